@@ -252,13 +252,19 @@ class _Scale:
 
 def _scale(price: NDArray[np.float64], cutoff: float) -> _Scale:
     """Where all prices are multiples of one, whatever is cheaper than the cutoff is so by that at least."""
+    step = step_of(price)
+    if not step or cutoff > step * _MOST_STEPS:
+        return _Scale(unit=cutoff, step=0.0, most=1.0)
+    return _Scale(unit=step, step=1.0, most=cutoff / step - 1 + _WHOLE)
+
+
+def step_of(price: NDArray[np.float64]) -> float:
+    """The largest number that all prices are multiples of; 0 where there is none worth the name."""
     parts = [Fraction(float(p)).limit_denominator(_PARTS) for p in price]
     below = lcm(*(part.denominator for part in parts))
     step = gcd(*(int(part * below) for part in parts)) / below
     exact = step > 0 and bool(np.all(np.abs(price / step - np.round(price / step)) < _EXACT_STEP))
-    if not exact or cutoff > step * _MOST_STEPS:
-        return _Scale(unit=cutoff, step=0.0, most=1.0)
-    return _Scale(unit=step, step=1.0, most=cutoff / step - 1 + _WHOLE)
+    return step if exact else 0.0
 
 
 def _room(cutoff: float, price: NDArray[np.float64], problem: Problem) -> NDArray[np.int64]:

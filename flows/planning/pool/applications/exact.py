@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from math import ceil, inf
 
 import numpy as np
+from numpy.typing import NDArray
 
 from flows.clock import Stopwatch
 from flows.planning.applications.division import (
@@ -51,6 +52,8 @@ from flows.planning.registry import Inputs, Outcome, PlanOptions, Trace
 from triton_backend.contract.errors import InfeasibleError, InputError
 from triton_backend.contract.workload import Workload
 
+_PRICINGS = 8  # of scarce GPUs
+_SCARCE_SHARE = 0.4  # of the time that is left: what planning lines at these may take
 _SKETCH, _MANY = 24, 64  # boxes looked at before one program is asked; after it
 _ENDS = "time limit reached"
 
@@ -173,10 +176,18 @@ class _Search:
     def plan(self) -> None:
         """Look for plans and for a bound.
 
-        A few boxes of budgets first; where they leave a gap, what whole GPUs allow were time no matter, and one
-        program for time and GPUs; where that leaves one too, more boxes.
+        At least cost lines by themselves, which is all where GPUs suffice for what is cheapest; at prices of scarce
+        GPUs where they do not. A few boxes of budgets, first of all where no plan is known and GPUs are scarce. For
+        throughput, what whole GPUs allow were time no matter. Where that leaves a gap, one program for time and
+        GPUs; where that leaves one too, more boxes.
         """
-        for step in (lambda: self._look(_SKETCH), self._most, self._together):
+        goal = self.pools.goal
+        steps = (lambda: self._look(_SKETCH), self._most, self._together)
+        if goal.fixed and goal.price.any():
+            first = self.best is None and bool(self._scarcity().any())
+            steps = (steps[0], self._apart) if first else (self._apart, steps[0])
+            steps = (*steps, self._together)
+        for step in steps:
             step()
             if self._settled():
                 return
@@ -209,6 +220,37 @@ class _Search:
     def _offer(self, found: Found | None) -> None:
         if found is not None and (self.best is None or found.score > self.best.score):
             self.best = found
+
+    def _apart(self) -> None:
+        """Lines by themselves: at what GPUs cost, or, where that takes too many, at what scarce ones are worth.
+
+        What they are worth is what the relaxation pays, then in steps along what is used beyond what there is, as
+        long as a bound above the best plan would be (Polyak).
+        """
+        pools, extra = self.pools, self._scarcity()
+        scarce = pools.watch.part(_SCARCE_SHARE)  # no proof by itself: other steps need their time
+        for _ in range(_PRICINGS):
+            watch = scarce if extra.any() else pools.watch
+            apart = pools.apart(extra, watch)
+            if apart is None:
+                return
+            division, beyond = apart.division, apart.beyond
+            self._offer(pools.cheapest())
+            self.bound, self.boxes = min(self.bound, -division.bound), self.boxes + division.boxes
+            if self._settled() or watch.over():
+                return
+            beyond = np.where(apart.extra > 0, beyond, np.maximum(beyond, 0))
+            if self.best is None or not beyond.any():
+                extra = pools.scarcity(division.times)
+            else:
+                open_ = -self.best.score - division.bound
+                extra = np.maximum(apart.extra + open_ * beyond / float(beyond @ beyond), 0.0)
+
+    def _scarcity(self) -> NDArray[np.float64]:
+        """[C] what the relaxation pays for GPUs beside what they cost, in the times of the best plan."""
+        pools = self.pools
+        free = pools.lines.room([0] * len(pools.lines))
+        return pools.scarcity(free if self.best is None else pools.used(self.best))
 
     def _look(self, most: int, *, plans: bool = True) -> None:
         pools = self.pools

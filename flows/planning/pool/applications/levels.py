@@ -12,11 +12,12 @@ Sets and variables of `pool/integer.py`, and
     keep_mk:   Σ_{c of m slower than Λ_mk-1} w_c ≤ most_m · Σ_{k' ≥ k} u_mk'      for every k but the first
     after_pv:  s_p + Σ_k Λ_k · u_k(p) ≤ s_v                                     on every edge
     end_v:     s_v + Σ_k Λ_k · u_k(v) ≤ limit                                   for every module
+    floor_mp:  Σ_k least_mp(Λ_mk) · u_mk ≤ Σ_c p_c · a_mc                       for prices p tried (`staircases`)
 
 `most_m` is what the line serves at most: its rate where that is prescribed, else what the relaxation allows.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -32,6 +33,10 @@ from flows.planning.solver.solve import Limits, solve_integer
 
 _NODES = 20_000
 _SERVES = 1e-7  # a rate below this, relative to the line's, serves nothing
+
+
+Floor = tuple[int, NDArray[np.float64], Callable[[NDArray[np.float64]], NDArray[np.float64]]]
+"""A line, prices [C], and what it costs at least at these within budgets [n] (µs)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,6 +74,7 @@ def solve_levels(
     columns: Columns,
     times: NDArray[np.float64],
     goal: Goal,
+    floors: Sequence[Floor],
     limits: tuple[float, float, float, float | None],
 ) -> Leveled:
     """Solve the program.
@@ -79,6 +85,7 @@ def solve_levels(
         columns: configurations, n of them.
         times: [n] what each takes with gathering (µs).
         goal: what is asked for.
+        floors: what lines are known to cost at least.
         limits: least score of interest, the relaxation's score, relative gap, seconds or None.
     """
     cutoff, ceiling, gap, seconds = limits
@@ -92,8 +99,10 @@ def solve_levels(
         rows = np.flatnonzero(columns.model == line)
         place = np.searchsorted(level, times[rows])
         _keep(build, (served[rows], place), numbers, float(most[line]))
+    for line, price, proven in floors:
+        _floor(build, (layout.owned[line], price), (chosen[line], proven(levels[line])))
     for graph in lines.graphs:
-        _paths(build, graph, levels, chosen)
+        add_paths(build, graph, levels, chosen)
     ends = Limits(relative_gap=gap, nodes=_NODES, seconds=seconds, cutoff=cutoff)
     answer = solve_integer(build.build(), ends)
     bound = max(cutoff, answer.bound)  # below the cutoff nothing was looked at
@@ -131,9 +140,7 @@ def _keep(
     most: float,
 ) -> None:
     """One level, and no configuration that is slower: w by number and place among the levels."""
-    one = build.rows("one", 2, upper=np.array([1.0, -1.0]))
-    for row, sign in zip(one, (1.0, -1.0), strict=True):
-        build.entries(np.full(len(levels), row), levels, sign)
+    add_one(build, levels)
     numbers, place = served
     keep = build.rows("keep", len(levels) - 1, upper=0.0)
     for k, row in enumerate(keep, start=1):
@@ -142,13 +149,45 @@ def _keep(
         build.entries(np.full(len(levels) - k, row), levels[k:], -most)
 
 
-def _paths(
+def _floor(
+    build: ProgramBuilder,
+    owned: tuple[NDArray[np.int64], NDArray[np.float64]],
+    levels: tuple[NDArray[np.int64], NDArray[np.float64]],
+) -> None:
+    """GPUs at prices cost no less than the level kept; levels of which nothing is enough are not kept."""
+    (gpus, price), (numbers, least) = owned, levels
+    never = np.flatnonzero(np.isinf(least))
+    if len(never):
+        row = build.rows("never", 1, upper=0.0)
+        build.entries(np.repeat(row, len(never)), numbers[never], 1.0)
+    some = np.flatnonzero(np.isfinite(least) & (least > 0))
+    if len(some):
+        row = build.rows("floor", 1, upper=0.0)
+        build.entries(np.repeat(row, len(some)), numbers[some], least[some])
+        build.entries(np.repeat(row, len(gpus)), gpus, -price)
+
+
+def add_one(build: ProgramBuilder, numbers: NDArray[np.int64]) -> None:
+    """Of binary variables one is 1."""
+    one = build.rows("one", 2, upper=np.array([1.0, -1.0]))
+    for row, sign in zip(one, (1.0, -1.0), strict=True):
+        build.entries(np.full(len(numbers), row), numbers, sign)
+
+
+def add_paths(
     build: ProgramBuilder,
     graph: Graph,
     levels: Sequence[NDArray[np.float64]],
     chosen: Sequence[NDArray[np.int64]],
 ) -> None:
-    """Starts of modules along the edges, in ms, so that times and rates are of one size."""
+    """Starts of modules along the edges, in ms, so that times and rates are of one size.
+
+    Args:
+        build: the program.
+        graph: the modules.
+        levels: by line the times (µs) of which it keeps one.
+        chosen: by line the binary variables of these.
+    """
     start = build.variables("s", len(graph.lines))
     for at, line in enumerate(graph.lines):
         end = build.rows("end", 1, upper=(graph.limit_us + 1e-3) / 1e3)

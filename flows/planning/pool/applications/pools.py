@@ -7,26 +7,51 @@ are handed out by `search`, with its own proof.
 """
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from math import inf
 
 import numpy as np
 from numpy.typing import NDArray
 
+from flows.planning.applications.division import Division, divide
 from flows.planning.applications.lines import Lines
-from flows.planning.pool.applications.levels import only_used, solve_levels, undominated_in_time
-from flows.planning.pool.bound import Goal, least_loss, solve_bound
+from flows.planning.pool.applications.levels import (
+    only_used,
+    solve_levels,
+    undominated_in_time,
+)
+from flows.planning.pool.applications.staircases import AtPrices, Stair, Staircase, choose
+from flows.planning.pool.blocks import step_of
+from flows.planning.pool.bound import Bound, Goal, least_loss, solve_bound
 from flows.planning.pool.columns import Columns, enumerate_columns
 from flows.planning.pool.integer import score_of
 from flows.planning.pool.search import Found, Space, search
 from flows.planning.problem import Problem
 from flows.planning.registry import PlanOptions, Trace
+from flows.planning.solver.solve import Limits
 from flows.planning.watch import Watch
 from triton_backend.contract.errors import InfeasibleError
 
 _SHARE = 0.5  # of the time that is left: what one search for whole GPUs may take
 MOST_TOGETHER = 1_500  # configurations of one program for time and GPUs
+_NODES = 2_000  # of the program that chooses among ways of lines
 _USED = 1e-9  # a rate of the relaxation, relatively
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Apart:
+    """Lines planned each by itself at prices.
+
+    Attributes:
+        division: times by line; its cost and bound are of the relaxed problem.
+        extra: [C] prices of GPUs beside what they cost.
+        beyond: [C] GPUs that it uses less those that there are.
+    """
+
+    division: Division
+    extra: NDArray[np.float64]
+    beyond: NDArray[np.int64]
 
 
 @dataclass(slots=True)
@@ -38,6 +63,7 @@ class Pools:
         gathering_us: [lines][batches] time that gathering a batch takes.
         found: what a search said of budgets.
         offered: plans that came otherwise.
+        priced: what lines cost alone, at prices that were tried.
         configurations: how many there are.
     """
 
@@ -53,9 +79,11 @@ class Pools:
         default_factory=dict[tuple[int, ...], Found | None]
     )
     offered: list[Found] = field(default_factory=list[Found])
+    priced: list[AtPrices] = field(default_factory=list[AtPrices])
     configurations: dict[str, int] = field(default_factory=dict[str, int])
     _columns: Columns | None = None
     _times: NDArray[np.float64] | None = None
+    _relaxed: Bound | None = None
 
     def enumerate(self) -> None:
         """Find the configurations, which is else done when they are asked for first.
@@ -94,9 +122,86 @@ class Pools:
         """The best plan known within budgets."""
         return self._known(times)
 
+    def cheapest(self) -> Found | None:
+        """The best plan known that fits the paths."""
+        known = [found for found in (*self.found.values(), *self.offered) if found is not None]
+        fitting = [found for found in known if self.lines.fit(self.used(found))]
+        return max(fitting, key=lambda found: found.score, default=None)
+
     def most(self) -> Found | None:
         """The best plan were every line alone on its paths: its bound is one for all plans."""
         return self._search(tuple(self.lines.room([0] * len(self.lines))))
+
+    def scarcity(self, times: Sequence[int]) -> NDArray[np.float64]:
+        """[C] what the relaxation within budgets pays for GPUs beside what they cost.
+
+        Raises:
+            InfeasibleError: the rates asked for are out of reach, however long lines take.
+        """
+        columns, every = self._all()
+        relaxed = self._relaxation()
+        rows = np.flatnonzero(every <= np.asarray(times)[columns.model] + 1e-6)
+        with suppress(InfeasibleError):
+            relaxed = solve_bound(self.problem, columns.take(rows), self.goal)
+        return np.maximum(relaxed.gpu_price - self.goal.price, 0.0)
+
+    def apart(self, extra: NDArray[np.float64], watch: Watch) -> Apart | None:
+        """Lines planned each by itself (`staircases`): a division whose bound holds for all plans.
+
+        Plans of what was met, within the GPUs that there are, are offered. None where no budgets fit.
+
+        Args:
+            extra: [C] prices of GPUs beside what they cost; rounded so that costs stay multiples of one.
+            watch: ends it earlier.
+        """
+        step = step_of(self.goal.price)
+        extra = np.round(extra / step) * step if step else extra
+        price = self.goal.price + extra
+        oracle = AtPrices(
+            staircases=[self._staircase(m, price, watch) for m in range(len(self.lines))],
+            gpus=self.problem.gpus,
+            extra=extra,
+        )
+        self.priced.append(oracle)
+        division = divide(self.lines, oracle, self.options.gap, watch)
+        if division is None:
+            return None
+        stairs = oracle.at(division.times)
+        beyond = np.sum([stair.vector for stair in stairs], axis=0) - self.problem.gpus
+        if np.any(beyond > 0):
+            self._search(tuple(self.lines.filled(division.times)))
+            stairs = self._met()
+        if stairs is not None and all(stair.cost < inf for stair in stairs):
+            columns, _ = self._all()
+            first = np.searchsorted(columns.model, np.arange(len(stairs)))
+            rows = [at + stair.way[0] for at, stair in zip(first, stairs, strict=True)]
+            vgpus = np.concatenate([stair.way[1] for stair in stairs])
+            proof = (columns, -division.bound)
+            self.offered.append(self._found(columns.take(np.concatenate(rows)), vgpus, proof))
+        return Apart(division=division, extra=extra, beyond=beyond)
+
+    def _met(self) -> list[Stair] | None:
+        """Of all ways of lines that were met, those that cost least together."""
+        met = [
+            [stair for at in self.priced for stair in at.staircases[m].known.values()]
+            for m in range(len(self.lines))
+        ]
+        seconds = self.watch.part(_SHARE).left_s()
+        limits = Limits(relative_gap=self.options.gap, nodes=_NODES, seconds=seconds)
+        return choose(self.lines, self.problem.gpus, self.goal.price, met, limits)
+
+    def _staircase(self, number: int, price: NDArray[np.float64], watch: Watch) -> Staircase:
+        columns, times = self._all()
+        rows = np.flatnonzero(columns.model == number)
+        own = columns.take(rows)
+        return Staircase(
+            problem=replace(self.problem, models=(self.problem.models[number],)),
+            columns=replace(own, model=np.zeros_like(own.model)),
+            times=times[rows],
+            rate_rps=float(self.goal.weight[number]),
+            price=price,
+            watch=watch,
+        )
 
     def together(self, cutoff: float, ceiling: float) -> tuple[Found | None, float]:
         """A plan above the cutoff by one program for time and GPUs (`levels`), and a bound for all.
@@ -105,7 +210,7 @@ class Pools:
         a plan with one of these is bounded by the relaxation less the least loss among them.
         """
         columns, times = self._all()
-        relaxed = solve_bound(self.problem, columns, self.goal)
+        relaxed = self._relaxation()
         loss = least_loss(self.problem, columns, relaxed)
         rows = np.argsort(loss, kind="stable")
         rows = rows[loss[rows] < relaxed.score - cutoff]
@@ -117,23 +222,40 @@ class Pools:
         columns, times = columns.take(rows), times[rows]
         if len(np.unique(columns.model)) < len(self.lines):
             return None, min(ceiling, max(cutoff, outside))
-        answer = solve_levels(self.lines, self.problem, columns, times, self.goal, limits)
+        floors = [
+            (number, own.price, own.proven)
+            for oracle in self.priced
+            for number, own in enumerate(oracle.staircases)
+        ]
+        answer = solve_levels(self.lines, self.problem, columns, times, self.goal, floors, limits)
         bound = min(ceiling, max(answer.bound, outside))
         if answer.vgpus is None:
             return None, bound
-        used, vgpus = only_used(columns, answer.vgpus)
-        found = Found(
+        found = self._found(*only_used(columns, answer.vgpus), (columns, bound))
+        if not self.lines.fit(self.used(found)):
+            return None, bound
+        self.offered.append(found)
+        return found, bound
+
+    def _found(
+        self, used: Columns, vgpus: NDArray[np.int64], proof: tuple[Columns, float]
+    ) -> Found:
+        """A plan of configurations, found among others with a bound."""
+        columns, bound = proof
+        return Found(
             columns=used,
             vgpus=vgpus,
             score=score_of(self.problem, used, vgpus, self.goal),
             bound=bound,
             trace=Trace(solver="highs"),
-            space=Space(problem=self.problem, columns=columns, bound=relaxed),
+            space=Space(problem=self.problem, columns=columns, bound=self._relaxation()),
         )
-        if not self.lines.fit(self.used(found)):
-            return None, bound
-        self.offered.append(found)
-        return found, bound
+
+    def _relaxation(self) -> Bound:
+        """The relaxation over all configurations."""
+        if self._relaxed is None:
+            self._relaxed = solve_bound(self.problem, self._all()[0], self.goal)
+        return self._relaxed
 
     def _ends(self) -> bool:
         """Whether the time is over and a plan is known: whole GPUs would take more of it."""

@@ -66,32 +66,40 @@ def _times(model: str) -> list[int]:
     return sorted({ceil(float(v) - 1e-6) for table in tables for v in table.sum(axis=0)})
 
 
-def _least_cost(workload: Workload, models: tuple[str, ...], rates: tuple[float, ...]) -> float:
+def _least_cost(
+    workload: Workload,
+    models: tuple[str, ...],
+    rates: tuple[float, ...],
+    gpus: tuple[int, int] = (6, 8),
+) -> float:
     """All times of all models, all counts of GPUs; halves count in halves of a GPU."""
     limit = workload.applications[0].slo_us * 0.9
     best = inf
     for times in product(*map(_times, models)):
         if sum(times) > limit:
             continue
-        best = min(best, _cheapest_gpus(models, times, rates, best))
+        best = min(best, _cheapest_gpus(models, times, rates, gpus))
     return best
 
 
 def _cheapest_gpus(
-    models: tuple[str, ...], times: tuple[int, ...], rates: tuple[float, ...], best: float
+    models: tuple[str, ...],
+    times: tuple[int, ...],
+    rates: tuple[float, ...],
+    gpus: tuple[int, int],
 ) -> float:
+    best = inf
     options: list[list[tuple[int, int]]] = []
     for model, time, rate in zip(models, times, rates, strict=True):
         ways = _ways(model, time)
         fast = max(ways.get(("fast", 1), 0.0), ways.get(("fast", 2), 0.0))
         slow = ways.get(("slow", 1), 0.0)
-        pairs = [
-            (f, s) for f in range(7) for s in range(9) if f * fast + s * slow >= rate * (1 - 1e-9)
-        ]
+        every = product(range(gpus[0] + 1), range(gpus[1] + 1))
+        pairs = [(f, s) for f, s in every if f * fast + s * slow >= rate * (1 - 1e-9)]
         options.append(pairs)
     for choice in product(*options):
         fast, slow = (sum(pair[k] for pair in choice) for k in (0, 1))
-        if fast <= 6 and slow <= 8:
+        if fast <= gpus[0] and slow <= gpus[1]:
             best = min(best, fast * FAST + slow * SLOW)
     return best
 
@@ -118,6 +126,29 @@ def test_whole_models_cost_what_brute_force_says(slo_ms: float, rate_rps: float)
     plan = made(workload, **options)
     assert plan.objective.value == pytest.approx(expected)
     assert plan.objective.upper_bound >= expected * (1 - 2e-4)
+
+
+@pytest.mark.parametrize("gpus", [(1, 9), (2, 6), (3, 3), (4, 2)])
+@pytest.mark.parametrize("slo_ms", [14.3, 30.3])
+def test_scarce_gpus_cost_what_brute_force_says(gpus: tuple[int, int], slo_ms: float) -> None:
+    """Where the lines, each by itself, would take more GPUs of a class than there are."""
+    chain = (
+        module("one", "a", batch_building_rate_rps=1e9),
+        module("two", "c", "one", rows_per_request=2, max_rows=4, batch_building_rate_rps=1e9),
+    )
+    workload = asked(slo_ms, *chain, rate_rps=300.0)
+    few = cluster(*gpus, fast_hourly_cost=FAST, slow_hourly_cost=SLOW)
+    options: dict[str, Any] = {"objective": "cost", "own": {"gathering": "fixed"}}
+    expected = _least_cost(workload, ("a", "c"), (300.0, 600.0), gpus)
+    if expected == inf:
+        with pytest.raises(InputError):
+            made(workload, on=few, max_partitions=1, **options)
+        return
+    plan = made(workload, on=few, max_partitions=1, **options)
+    assert plan.objective.value == pytest.approx(expected)
+    assert plan.objective.gap <= 1e-4
+    split = made(workload, on=few, max_partitions=2, **options)
+    assert split.objective.value <= plan.objective.value * (1 + 1e-9)
 
 
 def _most_throughput(limit_us: float, models: dict[str, float], fast: int, slow: int) -> float:

@@ -1,0 +1,245 @@
+"""What each line costs alone within a budget, proven: staircases at prices of GPUs.
+
+Lines share no GPU. So a plan costs what its lines cost, each within its budget, and lines meet in the time of paths
+and in the GPUs of a class alone. With prices e >= 0 beside what GPUs cost, and f_m(L, p) what line m costs at least
+within the budget L at prices p, no plan costs less than
+
+    min over budgets L that fit the paths of  sum_m f_m(L_m, price + e)  -  e . N       (Lagrange)
+
+which `division.divide` finds, asking for f_m only where it matters. A line alone is a small integer program
+(`pool/blocks.py`), which keeps the whole numbers that a relaxation of all lines loses. Where GPUs suffice for what
+is cheapest, e = 0 and this is the least cost. Where they do not, one way per line is chosen of all that were met.
+"""
+
+from bisect import bisect_left
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from math import inf
+
+import numpy as np
+from numpy.typing import NDArray
+
+from flows.planning.applications.lines import Lines
+from flows.planning.pool.applications.levels import add_one, add_paths
+from flows.planning.pool.blocks import ModelBlocks
+from flows.planning.pool.bound import undominated
+from flows.planning.pool.columns import Columns, Way
+from flows.planning.pool.integer import REACHED, delivered_rps, gpus_in_use
+from flows.planning.problem import Problem
+from flows.planning.solver.program import ProgramBuilder
+from flows.planning.solver.solve import Limits, solve_integer
+from flows.planning.watch import Watch
+
+_GRID = 100_000  # numbers of GPUs of all classes but one that are looked at one by one
+_SAME = 1e-9  # costs this close, relatively, are equal
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stair:
+    """A line within a budget, at prices.
+
+    Attributes:
+        least: what it costs at least.
+        cost: what the best way known costs; infinite where none is known.
+        used_us: time of that way's slowest configuration; the budget where none is known.
+        vector: [C] GPUs of that way.
+        way: its configurations, by number among the line's, and their vGPUs.
+    """
+
+    least: float
+    cost: float
+    used_us: int
+    vector: NDArray[np.int64]
+    way: Way
+
+
+@dataclass(slots=True, kw_only=True)
+class Staircase:
+    """What one line costs at prices, asked for where it matters.
+
+    Attributes:
+        problem: the line as the only model.
+        columns: its configurations.
+        times: [n] what each takes (µs).
+        rate_rps: what the line serves.
+        price: [C] of a GPU.
+        known: stairs by budget.
+    """
+
+    problem: Problem
+    columns: Columns
+    times: NDArray[np.float64]
+    rate_rps: float
+    price: NDArray[np.float64]
+    watch: Watch
+    known: dict[int, Stair] = field(default_factory=dict[int, Stair])
+    _ends: list[int] = field(default_factory=list[int])
+
+    def at(self, budget_us: int) -> Stair:
+        """The stair of a budget; what is known of a larger one holds where its way fits."""
+        place = bisect_left(self._ends, budget_us)
+        above = self.known[self._ends[place]] if place < len(self._ends) else None
+        if above is not None and (above.used_us <= budget_us or above.least == inf):
+            return above
+        below = self.known[self._ends[place - 1]] if place else None
+        stair = self._asked(budget_us, 0.0 if above is None else above.least, below)
+        self._ends.insert(place, budget_us)
+        self.known[budget_us] = stair
+        return stair
+
+    def proven(self, budgets_us: NDArray[np.float64]) -> NDArray[np.float64]:
+        """[n] what budgets cost at least, as far as is known without asking."""
+        ends = np.array(self._ends, dtype=np.float64)
+        least = np.array([*(self.known[end].least for end in self._ends), 0.0])
+        return least[np.searchsorted(ends, budgets_us)]
+
+    def _asked(self, budget_us: int, floor: float, below: Stair | None) -> Stair:
+        """Bricks propose a way, programs prove it or find a better one; `floor` is proven before."""
+        best = self._nothing(budget_us, floor) if below is None else replace(below, least=floor)
+        rows = np.flatnonzero(self.times <= budget_us + 1e-6)
+        if not len(rows):
+            return replace(best, least=inf)
+        if best.cost <= floor * (1 + _SAME):
+            return best
+        if self._width == 1 and np.prod(self.problem.gpus[1:] + 1) <= _GRID:
+            return self._of_whole_models(rows, best)
+        rows = undominated(self.problem, self.columns, rows)
+        blocks = ModelBlocks(self.problem, self.columns.take(rows), self.watch)
+        rate = np.array([self.rate_rps])
+        blocks.focus(self.price, rate)
+        offer = blocks.propose(self.price, rate)
+        ways = [offer.way(0)] if offer.cost[0] < best.cost else []
+        every = float(self.price @ self.problem.gpus + self.price.max())  # more than all GPUs cost
+        least = max(floor, float(blocks.floor(self.price, rate)[0]))
+        for step in range(-1, blocks.steps):
+            if step >= 0:
+                found = blocks.least(0, self.price, self.rate_rps, min(best.cost, every), step)
+                if best.cost == inf and found.cost >= every:
+                    return replace(best, least=inf)
+                least = max(least, found.cost)
+                ways = [] if found.way is None else [found.way]
+            for row, vgpus in ways:
+                best = min(best, self._stair((rows[row], vgpus)), key=lambda stair: stair.cost)
+            if best.cost <= least * (1 + _SAME) or self.watch.over():
+                break
+        return replace(best, least=min(least, best.cost))
+
+    def _of_whole_models(self, rows: NDArray[np.int64], known: Stair) -> Stair:
+        """Without pipelines a class has one best way to run a GPU: all numbers of GPUs, the first class filled up."""
+        problem, own = self.problem, self.columns
+        kinds = own.types[rows, 0]
+        rate = own.rate_rps[rows, 0] * problem.type_divisor[kinds]
+        classes = len(problem.gpus)
+        fastest = np.full(classes, -1)
+        for at in np.argsort(rate, kind="stable"):
+            fastest[problem.type_class[kinds[at]]] = at
+        fast = np.where(fastest >= 0, rate[fastest], 0.0)
+        grid = np.indices((*problem.gpus[1:] + 1, 1)).reshape(classes, -1)[:-1]
+        left = np.maximum(0.0, self.rate_rps * (1 - REACHED) - fast[1:] @ grid)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            first = np.where(left > 0, np.ceil(left / fast[0] * (1 - _SAME)), 0.0)
+            cost = self.price[0] * first + self.price[1:] @ grid
+        cost[first > problem.gpus[0]] = inf
+        at = int(cost.argmin())
+        if cost[at] == inf:
+            return replace(known, least=inf)
+        vector = np.array([int(first[at]), *grid[:, at]])
+        used = np.flatnonzero((vector > 0) & (fastest >= 0))
+        ways = rows[fastest[used]]
+        vgpus = vector[used] * problem.type_divisor[own.types[ways, 0]]
+        stair = self._stair((ways, vgpus[:, None]))
+        return replace(stair, least=stair.cost)
+
+    def _nothing(self, budget_us: int, floor: float) -> Stair:
+        return Stair(
+            least=floor,
+            cost=inf,
+            used_us=budget_us,
+            vector=np.zeros(len(self.price), dtype=np.int64),
+            way=(np.zeros(0, dtype=np.int64), np.zeros((0, self._width), dtype=np.int64)),
+        )
+
+    @property
+    def _width(self) -> int:
+        return self.columns.types.shape[1]
+
+    def _stair(self, way: Way) -> Stair:
+        """A way as a stair; one without cost where it does not serve the line or takes too many GPUs."""
+        rows, at = np.unique(way[0], return_inverse=True)
+        vgpus = np.zeros((len(rows), self._width), dtype=np.int64)
+        np.add.at(vgpus, at, way[1])
+        columns = self.columns.take(rows)
+        vector = gpus_in_use(self.problem, columns, vgpus)
+        served = float(delivered_rps(columns, vgpus).sum()) >= self.rate_rps * (1 - REACHED)
+        if not served or np.any(vector > self.problem.gpus):
+            return self._nothing(0, 0.0)
+        return Stair(
+            least=0.0,
+            cost=float(self.price @ vector),
+            used_us=int(np.ceil(self.times[rows].max() - 1e-6)),
+            vector=vector,
+            way=(rows, vgpus),
+        )
+
+
+@dataclass(slots=True, kw_only=True)
+class AtPrices:
+    """Cost of budgets were there any number of GPUs at these prices (`division.Oracle`).
+
+    Attributes:
+        staircases: of every line, at what GPUs cost and the prices beside that.
+        gpus: [C] that there are.
+        extra: [C] prices beside what GPUs cost.
+    """
+
+    staircases: Sequence[Staircase]
+    gpus: NDArray[np.int64]
+    extra: NDArray[np.float64]
+    guess_every: int = 32
+
+    def least(self, most: Sequence[int]) -> tuple[float, Sequence[int]]:
+        """See `division.Oracle`."""
+        stairs = self.at(most)
+        return self._total([stair.least for stair in stairs]), [stair.used_us for stair in stairs]
+
+    def planned(self, times: Sequence[int]) -> float:
+        """See `division.Oracle`."""
+        return self._total([stair.cost for stair in self.at(times)])
+
+    def at(self, times: Sequence[int]) -> list[Stair]:
+        """The stairs of budgets by line."""
+        return [own.at(int(time)) for own, time in zip(self.staircases, times, strict=True)]
+
+    def _total(self, costs: Sequence[float]) -> float:
+        return sum(costs) - float(self.extra @ self.gpus)
+
+
+def choose(
+    lines: Lines,
+    gpus: NDArray[np.int64],
+    price: NDArray[np.float64],
+    stairs: Sequence[Sequence[Stair]],
+    limits: Limits,
+) -> list[Stair] | None:
+    """One of the given stairs for every line, of least cost within paths and GPUs; None where there is none.
+
+    minimise sum_i cost_i y_i,   one y_i of every line is 1,   sum_i vector_i y_i <= gpus,   times as in `levels`
+    """
+    build = ProgramBuilder()
+    capacity = build.rows("capacity", len(gpus), upper=gpus)
+    levels: list[NDArray[np.float64]] = []
+    taken: list[NDArray[np.int64]] = []
+    for own in stairs:
+        vectors = np.array([stair.vector for stair in own])
+        y = build.variables("y", len(own), upper=1.0, cost=-(vectors @ price), whole=True)
+        add_one(build, y)
+        row, k = np.nonzero(vectors)
+        build.entries(capacity[k], y[row], vectors[row, k])
+        levels.append(np.array([float(stair.used_us) for stair in own]))
+        taken.append(y)
+    for graph in lines.graphs:
+        add_paths(build, graph, levels, taken)
+    answer = solve_integer(build.build(), limits)
+    if answer.values is None:
+        return None
+    return [own[int(answer.values[y].argmax())] for own, y in zip(stairs, taken, strict=True)]
