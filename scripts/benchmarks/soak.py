@@ -139,11 +139,13 @@ class ChangeCost(NamedTuple):
         started: of what it has started.
         there: of processes that were there, beyond what they had before in as much time.
         command: of the command.
+        usual: of a processor, what was there took in each second before the change.
     """
 
     started: float
     there: float
     command: float
+    usual: float
 
     @classmethod
     def of(cls, quiet: Usage, before: Usage, after: Usage) -> Self:
@@ -153,6 +155,7 @@ class ChangeCost(NamedTuple):
             started=sum(after.system[key] for key in after.system.keys() - before.system.keys()),
             there=after.more_than(before) - usual * (after.at_us - before.at_us),
             command=after.own - before.own,
+            usual=usual * US_PER_S,
         )
 
 
@@ -184,6 +187,14 @@ def figures_of(row: dict[str, Any]) -> list[Figure]:
                 unit="s",
             )
             for key, whose in PROCESSORS.items()
+            if row["changes"]
+        ),
+        *(
+            Figure(
+                name=f"processors in use between changes, before the {which}",
+                value=row["processor_s"][at]["usual"],
+            )
+            for which, at in (("first", 0), ("last", -1))
             if row["changes"]
         ),
         Figure(name="requests lost", value=sum(m["failed"] for m in models), most=0),

@@ -329,6 +329,10 @@ def _is_of_triton(pid: int) -> bool:
     return any(word in " ".join(command_line(pid)) for word in ("triton", "poolpipe"))
 
 
+class KilledWhileLoadingError(PoolPipeError):
+    """A signal ended the server before it was ready: nothing says that it cannot load."""
+
+
 class KeptServer:
     """One tritonserver, started and kept well: what a gateway has of its own.
 
@@ -399,11 +403,20 @@ class KeptServer:
             PoolPipeError: it does not start, or died too often.
         """
         if self._server is None:
-            self._start()
+            self._start_first()
         while not self._stopping.is_set():
             self._exits.wait(WATCH_SECONDS)
             self._watch_server()
             self._watch_stubs()
+
+    def _start_first(self) -> None:
+        """Start it, and once more where a signal ends it: Triton 2.51 crashes now and then while models load."""
+        try:
+            self._start()
+        except KilledWhileLoadingError as error:
+            _LOG.warning("%s, started anew", error)
+            self._clear_away()
+            self._start()
 
     def _start(self) -> None:
         settings = self._settings
@@ -447,7 +460,8 @@ class KeptServer:
             looks = 0 if self._has_compiled() else looks + 1
             ended = server.ended()
             if ended is not None:
-                raise PoolPipeError(f"{log}: {self._name} ended with {ended}")
+                kind = KilledWhileLoadingError if ended.startswith("-") else PoolPipeError
+                raise kind(f"{log}: {self._name} ended with {ended}")
             # Asked for by its name only when it is there, lest the other one be asked again and again.
             there = self._api.is_there(PROBE_TIMEOUT_SECONDS)
             if there and self._api.get("/v2/health/ready", PROBE_TIMEOUT_SECONDS) == HTTP_OK:
@@ -488,16 +502,21 @@ class KeptServer:
         if self._deaths_in_a_row > MOST_RESTARTS:
             raise PoolPipeError(f"{self._name}: died {self._deaths_in_a_row} times, given up")
         _LOG.warning("%s ended with %s, started anew", self._name, ended)
-        self.restarts += 1
-        self.restarted_us = self._clock.wall_us()
-        if self._settings.gateways == 1:
-            server.kill_group()
-        else:  # workers belong to the other server's nodes, too
-            server.kill_stubs(self._settings.place / "repository")
+        self._clear_away()
         try:
             self._start()
         except PoolPipeError as error:
             _LOG.warning("%s", error)  # tried again
+
+    def _clear_away(self) -> None:
+        """What a server that ended has left; it is going to be started anew."""
+        assert self._server is not None
+        self.restarts += 1
+        self.restarted_us = self._clock.wall_us()
+        if self._settings.gateways == 1:
+            self._server.kill_group()
+        else:  # workers belong to the other server's nodes, too
+            self._server.kill_stubs(self._settings.place / "repository")
 
     def _watch_stubs(self) -> None:
         pids = self._settings.place / "pids"

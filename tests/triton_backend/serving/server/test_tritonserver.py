@@ -34,7 +34,7 @@ from triton_backend.contract.errors import InputError, PoolPipeError
 from triton_backend.serve_folder.endpoints import Endpoints
 from triton_backend.serve_folder.repository import render_repository
 from triton_backend.serve_folder.settings import ServeOptions
-from triton_backend.serve_folder.state import command_line
+from triton_backend.serve_folder.state import command_line, read_state_file
 from triton_backend.serving.liveness.processes import COMPILES
 from triton_backend.serving.server import tritonserver
 
@@ -252,7 +252,17 @@ def test_what_a_machine_that_went_down_left_is_no_obstacle(state: ServerState) -
     stop(state.folder)
     assert not list(Path("/dev/shm").glob(segments))
     render_repository(state.folder, SERVED, ServeOptions())
-    again = start(state.folder, ports)
+    # Its next server is killed while it loads, as by a crash of its own, and started anew.
+    crashed: list[int] = []
+
+    def crash_once(_: str) -> None:
+        found = read_state_file(state.folder)
+        if not crashed and found is not None and found["triton_pid"]:
+            crashed.append(found["triton_pid"])
+            os.kill(crashed[0], signal.SIGKILL)
+
+    again = start(state.folder, ports, crash_once)
+    assert (again.data["triton_pid"] != crashed[0], again.data["restarts"]) == (True, 1)
     assert answers(again)
 
 
