@@ -2,11 +2,14 @@
 
 import contextlib
 import json
+import os
 import shutil
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
+
+import psutil
 
 from triton_backend.contract.plan import Plan
 from triton_backend.runtimes.clock import Clock, SystemClock
@@ -79,6 +82,16 @@ def wait_for(condition: Callable[[], bool]) -> None:
         pause.wait(0.01)
     message = f"did not come true within {WAIT_SECONDS} s"
     raise AssertionError(message)
+
+
+def processes_of(groups: Collection[int]) -> list[psutil.Process]:
+    """What runs in process groups; any other process of the machine may end while they are looked for."""
+    found: list[psutil.Process] = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(ProcessLookupError, psutil.NoSuchProcess):
+            if os.getpgid(process.pid) in groups and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(process)
+    return found
 
 
 class LocalSystem:

@@ -25,7 +25,7 @@ from tests.fakes.plans import HandModel, hand_plan
 from tests.ports import free_ports
 from tests.triton_backend.serving.artifacts import FACTOR, OFFSET, affine
 from tests.triton_backend.serving.small_plans import model, plan, stage, two_stage
-from tests.triton_backend.serving.system import wait_for
+from tests.triton_backend.serving.system import processes_of, wait_for
 from triton_backend.contract.errors import InputError
 from triton_backend.contract.plan import Plan
 from triton_backend.serve_folder.endpoints import Endpoints
@@ -375,6 +375,5 @@ def test_stop_clears_up_after_the_keeper_was_killed(tmp_path: Path, first_plan: 
     group = int(running.data["process_group"])
     os.kill(int(running.data["pid"]), signal.SIGKILL)
     assert stop(tmp_path)
-    left = [p for p in psutil.process_iter() if p.status() != psutil.STATUS_ZOMBIE]
-    assert not [p for p in left if os.getpgid(p.pid) == group]
+    assert not processes_of({group})
     assert not list(Path("/dev/shm").glob(f"poolpipe-{running.data['instance']}*"))

@@ -9,7 +9,7 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import cast
 
@@ -29,7 +29,7 @@ from flows.release.server.running import (
 )
 from tests.ports import free_ports
 from tests.triton_backend.serving.small_plans import BATCH, model, plan, stage
-from tests.triton_backend.serving.system import deploy, wait_for
+from tests.triton_backend.serving.system import deploy, processes_of, wait_for
 from triton_backend.contract.errors import InputError, PoolPipeError
 from triton_backend.serve_folder.endpoints import Endpoints
 from triton_backend.serve_folder.repository import render_repository
@@ -85,8 +85,21 @@ def answers(state: ServerState, model: str = NAME) -> bool:
     return False
 
 
-def stub_pid(state: ServerState, name: str) -> int:
-    return int((state.folder / "pids" / name).read_text().split()[0])
+def stub_pid(state: ServerState, name: str) -> int | None:
+    """The process of a model; None while its file is made anew."""
+    try:
+        words = (state.folder / "pids" / name).read_text().split()
+    except FileNotFoundError:
+        return None
+    return int(words[0]) if words else None
+
+
+def kill_stub(state: ServerState, name: str) -> Callable[[], bool]:
+    """Kill the process of a model; the answer says whether there is another."""
+    first = stub_pid(state, name)
+    assert first is not None
+    os.kill(first, signal.SIGKILL)
+    return lambda: stub_pid(state, name) not in (None, first)
 
 
 def keeper_log(state: ServerState) -> str:
@@ -203,10 +216,9 @@ def test_a_load_that_hangs_hides_no_other_death(state: ServerState, tmp_path: Pa
         ended.wait()
     (state.folder / "pids" / "stuck").write_text(f"{ended.pid} 1")
     wait_for(lambda: "stuck is loaded anew" in keeper_log(state))
-    first = stub_pid(state, NAME)
-    os.kill(first, signal.SIGKILL)
+    another = kill_stub(state, NAME)
     try:
-        wait_for(lambda: stub_pid(state, NAME) != first)
+        wait_for(another)
         wait_for(lambda: answers(state))
         assert "tritonserver ended" not in keeper_log(state)
     finally:
@@ -284,17 +296,14 @@ def test_a_killed_keeper_shows_and_the_next_one_takes_the_server_over(
     assert (taken.data["triton_pid"], status(folder)["keeper"]) == (server, "runs")
     assert answers(state)
     # It keeps a server well that is no child of its own: a stub first, then the server itself.
-    first = stub_pid(state, NAME)
-    os.kill(first, signal.SIGKILL)
-    wait_for(lambda: stub_pid(state, NAME) != first)
+    wait_for(kill_stub(state, NAME))
     os.kill(server, signal.SIGKILL)
     wait_for(lambda: read_state(folder).data["triton_pid"] != server and answers(state))
     assert "tritonserver ended with an unknown code, started anew" in keeper_log(state)
     groups = {taken.data["process_group"], taken.data["server_group"]}
     assert len(groups) == 2
     assert stop(folder)
-    left = [p for p in psutil.process_iter() if p.status() != psutil.STATUS_ZOMBIE]
-    assert [p for p in left if os.getpgid(p.pid) in groups] == []
+    assert processes_of(groups) == []
 
 
 def test_the_wheels_server_listens_beyond_loopback_only_when_told(tmp_path: Path) -> None:

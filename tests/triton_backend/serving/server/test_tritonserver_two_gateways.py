@@ -23,7 +23,7 @@ from tests.fakes.plans import HandModel
 from tests.ports import free_ports
 from tests.triton_backend.serving.artifacts import FACTOR, OFFSET, affine
 from tests.triton_backend.serving.small_plans import BATCH, plan, two_stage
-from tests.triton_backend.serving.system import owners, wait_for
+from tests.triton_backend.serving.system import owners, processes_of, wait_for
 from triton_backend.contract.errors import PoolPipeError
 from triton_backend.serve_folder.endpoints import Endpoints
 from triton_backend.serve_folder.repository import CONTROL_MODEL, STANDBY_MODEL, render_repository
@@ -61,8 +61,7 @@ def folder(
     assert not list(Path("/dev/shm").glob(f"poolpipe-{running.data['instance']}*"))
     assert not Path(running.data["socket_folder"]).exists()
     assert not (folder / "state.json").exists()
-    left = [p for p in psutil.process_iter() if p.status() != psutil.STATUS_ZOMBIE]
-    assert [p for p in left if os.getpgid(p.pid) in groups] == []
+    assert processes_of(groups) == []
 
 
 def endpoints() -> Endpoints:
@@ -140,9 +139,9 @@ def workers(folder: Path) -> set[int]:
     data = read_state(folder).data
     groups = {data["process_group"], *(server["server_group"] for server in data["servers"])}
     found: set[int] = set()
-    for process in psutil.process_iter():
-        with contextlib.suppress(OSError, psutil.Error):
-            if process.name().startswith("worker-") and os.getpgid(process.pid) in groups:
+    for process in processes_of(groups):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            if process.name().startswith("worker-"):
                 found.add(process.pid)
     assert found
     return found
