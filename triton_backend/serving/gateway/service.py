@@ -136,9 +136,9 @@ class SchedulerService:
         return self._succeeded_us if self.is_active else self._standby.alive_us()
 
     @property
-    def compiles(self) -> bool:
-        """Whether it compiles the kernels now, before it can be the scheduler."""
-        return self._standby.compiles
+    def compiles_since_us(self) -> int | None:
+        """Since when it compiles the kernels, before it can be the scheduler; None while it does not."""
+        return self._standby.compiles_since_us
 
     def _warm_up(self, deployment: Deployment) -> None:
         warm_up(deployment.plan, policy=self._settings.policy, nic=self._settings.nic)

@@ -157,7 +157,8 @@ class Standby:
         self._clock = clock
         self._seat = seat
         self._warm_up = warm_up
-        self._warming = self._is_warm = False
+        self._warming_since_us: int | None = None
+        self._is_warm = False
         self._has_followed = False
         self._loop = EventLoop(self, clock, transport_key(self._settings.token))
         self._active: Connection | None = None
@@ -168,12 +169,12 @@ class Standby:
 
     def alive_us(self) -> int:
         """When it last looked; while it compiles, which may take a minute, now."""
-        return self._clock.now_us() if self._warming else self._looked_us
+        return self._looked_us if self._warming_since_us is None else self._clock.now_us()
 
     @property
-    def compiles(self) -> bool:
-        """Whether it compiles now."""
-        return self._warming
+    def compiles_since_us(self) -> int | None:
+        """Since when it compiles; None while it does not."""
+        return self._warming_since_us
 
     def take_seat(self) -> Life | None:
         """The seat, where it is free and ours to take; a scheduler that has it never waits for a compiler."""
@@ -185,14 +186,14 @@ class Standby:
         return self._seat.take(self._clock.now_us())
 
     def _compile(self) -> None:
-        self._warming = True
+        self._warming_since_us = self._clock.now_us()
         try:
             self._warm_up(self.served)
             self._is_warm = True
         finally:
             # In this order: whoever asks in between must not see the look before it compiled.
             self._looked_us = self._clock.now_us()
-            self._warming = False
+            self._warming_since_us = None
 
     def wait(self, stopping: threading.Event) -> Life | None:
         """Follow the active one until its seat is ours; None when stopped."""

@@ -38,6 +38,9 @@ from triton_backend.serving.transport.shared_memory import SHARED_FOLDER
 STUCK_US = 1_000_000
 # Of one that wants to run, or waits for a disk.
 SILENT_US = 8_000_000
+# Of one that compiles and says so, which takes 20 s of a processor: on a machine where it gets a
+# sixtieth of one that is 20 minutes. What takes longer is taken to hang.
+COMPILE_LIMIT_US = 1_800_000_000
 
 WORKER_HEARTBEAT_SECONDS = 0.2
 # A batch that runs so many times its profile, and so much longer at least, never ends.
@@ -55,8 +58,7 @@ _OWNERS = range(5, 7)  # by gateway
 _COLUMNS = 7
 _CELL_BYTES = 8
 _MILLION = 1_000_000
-_LINE_BYTES = 40
-COMPILES = "compiles"
+_LINE_BYTES = 64
 _PR_SET_PDEATHSIG = 1
 _PR_SET_NAME = 15
 # Of /proc/PID/task/TID/stat, counted from the state.
@@ -285,18 +287,18 @@ class StubHeartbeat:
 
     Args:
         alive_us: the last instant at which all that requests depend on was seen to run.
-        compiles: whether it compiles now, before it can serve.
+        compiles_since_us: since when it compiles, before it can serve; None while it does not.
     """
 
     def __init__(
         self,
         path: Path,
         alive_us: Callable[[], int],
-        compiles: Callable[[], bool] = lambda: False,
+        compiles_since_us: Callable[[], int | None] = lambda: None,
     ) -> None:
         self._path = path
         self._alive_us = alive_us
-        self._compiles = compiles
+        self._compiles_since_us = compiles_since_us
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
         self._fd: int | None = None
@@ -334,20 +336,43 @@ class StubHeartbeat:
     def _write(self) -> None:
         """In place and of one length: a full disk does not stop it, and no reader sees half."""
         assert self._fd is not None
-        words = (str(os.getpid()), str(self._alive_us()), COMPILES if self._compiles() else "")
-        line = " ".join(words).ljust(_LINE_BYTES - 1) + "\n"
+        since_us = self._compiles_since_us()
+        words = (os.getpid(), self._alive_us(), *([] if since_us is None else [since_us]))
+        line = " ".join(map(str, words)).ljust(_LINE_BYTES - 1) + "\n"
         os.pwrite(self._fd, line.encode(), 0)
 
 
-def compiled_us(pids: Path) -> int | None:
-    """When a model's process was last heard of that compiles before it can serve; None: none does."""
-    heard: list[int] = []
+class Compiling(NamedTuple):
+    """A model's process that compiles before it can serve, as its file says.
+
+    Attributes:
+        heard_us: when it was last heard of.
+        since_us: when it began.
+    """
+
+    model: str
+    heard_us: int
+    since_us: int
+
+    def complaint(self) -> str | None:
+        """Why it must be taken for hung, or None."""
+        lasted_us = self.heard_us - self.since_us
+        if lasted_us <= COMPILE_LIMIT_US:
+            return None
+        return (
+            f"has compiled for {lasted_us / 1e6:.0f} s, longer than the"
+            f" {COMPILE_LIMIT_US / 1e6:.0f} s after which it is taken to hang"
+        )
+
+
+def compiling(pids: Path) -> list[Compiling]:
+    """Processes of models that compile before they can serve, the one last heard of first."""
+    found: list[Compiling] = []
     for file in pids.glob("*"):
         with contextlib.suppress(OSError, ValueError):
-            _, alive_us, compiles = file.read_text().split()
-            if compiles == COMPILES:
-                heard.append(int(alive_us))
-    return max(heard, default=None)
+            _, heard_us, since_us = map(int, file.read_text().split())
+            found.append(Compiling(file.name, heard_us, since_us))
+    return sorted(found, key=lambda one: one.heard_us, reverse=True)
 
 
 class StubLook(NamedTuple):
@@ -374,7 +399,7 @@ class StubWatch:
     def look(self, file: Path) -> StubLook | None:
         """One look at one file; None where there is nothing to read yet."""
         try:
-            pid, alive_us = map(int, file.read_text().split()[:2])
+            pid, alive_us, *since_us = map(int, file.read_text().split())
         except (OSError, ValueError):
             return None
         now_us = self._clock.now_us()
@@ -385,7 +410,8 @@ class StubWatch:
             return StubLook(pid, alive=False, complaint="its process died")
         if silent_us <= STUCK_US:
             self._forget(key)
-            return StubLook(pid, alive=True, complaint=None)
+            endless = Compiling(file.name, alive_us, *since_us).complaint() if since_us else None
+            return StubLook(pid, alive=True, complaint=endless)
         if not states & set("RD"):
             self._stuck_looks[key] = self._stuck_looks.get(key, 0) + 1
         else:

@@ -82,7 +82,7 @@ class _Model(ABC):
         self.settings = ServeSettings.read(Path(self.parameters["settings"]))
         self.name = args["model_name"]
         path = self.settings.place / "pids" / self.name
-        self.heartbeat = StubHeartbeat(path, self.alive_us, self.compiles)
+        self.heartbeat = StubHeartbeat(path, self.alive_us, self.compiles_since_us)
         self.begin()
         # What is loaded by now stays; a collection that walks through all of it takes 0.1 s.
         gc.collect()
@@ -126,9 +126,9 @@ class _Model(ABC):
         """The last instant at which all that requests depend on was seen to run."""
         return self.clock.now_us()
 
-    def compiles(self) -> bool:
-        """Whether it compiles now, which may take minutes, before it can serve."""
-        return False
+    def compiles_since_us(self) -> int | None:
+        """Since when it compiles, which may take minutes, before it can serve; None while it does not."""
+        return None
 
 
 def _family(name: str, description: str, kind: str) -> Any:
@@ -353,9 +353,9 @@ class ControlModel(_JsonModel):
         """Of the scheduler's thread."""
         return self._service.alive_us()
 
-    def compiles(self) -> bool:
-        """Whether the scheduler compiles its kernels."""
-        return self._service.compiles
+    def compiles_since_us(self) -> int | None:
+        """Since when the scheduler compiles its kernels."""
+        return self._service.compiles_since_us
 
     def values(self) -> Values:
         """Queues, batches, pools; of a standby, nothing but that it is one."""

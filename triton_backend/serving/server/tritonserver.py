@@ -51,7 +51,7 @@ from triton_backend.serve_folder.state import (
 from triton_backend.serving.liveness.processes import (
     ExitWatch,
     StubWatch,
-    compiled_us,
+    compiling,
     is_alive,
     thread_states,
 )
@@ -454,10 +454,11 @@ class KeptServer:
         return self._settings.folder / "logs" / f"triton{number}.log"
 
     def _wait_ready(self, server: TritonServer) -> None:
-        """Wait; time in which a model compiles, and shows that it lives, is no time of waiting."""
-        log, looks = self._log_path, 0
-        while looks < READY_SECONDS / WATCH_SECONDS:
-            looks = 0 if self._has_compiled() else looks + 1
+        """Wait; time in which a model compiles, shows that it lives, and is not over, is no time of waiting."""
+        log, looks, hung = self._log_path, 0, None
+        while hung is None and looks < READY_SECONDS / WATCH_SECONDS:
+            compiled, hung = self._look_at_compiling()
+            looks = 0 if compiled else looks + 1
             ended = server.ended()
             if ended is not None:
                 kind = KilledWhileLoadingError if ended.startswith("-") else PoolPipeError
@@ -469,16 +470,20 @@ class KeptServer:
             if self._stopping.wait(WATCH_SECONDS):
                 return
         server.stop(signal.SIGKILL, self._exits, EXIT_TIMEOUT_SECONDS)
-        raise PoolPipeError(f"{log}: {self._name} is not ready after {READY_SECONDS} s")
+        raise PoolPipeError(
+            f"{log}: {self._name} is not ready"
+            + (f" after {READY_SECONDS} s" if hung is None else f": {hung}")
+        )
 
-    def _has_compiled(self) -> bool:
-        """Whether a model was seen to compile since the last look."""
-        seen_us = compiled_us(self._settings.place / "pids")
-        if seen_us is None or seen_us == self.compiled_us:
-            return False
-        self.compiled_us = seen_us
+    def _look_at_compiling(self) -> tuple[bool, str | None]:
+        """Whether a model was seen to compile since the last look, and which one does without end."""
+        found = compiling(self._settings.place / "pids")
+        hung = next((f"{one.model} {why}" for one in found if (why := one.complaint())), None)
+        if not found or found[0].heard_us == self.compiled_us:
+            return False, hung
+        self.compiled_us = found[0].heard_us
         self._note()
-        return True
+        return True, hung
 
     def _watch_health(self) -> None:
         """Begin to probe a server that has just become ready."""

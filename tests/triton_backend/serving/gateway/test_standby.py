@@ -190,7 +190,8 @@ def test_a_scheduler_compiles_before_it_has_the_seat_and_shows_that_it_lives(
     def compile_for_a_minute(served: Deployment) -> None:
         clock.later_us += 60_000_000
         assert standby.alive_us() >= clock.now_us() - SILENT_US
-        assert standby.compiles
+        assert standby.compiles_since_us is not None
+        assert clock.now_us() - standby.compiles_since_us >= 60_000_000
         other = Seat(folder, HELD_US)
         assert other.take(clock.now_us()) is not None
         other.release()
@@ -204,7 +205,7 @@ def test_a_scheduler_compiles_before_it_has_the_seat_and_shows_that_it_lives(
     assert standby.take_seat() is not None
     assert standby.alive_us() >= clock.now_us() - SILENT_US
     assert compiled == [deployment]
-    assert not standby.compiles
+    assert standby.compiles_since_us is None
     standby.close()
 
 

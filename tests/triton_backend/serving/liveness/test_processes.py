@@ -15,11 +15,13 @@ from triton_backend.runtimes.clock import SystemClock
 from triton_backend.serve_folder.settings import ServeOptions
 from triton_backend.serving.liveness import processes
 from triton_backend.serving.liveness.processes import (
+    COMPILE_LIMIT_US,
     HUNG_AT_LEAST_US,
     SILENT_US,
     STALL_US,
     STUCK_LOOKS,
     STUCK_US,
+    Compiling,
     ExitWatch,
     HealthBoard,
     HealthWatch,
@@ -27,7 +29,7 @@ from triton_backend.serving.liveness.processes import (
     StubHeartbeat,
     StubWatch,
     ThreadUse,
-    compiled_us,
+    compiling,
     thread_states,
     thread_uses,
 )
@@ -274,17 +276,36 @@ def test_a_heartbeat_is_written_in_place_until_its_end(tmp_path: Path) -> None:
 
 def test_a_process_that_compiles_says_so_until_it_serves(tmp_path: Path) -> None:
     file = tmp_path / "model"
-    compiles = iter([True, False])
-    assert compiled_us(tmp_path) is None
-    for seen_us in (10, None):
-        heartbeat = StubHeartbeat(file, lambda: 10, lambda: next(compiles))
+    since_us = iter([4, None])
+    assert compiling(tmp_path) == []
+    for expected in ([Compiling("model", heard_us=10, since_us=4)], []):
+        heartbeat = StubHeartbeat(file, lambda: 10, lambda: next(since_us))
         heartbeat.start()
         heartbeat.start()
-        assert compiled_us(tmp_path) == seen_us
+        assert compiling(tmp_path) == expected
         seen = StubWatch(LaterClock()).look(file)
         assert seen is not None
         assert (seen.pid, seen.alive) == (os.getpid(), True)
         heartbeat.stop()
+
+
+def test_one_that_compiles_without_end_is_hung_though_it_shows_that_it_lives(
+    tmp_path: Path,
+) -> None:
+    file, clock = tmp_path / "model", LaterClock()
+    clock.later_us = 2 * COMPILE_LIMIT_US
+    now_us = clock.now_us()
+    since_us = now_us - COMPILE_LIMIT_US
+    file.write_text(f"{os.getpid()} {now_us} {since_us}")
+    assert complaints(StubWatch(clock), file, 1) == [None]
+    file.write_text(f"{os.getpid()} {now_us} {since_us - 1}")
+    assert "has compiled for 1800 s, longer than" in str(complaints(StubWatch(clock), file, 1))
+
+
+def test_those_that_compile_are_named_the_one_last_heard_of_first(tmp_path: Path) -> None:
+    for name, line in {"a": "1 5 2", "b": "2 7 3", "serves": "3 9", "no file": ""}.items():
+        (tmp_path / name).write_text(line)
+    assert compiling(tmp_path) == [Compiling("b", 7, 3), Compiling("a", 5, 2)]
 
 
 def test_the_file_of_a_newer_load_is_left_alone(tmp_path: Path) -> None:

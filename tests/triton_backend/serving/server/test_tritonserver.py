@@ -35,7 +35,7 @@ from triton_backend.serve_folder.endpoints import Endpoints
 from triton_backend.serve_folder.repository import render_repository
 from triton_backend.serve_folder.settings import ServeOptions
 from triton_backend.serve_folder.state import command_line, read_state_file
-from triton_backend.serving.liveness.processes import COMPILES
+from triton_backend.serving.liveness.processes import COMPILE_LIMIT_US
 from triton_backend.serving.server import tritonserver
 
 pytestmark = pytest.mark.slow
@@ -107,10 +107,15 @@ def keeper_log(state: ServerState) -> str:
 
 
 class CompilingServer:
-    """Has a model that compiles for `compiling` looks at it, then is ready where it ever becomes so."""
+    """Has a model that compiles for `compiling` looks at it, then is ready where it ever becomes so.
 
-    def __init__(self, pids: Path, compiling: int, ready_after: int) -> None:
+    Args:
+        step_us: from one look to the next, by the model's clock.
+    """
+
+    def __init__(self, pids: Path, compiling: int, ready_after: int, step_us: int = 1) -> None:
         self._pids, self._compiling, self._ready_after = pids, compiling, ready_after
+        self._step_us = step_us
         self.looks = 0
         self.stopped = False
 
@@ -118,7 +123,7 @@ class CompilingServer:
         del timeout_s
         self.looks += 1
         if self.looks <= self._compiling:
-            (self._pids / "model").write_text(f"1 {self.looks} {COMPILES}")
+            (self._pids / "model").write_text(f"1 {self.looks * self._step_us} 0")
         return self.looks >= self._ready_after
 
     def get(self, path: str, timeout_s: float) -> int:
@@ -156,6 +161,13 @@ def test_a_server_that_compiles_is_waited_for_as_long_as_it_shows_that_it_lives(
     with pytest.raises(PoolPipeError, match="is not ready"):
         kept._wait_ready(cast("tritonserver.TritonServer", silent))
     assert silent.stopped
+    endless = CompilingServer(
+        tmp_path / "pids", compiling=100, ready_after=100, step_us=COMPILE_LIMIT_US // 10
+    )
+    monkeypatch.setattr(kept, "_api", endless)
+    with pytest.raises(PoolPipeError, match="not ready: model has compiled for 1980 s, longer"):
+        kept._wait_ready(cast("tritonserver.TritonServer", endless))
+    assert (endless.looks, endless.stopped) == (12, True)  # it might have become ready
 
 
 def post(state: ServerState, body: bytes, *headers: str) -> int:
