@@ -10,6 +10,7 @@ from math import isfinite
 from threading import Event
 
 from flows.clock import Stopwatch
+from triton_backend.contract.errors import InfeasibleError
 
 _LEAST_S = 0.02  # a solver that is called gets at least so long
 
@@ -68,6 +69,11 @@ class Watch:
     def stopped(self) -> bool:
         """Whether somebody ended the run."""
         return self._stop.is_set()
+
+    def no_plan(self) -> InfeasibleError:
+        """The complaint of a run that is over before any plan is known: nothing is shown to be out of reach."""
+        ends = "it was ended" if self.stopped() else "the time limit ended; raise --time-limit"
+        return InfeasibleError("planning", f"no plan in {self.seconds():.1f} s, then {ends}")
 
     def part(self, share: float) -> "Watch":
         """The same clock for a first part of the run, which tells nobody: a share of what is left."""

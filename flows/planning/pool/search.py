@@ -148,7 +148,7 @@ def _prices_first(problem: Problem, *, proof: bool) -> bool:
 def _no_plan(best: Best, watch: Watch) -> InfeasibleError:
     """Why there is no plan: models that find no GPU, or rates out of reach."""
     if watch.over():
-        return InfeasibleError("planning", "no plan was found in the time given")
+        return watch.no_plan()
     problem = best.problem
     out = placeable(problem, best.columns)[1]
     if out:

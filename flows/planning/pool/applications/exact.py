@@ -53,6 +53,7 @@ from triton_backend.contract.errors import InfeasibleError, InputError
 from triton_backend.contract.workload import Workload
 
 _PRICINGS = 8  # of scarce GPUs
+_HANDING_SHARE = 0.25  # of the time that is left: what handing out scarce GPUs may take
 _SCARCE_SHARE = 0.4  # of the time that is left: what planning lines at these may take
 _SKETCH, _MANY = 24, 64  # boxes looked at before one program is asked; after it
 _ENDS = "time limit reached"
@@ -127,6 +128,8 @@ def _on_pools(inputs: Inputs, options: PlanOptions, lines: Lines, problem: Probl
         divided = _divided(pools, options)
     except InfeasibleError as error:  # a line alone takes longer than its applications may
         raise out_of_reach(lines, least_times(problem)) from error
+    if divided is None and inputs.watch.over():
+        raise inputs.watch.no_plan()
     if divided is None:
         raise out_of_reach(lines, least_times(problem))
     best, division = divided
@@ -172,6 +175,7 @@ class _Search:
     best: Found | None
     bound: float = inf
     boxes: int = 0
+    extra: NDArray[np.float64] | None = None
 
     def plan(self) -> None:
         """Look for plans and for a bound.
@@ -184,9 +188,12 @@ class _Search:
         goal = self.pools.goal
         steps = (lambda: self._look(_SKETCH), self._most, self._together)
         if goal.fixed and goal.price.any():
-            first = self.best is None and bool(self._scarcity().any())
+            scarce = bool(self._scarcity().any())
+            first = self.best is None and scarce
             steps = (steps[0], self._apart) if first else (self._apart, steps[0])
             steps = (*steps, self._together)
+            if scarce:
+                steps = (self._handed_out, *steps)
         for step in steps:
             step()
             if self._settled():
@@ -227,7 +234,8 @@ class _Search:
         What they are worth is what the relaxation pays, then in steps along what is used beyond what there is, as
         long as a bound above the best plan would be (Polyak).
         """
-        pools, extra = self.pools, self._scarcity()
+        pools = self.pools
+        extra = self._scarcity() if self.extra is None else self.extra
         scarce = pools.watch.part(_SCARCE_SHARE)  # no proof by itself: other steps need their time
         for _ in range(_PRICINGS):
             watch = scarce if extra.any() else pools.watch
@@ -245,6 +253,14 @@ class _Search:
             else:
                 open_ = -self.best.score - division.bound
                 extra = np.maximum(apart.extra + open_ * beyond / float(beyond @ beyond), 0.0)
+
+    def _handed_out(self) -> None:
+        """GPUs and time by what relaxations of lines need (`hulls`)."""
+        pools = self.pools
+        cutoff = inf if self.best is None else -self.best.score
+        found = pools.hand_out(pools.watch.part(_HANDING_SHARE), cutoff)
+        self._offer(pools.cheapest())
+        self.bound, self.extra = min(self.bound, -found.bound), found.extra
 
     def _scarcity(self) -> NDArray[np.float64]:
         """[C] what the relaxation pays for GPUs beside what they cost, in the times of the best plan."""
@@ -335,6 +351,8 @@ def application_rates(inputs: Inputs, options: PlanOptions) -> tuple[Workload, s
                 raise out_of_reach(lines, least_times(problem)) from error
         if divided is not None:
             break
+    if divided is None and inputs.watch.over():
+        raise inputs.watch.no_plan()
     if divided is None:
         raise out_of_reach(lines, least_times(problem))
     level = divided[0].score
@@ -444,6 +462,8 @@ def _on_machines(inputs: Inputs, options: PlanOptions, lines: Lines, problem: Pr
     first = solve(lines, tables, rates, replace(PICCOLO, dummies=dummies))
     start = None if first is None else first.times
     division = divide(lines, Separate(steps), options.gap, inputs.watch, start)
+    if division is None and inputs.watch.over():
+        raise inputs.watch.no_plan()
     if division is None:
         raise out_of_reach(lines, least_times(problem))
     sets = [

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from flows.planning.applications.division import Division, divide
 from flows.planning.applications.lines import Lines
+from flows.planning.pool.applications.hulls import HandedOut, Hull, hand_out
 from flows.planning.pool.applications.levels import (
     only_used,
     solve_levels,
@@ -64,6 +65,7 @@ class Pools:
         found: what a search said of budgets.
         offered: plans that came otherwise.
         priced: what lines cost alone, at prices that were tried.
+        hulls: what lines need without regard to whole vGPUs, where GPUs were handed out.
         configurations: how many there are.
     """
 
@@ -80,6 +82,7 @@ class Pools:
     )
     offered: list[Found] = field(default_factory=list[Found])
     priced: list[AtPrices] = field(default_factory=list[AtPrices])
+    hulls: list[Hull] = field(default_factory=list[Hull])
     configurations: dict[str, int] = field(default_factory=dict[str, int])
     _columns: Columns | None = None
     _times: NDArray[np.float64] | None = None
@@ -180,6 +183,25 @@ class Pools:
             self.offered.append(self._found(columns.take(np.concatenate(rows)), vgpus, proof))
         return Apart(division=division, extra=extra, beyond=beyond)
 
+    def hand_out(self, watch: Watch, cutoff: float) -> HandedOut:
+        """GPUs and time handed out to lines as their relaxations need (`hulls`): a bound for all plans.
+
+        A plan within its times is looked for.
+
+        Args:
+            watch: ends the handing out earlier.
+            cutoff: a cost, plans of which are of no interest.
+        """
+        columns, times = self._all()
+        for number, rate in enumerate(self.goal.weight):
+            rows = np.flatnonzero(columns.model == number)
+            rows = rows[np.argsort(times[rows], kind="stable")]
+            self.hulls.append(Hull(times[rows], columns.usage[rows] * rate))
+        found = hand_out(self.lines, self.problem.gpus, self.goal.price, self.hulls, watch, cutoff)
+        if found.times is not None:
+            self._search(tuple(self.lines.filled(found.times)))
+        return replace(found, bound=max(found.bound, -self._relaxation().score))
+
     def _met(self) -> list[Stair] | None:
         """Of all ways of lines that were met, those that cost least together."""
         met = [
@@ -227,6 +249,8 @@ class Pools:
             for oracle in self.priced
             for number, own in enumerate(oracle.staircases)
         ]
+        for number, own in enumerate(self.hulls):
+            floors += own.floor(number)
         answer = solve_levels(self.lines, self.problem, columns, times, self.goal, floors, limits)
         bound = min(ceiling, max(answer.bound, outside))
         if answer.vgpus is None:

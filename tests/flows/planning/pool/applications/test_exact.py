@@ -12,7 +12,7 @@ from flows.planning.verify import verify_plan
 from flows.planning.watch import Watch
 from tests.flows.planning.small import cluster, profile
 from triton_backend.contract.cluster import Cluster
-from triton_backend.contract.errors import InputError
+from triton_backend.contract.errors import InfeasibleError, InputError
 from triton_backend.contract.plan import Plan
 from triton_backend.contract.workload import Workload
 
@@ -354,3 +354,15 @@ def test_where_the_time_is_over_a_plan_that_is_known_is_kept_and_no_other_looked
     )
     assert verify_plan(plan, PROFILES) == []
     assert plan.certificate["status"] == "time limit reached"
+
+
+def test_a_run_that_ends_before_any_plan_says_so_and_claims_nothing_else() -> None:
+    """Three lines have no place on two GPUs: only a search that was finished may say that."""
+    workload = asked(90, module("one", "a"), module("two", "b"), module("three", "c"), rate_rps=1.0)
+    few = cluster(1, 1, fast_hourly_cost=FAST, slow_hourly_cost=SLOW)
+    options = PlanOptions(objective="cost", slo_margin=0.1, own={"gathering": "fixed"})
+    over = Watch(limit_s=0.0)
+    with pytest.raises(InfeasibleError, match=r"no plan in .* s, then .*raise --time-limit"):
+        make_plan(PROFILES, few, workload, options, over)
+    with pytest.raises(InfeasibleError, match="no machines keep it at the rates asked for"):
+        make_plan(PROFILES, few, workload, options)
