@@ -16,7 +16,10 @@ largest sum of duals less bundles of k entries is a dynamic program over entries
 
 The starts' sums are added over all ways to divide k. L(pi) = sum pi + sum_s min(0, least reduced cost of s) bounds every
 plan, and L(pi) + (reduced cost of s) every plan that uses s: stages that no better plan can use are dropped, and so are
-ways to come to a stage. Plans are made of ways in a few whole numbers (`seats`), which is a proof where no way is missing.
+ways to come to a stage. So does f sum pi, with f so small that no group has a negative reduced cost (Farley). Whoever
+has a longer limit can have the seat of another one of its start, so duals fall with limits.
+Plans are made of groups, seats passed on in the same way, then of ways in a few whole numbers (`seats`), which is a proof
+where no way is missing.
 Then, for few items, branches: an entry's shared stage comes before another one or not, in the order of junctions and
 times.
 
@@ -37,7 +40,8 @@ from numpy.typing import NDArray
 from flows.planning.entries.groups import Field, Group
 from flows.planning.entries.seats import Way, one_rate, seated
 from flows.planning.entries.tables import Floats, Ints
-from flows.planning.solver.solve import Covering, Limits
+from flows.planning.solver.program import ProgramBuilder
+from flows.planning.solver.solve import Covering, Limits, solve_integer
 from flows.planning.watch import Watch
 from triton_backend.contract.errors import InvariantError
 from triton_backend.scheduler.compiled import entry as kernel_entry
@@ -48,13 +52,14 @@ MOST_PROVEN = 25  # items for which there is a tree
 _FRESH = 40  # columns of a round
 _ROUNDS = 300
 _TINY = 1e-7
+_GROUPS, _GROUP_NODES = 150, 50  # of which a plan is made, and nodes
 _MIP_NODES = 200  # to prove
+_STEPS_BY_SEATS = (
+    200  # that a plan of many items costs at most for programs of seats to find anything
+)
 _CLOSE = 2e-3  # of the relaxation of many items, where it ends
 _WAYS = ((45, 200), (100, 50))  # of which a plan is made, and nodes
-_SOME_WAYS, _MOST_WAYS = (
-    300,
-    1_000,
-)  # of all plans that are better than the best known: to find one, to prove
+_MOST_WAYS = 1_000  # of all plans up to a cost, to prove that there is none, or to find one
 _LOOK = 200  # stages that are priced between two times that all are
 _ROUND_EVERY = 16  # nodes
 
@@ -74,6 +79,7 @@ class Arrays(NamedTuple):
     lowest_from   [starts, blocks, kinds] where a curve's costs begin in `lowest`
     lowest        by number of entries, then by how many options are in time: the least cost
     part          [stages, items] what an entry pays at least for its alignment stage, whoever shares it
+    others        [starts, items] whether an item is of another start
     """
 
     limit: Any
@@ -88,6 +94,7 @@ class Arrays(NamedTuple):
     lowest_from: Any
     lowest: Any
     part: Any
+    others: Any
 
 
 class Room(NamedTuple):
@@ -391,36 +398,89 @@ def _take_with(
         best[1, k + 1, 0] = max(best[1, k + 1, 0], by_own)
 
 
+@kernel
+def _no_dearer(one: Floats, other: Floats, most: int) -> bool:
+    """Whether up to so many entries cost no more by one option than by another."""
+    for k in range(1, most + 1):  # noqa: SIM110 - compiled
+        if one[k] > other[k]:
+            return False
+    return True
+
+
+@kernel_entry
+def rows_needed(start: int, stage: int, own: Floats, arrays: Arrays, kept: Ints) -> int:
+    """Fill in options of a start's alignment stages that no other one replaces beside a stage; how many they are.
+
+    What counts of an option's time is who is in time with it, and of its costs those of so many entries.
+
+    Args:
+        start: of the alignment stages.
+        stage: the shared stage.
+        own: [options, items + 1] what so many entries cost by each option, by rising time.
+        arrays: of the pricing.
+        kept: [options] filled in.
+    """
+    first, end = arrays.first[start], arrays.first[start + 1]
+    curve = arrays.curve[start, arrays.junction[stage], arrays.kind[stage]]
+    count, able, alike = (
+        0,
+        end - first,
+        0,
+    )  # `alike`: the first one kept that as many are in time with
+    for row in range(len(own)):
+        last = arrays.time[stage] + arrays.option_time[curve[0] + row]
+        while able > 0 and arrays.limit[first + able - 1] < last:
+            able, alike = able - 1, count
+        if able == 0:
+            break
+        beaten = False
+        for n in range(count):
+            if _no_dearer(own[kept[n]], own[row], able):
+                beaten = True
+                break
+        if beaten:
+            continue
+        left = alike
+        for n in range(alike, count):
+            if not _no_dearer(own[row], own[kept[n]], able):
+                kept[left] = kept[n]
+                left += 1
+        kept[left] = row
+        count = left + 1
+    return count
+
+
 @kernel_entry
 def price_options(
     stage: int,
     start: int,
     pi: Floats,
+    rows: Ints,
     own: Floats,
-    none: Mask,
     arrays: Arrays,
     room: Room,
     least: Floats,
 ) -> None:
-    """Fill in the least reduced cost of a group on a stage that has an alignment stage of each option of a start.
+    """Fill in the least reduced cost of a group on a stage that has an alignment stage of some option of a start.
 
     Args:
         stage: the shared stage.
         start: of the alignment stage.
         pi: duals of the items.
-        own: [options, items + 1] what so many entries cost by each option.
-        none: [items] whether the item is of another start.
+        rows: numbers of the options.
+        own: [options, items + 1] what so many entries cost by each option of the curve.
         arrays: of the pricing.
         room: to work.
-        least: [options] filled in.
+        least: [rows] filled in.
     """
-    most = _gains(stage, pi, none, arrays, room)
+    most = _gains(stage, pi, arrays.others[start], arrays, room)
     others, best = room.total[len(arrays.block)], room.best
     junction, kind = arrays.junction[stage], arrays.kind[stage]
     curve = arrays.curve[start, junction, kind]
     base, width = arrays.lowest_from[start, junction, kind], curve[1] + 1
-    for option in range(len(least)):
-        least[option] = np.inf
+    for at_row in range(len(rows)):
+        option = rows[at_row]
+        least[at_row] = np.inf
         best[0, 0, 0], best[1, 0, 0], taken = 0.0, -np.inf, 0
         for item in range(arrays.first[start], arrays.first[start + 1]):
             left = arrays.limit[item] - arrays.time[stage]
@@ -430,13 +490,13 @@ def price_options(
             for o in range(taken + 2):
                 best[0, taken + 1, o], best[1, taken + 1, o] = -np.inf, -np.inf
             far = np.inf if option >= options else 0.0
-            at = base + options
-            _take_with(taken, pi[item], best, arrays.lowest, at, width, own[option], far)
+            line = base + options
+            _take_with(taken, pi[item], best, arrays.lowest, line, width, own[option], far)
             taken += 1
         for k in range(1, taken + 1):
             for other in range(most + 1):
                 reduced = arrays.cost[stage, k + other] - best[1, k, 0] - others[other]
-                least[option] = min(least[option], reduced)
+                least[at_row] = min(least[at_row], reduced)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -505,12 +565,17 @@ class Pricing:
             lowest_from=lowest_from,
             lowest=np.concatenate(lowest) if lowest else np.zeros(0),
             part=items.parts_beside()[:, self.order],
+            others=block[:, None] != items.block[self.order],
         )
         self.room = Room(
             best=np.zeros((count + 1, count + 2, count + 2)),
             own=np.zeros((len(block), count + 2)),
             total=np.zeros((len(block) + 1, count + 2)),
         )
+        own = np.searchsorted(first, numbers[:-1], "right")
+        self.neighbours = np.flatnonzero(
+            own[1:] == own[:-1]
+        )  # of which the next one has the start, too
         self._rows: dict[tuple[int, int, int, int, int], int] = {}
         self.stages = self._needed()
 
@@ -547,6 +612,19 @@ class Pricing:
         least[look], size[look] = self.least(stages[look], pi, allowed, 0.0)
         return least, size
 
+    def bound(self, stages: Ints, pi: Floats, least: Floats) -> tuple[float, float, Floats]:
+        """What every plan costs at least, by a part of duals; that part, and the least reduced costs at it.
+
+        Either the stages' negative reduced costs are added to all duals, or so small a part of these is taken that no
+        group, which costs a vGPU at least, has one (Farley): where hundreds of stages are nearly alike that is far higher.
+        """
+        whole, one = float(pi.sum()), self.arrays.cost[stages, 1]
+        added = whole + float(np.minimum(least, 0.0).sum())
+        part = float((one / (one - np.minimum(least, 0.0))).min(initial=1.0))
+        if part * whole <= added:
+            return added, 1.0, least
+        return part * whole, part, one * (1 - part) + part * least
+
     def fluid(self) -> Floats:
         """Duals that no group's cost is below: of every item the least of its parts of stages."""
         arrays, whole = self.arrays, len(self.order)
@@ -581,12 +659,12 @@ class Pricing:
                 if key not in own:
                     rates = float(self.field.rate[0]) * np.arange(count + 1)
                     own[key] = np.array([options.cost(rate) for rate in rates]).T.copy()
-                none = np.ones(count, dtype=np.bool_)
-                none[arrays.first[start] : arrays.first[start + 1]] = False
-                least = np.zeros(len(options))
-                price_options(stage, start, pi, own[key], none, arrays, self.room, least)
-                rows = np.flatnonzero(least <= slack).tolist()
-                found |= {Way(stage, block, row): float(least[row]) for row in rows}
+                rows = np.zeros(len(options), dtype=np.int64)
+                rows = rows[: rows_needed(start, stage, own[key], arrays, rows)]
+                least = np.zeros(len(rows))
+                price_options(stage, start, pi, rows, own[key], arrays, self.room, least)
+                useful = np.flatnonzero(least <= slack)
+                found |= {Way(stage, block, int(rows[n])): float(least[n]) for n in useful}
             if len(found) > 5 * _MOST_WAYS:
                 return None
         return found
@@ -626,6 +704,27 @@ class Pricing:
         cost = float(self.arrays.cost[stage, len(items)] - beside)
         return _Column(stage=stage, items=tuple(int(i) for i in items), cost=cost)
 
+    def moved(self, columns: Sequence[_Column]) -> list[_Column]:
+        """Groups in which entries have the seats of others of their start with shorter limits, each one seat."""
+        seats = [(item, number) for number, column in enumerate(columns) for item in column.items]
+        seats.sort(reverse=True)  # the shortest limits of each start first
+        own: list[list[int]] = [[] for _ in columns]
+        ends = self.arrays.first[:0:-1].tolist()
+        at = 0
+        for end, first in zip(ends, self.arrays.first[-2::-1].tolist(), strict=True):
+            for item in range(end - 1, first - 1, -1):
+                if at == len(seats) or seats[at][0] < item:
+                    return []
+                own[seats[at][1]].append(item)
+                at += 1
+            while at < len(seats) and seats[at][0] >= first:
+                at += 1
+        return [
+            self.made(column.stage, sorted(items))
+            for column, items in zip(columns, own, strict=True)
+            if items
+        ]
+
     def group(self, column: _Column) -> Group:
         """As the rest of the planner knows it."""
         items = [int(self.order[i]) for i in column.items]
@@ -651,7 +750,25 @@ class _Relaxation:
         every = np.arange(self.items)
         self._program.add(dear, every, every, np.ones(self.items))
         self._columns += [None] * self.items
+        if not once:
+            self._exchange()
         self.values = np.zeros(0)
+
+    def _exchange(self) -> None:
+        """Whoever has a longer limit can sit where the next one of its start does: no dual is below a longer limit's.
+
+        Without these duals move about between alike entries, and hundreds of rounds go by.
+        """
+        longer = self.pricing.neighbours
+        if len(longer):
+            rows = np.stack([longer, longer + 1], axis=1).ravel()
+            self._program.add(
+                np.zeros(len(longer)),
+                2 * np.arange(len(longer)),
+                rows,
+                np.tile([1.0, -1.0], len(longer)),
+            )
+            self._columns += [None] * len(longer)
 
     def add(self, columns: Iterable[_Column]) -> list[_Column]:
         """Add groups that are new and allowed; which they are."""
@@ -767,10 +884,10 @@ class _Search:
                 ((best + pi) / 2, pi) if centre else (pi,),
             ):
                 least, size = look(stages, duals, allowed)
-                bound = float(duals.sum() + np.minimum(least, 0.0).sum())
                 found = self._columns(relaxation, stages, (least, size), duals, mu)
+                bound, part, least = pricing.bound(stages, duals, least)
                 if bound > highest:
-                    highest, best = bound, duals
+                    highest, best = bound, part * duals
                     stages = stages[self.useful(bound, least)]
                 fresh = [c for c in found if self._reduced(relaxation, c, pi, mu) < -_TINY]
                 fresh = relaxation.add(fresh)
@@ -818,48 +935,97 @@ class _Search:
         if value < self.value - 1e-9:
             self.value, self.best = value, groups
 
-    def round(self, pi: Floats) -> None:
+    def round(self, bound: float, pi: Floats) -> None:
+        """A plan of the groups of the least reduced costs."""
+        columns = self._by_reduced(pi)[:_GROUPS]
+        pairs = self.pricing.neighbours
+        build = ProgramBuilder()
+        cost = np.array([c.cost for c in columns])
+        groups = build.variables("groups", len(columns), cost=-cost, upper=1.0, whole=True)
+        count = len(self.pricing.order)
+        cover = build.rows("cover", count, upper=-1.0)
+        members = np.concatenate([np.array(c.items) for c in columns])
+        build.entries(cover[members], np.repeat(groups, [len(c.items) for c in columns]), -1.0)
+        moved = build.variables("moved", len(pairs), upper=float(count))
+        build.entries(cover[pairs], moved, -1.0)
+        build.entries(cover[pairs + 1], moved, 1.0)
+        answer = solve_integer(build.build(), self._limits(bound, _GROUP_NODES))
+        if answer.values is None:
+            return
+        chosen = [c for c, z in zip(columns, answer.values[groups], strict=True) if z > 0.5]  # noqa: PLR2004 - whole
+        self.take(self.pricing.moved(chosen))
+
+    def seats(self, bound: float, pi: Floats) -> None:
         """Plans of the ways that groups of the least reduced costs have: few of them, then more."""
+        order = iter(self._by_reduced(pi))
+        ways: set[Way] = set()
+        for most, nodes in _WAYS if self.most is None else _WAYS[:1]:
+            while len(ways) < most and (column := next(order, None)) is not None:
+                ways |= self.pricing.ways([column])
+            if not self.closed(bound):
+                self._seat(ways, bound, nodes)
+
+    def _by_reduced(self, pi: Floats) -> list[_Column]:
         columns = list(self.pool.values())
         reduced = np.array([c.cost - pi[list(c.items)].sum() for c in columns])
-        order = iter(np.argsort(reduced, kind="stable").tolist())
-        ways: set[Way] = set()
-        for most, nodes in _WAYS:
-            while len(ways) < most and (number := next(order, None)) is not None:
-                ways |= self.pricing.ways([columns[number]])
-            self._seat(ways, nodes)
+        return [columns[n] for n in np.argsort(reduced, kind="stable").tolist()]
+
+    def _limits(self, bound: float, nodes: int, most: float = math.inf) -> Limits:
+        """Of a program whose plans are of interest if they are better than the best known, or wanted."""
+        most = min(self._better(), most, math.inf if self.most is None else self.most)
+        enough = self.raised(bound) if self.most is None else max(self.raised(bound), self.most)
+        return Limits(
+            relative_gap=self.gap,
+            nodes=nodes,
+            seconds=self.watch.left_s(),
+            cutoff=-most * (1 + _TINY),
+            enough=-enough * (1 + self.gap),
+        )
 
     def prove(self, bound: float, pi: Floats, stages: Ints) -> float:
-        """The best plan of all ways that better plans than the best known may have; a bound of all plans."""
+        """The best plan of all ways that better plans than the best known may have; a bound of all plans.
+
+        Where costs have steps, each one above the bound is tried by itself, which few ways can have.
+        """
         pricing = self.pricing
         least, _ = pricing.least(stages, pi, pricing.everywhere(), self.value - bound)
         stages = stages[self.useful(bound, least)]
         known = pricing.ways_within(stages, pi, self._better() - bound + _TINY)
         if known is None:
             return bound
-        if len(known) > _SOME_WAYS:  # a better plan leaves fewer
-            self._seat(sorted(known, key=lambda way: known[way])[:_SOME_WAYS])
-        wanted, slack = self.value * (1 - self.gap), self._better() - bound + _TINY
-        ways = [way for way, least in known.items() if least <= slack]
-        if len(ways) > _MOST_WAYS:
-            return bound
-        lowest = self._seat(ways) if ways else wanted
-        return max(bound, min(lowest, wanted))
+        lowest = bound
+        for cost in self._costs(bound):
+            ways = [way for way, least in known.items() if least <= cost - bound + _TINY]
+            if len(ways) > _MOST_WAYS:
+                break
+            without = math.inf if not ways else self._seat(ways, lowest, most=cost)
+            if self.closed(lowest) or without <= cost:
+                break
+            lowest = cost + self.step if self.step else cost
+        return lowest
+
+    def _costs(self, bound: float) -> list[float]:
+        """That a better plan can have, from the least on."""
+        most = self._better()
+        if not self.step:
+            return [most]
+        first, last = round(self.raised(bound) / self.step), round(most / self.step)
+        return [number * self.step for number in range(first, last + 1)]
 
     def _better(self) -> float:
         """The most that a plan costs that is better than the best known."""
         wanted = self.value * (1 - self.gap)
         return (math.ceil(wanted / self.step - 1e-6) - 1) * self.step if self.step else wanted
 
-    def _seat(self, ways: Collection[Way], nodes: int = _MIP_NODES) -> float:
-        """Take the best plan of ways; what one that beats the best known costs at least."""
-        limits = Limits(
-            relative_gap=self.gap,
-            nodes=nodes,
-            seconds=self.watch.left_s(),
-            cutoff=-self.value,
-        )
-        found = seated(self.pricing.field, ways, limits)
+    def _seat(
+        self,
+        ways: Collection[Way],
+        bound: float,
+        nodes: int = _MIP_NODES,
+        most: float = math.inf,
+    ) -> float:
+        """Take the best plan of ways; what one that beats the best known and costs up to `most` costs at least."""
+        found = seated(self.pricing.field, ways, self._limits(bound, nodes, most))
         place = np.argsort(self.pricing.order)
         self.take([self.pricing.made(s, np.sort(place[i])) for s, i in found.items().items()])
         return found.bound
@@ -900,7 +1066,7 @@ def by_branching(
         watch: the clock of the run.
         gap: relative; at which the search may end.
         step: costs of plans are multiples of it; 0: any.
-        nodes: of the tree, at most.
+        nodes: of the tree, at most; 1: nothing is proven beyond the relaxation.
         known: the cost of a plan; what does not beat it need not be found.
         most: ends with any plan up to it, or where none can be; None: with the cheapest.
     """
@@ -917,11 +1083,14 @@ def by_branching(
     root = _Relaxation(pricing, pricing.stages, everywhere, once=False, dear=dear)
     search.value = min(search.value, known)
     bound, pi, stages = search.relax(root, pricing.fluid())
-    if most is None or not search.closed(bound):
-        search.round(pi)
     lowest = bound
-    if most is None and not search.closed(bound):
+    if most is None or not search.closed(bound):
+        search.round(bound, pi)
+    by_seats = len(pricing.order) <= MOST_PROVEN or search.value <= _STEPS_BY_SEATS * step
+    if nodes > 1 and by_seats and not search.closed(bound):
         lowest = search.prove(float(bound), pi, stages)
+    if by_seats and (nodes > 1 or most is not None) and not search.closed(lowest):
+        search.seats(lowest, pi)
     if not search.closed(lowest) and nodes > 1 and len(pricing.order) <= MOST_PROVEN:
         lowest = max(lowest, _searched(search, bound, pi, stages, nodes))
     return Proven(
@@ -955,7 +1124,8 @@ def _searched(search: _Search, bound: float, pi: Floats, stages: Ints, nodes: in
         if search.closed(own):
             continue
         if search.nodes % _ROUND_EVERY == 1:
-            search.round(duals)
+            search.round(own, duals)
+            search.seats(own, duals)
         split = search.branch(node)
         if split is None:
             search.take([c for c, _ in node.support()])

@@ -59,16 +59,17 @@ from flows.planning.registry import (
 )
 from triton_backend.contract.errors import InfeasibleError, InputError
 from triton_backend.contract.plan import PlacementRun
-from triton_backend.contract.shares import WHOLE_GPU, divisor_of
+from triton_backend.contract.shares import PER_PERCENT, WHOLE_GPU, divisor_of
 from triton_backend.contract.units import us_to_ms
 
 GROUPS, POOLS = "groups", "pools"
 _TINY = 1e-9
 _WIDE, _WIDE_OF_MANY = (
-    0.01,
+    0.02,
     0.05,
 )  # gap of dozens, thousands of entries, above which groups are sought too
 _WEIGHTINGS, _DEARER = 16, 1.2  # tries to use less of a class that has too few GPUs
+_WASTES = (0.1, 0.3, 1.0)  # tries to have shares that fill GPUs, where there is one class
 _NODES = 400  # of the tree over shared stages
 _STEPS, _CLOSE = 40, 1e-3  # of the search for a throughput
 
@@ -117,13 +118,13 @@ def exactly(table: ModelTable, inputs: Inputs, options: PlanOptions) -> Solved:
     """The cheapest groups, or pools where alignment stages are better shared."""
     field = Field(table, items_of(table))
     require_reachable(field)
-    whole = options.objective == "share" and all(s.share % 3 == 0 for s in table.sizes)
+    whole = options.objective == "share" and all(s.share % PER_PERCENT == 0 for s in table.sizes)
     tried = _uniform(table, len(field.items))
     known = min(plan.cost for plan in tried)
     if inputs.most is not None and known <= inputs.most:
         found = _Found([], 0.0, 0.0, 0, GROUPS)
     elif 1 << len(field.items) > MOST_SUBSETS and priceable(field):
-        found = _by_branching(field, inputs, options, whole=whole, known=known)
+        found = _by_branching(field, inputs, options, step=_step_of(table, options), known=known)
     elif len(field.items) > MANY and one_rate(field):
         found = _by_seats(field, inputs, options, whole=whole)
     else:
@@ -142,15 +143,24 @@ def exactly(table: ModelTable, inputs: Inputs, options: PlanOptions) -> Solved:
     )
 
 
+def _step_of(table: ModelTable, options: PlanOptions) -> float:
+    """What costs are multiples of, a percent of a GPU where GPUs are counted; 0: any."""
+    if options.objective not in ("share", "gpus", "throughput"):
+        return 0.0
+    step = 1.0 if options.objective == "share" else PER_PERCENT / WHOLE_GPU
+    parts = (size.price / step for size in table.sizes)
+    return step if all(abs(part - round(part)) < _TINY for part in parts) else 0.0
+
+
 def _by_branching(
-    field: Field, inputs: Inputs, options: PlanOptions, *, whole: bool, known: float
+    field: Field, inputs: Inputs, options: PlanOptions, *, step: float, known: float
 ) -> _Found:
     """Some dozens of entries of one rate; by groups too, where the gap of many stays wide."""
     tree = by_branching(
         field,
         inputs.watch,
         gap=options.gap,
-        step=1.0 if whole else 0.0,
+        step=step,
         nodes=_NODES if inputs.prove else 1,
         known=known,
         most=inputs.most,
@@ -158,7 +168,7 @@ def _by_branching(
     plans = [pooled(field, tree.groups, joined=True)]
     value = min(known, plans[0].cost)
     if len(field.items) > MOST_PROVEN and value * (1 - _WIDE) > tree.bound and inputs.prove:
-        groups = exact(field, inputs.watch, gap=options.gap, whole=whole).groups
+        groups = exact(field, inputs.watch, gap=options.gap, whole=step == 1.0).groups
         plans += [pooled(field, groups), best_joined(field, groups)]
     space = POOLS if field.table.chains else GROUPS
     return _Found(plans, tree.bound, tree.bound, tree.columns, space)
@@ -393,12 +403,14 @@ def _whole_gpus(options: PlanOptions) -> bool:
 def _within(rule: Rule, inputs: Inputs, options: PlanOptions, level: float) -> tuple[Placed, float]:
     """A plan on the cluster's GPUs, and what any plan costs at least.
 
-    Classes that have too few GPUs are made dearer until the plan fits; the bound is that without.
+    Classes that have too few GPUs are made dearer until the plan fits. Where there is one, exact plans pay for what
+    their shares leave of a GPU (`read_tables`); other rules have the least cost alone. The bound is that without.
     """
     weights: dict[str, float] = {}
-    bound = 0.0
+    wastes = iter(_WASTES if rule is exactly else ())
+    waste, bound = 0.0, 0.0
     for attempt in range(_WEIGHTINGS):
-        tables = read_tables(inputs, options, level, weights)
+        tables = read_tables(inputs, options, level, weights, waste)
         models = [rule(table, inputs, options) for table in tables]
         shadows = [
             shadow_of(table, demand.slo_us, options)
@@ -418,8 +430,11 @@ def _within(rule: Rule, inputs: Inputs, options: PlanOptions, level: float) -> t
             if most is not None and _held(models) <= most:  # a cheaper plan may fit
                 continue
             used = {s.gpu_class for t in tables for s in t.sizes}
-            if len(used) == 1 or attempt == _WEIGHTINGS - 1:
+            waste = next(wastes, 0.0) if len(used) == 1 else 0.0
+            if attempt == _WEIGHTINGS - 1 or (len(used) == 1 and not waste):
                 raise InfeasibleError(f"gpu_classes.{error.gpu_class}", error.reason) from error
+            if waste:
+                continue
             weights[error.gpu_class] = weights.get(error.gpu_class, 1.0) * _DEARER
             continue
         if any(model.bound is None for model in models):

@@ -158,14 +158,17 @@ def read_tables(
     options: PlanOptions,
     level: float = 1.0,
     weights: Mapping[str, float] | None = None,
+    waste: float = 0.0,
 ) -> list[ModelTable]:
     """Every model of the workload, rates times `level`, prices of classes times their weights.
+
+    With `waste` 1 a vGPU costs its part of a GPU that is cut into as many such shares as fit; below, that in part.
 
     Raises:
         InputError: a model has no profile, is measured nowhere or has no rate, or a price is missing.
     """
     return [
-        _model_table(inputs, options, (number, demand), level, weights or {})
+        _model_table(inputs, options, (number, demand), level, (weights or {}, waste))
         for number, demand in enumerate(inputs.workload.models)
     ]
 
@@ -175,7 +178,7 @@ def _model_table(
     options: PlanOptions,
     asked: tuple[int, ModelDemand],
     level: float,
-    weights: Mapping[str, float],
+    pricing: tuple[Mapping[str, float], float],
 ) -> ModelTable:
     number, demand = asked
     where = f"workload model {demand.name!r}"
@@ -189,7 +192,7 @@ def _model_table(
         if entry.block >= profile.blocks:
             reason = f"{entry.block}, but the model has blocks 0 to {profile.blocks - 1}"
             raise InputError(f"{where}, entry {entry.name}, block", reason)
-    sizes = tuple(_sizes(inputs, options, profile, weights))
+    sizes = tuple(_sizes(inputs, options, profile, *pricing))
     if not sizes:
         raise InputError(where, "not measured on any share of a GPU that it may use")
     kept = 1 - options.margin(demand.name)
@@ -235,7 +238,11 @@ def _period_us(entries: tuple[Entry, ...], options: PlanOptions) -> float | None
 
 
 def _sizes(
-    inputs: Inputs, options: PlanOptions, profile: ModelProfile, weights: Mapping[str, float]
+    inputs: Inputs,
+    options: PlanOptions,
+    profile: ModelProfile,
+    weights: Mapping[str, float],
+    waste: float,
 ) -> Iterator[Size]:
     cluster = inputs.cluster
     bits = np.array([0, *profile.boundary_bytes], dtype=np.float64) * BITS_PER_BYTE
@@ -259,7 +266,7 @@ def _sizes(
             yield Size(
                 gpu_class=name,
                 share=share,
-                price=price * share / WHOLE_GPU,
+                price=price * ((1 - waste) * share / WHOLE_GPU + waste / (WHOLE_GPU // share)),
                 nic_gbps=nic,
                 link_rps=tuple(link.tolist()),
                 room_gib=room - (gpu_class.process_memory_gib or 0.0),
@@ -323,34 +330,6 @@ def _options(table: ModelTable, first: int, last: int, kind: int) -> Options:
     )
 
 
-def _in_any_phase(found: Floats, table: ModelTable, blocks: tuple[int, int]) -> Floats:
-    """Options with the time that their requests can wait, as its part of a budget, and the vGPUs that this takes."""
-    assert table.period_us is not None
-    rate = US / table.period_us
-    rows: list[Floats] = []
-    latencies = [size.stage_latency_us(blocks) for size in table.sizes]
-    for row in found.T:
-        time, price, work, number, batch = row
-        latency = float(latencies[int(number)][int(batch) - 1])
-        for wait in _waits_us(time * (1 / table.kept - 1), latency, table.period_us):
-            clients = clients_of(wait, latency, int(batch), table.period_us)
-            taken = max(time, table.kept * (time + wait))
-            rows.append(np.array([taken, price, max(work, 1 / (rate * clients)), number, batch]))
-    return np.stack(rows, axis=1)
-
-
-def _waits_us(free: float, latency: float, period: float) -> list[float]:
-    """Waits beyond which more clients are served: the one that a budget leaves anyway, then longer ones."""
-    ends = {
-        m * latency - k * period
-        for k in range(_AGAIN)
-        for m in range(1, _LATER + math.ceil((latency + k * period) / latency))
-    }
-    last = latency + period
-    found = [free, *sorted(w for w in ends if free < w < last)[:_LATER]]
-    return [*found, last] if last > free else found
-
-
 @kernel_entry
 def clients_of(wait: float, latency: float, batch: int, period: float) -> float:
     """How many clients a vGPU serves, each a request per period, whatever their phases.
@@ -374,6 +353,59 @@ def clients_of(wait: float, latency: float, batch: int, period: float) -> float:
         least = min(least, (batch * started + one) / (k + 1))
     beyond = (wait + _PERIODS * period) / latency - 1  # what follows is at least this, or the rate
     return min(least, batch * beyond / (_PERIODS + 1))
+
+
+def _in_any_phase(found: Floats, table: ModelTable, blocks: tuple[int, int]) -> Floats:
+    """Options with the time that their requests can wait, as its part of a budget, and the vGPUs that this takes."""
+    assert table.period_us is not None
+    number, batch = found[3:].astype(np.int64)
+    by_size = [size.stage_latency_us(blocks) for size in table.sizes]
+    latency = np.array([by_size[n][b - 1] for n, b in zip(number, batch, strict=True)], dtype=float)
+    rows = np.empty((5, len(latency) * (_LATER + 2)))
+    ends = np.empty(2 * _AGAIN * _LATER)
+    return rows[:, : _waiting(found, latency, (table.period_us, table.kept), ends, rows)]
+
+
+@kernel_entry
+def _waiting(
+    found: Floats, latency: Floats, about: tuple[float, float], ends: Floats, rows: Floats
+) -> int:
+    """Fill in options with each wait beyond which more clients are served; how many they are.
+
+    The first wait is the one that a budget leaves anyway. Longer ones end with a run, of whoever is the same period's
+    or the next one's; the last is that of a run and a period, for which rates alone count.
+    """
+    (period, kept), count = about, 0
+    for option in range(len(latency)):
+        own, last = latency[option], latency[option] + period
+        free = found[0, option] * (1 / kept - 1)
+        number = 0
+        for k in range(_AGAIN):
+            first = max(1, int((free + k * period) / own))
+            beyond = min(first + _LATER, _LATER + int(np.ceil((own + k * period) / own)))
+            for m in range(first, beyond):
+                end, at = m * own - k * period, number
+                if not free < end < last:
+                    continue
+                while at > 0 and ends[at - 1] > end:
+                    ends[at] = ends[at - 1]
+                    at -= 1
+                ends[at] = end
+                number += 1
+        wait, at, given = free, 0, 0
+        while True:
+            clients = clients_of(wait, own, int(found[4, option]), period)
+            rows[0, count] = max(found[0, option], kept * (found[0, option] + wait))
+            rows[1, count] = found[1, option]
+            rows[2, count] = max(found[2, option], period / US / clients)
+            rows[3, count], rows[4, count] = found[3, option], found[4, option]
+            count, given = count + 1, given + 1
+            while at < number and ends[at] <= wait:
+                at += 1
+            if wait >= last:
+                break
+            wait = ends[at] if at < number and given <= _LATER else last
+    return count
 
 
 def _needed(found: Floats) -> Ints:
