@@ -54,9 +54,7 @@ _ROUNDS = 300
 _TINY = 1e-7
 _GROUPS, _GROUP_NODES = 150, 50  # of which a plan is made, and nodes
 _MIP_NODES = 200  # to prove
-_STEPS_BY_SEATS = (
-    200  # that a plan of many items costs at most for programs of seats to find anything
-)
+_STEPS_BY_SEATS = 200  # that a plan of many items costs at most, where programs of seats find any
 _CLOSE = 2e-3  # of the relaxation of many items, where it ends
 _WAYS = ((45, 200), (100, 50))  # of which a plan is made, and nodes
 _MOST_WAYS = 1_000  # of all plans up to a cost, to prove that there is none, or to find one
@@ -422,11 +420,8 @@ def rows_needed(start: int, stage: int, own: Floats, arrays: Arrays, kept: Ints)
     """
     first, end = arrays.first[start], arrays.first[start + 1]
     curve = arrays.curve[start, arrays.junction[stage], arrays.kind[stage]]
-    count, able, alike = (
-        0,
-        end - first,
-        0,
-    )  # `alike`: the first one kept that as many are in time with
+    count, able = 0, end - first
+    alike = 0  # the first one kept that as many are in time with
     for row in range(len(own)):
         last = arrays.time[stage] + arrays.option_time[curve[0] + row]
         while able > 0 and arrays.limit[first + able - 1] < last:
