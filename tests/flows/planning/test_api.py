@@ -6,6 +6,7 @@ import pytest
 
 from flows.planning import PlanOptions, make_plan
 from flows.planning.verify import verify_plan
+from flows.planning.watch import Watch
 from tests.flows.planning.small import cluster, profile, workload
 from triton_backend.contract.errors import InfeasibleError, InputError
 from triton_backend.contract.plan import Plan
@@ -37,6 +38,24 @@ def test_the_same_inputs_give_the_same_plan_apart_from_times() -> None:
 def test_a_plan_that_nothing_cut_short_says_so() -> None:
     plan = make_plan(PROFILES, cluster(), workload())
     assert (plan.certificate["status"], plan.certificate["notes"]) == ("optimal", [])
+
+
+def test_what_is_proven_is_optimal_though_its_time_is_over() -> None:
+    watch = Watch()
+    watch.stop()
+    plan = make_plan(PROFILES, cluster(), workload(), PlanOptions(gap=0.0), watch)
+    assert plan.objective.gap == 0
+    assert (plan.certificate["status"], plan.certificate["notes"]) == ("optimal", [])
+
+
+def test_a_plan_that_is_good_enough_states_what_a_better_one_may_reach() -> None:
+    two = {"net": profile(), "other": profile("other", fast_us=(700, 900, 1300))}
+    demand = ModelDemand(name="net", slo_us=12_000, weight=1.0, batch_building_rate_rps=1e9)
+    asked = workload(demand, replace(demand, name="other"))
+    rough, best = (
+        make_plan(two, cluster(4, 5), asked, PlanOptions(gap=gap)).objective for gap in (0.5, 0.0)
+    )
+    assert rough.value < best.value <= rough.upper_bound
 
 
 def test_a_slow_class_joins_through_partitioning() -> None:

@@ -2,6 +2,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from flows.planning import PlanOptions, make_plan
@@ -11,7 +12,8 @@ from tests.fakes.unequal_shares import example
 from tests.flows.planning.small import cluster, profile, workload
 from triton_backend.contract.cluster import GpuClass, NodeGroup
 from triton_backend.contract.errors import InputError
-from triton_backend.contract.plan import PlacementRun, Plan
+from triton_backend.contract.plan import PlacementRun, Plan, StageMemory
+from triton_backend.contract.profiles import loaded
 from triton_backend.contract.workload import ModelDemand
 
 PROFILES = {"net": profile()}
@@ -118,7 +120,60 @@ def test_a_place_changed_by_hand_cannot_be_read(
 def test_latencies_and_bytes_are_compared_with_the_profiles() -> None:
     other = {"net": profile(fast_us=(1000, 1001, 1000), boundary_bytes=(1000, 2000))}
     found = verify_plan(planned(), other)
-    assert any("profiled" in text for text in found)
+    assert any(text.endswith("profiled 3001 µs") for text in found)
+
+
+def test_batches_that_a_table_has_beyond_the_profile_are_found() -> None:
+    place = PlacementRun(node=0, gpu=0, slot=0)
+    stage = hand_stage((0, 3), "fast", place, (3_000, 4_500), batch=1)
+    model = hand_model("net", hand_pipeline(stage, batch=1), slo_us=20_000)
+    plan = hand_plan(model, nodes=[NodeGroup(count=1, gpu_class="fast", gpus=1, nic_gbps=10.0)])
+    short = replace(profile(), tables=loaded({("fast", 1): np.full((3, 1), 1_000.0)}))
+    (text,) = [text for text in verify_plan(plan, {"net": short}) if "measured" in text]
+    assert text.endswith("batch 1 was not measured on 1/1 of fast")
+
+
+def alone(latency_us: tuple[int, ...], *, slo_us: int = 10_000, **stage: Any) -> Plan:
+    """A model of one block that has a GPU for itself, in batches as large as its table."""
+    place = PlacementRun(node=0, gpu=0, slot=0)
+    pipeline = hand_pipeline(
+        hand_stage((0, 1), "G", place, latency_us, **stage), batch=len(latency_us)
+    )
+    nodes = [NodeGroup(count=1, gpu_class="G", gpus=1, nic_gbps=10.0)]
+    return hand_plan(hand_model("m", pipeline, slo_us=slo_us), nodes=nodes)
+
+
+@pytest.mark.parametrize(
+    ("latency_us", "found"), [((6_000,), False), ((6_000, 6_000), True)], ids=["one", "two"]
+)
+def test_a_batch_of_one_that_has_its_gpu_for_itself_waits_for_no_turn(
+    latency_us: tuple[int, ...], *, found: bool
+) -> None:
+    plan = alone(latency_us, duty_cycle_us=6_000)
+    said = "duty cycle and turn take 12000 µs of 10000 µs"
+    assert any(said in text for text in verify_plan(plan)) == found
+
+
+@pytest.mark.parametrize("gathering", ["dt", "2d"])
+def test_a_batch_of_a_gpu_that_is_paid_in_part_fills_as_slowly_as_is_paid(gathering: str) -> None:
+    """A tenth of it pays for 400 rows/s: 10 ms for a batch of four, of which the SLO has 8."""
+    plan = alone((1_000,) * 4, slo_us=8_000)
+    (model,) = plan.models
+    pipeline = replace(model.pipelines[0], occupied_vgpus=0.1, throughput_rps=400.0)
+    paid = replace(
+        plan,
+        options={**plan.options, "gathering": gathering},
+        models=(replace(model, pipelines=(pipeline,), throughput_rps=400.0),),
+    )
+    assert any("SLO less margin allow" in text for text in verify_plan(paid))
+
+
+def test_a_pool_that_starts_anywhere_may_run_a_model_of_one_block() -> None:
+    """It has one stage then."""
+    plan = alone((1_000,))
+    (pool,) = plan.pools
+    anywhere = replace(plan, pools=(replace(pool, starts_anywhere=True),))
+    assert [text for text in verify_plan(anywhere) if "anywhere" in text] == []
 
 
 def test_a_plan_of_unequal_shares_written_by_hand_holds() -> None:
@@ -153,7 +208,12 @@ def cut_plan() -> Plan:
             f"m{slot}",
             hand_pipeline(
                 hand_stage(
-                    (0, 1), "G", PlacementRun(node=0, gpu=0, slot=slot), (1_000,), vgpu_divisor=2
+                    (0, 1),
+                    "G",
+                    PlacementRun(node=0, gpu=0, slot=slot),
+                    (1_000,),
+                    vgpu_divisor=2,
+                    memory=StageMemory(static=2**30, dynamic=0),
                 ),
                 batch=1,
             ),
@@ -177,6 +237,8 @@ def cut_plan() -> Plan:
     ("changed", "text"),
     [
         ({}, ""),
+        ({"memory_gib": 2.0}, ""),  # just enough
+        ({"memory_gib": 1.5}, "GPU (0, 0): 2 GiB needed, it has 1.5"),
         ({"max_vgpus_per_gpu": 1}, "GPU (0, 0): 2 vGPUs, 1 allowed"),
         (
             {"vgpu_percents": (20, 50, 80), "partitions": ((50, 50),)},

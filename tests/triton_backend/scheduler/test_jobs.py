@@ -107,6 +107,17 @@ def test_time_that_a_module_saves_is_there_for_the_next() -> None:
     assert batches == [(0, 4), (7 * MS, 4)]  # full at once, long before its aim
 
 
+def test_a_task_that_misses_its_aim_has_the_time_that_later_modules_can_spare() -> None:
+    app = shell(hand_module("a", "m0"), hand_module("b", "m1", "a"))
+    for number in range(4):  # a client's full batch keeps the only GPU of the first module busy
+        app.request(0, 10 + number, 0, 50 * MS)
+    app.arrive(0, 0, 16 * MS)  # its aim is at 8, with 4 for the second module it may end at 12
+    app.run()
+    assert app.outcomes() == {0: "done"}
+    first = [d.hops[-1].end_us for _, d in app.log if isinstance(d, Dispatch)][1]
+    assert 8 * MS < first <= 12 * MS
+
+
 def test_an_application_of_one_module_decides_as_the_model_alone() -> None:
     app = shell(hand_module("a", "m0"))
     alone = JobShell(Scheduler(models(4)))

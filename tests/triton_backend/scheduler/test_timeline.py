@@ -81,6 +81,14 @@ def test_a_delay_moves_what_follows_and_keeps_the_order() -> None:
     assert busy(tables) == [(30, 40), (40, 48), (48, 58)]
 
 
+def test_a_delay_reads_of_its_work_list_no_more_than_it_wrote() -> None:
+    tables = tables_of()
+    first, *_ = fill(tables, (0, 10), (12, 20))
+    tables.pending[:] = len(tables.intervals)  # left of an earlier one
+    delay(tables, first, 5)
+    assert busy(tables) == [(5, 15), (15, 23)]
+
+
 @pytest.mark.long
 @settings(deadline=None, derandomize=True, max_examples=50)
 @given(

@@ -9,7 +9,7 @@ from flows.planning import PlanOptions, make_plan
 from flows.planning.pool.spare_gpus import HEADROOM
 from flows.planning.verify import verify_plan
 from tests.flows.planning.small import cluster, profile
-from triton_backend.contract.plan import Plan
+from triton_backend.contract.plan import Plan, Pool
 from triton_backend.contract.workload import ModelDemand, Workload
 
 PROFILES = {"net": profile(), "other": profile("other", fast_us=(700, 900, 1300))}
@@ -28,6 +28,11 @@ def demands(**rates: float) -> Workload:
             for name in ("net", "other")
         )
     )
+
+
+def pools(plan: Plan) -> list[Pool]:
+    """The pools of `pool_rps`."""
+    return [pool for _, p, _, pool in plan.placed_stages() if p.throughput_rps]
 
 
 def pool_rps(plan: Plan) -> list[tuple[float, float, str]]:
@@ -58,6 +63,12 @@ def test_gpus_left_over_widen_the_pools_of_their_class_up_to_the_headroom() -> N
     slow = [served / planned for planned, served, name in pool_rps(plan) if name == "slow"]
     assert slow
     assert min(slow) >= 1 + HEADROOM
+    one_less = [
+        served * (pool.vgpus - 1) / pool.vgpus / planned
+        for (planned, served, name), pool in zip(pool_rps(plan), pools(plan), strict=True)
+        if name == "slow"
+    ]
+    assert max(one_less) < 1 + HEADROOM
     assert verify_plan(plan, PROFILES) == []
 
 
