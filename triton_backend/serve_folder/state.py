@@ -9,10 +9,17 @@ import json
 from pathlib import Path
 from typing import Any
 
+from triton_backend.contract.errors import InputError
 from triton_backend.serve_folder.endpoints import reached_at
 from triton_backend.serve_folder.files import PRIVATE, write_whole
 
 STATE_NAME = "state.json"
+# What finding, reaching and ending a system takes.
+_FIELDS = (
+    *("pid", "arguments", "triton_pid", "process_group", "instance", "folder", "socket_folder"),
+    *("token", "token_header", "address", "http_address", "ports", "ready"),
+)
+_REMEDY = ": remove it where no system runs"
 
 
 def read_state_file(folder: Path) -> dict[str, Any] | None:
@@ -21,6 +28,21 @@ def read_state_file(folder: Path) -> dict[str, Any] | None:
         return dict(json.loads((folder / STATE_NAME).read_text()))
     except (OSError, ValueError, TypeError):
         return None
+
+
+def whole_state_file(folder: Path) -> dict[str, Any] | None:
+    """The same for a command, whose user may have a file there that no keeper wrote.
+
+    Raises:
+        InputError: it is no JSON object, or lacks what a state file has.
+    """
+    path, state = folder / STATE_NAME, read_state_file(folder)
+    if state is None and path.exists():
+        raise InputError(str(path), f"is no state file of a system{_REMEDY}")
+    missing = [name for name in _FIELDS if state is not None and name not in state]
+    if missing:
+        raise InputError(str(path), f"{missing[0]!r} is missing{_REMEDY}")
+    return state
 
 
 def write_state_file(folder: Path, state: dict[str, Any]) -> None:

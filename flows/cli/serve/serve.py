@@ -98,6 +98,7 @@ def serve(
     `poolpipe serve PLAN --join settings.json --host ADDRESS`, with a copy of the gateway's file.
     """
     from flows.cli.project import the_plan
+    from flows.release.server.admin import starting
     from flows.state import project_state
     from triton_backend.serve_folder.endpoints import Endpoints, Tls
     from triton_backend.serve_folder.settings import ServeOptions
@@ -127,7 +128,7 @@ def serve(
         gateways=gateways,
         cut_models=cut_models,
     )
-    with progress("starting the server") as report:
+    with starting(state.serve), progress("starting the server") as report:
         running = _start(state.serve, found, asked, ports, (join, host), report)
     notes(ports.cautions())
     addresses = {

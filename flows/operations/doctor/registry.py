@@ -5,6 +5,7 @@ surroundings and yields what it found, with what to do about it. To add one: wri
 Nothing is mended here, and no check needs a running system.
 """
 
+import contextlib
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -14,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from flows.state import ProjectState
-from triton_backend.contract.errors import InvariantError
-from triton_backend.serve_folder.state import read_state_file, server_runs
+from triton_backend.contract.errors import InputError, InvariantError
+from triton_backend.serve_folder.state import server_runs, whole_state_file
 
 MODULES = ("machine", "system")
 
@@ -79,7 +80,9 @@ class Surroundings:
 
     def served(self) -> dict[str, Any] | None:
         """The state file of the system served from here; None where none runs."""
-        state = read_state_file(self.state.serve)
+        state = None
+        with contextlib.suppress(InputError):  # which `keeper` tells
+            state = whole_state_file(self.state.serve)
         return state if state is not None and server_runs(state) else None
 
 

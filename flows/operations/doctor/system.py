@@ -24,13 +24,14 @@ from flows.operations.doctor.registry import (
     problem,
 )
 from flows.release.server.running import ServerState, gateways_of, keeper_of
+from triton_backend.contract.errors import InputError
 from triton_backend.serve_folder.endpoints import is_loopback
 from triton_backend.serve_folder.settings import SETTINGS_NAME
 from triton_backend.serve_folder.state import (
     STATE_NAME,
     keeper_runs,
-    read_state_file,
     servers_of,
+    whole_state_file,
 )
 
 # CVE-2026-24206 to 24209, requests without a login among them; mended in container 26.03, which is 2.67.
@@ -154,7 +155,11 @@ def _mode(path: Path) -> int:
 @check("keeper")
 def keeper(at: Surroundings) -> Iterator[Finding]:
     """The process that starts tritonserver anew when it dies."""
-    state = read_state_file(at.state.serve)
+    try:
+        state = whole_state_file(at.state.serve)
+    except InputError as error:
+        yield problem(str(error), "`poolpipe serve` begins anew then")
+        return
     if state is None:
         yield good("nothing is served from here")
     elif at.served() is None and not keeper_runs(state):

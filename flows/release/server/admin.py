@@ -6,12 +6,13 @@ killed. Not here: asking one that runs (`running`).
 """
 
 import contextlib
+import fcntl
 import os
 import shutil
 import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,9 +25,9 @@ from triton_backend.serve_folder.settings import SETTINGS_NAME, ServeSettings
 from triton_backend.serve_folder.state import (
     STATE_NAME,
     keeper_runs,
-    read_state_file,
     server_runs,
     servers_of,
+    whole_state_file,
 )
 
 START_POLLS = 600
@@ -35,6 +36,28 @@ COMPILING = "loading the scheduler's kernels, which are compiled where no cache 
 POLL_SECONDS = 0.2
 STOP_SECONDS = 15
 SHARED_FOLDER = Path("/dev/shm")  # noqa: S108  # Linux's shared memory, not a temporary file
+
+
+@contextlib.contextmanager
+def starting(folder: Path) -> Generator[None]:
+    """Keep a serve folder for one who renders it and starts what is rendered.
+
+    Until that one has a keeper, no state file says that the folder is in use.
+
+    Raises:
+        InputError: somebody else is at it.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(fd)
+        raise InputError(str(folder), "another `poolpipe serve` is starting from there") from None
+    try:
+        yield
+    finally:
+        os.close(fd)
 
 
 def check_can_start(folder: Path, endpoints: Endpoints, gateways: int = 1) -> None:
@@ -49,7 +72,7 @@ def check_can_start(folder: Path, endpoints: Endpoints, gateways: int = 1) -> No
         InputError: something is served from the folder already, an address is not safe, a file is
             no certificate, or a port is in use.
     """
-    state = read_state_file(folder)
+    state = whole_state_file(folder)
     if state is not None and keeper_runs(state):
         raise InputError(
             str(folder / STATE_NAME), "is being served already; `poolpipe stop` ends it"
@@ -98,7 +121,7 @@ def take_over(folder: Path, progress: Callable[[str], None] = lambda _: None) ->
         InputError: nothing is served there, or its keeper runs.
         ServerError: the new keeper does not come up; the server runs on.
     """
-    state = read_state_file(folder)
+    state = whole_state_file(folder)
     if state is None or keeper_runs(state) or not server_runs(state):
         raise InputError(str(folder / STATE_NAME), "no server whose keeper is gone")
     arguments = [*state["arguments"], "--take-over"]
@@ -234,7 +257,7 @@ def stop(folder: Path) -> bool:
     Works also when parts of it were killed: processes are found by the process group that the
     state file names, shared memory by its prefix.
     """
-    data = read_state_file(folder)
+    data = whole_state_file(folder)
     if data is None:
         return False
     if keeper_runs(data):

@@ -23,9 +23,9 @@ from triton_backend.serve_folder.state import (
     keeper_runs,
     metrics_urls,
     one_server_runs,
-    read_state_file,
     server_runs,
     servers_of,
+    whole_state_file,
     write_state_file,
 )
 
@@ -190,7 +190,7 @@ def read_state(folder: Path) -> ServerState:
     Raises:
         InputError: none does.
     """
-    data = read_state_file(folder)
+    data = whole_state_file(folder)
     if data is None:
         raise InputError(str(folder / STATE_NAME), "nothing is being served from here")
     return ServerState(data)
@@ -266,7 +266,7 @@ def served_without_keeper(folder: Path) -> str | None:
     Raises:
         ServerError: it does not answer.
     """
-    data = read_state_file(folder)
+    data = whole_state_file(folder)
     if data is None or keeper_runs(data) or not server_runs(data):
         return None
     return str(ServerState(data).control("status")["plan_id"])

@@ -1,12 +1,46 @@
 import pytest
 
+from flows.release.server.admin import starting
+from flows.state import project_state
 from tests.flows.cli.conftest import Command
 from tests.ports import free_ports, taken_port
+from triton_backend.serve_folder.state import STATE_NAME
 
 
 @pytest.mark.usefixtures("project")
 def test_stopping_nothing_is_fine(poolpipe: Command) -> None:
     assert poolpipe("stop", "--json").document == {"stopped": False}
+
+
+@pytest.mark.usefixtures("project")
+@pytest.mark.parametrize("command", ["status", "stop", "advice"])
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("{", "state.json: is no state file of a system"),
+        ("{}", "state.json: 'pid' is missing"),
+        ('{"pid": 1}', "state.json: 'arguments' is missing"),
+    ],
+)
+def test_a_state_file_that_no_keeper_wrote_is_named(
+    poolpipe: Command, command: str, text: str, reason: str
+) -> None:
+    folder = project_state().serve
+    folder.mkdir(parents=True)
+    (folder / STATE_NAME).write_text(text)
+    ran = poolpipe(command)
+    assert (ran.code, ran.out, ran.err.count("\n")) == (2, "", 1)
+    assert reason in ran.err
+
+
+@pytest.mark.usefixtures("planned")
+def test_a_folder_that_somebody_starts_a_system_in_is_left_alone(poolpipe: Command) -> None:
+    folder = project_state().serve
+    with starting(folder):
+        ran = poolpipe("serve", "plan.json")
+    assert (ran.code, ran.out, ran.err.count("\n")) == (2, "", 1)
+    assert f"{folder}: another `poolpipe serve` is starting from there" in ran.err
+    assert list(folder.iterdir()) == []
 
 
 @pytest.mark.slow

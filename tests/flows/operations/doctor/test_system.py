@@ -74,13 +74,22 @@ def test_an_old_token_is_worth_another(tmp_path: Path) -> None:
 
 def test_a_state_file_of_a_killed_system_is_said(tmp_path: Path) -> None:
     here = at(tmp_path)
-    left = {"arguments": ["gone"], "pid": 1, "triton_pid": 1, "folder": "gone"}
+    of_others = ("process_group", "instance", "socket_folder", "token", "token_header")
+    left = {"arguments": ["gone"], "pid": 1, "triton_pid": 1, "folder": "gone", "ready": True}
+    left |= dict.fromkeys((*of_others, "address", "http_address", "ports"), "")
     write_state_file(here.state.serve, left)
     (found,) = system.keeper(here)
     assert (found.severity, found.seen) == (
         Severity.ADVICE,
         "the state file is left of a system that was killed",
     )
+
+
+def test_a_state_file_that_no_keeper_wrote_is_a_problem(tmp_path: Path) -> None:
+    here = at(tmp_path)
+    write_state_file(here.state.serve, {"pid": 1})
+    (found,) = system.keeper(here)
+    assert (found.severity, "'arguments' is missing" in found.seen) == (Severity.PROBLEM, True)
 
 
 @pytest.fixture(scope="module")
