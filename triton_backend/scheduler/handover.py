@@ -217,6 +217,7 @@ def hand_over(
     else:
         tables.counts[0]["free_job"] = free_job
     left_out = _move_requests(old, tables, queues)
+    _move_turns(old, tables, queues, to)
     _move_batches(old, tables, flying, to)
     return HandOver(tables, _renumbered(old, before, plan, links, to), left_out, jobs_left_out, to)
 
@@ -397,10 +398,18 @@ def _move_requests(old: Tables, new: Tables, queues: Integers) -> list[LeftOut]:
     _chain(rows, stay, rows["queue"][stay], new.queues)
     np.add.at(new.queues["requests"], rows["queue"][stay], 1)
     np.add.at(new.queues["samples"], rows["queue"][stay], rows["samples"][stay])
-    known = np.flatnonzero(queues != NONE)
-    new.queues["served"][queues[known]] = old.queues["served"][known]
     reasons = (DropReason.MODEL_REMOVED, DropReason.TOO_LARGE)
     return [LeftOut(slot, reasons[int(too_large[slot])]) for slot in left.tolist()]
+
+
+def _move_turns(old: Tables, new: Tables, queues: Integers, to: Integers) -> None:
+    """A queue's pipeline on a pool that goes on, known by its first vGPU, keeps when it had its turn."""
+    pools = old.topology.pools["first_vgpu"][old.topology.pipelines["pool"]]
+    rows = zip(queues[old.topology.pipelines["queue"]].tolist(), to[pools].tolist(), strict=True)
+    turns = dict(zip(rows, old.candidates["served"].tolist(), strict=True))
+    pools = new.topology.pools["first_vgpu"][new.topology.pipelines["pool"]]
+    rows = zip(new.topology.pipelines["queue"].tolist(), pools.tolist(), strict=True)
+    new.candidates["served"] = [turns.get(row, NONE) for row in rows]
 
 
 def _move_batches(old: Tables, new: Tables, flying: Integers, to: Integers) -> None:

@@ -161,7 +161,6 @@ QUEUE = np.dtype(
             "samples",
             "timer_us",  # FAR where none is set
             "expired",  # sequence of the head whose wait is over
-            "served",  # number of the batch sent last; NONE before the first
             "arrived_us",  # of the last request; NONE before the first. Where the rate is measured:
             "gap",  # mean time between requests; 0 while it is not known
             "size",  # mean samples of a request
@@ -252,6 +251,7 @@ CANDIDATE = np.dtype(
             "keep_us",  # the last instant until which it stays as it is, at most that
             "target",  # samples that a batch shall have, where the rate is measured
             "key",  # what ready candidates of a pool are ranked by
+            "served",  # number of the batch that the pipeline sent last; NONE before the first
         )
     ]
 )
@@ -400,10 +400,12 @@ def new_tables(
     resources = np.zeros(resource_count(topology) + others, dtype=RESOURCE)
     resources["first"] = resources["last"] = NONE
     queues = np.zeros(len(topology.queues), dtype=QUEUE)
-    queues["first"] = queues["last"] = queues["expired"] = queues["served"] = NONE
+    queues["first"] = queues["last"] = queues["expired"] = NONE
     queues["arrived_us"] = NONE
     queues["gap"], queues["size"] = topology.queues["gap"], 1 << RATE_SHIFT
     queues["timer_us"] = FAR
+    candidates = np.zeros(pipelines, dtype=CANDIDATE)
+    candidates["served"] = NONE
     counts = np.zeros(1, dtype=COUNTS)
     counts["lead_us"], counts["lead_us_per_sample"] = lead
     counts["early"] = (topology.queues["late"] == 0).sum()
@@ -427,7 +429,7 @@ def new_tables(
         queues=queues,
         offers=np.zeros((pipelines, hops), dtype=OFFER),
         quotes=np.zeros(pipelines, dtype=QUOTE),
-        candidates=np.zeros(pipelines, dtype=CANDIDATE),
+        candidates=candidates,
         waiting_keep_us=np.full(pipelines, FAR, dtype=np.int64),
         heaps=heaps,
         paths=np.zeros((0, hops), dtype=np.int64),

@@ -267,10 +267,14 @@ def _with_larger(known_us: Sequence[int], planned: int, limit_us: float) -> tupl
     """Latencies up to the planned batch, and of those that a burst fills where few requests are planned.
 
     A burst is the 99th percentile of Poisson arrivals. Larger batches than these gain nothing: they vary less, and a
-    part that runs one for long has those late that come meanwhile.
+    part that runs one for long has those late that come meanwhile. Nor do sizes that take longer for a sample than
+    the planned batch: a part all of whose time is planned would fall behind by them.
     """
+    each = known_us[planned - 1] / planned
     end, most = planned, min(len(known_us), math.ceil(planned + _P99 * math.sqrt(planned)))
-    while planned <= SMALL_BATCH and end < most and known_us[end] <= limit_us:
+    while (
+        planned <= SMALL_BATCH and end < most and known_us[end] <= min(limit_us, each * (end + 1))
+    ):
         end += 1
     return tuple(known_us[:end])
 

@@ -31,6 +31,7 @@ time: its candidate begins with the first request that it can keep. Only what no
 dropped.
 Rank `efficiency` is an ablation: least time of a vGPU per sample, as a multiple of the least that
 the pipeline can do with.
+Least recently served is the queue whose own pipeline on the vGPU was: what it is served elsewhere is no turn here.
 Ties: the lower pipeline number, that is model, entry, place in the model.
 
 Candidates that wait for their own last moments may all wait for the same vGPU. Two rules of ours
@@ -378,7 +379,7 @@ def _key(tables: Tables, queue: int, pipeline: int) -> int:
     if rank == LEAST_DEADLINE:
         key = tables.requests[candidate["first"]]["deadline_us"]
     elif rank == LEAST_RECENT:
-        key = tables.queues[queue]["served"]
+        key = candidate["served"]
     elif rank == LEAST_WASTE:
         row = topology.pipelines[pipeline]["first_stage"]
         best = topology.pipelines[pipeline]["efficient"]
@@ -515,7 +516,7 @@ def _send(tables: Tables, pool: int, pipeline: int) -> int:
     if not _path_is_free(tables, queue, pipeline):
         return SETTLED
     commit(tables, pipeline, make_batch(tables, tables.candidates[pipeline]["first"], pipeline))
-    tables.queues[queue]["served"] = counts["batches"]
+    tables.candidates[pipeline]["served"] = counts["batches"]
     return _gather(tables, queue)
 
 

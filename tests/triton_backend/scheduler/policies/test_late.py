@@ -352,6 +352,33 @@ def test_turns_go_to_the_queue_served_longest_ago() -> None:
     assert [b.model for b in life.batches] == [0, 1, 0, 1, 0]
 
 
+def test_what_a_queue_is_served_elsewhere_is_no_turn() -> None:
+    """Of a vGPU that two models share each has half the turns, however often one of them has another vGPU."""
+    place = [PlacementRun(node=0, gpu=gpu, slot=0) for gpu in (0, 1)]
+    both, other = (
+        hand_pipeline(hand_stage((0, 1), "GPU", at, (us,)), batch=1, rate_rps=1.0)
+        for at, us in zip(place, (10, 3), strict=True)
+    )
+    models = [
+        hand_model(f"m{n}", *pipelines, slo_us=1_000, policy="turns")
+        for n, pipelines in enumerate([(both, other), (both,)])
+    ]
+    nodes = [NodeGroup(count=1, gpu_class="GPU", gpus=2, nic_gbps=10.0)]
+    life = run(hand_plan(*models, nodes=nodes), [(0, n, 99, 1) for n in (0, 1) for _ in range(20)])
+    assert [b.model for b in life.batches if b.vgpu == 0][:6] == [0, 1, 0, 1, 0, 1]
+
+
+def test_turns_go_on_under_a_new_plan() -> None:
+    """Whose turn it was before the change has to wait for the others after it."""
+    plan = shared([(10,), (10,)], 1, policy="turns")
+    life = Life(plan)
+    for number, model in enumerate((0, 0, 1, 1)):
+        life.arrive(number, 0, model, 99)
+    life.tell(PlanChanged(now_us=1, plan=replace(plan, plan_id="next")))
+    life.until(float("inf"))
+    assert [b.model for b in life.batches] == [0, 1, 0, 1]
+
+
 def test_turns_by_window_grow_where_nobody_else_waits_for_one() -> None:
     rush = [(0, 0, 99, 1)] * 5
     alone = shared([RISING], 1, policy="turns-window", planned=[1])
