@@ -75,8 +75,9 @@ def test_an_old_token_is_worth_another(tmp_path: Path) -> None:
 def test_a_state_file_of_a_killed_system_is_said(tmp_path: Path) -> None:
     here = at(tmp_path)
     of_others = ("process_group", "instance", "socket_folder", "token", "token_header")
-    left = {"arguments": ["gone"], "pid": 1, "triton_pid": 1, "folder": "gone", "ready": True}
-    left |= dict.fromkeys((*of_others, "address", "http_address", "ports"), "")
+    left: dict[str, object] = {"arguments": ["gone"], "pid": 1, "triton_pid": 1, "folder": "gone"}
+    left |= dict.fromkeys((*of_others, "address", "http_address"), "")
+    left |= {"ports": {}, "ready": True}
     write_state_file(here.state.serve, left)
     (found,) = system.keeper(here)
     assert (found.severity, found.seen) == (
