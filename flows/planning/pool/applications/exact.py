@@ -192,7 +192,7 @@ class _Search:
             first = self.best is None and scarce
             steps = (steps[0], self._apart) if first else (self._apart, steps[0])
             steps = (*steps, self._together)
-            if scarce:
+            if scarce and self.pools.options.max_partitions > 1:
                 steps = (self._handed_out, *steps)
         for step in steps:
             step()
@@ -255,7 +255,7 @@ class _Search:
                 extra = np.maximum(apart.extra + open_ * beyond / float(beyond @ beyond), 0.0)
 
     def _handed_out(self) -> None:
-        """GPUs and time by what relaxations of lines need (`hulls`)."""
+        """GPUs and time by what relaxations of lines need (`hulls`); whole models are proven without."""
         pools = self.pools
         cutoff = inf if self.best is None else -self.best.score
         found = pools.hand_out(pools.watch.part(_HANDING_SHARE), cutoff)
