@@ -57,14 +57,14 @@ def test_demands_of_one_cut_and_nearly_one_budget_are_one_entry_with_headroom() 
     assert entries_of([demand(1, last / MS, 1)])["net"][0].budget_us == last
 
 
-def test_a_plan_follows_at_once_for_more_and_for_a_new_cut_and_rests_a_moment() -> None:
+def test_a_plan_follows_at_once_for_more_and_for_a_new_cut_and_rests_a_second() -> None:
     steering = steered()
     assert steering.next_plan([demand(0, 60, 30)], 0.0) is None
     moved = steering.next_plan([demand(0, 60, 30), demand(2, 60, 10)], 0.5)
     assert moved is not None
     assert own_entries(moved) == [(0, 33.0), (2, 11.0)]
-    assert steering.next_plan([demand(0, 60, 90)], 1.2) is None  # too soon
-    more = steering.next_plan([demand(0, 60, 90)], 1.25)
+    assert steering.next_plan([demand(0, 60, 90)], 1.4) is None  # too soon
+    more = steering.next_plan([demand(0, 60, 90)], 1.5)
     assert more is not None
     assert own_entries(more) == [(0, 99.0)]
     assert steering.next_plan([demand(0, 60, 98)], 3.0) is None  # within the headroom
