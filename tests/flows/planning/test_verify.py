@@ -12,8 +12,15 @@ from tests.fakes.unequal_shares import example
 from tests.flows.planning.small import cluster, profile, workload
 from triton_backend.contract.cluster import GpuClass, NodeGroup
 from triton_backend.contract.errors import InputError
-from triton_backend.contract.plan import PlacementRun, Plan, StageMemory
+from triton_backend.contract.plan import (
+    PlacementRun,
+    Plan,
+    PoolInterference,
+    SeatInterference,
+    StageMemory,
+)
 from triton_backend.contract.profiles import loaded
+from triton_backend.contract.shares import WHOLE_GPU
 from triton_backend.contract.workload import ModelDemand
 
 PROFILES = {"net": profile()}
@@ -154,7 +161,7 @@ def test_a_batch_of_one_that_has_its_gpu_for_itself_waits_for_no_turn(
     assert any(said in text for text in verify_plan(plan)) == found
 
 
-@pytest.mark.parametrize("gathering", ["dt", "2d"])
+@pytest.mark.parametrize("gathering", ["dt", "2d", "tc-tail"])
 def test_a_batch_of_a_gpu_that_is_paid_in_part_fills_as_slowly_as_is_paid(gathering: str) -> None:
     """A tenth of it pays for 400 rows/s: 10 ms for a batch of four, of which the SLO has 8."""
     plan = alone((1_000,) * 4, slo_us=8_000)
@@ -165,7 +172,37 @@ def test_a_batch_of_a_gpu_that_is_paid_in_part_fills_as_slowly_as_is_paid(gather
         options={**plan.options, "gathering": gathering},
         models=(replace(model, pipelines=(pipeline,), throughput_rps=400.0),),
     )
-    assert any("SLO less margin allow" in text for text in verify_plan(paid))
+    found = verify_plan(paid)
+    assert any("SLO less margin allow" in text for text in found)
+    assert not any("occupies" in text for text in found)
+    more = replace(pipeline, occupied_vgpus=1.1)
+    beyond = replace(paid, models=(replace(model, pipelines=(more,), throughput_rps=400.0),))
+    assert any("occupies 1.1 vGPUs, its pool has 1" in text for text in verify_plan(beyond))
+
+
+def test_what_the_last_stage_would_send_takes_no_uplink() -> None:
+    """At 10 MB a sample the link would carry an eighth of the rate."""
+    assert verify_plan(alone((1_000,), boundary_bytes_per_sample=10_000_000)) == verify_plan(
+        alone((1_000,))
+    )
+
+
+def test_a_pool_may_feel_exactly_what_the_others_press() -> None:
+    plan = alone((1_000,))
+    seat = SeatInterference(susceptibility=1.0, pressure=0.1, factor=1.0)
+    nobody_else = PoolInterference(pressure=0.1, felt=0.0, inflation=1.0, seats=(seat,))
+    (pool,) = plan.pools
+    stated = replace(plan, pools=(replace(pool, interference=nobody_else),))
+    assert not any("interference" in text for text in verify_plan(stated))
+
+
+def test_the_price_in_shares_counts_every_vgpu_of_a_pool() -> None:
+    plan = planned()
+    held = sum(pool.share * len(list(pool.slots())) for pool in plan.pools) / WHOLE_GPU * 100
+    objective = replace(plan.objective, name="share", value=held, upper_bound=held, gap=0.0)
+    priced = replace(plan, objective=objective)
+    assert max(pool.vgpus for pool in plan.pools) > 1
+    assert not any("objective value" in text for text in verify_plan(priced))
 
 
 def test_a_pool_that_starts_anywhere_may_run_a_model_of_one_block() -> None:

@@ -40,7 +40,7 @@ from triton_backend.contract.events import (
 from triton_backend.contract.plan import PlacementRun, Plan
 from triton_backend.scheduler.compiled import NONE
 from triton_backend.scheduler.scheduler import Scheduler
-from triton_backend.scheduler.tables import CLOSED, LIVE, unpack
+from triton_backend.scheduler.tables import CLOSED, LIVE, TASK_LIMIT, TASK_ROW, unpack
 from triton_backend.serving.gateway.event_log import read_events, to_line
 
 MS = 1_000
@@ -76,6 +76,15 @@ def test_a_job_of_which_nothing_is_open_nor_will_be_is_damage() -> None:
     known.parts[slot]["state"] = CLOSED
     with pytest.raises(InvariantError, match="lives, and no task of it is open"):
         app.scheduler.check_invariants()
+
+
+def test_a_task_keeps_its_first_row_beside_its_limit() -> None:
+    app = shell(hand_module("a", "m0"))
+    app.arrive(0, 7, 100 * MS)
+    known = unpack(app.scheduler._tables.job_memory)
+    (slot,) = np.flatnonzero(known.jobs["state"] == LIVE)
+    task = known.tasks[known.jobs[slot]["first_task"]]
+    assert (task[TASK_ROW], task[TASK_LIMIT]) == (0, 100 * MS)
 
 
 def test_a_chain_runs_module_after_module_and_is_done() -> None:

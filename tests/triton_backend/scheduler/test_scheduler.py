@@ -98,6 +98,14 @@ def test_which_requests_are_queued_or_in_flight_is_known(scheduler: Scheduler) -
     assert [scheduler.has_request(number) for number in (3, 4)] == [True, False]
 
 
+def test_requests_of_a_batch_count_as_late_from_just_after_their_deadline(
+    scheduler: Scheduler,
+) -> None:
+    (sent,) = [d for d in arrive(scheduler, 4) if isinstance(d, Dispatch)]
+    assert scheduler.late_requests(sent.batch_id, SLO_US) == 0
+    assert scheduler.late_requests(sent.batch_id, SLO_US + 1) == len(sent.request_ids)
+
+
 def test_nothing_is_dispatched_between_pause_and_resume(scheduler: Scheduler) -> None:
     scheduler.handle(Pause(now_us=0))
     assert arrive(scheduler, 8, now_us=1) == []

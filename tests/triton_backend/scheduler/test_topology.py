@@ -111,6 +111,17 @@ def test_a_slow_uplink_alone_delays_what_leaves_its_node() -> None:
     scheduler.check_invariants()
 
 
+def test_a_link_slower_by_a_hundredth_takes_a_hundredth_longer() -> None:
+    scheduler = Scheduler(two_stages())
+    scheduler.handle(LinkPaceChanged(now_us=0, node=0, uplink_percent=101, downlink_percent=100))
+    moves = {
+        d.hops[0].vgpu: d.hops[1].transfer_end_us - d.hops[1].transfer_start_us
+        for d in arrive(scheduler, 20)
+        if isinstance(d, Dispatch)
+    }
+    assert moves[0] == 4_040
+
+
 def test_a_stage_that_has_become_slower_is_planned_with_its_new_pace() -> None:
     scheduler = Scheduler(make_plan([[Own(latency_us=(1_000,), gpus=1)]]))
 
@@ -137,8 +148,10 @@ def test_a_stage_that_has_become_slower_is_planned_with_its_new_pace() -> None:
     assert takes(20_000, 2) == 2_500
     pace(40_000, 100)
     assert takes(40_000, 3) == 1_000
+    pace(50_000, 1)
+    assert takes(50_000, 4) == 10
     pace(60_000, 100 * SLO_US)
-    (refused,) = arrive(scheduler, 1, now_us=60_000, first=4)
+    (refused,) = arrive(scheduler, 1, now_us=60_000, first=5)
     assert isinstance(refused, Drop)
     with pytest.raises(InputError, match="no such stage"):
         scheduler.handle(PaceChanged(now_us=70_000, model=0, pipeline=0, stage=1, percent=100))
