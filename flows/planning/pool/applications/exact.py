@@ -52,9 +52,9 @@ from flows.planning.registry import Inputs, Outcome, PlanOptions, Trace
 from triton_backend.contract.errors import InfeasibleError, InputError
 from triton_backend.contract.workload import Workload
 
-_PRICINGS = 8  # of scarce GPUs
+_PRICINGS = 20  # of scarce GPUs
 _HANDING_SHARE = 0.25  # of the time that is left: what handing out scarce GPUs may take
-_SCARCE_SHARE = 0.4  # of the time that is left: what planning lines at these may take
+_SCARCE_SHARE = 0.6  # of the time that is left: what planning lines at these may take
 _SKETCH, _MANY = 24, 64  # boxes looked at before one program is asked; after it
 _ENDS = "time limit reached"
 
