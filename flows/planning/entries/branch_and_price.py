@@ -947,7 +947,7 @@ class _Search:
         answer = solve_integer(build.build(), self._limits(bound, _GROUP_NODES))
         if answer.values is None:
             return
-        chosen = [c for c, z in zip(columns, answer.values[groups], strict=True) if z > 0.5]  # noqa: PLR2004 - whole
+        chosen = [c for c, z in zip(columns, answer.values[groups], strict=True) if round(z)]
         self.take(self.pricing.moved(chosen))
 
     def seats(self, bound: float, pi: Floats) -> None:

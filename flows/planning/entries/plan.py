@@ -118,13 +118,14 @@ def exactly(table: ModelTable, inputs: Inputs, options: PlanOptions) -> Solved:
     """The cheapest groups, or pools where alignment stages are better shared."""
     field = Field(table, items_of(table))
     require_reachable(field)
-    whole = options.objective == "share" and all(s.share % PER_PERCENT == 0 for s in table.sizes)
+    step = _step_of(table, options)
+    whole = step == 1.0
     tried = _uniform(table, len(field.items))
     known = min(plan.cost for plan in tried)
     if inputs.most is not None and known <= inputs.most:
         found = _Found([], 0.0, 0.0, 0, GROUPS)
     elif 1 << len(field.items) > MOST_SUBSETS and priceable(field):
-        found = _by_branching(field, inputs, options, step=_step_of(table, options), known=known)
+        found = _by_branching(field, inputs, options, step=step, known=known)
     elif len(field.items) > MANY and one_rate(field):
         found = _by_seats(field, inputs, options, whole=whole)
     else:
