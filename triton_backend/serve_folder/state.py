@@ -10,16 +10,20 @@ from pathlib import Path
 from typing import Any
 
 from triton_backend.contract.errors import InputError
+from triton_backend.contract.fields import Fields
 from triton_backend.serve_folder.endpoints import reached_at
 from triton_backend.serve_folder.files import PRIVATE, write_whole
 
 STATE_NAME = "state.json"
-# What finding, reaching and ending a system takes.
-_FIELDS = (
-    *("pid", "arguments", "triton_pid", "process_group", "instance", "folder", "socket_folder"),
-    *("token", "token_header", "address", "http_address", "ports", "ready"),
+# What finding, reaching and ending a system takes. A number that is no process must not be one that
+# `kill` takes for many.
+_PROCESSES = ("pid", "triton_pid", "process_group")
+_TEXTS = (
+    *("instance", "folder", "socket_folder", "token", "token_header"),
+    *("address", "http_address", "grpc_address"),
 )
-_REMEDY = ": remove it where no system runs"
+_PORTS = ("http", "grpc", "metrics")
+_REMEDY = ": remove the file where no system runs"
 
 
 def read_state_file(folder: Path) -> dict[str, Any] | None:
@@ -34,15 +38,45 @@ def whole_state_file(folder: Path) -> dict[str, Any] | None:
     """The same for a command, whose user may have a file there that no keeper wrote.
 
     Raises:
-        InputError: it is no JSON object, or lacks what a state file has.
+        InputError: it is no JSON object, or a field that a state file has is missing or of another
+            type.
     """
     path, state = folder / STATE_NAME, read_state_file(folder)
     if state is None and path.exists():
         raise InputError(str(path), f"is no state file of a system{_REMEDY}")
-    missing = [name for name in _FIELDS if state is not None and name not in state]
-    if missing:
-        raise InputError(str(path), f"{missing[0]!r} is missing{_REMEDY}")
+    if state is not None:
+        try:
+            _check(Fields(state))
+        except InputError as error:
+            raise InputError(str(path), f"{error}{_REMEDY}") from None
     return state
+
+
+def _check(state: Fields) -> None:
+    """Complain about the first field that is missing or of another type."""
+    for name in _PROCESSES:
+        state.integer(name, least=1)
+    for name in _TEXTS:
+        state.text(name)
+    state.texts("arguments")
+    state.flag("ready")
+    for name in _PORTS:
+        state.inner("ports").integer(name, most=65_535)
+    if state.has("server_group"):
+        state.integer("server_group", least=1)
+    servers = state.plain().get("servers", [])
+    if not isinstance(servers, list):
+        raise state.wrong("servers", "is not a list")
+    for i, server in enumerate(servers):
+        if server is not None:  # one that was not started yet
+            _check_server(Fields(server, f"servers[{i}]"))
+
+
+def _check_server(server: Fields) -> None:
+    for name in ("triton_pid", "server_group"):
+        server.integer(name, least=1)
+    server.integer("metrics_port", most=65_535)
+    server.text("repository")
 
 
 def write_state_file(folder: Path, state: dict[str, Any]) -> None:

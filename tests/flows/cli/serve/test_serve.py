@@ -1,9 +1,13 @@
+import json
+from typing import Any
+
 import pytest
 
 from flows.release.server.admin import starting
 from flows.state import project_state
 from tests.flows.cli.conftest import Command
 from tests.ports import free_ports, taken_port
+from tests.triton_backend.serve_folder.state_files import LEFT
 from triton_backend.serve_folder.state import STATE_NAME
 
 
@@ -18,16 +22,27 @@ def test_stopping_nothing_is_fine(poolpipe: Command) -> None:
     ("text", "reason"),
     [
         ("{", "state.json: is no state file of a system"),
-        ("{}", "state.json: 'pid' is missing"),
-        ('{"pid": 1}', "state.json: 'arguments' is missing"),
+        ("{}", "state.json: pid: is missing"),
+        ('{"pid": 1}', "state.json: triton_pid: is missing"),
+        # A process number that `kill` takes for every process.
+        ('{"pid": -1}', "state.json: pid: -1 is not within 1 and"),
+        ({"arguments": "start"}, "state.json: arguments: 'start' is not a list"),
+        ({"token": 7}, "state.json: token: 7 is not a text"),
+        ({"ready": "yes"}, "state.json: ready: 'yes' is neither true nor false"),
+        ({"ports": []}, "state.json: ports: [] is not an object"),
+        ({"ports": {"http": 8000, "grpc": "8001"}}, "state.json: ports.grpc: '8001' is not"),
+        ({"servers": {}}, "state.json: servers: is not a list"),
+        ({"servers": [None, 5]}, "state.json: servers[1]: 5 is not an object"),
+        ({"servers": [{"triton_pid": 0}]}, "state.json: servers[0].triton_pid: 0 is not within"),
     ],
 )
 def test_a_state_file_that_no_keeper_wrote_is_named(
-    poolpipe: Command, command: str, text: str, reason: str
+    poolpipe: Command, command: str, text: str | dict[str, Any], reason: str
 ) -> None:
     folder = project_state().serve
     folder.mkdir(parents=True)
-    (folder / STATE_NAME).write_text(text)
+    written = text if isinstance(text, str) else json.dumps({**LEFT, **text})
+    (folder / STATE_NAME).write_text(written)
     ran = poolpipe(command)
     assert (ran.code, ran.out, ran.err.count("\n")) == (2, "", 1)
     assert reason in ran.err

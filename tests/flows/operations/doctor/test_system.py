@@ -15,6 +15,7 @@ from flows.operations.doctor.registry import Severity, Surroundings
 from flows.release.server import admin
 from flows.state import ProjectState
 from tests.ports import free_ports
+from tests.triton_backend.serve_folder.state_files import LEFT
 from tests.triton_backend.serving.small_plans import plan, two_stage
 from triton_backend.serve_folder.endpoints import EVERYWHERE, Endpoints
 from triton_backend.serve_folder.repository import render_repository
@@ -74,11 +75,7 @@ def test_an_old_token_is_worth_another(tmp_path: Path) -> None:
 
 def test_a_state_file_of_a_killed_system_is_said(tmp_path: Path) -> None:
     here = at(tmp_path)
-    of_others = ("process_group", "instance", "socket_folder", "token", "token_header")
-    left: dict[str, object] = {"arguments": ["gone"], "pid": 1, "triton_pid": 1, "folder": "gone"}
-    left |= dict.fromkeys((*of_others, "address", "http_address"), "")
-    left |= {"ports": {}, "ready": True}
-    write_state_file(here.state.serve, left)
+    write_state_file(here.state.serve, LEFT)
     (found,) = system.keeper(here)
     assert (found.severity, found.seen) == (
         Severity.ADVICE,
@@ -88,9 +85,9 @@ def test_a_state_file_of_a_killed_system_is_said(tmp_path: Path) -> None:
 
 def test_a_state_file_that_no_keeper_wrote_is_a_problem(tmp_path: Path) -> None:
     here = at(tmp_path)
-    write_state_file(here.state.serve, {"pid": 1})
+    write_state_file(here.state.serve, {**LEFT, "arguments": "x"})
     (found,) = system.keeper(here)
-    assert (found.severity, "'arguments' is missing" in found.seen) == (Severity.PROBLEM, True)
+    assert (found.severity, "arguments: 'x' is not a list" in found.seen) == (Severity.PROBLEM, True)
 
 
 @pytest.fixture(scope="module")
