@@ -154,6 +154,8 @@ def _seconds_of_former_changes(warehouse: Path) -> float | None:
     from flows.workspace import workspace
     from warehouse.observations import list_rollouts, rollout_steps
 
+    if not warehouse.exists():
+        return None  # a plan file can be served, and looked at, without one
     with workspace(warehouse).open(read_only=True) as store:
         done = [rollout for rollout in list_rollouts(store, 10) if rollout.state == DONE]
         totals = [sum(s.seconds for s in rollout_steps(store, r.rollout_id)) for r in done]

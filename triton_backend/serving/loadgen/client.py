@@ -8,9 +8,11 @@ from collections.abc import Callable, Mapping
 from enum import IntEnum
 from typing import NamedTuple, Protocol
 
+from triton_backend.contract.errors import InputError
 from triton_backend.contract.tensors import TensorSpec
 from triton_backend.serving.loadgen.payload import Arrays
 
+MAX_PORT = 65_535
 # How the gateway's refusals read; broken connections and dead workers read otherwise.
 REFUSED_MARKS = (
     "deadline cannot be met",
@@ -18,6 +20,18 @@ REFUSED_MARKS = (
     "no more are taken",
     "after the deadline",
 )
+
+
+def host_and_port(address: str) -> tuple[str, int]:
+    """The parts of `host:port`.
+
+    Raises:
+        InputError: it is no such address.
+    """
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdecimal() or not 0 < int(port) <= MAX_PORT:
+        raise InputError("--url", f"{address!r} is not host:port")
+    return host, int(port)
 
 
 class Status(IntEnum):

@@ -22,6 +22,7 @@ from triton_backend.contract.tensors import TensorSpec
 from triton_backend.serving.loadgen.client import (
     Answer,
     Status,
+    host_and_port,
     refused_or_error,
     spec_from_metadata,
 )
@@ -85,6 +86,7 @@ class GrpcClient:
             # Channels to one address share a connection otherwise.
             ("grpc.use_local_subchannel_pool", int(connections > 1)),
         ]
+        host_and_port(address)  # gRPC would look for another address until the time is over
         self._address = address
         self._connect_s = connect_s
         credentials = None if tls is None else tls.credentials()

@@ -22,6 +22,7 @@ from triton_backend.contract.tensors import TensorSpec
 from triton_backend.serving.loadgen.client import (
     Answer,
     Status,
+    host_and_port,
     refused_or_error,
     spec_from_metadata,
 )
@@ -244,11 +245,9 @@ class HttpClient:
     """An HTTP endpoint `host:port`; see `client.Client`."""
 
     def __init__(self, address: str, *, connect_s: float = 10.0) -> None:
-        host, _, port = address.rpartition(":")
-        if not host or not port.isdecimal():
-            raise InputError("--url", f"{address!r} is not host:port")
+        host, port = host_and_port(address)
         self._address = address
-        self._pool = HttpPool(host.strip("[]"), int(port))
+        self._pool = HttpPool(host.strip("[]"), port)
         self._connect_s = connect_s
 
     async def connect(self) -> None:

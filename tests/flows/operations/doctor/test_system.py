@@ -87,7 +87,10 @@ def test_a_state_file_that_no_keeper_wrote_is_a_problem(tmp_path: Path) -> None:
     here = at(tmp_path)
     write_state_file(here.state.serve, {**LEFT, "arguments": "x"})
     (found,) = system.keeper(here)
-    assert (found.severity, "arguments: 'x' is not a list" in found.seen) == (Severity.PROBLEM, True)
+    assert (found.severity, "arguments: 'x' is not a list" in found.seen) == (
+        Severity.PROBLEM,
+        True,
+    )
 
 
 @pytest.fixture(scope="module")
