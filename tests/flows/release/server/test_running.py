@@ -281,6 +281,14 @@ def test_a_killed_part_comes_back(state: ServerState, infer: Callable[..., Any],
 
     wait_for(back)
     assert not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    if part != "worker":  # what Triton forks while it serves keeps nothing of it
+        anew = int(pid_file.read_text().split()[0])
+        assert not sockets_of(anew) & sockets_of(int(state.data["triton_pid"]))
+
+
+def sockets_of(pid: int) -> set[str]:
+    links = Path(f"/proc/{pid}/fd").iterdir()
+    return {target for link in links if (target := str(link.readlink())).startswith("socket:")}
 
 
 def test_plans_follow_one_another_without_a_lost_request(

@@ -41,27 +41,33 @@ KEY = b"the key"
 
 @pytest.mark.slow
 def test_a_forked_process_keeps_no_connection_of_its_parent_open() -> None:
-    """As one of a model that Triton forks while it serves: clients see the end, the port is free."""
+    """As one of a model that Triton forks while it serves: peers see the end, the port is free."""
     listener = socket.create_server(("127.0.0.1", 0))
     port = listener.getsockname()[1]
     client = socket.create_connection(("127.0.0.1", port))
     server, _ = listener.accept()
-    ours, theirs = socket.socketpair()
+    woken, waking = socket.socketpair()  # as Triton's HTTP threads have
+    (read_closed, say_closed), (read_end, say_end) = os.pipe(), os.pipe()
     child = os.fork()
     if child == 0:  # it has all five
-        ours.send(bytes([close_inherited_sockets()]))
-        ours.recv(1)
+        os.close(say_end)  # so that it ends with its parent
+        os.write(say_closed, bytes([close_inherited_sockets()]))
+        os.read(read_end, 1)
         os._exit(0)
-    with client, ours, theirs:
-        closed = theirs.recv(1)[0]
-        server.close()
-        listener.close()
+    with client, woken:
+        closed = os.read(read_closed, 1)[0]
+        for ours in (server, listener, waking):
+            ours.close()
         client.settimeout(5)
-        assert closed >= 3
+        woken.settimeout(5)
+        assert closed >= 5
         assert client.recv(1) == b""
+        assert woken.recv(1) == b""
         socket.create_server(("127.0.0.1", port)).close()
-        theirs.send(b"x")
+        os.write(say_end, b"x")
         os.waitpid(child, 0)
+    for fd in (read_closed, say_closed, read_end, say_end):
+        os.close(fd)
 
 
 class HandClock(SystemClock):
