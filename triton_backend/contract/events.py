@@ -141,11 +141,16 @@ class WorkerLost:
 
 @message
 class WorkerBack:
-    """A lost vGPU is healthy again and idle; numbered as in `WorkerLost`."""
+    """A lost vGPU is healthy again; numbered as in `WorkerLost`.
+
+    `idle_us`: until then it is busy with what this scheduler does not know; an instant that is over: it
+    is idle. Said of one that is not lost it replaces what was said before.
+    """
 
     now_us: int
     vgpu: int
     plan: int | None = None
+    idle_us: int = 0
 
 
 @message

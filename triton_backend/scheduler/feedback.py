@@ -170,6 +170,7 @@ def worker_lost(tables: Tables, vgpu: int) -> int:
     Returns `NEEDS_ROOM` where `out` has no row for all of them; empty it and call again then.
     """
     tables.resources[vgpu]["lost"] = 1
+    tables.resources[vgpu]["idle_us"] = 0
     refresh(tables, vgpu)
     for batch in range(len(tables.batches)):
         if tables.batches[batch]["number"] == NONE or not _needs(tables, batch, vgpu):
@@ -227,7 +228,8 @@ def lose(tables: Tables, batch: int) -> None:
 
 
 @kernel
-def worker_back(tables: Tables, vgpu: int) -> None:
-    """A lost vGPU may be reserved again."""
+def worker_back(tables: Tables, vgpu: int, idle_us: int) -> None:
+    """A lost vGPU may be reserved again, from an instant on."""
     tables.resources[vgpu]["lost"] = 0
+    tables.resources[vgpu]["idle_us"] = idle_us
     refresh(tables, vgpu)

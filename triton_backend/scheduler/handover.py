@@ -219,6 +219,8 @@ def hand_over(
     left_out = _move_requests(old, tables, queues)
     _move_turns(old, tables, queues, to)
     _move_batches(old, tables, flying, to)
+    goes_on = to != NONE
+    tables.resources["idle_us"][to[goes_on]] = old.resources["idle_us"][goes_on]
     return HandOver(tables, _renumbered(old, before, plan, links, to), left_out, jobs_left_out, to)
 
 

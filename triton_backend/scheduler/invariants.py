@@ -108,6 +108,7 @@ def _index(tables: Tables) -> Iterator[str]:
 
 
 def _first_gap(tables: Tables, resource: int, at_us: int, length_us: int) -> int:
+    at_us = max(at_us, int(tables.resources[resource]["idle_us"]))
     for i in _chain(tables.intervals, tables.resources[resource]["first"]):
         row = tables.intervals[i]
         if row["start_us"] - at_us >= length_us:

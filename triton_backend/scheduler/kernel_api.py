@@ -102,7 +102,7 @@ CANCEL = 2  # request id
 STAGE_DONE = 3  # batch slot, stage, end
 TRANSFER_DONE = 4  # batch slot, stage, end
 WORKER_LOST = 5  # vGPU
-WORKER_BACK = 6  # vGPU
+WORKER_BACK = 6  # vGPU, when it is idle
 BATCH_LOST = 7  # batch slot
 TIMER = 8
 PAUSE = 9
@@ -198,7 +198,7 @@ def handle_event(memory: Integers, event: int, now_us: int, a: int, b: int, c: i
         while worker_lost(tables, a) == NEEDS_ROOM:
             length = _write_decisions(tables, answer, length)
     elif event == WORKER_BACK:
-        worker_back(tables, a)
+        worker_back(tables, a, b)
     elif event == BATCH_LOST:
         lose(tables, a)
     elif event == REFRESH:

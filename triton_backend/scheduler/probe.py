@@ -246,6 +246,7 @@ def _go_before(
         if tables.resources[vgpu]["lost"] == 1:
             continue
         start = _comes_us(tables, stage, sender, vgpu, samples, at_us)
+        start = max(start, tables.resources[vgpu]["idle_us"])
         i = before_whom(tables, vgpu, start, latest_us)
         if i == NONE:
             continue

@@ -394,7 +394,9 @@ class Scheduler:
 
     def _worker_back(self, event: WorkerBack) -> list[Decision]:
         resource = self._numbering.resource_of(event.vgpu, event.plan)
-        return [] if resource is None else self._take(WORKER_BACK, event.now_us, resource)
+        if resource is None:
+            return []
+        return self._take(WORKER_BACK, event.now_us, resource, event.idle_us)
 
     def _batch_lost(self, event: BatchLost) -> list[Decision]:
         slot = self._rides.get(event.batch_id)

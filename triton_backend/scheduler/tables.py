@@ -109,7 +109,7 @@ INTERVAL = np.dtype(
         )
     ]
 )
-RESOURCE = np.dtype([(name, np.int64) for name in ("first", "last", "lost")])
+RESOURCE = np.dtype([(name, np.int64) for name in ("first", "last", "lost", "idle_us")])
 BATCH = np.dtype(
     [
         (name, np.int64)
@@ -337,7 +337,8 @@ class Tables(NamedTuple):
 
     Attributes:
         intervals: [interval] reserved times, chained per resource in the order of their starts.
-        resources: [resource] ends of those chains; `lost` is 1 while a vGPU is gone.
+        resources: [resource] ends of those chains; `lost` is 1 while a vGPU is gone; nothing begins
+            there before `idle_us`.
         free_from_us: [vGPU] no job of its stage can start before; FAR while it is lost.
         block_from_us: [block] least `free_from_us` of its vGPUs.
         batches: [batch slot] batches in flight; free slots are chained.

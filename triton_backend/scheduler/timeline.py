@@ -7,6 +7,8 @@ Invariant: the intervals of a resource do not overlap, and its chain is in the o
     earliest_start(at 0, length 5)  = 0      earliest_start(at 12, length 5)  = 20
     earliest_start(at 0, length 11) = 40     earliest_start(at 12, length 21) = 70
 
+What a vGPU does that is not reserved here, work of another scheduler, ends at `resources[r].idle_us`.
+
 The index (`free_from_us`, `block_from_us`) is a lower bound that every change keeps true: a search
 skips by it what cannot win, so it may be early, never late.
 """
@@ -20,7 +22,7 @@ from triton_backend.scheduler.topology import BLOCK
 def earliest_start(tables: Tables, resource: int, at_us: int, length_us: int) -> int:
     """First instant >= at_us from which the resource is free for length_us."""
     intervals = tables.intervals
-    start = at_us
+    start = max(at_us, tables.resources[resource]["idle_us"])
     i = tables.resources[resource]["first"]
     while i != NONE:
         if intervals[i]["start_us"] >= start + length_us:

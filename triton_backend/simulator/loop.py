@@ -202,7 +202,7 @@ def _happen(world: World, now_us: int) -> int:
     if kind == WORKER_LOST:
         return _lose(world, slot)
     if kind == WORKER_BACK:
-        worker_back(world.tables, slot)
+        worker_back(world.tables, slot, 0)
         return settle_all(world.tables)
     if world.runs[slot]["number"] != number:
         return NOTHING

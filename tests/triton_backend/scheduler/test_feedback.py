@@ -119,6 +119,32 @@ def test_a_vgpu_that_is_back_is_used_again() -> None:
     assert isinstance(arrive(scheduler, 1, now_us=20, first=1)[0], Dispatch)
 
 
+def test_a_vgpu_that_is_back_and_busy_takes_what_can_wait_for_it() -> None:
+    scheduler = Scheduler(make_plan([[Own(latency_us=(1_000,), gpus=1)]], slo_us=SLO_US))
+    scheduler.handle(WorkerLost(now_us=0, vgpu=0))
+    busy_until_us = SLO_US - 1_000
+    scheduler.handle(WorkerBack(now_us=0, vgpu=0, idle_us=busy_until_us))
+    (late,) = arrive(scheduler, 1, now_us=0)
+    assert isinstance(late, Dispatch), "it ends at its deadline"
+    assert (late.hops[0].start_us, late.hops[0].end_us) == (busy_until_us, SLO_US)
+    (dropped,) = arrive(scheduler, 1, now_us=10, first=1)
+    assert isinstance(dropped, Drop)
+    assert dropped.best_finish_us == SLO_US + 1_000
+    scheduler.check_invariants()
+
+
+def test_a_vgpu_that_is_idle_sooner_than_said_is_used_sooner() -> None:
+    scheduler = Scheduler(make_plan([[Own(latency_us=(1_000,), gpus=1)]], slo_us=SLO_US))
+    scheduler.handle(WorkerLost(now_us=0, vgpu=0))
+    scheduler.handle(WorkerBack(now_us=10, vgpu=0, idle_us=50_000))
+    scheduler.handle(WorkerBack(now_us=20, vgpu=0))
+    (sent,) = arrive(scheduler, 1, now_us=30)
+    assert isinstance(sent, Dispatch)
+    assert sent.hops[0].start_us == 30
+    scheduler.handle(WorkerLost(now_us=40, vgpu=0))
+    scheduler.check_invariants()
+
+
 def test_requests_of_a_batch_that_got_lost_run_again(scheduler: Scheduler) -> None:
     first = arrive(scheduler, 4)[-1]
     assert isinstance(first, Dispatch)

@@ -287,6 +287,19 @@ def test_vgpus_that_are_not_up_get_nothing_until_they_are_back() -> None:
         scheduler.handle(PlanChanged(now_us=30, plan=plan, lost=(2,)))
 
 
+def test_what_a_vgpu_is_busy_with_outlives_the_plan() -> None:
+    plan = make_plan([[SLOW]])
+    scheduler = Scheduler(plan)
+    for vgpu in (0, 1):
+        scheduler.handle(WorkerLost(now_us=0, vgpu=vgpu))
+    scheduler.handle(WorkerBack(now_us=0, vgpu=0, idle_us=3_000))
+    scheduler.handle(WorkerBack(now_us=0, vgpu=1, idle_us=4_000))
+    scheduler.handle(PlanChanged(now_us=10, plan=plan, inherited=((0, 1), (1, 0))))
+    begun = [sent(scheduler.handle(arrival(number, 10)))[0].hops[0][0::3] for number in (0, 1)]
+    assert begun == [(1, 3_000), (0, 4_000)]
+    scheduler.check_invariants()
+
+
 def test_the_shell_says_who_goes_on_where_it_knows_better() -> None:
     plan = make_plan([[SLOW]])
     scheduler = Scheduler(plan)

@@ -204,8 +204,9 @@ class Shell:
                 self.lost.add(vgpu)
                 self.tell(WorkerLost(now_us=self.now_us, vgpu=vgpu))
             case "back":
+                idle_us = self.now_us + b * 10 if vgpu in self.lost else 0
                 self.lost.discard(vgpu)
-                self.tell(WorkerBack(now_us=self.now_us, vgpu=vgpu))
+                self.tell(WorkerBack(now_us=self.now_us, vgpu=vgpu, idle_us=idle_us))
             case "pace":
                 self.change_pace(vgpu, 50 + b % 400)
             case "link":

@@ -46,6 +46,7 @@ from triton_backend.serving.transport.wire import (
     Hello,
     Kind,
     StandbyHello,
+    WorkerHello,
     frame,
     pack_heartbeat,
     unpack_arrival,
@@ -399,13 +400,11 @@ class SchedulerService:
             raise FrameError(f"a worker may not say {header.kind.name}")
 
     def _hello(self, connection: Connection, hello: Hello, now_us: int) -> None:
-        idle = False
         if isinstance(hello, FrontHello):
             peer = FrontAddress(hello.model, hello.gateway)
         elif isinstance(hello, StandbyHello):
             peer = StandbyAddress(hello.standby)
         else:
-            idle = hello.idle
             peer = WorkerAddress(hello.generation, hello.vgpu)
         old = self._peers.get(peer)
         if old is not None and old is not connection:
@@ -419,13 +418,13 @@ class SchedulerService:
             raise FrameError("a second HELLO, of another peer")
         if peer not in names:
             names.append(peer)
-        if not isinstance(peer, WorkerAddress):
+        if not (isinstance(peer, WorkerAddress) and isinstance(hello, WorkerHello)):
             for plan_frame in self.gateway.plan_frames():
                 connection.send(plan_frame)
-        elif idle:
-            self.gateway.worker_up(peer, now_us)
+        elif hello.idle_us:
+            self.gateway.worker_busy(peer, hello.idle_us, now_us)
         else:
-            self.gateway.worker_busy(peer, now_us)
+            self.gateway.worker_up(peer, now_us)
 
     def _forget_former(self, names: list[Address]) -> None:
         """Forget what a worker that goes on was called in generations that are over."""

@@ -452,6 +452,7 @@ class Gateway:
         self._jobs = Jobs()
         self._may_send = False  # whether any of these might have its slots now
         self._up: dict[int, set[int]] = {}  # vGPUs by generation
+        self._busy_until_us: dict[int, int] = {}  # of these, with batches of the life before
         for vgpu in deployment.vgpus:
             self._apply(WorkerLost(now_us=self._at(now_us), vgpu=vgpu.index))
         # The workers of an earlier life are about to report; what fronts announce again waits for them.
@@ -752,25 +753,39 @@ class Gateway:
 
     # Workers that come and go
 
-    def worker_busy(self, worker: WorkerAddress, now_us: int) -> None:
-        """A worker is ready, and busy with batches of the life before."""
-        self._offer_adoption(worker)
-        if self._roll_call is not None and worker.generation == self.deployment.generation:
-            self._roll_call.busy(worker.vgpu)
+    def worker_busy(self, worker: WorkerAddress, idle_us: int, now_us: int) -> None:
+        """A worker is ready, and busy with batches of the life before until an instant, as planned.
+
+        What it gets until then is planned behind them: without it the core would drop requests that it
+        runs in time. Not in the first moments, in which others that are idle have yet to report.
+        """
+        if worker.generation != self.deployment.generation:
+            self._offer_adoption(worker)
+        elif self._roll_call is None:
+            self.worker_up(worker, now_us, idle_us)
+        else:
+            self._offer_adoption(worker)
+            self._roll_call.busy[worker.vgpu] = idle_us
             self._end_roll_call(now_us)
 
-    def worker_up(self, worker: WorkerAddress, now_us: int) -> None:
-        """A worker is ready and idle."""
+    def worker_up(self, worker: WorkerAddress, now_us: int, idle_us: int = 0) -> None:
+        """A worker is ready, and idle from an instant on (0: now), at most an SLO from now."""
         up = self._up.setdefault(worker.generation, set())
+        served = worker.generation == self.deployment.generation
         if worker.vgpu in up:
+            if served and self._busy_until_us.pop(worker.vgpu, 0) > now_us:  # it was quicker
+                self._apply(WorkerBack(now_us=self._at(now_us), vgpu=worker.vgpu))
             return
         self._offer_adoption(worker)
-        served = worker.generation == self.deployment.generation
         if served and not self._served.supervisor.worker_up(worker.vgpu, now_us, up):
             return
         up.add(worker.vgpu)
         if served:
-            self._apply(WorkerBack(now_us=self._at(now_us), vgpu=worker.vgpu))
+            now_us = self._at(now_us)
+            idle_us = min(idle_us, now_us + max(self.deployment.longest_slos_us))
+            if idle_us > now_us:
+                self._busy_until_us[worker.vgpu] = idle_us
+            self._apply(WorkerBack(now_us=now_us, vgpu=worker.vgpu, idle_us=idle_us))
             self._end_roll_call(now_us)
 
     def worker_lost(self, worker: WorkerAddress, now_us: int) -> None:
@@ -778,7 +793,7 @@ class Gateway:
         if worker.generation == self.deployment.generation:
             self._served.supervisor.process_ended(worker.vgpu, now_us)
             if self._roll_call is not None:
-                self._roll_call.gone(worker.vgpu)
+                self._roll_call.busy.pop(worker.vgpu, None)
         self._take_out(worker, now_us)
         former = self._former.get(worker.generation)
         if former is not None:  # the core knows what of it was still to run
@@ -837,6 +852,7 @@ class Gateway:
         if not up:
             del self._up[worker.generation]
         if worker.generation == self.deployment.generation:
+            self._busy_until_us.pop(worker.vgpu, None)
             self.counters.workers_lost += 1
             self._apply(WorkerLost(now_us=self._at(now_us), vgpu=worker.vgpu))
 
@@ -1206,8 +1222,8 @@ class Gateway:
         if call is None or not call.is_over(self._up_served(), now_us):
             return
         self._roll_call = None
-        for vgpu in call.stand_ins(self._up_served()):
-            self.worker_up(WorkerAddress(self.deployment.generation, vgpu), now_us)
+        for vgpu, idle_us in call.busy.items():
+            self.worker_up(WorkerAddress(self.deployment.generation, vgpu), now_us, idle_us)
         if not self._rollout.paused:
             self._apply(Resume(now_us=self._at(now_us)))
 
@@ -1318,6 +1334,7 @@ class Gateway:
         served.supervise(now_us)
         self._use = PoolUse(deployment.plan, self.counters, now_us)
         self._served, self._prepared, self._roll_call = served, None, None
+        self._busy_until_us = {}
         self._number_fronts()
         self._announce(deployment, prepared=False)
         self._core.set_ride_times(deployment.ride_times)

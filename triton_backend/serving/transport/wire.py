@@ -167,11 +167,15 @@ class FrontHello(NamedTuple):
 
 
 class WorkerHello(NamedTuple):
-    """HELLO of the worker of a vGPU of a generation; one that is not `idle` says it again when it is."""
+    """HELLO of the worker of a vGPU of a generation.
+
+    `idle_us`: when batches of another life of the scheduler will have run here, as planned (gateway's
+    time); 0 where there are none. Who has some says HELLO again when it is idle.
+    """
 
     generation: int
     vgpu: int
-    idle: bool = True
+    idle_us: int = 0
 
 
 class StandbyHello(NamedTuple):
@@ -234,8 +238,7 @@ def unpack_hello(body: bytes) -> Hello:
         return FrontHello(_text(data, "model"), _integer(data, "gateway"))
     if "standby" in data:
         return StandbyHello(_text(data, "standby"))
-    idle = data.get("idle") is True
-    return WorkerHello(_integer(data, "generation"), _integer(data, "vgpu"), idle)
+    return WorkerHello(*(_integer(data, name) for name in WorkerHello._fields))
 
 
 def pack_plan(message: PlanBody) -> bytes:

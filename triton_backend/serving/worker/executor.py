@@ -190,7 +190,7 @@ class LeaderFollowers:
         """Send what waits; the batch or ride that is due, or None after a poll."""
         self._report_arrivals()
         self._outbox.flush_unless_begun()
-        known = self._scheduler.report(idle=self._queue.idle)
+        known = self._scheduler.report(self._idle_us)
         batch = self._queue.begin()
         if batch is not None:
             self._begun(batch)
@@ -198,6 +198,13 @@ class LeaderFollowers:
         self._set_timer()
         self._loop.poll(None if known else RECONNECT_SECONDS)
         return None
+
+    def _idle_us(self) -> int:
+        """When all that runs and waits here will have run, as planned (gateway's time); 0: it has."""
+        if self._queue.idle:
+            return 0
+        ends_us = (self._time.now_us(), self._stages.ends_us, self._queue.reserved_until_us)
+        return max(ends_us)
 
     def _report_arrivals(self) -> None:
         for batch in self._queue.arrived():

@@ -13,6 +13,7 @@ adds batches while another runs one. Not here: sockets, the runtime.
 import threading
 from collections import deque
 from collections.abc import Callable
+from itertools import chain
 from typing import NamedTuple
 
 from triton_backend.serving.deployment import Deployment
@@ -122,6 +123,13 @@ class BatchQueue:
     def idle(self) -> bool:
         """Whether nothing runs or waits."""
         return not self._batches and not self._boarding and not self._running
+
+    @property
+    def reserved_until_us(self) -> int:
+        """When the last of those that wait is to end; 0 where none does."""
+        with self._lock:
+            waiting = chain(self._batches.values(), self._boarding.values())
+            return max((batch.body.hops[batch.stage].end_us for batch in waiting), default=0)
 
     def serve(self, deployment: Deployment, vgpu: int) -> None:
         """Accept batches of a generation in which the vGPU has this number."""

@@ -6,6 +6,7 @@ network's fastest one-way delay of the truth, and following a window keeps up wi
 """
 
 from collections import deque
+from collections.abc import Callable
 
 from triton_backend.runtimes.clock import Clock
 from triton_backend.serving.deployment import Deployment
@@ -80,36 +81,43 @@ class SchedulerLink:
         self._connection: Connection | None = None
         self._introduced = False  # said HELLO on this connection
         self._known = False  # as idle
+        self._idle_us = 0  # as said last
         self._life = 0  # of the scheduler, the newest heard of
         self.losses = 0  # connections that have ended
 
     def serve(self, deployment: Deployment, vgpu: int) -> None:
         """Say HELLO for a generation too, at once where the scheduler knows this worker."""
         hello = self._hellos[deployment.tag] = WorkerHello(deployment.generation, vgpu)
-        self.send(frame(Kind.HELLO, pack_hello(hello._replace(idle=self._known))))
+        self.send(frame(Kind.HELLO, pack_hello(hello._replace(idle_us=self._idle_us))))
 
     def forget(self, tag: int) -> None:
         """A generation is over."""
         self._hellos.pop(tag, None)
 
-    def report(self, *, idle: bool) -> bool:
-        """Connect and say HELLO, while busy too, and once more when idle: only then is it given batches.
+    def report(self, idle_us: Callable[[], int]) -> bool:
+        """Connect and say HELLO, while busy too, and once more when idle, which may be sooner than said.
 
         From another host, only when heartbeats have brought the gateway's time.
+
+        Args:
+            idle_us: when this worker will be idle; 0: now.
 
         Returns:
             whether the scheduler knows this worker for idle.
         """
-        if self._known or (self._introduced and not idle):
-            return self._known
+        if self._known:
+            return True
+        until_us = idle_us()
+        if self._introduced and until_us:
+            return False
         if self._connection is None:
             self._connection = self._loop.connect(self._address)
         if self._connection is None or (self._elsewhere and not self._time.known):
             return False
-        self._introduced, self._known = True, idle
+        self._introduced, self._known, self._idle_us = True, not until_us, until_us
         for hello in self._hellos.values():
-            self.send(frame(Kind.HELLO, pack_hello(hello._replace(idle=idle))))
-        return idle
+            self.send(frame(Kind.HELLO, pack_hello(hello._replace(idle_us=until_us))))
+        return self._known
 
     def check_life(self, batch_id: int) -> None:
         """Refuse a batch of a scheduler whose place another has taken.

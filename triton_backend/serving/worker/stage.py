@@ -262,6 +262,12 @@ class LoadedStages:
         self._health = health
         self._time = time
         self._one_at_a_time = threading.Lock()
+        self._ends_us = 0  # what runs, by its profile (as this host counts)
+
+    @property
+    def ends_us(self) -> int:
+        """When what runs or ran last ends by its profile (gateway's time)."""
+        return self._ends_us - self._time.ahead_us
 
     def serve(self, deployment: Deployment, vgpu: int) -> None:
         """Run the stages that the vGPU has in a generation.
@@ -352,7 +358,9 @@ class LoadedStages:
     def _timed(self, stage: LoadedStage, run: Callable[[], None], samples: int) -> tuple[int, int]:
         with self._one_at_a_time:
             start_us = self._time.local_now_us()
-            self._health.busy(start_us, stage.expected_us(samples), stage.pressure)
+            expected_us = stage.expected_us(samples)
+            self._ends_us = start_us + expected_us
+            self._health.busy(start_us, expected_us, stage.pressure)
             try:
                 run()
                 ahead_us = self._time.ahead_us

@@ -326,6 +326,17 @@ def test_the_only_vgpu_lost_lets_queues_wait_until_it_is_back() -> None:
     assert life.batches == [Batch(40, 0, (1,), 0)]
 
 
+def test_a_vgpu_that_is_back_and_busy_is_waited_for() -> None:
+    life = Life(shared([(10,)], 1, policy="eager"))
+    life.tell(WorkerLost(now_us=0, vgpu=0))
+    life.tell(WorkerBack(now_us=1, vgpu=0, idle_us=40))
+    life.arrive(0, 2, 0, 49)
+    life.arrive(1, 2, 0, 90)
+    life.until(float("inf"))
+    assert life.batches == [Batch(40, 0, (1,), 0)]
+    assert [number for _, number in life.drops] == [0]
+
+
 def test_a_run_that_ends_early_frees_its_vgpu_early() -> None:
     life = Life(shared([(10,)], 1, policy="eager"))
     life.arrive(0, 0, 0, 90)

@@ -17,7 +17,7 @@ from tests.triton_backend.serving.gateway.gateways import (
     kinds,
     serving,
 )
-from tests.triton_backend.serving.small_plans import plan, two_stage
+from tests.triton_backend.serving.small_plans import SLO_US, plan, two_stage
 from tests.triton_backend.serving.system import deploy
 from triton_backend.contract.errors import InputError
 from triton_backend.serve_folder.settings import ServeOptions
@@ -148,6 +148,40 @@ def test_a_new_scheduler_waits_for_the_workers_of_the_old_one(deployment: Deploy
     assert not gateway.frames()
     gateway.worker_up(WorkerAddress(1, 2), 40)
     assert kinds(gateway.frames()) == [Kind.DISPATCH]
+
+
+def test_busy_workers_of_the_life_before_are_reckoned_with(deployment: Deployment) -> None:
+    gateway = HeldGateway(deployment, epoch=EPOCH)
+    gateway.worker_busy(WorkerAddress(1, 0), 12_000, 20)
+    gateway.worker_busy(WorkerAddress(1, 1), 100 * SLO_US, 20)
+    arrive(gateway, 1, 2, 3, 4, now_us=30)
+    assert not gateway.frames(), "one may be idle and has not reported"
+    gateway.worker_up(WorkerAddress(1, 2), 40)
+    ((_, body),) = dispatches(gateway.frames())
+    assert [hop.vgpu for hop in body.hops] == [0, 2]
+    assert body.hops[0].start_us == 12_000
+    gateway.worker_up(WorkerAddress(1, 0), 5_000)
+    arrive(gateway, 5, 6, 7, 8, now_us=5_010)
+    ((_, body),) = dispatches(gateway.frames())
+    assert body.hops[0].start_us == 5_010, (
+        "it was idle before, and the first batch is planned behind"
+    )
+
+
+def test_a_busy_worker_that_reports_late_or_is_gone(deployment: Deployment) -> None:
+    gateway = HeldGateway(deployment, epoch=EPOCH)
+    for vgpu in (0, 1):
+        gateway.worker_busy(WorkerAddress(1, vgpu), 12_000, 20)
+    gateway.worker_lost(WorkerAddress(1, 1), 30)
+    arrive(gateway, 1, 2, 3, 4, now_us=40)
+    gateway.look(MOMENT_US)
+    assert not gateway.frames(), "a pool has nobody"
+    gateway.worker_busy(WorkerAddress(1, 2), 60_000, MOMENT_US + 10)
+    ((_, body),) = dispatches(gateway.frames())
+    assert [hop.vgpu for hop in body.hops] == [0, 2]
+    assert body.hops[1].start_us == 60_000
+    gateway.worker_busy(WorkerAddress(1, 1), 70_000, MOMENT_US + 20)
+    assert gateway.status()["workers"]["up"] == 3
 
 
 def test_workers_that_never_report_do_not_hold_up_the_others(deployment: Deployment) -> None:
