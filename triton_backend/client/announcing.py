@@ -2,7 +2,7 @@
 
 It announces its last cut, the least budget there and the rate there of the last two seconds: at once where the cut is
 another one, every half second where rate or budget are others by more than a tenth, and else before its lease ends.
-Who sends nothing any more gives its lease back.
+Who moves to another cut takes along the rate of all that it sends. Who sends nothing any more gives its lease back.
 """
 
 from collections import deque
@@ -43,7 +43,9 @@ class Announcing:
     def sends(self, now_us: int) -> Announcement | None:
         """Its last cut, the least budget and the rate there of the last seconds; None: it sends nothing.
 
-        Who has begun to send says so at once, by the rate since then.
+        Who has begun to send says so at once, by the rate since then. At its last cut that is the part of all requests
+        that has gone there since the first of them did. Who has just moved is counted whole, so that one plan follows
+        the move, and not one for its first request and then another for its rate.
         """
         us_per_s = 1_000_000
         long_us = max(WINDOW_US, PERIODS * us_per_s / self._rps)
@@ -53,12 +55,13 @@ class Announcing:
             return None
         block = self._decided[-1][1]
         budgets = [budget for _, at, budget in self._decided if at == block]
-        since_us = next(when for when, at, _ in self._decided if at == block)
-        span_us = min(max(now_us - since_us, SOON_US), long_us)
+        span_us = min(max(now_us - self._decided[0][0], SOON_US), long_us)
         if self._rps * span_us < PERIODS * us_per_s:
             span_us = long_us
-        rate_rps = min(len(budgets) * us_per_s / span_us, self._rps)
-        return Announcement(block, min(budgets), rate_rps)
+        rate_rps = min(len(self._decided) * us_per_s / span_us, self._rps)
+        before = next(n for n, (_, at, _) in enumerate(self._decided) if at == block)
+        part = len(budgets) / (len(self._decided) - before)
+        return Announcement(block, min(budgets), part * rate_rps)
 
     def due(self, now_us: int) -> Announcement | None:
         """What is to be announced now; None: nothing."""

@@ -44,8 +44,9 @@ PAUSE_S = 1.0  # between two changes
 STEP = 1.2  # budgets are rounded down to its powers
 MOST_ENTRIES = 200  # of a model
 WATCH_S = 0.25  # between two looks,
-MEASURED_S = 2.0  # of which rates are counted over the last ones, live
-LEAST_UNANNOUNCED_RPS = 0.5
+MEASURED_S = 2.0  # of which rates are counted, live,
+SAID_S = 0.5  # up to so long ago: who has just begun or moved says so by then
+CHANCE = 1.5  # standard deviations of a count that are taken for chance
 START_S = 2.0  # simulated: from a plan to its new workers' readiness
 
 
@@ -532,6 +533,9 @@ class CutsGuide:
     counts: deque[tuple[float, Mapping[tuple[str, str], int]]] = field(
         default_factory=deque[tuple[float, Mapping[tuple[str, str], int]]]
     )
+    said: deque[Mapping[tuple[str, int], float]] = field(
+        default_factory=deque[Mapping[tuple[str, int], float]]
+    )  # at the instants of `counts`
 
     @property
     def in_force(self) -> Plan:
@@ -550,17 +554,36 @@ class CutsGuide:
             return
         if self.counts and any(counts.get(k, 0) < n for k, n in self.counts[-1][1].items()):
             self.counts.clear()  # a gateway that was started anew counts from 0 again
+            self.said.clear()
         self.counts.append((self.now_s, counts))
-        while self.now_s - self.counts[0][0] > MEASURED_S:
+        self.said.append(said_rps(announced))
+        while self.now_s - self.counts[0][0] > MEASURED_S + SAID_S:
             self.counts.popleft()
-        self.demands = (*announced, *unannounced(self.in_force, announced, self._rates()))
+            self.said.popleft()
+        measured = unannounced(self.in_force, self._said_rps(), *self._rates())
+        self.demands = (*announced, *measured)
 
-    def _rates(self) -> dict[tuple[str, str], float]:
-        """Requests per second of the last seconds, by model and entry."""
-        (begin_s, first), (end_s, last) = self.counts[0], self.counts[-1]
+    def _said_rps(self) -> dict[tuple[str, int], float]:
+        """The most that was announced at each cut while what is counted came in, or since.
+
+        Without it who moves would be planned for at its former cut too, as one that announced nothing there, or at its
+        next one before it could announce that: two plans for one move.
+        """
+        keys = {key for said in self.said for key in said}
+        return {key: max(said.get(key, 0.0) for said in self.said) for key in keys}
+
+    def _rates(self) -> tuple[dict[tuple[str, str], float], float]:
+        """Requests per second of the last seconds but the very last, by model and entry; of how many seconds."""
+        begin_s, first = self.counts[0]
+        end_s, last = max(
+            ((at_s, n) for at_s, n in self.counts if at_s <= self.now_s - SAID_S),
+            key=lambda counted: counted[0],
+            default=self.counts[0],
+        )
         if end_s <= begin_s:
-            return {}
-        return {key: (n - first.get(key, 0)) / (end_s - begin_s) for key, n in last.items()}
+            return {}, MEASURED_S
+        span_s = end_s - begin_s
+        return {key: (n - first.get(key, 0)) / span_s for key, n in last.items()}, span_s
 
     def next_plan(self) -> Plan | None:
         """By the demands of now; where the cluster cannot carry them, the plan stays."""
@@ -583,22 +606,35 @@ class CutsGuide:
             self.steering.in_force = self.former
 
 
-def unannounced(
-    plan: Plan, announced: Iterable[Demand], rates_rps: Mapping[tuple[str, str], float]
-) -> list[Demand]:
-    """What comes in at each cut beyond what clients announced there, with the budgets of its entries."""
+def said_rps(announced: Iterable[Demand]) -> dict[tuple[str, int], float]:
+    """Requests per second that are announced, by model and cut."""
     said: dict[tuple[str, int], float] = {}
     for demand in announced:
         key = demand.model, demand.block
         said[key] = said.get(key, 0.0) + demand.rate_rps
+    return said
+
+
+def unannounced(
+    plan: Plan,
+    announced_rps: Mapping[tuple[str, int], float],
+    rates_rps: Mapping[tuple[str, str], float],
+    span_s: float = MEASURED_S,
+) -> list[Demand]:
+    """What comes in at each cut beyond what clients announced there, with the budgets of its entries.
+
+    Counts of a few seconds, `span_s`, are never quite what is sent: one request more or less, and where many are
+    expected so many standard deviations of theirs, are chance.
+    """
+    said = dict(announced_rps)
     found: list[Demand] = []
     for model in plan.models:
         for entry in model.entries:
             rate_rps, key = rates_rps.get((model.name, entry.name), 0.0), (model.name, entry.block)
             left = said.get(key, 0.0)
             said[key] = max(left - rate_rps, 0.0)
-            # Counts of a few seconds are never quite what is sent.
-            if rate_rps - left > max((HEADROOM - 1) * rate_rps, LEAST_UNANNOUNCED_RPS):
+            chance_rps = (1 + CHANCE * math.sqrt(left * span_s)) / span_s
+            if rate_rps - left > max((HEADROOM - 1) * rate_rps, chance_rps):
                 found.append(Demand(model.name, entry.block, entry.budget_us, rate_rps - left))
     return found
 

@@ -31,7 +31,7 @@ from flows.clock import Stopwatch, now_utc
 from flows.release.rollout.change import plan_of_generation
 from scripts.benchmarks.figures import Figure, add_destinations, conclude
 from scripts.benchmarks.resource_usage import resources
-from scripts.benchmarks.served import Served, emulated_answer
+from scripts.benchmarks.served import AROUND_S, Served, emulated_answer
 from scripts.faults.injection import scheduler
 from scripts.paper.graft.fleets import MODELS, inputs_of
 from triton_backend.client.announcing import Announcing
@@ -39,7 +39,9 @@ from triton_backend.client.heads import Head, Heads, Tensor
 from triton_backend.client.server import OFFLOAD_MODEL, RefusedError, Server
 from triton_backend.contract.entries import Entry
 from triton_backend.contract.errors import PoolPipeError
+from triton_backend.contract.events import Arrival
 from triton_backend.contract.plan import Plan
+from triton_backend.contract.units import US_PER_S
 from triton_backend.runtimes.stage_tensors import complete_tensors
 from warehouse.db import open_warehouse
 from warehouse.profiles import import_profile
@@ -51,6 +53,7 @@ WARM_S, TICK_S, LOOK_S, SETTLE_S = 15.0, 0.5, 0.1, 60.0
 MOVE_S = 5.0  # between two moves before a kill
 FIRST = 5  # requests of a client at a new cut
 PATIENCE_S = 5.0
+SWITCH_S = 5e-4  # clients send from one thread; what looks at the system is others
 WORKER = "triton_backend.serving.worker.process"
 KILLED = ("worker", "scheduler", "steer", "client")
 
@@ -272,6 +275,9 @@ class Watch:
         while not over():
             with suppress(PoolPipeError):  # while the scheduler's standby takes over
                 status = await asyncio.to_thread(self._project.state.control, "status")
+                number = int(status["generation"])
+                if number not in self._plans:  # read beside the clients, who would send late
+                    await asyncio.to_thread(self._read, number, status["plan_id"])
                 self._see(status)
             if clock.seconds() - looked_s >= MEMORY_S:
                 looked_s = clock.seconds()
@@ -279,15 +285,15 @@ class Watch:
                 self.usage.append((looked_s, used))
             await asyncio.sleep(LOOK_S)
 
+    def _read(self, number: int, plan_id: str) -> None:
+        self._plans[number] = own_rates(plan_of_generation(self._project.folder, number))
+        self.plans.append(plan_id)
+
     def _see(self, status: dict[str, Any]) -> None:
         self.changing = status["prepared"] is not None
-        number = int(status["generation"])
-        if number not in self._plans:
-            self._plans[number] = own_rates(plan_of_generation(self._project.folder, number))
-            self.plans.append(status["plan_id"])
-            if len(self.plans) > 1:
-                self.steered.set()
-        own = self._plans[number]
+        if len(self.plans) > 1:
+            self.steered.set()
+        own = self._plans[int(status["generation"])]
         asked: dict[int, float] = {}
         for phone in self._phones:
             asked[phone.block] = asked.get(phone.block, 0.0) + phone.rps * (not phone.over)
@@ -296,6 +302,19 @@ class Watch:
                 covered = own.get(move.block, 0.0) >= asked[move.block]
                 if covered and move.planned_s is None and move.block == phone.block:
                     move.planned_s = phone.now_us() / 1e6
+
+
+def longest_wait_s(project: Project) -> float:
+    """The longest from a request's arrival at the scheduler to the next dispatch, around changes of plan."""
+    changed, dispatched = project.changes_and_dispatches()
+    arrived = np.array([us for us, item in project.events() if isinstance(item, Arrival)])
+    first = arrived[np.searchsorted(arrived, dispatched[:-1], "right").clip(max=len(arrived) - 1)]
+    waited = dispatched[1:] - np.maximum(first, dispatched[:-1])
+    around = np.zeros(len(waited), dtype=np.bool_)
+    for instant_us in changed:
+        since_us = dispatched[1:] - instant_us
+        around |= (since_us > -US_PER_S) & (since_us <= AROUND_S * US_PER_S)
+    return float(waited[around].max(initial=0)) / US_PER_S
 
 
 def own_rates(plan: Plan) -> dict[int, float]:
@@ -429,7 +448,7 @@ def whole(status: dict[str, Any]) -> bool:
     )
 
 
-def figures_of(result: dict[str, Any], gaps: Sequence[Any]) -> Iterator[Figure]:
+def figures_of(result: dict[str, Any], gaps: Sequence[Any], wait_s: float) -> Iterator[Figure]:
     """Against what must hold."""
     begin_s, end_s = result["soak_s"]
     asked = [a for a in result["asked"] if begin_s <= a.at_s < end_s]
@@ -458,6 +477,8 @@ def figures_of(result: dict[str, Any], gaps: Sequence[Any]) -> Iterator[Figure]:
         value=max(beyond, default=None), unit="s", most=GAP_SLACK_S,
         note=f"{max((gap.around_s for gap in gaps), default=0):.3f} s around {len(gaps)} changes",
     )  # fmt: skip
+    name = "longest from an arrival to the next dispatch around a change"
+    yield Figure(name=name, value=wait_s, unit="s")
     usage = [used for at_s, used in result["usage"] if at_s >= begin_s]
     third = max(len(usage) // 3, 1)
     per_process = [used["rss_mb"] / used["processes"] for used in usage]
@@ -501,12 +522,13 @@ def main() -> int:
     add("--port", type=int, default=18_790)
     add_destinations(parser)
     options = parser.parse_args()
+    sys.setswitchinterval(SWITCH_S)
     with Project(options) as project:
         result = asyncio.run(driven(project, options))
-        gaps = project.dispatch_gaps()
+        gaps, wait_s = project.dispatch_gaps(), longest_wait_s(project)
     for text in sorted(set(result["refusals"]))[:10]:
         print(text, file=sys.stderr)
-    return conclude(options, "graft live", list(figures_of(result, gaps)))
+    return conclude(options, "graft live", list(figures_of(result, gaps, wait_s)))
 
 
 if __name__ == "__main__":

@@ -20,8 +20,19 @@ def test_rate_and_least_budget_at_the_last_cut() -> None:
     client.decided(1_000 * MS, 1, 70_000)
     assert client.sends(1_000 * MS) == Announcement(1, 70_000, 10.0)
     client.decided(1_100 * MS, 2, 90_000)
-    assert client.sends(1_100 * MS) == Announcement(2, 90_000, 2.0)  # one in half a second
+    assert client.sends(1_100 * MS) == Announcement(2, 90_000, 10.0)  # it takes its rate along
+    client.decided(1_200 * MS, 1, 80_000)
+    client.decided(1_300 * MS, 2, 90_000)
+    assert client.sends(1_300 * MS) == Announcement(2, 90_000, 2 / 3 * 10.0)  # here two of three
     assert client.sends(4_000 * MS) is None
+
+
+def test_who_begins_announces_the_rate_since_then() -> None:
+    client = Announcing(10.0)
+    client.decided(0, 2, 90_000)
+    assert client.sends(0) == Announcement(2, 90_000, 2.0)  # one in half a second
+    sending(2, 100 * MS, 700 * MS, client, 90_000)
+    assert client.sends(700 * MS) == Announcement(2, 90_000, 10.0)
 
 
 def test_another_cut_at_once_other_numbers_now_and_then_the_rest_before_the_lease_ends() -> None:

@@ -14,6 +14,7 @@ from flows.operations.replanning.steering import (
     at_mean_rates,
     entries_of,
     planner_of,
+    said_rps,
     steer_live,
     steer_simulated,
     unannounced,
@@ -223,8 +224,24 @@ def test_what_nobody_announced_is_counted_even_over_a_gateway_that_was_away() ->
 def test_only_what_exceeds_the_announced_is_unannounced() -> None:
     plan = steered().in_force
     rates = {("net", "first"): 50.0, ("net", "cut-1"): 0.2, ("net", "cut-2"): 9.0}
-    assert unannounced(plan, [demand(0, 60, 30)], rates) == [
+    assert unannounced(plan, said_rps([demand(0, 60, 10), demand(0, 60, 20)]), rates) == [
         Demand("net", 0, 60_000, 20.0),
         Demand("net", 2, 1_000_000, 9.0),
     ]
-    assert unannounced(plan, [demand(0, 60, 47), demand(2, 60, 9)], rates) == []
+    assert unannounced(plan, {("net", 0): 47.0, ("net", 2): 9.0}, rates) == []
+    # 12 a second that are announced may be 17 in a second, and one that nobody announced chance
+    announced = {("net", 0): 12.0}
+    assert unannounced(plan, announced, {("net", "first"): 17.0, ("net", "cut-2"): 1.0}, 1.0) == []
+    assert unannounced(plan, announced, {("net", "first"): 19.0}, 1.0) == [demand(0, 60, 7)]
+
+
+def test_who_moves_is_planned_for_once_although_its_requests_are_counted_before_and_after() -> None:
+    # 20 a second move from block 2 to block 1 between two looks; the announcement follows a look later.
+    at = [[demand(2, 60, 20)]] * 6 + [[demand(1, 60, 20)]] * 8
+    counts = [
+        {("net", "cut-2"): 10 * min(k, 5), ("net", "cut-1"): 10 * max(k - 5, 0)}
+        for k in range(1, 15)
+    ]
+    system, said = FakeSystem(at, counts), list[str]()
+    steer_live(steered(), system, said.append, decisions=14)
+    assert [own_entries(plan) for plan in system.brought] == [[(2, 22.0)], [(1, 22.0)]]
