@@ -29,7 +29,7 @@ Here: pricing, the relaxation, the tree. Not here: groups in which entries of a 
 import heapq
 import math
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import product
 from typing import Any, NamedTuple
@@ -53,6 +53,7 @@ _FRESH = 40  # columns of a round
 _ROUNDS = 300
 _TINY = 1e-7
 _GROUPS, _GROUP_NODES = 150, 50  # of which a plan is made, and nodes
+_GROUP_GAP = 2e-3  # of that program, as of the relaxation (`_CLOSE`)
 _MIP_NODES = 200  # to prove
 _STEPS_BY_SEATS = 200  # that a plan of many items costs at most, where programs of seats find any
 _CLOSE = 2e-3  # of the relaxation of many items, where it ends
@@ -118,7 +119,7 @@ def _in_time(curve: Any, times: Any, left: float) -> int:
 
 @kernel
 def _take(taken: int, pi: float, best: Floats, lowest: Floats, at: int, width: int) -> None:
-    """One entry more: not taken, in the open bundle, or the one that closes it."""
+    """One entry more: not taken, in the open bundle, or the one that closes it; up to `taken` before it."""
     for k in range(taken, -1, -1):
         closed = -np.inf
         for o in range(k + 1):
@@ -130,9 +131,16 @@ def _take(taken: int, pi: float, best: Floats, lowest: Floats, at: int, width: i
 
 @kernel
 def _bundled(
-    start: int, stage: int, pi: Floats, allowed: Mask, arrays: Arrays, room: Room, keep: int
+    start: int,
+    stage: int,
+    pi: Floats,
+    allowed: Mask,
+    most: int,
+    arrays: Arrays,
+    room: Room,
+    keep: int,
 ) -> int:
-    """Fill in the largest gain of every number of entries that align; returns the most of them.
+    """Fill in the largest gain of every number of entries, up to `most`, that align; returns the largest number.
 
     `room.best[step, k, o]`; without `keep` every step is step 0.
     """
@@ -150,13 +158,14 @@ def _bundled(
                 for o in range(k + 1):
                     after[k, o] = best[k, o]
             best = after
-        for o in range(taken + 2):
-            best[taken + 1, o] = -np.inf
         left = arrays.limit[item] - arrays.time[stage]
         options = _in_time(curve, arrays.option_time, left)
         if left >= 0 and allowed[item] and options > 0:
-            _take(taken, pi[item], best, arrays.lowest, base + options, width)
-            taken += 1
+            if taken < most:
+                taken += 1
+                for o in range(taken + 1):
+                    best[taken, o] = -np.inf
+            _take(taken - 1, pi[item], best, arrays.lowest, base + options, width)
     for k in range(taken + 1):
         room.own[start, k] = best[k, 0]
     return taken
@@ -182,8 +191,8 @@ def _boarding(start: int, stage: int, pi: Floats, allowed: Mask, arrays: Arrays,
 
 
 @kernel
-def _gains(stage: int, pi: Floats, allowed: Mask, arrays: Arrays, room: Room) -> int:
-    """Fill in `room.total[starts, k]`, the largest gain of k entries; returns the most of them."""
+def _gains(stage: int, pi: Floats, allowed: Mask, limit: int, arrays: Arrays, room: Room) -> int:
+    """Fill in `room.total[starts, k]`, the largest gain of k entries, up to `limit`; returns the most of them."""
     starts, most = len(arrays.block), 0
     for k in range(room.total.shape[1]):
         room.total[0, k] = -np.inf
@@ -192,24 +201,29 @@ def _gains(stage: int, pi: Floats, allowed: Mask, arrays: Arrays, room: Room) ->
         taken = 0
         room.own[start, 0] = 0.0
         if arrays.block[start] == arrays.junction[stage]:
-            taken = _boarding(start, stage, pi, allowed, arrays, room)
+            taken = min(_boarding(start, stage, pi, allowed, arrays, room), limit)
         elif arrays.block[start] < arrays.junction[stage]:
-            taken = _bundled(start, stage, pi, allowed, arrays, room, 0)
+            taken = _bundled(start, stage, pi, allowed, limit, arrays, room, 0)
         for k in range(taken + 1, room.own.shape[1]):
             room.own[start, k] = -np.inf
         for k in range(room.total.shape[1]):
             room.total[start + 1, k] = -np.inf
         for a in range(most + 1):
-            for b in range(taken + 1):
+            for b in range(min(taken, limit - a) + 1):
                 gain = room.total[start, a] + room.own[start, b]
                 room.total[start + 1, a + b] = max(room.total[start + 1, a + b], gain)
-        most += taken
+        most = min(most + taken, limit)
     return most
 
 
 @kernel
-def _at_least(stage: int, pi: Floats, allowed: Mask, arrays: Arrays, gains: Floats) -> float:
-    """No group on a stage has a lower reduced cost: every entry pays its part of an alignment stage only."""
+def _at_least(
+    stage: int, pi: Floats, allowed: Mask, below: float, arrays: Arrays, gains: Floats
+) -> tuple[float, int, float]:
+    """No group on a stage has a lower reduced cost: every entry pays its part of an alignment stage only.
+
+    Also from how many entries on no group is below `below`, and what those larger ones have at least.
+    """
     taken = 0
     for item in range(len(pi) - 1, -1, -1):  # those of the least limits gain most
         gain = pi[item] - arrays.part[stage, item]
@@ -221,10 +235,14 @@ def _at_least(stage: int, pi: Floats, allowed: Mask, arrays: Arrays, gains: Floa
             gains[at] = gain
             taken += 1
     least, total = arrays.cost[stage, 1], 0.0
-    for k in range(taken):
-        total += gains[k]
-        least = min(least, arrays.cost[stage, k + 1] - total)
-    return least
+    largest, beyond = 0, np.inf
+    for k in range(len(pi)):
+        total += gains[k] if k < taken else 0.0
+        bound = arrays.cost[stage, k + 1] - total
+        least, beyond = min(least, bound), min(beyond, bound)
+        if bound < below:
+            largest, beyond = k + 1, np.inf
+    return least, largest, beyond
 
 
 @kernel_entry
@@ -245,12 +263,13 @@ def price(
     starts = len(arrays.block)
     for at in range(len(stages)):
         stage = stages[at]
-        least[at] = _at_least(stage, pi, allowed[stage], arrays, room.own[0])
+        own = allowed[stage]
+        least[at], largest, beyond = _at_least(stage, pi, own, below, arrays, room.own[0])
         size[at] = 0
         if least[at] >= below:
             continue
-        most = _gains(stage, pi, allowed[stage], arrays, room)
-        least[at] = np.inf
+        most = _gains(stage, pi, own, largest, arrays, room)
+        least[at] = beyond
         for k in range(1, most + 1):
             reduced = arrays.cost[stage, k] - room.total[starts, k]
             if reduced < least[at]:
@@ -265,7 +284,7 @@ def members(
     for item in range(len(chosen)):
         chosen[item] = False
     starts = len(arrays.block)
-    most = _gains(stage, pi, allowed, arrays, room)
+    most = _gains(stage, pi, allowed, size, arrays, room)
     if size > most:
         return -np.inf
     gain, left = room.total[starts, size], size
@@ -277,7 +296,7 @@ def members(
         if part > 0 and arrays.block[start] == arrays.junction[stage]:
             _board(start, part, stage, pi, allowed, arrays, chosen)
         elif part > 0:
-            _bundled(start, stage, pi, allowed, arrays, room, 1)
+            _bundled(start, stage, pi, allowed, size, arrays, room, 1)
             _unfold(start, part, stage, pi, allowed, arrays, room, chosen)
         left -= part
     return gain
@@ -468,7 +487,7 @@ def price_options(
         room: to work.
         least: [rows] filled in.
     """
-    most = _gains(stage, pi, arrays.others[start], arrays, room)
+    most = _gains(stage, pi, arrays.others[start], len(pi), arrays, room)
     others, best = room.total[len(arrays.block)], room.best
     junction, kind = arrays.junction[stage], arrays.kind[stage]
     curve = arrays.curve[start, junction, kind]
@@ -944,7 +963,10 @@ class _Search:
         moved = build.variables("moved", len(pairs), upper=float(count))
         build.entries(cover[pairs], moved, -1.0)
         build.entries(cover[pairs + 1], moved, 1.0)
-        answer = solve_integer(build.build(), self._limits(bound, _GROUP_NODES))
+        limits = self._limits(bound, _GROUP_NODES)
+        if count > MOST_PROVEN:
+            limits = replace(limits, relative_gap=_GROUP_GAP)
+        answer = solve_integer(build.build(), limits)
         if answer.values is None:
             return
         chosen = [c for c, z in zip(columns, answer.values[groups], strict=True) if round(z)]
