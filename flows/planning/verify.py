@@ -111,7 +111,7 @@ def _lines_match(plan: Plan) -> Iterator[str]:
 
 
 def _shape(module: Module) -> tuple[object, ...]:
-    rows = (module.rows_per_request, module.max_rows, module.optional)
+    rows = (module.rows_per_request, module.max_rows, module.max_rows_given, module.optional)
     return (module.name, module.model, module.parents, rows, dict(module.inputs))
 
 

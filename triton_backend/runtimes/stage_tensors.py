@@ -32,7 +32,8 @@ def complete_tensors(plan: Plan) -> Plan:
 
     Raises:
         InputError: tensors at the two ends of an edge of an application differ; or a model gives rows whose
-            number varies (`base.counts_of`) and that no module reads: nobody says how many there may be; or it
+            number varies (`base.counts_of`), that no module reads and of which none that runs it says how many there
+            may be (`max_rows_given`); or it
             is served by itself (`check_served_alone`); or a module that always runs the same number of rows
             reads such rows of a model with files.
     """
@@ -66,7 +67,8 @@ def check_served_alone(model: str, outputs: Iterable[str]) -> None:
         raise InputError(
             f"model {model!r}, output {', '.join(map(repr, varying))}",
             f"has as many rows as {', '.join(map(repr, dict.fromkeys(varying.values())))} says, not one per sample: "
-            "serve it in an application, before a module that reads them (`applications:` in the workload)",
+            "serve it in an application, before a module that reads them or with max_rows_given (`applications:` in the "
+            "workload)",
         )
 
 
@@ -77,6 +79,8 @@ def _check_rows(graphs: Iterable[Application], models: Mapping[str, ModelPlan]) 
     }
     read: set[tuple[str, str]] = set()
     for graph in graphs:
+        stated = [module.model for module in graph.modules if module.max_rows_given is not None]
+        read |= {(model, count) for model in stated for count in counts[model].values()}
         edges = [(module, source) for module in graph.modules for source in module.inputs.values()]
         for module, source in edges:
             producer, _, tensor = source.partition(".")
@@ -89,7 +93,10 @@ def _check_rows(graphs: Iterable[Application], models: Mapping[str, ModelPlan]) 
         for output, count in varying.items():
             if (model, count) not in read:
                 where = f"model {model!r}, output {output!r}"
-                raise InputError(where, f"has rows that {count!r} counts, and no module reads them")
+                raise InputError(
+                    where,
+                    f"has rows that {count!r} counts, and no module reads them: state max_rows_given where it runs",
+                )
 
 
 def _has_files(model: ModelPlan) -> bool:
@@ -120,13 +127,15 @@ def _read_names(model: str, graphs: Iterable[Application]) -> tuple[str, ...]:
 def _given_tensors(model: str, graphs: Iterable[Application]) -> tuple[TensorSpec, ...]:
     """Outputs of a model of applications: those that modules or the answer read, else one.
 
-    What a module reads that runs other rows than the one before it comes with their counts (`base.counts_of`).
+    What a module reads that runs other rows than the one before it comes with their counts (`base.counts_of`), and
+    so does what the answer alone reads of a module that states `max_rows_given`.
     """
     found: dict[str, bool] = {}
-    used = False
+    used = states = False
     for graph in graphs:
         mine = [module for module in graph.modules if module.model == model]
         used = used or bool(mine)
+        states = states or any(module.max_rows_given is not None for module in mine)
         for module in mine:
             for after in graph.modules:
                 if module.name in after.parents:
@@ -138,6 +147,8 @@ def _given_tensors(model: str, graphs: Iterable[Application]) -> tuple[TensorSpe
                     found.setdefault(name, False)
     if used and not found:
         found["output"] = False
+    if states and not any(found.values()):
+        found = {name: name not in map(counts_name, found) for name in found}
     counts = {counts_name(name) for name, vary in found.items() if vary}
     plain = _bytes_tensors(name for name in found if name not in counts)
     return (*plain, *(TensorSpec(name=name, dtype="INT64", shape=(-1,)) for name in sorted(counts)))

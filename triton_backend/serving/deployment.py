@@ -342,7 +342,10 @@ class Deployment:
 
     @cached_property
     def _drawn(self) -> dict[tuple[str, str], tuple[int, float]]:
-        """By model and count: most rows of a sample, and their mean, as the modules that read them say."""
+        """By model and count: most rows of a sample, and their mean, as the modules that read them say.
+
+        Where none does, the module that gives them says the most; emulated runs then give half of it on average.
+        """
         found: dict[tuple[str, str], tuple[int, float]] = {}
         for graph in self.applications:
             for module in graph.modules:
@@ -357,6 +360,13 @@ class Deployment:
                         most, first = found.get((producer.model, counts), (0, mean))
                         rows = most if module.max_rows is None else max(most, module.max_rows)
                         found[producer.model, counts] = rows, first
+        for module in (module for graph in self.applications for module in graph.modules):
+            given = module.max_rows_given
+            if given is None:
+                continue
+            for counts in self.row_groups(module.model):
+                most, mean = found.get((module.model, counts), (0, given / 2))
+                found[module.model, counts] = max(most, given), mean
         return found
 
     def drawn_rows(self, model: str) -> dict[str, tuple[str, int, float]]:

@@ -134,3 +134,17 @@ def test_an_edge_whose_ends_differ_is_refused_by_name() -> None:
         InputError, match=r"module 'c'.inputs.wide: is missing, and 'a' gives nothing"
     ):
         complete_tensors(replace(plan, models=tuple(models)))
+
+
+def test_rows_that_no_module_reads_are_bounded_by_the_module_that_gives_them() -> None:
+    """A detector alone: its answer is its rows, and how many each sample gave."""
+    given = module("find", model="m", max_rows_given=5)
+    plan = served_applications.with_applications(
+        small_plans.plan(one_stage("m")), application("alone", given)
+    )
+    made = complete_tensors(plan)
+    assert [(s.name, s.dtype) for s in made.models[0].outputs] == [
+        ("output", "UINT8"),
+        ("output_rows", "INT64"),
+    ]
+    assert complete_tensors(Plan.from_dict(made.to_dict())) == made

@@ -155,7 +155,7 @@ def _filled(shape: tuple[int, ...], dtype: str, marks: list[int]) -> NDArray[np.
 def onnx_plan(
     root: Path, beside: Sequence[HandModel] = (), applications: Sequence[Application] = ()
 ) -> Plan:
-    """Applications of real models: a diamond, and a model whose 0 to 4 crops of a sample another one reads.
+    """Applications of real models: a diamond, a model whose 0 to 4 crops of a sample another one reads, and one alone.
 
     `applications` of the models `beside` are served too.
 
@@ -165,10 +165,12 @@ def onnx_plan(
     for name, operator, number in (("a", "Mul", 3.0), ("b", "Add", 1.0), ("c", "Sub", 2.0)):
         write_stage(root, name, operator, number, ("x", "y"))
     write_join(root, "d", "Sub", ("left", "right"), "y")
-    write_crops(root / "detect", most=4)
+    for name in ("detect", "find"):
+        write_crops(root / name, most=4)
     join = small_plans.tensor("left", 3), small_plans.tensor("right", 3)
     crops = small_plans.tensor("crops", 3), TensorSpec(name=CROPS_ROWS, dtype="INT64", shape=(-1,))
-    ends = dict.fromkeys("abc", ((x,), (y,))) | {"d": (join, (y,)), "detect": ((x,), crops)}
+    ends = dict.fromkeys("abc", ((x,), (y,))) | {"d": (join, (y,))}
+    ends |= {"detect": ((x,), crops), "find": ((x,), crops)}
     models = [
         small_plans.model(
             name,
@@ -204,6 +206,11 @@ def onnx_plan(
             ),
             outputs={"found": "detect.crops_rows", "y": "classify.y"},
         ),
+        application(
+            "alone",
+            module("find", max_rows_given=4, model="find", inputs={"x": "request.x"}),
+            outputs={"found": "find.crops_rows", "crops": "find.crops"},
+        ),
     )
 
 
@@ -213,7 +220,7 @@ class OneAfterTheOther:
     def __init__(self, root: Path) -> None:
         self._sessions = {
             name: onnxruntime.InferenceSession(str(root / name / "model.onnx"))
-            for name in ("a", "b", "c", "d", "detect")
+            for name in ("a", "b", "c", "d", "detect", "find")
         }
 
     def answer(self, name: str, x: NDArray[np.float32]) -> dict[str, Any]:
@@ -222,6 +229,9 @@ class OneAfterTheOther:
             crops, counts = self._run("detect", x=x)
             (y,) = self._run("a", x=crops)
             return {"found": counts, "y": y, DROPPED: np.array([False])}
+        if name == "alone":
+            crops, counts = self._run("find", x=x)
+            return {"found": counts, "crops": crops}
         (a,) = self._run("a", x=x)
         (b,), (c,) = self._run("b", x=a), self._run("c", x=a)
         (d,) = self._run("d", left=b, right=c)

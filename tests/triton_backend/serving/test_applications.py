@@ -31,17 +31,27 @@ from triton_backend.serving.transport.wire import NONE, Piece
 pytestmark = pytest.mark.slow
 PATIENT_US = 4_000_000
 asked: list[Piece] = []  # of other hosts
-NAMES = ("actdet", "chain", "fork", "traffic", "m_a")
+NAMES = ("actdet", "chain", "fork", "traffic", "alone", "m_a")
 
 
 def served_plan(plan_id: str = "apps") -> Plan:
-    """A diamond, a chain, a fork and a fork whose rows vary over four models, of which one is served by itself too."""
-    models = [one_stage("m_a"), two_stage("m_b"), one_stage("m_c"), one_stage("m_d")]
+    """A diamond, a chain, a fork, a fork whose rows vary over four models, of which one is served by itself too.
+
+    And a detector alone.
+    """
+    models = [
+        one_stage("m_a"),
+        two_stage("m_b"),
+        one_stage("m_c"),
+        one_stage("m_d"),
+        one_stage("m_e"),
+    ]
     graphs = (
         served_applications.diamond(),
         application("chain", module("x", model="m_a"), module("y", "x", model="m_b")),
         application("fork", module("a"), module("b", "a"), module("c", "a")),
         served_applications.traffic(),
+        application("alone", module("find", model="m_e", max_rows_given=5)),
     )
     return served_applications.with_applications(
         small_plans.plan(*models, plan_id=plan_id), *graphs, alone=("m_a",)
@@ -116,7 +126,7 @@ def test_answers_are_those_of_the_models_one_after_the_other_in_onnxruntime(
         rng = np.random.default_rng(4)
         rows = [rng.integers(0, 5, (1 + i % 4, 3)).astype(np.float32) for i in range(24)]
         rows.append(np.zeros((2, 3), np.float32))  # no crops at all
-        asked = [(name, x) for x in rows for name in ("crops", "diamond")]
+        asked = [(name, x) for x in rows for name in ("crops", "diamond", "alone")]
         results = [system.ask(name, {"x": x}) for name, x in asked]
         chain = OneAfterTheOther(root)
         for (name, x), result in zip(asked, results, strict=True):
@@ -234,7 +244,7 @@ def test_without_a_scheduler_jobs_are_given_up_when_none_could_do_them_in_time(
     system.scheduler.stop()
     least_ms = {name: system.deployment.least_us(name) / 1000 for name in NAMES}
     # Of the longest path; what a request may have no rows for takes no time.
-    assert least_ms == {"actdet": 8, "chain": 6, "fork": 6, "traffic": 2, "m_a": 2}
+    assert least_ms == {"actdet": 8, "chain": 6, "fork": 6, "traffic": 2, "alone": 2, "m_a": 2}
     answer = system.ask("actdet", request(system, "actdet", 1, seed=1))()
     assert isinstance(answer, Refusal)
     assert answer.status == "UNAVAILABLE"

@@ -26,6 +26,7 @@ MODULE_FIELDS = (
     "after",
     "rows_per_request",
     "max_rows",
+    "max_rows_given",
     "optional",
     "inputs",
     "batch_building_rate_rps",
@@ -42,6 +43,8 @@ class Module:
         rows_per_request: mean number of rows (samples) it runs per client request.
         max_rows: most rows of one request; None, to be refused, where it is not given beside other
             rows than one.
+        max_rows_given: most rows that each of its samples gives where the run alone knows how many, as boxes of a
+            detector; None where none vary, or where the modules that read them say so by their `max_rows`.
         optional: whether the answer may go without it.
         inputs: tensor of the model -> `request.tensor` or `module.tensor`; empty: not said, and an
             edge then moves no bytes that a plan would know of.
@@ -53,6 +56,7 @@ class Module:
     after: tuple[str, ...] | None = None
     rows_per_request: float = 1.0
     max_rows: int | None = None
+    max_rows_given: int | None = None
     optional: bool = False
     inputs: Mapping[str, str] = field(default_factory=dict[str, str])
     batch_building_rate_rps: float | None = None
@@ -84,6 +88,8 @@ class Module:
         out: dict[str, Any] = {"name": self.name, "model": self.model, "after": list(self.parents)}
         if self.rows_per_request != 1 or self.max_rows != 1:
             out |= {"rows_per_request": self.rows_per_request, "max_rows": self.max_rows}
+        if self.max_rows_given is not None:
+            out["max_rows_given"] = self.max_rows_given
         if self.optional:
             out["optional"] = True
         if self.inputs:
@@ -109,6 +115,9 @@ class Module:
             if fields.has("rows_per_request")
             else 1.0,
             max_rows=fields.integer("max_rows") if fields.has("max_rows") else None,
+            max_rows_given=fields.integer("max_rows_given")
+            if fields.has("max_rows_given")
+            else None,
             optional=fields.has("optional") and fields.flag("optional"),
             inputs=read_bindings(fields, "inputs"),
             batch_building_rate_rps=fields.number("batch_building_rate_rps")
@@ -206,6 +215,9 @@ class Application:
         if rows > most:
             reason = f"{rows:g} on average, max_rows is {most}"
             raise self._wrong("rows_per_request", reason, name)
+        given = module.max_rows_given
+        if given is not None and not 1 <= given <= MOST_ROWS:
+            raise self._wrong("max_rows_given", f"{given} is not within 1 and {MOST_ROWS}", name)
         rate = module.batch_building_rate_rps
         if rate is not None and not 0 < rate < float("inf"):
             raise self._wrong("batch_building_rate_rps", f"{rate} is not a positive number", name)

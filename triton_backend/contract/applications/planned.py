@@ -68,6 +68,7 @@ class ApplicationPlan:
                     "after": list(module.parents),
                     "rows_per_request": module.rows_per_request,
                     "max_rows": module.max_rows,
+                    **_given(module),
                     "optional": module.optional,
                     "bindings": dict(module.inputs),
                     "budget_us": self.budgets_us[module.name],
@@ -117,3 +118,9 @@ class ApplicationPlan:
             if said != tail_us:
                 raise given.wrong("tail_us", f"{said}, the budgets below sum up to {tail_us}")
         return plan
+
+
+def _given(module: Module) -> dict[str, int]:
+    """Most rows that a sample gives, where the module says so: plans without it keep their form."""
+    given = module.max_rows_given
+    return {} if given is None else {"max_rows_given": given}

@@ -47,7 +47,7 @@ from triton_backend.serve_folder.repository import CONTROL_MODEL, node_model, re
 from triton_backend.serve_folder.settings import ServeOptions
 
 pytestmark = pytest.mark.slow
-NAMES = ("crops", "diamond")
+NAMES = ("crops", "diamond", "alone")
 Asked = tuple[str, NDArray[np.float32]]
 
 
@@ -115,7 +115,8 @@ def exported(root: Path) -> tuple[list[HandModel], Application]:
 def requests(count: int, seed: int) -> list[Asked]:
     rng = np.random.default_rng(seed)
     return [
-        (NAMES[i % 2], rng.integers(0, 5, (1 + i % 4, 3)).astype(np.float32)) for i in range(count)
+        (NAMES[i % len(NAMES)], rng.integers(0, 5, (1 + i % 4, 3)).astype(np.float32))
+        for i in range(count)
     ]
 
 
@@ -138,7 +139,11 @@ class Clients:
             raise
         finally:
             client.close()
-        outputs = {"crops": ("found", "y", DROPPED), "diamond": ("all", "half")}[name]
+        outputs = {
+            "crops": ("found", "y", DROPPED),
+            "diamond": ("all", "half"),
+            "alone": ("found", "crops"),
+        }[name]
         return {output: answer.as_numpy(output) for output in outputs}
 
     def begin(self, asked: list[Asked]) -> list[Future[dict[str, NDArray[np.generic]] | None]]:

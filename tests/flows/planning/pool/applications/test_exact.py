@@ -325,6 +325,19 @@ def test_a_changed_application_is_found(field: str, value: Any, found: str) -> N
     assert any(found in text for text in verify_plan(Plan.from_dict(data)))
 
 
+def test_a_detector_alone_is_planned_as_what_it_runs() -> None:
+    """How many rows it gives at most is part of the plan, and costs nothing."""
+    plan = made(asked(60, module("find", "a", max_rows_given=5)), objective="cost")
+    assert verify_plan(plan) == []
+    assert (
+        plan.objective.value
+        == made(asked(60, module("find", "a")), objective="cost").objective.value
+    )
+    data = plan.to_dict()
+    data["applications"][0]["modules"][0]["max_rows_given"] = 6
+    assert any("modules are not those" in text for text in verify_plan(Plan.from_dict(data)))
+
+
 @pytest.mark.parametrize("own", [{}, {"billing": "occupancy"}])
 def test_a_changed_budget_or_occupancy_is_found(own: dict[str, Any]) -> None:
     plan = made(asked(60, *DIAMOND), objective="cost", own=own)
