@@ -268,6 +268,8 @@ def price(
         size[at] = 0
         if least[at] >= below:
             continue
+        if len(pi) <= MOST_PROVEN:  # the tree drops stages by what their groups have beyond `below`
+            largest, beyond = len(pi), np.inf
         most = _gains(stage, pi, own, largest, arrays, room)
         least[at] = beyond
         for k in range(1, most + 1):
