@@ -2,14 +2,15 @@
 
 A new scheduler takes all workers for lost until they say HELLO. Those of the life before may be busy with
 its batches; they say so at once, and until when. Dispatching before they have would drop what they could
-run in time, so the scheduler waits: for all workers, or a moment for whoever is left once every pool has
-somebody.
+run in time, so the scheduler waits: for all workers, or a moment after the last report for whoever is
+left once every pool has somebody.
 """
 
 from triton_backend.serving.deployment import Deployment
 
-# Workers that live connect anew within 20 ms.
+# Workers that live connect anew within 20 ms; on a busy machine one after the other, as they get a processor.
 MOMENT_US = 40_000
+LONGEST_US = 150_000
 # Those of a pool that nobody of has reported are waited for so long.
 PATIENCE_US = 1_000_000
 
@@ -19,10 +20,11 @@ class RollCall:
 
     Attributes:
         busy: vGPUs whose workers run batches of the life before, and when they will be idle.
+        heard_us: when a worker reported last.
     """
 
     def __init__(self, deployment: Deployment, now_us: int) -> None:
-        self._began_us = now_us
+        self._began_us = self.heard_us = now_us
         self._pools = [vgpu.pool for vgpu in deployment.vgpus]
         self.busy: dict[int, int] = {}
 
@@ -32,5 +34,6 @@ class RollCall:
         reported = up | self.busy.keys()
         if len(reported) == len(self._pools) or waited_us >= PATIENCE_US:
             return True
+        waits_for_more = now_us - self.heard_us < MOMENT_US and waited_us < LONGEST_US
         present = {self._pools[vgpu] for vgpu in reported}
-        return waited_us >= MOMENT_US and len(present) == len(set(self._pools))
+        return not waits_for_more and len(present) == len(set(self._pools))

@@ -63,6 +63,7 @@ HEARTBEAT_US = 250_000
 FIRST_HEARTBEAT_US = 50_000
 FIRST_BEATS_US = 2_000_000
 LOOK_US = 50_000
+ROLL_CALL_LOOK_US = 5_000
 COMMANDS = ("prepare", "flush", "swap", "abort", "status", "advice")
 _LOG = logging.getLogger(__name__)
 
@@ -273,6 +274,8 @@ class SchedulerService:
         due_us = self._next_heartbeat_us
         if gateway.unhurried_us is not None:
             due_us = min(due_us, gateway.unhurried_us)
+        if gateway.calls_roll:
+            due_us = min(due_us, self._next_look_us)
         expired = self._loop.poll(max(due_us - self._polled_us, 0) / 1e6)
         self._polled_us = now_us = self._clock.now_us()
         if self._heard:
@@ -285,7 +288,7 @@ class SchedulerService:
         if expired and timer_us is not None and timer_us <= now_us:
             gateway.timer(now_us)
         if now_us >= self._next_look_us:
-            self._next_look_us = now_us + LOOK_US
+            self._next_look_us = now_us + (ROLL_CALL_LOOK_US if gateway.calls_roll else LOOK_US)
             gateway.look(now_us)
         gateway.send_unhurried(now_us)
         timer_us = gateway.timer_us

@@ -472,6 +472,11 @@ class Gateway:
         return self._rollout.state(self.in_flight)
 
     @property
+    def calls_roll(self) -> bool:
+        """Whether workers are waited for before anything is dispatched: `look` is to be called often."""
+        return self._roll_call is not None
+
+    @property
     def in_flight(self) -> int:
         """Batches dispatched and not ended, those that wait for a slot included."""
         return self._core.in_flight()
@@ -766,6 +771,7 @@ class Gateway:
         else:
             self._offer_adoption(worker)
             self._roll_call.busy[worker.vgpu] = idle_us
+            self._roll_call.heard_us = now_us
             self._end_roll_call(now_us)
 
     def worker_up(self, worker: WorkerAddress, now_us: int, idle_us: int = 0) -> None:
@@ -786,7 +792,9 @@ class Gateway:
             if idle_us > now_us:
                 self._busy_until_us[worker.vgpu] = idle_us
             self._apply(WorkerBack(now_us=now_us, vgpu=worker.vgpu, idle_us=idle_us))
-            self._end_roll_call(now_us)
+            if self._roll_call is not None:
+                self._roll_call.heard_us = now_us
+                self._end_roll_call(now_us)
 
     def worker_lost(self, worker: WorkerAddress, now_us: int) -> None:
         """A worker's process is gone, with what it held."""

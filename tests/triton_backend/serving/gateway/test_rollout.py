@@ -171,16 +171,18 @@ def test_busy_workers_of_the_life_before_are_reckoned_with(deployment: Deploymen
 def test_a_busy_worker_that_reports_late_or_is_gone(deployment: Deployment) -> None:
     gateway = HeldGateway(deployment, epoch=EPOCH)
     for vgpu in (0, 1):
-        gateway.worker_busy(WorkerAddress(1, vgpu), 12_000, 20)
+        gateway.worker_busy(WorkerAddress(1, vgpu), 100_000, 20)
     gateway.worker_lost(WorkerAddress(1, 1), 30)
     arrive(gateway, 1, 2, 3, 4, now_us=40)
     gateway.look(MOMENT_US)
     assert not gateway.frames(), "a pool has nobody"
     gateway.worker_busy(WorkerAddress(1, 2), 60_000, MOMENT_US + 10)
+    assert not gateway.frames(), "another may be about to report, too"
+    gateway.look(2 * MOMENT_US + 10)
     ((_, body),) = dispatches(gateway.frames())
     assert [hop.vgpu for hop in body.hops] == [0, 2]
-    assert body.hops[1].start_us == 60_000
-    gateway.worker_busy(WorkerAddress(1, 1), 70_000, MOMENT_US + 20)
+    assert body.hops[0].start_us == 100_000
+    gateway.worker_busy(WorkerAddress(1, 1), 90_000, 2 * MOMENT_US + 20)
     assert gateway.status()["workers"]["up"] == 3
 
 
@@ -189,7 +191,7 @@ def test_workers_that_never_report_do_not_hold_up_the_others(deployment: Deploym
     gateway.worker_up(WorkerAddress(1, 0), 20)
     gateway.worker_up(WorkerAddress(1, 1), 30)
     arrive(gateway, 1, 2, 3, 4, now_us=MOMENT_US - 100)
-    gateway.look(MOMENT_US - 50)
+    gateway.look(MOMENT_US + 29)
     assert not gateway.frames()
-    gateway.look(MOMENT_US)
+    gateway.look(MOMENT_US + 30)
     assert kinds(gateway.frames()) == [Kind.DISPATCH]
