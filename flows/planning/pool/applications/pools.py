@@ -38,6 +38,15 @@ _SHARE = 0.5  # of the time that is left: what one search for whole GPUs may tak
 MOST_TOGETHER = 1_500  # configurations of one program for time and GPUs
 _NODES = 2_000  # of the program that chooses among ways of lines
 _USED = 1e-9  # a rate of the relaxation, relatively
+_NEARBY = (  # times known, of which budgets for bricks are made, round by round
+    (1.0, 0.9, 1.1, 0.8, 1.25, 0.7, 1.5, 0.6),
+    (1.0, 0.95, 1.05, 0.85, 1.15),
+    (1.0, 0.97, 1.03, 0.93, 1.07),
+)
+_BRICKS_SHARE = 0.3  # of the time that is left: what plans of bricks may take
+_LITTLE = 1 / 64  # of the greatest price: what GPUs that are free cost bricks
+_SAME = 1e-9  # costs this close, relatively, are equal
+_DEARER = (0.0, 0.5, 1.0, 1.5, 2.5)  # times what scarce GPUs are worth
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,6 +74,7 @@ class Pools:
         found: what a search said of budgets.
         offered: plans that came otherwise.
         priced: what lines cost alone, at prices that were tried.
+        bricks: by line, ways of bricks.
         hulls: what lines need without regard to whole vGPUs, where GPUs were handed out.
         configurations: how many there are.
     """
@@ -82,6 +92,7 @@ class Pools:
     )
     offered: list[Found] = field(default_factory=list[Found])
     priced: list[AtPrices] = field(default_factory=list[AtPrices])
+    bricks: dict[int, list[Stair]] = field(default_factory=dict[int, list[Stair]])
     hulls: list[Hull] = field(default_factory=list[Hull])
     configurations: dict[str, int] = field(default_factory=dict[str, int])
     _columns: Columns | None = None
@@ -175,18 +186,23 @@ class Pools:
             self._search(tuple(self.lines.filled(division.times)))
             stairs = self._met()
         if stairs is not None and all(stair.cost < inf for stair in stairs):
-            columns, _ = self._all()
-            first = np.searchsorted(columns.model, np.arange(len(stairs)))
-            rows = [at + stair.way[0] for at, stair in zip(first, stairs, strict=True)]
-            vgpus = np.concatenate([stair.way[1] for stair in stairs])
-            proof = (columns, -division.bound)
-            self.offered.append(self._found(columns.take(np.concatenate(rows)), vgpus, proof))
+            self._offer(stairs, -division.bound)
         return Apart(division=division, extra=extra, beyond=beyond)
+
+    def _offer(self, stairs: Sequence[Stair], bound: float) -> Found:
+        """A plan of one way for every line."""
+        columns, _ = self._all()
+        first = np.searchsorted(columns.model, np.arange(len(stairs)))
+        rows = [at + stair.way[0] for at, stair in zip(first, stairs, strict=True)]
+        vgpus = np.concatenate([stair.way[1] for stair in stairs])
+        found = self._found(columns.take(np.concatenate(rows)), vgpus, (columns, bound))
+        self.offered.append(found)
+        return found
 
     def hand_out(self, watch: Watch, cutoff: float) -> HandedOut:
         """GPUs and time handed out to lines as their relaxations need (`hulls`): a bound for all plans.
 
-        A plan within its times is looked for.
+        Plans near its times are looked for: of bricks, then by a search within the times of the best of these.
 
         Args:
             watch: ends the handing out earlier.
@@ -199,15 +215,52 @@ class Pools:
             self.hulls.append(Hull(times[rows], columns.usage[rows] * rate))
         found = hand_out(self.lines, self.problem.gpus, self.goal.price, self.hulls, watch, cutoff)
         if found.times is not None:
-            self._search(tuple(self.lines.filled(found.times)))
+            times = self._of_bricks(found.times, found.extra, -found.bound)
+            self._search(tuple(self.lines.filled(times)))
         return replace(found, bound=max(found.bound, -self._relaxation().score))
+
+    def _of_bricks(
+        self, times: Sequence[int], extra: NDArray[np.float64], bound: float
+    ) -> list[int]:
+        """Plans of one way of bricks per line, at budgets near times that are known; the times of the best.
+
+        Bricks at the prices of scarce GPUs are nearly always what a line alone costs least, and are found in
+        milliseconds. Which of them go together is one small program.
+        """
+        price, best = self.goal.price, list(times)
+        staircases = [self._staircase(m, price, self.watch) for m in range(len(self.lines))]
+        beside = [price + factor * extra for factor in _DEARER]
+        if not extra.any():
+            beside = [price, *(price + np.diag(price) / 2)]
+        found = [[own / own.max() + _LITTLE for own, _ in hull.prices] for hull in self.hulls]
+        prices = [[*beside, *own] for own in found]
+        asked = set[tuple[int, int]]()
+        watch, cost = self.watch.part(_BRICKS_SHARE), inf
+        for nearby in _NEARBY:
+            filled = self.lines.filled(best)
+            budgets = [best, *([int(time * factor) for time in filled] for factor in nearby)]
+            for m, budget in ((m, own[m]) for own in budgets for m in range(len(own))):
+                key = m, int(np.count_nonzero(staircases[m].times <= budget))
+                if key not in asked and not watch.over():
+                    asked.add(key)
+                    self.bricks.setdefault(m, []).extend(staircases[m].proposed(budget, prices[m]))
+            stairs = self._met()
+            plan = None if stairs is None else self._offer(stairs, bound)
+            if plan is None or -plan.score >= cost * (1 - _SAME):
+                return best
+            best, cost = self.used(plan), -plan.score
+        return best
 
     def _met(self) -> list[Stair] | None:
         """Of all ways of lines that were met, those that cost least together."""
-        met = [
-            [stair for at in self.priced for stair in at.staircases[m].known.values()]
-            for m in range(len(self.lines))
-        ]
+        met: list[list[Stair]] = []
+        for m in range(len(self.lines)):
+            known = [stair for at in self.priced for stair in at.staircases[m].known.values()]
+            known = [stair for stair in (*known, *self.bricks.get(m, [])) if stair.cost < inf]
+            once = {(*stair.vector.tolist(), stair.used_us): stair for stair in reversed(known)}
+            met.append(list(once.values()))
+        if not all(met):
+            return None
         seconds = self.watch.part(_SHARE).left_s()
         limits = Limits(relative_gap=self.options.gap, nodes=_NODES, seconds=seconds)
         return choose(self.lines, self.problem.gpus, self.goal.price, met, limits)

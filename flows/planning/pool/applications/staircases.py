@@ -93,6 +93,22 @@ class Staircase:
         least = np.array([*(self.known[end].least for end in self._ends), 0.0])
         return least[np.searchsorted(ends, budgets_us)]
 
+    def proposed(self, budget_us: int, prices: Sequence[NDArray[np.float64]]) -> list[Stair]:
+        """Ways of bricks within a budget, the cheapest at each of some prices [C]; nothing is proven of them."""
+        rows = np.flatnonzero(self.times <= budget_us + 1e-6)
+        if not len(rows):
+            return []
+        rows = undominated(self.problem, self.columns, rows)
+        blocks = ModelBlocks(self.problem, self.columns.take(rows), self.watch)
+        rate, found = np.array([self.rate_rps]), list[Stair]()
+        for price in prices:
+            blocks.focus(price, rate)
+            offer = blocks.propose(price, rate)
+            if offer.cost[0] < inf:
+                own, vgpus = offer.way(0)
+                found.append(self._stair((rows[own], vgpus)))
+        return [stair for stair in found if stair.cost < inf]
+
     def _asked(self, budget_us: int, floor: float, below: Stair | None) -> Stair:
         """Bricks propose a way, programs prove it or find a better one; `floor` is proven before."""
         best = self._nothing(budget_us, floor) if below is None else replace(below, least=floor)
