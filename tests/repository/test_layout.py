@@ -22,6 +22,8 @@ TOP_LEVEL = {
     "uv.lock",
     "prefect.yaml",
     "CHANGELOG.md",
+    "SECURITY.md",
+    "docs",
     "LICENSE",
 }
 MAPPED = ("flows", "triton_backend", "model_repo_templates", "warehouse", "scripts")
