@@ -210,7 +210,7 @@ def hand_over(
     tables.counts[0] = counts
     for name, number in own.items():
         tables.counts[0][name] = number
-    for name in ("out", "paused", "timers", "unsettled"):
+    for name in ("out", "paused", "timers", "unsettled", "touched_late"):
         tables.counts[0][name] = 0
     if len(old.job_memory):
         tables = _with_jobs(old, tables, modules)

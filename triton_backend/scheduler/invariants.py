@@ -3,7 +3,7 @@
 Plain Python over the arrays: slow, and independent of the kernels it checks.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import numpy as np
 
@@ -44,6 +44,7 @@ def check_invariants(tables: Tables) -> None:
         *_free_slots(tables),
         *_conservation(tables),
         *_jobs(tables),
+        *_counters(tables),
     ]
     if found:
         raise InvariantError("\n".join(found))
@@ -286,6 +287,47 @@ def _jobs(tables: Tables) -> Iterator[str]:
         )
     if counts["unsettled"] or tables.queues["touched"].any():
         yield "a queue that was touched was left as it is"
+
+
+def _counters(tables: Tables) -> Iterator[str]:
+    """A counter that kernels loop by is the sum of the flags that it counts."""
+    topology, counts, heaps = tables.topology, tables.counts[0], tables.heaps
+    known = unpack(tables.job_memory)
+    touched, late = tables.queues["touched"] == 1, topology.queues["late"] == 1
+    listed = _listed(counts, known)
+    pipelines, timers = len(tables.candidates), len(tables.candidates) + len(topology.pools)
+    yield from _differences(
+        counts,
+        {
+            "touched_late": (touched & late).sum(),
+            "unsettled": touched.sum() + len(listed),
+            "timers": (heaps["place"][:timers] != NONE).sum(),
+            "early": (~late).sum(),
+            "boards": topology.pipelines["boards"].max(initial=0),
+        },
+        "the tables",
+    )
+    jobs = np.array(listed, np.int64) // max(1, known.parts.shape[1])
+    for slot in np.flatnonzero(known.jobs["state"] != NONE).tolist():
+        counted = {"listed": (jobs == slot).sum()}
+        yield from _differences(known.jobs[slot], counted, f"job slot {slot}")
+    ready = heaps["place"][timers : timers + pipelines] != NONE
+    waiting = tables.candidates["state"] == WAITING
+    for pool in range(len(topology.pools)):
+        mine = topology.pipelines["pool"] == pool
+        counted = {"ready_count": (ready & mine).sum(), "waiting_count": (waiting & mine).sum()}
+        yield from _differences(heaps[pool], counted, f"pool {pool}")
+
+
+def _differences(row: Record, counted: Mapping[str, int], owner: str) -> Iterator[str]:
+    for name, number in counted.items():
+        if row[name] != number:
+            yield f"{owner} say {row[name]} for {name}, counted are {number}"
+
+
+def _listed(counts: Record, known: JobTables) -> list[int]:
+    """Parts in the list of those to be looked at, numbered through all jobs."""
+    return _chain(known.parts.reshape(-1), counts["first_listed"])
 
 
 def _parts(tables: Tables, known: JobTables, slot: int, mine: list[int]) -> Iterator[str]:

@@ -64,6 +64,18 @@ def wait_that_nobody_has(tables: Tables) -> None:
     tables.waiting_keep_us[0] = 5
 
 
+def flag_that_nothing_counts(tables: Tables) -> None:
+    tables.counts[0]["touched_late"] += 1
+
+
+def timer_that_no_item_has(tables: Tables) -> None:
+    tables.counts[0]["timers"] += 1
+
+
+def miscounted_candidates(tables: Tables) -> None:
+    tables.heaps[0]["waiting_count"] += 1
+
+
 @pytest.mark.parametrize(
     "damage",
     [
@@ -77,6 +89,9 @@ def wait_that_nobody_has(tables: Tables) -> None:
         leaked_slot,
         vanished_request,
         wait_that_nobody_has,
+        flag_that_nothing_counts,
+        timer_that_no_item_has,
+        miscounted_candidates,
     ],
 )
 def test_damage_is_found(damage: Callable[[Tables], None]) -> None:

@@ -39,6 +39,7 @@ from triton_backend.contract.events import (
 )
 from triton_backend.contract.plan import PlacementRun, Plan
 from triton_backend.scheduler.compiled import NONE
+from triton_backend.scheduler.policies import late
 from triton_backend.scheduler.scheduler import Scheduler
 from triton_backend.scheduler.tables import CLOSED, LIVE, TASK_LIMIT, TASK_ROW, unpack
 from triton_backend.serving.gateway.event_log import read_events, to_line
@@ -388,6 +389,50 @@ def test_a_waiting_task_too_large_for_the_new_plan_drops_its_job() -> None:
         )
     )
     assert app.outcomes() == {0: "too_large"}
+
+
+CHANGES_UNDER_LATE_BINDING = """
+import resource
+resource.setrlimit(resource.RLIMIT_CPU, (60, 60))  # seconds: an endless loop of kernels ends so
+from tests.fakes.applications import hand_application, hand_module, with_applications
+from tests.fakes.plans import Own, make_plan
+from triton_backend.contract.decisions import JobDropped
+from triton_backend.contract.events import JobArrival, PlanChanged
+from triton_backend.scheduler.policies.late import POLICIES
+from triton_backend.scheduler.scheduler import Scheduler
+
+LATENCY_US = (4_000, 5_000, 6_000, 7_000)
+CHAIN = [hand_module("a", "m0"), hand_module("b", "m1", "a", rows=3, max_rows=4)]
+OTHER = [hand_module("a", "m0"), hand_module("b", "m1", "a", rows=4, max_rows=4)]
+
+def plan(modules, largest=4):
+    models = make_plan(*([[Own(latency_us=LATENCY_US[:largest])]] for _ in range(2)))
+    return with_applications(models, *([hand_application("app", modules)] if modules else []))
+
+CHANGES = {"left out": plan([]), "changed": plan(OTHER), "smaller": plan(CHAIN, 2), "same": plan(CHAIN)}
+for policy in POLICIES:
+    for name, after in CHANGES.items():
+        scheduler = Scheduler(plan(CHAIN), policy=policy)
+        for job in range(4):
+            event = JobArrival(now_us=0, job_id=job, application=0, deadline_us=90_000, samples=3)
+            scheduler.handle(event)
+        assert scheduler.queue_lengths()[0] > 0
+        decided = scheduler.handle(PlanChanged(now_us=1_000, plan=after))
+        scheduler.check_invariants()
+        left = [item.reason.text for item in decided if isinstance(item, JobDropped)]
+        print(policy, name, *left, sep=",", flush=True)
+"""
+
+
+@pytest.mark.slow
+def test_a_change_of_plan_ends_with_jobs_that_wait_under_late_binding() -> None:
+    printed = printed_by(CHANGES_UNDER_LATE_BINDING, compiled=False)
+    left = {tuple(line.split(",")[:2]): line.split(",")[2:] for line in printed.splitlines()}
+    for policy in late.POLICIES:
+        assert set(left[policy, "left out"]) == {"model_removed"}
+        assert set(left[policy, "changed"]) == {"model_removed"}
+        assert set(left[policy, "smaller"]) == {"too_large"}
+        assert left[policy, "same"] == []
 
 
 @st.composite

@@ -127,9 +127,13 @@ def settle_touched(tables: Tables) -> int:
     and one formed before its queue changed would take other requests than it counted.
     """
     counts = tables.counts[0]
-    queue = 0
-    while counts["touched_late"] > 0:
+    queue = settled = (
+        0  # queues in a row that need nothing: all of them end it, whatever is counted
+    )
+    while counts["touched_late"] > 0 and settled < len(tables.queues):
+        settled += 1
         if tables.queues[queue]["touched"] == 1 and tables.topology.queues[queue]["late"] == 1:
+            settled = 0
             tables.queues[queue]["touched"] = 0
             counts["touched_late"] -= 1
             counts["unsettled"] -= 1
