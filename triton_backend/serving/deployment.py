@@ -494,11 +494,14 @@ class Deployment:
 
     @cached_property
     def _origin_deployments(self) -> dict[int, "Deployment"]:
-        return {self.generation: self}
+        """Of other generations; with itself among them a deployment would hold itself in memory."""
+        return {}
 
     def origin_of(self, vgpu: int) -> tuple["Deployment", int]:
         """The generation that a worker was started for, and its vGPU's number there."""
         generation, number, _ = self.origins[vgpu]
+        if generation == self.generation:
+            return self, number
         known = self._origin_deployments.get(generation)
         if known is None:
             known = self._origin_deployments[generation] = Deployment.read(

@@ -1,9 +1,11 @@
 """Scheduler, fronts and workers together, over real sockets and shared memory, without Triton."""
 
 import contextlib
+import gc
 import json
 import re
 import socket
+import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -257,11 +259,40 @@ def open_files() -> Counter[str]:
     return Counter({name: n for name, n in names.items() if not name.endswith("(deleted)")})
 
 
+@pytest.fixture
+def deployments(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], list[int]]]:
+    """Says the generations of the deployments in memory that were read from now on.
+
+    Nothing collects cycles meanwhile, as in a process that has frozen what it loaded.
+    """
+    made: list[weakref.ref[Deployment]] = []
+    create = Deployment.__init__
+
+    def created(self: Deployment, *arguments: Any, **named: Any) -> None:
+        create(self, *arguments, **named)
+        made.append(weakref.ref(self))
+
+    def generations() -> list[int]:
+        return sorted(each.generation for ref in list(made) if (each := ref()) is not None)
+
+    gc.disable()
+    monkeypatch.setattr(Deployment, "__init__", created)
+    yield generations
+    gc.enable()
+
+
+@pytest.fixture
+def brief_holds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else fronts keep slots for 10 s."""
+    monkeypatch.setattr(front_batches, "DEAD_BY_NOW_US", 0)
+
+
+@pytest.mark.usefixtures("brief_holds")
 def test_changes_of_plan_give_back_what_they_took(
-    fresh: LocalSystem, monkeypatch: pytest.MonkeyPatch
+    deployments: Callable[[], list[int]], fresh: LocalSystem
 ) -> None:
-    """Of workers that go on, too: no socket or segment of a plan that is over stays open."""
-    monkeypatch.setattr(front_batches, "DEAD_BY_NOW_US", 0)  # else fronts keep slots for 10 s
+    """Of workers that go on, too: no socket, segment or deployment of a plan that is over stays."""
+    processes = 2 + len(fresh.workers)  # the scheduler's and a front's, too
     after: list[Counter[str]] = []
     answers_of_first = f"{fresh.settings.segment_prefix}g1-f*"
     for generation in range(2, 7):
@@ -276,6 +307,9 @@ def test_changes_of_plan_give_back_what_they_took(
         else:
             wait_for(lambda: not list(SHARED_FOLDER.glob(answers_of_first)))
         after.append(open_files())
+        # Of a process: its own, and the first, for which its workers were started; one is the test's.
+        kept = sorted([1] * (processes + 1) + [generation] * processes)
+        wait_for(lambda kept=kept: deployments() == kept)
 
 
 def test_a_late_batch_of_a_plan_that_is_over_costs_nobody_a_connection(

@@ -122,8 +122,8 @@ class FrontJobs:
 
     def add(self, deployment: Deployment) -> None:
         """Make room for the requests of a generation in which answers come from shelves."""
-        self._shelves.add(deployment)
         if deployment.answers_from_shelves(self._name):
+            self._shelves.add(deployment)
             self._generations[deployment.tag] = _Generation(deployment, self._name)
 
     def use(self, deployment: Deployment) -> None:

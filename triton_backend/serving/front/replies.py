@@ -93,3 +93,4 @@ class ReplyThreads:
     def _run(self) -> None:
         while (reply := self._queue.get()) is not None:
             self.send(reply)
+            del reply  # a thread that waits holds no batch in memory, nor the plan of one

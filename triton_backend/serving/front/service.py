@@ -242,6 +242,7 @@ class FrontService:
                 reply, self._taken = self._taken, None
             if reply is not None:
                 self._pending.send(reply)
+            del reply  # a thread that waits holds no batch in memory, nor the plan of one
 
     def _round_or_pause(self) -> None:
         try:

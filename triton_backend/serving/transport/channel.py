@@ -183,6 +183,11 @@ class Channels:
                 self._loop.drop(channel.connection, CloseReason.OVER)
                 channel.close()
 
+    def forget_before(self, generation: int) -> None:
+        """Close the channels of every generation older than this one."""
+        for older in {key[0] for key in list(self._open_channels) if key[0] < generation}:
+            self.forget(older)
+
     def closed(self, connection: Connection) -> None:
         """A connection ended: what was mapped with it belongs to a process that is gone."""
         for key, channel in list(self._open_channels.items()):

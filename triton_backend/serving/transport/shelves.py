@@ -114,6 +114,12 @@ class Shelves:
         for key in [key for key in self._segments if key[0] == generation]:
             self._segments.pop(key).close()
 
+    def forget_before(self, generation: int) -> None:
+        """Unmap every generation older than this one, also those that only pieces named."""
+        known = {*list(self._deployments), *(key[0] for key in list(self._segments))}
+        for older in [one for one in known if one < generation]:
+            self.forget(older)
+
     def close(self) -> None:
         """Unmap them all."""
         for generation in {key[0] for key in self._segments}:

@@ -112,6 +112,11 @@ class OutputSender:
             self._shelves.forget(served[0].generation)
             self._channels.forget(served[0].generation)
 
+    def forget_before(self, generation: int) -> None:
+        """Drop what is kept of older generations: no batch that is left reads or writes theirs."""
+        self._shelves.forget_before(generation)
+        self._channels.forget_before(generation)
+
     def target_of(self, batch: QueuedBatch, flush: Callable[[], None]) -> OutputTarget:
         """Where the results of a batch go.
 

@@ -182,6 +182,7 @@ class StageWorker:
                 for part in reversed(self._parts):  # stages last: what is queued needs them
                     part.forget(former.tag)
         self._served = [one for one in self._served if one[0].generation in self._adopting]
+        self._outputs.forget_before(oldest)
 
     def _serve(self, deployment: Deployment, vgpu: int) -> None:
         """Serve a generation, in which this vGPU has a number of its own."""

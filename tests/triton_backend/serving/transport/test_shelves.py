@@ -63,3 +63,17 @@ def test_what_a_worker_left_on_its_shelf_is_there_for_who_reads_it_later(
 def test_rows_that_no_shelf_has_are_refused(deployment: Deployment, wrong: dict[str, int]) -> None:
     with pytest.raises(FrameError, match=r"is nowhere|ends beyond"):
         made(deployment).tensors("chain", PIECE._replace(**wrong))
+
+
+def test_generations_that_only_pieces_named_go_with_those_before_one_in_force(
+    deployment: Deployment,
+) -> None:
+    writer, reader = made(deployment), Shelves(deployment.settings)
+    reader.tensors("chain", PIECE)
+    reader.forget_before(1)
+    remove_shelves(deployment, [0])
+    assert len(reader.tensors("chain", PIECE)["output"]) == PIECE.rows  # still mapped
+    reader.forget_before(2)
+    with pytest.raises(FrameError, match="is nowhere"):
+        reader.tensors("chain", PIECE)
+    writer.close()
