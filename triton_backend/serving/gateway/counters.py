@@ -45,6 +45,8 @@ class StageUse:
 class GatewayCounters:
     """Running totals since the scheduler started. Keys are model names, stages, drop reasons.
 
+    Of stages and entries only those of the plan in force and the one before it, of which batches may still run.
+
     Attributes:
         bad: requests that more GPUs might have answered in time: dropped, failed or late ones, but
             those that nobody waits for any more and those of models that have gone.
@@ -77,13 +79,18 @@ class GatewayCounters:
     decisions: int = 0
     decision_us: int = 0
     _uses: dict[StageLabels, StageUse] = field(default_factory=dict[StageLabels, StageUse])
+    _plan: Plan | None = None
 
     def serve(self, plan: Plan) -> dict[StagePlace, StageUse]:
-        """Counters of a plan's stages, which go on where an earlier plan had one of the same name."""
-        return {
-            row.place: self._uses.setdefault(labels, StageUse())
-            for row, labels in stage_labels(plan).items()
-        }
+        """Counters of a plan's stages, which go on where the plan before had one of the same name."""
+        plans = [plan] if self._plan is None else [self._plan, plan]
+        self._plan = plan
+        labels = {one for served in plans for one in stage_labels(served).values()}
+        self._uses = {one: self._uses.get(one) or StageUse() for one in labels}
+        entries = {(m.name, e.name) for served in plans for m in served.models for e in m.entries}
+        for gone in self.entries.keys() - entries:
+            del self.entries[gone]
+        return {row.place: self._uses[one] for row, one in stage_labels(plan).items()}
 
     def dropped_for(self, model: str, reason: DropReason) -> None:
         """A request of a model is not served."""

@@ -8,6 +8,7 @@ that buckets, sum and count are right without a list of all latencies.
 Names are as Prometheus wants them: counters end in `_total`, times are in seconds.
 """
 
+import logging
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -24,6 +25,7 @@ if TYPE_CHECKING:  # fronts and nodes publish too, and need no scheduler and its
     from triton_backend.serving.gateway.service import SchedulerService
     from triton_backend.serving.gateway.state import Gateway
 
+_LOG = logging.getLogger(__name__)
 Labels = tuple[tuple[str, str], ...]
 
 
@@ -126,11 +128,33 @@ class Publisher:
         self._metrics: dict[tuple[str, Labels], Any] = {}
         self._last: dict[tuple[str, Labels], float] = {}
         self._observed: dict[tuple[str, Labels], _Observed] = {}
+        self._fails = False
+
+    def publish_from(self, values: Callable[[], Values]) -> None:
+        """Publish what a function gives; an error costs the figures of this time, and is logged when it begins.
+
+        A scheduler that has no time for them just now raises `TimeoutError`, which is no error.
+        """
+        try:
+            self.publish(values())
+        except TimeoutError:
+            pass
+        except Exception:  # noqa: BLE001  # files of others may hold anything; the next figures are published
+            if not self._fails:
+                _LOG.exception("no metrics are published until this ends")
+            self._fails = True
+        else:
+            self._fails = False
 
     def publish(self, values: Values) -> None:
-        """Publish what changed; a gauge that is not among the values any more becomes 0."""
-        gone = (key for key in self._last if key not in values and METRICS[key[0]][0] == "gauge")
-        for key, value in {**dict.fromkeys(gone, 0.0), **values}.items():
+        """Publish what changed; remove the series that are not among the values any more.
+
+        Else every change of plan would leave some, and the page of metrics would grow for ever.
+        """
+        for key in self._metrics.keys() - values.keys():
+            del self._metrics[key]  # Triton frees a metric that nothing refers to
+            self._observed.pop(key, None)
+        for key, value in values.items():
             if isinstance(value, Histogram):
                 self._observe(key, value)
                 continue

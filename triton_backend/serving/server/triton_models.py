@@ -6,7 +6,6 @@ settings from its configuration's parameters and hands everything else to a serv
 to a front.
 """
 
-import contextlib
 import gc
 import hmac
 import json
@@ -16,7 +15,6 @@ import sys
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
@@ -36,6 +34,7 @@ from triton_backend.serving.front.service import FrontService
 from triton_backend.serving.gateway.offload import Offload, PlanReader
 from triton_backend.serving.liveness.processes import StubHeartbeat, parent_named
 from triton_backend.serving.node.node import Node
+from triton_backend.serving.server.forwarding import Forwarding
 from triton_backend.serving.server.metrics import (
     Publisher,
     Values,
@@ -53,7 +52,6 @@ SWITCH_SECONDS = 5e-4
 HANDED_ON_PARAMETER = "poolpipe_handed_on"  # of a request that a model here hands on to a front
 SERVER_PROCESS = "tritonserver"
 STATUSES = ("INVALID_ARG", "UNAVAILABLE", "CANCELLED", "INTERNAL")  # of a front's refusals
-AT_ONCE = 64  # requests of one cut that are answered at a time; others wait
 _LOG = logging.getLogger(__name__)
 _FINAL = triton.TRITONSERVER_RESPONSE_COMPLETE_FINAL
 
@@ -100,8 +98,7 @@ class _Model(ABC):
     def _publish(self) -> None:
         publisher = Publisher(_family)
         while not self._stopping.wait(PUBLISH_SECONDS):
-            with contextlib.suppress(TimeoutError):
-                publisher.publish(self.values())
+            publisher.publish_from(self.values)
 
     def finalize(self) -> None:
         """Stop the service."""
@@ -189,6 +186,12 @@ def _reply(sender: Any, wanted: set[str], result: Arrays | Refusal, *, handed_on
     sender.send(response, flags=_FINAL)
 
 
+def _send(sender: Any, answer: Any) -> None:
+    """Send a response, or a refusal as one."""
+    response = _refused(answer) if isinstance(answer, Refusal) else answer
+    sender.send(response, flags=_FINAL)
+
+
 def _refused(refusal: Refusal, *, status_in_text: bool = False) -> Any:
     """A refusal as a response; among models of one server Triton passes on its text, not its status."""
     code = getattr(triton.TritonError, refusal.status)
@@ -206,37 +209,33 @@ class CutModel(_Model):
     def begin(self) -> None:
         """Start the threads, each of which waits for one answer."""
         self._target, self._cut = self.parameters["model"], self.parameters["cut"]
-        self._threads = ThreadPoolExecutor(AT_ONCE, thread_name_prefix="cut")
+        served = self.deployment.served_model(self._target)
+        limit = self.deployment.max_waiting(served)
+        self._forwarding = Forwarding(self.name, limit, served.slo_us, self.clock, self._asked)
+        self._forwarding.start()
 
     def end(self) -> None:
-        """Let requests that were handed on be answered."""
-        self._threads.shutdown(cancel_futures=True)
+        """Refuse what waits; let requests that were handed on be answered."""
+        self._forwarding.stop()
 
     def values(self) -> Values:
         """Nothing: the front counts these requests."""
         return {}
 
     def execute(self, requests: list[Any]) -> None:
-        """Hand requests on; answers come later."""
+        """Hand requests on; answers come later, and no error leaves it (see `FrontModel`)."""
         for request in requests:
-            sender = request.get_response_sender()
-            self._threads.submit(self._hand_on, request, sender, self.clock.now_us())
+            try:
+                sender = request.get_response_sender()
+            except Exception:  # noqa: BLE001  # without it nobody can be answered
+                _LOG.exception("a request of model %s", self.name)
+            else:
+                self._forwarding.take(request, partial(_send, sender))
 
-    def _hand_on(self, request: Any, sender: Any, arrival_us: int) -> None:
-        try:
-            answer = self._asked(request, arrival_us)
-        except Exception as error:  # noqa: BLE001  # the request would never be answered
-            _LOG.exception("a request of model %s", self.name)
-            failed = triton.TritonError(
-                f"model {self.name!r}: {error}", triton.TritonError.INTERNAL
-            )
-            answer = triton.InferenceResponse([], failed)
-        sender.send(answer, flags=_FINAL)
-
-    def _asked(self, request: Any, arrival_us: int) -> Any:
+    def _asked(self, request: Any, waited_us: int) -> Any:
         allowed_us = request.timeout()
         if 0 < allowed_us <= MAX_TIMEOUT_US:  # else the front refuses it
-            allowed_us = max(allowed_us - (self.clock.now_us() - arrival_us), 1)
+            allowed_us = max(allowed_us - waited_us, 1)
         asked = triton.InferenceRequest(
             request_id=request.request_id(),
             model_name=self._target,
@@ -251,7 +250,7 @@ class CutModel(_Model):
             text = answer.error().message()
             status, _, message = text.partition(" ")
             known = status in STATUSES
-            return _refused(Refusal(status, message) if known else Refusal("UNAVAILABLE", text))
+            return Refusal(status, message) if known else Refusal("UNAVAILABLE", text)
         return triton.InferenceResponse(answer.output_tensors())
 
 

@@ -4,7 +4,8 @@ import re
 import shutil
 import subprocess
 import urllib.request
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,13 +20,20 @@ from tritonclient.utils import InferenceServerException
 from flows.release.server.admin import start, stop
 from flows.release.server.running import ServerState
 from tests.ports import free_ports
-from tests.triton_backend.serving.gateway.gateways import HeldGateway
+from tests.triton_backend.serving.gateway.gateways import (
+    HeldGateway,
+    arrive,
+    dispatches,
+    finish,
+    serving,
+)
 from tests.triton_backend.serving.small_plans import BATCH, model, on_gpus, plan, stage, two_stage
 from tests.triton_backend.serving.system import deploy, wait_for
 from triton_backend.serve_folder.endpoints import Endpoints
 from triton_backend.serve_folder.repository import render_repository
 from triton_backend.serve_folder.settings import ServeOptions
 from triton_backend.serving.front.counters import FrontCounters, latency_bounds_s
+from triton_backend.serving.gateway.state import WorkerAddress
 from triton_backend.serving.server.metrics import (
     METRICS,
     Histogram,
@@ -49,6 +57,9 @@ class Family:
         done, name = self._done, self._name
 
         class Metric:
+            def __del__(self) -> None:
+                done.append((name, labels, "delete", 0.0))
+
             def set(self, value: float) -> None:
                 done.append((name, labels, "set", value))
 
@@ -73,8 +84,30 @@ def test_counters_are_published_by_growth_and_gauges_by_value() -> None:
         ("poolpipe_queue_requests", {"model": "m"}, "set", 3),
         ("poolpipe_requests_served_total", {"model": "m"}, "increment", 10),
         ("poolpipe_requests_served_total", {"model": "m"}, "increment", 4),
-        ("poolpipe_queue_requests", {"model": "m"}, "set", 0.0),
+        ("poolpipe_queue_requests", {"model": "m"}, "delete", 0.0),
     ]
+
+
+def test_an_error_costs_the_figures_of_one_time_and_is_logged_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    done: list[tuple[str, dict[str, str], str, float]] = []
+    publisher = Publisher(lambda name, _description, _kind: Family(name, done))
+
+    def raising(error: Exception) -> Callable[[], Values]:
+        def values() -> Values:
+            raise error
+
+        return values
+
+    publisher.publish_from(raising(TimeoutError()))
+    assert not caplog.records
+    for _ in range(2):
+        publisher.publish_from(raising(KeyError("node")))
+    publisher.publish_from(lambda: {("poolpipe_workers_up", ()): 3})
+    assert done == [("poolpipe_workers_up", {}, "set", 3)]
+    publisher.publish_from(raising(OSError()))
+    assert len(caplog.records) == 2
 
 
 def test_latencies_are_observed_bucket_by_bucket_and_their_sum_is_right() -> None:
@@ -129,6 +162,32 @@ def test_pools_of_two_pipelines_are_told_apart(tmp_path: Path) -> None:
     slow = (("pool", deployment.plan.pools[3].name), ("gpu_class", "SLOW"))
     names = ("pool_vgpus", "pool_idle_fraction", "pool_bad_fraction", "advised_gpus")
     assert [values[f"poolpipe_{name}", slow] for name in names] == [2, 1.0, 0.0, 2.0]
+
+
+def test_changes_of_plan_leave_no_series_behind(tmp_path: Path) -> None:
+    """Of stages, whose labels are those of a plan, there are those of the plan before, too."""
+    done: list[tuple[str, dict[str, str], str, float]] = []
+    publisher = Publisher(lambda name, _description, _kind: Family(name, done))
+    gateway = serving(deploy(tmp_path, plan(two_stage()), ServeOptions()))
+    found: list[Counter[str]] = []
+    for generation in range(2, 8):
+        moved = plan(on_gpus(two_stage(), generation), plan_id=f"plan-{generation}", gpus=9)
+        gateway.prepare(deploy(tmp_path, moved, generation=generation))
+        now_us = generation * 1_000_000
+        for vgpu in range(3):
+            gateway.worker_up(WorkerAddress(generation, vgpu), now_us)
+        gateway.swap(now_us)
+        gateway.frames()
+        arrive(gateway, *range(BATCH * generation, BATCH * generation + BATCH), now_us=now_us)
+        for batch, body in dispatches(gateway.frames()):
+            finish(gateway, batch, body, now_us + 10_000)
+        gateway.look(now_us + 20_000)
+        publisher.publish(gateway_values(gateway, now_us))
+        last = {(name, *sorted(labels.items())): did for name, labels, did, _ in done}
+        found.append(Counter(name for (name, *_), did in last.items() if did != "delete"))
+    assert found[1:] == [found[1]] * 5
+    assert (found[1]["poolpipe_plan"], found[1]["poolpipe_stage_runs_total"]) == (1, 4)
+    assert len(gateway.status()["counters"]["stage_runs"]) == 4
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,136 @@
+"""Requests that a model of Triton hands on to another one, each of which a thread waits for.
+
+    take --> waiting --> asked --> answered
+      |         |
+      +---------+--> refused       too many wait, its time is over, its client gave up, the model is unloaded
+
+Every request is answered once, whatever happens.
+
+Here: which request is asked when. Not here: Triton's API (`triton_models`).
+"""
+
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from triton_backend.runtimes.clock import Clock
+from triton_backend.serving.front.pending import full
+from triton_backend.serving.front.replies import Refusal
+
+AT_ONCE = 64  # requests of one model that are asked at a time; others wait
+_LOG = logging.getLogger(__name__)
+
+
+class _Waiting(NamedTuple):
+    """A request of Triton's, how it is answered, and when it came."""
+
+    request: Any
+    reply: Callable[[Any], None]
+    arrival_us: int
+
+
+class Forwarding:
+    """Asks another model for the answers to requests, until stopped.
+
+    Args:
+        model: that takes the requests, for messages.
+        limit: requests that wait at most.
+        slo_us: how long a request without a `timeout` waits at most.
+        ask: gives the answer to a request, given how long it has waited, in microseconds; may raise anything.
+    """
+
+    def __init__(
+        self,
+        model: str,
+        limit: int,
+        slo_us: int,
+        clock: Clock,
+        ask: Callable[[Any, int], Any],
+    ) -> None:
+        self._model = model
+        self._limit = limit
+        self._slo_us = slo_us
+        self._clock = clock
+        self._ask = ask
+        self._waiting: deque[_Waiting] = deque()
+        self._changed = threading.Condition()
+        self._stopping = False
+        self._threads = [
+            threading.Thread(target=self._run, name=f"forward-{i}", daemon=True)
+            for i in range(AT_ONCE)
+        ]
+
+    def start(self) -> None:
+        """Ask from now on."""
+        for thread in self._threads:
+            thread.start()
+
+    def take(self, request: Any, reply: Callable[[Any], None]) -> None:
+        """Take a request, or refuse it; whatever it holds, nothing is raised.
+
+        Args:
+            request: with `timeout()` in microseconds, 0 where there is none, and `is_cancelled()`.
+            reply: takes the answer or a `Refusal`, once, in this thread or another one.
+        """
+        with self._changed:
+            if self._stopping:
+                refusal = self._leaving()
+            elif len(self._waiting) >= self._limit:
+                refusal = full(self._model, self._limit)
+            else:
+                self._waiting.append(_Waiting(request, reply, self._clock.now_us()))
+                self._changed.notify()
+                return
+        self._reply(reply, refusal)
+
+    def stop(self) -> None:
+        """Refuse what waits, let what was asked be answered, end the threads."""
+        with self._changed:
+            self._stopping = True
+            left = list(self._waiting)
+            self._waiting.clear()
+            self._changed.notify_all()
+        for one in left:
+            self._reply(one.reply, self._leaving())
+        for thread in self._threads:
+            if thread.is_alive():
+                thread.join()
+
+    def _leaving(self) -> Refusal:
+        return Refusal("UNAVAILABLE", f"model {self._model!r} is being unloaded")
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                while not self._waiting and not self._stopping:
+                    self._changed.wait()
+                if not self._waiting:
+                    return
+                one = self._waiting.popleft()
+            self._reply(one.reply, self._answer(one))
+            del one  # a thread that waits holds no tensors in memory
+
+    def _answer(self, one: _Waiting) -> Any:
+        """The answer to a request, or why there is none."""
+        try:
+            waited_us = self._clock.now_us() - one.arrival_us
+            allowed_us = one.request.timeout() or self._slo_us
+            if one.request.is_cancelled():
+                return Refusal(
+                    "CANCELLED", f"model {self._model!r}: the client cancelled the request"
+                )
+            if 0 < allowed_us <= waited_us:  # the other model refuses what makes no sense
+                told = f"waited {waited_us / 1e3:.1f} ms of the {allowed_us / 1e3:.1f} ms allowed"
+                return Refusal("UNAVAILABLE", f"model {self._model!r}: the request {told}")
+            return self._ask(one.request, waited_us)
+        except Exception as error:  # noqa: BLE001  # the request would never be answered
+            _LOG.exception("a request of model %s", self._model)
+            return Refusal("INTERNAL", f"model {self._model!r}: {error}")
+
+    def _reply(self, reply: Callable[[Any], None], answer: Any) -> None:
+        try:
+            reply(answer)
+        except Exception:  # noqa: BLE001  # Triton's may be any; the thread goes on
+            _LOG.exception("an answer of model %s was not sent", self._model)
