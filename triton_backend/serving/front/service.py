@@ -116,7 +116,7 @@ class FrontService:
             self._report,
             checksum_up_to_bytes=settings.checksum_up_to_bytes,
         )
-        self._fetches = Fetches(self._loop, clock)
+        self._fetches = Fetches(self._loop)
         self.jobs = FrontJobs(model, settings, self._pending, self._fetches)
         self._least_us = deployment.least_us(model)
         self._add(deployment)

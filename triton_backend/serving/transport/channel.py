@@ -119,6 +119,8 @@ class Channels:
         self._settings = settings
         self._node = node
         self._open_channels: dict[_Key, Channel] = {}
+        for host in set(settings.hosts.values()):
+            loop.look_up(host)
 
     def to_worker(self, deployment: Deployment, vgpu: int) -> Channel | None:
         """The channel to a worker; None when it is gone."""

@@ -30,12 +30,14 @@ from triton_backend.serving.transport.connection import (
     Connection,
     Handler,
 )
+from triton_backend.serving.transport.names import HostNames
 from triton_backend.serving.transport.timerfd import TimerFd
 from triton_backend.serving.transport.wire import FrameError
 
 MAX_UNPROVEN = 64
 PROOF_US = 2_000_000
 LOGGED_PER_SECOND = 5
+AWAY_US = 200_000  # a host that did not answer is not connected to for so long
 _LOG = logging.getLogger(__name__)
 _CONNECT_SECONDS = 0.5
 _FIRST_PAUSE_SECONDS = 0.05
@@ -98,6 +100,8 @@ class EventLoop:
         self._accepting = Backoff(_FIRST_PAUSE_SECONDS)
         self._connections: dict[int, Connection] = {}
         self._unproven: dict[Connection, int] = {}  # until when; the oldest first
+        self._names = HostNames()
+        self._away_until_us: dict[str, int] = {}  # hosts that did not answer
         self._paths: list[str] = []
         self._logged_in = 0  # the second, and the lines in it
         self._logged = 0
@@ -153,12 +157,37 @@ class EventLoop:
             return None
         sock.settimeout(_CONNECT_SECONDS)
         try:
-            sock.connect(target)
-            prover = Prover(self._key, address) if isinstance(target, tuple) else None
-            return self._add(sock, address, prover=prover)
+            if isinstance(target, str):
+                sock.connect(target)
+                return self._add(sock, address)
+            self._connect_to_host(sock, *target)
+            return self._add(sock, address, prover=Prover(self._key, address))
         except OSError:
             sock.close()
             return None
+
+    def look_up(self, host: str) -> None:
+        """Look up the name of a host that is to be connected to later."""
+        self._names.look_up(host)
+
+    def _connect_to_host(self, sock: socket.socket, host: str, port: int) -> None:
+        """Connect, unless the host did not answer a moment ago; else each batch to it would cost all others the wait.
+
+        Raises:
+            OSError: nobody answers there, or where it is is not known.
+        """
+        if self._clock.now_us() < self._away_until_us.get(host, 0):
+            raise TimeoutError
+        try:
+            ip = self._names.address(host, _CONNECT_SECONDS)
+            if ip is None:
+                raise TimeoutError
+            sock.connect((ip, port))
+        except ConnectionRefusedError:
+            raise  # the host answers, at once
+        except OSError:
+            self._away_until_us[host] = self._clock.now_us() + AWAY_US
+            raise
 
     def _add(
         self,

@@ -17,7 +17,6 @@ import numpy as np
 
 from triton_backend.contract.tensors import TensorSpec
 from triton_backend.runtimes.base import NUMPY_DTYPES
-from triton_backend.runtimes.clock import Clock
 from triton_backend.serving.deployment import Deployment
 from triton_backend.serving.transport.connection import Connection
 from triton_backend.serving.transport.event_loop import EventLoop
@@ -33,8 +32,6 @@ from triton_backend.serving.transport.wire import (
     pack_fetch,
 )
 
-# Connecting to a host that is cut off takes half a second; many pieces may lie there.
-AWAY_US = 200_000
 MOST_ASKED = 2  # processes of one host
 
 Fetched = Callable[[Arrays | None], None]
@@ -55,12 +52,10 @@ class _Fetch:
 class Fetches:
     """The questions of one process."""
 
-    def __init__(self, loop: EventLoop, clock: Clock) -> None:
+    def __init__(self, loop: EventLoop) -> None:
         self._loop = loop
-        self._clock = clock
         self._waiting: dict[int, _Fetch] = {}  # by number
         self._connections: dict[str, Connection] = {}
-        self._away_until_us: dict[str, int] = {}
         self._asked = 0
 
     def ask(
@@ -103,12 +98,8 @@ class Fetches:
         known = self._connections.get(address)
         if known is not None and not known.closed:
             return known
-        if self._clock.now_us() < self._away_until_us.get(address, 0):
-            return None
         made = self._loop.connect(address)
-        if made is None:
-            self._away_until_us[address] = self._clock.now_us() + AWAY_US
-        else:
+        if made is not None:
             self._connections[address] = made
         return made
 

@@ -117,7 +117,7 @@ class StageWorker:
         self._scheduler = SchedulerLink(self._loop, deployment, vgpu, time)
         node = deployment.node_name_of(vgpu)
         channels, shelves = Channels(self._loop, self._settings, node), Shelves(self._settings)
-        self._fetches = Fetches(self._loop, clock)
+        self._fetches = Fetches(self._loop)
         self._inputs = InputGatherer(node, channels, shelves, self._fetches)
         self._outputs = OutputSender(deployment, channels, shelves, self._scheduler)
         self._queue = BatchQueue(self._segment, time.now_us)

@@ -47,7 +47,7 @@ def pending(tmp_path: Path) -> PendingRequests:
 @pytest.fixture
 def jobs(deployment: Deployment, pending: PendingRequests) -> FrontJobs:
     loop = EventLoop(cast("Any", None), SystemClock(), b"")
-    made = FrontJobs("chain", deployment.settings, pending, Fetches(loop, SystemClock()))
+    made = FrontJobs("chain", deployment.settings, pending, Fetches(loop))
     made.add(deployment)
     made.use(deployment)
     return made

@@ -5,13 +5,16 @@ import socket
 import threading
 from collections.abc import Generator, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from tests.triton_backend.serving.system import wait_for
 from triton_backend.contract.errors import InputError
 from triton_backend.runtimes.clock import SystemClock
+from triton_backend.serving.transport import event_loop
 from triton_backend.serving.transport.authentication import (
     CHALLENGE_FRAME_BYTES,
     PROOF_BYTES,
@@ -20,6 +23,7 @@ from triton_backend.serving.transport.authentication import (
 )
 from triton_backend.serving.transport.connection import MAX_PENDING_BYTES, CloseReason, Connection
 from triton_backend.serving.transport.event_loop import (
+    AWAY_US,
     LOGGED_PER_SECOND,
     MAX_UNPROVEN,
     PROOF_US,
@@ -527,3 +531,89 @@ def test_a_peer_that_is_read_while_another_thread_waits_for_it_is_not_gone(
                 alive.append(connection.receive(recorder))
             waiting.join()
     assert all(alive)
+
+
+class HeldResolver:
+    """Knows every name, and answers when it is let go."""
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+        self.let_go = threading.Event()
+        self.fails = False
+
+    def __call__(self, host: str, *_: object) -> list[tuple[Any, ...]]:
+        self.asked.append(host)
+        self.let_go.wait()
+        if self.fails:
+            raise socket.gaierror
+        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.0.1", 0))]
+
+
+@pytest.fixture
+def resolver(monkeypatch: pytest.MonkeyPatch) -> Iterator[HeldResolver]:
+    made = HeldResolver()
+    monkeypatch.setattr(socket, "getaddrinfo", made)
+    monkeypatch.setattr(event_loop, "_CONNECT_SECONDS", 0.01)
+    yield made
+    made.let_go.set()
+
+
+def test_a_resolver_that_hangs_keeps_no_other_peer_waiting(
+    loop: EventLoop, recorder: Recorder, clock: HandClock, resolver: HeldResolver
+) -> None:
+    address = loop.listen("tcp:127.0.0.1:0")
+    named = address.replace("127.0.0.1", "worker.test")
+    other = loop.connect(address)
+    assert other is not None
+    assert loop.connect(named) is None
+    clock.us += AWAY_US
+    assert loop.connect(named) is None
+    assert resolver.asked == ["worker.test"]
+    poll_until_quiet(loop)
+    other.send(frame(Kind.HEARTBEAT, b"batch"))
+    poll_until_quiet(loop)
+    assert recorder.frames == [(Kind.HEARTBEAT, b"batch")]
+    resolver.let_go.set()
+    wait_for(lambda: connects(loop, clock, named))
+
+
+def connects(loop: EventLoop, clock: HandClock, address: str) -> bool:
+    clock.us += AWAY_US
+    return loop.connect(address) is not None
+
+
+def test_a_host_that_is_known_is_reached_while_the_resolver_is_away(
+    loop: EventLoop, clock: HandClock, resolver: HeldResolver
+) -> None:
+    named = loop.listen("tcp:127.0.0.1:0").replace("127.0.0.1", "worker.test")
+    resolver.let_go.set()
+    loop.look_up("worker.test")
+    wait_for(lambda: connects(loop, clock, named))
+    resolver.fails = True
+    assert loop.connect(named) is not None
+    resolver.let_go.clear()
+    assert all(loop.connect(named) for _ in range(3))
+
+
+def test_a_host_that_did_not_answer_is_left_alone_for_a_moment(
+    loop: EventLoop, clock: HandClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tried: list[Any] = []
+    connect = socket.socket.connect
+
+    def unanswered(sock: socket.socket, target: Any) -> None:
+        tried.append(target)
+        if target[0] == "127.0.0.9":
+            raise TimeoutError
+        connect(sock, target)
+
+    monkeypatch.setattr(event_loop.socket.socket, "connect", unanswered)
+    for port in (1, 2):  # of two workers of one host
+        assert loop.connect(f"tcp:127.0.0.9:{port}") is None
+    assert len(tried) == 1
+    clock.us += AWAY_US
+    assert loop.connect("tcp:127.0.0.9:2") is None
+    assert len(tried) == 2
+    for _ in range(2):  # where the host answers that nobody is there, one may be there at once
+        assert loop.connect("tcp:127.0.0.1:1") is None
+    assert len(tried) == 4
