@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from flows.reporting.data import Outcomes, Uses
 from triton_backend.contract.errors import InputError
 from triton_backend.contract.units import US_PER_MS
+from triton_backend.serve_folder.line_files import files_in_order
 from triton_backend.simulator.results import SimResult
 from triton_backend.simulator.world import LATE, SERVED
 
@@ -101,7 +102,7 @@ def uses_of_events(folder: Path, plan_id: str, *, from_us: int = 0, to_us: int =
         InputError: a line is not an event.
     """
     reading = _Reading()
-    for path, number, text in _lines(sorted(folder.glob("events-*.jsonl"))):
+    for path, number, text in _lines(files_in_order(folder, "events")):
         try:
             reading.take(json.loads(text), plan_id)
         except (ValueError, KeyError, TypeError) as error:

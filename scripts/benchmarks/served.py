@@ -44,6 +44,7 @@ from triton_backend.contract.tensors import TensorSpec
 from triton_backend.contract.units import s_to_us, transfer_us, us_to_s
 from triton_backend.contract.workload import ModelDemand, Workload
 from triton_backend.serve_folder.endpoints import Endpoints
+from triton_backend.serve_folder.line_files import files_in_order
 from triton_backend.serve_folder.repository import render_repository
 from triton_backend.serve_folder.settings import ServeOptions
 from triton_backend.serving.gateway.event_log import read_events
@@ -279,7 +280,7 @@ class Served:
     def events(self) -> Iterator[tuple[int, Any]]:
         """What the event files hold, in order, with the instants of the events that decisions follow."""
         now_us = 0
-        for path in sorted((self.folder / "events").glob("events-*.jsonl")):
+        for path in files_in_order(self.folder / "events", "events"):
             for item in read_events(_whole_lines(path)):
                 if isinstance(item, dict):
                     yield item["now_us"], item

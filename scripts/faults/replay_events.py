@@ -22,6 +22,7 @@ from triton_backend.contract.events import Event, PlanChanged
 from triton_backend.contract.plan import Plan
 from triton_backend.scheduler.scheduler import Scheduler
 from triton_backend.scheduler.topology import PUNCTUAL, RideTimes
+from triton_backend.serve_folder.line_files import files_in_order
 from triton_backend.serving.gateway.event_log import Gap, read_events
 
 EVENTS = tuple(kind for kind in vars(events).values() if isinstance(kind, type))
@@ -29,7 +30,7 @@ EVENTS = tuple(kind for kind in vars(events).values() if isinstance(kind, type))
 
 def items(folder: Path) -> Iterator[Event | Decision | Gap | dict[str, Any]]:
     """Everything in the event files of a serve folder, oldest first."""
-    files = sorted((folder / "events").glob("events-*.jsonl"))
+    files = files_in_order(folder / "events", "events")
     if not files:
         raise InputError(str(folder / "events"), "no event files")
     for path in files:

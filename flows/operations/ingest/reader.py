@@ -19,11 +19,11 @@ from flows.operations.ingest.cursor import Position, from_text, to_text
 from flows.workspace import Workspace
 from triton_backend.contract.errors import InputError
 from triton_backend.contract.plan import Plan
+from triton_backend.serve_folder.line_files import lives
 from warehouse.observations import StatisticsFile, add_statistics, read_cursor
 from warehouse.plans import read_plan
 
 PIECE_BYTES = 32 << 20
-_NAME = re.compile(r"events-(\d+)-\d+\.jsonl")
 _KIND = re.compile(rb'\{"t": ?"(%s)"' % "|".join(KINDS).encode())
 
 
@@ -50,22 +50,11 @@ def ingest(work: Workspace, folder: Path | None = None) -> Ingested:
         InputError: the warehouse cannot be written.
     """
     folder = folder or work.state.serve
-    lives = _lives(folder / "events")
-    last = max(lives, default="")
+    found = lives(folder / "events", "events")
     total = Ingested()
-    for start in sorted(lives):
-        total += _Life(work, folder, start).read(lives[start], ended=start != last)
+    for number, (start, files) in enumerate(found, 1):
+        total += _Life(work, folder, start).read(files, ended=number < len(found))
     return total
-
-
-def _lives(events: Path) -> dict[str, list[Path]]:
-    """Files of every life in order, by the instant it started."""
-    lives: dict[str, list[Path]] = {}
-    for path in sorted(events.glob("events-*.jsonl")):
-        name = _NAME.fullmatch(path.name)
-        if name:
-            lives.setdefault(name[1], []).append(path)
-    return lives
 
 
 class _Life:

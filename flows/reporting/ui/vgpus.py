@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from triton_backend.contract.plan import Plan
+from triton_backend.serve_folder.line_files import files_in_order
 
 WINDOW_US = 60_000_000
 TAIL_BYTES = 4 << 20  # at the start only this much of a long log is looked at
@@ -89,9 +90,10 @@ class VGpuWatch:
         return [health.to_dict(self._now_us) for health in self._health]
 
     def _new_lines(self) -> Iterator[str]:
-        for path in sorted(self._folder.glob("events-*.jsonl")):
-            if self._file is not None and path < self._file:
-                continue
+        paths = files_in_order(self._folder, "events")
+        if self._file in paths:
+            paths = paths[paths.index(self._file) :]
+        for path in paths:
             try:
                 with path.open("rb") as file:
                     yield from self._lines_of(path, file.seek(0, 2), file)
@@ -114,6 +116,10 @@ class VGpuWatch:
             self._matches = str(line["generation"]) == self._generation
             self._batches.clear()
             self._rides.clear()
+            if line["now_us"] < self._now_us:  # the host was started anew, and its clock with it
+                self._now_us = 0
+                for health in self._health:
+                    health.uses.clear()
         if not self._matches:
             return
         self._now_us = max(self._now_us, line.get("now_us", 0))

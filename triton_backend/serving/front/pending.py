@@ -49,6 +49,7 @@ MAX_TIMEOUT_US = 24 * 3_600 * 1_000_000
 # died may still be in flight, and those of its successor must not be taken for them.
 NUMBER_SHIFT = 6
 TRACE_HEADER = "traceparent"
+MOST_LOGGED_CHARACTERS = 256  # of what a client chose: a traceparent has 55
 ENTRY_PARAMETER, CUT_PARAMETER, SPLIT_PARAMETER = "entry", "cut", "split"
 _LOG = logging.getLogger(__name__)
 
@@ -494,7 +495,7 @@ class RequestLog:
     def __init__(self, folder: Path, model: str, clock: Clock) -> None:
         self._model = model
         self._clock = clock
-        self._lines = RollingLines(folder, f"requests-{short_name(model)}", clock.now_us())
+        self._lines = RollingLines(folder, f"requests-{short_name(model)}", clock.wall_us())
 
     def note(self, request: Request, outcome: str, message: str = "") -> None:
         """One line for one request."""
@@ -504,8 +505,8 @@ class RequestLog:
                     "wall_us": self._clock.wall_us(),
                     "model": self._model,
                     "request": request.number,
-                    "request_id": request.client_id,
-                    "traceparent": request.trace,
+                    "request_id": request.client_id[:MOST_LOGGED_CHARACTERS],
+                    "traceparent": request.trace[:MOST_LOGGED_CHARACTERS],
                     "batch": request.batch_id,
                     "samples": request.samples,
                     "arrival_us": request.arrival_us,

@@ -40,7 +40,7 @@ class EventLog:
 
     def __init__(self, folder: Path, clock: Clock) -> None:
         self._clock = clock
-        self._lines = RollingLines(folder, "events", clock.now_us())
+        self._lines = RollingLines(folder, "events", clock.wall_us())
         self._items: list[Event | Decision | Refused | RefusedJob] = []
 
     def begin(self, deployment: Deployment, now_us: int) -> None:

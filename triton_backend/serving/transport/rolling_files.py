@@ -1,35 +1,48 @@
 """Lines in files that roll: what event files and request logs share.
 
-The owner's thread only buffers lines and hands them over; a thread of its own writes them, opens the
+The owner's threads only buffer lines and hand them over; a thread of its own writes them, opens the
 next file when one is large, and deletes the oldest beyond some number, so that no decision waits for
-a disk. What cannot be written (a full disk) is kept up to `MAX_WAITING_LINES` and tried again with
-every hand-over. What is lost beyond that is counted by a line of its own: `{"t":"Gap","lines":N}`.
+a disk. What cannot be written (a full disk) is kept up to `MAX_WAITING_LINES` and `MAX_WAITING_BYTES`
+and tried again with every hand-over. What is lost beyond that is counted by a line of its own:
+`{"t":"Gap","lines":N}`. Files are for their owner's user alone: they name clients and requests.
 """
 
 import contextlib
+import fcntl
 import logging
 import os
 import threading
 from pathlib import Path
 
+from triton_backend.serve_folder.files import PRIVATE
+from triton_backend.serve_folder.line_files import files_in_order, line_file, next_start_us
+
 ROLL_BYTES = 64 << 20
 KEEP_FILES = 8
 MAX_WAITING_LINES = 50_000
+MAX_WAITING_BYTES = 32 << 20
 CLOSE_SECONDS = 5.0
 _LOG = logging.getLogger(__name__)
 
 
 class RollingLines:
-    """Files `PREFIX-START-NUMBER.jsonl` in a folder; `start_us` tells lives of a process apart.
+    """The files of one life of a process in a folder (`serve_folder/line_files`).
 
-    `write`, `flush` and `close` are for one thread, the owner's.
+    `write` and `flush` are for any thread, `close` for the last of them.
+
+    Args:
+        folder: where they are.
+        prefix: what their names begin with.
+        wall_us: the wall clock at the beginning of this life.
     """
 
-    def __init__(self, folder: Path, prefix: str, start_us: int) -> None:
+    def __init__(self, folder: Path, prefix: str, wall_us: int) -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        self._files = _Files(folder, prefix, start_us)
+        self._files = _Files(folder, prefix, wall_us)
+        self._buffering = threading.Lock()
         self._lines: list[str] = []
         self._handed_over: list[str] = []
+        self._handed_over_bytes = 0
         self._lost = 0  # lines, since the last that was written
         self._failing = False
         self._closing = False
@@ -40,24 +53,31 @@ class RollingLines:
 
     def write(self, line: str) -> None:
         """Buffer a line."""
-        self._lines.append(line)
+        with self._buffering:
+            self._lines.append(line)
 
     def flush(self) -> None:
-        """Hand over what is buffered; somebody else writes it."""
-        if not self._lines:
+        """Hand over what is buffered; a thread of its own writes it."""
+        with self._buffering:
+            lines, self._lines = self._lines, []
+        if not lines:
             return
-        lines, self._lines = self._lines, []
         with self._changed:
             self._handed_over += lines
-            surplus = len(self._handed_over) - MAX_WAITING_LINES
-            if surplus > 0:  # the oldest stay: a log with a gap can be read up to it
-                del self._handed_over[-surplus:]
-                self._lost += surplus
+            self._handed_over_bytes += sum(map(len, lines))
+            self._leave_out_surplus()
             self._to_write = True
             self._changed.notify_all()
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name="log-writer", daemon=True)
-            self._thread.start()
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="log-writer", daemon=True)
+                self._thread.start()
+
+    def _leave_out_surplus(self) -> None:
+        """The oldest lines stay: a log with a gap can be read up to it."""
+        lines = self._handed_over
+        while len(lines) > MAX_WAITING_LINES or self._handed_over_bytes > MAX_WAITING_BYTES:
+            self._handed_over_bytes -= len(lines.pop())
+            self._lost += 1
 
     def drain(self) -> None:
         """Flush, and wait until it is written or has failed to be."""
@@ -97,6 +117,7 @@ class RollingLines:
         while True:
             with self._changed:
                 lines, self._handed_over = self._handed_over, []
+                self._handed_over_bytes = 0
                 lost, self._lost = self._lost, 0
             if lost:
                 lines.append(f'{{"t":"Gap","lines":{lost}}}')
@@ -119,6 +140,7 @@ class RollingLines:
         rest = error.lines[:-1] if lost else error.lines  # but for the gap
         with self._changed:
             self._handed_over[:0] = rest
+            self._handed_over_bytes += sum(map(len, rest))
             self._lost += lost
 
 
@@ -131,12 +153,16 @@ class _NotWrittenError(Exception):
 
 
 class _Files:
-    """The files themselves; for one thread. Files hold whole lines only, whatever fails."""
+    """The files themselves; for one thread. Files hold whole lines only, whatever fails.
 
-    def __init__(self, folder: Path, prefix: str, start_us: int) -> None:
+    The file that is open is locked, which tells other writers of the folder not to delete it.
+    """
+
+    def __init__(self, folder: Path, prefix: str, wall_us: int) -> None:
         self._folder = folder
         self._prefix = prefix
-        self._start_us = start_us
+        self._wall_us = wall_us
+        self._start_us: int | None = None
         self._roll = 0
         self._size = 0
         self._fd: int | None = None
@@ -175,16 +201,48 @@ class _Files:
 
     def _open_next(self) -> None:
         self._folder.mkdir(parents=True, exist_ok=True)
-        name = f"{self._prefix}-{self._start_us:020d}-{self._roll:04d}.jsonl"
-        fd = os.open(self._folder / name, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        if self._start_us is None:
+            fd = self._open_first()
+        else:
+            fd = self._open(self._start_us, os.O_CREAT)
+        fcntl.flock(fd, fcntl.LOCK_SH)
         self.close()
         self._fd, self._size = fd, 0
         self._roll += 1
-        for old in sorted(self._folder.glob(f"{self._prefix}-*.jsonl"))[:-KEEP_FILES]:
-            old.unlink(missing_ok=True)
+        for old in files_in_order(self._folder, self._prefix)[:-KEEP_FILES]:
+            if not _is_open(old):
+                old.unlink(missing_ok=True)
+
+    def _open_first(self) -> int:
+        """A life that begins at the same instant as another one takes the START after it."""
+        while True:
+            start_us = next_start_us(self._folder, self._prefix, self._wall_us)
+            with contextlib.suppress(FileExistsError):
+                fd = self._open(start_us, os.O_CREAT | os.O_EXCL)
+                self._start_us = start_us
+                return fd
+
+    def _open(self, start_us: int, flags: int) -> int:
+        path = line_file(self._folder, self._prefix, start_us, self._roll)
+        return os.open(path, os.O_WRONLY | os.O_CLOEXEC | flags, PRIVATE)
 
     def close(self) -> None:
         """Close the file that is open."""
         if self._fd is not None:
             os.close(self._fd)
             self._fd = None
+
+
+def _is_open(path: Path) -> bool:
+    """Whether a writer that lives, this one or another, has a file open."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    except FileNotFoundError:
+        return False
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(fd)
+    return False

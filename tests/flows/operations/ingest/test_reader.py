@@ -441,3 +441,26 @@ def test_a_job_counts_for_its_application_and_its_modules_rows_with_it(tmp_path:
         ("app", "deadline", 1),
         ("app", "overload", 1),
     ]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("named_by_us", [10**9, 1_800_000_000_000_000])
+def test_a_life_after_the_hosts_restart_is_read_on(tmp_path: Path, named_by_us: int) -> None:
+    """Names of an earlier form are instants of the host's clock, which begins again."""
+    work = workspace_of(tmp_path, the_plan())
+    former = Log(10**12)
+    former.plan("one", 1)
+    former.write(work)
+    ingest(work)
+    log = Log(10**9)
+    log.plan("one", 1, at_us=MINUTE_US)
+    log.serve(MINUTE_US + SECOND_US)
+    rest = len(log.lines)
+    log.serve(MINUTE_US + 2 * SECOND_US, requests=500)
+    log.start_us = named_by_us
+    log.write(work, lines=slice(rest))
+    ingest(work)
+    log.write(work)
+    assert ingest(work).bytes_read > 0
+    offered = table(work, "model_minutes", "minute, model, offered")
+    assert offered == [(NOON + timedelta(minutes=1), "a", 501)]

@@ -138,3 +138,22 @@ def test_uses_older_than_a_minute_are_forgotten(tmp_path: Path) -> None:
     (tmp_path / "events-0.jsonl").write_text("".join(lines))
     row = VGpuWatch(tmp_path, example_plan(), "1").read()[0]
     assert (row["batches"], row["drift"], row["idle_s"]) == (0, None, None)
+
+
+def test_vgpus_are_told_of_a_life_after_the_hosts_restart(tmp_path: Path) -> None:
+    """Its clock begins again, and so did the names of files of an earlier form."""
+    batch = {"batch_id": 1, "model": 0, "pipeline": 0, "hops": [{"vgpu": 0}], "samples": 2}
+
+    def life(now_us: int) -> None:
+        header = event("Plan", now_us=now_us, generation=1, plan_id="p1", rollout=False)
+        times = {"start_us": now_us + 10, "end_us": now_us + 20_010}
+        done = event("StageDone", now_us=now_us + 20_020, batch_id=1, stage=0, **times)
+        path = tmp_path / f"events-{now_us:020d}-0000.jsonl"
+        path.write_text(header + event("Dispatch", **batch) + done)
+
+    watch = VGpuWatch(tmp_path, example_plan(), "1")
+    life(10**12)
+    assert watch.read()[0]["batches"] == 1
+    life(10**9)
+    row = watch.read()[0]
+    assert (row["batches"], row["drift"], row["busy"]) == (1, 1.0, pytest.approx(1, rel=1e-3))

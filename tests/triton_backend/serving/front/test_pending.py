@@ -1,6 +1,8 @@
 """Requests of a front leave once, and never while Triton is asked about them."""
 
+import json
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -8,7 +10,7 @@ import pytest
 from tests.triton_backend.serving.system import wait_for
 from triton_backend.runtimes.clock import SystemClock
 from triton_backend.serving.front.counters import FrontCounters, latency_bounds_s
-from triton_backend.serving.front.pending import PendingRequests, Request
+from triton_backend.serving.front.pending import PendingRequests, Request, RequestLog
 from triton_backend.serving.front.replies import Refusal
 
 LATE = Refusal("UNAVAILABLE", "late")
@@ -102,3 +104,13 @@ def test_numbers_of_a_front_that_died_are_not_given_again(tmp_path: Path) -> Non
             numbers.append(asked.number)
         life.stop()
     assert len(set(numbers)) == len(numbers)
+
+
+def test_what_a_client_chose_is_logged_in_part(tmp_path: Path) -> None:
+    log = RequestLog(tmp_path, "m", SystemClock())
+    request = replace(Asked().request(), client_id="c" * 1_000_000, trace="t" * 1_000_000)
+    log.note(request, "served")
+    log.close()
+    (path,) = tmp_path.iterdir()
+    line = json.loads(path.read_text())
+    assert (line["request_id"], line["traceparent"]) == ("c" * 256, "t" * 256)
