@@ -110,16 +110,19 @@ class VGpuWatch:
             self._position += len(line)
             yield line.decode(errors="replace")
 
+    def _begin(self, header: dict[str, Any]) -> None:
+        self._matches = str(header["generation"]) == self._generation
+        self._batches.clear()
+        self._rides.clear()
+        if header["now_us"] < self._now_us:  # the host was started again, and its clock with it
+            self._now_us = 0
+            for health in self._health:
+                health.uses.clear()
+
     def _take(self, line: dict[str, Any]) -> None:
         kind = line["t"]
         if kind == "Plan":
-            self._matches = str(line["generation"]) == self._generation
-            self._batches.clear()
-            self._rides.clear()
-            if line["now_us"] < self._now_us:  # the host was started anew, and its clock with it
-                self._now_us = 0
-                for health in self._health:
-                    health.uses.clear()
+            self._begin(line)
         if not self._matches:
             return
         self._now_us = max(self._now_us, line.get("now_us", 0))

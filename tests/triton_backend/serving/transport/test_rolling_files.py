@@ -9,7 +9,6 @@ import pytest
 from triton_backend.serving.transport import rolling_files
 from triton_backend.serving.transport.rolling_files import RollingLines
 
-
 NOW_US = 1_700_000_000_000_000
 
 
