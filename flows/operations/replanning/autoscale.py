@@ -164,8 +164,14 @@ def follower_of(
     """Who follows a plan with plans of its planner and options, made of the warehouse's profiles.
 
     Raises:
-        InputError: a model was not profiled, or the planner is not known any more.
+        InputError: the plan is of applications, a model was not profiled, or the planner is not known
+            any more.
     """
+    if in_force.applications:
+        raise InputError(
+            f"plan {in_force.plan_id}",
+            "is of applications; autoscale follows plans of models alone",
+        )
     profiles, _ = load_profiles(work, cluster, workload)
     options = options_of(in_force)
     objective = few_gpus(options)

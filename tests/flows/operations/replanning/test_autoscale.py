@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,16 +13,31 @@ from flows.operations.replanning.autoscale import (
     Sizing,
     follow_live,
     follow_simulated,
+    follower_of,
     limited,
 )
 from flows.operations.replanning.backtest_run import cheapest_planner
 from flows.planning import PlanOptions, make_plan
+from flows.state import ProjectState
+from flows.workspace import Workspace
+from tests.fakes.applications import hand_application, hand_module, with_applications
+from tests.fakes.plans import two_stages
 from tests.flows.planning.gpulets.cases import case
 from triton_backend.contract.cluster import Cluster, GpuClass, NodeGroup
 from triton_backend.contract.errors import InputError, PoolPipeError
 from triton_backend.contract.plan import Plan
 from triton_backend.simulator.offered import Instant
 from triton_backend.simulator.scenario import SimOptions
+
+
+def test_a_plan_of_applications_is_refused_before_anything_is_read(tmp_path: Path) -> None:
+    served = two_stages()
+    module = hand_module("only", served.models[0].name)
+    plan = with_applications(served, hand_application("app", [module]))
+    nothing = Workspace(state=ProjectState(home=tmp_path), warehouse=tmp_path / "w.duckdb")
+    with pytest.raises(InputError, match="is of applications; autoscale follows"):
+        follower_of(nothing, plan.cluster, plan.workload, plan, lambda _: None)
+    assert [*tmp_path.iterdir()] == []
 
 
 def test_targets_are_the_highest_rate_of_half_a_minute_with_headroom() -> None:
