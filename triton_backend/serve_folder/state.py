@@ -2,10 +2,14 @@
 
 The *keeper* is the process that starts tritonserver and keeps it well. `state.json` says which process
 it is, and the server's; where each endpoint is, and the token. It is gone when the system was stopped,
-and left over where the keeper was killed.
+and left over where the keeper was killed. Keeper and rollouts both change it: each under its lock.
 """
 
+import contextlib
+import fcntl
 import json
+import os
+from collections.abc import Generator
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +19,7 @@ from triton_backend.serve_folder.endpoints import reached_at
 from triton_backend.serve_folder.files import PRIVATE, write_whole
 
 STATE_NAME = "state.json"
+_LOCK_NAME = "state.lock"
 # What finding, reaching and ending a system takes. A number that is no process must not be one that
 # `kill` takes for many.
 _PROCESSES = ("pid", "triton_pid", "process_group")
@@ -82,6 +87,27 @@ def _check_server(server: Fields) -> None:
 def write_state_file(folder: Path, state: dict[str, Any]) -> None:
     """Write the state file, for its owner alone."""
     write_whole(folder / STATE_NAME, json.dumps(state, indent=1), mode=PRIVATE)
+
+
+@contextlib.contextmanager
+def state_file_locked(folder: Path) -> Generator[None]:
+    """Keep others from changing the state file between reading and writing it.
+
+    Raises:
+        OSError: the folder is gone, or its disk is full.
+    """
+    fd = os.open(folder / _LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, PRIVATE)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(fd)
+
+
+def remove_state_file(folder: Path) -> None:
+    """Remove the state file, if there is one."""
+    with contextlib.suppress(FileNotFoundError), state_file_locked(folder):
+        (folder / STATE_NAME).unlink()
 
 
 def keeper_runs(state: dict[str, Any]) -> bool:

@@ -25,6 +25,7 @@ from triton_backend.serve_folder.settings import SETTINGS_NAME, ServeSettings
 from triton_backend.serve_folder.state import (
     STATE_NAME,
     keeper_runs,
+    remove_state_file,
     server_runs,
     servers_of,
     whole_state_file,
@@ -276,7 +277,7 @@ def stop(folder: Path) -> bool:
     for path in SHARED_FOLDER.glob(f"poolpipe-{data['instance']}-*"):
         path.unlink(missing_ok=True)
     shutil.rmtree(data["socket_folder"], ignore_errors=True)
-    (folder / STATE_NAME).unlink(missing_ok=True)
+    remove_state_file(folder)
     return True
 
 

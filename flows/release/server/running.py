@@ -25,6 +25,7 @@ from triton_backend.serve_folder.state import (
     one_server_runs,
     server_runs,
     servers_of,
+    state_file_locked,
     whole_state_file,
     write_state_file,
 )
@@ -198,8 +199,9 @@ def read_state(folder: Path) -> ServerState:
 
 def note_plan(folder: Path, plan_id: str, generation: int) -> None:
     """Write the plan being served into the state file."""
-    data = read_state(folder).data
-    write_state_file(folder, {**data, "plan_id": plan_id, "generation": generation})
+    with state_file_locked(folder):
+        data = read_state(folder).data
+        write_state_file(folder, {**data, "plan_id": plan_id, "generation": generation})
 
 
 def status(folder: Path) -> dict[str, Any]:

@@ -44,8 +44,10 @@ from triton_backend.serve_folder.state import (
     keeper_runs,
     one_server_runs,
     read_state_file,
+    remove_state_file,
     server_runs,
     servers_of,
+    state_file_locked,
     write_state_file,
 )
 from triton_backend.serving.liveness.processes import (
@@ -680,8 +682,9 @@ class Keeper:
             if len(kept) > 1:
                 state["servers"] = kept
             # Kept over a restart: what others noted (the plan being served).
-            noted = read_state_file(self._settings.folder) or {}
-            write_state_file(self._settings.folder, {**noted, **state})
+            with state_file_locked(self._settings.folder):
+                noted = read_state_file(self._settings.folder) or {}
+                write_state_file(self._settings.folder, {**noted, **state})
 
     def _clean(self) -> None:
         stops = [threading.Thread(target=server.stop) for server in self._servers]
@@ -693,7 +696,7 @@ class Keeper:
             process.kill_group()
         remove_segments(self._settings.segment_prefix)
         shutil.rmtree(self._settings.socket_folder, ignore_errors=True)
-        (self._settings.folder / STATE_NAME).unlink(missing_ok=True)
+        remove_state_file(self._settings.folder)
 
 
 def main(arguments: list[str] | None = None) -> int:
