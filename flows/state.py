@@ -52,6 +52,11 @@ class ProjectState:
         return self.home / "rollout-under-way"
 
     @property
+    def change_lock(self) -> Path:
+        """Locked while a change of plan is under way, from its preparation to the end of its bake."""
+        return self.home / "change-of-plan.lock"
+
+    @property
     def reports(self) -> Path:
         """Pages written for people."""
         return self.home / "reports"

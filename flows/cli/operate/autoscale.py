@@ -89,7 +89,10 @@ class RunningSystem:
         return self._watch.restart()
 
     def bring(self, plan: "Plan") -> str:
-        """Change plans in place, unwatched: the next period sees what came of it."""
+        """Change plans in place, unwatched: the next period sees what came of it.
+
+        A rollout of another process is not waited for: after it, other plans may be wanted.
+        """
         from flows.release.artifacts import attach_devices
         from flows.release.rollout.guarded import RolloutOptions, roll_out
         from flows.workspace import store_plan
@@ -97,5 +100,6 @@ class RunningSystem:
         store_plan(self._work, plan)
         if self._cluster is not None:
             plan = attach_devices(self._work, plan, self._cluster)
-        done = roll_out(self._work, plan, RolloutOptions(bake_seconds=0, reason=self.reason))
+        options = RolloutOptions(bake_seconds=0, reason=self.reason, wait=False)
+        done = roll_out(self._work, plan, options)
         return f"{done.state}, {done.outcome}"

@@ -47,6 +47,10 @@ def rollout(
             help="Refuse where a GPU cannot hold old and new workers together: no plans between.",
         ),
     ] = False,
+    no_wait: Annotated[
+        bool,
+        typer.Option("--no-wait", help="Refuse while another rollout is under way: do not wait."),
+    ] = False,
     rollback: Annotated[
         bool, typer.Option("--rollback", help="Bring back the plan before the last rollout.")
     ] = False,
@@ -94,6 +98,7 @@ def rollout(
         attainment_target=attainment_target,
         reason=reason,
         way=Way.FLUSH if flush else Way.IN_PLACE_ONLY if in_place_only else Way.IN_PLACE,
+        wait=not no_wait,
     )
     work, report = workspace(warehouse), say(quiet=as_json)
     if rollback:

@@ -5,6 +5,9 @@ and at the end `done`, `rolled back` or `failed`. A rollout that was cut off is 
 first: the running system itself says which plan is in force. Rolling out the plan in force, with the
 artifacts in force, is no error and changes nothing; it does not even open the warehouse, which takes most of
 50 ms on a busy machine, where the state folder says that no rollout is under way.
+
+Rollouts exclude each other (`lock`): a second one waits for the end of the first one's bake, or is
+refused. So what is found unfinished under the lock is of a process that died.
 """
 
 import getpass
@@ -25,6 +28,7 @@ from flows.release.rollout.change import (
     is_same_plan,
     plan_in_force,
 )
+from flows.release.rollout.lock import one_change
 from flows.release.rollout.outcomes import ENOUGH_REQUESTS, Outcomes, read_outcomes
 from flows.release.server.running import ServerState, read_state
 from flows.system_metrics import MetricsError
@@ -59,6 +63,7 @@ class RolloutOptions:
         latency_factor: and if a model's mean latency exceeds so many times its SLO.
         reason: why, for the history.
         way: in place, in place without plans between, or with a flush first.
+        wait: for another rollout that is under way, as long as it takes; else it is an error.
     """
 
     bake_seconds: float = 30.0
@@ -67,6 +72,7 @@ class RolloutOptions:
     latency_factor: float = 1.0
     reason: str = "requested"
     way: Way = Way.IN_PLACE
+    wait: bool = True
 
     def __post_init__(self) -> None:
         if self.bake_seconds < 0 or not self.poll_seconds > 0:
@@ -91,14 +97,22 @@ def roll_out(
     """Bring a plan into force on the system served from this project.
 
     Raises:
-        InputError: nothing is being served, or the plan fails a check; the old plan goes on.
+        InputError: nothing is being served, the plan fails a check, or another rollout is under way
+            and not to be waited for; the old plan goes on.
         PoolPipeError: a step failed before the swap; the old plan goes on.
     """
+    read_state(work.state.serve)  # where nothing is served, nothing is waited for
+    with one_change(work.state.change_lock, wait=options.wait):
+        return _roll_out(work, plan, options, say)
+
+
+def _roll_out(work: Workspace, plan: Plan, options: RolloutOptions, say: Say) -> RolloutResult:
+    """Under the lock."""
     state = read_state(work.state.serve)
     settled = not work.state.rollout_under_way.exists()
     if settled and is_same_plan(plan_in_force(work.state.serve), plan):
         return _nothing_to_do(plan)
-    in_force = finish_interrupted(work, say)
+    in_force = _finish_interrupted(work, say)
     if is_same_plan(in_force, plan):
         return _nothing_to_do(plan)
     check_plan(work, plan)
@@ -138,22 +152,31 @@ def roll_back(work: Workspace, options: RolloutOptions, say: Say = quiet) -> Rol
     """Bring the plan before the last finished rollout into force again.
 
     Raises:
-        InputError: no rollout to go back from.
+        InputError: no rollout to go back from, or as `roll_out`.
     """
-    with work.open(read_only=True) as warehouse:
-        done = [r for r in list_rollouts(warehouse) if r.state == DONE and r.former_plan_id]
-        if not done:
-            raise InputError("rollout --rollback", "no finished rollout to go back from")
-        former = read_plan(warehouse, str(done[0].former_plan_id))
-    return roll_out(work, former, options, say)
+    with one_change(work.state.change_lock, wait=options.wait):
+        with work.open(read_only=True) as warehouse:
+            done = [r for r in list_rollouts(warehouse) if r.state == DONE and r.former_plan_id]
+            if not done:
+                raise InputError("rollout --rollback", "no finished rollout to go back from")
+            former = read_plan(warehouse, str(done[0].former_plan_id))
+        return _roll_out(work, former, options, say)
 
 
 def finish_interrupted(work: Workspace, say: Say = quiet) -> Plan:
-    """End a rollout whose flow died, whatever it had reached; returns the plan in force.
+    """End a rollout whose process died, whatever it had reached; returns the plan in force.
+
+    One whose process lives is waited for.
 
     Raises:
         InputError: nothing is being served.
     """
+    with one_change(work.state.change_lock, wait=True):
+        return _finish_interrupted(work, say)
+
+
+def _finish_interrupted(work: Workspace, say: Say) -> Plan:
+    """Under the lock."""
     with work.open() as warehouse:
         unfinished = unfinished_rollout(warehouse)
     if unfinished is None:

@@ -34,6 +34,7 @@ from tests.flows.planning.small import profile
 from tests.flows.release.server.test_running import server_ports
 from tests.triton_backend.serving.system import wait_for
 from triton_backend.contract.cluster import Cluster, GpuClass, NodeGroup
+from triton_backend.contract.errors import InputError
 from triton_backend.contract.plan import Plan
 from triton_backend.contract.workload import ModelDemand, Workload
 from triton_backend.runtimes.stage_tensors import complete_tensors
@@ -201,6 +202,49 @@ def test_the_plan_in_force_again_ends_a_killed_rollout_to_it(system: System) -> 
     with system.work.open() as warehouse:
         last = list_rollouts(warehouse)[0]
     assert (last.plan_id, last.state) == (new.plan_id, DONE)
+
+
+def test_a_second_rollout_ends_no_rollout_that_lives(
+    system: System, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    old, new = (next(p for p in system.plans if p.plan_id == system.in_force), system.other())
+    baking, baked = threading.Event(), threading.Event()
+
+    def bake(*_: object) -> None:
+        baking.set()
+        baked.wait()
+
+    monkeypatch.setattr(rollout, "bake", bake)
+    done: dict[str, str] = {}
+
+    def bring(plan: Plan) -> None:
+        done[plan.plan_id] = roll_out(system.work, plan, NOT_WATCHED).outcome
+
+    threads = [threading.Thread(target=bring, args=(plan,)) for plan in (new, old)]
+    threads[0].start()
+    baking.wait()
+    with pytest.raises(
+        InputError, match=f"another change of plan is under way: process {os.getpid()}"
+    ):
+        roll_out(system.work, old, replace(NOT_WATCHED, wait=False))
+    with pytest.raises(InputError, match="another change of plan is under way"):
+        roll_back(system.work, replace(NOT_WATCHED, wait=False))
+    threads[1].start()
+    said: list[str] = []
+
+    def waits() -> bool:
+        said.append(capfd.readouterr().err)
+        return "waiting for another change of plan: process" in "".join(said)
+
+    wait_for(waits)
+    assert system.in_force == new.plan_id
+    baked.set()
+    for thread in threads:
+        thread.join()
+    assert set(done.values()) == {"attained its targets for 0 s"}
+    system.check_serving(old.plan_id)
+    with system.work.open() as warehouse:
+        assert [r.state for r in list_rollouts(warehouse)[:2]] == [DONE, DONE]
 
 
 def test_rolling_back_brings_the_former_plan_and_its_history(system: System) -> None:

@@ -1,0 +1,75 @@
+"""One change of plan at a time, from its preparation to the end of its bake.
+
+A file of the state folder is locked for so long, and says by which process. The kernel unlocks it
+when that process ends, however it does: a lock that is free beside a rollout that has not ended
+means that the rollout's process died.
+"""
+
+import fcntl
+import os
+import sys
+import time
+from collections.abc import Generator
+from contextlib import contextmanager
+from pathlib import Path
+
+from flows.clock import now_utc
+from flows.progress import Say, say_on_stderr
+from triton_backend.contract.errors import InputError
+from triton_backend.serve_folder.files import PRIVATE
+
+POLL_SECONDS = 0.1
+COMMAND_CHARACTERS = 120
+
+
+@contextmanager
+def one_change(path: Path, *, wait: bool, say: Say = say_on_stderr) -> Generator[None]:
+    """Hold the lock while the context lasts.
+
+    Args:
+        path: the file that is locked.
+        wait: for a holder that lives, as long as it takes; else it is an error.
+        say: called with the holder that is waited for.
+
+    Raises:
+        InputError: another process or thread holds the lock, and is not to be waited for.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, PRIVATE)
+    try:
+        _take(fd, path, wait=wait, say=say)
+        os.pwrite(fd, _this_process().encode(), 0)
+        try:
+            yield
+        finally:
+            os.ftruncate(fd, 0)
+    finally:
+        os.close(fd)
+
+
+def _take(fd: int, path: Path, *, wait: bool, say: Say) -> None:
+    told = ""
+    while True:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            holder = os.pread(fd, 1024, 0).decode(errors="replace")
+            if not wait:
+                raise InputError(
+                    str(path), f"another change of plan is under way: {holder}"
+                ) from None
+        else:
+            os.ftruncate(fd, 0)  # a holder that died left its name
+            return
+        if holder and holder != told:
+            say(f"waiting for another change of plan: {holder}")
+            told = holder
+        time.sleep(POLL_SECONDS)
+
+
+def _this_process() -> str:
+    program = Path(sys.argv[0])
+    name = program.parent.name if program.name == "__main__.py" else program.name
+    command = " ".join([name, *sys.argv[1:]])[:COMMAND_CHARACTERS].strip()
+    since = now_utc().isoformat(timespec="seconds")
+    return f"process {os.getpid()} ({command}), since {since}"
