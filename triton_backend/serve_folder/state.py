@@ -132,6 +132,7 @@ def servers_of(state: dict[str, Any]) -> list[dict[str, Any] | None]:
         "ready": state.get("ready", False),
         "restarts": state.get("restarts", 0),
         "restarted_us": state.get("restarted_us"),
+        "retry_us": state.get("retry_us"),
     }
     return state.get("servers", [only])
 

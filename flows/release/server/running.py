@@ -209,7 +209,7 @@ def status(folder: Path) -> dict[str, Any]:
 
     Raises:
         InputError: nothing is served from here; or what was, was killed with its machine.
-        ServerError: it does not answer.
+        ServerError: it does not answer, or keeps dying and is not yet started again.
     """
     state = read_state(folder)
     if not keeper_runs(state.data) and not server_runs(state.data):
@@ -218,6 +218,9 @@ def status(folder: Path) -> dict[str, Any]:
             "is left of a system that was killed, nothing is being served: `poolpipe serve` begins"
             " anew",
         )
+    (only, *others) = servers_of(state.data)
+    if not others and only is not None and only.get("retry_us") is not None:
+        raise ServerError(f"the server {_gone(only)}, started anew {only['restarts']} times")
     return {
         "http": state.http_url,
         "grpc": state.grpc_url,
@@ -234,7 +237,7 @@ def gateways_of(state: dict[str, Any]) -> dict[str, str]:
     found: dict[str, str] = {}
     for number, server in enumerate(servers_of(state), 1):
         if server is None or not one_server_runs(server):
-            how = "is gone"
+            how = _gone(server)
         elif not server["ready"]:
             how = "starts"
         else:
@@ -244,6 +247,12 @@ def gateways_of(state: dict[str, Any]) -> dict[str, str]:
             how if not restarts else f"{how}, started anew {restarts} times"
         )
     return found
+
+
+def _gone(server: dict[str, Any] | None) -> str:
+    """How a server is that does not run: its keeper pauses before it starts one again that keeps dying."""
+    retry_us = None if server is None else server.get("retry_us")
+    return "is gone" if retry_us is None else f"ended, starts at {_instant(retry_us)}"
 
 
 def keeper_of(state: dict[str, Any]) -> str:

@@ -42,12 +42,14 @@ def test_keeper_and_rollout_write_the_state_file_in_turns(tmp_path: Path) -> Non
             if state is None or state[name] != number:
                 went_back.append((name, number))
 
-    threads = [
-        threading.Thread(target=write, args=("restarts", lambda _: keeper._write_state())),
-        threading.Thread(
-            target=write, args=("generation", lambda number: note_plan(tmp_path, "p", number))
-        ),
-    ]
+    def look(_: int) -> None:
+        keeper._write_state()
+
+    def note(number: int) -> None:
+        note_plan(tmp_path, "p", number)
+
+    writers = {"restarts": look, "generation": note}
+    threads = [threading.Thread(target=write, args=writer) for writer in writers.items()]
     for thread in threads:
         thread.start()
     for thread in threads:

@@ -8,7 +8,8 @@
 2. writes the state file (mode 0600) once the server is ready;
 3. loads models anew whose stub process died or hangs (Triton does not notice), each in a thread of its
    own, so that a load that takes long hides no other death;
-4. starts the server anew when it died, or no longer answers `/v2/health/live`;
+4. starts the server anew when it died, or no longer answers `/v2/health/live`: after pauses of up to
+   a minute where it keeps dying, but for as long as it takes;
    where there are two gateways there are two servers, each of which is kept so by itself;
 5. at the end stops the server and removes sockets, shared memory and the state file.
 
@@ -63,6 +64,7 @@ from triton_backend.serving.server.command import (
     server_command,
     server_environment,
 )
+from triton_backend.serving.transport.backoff import Backoff
 from triton_backend.serving.transport.sched_tuning import (
     ask_for_short_slices,
     lower_priority,
@@ -72,11 +74,15 @@ from triton_backend.serving.transport.shared_memory import remove_segments
 
 WATCH_SECONDS = 0.2
 READY_SECONDS = 120
-MOST_RESTARTS = 5  # one after the other
+# A server that keeps dying is started at once so often in a row, then after pauses that double.
+PROMPT_RESTARTS = 5
+FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 2.0, 60.0
 LASTING_US = 600_000_000  # a server that ran so long died for a new reason
+PROGRAM = "tritonserver"
 HTTP_OK = 200
 NO_ANSWER = 0
-RETRY_SECONDS = 1.0
+# Of a model that cannot be loaded anew, for want of memory or of room on a disk.
+FIRST_RETRY_SECONDS, LONGEST_RETRY_SECONDS = 1.0, 30.0
 LOAD_SECONDS = 120
 # Each probe is a new connection, which the server hands to one of its eight HTTP threads: a few of
 # them may be busy with slow loads, so one failure says nothing.
@@ -187,6 +193,7 @@ class ModelReloads:
         self._repository = settings.place / "repository"
         self._api = api
         self._threads: dict[str, threading.Thread] = {}
+        self._retries: dict[str, Backoff] = {}
         self._stopping = threading.Event()
 
     def stop(self) -> None:
@@ -196,8 +203,8 @@ class ModelReloads:
     def begin(self, file: Path) -> None:
         """Load a model anew, unless it is being loaded; `file` is that of its dead stub.
 
-        A load that fails (no memory, say) is tried again with the next call; the file stays until
-        the new process writes its own.
+        A load that fails (no memory, a full disk) is tried again with the next call after a pause;
+        the file stays until the new process writes its own.
         """
         running = self._threads.get(file.name)
         if running is None or not running.is_alive():
@@ -211,6 +218,22 @@ class ModelReloads:
         return thread is not None and thread.is_alive()
 
     def _reload(self, file: Path) -> None:
+        retry = self._retries.setdefault(
+            file.name, Backoff(FIRST_RETRY_SECONDS, LONGEST_RETRY_SECONDS)
+        )
+        if not retry.failures:
+            _LOG.warning("%s is loaded anew", file.name)
+        failure = self._load(file)
+        if failure is None:
+            retry.succeeded()
+            return
+        pause_s = retry.failed()
+        if retry.failures == 1:
+            _LOG.warning("%s was not loaded, tried again until it is: %s", file.name, failure)
+        self._stopping.wait(pause_s)
+
+    def _load(self, file: Path) -> str | None:
+        """Load a model anew once; why it was not loaded, if so."""
         model = file.name
         if not model.startswith(RESERVED_PREFIX):
             # Until the new process is there, refuse what the dead one would never answer.
@@ -220,22 +243,19 @@ class ModelReloads:
             text = config.read_text()
         except OSError:  # a rollout took it away
             file.unlink(missing_ok=True)
-            return
+            return None
         # An unchanged configuration is not loaded again.
         text = re.sub(
             r'(key: "restart"[^"]*string_value: ")(\d+)',
             lambda match: f"{match[1]}{int(match[2]) + 1}",
             text,
         )
-        _LOG.warning("%s is loaded anew", model)
         try:
             write_whole(config, text)
         except OSError as error:
-            _LOG.warning("%s: %s", config, error)
+            return str(error)
         code = self._api.load(model)
-        if code != HTTP_OK:
-            _LOG.warning("%s was not loaded (HTTP %d), tried again soon", model, code)
-            self._stopping.wait(RETRY_SECONDS)
+        return None if code == HTTP_OK else f"HTTP {code}"
 
 
 class TritonServer:
@@ -257,7 +277,9 @@ class TritonServer:
         if self._child is not None:
             code = self._child.poll()
             return None if code is None else str(code)
-        return None if thread_states(self.pid) else "an unknown code"
+        words = command_line(self.pid)  # another program may have its number by now
+        runs = bool(words) and Path(words[0]).name == PROGRAM
+        return None if runs else "an unknown code"
 
     def stop(self, signal_number: int, exits: ExitWatch, timeout_s: float) -> None:
         """Send a signal and wait until it has ended, or the time is over."""
@@ -341,6 +363,7 @@ class KeptServer:
     Attributes:
         restarts: how often it was started anew.
         restarted_us: when, the last time.
+        retry_us: when it will be, by the wall clock; None where it runs or is being started.
         ready: whether it answers, as far as is known.
         compiled_us: when it was last seen to compile before it became ready.
 
@@ -362,6 +385,7 @@ class KeptServer:
     ) -> None:
         self.restarts = 0
         self.restarted_us: int | None = None
+        self.retry_us: int | None = None
         self.ready = False
         self.compiled_us: int | None = None
         self._settings = settings
@@ -373,6 +397,8 @@ class KeptServer:
         self._server: TritonServer | None = None
         self._probe: HealthProbe | None = None
         self._deaths_in_a_row = 0
+        self._pauses = Backoff(FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS)
+        self._said = ""
         self._clock = SystemClock()
         self._started_us = 0
         self._exits = ExitWatch()
@@ -387,29 +413,43 @@ class KeptServer:
         return self._server
 
     def take_over(self, state: Mapping[str, Any]) -> None:
-        """Go on with a server whose keeper is gone, `state` its part of the state file."""
+        """Go on with a server whose keeper is gone, `state` its part of the state file.
+
+        One that does not run any more is started anew, as one that dies.
+        """
         self._server = TritonServer(int(state["triton_pid"]), int(state["server_group"]), None)
         self.restarts = int(state["restarts"])
         self.restarted_us = state["restarted_us"]
         self._started_us = self._clock.now_us()
-        _LOG.warning("%s %d is taken over", self._name, self._server.pid)
-        self.ready = True
+        self.ready = one_server_runs(dict(state))
+        if self.ready:
+            _LOG.warning("%s %d is taken over", self._name, self._server.pid)
+            self._watch_health()
         self._note()
-        self._watch_health()
 
     def run(self) -> None:
         """Start it where it does not run, and keep it well until all shall end.
 
         Raises:
             InputError: it cannot be started.
-            PoolPipeError: it does not start, or died too often.
+            PoolPipeError: it does not become ready, the first time.
         """
         if self._server is None:
             self._start_first()
         while not self._stopping.is_set():
             self._exits.wait(WATCH_SECONDS)
-            self._watch_server()
-            self._watch_stubs()
+            try:
+                self._watch_server()
+                self._watch_stubs()
+            except (PoolPipeError, OSError, RuntimeError) as error:
+                self._complain(error)  # the next look tries again
+
+    def _complain(self, error: Exception) -> None:
+        """Log what went wrong, once where it goes on."""
+        text = str(error)
+        if text != self._said:
+            _LOG.warning("%s: %s", self._name, text)
+        self._said = text
 
     def _start_first(self) -> None:
         """Start it, and once more where a signal ends it: Triton 2.51 crashes now and then while models load."""
@@ -422,6 +462,7 @@ class KeptServer:
 
     def _start(self) -> None:
         settings = self._settings
+        self._started_us = self._clock.now_us()
         shutil.rmtree(settings.place / "pids", ignore_errors=True)
         # Of a server that died; a second one goes on with what is the system's.
         remove_segments(settings.segment_prefix if settings.gateways == 1 else settings.stub_prefix)
@@ -441,7 +482,6 @@ class KeptServer:
             lower_priority(child.pid)  # the other one serves all clients meanwhile
         self._server = TritonServer(child.pid, os.getpgid(0), child)
         self._exits.watch(child.pid)
-        self._started_us = self._clock.now_us()
         self.ready = False
         self._note()
         self._wait_ready(self._server)
@@ -504,16 +544,31 @@ class KeptServer:
         if self._probe is not None:
             self._probe.stop()
             self._probe = None
-        lasted = self._clock.now_us() - self._started_us > LASTING_US
-        self._deaths_in_a_row = 1 if lasted else self._deaths_in_a_row + 1
-        if self._deaths_in_a_row > MOST_RESTARTS:
-            raise PoolPipeError(f"{self._name}: died {self._deaths_in_a_row} times, given up")
-        _LOG.warning("%s ended with %s, started anew", self._name, ended)
+        pause_s = self._pause_before_start()
+        after = f" after {pause_s:g} s" if pause_s else ""
+        _LOG.warning("%s ended with %s, started anew%s", self._name, ended, after)
         self._clear_away()
+        self.ready = False
+        if pause_s:
+            self.retry_us = self._clock.wall_us() + int(pause_s * 1e6)
+            self._note()
+            if self._stopping.wait(pause_s):
+                return
+            self.retry_us = None
         try:
             self._start()
-        except PoolPipeError as error:
-            _LOG.warning("%s", error)  # tried again
+        except BaseException:
+            self._server.stop(signal.SIGKILL, self._exits, EXIT_TIMEOUT_SECONDS)
+            raise
+        self._said = ""
+
+    def _pause_before_start(self) -> float:
+        """Count a death; seconds until the next start."""
+        if self._clock.now_us() - self._started_us > LASTING_US:
+            self._deaths_in_a_row = 0
+            self._pauses.succeeded()
+        self._deaths_in_a_row += 1
+        return self._pauses.failed() if self._deaths_in_a_row > PROMPT_RESTARTS else 0.0
 
     def _clear_away(self) -> None:
         """What a server that ended has left; it is going to be started anew."""
@@ -555,6 +610,7 @@ class KeptServer:
             "ready": self.ready,
             "restarts": self.restarts,
             "restarted_us": self.restarted_us,
+            "retry_us": self.retry_us,
             "compiled_us": self.compiled_us,
         }
 
@@ -593,6 +649,7 @@ class Keeper:
         self._failed = threading.Event()
         self._failure: Exception | None = None
         self._writing = threading.Lock()
+        self._unwritten = False
         self._servers = [
             KeptServer(
                 settings.of_gateway(number),
@@ -609,7 +666,7 @@ class Keeper:
 
         Raises:
             InputError: there is no server to go on with, or the folder of the sockets is not ours.
-            PoolPipeError: a server does not start, or died too often.
+            PoolPipeError: a server does not become ready, the first time.
         """
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._on_signal)
@@ -626,7 +683,8 @@ class Keeper:
             for thread in threads:
                 thread.start()
             while not self._asked_to_stop and not self._failed.wait(WATCH_SECONDS):
-                pass
+                if self._unwritten:
+                    self._write_state()
         finally:
             self._stopping.set()
             for thread in threads:
@@ -654,37 +712,49 @@ class Keeper:
         if keeper_runs(state):
             raise InputError(path, "its keeper runs")
         for server, kept in zip(self._servers, servers_of(state), strict=True):
-            if kept is not None and one_server_runs(kept):
+            if kept is not None:
                 server.take_over(kept)
 
     def _write_state(self) -> None:
+        """Write the state file; where it cannot be written (a full disk), until it can."""
         with self._writing:
-            kept = [server.to_state() for server in self._servers]
-            known = [one for one in kept if one is not None]
-            first = known[0]
-            state: dict[str, Any] = {
-                "ready": len(known) == len(kept) and all(one["ready"] for one in known),
-                "instance": self._settings.instance,
-                "folder": str(self._settings.folder),
-                "socket_folder": str(self._settings.socket_folder),
-                "token": self._settings.token,
-                "token_header": TOKEN_HEADER,
-                "pid": os.getpid(),
-                "arguments": self._arguments,
-                "process_group": os.getpgid(0),
-                "server_group": first["server_group"],
-                "triton_pid": first["triton_pid"],
-                "restarts": sum(one["restarts"] for one in known),
-                "restarted_us": max(one["restarted_us"] or 0 for one in known) or None,
-                "compiled_us": max(one["compiled_us"] or 0 for one in known) or None,
-                **self._endpoints.to_state(),
-            }
-            if len(kept) > 1:
-                state["servers"] = kept
-            # Kept over a restart: what others noted (the plan being served).
-            with state_file_locked(self._settings.folder):
-                noted = read_state_file(self._settings.folder) or {}
-                write_state_file(self._settings.folder, {**noted, **state})
+            try:
+                self._write_state_now()
+            except OSError as error:
+                if not self._unwritten:
+                    _LOG.warning("%s cannot be written, tried again: %s", STATE_NAME, error)
+                self._unwritten = True
+            else:
+                self._unwritten = False
+
+    def _write_state_now(self) -> None:
+        kept = [server.to_state() for server in self._servers]
+        known = [one for one in kept if one is not None]
+        first = known[0]
+        state: dict[str, Any] = {
+            "ready": len(known) == len(kept) and all(one["ready"] for one in known),
+            "instance": self._settings.instance,
+            "folder": str(self._settings.folder),
+            "socket_folder": str(self._settings.socket_folder),
+            "token": self._settings.token,
+            "token_header": TOKEN_HEADER,
+            "pid": os.getpid(),
+            "arguments": self._arguments,
+            "process_group": os.getpgid(0),
+            "server_group": first["server_group"],
+            "triton_pid": first["triton_pid"],
+            "restarts": sum(one["restarts"] for one in known),
+            "restarted_us": max(one["restarted_us"] or 0 for one in known) or None,
+            "retry_us": first["retry_us"],
+            "compiled_us": max(one["compiled_us"] or 0 for one in known) or None,
+            **self._endpoints.to_state(),
+        }
+        if len(kept) > 1:
+            state["servers"] = kept
+        # Kept over a restart: what others noted (the plan being served).
+        with state_file_locked(self._settings.folder):
+            noted = read_state_file(self._settings.folder) or {}
+            write_state_file(self._settings.folder, {**noted, **state})
 
     def _clean(self) -> None:
         stops = [threading.Thread(target=server.stop) for server in self._servers]
