@@ -127,9 +127,8 @@ def settle_touched(tables: Tables) -> int:
     and one formed before its queue changed would take other requests than it counted.
     """
     counts = tables.counts[0]
-    queue = settled = (
-        0  # queues in a row that need nothing: all of them end it, whatever is counted
-    )
+    queue = 0
+    settled = 0  # queues in a row that need nothing: all of them end it, whatever is counted
     while counts["touched_late"] > 0 and settled < len(tables.queues):
         settled += 1
         if tables.queues[queue]["touched"] == 1 and tables.topology.queues[queue]["late"] == 1:
