@@ -74,6 +74,9 @@ class Steering:
         saving_since_s: since when every look found that one would.
         demanded: demands of the last seconds, with their instants.
         left_out: entries that no pool of their own serves in time, at the last planning.
+        came_in: requests per second that are known to come in, by model and entry's name, where that is counted. Where
+            the demands do not fit together, those beyond that are left out, the largest first.
+        unfit: rates of the entries that were, at the last planning.
         plan_s: what each planning took.
     """
 
@@ -86,6 +89,8 @@ class Steering:
         default_factory=deque[tuple[float, dict[Demand, float]]]
     )
     left_out: frozenset[tuple[str, str]] = frozenset()
+    came_in: Mapping[tuple[str, str], float] | None = None
+    unfit: Mapping[tuple[str, str], float] = field(default_factory=dict[tuple[str, str], float])
     plan_s: list[float] = field(default_factory=list[float])
 
     def next_plan(self, demands: Sequence[Demand], now_s: float) -> Plan | None:
@@ -97,7 +102,7 @@ class Steering:
         kept = self._kept(demands, now_s)
         if now_s - self.changed_s < PAUSE_S:
             return None
-        if self.exceeded(demands):
+        if self.exceeded(demands, kept):
             return self._changed(self._planned(kept), now_s)
         if now_s - self.looked_s < LOOK_S:
             return None
@@ -144,9 +149,13 @@ class Steering:
             ]
         return [demand for demand in found if demand.rate_rps > 0]
 
-    def exceeded(self, demands: Iterable[Demand]) -> bool:
-        """Whether a demand has no pool of its own, or more is asked of an entry than planned."""
+    def exceeded(self, demands: Sequence[Demand], kept: Sequence[Demand] | None = None) -> bool:
+        """Whether a demand has no pool of its own, or more is asked of an entry than planned.
+
+        `kept` are the demands that a plan would be made for; those that did not fit the last one would not fit again.
+        """
         asked: dict[tuple[str, str], float] = {}
+        unfit = self._unfit_still(demands if kept is None else kept)
         for demand in demands:
             own = [
                 entry
@@ -155,7 +164,7 @@ class Steering:
                 for entry in model.entries
                 if entry.block == demand.block
             ]
-            if (demand.model, entry_of(demand).name) in self.left_out:
+            if (demand.model, entry_of(demand).name) in self.left_out | unfit:
                 continue
             if not any(entry.budget_us <= demand.budget_us for entry in own):
                 return True
@@ -167,6 +176,11 @@ class Steering:
                 return True
         return False
 
+    def _unfit_still(self, demands: Iterable[Demand]) -> frozenset[tuple[str, str]]:
+        """Entries of which as much is asked as did not fit at the last planning."""
+        asked = {(m, e.name): e.rate_rps for m, own in entries_of(demands).items() for e in own}
+        return frozenset(k for k, rps in self.unfit.items() if asked.get(k, 0.0) > rps / HEADROOM)
+
     def _asks_less(self, demands: Sequence[Demand]) -> bool:
         asked = HEADROOM * math.fsum(demand.rate_rps for demand in demands)
         models = self.in_force.workload.models
@@ -175,12 +189,50 @@ class Steering:
         return asked < math.fsum(known.values()) * (1 - 1e-9) or wanted.keys() != known.keys()
 
     def _planned(self, demands: Sequence[Demand]) -> Plan:
-        """A plan for demands; those that no pool of their own serves in time are left to the shadow pool."""
-        watch, left_out = Stopwatch(), set[tuple[str, str]]()
+        """A plan for demands; those that no pool of their own serves in time are left to the shadow pool.
+
+        Raises:
+            InfeasibleError: what comes in does not fit, or it is not known what does.
+        """
+        watch = Stopwatch()
+        entries = entries_of(demands, self.came_in or {})
+        doubtful = self._doubtful(entries)
+        fails, found, without = (
+            -1,
+            None,
+            0,
+        )  # so many of the doubtful ones left out do not suffice, or do
         while True:
-            wanted = with_entries(self.in_force.workload, entries_of(demands), left_out)
+            unfit = dict(doubtful[:without])
             try:
-                plan = self.planner(wanted, self.in_force)
+                found = without, unfit, *self._planned_in_time(self._without(entries, unfit))
+            except InfeasibleError:
+                fails = without
+                if fails == len(doubtful):
+                    raise
+            if found is None:  # twice as many every time: a planning takes long
+                without = min(max(2 * without, 1), len(doubtful))
+            elif found[0] - fails > 1:
+                without = (found[0] + fails + 1) // 2
+            else:
+                break
+        _, self.unfit, plan, self.left_out = found
+        self.plan_s.append(watch.seconds())
+        return plan
+
+    def _planned_in_time(
+        self, entries: Mapping[str, Sequence[Entry]]
+    ) -> tuple[Plan, frozenset[tuple[str, str]]]:
+        """A plan for entries, and those left out that no pool of their own serves in time.
+
+        Raises:
+            InfeasibleError: they do not fit.
+        """
+        left_out = set[tuple[str, str]]()
+        while True:
+            wanted = with_entries(self.in_force.workload, entries, left_out)
+            try:
+                return self.planner(wanted, self.in_force), frozenset(left_out)
             except InfeasibleError as error:
                 late = {
                     (model.name, entry.name)
@@ -191,10 +243,35 @@ class Steering:
                 if not late:
                     raise
                 left_out |= late
-                continue
-            self.left_out = frozenset(left_out)
-            self.plan_s.append(watch.seconds())
-            return plan
+
+    def _doubtful(
+        self, entries: Mapping[str, Sequence[Entry]]
+    ) -> list[tuple[tuple[str, str], float]]:
+        """Entries of which more is asked than comes in, and their rates; those that lack most first."""
+        if self.came_in is None:
+            return []
+        lacks: dict[tuple[str, str], tuple[float, float]] = {}
+        for name, own in entries.items():
+            for entry in own:
+                lacking = entry.rate_rps - HEADROOM * self.came_in.get((name, entry.name), 0.0)
+                if lacking > 0:
+                    lacks[name, entry.name] = lacking, entry.rate_rps
+        ordered = sorted(lacks, key=lambda key: (-lacks[key][0], key))
+        return [(key, lacks[key][1]) for key in ordered]
+
+    def _without(
+        self, entries: Mapping[str, Sequence[Entry]], unfit: Container[tuple[str, str]]
+    ) -> dict[str, list[Entry]]:
+        """Entries with what comes in alone of those that do not fit."""
+        came_in = self.came_in or {}
+        found: dict[str, list[Entry]] = {}
+        for name, own in entries.items():
+            for entry in own:
+                key = name, entry.name
+                rate_rps = HEADROOM * came_in.get(key, 0.0) if key in unfit else entry.rate_rps
+                if rate_rps >= LEAST_RPS:
+                    found.setdefault(name, []).append(replace(entry, rate_rps=rate_rps))
+        return found
 
     def _changed(self, plan: Plan, now_s: float) -> Plan | None:
         self.changed_s, self.saving_since_s = now_s, None
@@ -231,8 +308,14 @@ def _budget_us(power: int) -> int:
     return max(math.floor(STEP**power), 1)
 
 
-def entries_of(demands: Iterable[Demand]) -> dict[str, list[Entry]]:
-    """Entries by model: demands of one cut and nearly one budget together, the busiest where there are too many."""
+def entries_of(
+    demands: Iterable[Demand], came_in: Mapping[tuple[str, str], float] | None = None
+) -> dict[str, list[Entry]]:
+    """Entries by model: demands of one cut and nearly one budget together.
+
+    Where there are too many, those of which most comes in, by model and name, then the busiest.
+    """
+    known_rps = came_in or {}
     found: dict[str, dict[str, Entry]] = {}
     for demand in demands:
         if demand.rate_rps * HEADROOM < LEAST_RPS:
@@ -241,13 +324,14 @@ def entries_of(demands: Iterable[Demand]) -> dict[str, list[Entry]]:
         known = own.get(entry.name)
         rate_rps = entry.rate_rps + (known.rate_rps if known else 0.0)
         own[entry.name] = replace(entry, rate_rps=rate_rps)
-    return {
-        name: sorted(
-            sorted(own.values(), key=lambda e: -e.rate_rps)[:MOST_ENTRIES],
-            key=lambda e: (e.block, e.budget_us),
-        )
-        for name, own in found.items()
-    }
+
+    def busiest(name: str) -> list[Entry]:
+        def less(entry: Entry) -> tuple[float, float]:
+            return -known_rps.get((name, entry.name), 0.0), -entry.rate_rps
+
+        return sorted(found[name].values(), key=less)[:MOST_ENTRIES]
+
+    return {name: sorted(busiest(name), key=lambda e: (e.block, e.budget_us)) for name in found}
 
 
 def with_entries(
@@ -536,6 +620,9 @@ class CutsGuide:
     said: deque[Mapping[tuple[str, int], float]] = field(
         default_factory=deque[Mapping[tuple[str, int], float]]
     )  # at the instants of `counts`
+    kinds: deque[Mapping[Demand, float]] = field(default_factory=deque[Mapping[Demand, float]])
+    # And by kind, at the same instants. Entries of the plan in force, by model and name, and since when:
+    since_s: dict[tuple[str, str], float] = field(default_factory=dict[tuple[str, str], float])
 
     @property
     def in_force(self) -> Plan:
@@ -552,16 +639,65 @@ class CutsGuide:
         except PoolPipeError as error:
             say(f"no rates: {error}")
             return
-        if self.counts and any(counts.get(k, 0) < n for k, n in self.counts[-1][1].items()):
+        last = self.counts[-1][1] if self.counts else {}
+        # Entries of the plan before last are not counted any more.
+        if any(counts[key] < n for key, n in last.items() if key in counts):
             self.counts.clear()  # a gateway that was started anew counts from 0 again
             self.said.clear()
+            self.kinds.clear()
         self.counts.append((self.now_s, counts))
         self.said.append(said_rps(announced))
+        self.kinds.append(_rates_of_kinds(announced))
         while self.now_s - self.counts[0][0] > MEASURED_S + SAID_S:
             self.counts.popleft()
             self.said.popleft()
-        measured = unannounced(self.in_force, self._said_rps(), *self._rates())
-        self.demands = (*announced, *measured)
+            self.kinds.popleft()
+        entries = [(m.name, e.name) for m in self.in_force.models for e in m.entries]
+        self.since_s = {key: self.since_s.get(key, self.now_s) for key in entries}
+        rates_rps, span_s = self._rates()
+        self.steering.came_in = rates_rps
+        measured = unannounced(self.in_force, self._said_rps(), rates_rps, span_s)
+        self.demands = (*self._believed(announced, rates_rps, span_s), *measured)
+
+    def _believed(
+        self,
+        announced: Sequence[Demand],
+        rates_rps: Mapping[tuple[str, str], float],
+        span_s: float,
+    ) -> list[Demand]:
+        """What is announced, but not above what comes in where it has been for as long as that is counted.
+
+        Anybody may announce anything. Counted is what comes in at a demand's own entry, or where it has none at its
+        cut, beyond what others have entries for. What is new is believed, and what is at a closed cut: its client
+        cannot have sent it.
+        """
+        if self.now_s - self.counts[0][0] < MEASURED_S:
+            return list(announced)
+        left_rps: dict[tuple[str, int], float] = {}
+        for model in self.in_force.models:
+            for entry in model.entries:
+                cut, came_rps = (
+                    (model.name, entry.block),
+                    rates_rps.get((model.name, entry.name), 0.0),
+                )
+                left_rps[cut] = left_rps.get(cut, 0.0) + came_rps
+        came_in: dict[Demand, float] = {}
+        for kind, said in self.kinds[-1].items():
+            key = kind.model, entry_of(kind).name
+            if key in self.since_s:
+                came_in[kind] = rates_rps.get(key, 0.0)
+                left_rps[kind.model, kind.block] -= min(said, came_in[kind])
+        factors: dict[Demand, float] = {}
+        for kind, said in self.kinds[-1].items():
+            cut = kind.model, kind.block
+            since_s = self.since_s.get((kind.model, entry_of(kind).name), 0.0)
+            if said and cut in left_rps and self.now_s - since_s >= MEASURED_S:
+                lasting_rps = min(each.get(kind, 0.0) for each in self.kinds)
+                came_rps = came_in.get(kind, max(left_rps[cut], 0.0))
+                chance_rps = (1 + CHANCE * math.sqrt(came_rps * span_s)) / span_s
+                believed_rps = min(lasting_rps, came_rps + chance_rps) + said - lasting_rps
+                factors[kind] = believed_rps / said
+        return [d._replace(rate_rps=d.rate_rps * factors.get(_kind(d), 1.0)) for d in announced]
 
     def _said_rps(self) -> dict[tuple[str, int], float]:
         """The most that was announced at each cut while what is counted came in, or since.
@@ -586,7 +722,7 @@ class CutsGuide:
         return {key: (n - first.get(key, 0)) / span_s for key, n in last.items()}, span_s
 
     def next_plan(self) -> Plan | None:
-        """By the demands of now; where the cluster cannot carry them, the plan stays."""
+        """By the demands of now; where the cluster cannot carry what comes in of them, the plan stays."""
         self.former = self.in_force
         try:
             return self.steering.next_plan(self.demands, self.now_s)
@@ -604,6 +740,15 @@ class CutsGuide:
         """Go on from the plan before."""
         if self.former is not None:
             self.steering.in_force = self.former
+
+
+def _rates_of_kinds(announced: Iterable[Demand]) -> dict[Demand, float]:
+    """Requests per second that are announced, by what becomes one entry."""
+    found: dict[Demand, float] = {}
+    for demand in announced:
+        kind = _kind(demand)
+        found[kind] = found.get(kind, 0.0) + demand.rate_rps
+    return found
 
 
 def said_rps(announced: Iterable[Demand]) -> dict[tuple[str, int], float]:

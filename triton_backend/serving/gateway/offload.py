@@ -12,7 +12,9 @@ A cut is `planned` where an entry there has pools of its own, `shadow` where onl
 `closed`. Tails are what is to be expected by the plan: alone, and after as long a wait as half of the budget pays for.
 `least` is what a client decides by: where there is a shadow pool, what that takes, since it serves until a plan
 has another pool.
-A lease ends after 10 s; a rate of 0 ends it at once. It says what a client wants, and reserves nothing.
+A lease ends after 10 s; a rate of 0 ends it at once. It says what a client wants, and reserves nothing. Nobody proves a
+name: where there are too many, the lease that was announced longest ago makes room, so that names which are made up once
+keep no client out for long.
 """
 
 import json
@@ -116,7 +118,7 @@ class Offload:
         """Answer one request; `trusted`: of somebody who has the token.
 
         Raises:
-            InputError: it makes no sense, or there is no room for another client; in one line.
+            InputError: it makes no sense; in one line.
         """
         if len(request) > MOST_BYTES:
             raise InputError(WHERE, f"{len(request)} characters, at most {MOST_BYTES} are read")
@@ -168,13 +170,12 @@ class Offload:
         cut = cuts[fields.integer("cut", most=len(cuts) - 1)]
         rate_rps = fields.number("rate_rps", least=0, most=MOST_RPS)
         budget_us = ms_to_us(fields.number("budget_ms", least=0.001, most=MOST_BUDGET_MS))
-        if rate_rps == 0:
-            self._leases.pop(client, None)
-        else:
-            if client not in self._leases and len(self._leases) >= MOST_CLIENTS:
+        self._leases.pop(client, None)  # in order of their last announcement
+        if rate_rps:
+            if len(self._leases) >= MOST_CLIENTS:
                 self._end_leases()
-            if client not in self._leases and len(self._leases) >= MOST_CLIENTS:
-                raise InputError(WHERE, f"{MOST_CLIENTS} clients have a lease, no room for another")
+            if len(self._leases) >= MOST_CLIENTS:
+                del self._leases[next(iter(self._leases))]
             until_us = self._now_us() + LEASE_US
             self._leases[client] = Lease(name, cut.block, rate_rps, budget_us, until_us)
         return {"plan_id": plan.plan_id, "lease_s": LEASE_US / US_PER_S, "state": cut.state}

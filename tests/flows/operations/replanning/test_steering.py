@@ -7,12 +7,14 @@ from typing import Any
 import pytest
 
 from flows.operations.replanning.steering import (
+    CutsGuide,
     Demand,
     SteeredRun,
     Steering,
     SteerTimes,
     at_mean_rates,
     entries_of,
+    entry_of,
     planner_of,
     said_rps,
     steer_live,
@@ -245,3 +247,66 @@ def test_who_moves_is_planned_for_once_although_its_requests_are_counted_before_
     system, said = FakeSystem(at, counts), list[str]()
     steer_live(steered(), system, said.append, decisions=14)
     assert [own_entries(plan) for plan in system.brought] == [[(2, 22.0)], [(1, 22.0)]]
+
+
+HONEST, LIE = demand(2, 60, 20), demand(1, 60, 1e6)
+
+
+def counted(looks: int, *demands: Demand) -> list[dict[tuple[str, str], int]]:
+    """What comes in of demands, by look, two a second."""
+    return [
+        {(d.model, entry_of(d).name): round(d.rate_rps * k / 2) for d in demands}
+        for k in range(1, looks + 1)
+    ]
+
+
+def test_a_demand_that_does_not_fit_takes_nothing_from_those_that_come_in() -> None:
+    """Also where there are more of them than a model may have entries."""
+    made_up = [demand(1, 1.2**power / MS, 1e6 + power) for power in range(57, 62)]
+    for lies in ([LIE], made_up):
+        system = FakeSystem([[], [HONEST, *lies]], counted(9, HONEST))
+        said: list[str] = []
+        steer_live(steered(), system, said.append, decisions=9)
+        assert [own_entries(plan) for plan in system.brought] == [[(2, 22.0)]], said
+
+
+def test_made_up_demands_beyond_the_most_entries_crowd_out_none_that_comes_in() -> None:
+    lies = [demand(1, 1.2**power / MS, 100) for power in range(1, 111)]
+    lies += [lie._replace(block=0) for lie in lies]
+    came_in = {("net", entry_of(HONEST).name): 20.0}
+    assert HONEST.block not in {e.block for e in entries_of([*lies, HONEST])["net"]}
+    assert HONEST.block in {e.block for e in entries_of([*lies, HONEST], came_in)["net"]}
+
+
+def test_what_does_not_fit_is_tried_again_when_less_is_asked() -> None:
+    steering = steered()
+    steering.came_in = {("net", entry_of(HONEST).name): 20.0}
+    plan = steering.next_plan([HONEST, LIE], 0.0)
+    assert plan is not None
+    assert own_entries(plan) == [(2, 22.0)]
+    assert not steering.exceeded([HONEST, LIE])
+    assert steering.exceeded([HONEST._replace(rate_rps=30.0), LIE])
+    less = steering.next_plan([HONEST, LIE._replace(rate_rps=10.0)], 20.0)
+    assert less is not None
+    assert own_entries(less) == [(1, 11.0), (2, 22.0)]
+
+
+def test_what_is_announced_and_does_not_come_in_is_believed_for_some_seconds_alone() -> None:
+    """So that a client that has just moved is planned for at once, and a lie costs GPUs for a while alone."""
+    lie = LIE._replace(rate_rps=500.0)
+    system = FakeSystem([[], [HONEST, lie]], counted(120, HONEST))
+    steer_live(steered(), system, lambda _: None, decisions=120)
+    first, *_, last = [dict(own_entries(plan)) for plan in system.brought]
+    assert first == {1: 550.0, 2: 22.0}
+    assert last[1] < 1
+    assert last[2] == pytest.approx(22.0)
+
+
+def test_a_client_that_sends_what_it_announced_is_believed() -> None:
+    system = FakeSystem([[], [HONEST]], counted(30, HONEST))
+    guide = CutsGuide(steering=steered(), system=system)
+    system.wait(0.0)
+    for _ in range(30):
+        guide.watch(lambda _: None)
+        guide.next_plan()
+    assert guide.demands == (HONEST,)

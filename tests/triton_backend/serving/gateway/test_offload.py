@@ -60,15 +60,18 @@ def test_a_lease_lasts_ten_seconds_and_is_renewed_moved_and_given_back() -> None
     assert offload.demands() == []
 
 
-def test_the_table_is_bounded_and_those_that_ended_make_room() -> None:
+def test_names_that_are_made_up_keep_no_client_out() -> None:
     offload, clock = table(planned(30.0))
-    for number in range(MOST_CLIENTS):
-        announce(offload, f"c{number}")
-    with pytest.raises(InputError, match="10000 clients have a lease, no room for another"):
-        announce(offload, "late")
-    announce(offload, "c0", rate_rps=9.0)  # who has one keeps it
+    announce(offload, "honest", cut=2)
+    for number in range(MOST_CLIENTS - 1):
+        announce(offload, f"c{number}", rate_rps=1.0)
+    announce(offload, "honest", cut=2)  # who renews its lease is the last to make room
+    announce(offload, "late", cut=0)
+    assert len(offload) == MOST_CLIENTS
+    rates = {one["block"]: one["rate_rps"] for one in offload.demands()}
+    assert rates == {0: 5.0, 1: MOST_CLIENTS - 2, 2: 5.0}
     clock.now_us = 10_000_000
-    announce(offload, "late")
+    announce(offload, "later")
     assert len(offload) == 1
 
 
