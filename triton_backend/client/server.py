@@ -1,9 +1,11 @@
 """The server, over gRPC or HTTP: offers of cuts, announcements, requests, the round trip, probes."""
 
 import asyncio
+import contextlib
 import importlib
 import json
-from collections.abc import Mapping
+import math
+from collections.abc import Generator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -104,8 +106,13 @@ class Server:
                 self._patiently(self._client.get_model_metadata(self._heads.model)),
                 self._offered(),
             )
+            with _understood("the offer"):
+                return self._read_offer(metadata, said)
         except RefusedError as error:
             return Offer(why_closed=str(error))
+
+    def _read_offer(self, metadata: Any, said: dict[str, Any] | None) -> Offer:
+        """Of the model's metadata, and of what `poolpipe_offload` said."""
         inputs = metadata["inputs"] if isinstance(metadata, dict) else metadata.inputs
         known = {_tensor(given) for given in inputs}
         states = None if said is None else {int(cut["block"]): cut for cut in said["cuts"]}
@@ -117,7 +124,7 @@ class Server:
             least_ms = (stated or {}).get("tail_ms", {}).get("least")
             cuts[cut.block] = OfferedCut(
                 half=all(tensor.half() in known for tensor in cut.tensors),
-                least_us=None if least_ms is None else round(1e3 * least_ms),
+                least_us=None if least_ms is None else _us(1e3 * least_ms),
             )
         return Offer(cuts=cuts, plan_id=None if said is None else str(said["plan_id"]))
 
@@ -144,16 +151,18 @@ class Server:
                 "budget_ms": max(said.budget_us, 1) / 1e3,
             }
         )
-        return Lease(
-            plan_id=str(answer["plan_id"]),
-            lease_us=round(1e6 * answer["lease_s"]),
-            closed=answer["state"] == CLOSED,
-        )
+        with _understood("the lease"):
+            return Lease(
+                plan_id=str(answer["plan_id"]),
+                lease_us=_us(1e6 * answer["lease_s"]),
+                closed=answer["state"] == CLOSED,
+            )
 
     async def _ask(self, request: dict[str, Any]) -> dict[str, Any]:
         text = np.array([json.dumps(request).encode()], dtype=np.object_)
         answer = await self._infer(OFFLOAD_MODEL, {"request": text}, {}, PATIENCE_S)
-        return json.loads(answer.as_numpy("answer")[0])
+        with _understood("the answer"):
+            return dict(json.loads(answer.as_numpy("answer")[0]))
 
     async def rtt_us(self) -> int | None:
         """The least of a few round trips without a body; None where nobody answers."""
@@ -192,7 +201,12 @@ class Server:
         answer = await self._infer(
             self._heads.model, tensors, {"timeout": budget_us, "parameters": named}, wait_s
         )
-        return {t.name: answer.as_numpy(t.name) for t in self._heads.whole.tensors}
+        with _understood("the answer"):
+            found = {t.name: answer.as_numpy(t.name) for t in self._heads.whole.tensors}
+        for name, tensor in found.items():
+            if tensor is None:
+                raise RefusedError(f"the answer has no {name!r}")
+        return found
 
     async def _infer(
         self, model: str, tensors: Arrays, options: dict[str, Any], wait_s: float
@@ -217,6 +231,31 @@ class Server:
             Exception
         ) as error:  # connections fail with errors of gRPC's, aiohttp's, or the system's
             raise RefusedError(f"{type(error).__name__}: {error}") from error
+
+
+@contextlib.contextmanager
+def _understood(what: str) -> Generator[None]:
+    """Reads what a server said, which may be anything.
+
+    Raises:
+        RefusedError: it is not what it should be.
+    """
+    try:
+        yield
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        raise RefusedError(f"{what} makes no sense: {error!r}") from error
+
+
+def _us(value: float) -> int:
+    """Microseconds, more than none.
+
+    Raises:
+        ValueError: it is no such number.
+    """
+    if not 0 < value < math.inf:
+        message = f"{value} microseconds"
+        raise ValueError(message)
+    return max(round(value), 1)
 
 
 def _tensor(given: Any) -> Tensor:
