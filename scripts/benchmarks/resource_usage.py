@@ -1,6 +1,7 @@
 """What a running system holds: processes, memory, files, sockets, segments; what one that ended left over."""
 
 import threading
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -8,17 +9,26 @@ from typing import Any
 import psutil
 
 from flows.release.server.running import ServerState
+from flows.system_metrics import MetricsError, read_all_metrics
 from scripts.benchmarks.figures import Figure
 from scripts.benchmarks.served import Served, processes_of, segments_of
 
 SAMPLE_SECONDS = 2.0
-GROWING = ("processes", "segments", "sockets", "files")
+# How many more of each there may be at the end; None: that is reported alone.
+GROWING: Mapping[str, int | None] = {
+    "processes": None,
+    "segments": None,
+    "sockets": 5,
+    "files": 5,
+    "series": 5,
+}
+PAGE_SECONDS = 10.0
 
 
 def resources(served: Served) -> dict[str, Any]:
     """What the system holds now; memory in MB, of processes (RSS) and of /dev/shm."""
     rss = files = sockets = processes = 0
-    names: dict[str, int] = {}
+    names, numbers = Counter[str](), Counter[str]()
     for process in served.processes():
         try:
             memory, fds = process.memory_info().rss, list(Path(f"/proc/{process.pid}/fd").iterdir())
@@ -30,12 +40,15 @@ def resources(served: Served) -> dict[str, Any]:
         files += len(fds)
         sockets += sum(target.startswith("socket:") for target in targets)
         processes += 1
-        names[name] = names.get(name, 0) + memory
+        names[name] += memory
+        numbers[name] += 1
     segments = served.segments()
     return {
         "rss_mb": rss / 1e6,
         "rss_mb_by_process": {name: size / 1e6 for name, size in sorted(names.items())},
         "processes": processes,
+        "processes_by_name": dict(sorted(numbers.items())),
+        "series": _series(served.state),
         "files": files,
         "sockets": sockets,
         "segments": len(segments),
@@ -66,8 +79,10 @@ def growth_figures(
             note=f"{first['rss_mb']:.0f} -> {last['rss_mb']:.0f} MB",
         ),
         *(
-            Figure(name=f"{what} more than after warm-up", value=last[what] - first[what])
-            for what in GROWING
+            Figure(
+                name=f"{what} more than after warm-up", value=_more(what, first, last), most=most
+            )
+            for what, most in GROWING.items()
         ),
         Figure(
             name="processes, segments and folders left over",
@@ -76,6 +91,19 @@ def growth_figures(
             note=", ".join(left),
         ),
     ]
+
+
+def _series(state: ServerState) -> int | None:
+    """How many series of ours its metrics have; None where no server answers."""
+    try:
+        metrics = read_all_metrics(state.metrics_urls, PAGE_SECONDS)
+    except MetricsError:
+        return None
+    return sum(map(len, metrics.values()))
+
+
+def _more(what: str, first: Mapping[str, Any], last: Mapping[str, Any]) -> int | None:
+    return None if None in (first[what], last[what]) else last[what] - first[what]
 
 
 def _target(link: Path) -> str:

@@ -218,6 +218,7 @@ def figures_of(result: dict[str, Any], fault_seconds: float) -> list[Figure]:
         *figures,
         Figure(name="wrong answers", value=result["wrong"], most=0),
         Figure(name="attainment", value=result["attainment"], note=f"of {result['offered']}"),
+        *fork_server_figures(looks),
         *growth_figures(
             without_fork_servers(looks[0]),
             without_fork_servers(looks[-1]),
@@ -231,6 +232,19 @@ def without_fork_servers(look: dict[str, Any]) -> dict[str, Any]:
     """What is held without the processes that are there only from the first worker missed on."""
     theirs_mb = look["rss_mb_by_process"].get(FORK_SERVER, 0.0)
     return look | {"rss_mb": look["rss_mb"] - theirs_mb}
+
+
+def fork_server_figures(looks: Sequence[dict[str, Any]]) -> list[Figure]:
+    """How much the mean fork server has grown since the first was there."""
+    means_mb = [
+        look["rss_mb_by_process"][FORK_SERVER] / look["processes_by_name"][FORK_SERVER]
+        for look in looks
+        if FORK_SERVER in look["processes_by_name"]
+    ]
+    if not means_mb:
+        return []
+    name = "memory of a fork server at the end, of that of the first"
+    return [Figure(name=name, value=means_mb[-1] / means_mb[0], most=1 + MEMORY_FRACTION)]
 
 
 def main() -> int:
