@@ -122,8 +122,8 @@ class Forwarding:
                     "CANCELLED", f"model {self._model!r}: the client cancelled the request"
                 )
             if 0 < allowed_us <= waited_us:  # the other model refuses what makes no sense
-                told = f"waited {waited_us / 1e3:.1f} ms of the {allowed_us / 1e3:.1f} ms allowed"
-                return Refusal("UNAVAILABLE", f"model {self._model!r}: the request {told}")
+                reason = f"waited {waited_us / 1e3:.1f} ms of the {allowed_us / 1e3:.1f} ms allowed"
+                return Refusal("UNAVAILABLE", f"model {self._model!r}: the request {reason}")
             return self._ask(one.request, waited_us)
         except Exception as error:  # noqa: BLE001  # the request would never be answered
             _LOG.exception("a request of model %s", self._model)
