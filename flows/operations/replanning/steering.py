@@ -197,11 +197,8 @@ class Steering:
         watch = Stopwatch()
         entries = entries_of(demands, self.came_in or {})
         doubtful = self._doubtful(entries)
-        fails, found, without = (
-            -1,
-            None,
-            0,
-        )  # so many of the doubtful ones left out do not suffice, or do
+        # How many of the doubtful ones are left out; so many do not suffice; what was found with so many.
+        without, fails, found = 0, -1, None
         while True:
             unfit = dict(doubtful[:without])
             try:
@@ -656,8 +653,14 @@ class CutsGuide:
         self.since_s = {key: self.since_s.get(key, self.now_s) for key in entries}
         rates_rps, span_s = self._rates()
         self.steering.came_in = rates_rps
-        measured = unannounced(self.in_force, self._said_rps(), rates_rps, span_s)
-        self.demands = (*self._believed(announced, rates_rps, span_s), *measured)
+        believed = self._believed(announced, rates_rps, span_s)
+        said, now_believed = said_rps(announced), said_rps(believed)
+        # What is not believed hides nothing that comes in, at entries of others too.
+        hidden = {
+            key: rps - said.get(key, 0.0) + now_believed.get(key, 0.0)
+            for key, rps in self._said_rps().items()
+        }
+        self.demands = (*believed, *unannounced(self.in_force, hidden, rates_rps, span_s))
 
     def _believed(
         self,
@@ -676,17 +679,15 @@ class CutsGuide:
         left_rps: dict[tuple[str, int], float] = {}
         for model in self.in_force.models:
             for entry in model.entries:
-                cut, came_rps = (
-                    (model.name, entry.block),
-                    rates_rps.get((model.name, entry.name), 0.0),
-                )
+                came_rps = rates_rps.get((model.name, entry.name), 0.0)
+                cut = model.name, entry.block
                 left_rps[cut] = left_rps.get(cut, 0.0) + came_rps
         came_in: dict[Demand, float] = {}
         for kind, said in self.kinds[-1].items():
-            key = kind.model, entry_of(kind).name
-            if key in self.since_s:
+            key, cut = (kind.model, entry_of(kind).name), (kind.model, kind.block)
+            if key in self.since_s and cut in left_rps:
                 came_in[kind] = rates_rps.get(key, 0.0)
-                left_rps[kind.model, kind.block] -= min(said, came_in[kind])
+                left_rps[cut] -= min(said, came_in[kind])
         factors: dict[Demand, float] = {}
         for kind, said in self.kinds[-1].items():
             cut = kind.model, kind.block
@@ -719,7 +720,8 @@ class CutsGuide:
         if end_s <= begin_s:
             return {}, MEASURED_S
         span_s = end_s - begin_s
-        return {key: (n - first.get(key, 0)) / span_s for key, n in last.items()}, span_s
+        # One whose plan has come back counts from 0 again.
+        return {key: max(n - first.get(key, 0), 0) / span_s for key, n in last.items()}, span_s
 
     def next_plan(self) -> Plan | None:
         """By the demands of now; where the cluster cannot carry what comes in of them, the plan stays."""

@@ -310,3 +310,18 @@ def test_a_client_that_sends_what_it_announced_is_believed() -> None:
         guide.watch(lambda _: None)
         guide.next_plan()
     assert guide.demands == (HONEST,)
+
+
+def test_what_comes_in_at_another_entry_of_the_cut_is_planned_for_there() -> None:
+    """Of two clients of one cut, requests of the tighter one that have more time take the other's entry."""
+    tight, wide = demand(2, 60, 20), demand(2, 90, 20)
+    came_in = counted(30, tight._replace(rate_rps=4), wide._replace(rate_rps=36))
+    system = FakeSystem([[], [tight, wide]], came_in)
+    guide = CutsGuide(steering=steered(), system=system)
+    system.wait(0.0)
+    for _ in range(30):
+        guide.watch(lambda _: None)
+        guide.next_plan()
+    asked = {entry.name: entry.rate_rps for entry in entries_of(guide.demands)["net"]}
+    assert asked[entry_of(wide).name] > 1.1 * 30
+    assert sum(asked.values()) > 1.1 * 37
