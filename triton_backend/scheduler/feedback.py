@@ -217,14 +217,20 @@ def abort(tables: Tables, batch: int) -> None:
 
 
 @kernel
-def lose(tables: Tables, batch: int) -> None:
-    """A batch, or all that sit in a ride, got lost between two processes."""
+def lose(tables: Tables, batch: int) -> int:
+    """A batch, or all that sit in a ride, got lost between two processes.
+
+    Returns `NEEDS_ROOM` where `out` has no row for all of them; empty it and call again then.
+    """
     if tables.batches[batch]["seats"] == 0:
         abort(tables, batch)
-        return
+        return SETTLED
     number = tables.batches[batch]["number"]
     while tables.batches[batch]["number"] == number:
+        if tables.counts[0]["out"] + tables.offers.shape[1] > len(tables.out):
+            return NEEDS_ROOM
         abort(tables, batch_of(tables, tables.batches[batch]["aboard"]))
+    return SETTLED
 
 
 @kernel

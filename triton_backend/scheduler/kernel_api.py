@@ -83,6 +83,7 @@ from triton_backend.scheduler.tables import (
     TASK_MODULE,
     TASK_READY,
     TOO_LARGE,
+    UNFINISHED,
     VGPU,
     WORDS,
     Tables,
@@ -131,6 +132,7 @@ FREED = -4  # all: something ended off its plan
 #   RIDE         end  number slot   start_us     end_us    seats                 members
 #   SET_TIMER    end  at_us
 #   MAKE_ROOM    end  status                        NEEDS_ROOM: and `SETTLE` again afterwards
+#                                                   UNFINISHED: no room, the same event again
 #
 # `ids` are as many as `requests`; then HOP integers for each stage of the path:
 #
@@ -145,7 +147,10 @@ SEAT = 4
 
 
 def answer_length(tables: Tables) -> int:
-    """Integers that the longest answer takes."""
+    """Integers that the longest answer takes: what all rows of `Tables.out` say, once.
+
+    A row says most of a dispatch, whose ids are counted apart, or of a ride with a member in every seat.
+    """
     topology = tables.topology
     seats = int(
         max(topology.stages["seats"].max(initial=0), tables.batches["seats"].max(initial=0))
@@ -174,6 +179,7 @@ def handle_event(memory: Integers, event: int, now_us: int, a: int, b: int, c: i
     counts["now_us"] = now_us
     length = 0
     queues = ALL
+    lost = SETTLED
     if event == ARRIVAL:
         arrive(tables, a, b, c, d)
         queues = a
@@ -195,19 +201,13 @@ def handle_event(memory: Integers, event: int, now_us: int, a: int, b: int, c: i
     elif event == CANCEL:
         queues = _cancel(tables, a)
     elif event == WORKER_LOST:
-        while worker_lost(tables, a) == NEEDS_ROOM:
-            length = _write_decisions(tables, answer, length)
+        lost = worker_lost(tables, a)
     elif event == WORKER_BACK:
         worker_back(tables, a, b)
     elif event == BATCH_LOST:
-        lose(tables, a)
+        lost = lose(tables, a)
     elif event == REFRESH:
-        for vgpu in range(len(tables.topology.vgpus)):
-            refresh(tables, vgpu)
-        for vgpu in range(len(tables.topology.vgpus)):
-            if tables.resources[vgpu]["lost"] == 1:
-                while worker_lost(tables, vgpu) == NEEDS_ROOM:
-                    length = _write_decisions(tables, answer, length)
+        lost = _refresh_all(tables)
     elif event == JOB_ARRIVAL:
         new_job(tables, b, a, c, d)
         queues = NONE
@@ -218,6 +218,9 @@ def handle_event(memory: Integers, event: int, now_us: int, a: int, b: int, c: i
         counts["paused"] = 1
     elif event == RESUME:
         counts["paused"] = 0
+    if lost == NEEDS_ROOM:
+        length = _write_decisions(tables, answer, length)
+        return _item(answer, length, MAKE_ROOM, UNFINISHED)
     status = _settle_some(tables, queues)
     if status == SETTLED and counts["unsettled"] > 0:
         status = settle_jobs(tables)
@@ -384,6 +387,17 @@ def _give_seat_back(tables: Tables, request: int) -> bool:
         enqueue(tables, request)
         free_batch(tables, slot)
     return sits
+
+
+@kernel
+def _refresh_all(tables: Tables) -> int:
+    """Index every vGPU again and abort what needs one that is lost; as `worker_lost` returns."""
+    for vgpu in range(len(tables.topology.vgpus)):
+        refresh(tables, vgpu)
+    for vgpu in range(len(tables.topology.vgpus)):
+        if tables.resources[vgpu]["lost"] == 1 and worker_lost(tables, vgpu) == NEEDS_ROOM:
+            return NEEDS_ROOM
+    return SETTLED
 
 
 @inlined

@@ -26,7 +26,7 @@ from triton_backend.contract.decisions import (
     Ride,
     SetTimer,
 )
-from triton_backend.contract.errors import InputError
+from triton_backend.contract.errors import InputError, InvariantError
 from triton_backend.contract.events import (
     Arrival,
     BatchLost,
@@ -99,6 +99,7 @@ from triton_backend.scheduler.tables import (
     SET_TIMER,
     TASK_EMITTED,
     TASK_READY,
+    UNFINISHED,
     WORDS,
     Tables,
     addresses,
@@ -124,6 +125,7 @@ from triton_backend.scheduler.topology import (
 )
 
 _Handler = Callable[[Any], list[Decision]]
+_Numbers = tuple[int, int, int, int, int, int]  # what `handle_event` takes beside the memory
 
 
 class _Prepared(NamedTuple):
@@ -498,13 +500,22 @@ class Scheduler:
     def _take(
         self, event: int, now_us: int, a: int = 0, b: int = 0, c: int = 0, d: int = 0
     ) -> list[Decision]:
-        """Hand a checked event to the kernels; its numbers are listed in `kernel_api`."""
+        """Hand a checked event to the kernels; its numbers are listed in `kernel_api`.
+
+        Raises:
+            InvariantError: the answer is longer than the room for it.
+        """
         self._now_us = now_us
         length = handle_event(self._memory, event, now_us, a, b, c, d)
-        return self._read(self._answer[:length].tolist()) if length else []
+        if not length:
+            return []
+        if length > len(self._answer):
+            reason = f"event {event} answered {length} integers into {len(self._answer)}"
+            raise InvariantError(reason)
+        return self._read(self._answer[:length].tolist(), (event, now_us, a, b, c, d))
 
-    def _read(self, answer: list[int]) -> list[Decision]:  # noqa: C901 - a branch per item
-        """Decode an answer and keep account of requests and batches; returns its decisions."""
+    def _read(self, answer: list[int], event: _Numbers) -> list[Decision]:
+        """Decode the answer to an event and keep account of requests and batches; returns its decisions."""
         decided: list[Decision] = []
         at = 0
         while at < len(answer):
@@ -529,13 +540,18 @@ class Scheduler:
                 del self._batches[number]
                 decided.append(Abort(batch_id=number))
             elif kind == MAKE_ROOM:  # always the last item
-                self._use(fuller(self._tables))
-                if number == NEEDS_ROOM:
-                    decided += self._take(SETTLE, self._now_us)
+                decided += self._go_on(number, event)
             else:
                 decided.append(self._of_job(kind, answer, at))
             at = end
         return decided
+
+    def _go_on(self, status: int, event: _Numbers) -> list[Decision]:
+        """Hand in what ended more than its answer holds again; make room where slots are short."""
+        if status == UNFINISHED:
+            return self._take(*event)
+        self._use(fuller(self._tables))
+        return self._take(SETTLE, self._now_us) if status == NEEDS_ROOM else []
 
     def _forget(self, ids: tuple[int, ...]) -> None:
         self._requests.difference_update(ids)

@@ -93,6 +93,7 @@ ROWS_DIFFER = int(DropReason.ROWS_DIFFER)
 # What a kernel that decides answers.
 SETTLED = 0
 NEEDS_ROOM = 1  # out of batch slots or rows of `out`: empty `out`, make room, call again
+UNFINISHED = 2  # of an event, which ends more than an answer holds: the same event again
 
 INTERVAL = np.dtype(
     [

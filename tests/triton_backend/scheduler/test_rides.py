@@ -33,7 +33,7 @@ from triton_backend.contract.events import (
 )
 from triton_backend.contract.plan import Plan
 from triton_backend.scheduler.scheduler import Scheduler
-from triton_backend.scheduler.topology import PUNCTUAL, RideTimes
+from triton_backend.scheduler.topology import MOST_SEATS, PUNCTUAL, RideTimes
 from triton_backend.serving.gateway.event_log import read_events, to_line
 
 ALIGNED, AT_JUNCTION = 0, 1  # entries of `two_tails`
@@ -533,3 +533,53 @@ def test_plain_python_boards_as_compiled_kernels() -> None:
         "print(*[i for i in busy().items if not hasattr(i, 'plan')], sep='\\n')\n"
     )
     assert printed_by(code, compiled=True) == printed_by(code, compiled=False) != ""
+
+
+def all_aboard(plan: Plan, riders: int) -> Scheduler:
+    """A scheduler that sends nothing more, with so many requests in flight, each in a batch of its own."""
+    scheduler = Scheduler(plan)
+    for number in range(riders):
+        arrival = Arrival(
+            now_us=0,
+            request_id=number,
+            model=0,
+            entry=ALIGNED,
+            deadline_us=10_000_000,
+            samples=1,
+        )
+        scheduler.handle(arrival)
+    scheduler.handle(Pause(now_us=0))
+    assert scheduler.in_flight() == riders
+    return scheduler
+
+
+def aborted(scheduler: Scheduler, event: Event) -> int:
+    """Batches that an event aborts, each of them once."""
+    numbers = [d.batch_id for d in scheduler.handle(event) if isinstance(d, Abort)]
+    scheduler.check_invariants()
+    assert len(set(numbers)) == len(numbers)
+    return len(numbers)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("by_change", [False, True])
+def test_what_a_lost_worker_takes_from_rides_of_hundreds_fits_the_answers(by_change: bool) -> None:
+    shared = Pool(latency_us=tuple(4_000 + 10 * n for n in range(64)))
+    align = Pool(latency_us=(100,), gpus=3)
+    plan = make_boarding_plan(
+        [((0, 2), align), ((2, 4), shared)], Way(pools=(0, 1)), Way(pools=(1,))
+    )
+    event = (
+        PlanChanged(now_us=1, plan=plan, lost=(0,)) if by_change else WorkerLost(now_us=1, vgpu=0)
+    )
+    assert aborted(all_aboard(plan, 1_350), event) == 450
+
+
+@pytest.mark.long
+def test_all_members_of_a_ride_of_two_that_they_board_fit_the_answers() -> None:
+    shared = Pool(latency_us=tuple(4_000 + 10 * n for n in range(MOST_SEATS)))
+    plan = make_boarding_plan(
+        [((0, 2), shared), ((2, 4), shared)], Way(pools=(0, 1)), Way(pools=(0, 1))
+    )
+    scheduler = all_aboard(plan, MOST_SEATS)
+    assert aborted(scheduler, BatchLost(now_us=1, batch_id=1)) == MOST_SEATS
