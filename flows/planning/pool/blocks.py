@@ -35,7 +35,6 @@ _NEAR = 1.6  # times the cost of the cheapest brick of a rate: dearer ones are l
 _GRID, _PER_DOUBLING = 96, 6  # rates of bricks on a logarithmic grid
 _ROOM = 1 << 18  # bricks of a first attempt
 _NODES = (400, 2000)  # branch-and-bound nodes of the programs of one model
-_WIDEST = 4  # stages of a pipeline that kernels have room for
 _MARGIN = 1e-6  # relative gap at which a program of one model ends
 _AHEAD = 1.1  # times the rates asked for: what bricks may reach
 _PARTS = 1000  # largest denominator of prices that are counted as multiples of one
@@ -96,13 +95,14 @@ class ModelBlocks:
         kinds = _Kinds(problem.type_class, problem.type_divisor, problem.gpus, price)
         scratch = _Scratch(np.zeros(len(problem.types), np.int64), np.zeros(classes, np.int64))
         most, front = most * _AHEAD, np.full((models, _GRID), _FAR)
-        _make_bricks(forms, kinds, most, front, scratch, _bricks_of(0, classes))
+        stages = columns.types.shape[1]
+        _make_bricks(forms, kinds, most, front, scratch, _bricks_of(0, classes, stages))
         front = np.minimum.accumulate(front[:, ::-1], axis=1)[:, ::-1] * _NEAR
         front = np.ascontiguousarray(front)
-        out = _bricks_of(_ROOM, classes)
+        out = _bricks_of(_ROOM, classes, stages)
         count = _make_bricks(forms, kinds, most, front, scratch, out)
         if count > len(out.row):
-            out = _bricks_of(count, classes)
+            out = _bricks_of(count, classes, stages)
             _make_bricks(forms, kinds, most, front, scratch, out)
         row, vector, rate = out.row[:count], out.vector[:count], out.rate[:count]
         model = columns.model[row]
@@ -111,7 +111,7 @@ class ModelBlocks:
         start = np.searchsorted(model[kept], np.arange(models + 1))
         self._bricks = Bricks(start=start, vector=vector[kept], rate=rate[kept])
         self._brick_columns = row[kept]
-        self._brick_vgpus = out.vgpus[kept][:, : columns.types.shape[1]]
+        self._brick_vgpus = out.vgpus[kept]
 
     def propose(self, price: NDArray[np.float64], rate: NDArray[np.float64]) -> _Proposal:
         """A cheap way for every model to deliver rates [models] at prices [C]."""
@@ -312,7 +312,7 @@ class _Scratch(NamedTuple):
 
 
 class _Made(NamedTuple):
-    """Bricks: configuration [room], GPUs [room, C], rate [room], vGPUs [room, most stages]."""
+    """Bricks: configuration [room], GPUs [room, C], rate [room], vGPUs [room, S]."""
 
     row: NDArray[np.int64]
     vector: NDArray[np.int64]
@@ -320,12 +320,12 @@ class _Made(NamedTuple):
     vgpus: NDArray[np.int64]
 
 
-def _bricks_of(room: int, classes: int) -> _Made:
+def _bricks_of(room: int, classes: int, stages: int) -> _Made:
     return _Made(
         np.empty(room, np.int64),
         np.empty((room, classes), np.int64),
         np.empty(room),
-        np.zeros((room, _WIDEST), np.int64),
+        np.zeros((room, stages), np.int64),
     )
 
 
