@@ -14,6 +14,10 @@ disk next to its source:
         optimized, emitted, cached        LLVM would optimize it again in every caller of a caller
 
 Of processes that want an entry at once, which is not cached yet, one compiles it; the others wait and load it.
+
+An index is not checked: one beyond its array reads or writes what lies there. With `NUMBA_BOUNDSCHECK=1` it
+raises IndexError, and so does a negative one, which numba else counts from the end: `NONE` is no index. What
+that compiles has cache files of its own.
 """
 
 import fcntl
@@ -26,11 +30,12 @@ from types import FunctionType, ModuleType
 from typing import Any, ParamSpec, TypeAlias, TypeVar, cast
 
 import numba
-from numba.core import types
-from numba.core.caching import FunctionCache
+from numba.core import config, types
+from numba.core.caching import FunctionCache, IndexDataCacheFile
 from numba.core.codegen import JITCodeLibrary
 from numba.core.compiler import Compiler
 from numba.core.dispatcher import Dispatcher
+from numba.np import arrayobj
 
 Parameters = ParamSpec("Parameters")
 Result = TypeVar("Result")
@@ -55,7 +60,20 @@ LOOK_SECONDS = 0.02
 RARELY = (100_000, 50, 100)
 """Thresholds of Python's collector while numba compiles."""
 
+BOUNDS_CHECKED = bool(cast("Any", config).BOUNDSCHECK)
+"""Whether this process compiles kernels with checks of every index."""
+
 _sources: dict[Any, frozenset[str]] = {}  # per kernel, what its compiled form depends on
+
+
+def _index_as_given(context: Any, builder: Any, kind: Any, index: Any, size: Any) -> Any:
+    """An index as numba is to check it: not from the end where it is negative."""
+    del size
+    return context.cast(builder, index, kind, types.intp if kind.signed else types.uintp)
+
+
+if BOUNDS_CHECKED:
+    arrayobj.fix_integer_index = _index_as_given
 
 
 class _Kernel(Dispatcher):
@@ -200,6 +218,8 @@ def _compiled(
     # numba looks only at the file of the kernel itself; kernels and constants from other files end up
     # in the compiled form too.
     cache: Any = cast("Any", compiled)._cache if entry else FunctionCache(function)  # noqa: SLF001 - numba offers no public way
+    if BOUNDS_CHECKED:
+        cache._cache_file = _checked_file(cache)  # noqa: SLF001 - as above
     own = cache._cache_file  # noqa: SLF001 - as above
     sources = frozenset({f"{function.__module__} {own._source_stamp}"})  # noqa: SLF001 - as above
     sources |= _imported(plain.__globals__)
@@ -207,6 +227,13 @@ def _compiled(
     own._source_stamp = tuple(sorted(sources))  # noqa: SLF001 - as above
     _sources[compiled] = sources
     return cast("Callable[Parameters, Result]", compiled)
+
+
+def _checked_file(cache: Any) -> Any:
+    """Where a cache keeps what has checks of indices, of which numba's keys say nothing."""
+    own = cache._cache_file  # noqa: SLF001 - numba offers no public way
+    name = f"{cache._impl.filename_base}.checked"  # noqa: SLF001 - as above
+    return IndexDataCacheFile(cache.cache_path, name, f"checked {own._source_stamp}")  # noqa: SLF001 - as above
 
 
 def _imported(names: dict[str, Any]) -> frozenset[str]:

@@ -87,3 +87,47 @@ def test_of_processes_that_want_a_kernel_at_once_one_compiles_it(tmp_path: Path)
         process.stdin.flush()
     said = sorted(process.communicate()[0].split() for process in waiting)
     assert said == [["42", "0", "1"], ["42", "0", "1"], ["42", "1", "0"]]
+
+
+BEYOND = """
+from triton_backend.scheduler.compiled import entry, inlined, kernel
+
+@kernel
+def written(array, index):
+    array[index] = 1
+
+@inlined
+def counted(records, index):
+    records[index]["count"] += 1
+
+@entry
+def called(array, records, index):
+    written(array, index)
+    counted(records, index)
+    return 0
+"""
+
+OVERRUN = """
+import numpy as np
+from beyond import called
+array, records = np.zeros(3, np.int64), np.zeros(3, np.dtype([("count", np.int64)]))
+print(called(array, records, 2), len(called.stats.cache_misses))
+for wrong in ((array, records, 3), (array, records, -1), (array, records[:2], 2), (array[1:], records, 2)):
+    try:
+        print(called(*wrong))
+    except IndexError as error:
+        print(error)
+"""
+
+
+@pytest.mark.slow
+def test_the_checked_build_raises_where_an_index_is_beyond_its_array(tmp_path: Path) -> None:
+    (tmp_path / "beyond.py").write_text(BEYOND)
+    own = {"PYTHONPATH": f"{tmp_path}:{ROOT}"}
+    unchecked = "from beyond import called\nimport numpy as np\nwords = np.zeros(9, np.int64)\n"
+    unchecked += "print(called(words[:3], words.view([('count', np.int64)])[4:], 3))"
+    assert printed_by(unchecked, compiled=True, NUMBA_BOUNDSCHECK="0", **own) == "0\n"
+    for misses in (1, 0):  # it has files of its own, which the other build does not load
+        printed = printed_by(OVERRUN, compiled=True, NUMBA_BOUNDSCHECK="1", **own)
+        assert printed.splitlines() == [f"0 {misses}", *["index is out of bounds"] * 4]
+    assert printed_by(unchecked, compiled=True, NUMBA_BOUNDSCHECK="0", **own) == "0\n"
