@@ -5,9 +5,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
+from numba.core import config
 
 from tests.interpreters import ROOT, printed_by
+from triton_backend.scheduler.compiled import BOUNDS_CHECKED, Integers, entry
 
 PROGRAM = """
 import json
@@ -87,6 +90,22 @@ def test_of_processes_that_want_a_kernel_at_once_one_compiles_it(tmp_path: Path)
         process.stdin.flush()
     said = sorted(process.communicate()[0].split() for process in waiting)
     assert said == [["42", "0", "1"], ["42", "0", "1"], ["42", "1", "0"]]
+
+
+@entry
+def written_at(array: Integers, index: int) -> int:
+    array[index] = 1
+    return index
+
+
+def test_a_process_that_is_to_check_indices_does() -> None:
+    """Or `scripts/test --bounds` would pass for want of checks."""
+    assert (os.environ.get("NUMBA_BOUNDSCHECK") == "1") == BOUNDS_CHECKED
+    if BOUNDS_CHECKED and not config.DISABLE_JIT:
+        array = np.zeros(4, np.int64)
+        for index in (3, -1):
+            with pytest.raises(IndexError):
+                written_at(array[:3], index)
 
 
 BEYOND = """
