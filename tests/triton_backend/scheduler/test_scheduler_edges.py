@@ -1,0 +1,102 @@
+"""Plans at the edges: up to six stages that all board or not, few and many seats and vGPUs, bursts and losses.
+
+Kernels that check indices (`scripts/test --bounds`) and plain Python raise where one is beyond its array.
+"""
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tests.fakes.plans import Own, Way, make_boarding_plan
+from triton_backend.contract.decisions import Abort, Dispatch, Ride
+from triton_backend.contract.events import Arrival, BatchLost, Event, PlanChanged, WorkerLost
+from triton_backend.contract.plan import Plan
+from triton_backend.scheduler.policies.registry import EARLY_POLICIES
+from triton_backend.scheduler.scheduler import Scheduler
+
+STAGES = 6
+LONG_US = 1_000_000
+
+
+@st.composite
+def edge_plans(draw: st.DrawFn) -> Plan:
+    """One to six stages of any share, batch and number of vGPUs; with two entries all of them board."""
+    pools = draw(
+        st.lists(
+            st.builds(
+                lambda seats, first, more, gpus, divisor, moved: Own(
+                    latency_us=tuple(first + more * n for n in range(seats)),
+                    gpus=gpus,
+                    divisor=divisor,
+                    bytes_out=moved,
+                ),
+                st.sampled_from([1, 2, 7, 64]),
+                st.integers(1, 4_000),
+                st.sampled_from([0, 1, 100]),
+                st.integers(1, 3),
+                st.integers(1, 4),
+                st.sampled_from([0, 1_000, 100_000]),
+            ),
+            min_size=1,
+            max_size=STAGES,
+        )
+    )
+    ends = [*range(1, len(pools)), STAGES]
+    stages = [((k, end), pool) for k, (end, pool) in enumerate(zip(ends, pools, strict=True))]
+    way = Way(pools=tuple(range(len(pools))))
+    return make_boarding_plan(stages, *[way] * draw(st.integers(1, 2)))
+
+
+class Filled:
+    """A scheduler none of whose batches ends, and what is in flight."""
+
+    def __init__(self, plan: Plan, policy: str | None) -> None:
+        self.scheduler = Scheduler(plan, policy=policy)
+        self.batches: set[int] = set()
+
+    def tell(self, event: Event) -> None:
+        for decision in self.scheduler.handle(event):
+            if isinstance(decision, Dispatch):
+                self.batches.add(decision.batch_id)
+            elif isinstance(decision, Abort):
+                self.batches.discard(decision.batch_id)
+            elif isinstance(decision, Ride) and decision.members:
+                self.batches.add(decision.ride_id)
+            elif isinstance(decision, Ride):
+                self.batches.discard(decision.ride_id)
+
+
+@pytest.mark.long
+@settings(
+    max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=True
+)
+@given(
+    plans=st.tuples(edge_plans(), edge_plans()),
+    policy=st.sampled_from([None, *EARLY_POLICIES]),
+    slacks_us=st.lists(st.sampled_from([1, 3_000, 60_000, LONG_US]), min_size=1, max_size=4),
+    count=st.integers(1, 60),
+    lost=st.lists(st.integers(0, 1_000), max_size=4),
+)
+def test_no_plan_and_no_loss_leads_past_an_array(
+    plans: tuple[Plan, Plan], policy: str | None, slacks_us: list[int], count: int, lost: list[int]
+) -> None:
+    filled = Filled(plans[0], policy)
+    entries = len(plans[0].models[0].queues)
+    for number in range(count):
+        slack_us = slacks_us[number % len(slacks_us)]
+        arrival = Arrival(
+            now_us=number,
+            request_id=number,
+            model=0,
+            entry=number % entries,
+            deadline_us=number + slack_us,
+        )
+        filled.tell(arrival)
+    for number in lost:
+        if filled.batches:
+            gone = sorted(filled.batches)[number % len(filled.batches)]
+            filled.tell(BatchLost(now_us=count, batch_id=gone))
+        filled.tell(WorkerLost(now_us=count, vgpu=number % len(plans[0].vgpus())))
+    filled.scheduler.check_invariants()
+    filled.tell(PlanChanged(now_us=count, plan=plans[1], lost=(0,)))
+    filled.scheduler.check_invariants()
