@@ -24,7 +24,7 @@ class CountingServer:
     def to_state(self) -> dict[str, Any]:
         self.restarts += 1
         pids: dict[str, Any] = dict.fromkeys(("triton_pid", "server_group"), LEFT["triton_pid"])
-        none: dict[str, Any] = dict.fromkeys(("restarted_us", "compiled_us"))
+        none: dict[str, Any] = dict.fromkeys(("restarted_us", "retry_us", "compiled_us"))
         return {"ready": True, "restarts": self.restarts, **pids, **none}
 
 

@@ -558,7 +558,9 @@ class KeptServer:
         try:
             self._start()
         except BaseException:
-            self._server.stop(signal.SIGKILL, self._exits, EXIT_TIMEOUT_SECONDS)
+            begun = self._server
+            if begun is not None and begun.ended() is None:
+                begun.stop(signal.SIGKILL, self._exits, EXIT_TIMEOUT_SECONDS)
             raise
         self._said = ""
 
