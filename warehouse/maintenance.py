@@ -23,6 +23,10 @@ PRUNED = (
     "module_minutes",
     "series",
     "cells",
+    # After minutes, which keep the plans that they name, and each before what it is judged by.
+    "plans",
+    "rollouts",
+    "rollout_steps",
 )
 _READ_ONLY = 0o444
 
@@ -98,10 +102,11 @@ def export_parquet(warehouse: Warehouse, folder: Path) -> list[Path]:
 
 
 def prune(warehouse: Warehouse, before: datetime) -> dict[str, int]:
-    """Forget minutes, columns of runs and replaced cells older than an instant; rows per kind.
+    """Forget minutes, columns of runs, replaced cells, rollouts and their plans; rows per kind.
 
-    Plans, results of runs, figures, rollouts and every newest cell stay. The file shrinks when it
-    is compacted.
+    All that is older than an instant. Results of runs, figures, every newest cell, the newest rollouts
+    and plans that are in force, named by what stays, or were never rolled out stay. The file shrinks
+    when it is compacted.
     """
     with warehouse.transaction():
         return {kind: len(warehouse.query(f"prune_{kind}", [before])) for kind in PRUNED}

@@ -1,4 +1,6 @@
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from itertools import pairwise
 from pathlib import Path
 
 import duckdb
@@ -6,13 +8,25 @@ import numpy as np
 import pytest
 
 from tests.fakes.minutes import model_minute
+from tests.fakes.plans import two_stages
 from triton_backend.contract.errors import InputError
 from triton_backend.contract.profiles import ProfileKey
 from triton_backend.contract.shares import LOADED, WHOLE_GPU
 from warehouse.db import Warehouse, open_warehouse
 from warehouse.details import add_run_series, run_series
 from warehouse.maintenance import check, compact, export_parquet, prune, snapshot, table_sizes
-from warehouse.observations import ModelMinute, StatisticsFile, add_statistics
+from warehouse.observations import (
+    ModelMinute,
+    Rollout,
+    RolloutStep,
+    StatisticsFile,
+    add_rollout_step,
+    add_statistics,
+    begin_rollout,
+    end_rollout,
+    list_rollouts,
+)
+from warehouse.plans import add_plan, list_plans
 from warehouse.profiles import (
     CellRecord,
     ModelRecord,
@@ -151,12 +165,63 @@ def test_pruning_forgets_what_is_old_and_keeps_what_counts(store: Warehouse) -> 
         "module_minutes": 0,
         "series": 1,
         "cells": 1,
+        "plans": 0,
+        "rollouts": 0,
+        "rollout_steps": 0,
     }
     profile, _ = read_profile(store, "m")
     assert profile.tables[ProfileKey("L4", 300)].latency_us.tolist() == [[3.0], [2.0]]
     assert run_series(store, runs[0]) == {}
     assert run_series(store, runs[1])["uses/vgpu"].tolist() == [1, 2]
     assert table_sizes(store)["runs"] == 2
+
+
+@pytest.mark.long
+def test_pruning_forgets_old_rollouts_and_plans_that_only_they_name(store: Warehouse) -> None:
+    """The last rollout was undone, so the plan before it is in force."""
+    names = ["first", "old", "counted", "run", "before", "in force", "undone"]
+    for name in [*names, "never rolled out"]:
+        add_plan(store, replace(two_stages(), plan_id=name), OLD)
+    for number, (former, name) in enumerate(pairwise(names)):
+        at = OLD + timedelta(hours=number)
+        state = "rolled back" if name == "undone" else "done"
+        rollout = Rollout(
+            rollout_id=str(number),
+            plan_id=name,
+            former_plan_id=former,
+            state="begun",
+            requested_by="",
+            reason="",
+            outcome=None,
+            started_at=at,
+            changed_at=at,
+        )
+        begin_rollout(store, rollout)
+        add_rollout_step(
+            store,
+            rollout.rollout_id,
+            RolloutStep(step="swap", detail="", seconds=1.0, done_at=at),
+        )
+        end_rollout(store, rollout.rollout_id, state, "", at)
+    add_run(store, "simulate", "run", ({}, {}), OLD)
+    rows = [replace(minute(NEW), plan_id="counted")]
+    add_statistics(store, StatisticsFile(path="f", digest="1", models=rows), NEW)
+    forgotten = prune(store, BETWEEN)
+    assert [rollout.plan_id for rollout in list_rollouts(store)] == [
+        "undone",
+        "in force",
+        "counted",
+    ]
+    assert {plan["plan_id"] for plan in list_plans(store)} == {
+        "old",
+        "counted",
+        "run",
+        "before",
+        "in force",
+        "undone",
+        "never rolled out",
+    }
+    assert [forgotten[kind] for kind in ("plans", "rollouts", "rollout_steps")] == [1, 3, 3]
 
 
 def test_an_older_file_is_copied_before_it_is_migrated_and_keeps_its_rows(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ by side while the plan changes. A second gateway has `gateway-2/` with settings 
 Every template variable is explained in `model_repo_templates/README.md`.
 """
 
+import contextlib
 import json
 import re
 import shutil
@@ -43,6 +44,8 @@ FIRST_GENERATION = 1
 FRONT_PORTS_NAME = "front_ports.json"
 WORKERS_NAME = "workers.json"
 NODE_GENERATIONS_NAME = "generations.json"
+# Beside those in use: event files that are not read yet name plans which only these have.
+KEPT_GENERATIONS = 64
 # TCP ports above `base_port`, used where there are several hosts: the scheduler has the first, then
 # come the fronts', then two for every worker.
 MOST_FRONTS = 900
@@ -268,6 +271,30 @@ def read_node_generations(place: Path, node: str) -> tuple[int, ...]:
         return tuple(sorted(map(int, json.loads(path.read_text()))))
     except (OSError, ValueError, TypeError) as error:
         raise InputError(str(path), f"not the generations of a node: {error}") from error
+
+
+def rendered_generations(folder: Path) -> list[int]:
+    """Numbers of the generations that a serve folder holds, in order; other files there are none."""
+    names = [entry.name for entry in (folder / "generations").iterdir()]
+    return sorted(int(name) for name in names if name.isascii() and name.isdigit())
+
+
+def remove_old_generations(folder: Path, in_force: int) -> None:
+    """Delete the files of generations, but for the last ones and those that a process may yet read.
+
+    Of the generation in force and of those that this host's nodes have, the generations that their
+    workers began with stay too.
+    """
+    used = {in_force}
+    for file in (folder / "repository").glob(f"*/{NODE_GENERATIONS_NAME}"):
+        with contextlib.suppress(OSError, ValueError, TypeError):
+            used.update(map(int, json.loads(file.read_text())))
+    for number in [*used]:
+        with contextlib.suppress(InputError):
+            used.update(origin.generation for origin in read_workers(folder, number).origins)
+    for number in rendered_generations(folder)[:-KEPT_GENERATIONS]:
+        if number not in used:
+            shutil.rmtree(folder / "generations" / str(number), ignore_errors=True)
 
 
 def front_ports(

@@ -93,9 +93,9 @@ def prune(
     as_json: AsJson = False,
     warehouse: WarehouseFile = WAREHOUSE,
 ) -> None:
-    """Forget old minutes and replaced measurements.
+    """Forget old minutes, replaced measurements, old rollouts and their plans.
 
-    Plans, results of runs and figures stay.
+    Results of runs, figures, plans that were never rolled out and the plan in force stay.
     """
     from datetime import timedelta
 

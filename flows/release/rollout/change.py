@@ -55,11 +55,13 @@ from triton_backend.serve_folder.repository import (
     read_front_ports,
     read_workers,
     remove_model,
+    remove_old_generations,
     render_control,
     render_for_clients,
     render_front,
     render_generation,
     render_node_generations,
+    rendered_generations,
     used_nodes,
 )
 from triton_backend.serve_folder.settings import SETTINGS_NAME, ServeSettings
@@ -267,10 +269,9 @@ def _plan_change(folder: Path, plan: Plan) -> _Change:
     hosts = OtherHosts.of(state)
     hosts.check(old, new)
     hosts.missing_artifacts(old, new)
-    used = [int(entry.name) for entry in (state.folder / "generations").iterdir()]
     settings = _settings(state.folder)
     ports = front_ports(new, settings, read_front_ports(state.folder, old_generation))
-    generation = max(used) + 1
+    generation = rendered_generations(state.folder)[-1] + 1
     workers = read_workers(state.folder, old_generation).following(
         old, new, (old_generation, generation), settings.base_port
     )
@@ -365,6 +366,7 @@ def _unload(change: _Change) -> None:
         change.state.unload(name)
         remove_model(change.folder, name)
     change.hosts.end(change.old, change.new, change.generation)
+    remove_old_generations(change.folder, change.generation)
 
 
 def _keep_generation(state: ServerState, nodes: Iterable[str], generation: int) -> None:
@@ -462,6 +464,7 @@ def finish_or_undo_change(folder: Path) -> Plan:
     for model in served_models(plan):
         render_front(folder, model, generation)
     note_plan(folder, plan.plan_id, generation)
+    remove_old_generations(folder, generation)
     return plan
 
 

@@ -38,11 +38,14 @@ from triton_backend.contract.errors import InputError
 from triton_backend.contract.plan import Plan
 from triton_backend.contract.workload import ModelDemand, Workload
 from triton_backend.runtimes.stage_tensors import complete_tensors
+from triton_backend.serve_folder import repository
 from triton_backend.serve_folder.repository import (
     is_node_model,
     node_model,
     read_node_generations,
+    read_workers,
     render_repository,
+    rendered_generations,
     used_nodes,
 )
 from triton_backend.serve_folder.settings import ServeOptions
@@ -245,6 +248,22 @@ def test_a_second_rollout_ends_no_rollout_that_lives(
     system.check_serving(old.plan_id)
     with system.work.open() as warehouse:
         assert [r.state for r in list_rollouts(warehouse)[:2]] == [DONE, DONE]
+
+
+def test_generations_that_no_process_reads_go_and_other_files_are_no_matter(
+    system: System, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(repository, "KEPT_GENERATIONS", 1)
+    (system.state.folder / "generations" / "9.partial").touch()
+    for _ in range(2):
+        new = system.other()
+        assert roll_out(system.work, new, NOT_WATCHED).state == DONE
+        generation = int(system.state.control("status")["generation"])
+        origins = {
+            origin.generation for origin in read_workers(system.state.folder, generation).origins
+        }
+        assert set(rendered_generations(system.state.folder)) == origins | {generation}
+    system.check_serving(new.plan_id)
 
 
 def test_rolling_back_brings_the_former_plan_and_its_history(system: System) -> None:

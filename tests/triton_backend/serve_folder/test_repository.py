@@ -22,17 +22,24 @@ from tests.triton_backend.serving.served_applications import (
 from tests.triton_backend.serving.small_plans import model, plan, stage, two_stage
 from triton_backend.contract.errors import InputError
 from triton_backend.contract.plan import Plan
+from triton_backend.serve_folder import repository
 from triton_backend.serve_folder.endpoints import Endpoints
 from triton_backend.serve_folder.names import check_name
 from triton_backend.serve_folder.repository import (
     CONTROL_MODEL,
     OFFLOAD_MODEL,
     STANDBY_MODEL,
+    GenerationNames,
     front_ports,
     node_model,
+    read_workers,
     remove_model,
+    remove_old_generations,
     render_control,
+    render_generation,
+    render_node_generations,
     render_repository,
+    rendered_generations,
     used_nodes,
 )
 from triton_backend.serve_folder.settings import ServeOptions, ServeSettings
@@ -55,6 +62,27 @@ def test_a_repository_has_a_front_per_model_the_scheduler_and_the_nodes(tmp_path
         code = (tmp_path / "repository" / name / "1" / "model.py").read_text()
         compile(code, name, "exec")
         assert f'name: "{name}"' in (tmp_path / "repository" / name / "config.pbtxt").read_text()
+
+
+def test_the_last_generations_stay_and_those_in_use(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Workers of the last began with the second, and a node still has workers of the fourth."""
+    monkeypatch.setattr(repository, "KEPT_GENERATIONS", 3)
+    served = plan(two_stage())
+    render_repository(tmp_path, served, ServeOptions())
+    nodes = used_nodes(served)
+    workers = read_workers(tmp_path, 1)
+    for number in range(2, 10):
+        origins = tuple(origin._replace(generation=2) for origin in workers.origins)
+        names = GenerationNames({}, replace(workers, origins=origins if number == 9 else ()))
+        render_generation(tmp_path, served, number, nodes=nodes, names=names)
+    for name in ("10.partial", ".nfs0001", "\u00b2"):
+        (tmp_path / "generations" / name).touch()
+    render_node_generations(tmp_path, nodes, [4, 9])
+    remove_old_generations(tmp_path, 9)
+    assert rendered_generations(tmp_path) == [2, 4, 7, 8, 9]
+    assert (tmp_path / "generations" / ".nfs0001").exists()
 
 
 def test_only_a_plan_with_entries_has_the_model_that_clients_ask_for_cuts(tmp_path: Path) -> None:

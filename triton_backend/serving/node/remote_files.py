@@ -30,6 +30,7 @@ from triton_backend.serve_folder.repository import (
     Workers,
     is_node_model,
     remove_model,
+    remove_old_generations,
     render_generation,
     render_node_generations,
 )
@@ -126,6 +127,7 @@ def put_generation(settings: ServeSettings, request: Mapping[str, Any]) -> dict[
     render_generation(
         settings.folder, plan, generation, nodes=nodes, names=GenerationNames(ports, workers)
     )
+    remove_old_generations(settings.folder, generation)
     return {"nodes": nodes}
 
 
