@@ -150,6 +150,11 @@ def one_server_runs(server: dict[str, Any]) -> bool:
     return repository in command_line(int(server["triton_pid"]))
 
 
+def boot_id() -> str:
+    """The host's, another one after every start of it."""
+    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+
+
 def command_line(pid: int) -> list[str]:
     """The arguments of a process; none of one that is gone or ended."""
     try:

@@ -8,13 +8,17 @@ killed. Not here: asking one that runs (`running`).
 import contextlib
 import fcntl
 import os
+import re
 import shutil
 import signal
+import stat
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import psutil
 
@@ -24,6 +28,8 @@ from triton_backend.serve_folder.endpoints import Endpoints
 from triton_backend.serve_folder.settings import SETTINGS_NAME, ServeSettings
 from triton_backend.serve_folder.state import (
     STATE_NAME,
+    boot_id,
+    command_line,
     keeper_runs,
     remove_state_file,
     server_runs,
@@ -36,6 +42,8 @@ STARTING = "starting the server"
 COMPILING = "loading the scheduler's kernels, which are compiled where no cache has them"
 POLL_SECONDS = 0.2
 STOP_SECONDS = 15
+_KEEPER = "triton_backend.serving.server.tritonserver"
+_INSTANCE = re.compile(r"[0-9a-f]{8}")
 SHARED_FOLDER = Path("/dev/shm")  # noqa: S108  # Linux's shared memory, not a temporary file
 
 
@@ -200,8 +208,7 @@ class _Child:
 
 
 def _spawn(arguments: list[str], log_path: Path) -> _Child:
-    module = "triton_backend.serving.server.tritonserver"
-    command = [sys.executable, "-m", module, *arguments]
+    command = [sys.executable, "-m", _KEEPER, *arguments]
     append = os.O_WRONLY | os.O_CREAT | os.O_APPEND
     pid = os.posix_spawn(
         sys.executable,
@@ -256,19 +263,27 @@ def stop(folder: Path) -> bool:
     """End the system served from a folder and everything left of it; False when none was.
 
     Works also when parts of it were killed: processes are found by the process group that the
-    state file names, shared memory by its prefix.
+    state file names, shared memory by its prefix. Nothing but what a keeper of this folder and user
+    can have made is ended or deleted, whatever the file says.
+
+    Raises:
+        InputError: the state file is of another folder's system, or no keeper wrote it.
     """
     data = whole_state_file(folder)
     if data is None:
         return False
-    if keeper_runs(data):
+    if not _INSTANCE.fullmatch(data["instance"]) or Path(data["folder"]) != folder.resolve():
+        raise InputError(
+            str(folder / STATE_NAME),
+            f"is of the system {data['instance']!r} served from {data['folder']}, not from here:"
+            " remove the file",
+        )
+    groups = _groups(data)
+    if _keeper_words(data):
         with contextlib.suppress(ProcessLookupError):
             os.kill(int(data["pid"]), signal.SIGTERM)
         with contextlib.suppress(psutil.NoSuchProcess, psutil.TimeoutExpired):
             psutil.Process(int(data["pid"])).wait(STOP_SECONDS)
-    # A server is in the group of another keeper where this one took it over.
-    servers = [server for server in servers_of(data) if server is not None]
-    groups = {int(data["process_group"]), *(int(server["server_group"]) for server in servers)}
     members = [p for p in psutil.process_iter() if _in_group(p, groups)]
     for process in members:
         with contextlib.suppress(psutil.NoSuchProcess):
@@ -276,16 +291,53 @@ def stop(folder: Path) -> bool:
     psutil.wait_procs(members, timeout=STOP_SECONDS)
     for path in SHARED_FOLDER.glob(f"poolpipe-{data['instance']}-*"):
         path.unlink(missing_ok=True)
-    shutil.rmtree(data["socket_folder"], ignore_errors=True)
+    if _is_socket_folder(Path(data["socket_folder"]), folder, data["instance"]):
+        shutil.rmtree(data["socket_folder"], ignore_errors=True)
     remove_state_file(folder)
     return True
 
 
-def _in_group(process: psutil.Process, groups: set[int]) -> bool:
-    """Whether a process is left of the system: same group, and no other program took the number."""
+def _groups(data: dict[str, Any]) -> set[int]:
+    """The process groups of a system: those that its keepers led.
+
+    The kernel gives no number of a group that lives to another process. So the leader of such a group
+    is gone, or it is the keeper; where it is another process, a group that ended had this number before.
+    """
+    if data.get("boot_id", boot_id()) != boot_id():
+        return set()
+    servers = [server for server in servers_of(data) if server is not None]
+    # A server is in the group of another keeper where this one took it over.
+    groups = {int(data["process_group"]), *(int(server["server_group"]) for server in servers)}
+    leaders = {group: set(command_line(group)) for group in groups}
+    return {group for group, words in leaders.items() if not words or words == _keeper_words(data)}
+
+
+def _keeper_words(data: dict[str, Any]) -> set[str]:
+    """The command line of a system's keeper; empty where no keeper has its number."""
+    words = set(command_line(int(data["pid"])))
+    return words if _KEEPER in words and {*data["arguments"]} <= words else set()
+
+
+def _is_socket_folder(path: Path, folder: Path, instance: str) -> bool:
+    """Whether a path is that of a system's sockets: by its name, its place, and as this user's own."""
+    places = {Path(tempfile.gettempdir())}
+    with contextlib.suppress(InputError):
+        places.add(ServeSettings.read(folder / SETTINGS_NAME).socket_folder.parent)
     try:
-        return os.getpgid(process.pid) in groups and any(
-            word in " ".join(process.cmdline()) for word in ("triton", "poolpipe")
+        found = path.lstat()
+    except OSError:
+        return False
+    named = path.name == f"poolpipe-{instance}" and path.parent in places
+    return named and stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid()
+
+
+def _in_group(process: psutil.Process, groups: set[int]) -> bool:
+    """Whether a process is left of the system: same group and user, and a program of ours."""
+    try:
+        return (
+            os.getpgid(process.pid) in groups
+            and process.uids().real == os.getuid()
+            and any(word in " ".join(process.cmdline()) for word in ("triton", "poolpipe"))
         )
     except (OSError, psutil.Error):
         return False

@@ -256,14 +256,13 @@ def test_generations_that_no_process_reads_go_and_other_files_are_no_matter(
     monkeypatch.setattr(repository, "KEPT_GENERATIONS", 1)
     (system.state.folder / "generations" / "9.partial").touch()
     for _ in range(2):
-        new = system.other()
-        assert roll_out(system.work, new, NOT_WATCHED).state == DONE
+        assert roll_out(system.work, system.other(), NOT_WATCHED).state == DONE
         generation = int(system.state.control("status")["generation"])
         origins = {
             origin.generation for origin in read_workers(system.state.folder, generation).origins
         }
         assert set(rendered_generations(system.state.folder)) == origins | {generation}
-    system.check_serving(new.plan_id)
+    system.check_serving(system.in_force)
 
 
 def test_rolling_back_brings_the_former_plan_and_its_history(system: System) -> None:

@@ -41,6 +41,7 @@ from triton_backend.serve_folder.names import RESERVED_PREFIX
 from triton_backend.serve_folder.settings import SETTINGS_NAME, ServeSettings
 from triton_backend.serve_folder.state import (
     STATE_NAME,
+    boot_id,
     command_line,
     keeper_runs,
     one_server_runs,
@@ -741,6 +742,7 @@ class Keeper:
             "token": self._settings.token,
             "token_header": TOKEN_HEADER,
             "pid": os.getpid(),
+            "boot_id": boot_id(),
             "arguments": self._arguments,
             "process_group": os.getpgid(0),
             "server_group": first["server_group"],
