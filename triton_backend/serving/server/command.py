@@ -51,6 +51,20 @@ def lay_out_backends(folder: Path) -> Path:
     return python.parent
 
 
+def environment_folders() -> set[Path]:
+    """This user's folders for Python environments of stubs.
+
+    Triton's Python backend makes an empty one at every start, in a place of its own choice, and leaves it
+    behind where it is killed.
+    """
+    found: set[Path] = set()
+    for path in Path("/tmp").glob("python_env_*"):  # noqa: S108  # the backend's choice
+        with contextlib.suppress(OSError):
+            if path.lstat().st_uid == os.geteuid():
+                found.add(path)
+    return found
+
+
 def server_environment() -> dict[str, str]:
     """The environment in which the server's stubs find this interpreter and its packages."""
     libraries = [

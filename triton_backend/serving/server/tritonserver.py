@@ -61,6 +61,7 @@ from triton_backend.serving.liveness.processes import (
 )
 from triton_backend.serving.server.command import (
     EXIT_TIMEOUT_SECONDS,
+    environment_folders,
     large_stack,
     server_command,
     server_environment,
@@ -398,6 +399,7 @@ class KeptServer:
         self._server: TritonServer | None = None
         self._probe: HealthProbe | None = None
         self._deaths_in_a_row = 0
+        self._temporary: set[Path] = set()
         self._pauses = Backoff(FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS)
         self._said = ""
         self._clock = SystemClock()
@@ -470,6 +472,7 @@ class KeptServer:
         logs = settings.folder / "logs"
         logs.mkdir(exist_ok=True)
         command = server_command(settings, self._endpoints, self._server_root)
+        before = environment_folders()
         ask_for_short_slices()  # the server inherits them: every request passes its threads twice
         with _ONE_START, self._log_path.open("ab") as log, large_stack():
             child = subprocess.Popen(
@@ -485,7 +488,10 @@ class KeptServer:
         self._exits.watch(child.pid)
         self.ready = False
         self._note()
-        self._wait_ready(self._server)
+        try:
+            self._wait_ready(self._server)
+        finally:
+            self._temporary |= environment_folders() - before
         self._server.restore_priority(settings.place / "repository")
         self.ready = True
         self._note()
@@ -578,10 +584,17 @@ class KeptServer:
         assert self._server is not None
         self.restarts += 1
         self.restarted_us = self._clock.wall_us()
+        self._remove_temporary()
         if self._settings.gateways == 1:
             self._server.kill_group()
         else:  # workers belong to the other server's nodes, too
             self._server.kill_stubs(self._settings.place / "repository")
+
+    def _remove_temporary(self) -> None:
+        for folder in self._temporary:
+            with contextlib.suppress(OSError):  # of another server's, which uses it
+                folder.rmdir()
+        self._temporary.clear()
 
     def _watch_stubs(self) -> None:
         pids = self._settings.place / "pids"
@@ -625,6 +638,7 @@ class KeptServer:
         if self._server is not None and self._server.ended() is None:
             repository = self._settings.place / "repository"
             self._server.drain(repository, self._exits, EXIT_TIMEOUT_SECONDS + 5)
+        self._remove_temporary()
 
 
 class Keeper:

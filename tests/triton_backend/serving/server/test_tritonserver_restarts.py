@@ -29,8 +29,10 @@ from triton_backend.serving.server import tritonserver
 from triton_backend.serving.server.tritonserver import PROMPT_RESTARTS, ModelReloads, TritonApi
 
 SERVER = """#!{python}
-import http.server, json, sys, threading
+import http.server, json, sys, tempfile, threading
 
+with open(sys.argv[0] + ".folders", "a") as made:
+    made.write(tempfile.mkdtemp(prefix="python_env_", dir="/tmp") + "\\n")
 options = dict(word[2:].split("=", 1) for word in sys.argv[1:] if "=" in word)
 name = json.dumps({{"name": options.get("id", "")}}).encode()
 
@@ -86,6 +88,11 @@ class Kept:
         os.kill(pid, signal.SIGKILL)
         return pid
 
+    def temporary(self) -> list[Path]:
+        """What the programs made for themselves, and leave behind when they are killed."""
+        text = (self._folder.parent / "root" / "bin" / "tritonserver.folders").read_text()
+        return [Path(line) for line in text.splitlines()]
+
     def is_back(self, number: int, killed: int) -> bool:
         """Whether another process answers in its place."""
         server = self.server(number)
@@ -129,6 +136,8 @@ def test_a_server_that_is_killed_ten_times_comes_back_every_time(tmp_path: Path)
             killed = system.kill()
             wait_for(lambda killed=killed: system.is_back(0, killed))
         assert system.state()["restarts"] == 10
+        assert [path.exists() for path in system.temporary()] == [False] * 10 + [True]
+    assert not any(path.exists() for path in system.temporary())
     assert (system.process.returncode, system.state()) == (0, {})
 
 
