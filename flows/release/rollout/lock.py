@@ -48,7 +48,7 @@ def one_change(path: Path, *, wait: bool, say: Say = say_on_stderr) -> Generator
 
 
 def _take(fd: int, path: Path, *, wait: bool, say: Say) -> None:
-    told = ""
+    said_of = ""
     while True:
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -61,9 +61,9 @@ def _take(fd: int, path: Path, *, wait: bool, say: Say) -> None:
         else:
             os.ftruncate(fd, 0)  # a holder that died left its name
             return
-        if holder and holder != told:
+        if holder and holder != said_of:
             say(f"waiting for another change of plan: {holder}")
-            told = holder
+            said_of = holder
         time.sleep(POLL_SECONDS)
 
 
