@@ -83,7 +83,7 @@ LASTING_US = 600_000_000  # a server that ran so long died for a new reason
 PROGRAM = "tritonserver"
 HTTP_OK = 200
 NO_ANSWER = 0
-# Of a model that cannot be loaded anew, for want of memory or of room on a disk.
+# Of a model that cannot be loaded again, for want of memory or of room on a disk.
 FIRST_RETRY_SECONDS, LONGEST_RETRY_SECONDS = 1.0, 30.0
 LOAD_SECONDS = 120
 # Each probe is a new connection, which the server hands to one of its eight HTTP threads: a few of
@@ -235,7 +235,7 @@ class ModelReloads:
         self._stopping.wait(pause_s)
 
     def _load(self, file: Path) -> str | None:
-        """Load a model anew once; why it was not loaded, if so."""
+        """Load a model again, once; why it was not loaded, if so."""
         model = file.name
         if not model.startswith(RESERVED_PREFIX):
             # Until the new process is there, refuse what the dead one would never answer.
@@ -418,7 +418,7 @@ class KeptServer:
     def take_over(self, state: Mapping[str, Any]) -> None:
         """Go on with a server whose keeper is gone, `state` its part of the state file.
 
-        One that does not run any more is started anew, as one that dies.
+        One that does not run any more is started again, as one that dies.
         """
         self._server = TritonServer(int(state["triton_pid"]), int(state["server_group"]), None)
         self.restarts = int(state["restarts"])
