@@ -541,8 +541,11 @@ class Deployment:
         return 2 if self.settings.standby else 1
 
     def segment_slots(self, vgpu: int) -> int:
-        """Slots of a worker's segment, those of both sets."""
-        return self.slot_sets * self.worker_slots(vgpu)
+        """Slots of a worker's segment, those of both sets.
+
+        There are twice as many as batches need: slots that are held after a fault keep none waiting.
+        """
+        return 2 * self.slot_sets * self.worker_slots(vgpu)
 
     def worker_segment(self, vgpu: int) -> str:
         """Name of a worker's segment."""

@@ -27,7 +27,7 @@ from itertools import chain
 from triton_backend.serving.deployment import EXPRESS_BYTES, Deployment
 from triton_backend.serving.front.pending import ExpressTicket, PendingRequests, Request
 from triton_backend.serving.front.replies import Refusal
-from triton_backend.serving.liveness.processes import HUNG_FACTOR, SILENT_US
+from triton_backend.serving.liveness.processes import dead_after_us
 from triton_backend.serving.transport.channel import Channel, Channels, checksum_of, checksum_up_to
 from triton_backend.serving.transport.shared_memory import Arrays, Segment, SlotPool
 from triton_backend.serving.transport.wire import (
@@ -43,8 +43,6 @@ from triton_backend.serving.transport.wire import (
     pack_batch,
 )
 
-# A worker that does not get on is killed by its node after `SILENT_US`; a little later nothing of it writes.
-DEAD_BY_NOW_US = SILENT_US + 2_000_000
 ABORTED_KEPT = 256
 _LOG = logging.getLogger(__name__)
 
@@ -69,9 +67,7 @@ class Generation:
         layout = deployment.front_layout(plan)
         self.deployment = deployment
         self.model = model
-        self.hold_us = DEAD_BY_NOW_US + HUNG_FACTOR * max(
-            pipeline.stages[-1].latency_us for pipeline in plan.pipelines
-        )
+        self.hold_us = dead_after_us(max(one.stages[-1].latency_us for one in plan.pipelines))
         self.waiting: deque[tuple[Header, DispatchBody]] = deque()
         self.superseded_us: int | None = None
         self.express: dict[int, Batch] = {}
@@ -290,12 +286,21 @@ class FrontBatches:
     def _gather(
         self, generation: Generation, header: Header, body: DispatchBody, now_us: int
     ) -> None:
-        """Write the requests' tensors into the first worker's slot, one after the other."""
+        """Write the requests' tensors into the first worker's slot, one after the other.
+
+        Not of a dispatch so late that its scheduler may be dead, and the slot granted again by the one
+        after the next: this process stood still meanwhile.
+        """
         found = [self._pending.get(number) for number in body.requests]
         requests = [request for request in found if request is not None]
         if not requests:
             reason = "its requests were answered before it was dispatched"
             self._report(Kind.BATCH_FAILED, header, reason)
+            return
+        late_us = now_us - body.hops[0].start_us
+        if late_us > generation.deployment.longest_slos_us[generation.model]:
+            reason = f"it was to begin {late_us / 1e6:.1f} s ago"
+            self._report(Kind.BATCH_LOST, header._replace(stage=NONE), reason)
             return
         samples = sum(request.samples for request in requests)
         channel = self._channels.to_worker(generation.deployment, body.hops[0].vgpu)

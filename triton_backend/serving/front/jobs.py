@@ -28,8 +28,8 @@ from triton_backend.runtimes.base import NUMPY_DTYPES
 from triton_backend.runtimes.stage_tensors import dropped_name
 from triton_backend.serve_folder.settings import ServeSettings
 from triton_backend.serving.deployment import Deployment
-from triton_backend.serving.front.batches import DEAD_BY_NOW_US
 from triton_backend.serving.front.pending import ExpressTicket, PendingRequests, Request
+from triton_backend.serving.liveness.processes import DEAD_BY_NOW_US
 from triton_backend.serving.transport.fetching import Fetches, holders
 from triton_backend.serving.transport.shared_memory import Arrays, Segment
 from triton_backend.serving.transport.shelves import Shelves, rows_of

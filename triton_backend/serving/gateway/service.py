@@ -344,7 +344,9 @@ class SchedulerService:
             raise FrameError(f"{header.kind.name} before HELLO")
         peer = names[-1]
         try:
-            if isinstance(peer, FrontAddress):
+            if header.kind is Kind.LET_GO:
+                self.gateway.let_go(names, header.batch_id)
+            elif isinstance(peer, FrontAddress):
                 self._from_front(peer, header, body, now_us)
             elif isinstance(peer, StandbyAddress):
                 raise FrameError(f"a standby may not say {header.kind.name}")
@@ -421,6 +423,7 @@ class SchedulerService:
             raise FrameError("a second HELLO, of another peer")
         if peer not in names:
             names.append(peer)
+        connection.send(b"".join(self.gateway.to_let_go(peer)))
         if not (isinstance(peer, WorkerAddress) and isinstance(hello, WorkerHello)):
             for plan_frame in self.gateway.plan_frames():
                 connection.send(plan_frame)

@@ -13,6 +13,7 @@ import math
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, NamedTuple
 
 from triton_backend.contract.decisions import (
@@ -57,11 +58,12 @@ from triton_backend.scheduler.scheduler import Scheduler
 from triton_backend.serving.deployment import Deployment
 from triton_backend.serving.gateway.admission import Admission, Refused, RefusedJob
 from triton_backend.serving.gateway.counters import GatewayCounters, StageUse
+from triton_backend.serving.gateway.held_slots import HeldSlot, HeldSlots
 from triton_backend.serving.gateway.jobs import InputSlot, Job, Jobs, ShelfSlot, ShelfSlots
 from triton_backend.serving.gateway.pool_use import PoolAdvice, PoolUse
 from triton_backend.serving.gateway.roll_call import RollCall
 from triton_backend.serving.gateway.rollout import Rollout, State
-from triton_backend.serving.liveness.processes import ThreadUse
+from triton_backend.serving.liveness.processes import ThreadUse, dead_after_us
 from triton_backend.serving.liveness.supervisor import (
     Action,
     Awaited,
@@ -100,7 +102,7 @@ from triton_backend.serving.transport.wire import (
     pack_ride,
 )
 
-# A slot granted to an aborted batch may still be written by its sender for this long.
+# Batches of the life before the last may still use slots for this long.
 HELD_BACK_SLOS = 2
 # So long after its reserved end a batch of an earlier generation is given up, at least.
 GUEST_PATIENCE_US = 2_000_000
@@ -222,14 +224,18 @@ class WorkerSlots:
         self.life = life
         sets = deployment.slot_sets
         self._pools = [
-            SlotPool(range(life % sets, deployment.segment_slots(v.index), sets))
+            SlotPool(
+                range(life % sets, deployment.segment_slots(v.index), sets),
+                most=deployment.worker_slots(v.index),
+            )
             for v in deployment.vgpus
         ]
-        # (until when, (vGPU, slot)s): a sender may still be writing there
-        self._held_back: deque[tuple[int, list[tuple[int, int]]]] = deque()
+        self._free_us = free_us
+        self._held_back: list[tuple[int, int]] = []  # (vGPU, slot)s, until then
         if free_us and sets > 1:
-            taken = [(v.index, s) for v in deployment.vgpus for s in self.of(v.index).take_all()]
-            self.hold_back(taken, free_us)
+            self._held_back = [
+                (v.index, s) for v in deployment.vgpus for s in self.of(v.index).take_all()
+            ]
 
     def grant(self, hops: Sequence[Hop]) -> list[int] | None:
         """A slot of every vGPU of a path, or None where one has none free."""
@@ -260,22 +266,19 @@ class WorkerSlots:
         """A slot is free again."""
         self._pools[vgpu].give(slot)
 
-    def hold_back(self, slots: list[tuple[int, int]], until_us: int) -> None:
-        """(vGPU, slot)s that are free from `until_us` on."""
-        self._held_back.append((until_us, slots))
-
     @property
     def holds_back(self) -> bool:
         """Whether any will be freed by `release`, later."""
         return bool(self._held_back)
 
     def release(self, now_us: int) -> bool:
-        """Free what has been held back long enough; whether there was any."""
-        before = len(self._held_back)
-        while self._held_back and self._held_back[0][0] <= now_us:
-            for vgpu, slot in self._held_back.popleft()[1]:
-                self.give(vgpu, slot)
-        return len(self._held_back) < before
+        """Free what batches of the life before the last have used long enough; whether there was any."""
+        if not self._held_back or now_us < self._free_us:
+            return False
+        for vgpu, slot in self._held_back:
+            self.give(vgpu, slot)
+        self._held_back = []
+        return True
 
 
 class ExpressArrivals:
@@ -449,6 +452,7 @@ class Gateway:
         self._unhurried_at_once = 1
         self._unhurried_us = now_us  # when the next may leave
         self._waiting_for_slots: deque[tuple[_Generation, Dispatch]] = deque()
+        self._held = HeldSlots()
         self._jobs = Jobs()
         self._may_send = False  # whether any of these might have its slots now
         self._up: dict[int, set[int]] = {}  # vGPUs by generation
@@ -1144,6 +1148,16 @@ class Gateway:
                 self._take(supervisor.unreachable(vgpu, now_us, self._up_served()))
             self._give_up(number)
 
+    def let_go(self, names: Sequence[Address], batch_id: int) -> None:
+        """A front or worker, by its names, writes nothing of a batch any more that was aborted."""
+        if self._held.let_go(batch_id - self._first_batch, names):
+            self._may_send = True
+            self._send_waiting()
+
+    def to_let_go(self, peer: Address) -> list[bytes]:
+        """ABORT of every batch that a front or worker has yet to let go of, for one that comes back."""
+        return self._held.notices(peer)
+
     def _give_up(self, number: int) -> None:
         """Have the requests of a batch run again that nobody will report of."""
         self.counters.batches_lost += 1
@@ -1175,6 +1189,7 @@ class Gateway:
         self._use.look(now_us)
         for generation in (self._served, *self._former.values()):
             self._may_send |= generation.slots.release(now_us)
+        self._may_send |= self._held.release(now_us)
         self._send_waiting()
         self._send_rides()
         self._end_rides()
@@ -1206,7 +1221,8 @@ class Gateway:
             return
         left: set[int] = {
             generation.deployment.generation for generation, _ in self._waiting_for_slots
-        } | self._jobs.generations()
+        }
+        left |= self._jobs.generations() | self._held.generations()
         left |= {number for number, former in self._former.items() if former.slots.holds_back}
         for number, batch in list(self._batches.items()):
             deployment = batch.generation.deployment
@@ -1591,7 +1607,7 @@ class Gateway:
         self._send(front, dropped)
 
     def _abort(self, batch_id: int) -> None:
-        """Have front and workers forget a batch; its slots rest until nobody can write there."""
+        """Have front and workers forget a batch; its slots are held until nobody can write there."""
         batch = self._batches.pop(batch_id, None)
         if batch is None:
             for generation, dispatch in self._waiting_for_slots:
@@ -1602,21 +1618,36 @@ class Gateway:
             self._may_send = True  # those it held up
             return
         deployment, dispatch = batch.generation.deployment, batch.dispatch
-        hops = dispatch.hops[batch.reported :]
         number = self._first_batch + batch_id
         notice = frame(Kind.ABORT, batch_id=number, plan_tag=deployment.tag)
+        path: list[Address] = [WorkerAddress(deployment.generation, h.vgpu) for h in dispatch.hops]
         if batch.shelf is None:
-            self._send(self._front_of(dispatch.request_ids[0]), notice)
+            path.insert(0, self._front_of(dispatch.request_ids[0]))
         else:
-            self._jobs.aborted(dispatch, batch.shelf)
-        for hop in hops:
-            self._send(WorkerAddress(deployment.generation, hop.vgpu), notice)
-        slots = batch.slots[batch.reported :]
-        slo_us = deployment.longest_slos_us[dispatch.model]
-        batch.generation.slots.hold_back(
-            [(hop.vgpu, slot) for hop, slot in zip(hops, slots, strict=True)],
-            self._last_us + HELD_BACK_SLOS * slo_us,
+            path.insert(0, path[0])  # which gathers it
+            self._jobs.aborted(dispatch, None)
+        stages = deployment.plan.models[dispatch.model].pipelines[dispatch.pipeline].stages
+        slowest_us = max(stage.latency_us for stage in stages)
+        self._held.hold(
+            batch_id,
+            deployment.generation,
+            notice,
+            [*self._held_slots(batch, path)],
+            self._last_us + dead_after_us(slowest_us),
         )
+        # A front forgets its batch in any case, and a worker may still hand on what it has reported.
+        for peer in {path[0]: None, **dict.fromkeys(path[batch.reported :])}:
+            self._send(peer, notice)
+
+    def _held_slots(self, batch: BatchInFlight, path: Sequence[Address]) -> Iterator[HeldSlot]:
+        """Slots of a batch that stages to come may still write; `path`: its sender, and its workers."""
+        hops = batch.dispatch.hops
+        for stage in range(batch.reported, len(hops)):
+            pool, slot = batch.generation.slots.of(hops[stage].vgpu), batch.slots[stage]
+            pool.hold(slot)
+            yield HeldSlot(frozenset(path[stage : stage + 2]), partial(pool.give, slot))
+        if batch.shelf is not None:
+            yield HeldSlot(frozenset(path[-1:]), batch.shelf.release)
 
 
 def _past(times: TimesBody, now_us: int) -> tuple[int, int]:

@@ -46,6 +46,8 @@ WORKER_HEARTBEAT_SECONDS = 0.2
 # A batch that runs so many times its profile, and so much longer at least, never ends.
 HUNG_FACTOR = 10
 HUNG_AT_LEAST_US = 1_000_000
+# A process that does not get on is killed after `SILENT_US`; a little later nothing of it writes.
+DEAD_BY_NOW_US = SILENT_US + 2_000_000
 # A look that comes so long after the one before: the node stood still, and its workers with it.
 STALL_US = 500_000
 
@@ -64,6 +66,11 @@ _PR_SET_NAME = 15
 # Of /proc/PID/task/TID/stat, counted from the state.
 _USER_TICKS, _SYSTEM_TICKS = 11, 12
 _TICKS = os.sysconf("SC_CLK_TCK")
+
+
+def dead_after_us(latency_us: int) -> int:
+    """For how long a process may be silent that runs stages of a latency, before it is dead for certain."""
+    return DEAD_BY_NOW_US + HUNG_FACTOR * latency_us
 
 
 def thread_states(pid: int) -> set[str]:

@@ -220,11 +220,18 @@ class Segment:
 
 
 class SlotPool:
-    """Which slots of a segment are free; the one freed last is taken first."""
+    """Which slots of a segment are free; the one freed last is taken first.
 
-    def __init__(self, slots: Iterable[int]) -> None:
+    Args:
+        slots: their numbers.
+        most: how many may be taken at once, beside those that are held; None: all of them.
+    """
+
+    def __init__(self, slots: Iterable[int], most: int | None = None) -> None:
         self._free = list(slots)[::-1]
         self._taken: set[int] = set()
+        self._held: set[int] = set()  # of these
+        self._most = len(self._free) if most is None else most
 
     @property
     def free(self) -> int:
@@ -238,7 +245,7 @@ class SlotPool:
 
     def take(self) -> int | None:
         """A free slot, or None."""
-        if not self._free:
+        if not self._free or len(self._taken) - len(self._held) >= self._most:
             return None
         slot = self._free.pop()
         self._taken.add(slot)
@@ -250,6 +257,11 @@ class SlotPool:
         self._taken.update(taken)
         return taken
 
+    def hold(self, slot: int) -> None:
+        """A slot that is taken is of no use until it is given back: another one stands in for it."""
+        if slot in self._taken:
+            self._held.add(slot)
+
     def give(self, slot: int) -> None:
         """Back into the pool.
 
@@ -259,6 +271,7 @@ class SlotPool:
         if slot not in self._taken:
             raise InvariantError(f"slot {slot} is not taken")
         self._taken.remove(slot)
+        self._held.discard(slot)
         self._free.append(slot)
 
 

@@ -21,7 +21,7 @@ from triton_backend.contract.decisions import DropReason, Hop
 from triton_backend.contract.errors import PoolPipeError
 
 MAGIC = b"PPIP"
-VERSION = 3
+VERSION = 4
 MAX_BODY_BYTES = 1 << 20
 MAX_PAYLOAD_BYTES = 1 << 33
 
@@ -79,6 +79,7 @@ class Kind(IntEnum):
     PROOF = 21  # who connected over TCP -> who listens: the proof (`authentication`)
     FETCH = 30  # who needs rows of jobs -> a process of the host where they lie
     FETCHED = 31  # the answer, the rows behind it; with a body, that is why there are none
+    LET_GO = 32  # front or worker -> scheduler: it has forgotten a batch that was aborted
 
 
 class Header(NamedTuple):

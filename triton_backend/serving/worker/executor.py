@@ -189,6 +189,7 @@ class LeaderFollowers:
     def _round(self) -> QueuedBatch | QueuedRide | None:
         """Send what waits; the batch or ride that is due, or None after a poll."""
         self._report_arrivals()
+        self._report_let_go()
         self._outbox.flush_unless_begun()
         known = self._scheduler.report(self._idle_us)
         batch = self._queue.begin()
@@ -209,6 +210,10 @@ class LeaderFollowers:
     def _report_arrivals(self) -> None:
         for batch in self._queue.arrived():
             self._outbox.enqueue(self._outputs.report_transfer, batch)
+
+    def _report_let_go(self) -> None:
+        for let_go in self._queue.take_let_go():
+            self._outbox.enqueue(self._outputs.report_let_go, *let_go)
 
     def _begun(self, batch: QueuedBatch | QueuedRide) -> None:
         """Report of what begins when its tensors came; of a ride's members that is said before."""
@@ -259,6 +264,7 @@ class LeaderFollowers:
         if lead is not None:
             lead.hand_over()  # it was not run
         following = self._queue.end_and_begin()
+        self._report_let_go()
         if following is None:
             self._flush_outbox()
         else:

@@ -214,6 +214,10 @@ class OutputSender:
         if channel is not None:
             channel.connection.send(data)
 
+    def report_let_go(self, batch_id: int, tag: int) -> None:
+        """Say that nothing of a batch that was aborted is written here any more."""
+        self._scheduler.send(frame(Kind.LET_GO, batch_id=batch_id, plan_tag=tag))
+
     def report_lost(self, batch: QueuedBatch, reason: str) -> None:
         """Have the requests run again of a batch that cannot be brought to its next stage."""
         self._report_lost(BatchHeader(batch.batch_id, batch.tag, batch.stage + 1), reason)

@@ -102,6 +102,7 @@ class StageWorker:
         ] = []  # with this vGPU's number, the last at the end
         self._adopting = {deployment.generation}  # served, or soon
         self._one_load = threading.Lock()
+        self._receiving: dict[Connection, int] = {}  # batches whose tensors come over them
         self._segment = Segment.create(
             deployment.worker_segment(vgpu),
             deployment.worker_layout(vgpu),
@@ -266,9 +267,14 @@ class StageWorker:
         pieces: Sequence[Piece] = (),
     ) -> None:
         """Accept a batch; its tensors are in its slot, or are copied there now."""
+        self._end_receiving(connection)
+        # Not refused: what else came over this connection would be lost with it.
         if self._queue.is_over(header.plan_tag):
-            # Not refused: what else came over this connection would be lost with it.
             _LOG.warning("batch %d is not run: its plan is over", header.batch_id)
+            return
+        if self._queue.is_aborted(header.batch_id):
+            which = BatchHeader(header.batch_id, header.plan_tag, header.stage)
+            self._outputs.report_not_gathered(which, "it was aborted")
             return
         if batch.express == NONE or header.stage:
             self._queue.add(header, batch)
@@ -306,7 +312,7 @@ class StageWorker:
         match header.kind:
             case Kind.ABORT:
                 self._inputs.remove(header.batch_id)
-                self._queue.remove(header.batch_id)
+                self._queue.remove(header.batch_id, header.plan_tag)
             case Kind.RIDE:
                 self._queue.ride(header.batch_id, unpack_ride(body))
             case Kind.PACE_PROBE:
@@ -329,15 +335,24 @@ class StageWorker:
             return self._fetches.target(connection, header)
         if header.kind is not Kind.BATCH:
             raise FrameError(f"{header.kind.name} with tensors from {connection.name}")
-        if self._queue.is_over(header.plan_tag):
+        if self._queue.is_over(header.plan_tag) or self._queue.is_aborted(header.batch_id):
             return self._queue.nowhere(header)
         batch = unpack_batch(body)
         inputs, slot = self._queue.written_by(header, batch)
+        self._receiving[connection] = header.batch_id
+        self._queue.begin_receiving(header.batch_id)
         return inputs.pieces(slot, batch.samples)
+
+    def _end_receiving(self, connection: Connection) -> None:
+        """The tensors have come that were on their way, or will not."""
+        batch_id = self._receiving.pop(connection, None)
+        if batch_id is not None:
+            self._queue.end_receiving(batch_id)
 
     def on_close(self, connection: Connection, reason: CloseReason) -> None:
         """A peer is gone, or was refused."""
         del reason
+        self._end_receiving(connection)
         if self._scheduler.closed(connection):
             self._inputs.remove_all()
             self._queue.forget_shelved()

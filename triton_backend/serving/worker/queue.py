@@ -20,6 +20,7 @@ from triton_backend.serving.deployment import Deployment
 from triton_backend.serving.transport.channel import checksum_of
 from triton_backend.serving.transport.shared_memory import Arrays, Segment
 from triton_backend.serving.transport.wire import (
+    NONE,
     SHELVED,
     BatchBody,
     FrameError,
@@ -29,6 +30,7 @@ from triton_backend.serving.transport.wire import (
 )
 
 RIDES_KEPT = 256  # of those that have left: what is said of them later changes nothing
+ABORTED_KEPT = 4096  # what was aborted before these is refused by its number alone
 PLANS_KEPT = 16  # of those that are over
 
 
@@ -116,7 +118,14 @@ class BatchQueue:
         self._arriving: list[QueuedBatch] = []  # of these, whose arrival is not reported
         self._rides: dict[int, RideBody] = {}
         self._left = deque[int](maxlen=RIDES_KEPT)
-        self._running = False
+        self._running: tuple[int, ...] = ()  # batches
+        self._receiving: set[int] = set()  # batches whose tensors come in, into their slots
+        self._aborted: dict[int, None] = {}  # the last of them
+        self._aborted_before = NONE  # a number: of some of those up to it nothing is known any more
+        self._to_let_go: dict[
+            int, int
+        ] = {}  # of those aborted, with tags: they run or are received
+        self._let_go: list[tuple[int, int]] = []  # with tags: nothing of them is written any more
         self._lock = threading.Lock()
 
     @property
@@ -194,7 +203,7 @@ class BatchQueue:
         return slot
 
     def add(self, header: Header, batch: BatchBody, slot: int | None = None) -> None:
-        """Let a batch wait until it is due.
+        """Let a batch wait until it is due; not one that was aborted.
 
         Args:
             header: of its frame.
@@ -219,6 +228,8 @@ class BatchQueue:
         due_us = max(start_us, batch.available_us)
         queued = QueuedBatch(start_us, header.batch_id, due_us, tag, stage, slot, batch)
         with self._lock:
+            if self.is_aborted(header.batch_id):
+                return
             if len(self._batches) + len(self._boarding) >= self._slots:
                 raise FrameError(f"more than {self._slots} batches")
             if queued.place not in self._patience_us:
@@ -278,12 +289,50 @@ class BatchQueue:
             raise FrameError(f"{header.payload_bytes} bytes, at most {most}")
         return [memoryview(bytearray(header.payload_bytes))]
 
-    def remove(self, batch_id: int) -> None:
-        """Forget a batch that was aborted; one that runs already goes on."""
+    def remove(self, batch_id: int, tag: int = 0) -> None:
+        """Forget a batch of a plan that was aborted, and refuse it when it comes; one that runs goes on."""
         with self._lock:
             self._batches.pop(batch_id, None)
             if self._boarding.pop(batch_id, None) is not None:
                 self._arriving = [b for b in self._arriving if b.batch_id != batch_id]
+            self._aborted[batch_id] = None
+            if len(self._aborted) > ABORTED_KEPT:
+                oldest = next(iter(self._aborted))
+                del self._aborted[oldest]
+                self._aborted_before = max(self._aborted_before, oldest)
+            self._to_let_go[batch_id] = tag
+            self._look_for_let_go()
+
+    def is_aborted(self, batch_id: int) -> bool:
+        """Whether a batch was aborted, as far as is remembered; of older ones it is taken for granted."""
+        return batch_id <= self._aborted_before or batch_id in self._aborted
+
+    def begin_receiving(self, batch_id: int) -> None:
+        """The tensors of a batch are written into its slot as they come from another host."""
+        with self._lock:
+            self._receiving.add(batch_id)
+
+    def end_receiving(self, batch_id: int) -> None:
+        """They have come, or will not."""
+        with self._lock:
+            self._receiving.discard(batch_id)
+            self._look_for_let_go()
+
+    def take_let_go(self) -> list[tuple[int, int]]:
+        """Batches that were aborted and of which nothing is written any more, with tags; once each."""
+        if not self._let_go:
+            return []
+        with self._lock:
+            taken, self._let_go = self._let_go, []
+            return taken
+
+    def _look_for_let_go(self) -> None:
+        if not self._to_let_go:
+            return
+        for batch_id, tag in list(self._to_let_go.items()):
+            if batch_id not in self._running and batch_id not in self._receiving:
+                del self._to_let_go[batch_id]
+                self._let_go.append((batch_id, tag))
 
     def forget_shelved(self) -> None:
         """Forget batches of modules: the scheduler that would read what they come to is gone.
@@ -304,7 +353,8 @@ class BatchQueue:
     def end(self) -> None:
         """What ran has ended, and nothing runs."""
         with self._lock:
-            self._running = False
+            self._running = ()
+            self._look_for_let_go()
 
     def end_and_begin(self) -> QueuedBatch | QueuedRide | None:
         """What ran has ended: the batch or ride to run now, or None, and nothing runs."""
@@ -320,10 +370,17 @@ class BatchQueue:
                 if batch.due_us <= now_us and (first is None or batch < first):
                     first = batch
         ride = self._next_ride() if self._boarding or self._rides else None
-        self._running = first is not None or ride is not None
+        chosen: QueuedBatch | QueuedRide | None = first
         if ride is not None and (first is None or ride[:2] < first[:2]):
-            return self._depart(ride)
-        return None if first is None else self._batches.pop(first.batch_id)
+            chosen = self._depart(ride)
+            self._running = tuple(batch.batch_id for batch in ride.members)
+        elif first is not None:
+            del self._batches[first.batch_id]
+            self._running = (first.batch_id,)
+        else:
+            self._running = ()
+        self._look_for_let_go()
+        return chosen
 
     def _next_ride(self) -> QueuedRide | None:
         """Of the rides that leave now, the one reserved first."""

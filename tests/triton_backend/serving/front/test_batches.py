@@ -13,10 +13,11 @@ from triton_backend.contract.decisions import Hop
 from triton_backend.runtimes.clock import SystemClock
 from triton_backend.serve_folder.settings import ServeOptions
 from triton_backend.serving.deployment import Deployment
-from triton_backend.serving.front.batches import DEAD_BY_NOW_US, Batch, FrontBatches
+from triton_backend.serving.front.batches import Batch, FrontBatches
 from triton_backend.serving.front.counters import FrontCounters, latency_bounds_s
 from triton_backend.serving.front.pending import PendingRequests, Request
 from triton_backend.serving.front.replies import Refusal, Result
+from triton_backend.serving.liveness.processes import DEAD_BY_NOW_US
 from triton_backend.serving.transport.channel import Channels
 from triton_backend.serving.transport.connection import CloseReason, Connection
 from triton_backend.serving.transport.event_loop import EventLoop

@@ -131,6 +131,8 @@ class World:
             self.workers[batch.hops[0].vgpu].receive("front", header.batch_id, 0, made)
         elif header.kind is Kind.ABORT:
             self.batches.pop(header.batch_id, None)
+            self.gateway.let_go((CUT,), header.batch_id)
+            self.sent()
         elif header.kind is Kind.DROP:
             drop = unpack_drop(body)
             self.ends.setdefault(drop.request, "dropped")
@@ -171,6 +173,8 @@ class Worker:
         world.sent()
 
         def back() -> None:
+            for notice in world.gateway.to_let_go(address):
+                self.hear(SentFrame(address, notice))
             world.gateway.worker_up(address, world.now_us)
             world.sent()
 
@@ -209,6 +213,8 @@ class Worker:
         """Do what is due, and come back when something will be."""
         for batch in self.queue.arrived():
             self._arrived(batch)
+        for batch_id, _ in self.queue.take_let_go():
+            self._let_go(batch_id)
         run = self.queue.begin()
         if run is None:
             due_us = self.queue.next_due_us()
@@ -246,6 +252,10 @@ class Worker:
         self.world.tell(
             self, lambda now: gateway.transfer_done(batch.batch_id, batch.stage, times, now)
         )
+
+    def _let_go(self, batch_id: int) -> None:
+        names = (WorkerAddress(1, self.vgpu),)
+        self.world.tell(self, lambda _: self.world.gateway.let_go(names, batch_id))
 
     def ended(self, run: QueuedBatch | QueuedRide, times: TimesBody) -> None:
         gateway = self.world.gateway

@@ -21,7 +21,12 @@ from triton_backend.serving.transport.wire import (
     Kind,
     RideBody,
 )
-from triton_backend.serving.worker.queue import BatchQueue, QueuedBatch, QueuedRide
+from triton_backend.serving.worker.queue import (
+    ABORTED_KEPT,
+    BatchQueue,
+    QueuedBatch,
+    QueuedRide,
+)
 
 PREFIX = "poolpipe-test-queue-"
 FIRST = 0  # the vGPU of the first stage
@@ -143,6 +148,39 @@ def test_a_batch_removed_does_not_run_and_more_than_slots_are_refused(first: Fir
         first.add(9, start_us=0)
     first.queue.remove(0)
     assert first.begin() == 1
+
+
+def test_a_batch_that_comes_after_its_abort_does_not_run(first: FirstStage) -> None:
+    first.add(1, start_us=0)
+    for number in (1, 2):
+        first.queue.remove(number)
+    for number in (1, 2):
+        first.add(number, start_us=0)
+    assert first.begin() is None
+    assert [batch_id for batch_id, _ in first.queue.take_let_go()] == [1, 2]
+    first.add(3, start_us=0)
+    assert first.begin() == 3
+
+
+def test_a_batch_that_runs_or_comes_in_is_let_go_of_when_that_is_over(first: FirstStage) -> None:
+    first.add(1, start_us=0)
+    first.queue.begin_receiving(2)
+    assert first.begin() == 1
+    for number in (1, 2):
+        first.queue.remove(number)
+    assert not first.queue.take_let_go()
+    assert first.end_and_begin() is None
+    assert [batch_id for batch_id, _ in first.queue.take_let_go()] == [1]
+    first.queue.end_receiving(2)
+    assert [batch_id for batch_id, _ in first.queue.take_let_go()] == [2]
+
+
+def test_what_was_aborted_so_long_ago_that_it_is_forgotten_does_not_run(first: FirstStage) -> None:
+    for number in range(ABORTED_KEPT + 1):
+        first.queue.remove(10 + number)
+    for number in (10, 11, 10 + ABORTED_KEPT):
+        assert first.queue.is_aborted(number)
+    assert not first.queue.is_aborted(11 + ABORTED_KEPT)
 
 
 @pytest.mark.parametrize(("hosts", "available_us"), [({}, 70), ({"FAST": "10.0.0.2"}, 100)])
