@@ -119,6 +119,7 @@ def small_stage(
     first_gpu: int,
     stage_us: int,
     nic_gbps: float = NIC_GBPS,
+    boundary_bytes: int = BOUNDARY_BYTES,
 ) -> HandStage:
     """Four vGPUs, two on each of the two nodes of a class; 0.6 of the time is there at batch 1."""
     last = blocks[1] == BLOCKS
@@ -128,15 +129,21 @@ def small_stage(
         gpu_class,
         PlacementRun(node=node, nodes=2, gpu=first_gpu, gpus=2, slot=0),
         [round(stage_us * (0.6 + 0.4 * b / SMALL_BATCH)) for b in range(1, SMALL_BATCH + 1)],
-        transfer_us=0 if last else transfer_us(SMALL_BATCH * BOUNDARY_BYTES, nic_gbps),
-        boundary_bytes_per_sample=0 if last else BOUNDARY_BYTES,
-        boundary=None if last else (_bytes("boundary", BOUNDARY_BYTES),),
+        transfer_us=0 if last else transfer_us(SMALL_BATCH * boundary_bytes, nic_gbps),
+        boundary_bytes_per_sample=0 if last else boundary_bytes,
+        boundary=None if last else (_bytes("boundary", boundary_bytes),),
     )
 
 
-def small_model(name: str, slo_us: int, pipeline: HandPipeline) -> HandModel:
-    """A model that takes 4 KB and answers 1 KB."""
-    given, answer = (_bytes("input", 4096),), (_bytes("output", 1000),)
+def small_model(
+    name: str,
+    slo_us: int,
+    pipeline: HandPipeline,
+    input_bytes: int = 4096,
+    answer_bytes: int = 1000,
+) -> HandModel:
+    """A model that takes 4 KB and answers 1 KB, if nothing else is asked for."""
+    given, answer = (_bytes("input", input_bytes),), (_bytes("output", answer_bytes),)
     return hand_model(name, pipeline, slo_us=slo_us, inputs=given, outputs=answer)
 
 

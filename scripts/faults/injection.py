@@ -10,6 +10,7 @@ import signal
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import psutil
@@ -26,6 +27,9 @@ LASTING_S = 3.0
 # So slow that a batch takes 16 ms, and at a quarter of it 64, of which half of what is offered is more than it carries.
 LINK_GBPS, QUARTER = 0.1, 0.25
 CUT_OFF_S = 6.0
+# Shorter than any detector takes, but for the standby's (0.7 s); a connection is given up after 2 s.
+STOPPED_S = (0.2, 0.5, 0.95)
+PAUSED_S = (0.3, 1.0, 1.9)
 DAY_S = 86_400
 # A process is noticed within a second and loaded in a few; a server with all of its models takes longer.
 REPAIRED_S, SERVER_REPAIRED_S = 5.0, 15.0
@@ -110,6 +114,19 @@ def slow_worker(served: Served) -> None:
             time.sleep(SLOW_PERIOD_S * SLOW_STOPPED)
             process.resume()
             time.sleep(SLOW_PERIOD_S * (1 - SLOW_STOPPED))
+
+
+def stop_for(find: Callable[[Served], psutil.Process], seconds: float) -> Inject:
+    """SIGSTOP, and SIGCONT so much later, where it is still there."""
+
+    def inject(served: Served) -> None:
+        process = find(served)
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.suspend()
+            time.sleep(seconds)
+            process.resume()
+
+    return inject
 
 
 def kill_stub(model: str) -> Inject:
@@ -296,6 +313,22 @@ PROCESSES = (
         repaired_within_s=SERVER_REPAIRED_S,
     ),
 )
+STOPPED = tuple(
+    Fault(
+        name=f"{name} stopped for {seconds:g} s",
+        inject=stop_for(find, seconds),
+        vgpus=vgpus,
+        loses="what is due meanwhile",
+    )
+    for name, vgpus, find in (
+        ("first-stage worker", (1,), partial(worker, vgpu=1)),
+        ("last-stage worker", (4,), partial(worker, vgpu=4)),
+        ("front", (), partial(stub, model=FRONT)),
+        ("node", (), partial(stub, model=NODE)),
+        ("scheduler", (), scheduler),
+    )
+    for seconds in STOPPED_S
+)
 TWO_GATEWAYS = tuple(
     Fault(
         name=f"tritonserver of two killed: {whose}",
@@ -338,6 +371,15 @@ FAR = (
         at_least_s=18,
         lasts=True,
     ),
+)
+PAUSED = tuple(
+    Fault(
+        name=f"link paused for {seconds:g} s",
+        inject=cut_off(seconds),
+        vgpus=(6, 7, 14, 15),
+        loses="what is behind the link",
+    )
+    for seconds in PAUSED_S
 )
 LINKED = (
     Fault(

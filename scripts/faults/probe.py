@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import math
 import threading
 import time
 import urllib.request
@@ -54,8 +55,9 @@ class Prober(threading.Thread):
 
 def is_served(served: Served, model: ModelPlan) -> bool:
     """Whether a model or an application answers one request; a job alone may take all its time."""
+    size = math.prod(model.inputs[0].shape[1:])
     body = {
-        "inputs": [{"name": "input", "shape": [1, 4096], "datatype": "UINT8", "data": [0] * 4096}]
+        "inputs": [{"name": "input", "shape": [1, size], "datatype": "UINT8", "data": [0] * size}]
     }
     request = urllib.request.Request(  # our own server
         f"http://{served.state.http_url}/v2/models/{model.name}/infer",

@@ -39,7 +39,16 @@ from scripts.faults.bench_faults import (
     checked_load,
     longest_gap_s,
 )
-from scripts.faults.injection import CLOCK, FAR, FILLED, PROCESSES, TWO_GATEWAYS, Fault
+from scripts.faults.injection import (
+    CLOCK,
+    FAR,
+    FILLED,
+    PAUSED,
+    PROCESSES,
+    STOPPED,
+    TWO_GATEWAYS,
+    Fault,
+)
 from scripts.faults.places import (
     Far,
     NotHereError,
@@ -107,9 +116,11 @@ def place(
         beside = ServeOptions(gateways=2)
         return Served(plan, options.port, beside), of_workers + TWO_GATEWAYS
     if within is None:
-        return Served(plan, options.port), PROCESSES
+        return Served(plan, options.port), PROCESSES + STOPPED
     far = tuple(fault for fault in FAR if not fault.lasts)
-    return ShiftedFar(plan, options.port, within), PROCESSES + far + CLOCK + FILLED
+    return ShiftedFar(
+        plan, options.port, within
+    ), PROCESSES + STOPPED + far + PAUSED + CLOCK + FILLED
 
 
 def one(served: Served, fault: Fault, seconds: float) -> dict[str, Any]:
