@@ -99,6 +99,7 @@ class SchedulerService:
         self._log = EventLog(settings.folder / "events", clock)
         self._peers: dict[Address, Connection] = {}
         self._names: dict[Connection, list[Address]] = {}  # a worker has one per generation
+        self._read: dict[Address, int] = {}  # by standby, the generation that it would serve
         self._loop = EventLoop(self, clock, transport_key(settings.token))
         self._calls: SimpleQueue[tuple[Callable[[], Any], Future[Any]]] = SimpleQueue()
         self._next_heartbeat_us = now_us
@@ -218,8 +219,8 @@ class SchedulerService:
         """Which process is the scheduler, and whether another would take over."""
         standby = "off"
         if self._settings.standby:
-            ready = any(isinstance(peer, StandbyAddress) for peer in list(self._peers))
-            standby = "ready" if ready else "not ready"
+            served = None if self._gateway is None else self._gateway.deployment.generation
+            standby = "ready" if served in list(self._read.values()) else "not ready"
         life = 0 if self._life is None else self._life.number
         return {"active": self._name, "life": life, "standby": standby}
 
@@ -409,6 +410,7 @@ class SchedulerService:
             peer = FrontAddress(hello.model, hello.gateway)
         elif isinstance(hello, StandbyHello):
             peer = StandbyAddress(hello.standby)
+            self._read[peer] = hello.generation
         else:
             peer = WorkerAddress(hello.generation, hello.vgpu)
         old = self._peers.get(peer)
@@ -419,9 +421,9 @@ class SchedulerService:
         names = self._names.setdefault(connection, [])
         if isinstance(peer, WorkerAddress):
             self._forget_former(names)
-        if names and not (isinstance(names[0], WorkerAddress) and isinstance(peer, WorkerAddress)):
-            raise FrameError("a second HELLO, of another peer")
         if peer not in names:
+            if names and {type(names[0]), type(peer)} != {WorkerAddress}:
+                raise FrameError("a second HELLO, of another peer")
             names.append(peer)
         connection.send(b"".join(self.gateway.to_let_go(peer)))
         if not (isinstance(peer, WorkerAddress) and isinstance(hello, WorkerHello)):
@@ -453,6 +455,7 @@ class SchedulerService:
             if self._peers.get(peer) is not connection:
                 continue
             del self._peers[peer]
+            self._read.pop(peer, None)
             if isinstance(peer, FrontAddress):
                 self.gateway.front_lost(peer, now_us)
             elif isinstance(peer, StandbyAddress):

@@ -160,6 +160,8 @@ class Standby:
         self._warming_since_us: int | None = None
         self._is_warm = False
         self._has_followed = False
+        self._unread: dict[bool, int] = {}  # generations, by whether they are only prepared
+        self._said = 0  # the generation of the last HELLO
         self._loop = EventLoop(self, clock, transport_key(self._settings.token))
         self._active: Connection | None = None
         self._pid = 0
@@ -225,10 +227,19 @@ class Standby:
         # What is loaded by now stays; a collection that walks through all of it takes 0.1 s.
         gc.collect()
         gc.freeze()
-        active.send(frame(Kind.HELLO, pack_hello(StandbyHello(self._name))))
+        self._said = 0
+        self._say_hello()
         self._has_followed = True
         self._heard_us = self._looked_us = self._clock.now_us()
         return True
+
+    def _say_hello(self) -> None:
+        """Say which generation would be served, where that is not known."""
+        generation = self.served.generation
+        if self._active is not None and generation != self._said:
+            self._said = generation
+            hello = StandbyHello(self._name, generation)
+            self._active.send(frame(Kind.HELLO, pack_hello(hello)))
 
     def _look(self) -> None:
         """Kill the active one where it hangs: the end of its connection follows."""
@@ -270,22 +281,34 @@ class Standby:
         self._heard_us = self._clock.now_us()
         if header.kind is Kind.PLAN:
             message = unpack_plan(body)
+            if not message.prepared:
+                self._unread.clear()
             self._follow(message.generation, prepared=message.prepared)
-        elif header.kind is not Kind.HEARTBEAT:
+        elif header.kind is Kind.HEARTBEAT:
+            for prepared, generation in list(self._unread.items()):
+                self._follow(generation, prepared=prepared)
+        else:
             raise FrameError(f"a standby takes no {header.kind.name}")
 
     def _follow(self, generation: int, *, prepared: bool) -> None:
+        """Serve a generation, or the prepared one, after a take-over; it is read now, or with a later beat."""
         known = (self.served, self.prepared)
         found = next((one for one in known if one and one.generation == generation), None)
+        late = self._unread.get(prepared) == generation
         try:
             deployment = found or Deployment.read(self._settings, generation)
         except InputError as error:
-            _LOG.error("generation %d: %s", generation, error)
+            if not late:
+                _LOG.error("generation %d: %s", generation, error)
+            self._unread[prepared] = generation
             return
+        self._unread.pop(prepared, None)
         if prepared:
             self.prepared = deployment
         else:
-            self.served, self.prepared = deployment, None
+            # PLAN of a prepared one follows that of the one served; it may be read sooner.
+            self.served, self.prepared = deployment, self.prepared if late else None
+        self._say_hello()
 
     def on_close(self, connection: Connection, reason: CloseReason) -> None:
         """The active one is gone."""

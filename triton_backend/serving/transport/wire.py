@@ -180,9 +180,13 @@ class WorkerHello(NamedTuple):
 
 
 class StandbyHello(NamedTuple):
-    """HELLO of a scheduler that would take over, by the name of its Triton model."""
+    """HELLO of a scheduler that would take over, by the name of its Triton model.
+
+    `generation`: the one it would serve; said again when that changes.
+    """
 
     standby: str
+    generation: int = 0
 
 
 Hello = FrontHello | WorkerHello | StandbyHello
@@ -238,7 +242,7 @@ def unpack_hello(body: bytes) -> Hello:
     if "model" in data:
         return FrontHello(_text(data, "model"), _integer(data, "gateway"))
     if "standby" in data:
-        return StandbyHello(_text(data, "standby"))
+        return StandbyHello(_text(data, "standby"), _integer(data, "generation"))
     return WorkerHello(*(_integer(data, name) for name in WorkerHello._fields))
 
 

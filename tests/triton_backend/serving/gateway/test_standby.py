@@ -20,7 +20,7 @@ from triton_backend.serving.deployment import Deployment
 from triton_backend.serving.front.replies import Refusal
 from triton_backend.serving.gateway.service import NotActiveError, SchedulerService
 from triton_backend.serving.gateway.standby import COURTESY_US, SEAT_NAME, Seat, Standby
-from triton_backend.serving.gateway.state import WorkerAddress
+from triton_backend.serving.gateway.state import StandbyAddress, WorkerAddress
 from triton_backend.serving.liveness.processes import SILENT_US
 from triton_backend.serving.transport.connection import CloseReason, Connection
 from triton_backend.serving.transport.event_loop import EventLoop
@@ -30,10 +30,12 @@ from triton_backend.serving.transport.wire import (
     FrontHello,
     Header,
     Kind,
+    PlanBody,
     StandbyHello,
     frame,
     pack_dispatch,
     pack_hello,
+    pack_plan,
 )
 from triton_backend.serving.worker.scheduler_link import GatewayTime, SchedulerLink
 
@@ -313,4 +315,29 @@ def test_a_standby_may_say_nothing_but_that_it_is_there(system: LocalSystem) -> 
     peer.sendall(frame(Kind.HELLO, pack_hello(StandbyHello("other"))))
     peer.sendall(frame(Kind.HELLO, pack_hello(FrontHello("pair"))))
     wait_for(lambda: system.scheduler.gateway.counters.frames_refused == refused + 1)
+    peer.close()
+
+
+def test_a_plan_that_could_not_be_read_is_read_with_a_later_heartbeat(
+    system: LocalSystem, caplog: pytest.LogCaptureFixture
+) -> None:
+    standby = standby_of(system)
+    data = frame(Kind.PLAN, pack_plan(PlanBody(2, "next", prepared=True)))
+    to = StandbyAddress(STANDBY_MODEL)
+    system.scheduler.call(lambda: system.scheduler._send(to, data))
+    wait_for(lambda: "generation 2" in caplog.text)
+    assert standby._standby.prepared is None
+    following = replace(system.deployment.plan, plan_id="next")
+    deploy(system.settings.folder, following, generation=2)
+    wait_for(lambda: standby._standby.prepared is not None)
+    assert caplog.text.count("generation 2: ") == 1
+    standby.stop()
+
+
+def test_a_standby_is_ready_for_the_generation_that_it_has_read(system: LocalSystem) -> None:
+    peer = socket.socket(socket.AF_UNIX)
+    peer.connect(system.settings.scheduler_address().removeprefix("unix:"))
+    for generation, state in ((1, "ready"), (2, "not ready"), (1, "ready")):
+        peer.sendall(frame(Kind.HELLO, pack_hello(StandbyHello("other", generation))))
+        wait_for(lambda state=state: system.status()["scheduler"]["standby"] == state)
     peer.close()
