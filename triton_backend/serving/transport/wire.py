@@ -24,6 +24,9 @@ MAGIC = b"PPIP"
 VERSION = 4
 MAX_BODY_BYTES = 1 << 20
 MAX_PAYLOAD_BYTES = 1 << 33
+MAX_REASON = 1000  # characters of what went wrong; the log has all of it
+
+MAX_ROWS = 1 << 31  # of a sample, fewer
 
 NONE = -1  # no such slot, no such request
 SHELVED = -2  # in place of an express request: the outputs go to the last worker's shelf
@@ -280,8 +283,8 @@ def unpack_heartbeat(body: bytes) -> int:
 
 
 def pack_failure(message: FailureBody) -> bytes:
-    """Body of BATCH_FAILED."""
-    return _pack_json(message._asdict())
+    """Body of BATCH_FAILED and BATCH_LOST; a long reason is cut."""
+    return _pack_json(message._replace(reason=message.reason[:MAX_REASON])._asdict())
 
 
 def unpack_failure(body: bytes) -> FailureBody:
@@ -291,8 +294,8 @@ def unpack_failure(body: bytes) -> FailureBody:
 
 
 def pack_job_failed(message: JobFailedBody) -> bytes:
-    """Body of JOB_FAILED."""
-    return _pack_json(message._asdict())
+    """Body of JOB_FAILED; a long reason is cut."""
+    return _pack_json(message._replace(reason=message.reason[:MAX_REASON])._asdict())
 
 
 def unpack_job_failed(body: bytes) -> JobFailedBody:
@@ -313,8 +316,8 @@ def unpack_run_stage(body: bytes) -> RunStageBody:
 
 
 def pack_stage_result(error: str) -> bytes:
-    """Body of STAGE_RESULT: what went wrong, or nothing."""
-    return _pack_json({"error": error})
+    """Body of STAGE_RESULT: what went wrong, cut where it is long, or nothing."""
+    return _pack_json({"error": error[:MAX_REASON]})
 
 
 def unpack_stage_result(body: bytes) -> str:
@@ -598,8 +601,15 @@ def unpack_gather(body: bytes) -> tuple[BatchBody, tuple[Piece, ...]]:
 
 
 def pack_rows(groups: Sequence[Sequence[int]]) -> bytes:
-    """Body of EMITTED: for every count of a model, the rows of each sample."""
+    """Body of EMITTED: for every count of a model, the rows of each sample.
+
+    Raises:
+        FrameError: one of them is no number of rows.
+    """
     samples = len(groups[0])
+    for count in chain.from_iterable(groups):
+        if not 0 <= count < MAX_ROWS:
+            raise FrameError(f"a sample of {count} rows")
     return _ROWS.pack(len(groups), samples) + struct.pack(
         f"<{len(groups) * samples}i", *chain.from_iterable(groups)
     )

@@ -7,6 +7,7 @@ Here: the frames of a batch that ran, and the instants of emulated links. Not he
 given (`input`).
 """
 
+import re
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -25,6 +26,7 @@ from triton_backend.serving.transport.wire import (
     AnswerBody,
     BatchBody,
     FailureBody,
+    FrameError,
     Kind,
     TimesBody,
     frame,
@@ -36,6 +38,9 @@ from triton_backend.serving.transport.wire import (
 )
 from triton_backend.serving.worker.queue import QueuedBatch, QueuedRide
 from triton_backend.serving.worker.scheduler_link import SchedulerLink
+
+# Of files of this host, which a client has no business with.
+_PATH = re.compile(r"(?<![\w.])/[^\s'\":,;()]+")
 
 
 class ReceiverGoneError(PoolPipeError):
@@ -195,9 +200,10 @@ class OutputSender:
         self._scheduler.send(frame(Kind.RIDE_DONE, body, batch_id=ride.ride_id, plan_tag=tag))
 
     def report_failure(self, header: BatchHeader, body: BatchBody, reason: str) -> None:
-        """Have the batch's requests answered with an error."""
+        """Have the batch's requests answered with an error; paths of files are left out of the reason."""
         batch_id, tag, stage = header
-        failure = FailureBody(f"stage {stage} failed: {reason}", body.express, body.answer_slot)
+        text = f"stage {stage} failed: {_PATH.sub('(a file)', reason)}"
+        failure = FailureBody(text, body.express, body.answer_slot)
         data = frame(
             Kind.BATCH_FAILED,
             pack_failure(failure),
@@ -290,13 +296,19 @@ class OutputSender:
         )
 
     def _report_rows(self, batch: QueuedBatch, target: OutputTarget) -> None:
-        """Report how many rows each sample gave, where that varies."""
+        """Report how many rows each sample gave, where that varies; counts that are none fail the batch."""
         deployment, _ = self._served[batch.tag]
         views = target.views(batch.body.samples)
         groups = deployment.row_groups(_name(deployment, batch.body))
-        if groups:
+        if not groups:
+            return
+        try:
             rows = pack_rows([views[counts].tolist() for counts in groups])
             data = frame(Kind.EMITTED, rows, batch_id=batch.batch_id, plan_tag=batch.tag)
+        except FrameError as error:
+            header = BatchHeader(batch.batch_id, batch.tag, batch.stage)
+            self.report_failure(header, batch.body, str(error))
+        else:
             self._scheduler.send(data)
 
     def closed(self, connection: Connection) -> None:

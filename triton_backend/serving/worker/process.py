@@ -148,32 +148,47 @@ class StageWorker:
                 return  # which goes on without this worker
             self._adopting.add(generation)
             if self._stages.lacks(deployment, vgpu):
+                self._stages.begin_load()
                 arguments = deployment, vgpu
                 threading.Thread(target=self._load, args=arguments, daemon=True).start()
             else:
                 self._serve(deployment, vgpu)
         except InputError as error:
-            _LOG.error("generation %d is not served: %s", generation, error)
+            self._not_served(generation, error)
+
+    def _not_served(self, generation: int, error: Exception) -> None:
+        """A generation is tried again where the scheduler asks once more."""
+        _LOG.error("generation %d is not served: %s", generation, error)
+        self._adopting.discard(generation)
 
     def _load(self, deployment: Deployment, vgpu: int) -> None:
         """Load what a later generation has more, while batches of the others run."""
         with self._one_load:
             try:
-                loaded = open_runtimes(
-                    deployment, vgpu, self._clock, self._stages.loaded, self._neighbours.pressing
-                )
+                pressing = self._neighbours.pressing
+                held = self._stages.loaded
+                loaded = open_runtimes(deployment, vgpu, self._clock, held, pressing)
                 pin(loaded, self._segment, self._pinned_slots)
             except Exception as error:  # noqa: BLE001  # a runtime may raise anything; the others go on
-                _LOG.error("generation %d is not served: %s", deployment.generation, error)
-                return
-            self._threads.call_soon(self._serve_with, loaded, deployment, vgpu)
+                self._threads.call_soon(self._serve_with, error, deployment, vgpu)
+            else:
+                self._threads.call_soon(self._serve_with, loaded, deployment, vgpu)
 
-    def _serve_with(self, loaded: list[Loaded], deployment: Deployment, vgpu: int) -> None:
-        self._stages.add(loaded)
-        if deployment.generation in self._adopting:
-            self._serve(deployment, vgpu)
-        else:  # it was taken back meanwhile
-            self._stages.forget(deployment.tag)
+    def _serve_with(
+        self, loaded: list[Loaded] | Exception, deployment: Deployment, vgpu: int
+    ) -> None:
+        """What was loaded is used, or it could not be loaded."""
+        if isinstance(loaded, Exception):
+            self._stages.end_load(())
+            self._not_served(deployment.generation, loaded)
+        else:
+            self._stages.end_load(loaded)
+            if deployment.generation in self._adopting:  # else it was taken back meanwhile
+                try:
+                    self._serve(deployment, vgpu)
+                except InputError as error:
+                    self._not_served(deployment.generation, error)
+        self._stages.forget_unused()
 
     def forget_others(self, oldest: int, latest: int) -> None:
         """Generations before and after these are over: ended, or taken back."""

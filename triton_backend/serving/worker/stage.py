@@ -262,6 +262,7 @@ class LoadedStages:
         self._health = health
         self._time = time
         self._one_at_a_time = threading.Lock()
+        self._loads = 0  # loads under way, which may use whatever is loaded
         self._ends_us = 0  # what runs, by its profile (as this host counts)
 
     @property
@@ -297,14 +298,25 @@ class LoadedStages:
         rows = deployment.rows_of(vgpu)
         return any(self._runtime_for(deployment, row) is None for row in rows)
 
-    def add(self, loaded: Iterable[Loaded]) -> None:
-        """More runtimes, loaded while others ran."""
+    def begin_load(self) -> None:
+        """What is loaded stays so until `end_load`; both are called in the thread that polls."""
+        self._loads += 1
+
+    def end_load(self, loaded: Iterable[Loaded]) -> None:
+        """More runtimes, loaded while others ran; none where that failed."""
+        self._loads -= 1
         self._loaded.extend(loaded)
 
     def forget(self, tag: int) -> None:
         """Run no more stages of a generation, and give up what no other generation runs."""
         for place in [place for place in self._stages if place[0] == tag]:
             del self._stages[place]
+        self.forget_unused()
+
+    def forget_unused(self) -> None:
+        """Give up what no generation runs, unless more is loaded just now."""
+        if self._loads:
+            return
         used = {id(stage.runtime) for stage in self._stages.values()}
         unused = {
             id(one.runtime): one.runtime for one in self._loaded if id(one.runtime) not in used

@@ -1,0 +1,125 @@
+"""What goes wrong in a worker: it is reported in a frame that fits, and tried again."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import numpy as np
+import pytest
+
+from tests.triton_backend.serving.small_plans import BATCH, plan, two_stage
+from tests.triton_backend.serving.system import LocalSystem, deploy, wait_for
+from triton_backend.contract.decisions import Hop
+from triton_backend.contract.errors import InputError
+from triton_backend.serving.front.replies import Refusal
+from triton_backend.serving.transport.wire import (
+    HEADER_BYTES,
+    MAX_REASON,
+    SHELVED,
+    BatchBody,
+    FrameError,
+    Kind,
+    pack_rows,
+    parse_header,
+    unpack_failure,
+)
+from triton_backend.serving.worker import process
+from triton_backend.serving.worker.output import OutputSender
+from triton_backend.serving.worker.queue import QueuedBatch
+from triton_backend.serving.worker.stage import LoadedStages
+
+PATIENT_US = 2_000_000
+TAG = 5
+
+
+@pytest.fixture
+def system(tmp_path: Path) -> Iterator[LocalSystem]:
+    made = LocalSystem(tmp_path / "serve", plan(two_stage()))
+    yield made
+    made.stop()
+
+
+def test_a_long_reason_reaches_the_client_short_and_without_paths(
+    system: LocalSystem, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise RuntimeError("/srv/models/a b.onnx: no kernel, '/opt/x.so'" + 2_000_000 * " é")
+
+    monkeypatch.setattr(system.workers[1000][0]._stages, "run", fail)
+    picture = {"image": np.ones((BATCH, 3, 16), np.float32), "mask": np.ones((BATCH, 4), np.uint8)}
+    answer = system.ask("pair", picture, PATIENT_US)()
+    assert isinstance(answer, Refusal)
+    assert answer.status == "INTERNAL"
+    assert "stage 0 failed: RuntimeError: " in answer.message
+    assert "no kernel" in answer.message
+    assert not [path for path in ("/srv", "/opt") if path in answer.message]
+    assert len(answer.message) < 2 * MAX_REASON
+
+
+@pytest.mark.parametrize("count", [-1, 2**31])
+def test_counts_that_are_no_rows_fail_their_batch(count: int) -> None:
+    with pytest.raises(FrameError, match=str(count)):
+        pack_rows([[1, count]])
+    sent: list[bytes] = []
+    sender = OutputSender.__new__(OutputSender)
+    model = SimpleNamespace(name="one")
+    deployment = SimpleNamespace(
+        plan=SimpleNamespace(models=[model]), row_groups={model.name: ["rows"]}.get
+    )
+    sender._served = cast("Any", {TAG: (deployment, 0)})
+    sender._scheduler = cast("Any", SimpleNamespace(send=sent.append))
+    body = BatchBody(0, 0, 1, 0, 0, 0, 0, SHELVED, (Hop(0, 0, 0, 0, 1),), (0,))
+    made = {"rows": np.array([count])}
+    target = SimpleNamespace(channel=None, views={1: made}.get)
+    sender.pass_on(QueuedBatch(0, 7, 0, TAG, 0, 0, body), cast("Any", target), 1)
+    (data,) = sent
+    assert parse_header(data).kind is Kind.BATCH_FAILED
+    assert str(count) in unpack_failure(data[HEADER_BYTES:]).reason
+
+
+@pytest.mark.parametrize("loads", [False, True])
+def test_a_generation_that_could_not_be_served_is_tried_again(
+    system: LocalSystem, monkeypatch: pytest.MonkeyPatch, *, loads: bool
+) -> None:
+    worker, _ = system.workers[1000]
+    deploy(system.settings.folder, system.deployment.plan, generation=2)
+    failed: list[int] = []
+
+    def lacks(*_: object) -> bool:
+        return loads
+
+    def fail(*_: object) -> None:
+        failed.append(1)
+        raise InputError("shared memory", "is full")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(worker._stages, "lacks", lacks)
+        broken.setattr(process, "open_runtimes", fail)
+        broken.setattr(worker, "_serve", fail)
+        worker.adopt(2)
+        wait_for(lambda: bool(failed) and 2 not in worker._adopting)
+    worker.adopt(2)
+    wait_for(lambda: [one.generation for one, _ in worker._served] == [1, 2])
+
+
+class Closing:
+    """A runtime that says whether it is closed."""
+
+    closed = False
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def test_what_a_load_may_use_is_kept_until_it_has_ended() -> None:
+    runtime = Closing()
+    one = cast("Any", SimpleNamespace(runtime=runtime))
+    stages = LoadedStages([one], cast("Any", None), cast("Any", None))
+    stages.begin_load()
+    stages.forget(TAG)
+    assert not runtime.closed
+    stages.end_load([])
+    stages.forget_unused()
+    assert runtime.closed
+    assert stages.loaded == ()
