@@ -8,12 +8,12 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from tests.triton_backend.serving.small_plans import BATCH, plan, two_stage
+from tests.triton_backend.serving.small_plans import plan, two_stage
 from tests.triton_backend.serving.system import LocalSystem, deploy, wait_for
+from tests.triton_backend.serving.worker.test_executor import picture
 from triton_backend.contract.decisions import Hop
 from triton_backend.contract.errors import InputError
 from triton_backend.serving.front.replies import Refusal
-from triton_backend.serving.transport.shared_memory import Arrays
 from triton_backend.serving.transport.wire import (
     HEADER_BYTES,
     MAX_REASON,
@@ -48,11 +48,7 @@ def test_a_long_reason_reaches_the_client_short_and_without_paths(
         raise RuntimeError("/srv/models/a b.onnx: no kernel, '/opt/x.so'" + 2_000_000 * " é")
 
     monkeypatch.setattr(system.workers[1000][0]._stages, "run", fail)
-    picture: Arrays = {
-        "image": np.ones((BATCH, 3, 16), np.float32),
-        "mask": np.ones((BATCH, 4), np.uint8),
-    }
-    answer = system.ask("pair", picture, PATIENT_US)()
+    answer = system.ask("pair", picture(), PATIENT_US)()
     assert isinstance(answer, Refusal)
     assert answer.status == "INTERNAL"
     assert "stage 0 failed: RuntimeError: " in answer.message
