@@ -18,18 +18,22 @@ STAGES = 6
 LONG_US = 1_000_000
 
 
+def edge_pool(seats: int, first: int, more: int, gpus: int, divisor: int, moved: int) -> Own:
+    return Own(
+        latency_us=tuple(first + more * n for n in range(seats)),
+        gpus=gpus,
+        divisor=divisor,
+        bytes_out=moved,
+    )
+
+
 @st.composite
 def edge_plans(draw: st.DrawFn) -> Plan:
     """One to six stages of any share, batch and number of vGPUs; with two entries all of them board."""
     pools = draw(
         st.lists(
             st.builds(
-                lambda seats, first, more, gpus, divisor, moved: Own(
-                    latency_us=tuple(first + more * n for n in range(seats)),
-                    gpus=gpus,
-                    divisor=divisor,
-                    bytes_out=moved,
-                ),
+                edge_pool,
                 st.sampled_from([1, 2, 7, 64]),
                 st.integers(1, 4_000),
                 st.sampled_from([0, 1, 100]),
