@@ -61,6 +61,7 @@ from triton_backend.serving.gateway.counters import GatewayCounters, StageUse
 from triton_backend.serving.gateway.held_slots import HeldSlot, HeldSlots
 from triton_backend.serving.gateway.jobs import InputSlot, Job, Jobs, ShelfSlot, ShelfSlots
 from triton_backend.serving.gateway.pool_use import PoolAdvice, PoolUse
+from triton_backend.serving.gateway.put_off import Offered, PutOff
 from triton_backend.serving.gateway.roll_call import RollCall
 from triton_backend.serving.gateway.rollout import Rollout, State
 from triton_backend.serving.liveness.processes import ThreadUse, dead_after_us
@@ -453,6 +454,7 @@ class Gateway:
         self._unhurried_us = now_us  # when the next may leave
         self._waiting_for_slots: deque[tuple[_Generation, Dispatch]] = deque()
         self._held = HeldSlots()
+        self._put_off = PutOff(len(deployment.vgpus), now_us)
         self._jobs = Jobs()
         self._may_send = False  # whether any of these might have its slots now
         self._up: dict[int, set[int]] = {}  # vGPUs by generation
@@ -598,7 +600,7 @@ class Gateway:
         served = self._served
         local, deadline_us, samples, entry, express_slot, *_ = arrival
         number = self._number_of(front, local)
-        if self._core.has_request(number):
+        if self._core.has_request(number) or self._put_off.waits(number):
             return  # announced again after a reconnection
         if front.model in served.applications:
             self._job_arrival(front, number, arrival, now_us, plan_tag)
@@ -624,16 +626,22 @@ class Gateway:
                 return
         elif express_slot != NONE:
             served.express.add(number, model, arrival, plan_tag)
-        self._apply(
-            Arrival(
-                now_us=now_us,
+        self._offer([(number, Offered(front, model, samples, entry, deadline_us))])
+
+    def _offer(self, requests: Iterable[tuple[int, Offered]]) -> None:
+        """Requests for the core: new ones, and again those that were put off."""
+        for number, request in requests:
+            if not self._put_off.over and self._jobs.get(number) is None:
+                self._put_off.offered(number, request)
+            arrival = Arrival(
+                now_us=self._last_us,
                 request_id=number,
-                model=model,
-                deadline_us=deadline_us,
-                samples=samples,
-                entry=entry,
+                model=request.model,
+                deadline_us=request.deadline_us,
+                samples=request.samples,
+                entry=request.entry,
             )
-        )
+            self._apply(arrival)
 
     def _entry_now(self, model: int, entry: int, plan_tag: int) -> int:
         """The entry that an arrival names, in the plan that is served; NONE where its plan or block is gone.
@@ -736,6 +744,8 @@ class Gateway:
         number = self._number_of(front, local)
         if self._core.has_request(number):
             self._apply(Cancel(now_us=self._at(now_us), request_id=number))
+        elif self._put_off.waits(number):
+            self._put_off.forget(number)
         elif self._jobs.open(number):
             self._apply(JobCancel(now_us=self._at(now_us), job_id=number))
 
@@ -753,6 +763,7 @@ class Gateway:
 
     def front_lost(self, front: FrontAddress, now_us: int) -> None:
         """A front is gone: nobody waits for its requests any more."""
+        self._put_off.forget_front(front)
         for number in (*self._core.request_ids(), *self._jobs.numbers()):
             if number >= FIRST_TASK or self._front_of(number) != front:
                 continue
@@ -799,6 +810,7 @@ class Gateway:
             if self._roll_call is not None:
                 self._roll_call.heard_us = now_us
                 self._end_roll_call(now_us)
+            self._offer(self._put_off.reported(worker.vgpu))
 
     def worker_lost(self, worker: WorkerAddress, now_us: int) -> None:
         """A worker's process is gone, with what it held."""
@@ -1186,6 +1198,7 @@ class Gateway:
         """Do what has to be done by the clock, whatever happens; some twenty times a second."""
         self._end_roll_call(now_us)
         now_us = self._at(now_us)
+        self._offer(self._put_off.due(now_us))
         self._use.look(now_us)
         for generation in (self._served, *self._former.values()):
             self._may_send |= generation.slots.release(now_us)
@@ -1345,6 +1358,7 @@ class Gateway:
         Raises:
             InputError: nothing is prepared, its workers are not all up, or a flush has not ended.
         """
+        self._offer(self._put_off.end())  # by the plan that they were announced for
         prepared = self._rollout.prepared
         workers_up = 0 if prepared is None else len(self._up_of(prepared))
         deployment = self._rollout.swap(workers_up, self.in_flight)
@@ -1573,6 +1587,8 @@ class Gateway:
     def _drop(self, decision: Drop) -> None:
         number = decision.request_id
         self._served.express.forget(number)
+        if self._put_off.puts_off(number, decision.reason, self._last_us):
+            return
         if self._jobs:
             self._jobs.drop(number)
         front = self._front_of(number)
