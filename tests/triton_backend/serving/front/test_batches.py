@@ -179,6 +179,17 @@ def front(deployment: Deployment) -> Iterator[Front]:
 # Slots of batches
 
 
+def test_a_dispatch_read_an_slo_after_its_start_is_not_gathered(front: Front) -> None:
+    """This process stood still: the slots that the dispatch names may be another batch's."""
+    request = front.request()
+    request.tensors["image"][...] = 1
+    front.dispatch(1, request, now_us=SLO_US + 1)
+    assert front.reports == [(Kind.BATCH_LOST, 1)]
+    assert request.batch_id is None
+    assert not front.worker.segment.first_slots(1).any()
+    assert front.sent(2, request, now_us=SLO_US) == 0
+
+
 def test_the_slot_freed_last_is_used_first(front: Front) -> None:
     assert {front.served(number) for number in range(5)} == {0}
 

@@ -17,10 +17,13 @@ from triton_backend.serving.front.replies import Refusal
 from triton_backend.serving.transport.wire import (
     HEADER_BYTES,
     MAX_REASON,
+    NONE,
     SHELVED,
     BatchBody,
     FrameError,
+    Header,
     Kind,
+    pack_batch,
     pack_rows,
     parse_header,
     unpack_failure,
@@ -123,3 +126,27 @@ def test_what_a_load_may_use_is_kept_until_it_has_ended() -> None:
     stages.forget_unused()
     assert runtime.closed
     assert stages.loaded == ()
+
+
+def test_tensors_under_way_when_their_batch_is_aborted_keep_its_slot(system: LocalSystem) -> None:
+    """Those that come later are read to nowhere; what the sender has sent behind them is not lost."""
+    worker, _ = system.workers[1000]
+    deployment, connection = system.deployment, cast("Any", object())
+    hops = (Hop(0, 0, 0, 0, 1), Hop(1, 0, 0, 0, 1))
+    body = pack_batch(BatchBody(0, 0, 1, 0, 0, 0, 0, NONE, hops, (0, 0)))
+    size = deployment.worker_layout(0).payload_bytes(1)
+    header = Header(Kind.BATCH, 0, len(body), 0, 7, deployment.tag, size)
+
+    def is_in_slot() -> bool:
+        before = worker._segment.first_slots(1).copy()
+        for piece in worker.payload_target(connection, header, body):
+            piece[:] = bytes(len(piece)) if before.any() else b"1" * len(piece)
+        return bool((worker._segment.first_slots(1) != before).any())
+
+    assert is_in_slot()
+    worker._queue.remove(header.batch_id, deployment.tag)
+    assert worker._queue._to_let_go
+    worker.on_frame(connection, header, body)
+    assert not worker._queue._to_let_go
+    assert worker._queue.idle
+    assert not is_in_slot()
