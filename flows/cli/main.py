@@ -12,7 +12,7 @@ import tempfile
 from io import TextIOWrapper
 from pathlib import Path
 from types import FrameType
-from typing import NoReturn
+from typing import Annotated, NoReturn
 
 import typer
 
@@ -30,12 +30,33 @@ app = typer.Typer(
     name="poolpipe",
     cls=GroupedCommands,
     help="Serve models under latency SLOs on pools of unequal GPUs.",
-    add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,  # plain help: drawing it with Rich takes longer than all the rest
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 add_commands(app)
+
+
+def _version(asked: bool) -> None:  # noqa: FBT001 - as Typer calls it
+    if asked:
+        from importlib.metadata import version
+
+        sys.stdout.write(f"poolpipe {version('poolpipe')}\n")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    *,
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", is_eager=True, callback=_version, help="Print the version and exit."
+        ),
+    ] = False,
+) -> None:
+    """Serve models under latency SLOs on pools of unequal GPUs."""
+    del version  # its callback has ended the command
 
 
 def main() -> NoReturn:

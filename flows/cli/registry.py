@@ -6,12 +6,13 @@ as users type it; nothing else lists it. Not here: what commands do, and any hea
 
 import pkgutil
 from collections.abc import Callable
+from copy import copy
 from dataclasses import dataclass
 from importlib import import_module
 from typing import Any, TypeVar
 
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 
 # In the order of a first day with it; a group's heading is its package's docstring.
 GROUPS = ("start", "prepare", "plan", "simulate", "serve", "operate")
@@ -31,6 +32,7 @@ class Declared:
     takes_more: bool
 
 
+_ARGUMENTS, _OPTIONS = "Arguments", "Options"
 _TAKES_MORE = {"allow_extra_args": True, "ignore_unknown_options": True}
 _declared: list[Declared] = []
 _families: dict[str, str] = {}
@@ -79,6 +81,57 @@ class GroupedCommands(TyperGroup):
                 formatter.write_dl(rows)
 
 
+class PanelledCommand(TyperCommand):
+    """A command whose help has panels, and that names all options that are missing at once."""
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        """Write one section per panel: arguments, options without a panel, then the panels.
+
+        Ranges are left out: most of them only exclude what makes no sense, and an error names them.
+        """
+        sections: dict[str, list[tuple[str, str]]] = {_ARGUMENTS: [], _OPTIONS: []}
+        for parameter in self.get_params(ctx):
+            shown: Any = copy(parameter)
+            shown.min = shown.max = None
+            record = shown.get_help_record(ctx)
+            if record is None:
+                continue
+            if shown.param_type_name == "argument":
+                sections[_ARGUMENTS].append((shown.metavar, record[1]))
+            else:
+                panel = getattr(shown, "rich_help_panel", None)
+                sections.setdefault(panel or _OPTIONS, []).append(record)
+        for heading, rows in sections.items():
+            if rows:
+                with formatter.section(heading):
+                    formatter.write_dl(rows)
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Parse; where required parameters are missing, name all of them.
+
+        Raises:
+            TyperException: as Typer does, or parameters are missing.
+        """
+        given = list(args)
+        try:
+            return super().parse_args(ctx, args)
+        except typer.TyperException as error:
+            known, _, _ = self.make_parser(ctx).parse_args(given)
+            missing = [p for p in self.params if p.required and known.get(p.name) in (None, ())]
+            # Any other complaint of Typer is about a value that was given.
+            if getattr(error, "param", None) not in missing:
+                raise
+            names = ", ".join(_spelled(parameter) for parameter in missing)
+            raise typer.TyperException(f"missing: {names}") from error
+
+
+def _spelled(parameter: Any) -> str:
+    """A parameter as a user types it: the long name of an option, the noun of an argument."""
+    return (
+        max(parameter.opts, key=len) if parameter.param_type_name == "option" else parameter.metavar
+    )
+
+
 def add_commands(app: typer.Typer) -> None:
     """Import every file of every group, and give the application what they declare."""
     families: dict[str, typer.Typer] = {}
@@ -98,6 +151,7 @@ def add_commands(app: typer.Typer) -> None:
                 parent = families[word]
             parent.command(
                 name,
+                cls=PanelledCommand,
                 epilog=_example(declared.examples),
                 rich_help_panel=None if above else heading,
                 context_settings=_TAKES_MORE if declared.takes_more else None,

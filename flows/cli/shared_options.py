@@ -1,7 +1,7 @@
 """Options that several commands share, each declared once: name, help, environment variable."""
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -11,42 +11,105 @@ WAREHOUSE = Path(WAREHOUSE_DEFAULT)
 
 WarehouseFile = Annotated[
     Path,
-    typer.Option("--warehouse", metavar="FILE", envvar=WAREHOUSE_VARIABLE, help="The DuckDB file."),
+    typer.Option(
+        "--warehouse",
+        metavar="FILE",
+        envvar=WAREHOUSE_VARIABLE,
+        help="The project's DuckDB warehouse file.",
+    ),
 ]
 AsJson = Annotated[
-    bool, typer.Option("--json", help="Print one JSON object on stdout, nothing else.")
+    bool, typer.Option("--json", help="Print one JSON object on stdout and nothing else.")
 ]
 # Every command that takes a plan takes it in both ways; `project.the_plan` settles which.
 PlanArgument = Annotated[
     str | None,
     typer.Argument(
-        metavar="PLAN", help="A plan.json, the id of a stored plan, or the beginning of one."
+        metavar="PLAN",
+        help="A plan.json, the id of a stored plan, or the first characters of that id.",
     ),
 ]
-PlanOption = Annotated[str | None, typer.Option("--plan", metavar="PLAN", help="The same.")]
-ClusterFile = Annotated[Path, typer.Option("--cluster", metavar="FILE", help="cluster.yaml.")]
+PlanOption = Annotated[
+    str | None, typer.Option("--plan", metavar="PLAN", help="The same plan, given as an option.")
+]
+ClusterFile = Annotated[
+    Path,
+    typer.Option(
+        "--cluster", metavar="FILE", help="The cluster.yaml that lists GPU classes and nodes."
+    ),
+]
 BuildingCluster = Annotated[
     Path | None,
     typer.Option(
-        "--cluster", metavar="FILE", help="Whose runtimes build new stages; without it, none are."
+        "--cluster",
+        metavar="FILE",
+        help="A cluster.yaml whose runtimes build missing stages; by default none is built.",
     ),
 ]
 EndAfter = Annotated[
     int | None,
-    typer.Option(metavar="N", min=1, help="End after so many; without it, when interrupted."),
+    typer.Option(
+        metavar="N",
+        min=1,
+        help="Stop after this many rounds; by default the command runs until interrupted.",
+    ),
 ]
-Advisory = Annotated[bool, typer.Option("--advisory", help="Everything but the changes.")]
-WorkloadFile = Annotated[Path, typer.Option("--workload", metavar="FILE", help="workload.yaml.")]
+Advisory = Annotated[
+    bool, typer.Option("--advisory", help="Show the plans that would be made, and change nothing.")
+]
+WorkloadFile = Annotated[
+    Path,
+    typer.Option(
+        "--workload",
+        metavar="FILE",
+        help="The workload.yaml that lists models and applications with their SLOs.",
+    ),
+]
 
 Planner = Annotated[
-    str, typer.Option(metavar="NAME", help="Who plans; `poolpipe planners` lists them.")
+    str,
+    typer.Option(
+        metavar="NAME",
+        rich_help_panel="Planning",
+        help="The planner; `poolpipe planners` lists them.",
+    ),
 ]
-Objective = Annotated[str, typer.Option(metavar="throughput|cost|power|gpus|share")]
-MaxPartitions = Annotated[int, typer.Option(min=1, metavar="N", help="Most stages of a pipeline.")]
-Solver = Annotated[str, typer.Option(metavar="highs|gurobi")]
+Objective = Annotated[
+    str,
+    typer.Option(
+        metavar="throughput|cost|power|gpus|share",
+        rich_help_panel="Planning",
+        help="Maximise throughput, or minimise hourly cost, watts, GPUs, or percents of "
+        "GPUs at the workload's rates.",
+    ),
+]
+MaxPartitions = Annotated[
+    int,
+    typer.Option(
+        metavar="N",
+        min=1,
+        rich_help_panel="Planning",
+        help="Split a model into at most this many stages.",
+    ),
+]
+Solver = Annotated[
+    str,
+    typer.Option(
+        metavar="highs|gurobi",
+        rich_help_panel="Planning",
+        help="The solver of the integer programs.",
+    ),
+]
 TimeLimit = Annotated[
     float | None,
-    typer.Option(min=0.1, max=1e6, metavar="S", help="Seconds that planning may take."),
+    typer.Option(
+        metavar="SECONDS",
+        min=0.1,
+        max=1e6,
+        rich_help_panel="Planning",
+        help="Stop planning after this time with the best plan so far; by default there is "
+        "no limit.",
+    ),
 ]
 
 PolicyOfAll = Annotated[
@@ -54,73 +117,149 @@ PolicyOfAll = Annotated[
     typer.Option(
         "--policy",
         metavar="NAME",
-        help="Dispatch policy of all models; without it each has the one that its plan says.",
+        rich_help_panel="Dispatch",
+        help="Dispatch policy of all models; by default each model has the policy that its "
+        "plan names.",
     ),
 ]
 Nic = Annotated[
     str,
     typer.Option(
         metavar="shared|isolated",
-        help="One pair of links per node for all that runs there, or a pair per pipeline.",
+        rich_help_panel="Emulated hardware",
+        help="Network links: one pair per node, shared by all that runs there, or one pair "
+        "per pipeline.",
     ),
 ]
-Seed = Annotated[int, typer.Option(min=0, metavar="N", help="Every random draw follows from it.")]
-Duration = Annotated[float, typer.Option(min=0.001, max=1e7, metavar="S", help="Seconds of load.")]
+Seed = Annotated[
+    int, typer.Option(metavar="N", min=0, rich_help_panel="Load", help="Seed of every random draw.")
+]
+Duration = Annotated[
+    float,
+    typer.Option(
+        metavar="SECONDS",
+        min=0.001,
+        max=1e7,
+        rich_help_panel="Load",
+        help="How long requests are sent, in seconds.",
+    ),
+]
 LoadFactor = Annotated[
     float | None,
     typer.Option(
-        min=0.0001, max=1e6, metavar="X", help="Times the planned rates of the reference plan."
+        metavar="FACTOR",
+        min=0.0001,
+        max=1e6,
+        rich_help_panel="Load",
+        help="Offer this multiple of the planned rates of the reference plan; 1 by default.",
     ),
 ]
 Rate = Annotated[
     float | None,
     typer.Option(
-        min=0.0001, max=1e9, metavar="RPS", help="Requests per second over all models instead."
+        metavar="RPS",
+        min=0.0001,
+        max=1e9,
+        rich_help_panel="Load",
+        help="Offer this total rate over all models, in place of --load-factor.",
     ),
 ]
 ReferencePlan = Annotated[
     str | None,
-    typer.Option(metavar="PLAN", help="Plan whose rates are scaled; the plan itself without it."),
+    typer.Option(
+        metavar="PLAN",
+        rich_help_panel="Load",
+        help="The plan whose rates --load-factor multiplies; by default the plan itself.",
+    ),
 ]
 Models = Annotated[
     list[str] | None,
     typer.Option(
-        "--model", metavar="NAME", help="Load this model alone (may be given several times)."
+        "--model",
+        metavar="NAME",
+        rich_help_panel="Load",
+        help="Send load to this model only; repeat it for several models.",
     ),
 ]
 ArrivalsFrom = Annotated[
     str,
     typer.Option(
-        "--arrivals", metavar="poisson|gamma|deterministic|FILE", help="A process or a trace."
+        "--arrivals",
+        metavar="poisson|gamma|deterministic|FILE",
+        rich_help_panel="Load",
+        help="The arrival process, or a trace file (.csv, .csv.gz).",
     ),
 ]
 Shape = Annotated[
     float,
     typer.Option(
-        min=0.0001, max=1e6, metavar="X", help="Shape of gamma arrivals; below 1 is bursty."
+        metavar="FACTOR",
+        min=0.0001,
+        max=1e6,
+        rich_help_panel="Load",
+        help="Shape of gamma arrivals; values below 1 are bursty.",
     ),
 ]
 TraceTime = Annotated[
-    str, typer.Option(metavar="COLUMN", help="Time column of a trace, in seconds.")
+    str,
+    typer.Option(
+        metavar="COLUMN",
+        rich_help_panel="Traces",
+        help="The column that holds the arrival time, in seconds.",
+    ),
 ]
-TraceModel = Annotated[str | None, typer.Option(metavar="COLUMN", help="Model column of a trace.")]
+TraceModel = Annotated[
+    str | None,
+    typer.Option(
+        metavar="COLUMN",
+        rich_help_panel="Traces",
+        help="The column that names the model; by default all rows are of one model.",
+    ),
+]
 TraceInterval = Annotated[
     float | None,
     typer.Option(
-        min=0.001, max=1e7, metavar="S", help="The trace has a row of counts per S seconds."
+        metavar="SECONDS",
+        min=0.001,
+        max=1e7,
+        rich_help_panel="Traces",
+        help="Length of one row, for a table that holds counts per interval.",
     ),
 ]
 TraceNames = Annotated[
     list[str] | None,
-    typer.Option("--map", metavar="SERIES=MODEL", help="A name in the trace, and the plan's."),
+    typer.Option(
+        "--map",
+        metavar="SERIES=MODEL",
+        rich_help_panel="Traces",
+        help="Map a name in the trace to a model of the plan; repeat it for several.",
+    ),
 ]
 
-Port = Annotated[int, typer.Option(min=1, max=65_535, metavar="PORT")]
-Address = Annotated[str, typer.Option(metavar="HOST", help="Where to listen; loopback by default.")]
+
+def _port(about: str) -> Any:
+    return typer.Option(
+        min=1, max=65_535, metavar="PORT", rich_help_panel="Endpoints", help=f"{about}."
+    )
+
+
+HttpPort = Annotated[int, _port("Port of the HTTP endpoint")]
+GrpcPort = Annotated[int, _port("Port of the gRPC endpoint")]
+MetricsPort = Annotated[int, _port("Port of the Prometheus metrics")]
+Address = Annotated[
+    str,
+    typer.Option(
+        metavar="HOST",
+        rich_help_panel="Endpoints",
+        help="Listen on this address; loopback by default.",
+    ),
+]
 AcceptOldServer = Annotated[
     bool,
     typer.Option(
-        "--accept-old-server", help="Let the wheel's Triton of 2024 listen beyond loopback."
+        "--accept-old-server",
+        rich_help_panel="Endpoints",
+        help="Allow the bundled Triton of 2024 to listen beyond loopback.",
     ),
 ]
 Gateways = Annotated[
@@ -129,33 +268,53 @@ Gateways = Annotated[
         metavar="N",
         min=1,
         max=2,
-        help="Servers on the same ports: of two, one may die. Metrics of the second: the next port."
-        " Rendered, both are in one container, of a plan on one node.",
+        rich_help_panel="Endpoints",
+        help="Run one or two servers on the same ports, so that one may fail. The second "
+        "one has its metrics on the next port. `render` puts both into one container, "
+        "for a plan on one node.",
     ),
 ]
 CutModels = Annotated[
     bool,
     typer.Option(
         "--cut-models",
-        help="A Triton model NAME_cut_BLOCK for every open cut of a model with entries, which takes that cut's"
-        " tensors alone. Requests reach NAME through it, half a millisecond later.",
+        rich_help_panel="Endpoints",
+        help="Add a Triton model NAME_cut_BLOCK for every open cut of a model with entries. "
+        "It takes only the tensors of that cut and adds 0.5 ms.",
     ),
 ]
 
 Runtime = Annotated[
     Literal["onnxruntime", "tensorrt"],
-    typer.Option(help="For classes with a `runtime` (CPUs), or for all others (GPUs)."),
+    typer.Option(
+        metavar="onnxruntime|tensorrt",
+        help="`onnxruntime` for classes with a `runtime` in cluster.yaml, `tensorrt` for "
+        "all others.",
+    ),
 ]
 Precision = Annotated[
-    Literal["fp32", "fp16"], typer.Option(help="tensorrt: of stages and boundaries.")
+    Literal["fp32", "fp16"],
+    typer.Option(
+        metavar="fp32|fp16",
+        rich_help_panel="TensorRT",
+        help="Precision of the stages and of the tensors between them.",
+    ),
 ]
 Library = Annotated[
     Literal["tensorrt", "tensorrt-rtx"] | None,
-    typer.Option(help="tensorrt: which one; the first installed without it."),
+    typer.Option(
+        metavar="tensorrt|tensorrt-rtx",
+        rich_help_panel="TensorRT",
+        help="The library to use; by default the first one that is installed.",
+    ),
 ]
 Capability = Annotated[
     list[str] | None,
-    typer.Option(metavar="CLASS=8.9", help="tensorrt: of classes with names of their own."),
+    typer.Option(
+        metavar="CLASS=VALUE",
+        rich_help_panel="TensorRT",
+        help="Compute capability of a class whose name is not a known card, such as `mine=8.9`.",
+    ),
 ]
 
 

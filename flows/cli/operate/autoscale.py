@@ -26,11 +26,16 @@ if TYPE_CHECKING:
 def autoscale(
     *,
     period: Annotated[
-        float, typer.Option(metavar="S", min=2.0, max=1e5, help="Seconds between two plans.")
+        float,
+        typer.Option(
+            metavar="SECONDS", min=2.0, max=1e5, help="Time between two plans, in seconds."
+        ),
     ] = 20.0,
     max_gpus: Annotated[
         int | None,
-        typer.Option(metavar="N", min=1, help="The first N GPUs of the cluster; all without it."),
+        typer.Option(
+            metavar="N", min=1, help="Use only the first N GPUs of the cluster; all by default."
+        ),
     ] = None,
     periods: EndAfter = None,
     advisory: Advisory = False,

@@ -14,7 +14,10 @@ from flows.cli.shared_options import WAREHOUSE, AsJson, WarehouseFile
 def ingest(
     *,
     folder: Annotated[
-        Path | None, typer.Option(metavar="FOLDER", help="A serve folder; this project's own.")
+        Path | None,
+        typer.Option(
+            metavar="FOLDER", help="The serve folder to read; by default this project's own."
+        ),
     ] = None,
     as_json: AsJson = False,
     warehouse: WarehouseFile = WAREHOUSE,

@@ -37,25 +37,61 @@ def replan(
     workload: WorkloadFile,
     history_hours: Annotated[
         float,
-        typer.Option(metavar="N", min=0.1, max=1e5, help="How far to look back on measured rates."),
+        typer.Option(
+            metavar="HOURS",
+            min=0.1,
+            max=1e5,
+            rich_help_panel="Forecast",
+            help="Length of the history of measured rates, in hours.",
+        ),
     ] = 24.0,
     quantile: Annotated[
-        float, typer.Option(metavar="N", min=0.01, max=1.0, help="Of the rates, to plan for.")
+        float,
+        typer.Option(
+            metavar="SHARE",
+            min=0.01,
+            max=1.0,
+            rich_help_panel="Forecast",
+            help="Quantile of the measured rates to plan for.",
+        ),
     ] = 0.99,
     headroom: Annotated[
-        float, typer.Option(metavar="N", min=0.01, max=1e3, help="Factor on top of it.")
+        float,
+        typer.Option(
+            metavar="FACTOR",
+            min=0.01,
+            max=1e3,
+            rich_help_panel="Forecast",
+            help="Factor by which that rate is multiplied.",
+        ),
     ] = 1.1,
     goodput_gain: Annotated[
         float,
-        typer.Option(metavar="N", min=0.0, max=1e3, help="Least gain in goodput worth a rollout."),
+        typer.Option(
+            metavar="SHARE",
+            min=0.0,
+            max=1e3,
+            rich_help_panel="Rollout",
+            help="Smallest relative gain in goodput that is worth a rollout.",
+        ),
     ] = 0.02,
     gpu_gain: Annotated[
         float,
-        typer.Option(metavar="N", min=0.0, max=1.0, help="Least saving of GPUs worth a rollout."),
+        typer.Option(
+            metavar="SHARE",
+            min=0.0,
+            max=1.0,
+            rich_help_panel="Rollout",
+            help="Smallest share of GPUs saved that is worth a rollout.",
+        ),
     ] = 0.05,
     max_partitions: Annotated[
         int | None,
-        typer.Option(metavar="N", min=1, help="Most stages; as in the plan in force without it."),
+        typer.Option(
+            metavar="N",
+            min=1,
+            help="Split a model into at most this many stages; by default as in the plan in force.",
+        ),
     ] = None,
     slo_margin: Annotated[
         float | None,
@@ -63,39 +99,83 @@ def replan(
             metavar="SHARE",
             min=0.0,
             max=0.99,
-            help="Share of every SLO kept free; as in the plan in force without it.",
+            help="Share of every SLO to keep free for waiting; by default as in the plan in force.",
         ),
     ] = None,
-    bake_seconds: Annotated[float, typer.Option(metavar="N", min=0.0, max=1e6)] = 30.0,
+    bake_seconds: Annotated[
+        float,
+        typer.Option(
+            metavar="SECONDS",
+            min=0.0,
+            max=1e6,
+            rich_help_panel="Rollout",
+            help="Observe the new plan this long; roll back if attainment drops.",
+        ),
+    ] = 30.0,
     advisory: Annotated[
-        bool, typer.Option("--advisory", help="Everything but the rollout.")
+        bool,
+        typer.Option(
+            "--advisory",
+            rich_help_panel="Rollout",
+            help="Make and show the plan, but do not roll it out.",
+        ),
     ] = False,
     backtest: Annotated[
         Path | None,
-        typer.Option(help="A table of counts per interval: what replanning would have done."),
+        typer.Option(
+            metavar="FILE",
+            rich_help_panel="Backtest",
+            help="Replay this table of counts per interval and report the effect of replanning.",
+        ),
     ] = None,
     trace_interval: shared_options.TraceInterval = 60.0,
     trace_names: shared_options.TraceNames = None,
     peak: Annotated[
         list[str] | None,
-        typer.Option(metavar="MODEL=RPS", help="Scale the table so that this is its peak."),
+        typer.Option(
+            metavar="MODEL=RPS",
+            rich_help_panel="Backtest",
+            help="Scale the counts of this model so that their peak is this rate.",
+        ),
     ] = None,
     period_hours: Annotated[
-        float, typer.Option(metavar="N", min=0.01, max=1e4, help="Replan so often.")
+        float,
+        typer.Option(
+            metavar="HOURS",
+            min=0.01,
+            max=1e4,
+            rich_help_panel="Backtest",
+            help="Time between two plans, in hours.",
+        ),
     ] = 1.0,
     warm_up_hours: Annotated[
         float,
         typer.Option(
-            metavar="N", min=0.01, max=1e5, help="Hours of the table before the first plan."
+            metavar="HOURS",
+            min=0.01,
+            max=1e5,
+            rich_help_panel="Backtest",
+            help="Hours of the table that precede the first plan.",
         ),
     ] = 24.0,
     simulate_minutes: Annotated[
         int,
         typer.Option(
-            min=0, max=10**6, help="So many intervals of the backtest are also simulated."
+            metavar="N",
+            min=0,
+            max=10**6,
+            rich_help_panel="Backtest",
+            help="Also simulate this many intervals of the table.",
         ),
     ] = 0,
-    chart: Annotated[Path | None, typer.Option(help="Draw the backtest here (.png, .svg).")] = None,
+    chart: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            rich_help_panel="Backtest",
+            help="Draw the backtest to this file (.png, .svg).",
+        ),
+    ] = None,
     as_json: AsJson = False,
     warehouse: WarehouseFile = WAREHOUSE,
 ) -> None:

@@ -10,7 +10,7 @@ from flows.cli.shared_options import WAREHOUSE, WarehouseFile
 def ui(
     *,
     address: shared_options.Address = "127.0.0.1",
-    port: shared_options.Port = 8080,
+    port: shared_options.HttpPort = 8080,
     warehouse: WarehouseFile = WAREHOUSE,
 ) -> None:
     """Serve a small page over the running system."""

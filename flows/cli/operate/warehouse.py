@@ -45,7 +45,10 @@ def compact(*, as_json: AsJson = False, warehouse: WarehouseFile = WAREHOUSE) ->
 
 @command("warehouse export", "poolpipe warehouse export parquet/")
 def export(
-    folder: Annotated[Path, typer.Argument(help="One Parquet file per table is written here.")],
+    folder: Annotated[
+        Path,
+        typer.Argument(metavar="FOLDER", help="Write one Parquet file per table to this folder."),
+    ],
     *,
     as_json: AsJson = False,
     warehouse: WarehouseFile = WAREHOUSE,
@@ -64,7 +67,9 @@ def export(
 
 @command("warehouse snapshot", "poolpipe warehouse snapshot notebook.duckdb")
 def snapshot(
-    target: Annotated[Path, typer.Argument(help="The read-only copy.")],
+    target: Annotated[
+        Path, typer.Argument(metavar="FILE", help="Write the read-only copy to this file.")
+    ],
     *,
     as_json: AsJson = False,
     warehouse: WarehouseFile = WAREHOUSE,
@@ -88,7 +93,13 @@ def snapshot(
 def prune(
     *,
     days: Annotated[
-        int, typer.Option(metavar="N", min=1, max=100_000, help="Keep what is younger than this.")
+        int,
+        typer.Option(
+            metavar="DAYS",
+            min=1,
+            max=100_000,
+            help="Keep rows that are younger than this many days.",
+        ),
     ],
     as_json: AsJson = False,
     warehouse: WarehouseFile = WAREHOUSE,

@@ -14,16 +14,33 @@ family("applications", "DAGs of models behind one endpoint.")
 
 @command("applications import", "poolpipe applications import config.pbtxt --slo-ms 400")
 def import_application(
-    file: Annotated[Path, typer.Argument(help="config.pbtxt of an ensemble, or a KServe YAML.")],
+    file: Annotated[
+        Path,
+        typer.Argument(
+            metavar="FILE",
+            help="The config.pbtxt of an ensemble, or the YAML of a KServe InferenceGraph.",
+        ),
+    ],
     *,
     slo_ms: Annotated[
-        float | None, typer.Option(metavar="MS", min=0.001, help="Its SLO; neither format has one.")
+        float | None,
+        typer.Option(
+            metavar="MS",
+            min=0.001,
+            help="SLO of the application, which neither format states; 1000 ms by default.",
+        ),
     ] = None,
     rate_rps: Annotated[
-        float | None, typer.Option(metavar="RPS", min=1e-6, help="Client requests per second.")
+        float | None,
+        typer.Option(
+            metavar="RPS",
+            min=1e-6,
+            help="Client requests per second; by default the workload states no rate.",
+        ),
     ] = None,
     output: Annotated[
-        Path | None, typer.Option("-o", "--output", help="Write the workload here.")
+        Path | None,
+        typer.Option("-o", "--output", metavar="FILE", help="Write the workload to this file."),
     ] = None,
     as_json: AsJson = False,
 ) -> None:

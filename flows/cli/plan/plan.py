@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from triton_backend.contract.plan import Plan
     from triton_backend.contract.workload import Workload
 
-PerModel = Annotated[list[str] | None, typer.Option(metavar="MODEL=CLASS,CLASS")]
-
 AUTO = "auto"
 
 
@@ -49,39 +47,77 @@ def plan(
         str | None,
         typer.Option(
             metavar="SHARE|auto",
-            help="Share of every SLO that is kept free for waiting; a smaller one gives a higher"
-            " planned rate and less reserve. `auto` chooses it per model by simulation. Without it,"
-            " as the planner has it (`poolpipe planners`); 0.4 for `pool`.",
+            rich_help_panel="Planning",
+            help="Share of every SLO to keep free for waiting. A smaller one raises the planned "
+            "rate and lowers the reserve; `auto` chooses one per model by simulation. By "
+            "default the planner's own (`poolpipe planners`), 0.4 for `pool`.",
         ),
     ] = None,
     solver: shared_options.Solver = "highs",
     time_limit: shared_options.TimeLimit = None,
     previous: Annotated[
         str | None,
-        typer.Option(metavar="PLAN", help="The plan in force: ties move the fewest GPUs."),
+        typer.Option(
+            metavar="PLAN",
+            rich_help_panel="Constraints",
+            help="The plan in force: of equally good plans, the one that moves fewer GPUs is "
+            "taken.",
+        ),
     ] = None,
-    allow: PerModel = None,
-    exclude: PerModel = None,
+    allow: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="MODEL=CLASS,CLASS",
+            rich_help_panel="Constraints",
+            help="Let this model use these GPU classes only.",
+        ),
+    ] = None,
+    exclude: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="MODEL=CLASS,CLASS",
+            rich_help_panel="Constraints",
+            help="Keep this model (or `*`, every model) off these GPU classes.",
+        ),
+    ] = None,
     keep: Annotated[
-        list[str] | None, typer.Option(metavar="MODEL=RPS", help="A rate it keeps at least.")
+        list[str] | None,
+        typer.Option(
+            metavar="MODEL=RPS",
+            rich_help_panel="Constraints",
+            help="Guarantee this model at least this rate.",
+        ),
     ] = None,
     pin: Annotated[
         list[str] | None,
-        typer.Option(metavar="MODEL", help="It keeps the pools it has under --previous."),
+        typer.Option(
+            metavar="MODEL",
+            rich_help_panel="Constraints",
+            help="Keep the pools that this model has in the --previous plan.",
+        ),
     ] = None,
     gap: Annotated[
         float,
-        typer.Option(metavar="X", min=0.0, max=0.99, help="Proof at which the search may end."),
+        typer.Option(
+            metavar="SHARE",
+            min=0.0,
+            max=0.99,
+            rich_help_panel="Planning",
+            help="Stop once the plan is proven within this relative gap.",
+        ),
     ] = 1e-4,
     show_progress: Annotated[
         Literal["json"] | None,
         typer.Option(
             "--progress",
-            help="A line on stderr (seconds, value, bound, gap) whenever something is better.",
+            metavar="json",
+            rich_help_panel="Planning",
+            help="Write a JSON line (seconds, value, bound, gap) to stderr at every improvement.",
         ),
     ] = None,
     output: Annotated[
-        Path | None, typer.Option("-o", "--output", help="Write the plan here.")
+        Path | None,
+        typer.Option("-o", "--output", metavar="FILE", help="Write the plan to this file."),
     ] = None,
     as_json: AsJson = False,
     warehouse: WarehouseFile = WAREHOUSE,

@@ -15,7 +15,7 @@ def verify(
     *,
     plan_option: PlanOption = None,
     profiles: Annotated[
-        bool, typer.Option(help="Compare latencies and bytes with the warehouse's too.")
+        bool, typer.Option(help="Also compare latencies and bytes with those in the warehouse.")
     ] = False,
     as_json: AsJson = False,
     warehouse: WarehouseFile = WAREHOUSE,

@@ -39,26 +39,41 @@ def whatif(
         str,
         typer.Option(
             metavar="WHAT[:CLASS]",
-            help="gpus, ratio, slo (times the workload's own), slo-scale (times the model's fastest"
-            " latency), bandwidth, margin or classes.",
+            help="The input to vary: gpus, ratio, slo (factor on the workload's SLOs), "
+            "slo-scale (SLO as a multiple of each model's fastest latency), bandwidth, "
+            "margin or classes.",
         ),
     ],
     values: Annotated[
-        str, typer.Option(metavar="A,B,C|FROM:TO:STEP", help="What is put in its place.")
+        str,
+        typer.Option(
+            metavar="N,N|FROM:TO:STEP",
+            help="The values to try: a list, or a range that includes its end.",
+        ),
     ],
     planner: Annotated[
         list[str] | None,
-        typer.Option(metavar="NAME", help="A curve for each; `pool` without it."),
+        typer.Option(
+            metavar="NAME",
+            rich_help_panel="Planning",
+            help="Draw a curve for this planner; repeat it for several. `pool` by default.",
+        ),
     ] = None,
     objective: shared_options.Objective = "throughput",
     max_partitions: shared_options.MaxPartitions = 2,
     slo_margin: Annotated[
         float | None,
-        typer.Option(metavar="SHARE", min=0.0, max=0.99, help="As each planner has it without it."),
+        typer.Option(
+            metavar="SHARE",
+            min=0.0,
+            max=0.99,
+            rich_help_panel="Planning",
+            help="Share of every SLO to keep free for waiting; by default each planner's own.",
+        ),
     ] = None,
     time_limit: shared_options.TimeLimit = None,
     chart: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Draw the curves here (.png, .svg).")
+        Path | None, typer.Option(metavar="FILE", help="Draw the curves to this file (.png, .svg).")
     ] = None,
     as_json: AsJson = False,
     warehouse: WarehouseFile = WAREHOUSE,

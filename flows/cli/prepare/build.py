@@ -46,7 +46,13 @@ def build(
     runtime: Runtime = "onnxruntime",
     precision: Precision = "fp32",
     batch: Annotated[
-        list[int] | None, typer.Option(min=1, help="tensorrt: batch sizes; 1, 2, 4, 8, 16.")
+        list[int] | None,
+        typer.Option(
+            metavar="N",
+            min=1,
+            rich_help_panel="TensorRT",
+            help="A batch size to build for; repeat it for several. By default 1, 2, 4, 8 and 16.",
+        ),
     ] = None,
     library: Library = None,
     capability: Capability = None,

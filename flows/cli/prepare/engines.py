@@ -26,11 +26,19 @@ def engines(
     *,
     plan_option: PlanOption = None,
     output: Annotated[
-        Path, typer.Option("--output", "-o", help="The plan with its engines named.")
+        Path,
+        typer.Option(
+            "--output", "-o", metavar="FILE", help="Write the plan with its engines to this file."
+        ),
     ] = Path("plan.json"),
     precision: Annotated[
         Literal["fp32", "fp16"] | None,
-        typer.Option(help="Without it what each class was measured in, else fp32."),
+        typer.Option(
+            metavar="fp32|fp16",
+            rich_help_panel="TensorRT",
+            help="Precision of the stages; by default the precision of each class's profile, or "
+            "else fp32.",
+        ),
     ] = None,
     policy: PolicyOfAll = None,
     library: Library = None,

@@ -16,23 +16,39 @@ family("glue", "Small ONNX graphs between two modules of an application.")
 def crop(
     *,
     image: Annotated[
-        str, typer.Option(metavar="CxHxW", help="Channels, height, width of the pictures.")
+        str,
+        typer.Option(
+            metavar="CxHxW", help="Channels, height and width of the pictures, such as 3x480x640."
+        ),
     ],
     size: Annotated[
-        str, typer.Option(metavar="HxW", help="Height and width of the crops; one number for both.")
+        str,
+        typer.Option(
+            metavar="HxW",
+            help="Height and width of the crops, such as 224x224; one number stands for both.",
+        ),
     ],
     boxes: Annotated[
-        str, typer.Option(metavar="FORM", help="xyxy, yxyx, xywh or cxcywh.")
+        str,
+        typer.Option(metavar="xyxy|yxyx|xywh|cxcywh", help="Order of the four numbers of a box."),
     ] = "xyxy",
     in_parts: Annotated[
-        bool, typer.Option("--in-parts/--in-pixels", help="Boxes from 0 to 1, or in pixels.")
+        bool,
+        typer.Option(
+            "--in-parts/--in-pixels",
+            help="Read box coordinates as parts of the picture from 0 to 1, or in pixels.",
+        ),
     ] = False,
     label: Annotated[
         int | None,
-        typer.Option(metavar="N", help="Read a label too; other labels give no crop."),
+        typer.Option(
+            metavar="N",
+            help="Crop only boxes of this label, read from an input `label`; by default all boxes.",
+        ),
     ] = None,
     output: Annotated[
-        Path, typer.Option("-o", "--output", metavar="FILE", help="Where the graph is written.")
+        Path,
+        typer.Option("-o", "--output", metavar="FILE", help="Write the ONNX graph to this file."),
     ],
     as_json: AsJson = False,
 ) -> None:

@@ -14,10 +14,13 @@ family("heads", "First blocks of models, for clients that run them.")
 
 @command("heads export", "poolpipe heads export resnet -o heads/")
 def export_heads(
-    model: Annotated[str, typer.Argument(help="A model that was split here.")],
+    model: Annotated[str, typer.Argument(metavar="NAME", help="Name of a model that was split.")],
     *,
     output: Annotated[
-        Path, typer.Option("-o", "--output", metavar="DIR", help="Where the files are written.")
+        Path,
+        typer.Option(
+            "-o", "--output", metavar="FOLDER", help="Write the heads and cuts.json to this folder."
+        ),
     ],
     as_json: AsJson = False,
     warehouse: WarehouseFile = WAREHOUSE,

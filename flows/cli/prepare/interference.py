@@ -29,25 +29,39 @@ def fit_interference(
     folder: Annotated[
         Path | None,
         typer.Argument(
-            help="Holds block_latency_us.csv, utilisation.csv and pairs.csv; without it, what the "
-            "warehouse has of them."
+            metavar="FOLDER",
+            help="Folder with block_latency_us.csv, utilisation.csv and pairs.csv; by default "
+            "the tables of the warehouse are used.",
         ),
     ] = None,
     *,
     gpu_class: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Where the tables are of several classes.")
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="The GPU class to fit; needed where the tables hold several classes.",
+        ),
     ] = None,
     from_runs: Annotated[
         bool,
         typer.Option(
             "--from-runs",
-            help="Pairs as the running system measured them (`poolpipe ingest`), not as profiled.",
+            help="Use pairs that the running system measured (`poolpipe ingest`), not profiled "
+            "ones.",
         ),
     ] = False,
-    robust: Annotated[bool, typer.Option("--robust", help="Weigh rows by Huber.")] = False,
-    seed: Annotated[int, typer.Option(min=0, help="Of the split of pairs.")] = 0,
+    robust: Annotated[
+        bool, typer.Option("--robust", help="Give outliers less weight (Huber loss).")
+    ] = False,
+    seed: Annotated[
+        int,
+        typer.Option(
+            metavar="N", min=0, help="Seed that divides the pairs into training and validation."
+        ),
+    ] = 0,
     output: Annotated[
-        Path | None, typer.Option("-o", metavar="FILE", help="Write the model here, as CSV.")
+        Path | None,
+        typer.Option("-o", metavar="FILE", help="Also write the model to this CSV file."),
     ] = None,
     as_json: AsJson = False,
     warehouse: WarehouseFile = WAREHOUSE,

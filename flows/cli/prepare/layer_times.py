@@ -13,13 +13,23 @@ from flows.cli.shared_options import WAREHOUSE, Capability, Library, WarehouseFi
 
 @command("layer-times", "poolpipe layer-times resnet50 --class L4 -o times.json")
 def layer_times(
-    model: Annotated[str, typer.Argument(help="A model that was split.")],
+    model: Annotated[str, typer.Argument(metavar="NAME", help="Name of a model that was split.")],
     *,
-    gpu_class: Annotated[str, typer.Option("--class", help="GPU class of the GPU here.")],
+    gpu_class: Annotated[
+        str, typer.Option("--class", metavar="NAME", help="The GPU class of this machine's GPU.")
+    ],
     output: Annotated[
-        Path, typer.Option("--output", "-o", help="For `split --layer-times`.")
+        Path,
+        typer.Option(
+            "--output",
+            "-o",
+            metavar="FILE",
+            help="Write the times to this file, for `split --layer-times`.",
+        ),
     ] = Path("layer_times.json"),
-    batch: Annotated[int, typer.Option(metavar="N", min=1, help="Batch size.")] = 8,
+    batch: Annotated[
+        int, typer.Option(metavar="N", min=1, help="Batch size at which layers are measured.")
+    ] = 8,
     library: Library = None,
     capability: Capability = None,
     warehouse: WarehouseFile = WAREHOUSE,

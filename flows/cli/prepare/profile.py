@@ -51,25 +51,39 @@ def profile(
     cluster: ClusterFile,
     batch: Annotated[
         list[int] | None,
-        typer.Option(metavar="N", min=1, help="Batch sizes; all up to the split's without it."),
+        typer.Option(
+            metavar="N",
+            min=1,
+            help="A batch size to measure; repeat it for several. By default all up to the "
+            "split's largest.",
+        ),
     ] = None,
     basis: Annotated[
         list[Basis] | None,
         typer.Option(
-            help="`loaded`: all parts of the device work; `solo`: one alone. By default as the class is "
-            "planned: divisors loaded, percents solo."
+            metavar="loaded|solo",
+            help="Measure with all parts of the device at work (`loaded`) or one alone "
+            "(`solo`). By default classes with divisors are measured loaded, classes with "
+            "percents solo.",
         ),
     ] = None,
     seconds: Annotated[
         float,
         typer.Option(
-            metavar="N", min=0.01, max=1e4, help="Most seconds for one cell, warm-up apart."
+            metavar="SECONDS",
+            min=0.01,
+            max=1e4,
+            help="Measure each cell for at most this long, after its warm-up.",
         ),
     ] = 0.5,
     runtime: Runtime = "onnxruntime",
     gpu: Annotated[
         list[str] | None,
-        typer.Option(metavar="CLASS=GPU", help="tensorrt: index or uuid of a GPU of a class."),
+        typer.Option(
+            metavar="CLASS=GPU",
+            rich_help_panel="TensorRT",
+            help="Index or UUID of the GPU that stands for a class.",
+        ),
     ] = None,
     precision: Precision = "fp32",
     library: Library = None,
@@ -78,8 +92,9 @@ def profile(
         bool,
         typer.Option(
             "--pairs",
-            help="Measure models two by two on parts of one device, where a class lists vgpu_percents; "
-            "`interference fit` and `profiles export` take them from the warehouse.",
+            help="Measure pairs of models side by side on parts of one device, for classes with "
+            "vgpu_percents. `interference fit` and `profiles export` read the pairs from "
+            "the warehouse.",
         ),
     ] = False,
     as_json: AsJson = False,

@@ -16,7 +16,11 @@ family("profiles", "Tables of what was measured, in and out.")
 @command("profiles import", "poolpipe profiles import tables/")
 def import_tables(
     folder: Annotated[
-        Path, typer.Argument(help="Holds block_latency_us.csv and what else is known.")
+        Path,
+        typer.Argument(
+            metavar="FOLDER",
+            help="Folder that holds block_latency_us.csv and any of the other tables.",
+        ),
     ],
     *,
     as_json: AsJson = False,
@@ -53,7 +57,9 @@ def import_tables(
 
 @command("profiles export", "poolpipe profiles export tables/")
 def export_tables(
-    folder: Annotated[Path, typer.Argument(help="Where the files are written.")],
+    folder: Annotated[
+        Path, typer.Argument(metavar="FOLDER", help="Write the tables to this folder.")
+    ],
     *,
     model: shared_options.Models = None,
     as_json: AsJson = False,

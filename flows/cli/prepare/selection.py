@@ -15,7 +15,8 @@ if TYPE_CHECKING:
     from flows.workspace import Workspace
 
 Names = Annotated[
-    list[str] | None, typer.Argument(help="Models that were split; all of them without it.")
+    list[str] | None,
+    typer.Argument(metavar="NAME", help="Names of models that were split; all of them by default."),
 ]
 
 

@@ -12,18 +12,28 @@ from flows.cli.shared_options import WAREHOUSE, AsJson, WarehouseFile
 
 @command("split", "poolpipe split resnet50.onnx --name resnet --blocks 10")
 def split(
-    model: Annotated[Path, typer.Argument(help="An ONNX file; external data beside it.")],
+    model: Annotated[
+        Path, typer.Argument(metavar="FILE", help="An ONNX file, with its external data beside it.")
+    ],
     *,
     name: Annotated[
-        str | None, typer.Option(help="What to call the model; the file's name without it.")
+        str | None,
+        typer.Option(metavar="NAME", help="Name of the model; by default the name of the file."),
     ] = None,
-    blocks: Annotated[int, typer.Option(metavar="N", min=1, help="Blocks wanted.")] = 10,
+    blocks: Annotated[
+        int, typer.Option(metavar="N", min=1, help="Number of blocks to cut the model into.")
+    ] = 10,
     max_batch: Annotated[
-        int, typer.Option(metavar="N", min=1, help="Largest batch it is checked at.")
+        int,
+        typer.Option(metavar="N", min=1, help="Largest batch size at which the cuts are checked."),
     ] = 8,
     layer_times: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Cut by these times (`layer-times`), not this CPU's."),
+        typer.Option(
+            metavar="FILE",
+            help="Balance blocks by the times in this file (`layer-times`); by default by times "
+            "on this CPU.",
+        ),
     ] = None,
     as_json: AsJson = False,
     warehouse: WarehouseFile = WAREHOUSE,

@@ -19,16 +19,45 @@ def load(
     *,
     plan_option: PlanOption = None,
     url: Annotated[
-        str | None, typer.Option(help="host:port; what `poolpipe serve` started without it.")
+        str | None,
+        typer.Option(
+            metavar="HOST:PORT",
+            rich_help_panel="Connection",
+            help="Address of the endpoint; by default the one that `poolpipe serve` started.",
+        ),
     ] = None,
-    protocol: Literal["grpc", "http"] = "grpc",
+    protocol: Annotated[
+        Literal["grpc", "http"],
+        typer.Option(
+            metavar="grpc|http",
+            rich_help_panel="Connection",
+            help="Protocol of the endpoint at --url.",
+        ),
+    ] = "grpc",
     ca: Annotated[
-        Path | None, typer.Option(metavar="PEM", help="gRPC over TLS, trusting this authority.")
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            rich_help_panel="Connection",
+            help="Use TLS for gRPC and trust the authority in this PEM file.",
+        ),
     ] = None,
     cert: Annotated[
-        Path | None, typer.Option(metavar="PEM", help="Our own certificate, for mutual TLS.")
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            rich_help_panel="Connection",
+            help="PEM file with the client's certificate, for mutual TLS.",
+        ),
     ] = None,
-    key: Annotated[Path | None, typer.Option(metavar="PEM", help="Its key.")] = None,
+    key: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            rich_help_panel="Connection",
+            help="PEM file with the key of the client's certificate.",
+        ),
+    ] = None,
     arrivals: shared_options.ArrivalsFrom = "poisson",
     shape: shared_options.Shape = 0.3,
     load_factor: shared_options.LoadFactor = None,
@@ -40,32 +69,61 @@ def load(
             "--model",
             "--application",
             metavar="NAME",
-            help="Load this model or application alone (may be given several times).",
+            rich_help_panel="Load",
+            help="Send load to this model or application only; repeat it for several.",
         ),
     ] = None,
     duration: shared_options.Duration = 30.0,
     samples: Annotated[
-        int, typer.Option(metavar="N", min=1, max=4096, help="Samples in each request.")
+        int,
+        typer.Option(
+            metavar="N",
+            min=1,
+            max=4096,
+            rich_help_panel="Load",
+            help="Number of samples in each request.",
+        ),
     ] = 1,
     deadline_ms: Annotated[
         float | None,
         typer.Option(
-            min=0.001, max=1e7, help="Send this deadline with every request, not the SLO."
+            metavar="MS",
+            min=0.001,
+            max=1e7,
+            rich_help_panel="Load",
+            help="Deadline sent with every request; by default the server applies the SLO.",
         ),
     ] = None,
     retries: Annotated[
-        int, typer.Option(metavar="N", min=0, max=10, help="Send again what failed or was dropped.")
+        int,
+        typer.Option(
+            metavar="N",
+            min=0,
+            max=10,
+            rich_help_panel="Load",
+            help="Send a request that failed or was dropped up to this many times again.",
+        ),
     ] = 0,
     connections: Annotated[
-        int, typer.Option(metavar="N", min=1, max=256, help="gRPC connections, used in turn.")
+        int,
+        typer.Option(
+            metavar="N",
+            min=1,
+            max=256,
+            rich_help_panel="Connection",
+            help="Number of gRPC connections, used in turn.",
+        ),
     ] = 1,
     seed: shared_options.Seed = 0,
     check: Annotated[
         list[str] | None,
-        typer.Option(metavar="MODEL=FILE.npz", help="Samples to send and the right answers."),
+        typer.Option(
+            metavar="MODEL=FILE", help="An .npz file with samples to send and the right answers."
+        ),
     ] = None,
     records: Annotated[
-        Path | None, typer.Option(help="Write every request's record to this .npz file.")
+        Path | None,
+        typer.Option(metavar="FILE", help="Write a record of every request to this .npz file."),
     ] = None,
     trace_time: shared_options.TraceTime = "arrival_s",
     trace_model: shared_options.TraceModel = None,

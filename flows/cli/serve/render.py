@@ -24,45 +24,104 @@ def render(
     *,
     plan_option: PlanOption = None,
     output: Annotated[
-        Path, typer.Option("-o", "--output", metavar="FOLDER", help="Where the bundle is written.")
+        Path,
+        typer.Option("-o", "--output", metavar="FOLDER", help="Write the bundle to this folder."),
     ],
     target: Annotated[
-        Literal["container"], typer.Option(help="Stock Triton, with compose and Kubernetes files.")
+        Literal["container"],
+        typer.Option(
+            metavar="container",
+            help="Kind of bundle: stock Triton with compose and Kubernetes files.",
+        ),
     ] = "container",
     name: Annotated[
-        str, typer.Option(metavar="NAME", help="Begins names of containers and services.")
+        str,
+        typer.Option(
+            metavar="NAME",
+            rich_help_panel="Containers",
+            help="First part of the names of containers and services.",
+        ),
     ] = "poolpipe",
     image: Annotated[
-        str | None, typer.Option(metavar="IMAGE", help="What the image built is called.")
+        str | None,
+        typer.Option(
+            metavar="IMAGE",
+            rich_help_panel="Containers",
+            help="Name of the image that the bundle builds.",
+        ),
     ] = None,
     triton_image: Annotated[
-        str | None, typer.Option(metavar="IMAGE", help="Stock image of the example Dockerfile.")
+        str | None,
+        typer.Option(
+            metavar="IMAGE",
+            rich_help_panel="Containers",
+            help="Stock Triton image that the Dockerfile starts from.",
+        ),
     ] = None,
-    namespace: Annotated[str, typer.Option(metavar="NAME", help="In Kubernetes.")] = "poolpipe",
+    namespace: Annotated[
+        str,
+        typer.Option(
+            metavar="NAME",
+            rich_help_panel="Kubernetes",
+            help="Namespace of the Kubernetes objects.",
+        ),
+    ] = "poolpipe",
     class_label: Annotated[
-        str, typer.Option(metavar="LABEL", help="Node label whose value is the GPU class.")
+        str,
+        typer.Option(
+            metavar="LABEL",
+            rich_help_panel="Kubernetes",
+            help="Node label whose value is the GPU class.",
+        ),
     ] = "poolpipe/gpu-class",
     class_value: Annotated[
         list[str] | None,
-        typer.Option(metavar="CLASS=VALUE", help="Its value, where it is not the class's name."),
+        typer.Option(
+            metavar="CLASS=VALUE",
+            rich_help_panel="Kubernetes",
+            help="Value of that label for a class; by default the class's name.",
+        ),
     ] = None,
     tls: Annotated[
-        Literal["off", "server", "mutual"], typer.Option(help="Of the gateway's gRPC.")
+        Literal["off", "server", "mutual"],
+        typer.Option(
+            metavar="off|server|mutual",
+            rich_help_panel="Endpoints",
+            help="TLS of the gateway's gRPC endpoint: none, of the server, or of both sides.",
+        ),
     ] = "off",
     metrics_address: Annotated[
-        str, typer.Option(metavar="HOST", help="Of Prometheus' endpoint, in every container.")
+        str,
+        typer.Option(
+            metavar="HOST",
+            rich_help_panel="Endpoints",
+            help="Address on which every container serves Prometheus metrics.",
+        ),
     ] = "127.0.0.1",
     host: Annotated[
         list[str] | None,
-        typer.Option(metavar="NODE=ADDRESS", help="Where a node runs, if not under its own name."),
+        typer.Option(
+            metavar="NODE=HOST",
+            rich_help_panel="Containers",
+            help="Address of a node; by default the node's own name.",
+        ),
     ] = None,
     gateway_host: Annotated[
-        str | None, typer.Option(metavar="HOST", help="The gateway's address, likewise.")
+        str | None,
+        typer.Option(
+            metavar="HOST",
+            rich_help_panel="Containers",
+            help="Address of the gateway; by default the gateway's own name.",
+        ),
     ] = None,
     gateways: shared_options.Gateways = 1,
     cut_models: shared_options.CutModels = False,
     request_gpus: Annotated[
-        bool, typer.Option(help="Ask Kubernetes for GPUs; not for emulated stages.")
+        bool,
+        typer.Option(
+            rich_help_panel="Kubernetes",
+            help="Request GPUs from Kubernetes, except for emulated stages.",
+        ),
     ] = True,
     policy: shared_options.PolicyOfAll = None,
     nic: shared_options.Nic = "shared",

@@ -27,24 +27,45 @@ def rollout(
     bake_seconds: Annotated[
         float,
         typer.Option(
-            metavar="N", min=0.0, max=1e6, help="Watch the new plan so long; on breach it goes."
+            metavar="SECONDS",
+            min=0.0,
+            max=1e6,
+            rich_help_panel="Change of plan",
+            help="Observe the new plan this long; roll back if attainment drops.",
         ),
     ] = 30.0,
     attainment_target: Annotated[
-        float, typer.Option(metavar="N", min=0.01, max=1.0, help="Attainment under which it goes.")
+        float,
+        typer.Option(
+            metavar="SHARE",
+            min=0.01,
+            max=1.0,
+            rich_help_panel="Change of plan",
+            help="Roll back if less than this share of requests is served in time.",
+        ),
     ] = 0.95,
-    reason: Annotated[str, typer.Option(help="Why, for the history.")] = "requested",
+    reason: Annotated[
+        str,
+        typer.Option(
+            metavar="TEXT",
+            rich_help_panel="Change of plan",
+            help="Reason that the history of rollouts records.",
+        ),
+    ] = "requested",
     flush: Annotated[
         bool,
         typer.Option(
-            "--flush", help="Let all batches in flight end first; nothing starts until then."
+            "--flush",
+            rich_help_panel="Change of plan",
+            help="Finish all batches in flight before the new plan starts.",
         ),
     ] = False,
     in_place_only: Annotated[
         bool,
         typer.Option(
             "--in-place-only",
-            help="Refuse where a GPU cannot hold old and new workers together: no plans between.",
+            rich_help_panel="Change of plan",
+            help="Refuse a change for which a GPU cannot hold old and new workers together.",
         ),
     ] = False,
     no_wait: Annotated[
@@ -55,14 +76,20 @@ def rollout(
         bool, typer.Option("--rollback", help="Bring back the plan before the last rollout.")
     ] = False,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Show what would start, stay and end; do nothing.")
+        bool,
+        typer.Option(
+            "--dry-run", help="Show which workers would start, stay and end, and change nothing."
+        ),
     ] = False,
     previous: Annotated[
         str | None,
-        typer.Option(metavar="PLAN", help="With --dry-run: from this plan, not the one served."),
+        typer.Option(
+            metavar="PLAN",
+            help="With --dry-run: compare with this plan, not with the one in force.",
+        ),
     ] = None,
     status: Annotated[
-        bool, typer.Option("--status", help="Show the rollouts so far, and do nothing.")
+        bool, typer.Option("--status", help="List the rollouts so far, and change nothing.")
     ] = False,
     as_json: AsJson = False,
     warehouse: WarehouseFile = WAREHOUSE,

@@ -25,24 +25,46 @@ def serve(
     *,
     plan_option: PlanOption = None,
     address: shared_options.Address = "127.0.0.1",
-    http_port: shared_options.Port = 8000,
-    grpc_port: shared_options.Port = 8001,
-    metrics_port: shared_options.Port = 8002,
-    metrics_address: shared_options.Address = "127.0.0.1",
+    http_port: shared_options.HttpPort = 8000,
+    grpc_port: shared_options.GrpcPort = 8001,
+    metrics_port: shared_options.MetricsPort = 8002,
+    metrics_address: Annotated[
+        str,
+        typer.Option(
+            metavar="HOST",
+            rich_help_panel="Endpoints",
+            help="Serve metrics on this address; loopback by default.",
+        ),
+    ] = "127.0.0.1",
     tls_cert: Annotated[
-        Path | None, typer.Option(metavar="PEM", help="gRPC over TLS, with this certificate.")
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            rich_help_panel="Endpoints",
+            help="Serve gRPC over TLS with the certificate in this PEM file.",
+        ),
     ] = None,
-    tls_key: Annotated[Path | None, typer.Option(metavar="PEM", help="Its key.")] = None,
+    tls_key: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE", rich_help_panel="Endpoints", help="PEM file with the key of --tls-cert."
+        ),
+    ] = None,
     tls_client_ca: Annotated[
         Path | None,
-        typer.Option(metavar="PEM", help="Let in clients with certificates of this authority."),
+        typer.Option(
+            metavar="FILE",
+            rich_help_panel="Endpoints",
+            help="Accept only clients with a certificate of the authority in this PEM file.",
+        ),
     ] = None,
     opened: Annotated[
         list[str] | None,
         typer.Option(
             "--open",
             metavar="NAME",
-            help="Answer without the token: model-config, statistics or shared-memory.",
+            rich_help_panel="Endpoints",
+            help="Answer without the access token: model-config, statistics or shared-memory.",
         ),
     ] = None,
     accept_old_server: shared_options.AcceptOldServer = False,
@@ -51,43 +73,83 @@ def serve(
     noise: Annotated[
         float,
         typer.Option(
-            metavar="X", min=0.0, max=10.0, help="Of emulated stages: coefficient of variation."
+            metavar="FACTOR",
+            min=0.0,
+            max=10.0,
+            rich_help_panel="Emulated hardware",
+            help="Coefficient of variation of an emulated stage's run time.",
         ),
     ] = 0.0,
     time_stretch: Annotated[
         float,
-        typer.Option(metavar="X", min=0.001, max=1e6, help="Emulated time runs so much slower."),
+        typer.Option(
+            metavar="FACTOR",
+            min=0.001,
+            max=1e6,
+            rich_help_panel="Emulated hardware",
+            help="Run emulated stages this many times slower than planned.",
+        ),
     ] = 1.0,
     interference: Annotated[
         str,
         typer.Option(
             metavar="planned|overlap",
-            help="Of emulated stages: as slow as planned, or as who runs beside makes them.",
+            rich_help_panel="Emulated hardware",
+            help="Slow-down of emulated stages on shared GPUs: the planned factor, or computed "
+            "from the actual overlap.",
         ),
     ] = "planned",
-    seed: shared_options.Seed = 0,
+    seed: Annotated[
+        int,
+        typer.Option(
+            metavar="N",
+            min=0,
+            rich_help_panel="Emulated hardware",
+            help="Seed of the run times of emulated stages.",
+        ),
+    ] = 0,
     gateway_host: Annotated[
         str,
-        typer.Option(metavar="HOST", help="This host, as nodes on other hosts reach it."),
+        typer.Option(
+            metavar="HOST",
+            rich_help_panel="Other hosts",
+            help="Address of this host, as nodes on other hosts reach it.",
+        ),
     ] = "127.0.0.1",
     host_http_port: Annotated[
         int,
-        typer.Option(metavar="PORT", min=1, max=65535, help="--http-port of the other hosts."),
+        typer.Option(
+            metavar="PORT",
+            min=1,
+            max=65535,
+            rich_help_panel="Other hosts",
+            help="The --http-port that the other hosts use.",
+        ),
     ] = 8000,
     standby: Annotated[
         bool,
-        typer.Option("--standby/--no-standby", help="Keep a second scheduler that takes over."),
+        typer.Option(
+            "--standby/--no-standby",
+            help="Keep a second scheduler that takes over when the first one fails.",
+        ),
     ] = True,
     gateways: shared_options.Gateways = 1,
     cut_models: shared_options.CutModels = False,
     join: Annotated[
         Path | None,
         typer.Option(
-            metavar="FILE", help="Run this host's nodes for the gateway with this settings.json."
+            metavar="FILE",
+            rich_help_panel="Other hosts",
+            help="Run this host's nodes for the gateway that wrote this settings.json.",
         ),
     ] = None,
     host: Annotated[
-        str | None, typer.Option(metavar="HOST", help="With --join: this host's address.")
+        str | None,
+        typer.Option(
+            metavar="HOST",
+            rich_help_panel="Other hosts",
+            help="With --join: the address of this host.",
+        ),
     ] = None,
     as_json: AsJson = False,
     warehouse: WarehouseFile = WAREHOUSE,

@@ -23,9 +23,22 @@ if TYPE_CHECKING:
 
 @command("report", "poolpipe report simulate-1f2e3d4c -o report.html")
 def report(
-    run_id: Annotated[str, typer.Argument(help="As `simulate`, `load` or `quickstart` said.")],
+    run_id: Annotated[
+        str,
+        typer.Argument(
+            metavar="RUN", help="The id that `simulate`, `load` or `quickstart` printed."
+        ),
+    ],
     *,
-    output: Annotated[Path | None, typer.Option("-o", "--output", help="The page.")] = None,
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            "-o",
+            "--output",
+            metavar="FILE",
+            help="Write the page to this file; by default among the project's reports.",
+        ),
+    ] = None,
     as_json: AsJson = False,
     warehouse: WarehouseFile = WAREHOUSE,
 ) -> None:

@@ -39,39 +39,64 @@ def simulate(
         str | None,
         typer.Option(
             metavar="window|head",
-            help="Late binding: drop heads for the sake of whole batches, or only what is too late.",
+            rich_help_panel="Dispatch",
+            help="Late binding: drop the oldest requests to keep batches whole (`window`), or "
+            "only those that are too late (`head`).",
         ),
     ] = None,
     target: Annotated[
         str | None,
         typer.Option(
             metavar="planned|measured",
-            help="Late binding: whole batches are planned ones, or what fills at the measured rate.",
+            rich_help_panel="Dispatch",
+            help="Late binding: aim at the planned batch size, or at the size that the measured "
+            "rate fills.",
         ),
     ] = None,
     rank: Annotated[
         str | None,
         typer.Option(
             metavar="latest|deadline|efficiency",
-            help="Late binding: which of the queues that want a free vGPU gets it.",
+            rich_help_panel="Dispatch",
+            help="Late binding: the rule that picks one of the queues that compete for a free "
+            "vGPU.",
         ),
     ] = None,
     batch_timeout_ms: Annotated[
         float | None,
-        typer.Option(metavar="X", min=0.0, help="Policy timeout: how long a batch stays open."),
+        typer.Option(
+            metavar="MS",
+            min=0.0,
+            rich_help_panel="Dispatch",
+            help="Policy `timeout`: longest time that a batch stays open.",
+        ),
     ] = None,
     batch_timeout_share: Annotated[
         float | None,
-        typer.Option(metavar="X", min=0.0, help="The same, as a share of each model's SLO."),
+        typer.Option(
+            metavar="SHARE",
+            min=0.0,
+            rich_help_panel="Dispatch",
+            help="Policy `timeout`: the same as a share of each model's SLO.",
+        ),
     ] = None,
     lead_us: Annotated[
         int,
         typer.Option(
-            metavar="N", min=0, help="Late binding: a batch is sent so long before its start."
+            metavar="US",
+            min=0,
+            rich_help_panel="Dispatch",
+            help="Late binding: lead time by which a batch is sent before its start.",
         ),
     ] = 0,
     lead_us_per_sample: Annotated[
-        int, typer.Option(metavar="N", min=0, help="And so much more for each of its samples.")
+        int,
+        typer.Option(
+            metavar="US",
+            min=0,
+            rich_help_panel="Dispatch",
+            help="Additional lead time per sample in the batch.",
+        ),
     ] = 0,
     arrivals: shared_options.ArrivalsFrom = "poisson",
     shape: shared_options.Shape = 0.3,
@@ -82,30 +107,43 @@ def simulate(
     application: Annotated[
         list[str] | None,
         typer.Option(
-            metavar="NAME", help="Load this application alone (may be given several times)."
+            metavar="NAME",
+            rich_help_panel="Load",
+            help="Send load to this application only; repeat it for several applications.",
         ),
     ] = None,
     rows: Annotated[
         str,
         typer.Option(
             metavar="poisson|fixed",
-            help="Rows of modules: drawn anew for every job, or as near to the mean as can be.",
+            rich_help_panel="Load",
+            help="Rows per module: drawn for every job, or constant and as near to the mean as "
+            "whole numbers allow.",
         ),
     ] = "poisson",
     nic: shared_options.Nic = "shared",
     count_io: Annotated[
-        bool, typer.Option("--count-io", help="Move inputs and answers over the links too.")
+        bool,
+        typer.Option(
+            "--count-io",
+            rich_help_panel="Emulated hardware",
+            help="Also send inputs and answers over the network links.",
+        ),
     ] = False,
     rides: Annotated[
         bool,
         typer.Option(
-            help="Join batches in stages that board, as is served; without, each runs there alone."
+            rich_help_panel="Dispatch",
+            help="Share batches between pipelines in the stages where the plan joins them; with "
+            "--no-rides each pipeline runs its own.",
         ),
     ] = True,
     admission: Annotated[
         bool,
         typer.Option(
-            "--admission", help="Refuse on arrival what the gateway refuses under overload."
+            "--admission",
+            rich_help_panel="Dispatch",
+            help="Refuse requests on arrival as the gateway does under overload.",
         ),
     ] = False,
     duration: shared_options.Duration = 30.0,
@@ -113,81 +151,139 @@ def simulate(
     noise: Annotated[
         float,
         typer.Option(
-            metavar="N", min=0.0, max=10.0, help="Coefficient of variation of a stage's run time."
+            metavar="FACTOR",
+            min=0.0,
+            max=10.0,
+            rich_help_panel="Emulated hardware",
+            help="Coefficient of variation of a stage's run time.",
         ),
     ] = 0.0,
     interference: Annotated[
         str,
         typer.Option(
             metavar="planned|overlap|off",
-            help="Parts of a GPU: as slow as planned, as slow as who runs beside makes them, or alone.",
+            rich_help_panel="Emulated hardware",
+            help="Slow-down on shared GPUs: the planned factor, computed from the actual "
+            "overlap, or none.",
         ),
     ] = "planned",
     interference_noise: Annotated[
         float,
         typer.Option(
-            metavar="N", min=0.0, max=10.0, help="With overlap: 90th percentile of its error."
+            metavar="SHARE",
+            min=0.0,
+            max=10.0,
+            rich_help_panel="Emulated hardware",
+            help="With --interference overlap: 90th percentile of the relative error of the "
+            "slow-down.",
         ),
     ] = 0.0,
     find_goodput: Annotated[
         float | None,
         typer.Option(
-            metavar="N", min=0.0, max=1.0, help="Search the highest load with this attainment."
+            metavar="SHARE",
+            min=0.0,
+            max=1.0,
+            rich_help_panel="Goodput",
+            help="Search the highest load at which this share of requests is served in time.",
         ),
     ] = None,
     goodput_step: Annotated[
         float | None,
         typer.Option(
-            metavar="N", min=0.001, max=1.0, help="Load factors so far apart; 0.05 by default."
+            metavar="SHARE",
+            min=0.001,
+            max=1.0,
+            rich_help_panel="Goodput",
+            help="Step of the search, as a load factor; 0.05 by default.",
         ),
     ] = None,
     fail: Annotated[
         list[str] | None,
-        typer.Option(metavar="NODE[:GPU]@FROM-TO", help="Gone for so long; also vgpu:3@5-10."),
+        typer.Option(
+            metavar="NODE[:GPU]@FROM-TO",
+            rich_help_panel="Changes",
+            help="Take a node, a GPU or a vGPU (vgpu:3@5-10) away between two instants, in "
+            "seconds.",
+        ),
     ] = None,
     change: Annotated[
         list[str] | None,
-        typer.Option(metavar="S=PLAN", help="This plan takes over then, with work in flight."),
+        typer.Option(
+            metavar="SECONDS=PLAN",
+            rich_help_panel="Changes",
+            help="Switch to this plan at this instant, with work in flight; repeat it for several.",
+        ),
     ] = None,
     flush: Annotated[
-        bool, typer.Option("--flush", help="Plans take over when nothing is in flight any more.")
+        bool,
+        typer.Option(
+            "--flush",
+            rich_help_panel="Changes",
+            help="Switch plans only when no work is in flight.",
+        ),
     ] = False,
     epoch: Annotated[
         float | None,
-        typer.Option(metavar="S", min=1e-3, help="Epoch by epoch, with the advice after each."),
+        typer.Option(
+            metavar="SECONDS",
+            min=1e-3,
+            rich_help_panel="Changes",
+            help="Report per epoch of this length, with the scaling advice after each.",
+        ),
     ] = None,
     autoscale: Annotated[
         bool,
         typer.Option(
             "--autoscale",
-            help="Pools follow the advice after every --epoch, or plans follow the load.",
+            rich_help_panel="Changes",
+            help="Apply the advice after every --epoch; plans of shared GPUs are planned again "
+            "instead.",
         ),
     ] = False,
     clients: Annotated[
         Path | None,
         typer.Option(
-            metavar="FILE", help="Clients that offload: name, model, fps, slo_ms, heads_us, link."
+            metavar="FILE",
+            rich_help_panel="Edge clients",
+            help="Clients that run the first blocks themselves: name, model, fps, slo_ms, "
+            "heads_us, link.",
         ),
     ] = None,
     links: Annotated[
         Path | None,
         typer.Option(
-            metavar="TRACE", help="Their uplinks: time_s, mbit_per_s, and link of several."
+            metavar="FILE",
+            rich_help_panel="Edge clients",
+            help="Their uplinks over time: columns time_s, mbit_per_s and, for several links, "
+            "link.",
         ),
     ] = None,
     steer: Annotated[
         bool,
-        typer.Option("--steer", help="Plans follow the clients' cuts, as `poolpipe steer` does."),
+        typer.Option(
+            "--steer",
+            rich_help_panel="Edge clients",
+            help="Make new plans as clients change their cuts, as `poolpipe steer` does.",
+        ),
     ] = False,
     plan_ms: Annotated[
         float | None,
         typer.Option(
-            metavar="X", min=0.0, help="With --steer: planning takes so long; as measured."
+            metavar="MS",
+            min=0.0,
+            rich_help_panel="Edge clients",
+            help="With --steer: time that planning takes; by default the time that it does take.",
         ),
     ] = None,
     start_s: Annotated[
         float,
-        typer.Option(metavar="S", min=0.0, help="With --steer: new workers take so long to start."),
+        typer.Option(
+            metavar="SECONDS",
+            min=0.0,
+            rich_help_panel="Edge clients",
+            help="With --steer: time that new workers take to start.",
+        ),
     ] = 2.0,
     trace_time: shared_options.TraceTime = "arrival_s",
     trace_model: shared_options.TraceModel = None,
@@ -197,12 +293,14 @@ def simulate(
         bool,
         typer.Option(
             "--trace-as-is",
-            help="Requests at the instants of the trace, with its columns deadline_ms, samples, entry.",
+            rich_help_panel="Traces",
+            help="Send requests at the times of the trace, unscaled, with its columns "
+            "deadline_ms, samples and entry.",
         ),
     ] = False,
     records: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Write one row per request into this Parquet file."),
+        typer.Option(metavar="FILE", help="Write one row per request to this Parquet file."),
     ] = None,
     as_json: AsJson = False,
     warehouse: WarehouseFile = WAREHOUSE,

@@ -14,11 +14,17 @@ from flows.cli.shared_options import AsJson
 def devices(
     *,
     cluster_file: Annotated[
-        Path | None, typer.Option(help="Write the cluster.yaml that they suggest here.")
+        Path | None,
+        typer.Option(metavar="FILE", help="Write the proposed cluster.yaml to this file."),
     ] = None,
     nic_gbps: Annotated[
         float | None,
-        typer.Option(metavar="N", min=0.001, max=1e6, help="Rate of this node's link, in it."),
+        typer.Option(
+            metavar="N",
+            min=0.001,
+            max=1e6,
+            help="Rate of this node's network link in the proposal, in Gbit/s.",
+        ),
     ] = None,
     as_json: AsJson = False,
 ) -> None:

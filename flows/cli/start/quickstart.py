@@ -44,47 +44,59 @@ def quickstart(
         list[Path] | None,
         typer.Option(
             metavar="FILE",
-            help="Your own ONNX model instead of the two examples; several are served together.",
+            help="Your own ONNX model in place of the two examples; repeat it to serve several "
+            "together.",
         ),
     ] = None,
     slo_ms: Annotated[
         list[float] | None,
         typer.Option(
-            metavar="X",
+            metavar="MS",
             min=0.001,
             max=1e9,
-            help="Its latency objective; one for all models, or one each, in their order.",
+            help="Latency objective of your models: one for all of them, or one per model in "
+            "their order.",
         ),
     ] = None,
     application: Annotated[
         bool,
         typer.Option(
-            "--application", help="An application: a detector, crops of its boxes, two classifiers."
+            "--application",
+            help="Serve an example application: a detector, crops of its boxes, and two "
+            "classifiers.",
         ),
     ] = False,
     planner: Annotated[
-        str, typer.Option(metavar="NAME", help="Who plans; see `poolpipe planners`.")
+        str, typer.Option(metavar="NAME", help="The planner; `poolpipe planners` lists them.")
     ] = "pool",
     keep_serving: Annotated[
-        bool, typer.Option("--keep-serving", help="Leave the server up at the end.")
+        bool, typer.Option("--keep-serving", help="Leave the server running at the end.")
     ] = False,
     load_factor: Annotated[
         float | None,
         typer.Option(
-            metavar="N",
+            metavar="SHARE",
             min=0.01,
-            help="Share of the planned rate that is offered; by default half, at most 400 rps.",
+            rich_help_panel="Load",
+            help="Share of the planned rate that is offered; by default 0.5, at most 400 "
+            "requests/s.",
         ),
     ] = None,
     duration: shared_options.Duration = 20.0,
     address: shared_options.Address = "127.0.0.1",
     accept_old_server: shared_options.AcceptOldServer = False,
-    http_port: shared_options.Port = 8000,
-    grpc_port: shared_options.Port = 8001,
-    metrics_port: shared_options.Port = 8002,
+    http_port: shared_options.HttpPort = 8000,
+    grpc_port: shared_options.GrpcPort = 8001,
+    metrics_port: shared_options.MetricsPort = 8002,
     attainment_target: Annotated[
         float,
-        typer.Option(metavar="N", min=0.0, max=1.0, help="Under it for any model: exit code 1."),
+        typer.Option(
+            metavar="SHARE",
+            min=0.0,
+            max=1.0,
+            rich_help_panel="Load",
+            help="Exit with 1 if a model serves less than this share of its requests in time.",
+        ),
     ] = 0.95,
     seed: shared_options.Seed = 0,
     as_json: AsJson = False,

@@ -55,7 +55,7 @@ def test_without_a_command_the_help_is_shown_every_line_whole(poolpipe: Command)
     [
         (("fly",), "No such command 'fly'"),
         (("profiles",), "Missing command"),
-        (("plan",), "Missing option '--cluster'"),
+        (("plan",), "missing: --cluster, --workload"),
         (("verify",), "PLAN: name a plan.json, the id of a stored plan, or its beginning"),
         (("verify", "a", "--plan", "b"), "--plan: 'b', but PLAN is 'a'; name one plan"),
         (("verify", "a", "--loud"), "No such option: --loud"),
