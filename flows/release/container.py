@@ -517,7 +517,7 @@ def _libraries(artifacts: Mapping[str, Artifact]) -> list[tuple[str, str]]:
 
 def _packages(artifacts: Mapping[str, Artifact]) -> list[str]:
     """What the online half imports, beside PoolPipe itself."""
-    packages = ["jinja2>=3.1", "numpy>=1.26,<2", "numba>=0.60"]
+    packages = ["jinja2>=3.1", "numba>=0.60", "numpy>=1.26"]
     devices = {a.device for a in artifacts.values() if a.runtime == "onnxruntime"}
     if devices:
         packages.append("onnxruntime-gpu>=1.20" if CUDA in devices else "onnxruntime>=1.20")

@@ -448,6 +448,16 @@ def test_engines_of_another_library_are_told(tmp_path: Path) -> None:
     assert '"tensorrt-rtx-cu12-bindings==1.7.1.116"' in docker
 
 
+def test_an_image_keeps_its_own_numpy(tmp_path: Path, artifacts: Path, served: Plan) -> None:
+    options = ContainerOptions(serve=ServeOptions(artifacts=artifacts))
+    docker = (
+        render_container(served, tmp_path / "bundle", options).folder / "Dockerfile"
+    ).read_text()
+    assert "sed -n '/^numpy==/p' >/tmp/constraints.txt" in docker
+    assert "--constraint /tmp/constraints.txt" in docker
+    assert '"numpy>=1.26"' in docker
+
+
 def test_what_cannot_be_rendered_is_named(tmp_path: Path, artifacts: Path, served: Plan) -> None:
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "thesis.txt").write_text("mine")
