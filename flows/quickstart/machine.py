@@ -2,7 +2,8 @@
 
 import os
 import platform
-from importlib.metadata import version
+from contextlib import suppress
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import psutil
@@ -38,4 +39,8 @@ def machine() -> dict[str, str]:
 
 def versions() -> dict[str, str]:
     """Python and the packages whose versions change figures."""
-    return {"python": platform.python_version()} | {name: version(name) for name in PACKAGES}
+    found = {"python": platform.python_version()}
+    for name in PACKAGES:
+        with suppress(PackageNotFoundError):  # as without the extra `local`
+            found[name] = version(name)
+    return found

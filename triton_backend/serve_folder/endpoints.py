@@ -16,6 +16,10 @@ from typing import Any, Self
 
 from triton_backend.contract.errors import InputError
 
+NO_TRITON = (
+    "no server is installed: install poolpipe[local] (Python 3.11 or 3.12), or serve from a container"
+    " (`poolpipe render`)"
+)
 LOOPBACK = "127.0.0.1"
 EVERYWHERE = "0.0.0.0"  # noqa: S104  # compared and bound only where a user says so
 TOKEN_HEADER = "poolpipe-token"  # noqa: S105  # the header's name; gRPC puts a prefix before it

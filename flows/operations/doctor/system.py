@@ -25,7 +25,7 @@ from flows.operations.doctor.registry import (
 )
 from flows.release.server.running import ServerState, gateways_of, keeper_of
 from triton_backend.contract.errors import InputError
-from triton_backend.serve_folder.endpoints import is_loopback
+from triton_backend.serve_folder.endpoints import NO_TRITON, is_loopback
 from triton_backend.serve_folder.settings import SETTINGS_NAME
 from triton_backend.serve_folder.state import (
     STATE_NAME,
@@ -51,7 +51,7 @@ def server_version(at: Surroundings) -> Iterator[Finding]:
         try:
             yield good(f"nothing is served; nvidia-pytriton {version('nvidia-pytriton')} would be")
         except PackageNotFoundError:
-            yield problem("nvidia-pytriton is not installed", "run scripts/setup")
+            yield good(f"nothing is served; {NO_TRITON}")
         return
     try:
         with urllib.request.urlopen(  # our own server

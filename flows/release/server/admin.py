@@ -17,6 +17,7 @@ import tempfile
 import time
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ import psutil
 
 from flows.release.server.running import ServerError, ServerState, note_plan, read_state
 from triton_backend.contract.errors import InputError
-from triton_backend.serve_folder.endpoints import Endpoints
+from triton_backend.serve_folder.endpoints import NO_TRITON, Endpoints
 from triton_backend.serve_folder.settings import SETTINGS_NAME, ServeSettings
 from triton_backend.serve_folder.state import (
     STATE_NAME,
@@ -78,9 +79,11 @@ def check_can_start(folder: Path, endpoints: Endpoints, gateways: int = 1) -> No
         gateways: how many there would be.
 
     Raises:
-        InputError: something is served from the folder already, an address is not safe, a file is
-            no certificate, or a port is in use.
+        InputError: no Triton is installed, something is served from the folder already, an address is
+            not safe, a file is no certificate, or a port is in use.
     """
+    if find_spec("pytriton") is None:
+        raise InputError("Triton", NO_TRITON)
     state = whole_state_file(folder)
     if state is not None and keeper_runs(state):
         raise InputError(

@@ -13,7 +13,7 @@ from collections.abc import Generator
 from pathlib import Path
 
 from triton_backend.contract.errors import InputError
-from triton_backend.serve_folder.endpoints import TOKEN_HEADER, Endpoints
+from triton_backend.serve_folder.endpoints import NO_TRITON, TOKEN_HEADER, Endpoints
 from triton_backend.serve_folder.settings import ServeSettings
 
 STAGE_PREFIX = "poolpipe_stage_"  # engines as models of their own, loaded only on demand
@@ -29,7 +29,7 @@ def wheel_folder() -> Path:
     """
     folder = Path(sysconfig.get_path("platlib")) / "pytriton"
     if not (folder / "tritonserver" / "bin" / "tritonserver").is_file():
-        raise InputError(str(folder), "no tritonserver; install nvidia-pytriton")
+        raise InputError(str(folder), NO_TRITON)
     return folder
 
 

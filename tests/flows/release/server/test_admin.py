@@ -13,6 +13,8 @@ from flows.release.server.running import ServerError, ServerState
 from tests.flows.release.server.test_running import server_ports
 from tests.triton_backend.serving.small_plans import plan, two_stage
 from tests.triton_backend.serving.system import wait_for
+from triton_backend.contract.errors import InputError
+from triton_backend.serve_folder.endpoints import Endpoints
 from triton_backend.serve_folder.repository import render_repository
 from triton_backend.serve_folder.settings import ServeOptions
 from triton_backend.serve_folder.state import STATE_NAME
@@ -54,3 +56,13 @@ def test_a_start_that_compiles_is_waited_for_as_long_as_it_shows_that_it_lives(
         ends = 100  # nothing is heard of it any more
         with pytest.raises(ServerError, match="nothing new for"):
             admin._wait_started(tmp_path, child, said.append, wait_for_workers=False)
+
+
+def test_without_a_server_installed_a_start_says_what_to_install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "pytriton", None)  # as it looks where the package is missing
+    with pytest.raises(
+        InputError, match=r"Triton: no server is installed: install poolpipe\[local\]"
+    ):
+        admin.check_can_start(tmp_path, Endpoints())

@@ -16,7 +16,6 @@ import psutil
 import pytest
 import tritonclient.grpc as grpc_client
 import tritonclient.http as http_client
-from pytriton.triton import TritonConfig
 from tritonclient.utils import InferenceServerException, np_to_triton_dtype
 
 from tests.ports import free_ports
@@ -29,6 +28,7 @@ ROOT = Path(__file__).parents[4]
 PROGRAM = Path(__file__).with_name("attached_program.py")
 SHARED = Path("/dev/shm")
 PLAN = plan(two_stage())
+PYTRITON = pytest.importorskip("pytriton.triton", reason="needs the extra `local`")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,7 +130,7 @@ def test_a_bound_model_and_a_plan_answer_over_http_and_grpc_and_survive_their_wo
 
 
 def test_a_repository_of_another_is_refused(tmp_path: Path) -> None:
-    config: Any = TritonConfig()
+    config: Any = PYTRITON.TritonConfig()
     config.model_repository = tmp_path
     with pytest.raises(InputError, match="PyTriton loads one repository"):
         attach(PLAN, config)
