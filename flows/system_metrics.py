@@ -4,10 +4,12 @@ Prometheus' text format, of which only our own metrics are kept: without `poolpi
 of counters, every time in seconds. Not here: what follows from the values.
 """
 
-import re
 import urllib.request
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from http.client import HTTPException
+from typing import TextIO, cast
+
+from prometheus_client.parser import text_fd_to_metric_families
 
 from triton_backend.contract.errors import PoolPipeError
 
@@ -16,9 +18,7 @@ Metrics = Mapping[str, Mapping[Labels, float]]
 
 PREFIX = "poolpipe_"
 _TOTAL = "_total"
-_LINE = re.compile(r"^([a-zA-Z_:][\w:]*)(?:\{(.*)\})?\s+(\S+)(?:\s+-?\d+)?\s*$")
-_LABEL = re.compile(r'([a-zA-Z_]\w*)="((?:[^"\\]|\\.)*)"')
-_ESCAPES = {"\\n": "\n", '\\"': '"', "\\\\": "\\"}
+_SHOWN = 80  # characters of a line that is no metric
 # Units that a name may end with (before `_bucket`, `_sum`, `_count`), in seconds.
 _UNITS = {"_ms": 1e-3, "_us": 1e-6}
 _PARTS = ("_bucket", "_sum", "_count")
@@ -32,7 +32,7 @@ def read_metrics(url: str, timeout_s: float) -> dict[str, dict[Labels, float]]:
     """What a metrics endpoint says.
 
     Raises:
-        MetricsError: it does not answer, or not to the end.
+        MetricsError: it does not answer, not to the end, or not with metrics.
     """
     try:
         with urllib.request.urlopen(url, timeout=timeout_s) as answer:  # noqa: S310 - an address of our own state file
@@ -41,7 +41,7 @@ def read_metrics(url: str, timeout_s: float) -> dict[str, dict[Labels, float]]:
     except (OSError, HTTPException, ValueError) as error:
         reason = getattr(error, "reason", None) or error  # without urllib's wrapping
         raise MetricsError(f"no metrics from {url}: {reason}") from error
-    return parse_metrics(text)
+    return parse_metrics(text, url)
 
 
 def read_all_metrics(urls: Sequence[str], timeout_s: float) -> dict[str, dict[Labels, float]]:
@@ -66,25 +66,39 @@ def read_all_metrics(urls: Sequence[str], timeout_s: float) -> dict[str, dict[La
     return whole
 
 
-def parse_metrics(text: str) -> dict[str, dict[Labels, float]]:
-    """Values by metric name and sorted labels; lines that are none of ours are passed over."""
+def parse_metrics(text: str, where: str = "metrics") -> dict[str, dict[Labels, float]]:
+    """Values by metric name and sorted labels; lines of other metrics are passed over.
+
+    Raises:
+        MetricsError: a line of ours is none of Prometheus' text format.
+    """
+    line, number = "", 0
+
+    def own() -> Iterator[str]:
+        nonlocal line, number
+        for number, line in enumerate(text.split("\n"), 1):  # noqa: B007 - a complaint names it
+            if line.startswith(PREFIX):
+                yield line
+
     metrics: dict[str, dict[Labels, float]] = {}
-    for line in text.splitlines():
-        found = _LINE.match(line) if line.startswith(PREFIX) else None
-        if found is None:
-            continue
-        try:
-            value = float(found[3])
-        except ValueError:
-            continue
-        pairs = {key: _plain(label) for key, label in _LABEL.findall(found[2] or "")}
-        name, factor = _in_seconds(found[1].removeprefix(PREFIX))
-        if "le" in pairs:
-            pairs["le"] = repr(float(pairs["le"]) * factor)
-        if not name.endswith(("_bucket", "_count")):
-            value *= factor
-        metrics.setdefault(name, {})[tuple(sorted(pairs.items()))] = value
+    try:
+        for family in text_fd_to_metric_families(cast("TextIO", own())):
+            for sample in family.samples:
+                _add(metrics, sample.name, sample.labels, float(sample.value))
+    except (ValueError, IndexError) as error:
+        raise MetricsError(f"{where}, line {number}: not a metric: {line[:_SHOWN]!r}") from error
     return metrics
+
+
+def _add(
+    metrics: dict[str, dict[Labels, float]], full_name: str, labels: dict[str, str], value: float
+) -> None:
+    name, factor = _in_seconds(full_name.removeprefix(PREFIX))
+    if "le" in labels:
+        labels = labels | {"le": repr(float(labels["le"]) * factor)}
+    if not name.endswith(("_bucket", "_count")):
+        value *= factor
+    metrics.setdefault(name, {})[tuple(sorted(labels.items()))] = value
 
 
 def by_label(series: Mapping[Labels, float], *names: str) -> dict[tuple[str, ...], float]:
@@ -107,7 +121,3 @@ def _in_seconds(name: str) -> tuple[str, float]:
         if stem.endswith(unit):
             return f"{stem.removesuffix(unit)}_seconds{part}", factor
     return name, 1.0
-
-
-def _plain(text: str) -> str:
-    return re.sub(r'\\[n"\\]', lambda found: _ESCAPES[found[0]], text)

@@ -49,10 +49,26 @@ def test_an_endpoint_that_does_not_answer_to_the_end_is_said(answer: bytes) -> N
 def test_text_is_read_with_escapes_and_without_foreign_lines() -> None:
     text = (
         '# TYPE a counter\npoolpipe_a{x="1",n="q\\"\\\\\\n"} 2.5 1700000000\npoolpipe_a 3\nnv_b 1\n'
-        "poolpipe_b{ 1\npoolpipe_a{} x\n"
+        "nv_c{ 1\n"
     )
     assert parse_metrics(text) == {"a": {(("n", 'q"\\\n'), ("x", "1")): 2.5, (): 3.0}}
     assert by_label({(("k", "a"), ("z", "1")): 1, (("k", "a"),): 2, (): 9}, "k") == {("a",): 3}
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["poolpipe_b{ 1", "poolpipe_a{} x", 'poolpipe_a{k="v} 1', "poolpipe_a", "poolpipe_a{k=v} 1"],
+)
+def test_a_line_that_is_no_metric_is_named(line: str) -> None:
+    with pytest.raises(MetricsError, match=r"^http://h/metrics, line 3: not a metric: 'poolpipe_"):
+        parse_metrics(f"poolpipe_a 1\n\n{line}\n", "http://h/metrics")
+
+
+def test_an_endpoint_whose_lines_are_no_metrics_is_said() -> None:
+    body = b"poolpipe_a x\n"
+    answer = b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body)
+    with answering(answer) as url, pytest.raises(MetricsError, match="line 1: not a metric"):
+        read_metrics(url, timeout_s=5)
 
 
 def test_every_time_is_in_seconds_and_no_counter_says_total() -> None:
