@@ -65,16 +65,21 @@ def test_an_ensemble_becomes_an_application() -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (('value: "cropped"', 'value: "CROPS"'), "step recognise-v2: nobody gives 'cropped'"),
+        (('value: "cropped"', 'value: "CROPS"'), "step recognise-v2: no step gives 'cropped'"),
         (('value: "TEXT"', 'value: "cropped"'), "step recognise-v2: 'cropped' has two producers"),
-        (("ensemble_scheduling {", "dynamic_batching {"), "ensemble_scheduling: has no step"),
-        (('model_name: "detect"', ""), "step.model_name: stands 0 times"),
+        ((ENSEMBLE.partition("ensemble_")[2], "scheduling {}"), "ensemble_scheduling: has no step"),
+        (("ensemble_scheduling {", "dynamic_batching {"), "line 10: "),
+        (('model_name: "detect"', ""), "step.model_name: is missing"),
         (('name: "TEXT"', 'name: "OTHER"'), "'ocr'.outputs.OTHER: '' is not module.tensor"),
-        (("  ]\n}\n", "  ]\n"), "ends within a message"),
-        (("    }\n  ]\n}\n", "    }\n"), "ends within a list"),
-        (('key: "text"', "key: }"), "key: has '}' where its value should be"),
-        (('key: "text"', '"key": "text"'), "stands where a field's name should"),
-        (('"ocr"', '"ocr'), "cannot be read"),
+        (("  ]\n}\n", "  ]\n"), "config.pbtxt, line 23: "),
+        (("    }\n  ]\n}\n", "    }\n"), "config.pbtxt, line 23: "),
+        (('key: "text"', "key: }"), "config.pbtxt, line 21: "),
+        (('key: "text"', '"key": "text"'), "config.pbtxt, line 21: "),
+        (('"ocr"', '"ocr'), "config.pbtxt, line 2: "),
+        (("dims: [ 1 ]", "dimensions: [ 1 ]"), 'has no field named "dimensions"'),
+        (("TYPE_STRING", "TYPE_TEXT"), "TYPE_TEXT"),
+        (("model_version: 3", "model_version: three"), "line 19: "),
+        (('name: "ocr"', 'name: "ocr" name: "ocr"'), "should not have multiple"),
     ],
 )
 def test_ensembles_that_cannot_be_are_named(change: tuple[str, str], message: str) -> None:
@@ -87,8 +92,10 @@ def test_ensembles_that_cannot_be_are_named(change: tuple[str, str], message: st
 
 
 def test_a_text_that_nests_without_end_is_refused() -> None:
-    with pytest.raises(InputError, match="nests deeper than 50 levels"):
+    with pytest.raises(InputError, match="x, line 1: "):
         from_triton("a {" * 5_000, "x", 1)
+    with pytest.raises(InputError, match="x, line 1: "):
+        from_triton("ensemble_scheduling {" * 5_000, "x", 1)
 
 
 def graph(**nodes: Any) -> dict[str, Any]:
