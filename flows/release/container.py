@@ -520,7 +520,7 @@ def _packages(artifacts: Mapping[str, Artifact]) -> list[str]:
     packages = ["jinja2>=3.1", "numba>=0.60", "numpy>=1.26"]
     devices = {a.device for a in artifacts.values() if a.runtime == "onnxruntime"}
     if devices:
-        packages.append("onnxruntime-gpu>=1.20" if CUDA in devices else "onnxruntime>=1.20")
+        packages.append("onnxruntime-gpu>=1.26" if CUDA in devices else "onnxruntime>=1.26")
     for library, number in _libraries(artifacts):
         exactly = f"=={number}" if number else ""
         if library == "tensorrt-rtx":

@@ -19,6 +19,7 @@ def deployment(tmp_path: Path) -> Deployment:
 
 
 def test_the_server_is_started_closed_to_strangers(deployment: Deployment) -> None:
+    pytest.importorskip("pytriton", reason="needs the extra `local`")
     endpoints = Endpoints(http=1, grpc=2, metrics=3)
     command = server_command.server_command(deployment.settings, endpoints, None)
     closed = f"{','.join(RESTRICTED)}:{TOKEN_HEADER}={deployment.settings.token}"
@@ -48,6 +49,7 @@ def test_the_command_line_of_the_server_says_what_is_wrong(
 
 
 def test_what_was_opened_needs_no_token(deployment: Deployment) -> None:
+    pytest.importorskip("pytriton", reason="needs the extra `local`")
     endpoints = Endpoints(opened=("statistics", "shared-memory"))
     assert endpoints.restricted == ("model-repository", "model-config", "trace", "logging")
     command = server_command.server_command(deployment.settings, endpoints, None)
