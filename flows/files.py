@@ -7,9 +7,10 @@ field and reason. Not here: whether the values make sense together (the core typ
 import json
 import os
 from collections.abc import Callable, Hashable, Mapping
+from difflib import get_close_matches
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Annotated, Any, Literal, Self, TypeVar
+from typing import Annotated, Any, Literal, Self, TypeVar, get_args, get_origin
 
 import yaml
 from pydantic import (
@@ -304,15 +305,15 @@ def _read_form(path: Path, form: type[Form]) -> Form:
     try:
         return form.model_validate(data)
     except ValidationError as error:
-        raise _complaint(path, error) from error
+        raise _complaint(path, form, error) from error
 
 
-def _complaint(path: Path, error: ValidationError) -> InputError:
+def _complaint(path: Path, form: type[FileForm], error: ValidationError) -> InputError:
     """The first error in one line, `file, nodes[0].gpus: reason`, and the second where there are two.
 
     What is missing is often there under a name that nobody knows.
     """
-    first, *more = map(_fault, error.errors(include_url=False))
+    first, *more = (_fault(form, one) for one in error.errors(include_url=False))
     field, reason = first
     if len(more) == 1:
         reason += f" (and {': '.join(filter(None, more[0]))})"
@@ -321,7 +322,7 @@ def _complaint(path: Path, error: ValidationError) -> InputError:
     return InputError(f"{path}, {field}" if field else str(path), reason)
 
 
-def _fault(error: Mapping[str, Any]) -> tuple[str, str]:
+def _fault(form: type[FileForm], error: Mapping[str, Any]) -> tuple[str, str]:
     """Field and reason of one error."""
     loc: tuple[int | str, ...] = error["loc"]
     field = "".join(f"[{p}]" if isinstance(p, int) else f".{p}" for p in loc).lstrip(".")
@@ -329,10 +330,40 @@ def _fault(error: Mapping[str, Any]) -> tuple[str, str]:
     if error["type"] == "missing":
         reason = "is missing"
     elif error["type"] == "extra_forbidden":
-        reason = "no such field"
+        near = get_close_matches(str(loc[-1]), _fields_at(form, loc[:-1]), n=1)
+        reason = "no such field" + (f"; did you mean {near[0]}?" if near else "")
     elif not isinstance(error["input"], (dict, list)):
         reason = f"{reason}, not {error['input']!r}"
     return field, reason
+
+
+def _fields_at(form: type[FileForm], loc: tuple[int | str, ...]) -> list[str]:
+    """Fields of the form that a place in a file has; none where it is no form's."""
+    kind: Any = form
+    for part in loc:
+        kind = _inner(kind, part)
+    found = _form_in(kind)
+    return [] if found is None else list(found.model_fields)
+
+
+def _inner(kind: Any, part: int | str) -> Any:
+    """The type of an item, a value or a field of a type; None where it has none of that name."""
+    if get_origin(kind) in (list, dict):
+        return get_args(kind)[-1]
+    if isinstance(kind, type) and issubclass(kind, FileForm):
+        field = kind.model_fields.get(str(part))
+        return None if field is None else field.annotation
+    if Tag(str(part)) in getattr(kind, "__metadata__", ()):
+        return kind
+    inner = (_inner(one, part) for one in get_args(kind))
+    return next((one for one in inner if one is not None), None)
+
+
+def _form_in(kind: Any) -> type[FileForm] | None:
+    """The form that a type is, or that it allows."""
+    if isinstance(kind, type):
+        return kind if issubclass(kind, FileForm) else None
+    return next((form for form in map(_form_in, get_args(kind)) if form is not None), None)
 
 
 def read_text(path: Path) -> str:

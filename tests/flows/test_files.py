@@ -2,6 +2,7 @@ import json
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from threading import Barrier
+from typing import Any
 
 import pytest
 
@@ -222,3 +223,30 @@ def test_threads_that_write_the_same_file_at_once_leave_one_whole(
     assert list(tmp_path.iterdir()) == [target]
     (tmp_path / "plain").write_text("")
     assert target.stat().st_mode == (tmp_path / "plain").stat().st_mode
+
+
+NODE = {"count": 1, "gpu_class": "L4", "gpus": 1, "nic_gbps": 10}
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({"node": []}, "node: no such field; did you mean nodes?"),
+        ({"gpu_classes": {"L4": {"vgpu_divisor": [1]}}},
+         "L4.vgpu_divisor: no such field; did you mean vgpu_divisors?"),
+        ({"gpu_classes": {"L4": {"runtime": {"core": [0]}}}},
+         "runtime.core: no such field; did you mean cores?"),
+        ({"gpu_classes": {"L4": {"vgpu_percents": {"step": 5, "lest": 5}}}},
+         "lest: no such field; did you mean least?"),
+        ({"nodes": [NODE | {"hosts": "a"}]}, "nodes[0].hosts: no such field; did you mean host?"),
+        ({"colour": "red"}, "colour: no such field"),
+    ],
+)  # fmt: skip
+def test_a_field_that_no_form_has_names_the_one_that_is_near(
+    change: dict[str, Any], told: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "cluster.yaml"
+    path.write_text(json.dumps({"gpu_classes": {"L4": None}, "nodes": [NODE]} | change))
+    with pytest.raises(InputError) as raised:
+        read_cluster(path)
+    assert str(raised.value).endswith(told)
