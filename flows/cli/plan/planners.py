@@ -1,6 +1,6 @@
 """`planners`: who plans, for what, and with which options of their own; and reading those options."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from flows.cli.console import print_json, show, table
@@ -11,11 +11,17 @@ if TYPE_CHECKING:
     from flows.planning.registry import Option, Planner
 
 
+# Planners to use; the others follow the rules of systems that plans are compared with.
+PRODUCTS = ("gpulets", "gpulets-open", "pool", "subclusters")
+COLUMNS = ("planner", "objectives", "plans for", "margin")
+
+
 @command("planners", "poolpipe planners")
 def planners(*, as_json: AsJson = False) -> None:
-    """List the planners and the options of each.
+    """List the planners and their options.
 
-    The options are given to `plan` as they stand here.
+    Give the options to `plan` as they are listed here. The margin is the share of every SLO that a planner keeps
+    free by default.
     """
     from flows.planning import registry
 
@@ -23,16 +29,34 @@ def planners(*, as_json: AsJson = False) -> None:
     if as_json:
         print_json({"planners": [_document(planner) for planner in found.values()]})
         return
-    rows = [
-        (p.name, ", ".join(p.objectives), ", ".join(p.demands), f"{p.slo_margin:g}")
-        for p in found.values()
-    ]
-    show(table(("planner", "objectives", "plans for", "margin"), rows, texts=3))
-    for planner in found.values():
-        if planner.options:
-            show(f"\n{planner.name}:")
+    for heading, wanted in (("Planners", True), ("For comparison", False)):
+        rows = [
+            (p.name, ", ".join(p.objectives), ", ".join(p.demands), f"{p.slo_margin:g}")
+            for p in found.values()
+            if (p.name in PRODUCTS) is wanted
+        ]
+        show(f"{heading}\n")
+        show(table(COLUMNS, rows, texts=3))
+        show("")
+    for names, options in _shared(found.values()).items():
+        show(f"Options of {', '.join(names)}:")
+        for line in options:
+            show(f"  {line}")
+        show("")
+
+
+def _shared(found: "Iterable[Planner]") -> dict[tuple[str, ...], list[str]]:
+    """Options as they are shown, by the planners that take them in the same form."""
+    takers: dict[str, list[str]] = {}
+    for planner in found:
         for option in planner.options:
-            show(f"  {_spelled(option)}  {option.help} (default {option.default})")
+            default = "none" if option.default == "" else option.default
+            line = f"{_spelled(option)}  {option.help} (default {default})"
+            takers.setdefault(line, []).append(planner.name)
+    shared: dict[tuple[str, ...], list[str]] = {}
+    for line, names in takers.items():
+        shared.setdefault(tuple(names), []).append(line)
+    return shared
 
 
 def own_options(planner: str, arguments: Sequence[str]) -> dict[str, Any]:
@@ -95,6 +119,7 @@ def _spelled(option: "Option") -> str:
 def _document(planner: "Planner") -> dict[str, Any]:
     return {
         "name": planner.name,
+        "comparison": planner.name not in PRODUCTS,
         "objectives": list(planner.objectives),
         "demands": list(planner.demands),
         "slo_margin": planner.slo_margin,
