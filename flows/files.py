@@ -348,7 +348,7 @@ def _fields_at(form: type[FileForm], loc: tuple[int | str, ...]) -> list[str]:
 
 def _inner(kind: Any, part: int | str) -> Any:
     """The type of an item, a value or a field of a type; None where it has none of that name."""
-    if get_origin(kind) in (list, dict):
+    if get_origin(kind) is (list if isinstance(part, int) else dict):
         return get_args(kind)[-1]
     if isinstance(kind, type) and issubclass(kind, FileForm):
         field = kind.model_fields.get(str(part))
