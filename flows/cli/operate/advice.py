@@ -7,7 +7,7 @@ from flows.cli.shared_options import AsJson
 
 @command("advice", "poolpipe advice --json")
 def advice(*, as_json: AsJson = False) -> None:
-    """How many GPUs the pools in force should have, from the last minute."""
+    """Show how many GPUs each pool in force should have, from the last minute."""
     from flows.release.server.running import read_state
     from flows.reporting import words
     from flows.state import project_state

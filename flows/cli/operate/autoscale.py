@@ -42,7 +42,7 @@ def autoscale(
     cluster: BuildingCluster = None,
     warehouse: WarehouseFile = WAREHOUSE,
 ) -> None:
-    """Follow the rates of the running system: as few GPUs as carry them, changed in place.
+    """Re-plan in place as request rates change, on as few GPUs as carry them.
 
     Plans are made by the planner and with the options of the plan in force; one is made where a rate has
     moved far enough. Beyond the GPUs there are, all models get the same share of what they ask for.

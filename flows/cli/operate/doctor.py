@@ -9,7 +9,7 @@ from flows.cli.shared_options import WAREHOUSE, AsJson, WarehouseFile
 
 @command("doctor", "poolpipe doctor")
 def doctor(*, warehouse: WarehouseFile = WAREHOUSE, as_json: AsJson = False) -> None:
-    """What is old, exposed or missing: this machine, and what is served from here.
+    """Report what is old, exposed or missing on this machine and in the running system.
 
     Nothing is changed. Ends with 1 where something is a problem; advice alone is no failure.
     """

@@ -22,10 +22,7 @@ def ingest(
     as_json: AsJson = False,
     warehouse: WarehouseFile = WAREHOUSE,
 ) -> None:
-    """Take the gateway's logs into the warehouse.
-
-    What came since last time.
-    """
+    """Read the gateway's new log entries into the warehouse."""
     from flows.operations.ingest.reader import ingest as take
     from flows.workspace import workspace
 

@@ -179,11 +179,10 @@ def replan(
     as_json: AsJson = False,
     warehouse: WarehouseFile = WAREHOUSE,
 ) -> None:
-    """Plan for what comes, from what was measured.
+    """Plan for the rates to come, from measured ones.
 
-    As the plan in force was planned: planner, objective, margins, classes, rates kept and the rest of
-    its options stay. The plan is rolled out where it gains enough; else it is said why the old one
-    stays.
+    The planner and its options are those of the plan in force. The new plan is rolled out if it gains
+    enough; otherwise the command states why the old one stays.
     """
     parameters: dict[str, Any] = {
         "warehouse": warehouse,

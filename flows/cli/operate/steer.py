@@ -20,7 +20,7 @@ def steer(
     cluster: BuildingCluster = None,
     warehouse: WarehouseFile = WAREHOUSE,
 ) -> None:
-    """Follow the cuts of clients: pools where they come in, changed in place within a second or a few.
+    """Re-plan within seconds as edge clients change where they split the model.
 
     Looks four times a second at what clients announced to `poolpipe_offload` and at what came in beyond that. A plan is
     made by the planner and with the options of the plan in force: at once where a cut has no pool or too little, and

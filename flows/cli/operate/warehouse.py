@@ -14,7 +14,7 @@ family("warehouse", "Keep the warehouse file in order, and list what it holds.")
 
 @command("warehouse check", "poolpipe warehouse check")
 def check(*, as_json: AsJson = False, warehouse: WarehouseFile = WAREHOUSE) -> None:
-    """What does not fit together; exit 1 where something does not."""
+    """Report rows that do not fit together; exit with 1 if there are any."""
     from flows.workspace import workspace
     from warehouse import maintenance as steps
 
@@ -31,7 +31,7 @@ def check(*, as_json: AsJson = False, warehouse: WarehouseFile = WAREHOUSE) -> N
 
 @command("warehouse compact", "poolpipe warehouse compact")
 def compact(*, as_json: AsJson = False, warehouse: WarehouseFile = WAREHOUSE) -> None:
-    """Write the file anew without what was deleted."""
+    """Rewrite the file without the space of deleted rows."""
     from flows.cli.project import require
     from warehouse.maintenance import compact
 
@@ -76,7 +76,7 @@ def snapshot(
 ) -> None:
     """Copy the warehouse for notebooks and BI tools.
 
-    The copy is read-only, and whoever reads it holds no lock on the warehouse.
+    The copy is read-only, and reading it holds no lock on the warehouse.
     """
     from flows.workspace import workspace
     from warehouse import maintenance as steps
@@ -104,7 +104,7 @@ def prune(
     as_json: AsJson = False,
     warehouse: WarehouseFile = WAREHOUSE,
 ) -> None:
-    """Forget old minutes, replaced measurements, old rollouts and their plans.
+    """Delete old minutes, replaced measurements, old rollouts and their plans.
 
     Results of runs, figures, plans that were never rolled out and the plan in force stay.
     """
@@ -125,7 +125,7 @@ def prune(
 
 @command("warehouse plans", "poolpipe warehouse plans")
 def plans(*, as_json: AsJson = False, warehouse: WarehouseFile = WAREHOUSE) -> None:
-    """The newest plans."""
+    """List the newest plans."""
     from flows.workspace import workspace
     from warehouse.plans import list_plans
 
@@ -140,7 +140,7 @@ def plans(*, as_json: AsJson = False, warehouse: WarehouseFile = WAREHOUSE) -> N
 
 @command("warehouse runs", "poolpipe warehouse runs")
 def runs(*, as_json: AsJson = False, warehouse: WarehouseFile = WAREHOUSE) -> None:
-    """The newest runs: simulations, loads, quickstarts."""
+    """List the newest runs: simulations, loads, quickstarts."""
     from flows.workspace import workspace
     from warehouse.runs import list_runs
 

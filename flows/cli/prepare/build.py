@@ -59,7 +59,7 @@ def build(
     as_json: AsJson = False,
     warehouse: WarehouseFile = WAREHOUSE,
 ) -> None:
-    """Build what GPU classes run of every block and whole model."""
+    """Build the artifacts that GPU classes run, for every block and whole model."""
     from flows.preparation.building.onnxruntime import build_step
     from flows.preparation.splitting.stored_split import read_split
     from flows.workspace import workspace

@@ -25,7 +25,7 @@ def export_heads(
     as_json: AsJson = False,
     warehouse: WarehouseFile = WAREHOUSE,
 ) -> None:
-    """Write blocks [0, p) for every cut p of a model, and cuts.json, which says what crosses there.
+    """Write blocks [0, p) for every cut p of a model, and cuts.json with the tensors of each cut.
 
     Every head is checked, with its tail, against the whole model. Latencies of tails are the least that
     were measured, where the model was profiled. `poolpipe-client` runs the heads.

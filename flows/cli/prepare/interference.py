@@ -66,7 +66,7 @@ def fit_interference(
     as_json: AsJson = False,
     warehouse: WarehouseFile = WAREHOUSE,
 ) -> None:
-    """Fit the interference model of a GPU class to pairs measured side by side, for plans to come.
+    """Fit the interference model of a GPU class to pairs measured side by side.
 
     Seven tenths of the pairs train it, the rest says how well it does. Where a constant does no worse,
     the constant is the model.

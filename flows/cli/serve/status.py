@@ -9,7 +9,7 @@ from flows.cli.shared_options import AsJson
 
 @command("status", "poolpipe status")
 def status(*, as_json: AsJson = False) -> None:
-    """What is being served, where, and how it does."""
+    """Show the plan that is served, its endpoints, and how it performs."""
     from flows.release.server import running
     from flows.state import project_state
 

@@ -7,7 +7,7 @@ from flows.cli.shared_options import AsJson
 
 @command("stop", "poolpipe stop")
 def stop(*, as_json: AsJson = False) -> None:
-    """End what is being served, and whatever is left of it."""
+    """Stop the server, and remove what an earlier one left behind."""
     from flows.release.server import admin
     from flows.state import project_state
 

@@ -102,7 +102,7 @@ def quickstart(
     as_json: AsJson = False,
     warehouse: WarehouseFile = WAREHOUSE,
 ) -> None:
-    """Everything in one go, from models to a report.
+    """Run every step in one go, from models to a report.
 
     Split, build, profile, plan, simulate, roll out on Triton, load, report; what an earlier run
     left is reused, and everything started is stopped at the end. Wrong answers, and a model under

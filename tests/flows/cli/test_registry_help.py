@@ -57,6 +57,16 @@ def test_every_parameter_is_explained_in_a_sentence() -> None:
     assert findings == []
 
 
+def test_every_command_says_in_a_sentence_what_it_does() -> None:
+    first = re.compile(r"(What|Whether|Who|That|How)\b")
+    findings = [
+        (words, command.help)
+        for words, command in COMMANDS.items()
+        if HOMEMADE.search(command.help) or first.match(command.help)
+    ]
+    assert findings == []
+
+
 def test_metavars_are_nouns_in_capitals_or_the_values_themselves() -> None:
     findings = [
         (where, parameter.metavar)
