@@ -5,7 +5,6 @@ from typing import Annotated
 
 import typer
 
-from flows.cli import shared_options
 from flows.cli.console import note, notes, print_json, progress, show
 from flows.cli.registry import command, family
 from flows.cli.shared_options import WAREHOUSE, AsJson, WarehouseFile
@@ -61,7 +60,10 @@ def export_tables(
         Path, typer.Argument(metavar="FOLDER", help="Write the tables to this folder.")
     ],
     *,
-    model: shared_options.Models = None,
+    model: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME", help="Export this model only; repeat it for several models."),
+    ] = None,
     as_json: AsJson = False,
     warehouse: WarehouseFile = WAREHOUSE,
 ) -> None:
