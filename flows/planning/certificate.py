@@ -84,7 +84,7 @@ def decode(inputs: Inputs, options: PlanOptions, outcome: Outcome, rates_from: s
     trace = outcome.trace
     trace.seconds["place"] = watch.seconds()
     plan = Plan(
-        plan_id="",
+        plan_id="unnamed",  # until it is known what it says
         planner=options.planner,
         options={**options.to_dict(), **outcome.settled, "batch_building_rates": rates_from},
         objective=replace(

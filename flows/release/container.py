@@ -28,6 +28,7 @@ from pathlib import Path
 from typing import Any
 
 from triton_backend.contract.errors import InputError
+from triton_backend.contract.fields import Fields
 from triton_backend.contract.plan import Plan, Stage, StageRow, VGpu
 from triton_backend.contract.shares import runs_beside
 from triton_backend.contract.tensors import TensorSpec, total_bytes_per_sample
@@ -340,14 +341,14 @@ def render_container(plan: Plan, folder: Path, options: ContainerOptions) -> Bun
     """Write the bundle of a plan into a folder; what an earlier rendering left there goes.
 
     Raises:
-        InputError: a model's or a group's name cannot be used, an artifact is missing, an address
+        InputError: a model's, an application's or a group's name cannot be used, an artifact is missing, an address
             is given for no node of the plan, or the folder has files that no rendering wrote.
     """
-    for model in plan.models:
-        check_name(model.name)
     _check_classes(options, plan)
     artifacts = read_artifacts(plan, options.serve.artifacts)
     plan = complete_tensors(plan)
+    for model in served_models(plan):
+        check_name(model.name)
     containers = node_containers(plan, options.name, artifacts)
     _check_hosts(options, containers)
     _clear(folder)
@@ -637,7 +638,8 @@ def _stage_model(folder: Path, place: Path, plan: Plan, here: StageHere, artifac
     (target / "1").mkdir(parents=True, exist_ok=True)
     options = artifact.options
     unused, forwarded = options.get("unused", ()), options.get("forwarded", ())
-    batches = options.get("batches", [artifact.max_batch])
+    known = Fields(options, f"{stage_of(plan, here).artifact}/{MANIFEST_NAME}, options")
+    batches = known.integers("batches", least=1) if known.has("batches") else (artifact.max_batch,)
     text = render_template(
         "container/stage.pbtxt.j2",
         name=name,

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 from triton_backend.contract.errors import InputError
-from triton_backend.contract.fields import Fields
+from triton_backend.contract.fields import Fields, check_name
 from triton_backend.contract.shares import (
     LOADED,
     MAX_DIVISOR,
@@ -55,6 +55,7 @@ class GpuClass:
     power_w: float | None = None
 
     def __post_init__(self) -> None:
+        check_name("gpu_classes", self.name)
         if self.mig is not None:
             if (
                 self.vgpu_divisors
@@ -154,6 +155,9 @@ class NodeGroup:
     devices: tuple[str, ...] | None = None
 
     def __post_init__(self) -> None:
+        check_name("nodes.gpu_class", self.gpu_class)
+        if self.name is not None:
+            check_name(f"nodes ({self.gpu_class}).name", self.name)
         for field in ("count", "gpus", "nic_gbps"):
             value = getattr(self, field)
             if not value > 0:
@@ -199,6 +203,8 @@ class Cluster:
         if total > MAX_GPUS:
             raise InputError(f"cluster {self.name!r}, nodes", f"{total} GPUs, most are {MAX_GPUS}")
         names = self.node_group_names()
+        for i, name in enumerate(names):
+            check_name(f"cluster {self.name!r}, nodes[{i}]", name)
         if len(set(names)) < len(names):
             raise InputError(f"cluster {self.name!r}", f"node name used twice in {list(names)}")
 
@@ -354,6 +360,7 @@ def _read_mig(fields: Fields) -> Mig:
 
 
 def _read_class(name: str, fields: Fields) -> GpuClass:
+    check_name("gpu_classes", name)
     known: dict[str, Any] = {n: fields.number(n) for n in CLASS_NUMBERS if fields.has(n)}
     if fields.has("mig"):
         known |= {"mig": _read_mig(fields), "vgpu_divisors": ()}

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from triton_backend.contract.errors import InputError
-from triton_backend.contract.fields import Fields
+from triton_backend.contract.fields import Fields, check_name
 from triton_backend.contract.tensors import TensorSpec
 from triton_backend.contract.units import ms_to_us, us_to_ms
 
@@ -37,9 +37,8 @@ class Entry:
     dtype: str | None = None
 
     def __post_init__(self) -> None:
+        check_name("entries.name", self.name)
         where = f"entry {self.name!r}"
-        if not self.name:
-            raise InputError("entries.name", "is empty")
         if self.block < 0:
             raise InputError(f"{where}, block", f"{self.block} is negative")
         if self.budget_us < 1:

@@ -1,9 +1,10 @@
 """Plain data from outside, read field by field: whether it is there, of which type, within bounds.
 
-Here: complaints that name a field by its path in the file. Not here: whether fields make sense
-together (the types check that when they are built), and text (JSON, YAML).
+Here: complaints that name a field by its path in the file, and what may be a name. Not here: whether
+fields make sense together (the types check that when they are built), and text (JSON, YAML).
 """
 
+import re
 from collections.abc import Mapping
 from math import isfinite
 from typing import Any
@@ -12,6 +13,27 @@ from triton_backend.contract.errors import InputError
 
 # More of anything (µs, bytes, requests/s) is a mistake, and its products would leave 64 bits.
 LARGEST = 10**12
+LONGEST_NAME = 128
+_NAME = re.compile(rf"[A-Za-z0-9_][A-Za-z0-9._@+-]{{0,{LONGEST_NAME - 1}}}")
+
+
+def check_name(where: str, name: str) -> None:
+    """Refuse what cannot be a name of a model, application, module, entry, node, class, pool, plan or client.
+
+    Names become folders, words of scripts and lines of manifests. Names of tensors, layers and files are not meant.
+
+    Args:
+        where: the field; of checked names, as it stands in the complaint.
+        name: what should be a name.
+
+    Raises:
+        InputError: it has another character, begins with one of `.@+-`, has two dots in a row, or is too long.
+    """
+    if not name:
+        raise InputError(where, "is empty")
+    if not _NAME.fullmatch(name) or ".." in name:
+        reason = f"at most {LONGEST_NAME} of A-Z a-z 0-9 _ . @ + -, first a letter, a digit or _"
+        raise InputError(where, f"{_shown(name)} is no name: {reason}, no two dots in a row")
 
 
 class Fields:

@@ -16,7 +16,7 @@ from triton_backend.contract.applications import ApplicationPlan, check_names
 from triton_backend.contract.cluster import Cluster, GpuClass
 from triton_backend.contract.entries import Entry, check_entries
 from triton_backend.contract.errors import InputError
-from triton_backend.contract.fields import Fields
+from triton_backend.contract.fields import LONGEST_NAME, Fields, check_name
 from triton_backend.contract.shares import (
     MAX_PERCENT,
     PER_PERCENT,
@@ -223,9 +223,8 @@ class Pool:
     interference: PoolInterference | None = None
 
     def __post_init__(self) -> None:
+        check_name("pools.name", self.name)
         where = f"pool {self.name!r}"
-        if not self.name:
-            raise InputError("pools.name", "is empty")
         check_share(where, self.share)
         if self.vgpus < 1:
             raise InputError(f"{where}, vgpus", f"{self.vgpus} is not positive")
@@ -298,7 +297,7 @@ class Stage:
         boundary: the tensors behind those bytes, where known.
         memory: what it takes of its GPU, where known.
         duty_cycle_us: how often its turn comes on a vGPU shared in turns.
-        artifact: what the runtime loads, relative to the artifact folder; None when emulated.
+        artifact: what the runtime loads: a folder's name in the artifact folder; None when emulated.
         boards: it joins batches with the model's other pipelines on its pool; the batch planned here is
             how many samples one batch takes in all.
     """
@@ -318,6 +317,8 @@ class Stage:
 
     def __post_init__(self) -> None:
         where = f"stage {list(self.blocks)} on pool {self.pool!r}"
+        if self.artifact is not None:
+            check_name(f"{where}, artifact", self.artifact)
         if not 0 <= self.blocks[0] < self.blocks[1]:
             raise InputError(where, "blocks must be [first, last) with first < last")
         if not self.latency_us_by_batch or min(self.latency_us_by_batch) < 1:
@@ -465,6 +466,7 @@ class ModelPlan:
     split: str | None = None
 
     def __post_init__(self) -> None:
+        check_name("models.name", self.name)
         where = f"model {self.name!r}"
         if not self.policy:
             raise InputError(f"{where}, policy", "is empty")
@@ -643,6 +645,7 @@ class Plan:
     applications: tuple[ApplicationPlan, ...] = ()
 
     def __post_init__(self) -> None:
+        check_name("plan_id", self.plan_id)
         if not self.models:
             raise InputError(f"plan {self.plan_id}, models", "there is none")
         names = [model.name for model in self.models]
@@ -856,7 +859,7 @@ class Plan:
 
 def next_pool_name(gpu_class: str, counts: dict[str, int]) -> str:
     """The class in lower case and a number from 0; `counts` remembers how many have been named."""
-    stem = gpu_class.lower()
+    stem = gpu_class.lower()[: LONGEST_NAME - len("-10000000")]
     number = counts.get(stem, 0)
     counts[stem] = number + 1
     return f"{stem}-{number}"

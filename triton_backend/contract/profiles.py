@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from triton_backend.contract.errors import InputError
+from triton_backend.contract.fields import check_name
 from triton_backend.contract.shares import LOADED, SOLO, WHOLE_GPU, share_of_divisor, share_text
 from triton_backend.contract.tensors import TensorSpec
 
@@ -228,6 +229,9 @@ class ModelProfile:
     split: str | None = None
 
     def __post_init__(self) -> None:
+        check_name("profile", self.name)
+        for gpu_class in self.classes:
+            check_name(f"profile of {self.name!r}, GPU class", gpu_class)
         for name in ("boundaries", "block_memory_bytes", "block_workspace_bytes"):
             known, expected = len(getattr(self, name)), self.blocks - (name == "boundaries")
             if known not in (0, expected):

@@ -8,7 +8,7 @@ from typing import Any, Self
 from triton_backend.contract.applications import Application, check_names
 from triton_backend.contract.entries import Entry, check_entries
 from triton_backend.contract.errors import InputError
-from triton_backend.contract.fields import Fields
+from triton_backend.contract.fields import Fields, check_name
 from triton_backend.contract.units import ms_to_us, us_to_ms
 
 GATHERING_FACTOR = 1.3
@@ -39,6 +39,7 @@ class ModelDemand:
     entries: tuple[Entry, ...] = ()
 
     def __post_init__(self) -> None:
+        check_name("workload model", self.name)
         where = f"workload model {self.name!r}"
         check_entries(self.name, self.entries)
         for entry in self.entries:

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from triton_backend.contract.errors import InputError, InvariantError
+from triton_backend.contract.fields import Fields, check_name
 from triton_backend.contract.tensors import TensorSpec
 
 MANIFEST_NAME = "engine.json"
@@ -61,6 +62,14 @@ class Artifact:
     def __post_init__(self) -> None:
         if self.device not in {CPU, CUDA}:
             raise InputError(f"artifact of {self.runtime!r}", f"device {self.device!r}")
+        check_name(f"artifact of {self.runtime!r}, gpu_class", self.gpu_class)
+        for role, file in self.files.items():
+            if Path(file).name != file:
+                reason = f"{file!r} is not the name of a file in its folder"
+                raise InputError(f"artifact of {self.runtime!r}, files.{role}", reason)
+        for option in ("library", "library_version"):
+            if option in self.options:
+                check_name(f"artifact of {self.runtime!r}, {option}", self.options[option])
 
     def write(self, folder: Path) -> None:
         """Write the manifest into an existing folder."""
@@ -91,7 +100,7 @@ class Artifact:
                 gpu_class=data["gpu_class"],
                 inputs=tuple(map(TensorSpec.from_dict, data["inputs"])),
                 outputs=tuple(map(TensorSpec.from_dict, data["outputs"])),
-                max_batch=data["max_batch"],
+                max_batch=Fields(data).integer("max_batch", least=1),
                 device=data.get("device") or _device_before(data),
                 files=data["files"],
                 options=data["options"],

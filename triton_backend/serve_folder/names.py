@@ -1,25 +1,22 @@
-"""What a model may be called: one name is a folder, a Triton model, and none of our own models."""
+"""What a model may be called: a name as the contract has it, and none of our own models' names."""
 
 import hashlib
-import re
 
+from triton_backend.contract import fields
 from triton_backend.contract.errors import InputError
 
 RESERVED_PREFIX = "poolpipe_"
-_LEGAL_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
 
 
 def check_name(name: str) -> None:
     """Refuse a name that cannot be a folder, a Triton model and none of ours at once.
 
     Raises:
-        InputError: it has other characters than A-Z, a-z, 0-9 and _.- or begins like ours.
+        InputError: it is no name (`contract.fields.check_name`), or begins like ours.
     """
-    if not _LEGAL_NAME.fullmatch(name) or name.startswith(RESERVED_PREFIX):
-        raise InputError(
-            f"model name {name!r}",
-            f"cannot be served: a name has A-Z a-z 0-9 _ . - and no {RESERVED_PREFIX!r} first",
-        )
+    fields.check_name("model name", name)
+    if name.startswith(RESERVED_PREFIX):
+        raise InputError(f"model name {name!r}", f"cannot be served: {RESERVED_PREFIX!r} is first")
 
 
 def short_name(name: str) -> str:

@@ -20,6 +20,7 @@ from flows.files import write_text
 from flows.preparation.interference.fit import PairRows
 from flows.preparation.profiling.csv_tables import MAX_BATCH, csv_text, rows_of, whole
 from triton_backend.contract.errors import InputError
+from triton_backend.contract.fields import check_name
 from triton_backend.contract.profiles import (
     CONSTANTS,
     QUANTILES,
@@ -56,6 +57,9 @@ def read_pairs(path: Path, gpu_class: str | None = None) -> list[Pair]:
             raise InputError(
                 f"{where}, gpu_class", "is missing, and latencies are of several classes"
             )
+        check_name(f"{where}, gpu_class", name)
+        for side in (1, 2):
+            check_name(f"{where}, model_{side}", row[f"model_{side}"])
         sides = [
             (
                 row[f"model_{side}"],
@@ -159,6 +163,7 @@ def read_models(path: Path) -> dict[str, InterferenceModel]:
     """
     found: dict[str, InterferenceModel] = {}
     for where, row in rows_of(path, {"gpu_class", *CONSTANTS}):
+        check_name(f"{where}, gpu_class", row["gpu_class"])
         if row["gpu_class"] in found:
             raise InputError(f"{where}, gpu_class", f"{row['gpu_class']!r} stands twice")
         known = [name for name in _RESIDUALS if row.get(name)]

@@ -19,7 +19,7 @@ from typing import Any
 
 from flows.files import write_text
 from triton_backend.contract.errors import InputError
-from triton_backend.contract.fields import LARGEST
+from triton_backend.contract.fields import LARGEST, check_name
 from triton_backend.contract.profiles import (
     LatencyCell,
     ModelProfile,
@@ -323,8 +323,7 @@ def rows_of(
 
 
 def _name(where: str, row: Mapping[str, str], column: str) -> str:
-    if not row[column]:
-        raise InputError(f"{where}, {column}", "is empty")
+    check_name(f"{where}, {column}", row[column])
     return row[column]
 
 

@@ -42,7 +42,7 @@ def stage(blocks: tuple[int, int], pool: str, latency_ms: float, **more: Any) ->
 
 
 def example_plan(**changes: Any) -> Plan:
-    """Two models, two classes: `<b>` in a name must never become markup."""
+    """Two models, two classes: `<b>` in a text must never become markup."""
     first = {"transfer_us": 2_000, "boundary_bytes_per_sample": 1_250_000}
     pipelines = [
         {"batch": 2, "throughput_rps": 100.0, "latency_us": 32_000, "stages": [
@@ -57,7 +57,7 @@ def example_plan(**changes: Any) -> Plan:
         "solve_seconds": 0.25,
         "objective": {"name": "throughput", "value": 100.0, "upper_bound": 100.05, "gap": 0.0005},
         "cluster": {
-            "name": "test", "gpu_classes": {"fast": {"vgpu_divisors": [1, 2]}, "slow": {}},
+            "name": "<b>test</b>", "gpu_classes": {"fast": {"vgpu_divisors": [1, 2]}, "slow": {}},
             "nodes": [
                 {"count": 1, "gpu_class": "fast", "gpus": 2, "nic_gbps": 10},
                 {"count": 1, "gpu_class": "fast", "gpus": 1, "nic_gbps": 10},
@@ -65,7 +65,7 @@ def example_plan(**changes: Any) -> Plan:
                 {"count": 1, "gpu_class": "slow", "gpus": 1, "nic_gbps": 10},
                 {"count": 1, "gpu_class": "slow", "gpus": 1, "nic_gbps": 10}]},
         "workload": {"models": [
-            {"name": "<b>resnet</b>", "slo_ms": 100.0, "batch_building_rate_rps": 130.0},
+            {"name": "resnet", "slo_ms": 100.0, "batch_building_rate_rps": 130.0},
             {"name": LONG_NAME, "slo_ms": 150.0}]},
         "gpus_used": {"fast": 3, "slow": 4},
         "pools": [
@@ -73,7 +73,7 @@ def example_plan(**changes: Any) -> Plan:
             pool("slow-1", "1 1/1 slow slow.1"), pool("fast-1", "1 1/1 fast fast.1"),
             pool("slow-2", "1 1/1 slow slow.2")],
         "models": [
-            {"name": "<b>resnet</b>", "slo_us": 100_000, "throughput_rps": 100.0,
+            {"name": "resnet", "slo_us": 100_000, "throughput_rps": 100.0,
              "pipelines": pipelines},
             {"name": LONG_NAME, "slo_us": 150_000, "throughput_rps": 40.0, "pipelines": long}],
     }  # fmt: skip
@@ -138,7 +138,7 @@ def example_report() -> ReportData:
         simulated=outcomes(plan, "simulated"),
         steps=[Step(name="split", seconds=1.5, note="reused"), Step(name="plan", seconds=0.2)],
         blocks={
-            "<b>resnet</b>": [
+            "resnet": [
                 BlockRow(block=0, first_node="conv<1>", nodes=3, share=0.6, boundary_bytes=100),
                 BlockRow(block=1, first_node="conv2", nodes=4, share=0.4),
             ]

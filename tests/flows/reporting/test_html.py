@@ -89,7 +89,7 @@ def test_what_is_not_known_is_left_out() -> None:
 
 def test_names_are_escaped_everywhere() -> None:
     page = render_report(example_report())
-    for markup in ("<b>resnet", "<i>run", "conv<1>"):
+    for markup in ("<b>test", "<i>run", "conv<1>"):
         assert markup not in page
 
 

@@ -33,7 +33,7 @@ def test_moves_between_stages_and_rates_are_told() -> None:
 
     new = changed(edit)
     assert plain(plan_diff(example_plan(), new)) == [
-        "<b>resnet</b>: 2 × 1/2 fast leave stage 1 (blocks 0–3); planned rate 100 → 150 rps",
+        "resnet: 2 × 1/2 fast leave stage 1 (blocks 0–3); planned rate 100 → 150 rps",
         "GPUs used: fast 3 → 2",
     ]
     assert gpus_moved(example_plan(), new) == 1
@@ -67,7 +67,7 @@ def test_models_that_share_pools_are_named() -> None:
 
 def test_a_first_plan_is_all_new() -> None:
     lines = plain(plan_diff(None, example_plan()))
-    assert lines[0] == "<b>resnet</b> is new: 3 × 1/2 fast, 2 × slow, planned for 100 rps"
+    assert lines[0] == "resnet is new: 3 × 1/2 fast, 2 × slow, planned for 100 rps"
     assert lines[-1] == "GPUs used: fast 0 → 3, slow 0 → 4"
 
 
@@ -77,5 +77,5 @@ def test_slo_and_batch_changes_are_told() -> None:
         data["models"][0]["pipelines"][0]["batch"] = 1
 
     assert plain(plan_diff(example_plan(), changed(edit))) == [
-        "<b>resnet</b>: SLO 100 → 80 ms; batches 2 → 1"
+        "resnet: SLO 100 → 80 ms; batches 2 → 1"
     ]

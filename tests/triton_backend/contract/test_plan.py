@@ -49,7 +49,7 @@ def test_gpus_count_once_however_many_parts_they_have_and_unused_classes_not_at_
 def test_the_plain_form_goes_through_json_and_back(gpus: int) -> None:
     plan = make_plan([[Own(latency_us=(10, 15), gpus=gpus, bytes_out=7)]])
     first = plan.models[0].pipelines[0].stages[0]
-    full = replace(first, boundary=(SPEC,), artifact="m/0.onnx")
+    full = replace(first, boundary=(SPEC,), artifact="0f3a")
     pipeline = replace(plan.models[0].pipelines[0], stages=(full,))
     model = replace(plan.models[0], pipelines=(pipeline,), inputs=(SPEC,), outputs=(SPEC,))
     plan = replace(plan, models=(model,), certificate={"status": "optimal"})

@@ -193,16 +193,16 @@ def test_an_application_is_a_model_of_its_own(tmp_path: Path) -> None:
 def test_two_nodes_are_never_one_model(tmp_path: Path) -> None:
     twins = plan(two_stage())
     groups = (
-        replace(g, name=name) for g, name in zip(twins.cluster.nodes, ("a b", "a_b"), strict=True)
+        replace(g, name=name) for g, name in zip(twins.cluster.nodes, ("a@b", "a_b"), strict=True)
     )
     twins = replace(twins, cluster=replace(twins.cluster, nodes=tuple(groups)))
-    with pytest.raises(InputError, match="nodes 'a b' and 'a_b': would be one Triton model"):
+    with pytest.raises(InputError, match="nodes 'a@b' and 'a_b': would be one Triton model"):
         render_repository(tmp_path, twins, ServeOptions())
 
 
 @pytest.mark.parametrize("name", ["poolpipe_control", "a/b", "", "..", "a b"])
 def test_names_that_triton_cannot_serve_are_refused(name: str) -> None:
-    with pytest.raises(InputError, match="cannot be served"):
+    with pytest.raises(InputError, match=r"model name.*(cannot be served|is no name|is empty)"):
         check_name(name)
 
 
@@ -251,12 +251,11 @@ def test_a_port_given_twice_is_named() -> None:
         Endpoints(metrics=8000)
 
 
-def test_folders_and_nodes_may_have_any_name(tmp_path: Path) -> None:
+def test_folders_may_have_any_name_and_nodes_any_legal_one(tmp_path: Path) -> None:
     folder = tmp_path / 'a "b" \\c'
     odd = plan(two_stage())
     groups = tuple(
-        replace(group, name=f'n{number}"""; raise SystemExit #\\')
-        for number, group in enumerate(odd.cluster.nodes)
+        replace(group, name=f"n{number}@rack.+-_") for number, group in enumerate(odd.cluster.nodes)
     )
     odd = replace(odd, cluster=replace(odd.cluster, nodes=groups))
     render_repository(folder, odd, ServeOptions())

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, Self
 
 from triton_backend.contract.errors import InputError
-from triton_backend.contract.fields import Fields
+from triton_backend.contract.fields import Fields, check_name
 from triton_backend.contract.tensors import TensorSpec
 from triton_backend.contract.units import ms_to_us, us_to_ms
 
@@ -165,8 +165,7 @@ class Application:
         return InputError(f"{where}.{name}", reason)
 
     def _check_demand(self) -> None:
-        if not self.name:
-            raise InputError("applications.name", "is empty")
+        check_name("applications.name", self.name)
         if self.slo_us < 1:
             raise self._wrong("slo_ms", f"{us_to_ms(self.slo_us)} is not positive")
         for name in ("rate_rps", "weight"):
@@ -178,12 +177,10 @@ class Application:
 
     def _check_names(self, module: Module, names: Sequence[str]) -> None:
         name = module.name
-        if not name:
-            raise self._wrong("modules.name", "is empty")
+        check_name(f"application {self.name!r}.modules.name", name)
         if name == REQUEST or "." in name:
             raise self._wrong("name", f"{REQUEST!r} and names with a dot are not a module's", name)
-        if not module.model:
-            raise self._wrong("model", "is empty", name)
+        check_name(f"application {self.name!r}, module {name!r}.model", module.model)
         self._check_after(module, names)
         for tensor, source in module.inputs.items():
             where = f"application {self.name!r}, module {name!r}.inputs.{tensor}"

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from triton_backend.contract.errors import InputError
-from triton_backend.contract.fields import Fields
+from triton_backend.contract.fields import Fields, check_name
 from triton_backend.contract.plan import ModelPlan, Plan
 from triton_backend.contract.units import US_PER_S, ms_to_us, us_to_ms
 
@@ -164,8 +164,7 @@ class Offload:
     def _announce(self, fields: Fields) -> dict[str, Any]:
         plan = self._plan()
         client, name = fields.text("client"), fields.text("model")
-        if not 0 < len(client) <= MOST_NAME:
-            raise fields.wrong("client", f"{len(client)} characters, 1 to {MOST_NAME} are a name")
+        check_name(f"{WHERE}, client", client)
         cuts = cuts_of(plan, name)
         cut = cuts[fields.integer("cut", most=len(cuts) - 1)]
         rate_rps = fields.number("rate_rps", least=0, most=MOST_RPS)

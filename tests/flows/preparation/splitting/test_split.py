@@ -149,9 +149,9 @@ def test_an_output_that_cannot_be_served_is_refused(tmp_path: Path) -> None:
         split_model(path, name="m", out=tmp_path / "models")
 
 
-@pytest.mark.parametrize("name", ["", "_net", "poolpipe_net", "a/b", ".."])
+@pytest.mark.parametrize("name", ["", "-net", "poolpipe_net", "a/b", ".."])
 def test_a_name_that_could_not_be_served_is_refused_at_once(tmp_path: Path, name: str) -> None:
-    with pytest.raises(InputError, match="cannot be served: a name has A-Z"):
+    with pytest.raises(InputError, match=r"model name.*(cannot be served|is no name|is empty)"):
         split_model(tmp_path / "net.onnx", name=name, out=tmp_path)
 
 
