@@ -1,5 +1,7 @@
 """The bundle for stock Triton containers: parsed back by Triton's own and Kubernetes' own schemas."""
 
+import json
+import shlex
 import subprocess
 from dataclasses import replace
 from pathlib import Path
@@ -509,6 +511,53 @@ def test_what_cannot_be_rendered_is_named(tmp_path: Path, artifacts: Path, serve
             twins, tmp_path / "bundle", ContainerOptions(serve=ServeOptions(artifacts=artifacts))
         )
     assert label("A100 (80 GB).2") == "a100-80-gb-2"
+
+
+def test_what_clients_see_has_no_name_of_our_own_models(tmp_path: Path) -> None:
+    chain = application(OFFLOAD_MODEL, module("first", model="inner"))
+    named = with_applications(plan(model("inner", (stage((0, 1), "FAST", 0),))), chain)
+    with pytest.raises(InputError, match=f"model name '{OFFLOAD_MODEL}': cannot be served"):
+        render_container(named, tmp_path / "bundle", ContainerOptions())
+    assert not (tmp_path / "bundle").exists()
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({"gpu_class": "L4\nRUN id"}, r"gpu_class: 'L4\\nRUN id' is no name"),
+        ({"max_batch": "1\nbackend: 'python'"}, "max_batch: .* is not a whole number"),
+        ({"files": {"engine": "../../outside"}}, "files.engine: '../../outside' is not the name"),
+        ({"options": {"library": 'x"; id; "'}}, "library: .* is no name"),
+        ({"options": {"library_version": "$(id)"}}, r"library_version: '\$\(id\)' is no name"),
+        ({"options": {"library_version": 8}}, "not an artifact manifest"),
+        ({"options": {"batches": ["1] }\n"]}}, r"batches\[0\]: .* is not a whole number"),
+    ],
+)
+def test_what_an_artifact_says_of_itself_writes_no_line_of_its_own(
+    tmp_path: Path, artifacts: Path, served: Plan, change: dict[str, Any], told: str
+) -> None:
+    manifest = artifacts / "first" / "engine.json"
+    manifest.write_text(json.dumps(json.loads(manifest.read_text()) | change))
+    with pytest.raises(InputError, match=told) as error:
+        render_container(
+            served, tmp_path / "bundle", ContainerOptions(serve=ServeOptions(artifacts=artifacts))
+        )
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("policy", [None, "reservation"])
+def test_the_image_compiles_the_kernels_of_its_plan_as_it_is_built(
+    tmp_path: Path, artifacts: Path, served: Plan, policy: str | None
+) -> None:
+    serve = ServeOptions(artifacts=artifacts, policy=policy)
+    folder = tmp_path / "bundle"
+    render_container(served, folder, ContainerOptions(serve=serve, bundle_folder=folder))
+    lines = (folder / "Dockerfile").read_text().replace("\\\n", "")
+    (command,) = (line for line in lines.splitlines() if " python3 -c " in line)
+    words = shlex.split(command)
+    assert words[:4] == ["RUN", f"NUMBA_CACHE_DIR={folder}/numba", "python3", "-c"]
+    exec(compile(words[4], "Dockerfile", "exec"), {})
 
 
 @pytest.mark.slow
