@@ -31,7 +31,7 @@ from typing import TYPE_CHECKING
 
 from flows.clock import Stopwatch
 from flows.deployments.background import log_of, running, say, start, stop
-from flows.deployments.orchestration.home import prepare_prefect, prepare_server
+from flows.deployments.orchestration.home import PROFILES, prepare_prefect, prepare_server
 from flows.state import project_state, warehouse_path
 from triton_backend.contract.errors import InputError, PoolPipeError
 
@@ -102,7 +102,8 @@ def prepare(place: Place) -> None:
     os.environ["PREFECT_CLI_COLORS"] = "false"
     os.environ.setdefault("PREFECT_WORKER_QUERY_SECONDS", "2")  # a rollout need not wait ten
     place.folder.mkdir(parents=True, exist_ok=True)
-    prepare_prefect(home / "prefect")
+    origins = (f"http://{name}:{place.port}" for name in (LOOPBACK, "localhost"))
+    prepare_prefect(home / "prefect", origin=",".join(origins))
     prepare_server()
     os.environ[_API] = place.api_url
 
@@ -188,7 +189,9 @@ def up(
         register_class(ROOT, name, pool)
         start(place.folder, f"worker-{pool}", worker_command(pool), within=ROOT)
     if place.own_server:
-        say(f"Prefect: http://127.0.0.1:{place.port}")
+        say(
+            f"Prefect: http://127.0.0.1:{place.port}, asks for what {project_state().prefect / PROFILES} has"
+        )
     if not only_classes:
         say(f"page: http://127.0.0.1:{place.ui_port}")
 

@@ -18,7 +18,7 @@ from flows.state import ProjectState
 from triton_backend.contract.errors import InputError, InvariantError
 from triton_backend.serve_folder.state import server_runs, whole_state_file
 
-MODULES = ("machine", "system")
+MODULES = ("machine", "system", "prefect_server")
 
 
 class Severity(StrEnum):

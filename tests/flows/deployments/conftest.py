@@ -10,6 +10,7 @@ from contextlib import suppress
 
 import pytest
 
+from tests.flows.deployments.joined import AUTH
 from tests.ports import free_ports
 
 START_SECONDS = 120
@@ -25,6 +26,9 @@ def prefect_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
         "PREFECT_SERVER_DEPLOYMENTS_CONCURRENCY_SLOT_WAIT_SECONDS": "1",  # ours: 5, Prefect: 30
         "PREFECT_HOME": str(tmp_path_factory.mktemp("prefect-server")),
+        "PREFECT_SERVER_API_AUTH_STRING": AUTH,
+        "PREFECT_SERVER_CSRF_PROTECTION_ENABLED": "true",
+        "PREFECT_SERVER_CORS_ALLOWED_ORIGINS": f"http://127.0.0.1:{port}",
     }
     server = subprocess.Popen(
         [sys.executable, "-m", "prefect", "server", "start", "--port", str(port), "--no-ui"],

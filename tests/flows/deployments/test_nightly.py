@@ -14,7 +14,6 @@ import pytest
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.filters import DeploymentFilter, DeploymentFilterId
 from prefect.events import emit_event
-from prefect.settings import PREFECT_API_URL, temporary_settings
 
 from flows.clock import now_utc
 from flows.deployments.local import NIGHTLY_FILE
@@ -27,7 +26,7 @@ from flows.release.server import admin
 from flows.state import ProjectState
 from flows.workspace import Workspace
 from tests.fakes.minutes import model_minute
-from tests.flows.deployments.joined import joining
+from tests.flows.deployments.joined import joined, joining
 from tests.ports import free_ports
 from triton_backend.contract.errors import InputError
 from triton_backend.contract.plan import Plan
@@ -120,24 +119,24 @@ class Project:
         return [line for line in said.splitlines() if line.startswith("replan: ")]
 
     def deployment(self, name: str) -> Any:
-        with temporary_settings({PREFECT_API_URL: self.url}), get_client(sync_client=True) as api:
+        with joined(self.url), get_client(sync_client=True) as api:
             return api.read_deployment_by_name(name)
 
     def runs(self, deployment_id: Any) -> list[Any]:
         """Those of a deployment that something other than its schedule started."""
         wanted = DeploymentFilter(id=DeploymentFilterId(any_=[deployment_id]))
-        with temporary_settings({PREFECT_API_URL: self.url}), get_client(sync_client=True) as api:
+        with joined(self.url), get_client(sync_client=True) as api:
             return [r for r in api.read_flow_runs(deployment_filter=wanted) if not r.auto_scheduled]
 
 
 @pytest.fixture
 def project(tmp_path: Path, prefect_url: str) -> Iterator[Project]:
     two_files(tmp_path)
-    joined = Project(folder=tmp_path, url=prefect_url, environment=joining(tmp_path, prefect_url))
+    made = Project(folder=tmp_path, url=prefect_url, environment=joining(tmp_path, prefect_url))
     try:
-        yield joined
+        yield made
     finally:
-        joined.operations("down")
+        made.operations("down")
 
 
 def measured(work: Workspace) -> None:
@@ -182,7 +181,7 @@ def test_one_command_leaves_nights_and_trigger_and_a_replan_keeps_every_option(
     ingest = project.deployment("ingest-stats/ingest-stats")
     assert ingest.parameters == {"parameters": {"cluster": paths["cluster"]}}
 
-    with temporary_settings({PREFECT_API_URL: project.url}):
+    with joined(project.url):
         emit_event(ATTAINMENT_LOW, {"prefect.resource.id": "poolpipe.pair"})
     pause = threading.Event()
     while not (runs := ended(project, replan.id)):

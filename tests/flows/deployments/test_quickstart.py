@@ -12,6 +12,7 @@ from typing import Any
 import psutil
 import pytest
 
+from tests.flows.deployments.joined import AUTH
 from tests.flows.preparation.splitting.tiny_models import residual_net
 from tests.ports import free_ports
 
@@ -42,11 +43,15 @@ class Project:
         prefect_url: str | None = None,
     ) -> "subprocess.CompletedProcess[str]":
         """The `poolpipe` command, run in the project's folder; its Prefect server is its own without one."""
-        joined = {} if prefect_url is None else {"PREFECT_API_URL": prefect_url}
+        joined = {"PREFECT_API_URL": prefect_url, "PREFECT_API_AUTH_STRING": AUTH}
         return subprocess.run(
             [*poolpipe, *arguments],
             cwd=self.folder,
-            env={**os.environ, "POOLPIPE_HOME": str(self.folder / "state"), **joined},
+            env={
+                **os.environ,
+                "POOLPIPE_HOME": str(self.folder / "state"),
+                **(joined if prefect_url else {}),
+            },
             capture_output=True,
             text=True,
             check=False,

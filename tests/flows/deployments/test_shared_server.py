@@ -12,12 +12,11 @@ import pytest
 import yaml
 from prefect.client.orchestration import get_client
 from prefect.deployments import run_deployment
-from prefect.settings import PREFECT_API_URL, temporary_settings
 
 from flows.deployments import whatif as module
 from flows.deployments.parameters import WhatIfParameters
 from flows.deployments.whatif import task_runner
-from tests.flows.deployments.joined import joining
+from tests.flows.deployments.joined import joined, joining
 from tests.flows.preparation.splitting.tiny_models import residual_net
 from triton_backend.contract.errors import InputError
 from warehouse.db import open_warehouse
@@ -53,7 +52,7 @@ class Project:
     def run(self, deployment: str, **parameters: Any) -> Any:
         """A deployment, by its worker, to the end."""
         given = {"warehouse": str(self.warehouse), **parameters}
-        with temporary_settings({PREFECT_API_URL: self.url}):
+        with joined(self.url):
             return run_deployment(deployment, parameters={"parameters": given}, poll_interval=0.5)
 
     def files(self) -> dict[str, str]:
@@ -63,12 +62,12 @@ class Project:
 @pytest.fixture(scope="module")
 def project(tmp_path_factory: pytest.TempPathFactory, prefect_url: str) -> Iterator[Project]:
     folder = tmp_path_factory.mktemp("shared")
-    joined = Project(folder=folder, url=prefect_url, environment=joining(folder, prefect_url))
+    made = Project(folder=folder, url=prefect_url, environment=joining(folder, prefect_url))
     try:
-        joined.operations("up", *(f"--class={name}" for name in CLASSES))
-        yield joined
+        made.operations("up", *(f"--class={name}" for name in CLASSES))
+        yield made
     finally:
-        joined.operations("down")
+        made.operations("down")
 
 
 @pytest.fixture(scope="module")
@@ -106,7 +105,7 @@ def test_every_class_is_measured_by_a_worker_of_its_own_pool(
     project: Project, prepared: Any
 ) -> None:
     assert prepared.state.is_completed(), prepared.state
-    with temporary_settings({PREFECT_API_URL: project.url}), get_client(sync_client=True) as client:
+    with joined(project.url), get_client(sync_client=True) as client:
         runs = client.read_flow_runs()
     # Other tests ran flows of their own on this server before.
     pools = {run.work_pool_name for run in runs if run.created >= prepared.created}
@@ -129,7 +128,7 @@ def test_two_classes_are_never_measured_on_one_core_at_a_time(
         spans.append((span["a"], span["b"]))
     (_, first_end), (second_begin, _) = sorted(spans)
     assert first_end < second_begin
-    with temporary_settings({PREFECT_API_URL: project.url}), get_client(sync_client=True) as client:
+    with joined(project.url), get_client(sync_client=True) as client:
         limit = client.read_global_concurrency_limit_by_name(f"cpu:{platform.node()}:0")
     assert (limit.limit, limit.active_slots) == (1, 0)
 

@@ -15,6 +15,7 @@ from prefect.settings import PREFECT_API_URL, temporary_settings
 
 from flows.deployments.orchestration import lease as prefect_lease
 from flows.deployments.orchestration.limits import WAREHOUSE_WRITER, flow_workspace, holding
+from tests.flows.deployments.joined import AUTH, joined
 
 pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[4]
@@ -32,7 +33,7 @@ with holding("a:1", "b:2"):
 @pytest.fixture
 def server(prefect_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     monkeypatch.setenv("POOLPIPE_HOME", str(tmp_path))
-    with temporary_settings({PREFECT_API_URL: prefect_url}):
+    with joined(prefect_url):
         yield prefect_url
 
 
@@ -42,6 +43,7 @@ def holder(server: str, home: Path) -> Generator["subprocess.Popen[str]"]:
     environment = {
         **os.environ,
         "PREFECT_API_URL": server,
+        "PREFECT_API_AUTH_STRING": AUTH,
         "PREFECT_HOME": str(home / "prefect"),
         "POOLPIPE_HOME": str(home),
     }
