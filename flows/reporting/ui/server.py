@@ -1,19 +1,26 @@
 """The page's server: the standard library's, on the loopback address by default.
 
 It answers GET for the page, its two JSON documents and nothing else, changes nothing, and refuses
-requests for other host names, so that no foreign web page can read it through a browser.
+requests for other host names or of other origins, so that no foreign web page can read it through a browser.
+A host is known by the address that a request came in at, or by a name that the user gave; a name that
+somebody made point here is not (DNS rebinding).
 """
 
+import ipaddress
 import json
 import signal
+import socket
+import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from functools import partial
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import FrameType
+from typing import Any
+from urllib.parse import urlsplit
 
 from markupsafe import Markup
 
@@ -27,8 +34,10 @@ from flows.reporting.view import view_of
 from triton_backend.contract.errors import InputError
 from triton_backend.contract.plan import Plan
 from triton_backend.contract.units import us_to_ms
+from triton_backend.serve_folder.endpoints import is_loopback
 
-LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
+MOST_THREADS = 32  # requests at once; one that comes beyond them is closed unanswered
+SILENT_S = 10.0  # after which a client that sends or takes nothing loses its thread
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; connect-src 'self'; img-src data:"
 
 
@@ -44,19 +53,34 @@ class Response:
 class PageServer:
     """The page of one watched system.
 
+    Args:
+        watch: the system.
+        address: to listen at.
+        port: likewise; 0: any.
+        hosts: names that requests may ask for beside the address that they came in at.
+
     Raises:
         InputError: the port cannot be listened on.
     """
 
-    def __init__(self, watch: SystemWatch, *, address: str = "127.0.0.1", port: int = 8080) -> None:
+    def __init__(
+        self,
+        watch: SystemWatch,
+        *,
+        address: str = "127.0.0.1",
+        port: int = 8080,
+        hosts: Collection[str] = (),
+    ) -> None:
         self._watch = watch
         self._address = address
+        self._hosts = {host.lower() for host in hosts}
+        self._rendering = threading.Lock()
+        self._rendered: tuple[tuple[Plan | None, str, str], bytes] | None = None
         try:
-            self._server = ThreadingHTTPServer((address, port), partial(_Handler, self))
+            self._server = _Server((address, port), partial(_Handler, self))
         except OSError as error:
             reason = f"cannot be listened on at {address}: {error}"
             raise InputError(f"--port {port}", reason) from error
-        self._server.daemon_threads = True
 
     @property
     def url(self) -> str:
@@ -72,22 +96,91 @@ class PageServer:
         self._server.shutdown()
         self._server.server_close()
 
-    def answer(self, path: str, host: str) -> Response:
-        """The answer to GET `path` asked of `host`."""
-        if self._address in LOOPBACK and host.rpartition(":")[0] not in LOOPBACK:
+    def answer(self, path: str, host: str, origin: str | None, came_in_at: str) -> Response:
+        """The answer to GET `path`.
+
+        Args:
+            path: without what follows a question mark.
+            host: that was asked for, with or without a port.
+            origin: of the page that asks, where a browser says it.
+            came_in_at: numeric address of this machine.
+        """
+        if not self._is_known(_name_of(f"//{host}"), came_in_at):
             return Response(b"wrong host\n", "text/plain", HTTPStatus.FORBIDDEN)
+        if origin is not None and not self._is_known(_name_of(origin), came_in_at):
+            return Response(b"wrong origin\n", "text/plain", HTTPStatus.FORBIDDEN)
         if path == "/":
-            page = render_page(self._watch.plan, self._watch.live_json, self._watch.history_json)
-            return Response(page.encode(), "text/html; charset=utf-8")
+            return Response(self._page(), "text/html; charset=utf-8")
         if path == "/live.json":
             return Response(self._watch.live_json.encode(), "application/json")
         if path == "/history.json":
             return Response(self._watch.history_json.encode(), "application/json")
         return Response(b"not here\n", "text/plain", HTTPStatus.NOT_FOUND)
 
+    def _is_known(self, name: str, came_in_at: str) -> bool:
+        if name in self._hosts:
+            return True
+        if is_loopback(came_in_at):
+            return is_loopback(name)
+        try:
+            return ipaddress.ip_address(name) == ipaddress.ip_address(came_in_at)
+        except ValueError:
+            return False
+
+    def _page(self) -> bytes:
+        """The page, rendered once for all who ask between two looks at the system."""
+        with self._rendering:
+            seen = self._watch.plan, self._watch.live_json, self._watch.history_json
+            if self._rendered is None or any(
+                one is not other for one, other in zip(self._rendered[0], seen, strict=True)
+            ):
+                self._rendered = seen, render_page(*seen).encode()
+            return self._rendered[1]
+
+
+def _name_of(url: str) -> str:
+    """The host's name or address of `//host:port` or an origin, in lower case; empty where it is none."""
+    try:
+        parts = urlsplit(url)
+    except ValueError:
+        return ""
+    return "" if parts.path or parts.username is not None else parts.hostname or ""
+
+
+class _Server(ThreadingHTTPServer):
+    """A thread per request, and not more than so many."""
+
+    daemon_threads = True
+    request_queue_size = MOST_THREADS
+
+    def __init__(self, address: tuple[str, int], handler: Any) -> None:
+        self._free = threading.BoundedSemaphore(MOST_THREADS)
+        super().__init__(address, handler)
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        if self._free.acquire(blocking=False):
+            super().process_request(request, client_address)
+        else:
+            self.shutdown_request(request)
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            self._free.release()
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        if not isinstance(
+            sys.exc_info()[1], OSError
+        ):  # a client that left, or was silent for too long
+            super().handle_error(request, client_address)
+
 
 class _Handler(BaseHTTPRequestHandler):
     """One request."""
+
+    timeout = SILENT_S
+    connection: socket.socket
 
     def __init__(self, page: PageServer, *arguments: object) -> None:
         self._page = page
@@ -95,7 +188,12 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         """Answer."""
-        answer = self._page.answer(self.path.partition("?")[0], self.headers.get("Host", ""))
+        answer = self._page.answer(
+            self.path.partition("?")[0],
+            self.headers.get("Host", ""),
+            self.headers.get("Origin"),
+            str(self.connection.getsockname()[0]),
+        )
         self.send_response(answer.status)
         self.send_header("Content-Type", answer.kind)
         self.send_header("Content-Length", str(len(answer.body)))
@@ -157,10 +255,11 @@ def run_page(
     *,
     address: str = "127.0.0.1",
     port: int = 8080,
+    hosts: Collection[str] = (),
     warehouse: Path | None = None,
     on_ready: Callable[[str], None] = lambda _: None,
 ) -> None:
-    """Serve the page until interrupted (the `poolpipe ui` command).
+    """Serve the page until interrupted (the `poolpipe ui` command); `hosts` as of `PageServer`.
 
     `on_ready` is called with the URL once the page can be read there.
 
@@ -168,7 +267,7 @@ def run_page(
         InputError: the port cannot be listened on.
     """
     watch = SystemWatch(state_path, warehouse=warehouse)
-    server = PageServer(watch, address=address, port=port)
+    server = PageServer(watch, address=address, port=port, hosts=hosts)
     on_ready(server.url)
     watch.start()
     ended = threading.Event()

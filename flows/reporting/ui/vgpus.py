@@ -136,7 +136,7 @@ class VGpuWatch:
         elif kind == "StageDone":
             self._stage_done(line)
         elif kind == "Ride":
-            self._rides[line["ride_id"]] = line["members"]
+            self._ride(line["ride_id"], line["members"])
         elif kind == "RideDone":
             seats = self._rides.pop(line["ride_id"], [])
             rows = sum(seat[-1] for seat in seats)
@@ -147,6 +147,13 @@ class VGpuWatch:
             self._batches.pop(line["batch_id"], None)
         elif kind in {"WorkerLost", "WorkerBack"}:
             self._health[line["vgpu"]].lost = kind == "WorkerLost"
+
+    def _ride(self, ride_id: int, members: list[list[int]]) -> None:
+        """How a ride is from now on; without members it will not run."""
+        if members:
+            self._rides[ride_id] = members
+        else:
+            self._rides.pop(ride_id, None)
 
     def _stage_done(self, line: dict[str, Any], rows: int | None = None) -> None:
         """A batch left a stage; `rows`: of a joint run, 0 where it is counted with another member."""

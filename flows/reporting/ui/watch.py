@@ -89,6 +89,8 @@ class SystemWatch:
             problem = f"No system is running: there is no {self._state_path}."
         except (OSError, ValueError, KeyError, InputError, MetricsError) as error:
             problem = f"The system cannot be reached: {error}"
+        except Exception as error:  # noqa: BLE001 - else the page would stand still for ever
+            problem = f"The system cannot be read: {error!r}"
         self._read_history(now)
         self._samples += 1
         live = self._view.now() | {
@@ -105,7 +107,10 @@ class SystemWatch:
         every = HISTORY_SOONER if self._history.note else HISTORY_EVERY
         if self._warehouse is None or self._samples % every != 0:
             return
-        found = read_history(self._warehouse, now)
+        try:
+            found = read_history(self._warehouse, now)
+        except Exception as error:  # noqa: BLE001 - as above
+            found = History(note=f"{self._warehouse}: {error}")
         self._history = replace(self._history, note=found.note) if found.note else found
 
     def _run(self) -> None:

@@ -157,3 +157,14 @@ def test_vgpus_are_told_of_a_life_after_the_hosts_restart(tmp_path: Path) -> Non
     life(10**9)
     row = watch.read()[0]
     assert (row["batches"], row["drift"], row["busy"]) == (1, 1.0, pytest.approx(1, rel=1e-3))
+
+
+def test_rides_that_nobody_is_left_in_are_forgotten(tmp_path: Path) -> None:
+    watch = VGpuWatch(tmp_path, example_plan(), "1")
+    seats = [[1, 0, 0, 1]]
+    lines = [{"t": "Plan", "generation": 1}]
+    lines += [{"t": "Ride", "ride_id": n, "members": seats} for n in range(3)]
+    lines += [{"t": "Ride", "ride_id": n, "members": []} for n in range(2)]
+    (tmp_path / "events-1-0.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    watch.read()
+    assert list(watch._rides) == [2]

@@ -1,19 +1,23 @@
 """The page over a system: real metrics over HTTP, a real warehouse, a real browser where there is one."""
 
+import http.client
 import json
 import shutil
+import socket
 import subprocess
 import threading
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
+import duckdb
 import pytest
 
-from flows.reporting.ui.server import PageServer
+from flows.reporting.ui.server import MOST_THREADS, PageServer, render_page
 from flows.reporting.ui.watch import SystemWatch
 from tests.fakes.minutes import model_minute
 from tests.flows.reporting.example import LONG_NAME, example_plan
@@ -21,6 +25,7 @@ from tests.flows.reporting.test_html import read
 from tests.flows.reporting.ui.test_live import metrics
 from tests.flows.test_system_metrics import ANSWERS, answering
 from triton_backend.contract.errors import InputError
+from triton_backend.contract.plan import Plan
 from warehouse.db import open_warehouse
 from warehouse.observations import (
     DropMinute,
@@ -78,18 +83,32 @@ def clock() -> Callable[[], datetime]:
     return lambda: NOW + timedelta(seconds=2 * next(looks))
 
 
+@contextmanager
+def serving(server: PageServer) -> Generator[None]:
+    thread = threading.Thread(target=server.serve)
+    thread.start()
+    try:
+        yield
+    finally:
+        server.close()
+        thread.join()
+
+
 @pytest.fixture
-def page(system: Path) -> Iterator[PageServer]:
-    """The page's server over the system, with two samples taken."""
+def watch(system: Path) -> SystemWatch:
+    """The system, looked at twice."""
     watch = SystemWatch(system, now=clock())
     watch.sample()
     watch.sample()
+    return watch
+
+
+@pytest.fixture
+def page(watch: SystemWatch) -> Iterator[PageServer]:
+    """The page's server over the system."""
     server = PageServer(watch, port=0)
-    thread = threading.Thread(target=server.serve)
-    thread.start()
-    yield server
-    server.close()
-    thread.join()
+    with serving(server):
+        yield server
 
 
 def get(url: str, **headers: str) -> bytes:
@@ -142,6 +161,118 @@ def test_other_paths_and_foreign_hosts_are_refused(page: PageServer) -> None:
         get(page.url + "state.json")
     with pytest.raises(urllib.error.HTTPError, match="403"):
         get(page.url, Host="evil.example:80")
+
+
+@pytest.mark.parametrize(
+    ("address", "hosts", "asked", "origin", "status"),
+    [
+        ("127.0.0.1", (), "localhost:{port}", None, 200),
+        ("127.0.0.1", (), "[::1]", None, 200),
+        ("127.0.0.1", (), "127.0.0.1:{port}", "http://127.0.0.1:{port}", 200),
+        ("127.0.0.1", (), "127.0.0.1:{port}", "http://evil.example", 403),
+        ("127.0.0.1", (), "127.0.0.1:{port}", "null", 403),
+        ("127.0.0.1", (), "evil.example@127.0.0.1", None, 403),
+        ("127.0.0.1", (), "[", None, 403),
+        ("127.0.0.1", (), "", None, 403),
+        ("127.0.0.2", (), "127.0.0.2:{port}", None, 200),
+        ("127.0.0.2", (), "evil.example:{port}", None, 403),
+        ("0.0.0.0", (), "127.0.0.1:{port}", None, 200),
+        ("0.0.0.0", (), "evil.example:{port}", None, 403),
+        ("0.0.0.0", (), "10.1.2.3", None, 403),
+        ("0.0.0.0", ("Page.Example",), "page.example:{port}", "https://page.example", 200),
+    ],
+)
+def test_only_this_machine_s_addresses_and_names_that_were_given_are_answered(
+    tmp_path: Path,
+    address: str,
+    hosts: tuple[str, ...],
+    asked: str,
+    origin: str | None,
+    status: int,
+) -> None:
+    server = PageServer(SystemWatch(tmp_path / "none"), address=address, port=0, hosts=hosts)
+    port = int(server.url.rsplit(":", 1)[1].rstrip("/"))
+    reached = "127.0.0.1" if address == "0.0.0.0" else address
+    headers = {} if origin is None else {"Origin": origin.format(port=port)}
+    with serving(server):
+        client = http.client.HTTPConnection(reached, port)
+        client.putrequest("GET", "/live.json", skip_host=True)
+        for name, value in {"Host": asked.format(port=port), **headers}.items():
+            client.putheader(name, value)
+        client.endheaders()
+        assert client.getresponse().status == status
+        client.close()
+
+
+def test_a_name_that_reaches_another_address_than_loopback_is_its_own_alone(
+    tmp_path: Path,
+) -> None:
+    server = PageServer(SystemWatch(tmp_path / "none"), port=0)
+    with serving(server):
+        for host, status in (
+            ("10.1.2.3:80", 200),
+            ("10.1.2.4", 403),
+            ("localhost", 403),
+            ("a.b", 403),
+        ):
+            assert server.answer("/live.json", host, None, "10.1.2.3").status == status, host
+
+
+def test_the_page_is_rendered_once_between_two_looks(
+    page: PageServer, watch: SystemWatch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    renderings: list[str] = []
+
+    def counted(plan: Plan | None, live: str, history: str) -> str:
+        renderings.append(live)
+        return render_page(plan, live, history)
+
+    monkeypatch.setattr("flows.reporting.ui.server.render_page", counted)
+    assert get(page.url) == get(page.url)
+    assert len(renderings) == 1
+    watch.sample()
+    get(page.url)
+    assert len(renderings) == 2
+
+
+@pytest.mark.long
+def test_clients_that_say_nothing_take_no_more_than_their_threads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("flows.reporting.ui.server._Handler.timeout", 0.3)
+    server = PageServer(SystemWatch(tmp_path / "none"), port=0)
+    port = int(server.url.rsplit(":", 1)[1].rstrip("/"))
+    with serving(server):
+        silent = [socket.create_connection(("127.0.0.1", port)) for _ in range(MOST_THREADS + 4)]
+        for one in silent:  # at once, or when its thread has waited for long enough
+            assert one.recv(1) == b""
+            one.close()
+        assert get(server.url + "live.json") == b"{}"
+
+
+@pytest.mark.parametrize("state", ["[]", '{"ports": [1]}', '"text"', '{"ports": {}, "folder": 3}'])
+def test_a_state_file_of_another_form_is_told_and_the_watch_goes_on(
+    system: Path, state: str
+) -> None:
+    sound = system.read_text()
+    system.write_text(state)
+    watch = SystemWatch(system)
+    watch.sample()
+    assert json.loads(watch.live_json)["problem"].startswith("The system cannot be re")
+    system.write_text(sound)
+    watch.sample()
+    assert json.loads(watch.live_json)["problem"] is None
+
+
+def test_a_warehouse_that_lacks_a_table_is_noted(tmp_path: Path, system: Path) -> None:
+    path = tmp_path / "w.duckdb"
+    with open_warehouse(path):
+        pass
+    with duckdb.connect(path) as raw:
+        raw.execute("DROP TABLE rollouts")
+    watch = SystemWatch(system, warehouse=path, now=clock())
+    watch.sample()
+    assert "rollouts" in json.loads(watch.history_json)["note"]
 
 
 def test_a_taken_port_is_named(page: PageServer, tmp_path: Path) -> None:
