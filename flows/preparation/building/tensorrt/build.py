@@ -29,6 +29,7 @@ from triton_backend.contract.errors import InputError
 from triton_backend.runtimes.base import MANIFEST_NAME
 from triton_backend.runtimes.mps import gpu_environment
 from triton_backend.runtimes.tensorrt.library import RTX, Library, load_library
+from triton_backend.serve_folder.files import make_private_folder
 
 RUNTIME = "tensorrt"
 # Written into every key: raise it when the same request would give another engine.
@@ -150,7 +151,8 @@ def _job(
     # One GPU, one builder: engines made without a GPU wait for their class alone.
     default = f"class-{gpu_class}" if library.name == RTX else "default-gpu"
     device = settings.devices.get(gpu_class, default)
-    locks = Path(tempfile.gettempdir()) / f"poolpipe-locks-{os.getuid()}"
+    locks = lock_folder()
+    make_private_folder(locks)
     return {
         "library": library.name,
         "gpu_class": gpu_class,
@@ -173,6 +175,11 @@ def _job(
             for key, request in stages.items()
         ],
     }
+
+
+def lock_folder() -> Path:
+    """Where this user's builds on this machine wait for each other's devices."""
+    return Path(tempfile.gettempdir()) / f"poolpipe-build-locks-{os.getuid()}"
 
 
 def _run_worker(job: Path, limit_s: float, device: str | None) -> str | None:

@@ -46,7 +46,6 @@ def work_off(job_path: Path) -> None:
 
 @contextmanager
 def _lock(path: Path) -> Generator[None]:
-    path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("w") as handle:
         fcntl.flock(handle, fcntl.LOCK_EX)
         yield

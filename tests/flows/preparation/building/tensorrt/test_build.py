@@ -2,7 +2,6 @@
 
 import fcntl
 import json
-import os
 import tempfile
 from collections.abc import Callable
 from dataclasses import replace
@@ -13,7 +12,7 @@ import numpy as np
 import pytest
 from onnx import TensorProto
 
-from flows.preparation.building.tensorrt.build import build_engines
+from flows.preparation.building.tensorrt.build import build_engines, lock_folder
 from flows.preparation.building.tensorrt.requests import (
     EngineFailure,
     EngineRequest,
@@ -27,6 +26,7 @@ from triton_backend.contract.tensors import TensorSpec
 from triton_backend.runtimes.base import Artifact
 from triton_backend.runtimes.registry import load_runtime
 from triton_backend.runtimes.tensorrt.layers import EngineDescription
+from triton_backend.serve_folder.files import make_private_folder
 
 # The locks of classes are machine-wide: a class of its own keeps tests from waiting for builds.
 CLASS = "L4-test"
@@ -237,8 +237,8 @@ def test_builder_that_dies_costs_the_stage_it_was_building(tmp_path: Path) -> No
 @pytest.mark.slow
 def test_two_builds_never_share_a_gpu(tmp_path: Path) -> None:
     gpu = f"GPU-of-{tmp_path.name}"
-    lock = Path(tempfile.gettempdir()) / f"poolpipe-locks-{os.getuid()}" / f"{gpu}.lock"
-    lock.parent.mkdir(exist_ok=True)
+    lock = lock_folder() / f"{gpu}.lock"
+    make_private_folder(lock.parent)
     wanted = request(models.two_in_three_out(tmp_path / "m.onnx"))
     impatient = EngineSettings(library="tensorrt-rtx", devices={CLASS: gpu}, time_limit_s=2.5)
     with lock.open("w") as held:
@@ -248,6 +248,22 @@ def test_two_builds_never_share_a_gpu(tmp_path: Path) -> None:
     patient = replace(impatient, time_limit_s=60.0)
     assert build_engines([wanted], tmp_path / "art", patient).built == 1
     lock.unlink()
+
+
+@pytest.mark.parametrize("made", ["open to others", "not this user's folder"])
+def test_a_lock_folder_that_another_user_may_have_made_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, made: str
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    if made == "open to others":
+        lock_folder().mkdir()
+        lock_folder().chmod(0o777)
+    else:
+        (tmp_path / "elsewhere").mkdir(mode=0o700)
+        lock_folder().symlink_to(tmp_path / "elsewhere")
+    wanted = request(models.two_in_three_out(tmp_path / "m.onnx"))
+    with pytest.raises(InputError, match=f"poolpipe-build-locks-.*: is {made}"):
+        build_engines([wanted], tmp_path / "art", RTX)
 
 
 def test_capability_comes_from_the_name_or_is_stated() -> None:
