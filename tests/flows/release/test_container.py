@@ -296,6 +296,10 @@ def test_a_node_group_is_placed_on_its_class_with_its_gpus(bundle: Bundle) -> No
     assert volumes["shared-memory"]["emptyDir"]["medium"] == "Memory"
     mounts = {mount["mountPath"]: mount["name"] for mount in container["volumeMounts"]}
     assert (mounts["/dev/shm"], mounts["/run/poolpipe"]) == ("shared-memory", "sockets")
+    serve = "/var/lib/poolpipe/serve"
+    assert {mounts[f"{serve}/events"], mounts[f"{serve}/logs"]} == {"records"}
+    assert volumes[mounts[serve]]["emptyDir"]["medium"] == "Memory"  # the token lies there
+    assert "medium" not in volumes["records"]["emptyDir"]
     assert set(mounts.values()) == set(volumes)
 
 
