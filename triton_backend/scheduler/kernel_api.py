@@ -685,7 +685,7 @@ def check_arrival(plan: Plan, event: Arrival) -> None:
     """
     if not 0 <= event.model < len(plan.models):
         raise InputError(f"request {event.request_id}", f"no model number {event.model}")
-    entries = len(plan.models[event.model].queues)
+    entries = len(plan.models[event.model].entries) or 1
     if not 0 <= event.entry < entries:
         reason = f"no entry number {event.entry}, its model has {entries}"
         raise InputError(f"request {event.request_id}", reason)
