@@ -1,9 +1,12 @@
 """Who gets in to a real Triton server: with which certificates, with which token, and where."""
 
+import json
 import socket
+import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from urllib.error import HTTPError
 
 import numpy as np
 import pytest
@@ -183,6 +186,44 @@ def test_control_and_node_models_answer_only_to_the_token(state: ServerState, na
         with pytest.raises(InferenceServerException, match="expected 2 inputs"):
             client.infer(name, [missing])
         assert b'"generation": 1' in ask(client, http_client, name, token)
+
+
+@pytest.mark.slow
+def test_what_a_page_of_another_origin_can_send_does_nothing(state: ServerState) -> None:
+    """A browser sends these without asking first; other headers and types it asks for, in vain."""
+    texts = [
+        {"name": name, "shape": [1], "datatype": "BYTES", "data": [text]}
+        for name, text in (("request", '{"command": "status"}'), ("token", ""))
+    ]
+    for path, body, told in (
+        (f"repository/models/{MODEL}/unload", "", b"restricted"),
+        ("repository/index", "", b"restricted"),
+        (f"models/{CONTROL_MODEL}/infer", json.dumps({"inputs": texts}), b"wrong token"),
+        (f"models/{node_model('FAST')}/infer", json.dumps({"inputs": texts}), b"wrong token"),
+    ):
+        status, allowed, answer = sent("POST", f"http://{state.http_url}/v2/{path}", body)
+        assert (status >= 400, allowed) == (True, None), path
+        assert told in answer, path
+    status, allowed, _ = sent("OPTIONS", f"http://{state.http_url}/v2/repository/index", "")
+    assert (status >= 400, allowed) == (True, None)
+    with http_client.InferenceServerClient(state.http_url) as client:
+        assert client.is_model_ready(MODEL)
+
+
+def sent(method: str, url: str, body: str) -> tuple[int, str | None, bytes]:
+    """Status, origins that may read the answer, and the answer to a page elsewhere."""
+    headers = {
+        "Origin": "http://attacker.example",
+        "Content-Type": "text/plain",
+        "Access-Control-Request-Method": "POST",
+        "Access-Control-Request-Headers": HTTP_HEADER,
+    }
+    request = urllib.request.Request(url, method=method, data=body.encode(), headers=headers)
+    try:
+        with urllib.request.urlopen(request, timeout=30) as answer:
+            return answer.status, answer.headers.get("Access-Control-Allow-Origin"), answer.read()
+    except HTTPError as error:
+        return error.code, error.headers.get("Access-Control-Allow-Origin"), error.read()
 
 
 @pytest.mark.slow
