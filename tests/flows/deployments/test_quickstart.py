@@ -43,14 +43,16 @@ class Project:
         prefect_url: str | None = None,
     ) -> "subprocess.CompletedProcess[str]":
         """The `poolpipe` command, run in the project's folder; its Prefect server is its own without one."""
-        joined = {"PREFECT_API_URL": prefect_url, "PREFECT_API_AUTH_STRING": AUTH}
+        joined: dict[str, str] = {}
+        if prefect_url is not None:
+            joined = {"PREFECT_API_URL": prefect_url, "PREFECT_API_AUTH_STRING": AUTH}
         return subprocess.run(
             [*poolpipe, *arguments],
             cwd=self.folder,
             env={
                 **os.environ,
                 "POOLPIPE_HOME": str(self.folder / "state"),
-                **(joined if prefect_url else {}),
+                **joined,
             },
             capture_output=True,
             text=True,

@@ -350,7 +350,7 @@ def test_a_node_comes_and_goes_with_the_plans_that_use_it(
     workers = [worker["pid"] for worker in state.ask(slow, {})["workers"]]
     alone = model("alone", (stage((0, 10), "FAST", 0),))
     nodes = served.cluster.nodes
-    done = change_plan(state.folder, hand_plan(alone, nodes=nodes, plan_id="without SLOW"))
+    done = change_plan(state.folder, hand_plan(alone, nodes=nodes, plan_id="without-SLOW"))
     assert not (state.folder / "repository" / slow).exists()
     wait_for(lambda: not [pid for pid in (node, *workers) if is_alive(pid)])
     assert state.ask(fast, {})["generations"] == [done.generation]
