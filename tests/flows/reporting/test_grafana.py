@@ -10,8 +10,8 @@ import flows.reporting
 from triton_backend.serving.server.metrics import METRICS
 
 PARTS = ("_bucket", "_sum", "_count")
-PUBLISHED = {name for name, (kind, _) in METRICS.items() if kind != "histogram"} | {
-    name + part for name, (kind, _) in METRICS.items() if kind == "histogram" for part in PARTS
+PUBLISHED = {name for name, (kind, *_) in METRICS.items() if kind != "histogram"} | {
+    name + part for name, (kind, *_) in METRICS.items() if kind == "histogram" for part in PARTS
 }
 PATH = Path(flows.reporting.__file__).parent / "grafana" / "poolpipe.json"
 

@@ -13,12 +13,13 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from triton_backend.contract.units import US_PER_S
 from triton_backend.serve_folder.repository import STANDBY_MODEL
 from triton_backend.serve_folder.state import keeper_runs, read_state_file
 from triton_backend.serving.front.counters import Buckets, FrontCounters
+from triton_backend.serving.gateway.counters import StageLabels
 from triton_backend.serving.gateway.rollout import State
 
 if TYPE_CHECKING:  # fronts and nodes publish too, and need no scheduler and its compiler
@@ -46,71 +47,132 @@ class Histogram:
 
 Values = dict[tuple[str, Labels], float | Histogram]
 
-METRICS: Mapping[str, tuple[str, str]] = {
-    "poolpipe_offload_leases": ("gauge", "Clients that announced where they cut"),
-    "poolpipe_requests_offered_total": ("counter", "Requests that reached the front"),
-    "poolpipe_requests_served_total": ("counter", "Requests answered within their deadline"),
-    "poolpipe_requests_late_total": ("counter", "Requests answered after their deadline"),
-    "poolpipe_requests_failed_total": ("counter", "Requests answered with an error of ours"),
-    "poolpipe_requests_refused_total": ("counter", "Requests refused as invalid"),
-    "poolpipe_requests_dropped_total": ("counter", "Requests dropped, by reason"),
-    "poolpipe_requests_held": ("gauge", "Requests that a front has taken and not answered"),
-    "poolpipe_latency_seconds": ("histogram", "Answered requests by latency"),
-    "poolpipe_batch_size": ("histogram", "Batches of late binding by samples"),
-    "poolpipe_deferred_seconds": (
-        "histogram",
-        "Batches of late binding by how long their first request waited",
+
+class MetricFamily(NamedTuple):
+    """Kind, description and labels of one metric.
+
+    Metrics of the standby's process have the label `scheduler` beside these.
+    """
+
+    kind: str
+    about: str
+    labels: tuple[str, ...] = ()
+
+
+_MODEL = ("model",)
+_POOL = ("pool", "gpu_class")
+
+METRICS: Mapping[str, MetricFamily] = {
+    "poolpipe_offload_leases": MetricFamily("gauge", "Clients that announced where they cut"),
+    "poolpipe_requests_offered_total": MetricFamily(
+        "counter", "Requests that reached the front", _MODEL
     ),
-    "poolpipe_guard_seconds": (
-        "gauge",
-        "Time kept back of every request for what comes later than planned",
+    "poolpipe_requests_served_total": MetricFamily(
+        "counter", "Requests answered within their deadline", _MODEL
     ),
-    "poolpipe_frames_refused_total": ("counter", "Frames refused, with their connections"),
-    "poolpipe_queue_requests": ("gauge", "Requests waiting in the scheduler"),
-    "poolpipe_in_flight_batches": ("gauge", "Batches dispatched and not ended"),
-    "poolpipe_batches_total": ("counter", "Batches dispatched"),
-    "poolpipe_batch_samples_total": ("counter", "Samples in dispatched batches"),
-    "poolpipe_rides_total": ("counter", "Joint runs of several batches in stages that board"),
-    "poolpipe_ride_batches_total": ("counter", "Batches that ran in them"),
-    "poolpipe_ride_samples_total": ("counter", "Samples that ran in them"),
-    "poolpipe_ride_entries_total": ("counter", "Different entries that had batches in each"),
-    "poolpipe_batches_failed_total": ("counter", "Batches a runtime could not run"),
-    "poolpipe_batches_lost_total": (
-        "counter",
-        "Batches lost on their way, whose requests ran again",
+    "poolpipe_requests_late_total": MetricFamily(
+        "counter", "Requests answered after their deadline", _MODEL
     ),
-    "poolpipe_internal_errors_total": ("counter", "Errors of ours that a loop survived, by loop"),
-    "poolpipe_front_bytes_total": (
+    "poolpipe_requests_failed_total": MetricFamily(
+        "counter", "Requests that failed with a server-side error", _MODEL
+    ),
+    "poolpipe_requests_refused_total": MetricFamily(
+        "counter", "Requests refused as invalid", _MODEL
+    ),
+    "poolpipe_requests_dropped_total": MetricFamily(
+        "counter", "Requests dropped, by reason", ("model", "reason")
+    ),
+    "poolpipe_requests_held": MetricFamily(
+        "gauge", "Requests that a front has taken and not answered", _MODEL
+    ),
+    "poolpipe_latency_seconds": MetricFamily("histogram", "Answered requests by latency", _MODEL),
+    "poolpipe_batch_size": MetricFamily("histogram", "Batches of late binding by samples", _MODEL),
+    "poolpipe_deferred_seconds": MetricFamily(
+        "histogram", "Batches of late binding by the waiting time of their first request", _MODEL
+    ),
+    "poolpipe_guard_seconds": MetricFamily(
+        "gauge", "Time kept back from every request for delays", _MODEL
+    ),
+    "poolpipe_frames_refused_total": MetricFamily(
+        "counter", "Frames refused, with their connections", ("peer",)
+    ),
+    "poolpipe_queue_requests": MetricFamily("gauge", "Requests waiting in the scheduler", _MODEL),
+    "poolpipe_in_flight_batches": MetricFamily("gauge", "Batches dispatched and not ended"),
+    "poolpipe_batches_total": MetricFamily("counter", "Batches dispatched", _MODEL),
+    "poolpipe_batch_samples_total": MetricFamily(
+        "counter", "Samples in dispatched batches", _MODEL
+    ),
+    "poolpipe_rides_total": MetricFamily(
+        "counter", "Shared batches: joint runs of batches of several pipelines", _MODEL
+    ),
+    "poolpipe_ride_batches_total": MetricFamily(
+        "counter", "Batches that ran in shared batches", _MODEL
+    ),
+    "poolpipe_ride_samples_total": MetricFamily(
+        "counter", "Samples that ran in shared batches", _MODEL
+    ),
+    "poolpipe_ride_entries_total": MetricFamily(
+        "counter", "Entries in each shared batch, summed", _MODEL
+    ),
+    "poolpipe_batches_failed_total": MetricFamily("counter", "Batches a runtime could not run"),
+    "poolpipe_batches_lost_total": MetricFamily(
+        "counter", "Batches lost on their way, whose requests ran again"
+    ),
+    "poolpipe_internal_errors_total": MetricFamily(
+        "counter", "Server-side errors that a loop survived, by loop", ("loop",)
+    ),
+    "poolpipe_front_bytes_total": MetricFamily(
         "counter",
         "Tensors of an application that its front wrote or read: requests in, answers out",
+        ("model", "direction"),
     ),
-    "poolpipe_jobs": ("gauge", "Jobs of applications in hand"),
-    "poolpipe_shelf_slots": ("gauge", "Slots of shelves that hold outputs of modules"),
-    "poolpipe_module_rows_total": ("counter", "Rows that modules of applications were to run"),
-    "poolpipe_module_drops_total": (
+    "poolpipe_jobs": MetricFamily("gauge", "Jobs of applications in progress"),
+    "poolpipe_shelf_slots": MetricFamily("gauge", "Slots that hold retained outputs of modules"),
+    "poolpipe_module_rows_total": MetricFamily(
+        "counter", "Rows that modules of applications were to run", ("application", "module")
+    ),
+    "poolpipe_module_drops_total": MetricFamily(
         "counter",
-        "Jobs dropped for a module's sake, or gone on without it",
+        "Jobs dropped, or continued without an optional module, by module",
+        ("application", "module"),
     ),
-    "poolpipe_stage_runs_total": ("counter", "Batches run at a stage"),
-    "poolpipe_stage_busy_seconds_total": ("counter", "Time that vGPUs were busy with a stage"),
-    "poolpipe_pool_vgpus": ("gauge", "vGPUs of a pool"),
-    "poolpipe_pool_idle_fraction": ("gauge", "Share of its time that a pool ran nothing, of late"),
-    "poolpipe_pool_bad_fraction": (
-        "gauge",
-        "Share of a pool's requests not answered in time, of late",
+    "poolpipe_stage_runs_total": MetricFamily(
+        "counter", "Batches run at a stage", StageLabels._fields
     ),
-    "poolpipe_advised_gpus": ("gauge", "GPUs that a pool should have"),
-    "poolpipe_workers_lost_total": ("counter", "Workers lost"),
-    "poolpipe_workers_drained_total": ("counter", "Workers renewed because they stayed slow"),
-    "poolpipe_workers_up": ("gauge", "Workers ready"),
-    "poolpipe_worker_restarts_total": ("counter", "Worker processes restarted by their node"),
-    "poolpipe_decisions_total": ("counter", "Frames handled by the scheduler"),
-    "poolpipe_decision_seconds_total": ("counter", "Time the scheduler took for them"),
-    "poolpipe_plan": ("gauge", "1 for the plan and generation being served"),
-    "poolpipe_rollout_state": ("gauge", "1 for the state a rollout is in"),
-    "poolpipe_scheduler_active": ("gauge", "1 for the scheduler's process that dispatches"),
-    "poolpipe_standby_ready": ("gauge", "1 while a standby would take over from the scheduler"),
-    "poolpipe_keeper_up": ("gauge", "1 while the process that keeps tritonserver well runs"),
+    "poolpipe_stage_busy_seconds_total": MetricFamily(
+        "counter", "Time that vGPUs were busy with a stage", StageLabels._fields
+    ),
+    "poolpipe_pool_vgpus": MetricFamily("gauge", "vGPUs of a pool", _POOL),
+    "poolpipe_pool_idle_fraction": MetricFamily(
+        "gauge", "Share of the last minute in which a pool was idle", _POOL
+    ),
+    "poolpipe_pool_bad_fraction": MetricFamily(
+        "gauge", "Share of a pool's requests of the last minute not answered in time", _POOL
+    ),
+    "poolpipe_advised_gpus": MetricFamily("gauge", "GPUs that a pool should have", _POOL),
+    "poolpipe_workers_lost_total": MetricFamily("counter", "Workers lost"),
+    "poolpipe_workers_drained_total": MetricFamily(
+        "counter", "Workers renewed because they stayed slow"
+    ),
+    "poolpipe_workers_up": MetricFamily("gauge", "Workers ready"),
+    "poolpipe_worker_restarts_total": MetricFamily(
+        "counter", "Worker processes restarted by their node", ("node",)
+    ),
+    "poolpipe_decisions_total": MetricFamily("counter", "Frames handled by the scheduler"),
+    "poolpipe_decision_seconds_total": MetricFamily(
+        "counter", "Time the scheduler took to handle them"
+    ),
+    "poolpipe_plan": MetricFamily(
+        "gauge", "1 for the plan and generation being served", ("plan_id", "generation")
+    ),
+    "poolpipe_rollout_state": MetricFamily("gauge", "1 for the state a rollout is in", ("state",)),
+    "poolpipe_scheduler_active": MetricFamily(
+        "gauge", "1 for the scheduler's process that dispatches", ("scheduler",)
+    ),
+    "poolpipe_standby_ready": MetricFamily(
+        "gauge", "1 while a standby would take over from the scheduler"
+    ),
+    "poolpipe_keeper_up": MetricFamily("gauge", "1 while the keeper of tritonserver runs"),
 }
 
 
@@ -179,7 +241,7 @@ class Publisher:
         if key not in self._metrics:
             name, labels = key
             if name not in self._families:
-                kind, description = METRICS[name]
+                kind, description, _ = METRICS[name]
                 self._families[name] = self._family(name, description, kind)
             self._metrics[key] = self._families[name].Metric(labels=dict(labels), **more)
         return self._metrics[key]

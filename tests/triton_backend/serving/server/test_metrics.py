@@ -41,6 +41,7 @@ from triton_backend.serving.server.metrics import (
     Values,
     front_values,
     gateway_values,
+    node_values,
 )
 
 SLO_US = 100_000
@@ -190,6 +191,23 @@ def test_changes_of_plan_leave_no_series_behind(tmp_path: Path) -> None:
     assert len(gateway.status()["counters"]["stage_runs"]) == 4
 
 
+def test_values_have_the_labels_that_are_documented(tmp_path: Path) -> None:
+    counters = FrontCounters(latency_bounds_s(SLO_US))
+    counters.dropped["deadline"] += 1
+    counters.sizes.observe(4)
+    deployment = deploy(tmp_path, plan(two_stage()), ServeOptions())
+    gateway = HeldGateway(deployment)
+    gateway.counters.serve(deployment.plan)[0, 0, 0].ran(1_000)
+    gateway.counters.batches["pair"] += 1
+    gateway.counters.rides["pair"] += 1
+    gateway.counters.module_rows["app", "cars"] += 1
+    values = gateway_values(gateway, 1_000_000) | front_values("pair", counters, 0, (1, 1))
+    values |= node_values({"node": "n", "restarts": 0})
+    found = {name: tuple(label for label, _ in labels) for name, labels in values}
+    assert found == {name: METRICS[name].labels for name in found}
+    assert len(found) > 30
+
+
 @pytest.fixture(scope="module")
 def state(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerState]:
     folder = tmp_path_factory.mktemp("serve")
@@ -254,7 +272,9 @@ def test_every_metric_is_well_formed_and_late_binding_tells_its_batches(
     for kind in found:
         type_, name = kind.split()
         published = f"{name}_total" if type_ == "counter" else name
-        assert METRICS[published][0] == type_, kind
+        assert METRICS[published].kind == type_, kind
+        own = {*METRICS[published].labels, "le"}
+        assert [s.name for s in found[kind] if not set(s.labels) <= own] == []
     if (promtool := shutil.which("promtool")) is None:
         pytest.skip("promtool (Debian: prometheus) is not installed")
     # Triton's own do not pass, and name our models.
