@@ -1,0 +1,202 @@
+"""Pages and JSON schemas of the files that users write and read."""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from flows.files import ClusterForm, WorkloadForm
+from scripts.reference.markdown import page, table
+from triton_backend.contract.plan_fields import OBJECTS, PlanField
+
+DIALECT = "https://json-schema.org/draft/2020-12/schema"
+KINDS: Mapping[str, dict[str, Any]] = {
+    "text": {"type": "string"},
+    "integer": {"type": "integer"},
+    "number": {"type": "number"},
+    "flag": {"type": "boolean"},
+    "texts": {"type": "array", "items": {"type": "string"}},
+    "integers": {"type": "array", "items": {"type": "integer"}},
+    "table": {"type": "object"},
+}
+SCHEMA_LINE = "# yaml-language-server: $schema="
+
+
+def schemas() -> dict[str, dict[str, Any]]:
+    """Schema of every file by its name without an ending."""
+    return {
+        "cluster": _titled(ClusterForm.model_json_schema(), "cluster.yaml"),
+        "workload": _titled(WorkloadForm.model_json_schema(), "workload.yaml"),
+        "plan": _plan_schema(),
+    }
+
+
+def form_pages() -> dict[str, str]:
+    """Text of every page and schema by its path below `docs/reference/`."""
+    found = schemas()
+    pages = {
+        f"schema/{name}.json": json.dumps(schema, indent=1, ensure_ascii=False) + "\n"
+        for name, schema in found.items()
+    }
+    for name, title, about in (
+        ("cluster", "cluster.yaml", "GPU classes and nodes. Read by `plan`, `build`, `profile`."),
+        ("workload", "workload.yaml", "Models and applications with their objectives."),
+        ("plan", "plan.json", "A plan: written by `poolpipe plan`, read by every later step."),
+    ):
+        schema = found[name]
+        note = f"[JSON schema](schema/{name}.json)."
+        if name != "plan":
+            note += (
+                " An editor completes the file if its first line is"
+                f" `{SCHEMA_LINE}PATH/docs/reference/schema/{name}.json`."
+                f" [A whole example](../examples/index.md)."
+            )
+        pages[f"{name}.md"] = page(title, f"{about} {note}", *_sections(schema))
+    return pages
+
+
+def undocumented(schema: Mapping[str, Any]) -> list[str]:
+    """Fields of a schema without a description or without an example."""
+    return [
+        f"{title}.{name}"
+        for title, form in _objects(schema)
+        for name, given in form["properties"].items()
+        if not given.get("description") or not given.get("examples")
+    ]
+
+
+def _titled(schema: dict[str, Any], title: str) -> dict[str, Any]:
+    return {"$schema": DIALECT} | _plain(schema) | {"title": title}
+
+
+def _plain(node: Any) -> Any:
+    """Without the titles that pydantic makes of names, and without `null` beside optional fields."""
+    if isinstance(node, list):
+        return [_plain(item) for item in node]
+    if not isinstance(node, dict):
+        return node
+    found = {
+        key: {name: _plain(given) for name, given in value.items()}
+        if key == "properties"
+        else value
+        if key in ("examples", "default")
+        else _plain(value)
+        for key, value in node.items()
+        if key != "title" and not (key == "default" and value is None)
+    }
+    options = found.get("anyOf", [])
+    left = [option for option in options if option != {"type": "null"}]
+    if options and len(left) == 1:
+        del found["anyOf"]
+        found = left[0] | found
+    elif options:
+        found["anyOf"] = left
+    return found
+
+
+def _plan_schema() -> dict[str, Any]:
+    forms: dict[str, Any] = {}
+    for name, form in (("cluster", ClusterForm), ("workload", WorkloadForm)):
+        schema = _plain(form.model_json_schema())
+        forms |= schema.pop("$defs", {})
+        forms[name] = schema
+    known = {name: _object(fields) for name, fields in OBJECTS.items()}
+    whole = known.pop("plan")
+    return {"$schema": DIALECT, "title": "plan.json"} | whole | {"$defs": known | forms}
+
+
+def _object(fields: Sequence[PlanField]) -> dict[str, Any]:
+    return {
+        "type": "object",
+        "additionalProperties": False,
+        "properties": {
+            field.name: _kind(field.kind)
+            | {"description": field.about, "examples": [field.example]}
+            for field in fields
+        },
+        "required": [field.name for field in fields if field.required],
+    }
+
+
+def _kind(kind: str) -> dict[str, Any]:
+    if kind in KINDS:
+        return dict(KINDS[kind])
+    if kind.endswith("[]"):
+        return {"type": "array", "items": {"$ref": f"#/$defs/{kind.removesuffix('[]')}"}}
+    return {"$ref": f"#/$defs/{kind}"}
+
+
+def _objects(schema: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Every object of a schema with a name, the file itself first."""
+    yield schema["title"], schema
+    for name, form in schema.get("$defs", {}).items():
+        if "properties" in form:
+            yield name, form
+
+
+# How sections of the YAML files are called: by the place where the object stands.
+PLACES = {
+    "GpuClassForm": "gpu_classes.NAME",
+    "RuntimeForm": "gpu_classes.NAME.runtime",
+    "PercentsForm": "gpu_classes.NAME.vgpu_percents",
+    "MigForm": "gpu_classes.NAME.mig",
+    "NodeGroupForm": "nodes[]",
+    "ModelDemandForm": "models[]",
+    "EntryForm": "models[].entries[]",
+    "ApplicationForm": "applications[]",
+    "ModuleForm": "applications[].modules[]",
+}
+
+
+def _sections(schema: Mapping[str, Any]) -> Iterator[str]:
+    for name, form in _objects(schema):
+        if schema["title"] == "plan.json" and (name in PLACES or name in ("cluster", "workload")):
+            continue  # they have pages of their own
+        heading = PLACES.get(name, name)
+        title = "## Top level" if name == schema["title"] else f"## `{heading}`"
+        required = form.get("required", [])
+        rows = [
+            (
+                f"`{field}`",
+                _type(given),
+                "yes" if field in required else _default(given),
+                given["description"],
+                f"`{json.dumps(given['examples'][0], ensure_ascii=False)}`",
+            )
+            for field, given in form["properties"].items()
+        ]
+        about = "" if name == schema["title"] else form.get("description", "")
+        yield "\n\n".join(
+            part
+            for part in (
+                title,
+                about,
+                table(("field", "type", "required", "meaning", "example"), rows),
+            )
+            if part
+        )
+
+
+def _default(given: Mapping[str, Any]) -> str:
+    return f"no (`{json.dumps(given['default'])}`)" if "default" in given else "no"
+
+
+def _type(given: Mapping[str, Any]) -> str:
+    if "$ref" in given:
+        return _named(given["$ref"])
+    if "anyOf" in given or "oneOf" in given:
+        return " or ".join(_type(option) for option in given.get("anyOf") or given["oneOf"])
+    if "const" in given or "enum" in given:
+        return " or ".join(f"`{value}`" for value in given.get("enum", [given.get("const")]))
+    kind = given.get("type", "any")
+    if kind == "array":
+        return f"list of {_type(given.get('items', {}))}"
+    if kind == "object" and isinstance(given.get("additionalProperties"), dict):
+        return f"name -> {_type(given['additionalProperties'])}"
+    return {"string": "text", "boolean": "true or false", "null": "empty"}.get(kind, kind)
+
+
+def _named(reference: str) -> str:
+    name = reference.rpartition("/")[2]
+    if name in ("cluster", "workload"):
+        return f"[{name}.yaml]({name}.md)"
+    return f"`{PLACES.get(name, name)}`"
