@@ -1,6 +1,7 @@
 """Nights that are replanned by one command, on a real Prefect server and beside a system that serves."""
 
 import json
+import shlex
 import subprocess
 import threading
 from collections.abc import Iterator
@@ -25,6 +26,7 @@ from flows.planning.stored_plans import plan_step
 from flows.release.server import admin
 from flows.state import ProjectState
 from flows.workspace import Workspace
+from tests.docs.pages import console_lines
 from tests.fakes.minutes import model_minute
 from tests.flows.deployments.joined import joined, joining
 from tests.ports import free_ports
@@ -170,9 +172,11 @@ def served(project: Project) -> Iterator[Plan]:
 def test_one_command_leaves_nights_and_trigger_and_a_replan_keeps_every_option(
     project: Project, served: Plan
 ) -> None:
-    files = ("--cluster=cluster.yaml", "--workload=workload.yaml")
+    # As the tutorial says it.
+    program, *first = shlex.split(console_lines("tutorials/nightly.md")[0])
+    assert (program, first[-1]) == ("scripts/operations", CRON)
     armed = [f"replan: every '{CRON}' UTC", "replan: replan-on-condition is armed"]
-    assert project.up(*files, f"--nightly={CRON}") == armed
+    assert project.up(*first[1:]) == armed
     # The next one, as after a restart of the machine, does not say it again and keeps it.
     assert project.up() == armed
     replan = project.deployment("replan/replan")
