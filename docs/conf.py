@@ -11,6 +11,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 project = "PoolPipe"
+myst_enable_extensions = ["deflist"]
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
 exclude_patterns = ["changes/**"]
 html_theme = "furo"
@@ -27,7 +28,6 @@ nitpicky = False
 autodoc_typehints = "description"
 autodoc_member_order = "bysource"
 autodoc_preserve_defaults = True
-suppress_warnings = ["toc.empty_glob"]  # pages of figures may not be there yet
 
 _external: set[str] = set()
 

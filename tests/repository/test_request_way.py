@@ -1,4 +1,4 @@
-"""The files on the way of one request, as the README of serving lists them, are those that run."""
+"""The files on the way of one request, as the documentation lists them, are those that run."""
 
 import json
 import os
@@ -12,7 +12,7 @@ import pytest
 from tests.repository.files import ROOT
 
 PACKAGE = ROOT / "triton_backend"
-TEXT = (PACKAGE / "serving" / "README.md").read_text()
+TEXT = (ROOT / "docs" / "explanation" / "request.md").read_text()
 MOST_FILES = 25
 TRITON = "serving/server/triton_models.py"  # runs only inside Triton
 
