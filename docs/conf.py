@@ -16,6 +16,7 @@ extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
 exclude_patterns = ["changes/**"]
 html_theme = "furo"
 html_title = "PoolPipe"
+smartquotes = False
 html_show_copyright = False
 html_show_sphinx = False
 html_show_sourcelink = False

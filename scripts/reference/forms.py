@@ -5,8 +5,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from flows.files import ClusterForm, WorkloadForm
+from flows.plan_fields import OBJECTS, PlanField
 from scripts.reference.markdown import page, table
-from triton_backend.contract.plan_fields import OBJECTS, PlanField
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 KINDS: Mapping[str, dict[str, Any]] = {
@@ -74,23 +74,25 @@ def _plain(node: Any) -> Any:
         return [_plain(item) for item in node]
     if not isinstance(node, dict):
         return node
-    found = {
-        key: {name: _plain(given) for name, given in value.items()}
-        if key == "properties"
-        else value
-        if key in ("examples", "default")
-        else _plain(value)
-        for key, value in node.items()
-        if key != "title" and not (key == "default" and value is None)
-    }
-    options = found.get("anyOf", [])
-    left = [option for option in options if option != {"type": "null"}]
-    if options and len(left) == 1:
-        del found["anyOf"]
-        found = left[0] | found
-    elif options:
-        found["anyOf"] = left
+    found: dict[str, Any] = {}
+    for key, value in node.items():
+        if key == "properties":
+            found[key] = {name: _stated(_plain(given)) for name, given in value.items()}
+        elif key in ("examples", "default"):
+            found[key] = value
+        elif key != "title":
+            found[key] = _plain(value)
     return found
+
+
+def _stated(field: dict[str, Any]) -> dict[str, Any]:
+    """A field as it is where it is stated: left out says the same as null."""
+    kept = {k: v for k, v in field.items() if (k, v) != ("default", None)}
+    left = [option for option in kept.get("anyOf", []) if option != {"type": "null"}]
+    if len(left) == 1:
+        del kept["anyOf"]
+        return left[0] | kept
+    return kept | {"anyOf": left} if left else kept
 
 
 def _plan_schema() -> dict[str, Any]:

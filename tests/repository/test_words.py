@@ -9,7 +9,7 @@ import pytest
 
 from tests.repository.files import ROOT, tracked_files
 
-PRODUCT = {"flows", "triton_backend", "warehouse", "model_repo_templates", "scripts"}
+PRODUCT = {"flows", "triton_backend", "warehouse", "model_repo_templates", "scripts", "docs"}
 # Nowhere, neither in names nor in comments, docstrings and READMEs.
 NOWHERE = {
     "told": "reported, given, notified",

@@ -1,0 +1,28 @@
+"""What holds for every page: short cells, a short glossary, commands that exist (`tests/repository`)."""
+
+import re
+
+from tests.docs.pages import DOCS, pages
+
+MOST_WORDS = 25
+MOST_TERMS = 80
+
+
+def test_no_cell_of_a_table_is_long() -> None:
+    long = [
+        f"{path.relative_to(DOCS)}: {cell}"
+        for path in pages()
+        for line in path.read_text().splitlines()
+        if line.startswith("| ")
+        for cell in re.split(r"(?<!\\)\|", line)[1:-1]
+        if len(cell.split()) > MOST_WORDS
+    ]
+    assert long == []
+
+
+def test_the_glossary_is_short() -> None:
+    terms, _, renamed = (DOCS / "reference" / "glossary.md").read_text().partition("## Older names")
+    found = re.findall(r"^: .+$", terms, re.MULTILINE)
+    assert 0 < len(found) <= MOST_TERMS
+    assert [text for text in found if len(text.split()) > MOST_WORDS] == []
+    assert renamed.count("\n| ") > 10
