@@ -70,7 +70,7 @@ def registry_pages() -> dict[str, str]:
         "planners.md": _planners(),
         "policies.md": _policies(),
         "metrics.md": _metrics(),
-        "answers.md": _answers(),
+        "refusals.md": _refusals(),
     }
 
 
@@ -203,7 +203,7 @@ def status_of(reason: DropReason) -> str | None:
     return dropped("m", request, body).status
 
 
-def _answers() -> str:
+def _refusals() -> str:
     rows: list[tuple[str, ...]] = []
     for reason, about in reason_texts().items():
         status = status_of(reason)
