@@ -26,7 +26,7 @@ PLANNERS = {
 """Planners for production; every other one is a baseline, listed in `BASELINES`."""
 BASELINES = {
     "no-partitioning": "Whole models on whole GPUs (PPipe's baseline).",
-    "dart-r": "Two-stage pipelines by DART's rule, over pools.",
+    "dart-r": "Replicated pairs of one GPU of each of two classes (DART).",
     "piccolo": "Piccolo's heuristic for applications.",
     "nexus-dag": "Latency split of Nexus for applications.",
     "scrooge": "Latency split of Scrooge for applications.",
@@ -40,8 +40,8 @@ BASELINES = {
     "static-plus": "Like gslice-plus, for entries at a client's mean bandwidth.",
     "gpulets-greedy": "The greedy rule of the gpulets paper.",
     "sbp": "Squishy bin packing on whole GPUs.",
-    "best-fit": "Best fit of models to parts of GPUs.",
-    "ideal-static": "The best single cut of all GPUs.",
+    "best-fit": "The smallest part that carries the rate, one model each (GSLICE).",
+    "ideal-static": "gpulets-greedy on every fixed cut of every GPU; the best result counts.",
     "nexus": "Squishy bin packing in duty cycles (Nexus).",
 }
 POLICY_TEXTS = {
@@ -49,12 +49,12 @@ POLICY_TEXTS = {
     "reservation-ahead": "Like reservation, and sheds a backlog under overload. The default.",
     "throughput-cost": "The cheapest pipeline that fills takes the head of the queue (Piccolo).",
     "clockwork": "The queue whose largest batch must start soonest (Clockwork).",
-    "deferred": "A batch stays open until its last moment or until it is full (Symphony).",
-    "eager": "A batch is sent as soon as a vGPU is free.",
+    "deferred": "A batch is sent when no further request could join it in time (Symphony).",
+    "eager": "A batch is sent as soon as its path is free.",
     "latest": "A batch is sent at its last moment.",
-    "timeout": "A batch is sent after a fixed wait.",
-    "turns": "Models take turns on a vGPU.",
-    "turns-window": "Like turns, with a window in which batches fill (gpulets).",
+    "timeout": "A batch is sent a fixed time after its first request.",
+    "turns": "The least recently served model goes first, with its planned batch (gpulets).",
+    "turns-window": "Like turns; drops heads that make batches small; a model alone may send larger batches.",
     "reactive": "Adaptive batching per pool without reservations (PPipe's ablation).",
     "nexus": "Duty cycles with a queue per GPU (Nexus).",
     "shepherd": "The largest batch first, with preemption (Shepherd).",

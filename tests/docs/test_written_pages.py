@@ -1,4 +1,4 @@
-"""What holds for every page: short cells, a short glossary, commands that exist (`tests/repository`)."""
+"""Rules for every page: short cells, a short glossary, commands that exist (`tests/repository`)."""
 
 import re
 
