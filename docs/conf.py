@@ -11,7 +11,6 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 project = "PoolPipe"
-myst_enable_extensions = ["deflist"]
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
 exclude_patterns = ["changes/**"]
 html_theme = "furo"

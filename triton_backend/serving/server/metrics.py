@@ -160,7 +160,7 @@ METRICS: Mapping[str, MetricFamily] = {
     ),
     "poolpipe_decisions_total": MetricFamily("counter", "Frames handled by the scheduler"),
     "poolpipe_decision_seconds_total": MetricFamily(
-        "counter", "Time the scheduler took to handle them"
+        "counter", "Time that the scheduler took to handle frames"
     ),
     "poolpipe_plan": MetricFamily(
         "gauge", "1 for the plan and generation being served", ("plan_id", "generation")
