@@ -7,6 +7,7 @@
     return conclude(asked, "gateway", figures, {"raw": …})
 
 A figure without a bound is reported, never judged; one without a value was not measured here.
+The JSON file is what `scripts/figures/runs` keeps: a run whose `quiet` is false had other work beside it.
 """
 
 import argparse
@@ -15,6 +16,8 @@ import math
 import os
 import platform
 import shlex
+import shutil
+import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -30,6 +33,8 @@ from warehouse.runs import add_figures
 _PACKAGES = (
     "numpy", "numba", "scipy", "highspy", "duckdb", "onnxruntime", "nvidia-pytriton", "tritonclient"
 )  # fmt: skip
+QUIET_LOAD = 0.75  # load average of the last minute before a run that counts as undisturbed
+_AT_START = os.getloadavg()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,6 +114,7 @@ def machine() -> dict[str, Any]:
         "cpu_count": os.cpu_count(),
         "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
         "platform": platform.platform(),
+        "load_average_before": _AT_START,
         "load_average": os.getloadavg(),
         "command": shlex.join([Path(sys.executable).name, *sys.argv]),
     }
@@ -146,7 +152,9 @@ def store(
     if asked.out is not None:
         record: dict[str, Any] = {
             "benchmark": benchmark,
-            "at": now.isoformat(),
+            "at": now.isoformat(timespec="seconds"),
+            "commit": _commit(),
+            "quiet": _AT_START[0] <= QUIET_LOAD,
             "machine": on,
             "versions": by,
         }
@@ -165,6 +173,21 @@ def store(
         ]
         with open_warehouse(asked.warehouse) as store, store.transaction():
             add_figures(store, benchmark, rows, (on, by), now)
+
+
+def _commit() -> str | None:
+    """Short name of the checkout's commit, with `+` where files differ from it; None outside git."""
+    git = shutil.which("git")
+    if git is None:
+        return None
+    found = subprocess.run(
+        [git, "describe", "--always", "--exclude=*", "--abbrev=7", "--dirty=+"],
+        cwd=Path(__file__).parent,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    return found.stdout.strip() or None
 
 
 def _cpu() -> str:

@@ -36,7 +36,8 @@ CLUSTERS = tuple(f"HC{i}-L" for i in range(1, 5))
 MIX_SECONDS = {"MIX3-L": 5.0, "MIX4-L": 10.0}
 SCALES = (1, 10, 100, 1000)
 PROVEN_GAP = 1e-4
-POOL_MEAN_SECONDS = 0.5
+POOL_MEAN_SECONDS = 0.5  # geometric
+PUBLISHED_MEAN_SECONDS = 5.2
 BASELINE_DEVIATION = 1e-3
 THREE_STAGE_MEAN_SECONDS = 3.0
 _UNROUNDED = 1e-6  # published plans were made from latencies before rounding to whole µs
@@ -280,10 +281,12 @@ def _reaches(solved: list[Solved], least: float) -> Figure:
 
 def _pool_targets(solved: list[Solved]) -> list[Figure]:
     mean = exp(fsum(log(s.seconds) for s in solved) / len(solved))
+    plain = fsum(s.seconds for s in solved) / len(solved)
     proven = sum(s.gap <= PROVEN_GAP for s in solved)
     return [
         _reaches(solved, 0.999),
         Figure(name="pool: geometric mean", value=mean, unit="s", most=POOL_MEAN_SECONDS),
+        Figure(name="pool: mean", value=plain, unit="s", most=PUBLISHED_MEAN_SECONDS),
         _slowest(solved, 5.0),
         _largest_gap(solved, 5e-3),
         _count("pool: gap <= 1e-4", proven, len(solved), len(solved) // 2),
