@@ -11,7 +11,6 @@ three classes, of whole models and of models split in two, by the planner `pool`
 
 import argparse
 import csv
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from math import ceil, inf, isfinite
@@ -43,6 +42,7 @@ from flows.planning.applications.machines import (
 )
 from flows.planning.pool.applications.exact import line_steps
 from flows.preparation.profiling.csv_tables import read_tables
+from scripts.benchmarks.figures import Figure, add_destinations, store
 from triton_backend.contract.applications import ApplicationPlan
 from triton_backend.contract.cluster import Cluster, GpuClass, NodeGroup
 from triton_backend.contract.errors import InfeasibleError, InputError
@@ -112,7 +112,7 @@ def main() -> None:
     parser.add_argument("--workloads", type=int, default=120, help="of every shape")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--only", choices=("study", "pools"))
-    parser.add_argument("--out", type=Path)
+    add_destinations(parser)
     asked = parser.parse_args()
     figures: dict[str, Any] = {}
     try:
@@ -123,8 +123,42 @@ def main() -> None:
             figures |= {"pools": pools(asked.data / "ppipe", asked.workloads, asked.seed)}
     except InputError as error:
         parser.exit(2, f"{error}\n")
-    if asked.out:
-        asked.out.write_text(json.dumps(figures, indent=1))
+    store(asked, "piccolo", figures_of(figures), figures)
+
+
+def figures_of(found: Mapping[str, Any]) -> list[Figure]:
+    """What was found as figures, of the parts that were run."""
+    figures: list[Figure] = []
+    if "workloads" in found:
+        exact, piccolo = found["seconds"]["exact"], found["seconds"]["piccolo"]
+        worst = found["worst_case"]
+        figures += [
+            Figure(name="workloads", value=found["workloads"]),
+            Figure(name="exact: not proven", value=found["unproven"], most=0),
+            Figure(name="exact: CPU seconds, median", value=exact[0], unit="s", most=0.3),
+            Figure(name="exact: CPU seconds, worst", value=exact[1], unit="s", most=5),
+            Figure(name="piccolo: CPU seconds, median", value=piccolo[0], unit="s", most=0.01),
+            Figure(name="piccolo: CPU seconds, worst", value=piccolo[1], unit="s", most=0.01),
+            Figure(name="piccolo: at the optimum", value=100 * found["piccolo_optimal"], unit="%"),
+            Figure(name="piccolo: mean extra", value=100 * found["piccolo_mean"], unit="%"),
+            Figure(name="piccolo: worst extra", value=100 * found["piccolo_worst"], unit="%"),
+            Figure(name="simulated plans", value=worst["simulated"]),
+            Figure(name="simulated plans within the SLO", value=worst["within_slo"]),
+        ]
+        for row in found["extra"]:
+            name = f"{row['planner']}: mean extra over piccolo"
+            figures.append(Figure(name=name, value=100 * row["mean"], unit="%"))
+    if "pools" in found:
+        for stages, gaps in found["pools"]["gaps"].items():
+            proven, label = sum(gap <= _SAME for gap in gaps), f"pools, {stages} stages"
+            seconds = found["pools"]["seconds"][stages]
+            figures += [
+                Figure(name=f"{label}: plans", value=len(gaps)),
+                Figure(name=f"{label}: proven", value=proven),
+                Figure(name=f"{label}: worst gap", value=100 * max(gaps), unit="%"),
+                Figure(name=f"{label}: worst", value=max(seconds), unit="s"),
+            ]
+    return figures
 
 
 def examples(folder: Path) -> list[dict[str, Any]]:
@@ -523,7 +557,9 @@ def summary(
         "workloads": planned,
         "unproven": unproven,
         "piccolo_optimal": optimal,
+        "piccolo_mean": mean(over),
         "piccolo_worst": max(over),
+        "piccolo_over_optimum": [round(value, 6) for value in sorted(over)],
         "seconds": {name: [median(taken), max(taken)] for name, taken in seconds.items()},
         "extra": rows,
     }

@@ -1,0 +1,74 @@
+"""Render the figure pages and their plots from claims and runs.
+
+    .venv/bin/python -m scripts.figures.render [--check] [--out FOLDER]
+
+`--check` writes nothing and names the pages and plots that differ from what is kept; exit code 1 then.
+"""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from scripts.figures.claims import Figures, read
+from scripts.figures.pages import AREAS, index, page
+from scripts.figures.plots import PLOTS, draw
+from triton_backend.contract.errors import InputError
+
+OUT = Path(__file__).parents[2] / "docs" / "reference" / "figures"
+
+
+def rendered(figures: Figures) -> dict[str, str]:
+    """Name and content of every file of the folder.
+
+    Raises:
+        InputError: a claim has no value, or an area no title.
+    """
+    if unknown := set(figures.areas()) - set(AREAS):
+        raise InputError("claims.yaml", f"no area {min(unknown)!r}")
+    files = {"index.md": index(figures)}
+    for name, plot in PLOTS.items():
+        files[f"{name}.svg"] = draw(plot, figures)
+    for area in figures.areas():
+        shown = {f"{name}.svg": plot.text for name, plot in PLOTS.items() if plot.area == area}
+        files[f"{area}.md"] = page(area, figures, shown)
+    return files
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Write or compare; 1 where something differs, 2 on wrong input."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--check", action="store_true", help="write nothing, name what differs")
+    parser.add_argument("--out", type=Path, default=OUT, metavar="FOLDER")
+    asked = parser.parse_args(arguments)
+    try:
+        files = rendered(read())
+    except InputError as error:
+        print(error, file=sys.stderr)
+        return 2
+    kept = {path.name for path in asked.out.glob("*")} if asked.out.is_dir() else set[str]()
+    differ = sorted(
+        name for name in kept | files.keys() if _text(asked.out / name) != files.get(name)
+    )
+    if asked.check:
+        for name in differ:
+            print(f"{asked.out / name}: differs from claims and runs; render again")
+        return int(bool(differ))
+    asked.out.mkdir(parents=True, exist_ok=True)
+    for name in differ:
+        if name in files:
+            (asked.out / name).write_text(files[name], encoding="utf-8")
+        else:
+            (asked.out / name).unlink()
+    print(f"{len(differ)} of {len(files)} files changed in {asked.out}")
+    return 0
+
+
+def _text(path: Path) -> str | None:
+    return path.read_text(encoding="utf-8") if path.is_file() else None
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
