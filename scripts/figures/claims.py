@@ -38,6 +38,7 @@ class Claim:
             stand by themselves.
         reference: what to compare it with.
         benchmark, figure: the names in a run's file.
+        factor: from the figure's unit to the claim's.
         timed: whether the machine's load can change it; a simulated or counted figure is not.
     """
 
@@ -52,6 +53,7 @@ class Claim:
     benchmark: str
     reference: str = ""
     figure: str = ""
+    factor: float = 1.0
     timed: bool = True
 
     def keeps(self, value: float) -> bool:
@@ -145,7 +147,8 @@ class Figures:
         """Every run that gives the claim a value, the oldest first."""
         found = self._values.get(("", claim.id), [])
         if claim.figure:
-            found = found + self._values.get((claim.benchmark, claim.figure), [])
+            kept = self._values.get((claim.benchmark, claim.figure), [])
+            found = found + [(run, claim.factor * value) for run, value in kept]
         return sorted(found, key=lambda one: (one[0].at, one[0].name))
 
     def standing(self, claim: Claim) -> Standing:

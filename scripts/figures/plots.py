@@ -283,7 +283,7 @@ def piccolo(canvas: Canvas, figures: Figures) -> None:
     )
     axes.set(
         xlabel="cost above the optimum, %",
-        ylabel="workloads, %",
+        ylabel=f"% of {len(over)} workloads",
         xscale="symlog",
         xlim=(0, None),
         ylim=(0, 102),
