@@ -246,16 +246,21 @@ def number(value: float, digits: int = 4) -> str:
         return f"{value:,.0f}"
     before_point = len(f"{abs(value):.0f}") if abs(value) >= 1 else 0
     if before_point >= digits:
-        return f"{value:,.{int(before_point == digits)}f}".removesuffix(".0")
+        return f"{value:,.0f}"
     return f"{value:.{digits}g}"
 
 
 def value_text(standing: Standing) -> str:
-    """Median, worst and number of runs, with the unit: `40 ms, worst 54 (n = 2)`."""
+    """Median, worst and number of runs, with the unit: `40 ms, worst 54 (n = 2)`.
+
+    A value that the machine's load cannot change stands alone where every run gives the same.
+    """
     unit = f" {standing.claim.unit}" if standing.claim.unit else ""
     text = number(standing.middle) + unit
     if standing.worst != standing.middle:
         text += f", worst {number(standing.worst)}"
+    if not standing.claim.timed and len(set(standing.values)) == 1:
+        return text
     return f"{text} (n = {len(standing.values)})"
 
 

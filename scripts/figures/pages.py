@@ -45,14 +45,12 @@ AREAS: Mapping[str, tuple[str, str]] = {  # title, and what the page is about
     "graft": ("Graft", "Clients that run the first blocks of a model themselves (entries)."),
 }
 HEAD = "| claim | value | target | met | command | run |\n| --- | --- | --- | --- | --- | --- |"
-MADE = (
-    "<!-- Made by `python -m scripts.figures.render`: change `scripts/figures/`, not this page. -->"
-)
+MADE = "<!-- Rendered by `python -m scripts.figures.render`. Change claims and runs, not this page. -->"
 INTRODUCTION = f"""{MADE}
 
 # Figures
 
-Every figure that the documents state, from the runs that `scripts/figures/runs` keeps. All were taken on two
+Every figure that the documents state, from the runs that [the repository keeps](../../../scripts/figures/README.md). All were taken on two
 cores of a shared AMD EPYC machine without a GPU: **no figure on GPUs exists yet**. *Emulated* GPUs wait as long
 as a profile says and answer with dummy outputs; *simulated* figures need no server at all.
 

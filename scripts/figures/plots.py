@@ -93,7 +93,10 @@ def against_triton(canvas: Canvas, figures: Figures) -> None:
         (THEIRS, OURS),
     )
     axes.set_ylabel("thousand requests/s,\n99 % of each model in time")
-    axes.set_title("Simulated goodput on 100 GPUs, mean of six groups of three models", fontsize=9)
+    groups = len({row["group"] for row in rows})
+    axes.set_title(
+        f"Simulated goodput on 100 GPUs, mean of {groups} groups of three models", fontsize=9
+    )
     axes.legend(frameon=False, loc="upper left")
     axes.margins(y=0.2)
 

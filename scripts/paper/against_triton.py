@@ -9,8 +9,8 @@ are loaded at once. Both sides get a grid search of their own on each problem, a
 configuration that it finds is run again with other arrivals, which are the ones reported.
 
     Triton      instances and preferred batch sizes by the planner of whole models (SLO margins x
-                any number of instances a GPU, or one), times the maximum queue delay: 18
-    PoolPipe    the planner `pool` (the same SLO margins), times the policies: 9
+                any number of instances a GPU, or one), times the maximum queue delay: 24
+    PoolPipe    the planner `pool` (the same SLO margins), times the policies: 12
 
 The simulated Triton has one queue for each model over all servers, so no balancer in front of it
 loses anything, and it rejects requests whose deadline has passed. Links cost nothing on its side,
@@ -37,7 +37,7 @@ from triton_backend.simulator.goodput import ATTAINMENT
 from triton_backend.simulator.run import simulate
 from triton_backend.simulator.scenario import SimOptions
 
-MARGINS = (0.2, 0.4, 0.6)
+MARGINS = (0.05, 0.1, 0.2, 0.4)
 DELAYS = (0.0, 0.1, 0.25)  # shares of each SLO
 POLICIES = ("reservation", "reservation-ahead", "deferred")
 LOADS = tuple(round(0.02 * step, 2) for step in range(1, 76))  # of the default plan's rate
@@ -68,7 +68,7 @@ class Problem:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Tried:
+class Configuration:
     """One configuration of one side."""
 
     name: str
@@ -88,7 +88,7 @@ class Found:
     ours_chosen: str
 
 
-def configurations(problem: Problem, side: str, reference: Plan) -> Iterator[Tried]:
+def configurations(problem: Problem, side: str, reference: Plan) -> Iterator[Configuration]:
     """The grid of one side; margins that have no plan are left out."""
     data, cluster, workload = problem.demands()
     base = SimOptions(duration_s=problem.seconds, reference=reference, keep_uses=False)
@@ -107,32 +107,34 @@ def configurations(problem: Problem, side: str, reference: Plan) -> Iterator[Tri
             if side == TRITON:
                 for share in DELAYS:
                     rules = replace(base, policy=TRITON, batch_timeout_share=share)
-                    yield Tried(
+                    yield Configuration(
                         name=f"margin {margin}, {label}, delay {share}", plan=plan, options=rules
                     )
             else:
                 for policy in POLICIES:
                     rules = replace(base, policy=policy)
-                    yield Tried(name=f"margin {margin}, {policy}", plan=plan, options=rules)
+                    yield Configuration(name=f"margin {margin}, {policy}", plan=plan, options=rules)
 
 
-def holds(tried: Tried, load: float, seeds: Sequence[int]) -> bool:
+def holds(configuration: Configuration, load: float, seeds: Sequence[int]) -> bool:
     """Every model answers `ATTAINMENT` in time, for all seeds."""
     return all(
-        simulate(tried.plan, replace(tried.options, load_factor=load, seed=seed)).least_attainment
+        simulate(
+            configuration.plan, replace(configuration.options, load_factor=load, seed=seed)
+        ).least_attainment
         >= ATTAINMENT
         for seed in seeds
     )
 
 
-def highest(tried: Tried, seeds: Sequence[int], above: int = 0) -> int:
+def highest(configuration: Configuration, seeds: Sequence[int], above: int = 0) -> int:
     """How many of `LOADS` hold, by halving; `above` are known to, and one more must."""
-    if above == len(LOADS) or not holds(tried, LOADS[above], seeds):
+    if above == len(LOADS) or not holds(configuration, LOADS[above], seeds):
         return above
     low, high = above + 1, len(LOADS)
     while low < high:
         middle = (low + high + 1) // 2
-        if holds(tried, LOADS[middle - 1], seeds):
+        if holds(configuration, LOADS[middle - 1], seeds):
             low = middle
         else:
             high = middle - 1
@@ -142,10 +144,10 @@ def highest(tried: Tried, seeds: Sequence[int], above: int = 0) -> int:
 def tuned(problem: Problem, side: str, reference: Plan) -> tuple[str, float]:
     """The best configuration of a side, and the load factor that it holds with other arrivals."""
     best, chosen = 0, None
-    for tried in configurations(problem, side, reference):
-        found = highest(tried, TUNED_ON, best)
+    for configuration in configurations(problem, side, reference):
+        found = highest(configuration, TUNED_ON, best)
         if found > best:
-            best, chosen = found, tried
+            best, chosen = found, configuration
     if chosen is None:
         return "none holds", 0.0
     again = highest(chosen, REPORTED)

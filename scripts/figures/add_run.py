@@ -1,6 +1,6 @@
 """Keep what a benchmark wrote with `--out` as a run that claims can rest on.
 
-    .venv/bin/python -m scripts.figures.keep FILE [FILE]
+    .venv/bin/python -m scripts.figures.add_run FILE [FILE]
 
 Copies each file to `scripts/figures/runs`, named by benchmark and time. Folders and files of this
 machine in the command become `DIR` and `FILE`.
@@ -24,17 +24,18 @@ def general(command: str) -> str:
     """A command line without the paths of this machine."""
     words, kept = iter(shlex.split(command)), list[str]()
     for word in words:
-        if word in _NOT_KEPT:
-            next(words, None)
-        elif word in _FOLDERS:
-            next(words, None)
-            kept += [word, "DIR"]
+        option, equals, _ = word.partition("=")
+        if option in _NOT_KEPT + _FOLDERS:
+            if not equals:
+                next(words, None)
+            if option in _FOLDERS:
+                kept += [f"{option}=DIR"] if equals else [option, "DIR"]
         else:
             kept.append("FILE" if word.startswith("/") and not word.endswith(".py") else word)
     return re.sub(r"\S*/(?=scripts/)", "", shlex.join(kept))
 
 
-def keep(path: Path, folder: Path = RUNS) -> Path:
+def add_run(path: Path, folder: Path = RUNS) -> Path:
     """Copy one run; the new file."""
     record = json.loads(path.read_text(encoding="utf-8"))
     record["machine"]["command"] = general(record["machine"]["command"])
@@ -52,7 +53,7 @@ def main(arguments: Sequence[str]) -> int:
     )
     parser.add_argument("files", type=Path, nargs="+", metavar="FILE")
     for path in parser.parse_args(arguments).files:
-        print(keep(path))
+        print(add_run(path))
     return 0
 
 
