@@ -2,11 +2,12 @@
 
 import argparse
 import json
+import re
 from pathlib import Path
 
 import pytest
 
-from scripts.benchmarks.figures import Figure, add_destinations, exit_code, show, store
+from scripts.benchmarks.figures import QUIET_LOAD, Figure, add_destinations, exit_code, show, store
 from warehouse.db import open_warehouse
 from warehouse.details import figures as stored_figures
 
@@ -42,6 +43,8 @@ def test_figures_go_where_the_command_line_says(tmp_path: Path) -> None:
     record = json.loads(out.read_text())
     assert (record["benchmark"], record["raw"], len(record["figures"])) == ("trial", 7, 5)
     assert record["machine"]["cpu_count"]
+    assert record["quiet"] is (record["machine"]["load_average_before"][0] <= QUIET_LOAD)
+    assert re.fullmatch(r"[0-9a-f]{7,}\+?", record["commit"])
     assert record["versions"]["numpy"]
     with open_warehouse(warehouse) as opened:
         rows = stored_figures(opened, "trial")

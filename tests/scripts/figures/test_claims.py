@@ -10,7 +10,7 @@ import yaml
 from scripts.figures.claims import Claim, Figures, Standing, number, read, value_text
 from triton_backend.contract.errors import InputError
 
-CLAIM = {
+CLAIM: dict[str, Any] = {
     "id": "gap",
     "area": "changes",
     "what": "longest time without a dispatch",
