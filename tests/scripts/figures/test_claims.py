@@ -107,6 +107,6 @@ def test_numbers_keep_four_digits_and_never_an_exponent() -> None:
 
 
 def test_the_direction_decides_what_keeps_a_target() -> None:
-    claim = Claim(**{**CLAIM, "target": 50.0})
+    claim = Claim(**CLAIM)
     assert claim.keeps(50)
     assert not claim.keeps(51)
