@@ -65,7 +65,7 @@ class Claim:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """One file of `runs/`; `quiet` is None where nobody noted the machine's load."""
+    """One file of `runs/`; `quiet` is None where the machine's load was not noted."""
 
     name: str
     benchmark: str
