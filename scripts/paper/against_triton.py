@@ -9,8 +9,8 @@ are loaded at once. Both sides get a grid search of their own on each problem, a
 configuration that it finds is run again with other arrivals, which are the ones reported.
 
     Triton      instances and preferred batch sizes by the planner of whole models (SLO margins x
-                any number of instances a GPU, or one), times the maximum queue delay: 30
-    PoolPipe    the planner `pool` (the same SLO margins), times the policies: 15
+                any number of instances a GPU, or one), times the maximum queue delay: 16
+    PoolPipe    the planner `pool` (the same SLO margins), times the policies: 8
 
 The simulated Triton has one queue for each model over all servers, so no balancer in front of it
 loses anything, and it rejects requests whose deadline has passed. Links cost nothing on its side,
@@ -37,9 +37,9 @@ from triton_backend.simulator.goodput import ATTAINMENT
 from triton_backend.simulator.run import simulate
 from triton_backend.simulator.scenario import SimOptions
 
-MARGINS = (0.0, 0.05, 0.1, 0.2, 0.4)
-DELAYS = (0.0, 0.1, 0.25)  # shares of each SLO
-POLICIES = ("reservation", "reservation-ahead", "deferred")
+MARGINS = (0.0, 0.05, 0.1, 0.2)
+DELAYS = (0.0, 0.1)  # shares of each SLO
+POLICIES = ("reservation", "reservation-ahead")
 LOADS = tuple(round(0.02 * step, 2) for step in range(1, 76))  # of the default plan's rate
 TUNED_ON, REPORTED = (0,), (1, 2)  # seeds of the arrivals
 ONE_CLASS = "one class"
