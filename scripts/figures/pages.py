@@ -17,10 +17,6 @@ AREAS: Mapping[str, tuple[str, str]] = {  # title, and what the page is about
         "Scheduling",
         "The highest load at which 99 % of requests are answered in time, simulated, and what a decision costs.",
     ),
-    "triton": (
-        "Triton and PoolPipe",
-        "Tuned Triton beside PoolPipe, simulated. Both sides get a grid search on each problem.",
-    ),
     "gateway": ("Gateway", "What the gateway adds to a request, and how many it takes."),
     "changes": ("Plan changes", "What clients notice when the plan changes under load."),
     "faults": ("Faults", "What clients notice when a process, a link or a host fails."),

@@ -73,34 +73,6 @@ def _bars(
     axes.set_xticks(range(len(names)), names)
 
 
-def against_triton(canvas: Canvas, figures: Figures) -> None:
-    """Goodput of both sides by cluster, mean of the groups."""
-    rows = _details(figures, "against triton", "rows")
-    clusters = list(dict.fromkeys(row["cluster"] for row in rows))
-    series = {
-        label: [
-            float(np.mean([row[key] for row in rows if row["cluster"] == name])) / 1000
-            for name in clusters
-        ]
-        for label, key in (("Triton, tuned", "triton_rps"), ("PoolPipe, tuned", "ours_rps"))
-    }
-    axes = canvas.subplots()
-    names = [name if name == "one class" else f"{name}\ntwo classes" for name in clusters]
-    _bars(
-        axes,
-        [name.replace("one class", "100 × L4\none class") for name in names],
-        series,
-        (THEIRS, OURS),
-    )
-    axes.set_ylabel("thousand requests/s,\n99 % of each model in time")
-    groups = len({row["group"] for row in rows})
-    axes.set_title(
-        f"Simulated goodput on 100 GPUs, mean of {groups} groups of three models", fontsize=9
-    )
-    axes.legend(frameon=False, loc="upper left")
-    axes.margins(y=0.2)
-
-
 def gaps(canvas: Canvas, figures: Figures) -> None:
     """Gap against seconds of every published problem."""
     plans = _details(figures, "planner", "plans")
@@ -319,11 +291,6 @@ def graft(canvas: Canvas, figures: Figures) -> None:
 
 
 PLOTS: Mapping[str, Plot] = {
-    "against-triton": Plot(
-        area="triton",
-        text="Bars: simulated goodput of tuned Triton and tuned PoolPipe on five clusters of 100 GPUs",
-        draw=against_triton,
-    ),
     "planning-gaps": Plot(
         area="planning",
         text="Scatter: gap to the bound against seconds to plan, one point per published problem",
