@@ -1,9 +1,11 @@
 """Every file of `docs/examples` is used as what it is written for; tutorials run some of them."""
 
 import json
+import re
 import subprocess
 import threading
 from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
 from typing import Any
 
 import jsonschema
@@ -118,6 +120,24 @@ def test_the_client_for_curl_sends_a_request_with_its_deadline() -> None:
         "parameters": {"timeout": 200_000},
         "inputs": [tensor],
     }
+
+
+FRAGMENTS = [
+    (path.name, block)
+    for path in pages()
+    for block in re.findall(r"^```yaml\n(.*?)^```$", path.read_text(), re.MULTILINE | re.DOTALL)
+]
+
+
+@pytest.mark.parametrize(("page", "block"), FRAGMENTS)
+def test_fragments_of_a_cluster_on_a_page_are_read(tmp_path: Path, page: str, block: str) -> None:
+    document = yaml.safe_load(block)
+    assert list(document) == ["gpu_classes"], page
+    (name,) = document["gpu_classes"]
+    document["nodes"] = [{"count": 1, "gpu_class": name, "gpus": 1, "nic_gbps": 10}]
+    (tmp_path / "cluster.yaml").write_text(yaml.safe_dump(document))
+    assert read_cluster(tmp_path / "cluster.yaml").gpu_class(name).shares
+    jsonschema.validate(document, schemas()["cluster"])
 
 
 def test_every_example_is_shown_on_a_page() -> None:
