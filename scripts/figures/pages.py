@@ -46,7 +46,7 @@ INTRODUCTION = f"""{MADE}
 
 # Figures
 
-Every figure that the documents state, from the runs that [the repository keeps](../../../scripts/figures/README.md). All were taken on two
+Every figure that the documents state, from the runs that the repository keeps (`scripts/figures/README.md`). All were taken on two
 cores of a shared AMD EPYC machine without a GPU: **no figure on GPUs exists yet**. *Emulated* GPUs wait as long
 as a profile says and answer with dummy outputs; *simulated* figures need no server at all.
 
@@ -123,4 +123,6 @@ def index(figures: Figures) -> str:
         for one in missed([figures.standing(claim) for claim in claims]):
             link = f"[{AREAS[area][0]}: {one.claim.what}]({area}.md)"
             lines.append(f"| {link} | {value_text(one)} | {target_text(one.claim)} |")
+    areas = "\n".join(figures.areas())
+    lines += ["", f"```{{toctree}}\n:hidden:\n\n{areas}\n```"]
     return "\n".join(lines) + "\n"
