@@ -179,8 +179,8 @@ def test_pruning_forgets_what_is_old_and_keeps_what_counts(store: Warehouse) -> 
 @pytest.mark.long
 def test_pruning_forgets_old_rollouts_and_plans_that_only_they_name(store: Warehouse) -> None:
     """The last rollout was undone, so the plan before it is in force."""
-    names = ["first", "old", "counted", "run", "before", "in force", "undone"]
-    for name in [*names, "never rolled out"]:
+    names = ["first", "old", "counted", "run", "before", "in-force", "undone"]
+    for name in [*names, "never-rolled-out"]:
         add_plan(store, replace(two_stages(), plan_id=name), OLD)
     for number, (former, name) in enumerate(pairwise(names)):
         at = OLD + timedelta(hours=number)
@@ -209,7 +209,7 @@ def test_pruning_forgets_old_rollouts_and_plans_that_only_they_name(store: Wareh
     forgotten = prune(store, BETWEEN)
     assert [rollout.plan_id for rollout in list_rollouts(store)] == [
         "undone",
-        "in force",
+        "in-force",
         "counted",
     ]
     assert {plan["plan_id"] for plan in list_plans(store)} == {
@@ -217,9 +217,9 @@ def test_pruning_forgets_old_rollouts_and_plans_that_only_they_name(store: Wareh
         "counted",
         "run",
         "before",
-        "in force",
+        "in-force",
         "undone",
-        "never rolled out",
+        "never-rolled-out",
     }
     assert [forgotten[kind] for kind in ("plans", "rollouts", "rollout_steps")] == [1, 3, 3]
 
