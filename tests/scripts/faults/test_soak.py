@@ -51,6 +51,8 @@ def test_a_repair_that_takes_longer_than_its_row_says_is_missed() -> None:
     look: dict[str, Any] = {
         "rss_mb": 100.0,
         "rss_mb_by_process": {},
+        "processes_by_name": {},
+        "series": 100,
         "processes": 9,
         "segments": 5,
         "sockets": 3,
