@@ -248,6 +248,10 @@ class Served:
         """Where it is reached now."""
         return read_state(self.folder)
 
+    def states(self) -> list[ServerState]:
+        """Of every host."""
+        return [self.state]
+
     def write_plan(self, plan: Plan, name: str) -> Path:
         """A plan file for the load generator."""
         path = self.root / f"{name}.json"

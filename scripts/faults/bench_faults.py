@@ -42,6 +42,7 @@ from scripts.benchmarks.applications.plans import faulty_application, requests_o
 from scripts.benchmarks.figures import Figure, add_destinations, conclude
 from scripts.benchmarks.served import SERVED, Load, Loaded, Served, samples_file, small_plan
 from scripts.faults.injection import (
+    CHANGED,
     CLOCK,
     FAR,
     FILLED,
@@ -402,7 +403,8 @@ def main() -> int:
         return 0
     watch = Stopwatch()
     print(f"{'fault':<{WIDTH}}{''.join(f'{heading:>10}' for heading in HEADINGS)}", flush=True)
-    rows = run_all(options, PROCESSES, lambda: Served(plan, options.port, serve_options(options)))
+    here = serve_options(options)
+    rows = run_all(options, PROCESSES + CHANGED, lambda: Served(plan, options.port, here))
     beside = serve_options(options, gateways=2)
     rows += run_all(options, TWO_GATEWAYS, lambda: Served(plan, options.port, beside))
     rows += run_all(options, FAR, lambda: Far(plan, options.port))

@@ -7,6 +7,7 @@ while it lasts, so that the simulator can say what is left without them.
 import contextlib
 import os
 import signal
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,11 +16,17 @@ from pathlib import Path
 
 import psutil
 
+from flows.release.server.running import ServerState
 from scripts.benchmarks.served import SHARED_FOLDER, Served
+from scripts.faults.changes import change
 from scripts.faults.places import LINK, Far, Shifted, run_as_root
+from triton_backend.contract.errors import PoolPipeError
 from triton_backend.runtimes.stage_tensors import served_models
-from triton_backend.serve_folder.repository import CONTROL_MODEL, STANDBY_MODEL
-from triton_backend.serving.gateway.state import WorkerAddress
+from triton_backend.serve_folder.repository import (
+    CONTROL_MODEL,
+    STANDBY_MODEL,
+    is_node_model,
+)
 from triton_backend.serving.node.fork_server import SERVER_NAME as FORK_SERVER
 
 SLOW_PERIOD_S, SLOW_STOPPED = 0.15, 0.6  # stopped for 90 of every 150 ms
@@ -36,8 +43,10 @@ REPAIRED_S, SERVER_REPAIRED_S = 5.0, 15.0
 LASTING_REPAIRED_S = LASTING_S + REPAIRED_S
 FILL_PIECE = 1 << 16
 FRONT, QUICK_FRONT, NODE = "alpha", "quick", "poolpipe_node_FAST-0"
+QUICK_WORKER = 16
+STANDARD_FILES = 3
 
-Inject = Callable[[Served], None]
+Inject = Callable[[Served], object]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,15 +85,24 @@ def stub(served: Served, model: str) -> psutil.Process:
 
 
 def worker(served: Served, vgpu: int) -> psutil.Process:
-    """The process of a vGPU of the generation served."""
+    """The process of a vGPU of the generation served, whichever plan it was started for.
+
+    Raises:
+        RuntimeError: its node does not say it.
+    """
     generation = served.state.control("status")["generation"]
-    wanted = WorkerAddress(generation, vgpu)
-    for process in served.processes():
-        with contextlib.suppress(psutil.Error):
-            if process.name() == f"worker-{wanted.generation}-{wanted.vgpu}":
-                return process
-    message = f"no process of {wanted}"
+    for state in served.states():
+        for name in _nodes(state):
+            with contextlib.suppress(PoolPipeError, psutil.Error):
+                for each in state.ask(name, {"generation": generation})["workers"]:
+                    if each["vgpu"] == vgpu and each["pid"] is not None:
+                        return psutil.Process(each["pid"])
+    message = f"no process of vGPU {vgpu} of generation {generation}"
     raise RuntimeError(message)
+
+
+def _nodes(state: ServerState) -> list[str]:
+    return sorted(p.name for p in (state.folder / "pids").iterdir() if is_node_model(p.name))
 
 
 def kill_worker(vgpu: int) -> Inject:
@@ -176,8 +194,8 @@ def kill_server(of_scheduler: bool) -> Inject:  # noqa: FBT001  # which of two
     return inject
 
 
-def fill(folder: Callable[[Served], Path]) -> Inject:
-    """Fill a file system to the last byte for a while."""
+def fill(folder: Callable[[Served], Path], meanwhile: Inject | None = None) -> Inject:
+    """Fill a file system to the last byte for a while, and do something else when it is full."""
 
     def inject(served: Served) -> None:
         path = folder(served) / "filler"
@@ -188,6 +206,8 @@ def fill(folder: Callable[[Served], Path]) -> Inject:
             with path.open("ab", buffering=0) as file, contextlib.suppress(OSError):
                 while True:
                     file.write(b"0")
+            if meanwhile is not None:
+                meanwhile(served)
             time.sleep(LASTING_S)
         finally:
             path.unlink()
@@ -230,6 +250,37 @@ def kill_far_host(served: Served) -> None:
     served.start_far()
 
 
+def change_while_a_worker_dies(served: Served) -> None:
+    """A change of plan, and SIGKILL to a worker of the plan in force, which goes on, in the middle of it."""
+    failed: list[str] = []
+
+    def changing() -> None:
+        try:
+            change(served)
+        except PoolPipeError as error:
+            failed.append(str(error))
+
+    thread = threading.Thread(target=changing)
+    thread.start()
+    worker(served, QUICK_WORKER).kill()
+    thread.join()
+    if failed:
+        raise RuntimeError(f"the change failed: {failed[0]}")
+
+
+def take_descriptors(served: Served) -> None:
+    """The scheduler may open nothing more for a while, in which a worker must be started and connect."""
+    process = scheduler(served)
+    before = process.rlimit(psutil.RLIMIT_NOFILE)
+    process.rlimit(psutil.RLIMIT_NOFILE, (STANDARD_FILES, before[1]))
+    try:
+        worker(served, 1).kill()
+        time.sleep(LASTING_S)
+    finally:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.rlimit(psutil.RLIMIT_NOFILE, before)
+
+
 def jump(served: Served) -> None:
     """The time of day goes a day ahead, two days back and home again."""
     assert isinstance(served, Shifted)
@@ -253,7 +304,10 @@ PROCESSES = (
     ),
     Fault(name="last-stage worker killed", inject=kill_worker(4), vgpus=(4,), loses="its batch"),
     Fault(
-        name="quick model's worker killed", inject=kill_worker(16), vgpus=(16,), loses="its batch"
+        name="quick model's worker killed",
+        inject=kill_worker(QUICK_WORKER),
+        vgpus=(QUICK_WORKER,),
+        loses="its batch",
     ),
     Fault(
         name="worker hung",
@@ -300,6 +354,13 @@ PROCESSES = (
         loses="what it held",
     ),
     Fault(
+        name="scheduler without descriptors",
+        inject=take_descriptors,
+        vgpus=(1,),
+        loses="a worker's batch",
+        repaired_within_s=LASTING_REPAIRED_S,
+    ),
+    Fault(
         name="node killed",
         inject=kill_stub(NODE),
         loses="nothing",
@@ -310,6 +371,21 @@ PROCESSES = (
         holds=True,
         loses="until it is started anew",
         at_least_s=24,
+        repaired_within_s=SERVER_REPAIRED_S,
+    ),
+)
+CHANGED = (
+    Fault(
+        name="plan changed",
+        inject=change,
+        loses="jobs of an application that is another one",
+        repaired_within_s=SERVER_REPAIRED_S,
+    ),
+    Fault(
+        name="plan changed while a worker dies",
+        inject=change_while_a_worker_dies,
+        vgpus=(QUICK_WORKER,),
+        loses="its batch, and jobs of an application that is another one",
         repaired_within_s=SERVER_REPAIRED_S,
     ),
 )
@@ -399,6 +475,12 @@ FILLED = (
         name="disk full",
         inject=fill(lambda served: served.folder),
         loses="log lines",
+        repaired_within_s=LASTING_REPAIRED_S,
+    ),
+    Fault(
+        name="scheduler killed on a full disk",
+        inject=fill(lambda served: served.folder, lambda served: scheduler(served).kill()),
+        loses="what is due until the standby dispatches",
         repaired_within_s=LASTING_REPAIRED_S,
     ),
     Fault(

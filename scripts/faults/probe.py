@@ -56,12 +56,20 @@ class Prober(threading.Thread):
 def is_served(served: Served, model: ModelPlan) -> bool:
     """Whether a model or an application answers one request; a job alone may take all its time."""
     size = math.prod(model.inputs[0].shape[1:])
-    body = {
-        "inputs": [{"name": "input", "shape": [1, size], "datatype": "UINT8", "data": [0] * size}]
+    tensor = {
+        "name": "input",
+        "shape": [1, size],
+        "datatype": "UINT8",
+        "parameters": {"binary_data_size": size},
     }
+    head = json.dumps({"inputs": [tensor]}).encode()
     request = urllib.request.Request(  # our own server
         f"http://{served.state.http_url}/v2/models/{model.name}/infer",
-        data=json.dumps(body).encode(),
+        data=head + bytes(size),
+        headers={
+            "Content-Type": "application/octet-stream",
+            "Inference-Header-Content-Length": str(len(head)),
+        },
     )
     try:
         timeout_s = max(1.0, 1.2 * us_to_s(model.slo_us))

@@ -1,9 +1,11 @@
 """Soak with faults drawn at random: is every one repaired in its time, is an answer wrong, does anything grow?
 
-    .venv/bin/python scripts/faults/soak.py [--minutes 30] [--fault-seconds 60] [--seed 0] [--two-gateways] [--out FILE]
+    .venv/bin/python scripts/faults/soak.py [--minutes 30] [--fault-seconds 60] [--change-seconds 40] [--seed 0]
+        [--two-gateways] [--out FILE]
 
-The system of `bench_faults` over two hosts, in file systems small enough to be filled and with a time of day that can
-jump, loaded at load factor 0.6 with requests whose right answers are known. Every `--fault-seconds` one of the faults of
+The models of `bench_pauses`, with tensors of 100 KB and SLOs of 400 and 50 ms, and a quick one are served over two hosts,
+in file systems small enough to be filled and with a time of day that can jump, loaded at load factor 0.6 with requests
+whose right answers are known. Every `--change-seconds` the plan changes, whatever else goes on (0: never). Every `--fault-seconds` one of the faults of
 `injection` is drawn, by a generator with `--seed`, and made; the next one waits until all is whole again. Where this
 machine does not allow it (root, a C compiler, a mount namespace) one host serves, and only processes are broken.
 `--two-gateways` breaks workers and one of two servers instead, on one host, with clients that send again once.
@@ -19,7 +21,7 @@ import os
 import sys
 import time
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +31,7 @@ from flows.clock import Stopwatch
 from flows.release.server.running import ServerError
 from scripts.benchmarks.figures import Figure, add_destinations, conclude
 from scripts.benchmarks.resource_usage import growth_figures, left_over, resources
-from scripts.benchmarks.served import SERVED, Loaded, Served, small_plan
+from scripts.benchmarks.served import SERVED, Loaded, Served
 from scripts.faults.bench_faults import (
     GOOD,
     GRACE_US,
@@ -39,6 +41,8 @@ from scripts.faults.bench_faults import (
     checked_load,
     longest_gap_s,
 )
+from scripts.faults.bench_pauses import paused_plan
+from scripts.faults.changes import Changes
 from scripts.faults.injection import (
     CLOCK,
     FAR,
@@ -63,10 +67,10 @@ from triton_backend.contract.units import s_to_us, us_to_s
 from triton_backend.serve_folder.settings import ServeOptions
 from triton_backend.serving.node.fork_server import SERVER_NAME as FORK_SERVER
 
-MEMORY_FRACTION = 0.02
+MEMORY_FRACTION = 0.01
 WARM_UP_S = 60.0
 SETTLED_WINDOWS = 4
-MEGABYTES, SHARED_MEGABYTES = 512, 256  # the event files of half an hour take 150 MB
+MEGABYTES, SHARED_MEGABYTES = 512, 512  # the event files of half an hour take 150 MB
 POLL_S = 0.1
 
 
@@ -80,16 +84,21 @@ def soak(options: argparse.Namespace, plan: Plan, within: Path | None) -> dict[s
         wait_well(served)
         load = checked_load(served, options.load_factor, seconds, int(options.two_gateways))
         watch = Stopwatch()
+        changes = Changes(served, options.change_seconds) if options.change_seconds else None
+        if changes is not None:
+            changes.start()
         time.sleep(WARM_UP_S)
-        looks = [resources(served)]
+        looks = [look(served, changes)]
         while watch.seconds() + options.fault_seconds <= seconds:
             row = one(served, faults[drawn.integers(len(faults))], options.fault_seconds)
-            looks.append(resources(served))
+            looks.append(look(served, changes))
             rows.append(row)
             print(progress(watch.seconds(), row, looks[-1]), flush=True)
+        if changes is not None:
+            changes.end()
         loaded = load.result()
         dispatched_us = served.changes_and_dispatches()[1]
-        states = served.states() if isinstance(served, Far) else [served.state]
+        states = served.states()
     ends_us = [row["at_us"] for row in rows[1:]] + [loaded.started_us + s_to_us(seconds)]
     for row, end_us in zip(rows, ends_us, strict=True):
         row.update(judged(loaded, row, end_us))
@@ -103,8 +112,16 @@ def soak(options: argparse.Namespace, plan: Plan, within: Path | None) -> dict[s
         "wrong": sum(model["checked"]["wrong"] for model in models),
         "messages": loaded.summary["messages"],
         "resources": looks,
+        "changes": [] if changes is None else changes.rows,
         "left_over": left_over(states),
     }
+
+
+def look(served: Served, changes: Changes | None) -> dict[str, Any]:
+    """What the whole system holds while no plan changes."""
+    with nullcontext() if changes is None else changes.held():
+        wait_well(served)
+        return resources(served)
 
 
 def place(
@@ -224,9 +241,14 @@ def figures_of(result: dict[str, Any], fault_seconds: float) -> list[Figure]:
             figures.append(
                 Figure(name=what, value=row["gap_s"], unit="s", most=row["gap_target_s"])
             )
-    looks = result["resources"]
+    looks, changes = result["resources"], result["changes"]
+    taken_back = [row["failed"] for row in changes if "failed" in row]
     return [
         *figures,
+        Figure(name="changes of plan", value=len(changes) - len(taken_back)),
+        Figure(
+            name="changes of plan taken back", value=len(taken_back), note="; ".join(taken_back)
+        ),
         Figure(name="wrong answers", value=result["wrong"], most=0),
         Figure(name="attainment", value=result["attainment"], note=f"of {result['offered']}"),
         *fork_server_figures(looks),
@@ -266,6 +288,7 @@ def main() -> int:
     add = parser.add_argument
     add("--minutes", type=float, default=30.0)
     add("--fault-seconds", type=float, default=60.0, help="from one fault to the next")
+    add("--change-seconds", type=float, default=40.0, help="from one change of plan to the next")
     add("--seed", type=int, default=0, help="of the faults drawn")
     add("--load-factor", type=float, default=LOAD_FACTOR, help="of what the plan serves")
     add("--two-gateways", action="store_true", help="two servers on one host")
@@ -287,7 +310,7 @@ def main() -> int:
         within = None
         if options.inside:
             within = stack.enter_context(small_file_systems(MEGABYTES, SHARED_MEGABYTES))
-        result = soak(options, small_plan("faults"), within)
+        result = soak(options, paused_plan("faults", quick=True), within)
     figures = figures_of(result, options.fault_seconds)
     return conclude(
         options, "soak with faults", figures, {**result, "wall_seconds": watch.seconds()}

@@ -72,6 +72,7 @@ def test_a_repair_that_takes_longer_than_its_row_says_is_missed() -> None:
         "rows": [row, {**row, "repaired_s": 1.0, "whole_again": False}],
         "resources": [look, {**look, "rss_mb": 103.0}],
         "wrong": 0,
+        "changes": [{"at_us": 0, "seconds": 2.0}, {"at_us": 1, "failed": "a step failed"}],
         "attainment": 0.97,
         "offered": 200,
         "left_over": ["process 12"],
