@@ -70,10 +70,14 @@ class Fields:
     def number(self, name: str, *, least: float = -LARGEST, most: float = LARGEST) -> float:
         """A number within bounds, of the type it has in the file."""
         value = self._value(name)
-        if isinstance(value, bool) or not isinstance(value, int | float) or not isfinite(value):
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise self.wrong(name, f"{_shown(value)} is not a number")
+        if isinstance(value, float) and not isfinite(value):
             raise self.wrong(name, f"{_shown(value)} is not a number")
         if not least <= value <= most:
-            raise self.wrong(name, f"{value:g} is not within {least:g} and {most:g}")
+            # Whole numbers of JSON may be larger than any float.
+            shown = _shown(value) if isinstance(value, int) else f"{value:g}"
+            raise self.wrong(name, f"{shown} is not within {least:g} and {most:g}")
         return value
 
     def integer(self, name: str, *, least: int = 0, most: int = LARGEST) -> int:

@@ -147,6 +147,7 @@ def test_a_model_that_is_not_there_is_named() -> None:
         (("models", 0, "slo_us"), float("nan"), "slo_us: nan is not a whole number"),
         (("models", 0, "slo_us"), 10**30, "slo_us: 1000000000.* is not within 1 and"),
         (("models", 0, "throughput_rps"), -1, "throughput_rps: -1 is not within 0 and"),
+        (("models", 0, "throughput_rps"), 10**400, "throughput_rps: 1000000000.* is not within 0"),
         ((*POOL, "vgpus"), None, r"pools\[0\].vgpus: is missing"),
         ((*POOL, "vgpus"), True, r"pools\[0\].vgpus: True is not a whole number"),
         ((*POOL, "vgpus"), 1.5, r"pools\[0\].vgpus: 1.5 is not a whole number"),

@@ -81,6 +81,7 @@ def test_names_that_are_made_up_keep_no_client_out() -> None:
         ({"cut": 3}, "offload request.cut: 3 is not within 0 and 2"),
         ({"cut": "one"}, "offload request.cut"),
         ({"rate_rps": -1}, "rate_rps: -1 is not within 0 and 1e+06"),
+        ({"rate_rps": 10**400}, f"rate_rps: 1{'0' * 39}... is not within 0 and 1e+06"),
         ({"rate_rps": float("nan")}, "rate_rps: nan is not a number"),
         ({"budget_ms": 0}, "budget_ms: 0 is not within 0.001"),
         ({"client": ""}, "offload request, client: is empty"),
