@@ -1,4 +1,4 @@
-"""A fuzzer of all that is read from others: frames, their bodies, requests, control requests.
+"""A fuzzer of all that is read from others: frames, their bodies, requests, control requests, announced cuts.
 
     .venv/bin/python -m scripts.fuzz.decoding [--count 100000] [--seed 0] [--keep]
 
@@ -24,7 +24,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import CodeType, FrameType
-from typing import Any
+from typing import Any, cast
 
 import coverage
 import numpy as np
@@ -39,7 +39,7 @@ from triton_backend.contract.plan import ModelPlan
 from triton_backend.serve_folder.settings import ServeOptions, ServeSettings
 from triton_backend.serving.deployment import Deployment
 from triton_backend.serving.front import pending
-from triton_backend.serving.gateway import service
+from triton_backend.serving.gateway import offload, service
 from triton_backend.serving.transport import authentication, connection, wire
 from triton_backend.serving.transport.authentication import Challenge, Prover, transport_key
 from triton_backend.serving.transport.connection import Connection
@@ -65,6 +65,7 @@ DECODERS: Mapping[Any, tuple[str, ...]] = {
     ),
     pending: ("RequestReader.", "_parameter"),
     service: ("_control_request",),
+    offload: ("Offload.answer", "Offload._offer", "Offload._announce", "_offered"),
 }
 BODIES: Mapping[Kind, Callable[[bytes], object]] = {
     Kind.HELLO: wire.unpack_hello,
@@ -223,7 +224,11 @@ def frames(data: bytes) -> None:
 def body(data: bytes) -> None:
     """The body of a kind of frame, which is named by the first byte."""
     kinds = list(BODIES)
-    BODIES[kinds[data[0] % len(kinds) if data else 0]](data[1:])
+    kind = kinds[data[0] % len(kinds) if data else 0]
+    read = BODIES[kind](data[1:])
+    if kind is Kind.EMITTED and read:
+        rows = wire.unpack_rows(data[1:])
+        assert wire.unpack_rows(wire.pack_rows(rows)) == rows
 
 
 def frame_itself(data: bytes) -> None:
@@ -341,10 +346,27 @@ def control(data: bytes) -> None:
     service._control_request(data.decode(errors="replace"))  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
 
 
+_OFFERED = replace(_PLAN, models=(_with_entries(_PLAN.models[0]),))
+
+
+def announcement(data: bytes) -> None:
+    """What a client of entries asks or announces."""
+    table = offload.Offload(lambda: _OFFERED, lambda: 0)
+    table.answer(data[1:].decode(errors="replace"), trusted=bool(data and data[0] % 2))
+
+
 DOORS: Mapping[str, Callable[[bytes], None]] = {
-    each.__name__: each for each in (frames, body, frame_itself, proof, request, control)
+    each.__name__: each
+    for each in (frames, body, frame_itself, proof, request, announcement, control)
 }
-SHARES = {"frames": 0.2, "body": 0.35, "frame_itself": 0.1, "proof": 0.05, "request": 0.25}
+SHARES = {
+    "frames": 0.2,
+    "body": 0.3,
+    "frame_itself": 0.1,
+    "proof": 0.05,
+    "request": 0.25,
+    "announcement": 0.05,
+}
 
 
 def seeds() -> Iterator[tuple[str, bytes]]:
@@ -386,7 +408,12 @@ def seeds() -> Iterator[tuple[str, bytes]]:
     yield "body", bytes([0]) + wire.pack_hello(wire.FrontHello("m"))
     yield "body", bytes([0]) + wire.pack_hello(wire.StandbyHello("s"))
     yield "body", bytes([0]) + b"[" * 5000
+    rows = wire.pack_rows([(1, 2), (0, 3)])
+    yield "body", bytes([list(BODIES).index(Kind.EMITTED)]) + rows[:-4] + b"\xff\xff\xff\x7f"
     yield "frame_itself", wire.frame(Kind.CANCEL, wire.pack_request(1))
+    yield "frame_itself", wire.frame(Kind.CANCEL, wire.pack_request(1 << 56))  # ends in an odd byte
+    yield "frame_itself", wire.frame(Kind.CANCEL, payload_bytes=wire.MAX_PAYLOAD_BYTES + 1)
+    yield "frame_itself", wire.frame(cast("Kind", 255))
     yield "proof", wire.frame(Kind.CHALLENGE, bytes(authentication.NONCE_BYTES))
     good_request = bytes([2, 1, 1, 1, 1, 0, 0, 0, 0, 0])
     texts = (b'{"traceparent": "00-1"}', b'["traceparent"]', b"traceparent" + b"[" * 5000)
@@ -403,6 +430,15 @@ def seeds() -> Iterator[tuple[str, bytes]]:
     yield "request", bytes([1, 2, 1, 1, *half, 0, 0, 0, 0, 0])
     wrong = b'{"%b": "another"}' % pending.SPLIT_PARAMETER.encode()
     yield "request", bytes([1]) + good_request + wrong
+    name = _PLAN.models[0].name
+    where = f'"client": "c", "model": "{name}", "cut": 0, "budget_ms": 40'
+    for rate_rps in ("5.0", "0", "1" + "0" * 400):
+        text = f'{{"command": "announce", {where}, "rate_rps": {rate_rps}}}'
+        yield "announcement", b"\0" + text.encode()
+    yield "announcement", f'0{{"command": "offer", "model": "{name}"}}'.encode()
+    for trusted in b"01":
+        yield "announcement", bytes([trusted]) + b'{"command": "announced"}'
+    yield "announcement", b"0" + b"[" * (offload.MOST_BYTES + 1)
     yield "control", b'{"command": "prepare", "generation": 2}'
     yield "control", b'{"command": "status"}'
 
