@@ -37,7 +37,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flows.clock import Stopwatch
-from flows.release.server.running import ServerError
 from scripts.benchmarks.applications.plans import faulty_application, requests_of
 from scripts.benchmarks.figures import Figure, add_destinations, conclude
 from scripts.benchmarks.served import SERVED, Load, Loaded, Served, samples_file, small_plan
@@ -61,6 +60,7 @@ from scripts.faults.places import (
     small_file_systems,
 )
 from scripts.faults.probe import Prober, wait_well
+from triton_backend.contract.errors import PoolPipeError
 from triton_backend.contract.plan import Plan
 from triton_backend.contract.units import us_to_s
 from triton_backend.runtimes.stage_tensors import served_models
@@ -279,7 +279,7 @@ def one(served: Served, fault: Fault, options: argparse.Namespace) -> dict[str, 
     try:
         seconds = max(options.seconds, fault.at_least_s)
         row |= measure(served, fault, options.load_factor, seconds)
-    except (RuntimeError, ServerError) as error:
+    except (RuntimeError, PoolPipeError) as error:
         row |= {"broken": str(error)}
     if fault.lasts and isinstance(served, Far):
         served.mend()

@@ -20,7 +20,6 @@ from collections.abc import Sequence
 from typing import Any
 
 from flows.clock import Stopwatch
-from flows.release.server.running import ServerError
 from scripts.benchmarks.figures import Figure, add_destinations, conclude
 from scripts.benchmarks.served import (
     BLOCKS,
@@ -90,7 +89,7 @@ def pause(
     for fault in [fault for _ in range(times) for fault in faults]:
         if watch.seconds() > times * each_s:
             break
-        with contextlib.suppress(RuntimeError, ServerError):
+        with contextlib.suppress(RuntimeError, PoolPipeError):
             fault.inject(served)
             made[fault.name] += 1
         time.sleep(REST_S)

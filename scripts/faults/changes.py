@@ -99,7 +99,7 @@ class Changes(threading.Thread):
         return row
 
     @contextlib.contextmanager
-    def held(self) -> Generator[None]:
+    def paused(self) -> Generator[None]:
         """None is under way while the context lasts."""
         with self._changing:
             yield

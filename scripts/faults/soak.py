@@ -28,7 +28,6 @@ from typing import Any
 import numpy as np
 
 from flows.clock import Stopwatch
-from flows.release.server.running import ServerError
 from scripts.benchmarks.figures import Figure, add_destinations, conclude
 from scripts.benchmarks.resource_usage import growth_figures, left_over, resources
 from scripts.benchmarks.served import SERVED, Loaded, Served
@@ -62,6 +61,7 @@ from scripts.faults.places import (
     small_file_systems,
 )
 from scripts.faults.probe import Prober, wait_well
+from triton_backend.contract.errors import PoolPipeError
 from triton_backend.contract.plan import Plan
 from triton_backend.contract.units import s_to_us, us_to_s
 from triton_backend.serve_folder.settings import ServeOptions
@@ -119,7 +119,7 @@ def soak(options: argparse.Namespace, plan: Plan, within: Path | None) -> dict[s
 
 def look(served: Served, changes: Changes | None) -> dict[str, Any]:
     """What the whole system holds while no plan changes."""
-    with nullcontext() if changes is None else changes.held():
+    with nullcontext() if changes is None else changes.paused():
         wait_well(served)
         return resources(served)
 
@@ -153,7 +153,7 @@ def one(served: Served, fault: Fault, seconds: float) -> dict[str, Any]:
     }
     try:
         fault.inject(served)
-    except (RuntimeError, ServerError) as error:
+    except (RuntimeError, PoolPipeError) as error:
         row["broken"] = str(error)
     gone_us = time.monotonic_ns() // 1000
     while watch.seconds() < seconds:
