@@ -1,6 +1,15 @@
 """Plans that take turns as a fault: the same models and answers, other stages, applications that count as others."""
 
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from flows.release.server.running import ServerError
 from scripts.benchmarks.applications.plans import faulty_application
+from scripts.benchmarks.served import Served
+from scripts.faults import changes
 from scripts.faults.bench_pauses import paused_plan
 from scripts.faults.changes import following
 from triton_backend.contract.plan import Plan
@@ -28,3 +37,30 @@ def test_an_application_is_another_one_in_the_next_plan() -> None:
     assert other.application.slo_us == was.application.slo_us + 1_000
     assert back == was
     assert second.workload.applications == (other.application,)
+
+
+def test_a_change_that_a_fault_took_back_is_told_and_the_next_one_follows(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    enough = threading.Event()
+    undone: list[Path] = []
+    outcomes: Iterator[float | ServerError] = iter([1.5, ServerError("a worker is gone"), 2.5])
+
+    def change(_: Served) -> float:
+        outcome = next(outcomes, 3.5)
+        if isinstance(outcome, ServerError):
+            raise outcome
+        if outcome == 3.5:
+            enough.set()
+        return outcome
+
+    monkeypatch.setattr(changes, "change", change)
+    monkeypatch.setattr(changes, "finish_or_undo_change", undone.append)
+    served = Served(paused_plan(), 18_000, within=tmp_path)
+    every = changes.Changes(served, 0.001)
+    every.start()
+    assert enough.wait(10)
+    every.end()
+    rows = [{k: v for k, v in row.items() if k != "at_us"} for row in every.rows]
+    assert rows[:3] == [{"seconds": 1.5}, {"failed": "a worker is gone"}, {"seconds": 2.5}]
+    assert undone == [served.folder]
