@@ -1,7 +1,6 @@
 """Plans that take turns as a fault: the same models and answers, other stages, applications that count as others."""
 
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -44,7 +43,7 @@ def test_a_change_that_a_fault_took_back_is_told_and_the_next_one_follows(
 ) -> None:
     enough = threading.Event()
     undone: list[Path] = []
-    outcomes: Iterator[float | ServerError] = iter([1.5, ServerError("a worker is gone"), 2.5])
+    outcomes = iter((1.5, ServerError("a worker is gone"), 2.5))
 
     def change(_: Served) -> float:
         outcome = next(outcomes, 3.5)
