@@ -17,16 +17,19 @@ class Backoff:
     ) -> None:
         self._first_seconds = first_seconds
         self._longest_seconds = longest_seconds
+        self._next_seconds = first_seconds
         self.failures = 0
         self.total = 0
 
     def failed(self) -> float:
         """Count a failure; seconds to pause before the next attempt."""
-        pause_seconds = min(self._first_seconds * 2.0**self.failures, self._longest_seconds)
+        pause_seconds = min(self._next_seconds, self._longest_seconds)
+        self._next_seconds = 2 * pause_seconds
         self.failures += 1
         self.total += 1
         return pause_seconds
 
     def succeeded(self) -> None:
         """The next failure is the first of a row."""
+        self._next_seconds = self._first_seconds
         self.failures = 0
