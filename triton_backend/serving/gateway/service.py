@@ -406,18 +406,14 @@ class SchedulerService:
             raise FrameError(f"a worker may not say {header.kind.name}")
 
     def _hello(self, connection: Connection, hello: Hello, now_us: int) -> None:
-        if isinstance(hello, FrontHello):
-            peer = FrontAddress(hello.model, hello.gateway)
-        elif isinstance(hello, StandbyHello):
-            peer = StandbyAddress(hello.standby)
-            self._read[peer] = hello.generation
-        else:
-            peer = WorkerAddress(hello.generation, hello.vgpu)
+        peer = _address_of(hello)
         old = self._peers.get(peer)
         if old is not None and old is not connection:
             self._loop.drop(old, CloseReason.REPLACED)
         connection.name = str(peer)
         self._peers[peer] = connection
+        if isinstance(hello, StandbyHello):  # now: the end of the former connection forgets it
+            self._read[peer] = hello.generation
         names = self._names.setdefault(connection, [])
         if isinstance(peer, WorkerAddress):
             self._forget_former(names)
@@ -469,6 +465,14 @@ class SchedulerService:
     ) -> list[memoryview]:
         """The scheduler takes metadata only."""
         raise FrameError(f"{header.kind.name} ({len(body)} bytes) with tensors: {connection.name}")
+
+
+def _address_of(hello: Hello) -> Address:
+    if isinstance(hello, FrontHello):
+        return FrontAddress(hello.model, hello.gateway)
+    if isinstance(hello, StandbyHello):
+        return StandbyAddress(hello.standby)
+    return WorkerAddress(hello.generation, hello.vgpu)
 
 
 def _control_request(text: str) -> tuple[str, str | None, int]:

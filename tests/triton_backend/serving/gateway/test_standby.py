@@ -341,3 +341,18 @@ def test_a_standby_is_ready_for_the_generation_that_it_has_read(system: LocalSys
         peer.sendall(frame(Kind.HELLO, pack_hello(StandbyHello("other", generation))))
         wait_for(lambda state=state: system.status()["scheduler"]["standby"] == state)
     peer.close()
+
+
+def test_a_standby_that_comes_again_before_its_end_was_heard_is_ready(system: LocalSystem) -> None:
+    hello = frame(Kind.HELLO, pack_hello(StandbyHello("other", 1)))
+    peers = [socket.socket(socket.AF_UNIX) for _ in range(2)]
+    for peer in peers:
+        peer.connect(system.settings.scheduler_address().removeprefix("unix:"))
+        peer.sendall(hello)
+        wait_for(lambda: system.status()["scheduler"]["standby"] == "ready")
+    assert peers[0].recv(1 << 16)  # plans
+    while peers[0].recv(1 << 16):  # until the scheduler has ended it
+        pass
+    assert system.status()["scheduler"]["standby"] == "ready"
+    for peer in peers:
+        peer.close()
