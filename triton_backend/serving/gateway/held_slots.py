@@ -2,7 +2,7 @@
 
     granted --> aborted --> held --> free      every process that may write there has let go of the batch
                              |
-                             +-----> free      one has not, and one so silent is dead by now
+                             +-----> free      one has not, and one so silent has run it, or is dead by now
 
 A slot of a worker may be written by the process before it on the batch's path (the front or a worker, in shared
 memory) and by the worker itself (from TCP, and what its batches begin with). ABORT has them forget
@@ -51,7 +51,7 @@ class HeldSlots:
             generation: whose slots these are.
             notice: ABORT, for processes that connect again.
             slots: of all its stages that are left.
-            until_us: when every process that was silent until then is dead.
+            until_us: when every process that was silent until then has run the batch, or is dead.
         """
         silent = set[Hashable]().union(*(slot.writers for slot in slots))
         self._batches[number] = _Aborted(generation, notice, silent, list(slots), until_us)

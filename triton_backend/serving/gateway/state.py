@@ -1644,12 +1644,14 @@ class Gateway:
             self._jobs.aborted(dispatch, None)
         stages = deployment.plan.models[dispatch.model].pipelines[dispatch.pipeline].stages
         slowest_us = max(stage.latency_us for stage in stages)
+        # A worker that is cut off lives, and runs the batch when its turn has come or its ride leaves.
+        run_us = dispatch.hops[-1].end_us + max(deployment.longest_slos_us)
         self._held.hold(
             batch_id,
             deployment.generation,
             notice,
             [*self._held_slots(batch, path)],
-            self._last_us + dead_after_us(slowest_us),
+            max(self._last_us, run_us) + dead_after_us(slowest_us),
         )
         # A front forgets its batch in any case, and a worker may still hand on what it has reported.
         for peer in {path[0]: None, **dict.fromkeys(path[batch.reported :])}:

@@ -18,7 +18,7 @@ from tests.triton_backend.serving.system import deploy
 from triton_backend.serve_folder.settings import ServeOptions
 from triton_backend.serving.gateway.state import WorkerAddress
 from triton_backend.serving.liveness.processes import dead_after_us
-from triton_backend.serving.transport.wire import DispatchBody, Kind, parse_header
+from triton_backend.serving.transport.wire import ArrivalBody, DispatchBody, Kind, parse_header
 
 SHORT_US = 50_000
 FIRST = WorkerAddress(1, 0)
@@ -100,11 +100,31 @@ def test_a_stage_is_written_by_its_own_worker_and_by_the_one_before(gateway: Hel
 def test_what_nothing_says_of_is_free_when_its_sender_cannot_live(gateway: HeldGateway) -> None:
     _, body = give_up(gateway, 1, 50_000)
     slowest_us = max(s.latency_us for s in gateway.deployment.plan.models[0].pipelines[0].stages)
-    free_us = 50_000 + dead_after_us(slowest_us)
+    free_us = body.hops[-1].end_us + SHORT_US + dead_after_us(slowest_us)
     gateway.look(free_us - 60_000)
     assert (0, body.slots[0]) not in slots_used(gateway, 100, free_us - 50_000)
     gateway.look(free_us + 1)
     assert (0, body.slots[0]) in slots_used(gateway, 1000, free_us + 2)
+
+
+def test_a_batch_may_wait_in_a_process_that_is_cut_off_until_long_after_its_turn(
+    tmp_path: Path,
+) -> None:
+    """Its worker lives on another host and hears no ABORT: it runs the batch when its turn comes."""
+    slo_us = 60_000_000
+    gateway = serving(deploy(tmp_path, plan(two_stage(slo_us=slo_us)), ServeOptions()))
+    for request in range(BATCH):
+        gateway.arrival(PAIR, ArrivalBody(request, 50_000 + slo_us, 1), 50_000)
+    ((number, body),) = dispatches(gateway.frames())
+    gateway.batch_lost(number, -1)
+    gateway.look(100_000)
+    assert gateway.to_let_go(FIRST)
+    slowest_us = max(s.latency_us for s in gateway.deployment.plan.models[0].pipelines[0].stages)
+    gone_us = body.hops[-1].end_us + slo_us + dead_after_us(slowest_us)
+    gateway.look(gone_us - 1)
+    assert number in {parse_header(notice).batch_id for notice in gateway.to_let_go(FIRST)}
+    gateway.look(gone_us)
+    assert number not in {parse_header(notice).batch_id for notice in gateway.to_let_go(FIRST)}
 
 
 def test_a_peer_that_comes_back_hears_again_what_it_has_to_let_go_of(gateway: HeldGateway) -> None:
