@@ -74,17 +74,38 @@ def _credentials(home: Path) -> str:
     path = home / PROFILES
     try:
         text = path.read_text() if path.exists() else ""
-        known = tomllib.loads(text)
-        auth = known.get("profiles", {}).get(PROFILE, {}).get(_AUTH)
+        auth = _auth_in(text)
         if auth is None:
             auth = f"{PROFILE}:{secrets.token_urlsafe(32)}"
-            active = "" if text else f'active = "{PROFILE}"\n\n'
-            if not _write(path, text + _TEXT.format(active=active, auth=auth), over=bool(text)):
+            if not _write(path, _with_auth(text, auth), over=bool(text)):
                 return _credentials(home)  # of another process that was faster
         path.chmod(0o600)
     except (OSError, ValueError, AttributeError) as error:
         raise InputError(str(path), f"not Prefect's profiles: {error}") from error
     return str(auth)
+
+
+def _auth_in(text: str) -> str | None:
+    """What a file of profiles has for ours."""
+    return tomllib.loads(text).get("profiles", {}).get(PROFILE, {}).get(_AUTH)
+
+
+def _with_auth(text: str, auth: str) -> str:
+    """A file of profiles with credentials in ours, which may be there without them.
+
+    Raises:
+        ValueError: they cannot be put there.
+    """
+    header = f"[profiles.{PROFILE}]\n"
+    if header in text:
+        found = text.replace(header, f'{header}{_AUTH} = "{auth}"\n', 1)
+    else:
+        active = "" if text else f'active = "{PROFILE}"\n\n'
+        found = text + _TEXT.format(active=active, auth=auth)
+    if _auth_in(found) != auth:
+        message = f"the profile {PROFILE!r} has no {_AUTH}"
+        raise ValueError(message)
+    return found
 
 
 def _write(path: Path, text: str, *, over: bool) -> bool:

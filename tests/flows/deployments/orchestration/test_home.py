@@ -9,6 +9,7 @@ import stat
 import subprocess
 import sys
 import threading
+import tomllib
 import urllib.request
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -81,6 +82,21 @@ def test_profiles_of_the_user_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     profiles.write_text("active = ")
     with pytest.raises(InputError, match=r"profiles\.toml: not Prefect's profiles"):
         prepared(monkeypatch, tmp_path)
+
+
+def test_a_profile_of_that_name_without_credentials_is_no_reason_to_spoil_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    profiles = tmp_path / PROFILES
+    own = (
+        f'active = "{home.PROFILE}"\n\n[profiles.{home.PROFILE}]\nPREFECT_LOGGING_LEVEL = "DEBUG"\n'
+    )
+    profiles.write_text(own)
+    first = prepared(monkeypatch, tmp_path)
+    assert first[AUTH].startswith(f"{home.PROFILE}:")
+    assert prepared(monkeypatch, tmp_path) == first
+    kept = tomllib.loads(profiles.read_text())["profiles"]
+    assert kept == {home.PROFILE: {"PREFECT_LOGGING_LEVEL": "DEBUG", AUTH: first[AUTH]}}
 
 
 @pytest.mark.parametrize(
