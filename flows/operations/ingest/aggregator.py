@@ -109,6 +109,10 @@ class EventAggregator:
     plan: Plan | None = None
     facts: tuple[VGpuFacts, ...] = ()
     requests: dict[int, OpenRequest] = field(default_factory=dict[int, OpenRequest])
+    # Dropped before their deadlines, and why: a new scheduler offers what it puts off again.
+    dropped: dict[int, tuple[OpenRequest, str]] = field(
+        default_factory=dict[int, tuple[OpenRequest, str]]
+    )
     batches: dict[int, DispatchedBatch] = field(default_factory=dict[int, DispatchedBatch])
     # Who sits in a ride: batch, stage, first row, rows.
     rides: dict[int, list[list[int]]] = field(default_factory=dict[int, list[list[int]]])
@@ -177,7 +181,15 @@ class EventAggregator:
         self.neighbours.use(self.plan)
 
     def _arrival(self, item: Mapping[str, Any], plan: Plan) -> None:
-        self._open(item["request_id"], plan.models[item["model"]].name, item)
+        known = self.dropped.pop(item["request_id"], None)
+        if known is None:
+            self._open(item["request_id"], plan.models[item["model"]].name, item)
+            return
+        self.now_us = item["now_us"]
+        request, reason = known
+        self.requests[item["request_id"]] = request
+        self._model(request).dropped -= 1
+        self.minutes.drop((request.model, request.minute, reason), -1)
 
     def _open(self, number: int, name: str, item: Mapping[str, Any]) -> None:
         """A request of a model or an application arrived."""
@@ -319,6 +331,8 @@ class EventAggregator:
             return
         self._model(request).dropped += 1
         self.minutes.drop((request.model, request.minute, item["reason"]))
+        if item["request_id"] != REFUSED:
+            self.dropped[item["request_id"]] = request, item["reason"]
 
     @property
     def _header(self) -> Header:
@@ -345,6 +359,9 @@ class EventAggregator:
             if request.deadline_us + GIVE_UP_US < self.now_us:
                 self._model(request).failed += 1
                 del self.requests[request_id]
+        for request_id, (request, _) in list(self.dropped.items()):
+            if request.deadline_us + GIVE_UP_US < self.now_us:
+                del self.dropped[request_id]
         rows = self.minutes.rows(self.instance)
         if self.header is not None:
             # A stage's end may be logged a little after the next minute began.
@@ -352,7 +369,8 @@ class EventAggregator:
         return rows
 
     def _oldest_open_minute(self) -> int:
-        return min([self._minute(self.now_us), *(r.minute for r in self.requests.values())])
+        known = (*self.requests.values(), *(request for request, _ in self.dropped.values()))
+        return min([self._minute(self.now_us), *(request.minute for request in known)])
 
 
 def _instance(wall_us: int) -> str:

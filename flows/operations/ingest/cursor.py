@@ -46,6 +46,7 @@ def to_text(position: Position, aggregator: EventAggregator) -> str:
         "now_us": aggregator.now_us,
         "skipped": aggregator.skipped,
         "requests": list(aggregator.requests.items()),
+        "dropped": list(aggregator.dropped.items()),
         "batches": list(aggregator.batches.items()),
         "rides": list(aggregator.rides.items()),
         "models": [(key, astuple(counts)) for key, counts in aggregator.minutes.models.items()],
@@ -75,6 +76,10 @@ def from_text(text: str | None, find_plan: PlanFinder) -> tuple[Position, EventA
     if document.get("format") != FORMAT:
         document = _upgraded(document, aggregator)
     aggregator.requests = {key: OpenRequest(*request) for key, request in document["requests"]}
+    aggregator.dropped = {
+        key: (OpenRequest(*request), reason)
+        for key, (request, reason) in document.get("dropped", ())  # not in older cursors
+    }
     batches = [(key, DispatchedBatch(*batch)) for key, batch in document["batches"]]
     aggregator.batches = {
         key: batch._replace(facts=[VGpuFacts(*one) for one in batch.facts])

@@ -98,9 +98,9 @@ class MinuteStats:
             counts = self.vgpus[key] = VGpuCounts(facts)
         return counts
 
-    def drop(self, key: DropKey) -> None:
-        """One more."""
-        self.drops[key] = self.drops.get(key, 0) + 1
+    def drop(self, key: DropKey, more: int = 1) -> None:
+        """One more, or one less."""
+        self.drops[key] = self.drops.get(key, 0) + more
 
     def pair(self, key: PairKey, busy_us: int) -> None:
         """One more run beside another, and how long it took."""

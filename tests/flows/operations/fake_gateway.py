@@ -83,13 +83,14 @@ class Log:
 
     def arrive(self, at_us: int, model: int = 0) -> int:
         self._requests += 1
-        at_us += self.start_us
-        self.say(
-            Arrival(
-                now_us=at_us, request_id=self._requests, model=model, deadline_us=at_us + SLO_US
-            )
-        )
+        self.arrive_again(self._requests, at_us, at_us, model)
         return self._requests
+
+    def arrive_again(self, request: int, first_us: int, at_us: int, model: int = 0) -> None:
+        deadline_us = self.start_us + first_us + SLO_US
+        at_us += self.start_us
+        arrival = Arrival(now_us=at_us, request_id=request, model=model, deadline_us=deadline_us)
+        self.say(arrival)
 
     def drop(self, request: int, model: int = 0, reason: DropReason = DropReason.DEADLINE) -> None:
         self.say(Drop(request_id=request, model=model, reason=reason, deadline_us=0))

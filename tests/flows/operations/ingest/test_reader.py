@@ -84,6 +84,33 @@ def test_every_request_counts_once_in_the_minute_it_arrived_in(tmp_path: Path) -
     ]
 
 
+@pytest.mark.long
+def test_a_request_that_a_new_scheduler_puts_off_counts_once(tmp_path: Path) -> None:
+    """It is dropped for want of workers, and offered again as they report."""
+    log, plan = Log(), the_plan()
+    log.plan("one", 1)
+    served, lost = log.arrive(SECOND_US), log.arrive(SECOND_US)
+    for again_us in (1_000, 2_000):
+        for request in (served, lost):
+            log.drop(request)
+        for request in (served, lost):
+            log.arrive_again(request, SECOND_US, SECOND_US + again_us)
+    batch = log.dispatch((served,), (0, 2))
+    log.done(batch, 0, SECOND_US + 2_000, SECOND_US + 4_000)
+    log.done(batch, 1, SECOND_US + 4_000, SECOND_US + 6_000)
+    log.drop(lost)
+    whole = workspace_of(tmp_path / "whole", plan)
+    log.write(whole)
+    ingest(whole)
+    assert table(whole, "model_minutes", COUNTS) == [(NOON, "a", 2, 1, 0, 1, 0, 1, 1, 6_000)]
+    assert table(whole, "drop_minutes", "model, reason, dropped") == [("a", "deadline", 1)]
+    grown = workspace_of(tmp_path / "grown", plan)
+    for lines in range(1, len(log.lines) + 1):
+        log.write(grown, lines=slice(lines))
+        ingest(grown)
+    assert everything(grown) == everything(whole)
+
+
 def test_a_vgpu_is_busy_as_measured_and_as_the_plan_has_it(tmp_path: Path) -> None:
     work = workspace_of(tmp_path, the_plan())
     log = Log()
