@@ -1,4 +1,4 @@
-"""What a model may be called: a name as the contract has it, and none of our own models' names."""
+"""Names of models: as the contract has them, and none of our own models'."""
 
 import hashlib
 

@@ -54,13 +54,13 @@ def prepare_prefect(home: Path, *, origin: str = NO_PAGE) -> None:
         "PREFECT_SERVER_CSRF_PROTECTION_ENABLED": "true",
         "PREFECT_CLIENT_CSRF_SUPPORT_ENABLED": "true",
         "PREFECT_SERVER_CORS_ALLOWED_ORIGINS": origin,
-        **_who_we_are(os.environ, auth),
+        **_own_credentials(os.environ, auth),
     }
     for name, value in defaults.items():
         os.environ.setdefault(name, value)
 
 
-def _who_we_are(environment: Mapping[str, str], auth: str) -> dict[str, str]:
+def _own_credentials(environment: Mapping[str, str], auth: str) -> dict[str, str]:
     """Our credentials for a server on this machine; for another one none but what the environment says."""
     url = environment.get("PREFECT_API_URL")
     if url and ("PREFECT_API_KEY" in environment or not is_loopback(urlsplit(url).hostname or "")):
@@ -86,7 +86,7 @@ def _credentials(home: Path) -> str:
 
 
 def _auth_in(text: str) -> str | None:
-    """What a file of profiles has for ours."""
+    """The credentials of our profile in a file of profiles."""
     return tomllib.loads(text).get("profiles", {}).get(PROFILE, {}).get(_AUTH)
 
 

@@ -328,7 +328,7 @@ class FrontService:
                 self._pending.drop(drop, self.jobs.module_name(drop.module))
             case Kind.ABORT:
                 self._batches.abort(header.batch_id, self._clock.now_us())
-                # What it had to gather was sent before, and is gathered.
+                # The batches that it had to gather were dispatched before, and are gathered.
                 connection.send(frame(Kind.LET_GO, batch_id=header.batch_id))
             case Kind.BATCH_FAILED:
                 self._failed(header, unpack_failure(body))

@@ -57,7 +57,7 @@ class HeldSlots:
         self._batches[number] = _Aborted(generation, notice, silent, list(slots), until_us)
 
     def let_go(self, number: int, names: Iterable[Hashable]) -> bool:
-        """A process, by its names, has forgotten a batch; whether that freed a slot."""
+        """Note that a process, by its names, has forgotten a batch; True where that freed a slot."""
         batch = self._batches.get(number)
         if batch is None:
             return False
@@ -83,7 +83,7 @@ class HeldSlots:
         return {batch.generation for batch in self._batches.values()}
 
     def release(self, now_us: int) -> bool:
-        """Free what has been held long enough; whether there was any."""
+        """Free what has been held long enough; True where there was any."""
         over = [number for number, one in self._batches.items() if one.until_us <= now_us]
         for number in over:
             for slot in self._batches.pop(number).slots:

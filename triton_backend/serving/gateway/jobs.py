@@ -274,10 +274,8 @@ class Jobs:
         for number in dispatch.request_ids:
             self._tasks[number].in_batch = True
 
-    def aborted(self, dispatch: Dispatch, shelf: ShelfSlot | None) -> None:
-        """A batch will not end: its tasks wait again, but for those that nobody wants."""
-        if shelf is not None:
-            shelf.release()
+    def aborted(self, dispatch: Dispatch) -> None:
+        """A batch will not end: its tasks wait again, but for those that no job wants any more."""
         for number in dispatch.request_ids:
             task = self._tasks.get(number)
             if task is not None:

@@ -42,7 +42,7 @@ class PutOff:
 
     @property
     def over(self) -> bool:
-        """Whether nothing is put off any more."""
+        """True when nothing is put off any more."""
         return not self._missing
 
     def offered(self, number: int, request: Offered) -> None:
@@ -50,7 +50,7 @@ class PutOff:
         self._offered[number] = request
 
     def puts_off(self, number: int, reason: DropReason, now_us: int) -> bool:
-        """Whether a request that would be dropped is put off instead."""
+        """Put off a request that would be dropped, where that may help; False: drop it."""
         request = self._offered.get(number)
         late = request is None or now_us >= request.deadline_us
         if self.over or late or reason not in FOR_WANT_OF_WORKERS:
@@ -80,11 +80,11 @@ class PutOff:
         return self._take([number for number, at_us in deadlines.items() if at_us <= now_us])
 
     def waits(self, number: int) -> bool:
-        """Whether a request is put off."""
+        """True of a request that is put off."""
         return number in self._waiting
 
     def forget(self, number: int) -> None:
-        """Nobody waits for a request any more."""
+        """Forget a request that its client has cancelled."""
         self._waiting.pop(number, None)
 
     def forget_front(self, front: Hashable) -> None:

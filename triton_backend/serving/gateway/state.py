@@ -1623,12 +1623,12 @@ class Gateway:
         self._send(front, dropped)
 
     def _abort(self, batch_id: int) -> None:
-        """Have front and workers forget a batch; its slots are held until nobody can write there."""
+        """Have front and workers forget a batch; its slots are held until no process can write there."""
         batch = self._batches.pop(batch_id, None)
         if batch is None:
             for generation, dispatch in self._waiting_for_slots:
                 if dispatch.batch_id == batch_id and generation.shelved[dispatch.model]:
-                    self._jobs.aborted(dispatch, None)
+                    self._jobs.aborted(dispatch)
             kept = [item for item in self._waiting_for_slots if item[1].batch_id != batch_id]
             self._waiting_for_slots = deque(kept)
             self._may_send = True  # those it held up
@@ -1641,7 +1641,7 @@ class Gateway:
             path.insert(0, self._front_of(dispatch.request_ids[0]))
         else:
             path.insert(0, path[0])  # which gathers it
-            self._jobs.aborted(dispatch, None)
+            self._jobs.aborted(dispatch)
         stages = deployment.plan.models[dispatch.model].pipelines[dispatch.pipeline].stages
         slowest_us = max(stage.latency_us for stage in stages)
         # A worker that is cut off lives, and runs the batch when its turn has come or its ride leaves.

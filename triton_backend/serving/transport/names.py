@@ -14,7 +14,7 @@ _LOG = logging.getLogger(__name__)
 
 
 class _LookUp:
-    """A look-up under way: `ended`, and whether somebody has waited for it in vain."""
+    """A look-up under way: `ended`, `given_up`: a caller has waited for it in vain."""
 
     def __init__(self) -> None:
         self.ended = threading.Event()
@@ -22,7 +22,7 @@ class _LookUp:
 
 
 class HostNames:
-    """What hosts are called and where they are; used from any thread."""
+    """The addresses of hosts by their names; used from any thread."""
 
     def __init__(self) -> None:
         self._known: dict[str, str] = {}

@@ -177,7 +177,7 @@ class StageWorker:
     def _serve_with(
         self, loaded: list[Loaded] | Exception, deployment: Deployment, vgpu: int
     ) -> None:
-        """What was loaded is used, or it could not be loaded."""
+        """Use what was loaded, or report why it could not be."""
         if isinstance(loaded, Exception):
             self._stages.end_load(())
             self._not_served(deployment.generation, loaded)

@@ -122,9 +122,8 @@ class BatchQueue:
         self._receiving: set[int] = set()  # batches whose tensors come in, into their slots
         self._aborted: dict[int, None] = {}  # the last of them
         self._aborted_before = NONE  # a number: of some of those up to it nothing is known any more
-        self._to_let_go: dict[
-            int, int
-        ] = {}  # of those aborted, with tags: they run or are received
+        # Of those aborted, with tags: they run or are received.
+        self._to_let_go: dict[int, int] = {}
         self._let_go: list[tuple[int, int]] = []  # with tags: nothing of them is written any more
         self._lock = threading.Lock()
 
@@ -304,7 +303,7 @@ class BatchQueue:
             self._look_for_let_go()
 
     def is_aborted(self, batch_id: int) -> bool:
-        """Whether a batch was aborted, as far as is remembered; of older ones it is taken for granted."""
+        """True of a batch that was aborted, and of those too old to remember."""
         return batch_id <= self._aborted_before or batch_id in self._aborted
 
     def begin_receiving(self, batch_id: int) -> None:

@@ -299,7 +299,7 @@ class LoadedStages:
         return any(self._runtime_for(deployment, row) is None for row in rows)
 
     def begin_load(self) -> None:
-        """What is loaded stays so until `end_load`; both are called in the thread that polls."""
+        """Keep what is loaded until `end_load`; both are called in the thread that polls."""
         self._loads += 1
 
     def end_load(self, loaded: Iterable[Loaded]) -> None:
