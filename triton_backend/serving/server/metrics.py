@@ -215,6 +215,7 @@ class Publisher:
         """
         for key in self._metrics.keys() - values.keys():
             del self._metrics[key]  # Triton frees a metric that nothing refers to
+            self._last.pop(key, None)
             self._observed.pop(key, None)
         for key, value in values.items():
             if isinstance(value, Histogram):
@@ -228,7 +229,7 @@ class Publisher:
                 metric.increment(value - (before or 0.0))
             else:
                 metric.set(value)
-        self._last = {k: v for k, v in values.items() if not isinstance(v, Histogram)}
+            self._last[key] = value
 
     def _observe(self, key: tuple[str, Labels], value: Histogram) -> None:
         metric = self._metric(key, buckets=list(value.bounds))

@@ -111,6 +111,21 @@ def test_an_error_costs_the_figures_of_one_time_and_is_logged_once(
     assert len(caplog.records) == 2
 
 
+def test_a_metric_that_cannot_be_published_has_no_other_counted_twice() -> None:
+    done: list[tuple[str, dict[str, str], str, float]] = []
+
+    def family(name: str, _about: str, _kind: str) -> Family:
+        if name == "poolpipe_workers_up":
+            raise RuntimeError(name)
+        return Family(name, done)
+
+    publisher = Publisher(family)
+    lost, up = ("poolpipe_workers_lost_total", ()), ("poolpipe_workers_up", ())
+    for count in (2, 2, 3):
+        publisher.publish_from(lambda count=count: {lost: count, up: 1})
+    assert [value for *_, value in done] == [2, 1]
+
+
 def test_latencies_are_observed_bucket_by_bucket_and_their_sum_is_right() -> None:
     bounds = latency_bounds_s(SLO_US)
     assert (bounds[0], bounds[-1], len(bounds)) == (0.1 / 32, 0.4, 29)
