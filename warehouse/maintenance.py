@@ -101,15 +101,24 @@ def export_parquet(warehouse: Warehouse, folder: Path) -> list[Path]:
     return written
 
 
-def prune(warehouse: Warehouse, before: datetime) -> dict[str, int]:
+def prune(warehouse: Warehouse, before: datetime, served: str | None = None) -> dict[str, int]:
     """Forget minutes, columns of runs, replaced cells, rollouts and their plans; rows per kind.
 
     All that is older than an instant. Results of runs, figures, every newest cell, the newest rollouts
     and plans that are in force, named by what stays, or were never rolled out stay. The file shrinks
     when it is compacted.
+
+    Args:
+        warehouse: open for writing.
+        before: the instant.
+        served: the plan in force, which a server may have begun with; None: nothing is served.
     """
+    parameters = {"plans": [before, served]}
     with warehouse.transaction():
-        return {kind: len(warehouse.query(f"prune_{kind}", [before])) for kind in PRUNED}
+        return {
+            kind: len(warehouse.query(f"prune_{kind}", parameters.get(kind, [before])))
+            for kind in PRUNED
+        }
 
 
 def _copy(warehouse: Warehouse, target: Path) -> None:

@@ -7,6 +7,7 @@ from prefect import flow
 from flows.clock import now_utc
 from flows.deployments.orchestration.limits import flow_workspace
 from flows.deployments.parameters import PruneParameters
+from flows.release.server.running import noted_plan_id
 from warehouse.maintenance import prune as prune_warehouse
 
 
@@ -14,5 +15,7 @@ from warehouse.maintenance import prune as prune_warehouse
 def prune(parameters: PruneParameters) -> dict[str, int]:
     """Rows removed by table."""
     before = now_utc() - timedelta(days=parameters.keep_days)
-    with flow_workspace(parameters.warehouse).open() as warehouse:
-        return prune_warehouse(warehouse, before)
+    work = flow_workspace(parameters.warehouse)
+    served = noted_plan_id(work.state.serve)
+    with work.open() as warehouse:
+        return prune_warehouse(warehouse, before, served)

@@ -177,8 +177,11 @@ def test_pruning_forgets_what_is_old_and_keeps_what_counts(store: Warehouse) -> 
 
 
 @pytest.mark.long
-def test_pruning_forgets_old_rollouts_and_plans_that_only_they_name(store: Warehouse) -> None:
-    """The last rollout was undone, so the plan before it is in force."""
+@pytest.mark.parametrize("served", [None, "in-force", "first"])
+def test_pruning_forgets_old_rollouts_and_plans_that_only_they_name(
+    store: Warehouse, served: str | None
+) -> None:
+    """The last rollout was undone, so the plan before it is in force, or one that was served without a rollout."""
     names = ["first", "old", "counted", "run", "before", "in-force", "undone"]
     for name in [*names, "never-rolled-out"]:
         add_plan(store, replace(two_stages(), plan_id=name), OLD)
@@ -206,7 +209,7 @@ def test_pruning_forgets_old_rollouts_and_plans_that_only_they_name(store: Wareh
     add_run(store, "simulate", "run", ({}, {}), OLD)
     rows = [replace(minute(NEW), plan_id="counted")]
     add_statistics(store, StatisticsFile(path="f", digest="1", models=rows), NEW)
-    forgotten = prune(store, BETWEEN)
+    forgotten = prune(store, BETWEEN, served)
     assert [rollout.plan_id for rollout in list_rollouts(store)] == [
         "undone",
         "in-force",
@@ -220,8 +223,10 @@ def test_pruning_forgets_old_rollouts_and_plans_that_only_they_name(store: Wareh
         "in-force",
         "undone",
         "never-rolled-out",
+        *(["first"] if served == "first" else []),
     }
-    assert [forgotten[kind] for kind in ("plans", "rollouts", "rollout_steps")] == [1, 3, 3]
+    plans = 0 if served == "first" else 1
+    assert [forgotten[kind] for kind in ("plans", "rollouts", "rollout_steps")] == [plans, 3, 3]
 
 
 def test_an_older_file_is_copied_before_it_is_migrated_and_keeps_its_rows(tmp_path: Path) -> None:

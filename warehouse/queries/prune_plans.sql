@@ -1,7 +1,7 @@
 -- Forget plans added before an instant that were rolled out, and that nothing which stays names: no rollout
 -- (see prune_rollouts), no run and no minute. Plans that were never rolled out stay.
--- Parameters: before. Columns: n (1 per row forgotten).
-DELETE FROM plans WHERE added_at < $1
+-- Parameters: before, the plan in force (null: none). Columns: n (1 per row forgotten).
+DELETE FROM plans WHERE added_at < $1 AND plan_id IS DISTINCT FROM $2
     AND plan_id IN (SELECT unnest([plan_id, former_plan_id]) FROM rollouts)
     AND plan_id NOT IN (
         WITH kept AS (SELECT * FROM rollouts

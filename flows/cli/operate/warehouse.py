@@ -112,11 +112,14 @@ def prune(
 
     from flows.cli.project import require
     from flows.clock import now_utc
+    from flows.release.server.running import noted_plan_id
+    from flows.state import project_state
     from warehouse import maintenance as steps
     from warehouse.db import open_warehouse
 
-    with open_warehouse(require(warehouse)) as store, progress("pruning"):
-        rows = steps.prune(store, now_utc() - timedelta(days=days))
+    path, served = require(warehouse), noted_plan_id(project_state().serve)
+    with open_warehouse(path) as store, progress("pruning"):
+        rows = steps.prune(store, now_utc() - timedelta(days=days), served)
     if as_json:
         print_json({"rows": rows})
         return

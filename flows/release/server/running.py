@@ -283,6 +283,12 @@ def served_without_keeper(folder: Path) -> str | None:
     return str(ServerState(data).control("status")["plan_id"])
 
 
+def noted_plan_id(folder: Path) -> str | None:
+    """The plan in force by the state file, also while the system does not answer; None where nothing is served."""
+    state = whole_state_file(folder)
+    return None if state is None else state.get("plan_id")
+
+
 def served_plan_id(folder: Path) -> str | None:
     """The plan in force on the system served from a folder; None where nothing is served."""
     try:
