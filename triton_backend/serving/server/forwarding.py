@@ -2,9 +2,10 @@
 
     take --> waiting --> asked --> answered
       |         |
-      +---------+--> refused       too many wait, its time is over, its client gave up, the model is unloaded
+      +---------+--> refused       too many wait, its time is over, its client gave up, the model is unloaded,
+                                   or the one that was asked died: Triton never answers what a killed process had
 
-Every request is answered once, whatever happens.
+Every request is answered once, whatever happens. One whose model died is refused when others wait for its thread.
 
 Here: which request is asked when. Not here: Triton's API (`triton_models`).
 """
@@ -16,10 +17,12 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from triton_backend.runtimes.clock import Clock
-from triton_backend.serving.front.pending import full
+from triton_backend.serving.front.pending import MAX_TIMEOUT_US, full
 from triton_backend.serving.front.replies import Refusal
+from triton_backend.serving.liveness.processes import DEAD_BY_NOW_US
 
 AT_ONCE = 64  # requests of one model that are asked at a time; others wait
+_LOOK_SECONDS = 0.2
 _LOG = logging.getLogger(__name__)
 
 
@@ -57,10 +60,8 @@ class Forwarding:
         self._waiting: deque[_Waiting] = deque()
         self._changed = threading.Condition()
         self._stopping = False
-        self._threads = [
-            threading.Thread(target=self._run, name=f"forward-{i}", daemon=True)
-            for i in range(AT_ONCE)
-        ]
+        self._threads = [self._thread() for _ in range(AT_ONCE)]
+        self._asked: dict[threading.Thread, _Waiting] = {}  # by the thread that asks
 
     def start(self) -> None:
         """Ask from now on."""
@@ -74,6 +75,8 @@ class Forwarding:
             request: with `timeout()` in microseconds, 0 where there is none, and `is_cancelled()`.
             reply: takes the answer or a `Refusal`, once, in this thread or another one.
         """
+        if self._waiting:
+            self._give_up_overdue()
         with self._changed:
             if self._stopping:
                 refusal = self._leaving()
@@ -94,23 +97,49 @@ class Forwarding:
             self._changed.notify_all()
         for one in left:
             self._reply(one.reply, self._leaving())
-        for thread in self._threads:
-            if thread.is_alive():
-                thread.join()
+        while living := [thread for thread in self._threads if thread.is_alive()]:
+            living[0].join(_LOOK_SECONDS)
+            self._give_up_overdue()
+
+    def _thread(self) -> threading.Thread:
+        return threading.Thread(target=self._run, name="forward", daemon=True)
+
+    def _give_up_overdue(self) -> None:
+        """Refuse what a live model would have answered long ago; new threads take the place of those that ask."""
+        now_us = self._clock.now_us()
+        with self._changed:
+            over = [thread for thread, one in self._asked.items() if self._is_overdue(one, now_us)]
+            lost = [self._asked.pop(thread) for thread in over]
+            new = [] if self._stopping else [self._thread() for _ in over]
+            self._threads = [thread for thread in self._threads if thread not in over] + new
+        for thread in new:
+            thread.start()
+        for one in lost:
+            refusal = Refusal("UNAVAILABLE", f"model {self._model!r}: no answer came")
+            self._reply(one.reply, refusal)
+
+    def _is_overdue(self, one: _Waiting, now_us: int) -> bool:
+        allowed_us = min(max(one.request.timeout(), 0) or self._slo_us, MAX_TIMEOUT_US)
+        return now_us > one.arrival_us + allowed_us + DEAD_BY_NOW_US
 
     def _leaving(self) -> Refusal:
         return Refusal("UNAVAILABLE", f"model {self._model!r} is being unloaded")
 
     def _run(self) -> None:
+        thread = threading.current_thread()
         while True:
             with self._changed:
                 while not self._waiting and not self._stopping:
                     self._changed.wait()
                 if not self._waiting:
                     return
-                one = self._waiting.popleft()
-            self._reply(one.reply, self._answer(one))
-            del one  # a thread that waits holds no tensors in memory
+                one = self._asked[thread] = self._waiting.popleft()
+            answer = self._answer(one)
+            with self._changed:
+                if self._asked.pop(thread, None) is None:
+                    return  # it was given up, and another thread is in this one's place
+            self._reply(one.reply, answer)
+            del one, answer  # a thread that waits holds no tensors in memory
 
     def _answer(self, one: _Waiting) -> Any:
         """The answer to a request, or why there is none."""

@@ -9,6 +9,7 @@ import pytest
 from tests.fakes.clock import VirtualClock
 from tests.triton_backend.serving.system import wait_for
 from triton_backend.serving.front.replies import Refusal
+from triton_backend.serving.liveness.processes import DEAD_BY_NOW_US
 from triton_backend.serving.server.forwarding import AT_ONCE, Forwarding
 
 LIMIT, SLO_US = 100, 50_000
@@ -85,6 +86,32 @@ def test_what_waits_when_its_model_is_unloaded_is_refused_and_what_was_asked_is_
     stopping.join()
     asked = {n: answer for n, answer in held.answers.items() if n >= 1000}
     assert asked == {n: f"answer {n}" for n in range(1000, 1000 + AT_ONCE)}
+
+
+def test_requests_of_a_model_that_died_keep_no_others_from_being_asked(held: Held) -> None:
+    """Triton answers none of what a process had that was killed."""
+    held.fill()
+    held.take(Given(0, timeout_us=1_000_000_000))
+    held.clock.sleep_until_us(SLO_US + DEAD_BY_NOW_US)
+    held.take(Given(1))
+    assert not held.answers
+    held.clock.sleep_until_us(SLO_US + DEAD_BY_NOW_US + 1)
+    held.take(Given(2, timeout_us=1_000_000_000))
+    wait_for(lambda: len(held.asked) == AT_ONCE + 3)
+    assert statuses(held.answers) == dict.fromkeys(range(1000, 1000 + AT_ONCE), "UNAVAILABLE")
+    assert "no answer came" in held.answers[1000].message
+    held.let_go.set()
+    wait_for(lambda: len(held.answers) == AT_ONCE + 3)
+    assert {n for n, answer in held.answers.items() if isinstance(answer, str)} == {0, 1, 2}
+
+
+def test_a_model_is_unloaded_though_the_one_that_it_asked_died(held: Held) -> None:
+    held.fill()
+    stopping = threading.Thread(target=held.forwarding.stop)
+    stopping.start()
+    held.clock.sleep_until_us(SLO_US + DEAD_BY_NOW_US + 1)
+    stopping.join()
+    assert statuses(held.answers) == dict.fromkeys(range(1000, 1000 + AT_ONCE), "UNAVAILABLE")
 
 
 def test_no_more_wait_than_the_limit(held: Held) -> None:
