@@ -211,10 +211,14 @@ class Publisher:
     def publish(self, values: Values) -> None:
         """Publish what changed; remove the series that are not among the values any more.
 
-        Else every change of plan would leave some, and the page of metrics would grow for ever.
+        Else every change of plan would leave some, and the page of metrics would grow for ever. Triton frees a
+        metric that nothing refers to, but the bundled server was seen to keep some: a gauge is 0 then.
         """
         for key in self._metrics.keys() - values.keys():
-            del self._metrics[key]  # Triton frees a metric that nothing refers to
+            metric = self._metrics.pop(key)
+            if METRICS[key[0]][0] == "gauge":
+                metric.set(0.0)
+            del metric
             self._last.pop(key, None)
             self._observed.pop(key, None)
         for key, value in values.items():

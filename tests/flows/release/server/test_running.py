@@ -312,7 +312,9 @@ def test_plans_follow_one_another_without_a_lost_request(
         infer("pair", {})
     assert read_state(state.folder).data["plan_id"] == following.plan_id
     in_force = f'poolpipe_plan{{generation="{done.generation}",plan_id="{following.plan_id}"}} 1'
-    wait_for(lambda: re.findall(r"^poolpipe_plan{.*", metrics(state), re.MULTILINE) == [in_force])
+    wait_for(
+        lambda: re.findall(r"^poolpipe_plan{.* 1$", metrics(state), re.MULTILINE) == [in_force]
+    )
     with pytest.raises(InputError, match="is being served already"):
         change_plan(state.folder, following)
 

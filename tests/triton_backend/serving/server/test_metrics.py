@@ -85,6 +85,7 @@ def test_counters_are_published_by_growth_and_gauges_by_value() -> None:
         ("poolpipe_queue_requests", {"model": "m"}, "set", 3),
         ("poolpipe_requests_served_total", {"model": "m"}, "increment", 10),
         ("poolpipe_requests_served_total", {"model": "m"}, "increment", 4),
+        ("poolpipe_queue_requests", {"model": "m"}, "set", 0.0),
         ("poolpipe_queue_requests", {"model": "m"}, "delete", 0.0),
     ]
 
