@@ -8,6 +8,7 @@ from google.protobuf.message import DecodeError
 from onnx import external_data_helper, inliner
 
 from flows.preparation.splitting.graph import subgraphs
+from flows.preparation.splitting.inputs.states import refuse_state
 from triton_backend.contract.errors import InputError
 
 RANDOM = frozenset(
@@ -32,7 +33,7 @@ def load_skeleton(path: Path) -> onnx.ModelProto:
     Local functions are inlined and initialisers are taken off the list of inputs.
 
     Raises:
-        InputError: no such file, not ONNX, no layers, optional values, random operators.
+        InputError: no such file, not ONNX, no layers, optional values, random operators, state.
     """
     where = str(path)
     if not path.is_file():
@@ -48,6 +49,7 @@ def load_skeleton(path: Path) -> onnx.ModelProto:
     if model.functions:
         model = inliner.inline_local_functions(model)
     _refuse_unsupported(model, where)
+    refuse_state(model.graph, where)
     try:
         onnx.checker.check_model(where)
     except (onnx.checker.ValidationError, ValueError) as error:
