@@ -7,6 +7,7 @@ field and reason. Not here: whether the values make sense together (the core typ
 import json
 import os
 from collections.abc import Callable, Hashable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Annotated, Any, Literal, Self, TypeVar
@@ -144,6 +145,9 @@ class ModelDemandForm(FileForm):
     weight: PositiveFloat | None = None
     rate_rps: PositiveFloat | None = None
     batch_building_rate_rps: PositiveFloat | None = None
+    input_shapes: dict[str, str | PositiveInt] | None = None  # without the batch: 3x320x320
+    input_ranges: dict[str, str] | None = None  # LOW..HIGH, both included
+    samples: Path | None = None  # beside the file where it is relative
     entries: list[EntryForm] | None = Field(default=None, min_length=1)
 
 
@@ -152,6 +156,24 @@ class WorkloadForm(FileForm):
 
     models: list[ModelDemandForm] | None = Field(default=None, min_length=1)
     applications: list[Any] | None = None  # the contract reads them and names what is wrong
+
+
+GIVEN_INPUTS = ("input_shapes", "input_ranges", "samples")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GivenInputs:
+    """What a user says of a model's inputs, as texts.
+
+    Attributes:
+        shapes: `NAME=3x320x320`, without the batch.
+        ranges: `NAME=LOW..HIGH`, both included.
+        samples: an `.npz` file or a folder of such.
+    """
+
+    shapes: tuple[str, ...] = ()
+    ranges: tuple[str, ...] = ()
+    samples: Path | None = None
 
 
 def read_cluster(path: Path) -> Cluster:
@@ -207,7 +229,25 @@ def read_workload(path: Path) -> Workload:
         InputError: the file cannot be read or used, with field and reason.
     """
     form = _read_form(path, WorkloadForm)
-    return _made(path, Workload.from_dict, form.model_dump(exclude_none=True))
+    apart: Any = {"models": {"__all__": set(GIVEN_INPUTS)}}
+    return _made(path, Workload.from_dict, form.model_dump(exclude_none=True, exclude=apart))
+
+
+def read_given_inputs(path: Path) -> dict[str, GivenInputs]:
+    """What a workload.yaml says of the inputs of its models, by model.
+
+    Raises:
+        InputError: the file cannot be read or used, with field and reason.
+    """
+    form = _read_form(path, WorkloadForm)
+    return {
+        model.name: GivenInputs(
+            shapes=tuple(f"{name}={sizes}" for name, sizes in (model.input_shapes or {}).items()),
+            ranges=tuple(f"{name}={limits}" for name, limits in (model.input_ranges or {}).items()),
+            samples=model.samples and path.parent / model.samples,
+        )
+        for model in form.models or ()
+    }
 
 
 def read_plan(path: Path) -> Plan:

@@ -142,6 +142,37 @@ CutModels = Annotated[
     ),
 ]
 
+InputShapes = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--input-shape",
+        metavar="NAME=3x320x320",
+        help="Shape of an input without the batch, where the file leaves sizes open; once per input.",
+    ),
+]
+InputRanges = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--input-range",
+        metavar="NAME=LOW..HIGH",
+        help="Draw an input's values from LOW to HIGH, both included, for all checks.",
+    ),
+]
+Samples = Annotated[
+    Path | None,
+    typer.Option(
+        "--samples",
+        metavar="FILE|FOLDER",
+        help="Check with these samples: .npz, arrays called as the inputs, each [samples, ...].",
+    ),
+]
+AllowUnproven = Annotated[
+    bool,
+    typer.Option(
+        "--allow-unproven", help="Cut also where two different inputs do not differ any more."
+    ),
+]
+
 Runtime = Annotated[
     Literal["onnxruntime", "tensorrt"],
     typer.Option(help="For classes with a `runtime` (CPUs), or for all others (GPUs)."),

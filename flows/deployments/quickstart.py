@@ -122,7 +122,14 @@ class _Offered(NamedTuple):
 
 @task(name="split", cache_policy=NO_CACHE)
 def _split(work: Workspace, model: OfferedModel) -> SplitModel:
-    return split_step(work, model.path, model.name, blocks=model.blocks, max_batch=MAX_BATCH)
+    return split_step(
+        work,
+        model.path,
+        model.name,
+        blocks=model.blocks,
+        max_batch=MAX_BATCH,
+        choices=model.choices,
+    )
 
 
 @task(name="build-and-profile", cache_policy=NO_CACHE)

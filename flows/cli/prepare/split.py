@@ -5,12 +5,18 @@ from typing import Annotated
 
 import typer
 
+from flows.cli import shared_options
 from flows.cli.console import cell, print_json, progress, show, table
+from flows.cli.prepare.choices import GivenInputs, in_words, split_choices
 from flows.cli.registry import command
 from flows.cli.shared_options import WAREHOUSE, AsJson, WarehouseFile
 
 
-@command("split", "poolpipe split resnet50.onnx --name resnet --blocks 10")
+@command(
+    "split",
+    "poolpipe split resnet50.onnx --name resnet --blocks 10",
+    "poolpipe split yolo.onnx --input-shape images=3x320x320",
+)
 def split(
     model: Annotated[Path, typer.Argument(help="An ONNX file; external data beside it.")],
     *,
@@ -25,6 +31,17 @@ def split(
         Path | None,
         typer.Option(metavar="FILE", help="Cut by these times (`layer-times`), not this CPU's."),
     ] = None,
+    input_shape: shared_options.InputShapes = None,
+    samples: shared_options.Samples = None,
+    input_range: shared_options.InputRanges = None,
+    allow_unproven: shared_options.AllowUnproven = False,
+    workload: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="workload.yaml that says this model's input_shapes, samples and input_ranges.",
+        ),
+    ] = None,
     as_json: AsJson = False,
     warehouse: WarehouseFile = WAREHOUSE,
 ) -> None:
@@ -32,6 +49,13 @@ def split(
     from flows.preparation.splitting.stored_split import split_step
     from flows.workspace import workspace
 
+    choices = split_choices(
+        GivenInputs(
+            shapes=tuple(input_shape or ()), ranges=tuple(input_range or ()), samples=samples
+        ),
+        allow_unproven=allow_unproven,
+        stated=None if workload is None else (workload, name or model.stem),
+    )
     with progress(f"splitting {model}"):
         found = split_step(
             workspace(warehouse),
@@ -40,6 +64,7 @@ def split(
             blocks=blocks,
             max_batch=max_batch,
             layer_times=layer_times,
+            choices=choices,
         )
     if as_json:
         print_json(
@@ -56,6 +81,8 @@ def split(
                 "inputs": [s.to_dict() for s in found.inputs],
                 "outputs": [s.to_dict() for s in found.outputs],
                 "check": dict(found.check),
+                "unproven": found.unproven,
+                "input_ranges": {name: limits[:2] for name, limits in found.input_ranges.items()},
                 "reused": found.reused,
             }
         )
@@ -71,6 +98,8 @@ def split(
         for block, time in enumerate(found.block_times_us)
     ]
     show(table(("block", "layers", "run time", "bytes per sample after it"), rows))
+    for line in in_words(found):
+        show(line)
     done = "reused from" if found.reused else "written to"
     show(f"{found.name}: {found.blocks} blocks of {found.legal_cuts} legal cuts, {done}")
     show(str(found.folder))

@@ -1,0 +1,104 @@
+"""What is chosen for a model beside its file, from options and from workload.yaml."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from flows.files import GivenInputs, read_given_inputs
+from triton_backend.contract.errors import InputError
+
+if TYPE_CHECKING:
+    from flows.preparation.splitting.model import SplitModel
+    from flows.preparation.splitting.split import SplitChoices
+
+__all__ = ["GivenInputs", "choices_of_models", "in_words", "split_choices"]
+MOST_NAMED = 3
+
+
+def split_choices(
+    given: GivenInputs,
+    *,
+    allow_unproven: bool = False,
+    stated: tuple[Path, str] | None = None,
+) -> "SplitChoices":
+    """The choices of one model; an option counts before what a workload.yaml states under its name.
+
+    Raises:
+        InputError: a text is no shape or range, or the workload cannot be read or lacks the model.
+    """
+    from flows.preparation.splitting.inputs.sizes import read_shapes
+    from flows.preparation.splitting.inputs.values import read_ranges
+    from flows.preparation.splitting.split import SplitChoices
+
+    found = SplitChoices(
+        input_shapes=read_shapes(given.shapes),
+        input_ranges=read_ranges(given.ranges),
+        samples=given.samples,
+        allow_unproven=allow_unproven,
+    )
+    if stated is None:
+        return found
+    path, name = stated
+    listed = read_given_inputs(path)
+    if name not in listed:
+        raise InputError(str(path), f"has no model {name!r}; its models: {', '.join(listed)}")
+    where, more = f"{path}, model {name!r}", listed[name]
+    return replace(
+        found,
+        input_shapes={
+            **read_shapes(more.shapes, f"{where}, input_shapes"),
+            **found.input_shapes,
+        },
+        input_ranges={
+            **read_ranges(more.ranges, f"{where}, input_ranges"),
+            **found.input_ranges,
+        },
+        samples=found.samples or more.samples,
+    )
+
+
+def choices_of_models(paths: Sequence[Path], chosen: "SplitChoices") -> "list[SplitChoices]":
+    """The choices of each of several models: those of the inputs that it has. Sizes are checked at once.
+
+    Raises:
+        InputError: a file is no model that can be split, no model has such an input, or sizes stay open.
+    """
+    from flows.preparation.splitting.graph import input_names
+    from flows.preparation.splitting.inputs.sizes import fix_sizes
+    from flows.preparation.splitting.loading import load_skeleton
+
+    if chosen.samples is not None and len(paths) > 1:
+        raise InputError("--samples", "goes with one model; split each with its own samples first")
+    skeletons = [load_skeleton(path) for path in paths]
+    known = {name for model in skeletons for name in input_names(model.graph)}
+    for option, names in (
+        ("--input-shape", chosen.input_shapes),
+        ("--input-range", chosen.input_ranges),
+    ):
+        for name in names:
+            if name not in known:
+                raise InputError(option, f"no model has an input {name!r}; inputs: {sorted(known)}")
+    found: list[SplitChoices] = []
+    for path, model in zip(paths, skeletons, strict=True):
+        own = set(input_names(model.graph))
+        shapes = {name: sizes for name, sizes in chosen.input_shapes.items() if name in own}
+        ranges = {name: limits for name, limits in chosen.input_ranges.items() if name in own}
+        fix_sizes(model, shapes, str(path))
+        found.append(replace(chosen, input_shapes=shapes, input_ranges=ranges))
+    return found
+
+
+def in_words(split: "SplitModel") -> list[str]:
+    """What a user should know of how a split was checked, in lines; none where all is plain."""
+    found: list[str] = []
+    if not split.answers_vary:
+        found.append(
+            f"{split.name}: its answers do not depend on its input; compared at its boundaries"
+        )
+    if split.unproven:
+        named = ", ".join(split.unproven[:MOST_NAMED])
+        more = len(split.unproven) - MOST_NAMED
+        named += f" and {more} more" if more > 0 else ""
+        found.append(f"{split.name}: two different inputs do not change {named}")
+    return found
