@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import onnx
@@ -34,12 +34,8 @@ from triton_backend.contract.errors import InputError
 if TYPE_CHECKING:
     import onnxruntime
 
-# Largest error relative to the tensor's largest magnitude; other types must be equal.
-TOLERANCES: dict[np.dtype[Any], float] = {
-    np.dtype(np.float16): 2e-3,
-    np.dtype(np.float32): 1e-5,
-    np.dtype(np.float64): 1e-5,
-}
+# Largest error relative to the tensor's largest magnitude; integers and booleans must be equal.
+FLOAT_ERROR, HALF_ERROR = 1e-5, 2e-3
 SQUEEZING = frozenset({"Softmax", "LogSoftmax", "Sigmoid"})
 SEED = 13
 
@@ -106,7 +102,7 @@ def check_split(
             " checked; give inputs that matter (--samples, --input-range), or --allow-unproven",
         )
     composed = _Composition(extract_stages(split, stages), wanted, split.name)
-    worst = 0.0
+    worst, half = 0.0, read_layers(onnx.load(split.model_path, load_external_data=False).graph).half
     for batch in batches:
         part = {name: array[:batch] for name, array in feed.items()}
         expected = whole.run(part)
@@ -114,7 +110,7 @@ def check_split(
         for name in wanted:
             error = relative_error(got[name], expected[name])
             worst = max(worst, error)
-            most = TOLERANCES.get(expected[name].dtype, 0.0)
+            most = tolerance(expected[name].dtype, half=half)
             if not error <= most:
                 raise InputError(
                     f"split of {split.name!r} into stages {[list(s) for s in stages]}",
@@ -130,6 +126,13 @@ def check_split(
     )
 
 
+def tolerance(kind: np.dtype[np.generic], *, half: bool = False) -> float:
+    """Largest relative error of a tensor; `half`: layers of its model compute in FP16."""
+    if not np.issubdtype(kind, np.floating):
+        return 0.0
+    return HALF_ERROR if half or kind == np.float16 else FLOAT_ERROR
+
+
 def _first_difference(split: SplitModel, stages: Sequence[tuple[int, int]], feed: Arrays) -> str:
     """The first layer whose result differs between the model and its stages, in words."""
     layers = read_layers(onnx.load(split.model_path, load_external_data=False).graph)
@@ -138,10 +141,10 @@ def _first_difference(split: SplitModel, stages: Sequence[tuple[int, int]], feed
     expected = _Composition([split.model_path], names, split.name).run(feed)
     got = _Composition(extract_stages(split, stages), names, split.name).run(feed)
     for name in names:
-        known = name in got and name in expected
-        if known and relative_error(got[name], expected[name]) > TOLERANCES.get(
-            expected[name].dtype, 0.0
-        ):
+        if name not in got or name not in expected:
+            continue
+        most = tolerance(expected[name].dtype, half=layers.half)
+        if not relative_error(got[name], expected[name]) <= most:
             node = layers.nodes[layers.made_at[name]]
             return f"the first layer that differs is {node_label(node)!r} ({node.op_type}), in {name!r}"
     return "no single layer does"

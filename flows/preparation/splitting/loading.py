@@ -7,7 +7,7 @@ import onnx
 from google.protobuf.message import DecodeError
 from onnx import external_data_helper, inliner
 
-from flows.preparation.splitting.graph import subgraphs
+from flows.preparation.splitting.graph import sort_nodes, subgraphs
 from flows.preparation.splitting.inputs.states import refuse_state
 from triton_backend.contract.errors import InputError
 
@@ -50,8 +50,9 @@ def load_skeleton(path: Path) -> onnx.ModelProto:
         model = inliner.inline_local_functions(model)
     _refuse_unsupported(model, where)
     refuse_state(model.graph, where)
+    sorted_here = sort_nodes(model.graph)
     try:
-        onnx.checker.check_model(where)
+        onnx.checker.check_model(model if sorted_here else where)
     except (onnx.checker.ValidationError, ValueError) as error:
         reason = str(error).strip().splitlines()[0]
         raise InputError(where, f"is not a valid ONNX model: {reason}") from error

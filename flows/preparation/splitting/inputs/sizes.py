@@ -76,7 +76,7 @@ def fix_sizes(model: onnx.ModelProto, shapes: Shapes, where: str) -> None:
     for value in inputs.values():
         _check_bytes(value, where)
     if fixed:
-        _infer_again(model)
+        _infer_again(model, where)
 
 
 def _require_batch(value: onnx.ValueInfoProto, where: str) -> None:
@@ -126,13 +126,26 @@ def _check_bytes(value: onnx.ValueInfoProto, where: str) -> None:
         raise InputError(place, f"a sample of {dims[1:]} has {needed >> 20} MiB; {most}")
 
 
-def _infer_again(model: onnx.ModelProto) -> None:
-    """Forget the shapes that held for open sizes, and infer those of the sizes fixed."""
+def _infer_again(model: onnx.ModelProto, where: str) -> None:
+    """Forget the shapes that held for open sizes, and infer those of the sizes fixed.
+
+    Raises:
+        InputError: layers do not fit, and sizes are no multiples of what the graph asks for.
+    """
     del model.graph.value_info[:]
     for dim in [dim for output in model.graph.output for dim in _dims(output)]:
         if dim.dim_value < 1:
             dim.Clear()
-    inferred = onnx.shape_inference.infer_shapes(model)
+    try:
+        inferred = onnx.shape_inference.infer_shapes(model, strict_mode=True)
+    except onnx.shape_inference.InferenceError as error:
+        multiple = _multiple(model.graph)
+        sizes = [d.dim_value for v in _inputs(model.graph).values() for d in _dims(v)[2:]]
+        if any(size % multiple for size in sizes):
+            layer = str(error).splitlines()[0].rpartition("Inference error(s): ")[2]
+            reason = f"height and width must be multiples of {multiple}: {layer}"
+            raise InputError(f"{where}, {OPTION}", reason) from error
+        inferred = onnx.shape_inference.infer_shapes(model)
     del model.graph.output[:]
     model.graph.output.extend(inferred.graph.output)
     model.graph.value_info.extend(inferred.graph.value_info)

@@ -133,6 +133,10 @@ def test_one_name_of_a_size_is_one_size_in_all_inputs(tmp_path: Path) -> None:
         ({"image": (4, 8, 8)}, r"has no input 'image'; its inputs: x \[batch, 4, height, width\]"),
         ({"x": (8, 8)}, "takes 3 sizes beside the batch, not 8x8"),
         ({"x": (3, 8, 8)}, "dimension 1 is 4 in the file, not 3"),
+        (
+            {"x": (4, 8, 9)},
+            r"m\.onnx, --input-shape: height and width must be multiples of 2: .*Add",
+        ),
         ({"x": (4, 99_999, 99_999)}, "MiB; at most 256 MiB are taken"),
     ],
 )
