@@ -37,6 +37,13 @@ class PrepareParameters(Parameters):
     cluster: Path = Field(description="cluster.yaml; its classes are measured.")
     blocks: int = Field(default=10, ge=1, le=64)
     max_batch: int = Field(default=8, ge=1, le=256)
+    input_shapes: dict[str, str] = Field(
+        default={}, description="Sizes of inputs without the batch, as 3x320x320."
+    )
+    input_ranges: dict[str, str] = Field(
+        default={}, description="Values of inputs, as 0..255, both included."
+    )
+    samples: Path | None = Field(default=None, description="Samples to check with, .npz.")
 
 
 class OnnxRuntime(BaseModel):

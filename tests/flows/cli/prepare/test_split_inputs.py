@@ -82,3 +82,18 @@ def test_the_quickstart_refuses_open_sizes_before_it_starts(poolpipe: Command) -
         assert ran.err.count("\n") == 1
     ran = poolpipe("quickstart", "--input-shape", "x=4x8x8")
     assert (ran.code, "goes with --model" in ran.err) == (2, True)
+
+
+@pytest.mark.usefixtures("project")
+def test_a_plan_for_another_size_than_the_split_one_is_refused(poolpipe: Command) -> None:
+    picture_net(Path("net.onnx"))
+    assert poolpipe("split", "net.onnx", *SPLIT, "--input-shape", "x=4x8x8").code == 0
+    model = {"name": "net", "slo_ms": 100, "weight": 1}
+    for shapes, said in (
+        ({"x": "4x16x16"}, "model 'net': was split for x=4x8x8, not 4x16x16; split it again"),
+        ({"z": "4x8x8"}, "model 'net': has no input 'z'; its inputs: x"),
+    ):
+        Path("load.yaml").write_text(json.dumps({"models": [{**model, "input_shapes": shapes}]}))
+        ran = poolpipe("plan", "--cluster", "cluster.yaml", "--workload", "load.yaml")
+        assert (ran.code, ran.out) == (2, "")
+        assert ran.err == f"poolpipe: load.yaml, {said}\n"
