@@ -165,8 +165,10 @@ class SplitModel:
                 legal_cuts=data["legal_cuts"],
                 max_batch=data["max_batch"],
                 check=data["check"],
-                unproven=tuple(data["unproven"]),
-                input_ranges={n: Range(*limits) for n, limits in data["input_ranges"].items()},
+                unproven=tuple(data.get("unproven", ())),
+                input_ranges={
+                    n: Range(*limits) for n, limits in data.get("input_ranges", {}).items()
+                },
                 reused=True,
             )
         except (OSError, ValueError, KeyError, TypeError) as error:

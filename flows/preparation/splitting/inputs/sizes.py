@@ -11,8 +11,9 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 
 import onnx
+import psutil
 
-from flows.preparation.splitting.graph import input_names
+from flows.preparation.splitting.graph import KSERVE_DTYPES, input_names
 from triton_backend.contract.errors import InputError
 
 Shapes = Mapping[str, Sequence[int]]
@@ -21,6 +22,8 @@ OPTION = "--input-shape"
 MOST_BYTES = 1 << 28
 NAMED = re.compile(r"[A-Za-z]\w*")
 PICTURE_RANK = 4
+# As many as `observing` looks at with every inner tensor.
+COMPARED_SAMPLES = 3
 
 
 def read_shapes(texts: Iterable[str], where: str = OPTION) -> dict[str, tuple[int, ...]]:
@@ -149,6 +152,22 @@ def _infer_again(model: onnx.ModelProto, where: str) -> None:
     del model.graph.output[:]
     model.graph.output.extend(inferred.graph.output)
     model.graph.value_info.extend(inferred.graph.value_info)
+    _check_memory(inferred.graph, where)
+
+
+def _check_memory(graph: onnx.GraphProto, where: str) -> None:
+    """Refuse sizes at which the inner tensors of the samples that are compared do not fit the memory."""
+    needed = 0
+    for value in graph.value_info:
+        kind = value.type.tensor_type.elem_type
+        if kind in KSERVE_DTYPES:
+            counts = [max(dim.dim_value, 1) for dim in _dims(value)]
+            itemsize = onnx.helper.tensor_dtype_to_np_dtype(kind).itemsize
+            needed += COMPARED_SAMPLES * math.prod(counts) * itemsize
+    free = psutil.virtual_memory().available
+    if needed > free:
+        said = f"inner tensors of {COMPARED_SAMPLES} samples take {needed >> 20} MiB"
+        raise InputError(f"{where}, {OPTION}", f"{said}; {free >> 20} MiB are free here")
 
 
 def _advice(model: onnx.ModelProto, inputs: Mapping[str, onnx.ValueInfoProto]) -> str:

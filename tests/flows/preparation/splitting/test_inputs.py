@@ -1,5 +1,6 @@
 """Open sizes are fixed as asked, values keep within what the graph allows, state is refused."""
 
+import json
 import math
 import zipfile
 from pathlib import Path
@@ -334,3 +335,27 @@ def test_a_cache_is_state(tmp_path: Path) -> None:
     )
     with pytest.raises(InputError, match=r"'past_key_values.0': is state .*'present.0'"):
         split(path, tmp_path / "models")
+
+
+def test_a_record_of_an_earlier_release_is_read(tmp_path: Path) -> None:
+    found = split(tiny_models.chain(tmp_path / "m.onnx"), tmp_path / "models")
+    record = found.folder / "split.json"
+    data = json.loads(record.read_text())
+    del data["unproven"], data["input_ranges"]
+    record.write_text(json.dumps(data))
+    again = SplitModel.read(found.folder)
+    assert (again.cuts, again.unproven, again.input_ranges) == (found.cuts, (), {})
+
+
+def test_sizes_whose_inner_tensors_exceed_the_memory_are_refused_at_once(tmp_path: Path) -> None:
+    nodes = [helper.make_node("Expand", ["x", "shape"], ["a"])]
+    nodes += [helper.make_node("ReduceMean", ["a"], ["y"], axes=[1], keepdims=0)]
+    path = tiny_models.save(
+        tmp_path / "m.onnx",
+        nodes,
+        inputs={"x": ["n", 1, "width"]},
+        outputs=["y"],
+        constants={"shape": np.array([1, 1 << 30, 1], np.int64)},
+    )
+    with pytest.raises(InputError, match=r"inner tensors of 3 samples take \d+ MiB; \d+ MiB are"):
+        split(path, tmp_path / "models", input_shapes={"x": (1, 4096)})
