@@ -147,7 +147,7 @@ InputShapes = Annotated[
     typer.Option(
         "--input-shape",
         metavar="NAME=3x320x320",
-        help="Shape of an input without the batch, where the file leaves sizes open; once per input.",
+        help="Shape of an input without the batch, where the file leaves sizes open.",
     ),
 ]
 InputRanges = Annotated[

@@ -235,6 +235,8 @@ def _prepare(work: Workspace, options: QuickstartOptions, log: StepLog) -> _Offe
             split = _split(work, model)
             reused = ", reused" if split.reused else ""
             note.text = f"{split.blocks} blocks from {split.legal_cuts} legal cuts{reused}"
+        for remark in split.remarks():
+            log.say(f"  {split.name}: {remark}")
         if not options.application:
             check_served_alone(split.name, (spec.name for spec in split.outputs))
         with log.step(f"build and profile {model.name}") as note:

@@ -134,7 +134,9 @@ def check_models_and_slos(paths: Sequence[Path], slos_ms: Sequence[float]) -> No
 def own_models(
     paths: Sequence[Path], slos_ms: Sequence[float], choices: Sequence[SplitChoices] = ()
 ) -> tuple[OfferedModel, ...]:
-    """A user's models under names that Triton accepts; one SLO is that of all of them; choices, where given, are one each.
+    """A user's models under names that Triton accepts; one SLO is that of all of them.
+
+    Choices, where given, are one each.
 
     Raises:
         InputError: models and SLOs do not go together, or two models have one name.

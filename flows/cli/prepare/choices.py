@@ -9,11 +9,9 @@ from flows.files import GivenInputs, read_given_inputs
 from triton_backend.contract.errors import InputError
 
 if TYPE_CHECKING:
-    from flows.preparation.splitting.model import SplitModel
     from flows.preparation.splitting.split import SplitChoices
 
-__all__ = ["GivenInputs", "choices_of_models", "in_words", "split_choices"]
-MOST_NAMED = 3
+__all__ = ["GivenInputs", "choices_of_models", "split_choices"]
 
 
 def split_choices(
@@ -59,10 +57,11 @@ def split_choices(
 
 
 def choices_of_models(paths: Sequence[Path], chosen: "SplitChoices") -> "list[SplitChoices]":
-    """The choices of each of several models: those of the inputs that it has. Sizes are checked at once.
+    """The choices of each of several models, for the inputs it has; sizes are checked at once.
 
     Raises:
-        InputError: a file is no model that can be split, no model has such an input, or sizes stay open.
+        InputError: a file is no model that can be split, no model has such an input, or sizes stay
+            open.
     """
     from flows.preparation.splitting.graph import input_names
     from flows.preparation.splitting.inputs.sizes import fix_sizes
@@ -86,19 +85,4 @@ def choices_of_models(paths: Sequence[Path], chosen: "SplitChoices") -> "list[Sp
         ranges = {name: limits for name, limits in chosen.input_ranges.items() if name in own}
         fix_sizes(model, shapes, str(path))
         found.append(replace(chosen, input_shapes=shapes, input_ranges=ranges))
-    return found
-
-
-def in_words(split: "SplitModel") -> list[str]:
-    """What a user should know of how a split was checked, in lines; none where all is plain."""
-    found: list[str] = []
-    if not split.answers_vary:
-        found.append(
-            f"{split.name}: its answers do not depend on its input; compared at its boundaries"
-        )
-    if split.unproven:
-        named = ", ".join(split.unproven[:MOST_NAMED])
-        more = len(split.unproven) - MOST_NAMED
-        named += f" and {more} more" if more > 0 else ""
-        found.append(f"{split.name}: two different inputs do not change {named}")
     return found

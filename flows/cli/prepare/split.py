@@ -7,7 +7,7 @@ import typer
 
 from flows.cli import shared_options
 from flows.cli.console import cell, print_json, progress, show, table
-from flows.cli.prepare.choices import GivenInputs, in_words, split_choices
+from flows.cli.prepare.choices import GivenInputs, split_choices
 from flows.cli.registry import command
 from flows.cli.shared_options import WAREHOUSE, AsJson, WarehouseFile
 
@@ -98,8 +98,8 @@ def split(
         for block, time in enumerate(found.block_times_us)
     ]
     show(table(("block", "layers", "run time", "bytes per sample after it"), rows))
-    for line in in_words(found):
-        show(line)
+    for remark in found.remarks():
+        show(f"{found.name}: {remark}")
     done = "reused from" if found.reused else "written to"
     show(f"{found.name}: {found.blocks} blocks of {found.legal_cuts} legal cuts, {done}")
     show(str(found.folder))

@@ -1,10 +1,11 @@
 """Do the stages, one after another, still compute the model? A check that is able to fail.
 
-Every boundary and every output is compared, on random inputs or samples, at batch 1 and at the largest batch;
-outputs before a final Softmax (which squeezes differences) as well as after it. Layers run as they are written:
-what is fused differs between the model and its stages, and with it the last bits, on which hangs which of two
-nearly equal boxes comes first. A boundary that two inputs do not change would pass with any split, so that
-no cut is made there; answers that their input does not change are accepted where boundaries show it.
+Every boundary and every output is compared, on random inputs or samples, at batch 1 and at the
+largest batch; outputs before a final Softmax (which squeezes differences) as well as after it.
+Layers run as they are written: what is fused differs between the model and its stages, and with it
+the last bits, on which hangs which of two nearly equal boxes comes first. A boundary that two
+inputs do not change would pass with any split, so that no cut is made there; answers that their
+input does not change are accepted where boundaries show it.
 """
 
 from collections.abc import Sequence
@@ -74,8 +75,8 @@ def check_split(
         allow_unproven: accept also where neither answers nor boundaries depend on the input.
 
     Raises:
-        InputError: they differ, with the numbers and the first layer that does; or neither an answer nor a
-            boundary depends on the input.
+        InputError: they differ, with the numbers and the first layer that does; or neither an
+            answer nor a boundary depends on the input.
     """
     inner = range(1, split.blocks) if cuts is None else cuts
     edges = [0, *inner, split.blocks]
@@ -97,9 +98,10 @@ def check_split(
     if not (dependence > SAME or moves or allow_unproven):
         raise InputError(
             f"model {split.name!r}",
-            f"its answers to different inputs differ by only {dependence:.2g} relative, and no boundary"
-            " shows a difference: the answer does not depend on the input, so no split of it can be"
-            " checked; give inputs that matter (--samples, --input-range), or --allow-unproven",
+            f"its answers to different inputs differ by only {dependence:.2g} relative, and no"
+            " boundary shows a difference: the answer does not depend on the input, so no split"
+            " of it can be checked; give inputs that matter (--samples, --input-range), or"
+            " --allow-unproven",
         )
     composed = _Composition(extract_stages(split, stages), wanted, split.name)
     worst, half = 0.0, read_layers(onnx.load(split.model_path, load_external_data=False).graph).half
@@ -114,8 +116,8 @@ def check_split(
             if not error <= most:
                 raise InputError(
                     f"split of {split.name!r} into stages {[list(s) for s in stages]}",
-                    f"differs from the whole model by {error:.2g} relative at {name!r}, more than {most:.0e};"
-                    f" {_first_difference(split, stages, part)}",
+                    f"differs from the whole model by {error:.2g} relative at {name!r},"
+                    f" more than {most:.0e}; {_first_difference(split, stages, part)}",
                 )
     return SplitCheck(
         stages=stages,
@@ -146,7 +148,8 @@ def _first_difference(split: SplitModel, stages: Sequence[tuple[int, int]], feed
         most = tolerance(expected[name].dtype, half=layers.half)
         if not relative_error(got[name], expected[name]) <= most:
             node = layers.nodes[layers.made_at[name]]
-            return f"the first layer that differs is {node_label(node)!r} ({node.op_type}), in {name!r}"
+            layer = f"{node_label(node)!r} ({node.op_type})"
+            return f"the first layer that differs is {layer}, in {name!r}"
     return "no single layer does"
 
 

@@ -129,10 +129,10 @@ def rename_tensors(node: onnx.NodeProto, names: Mapping[str, str]) -> None:
 
 
 def sort_nodes(graph: onnx.GraphProto) -> bool:
-    """Put every node behind those whose results it reads, where some are not; whether anything was moved.
+    """Put every node behind those whose results it reads; whether anything was moved.
 
-    Converters to half precision leave casts at the end. Nodes on a cycle, or that read what nothing makes,
-    stay at the end in their order.
+    Converters to half precision leave casts at the end. Nodes on a cycle, or that read what
+    nothing makes, stay at the end in their order.
     """
     made = {name for node in graph.node for name in node.output if name}
     known: set[str] = set()

@@ -25,6 +25,7 @@ from triton_backend.contract.tensors import TensorSpec, total_bytes_per_sample
 RECORD_NAME = "split.json"
 MODEL_NAME = "model.onnx"
 SAMPLES_NAME = "samples.npz"
+MOST_NAMED = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,8 +43,8 @@ class SplitModel:
         legal_cuts: how many positions could have been cut.
         max_batch: largest batch the checks were run at.
         check: errors found by `check_split`, with their tolerance.
-        unproven: tensors that two samples do not change, at boundaries where no cut was made for that
-            reason, or (`allow_unproven`) at boundaries of blocks.
+        unproven: tensors that two samples do not change, at boundaries where no cut was made for
+            that reason, or (`allow_unproven`) at boundaries of blocks.
         input_ranges: what the model's inputs are drawn within, by name, where they are.
         reused: the split was on disk already.
     """
@@ -82,6 +83,20 @@ class SplitModel:
     def answers_vary(self) -> bool:
         """Two samples differ in the answers, as far as they were compared."""
         return self.check.get("input_dependence", 1.0) > SAME
+
+    def remarks(self) -> list[str]:
+        """What a user should know of how it was checked; nothing where all is plain."""
+        found: list[str] = []
+        if not self.answers_vary:
+            found.append(
+                "its answers do not depend on its input; it was compared at its boundaries"
+            )
+        if self.unproven:
+            named = ", ".join(self.unproven[:MOST_NAMED])
+            more = len(self.unproven) - MOST_NAMED
+            named += f" and {more} more" if more > 0 else ""
+            found.append(f"two different inputs do not change {named}")
+        return found
 
     @property
     def blocks(self) -> int:

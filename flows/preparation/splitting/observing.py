@@ -106,7 +106,7 @@ def output_specs(
 
 
 def sample_tolerance(kind: np.dtype[np.generic], *, half: bool = False) -> float:
-    """Largest relative difference between a sample's results in two batches; `half`: layers compute in FP16."""
+    """Largest relative difference of a sample in two batches; `half`: layers compute in FP16."""
     return HALF_SAMPLE_TOLERANCE if half or kind == np.float16 else SAMPLE_TOLERANCE
 
 

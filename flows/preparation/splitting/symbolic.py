@@ -16,7 +16,7 @@ BATCH = "batch"
 
 
 def make_batch_symbolic(model: onnx.ModelProto, where: str) -> onnx.ModelProto:
-    """Return `model` with dimension 0 of every input and output symbolic; all other sizes are fixed.
+    """Return `model`, other sizes fixed, with dimension 0 of inputs and outputs symbolic.
 
     Raises:
         InputError: inputs disagree about the batch, or there is no input.

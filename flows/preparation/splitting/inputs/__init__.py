@@ -1,1 +1,1 @@
-"""The inputs of a model: sizes that its file leaves open, state it carries, values to check it with."""
+"""The inputs of a model: open sizes, state it carries, values to check it with."""

@@ -1,8 +1,8 @@
 """Open sizes of a model's inputs, fixed in the graph to those that are given.
 
-Exporters leave height, width or length open. Blocks, slots and profiles need them, so that a model is
-split for one size. Only dimension 0, the batch, stays open. Here: reading the option, checking sizes
-before memory is taken, writing them into the graph. Not here: the batch (`symbolic`).
+Exporters leave height, width or length open. Blocks, slots and profiles need them, so that a model
+is split for one size. Only dimension 0, the batch, stays open. Here: reading the option, checking
+sizes before memory is taken, writing them into the graph. Not here: the batch (`symbolic`).
 """
 
 import ast
@@ -47,18 +47,19 @@ def read_shapes(texts: Iterable[str], where: str = OPTION) -> dict[str, tuple[in
 
 
 def fix_sizes(model: onnx.ModelProto, shapes: Shapes, where: str) -> None:
-    """Write sizes into the inputs of `model`; what is known of inner shapes and outputs is inferred again.
+    """Write sizes into the inputs of `model`; inner shapes and outputs are inferred again.
 
     A dimension with a name is fixed wherever inputs have that name.
 
     Args:
         model: the model, its weights loaded or not.
-        shapes: input name to its sizes without the batch; inputs without open sizes may be left out.
+        shapes: input name to its sizes without the batch; inputs without open sizes may be left
+            out.
         where: what to call the model.
 
     Raises:
-        InputError: an input of another name or rank, another size than the file's, a shape that holds no
-            element or too many; or sizes stay open: the message lists them all.
+        InputError: an input of another name or rank, another size than the file's, a shape that
+            holds no element or too many; or sizes stay open: the message lists them all.
     """
     inputs = _inputs(model.graph)
     for value in inputs.values():
@@ -83,7 +84,7 @@ def fix_sizes(model: onnx.ModelProto, shapes: Shapes, where: str) -> None:
 
 
 def _require_batch(value: onnx.ValueInfoProto, where: str) -> None:
-    """Refuse an input without dimensions; sizes below 0, as old exporters write open ones, become open."""
+    """Refuse an input without dimensions; sizes below 0, as old exporters write them, are open."""
     if not value.type.tensor_type.HasField("shape") or not _dims(value):
         place = f"{where}, input {value.name!r}"
         raise InputError(place, "has no batch dimension (a scalar or an unknown shape)")
@@ -156,7 +157,7 @@ def _infer_again(model: onnx.ModelProto, where: str) -> None:
 
 
 def _check_memory(graph: onnx.GraphProto, where: str) -> None:
-    """Refuse sizes at which the inner tensors of the samples that are compared do not fit the memory."""
+    """Refuse sizes at which the inner tensors of the samples compared do not fit the memory."""
     needed = 0
     for value in graph.value_info:
         kind = value.type.tensor_type.elem_type
@@ -171,7 +172,7 @@ def _check_memory(graph: onnx.GraphProto, where: str) -> None:
 
 
 def _advice(model: onnx.ModelProto, inputs: Mapping[str, onnx.ValueInfoProto]) -> str:
-    """Open sizes of every input, the options to give, and what the file says of them, in one line."""
+    """Open sizes of every input, the options to give, and what the file suggests, in one line."""
     opened = {name: value for name, value in inputs.items() if _open(value)}
     listed = "; ".join(_in_words(value) for value in opened.values())
     size = _picture_size(model)
@@ -203,10 +204,10 @@ def _picture_size(model: onnx.ModelProto) -> tuple[int, int] | None:
 
 
 def _multiple(graph: onnx.GraphProto) -> int:
-    """Product of strides on the longest way where ways of other strides are brought together again; else 1.
+    """Product of strides on the longest way where ways of several strides meet again; else 1.
 
-    Layers that enlarge (Resize, Upsample, ConvTranspose) give a size that must be that of the tensor
-    they are joined with.
+    Layers that enlarge (Resize, Upsample, ConvTranspose) give a size that must be that of the
+    tensor they are joined with.
     """
     if not any(n.op_type in {"Resize", "Upsample", "ConvTranspose"} for n in graph.node):
         return 1

@@ -1,8 +1,9 @@
 """Models that carry state from one request to the next, refused with the reason.
 
-Samples of a batch come from any client and stand alone, so that nothing of one request may enter the
-next. Such a model shows by an input and an output of the same form, where the input begins a recurrent
-layer or both are called so (`state` in and `stateN` out, `past...` in and `present...` out).
+Samples of a batch come from any client and stand alone, so that nothing of one request may enter
+the next. Such a model shows by an input and an output of the same form, where the input begins a
+recurrent layer or both are called so (`state` in and `stateN` out, `past...` in and `present...`
+out).
 """
 
 import onnx
@@ -36,8 +37,9 @@ def refuse_state(graph: onnx.GraphProto, where: str) -> None:
             given = (named or matching)[0]
             raise InputError(
                 f"{where}, input {value.name!r}",
-                f"is state that a request gives the next (output {given!r}); samples are served each alone:"
-                " export the model over the whole sequence, its state inside and zero at the start",
+                f"is state that a request gives the next (output {given!r}); samples are served"
+                " each alone: export the model over the whole sequence, its state inside and zero"
+                " at the start",
             )
 
 

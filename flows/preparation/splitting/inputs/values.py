@@ -1,8 +1,8 @@
-"""Values to run a model on while it is split and checked: samples, ranges, or what its graph allows.
+"""Values to run a model on while it is checked: samples, ranges, or what its graph allows.
 
-Samples of a file come first. An input without them is drawn within its range; without a range, within
-what the graph allows: indices of an embedding within its rows, UINT8 from 0 to 255, other integers 0 or
-1, floats around zero.
+Samples of a file come first. An input without them is drawn within its range; without a range,
+within what the graph allows: indices of an embedding within its rows, UINT8 from 0 to 255, other
+integers 0 or 1, floats around zero.
 """
 
 import math
@@ -63,8 +63,8 @@ class InputValues:
         """Hold these values against the inputs of a model.
 
         Raises:
-            InputError: an input that the model lacks, samples of another shape or type, or a range beyond
-                the type.
+            InputError: an input that the model lacks, samples of another shape or type, or a range
+                beyond the type.
         """
         known = {spec.name: spec for spec in specs}
         for name in (*self.ranges, *self.samples):
@@ -103,7 +103,7 @@ class ModelInputs:
     values: InputValues = field(default_factory=InputValues)
 
     def draw(self, batch: int, rng: np.random.Generator) -> Arrays:
-        """One batch of every input [batch, ...]; samples in their order, from the first again after the last."""
+        """One batch of every input [batch, ...]; samples in their order, again and again."""
         drawn = random_inputs(self.specs, batch, rng)
         for spec in self.specs:
             if spec.name in self.values.samples:
@@ -140,10 +140,12 @@ def read_ranges(texts: Iterable[str], where: str = RANGE_OPTION) -> dict[str, Ra
 def read_samples(path: Path) -> Arrays:
     """Samples by input from an `.npz` file, or from all of a folder in the order of their names.
 
-    Arrays are called as the inputs (or `inputs/<input>`, as files of `load --check`), each [samples, ...].
+    Arrays are called as the inputs (or `inputs/<input>`, as files of `load --check`), each
+    [samples, ...].
 
     Raises:
-        InputError: no such file, none in the folder, not such a file, too large, fewer than two samples.
+        InputError: no such file, none in the folder, not such a file, too large, fewer than two
+            samples.
     """
     files = sorted(path.glob("*.npz")) if path.is_dir() else [path]
     if not files or not all(file.is_file() for file in files):
@@ -179,8 +181,9 @@ def read_samples(path: Path) -> Arrays:
 def allowed_ranges(graph: onnx.GraphProto) -> dict[str, Range]:
     """Ranges that a graph asks of its inputs, for those where it does.
 
-    An input is followed through layers that move values to those that use them as an index (`Gather`,
-    `GatherElements`, `OneHot`), compare them with a row of whole numbers, or cast them to such.
+    An input is followed through layers that move values to those that use them as an index
+    (`Gather`, `GatherElements`, `OneHot`), compare them with a row of whole numbers, or cast them
+    to such.
     """
     constants = dict(_constants(graph))
     kinds = {value.name: value.type.tensor_type.elem_type for value in graph.input}
@@ -233,7 +236,7 @@ def _asked_by(
 
 
 def _whole_values(tensor: onnx.TensorProto | None) -> NDArray[np.float64]:
-    """The numbers of a constant, flat; none where it is unknown, in another file, or not of whole numbers."""
+    """The numbers of a constant, flat; none where they are unknown or not whole."""
     kinds = {TensorProto.INT32, TensorProto.INT64, TensorProto.FLOAT}
     if tensor is None or tensor.external_data or tensor.data_type not in kinds:
         return np.zeros(0)
@@ -254,7 +257,7 @@ def _constants(graph: onnx.GraphProto) -> Iterator[tuple[str, onnx.TensorProto]]
 def _within(
     limits: Range, spec: TensorSpec, batch: int, rng: np.random.Generator
 ) -> NDArray[np.generic]:
-    """Values of a range; every sample has a level of its own, as a power of what is drawn evenly."""
+    """Values of a range; every sample has a level of its own, a power of even values."""
     shape, kind = (batch, *spec.shape[1:]), np.dtype(NUMPY_DTYPES[spec.dtype])
     levels = rng.uniform(1 / MOST_CONTRAST, MOST_CONTRAST, (batch,) + (1,) * (len(shape) - 1))
     even = rng.random(shape) ** levels
@@ -267,7 +270,8 @@ def _within(
 def _limits_of(kind: np.dtype[np.generic]) -> tuple[float, float]:
     if kind == np.bool_:
         return 0.0, 1.0
-    info = np.finfo(kind) if np.issubdtype(kind, np.floating) else np.iinfo(kind)  # type: ignore[arg-type]
+    whole = not np.issubdtype(kind, np.floating)
+    info = np.iinfo(kind.name) if whole else np.finfo(kind.name)
     return float(info.min), float(info.max)
 
 

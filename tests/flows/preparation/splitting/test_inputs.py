@@ -282,6 +282,10 @@ def test_answers_that_ignore_the_input_are_accepted_on_boundaries(tmp_path: Path
     assert math.isclose(found.check["input_dependence"], 0)
     # Behind the zeros two samples do not differ: no cut there.
     assert (found.blocks, found.unproven) == (3, ("c",))
+    assert found.remarks() == [
+        "its answers do not depend on its input; it was compared at its boundaries",
+        "two different inputs do not change c",
+    ]
     every = split_model(
         path,
         name="m",
