@@ -5,7 +5,6 @@ is split for one size. Only dimension 0, the batch, stays open. Here: reading th
 sizes before memory is taken, writing them into the graph. Not here: the batch (`symbolic`).
 """
 
-import ast
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -22,6 +21,7 @@ OPTION = "--input-shape"
 MOST_BYTES = 1 << 28
 NAMED = re.compile(r"[A-Za-z]\w*")
 PICTURE_RANK = 4
+PICTURE_SIZE = re.compile(r"\[\s*([1-9]\d{0,5})\s*,\s*([1-9]\d{0,5})\s*\]")
 # As many as `observing` looks at with every inner tensor.
 COMPARED_SAMPLES = 3
 
@@ -196,11 +196,8 @@ def _advice(model: onnx.ModelProto, inputs: Mapping[str, onnx.ValueInfoProto]) -
 def _picture_size(model: onnx.ModelProto) -> tuple[int, int] | None:
     """Height and width that a trainer left in the file's metadata."""
     text = next((entry.value for entry in model.metadata_props if entry.key == "imgsz"), "")
-    try:
-        height, width = ast.literal_eval(text)
-        return (height, width) if min(height, width) > 0 else None
-    except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
-        return None
+    found = PICTURE_SIZE.fullmatch(text)
+    return None if found is None else (int(found[1]), int(found[2]))
 
 
 def _multiple(graph: onnx.GraphProto) -> int:

@@ -6,6 +6,8 @@ recurrent layer or both are called so (`state` in and `stateN` out, `past...` in
 out).
 """
 
+import re
+
 import onnx
 
 from flows.preparation.splitting.graph import input_names, subgraphs
@@ -14,6 +16,7 @@ from triton_backend.contract.errors import InputError
 # Slots of the states that a recurrent layer begins with.
 STATE_SLOTS = {"LSTM": (5, 6), "GRU": (5,), "RNN": (5,)}
 STATE_WORDS = ("state", "hidden", "cache")
+NEXT = re.compile(r"[_.]?(n|new|next|out|output)", re.IGNORECASE)
 # These pass a state on, or a part of it.
 PASSING = frozenset(
     {"Cast", "Concat", "Gather", "Identity", "Reshape", "Slice", "Split", "Squeeze", "Transpose"}
@@ -62,8 +65,10 @@ def _begins_recurrence(graph: onnx.GraphProto, carried: set[str]) -> bool:
 def _called_alike(taken: str, given: str) -> bool:
     """Names of one state before and after, as exporters write them."""
     kept = taken.replace("past_key_values", "past").replace("past", "present", 1)
-    stateful = any(word in taken.lower() for word in STATE_WORDS)
-    return ("past" in taken and given == kept) or (stateful and given.startswith(taken))
+    stateful = any(word in taken.lower() for word in STATE_WORDS) and given.startswith(taken)
+    return ("past" in taken and given == kept) or (
+        stateful and NEXT.fullmatch(given, len(taken)) is not None
+    )
 
 
 def _same_form(value: onnx.ValueInfoProto, other: onnx.ValueInfoProto) -> bool:

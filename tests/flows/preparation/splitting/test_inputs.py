@@ -326,6 +326,20 @@ def test_a_model_that_takes_and_gives_its_state_is_refused(tmp_path: Path) -> No
         split(path, tmp_path / "models")
 
 
+def test_an_observation_called_state_is_an_input_as_any(tmp_path: Path) -> None:
+    shape = ["n", 3]
+    path = tiny_models.save(
+        tmp_path / "m.onnx",
+        [
+            helper.make_node("Relu", ["state"], ["a"]),
+            helper.make_node("Tanh", ["a"], ["state_value"]),
+        ],
+        inputs={"state": shape},
+        outputs=["state_value"],
+    )
+    assert split(path, tmp_path / "models").blocks == 2
+
+
 def test_a_cache_is_state(tmp_path: Path) -> None:
     shape = ["n", 2]
     path = tiny_models.save(
