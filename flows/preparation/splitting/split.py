@@ -136,7 +136,7 @@ def split_model(
         )
         _for_any_batch(skeleton, path, unfinished / MODEL_NAME, asked)
         if values.samples:
-            kept: dict[str, Any] = dict(values.samples)
+            kept: dict[str, Any] = {f"inputs/{n}": array for n, array in values.samples.items()}
             np.savez(unfinished / SAMPLES_NAME, **kept)
         split = _group(unfinished, str(path), asked)
         found = check_split(split, allow_unproven=choices.allow_unproven)

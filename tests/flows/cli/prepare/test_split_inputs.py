@@ -61,7 +61,7 @@ def test_a_workload_says_sizes_ranges_and_samples_of_its_models(poolpipe: Comman
     net = poolpipe("split", "net.onnx", *stated).document
     assert [spec["shape"] for spec in net["inputs"]] == [[-1, 4, 8, 8]]
     with np.load(Path(net["folder"]) / "samples.npz") as kept:
-        np.testing.assert_array_equal(kept["x"], x)
+        np.testing.assert_array_equal(kept["inputs/x"], x)
     words = poolpipe("split", "words.onnx", *stated).document
     assert words["input_ranges"] == {"ids": [0, 9]}
     other = poolpipe("split", "words.onnx", *stated, "--input-range", "ids=2..3").document
