@@ -5,17 +5,24 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from flows.files import GivenInputs, read_given_inputs
 from triton_backend.contract.errors import InputError
 
 if TYPE_CHECKING:
+    from flows.files import GivenInputs
     from flows.preparation.splitting.split import SplitChoices
 
-__all__ = ["GivenInputs", "choices_of_models", "split_choices"]
+
+def given_inputs(
+    shapes: list[str] | None, ranges: list[str] | None, samples: Path | None
+) -> "GivenInputs":
+    """What the options say of a model's inputs."""
+    from flows.files import GivenInputs
+
+    return GivenInputs(shapes=tuple(shapes or ()), ranges=tuple(ranges or ()), samples=samples)
 
 
 def split_choices(
-    given: GivenInputs,
+    given: "GivenInputs",
     *,
     allow_unproven: bool = False,
     stated: tuple[Path, str] | None = None,
@@ -25,6 +32,7 @@ def split_choices(
     Raises:
         InputError: a text is no shape or range, or the workload cannot be read or lacks the model.
     """
+    from flows.files import read_given_inputs
     from flows.preparation.splitting.inputs.sizes import read_shapes
     from flows.preparation.splitting.inputs.values import read_ranges
     from flows.preparation.splitting.split import SplitChoices

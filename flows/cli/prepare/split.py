@@ -7,7 +7,7 @@ import typer
 
 from flows.cli import shared_options
 from flows.cli.console import cell, print_json, progress, show, table
-from flows.cli.prepare.choices import GivenInputs, split_choices
+from flows.cli.prepare.choices import given_inputs, split_choices
 from flows.cli.registry import command
 from flows.cli.shared_options import WAREHOUSE, AsJson, WarehouseFile
 
@@ -50,9 +50,7 @@ def split(
     from flows.workspace import workspace
 
     choices = split_choices(
-        GivenInputs(
-            shapes=tuple(input_shape or ()), ranges=tuple(input_range or ()), samples=samples
-        ),
+        given_inputs(input_shape, input_range, samples),
         allow_unproven=allow_unproven,
         stated=None if workload is None else (workload, name or model.stem),
     )

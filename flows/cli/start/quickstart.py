@@ -7,7 +7,7 @@ import typer
 
 from flows.cli import shared_options
 from flows.cli.console import note, print_json, say, show, table
-from flows.cli.prepare.choices import GivenInputs, choices_of_models, split_choices
+from flows.cli.prepare.choices import choices_of_models, given_inputs, split_choices
 from flows.cli.registry import command
 from flows.cli.shared_options import WAREHOUSE, AsJson, WarehouseFile
 from triton_backend.contract.errors import InputError, PoolPipeError
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from flows.deployments.quickstart import Finished
+    from flows.files import GivenInputs
     from flows.quickstart.example_project import OfferedModel
     from flows.quickstart.outcome import QuickstartOutcome
     from flows.workspace import Workspace
@@ -119,9 +120,7 @@ def quickstart(
     if application and (model or slo_ms or planner != "pool"):
         reason = "has models of its own, planned by pool; leave out --model, --slo-ms, --planner"
         raise InputError("quickstart --application", reason)
-    given = GivenInputs(
-        shapes=tuple(input_shape or ()), ranges=tuple(input_range or ()), samples=samples
-    )
+    given = given_inputs(input_shape, input_range, samples)
     models = _own_models(model or (), slo_ms or (), given, allow_unproven=allow_unproven)
     check_can_start(work.state.serve, ports)
     from flows.deployments.orchestration.limits import taking_turns
@@ -157,7 +156,7 @@ def _own_models(
     allow_unproven: bool,
 ) -> "tuple[OfferedModel, ...]":
     if not paths and not slos_ms:
-        if given != GivenInputs() or allow_unproven:
+        if given != given_inputs(None, None, None) or allow_unproven:
             reason = "goes with --model; the examples have fixed inputs"
             raise InputError(
                 "quickstart --input-shape, --input-range, --samples, --allow-unproven", reason
