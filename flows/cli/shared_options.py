@@ -146,8 +146,8 @@ InputShapes = Annotated[
     list[str] | None,
     typer.Option(
         "--input-shape",
-        metavar="NAME=3x320x320",
-        help="Shape of an input without the batch, where the file leaves sizes open.",
+        metavar="NAME=SIZES",
+        help="Shape of an input without the batch, as x=3x320x320, where sizes are open.",
     ),
 ]
 InputRanges = Annotated[

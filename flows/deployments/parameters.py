@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from flows.operations.replanning.replan import ReplanOptions
     from flows.planning import PlanOptions
     from flows.preparation.profiling.class_profile import ClassRequest
+    from flows.preparation.splitting.split import SplitChoices
     from triton_backend.contract.plan import Plan
 
 
@@ -44,6 +45,24 @@ class PrepareParameters(Parameters):
         default={}, description="Values of inputs, as 0..255, both included."
     )
     samples: Path | None = Field(default=None, description="Samples to check with, .npz.")
+
+    def choices(self) -> "SplitChoices":
+        """Sizes and values as a split takes them.
+
+        Raises:
+            InputError: a text is no shape or no range.
+        """
+        from flows.preparation.splitting.inputs.sizes import read_shapes
+        from flows.preparation.splitting.inputs.values import read_ranges
+        from flows.preparation.splitting.split import SplitChoices
+
+        shapes = [f"{name}={sizes}" for name, sizes in self.input_shapes.items()]
+        ranges = [f"{name}={limits}" for name, limits in self.input_ranges.items()]
+        return SplitChoices(
+            input_shapes=read_shapes(shapes, "input_shapes"),
+            input_ranges=read_ranges(ranges, "input_ranges"),
+            samples=self.samples,
+        )
 
 
 class OnnxRuntime(BaseModel):

@@ -30,10 +30,7 @@ from flows.preparation.profiling.class_profile import (
     own_gpu,
 )
 from flows.preparation.profiling.devices import list_devices
-from flows.preparation.splitting.inputs.sizes import read_shapes
-from flows.preparation.splitting.inputs.values import read_ranges
 from flows.preparation.splitting.model import SplitModel
-from flows.preparation.splitting.split import SplitChoices
 from flows.preparation.splitting.stored_split import split_step
 from flows.workspace import Workspace
 from triton_backend.contract.errors import InputError
@@ -49,16 +46,8 @@ def split(work: Workspace, parameters: PrepareParameters) -> SplitModel:
         parameters.name,
         blocks=parameters.blocks,
         max_batch=parameters.max_batch,
-        choices=SplitChoices(
-            input_shapes=read_shapes(_texts(parameters.input_shapes), "input_shapes"),
-            input_ranges=read_ranges(_texts(parameters.input_ranges), "input_ranges"),
-            samples=parameters.samples,
-        ),
+        choices=parameters.choices(),
     )
-
-
-def _texts(given: dict[str, str]) -> list[str]:
-    return [f"{name}={text}" for name, text in given.items()]
 
 
 @task(name="profile", cache_policy=NO_CACHE, retries=2, retry_delay_seconds=30)
