@@ -7,6 +7,7 @@ field and reason. Not here: whether the values make sense together (the core typ
 import json
 import os
 from collections.abc import Callable, Hashable, Mapping
+from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -280,6 +281,22 @@ class ModelDemandForm(FileForm):
         "estimated by default.",
         examples=[40],
     )
+    input_shapes: dict[str, str | PositiveInt] | None = Field(
+        default=None,
+        description="Input -> its sizes without the batch, where the ONNX file leaves them open.",
+        examples=[{"images": "3x320x320"}],
+    )
+    input_ranges: dict[str, str] | None = Field(
+        default=None,
+        description="Input -> `LOW..HIGH`, both included: values that checks draw.",
+        examples=[{"bytes": "0..256"}],
+    )
+    samples: Path | None = Field(
+        default=None,
+        description="An .npz file, or a folder of such, with inputs for the checks; "
+        "relative to this file.",
+        examples=["samples.npz"],
+    )
     entries: list[EntryForm] | None = Field(
         default=None,
         min_length=1,
@@ -391,6 +408,24 @@ class WorkloadForm(FileForm):
     )
 
 
+GIVEN_INPUTS = ("input_shapes", "input_ranges", "samples")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GivenInputs:
+    """What a user says of a model's inputs, as texts.
+
+    Attributes:
+        shapes: `NAME=3x320x320`, without the batch.
+        ranges: `NAME=LOW..HIGH`, both included.
+        samples: an `.npz` file or a folder of such.
+    """
+
+    shapes: tuple[str, ...] = ()
+    ranges: tuple[str, ...] = ()
+    samples: Path | None = None
+
+
 def read_cluster(path: Path) -> Cluster:
     """The cluster of a cluster.yaml; how its classes are run is `read_device_classes`'s.
 
@@ -444,7 +479,25 @@ def read_workload(path: Path) -> Workload:
         InputError: the file cannot be read or used, with field and reason.
     """
     form = _read_form(path, WorkloadForm)
-    return _made(path, Workload.from_dict, form.model_dump(exclude_none=True))
+    apart: Any = {"models": {"__all__": set(GIVEN_INPUTS)}}
+    return _made(path, Workload.from_dict, form.model_dump(exclude_none=True, exclude=apart))
+
+
+def read_given_inputs(path: Path) -> dict[str, GivenInputs]:
+    """What a workload.yaml says of the inputs of its models, by model.
+
+    Raises:
+        InputError: the file cannot be read or used, with field and reason.
+    """
+    form = _read_form(path, WorkloadForm)
+    return {
+        model.name: GivenInputs(
+            shapes=tuple(f"{name}={sizes}" for name, sizes in (model.input_shapes or {}).items()),
+            ranges=tuple(f"{name}={limits}" for name, limits in (model.input_ranges or {}).items()),
+            samples=model.samples and path.parent / model.samples,
+        )
+        for model in form.models or ()
+    }
 
 
 def read_plan(path: Path) -> Plan:

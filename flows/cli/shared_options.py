@@ -284,6 +284,37 @@ CutModels = Annotated[
     ),
 ]
 
+InputShapes = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--input-shape",
+        metavar="NAME=SIZES",
+        help="Shape of an input without the batch, as x=3x320x320, where sizes are open.",
+    ),
+]
+InputRanges = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--input-range",
+        metavar="NAME=LOW..HIGH",
+        help="Draw an input's values from LOW to HIGH, both included, for all checks.",
+    ),
+]
+Samples = Annotated[
+    Path | None,
+    typer.Option(
+        "--samples",
+        metavar="FILE|FOLDER",
+        help="Check with these samples: .npz, arrays called as the inputs, each [samples, ...].",
+    ),
+]
+AllowUnproven = Annotated[
+    bool,
+    typer.Option(
+        "--allow-unproven", help="Cut also where two different inputs do not differ any more."
+    ),
+]
+
 Runtime = Annotated[
     Literal["onnxruntime", "tensorrt"],
     typer.Option(

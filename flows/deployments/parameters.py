@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from flows.operations.replanning.replan import ReplanOptions
     from flows.planning import PlanOptions
     from flows.preparation.profiling.class_profile import ClassRequest
+    from flows.preparation.splitting.split import SplitChoices
     from triton_backend.contract.plan import Plan
 
 
@@ -37,6 +38,31 @@ class PrepareParameters(Parameters):
     cluster: Path = Field(description="cluster.yaml; its classes are measured.")
     blocks: int = Field(default=10, ge=1, le=64)
     max_batch: int = Field(default=8, ge=1, le=256)
+    input_shapes: dict[str, str] = Field(
+        default={}, description="Sizes of inputs without the batch, as 3x320x320."
+    )
+    input_ranges: dict[str, str] = Field(
+        default={}, description="Values of inputs, as 0..255, both included."
+    )
+    samples: Path | None = Field(default=None, description="Samples to check with, .npz.")
+
+    def choices(self) -> "SplitChoices":
+        """Sizes and values as a split takes them.
+
+        Raises:
+            InputError: a text is no shape or no range.
+        """
+        from flows.preparation.splitting.inputs.sizes import read_shapes
+        from flows.preparation.splitting.inputs.values import read_ranges
+        from flows.preparation.splitting.split import SplitChoices
+
+        shapes = [f"{name}={sizes}" for name, sizes in self.input_shapes.items()]
+        ranges = [f"{name}={limits}" for name, limits in self.input_ranges.items()]
+        return SplitChoices(
+            input_shapes=read_shapes(shapes, "input_shapes"),
+            input_ranges=read_ranges(ranges, "input_ranges"),
+            samples=self.samples,
+        )
 
 
 class OnnxRuntime(BaseModel):

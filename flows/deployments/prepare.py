@@ -46,6 +46,7 @@ def split(work: Workspace, parameters: PrepareParameters) -> SplitModel:
         parameters.name,
         blocks=parameters.blocks,
         max_batch=parameters.max_batch,
+        choices=parameters.choices(),
     )
 
 

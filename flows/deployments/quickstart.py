@@ -122,7 +122,14 @@ class _Offered(NamedTuple):
 
 @task(name="split", cache_policy=NO_CACHE)
 def _split(work: Workspace, model: OfferedModel) -> SplitModel:
-    return split_step(work, model.path, model.name, blocks=model.blocks, max_batch=MAX_BATCH)
+    return split_step(
+        work,
+        model.path,
+        model.name,
+        blocks=model.blocks,
+        max_batch=MAX_BATCH,
+        choices=model.choices,
+    )
 
 
 @task(name="build-and-profile", cache_policy=NO_CACHE)
@@ -228,6 +235,8 @@ def _prepare(work: Workspace, options: QuickstartOptions, log: StepLog) -> _Offe
             split = _split(work, model)
             reused = ", reused" if split.reused else ""
             note.text = f"{split.blocks} blocks from {split.legal_cuts} legal cuts{reused}"
+        for remark in split.remarks():
+            log.say(f"  {split.name}: {remark}")
         if not options.application:
             check_served_alone(split.name, (spec.name for spec in split.outputs))
         with log.step(f"build and profile {model.name}") as note:

@@ -1,19 +1,22 @@
 """A plan made from the warehouse's profiles, stored there, and made ready to be served."""
 
 from dataclasses import dataclass
+from pathlib import Path
 
+from flows.files import read_given_inputs
 from flows.planning import PlanOptions, make_plan
 from flows.planning.robust import make_robust_plan
 from flows.planning.verify import verify_plan
 from flows.planning.watch import Watch
 from flows.preparation.profiling.boundaries import as_measured
+from flows.preparation.splitting.inputs.sizes import read_shapes
 from flows.workspace import Workspace, store_plan
 from triton_backend.contract.cluster import Cluster
-from triton_backend.contract.errors import InvariantError
+from triton_backend.contract.errors import InputError, InvariantError
 from triton_backend.contract.plan import Plan
 from triton_backend.contract.profiles import InterferenceModel, ModelProfile
 from triton_backend.contract.workload import Workload, lines_of
-from warehouse.profiles import read_interference, read_profiles
+from warehouse.profiles import find_model, read_interference, read_profiles
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,6 +43,29 @@ def load_profiles(
             profiles[name], more = as_measured(work, warehouse, profiles[name])
             warnings += more
         return profiles, warnings
+
+
+def check_given_shapes(work: Workspace, path: Path) -> None:
+    """Hold the `input_shapes` of a workload.yaml against the models as they were split.
+
+    Raises:
+        InputError: a model has no such input, or was split for another size.
+    """
+    given = {name: inputs.shapes for name, inputs in read_given_inputs(path).items()}
+    for name, texts in given.items():
+        if not texts:
+            continue
+        where = f"{path}, model {name!r}"
+        with work.open(read_only=True) as warehouse:
+            known = {spec.name: spec.shape[1:] for spec in find_model(warehouse, name).inputs}
+        for tensor, sizes in read_shapes(texts, f"{where}, input_shapes").items():
+            if tensor not in known:
+                raise InputError(where, f"has no input {tensor!r}; its inputs: {', '.join(known)}")
+            if tuple(known[tensor]) != sizes:
+                split = "x".join(map(str, known[tensor]))
+                asked = "x".join(map(str, sizes))
+                reason = f"was split for {tensor}={split}, not {asked}; split it again"
+                raise InputError(where, reason)
 
 
 def load_interference(work: Workspace) -> dict[str, InterferenceModel]:

@@ -8,7 +8,7 @@ server and the load fit two cores.
 import os
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from flows.device_class import DeviceClass
@@ -17,6 +17,7 @@ from flows.preparation.graphs.detector import MOST_BOXES, write_detector
 from flows.preparation.graphs.examples import write_example
 from flows.preparation.graphs.glue import BOX, CROPS, IMAGE, Crop, write_crop
 from flows.preparation.splitting.model import SplitModel
+from flows.preparation.splitting.split import SplitChoices
 from triton_backend.contract.applications import REQUEST, Application, Module
 from triton_backend.contract.cluster import Cluster, GpuClass, NodeGroup
 from triton_backend.contract.errors import InputError
@@ -58,6 +59,7 @@ class OfferedModel:
     path: Path
     slo_us: int | None = None
     blocks: int = BLOCKS
+    choices: SplitChoices = field(default_factory=SplitChoices)
 
 
 def example_models(folder: Path) -> tuple[OfferedModel, ...]:
@@ -115,11 +117,11 @@ def application_slo_us(graph: Application, profiles: Mapping[str, ModelProfile])
     return max(round(APPLICATION_SLO_FACTOR * graph.longest(times_us)), SHORTEST_SLO_US)
 
 
-def own_models(paths: Sequence[Path], slos_ms: Sequence[float]) -> tuple[OfferedModel, ...]:
-    """A user's models under names that Triton accepts; one SLO is that of all of them.
+def check_models_and_slos(paths: Sequence[Path], slos_ms: Sequence[float]) -> None:
+    """Hold models and SLOs against each other.
 
     Raises:
-        InputError: models and SLOs do not go together, or two models have one name.
+        InputError: they do not go together.
     """
     if bool(paths) != bool(slos_ms):
         raise InputError("quickstart", "--model and --slo-ms go together")
@@ -127,14 +129,30 @@ def own_models(paths: Sequence[Path], slos_ms: Sequence[float]) -> tuple[Offered
         raise InputError(
             "--slo-ms", f"{len(slos_ms)} for {len(paths)} models; give one for all, or one each"
         )
+
+
+def own_models(
+    paths: Sequence[Path], slos_ms: Sequence[float], choices: Sequence[SplitChoices] = ()
+) -> tuple[OfferedModel, ...]:
+    """A user's models under names that Triton accepts; one SLO is that of all of them.
+
+    Choices, where given, are one each.
+
+    Raises:
+        InputError: models and SLOs do not go together, or two models have one name.
+    """
+    check_models_and_slos(paths, slos_ms)
     found: dict[str, OfferedModel] = {}
-    for path, slo_ms in zip(paths, [*slos_ms] * (len(paths) // len(slos_ms)), strict=True):
+    slos = [*slos_ms] * (len(paths) // len(slos_ms))
+    for path, slo_ms, chosen in zip(
+        paths, slos, choices or [SplitChoices()] * len(paths), strict=True
+    ):
         if not slo_ms > 0:
             raise InputError("--slo-ms", f"{slo_ms} is not positive")
         name = re.sub(r"[^A-Za-z0-9_.-]", "_", path.stem).lstrip("_.-") or "model"
         if name in found:
             raise InputError(f"--model {path}", f"{found[name].path} is called {name!r} too")
-        found[name] = OfferedModel(name=name, path=path, slo_us=ms_to_us(slo_ms))
+        found[name] = OfferedModel(name=name, path=path, slo_us=ms_to_us(slo_ms), choices=chosen)
     return tuple(found.values())
 
 

@@ -22,7 +22,7 @@ def write_answers(split: SplitModel, path: Path) -> Path:
     """
     rng = np.random.default_rng(SEED)
     session = open_session(split.model_path, str(split.model_path))
-    inputs = random_inputs(split.inputs, SAMPLES, rng)
+    inputs = split.model_inputs().draw(SAMPLES, rng)
     # One sample at a time: nothing of the batching that is under test takes part.
     answers = [
         run_session(session, {name: array[i : i + 1] for name, array in inputs.items()})

@@ -133,6 +133,7 @@ def plan(
     from flows.cli.plan.watching import watched
     from flows.files import check_writable, read_cluster, read_workload, write_plan
     from flows.planning import PlanOptions
+    from flows.planning.stored_plans import check_given_shapes
     from flows.workspace import find_plan, workspace
 
     work = workspace(warehouse)
@@ -154,6 +155,7 @@ def plan(
     check_writable(output)
     files = (cluster, workload)
     contents = (read_cluster(cluster), read_workload(workload))
+    check_given_shapes(work, workload)
     if slo_margin == AUTO:
         with progress("planning"):
             made = _plan(work, files, contents, asked, None)

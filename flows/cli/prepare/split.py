@@ -5,12 +5,18 @@ from typing import Annotated
 
 import typer
 
+from flows.cli import shared_options
 from flows.cli.console import cell, print_json, progress, show, table
+from flows.cli.prepare.choices import given_inputs, split_choices
 from flows.cli.registry import command
 from flows.cli.shared_options import WAREHOUSE, AsJson, WarehouseFile
 
 
-@command("split", "poolpipe split resnet50.onnx --name resnet --blocks 10")
+@command(
+    "split",
+    "poolpipe split resnet50.onnx --name resnet --blocks 10",
+    "poolpipe split yolo.onnx --input-shape images=3x320x320",
+)
 def split(
     model: Annotated[
         Path, typer.Argument(metavar="FILE", help="An ONNX file, with its external data beside it.")
@@ -35,6 +41,17 @@ def split(
             "on this CPU.",
         ),
     ] = None,
+    input_shape: shared_options.InputShapes = None,
+    samples: shared_options.Samples = None,
+    input_range: shared_options.InputRanges = None,
+    allow_unproven: shared_options.AllowUnproven = False,
+    workload: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="workload.yaml that says this model's input_shapes, samples and input_ranges.",
+        ),
+    ] = None,
     as_json: AsJson = False,
     warehouse: WarehouseFile = WAREHOUSE,
 ) -> None:
@@ -42,6 +59,11 @@ def split(
     from flows.preparation.splitting.stored_split import split_step
     from flows.workspace import workspace
 
+    choices = split_choices(
+        given_inputs(input_shape, input_range, samples),
+        allow_unproven=allow_unproven,
+        stated=None if workload is None else (workload, name or model.stem),
+    )
     with progress(f"splitting {model}"):
         found = split_step(
             workspace(warehouse),
@@ -50,6 +72,7 @@ def split(
             blocks=blocks,
             max_batch=max_batch,
             layer_times=layer_times,
+            choices=choices,
         )
     if as_json:
         print_json(
@@ -66,6 +89,8 @@ def split(
                 "inputs": [s.to_dict() for s in found.inputs],
                 "outputs": [s.to_dict() for s in found.outputs],
                 "check": dict(found.check),
+                "unproven": found.unproven,
+                "input_ranges": {name: limits[:2] for name, limits in found.input_ranges.items()},
                 "reused": found.reused,
             }
         )
@@ -81,6 +106,8 @@ def split(
         for block, time in enumerate(found.block_times_us)
     ]
     show(table(("block", "layers", "run time", "bytes per sample after it"), rows))
+    for remark in found.remarks():
+        show(f"{found.name}: {remark}")
     done = "reused from" if found.reused else "written to"
     show(f"{found.name}: {found.blocks} blocks of {found.legal_cuts} legal cuts, {done}")
     show(str(found.folder))

@@ -7,6 +7,7 @@ import typer
 
 from flows.cli import shared_options
 from flows.cli.console import note, print_json, say, show, table
+from flows.cli.prepare.choices import choices_of_models, given_inputs, split_choices
 from flows.cli.registry import command
 from flows.cli.shared_options import WAREHOUSE, AsJson, WarehouseFile
 from triton_backend.contract.errors import InputError, PoolPipeError
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from flows.deployments.quickstart import Finished
+    from flows.files import GivenInputs
     from flows.quickstart.example_project import OfferedModel
     from flows.quickstart.outcome import QuickstartOutcome
     from flows.workspace import Workspace
@@ -36,6 +38,7 @@ def _flow_workspace(warehouse: Path) -> "Workspace":
     "poolpipe quickstart --application",
     "poolpipe quickstart --planner subclusters",
     "poolpipe quickstart --model net.onnx --slo-ms 80",
+    "poolpipe quickstart --model yolo.onnx --slo-ms 300 --input-shape images=3x320x320",
     "poolpipe quickstart --model a.onnx --slo-ms 80 --model b.onnx --slo-ms 200",
 )
 def quickstart(
@@ -58,6 +61,10 @@ def quickstart(
             "their order.",
         ),
     ] = None,
+    input_shape: shared_options.InputShapes = None,
+    samples: shared_options.Samples = None,
+    input_range: shared_options.InputRanges = None,
+    allow_unproven: shared_options.AllowUnproven = False,
     application: Annotated[
         bool,
         typer.Option(
@@ -125,7 +132,8 @@ def quickstart(
     if application and (model or slo_ms or planner != "pool"):
         reason = "has models of its own, planned by pool; leave out --model, --slo-ms, --planner"
         raise InputError("quickstart --application", reason)
-    models = _own_models(model or (), slo_ms or ())
+    given = given_inputs(input_shape, input_range, samples)
+    models = _own_models(model or (), slo_ms or (), given, allow_unproven=allow_unproven)
     check_can_start(work.state.serve, ports)
     from flows.deployments.orchestration.limits import taking_turns
     from flows.deployments.orchestration.server import start_prefect_server
@@ -152,16 +160,25 @@ def quickstart(
     _judge(found.outcome, attainment_target)
 
 
-def _own_models(paths: "Sequence[Path]", slos_ms: "Sequence[float]") -> "tuple[OfferedModel, ...]":
+def _own_models(
+    paths: "Sequence[Path]",
+    slos_ms: "Sequence[float]",
+    given: "GivenInputs",
+    *,
+    allow_unproven: bool,
+) -> "tuple[OfferedModel, ...]":
     if not paths and not slos_ms:
+        if given != given_inputs(None, None, None) or allow_unproven:
+            reason = "goes with --model; the examples have fixed inputs"
+            raise InputError(
+                "quickstart --input-shape, --input-range, --samples, --allow-unproven", reason
+            )
         return ()
-    from flows.preparation.splitting.loading import load_skeleton
-    from flows.quickstart.example_project import own_models
+    from flows.quickstart.example_project import check_models_and_slos, own_models
 
-    found = own_models(paths, slos_ms)
-    for model in found:
-        load_skeleton(model.path)
-    return found
+    check_models_and_slos(paths, slos_ms)
+    chosen = split_choices(given, allow_unproven=allow_unproven)
+    return own_models(paths, slos_ms, choices_of_models(paths, chosen))
 
 
 def _judge(found: "QuickstartOutcome", attainment_target: float) -> None:

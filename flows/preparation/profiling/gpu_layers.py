@@ -19,7 +19,6 @@ from flows.preparation.splitting.graph import node_label, read_layers
 from flows.preparation.splitting.grouping import group_layers
 from flows.preparation.splitting.model import SplitModel
 from flows.preparation.splitting.observing import boundary_specs
-from flows.preparation.splitting.split import legal_cuts
 from triton_backend.contract.tensors import total_bytes_per_sample
 from triton_backend.runtimes.base import Artifact
 from triton_backend.runtimes.tensorrt.layers import EngineDescription, EngineLayer, node_times_us
@@ -100,7 +99,12 @@ def compare_cuts(split: SplitModel, times_us: tuple[float, ...]) -> GpuCuts:
     model = onnx.load(split.model_path, load_external_data=False)
     layers = read_layers(model.graph)
     where = str(split.model_path)
-    legal = legal_cuts(layers, boundary_specs(split.model_path, where, layers, split.inputs))
+    crossing = boundary_specs(split.model_path, where, layers, split.model_inputs())
+    legal = {
+        position: live
+        for position, live in crossing.legal_cuts(layers).items()
+        if crossing.proven(live) or position in split.cuts
+    }
     sizes = {position: total_bytes_per_sample(live) for position, live in legal.items()}
     grouping = group_layers(times_us, sizes, split.blocks)
     return GpuCuts(

@@ -1,9 +1,11 @@
 """Do the stages, one after another, still compute the model? A check that is able to fail.
 
-Results are compared on random inputs at batch 1 and at the largest batch, before a final Softmax
-(which squeezes differences) as well as after it. Layers run as they are written: what is fused differs between
-the model and its stages, and with it the last bits, on which hangs which of two nearly equal boxes comes first. A model whose answer hardly depends on its input
-would pass with any split, so such a model fails the check itself.
+Every boundary and every output is compared, on random inputs or samples, at batch 1 and at the
+largest batch; outputs before a final Softmax (which squeezes differences) as well as after it.
+Layers run as they are written: what is fused differs between the model and its stages, and with it
+the last bits, on which hangs which of two nearly equal boxes comes first. A boundary that two
+inputs do not change would pass with any split, so that no cut is made there; answers that their
+input does not change are accepted where boundaries show it.
 """
 
 from collections.abc import Sequence
@@ -16,14 +18,14 @@ import numpy as np
 import onnx
 
 from flows.preparation.splitting.extracting import extract_stages
-from flows.preparation.splitting.graph import irregular_tensors, read_layers
+from flows.preparation.splitting.graph import irregular_tensors, node_label, read_layers
 from flows.preparation.splitting.model import SplitModel
+from flows.preparation.splitting.observing import SAME
 from flows.preparation.splitting.per_sample import tail_inputs
 from flows.preparation.splitting.running import (
     Arrays,
     open_session,
     plain_options,
-    random_inputs,
     relative_error,
     run_session,
     with_outputs,
@@ -33,9 +35,8 @@ from triton_backend.contract.errors import InputError
 if TYPE_CHECKING:
     import onnxruntime
 
-MAX_ERROR = 1e-5
-# Different samples must differ by this much more than what passes for equal.
-DEPENDENCE_FACTOR = 10.0
+# Largest error relative to the tensor's largest magnitude; integers and booleans must be equal.
+FLOAT_ERROR, HALF_ERROR = 1e-5, 2e-3
 SQUEEZING = frozenset({"Softmax", "LogSoftmax", "Sigmoid"})
 SEED = 13
 
@@ -47,7 +48,7 @@ class SplitCheck:
     Attributes:
         max_relative_error: over all batches and tensors, relative to the tensor's largest value.
         input_dependence: smallest relative difference between two samples' outputs, before a
-            final Softmax.
+            final Softmax; 0 where answers do not depend on the input.
         compared: names of the tensors compared.
     """
 
@@ -63,7 +64,7 @@ def check_split(
     cuts: Sequence[int] | None = None,
     *,
     max_batch: int | None = None,
-    max_error: float = MAX_ERROR,
+    allow_unproven: bool = False,
 ) -> SplitCheck:
     """Compare stages composed with the whole model.
 
@@ -71,37 +72,53 @@ def check_split(
         split: the split to check.
         cuts: block indices at which stages begin, without 0; None makes every block a stage.
         max_batch: largest batch to try; None takes the split's.
-        max_error: largest relative error that passes.
+        allow_unproven: accept also where neither answers nor boundaries depend on the input.
 
     Raises:
-        InputError: they differ, or the answer does not depend on the input, with the numbers.
+        InputError: they differ, with the numbers and the first layer that does; or neither an
+            answer nor a boundary depends on the input.
     """
     inner = range(1, split.blocks) if cuts is None else cuts
     edges = [0, *inner, split.blocks]
     stages = tuple(pairwise(edges))
     batches = tuple(sorted({1, max_batch or split.max_batch}))
-    raw, wanted = _tensors_to_compare(split)
-    feed = random_inputs(split.inputs, max(2, *batches), np.random.default_rng(SEED))
+    raw, ends = _tensors_to_compare(split)
+    crossing = tuple(
+        spec.name
+        for edge in edges[1:-1]
+        for spec in split.boundaries[edge - 1]
+        if spec.name not in {given.name for given in split.inputs}
+    )
+    wanted = tuple(dict.fromkeys((*crossing, *ends)))
+    feed = split.model_inputs().draw(max(2, *batches), np.random.default_rng(SEED))
     whole = _Composition([split.model_path], wanted, split.name)
-    dependence = _dependence(whole.run(feed), raw)
-    if not dependence > DEPENDENCE_FACTOR * max_error:
+    seen = whole.run(feed)
+    dependence = _dependence(seen, raw)
+    moves = any(_dependence(seen, (name,)) > SAME for name in crossing)
+    if not (dependence > SAME or moves or allow_unproven):
         raise InputError(
             f"model {split.name!r}",
-            f"its answers to different random inputs differ by only {dependence:.2g} relative: the"
-            " answer does not depend on the input, so no split of it can be checked",
+            f"its answers to different inputs differ by only {dependence:.2g} relative, and no"
+            " boundary shows a difference: the answer does not depend on the input, so no split"
+            " of it can be checked; give inputs that matter (--samples, --input-range), or"
+            " --allow-unproven",
         )
     composed = _Composition(extract_stages(split, stages), wanted, split.name)
-    worst = 0.0
+    worst, half = 0.0, read_layers(onnx.load(split.model_path, load_external_data=False).graph).half
     for batch in batches:
         part = {name: array[:batch] for name, array in feed.items()}
         expected = whole.run(part)
         got = composed.run(part)
-        worst = max(worst, *(relative_error(got[name], expected[name]) for name in wanted))
-    if not worst <= max_error:
-        raise InputError(
-            f"split of {split.name!r} into stages {[list(s) for s in stages]}",
-            f"differs from the whole model by {worst:.2g} relative, more than {max_error:.0e}",
-        )
+        for name in wanted:
+            error = relative_error(got[name], expected[name])
+            worst = max(worst, error)
+            most = tolerance(expected[name].dtype, half=half)
+            if not error <= most:
+                raise InputError(
+                    f"split of {split.name!r} into stages {[list(s) for s in stages]}",
+                    f"differs from the whole model by {error:.2g} relative at {name!r},"
+                    f" more than {most:.0e}; {_first_difference(split, stages, part)}",
+                )
     return SplitCheck(
         stages=stages,
         batches=batches,
@@ -109,6 +126,31 @@ def check_split(
         input_dependence=dependence,
         compared=wanted,
     )
+
+
+def tolerance(kind: np.dtype[np.generic], *, half: bool = False) -> float:
+    """Largest relative error of a tensor; `half`: layers of its model compute in FP16."""
+    if not np.issubdtype(kind, np.floating):
+        return 0.0
+    return HALF_ERROR if half or kind == np.float16 else FLOAT_ERROR
+
+
+def _first_difference(split: SplitModel, stages: Sequence[tuple[int, int]], feed: Arrays) -> str:
+    """The first layer whose result differs between the model and its stages, in words."""
+    layers = read_layers(onnx.load(split.model_path, load_external_data=False).graph)
+    irregular = irregular_tensors(layers)
+    names = tuple(n for n, at in layers.made_at.items() if at >= 0 and n not in irregular)
+    expected = _Composition([split.model_path], names, split.name).run(feed)
+    got = _Composition(extract_stages(split, stages), names, split.name).run(feed)
+    for name in names:
+        if name not in got or name not in expected:
+            continue
+        most = tolerance(expected[name].dtype, half=layers.half)
+        if not relative_error(got[name], expected[name]) <= most:
+            node = layers.nodes[layers.made_at[name]]
+            layer = f"{node_label(node)!r} ({node.op_type})"
+            return f"the first layer that differs is {layer}, in {name!r}"
+    return "no single layer does"
 
 
 class _Composition:

@@ -42,6 +42,7 @@ class Layers:
         last_use: tensor name to the index of the last layer that reads it; the number of layers
             for model outputs.
         made_at: tensor name to the index of the layer that makes it; -1 for model inputs.
+        half: FP16 is among the types of the graph's constants and casts.
     """
 
     nodes: tuple[onnx.NodeProto, ...]
@@ -49,6 +50,7 @@ class Layers:
     outputs: tuple[str, ...]
     last_use: dict[str, int]
     made_at: dict[str, int]
+    half: bool
 
     def live_at(self, position: int) -> tuple[str, ...]:
         """Tensors made before layer `position` and read at or after it, in the order made."""
@@ -76,8 +78,23 @@ def read_layers(graph: onnx.GraphProto) -> Layers:
         made_at |= {name: index for name in node.output if name}
     last_use |= {name: len(nodes) for name in outputs if name in made_at}
     return Layers(
-        nodes=tuple(nodes), inputs=inputs, outputs=outputs, last_use=last_use, made_at=made_at
+        nodes=tuple(nodes),
+        inputs=inputs,
+        outputs=outputs,
+        last_use=last_use,
+        made_at=made_at,
+        half=_holds_half(graph),
     )
+
+
+def _holds_half(graph: onnx.GraphProto) -> bool:
+    kinds = {tensor.data_type for tensor in graph.initializer}
+    for node in graph.node:
+        for attribute in node.attribute:
+            kinds.add(attribute.t.data_type)
+            if node.op_type == "Cast" and attribute.name == "to":
+                kinds.add(attribute.i)
+    return onnx.TensorProto.FLOAT16 in kinds
 
 
 def subgraphs(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
@@ -109,6 +126,36 @@ def rename_tensors(node: onnx.NodeProto, names: Mapping[str, str]) -> None:
             rename_tensors(inner, names)
         for output in graph.output:
             output.name = names.get(output.name, output.name)
+
+
+def sort_nodes(graph: onnx.GraphProto) -> bool:
+    """Put every node behind those whose results it reads; whether anything was moved.
+
+    Converters to half precision leave casts at the end. Nodes on a cycle, or that read what
+    nothing makes, stay at the end in their order.
+    """
+    made = {name for node in graph.node for name in node.output if name}
+    known: set[str] = set()
+    order: list[onnx.NodeProto] = []
+    left = list(graph.node)
+    while left:
+        later: list[onnx.NodeProto] = []
+        for node in left:
+            if any(name in made and name not in known for name in reads(node)):
+                later.append(node)
+                continue
+            order.append(node)
+            known.update(node.output)
+        if len(later) == len(left):
+            order += later
+            break
+        left = later
+    moved = [id(a) for a in order] != [id(b) for b in graph.node]
+    if moved:
+        copies = [onnx.NodeProto.FromString(node.SerializeToString()) for node in order]
+        del graph.node[:]
+        graph.node.extend(copies)
+    return moved
 
 
 def drop_unread(graph: onnx.GraphProto) -> None:

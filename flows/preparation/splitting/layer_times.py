@@ -12,7 +12,7 @@ import json
 import math
 import re
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -28,9 +28,9 @@ from flows.preparation.splitting.graph import (
     rename_tensors,
     subgraphs,
 )
-from flows.preparation.splitting.running import open_session, quiet_options, random_inputs
+from flows.preparation.splitting.inputs.values import ModelInputs
+from flows.preparation.splitting.running import open_session, quiet_options
 from triton_backend.contract.errors import InputError
-from triton_backend.contract.tensors import TensorSpec
 
 MIN_RUNS, MAX_RUNS = 8, 40
 BUDGET_S = 1.5
@@ -42,7 +42,7 @@ MARKED = re.compile(r"pp_layer_(\d+)_")
 SEED = 11
 
 
-def layer_times_us(path: Path, where: str, inputs: Sequence[TensorSpec]) -> tuple[float, ...]:
+def layer_times_us(path: Path, where: str, inputs: ModelInputs) -> tuple[float, ...]:
     """Run time of every layer at batch 1, in microseconds: the least of several runs.
 
     Other work on the machine only ever adds to a run's time, so the least is the nearest.
@@ -90,9 +90,7 @@ def _hide(graph: onnx.GraphProto) -> None:
             _hide(inner)
 
 
-def _profile(
-    path: Path, where: str, inputs: Sequence[TensorSpec]
-) -> dict[tuple[str, str], list[int]]:
+def _profile(path: Path, where: str, inputs: ModelInputs) -> dict[tuple[str, str], list[int]]:
     """Durations (µs) of every kernel over several runs, by kernel name and operator."""
     with tempfile.TemporaryDirectory() as folder:
         options = quiet_options()
@@ -100,7 +98,7 @@ def _profile(
         options.enable_profiling = True
         options.profile_file_prefix = str(Path(folder) / "layers")
         session = open_session(path, where, options)
-        feed = random_inputs(inputs, 1, np.random.default_rng(SEED))
+        feed = inputs.draw(1, np.random.default_rng(SEED))
         watch, runs = Stopwatch(), 0
         while runs < MIN_RUNS or (runs < MAX_RUNS and watch.seconds() < BUDGET_S):
             session.run(None, feed)

@@ -7,7 +7,8 @@ import onnx
 from google.protobuf.message import DecodeError
 from onnx import external_data_helper, inliner
 
-from flows.preparation.splitting.graph import subgraphs
+from flows.preparation.splitting.graph import sort_nodes, subgraphs
+from flows.preparation.splitting.inputs.states import refuse_state
 from triton_backend.contract.errors import InputError
 
 RANDOM = frozenset(
@@ -32,7 +33,7 @@ def load_skeleton(path: Path) -> onnx.ModelProto:
     Local functions are inlined and initialisers are taken off the list of inputs.
 
     Raises:
-        InputError: no such file, not ONNX, no layers, optional values, random operators.
+        InputError: no such file, not ONNX, no layers, optional values, random operators, state.
     """
     where = str(path)
     if not path.is_file():
@@ -48,8 +49,10 @@ def load_skeleton(path: Path) -> onnx.ModelProto:
     if model.functions:
         model = inliner.inline_local_functions(model)
     _refuse_unsupported(model, where)
+    refuse_state(model.graph, where)
+    sorted_here = sort_nodes(model.graph)
     try:
-        onnx.checker.check_model(where)
+        onnx.checker.check_model(model if sorted_here else where)
     except (onnx.checker.ValidationError, ValueError) as error:
         reason = str(error).strip().splitlines()[0]
         raise InputError(where, f"is not a valid ONNX model: {reason}") from error

@@ -2,6 +2,7 @@
 
 <folder>/split.json           this record
 <folder>/model.onnx (.data)   the model with a symbolic batch
+<folder>/samples.npz          samples that it was checked with, where they were given
 <folder>/stages/3-7.onnx      blocks [3, 7), made when first asked for
 """
 
@@ -11,11 +12,20 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
+from flows.preparation.splitting.inputs.values import (
+    InputValues,
+    ModelInputs,
+    Range,
+    read_samples,
+)
+from flows.preparation.splitting.observing import SAME
 from triton_backend.contract.errors import InputError
 from triton_backend.contract.tensors import TensorSpec, total_bytes_per_sample
 
 RECORD_NAME = "split.json"
 MODEL_NAME = "model.onnx"
+SAMPLES_NAME = "samples.npz"
+MOST_NAMED = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,6 +43,9 @@ class SplitModel:
         legal_cuts: how many positions could have been cut.
         max_batch: largest batch the checks were run at.
         check: errors found by `check_split`, with their tolerance.
+        unproven: tensors that two samples do not change, at boundaries where no cut was made for
+            that reason, or (`allow_unproven`) at boundaries of blocks.
+        input_ranges: what the model's inputs are drawn within, by name, where they are.
         reused: the split was on disk already.
     """
 
@@ -50,7 +63,40 @@ class SplitModel:
     max_batch: int
     block_memory_bytes: tuple[int, ...] = ()
     check: Mapping[str, float] = field(default_factory=dict[str, float])
+    unproven: tuple[str, ...] = ()
+    input_ranges: Mapping[str, Range] = field(default_factory=dict[str, Range])
     reused: bool = False
+
+    def model_inputs(self) -> ModelInputs:
+        """The inputs and the values they were checked with, for further runs.
+
+        Raises:
+            InputError: the samples kept beside the model cannot be read.
+        """
+        samples = self.folder / SAMPLES_NAME
+        values = InputValues(
+            ranges=self.input_ranges, samples=read_samples(samples) if samples.exists() else {}
+        )
+        return ModelInputs(specs=self.inputs, values=values)
+
+    @property
+    def answers_vary(self) -> bool:
+        """Two samples differ in the answers, as far as they were compared."""
+        return self.check.get("input_dependence", 1.0) > SAME
+
+    def remarks(self) -> list[str]:
+        """What a user should know of how it was checked; nothing where all is plain."""
+        found: list[str] = []
+        if not self.answers_vary:
+            found.append(
+                "its answers do not depend on its input; it was compared at its boundaries"
+            )
+        if self.unproven:
+            named = ", ".join(self.unproven[:MOST_NAMED])
+            more = len(self.unproven) - MOST_NAMED
+            named += f" and {more} more" if more > 0 else ""
+            found.append(f"two different inputs do not change {named}")
+        return found
 
     @property
     def blocks(self) -> int:
@@ -102,6 +148,8 @@ class SplitModel:
             "legal_cuts": self.legal_cuts,
             "max_batch": self.max_batch,
             "check": dict(self.check),
+            "unproven": list(self.unproven),
+            "input_ranges": {name: list(limits) for name, limits in self.input_ranges.items()},
         }
         (self.folder / RECORD_NAME).write_text(json.dumps(data, indent=1) + "\n")
 
@@ -132,6 +180,10 @@ class SplitModel:
                 legal_cuts=data["legal_cuts"],
                 max_batch=data["max_batch"],
                 check=data["check"],
+                unproven=tuple(data.get("unproven", ())),
+                input_ranges={
+                    n: Range(*limits) for n, limits in data.get("input_ranges", {}).items()
+                },
                 reused=True,
             )
         except (OSError, ValueError, KeyError, TypeError) as error:

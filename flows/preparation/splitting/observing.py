@@ -7,18 +7,19 @@ sample does not depend on which batch the sample is in (batches may be formed an
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import onnx
 import onnxruntime
 
 from flows.preparation.splitting.graph import KSERVE_DTYPES, TAIL_NAME, Layers, irregular_tensors
+from flows.preparation.splitting.inputs.values import ModelInputs
 from flows.preparation.splitting.running import (
     Arrays,
     first_line,
     open_session,
     quiet_options,
-    random_inputs,
     relative_error,
     run_session,
     with_outputs,
@@ -30,6 +31,9 @@ from triton_backend.runtimes.base import counts_of
 SMALL_BATCH, LARGE_BATCH = 2, 3
 # Kernels differ between batch sizes in the last bits; a mix-up of samples shows as order 1.
 SAMPLE_TOLERANCE = 1e-4
+HALF_SAMPLE_TOLERANCE = 5e-3
+# Results that differ by less, relative, are taken for the same.
+SAME = 1e-4
 SEED = 7
 NUMPY_TO_KSERVE = {
     np.dtype(onnx.helper.tensor_dtype_to_np_dtype(code)): name
@@ -55,7 +59,7 @@ def input_specs(model: onnx.ModelProto, names: Sequence[str], where: str) -> tup
 
 
 def output_specs(
-    path: Path, where: str, layers: Layers, inputs: Sequence[TensorSpec], max_batch: int
+    path: Path, where: str, layers: Layers, inputs: ModelInputs, max_batch: int
 ) -> tuple[TensorSpec, ...]:
     """Specs of the outputs; found at batch 1, 2 and the largest, at least 3, comparing every sample's results.
 
@@ -67,7 +71,7 @@ def output_specs(
     """
     session = open_session(path, where)
     max_batch = max(max_batch, LARGE_BATCH)
-    feed = random_inputs(inputs, max_batch, np.random.default_rng(SEED))
+    feed = inputs.draw(max_batch, np.random.default_rng(SEED))
     # What runs on one sample at a time gives what it is given; that was compared sample by sample.
     alone = {name for node in layers.nodes if node.name == TAIL_NAME for name in node.output}
     whole = _run(session, feed, where)
@@ -80,11 +84,17 @@ def output_specs(
                 shapes = f"{list(part[name].shape)} and {list(expected.shape)}"
                 raise InputError(f"{where}, output {name!r}", f"has shapes {shapes} at two batches")
             error = 0.0 if name in alone else relative_error(part[name], expected)
-            if not error <= SAMPLE_TOLERANCE:
+            if not error <= sample_tolerance(expected.dtype, half=layers.half):
+                scaled = any(n.op_type == "DynamicQuantizeLinear" for n in layers.nodes)
+                why = (
+                    "it is quantised by the range of the whole batch, quantise it with fixed ranges"
+                    if scaled
+                    else "its batch cannot be made symbolic"
+                )
                 raise InputError(
                     f"{where}, output {name!r}",
                     f"a sample's result at batch {batch} differs from the one at batch"
-                    f" {max_batch} by {error:.2g} relative: its batch cannot be made symbolic",
+                    f" {max_batch} by {error:.2g} relative: {why}",
                 )
     specs: list[TensorSpec] = []
     for name, array in whole.items():
@@ -93,6 +103,11 @@ def output_specs(
             raise InputError(f"{where}, output {name!r}", "its type or shape cannot be served")
         specs.append(TensorSpec(name=name, dtype=dtype, shape=(-1, *array.shape[1:])))
     return tuple(specs)
+
+
+def sample_tolerance(kind: np.dtype[np.generic], *, half: bool = False) -> float:
+    """Largest relative difference of a sample in two batches; `half`: layers compute in FP16."""
+    return HALF_SAMPLE_TOLERANCE if half or kind == np.float16 else SAMPLE_TOLERANCE
 
 
 def first_samples(results: Arrays, samples: int) -> Arrays:
@@ -117,10 +132,33 @@ def _check_rows(results: Arrays, batch: int, where: str) -> None:
             raise InputError(place, reason)
 
 
-def boundary_specs(
-    path: Path, where: str, layers: Layers, inputs: Sequence[TensorSpec]
-) -> dict[str, TensorSpec]:
-    """Specs of all tensors that may cross a boundary, by name.
+class Crossing(NamedTuple):
+    """Tensors that may cross a boundary.
+
+    Attributes:
+        specs: of each, by name.
+        moved: names of those that differ between two samples.
+    """
+
+    specs: dict[str, TensorSpec]
+    moved: frozenset[str]
+
+    def legal_cuts(self, layers: Layers) -> dict[int, tuple[TensorSpec, ...]]:
+        """Every position where all live tensors may cross, with these tensors."""
+        legal: dict[int, tuple[TensorSpec, ...]] = {}
+        for position in range(1, len(layers.nodes)):
+            live = layers.live_at(position)
+            if live and all(tensor in self.specs for tensor in live):
+                legal[position] = tuple(self.specs[tensor] for tensor in live)
+        return legal
+
+    def proven(self, live: Sequence[TensorSpec]) -> bool:
+        """Two samples differ in a boundary, so that comparing it can show an error."""
+        return any(spec.name in self.moved for spec in live)
+
+
+def boundary_specs(path: Path, where: str, layers: Layers, inputs: ModelInputs) -> Crossing:
+    """All tensors that may cross a boundary.
 
     Raises:
         InputError: the model cannot be run with its inner tensors as outputs.
@@ -132,7 +170,10 @@ def boundary_specs(
         if n in layers.last_use and n not in layers.inputs and n not in irregular
     ]
     small, large = run_batches(path, where, names, inputs)
-    return {spec.name: spec for spec in inputs} | batch_specs(names, small, large)
+    specs = {spec.name: spec for spec in inputs.specs} | batch_specs(names, small, large)
+    large |= inputs.draw(LARGE_BATCH, np.random.default_rng(SEED))
+    moved = (n for n in specs if relative_error(large[n][:1], large[n][1:2]) > SAME)
+    return Crossing(specs, frozenset(moved))
 
 
 def batch_specs(names: Sequence[str], small: Arrays, large: Arrays) -> dict[str, TensorSpec]:
@@ -142,7 +183,7 @@ def batch_specs(names: Sequence[str], small: Arrays, large: Arrays) -> dict[str,
 
 
 def run_batches(
-    path: Path, where: str, names: Sequence[str], inputs: Sequence[TensorSpec]
+    path: Path, where: str, names: Sequence[str], inputs: ModelInputs
 ) -> tuple[Arrays, Arrays]:
     """Inner tensors at `SMALL_BATCH` and at `LARGE_BATCH`, which begins with the same samples.
 
@@ -156,7 +197,7 @@ def run_batches(
         session = open_session(probe, where, options)
     finally:
         probe.unlink()
-    feed = random_inputs(inputs, LARGE_BATCH, np.random.default_rng(SEED))
+    feed = inputs.draw(LARGE_BATCH, np.random.default_rng(SEED))
     small = _run(session, {name: array[:SMALL_BATCH] for name, array in feed.items()}, where)
     return small, _run(session, feed, where)
 
@@ -168,7 +209,7 @@ def _spec(name: str, small: Arrays, large: Arrays) -> TensorSpec | None:
     rows = few.shape[:1] == (SMALL_BATCH,) and many.shape[:1] == (LARGE_BATCH,)
     if dtype is None or not rows or few.shape[1:] != many.shape[1:] or not many.size:
         return None
-    if relative_error(few, many[:SMALL_BATCH]) > SAMPLE_TOLERANCE:
+    if relative_error(few, many[:SMALL_BATCH]) > sample_tolerance(many.dtype):
         return None
     return TensorSpec(name=name, dtype=dtype, shape=(-1, *many.shape[1:]))
 

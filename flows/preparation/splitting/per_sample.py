@@ -36,6 +36,7 @@ from flows.preparation.splitting.graph import (
     reads,
     rename_tensors,
 )
+from flows.preparation.splitting.inputs.values import InputValues, ModelInputs
 from flows.preparation.splitting.loading import save_model
 from flows.preparation.splitting.observing import (
     NUMPY_TO_KSERVE,
@@ -47,7 +48,6 @@ from flows.preparation.splitting.running import (
     Arrays,
     open_session,
     plain_options,
-    random_inputs,
     relative_error,
     run_session,
     with_outputs,
@@ -95,7 +95,7 @@ class _Exported:
     model: onnx.ModelProto
     free: onnx.ModelProto
     layers: Layers
-    inputs: tuple[TensorSpec, ...]
+    inputs: ModelInputs
     derived: frozenset[str]
     known: Arrays
     irregular: int
@@ -117,12 +117,13 @@ class _Exported:
         return tuple(found)
 
 
-def run_ends_per_sample(model: onnx.ModelProto, where: str) -> onnx.ModelProto:
+def run_ends_per_sample(model: onnx.ModelProto, where: str, values: InputValues) -> onnx.ModelProto:
     """The model with a symbolic batch, its parts of one sample in Loops.
 
     Args:
         model: with its weights; dimension 0 of its inputs is 1 or symbolic.
         where: what to call it.
+        values: what to run it on.
 
     Raises:
         InputError: it does not run on one sample, outputs of such a form cannot be served, or the model that
@@ -130,7 +131,7 @@ def run_ends_per_sample(model: onnx.ModelProto, where: str) -> onnx.ModelProto:
     """
     with TemporaryDirectory() as scratch:
         folder = Path(scratch)
-        exported = _observe(model, folder / "exported.onnx", where)
+        exported = _observe(model, folder / "exported.onnx", where, values)
         made = _with_loops(exported, *_between(exported, folder))
         save_model(made, folder / "made.onnx")
         _compare(exported, folder / "made.onnx")
@@ -147,7 +148,7 @@ def can_run_per_sample(model: onnx.ModelProto) -> bool:
     return one and not counted and any(map(is_irregular, read_layers(model.graph).nodes))
 
 
-def _observe(model: onnx.ModelProto, path: Path, where: str) -> _Exported:
+def _observe(model: onnx.ModelProto, path: Path, where: str, values: InputValues) -> _Exported:
     free = onnx.ModelProto()
     free.CopyFrom(model)
     free = make_batch_symbolic(free, where)
@@ -162,7 +163,7 @@ def _observe(model: onnx.ModelProto, path: Path, where: str) -> _Exported:
     save_model(fixed, path)
     irregular = next(i for i, node in enumerate(layers.nodes) if is_irregular(node))
     regular = [n for n, at in layers.made_at.items() if 0 <= at < irregular]
-    inputs = input_specs(free, layers.inputs, where)
+    inputs = ModelInputs(specs=input_specs(free, layers.inputs, where), values=values)
     wanted = list(dict.fromkeys((*regular, *layers.outputs)))
     (known,) = _runs(path, where, inputs, wanted, samples=1)
     derived = derived_from_shapes(layers)
@@ -183,7 +184,7 @@ def _observe(model: onnx.ModelProto, path: Path, where: str) -> _Exported:
 
 
 def _runs(
-    path: Path, where: str, inputs: Sequence[TensorSpec], wanted: Sequence[str], *, samples: int
+    path: Path, where: str, inputs: ModelInputs, wanted: Sequence[str], *, samples: int
 ) -> list[Arrays]:
     """What a model gives for random samples, one at a time, its layers run as they are written.
 
@@ -194,7 +195,7 @@ def _runs(
         session = open_session(probe, where, plain_options())
     finally:
         probe.unlink()
-    feed = random_inputs(inputs, samples, np.random.default_rng(SEED))
+    feed = inputs.draw(samples, np.random.default_rng(SEED))
     found: list[Arrays] = []
     for i in range(samples):
         try:
@@ -240,7 +241,7 @@ def _last(exported: _Exported, first: int, folder: Path) -> int:
 
 def _run_between(exported: _Exported, first: int, last: int, folder: Path) -> set[str] | None:
     """Tensors that carry the batch among those of layers [first, last); None where these do not run."""
-    given = exported.specs(exported.crossing(first)) if first else exported.inputs
+    given = exported.specs(exported.crossing(first)) if first else exported.inputs.specs
     assert given is not None, "first is such a position"
     part = onnx.ModelProto()
     part.CopyFrom(exported.free)
@@ -254,12 +255,17 @@ def _run_between(exported: _Exported, first: int, last: int, folder: Path) -> se
     file = folder / "between.onnx"
     save_model(part, file)
     try:
-        small, large = run_batches(file, exported.where, names, given)
+        small, large = run_batches(file, exported.where, names, _inputs(exported, given))
     except InputError:
         return None
     finally:
         file.unlink()
     return {*batch_specs(names, small, large), *(spec.name for spec in given)}
+
+
+def _inputs(exported: _Exported, given: Sequence[TensorSpec]) -> ModelInputs:
+    """The inputs of a part; tensors from inside the model are drawn freely."""
+    return exported.inputs if given is exported.inputs.specs else ModelInputs(specs=tuple(given))
 
 
 def _fold(
@@ -307,7 +313,7 @@ def _with_loops(exported: _Exported, first: int, last: int) -> onnx.ModelProto:
     made.graph.initializer.extend(
         t for t in exported.model.graph.initializer if t.name not in known
     )
-    inputs = [spec.name for spec in exported.inputs]
+    inputs = [spec.name for spec in exported.inputs.specs]
     if first:
         nodes += _loop(HEAD_NAME, layers.nodes[:first], inputs, heads, made.graph)
     nodes += between[first:last]

@@ -7,7 +7,7 @@ the same for both, or a Reshape target that grows with the batch in one place, b
 Whether the model still treats every sample alone is found afterwards, by running it (`observing`).
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -23,8 +23,8 @@ from flows.preparation.splitting.graph import (
     read_layers,
     reads,
 )
+from flows.preparation.splitting.inputs.values import ModelInputs
 from flows.preparation.splitting.observing import LARGE_BATCH, SMALL_BATCH, run_batches
-from triton_backend.contract.tensors import TensorSpec
 
 SOURCES = frozenset({"Shape", "Size"})
 
@@ -37,7 +37,7 @@ class Use(NamedTuple):
     name: str
 
 
-def make_shapes_constant(path: Path, where: str, inputs: Sequence[TensorSpec]) -> None:
+def make_shapes_constant(path: Path, where: str, inputs: ModelInputs) -> None:
     """Rewrite the model file so that computed shapes are constants, as far as they can be.
 
     Raises:

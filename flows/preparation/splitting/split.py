@@ -2,17 +2,26 @@
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
+import numpy as np
 import onnx
 
 from flows.preparation.splitting.checking import check_split
 from flows.preparation.splitting.extracting import extract_stage
-from flows.preparation.splitting.graph import Layers, read_layers
+from flows.preparation.splitting.graph import Layers, input_names, read_layers
 from flows.preparation.splitting.grouping import group_layers
+from flows.preparation.splitting.inputs.sizes import Shapes, fix_sizes
+from flows.preparation.splitting.inputs.values import (
+    InputValues,
+    ModelInputs,
+    Range,
+    read_samples,
+)
 from flows.preparation.splitting.layer_times import layer_times_us, read_times, times_of
 from flows.preparation.splitting.loading import (
     load_external_data,
@@ -20,20 +29,48 @@ from flows.preparation.splitting.loading import (
     save_model,
     weight_bytes,
 )
-from flows.preparation.splitting.model import MODEL_NAME, RECORD_NAME, SplitModel
+from flows.preparation.splitting.model import MODEL_NAME, RECORD_NAME, SAMPLES_NAME, SplitModel
 from flows.preparation.splitting.observing import boundary_specs, input_specs, output_specs
 from flows.preparation.splitting.per_sample import can_run_per_sample, run_ends_per_sample
 from flows.preparation.splitting.shapes import make_shapes_constant
 from flows.preparation.splitting.symbolic import make_batch_symbolic
 from triton_backend.contract.errors import InputError
-from triton_backend.contract.tensors import TensorSpec, total_bytes_per_sample
+from triton_backend.contract.tensors import total_bytes_per_sample
 from triton_backend.serve_folder.names import check_name
 
 DEFAULT_BLOCKS = 10
 DEFAULT_MAX_BATCH = 8
 # Raised whenever the same input would be split or checked differently.
-FORMAT = 2
+FORMAT = 3
 KEY_DIGITS = 16
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SplitChoices:
+    """What is chosen for a model beside its file.
+
+    Attributes:
+        input_shapes: input name to its sizes without the batch, where the file leaves some open.
+        input_ranges: input name to the values it is checked with.
+        samples: an `.npz` file or a folder of such, in place of values drawn.
+        allow_unproven: cut also where two samples do not differ.
+    """
+
+    input_shapes: Shapes = field(default_factory=dict[str, tuple[int, ...]])
+    input_ranges: Mapping[str, Range] = field(default_factory=dict[str, Range])
+    samples: Path | None = None
+    allow_unproven: bool = False
+
+    def asked(self, values: InputValues) -> tuple[object, ...]:
+        """What the key of a split is made of beside the file: nothing where nothing was chosen."""
+        digests = tuple(
+            (name, array.shape, hashlib.sha256(np.ascontiguousarray(array).data).hexdigest())
+            for name, array in sorted(values.samples.items())
+        )
+        shapes = tuple(sorted((name, tuple(sizes)) for name, sizes in self.input_shapes.items()))
+        ranges = tuple(sorted(self.input_ranges.items()))
+        chosen = (shapes, ranges, digests, self.allow_unproven)
+        return chosen if any(chosen) else ()
 
 
 def split_model(
@@ -44,6 +81,7 @@ def split_model(
     blocks: int = DEFAULT_BLOCKS,
     max_batch: int = DEFAULT_MAX_BATCH,
     layer_times: Path | None = None,
+    choices: SplitChoices | None = None,
 ) -> SplitModel:
     """Split an ONNX model into blocks under `out/<name>/<key>/`, or find it split there.
 
@@ -54,6 +92,7 @@ def split_model(
         blocks: blocks wanted; a model with fewer legal cuts gets fewer.
         max_batch: largest batch the split is checked at.
         layer_times: file of layer times to cut by; None times the layers on this machine.
+        choices: sizes, values and cuts that the file leaves open.
 
     Raises:
         InputError: the model cannot be split, with the reason.
@@ -61,9 +100,22 @@ def split_model(
     check_name(name)
     if blocks < 1 or max_batch < 1:
         raise InputError("split", f"{blocks} blocks and a largest batch of {max_batch}")
+    choices = choices or SplitChoices()
     skeleton = load_skeleton(path)
+    fix_sizes(skeleton, choices.input_shapes, str(path))
+    values = InputValues(
+        ranges=choices.input_ranges,
+        samples={} if choices.samples is None else read_samples(choices.samples),
+    )
+    specs = input_specs(skeleton, input_names(skeleton.graph), str(path))
+    values.fit(specs, str(path))
+    values = values.with_allowed(skeleton.graph)
     times = None if layer_times is None else read_times(layer_times)
-    key = _key(skeleton, path, (name, blocks, max_batch, *(() if times is None else (times,))))
+    key = _key(
+        skeleton,
+        path,
+        (name, blocks, max_batch, *(() if times is None else (times,)), *choices.asked(values)),
+    )
     folder = out / name / key
     if (folder / RECORD_NAME).exists():
         return SplitModel.read(folder)
@@ -73,13 +125,21 @@ def split_model(
     ) as scratch:
         unfinished = Path(scratch) / key
         unfinished.mkdir()
-        _for_any_batch(skeleton, path, unfinished / MODEL_NAME, max_batch)
-        split = _group(
-            unfinished,
-            str(path),
-            SplitRequest(name=name, key=key, blocks=blocks, max_batch=max_batch, times=times),
+        asked = SplitRequest(
+            name=name,
+            key=key,
+            blocks=blocks,
+            max_batch=max_batch,
+            times=times,
+            values=values,
+            allow_unproven=choices.allow_unproven,
         )
-        found = check_split(split)
+        _for_any_batch(skeleton, path, unfinished / MODEL_NAME, asked)
+        if values.samples:
+            kept: dict[str, Any] = {f"inputs/{n}": array for n, array in values.samples.items()}
+            np.savez(unfinished / SAMPLES_NAME, **kept)
+        split = _group(unfinished, str(path), asked)
+        found = check_split(split, allow_unproven=choices.allow_unproven)
         split = replace(
             split,
             block_memory_bytes=_memory(split),
@@ -105,9 +165,11 @@ class SplitRequest:
     blocks: int
     max_batch: int
     times: Mapping[str, float] | None
+    values: InputValues
+    allow_unproven: bool
 
 
-def _for_any_batch(skeleton: onnx.ModelProto, path: Path, out: Path, max_batch: int) -> None:
+def _for_any_batch(skeleton: onnx.ModelProto, path: Path, out: Path, asked: SplitRequest) -> None:
     """Write the model for any batch: constants that hold it changed; where that does not do, with Loops."""
     where, given = str(path), onnx.ModelProto()
     given.CopyFrom(skeleton)
@@ -116,25 +178,28 @@ def _for_any_batch(skeleton: onnx.ModelProto, path: Path, out: Path, max_batch: 
     save_model(model, out)
     if not can_run_per_sample(given):
         return
-    layers, inputs = _read(out, where)
+    layers, inputs = _read(out, where, asked.values)
     try:
-        output_specs(out, where, layers, inputs, max_batch)
+        output_specs(out, where, layers, inputs, asked.max_batch)
     except InputError:
         load_external_data(given, path)
-        save_model(run_ends_per_sample(given, where), out)
+        save_model(run_ends_per_sample(given, where, asked.values), out)
 
 
 def _group(folder: Path, where: str, asked: SplitRequest) -> SplitModel:
     """Group the layers of the prepared model in `folder` into blocks; not checked yet."""
     path = folder / MODEL_NAME
-    make_shapes_constant(path, where, _read(path, where)[1])
-    layers, inputs = _read(path, where)
+    make_shapes_constant(path, where, _read(path, where, asked.values)[1])
+    layers, inputs = _read(path, where, asked.values)
     for output in layers.outputs:
         if layers.made_at.get(output, -1) < 0:
             raise InputError(f"{where}, output {output!r}", "is not computed from any input")
     outputs = output_specs(path, where, layers, inputs, asked.max_batch)
-    specs = boundary_specs(path, where, layers, inputs)
-    legal = legal_cuts(layers, specs)
+    crossing = boundary_specs(path, where, layers, inputs)
+    legal = crossing.legal_cuts(layers)
+    unproven = {at: live for at, live in legal.items() if not crossing.proven(live)}
+    if not asked.allow_unproven:
+        legal = {at: live for at, live in legal.items() if at not in unproven}
     times = (
         layer_times_us(path, where, inputs)
         if asked.times is None
@@ -147,7 +212,7 @@ def _group(folder: Path, where: str, asked: SplitRequest) -> SplitModel:
         name=asked.name,
         key=asked.key,
         folder=folder,
-        inputs=inputs,
+        inputs=inputs.specs,
         outputs=outputs,
         cuts=grouping.cuts,
         boundaries=tuple(legal[position] for position in grouping.cuts[1:-1]),
@@ -156,13 +221,16 @@ def _group(folder: Path, where: str, asked: SplitRequest) -> SplitModel:
         tolerance_below=grouping.tolerance_below,
         legal_cuts=len(legal),
         max_batch=asked.max_batch,
+        unproven=tuple(dict.fromkeys(spec.name for live in unproven.values() for spec in live)),
+        input_ranges=asked.values.ranges,
     )
 
 
-def _read(path: Path, where: str) -> tuple[Layers, tuple[TensorSpec, ...]]:
+def _read(path: Path, where: str, values: InputValues) -> tuple[Layers, ModelInputs]:
     model = onnx.load(path, load_external_data=False)
     layers = read_layers(model.graph)
-    return layers, input_specs(model, layers.inputs, where)
+    specs = input_specs(model, layers.inputs, where)
+    return layers, ModelInputs(specs=specs, values=values)
 
 
 def _memory(split: SplitModel) -> tuple[int, ...]:
@@ -188,13 +256,3 @@ def _key(skeleton: onnx.ModelProto, path: Path, asked: tuple[object, ...]) -> st
         with file.open("rb") as stream:
             digest.update(hashlib.file_digest(stream, "sha256").digest())
     return digest.hexdigest()[:KEY_DIGITS]
-
-
-def legal_cuts(layers: Layers, specs: dict[str, TensorSpec]) -> dict[int, tuple[TensorSpec, ...]]:
-    """Every position where all live tensors may cross, with these tensors."""
-    legal: dict[int, tuple[TensorSpec, ...]] = {}
-    for position in range(1, len(layers.nodes)):
-        live = layers.live_at(position)
-        if live and all(tensor in specs for tensor in live):
-            legal[position] = tuple(specs[tensor] for tensor in live)
-    return legal

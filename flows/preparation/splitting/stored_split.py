@@ -4,7 +4,12 @@ from pathlib import Path
 
 from flows.clock import now_utc
 from flows.preparation.splitting.model import SplitModel
-from flows.preparation.splitting.split import DEFAULT_BLOCKS, DEFAULT_MAX_BATCH, split_model
+from flows.preparation.splitting.split import (
+    DEFAULT_BLOCKS,
+    DEFAULT_MAX_BATCH,
+    SplitChoices,
+    split_model,
+)
 from flows.workspace import Workspace
 from triton_backend.contract.errors import InputError
 from warehouse.profiles import ModelRecord, add_model, find_model
@@ -18,6 +23,7 @@ def split_step(
     blocks: int = DEFAULT_BLOCKS,
     max_batch: int = DEFAULT_MAX_BATCH,
     layer_times: Path | None = None,
+    choices: SplitChoices | None = None,
 ) -> SplitModel:
     """Split a model file, by this machine's layer times or those of a file, and store it.
 
@@ -31,6 +37,7 @@ def split_step(
         blocks=blocks,
         max_batch=max_batch,
         layer_times=layer_times,
+        choices=choices,
     )
     store_split(work, split, str(path))
     return split

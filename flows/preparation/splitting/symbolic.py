@@ -16,11 +16,10 @@ BATCH = "batch"
 
 
 def make_batch_symbolic(model: onnx.ModelProto, where: str) -> onnx.ModelProto:
-    """Return `model` with dimension 0 of every input and output symbolic.
+    """Return `model`, other sizes fixed, with dimension 0 of inputs and outputs symbolic.
 
     Raises:
-        InputError: an input has no batch dimension, another dimension is dynamic, or inputs
-            disagree about the batch.
+        InputError: inputs disagree about the batch, or there is no input.
     """
     fixed = _fixed_batch(model.graph, where)
     if fixed is not None:
@@ -44,20 +43,7 @@ def _fixed_batch(graph: onnx.GraphProto, where: str) -> int | None:
     for value in graph.input:
         if value.name not in names:
             continue
-        place = f"{where}, input {value.name!r}"
-        shape = value.type.tensor_type.shape
-        if not value.type.tensor_type.HasField("shape") or not shape.dim:
-            raise InputError(place, "has no batch dimension (a scalar or an unknown shape)")
-        dynamic = [i for i, d in enumerate(shape.dim) if i and not d.HasField("dim_value")]
-        if dynamic:
-            raise InputError(
-                place,
-                f"dimension {dynamic[0]} ({shape.dim[dynamic[0]].dim_param or '?'}) is dynamic;"
-                " only dimension 0, the batch, may be: export the model with fixed sizes",
-            )
-        if any(d.HasField("dim_value") and d.dim_value < 1 for d in shape.dim):
-            raise InputError(place, f"shape {[d.dim_value for d in shape.dim]} holds no element")
-        first = shape.dim[0]
+        first = value.type.tensor_type.shape.dim[0]
         batches[value.name] = first.dim_value if first.HasField("dim_value") else None
     if not batches:
         raise InputError(where, "the model has no input")

@@ -8,7 +8,7 @@ from threading import Barrier
 import numpy as np
 import onnx
 import pytest
-from onnx import helper, numpy_helper
+from onnx import TensorProto, helper, numpy_helper
 
 from flows.preparation.splitting import (
     SplitModel,
@@ -104,9 +104,9 @@ def test_blocks_that_do_not_exist_are_refused(split: SplitModel) -> None:
         extract_stage(split, 3, 9)
 
 
-def test_the_check_compares_before_the_softmax(split: SplitModel) -> None:
+def test_the_check_compares_every_boundary_and_before_the_softmax(split: SplitModel) -> None:
     found = check_split(split)
-    assert found.compared == ("j", "y")
+    assert found.compared == ("c", "e", "g", "i", "j", "y")
     assert found.batches == (1, split.max_batch)
     assert found.max_relative_error <= 1e-5 < found.input_dependence
 
@@ -120,7 +120,8 @@ def test_the_check_finds_a_wrong_stage(split: SplitModel) -> None:
             tensor.CopyFrom(numpy_helper.from_array(value * np.float32(1.001), tensor.name))
     path.write_bytes(stage.SerializeToString())
     check_split(split, (3,))
-    with pytest.raises(InputError, match="differs from the whole model by"):
+    said = r"differs from the whole model by .* at 'i', .* first layer .* is 'node_of_g' \(Mul\)"
+    with pytest.raises(InputError, match=said):
         check_split(split, (2, 4))
 
 
@@ -157,3 +158,32 @@ def test_threads_that_want_the_same_stage_at_once_all_get_it(
     assert paths[0] == paths[1]
     assert onnx.load(paths[0]).graph.node
     assert [path for path in paths[0].parent.iterdir() if path.name.startswith(".")] == []
+
+
+def test_layers_in_half_precision_are_compared_with_its_tolerance(tmp_path: Path) -> None:
+    """As converters leave a model: FP32 outside, FP16 inside."""
+    nodes = [
+        helper.make_node("Cast", ["x"], ["a"], to=TensorProto.FLOAT16),
+        tiny_models.conv(0, "a", "b"),
+        tiny_models.conv(1, "b", "c"),
+        helper.make_node("Cast", ["c"], ["y"], to=TensorProto.FLOAT),
+    ]
+    constants = {n: w.astype(np.float16) for n, w in tiny_models.conv_weights(2).items()}
+    path = tiny_models.save(
+        tmp_path / "m.onnx",
+        nodes,
+        inputs={"x": ["n", tiny_models.CHANNELS, tiny_models.SIZE, tiny_models.SIZE]},
+        outputs=["y"],
+        constants=constants,
+    )
+    half = split_model(path, name="m", blocks=4, out=tmp_path / "models")
+    assert [spec.dtype for specs in half.boundaries for spec in specs] == ["FP16"] * 3
+    assert half.check["max_relative_error"] <= 2e-3
+    stage = extract_stage(half, 1, 2)
+    model = onnx.load(stage)
+    (weights,) = model.graph.initializer
+    wrong = numpy_helper.to_array(weights) * np.float16(1.01)
+    weights.CopyFrom(numpy_helper.from_array(wrong, weights.name))
+    stage.write_bytes(model.SerializeToString())
+    with pytest.raises(InputError, match=r"more than 2e-03; .*'node_of_b' \(Conv\)"):
+        check_split(half)

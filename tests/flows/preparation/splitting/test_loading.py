@@ -113,7 +113,7 @@ def test_several_dynamic_dimensions_are_refused(tmp_path: Path) -> None:
     path = tiny_models.save(
         tmp_path / "m.onnx", [node], inputs={"x": ["n", 3, "height"]}, outputs=["y"]
     )
-    refused(path, r"input 'x': dimension 2 \(height\) is dynamic")
+    refused(path, r"open sizes in x \[batch, 3, height\]; give --input-shape x=3xSIZE")
 
 
 def test_an_input_without_dimensions_is_refused(tmp_path: Path) -> None:
@@ -227,3 +227,41 @@ def test_local_functions_are_inlined(tmp_path: Path) -> None:
     path = tmp_path / "m.onnx"
     path.write_bytes(model.SerializeToString())
     assert [node.op_type for node in load_skeleton(path).graph.node] == ["Relu", "Neg"]
+
+
+def test_nodes_in_any_order_are_sorted(tmp_path: Path) -> None:
+    path = tiny_models.chain(tmp_path / "m.onnx")
+    model = onnx.load(path)
+    nodes = [onnx.NodeProto.FromString(node.SerializeToString()) for node in model.graph.node]
+    del model.graph.node[:]
+    model.graph.node.extend([*nodes[1:], nodes[0]])
+    onnx.save(model, path)
+    assert [node.output[0] for node in load_skeleton(path).graph.node] == ["t0", "t1", "t2", "y"]
+    assert split_model(path, name="m", out=tmp_path / "models", blocks=4).blocks == 4
+
+
+def test_a_cycle_is_refused(tmp_path: Path) -> None:
+    path = tiny_models.chain(tmp_path / "m.onnx")
+    model = onnx.load(path)
+    model.graph.node[1].input[0] = model.graph.node[2].output[0]
+    onnx.save(model, path)
+    refused(path, "is not a valid ONNX model: Nodes in a graph must be topologically sorted")
+
+
+def test_a_model_quantised_by_the_range_of_its_batch_is_refused_with_the_reason(
+    tmp_path: Path,
+) -> None:
+    rng = np.random.default_rng(0)
+    nodes = [
+        helper.make_node("DynamicQuantizeLinear", ["x"], ["q", "s", "z"]),
+        helper.make_node("DequantizeLinear", ["q", "s", "z"], ["d"]),
+        helper.make_node("MatMul", ["d", "w"], ["y"]),
+    ]
+    path = tiny_models.save(
+        tmp_path / "m.onnx",
+        nodes,
+        inputs={"x": ["n", 8]},
+        outputs=["y"],
+        constants={"w": rng.standard_normal((8, 8)).astype(np.float32)},
+    )
+    refused(path, "quantise it with fixed ranges")

@@ -1,0 +1,28 @@
+"""Parameters of deployments become the options of the steps they are for."""
+
+from pathlib import Path
+
+import pytest
+
+from flows.deployments.parameters import PrepareParameters
+from flows.preparation.splitting import SplitChoices
+from flows.preparation.splitting.inputs.values import Range
+from triton_backend.contract.errors import InputError
+
+MODEL = {"model": "m.onnx", "name": "m", "cluster": "cluster.yaml"}
+
+
+def test_sizes_ranges_and_samples_of_a_preparation_are_those_of_its_split() -> None:
+    more = {"input_shapes": {"x": "3x8x8"}, "input_ranges": {"y": "0..256"}, "samples": "s.npz"}
+    assert PrepareParameters.model_validate(MODEL | more).choices() == SplitChoices(
+        input_shapes={"x": (3, 8, 8)},
+        input_ranges={"y": Range(0, 256)},
+        samples=Path("s.npz"),
+    )
+    assert PrepareParameters.model_validate(MODEL).choices() == SplitChoices()
+
+
+def test_a_size_of_another_form_is_refused_with_its_field() -> None:
+    parameters = PrepareParameters.model_validate(MODEL | {"input_shapes": {"x": "3x"}})
+    with pytest.raises(InputError, match="input_shapes: 'x=3x' is not NAME=SIZExSIZE"):
+        parameters.choices()

@@ -1,0 +1,160 @@
+"""Models as packages ship them: split and checked, or refused in one line.
+
+Wheels are no dependencies: each is pinned by version and hash, downloaded once into the folder that
+`POOLPIPE_CORPUS` names (`.cache/corpus` without it), and only its model files are read.
+"""
+
+import hashlib
+import os
+import subprocess
+import sys
+import zipfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from fnmatch import fnmatch
+from itertools import pairwise
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import numpy as np
+import pytest
+
+from flows.preparation.splitting import SplitChoices, SplitModel, extract_stages, split_model
+from flows.preparation.splitting.running import (
+    Arrays,
+    open_session,
+    relative_error,
+    run_session,
+)
+from tests.repository.files import ROOT
+from triton_backend.contract.errors import InputError
+
+CACHE = Path(os.environ.get("POOLPIPE_CORPUS", ROOT / ".cache" / "corpus"))
+MAX_ERROR = 1e-4
+DOWNLOAD_SECONDS = 120
+
+pytestmark = pytest.mark.slow
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wheel:
+    """A file of the package index."""
+
+    package: str
+    version: str
+    sha256: str
+
+
+RAPIDOCR = Wheel(
+    package="rapidocr-onnxruntime",
+    version="1.4.4",
+    sha256="971d7d5f223a7a808662229df1ef69893809d8457d834e6373d3854bc1782cbf",
+)
+MAGIKA = Wheel(
+    package="magika",
+    version="1.0.3",
+    sha256="3e9b49134e8116ee40b431664dcbed9e199413efddcce1a173c734b4e0521529",
+)
+SILERO = Wheel(
+    package="silero-vad",
+    version="6.2.3",
+    sha256="7b7f5436cfcb02fae583a05b512ea96467fd449fe54cb49a5e4f06c51a1e43b8",
+)
+
+# Wheel, file in it, sizes to give, least number of blocks.
+SERVED: dict[str, tuple[Wheel, str, dict[str, tuple[int, ...]], int]] = {
+    "detection": (RAPIDOCR, "*/ch_PP-OCRv4_det_infer.onnx", {"x": (3, 64, 96)}, 3),
+    "recognition": (RAPIDOCR, "*/ch_PP-OCRv4_rec_infer.onnx", {"x": (3, 48, 64)}, 3),
+    "angle": (RAPIDOCR, "*/ch_ppocr_mobile_v2.0_cls_infer.onnx", {"x": (3, 48, 96)}, 3),
+    "file type": (MAGIKA, "*/standard_v3_3/model.onnx", {}, 3),
+}
+OPEN = {
+    "detection": "x [batch, 3, ?, ?]; give --input-shape x=3xSIZExSIZE"
+    " (height and width: multiples of 32)",
+    "recognition": "x [batch, 3, ?, ?]; give --input-shape x=3xSIZExSIZE",
+    "angle": "x [batch, 3, ?, ?]; give --input-shape x=3xSIZExSIZE",
+}
+STATEFUL = (
+    "silero_vad",
+    "silero_vad_16k_op15",
+    "silero_vad_16k_sequence",
+    "silero_vad_half",
+    "silero_vad_op18_ifless",
+    "silero_vad_openvino_16k",
+)
+
+
+def wheel_file(wheel: Wheel) -> Path:
+    """The wheel in the cache, downloaded where it is not there; a wrong or missing one fails."""
+    pattern = f"{wheel.package.replace('-', '_')}-{wheel.version}-*.whl"
+    CACHE.mkdir(parents=True, exist_ok=True)
+    if not list(CACHE.glob(pattern)):
+        with TemporaryDirectory(dir=CACHE) as scratch:  # several tests may want it at once
+            command = [sys.executable, "-m", "pip", "download", "--no-deps", "--no-input", "-q"]
+            command += ["--only-binary=:all:", "-d", scratch, f"{wheel.package}=={wheel.version}"]
+            subprocess.run(command, check=True, timeout=DOWNLOAD_SECONDS)
+            for file in Path(scratch).glob(pattern):
+                file.replace(CACHE / file.name)
+    found = [f for f in CACHE.glob(pattern) if digest_of(f) == wheel.sha256]
+    assert found, f"no {pattern} with sha256 {wheel.sha256} in {CACHE}"
+    return found[0]
+
+
+def digest_of(file: Path) -> str:
+    with file.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+def model_file(wheel: Wheel, pattern: str, folder: Path) -> Path:
+    """One model file of a wheel, written into `folder`."""
+    with zipfile.ZipFile(wheel_file(wheel)) as archive:
+        (name,) = [name for name in archive.namelist() if fnmatch(name, pattern)]
+        target = folder / Path(name).name
+        target.write_bytes(archive.read(name))
+    return target
+
+
+def block_by_block(split: SplitModel, feed: Arrays) -> Arrays:
+    known = dict(feed)
+    for path in extract_stages(split, list(pairwise(range(split.blocks + 1)))):
+        known |= run_session(open_session(path, "block"), known)
+    return known
+
+
+def one_by_one(path: Path, feed: Arrays) -> Iterator[Arrays]:
+    session = open_session(path, "as shipped")
+    for i in range(len(next(iter(feed.values())))):
+        yield run_session(session, {name: array[i : i + 1] for name, array in feed.items()})
+
+
+@pytest.mark.parametrize("name", SERVED)
+def test_blocks_answer_as_the_file_that_the_package_ships(tmp_path: Path, name: str) -> None:
+    wheel, pattern, sizes, least = SERVED[name]
+    path = model_file(wheel, pattern, tmp_path)
+    asked = SplitChoices(input_shapes=sizes)
+    split = split_model(
+        path, name="m", out=tmp_path / "models", blocks=4, max_batch=3, choices=asked
+    )
+    assert split.blocks >= least
+    assert split.answers_vary
+    feed = split.model_inputs().draw(3, np.random.default_rng(1))
+    answers = block_by_block(split, feed)
+    for i, expected in enumerate(one_by_one(path, feed)):
+        for output, array in expected.items():
+            assert relative_error(answers[output][i : i + 1], array) <= MAX_ERROR
+
+
+@pytest.mark.parametrize("name", OPEN)
+def test_sizes_left_open_are_listed_in_one_line(tmp_path: Path, name: str) -> None:
+    path = model_file(*SERVED[name][:2], tmp_path)
+    with pytest.raises(InputError) as caught:
+        split_model(path, name="m", out=tmp_path / "models")
+    assert str(caught.value) == f"{path}: open sizes in {OPEN[name]}"
+
+
+@pytest.mark.parametrize("name", STATEFUL)
+def test_models_that_carry_state_are_refused_in_one_line(tmp_path: Path, name: str) -> None:
+    path = model_file(SILERO, f"*/{name}.onnx", tmp_path)
+    with pytest.raises(InputError, match=r"input '\w+': is state .* zero at the start$") as caught:
+        split_model(path, name="m", out=tmp_path / "models")
+    assert "\n" not in str(caught.value)
