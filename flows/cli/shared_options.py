@@ -288,7 +288,7 @@ InputShapes = Annotated[
     list[str] | None,
     typer.Option(
         "--input-shape",
-        metavar="NAME=SIZES",
+        metavar="NAME=SHAPE",
         help="Shape of an input without the batch, as x=3x320x320, where sizes are open.",
     ),
 ]
@@ -296,7 +296,7 @@ InputRanges = Annotated[
     list[str] | None,
     typer.Option(
         "--input-range",
-        metavar="NAME=LOW..HIGH",
+        metavar="NAME=RANGE",
         help="Draw an input's values from LOW to HIGH, both included, for all checks.",
     ),
 ]

@@ -16,7 +16,7 @@ from flows.cli.main import app, run
 
 NOUN = re.compile(
     "C|CLASS|COLUMN|DAYS|FACTOR|FILE|FOLDER|FROM|GPU|H|HOST|HOURS|IMAGE|LABEL|MODEL|MS|N|NAME|NODE"
-    "|PLAN|PORT|RPS|RUN|SECONDS|SERIES|SHARE|STEP|TEXT|TO|US|VALUE|W|WHAT"
+    "|PLAN|PORT|RANGE|RPS|RUN|SECONDS|SERIES|SHAPE|SHARE|STEP|TEXT|TO|US|VALUE|W|WHAT"
 )
 LITERAL = re.compile(r"[a-z0-9-]+")  # one of the values that can be given
 BETWEEN = re.compile(r"[|=@:,\[\]]|x(?=[A-Z])|(?<=[A-Z])-(?=[A-Z])")
