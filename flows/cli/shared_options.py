@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal
 import typer
 
 from flows.state import WAREHOUSE_DEFAULT, WAREHOUSE_VARIABLE
+from triton_backend.contract.workload import MOST_STAGES
 
 WAREHOUSE = Path(WAREHOUSE_DEFAULT)
 
@@ -88,6 +89,7 @@ MaxPartitions = Annotated[
     typer.Option(
         metavar="N",
         min=1,
+        max=MOST_STAGES,
         rich_help_panel="Planning",
         help="Split a model into at most this many stages.",
     ),

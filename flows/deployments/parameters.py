@@ -13,6 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from flows.state import warehouse_path
 from triton_backend.contract.shares import LOADED, WHOLE_GPU, Part
+from triton_backend.contract.workload import MOST_STAGES
 
 if TYPE_CHECKING:
     from flows.operations.replanning.replan import ReplanOptions
@@ -127,7 +128,9 @@ class PlanningParameters(Parameters):
 
     planner: str | None = Field(default=None, description="A name of `poolpipe planners`.")
     objective: Literal["throughput", "cost", "power", "gpus"] | None = None
-    max_partitions: int | None = Field(default=None, ge=1, description="Most stages.")
+    max_partitions: int | None = Field(
+        default=None, ge=1, le=MOST_STAGES, description="Most stages."
+    )
     slo_margin: float | None = Field(
         default=None, ge=0, lt=1, description="Share of every SLO that is kept free."
     )
@@ -212,7 +215,7 @@ class WhatIfParameters(Parameters):
     values: list[float] = Field(min_length=1)
     planners: list[str] = ["pool"]
     objective: Literal["throughput", "cost", "power", "gpus"] = "throughput"
-    max_partitions: int = Field(default=2, ge=1, le=4)
+    max_partitions: int = Field(default=2, ge=1, le=MOST_STAGES)
     slo_margin: float | None = Field(default=None, ge=0, lt=1)
     time_limit_s: float | None = Field(default=None, gt=0)
     runner: Literal["threads", "dask"] = Field(

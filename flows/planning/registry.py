@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib import import_module
-from math import isnan, nan
+from math import inf, isnan, nan
 from pathlib import Path
 from pkgutil import iter_modules
 from typing import Any
@@ -30,7 +30,7 @@ from triton_backend.contract.plan import (
     StageMemory,
 )
 from triton_backend.contract.profiles import InterferenceModel, ModelProfile
-from triton_backend.contract.workload import MOST_RPS, ModelDemand, Workload
+from triton_backend.contract.workload import MOST_RPS, MOST_STAGES, ModelDemand, Workload
 
 OBJECTIVES = ("throughput", "cost", "power", "gpus", "share")
 DEFAULT_MARGIN = 0.4  # of planners that state none of their own (PPipe, section 7.1)
@@ -144,10 +144,11 @@ class PlanOptions:
             value = getattr(self, name)
             if value not in known:
                 raise InputError(f"option {name}", f"{value!r} is none of {', '.join(known)}")
-        for name in ("max_partitions", "time_limit_s"):
+        for name, most in (("max_partitions", MOST_STAGES), ("time_limit_s", inf)):
             value = getattr(self, name)
-            if value is not None and not value > 0:
-                raise InputError(f"option {name}", f"{value} is not positive")
+            if value is not None and not 0 < value <= most:
+                reason = f"more than {most}" if value > 0 else "not positive"
+                raise InputError(f"option {name}", f"{value} is {reason}")
         shares = {"slo_margin": self.slo_margin, "gap": self.gap}
         shares |= {f"slo_margins.{model}": margin for model, margin in self.slo_margins.items()}
         for name, share in shares.items():

@@ -14,6 +14,7 @@ from triton_backend.contract.units import ms_to_us, us_to_ms
 GATHERING_FACTOR = 1.3
 # Beyond these, or further apart, a solver's tolerances lose the smaller numbers.
 LEAST_RPS, MOST_RPS = 1e-6, 1e7
+MOST_STAGES = 8  # of a pipeline that a planner may be asked for: one more is ten times the work
 MOST_APART = 1e6
 OPTIONAL = ("weight", "rate_rps", "batch_building_rate_rps")
 

@@ -18,6 +18,7 @@ from flows.cli.shared_options import (
     pairs,
     rates,
 )
+from triton_backend.contract.workload import MOST_STAGES
 
 if TYPE_CHECKING:
     from flows.operations.replanning.backtest_run import Backtested, BacktestOptions
@@ -90,6 +91,7 @@ def replan(
         typer.Option(
             metavar="N",
             min=1,
+            max=MOST_STAGES,
             help="Split a model into at most this many stages; by default as in the plan in force.",
         ),
     ] = None,

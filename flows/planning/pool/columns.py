@@ -7,17 +7,20 @@ per configuration. And back: what a plan in force runs, as configurations.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import combinations, product
+from itertools import combinations
+from math import comb
 
 import numpy as np
 from numpy.typing import NDArray
 
 from flows.planning.problem import ModelArrays, Problem
-from triton_backend.contract.errors import InfeasibleError
+from triton_backend.contract.errors import InfeasibleError, InputError
 from triton_backend.contract.plan import Pipeline, Plan, Pool
 from triton_backend.contract.units import us_to_ms
 
 CHUNK_CELLS = 4_000_000  # configurations looked at in one array, to bound memory
+MOST_ENUMERATED = 1_000_000_000  # configurations looked at: minutes
+MOST_BYTES = 4 << 30  # of feasible configurations, all in memory at once
 _ROUND_OFF_US = 1e-6  # a sum of whole µs against a limit that is no whole µs
 
 
@@ -89,9 +92,13 @@ def enumerate_columns(problem: Problem, max_partitions: int) -> Columns:
 
     Raises:
         InfeasibleError: a model has none; the message carries its best reachable latency.
+        InputError: there are more than can be looked at or kept.
     """
+    looked_at = sum(_most(model, max_partitions) for model in problem.models)
+    if looked_at > MOST_ENUMERATED:
+        raise _too_many(max_partitions, f"{looked_at:,} configurations to look at")
     parts: list[_Part] = []
-    enumerated = 0
+    enumerated = kept_bytes = 0
     for number, model in enumerate(problem.models):
         best_us = np.inf
         found = 0
@@ -101,9 +108,28 @@ def enumerate_columns(problem: Problem, max_partitions: int) -> Columns:
                 best_us = min(best_us, part.best_excess_us)
                 found += len(part.batch)
                 parts.append(part)
+                kept_bytes += part.types.nbytes + part.cuts.nbytes + part.rate_rps.nbytes
+                if kept_bytes > MOST_BYTES:
+                    raise _too_many(max_partitions, f"more than {MOST_BYTES >> 30} GiB of them")
         if not found:
             _raise_infeasible(model, best_us, max_partitions)
     return _join(problem, parts, enumerated)
+
+
+def _most(model: ModelArrays, max_partitions: int) -> int:
+    """Configurations of a model, feasible or not."""
+    return model.batches * sum(
+        len(model.types) ** stages * comb(model.blocks - 1, stages - 1)
+        for stages in range(1, min(max_partitions, model.blocks) + 1)
+    )
+
+
+def _too_many(max_partitions: int, reason: str) -> InputError:
+    return InputError(
+        "option max_partitions",
+        f"pipelines of at most {max_partitions} stages make {reason}: "
+        "ask for fewer stages, or offer fewer GPU classes or vGPU sizes",
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,14 +147,16 @@ class _Part:
 
 def _parts(problem: Problem, number: int, stages: int) -> Iterator[_Part]:
     model = problem.models[number]
-    sequences = np.array(list(product(range(len(model.types)), repeat=stages)), dtype=np.int64)
     inner = np.array(list(combinations(range(1, model.blocks), stages - 1)), dtype=np.int64)
     cuts = np.zeros((len(inner), stages + 1), dtype=np.int64)
     cuts[:, 1:-1] = inner
     cuts[:, -1] = model.blocks
     step = max(1, CHUNK_CELLS // (len(cuts) * model.batches))
-    for at in range(0, len(sequences), step):
-        yield _feasible(problem, number, sequences[at : at + step], cuts)
+    shape = (len(model.types),) * stages
+    count = len(model.types) ** stages
+    for at in range(0, count, step):
+        sequences = np.unravel_index(np.arange(at, min(at + step, count)), shape)
+        yield _feasible(problem, number, np.stack(sequences, axis=1), cuts)
 
 
 def _feasible(

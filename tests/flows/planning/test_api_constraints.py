@@ -72,6 +72,7 @@ def test_gurobi_solves_the_same_program_or_says_why_not() -> None:
         {"slo_margin": 1.0},
         {"slo_margins": {"net": -0.1}},
         {"max_partitions": 0},
+        {"max_partitions": 9},
         {"time_limit_s": 0.0},
         {"minimum_rps": {"net": float("inf")}},
         {"minimum_rps": {"absent": 1.0}},
