@@ -248,17 +248,22 @@ def settle_one(tables: Tables, queue: int) -> int:
 def settle_jobs(tables: Tables) -> int:
     """Release modules that can run, and decide for queues that were touched, until there is neither."""
     counts = tables.counts[0]
-    while counts["unsettled"] > 0:
-        if counts["first_listed"] != NONE and release(tables) == NEEDS_ROOM:
+    active = True  # a pass that finds neither ends it, whatever is counted
+    while active and counts["unsettled"] > 0:
+        active = counts["first_listed"] != NONE
+        if active and release(tables) == NEEDS_ROOM:
             return NEEDS_ROOM
         for queue in range(_early_queues(tables)):
             if tables.queues[queue]["touched"] == 1 and tables.topology.queues[queue]["late"] == 0:
+                active = True
                 tables.queues[queue]["touched"] = 0
                 counts["unsettled"] -= 1
                 if settle_one(tables, queue) == NEEDS_ROOM:
                     return NEEDS_ROOM
-        if counts["touched_late"] > 0 and settle_touched(tables) == NEEDS_ROOM:
+        late = counts["touched_late"]
+        if late > 0 and settle_touched(tables) == NEEDS_ROOM:
             return NEEDS_ROOM
+        active = active or counts["touched_late"] < late
     return SETTLED
 
 

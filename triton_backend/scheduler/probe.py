@@ -21,7 +21,6 @@ at most, inside the gap that it has: who comes meanwhile boards.
 
 from triton_backend.scheduler.compiled import FAR, NONE, Record, inlined, kernel
 from triton_backend.scheduler.rides import (
-    ROOM,
     before_whom,
     can_change,
     can_wait,
@@ -32,6 +31,7 @@ from triton_backend.scheduler.rides import (
     members_follow,
     open_ride,
     put_off,
+    spare_rows,
     start_by,
     take_seat,
 )
@@ -202,7 +202,7 @@ def _displace(
     pool = tables.topology.stages[stage]["pool"]
     start = FAR
     ride = counts["first_ride"]
-    while ride != NONE and counts["out"] + ROOM < len(tables.out):
+    while ride != NONE and spare_rows(tables) > 0:
         run = tables.intervals[interval_of(tables, ride, 0, VGPU)]
         sooner = tables.batches[ride]["pool"] == pool and run["start_us"] < start
         vgpu = tables.paths[ride, 0]

@@ -44,7 +44,16 @@ from triton_backend.scheduler.timeline import (
 )
 
 MOST_PUT_OFF = 16  # rides, for the sake of one
-ROOM = 64  # rows of `out` that are left for whatever else an event decides
+
+
+@inlined
+def spare_rows(tables: Tables) -> int:
+    """Rows of `out` beyond those that a dispatch must find: a seat in each stage, and rides put off.
+
+    Only the last stage of a pipeline puts rides off: members of no other are answered when they end.
+    """
+    counts = tables.counts[0]
+    return len(tables.out) - counts["out"] - MOST_PUT_OFF - counts["boards"]
 
 
 @inlined
@@ -172,8 +181,7 @@ def members_follow(tables: Tables, ride: int) -> None:
             _move_sooner(tables, member + KINDS, ends)
             following = tables.intervals[member + KINDS]["ride"]
             _recount_arrival(tables, following)
-            room = tables.counts[0]["out"] + ROOM < len(tables.out)
-            if room and bring_forward(tables, following):
+            if spare_rows(tables) > 0 and bring_forward(tables, following):
                 note(tables, following)
         member = tables.intervals[member]["next"]
 
@@ -217,8 +225,7 @@ def can_wait(tables: Tables, i: int, end_us: int) -> bool:
 
     Only rides that are not leaving yet wait, and only where all members are answered when they end.
     """
-    counts = tables.counts[0]
-    rows = min(MOST_PUT_OFF, len(tables.out) - counts["out"] - ROOM)
+    rows = min(MOST_PUT_OFF, spare_rows(tables))
     while i != NONE and tables.intervals[i]["start_us"] < end_us:
         ride = batch_of(tables, i)
         later_us = end_us - tables.intervals[i]["start_us"]
@@ -293,7 +300,6 @@ def put_off(tables: Tables, vgpu: int, start_us: int, end_us: int) -> None:
 @kernel
 def fill_from_later(tables: Tables, ride: int) -> None:
     """Give free seats to members of later rides on the vGPU whose rows are there when it leaves."""
-    counts = tables.counts[0]
     row = tables.batches[ride]
     run = tables.intervals[interval_of(tables, ride, 0, VGPU)]
     i = run["next"]
@@ -310,9 +316,8 @@ def fill_from_later(tables: Tables, ride: int) -> None:
         while member != NONE:
             following = tables.intervals[member]["next"]
             rows = tables.batches[batch_of(tables, member)]["samples"]
-            room = counts["out"] + ROOM < len(tables.out)
             if (
-                room
+                spare_rows(tables) > 0
                 and first_row(tables, ride, rows) != NONE
                 and _comes_us(tables, member) <= run["start_us"]
             ):

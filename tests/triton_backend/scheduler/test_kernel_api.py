@@ -124,6 +124,14 @@ def test_a_dispatch_lies_in_the_answer_as_drawn() -> None:
     )
 
 
+def test_a_counter_without_a_queue_that_was_touched_ends_the_call() -> None:
+    call = kernels()
+    call.tables.counts[0]["unsettled"] = 1
+    assert call(kernel_api.SETTLE, 0) == []
+    (dispatch,) = arrive(call, 10, 11, 12, 13)
+    assert dispatch[0] == DISPATCH
+
+
 def test_a_drop_and_a_timer_lie_in_the_answer_as_drawn() -> None:
     call = kernels()
     (drop,) = call(ARRIVAL, 0, 0, 5, 1, 1)

@@ -24,6 +24,7 @@ from triton_backend.contract.events import (
     Event,
     Pause,
     PlanChanged,
+    Resume,
     RideDone,
     RideLeft,
     StageDone,
@@ -583,3 +584,42 @@ def test_all_members_of_a_ride_of_two_that_they_board_fit_the_answers() -> None:
     )
     scheduler = all_aboard(plan, MOST_SEATS)
     assert aborted(scheduler, BatchLost(now_us=1, batch_id=1)) == MOST_SEATS
+
+
+@pytest.mark.long
+def test_the_longest_dispatch_that_puts_rides_off_has_rows_for_all_it_decides() -> None:
+    """Eighty stages board: two dispatches leave 94 rows of `out`; the third, with 16 rides put off, takes 97."""
+    shared = [((k, k + 1), Pool(latency_us=(10, 10, 10))) for k in range(1, 80)]
+    plan = make_boarding_plan(
+        [
+            ((0, 1), Pool(latency_us=(10,))),
+            ((0, 1), Pool(latency_us=(10, 10, 10))),
+            *shared,
+            ((80, 81), Pool(latency_us=(10_000,) * 3)),
+        ],
+        Way(pools=(0, *range(2, 82)), budget_us=10_000_000),
+        Way(pools=(1, *range(2, 82)), budget_us=10_000_000),
+    )
+    scheduler = Scheduler(plan)
+
+    def arrive(number: int, at_us: int, entry: int, slack_us: int, samples: int) -> None:
+        scheduler.handle(
+            Arrival(
+                now_us=at_us,
+                request_id=number,
+                model=0,
+                entry=entry,
+                deadline_us=at_us + slack_us,
+                samples=samples,
+            )
+        )
+
+    for number in range(44):
+        arrive(number, 10 * number, 0, 10_000_000, 1)
+    scheduler.handle(Pause(now_us=1_000))
+    arrive(48, 1_000, 0, 10_000_000, 1)
+    arrive(49, 1_000, 0, 10_000_000, 1)
+    arrive(50, 1_000, 1, 40_000, 3)
+    decided = scheduler.handle(Resume(now_us=1_000))
+    assert sum(isinstance(one, Dispatch | Drop) for one in decided) == 3
+    scheduler.check_invariants()
