@@ -116,8 +116,14 @@ def machine() -> dict[str, Any]:
         "platform": platform.platform(),
         "load_average_before": _AT_START,
         "load_average": os.getloadavg(),
-        "command": shlex.join([Path(sys.executable).name, *sys.argv]),
+        "command": shlex.join([Path(sys.executable).name, _script(), *sys.argv[1:]]),
     }
+
+
+def _script() -> str:
+    """What was run, as it stands in the repository: `python -m` hands over its whole path."""
+    script, root = Path(sys.argv[0]), Path(__file__).parents[2]
+    return str(script.relative_to(root)) if script.is_relative_to(root) else sys.argv[0]
 
 
 def versions() -> dict[str, str]:
