@@ -1,4 +1,4 @@
-"""Whom the Prefect server lets in: whoever can use its API can have a worker run code.
+"""Checks the access control of the Prefect server: a client of its API can have a worker run code.
 
 It is asked over HTTP like any page or user would, without the project's credentials.
 """

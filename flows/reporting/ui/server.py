@@ -3,7 +3,7 @@
 It answers GET for the page, its two JSON documents and nothing else, changes nothing, and refuses
 requests for other host names or of other origins, so that no foreign web page can read it through a browser.
 A host is known by the address that a request came in at, or by a name that the user gave; a name that
-somebody made point here is not (DNS rebinding).
+another party made point here is not (DNS rebinding).
 """
 
 import ipaddress
