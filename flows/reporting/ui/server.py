@@ -106,7 +106,11 @@ class PageServer:
             came_in_at: numeric address of this machine.
         """
         if not self._is_known(_name_of(f"//{host}"), came_in_at):
-            return Response(b"wrong host\n", "text/plain", HTTPStatus.FORBIDDEN)
+            return Response(
+                b"wrong host: `poolpipe ui --host-name NAME` allows one more\n",
+                "text/plain",
+                HTTPStatus.FORBIDDEN,
+            )
         if origin is not None and not self._is_known(_name_of(origin), came_in_at):
             return Response(b"wrong origin\n", "text/plain", HTTPStatus.FORBIDDEN)
         if path == "/":

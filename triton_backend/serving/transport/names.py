@@ -51,22 +51,29 @@ class HostNames:
             if known is not None:
                 return known
             begun = self._under_way[host] = _LookUp()
-        threading.Thread(target=self._ask, args=(host, begun), daemon=True).start()
+        try:
+            threading.Thread(target=self._ask, args=(host, begun), daemon=True).start()
+        except RuntimeError as error:  # no thread is left: the next connection asks again
+            self._ended(host, begun, error)
         return begun
 
     def _ask(self, host: str, look_up: _LookUp) -> None:
         try:
             found = socket.getaddrinfo(host, None, socket.AF_INET, socket.SOCK_STREAM)
             self._known[host] = str(found[0][4][0])
-            self._missing.discard(host)
+            self._ended(host, look_up)
         except (OSError, UnicodeError, IndexError) as error:
-            if host not in self._missing:
-                _LOG.warning("host %s is not found: %s", host, error)
+            self._ended(host, look_up, error)
+
+    def _ended(self, host: str, look_up: _LookUp, error: Exception | None = None) -> None:
+        if error is None:
+            self._missing.discard(host)
+        elif host not in self._missing:
             self._missing.add(host)
-        finally:
-            with self._lock:
-                del self._under_way[host]
-            look_up.ended.set()
+            _LOG.warning("host %s is not found: %s", host, error)
+        with self._lock:
+            del self._under_way[host]
+        look_up.ended.set()
 
 
 def _is_numeric(host: str) -> bool:
