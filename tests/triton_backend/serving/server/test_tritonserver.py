@@ -279,13 +279,18 @@ def test_what_a_machine_that_went_down_left_is_no_obstacle(state: ServerState) -
     # Its next server is killed while it loads, as by a crash of its own, and started anew.
     crashed: list[int] = []
 
-    def crash_once(_: str) -> None:
-        found = read_state_file(state.folder)
-        if not crashed and found is not None and found["triton_pid"]:
-            crashed.append(found["triton_pid"])
-            os.kill(crashed[0], signal.SIGKILL)
+    def crash_once() -> None:
+        def its_process() -> int:
+            return int((read_state_file(state.folder) or {}).get("triton_pid") or 0)
 
-    again = start(state.folder, ports, crash_once)
+        wait_for(lambda: its_process() > 0)
+        crashed.append(its_process())
+        os.kill(crashed[0], signal.SIGKILL)
+
+    crashing = threading.Thread(target=crash_once)
+    crashing.start()
+    again = start(state.folder, ports)
+    crashing.join()
     assert (again.data["triton_pid"] != crashed[0], again.data["restarts"]) == (True, 1)
     assert answers(again)
 

@@ -48,7 +48,7 @@ def test_a_long_reason_reaches_the_client_short_and_without_paths(
     system: LocalSystem, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(*_: object) -> None:
-        raise RuntimeError("/srv/models/a b.onnx: no kernel, '/opt/x.so'" + 2_000_000 * " é")
+        raise RuntimeError("/srv/models/a b.onnx: no kernel, '/opt/x.so'" + 400_000 * " é")
 
     monkeypatch.setattr(system.workers[1000][0]._stages, "run", fail)
     answer = system.ask("pair", picture(), PATIENT_US)()
