@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import re
 import signal
 import urllib.error
 import urllib.request
@@ -310,8 +311,10 @@ def test_plans_follow_one_another_without_a_lost_request(
     with pytest.raises(InferenceServerException):
         infer("pair", {})
     assert read_state(state.folder).data["plan_id"] == following.plan_id
-    in_force = f'poolpipe_plan{{generation="{done.generation}",plan_id="{following.plan_id}"}} 1'
-    wait_for(lambda: in_force in metrics(state).splitlines())
+    in_force = re.compile(
+        rf'poolpipe_plan{{generation="{done.generation}",plan_id="{following.plan_id}".*}} 1'
+    )
+    wait_for(lambda: any(map(in_force.fullmatch, metrics(state).splitlines())))
     with pytest.raises(InputError, match="is being served already"):
         change_plan(state.folder, following)
 
