@@ -83,8 +83,8 @@ def keeping(answers: list[Result]) -> Callable[[Result], None]:
 
 
 def is_late(refusal: str) -> bool:
-    """Whether it says that there was no time left to run it, or to run it again."""
-    return "cannot be met" in refusal or "its worker died" in refusal
+    """True where there was no time left to run it, to run it again, or to end what ran on a busy machine."""
+    return any(text in refusal for text in ("cannot be met", "its worker died", "given up"))
 
 
 def counted(system: LocalSystem, name: str) -> int:
