@@ -2,7 +2,8 @@
 
 A planner is a package below `flows.planning` whose `__init__` holds `PLANNERS`, a tuple of `Planner`:
 adding one is a folder and a test. Each has one entry, `plan(inputs, options) -> Outcome`. What all
-share is outside: profiles and placement, the certificate, the check (`verify`).
+share is outside: profiles and placement, the certificate, the check (`verify`). Planners that plans are
+only compared with lie in the folder `papers`, which is loaded when a name is not the product's.
 
 Here: options common to all planners and those a planner declares, their checks and their plain form
 (stored with every plan). Not here: any planning.
@@ -394,22 +395,34 @@ class Planner:
 
 @cache
 def planners() -> Mapping[str, Planner]:
-    """Every planner by name, in the order of package names."""
+    """Every planner by name: the product's, then those of `papers`, each in the order of packages."""
+    return {**product_planners(), **_planners_in("papers")}
+
+
+@cache
+def product_planners() -> Mapping[str, Planner]:
+    """The planners to use, by name; none of `papers` is loaded for them."""
+    return _planners_in()
+
+
+def _planners_in(*folders: str) -> Mapping[str, Planner]:
+    """Planners of the packages in a folder below this one."""
     found: dict[str, Planner] = {}
-    for module in iter_modules([str(Path(__file__).parent)], f"{__package__}."):
-        if module.ispkg:
+    package = ".".join((__name__.rpartition(".")[0], *folders))
+    for module in iter_modules([str(Path(__file__).parent.joinpath(*folders))], f"{package}."):
+        if module.ispkg and not module.name.endswith(".papers"):
             own: tuple[Planner, ...] = getattr(import_module(module.name), "PLANNERS", ())
             found |= {planner.name: planner for planner in own}
     return found
 
 
 def planner_named(name: str) -> Planner:
-    """A planner by its name.
+    """A planner by its name; a name that is not the product's loads `papers`.
 
     Raises:
         InputError: there is none of that name.
     """
-    found = planners().get(name)
+    found = product_planners().get(name) or planners().get(name)
     if found is None:
         raise InputError("option planner", f"{name!r} is none of {', '.join(planners())}")
     return found

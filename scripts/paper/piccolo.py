@@ -26,7 +26,6 @@ from flows.planning import PlanOptions, make_plan
 from flows.planning.applications.division import Separate, divide
 from flows.planning.applications.heuristics import (
     ABLATIONS,
-    BASELINES,
     PICCOLO,
     Served,
     solve,
@@ -40,6 +39,7 @@ from flows.planning.applications.machines import (
     padded,
     ranked,
 )
+from flows.planning.papers.piccolo.rules import RULES
 from flows.planning.pool.applications.exact import line_steps
 from flows.preparation.profiling.csv_tables import read_tables
 from scripts.benchmarks.figures import Figure, add_destinations, store
@@ -98,7 +98,7 @@ VARIANTS = {
     "reassign once": replace(PICCOLO, reassign=1),
     "quantum 0.1": replace(PICCOLO, quantum_us=100_000),
     "quantum 0.01": replace(PICCOLO, quantum_us=10_000),
-    **BASELINES,
+    **RULES,
 }
 _SAME = 1e-4
 JOBS = 2_000  # simulated of every workload

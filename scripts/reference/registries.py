@@ -22,26 +22,23 @@ PLANNERS = {
     "subclusters": "Whole models share the GPUs of sub-clusters; batches stay open until one is free.",
     "gpulets": "Whole models take turns on unequal parts of GPUs.",
     "gpulets-open": "Like gpulets, and stages of pipelines may have parts of their own.",
-}
-"""Planners for production; every other one is a baseline, listed in `BASELINES`."""
-BASELINES = {
-    "no-partitioning": "Whole models on whole GPUs (PPipe's baseline).",
-    "dart-r": "Replicated pairs of one GPU of each of two classes (DART).",
     "piccolo": "Piccolo's heuristic for applications.",
-    "nexus-dag": "Latency split of Nexus for applications.",
-    "scrooge": "Latency split of Scrooge for applications.",
-    "inferline": "Latency split of InferLine for applications.",
-    "clipper": "Latency split of Clipper for applications.",
     "graft": "Graft's merging, grouping and re-alignment of entries.",
-    "graft-optimal": "Every grouping of up to 12 entries.",
-    "gslice": "Every entry by itself.",
-    "gslice-plus": "Uniform entries together, otherwise like gslice.",
-    "static": "Like gslice, for entries at a client's mean bandwidth.",
-    "static-plus": "Like gslice-plus, for entries at a client's mean bandwidth.",
+    "no-partitioning": "Whole models on whole GPUs; the source of default batch-building rates.",
+    "dart-r": "Replicated pairs of one GPU of each of two classes (DART).",
     "gpulets-greedy": "The greedy rule of the gpulets paper.",
     "sbp": "Squishy bin packing on whole GPUs.",
     "best-fit": "The smallest part that carries the rate, one model each (GSLICE).",
     "ideal-static": "gpulets-greedy on every fixed cut of every GPU; the best result counts.",
+    "gslice": "Every entry by itself.",
+    "gslice-plus": "Uniform entries together, otherwise like gslice.",
+    "static": "Like gslice, for entries at a client's mean bandwidth.",
+    "static-plus": "Like gslice-plus, for entries at a client's mean bandwidth.",
+    "graft-optimal": "Every grouping of up to 12 entries.",
+    "nexus-dag": "Latency split of Nexus for applications.",
+    "scrooge": "Latency split of Scrooge for applications.",
+    "inferline": "Latency split of InferLine for applications.",
+    "clipper": "Latency split of Clipper for applications.",
     "nexus": "Squishy bin packing in duty cycles (Nexus).",
 }
 POLICY_TEXTS = {
@@ -76,14 +73,14 @@ def registry_pages() -> dict[str, str]:
 
 def _planners() -> str:
     found = registry.planners()
-    texts = PLANNERS | BASELINES
+    products = registry.product_planners()
     head = ("planner", "what it plans", "objectives", "plans for", "margin")
 
     def rows(names: Sequence[str]) -> list[tuple[str, ...]]:
         return [
             (
                 f"`{name}`",
-                texts[name],
+                PLANNERS[name],
                 ", ".join(found[name].objectives),
                 ", ".join(found[name].demands),
                 f"{found[name].slo_margin:g}",
@@ -91,7 +88,6 @@ def _planners() -> str:
             for name in names
         ]
 
-    baselines = [name for name in found if name not in PLANNERS]
     sections = [
         "### "
         + ", ".join(f"`{name}`" for name in names)
@@ -103,10 +99,10 @@ def _planners() -> str:
         "Planners",
         "`poolpipe plan --planner NAME`. The margin is the share of every SLO that is kept free for"
         " waiting (`--slo-margin`).",
-        table(head, rows(list(PLANNERS))),
-        "## Baselines",
-        "Rules of published systems, for comparison.",
-        table(head, rows(baselines)),
+        table(head, rows([name for name in PLANNERS if name in products])),
+        "## Comparison planners, from papers",
+        "Rules of published systems, to compare plans with.",
+        table(head, rows([name for name in PLANNERS if name not in products])),
         "## Options of planners",
         "Given to `plan` beside its own options.",
         *sections,
@@ -116,7 +112,7 @@ def _planners() -> str:
 def _by_options(found: Any) -> list[tuple[list[str], Any]]:
     """Planners that have the same options, together, the product's first."""
     groups: list[tuple[list[str], Any]] = []
-    for name in sorted(found, key=lambda name: name not in PLANNERS):
+    for name in PLANNERS:
         options = found[name].options
         if not options:
             continue

@@ -11,8 +11,6 @@ if TYPE_CHECKING:
     from flows.planning.registry import Option, Planner
 
 
-# Planners to use; the others follow the rules of systems that plans are compared with.
-PRODUCTS = ("gpulets", "gpulets-open", "pool", "subclusters")
 COLUMNS = ("planner", "objectives", "plans for", "margin")
 
 
@@ -25,15 +23,16 @@ def planners(*, as_json: AsJson = False) -> None:
     """
     from flows.planning import registry
 
-    found = registry.planners()
+    found, products = registry.planners(), registry.product_planners()
     if as_json:
-        print_json({"planners": [_document(planner) for planner in found.values()]})
+        documents = [_document(p, comparison=p.name not in products) for p in found.values()]
+        print_json({"planners": documents})
         return
-    for heading, wanted in (("Planners", True), ("For comparison", False)):
+    for heading, wanted in (("Planners", True), ("Comparison planners, from papers", False)):
         rows = [
             (p.name, ", ".join(p.objectives), ", ".join(p.demands), f"{p.slo_margin:g}")
             for p in found.values()
-            if (p.name in PRODUCTS) is wanted
+            if (p.name in products) is wanted
         ]
         show(f"{heading}\n")
         show(table(COLUMNS, rows, texts=3))
@@ -116,10 +115,10 @@ def _spelled(option: "Option") -> str:
     return f"{name} {values}"
 
 
-def _document(planner: "Planner") -> dict[str, Any]:
+def _document(planner: "Planner", *, comparison: bool) -> dict[str, Any]:
     return {
         "name": planner.name,
-        "comparison": planner.name not in PRODUCTS,
+        "comparison": comparison,
         "objectives": list(planner.objectives),
         "demands": list(planner.demands),
         "slo_margin": planner.slo_margin,

@@ -1,4 +1,4 @@
-"""Planners of applications: Piccolo and those it is compared with (the exact one is `pool`)."""
+"""Applications: what their planners share, and Piccolo's heuristic (the exact planner is `pool`)."""
 
 from flows.planning.applications.planners import PLANNERS
 

@@ -1,4 +1,4 @@
-"""Piccolo's planner and those it is compared with, as rules over one table of machines.
+"""Piccolo's planner as rules over one table of machines; planners it is compared with are other rules.
 
 A planner is a `Rules`: which machines it knows (batching, several vGPUs on a GPU, several classes),
 how it counts the worst-case latency, how many configurations a module may have, how it splits the latency,
@@ -9,9 +9,10 @@ Where Algorithm 1 fails for a residual rate that is too small, dummies are tried
 the configuration that the split chose are paid: ⌈T / t⌉.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import ceil, inf
+from typing import Any
 
 from flows.planning.applications.division import Answer, Separate, Steps, divide
 from flows.planning.applications.lines import Lines
@@ -24,7 +25,7 @@ from flows.planning.applications.machines import (
     padded,
     ranked,
 )
-from flows.planning.applications.splitting import Tables, by_duration, even_budgets, switched
+from flows.planning.applications.splitting import Split, Tables, latency_cost, throughput
 from flows.planning.watch import Watch
 
 _EPS = 1e-9
@@ -37,8 +38,8 @@ class Rules:
     Attributes:
         rule: how worst-case latency is counted: `tc`, `dt`, `2d` (`machines`).
         most_configurations: of one module; None for any number.
-        split: a strategy of `splitting`.
-        quantum_us: budgets are multiples of it and found by trying all; 0: by the strategy.
+        split: how the latency is divided among modules (`splitting`).
+        quantum_us: budgets are multiples of it and found by trying all; 0: by `split`.
         reassign: how often remaining latency is handed out again; None: until none helps.
     """
 
@@ -47,30 +48,21 @@ class Rules:
     hetero: bool = True
     rule: str = "tc"
     most_configurations: int | None = None
-    split: str = "latency_cost"
+    split: Split = latency_cost
     quantum_us: int = 0
     reassign: int | None = None
     dummies: bool = True
 
 
 PICCOLO = Rules()
-_PLAIN = Rules(rule="2d", reassign=0, dummies=False)
-BASELINES = {
-    "nexus-dag": replace(
-        _PLAIN, spatial=False, hetero=False, most_configurations=2, quantum_us=10_000
-    ),
-    "scrooge": replace(_PLAIN, rule="dt", most_configurations=2, split="duration"),
-    "inferline": replace(_PLAIN, spatial=False, most_configurations=1, split="saving"),
-    "clipper": replace(_PLAIN, spatial=False, hetero=False, most_configurations=1, split="even"),
-}
-ABLATIONS = {
+ABLATIONS: Mapping[str, Mapping[str, Any]] = {
     "batching": {"batching": False},
     "spatial": {"spatial": False},
     "hetero": {"hetero": False},
     "reassign": {"reassign": 0},
     "dummies": {"dummies": False},
     "tc": {"rule": "2d"},
-    "lc": {"split": "throughput"},
+    "lc": {"split": throughput},
 }
 
 
@@ -154,12 +146,7 @@ def _budgets(
 ) -> Sequence[int] | None:
     if rules.quantum_us:
         return _quantized(lines, tables, rates, rules, watch)
-    if rules.split == "even":
-        return even_budgets(lines)
-    if rules.split == "duration":
-        return by_duration(lines, tables, rules.rule)
-    found = switched(lines, tables, rates, rules.rule, rules.split)
-    return None if found is None else lines.filled(found[0])
+    return rules.split(lines, tables, rates, rules.rule)
 
 
 def _quantized(

@@ -1,7 +1,7 @@
-"""Piccolo and its comparison as planners: options to rules, machines to a plan.
+"""Piccolo as a planner, and any other rules as one: options to rules, machines to a plan.
 
-They bill by occupancy and count gathering as their rules do; their bound is the cost of their own plan,
-so it says nothing of others (the exact planner is `pool`).
+Such planners bill by occupancy and count gathering as their rules do; their bound is the cost of their
+own plan, so it says nothing of others (the exact planner is `pool`).
 """
 
 from collections.abc import Callable
@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any
 
 from flows.clock import Stopwatch
-from flows.planning.applications.heuristics import ABLATIONS, BASELINES, PICCOLO, Rules, solve
+from flows.planning.applications.heuristics import ABLATIONS, PICCOLO, Rules, solve
 from flows.planning.applications.lines import require_rates
 from flows.planning.applications.outcome import (
     Decided,
@@ -99,6 +99,11 @@ def _plan(
     return replace(found, settled=settled, policy=policy)
 
 
+def planner_by_rules(name: str, rules: Rules) -> Planner:
+    """A planner of applications that follows the same rules whatever its options say."""
+    return _planner(name, lambda _: rules)
+
+
 def _planner(
     name: str, rules_of: Callable[[dict[str, Any]], Rules], options: tuple[Option, ...] = ()
 ) -> Planner:
@@ -114,11 +119,4 @@ def _planner(
     )
 
 
-def _rules(name: str) -> Callable[[dict[str, Any]], Rules]:
-    return lambda _: BASELINES[name]
-
-
-PLANNERS = (
-    _planner("piccolo", _piccolo_rules, _PICCOLO_OPTIONS),
-    *(_planner(name, _rules(name)) for name in BASELINES),
-)
+PLANNERS = (_planner("piccolo", _piccolo_rules, _PICCOLO_OPTIONS),)

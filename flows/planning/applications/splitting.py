@@ -1,17 +1,11 @@
-"""How the planners of the paper and of its comparison split the latency among modules.
+"""How the latency of an application is split among its modules (Piccolo, Algorithm 2).
 
-Every strategy answers with budgets by line (µs) that keep all paths, from the machines of every line in
-rank order. `least_times` are the shortest worst-case latencies at full rate.
+From the shortest configuration of every line, switch by switch, the one that is worth most, until none
+saves and fits. As printed the algorithm runs for ever (a switch back has the same ratio), so only
+cheaper configurations are looked at; line 13 tests the new configuration, line 15 stores it.
 
-    latency_cost   Algorithm 2: from the shortest configuration of every line, switch by switch, the one
-                   that saves most cost per latency. As printed it runs for ever (a switch back has the
-                   same ratio), so only cheaper configurations are looked at; line 13 tests the new
-                   configuration, line 15 stores it.
-    throughput     the same, but the switch to the configuration of the highest throughput (Picc-tb)
-    saving         the same, but the switch that saves most (InferLine)
-    duration       in proportion to the duration of the configuration of the highest throughput whose
-                   share fits (Scrooge)
-    even           the limit through the number of modules on the longest path (Clipper)
+    latency_cost   a switch is worth what it saves per latency (Algorithm 2)
+    throughput     a switch is worth the throughput of its configuration (Picc-tb)
 """
 
 from collections.abc import Callable, Sequence
@@ -21,14 +15,43 @@ from flows.planning.applications.lines import Lines
 from flows.planning.applications.machines import Machine
 
 Tables = Sequence[tuple[Machine, ...]]
-STRATEGIES = ("latency_cost", "throughput", "saving", "duration", "even")
+"""Machines of every line, in rank order."""
+Split = Callable[[Lines, Tables, Sequence[float], str], Sequence[int] | None]
+"""Budgets by line (us) that keep all paths; None where none do.
+
+From lines, their machines, their rates (rows/s) and how worst-case latency is counted (`machines.RULES`).
+"""
+Worth = Callable[[float, int, Machine], float]
+"""What a switch is worth: price saved, latency added (us), the machine switched to."""
 _EPS = 1e-9
 
 
+def latency_cost(
+    lines: Lines, tables: Tables, rates: Sequence[float], rule: str
+) -> Sequence[int] | None:
+    """Budgets by Algorithm 2; a `Split`."""
+    return by_switches(lines, tables, rates, rule, per_latency)
+
+
+def throughput(
+    lines: Lines, tables: Tables, rates: Sequence[float], rule: str
+) -> Sequence[int] | None:
+    """Budgets by switches to the configurations of the highest throughput; a `Split`."""
+    return by_switches(lines, tables, rates, rule, _per_unit)
+
+
+def by_switches(
+    lines: Lines, tables: Tables, rates: Sequence[float], rule: str, value: Worth
+) -> Sequence[int] | None:
+    """Budgets that switches of the highest worth end with, enlarged to fill all paths."""
+    found = switched(lines, tables, rates, rule, value)
+    return None if found is None else lines.filled(found[0])
+
+
 def switched(
-    lines: Lines, tables: Tables, rates: Sequence[float], rule: str, strategy: str
+    lines: Lines, tables: Tables, rates: Sequence[float], rule: str, value: Worth
 ) -> tuple[list[int], list[Machine]] | None:
-    """Budgets and configurations by Algorithm 2 or one of its variants; None where none fits."""
+    """Latencies (us) and configurations of every line after the last switch; None where none fits."""
 
     def latency(line: int, machine: Machine) -> int:
         return ceil(machine.latency_us(rule, rates[line], machine.rate_rps) - 1e-3)
@@ -40,7 +63,6 @@ def switched(
     times = [latency(line, machine) for line, machine in enumerate(current)]
     if not lines.fit(times):
         return None
-    value = _VALUES[strategy]
     while True:
         room = lines.room(times)
         best: tuple[tuple[float, float], int, Machine] | None = None
@@ -59,59 +81,12 @@ def switched(
         current[line], times[line] = machine, latency(line, machine)
 
 
-def _per_latency(saved: float, longer: int, machine: Machine) -> float:
+def per_latency(saved: float, longer: int, machine: Machine) -> float:
+    """What is saved per latency that is added."""
     del machine
     return inf if longer <= 0 else saved / longer
 
 
-def _throughput(saved: float, longer: int, machine: Machine) -> float:
+def _per_unit(saved: float, longer: int, machine: Machine) -> float:
     del saved, longer
     return 1 / machine.unit_cost
-
-
-def _saving(saved: float, longer: int, machine: Machine) -> float:
-    del longer, machine
-    return saved
-
-
-_VALUES: dict[str, Callable[[float, int, Machine], float]] = {
-    "latency_cost": _per_latency,
-    "throughput": _throughput,
-    "saving": _saving,
-}
-
-
-def even_budgets(lines: Lines) -> list[int]:
-    """The limit of every application through the number of modules on its longest path."""
-    budgets = [10**15] * len(lines)
-    for graph in lines.graphs:
-        depth = graph.longest([1] * len(lines))
-        for line in graph.lines:
-            budgets[line] = min(budgets[line], graph.limit_us // depth)
-    return budgets
-
-
-def by_duration(lines: Lines, tables: Tables, rule: str) -> list[int] | None:
-    """In proportion to the duration of each line's configuration of the highest throughput.
-
-    Where a share does not hold its own configuration, the line takes the next lower throughput.
-    """
-    orders = [sorted(table, key=lambda m: (m.unit_cost, m.duration_us)) for table in tables]
-    at = [0] * len(tables)
-    while True:
-        chosen = [order[number] for order, number in zip(orders, at, strict=True)]
-        budgets = lines.filled([ceil(machine.duration_us) for machine in chosen])
-        short = [
-            line
-            for line, machine in enumerate(chosen)
-            if machine.latency_us(rule, machine.rate_rps, machine.rate_rps) > budgets[line]
-        ]
-        if not short:
-            return budgets
-        movable = [line for line in short if at[line] + 1 < len(orders[line])] or [
-            line for line in range(len(at)) if at[line] + 1 < len(orders[line])
-        ]
-        if not movable:
-            return None
-        line = max(movable, key=lambda number: chosen[number].duration_us)
-        at[line] += 1

@@ -2,14 +2,7 @@
 
 from functools import partial
 
-from flows.planning.entries.plan import (
-    Rule,
-    graft,
-    graft_optimal,
-    gslice,
-    gslice_plus,
-    plan,
-)
+from flows.planning.entries.plan import Rule, graft, plan
 from flows.planning.entries.shadow import SHADOW_OPTIONS
 from flows.planning.entries.tables import ANY_PHASE
 from flows.planning.registry import Option, Planner
@@ -83,7 +76,14 @@ OPTIONS = (
 )
 
 
-def _planner(name: str, rule: Rule, most_stages: int | None = None) -> Planner:
+def planner_by_rule(name: str, rule: Rule, most_stages: int | None = None) -> Planner:
+    """A planner of entries that follows a rule, with the options of all such.
+
+    Args:
+        name: as on the command line.
+        rule: how the entries of one model are served.
+        most_stages: of a pipeline; None: any number.
+    """
     return Planner(
         name=name,
         plan=partial(plan, rule),
@@ -97,11 +97,4 @@ def _planner(name: str, rule: Rule, most_stages: int | None = None) -> Planner:
     )
 
 
-PLANNERS = (
-    _planner("graft", graft),
-    _planner("gslice", gslice, 1),
-    _planner("gslice-plus", gslice_plus, 1),
-    _planner("static", gslice, 1),
-    _planner("static-plus", gslice_plus, 1),
-    _planner("graft-optimal", graft_optimal),
-)
+PLANNERS = (planner_by_rule("graft", graft),)

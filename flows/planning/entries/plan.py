@@ -19,7 +19,6 @@ from flows.planning.entries.partition import (
     MANY,
     MOST_SUBSETS,
     bound_of_pools,
-    by_subsets,
     exact,
     raised,
 )
@@ -227,7 +226,8 @@ def _similar(field: Field, grouping: Grouping) -> list[Group]:
     return [plan for group in groups for plan in realigned(field, group)]
 
 
-def _by_rule(table: ModelTable, field: Field, groups: Sequence[Group]) -> Solved:
+def by_rule(table: ModelTable, field: Field, groups: Sequence[Group]) -> Solved:
+    """Groups as a plan whose equal stages stay apart, as the papers' systems run them; it has no bound."""
     note = f"{table.name}: {len(table.entries)} entries in {len(field.items)} fragments"
     return Solved(
         table=table,
@@ -241,48 +241,30 @@ def _by_rule(table: ModelTable, field: Field, groups: Sequence[Group]) -> Solved
 def graft(table: ModelTable, inputs: Inputs, options: PlanOptions) -> Solved:
     """Merged, grouped by similarity, re-aligned (sections 4.1 to 4.3)."""
     del inputs
-    field = _fragments(table, options, options.own["merge_threshold"])
+    field = fragments(table, options, options.own["merge_threshold"])
     grouping = Grouping(
         size=options.own["group_size"],
         weights=_weights(options.own["factor_weights"]),
         distance=options.own["edges"] == "distance",
         seed=options.own["seed"],
     )
-    return _by_rule(table, field, _similar(field, grouping))
+    return by_rule(table, field, _similar(field, grouping))
 
 
-def graft_optimal(table: ModelTable, inputs: Inputs, options: PlanOptions) -> Solved:
-    """Merged; then every grouping is looked at (the paper's Optimal)."""
-    del inputs
-    field = _fragments(table, options, options.own["merge_threshold"])
-    if 1 << len(field.items) > MOST_SUBSETS:
-        most = int(math.log2(MOST_SUBSETS))
-        reason = (
-            f"{len(field.items)} fragments after merging; every grouping is looked at up to {most}"
-        )
-        raise InputError(f"workload model {table.name!r}", reason)
-    groups = by_subsets(field).groups if field.items else []
-    return _by_rule(table, field, groups)
-
-
-def gslice(table: ModelTable, inputs: Inputs, options: PlanOptions) -> Solved:
-    """Every entry alone on the cheapest share and batch."""
-    del inputs
-    field = Field(table, items_of(table), group_budget=options.own["budget_rule"] == "group")
-    require_reachable(field, chains=False)
-    return _by_rule(table, field, alone(field))
-
-
-def gslice_plus(table: ModelTable, inputs: Inputs, options: PlanOptions) -> Solved:
-    """All uniform entries merged, each class alone."""
-    del inputs
-    field = _fragments(table, options, -math.inf, chains=False)
-    return _by_rule(table, field, alone(field))
-
-
-def _fragments(
+def fragments(
     table: ModelTable, options: PlanOptions, threshold: float, *, chains: bool = True
 ) -> Field:
+    """Entries of a model, uniform ones merged where their spare rate is above a threshold.
+
+    Args:
+        table: the model's entries and options.
+        options: `budget_rule` says whose budget a group keeps.
+        threshold: `similar.merged` has it; -infinity merges all that are uniform.
+        chains: whether an entry may have an alignment stage.
+
+    Raises:
+        InfeasibleError: an entry cannot be served by itself.
+    """
     require_reachable(Field(table, items_of(table)), chains=chains)
     common = options.own["budget_rule"] == "group"
     return Field(table, merged(table, threshold), group_budget=common)

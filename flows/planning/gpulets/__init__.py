@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 
-from flows.planning.gpulets.baselines import entries
 from flows.planning.gpulets.open_seats import SPACE
 from flows.planning.gpulets.open_seats import plan as plan_open
 from flows.planning.gpulets.plan import plan
@@ -43,7 +42,10 @@ OPTIONS = (
 )
 
 
-def _planner(name: str, entry: Solve, space: str = "its own rule", *, mig: bool = False) -> Planner:
+def planner_of_turns(
+    name: str, entry: Solve, space: str = "its own rule", *, mig: bool = False
+) -> Planner:
+    """A planner of whole models that take turns on parts of GPUs, with the options of all such."""
     return Planner(
         name=name,
         plan=entry,
@@ -71,7 +73,7 @@ OPEN_OPTIONS = (
 )
 
 PLANNERS = (
-    _planner("gpulets", plan, "gpu-patterns", mig=True),
+    planner_of_turns("gpulets", plan, "gpu-patterns", mig=True),
     Planner(
         name="gpulets-open",
         plan=plan_open,
@@ -80,5 +82,4 @@ PLANNERS = (
         rates_from=("no-partitioning", "pool"),
         slo_margin=0.1,
     ),
-    *(_planner(name, entry) for name, entry in entries()),
 )

@@ -1,7 +1,6 @@
 """Whole models that share the GPUs of sub-clusters (Symphony)."""
 
 from flows.planning.registry import Option, Planner
-from flows.planning.subclusters import nexus
 from flows.planning.subclusters.plan import AUTO, plan
 
 PLANNERS = (
@@ -27,15 +26,6 @@ PLANNERS = (
                 stated=True,
             ),
         ),
-        most_stages=1,
-        rates_from=(),
-        slo_margin=0.0,
-    ),
-    Planner(
-        name="nexus",
-        plan=nexus.plan,
-        space="its own rule",
-        objectives=("throughput", "cost", "power", "gpus"),
         most_stages=1,
         rates_from=(),
         slo_margin=0.0,

@@ -25,10 +25,10 @@ from numpy.typing import NDArray
 from flows.clock import Stopwatch
 from flows.operations.replanning.autoscale import Follower, follow_simulated
 from flows.planning import PlanOptions, make_plan
-from flows.planning.gpulets.baselines import RULES, Greedy, placed
 from flows.planning.gpulets.master import Goal, Master
 from flows.planning.gpulets.tables import Tables as Problem
 from flows.planning.gpulets.tables import read_tables
+from flows.planning.papers.gpulets.greedy import RULES, Greedy, placed
 from flows.planning.registry import Inputs
 from flows.planning.verify import verify_plan
 from flows.planning.watch import Watch

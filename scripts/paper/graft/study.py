@@ -21,8 +21,9 @@ import numpy as np
 
 from flows.clock import Stopwatch
 from flows.planning import PlanOptions, make_plan
-from flows.planning.entries.plan import Rule, exactly, graft, gslice, gslice_plus
+from flows.planning.entries.plan import Rule, exactly, graft
 from flows.planning.entries.tables import read_tables
+from flows.planning.papers.graft.rules import gslice
 from flows.planning.registry import Inputs
 from scripts.benchmarks.figures import Figure, add_destinations, exit_code, show, store
 from scripts.paper.graft.clients import Loop, closed_loop, rides
@@ -45,9 +46,9 @@ THROUGHPUT = ("pool", "gslice-plus")
 RULES: dict[str, Rule] = {
     "pool": exactly,
     "graft": graft,
-    "gslice": gslice,
-    "gslice-plus": gslice_plus,
-    "static-plus": gslice_plus,
+    "gslice": partial(gslice, merge=False),
+    "gslice-plus": partial(gslice, merge=True),
+    "static-plus": partial(gslice, merge=True),
 }
 
 

@@ -1,5 +1,7 @@
 """Planners are found by name, say what they take, and need no other file to know them."""
 
+import subprocess
+import sys
 from dataclasses import replace
 from typing import Any
 
@@ -16,10 +18,12 @@ from flows.planning.registry import (
     Planner,
     Trace,
     planners,
+    product_planners,
 )
 from flows.planning.verify import verify_plan
 from tests.flows.planning.brute import latencies
 from tests.flows.planning.small import cluster, profile, workload
+from tests.repository.files import ROOT
 from triton_backend.contract.errors import InputError
 
 PROFILES = {"net": profile()}
@@ -64,6 +68,31 @@ def test_a_planner_needs_no_other_file_to_know_it() -> None:
     assert "gpus" not in PlanOptions(planner="alone").to_dict()
 
 
+PLANNED_ALONE = """
+import sys
+from flows.planning import PlanOptions, make_plan
+from tests.flows.planning.small import cluster, profile, workload
+
+make_plan({"net": profile()}, cluster(), workload(), PlanOptions(planner=sys.argv[1]))
+print(*(name for name in sys.modules if name.startswith("flows.planning.papers")))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("planner", "loads"), [("pool", False), ("no-partitioning", False), ("dart-r", True)]
+)
+def test_planners_to_compare_with_are_loaded_where_one_is_asked_for(
+    planner: str, *, loads: bool
+) -> None:
+    ran = subprocess.run(
+        [sys.executable, "-c", PLANNED_ALONE, planner],
+        cwd=ROOT, capture_output=True, text=True, check=True, timeout=200,
+    )  # fmt: skip
+    assert ("flows.planning.papers.ppipe" in ran.stdout.split()) is loads
+    assert bool(ran.stdout.split()) is loads
+
+
 @pytest.mark.usefixtures("with_alone")
 @pytest.mark.parametrize(
     ("options", "complaint"),
@@ -82,6 +111,15 @@ def test_what_a_planner_does_not_take_is_refused(options: dict[str, Any], compla
 
 def test_every_planner_of_the_folder_is_found_and_an_unknown_one_is_refused() -> None:
     assert {"pool", "no-partitioning", "dart-r"} <= set(planners())
+    assert set(product_planners()) == {
+        "gpulets",
+        "gpulets-open",
+        "graft",
+        "no-partitioning",
+        "piccolo",
+        "pool",
+        "subclusters",
+    }
     with pytest.raises(InputError, match=r"'guess' is none of .*pool"):
         PlanOptions(planner="guess")
 

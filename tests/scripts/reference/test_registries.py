@@ -2,7 +2,6 @@
 
 from flows.planning import registry
 from scripts.reference.registries import (
-    BASELINES,
     PLANNERS,
     POLICY_TEXTS,
     reason_texts,
@@ -13,7 +12,7 @@ from triton_backend.scheduler.policies.registry import POLICIES, SIMULATOR_ONLY
 
 
 def test_every_planner_and_every_policy_is_described() -> None:
-    assert {*PLANNERS, *BASELINES} == set(registry.planners())
+    assert set(PLANNERS) == set(registry.planners())
     assert set(POLICY_TEXTS) == {*POLICIES, *SIMULATOR_ONLY}
 
 

@@ -4,8 +4,8 @@ import re
 
 import pytest
 
-from flows.cli.plan.planners import PRODUCTS, own_options
-from flows.planning.registry import planners
+from flows.cli.plan.planners import own_options
+from flows.planning.registry import planners, product_planners
 from tests.flows.cli.conftest import PLAN, Command
 from triton_backend.contract.errors import InputError
 
@@ -19,14 +19,19 @@ def test_every_planner_is_listed_with_its_options(poolpipe: Command) -> None:
         "kind": "bool",
         "default": False,
     }
-    assert [planner["name"] for planner in found if not planner["comparison"]] == list(PRODUCTS)
+    assert [planner["name"] for planner in found if not planner["comparison"]] == list(
+        product_planners()
+    )
 
 
 def test_comparison_planners_stand_apart_and_no_option_is_listed_twice(poolpipe: Command) -> None:
     shown = poolpipe("planners").out
-    products, comparisons, options = re.split(r"For comparison\n|\nOptions of ", shown, maxsplit=2)
-    assert all(f"\n{name} " in products for name in PRODUCTS)
-    assert all(f"\n{name} " in comparisons for name in ("sbp", "graft", "nexus"))
+    heading = "Comparison planners, from papers"
+    products, comparisons, options = re.split(rf"{heading}\n|\nOptions of ", shown, maxsplit=2)
+    assert all(f"\n{name} " in products for name in ("pool", "graft", "piccolo", "no-partitioning"))
+    assert all(
+        f"\n{name} " in comparisons for name in ("sbp", "static-plus", "dart-r", "clipper", "nexus")
+    )
     assert "--overflow/--no-overflow" in options
     lines = [line for line in options.splitlines() if line.startswith("  --")]
     assert len(lines) == len(set(lines))

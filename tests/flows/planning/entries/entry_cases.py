@@ -8,8 +8,11 @@ from typing import Any
 
 import numpy as np
 
+from flows.planning import PlanOptions, make_plan
+from flows.planning.verify import verify_plan
 from triton_backend.contract.cluster import Cluster, GpuClass, NodeGroup
 from triton_backend.contract.entries import Entry
+from triton_backend.contract.plan import Plan
 from triton_backend.contract.profiles import ModelProfile, ProfileKey, ProfileTable
 from triton_backend.contract.shares import SOLO
 from triton_backend.contract.workload import ModelDemand, Workload
@@ -205,3 +208,18 @@ def brute_force(problem: Case, *, shared: bool = True, margin: float = 0.5) -> f
 
     numbers = list(range(len(problem.entries)))
     return min(sum(map(cost, parts)) for parts in partitions(numbers))
+
+
+def planned(problem: Case, planner: str = "pool", objective: str = "share", **more: Any) -> Plan:
+    """A plan that is verified, from its own file too."""
+    own = more.pop("own", {})
+    options = PlanOptions(planner=planner, objective=objective, own=own, **more)
+    plan = make_plan(problem.profiles, problem.cluster, problem.workload, options)
+    assert verify_plan(plan, problem.profiles) == []
+    assert Plan.from_dict(plan.to_dict()).to_dict() == plan.to_dict()
+    return plan
+
+
+def one(*entries: Entry, **more: Any) -> Case:
+    """Entries of the model that all examples here use."""
+    return made(profile(7, **more), entries)

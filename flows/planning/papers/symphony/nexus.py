@@ -1,4 +1,4 @@
-"""The baseline `nexus`: squishy bin packing, GPUs in duty cycles, no look at other GPUs.
+"""The planner `nexus`: squishy bin packing, GPUs in duty cycles, no look at other GPUs.
 
 In plan form a GPU of the packing is a pool whose stages state their batch and duty cycle; models take
 turns there (policy `turns`). GPUs that a model fills alone are one pool. Dispatch as Nexus has it, with
@@ -12,6 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from flows.planning.certificate import objective_of
+from flows.planning.papers.symphony.squishy import PackedGpu, Session, pack
 from flows.planning.registry import (
     Inputs,
     Outcome,
@@ -20,7 +21,6 @@ from flows.planning.registry import (
     PlanOptions,
     Trace,
 )
-from flows.planning.squishy import PackedGpu, Session, pack
 from flows.planning.subclusters.plan import Demands, Floats, beyond_reach, read_demands
 from triton_backend.contract.errors import InputError
 from triton_backend.contract.profiles import ModelProfile

@@ -1,4 +1,4 @@
-"""The baselines by hand: a model whose first block is short, on fast GPUs and ones five times as slow."""
+"""The planner `dart-r` by hand: a model whose first block is short, on fast GPUs and ones five times as slow."""
 
 from typing import Any
 
@@ -26,13 +26,6 @@ def pipelines(plan: Plan, model: str = "net") -> list[tuple[Any, ...]]:
         )
         for p in plan.model(model).pipelines
     ]
-
-
-def test_no_partitioning_runs_whole_models_where_they_fit() -> None:
-    plan = make_plan(SHORT_FIRST, cluster(), workload(), PlanOptions(planner="no-partitioning"))
-    assert pipelines(plan) == [(4, [((0, 3), "fast", 1, 2)])]
-    assert plan.objective.value == pytest.approx(2 * 4 / 5.5e-3)
-    assert verify_plan(plan, SHORT_FIRST) == []
 
 
 def test_dart_r_pairs_a_gpu_of_each_class_as_often_as_the_scarcer_class_allows() -> None:

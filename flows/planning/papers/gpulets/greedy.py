@@ -9,9 +9,8 @@ carries the rate, one model each, blind to interference (GSLICE); `sbp` leaves G
 Here: the rules. Not here: turns, factors and memory (`parts`, `patterns`), plans (`plan`).
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from functools import partial
 from itertools import combinations_with_replacement
 
 import numpy as np
@@ -33,7 +32,7 @@ _ENOUGH = 1e-9
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rule:
-    """What tells the baselines apart.
+    """What tells the rules apart.
 
     Attributes:
         cut: whether uncut GPUs are cut as models come; else they stay as they are given.
@@ -359,8 +358,3 @@ RULES: Mapping[str, Rule] = {
     "best-fit": Rule(fitting=True),
     "ideal-static": Rule(cut=False),
 }
-
-
-def entries() -> Sequence[tuple[str, Callable[[Inputs, PlanOptions], Outcome]]]:
-    """Name and entry of every baseline."""
-    return [(name, partial(plan, rule)) for name, rule in RULES.items()]

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flows.planning.squishy import PackedGpu, Session, Turn, pack
+from flows.planning.papers.symphony.squishy import PackedGpu, Session, Turn, pack
 from triton_backend.contract.errors import InfeasibleError
 
 

@@ -1,4 +1,4 @@
-"""The baseline `nexus`: a plan of duty cycles that verifies and can be simulated."""
+"""The planner `nexus`: a plan of duty cycles that verifies and can be simulated."""
 
 from dataclasses import replace
 

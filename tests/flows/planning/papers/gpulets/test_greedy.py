@@ -1,4 +1,4 @@
-"""Greedy baselines: never above the exact planner, their plans verify and keep what they promise."""
+"""Greedy rules: never above the exact planner, their plans verify and keep what they promise."""
 
 from dataclasses import replace
 

@@ -1,0 +1,49 @@
+"""Rules for entries that the Graft paper compares with (section 5.1).
+
+`gslice`: every entry, or every class of uniform entries, alone on the cheapest share and batch of the
+whole tail. `every_grouping`: the paper's Optimal, all groupings of the fragments that merging leaves.
+"""
+
+import math
+
+from flows.planning.entries.groups import Field, items_of
+from flows.planning.entries.partition import MOST_SUBSETS, by_subsets
+from flows.planning.entries.plan import Solved, by_rule, fragments, require_reachable
+from flows.planning.entries.similar import alone
+from flows.planning.entries.tables import ModelTable
+from flows.planning.registry import Inputs, PlanOptions
+from triton_backend.contract.errors import InputError
+
+
+def gslice(table: ModelTable, inputs: Inputs, options: PlanOptions, *, merge: bool) -> Solved:
+    """Every entry alone; with `merge`, uniform entries together.
+
+    Raises:
+        InfeasibleError: an entry cannot keep its budget alone.
+    """
+    del inputs
+    if merge:
+        field = fragments(table, options, -math.inf, chains=False)
+    else:
+        field = Field(table, items_of(table), group_budget=options.own["budget_rule"] == "group")
+        require_reachable(field, chains=False)
+    return by_rule(table, field, alone(field))
+
+
+def every_grouping(table: ModelTable, inputs: Inputs, options: PlanOptions) -> Solved:
+    """Merged; then every grouping is looked at (the paper's Optimal).
+
+    Raises:
+        InputError: there are too many fragments.
+        InfeasibleError: an entry cannot keep its budget.
+    """
+    del inputs
+    field = fragments(table, options, options.own["merge_threshold"])
+    if 1 << len(field.items) > MOST_SUBSETS:
+        most = int(math.log2(MOST_SUBSETS))
+        reason = (
+            f"{len(field.items)} fragments after merging; every grouping is looked at up to {most}"
+        )
+        raise InputError(f"workload model {table.name!r}", reason)
+    groups = by_subsets(field).groups if field.items else []
+    return by_rule(table, field, groups)

@@ -1,0 +1,6 @@
+"""What the Piccolo paper compares with: `nexus-dag`, `scrooge`, `inferline`, `clipper`."""
+
+from flows.planning.applications.planners import planner_by_rules
+from flows.planning.papers.piccolo.rules import RULES
+
+PLANNERS = tuple(planner_by_rules(name, rules) for name, rules in RULES.items())
