@@ -150,7 +150,6 @@ def show_clients(
         SteerTimes,
         steer_simulated,
         steering_of,
-        yardstick,
     )
 
     steer, plan_ms, start_s = how
@@ -166,7 +165,6 @@ def show_clients(
         loop, changes, unsteered = steer_simulated(plan, clients, options, steering, times, report)
         found = SteeredRun(
             loop=loop,
-            yardstick=yardstick(work, plan, clients, options.duration_s) if steer else None,
             steering=steering,
             changes=changes,
             unsteered=unsteered,
@@ -197,6 +195,4 @@ def show_clients(
     show(table(head, rows, texts=2))
     feasible = words.percent(document["attainment_feasible"], 2)
     show(f"{feasible} of {document['feasible']} requests whose client had a feasible cut in time")
-    static = document["static_plus_percent"]
-    beside = "" if static is None else f", static-plus {static:g} %"
-    show(f"{document['mean_percent']:.1f} % of a GPU in the mean{beside}; {changes} changes")
+    show(f"{document['mean_percent']:.1f} % of a GPU in the mean; {changes} changes")

@@ -24,7 +24,6 @@ from flows.operations.replanning.replan import options_of
 from flows.planning import PlanOptions, make_plan
 from flows.planning.stored_plans import load_profiles
 from flows.workspace import Workspace
-from triton_backend.client.decide import Cut, Link, decide
 from triton_backend.contract.cluster import Cluster
 from triton_backend.contract.entries import Entry, covering
 from triton_backend.contract.errors import InfeasibleError, InputError, PoolPipeError
@@ -385,15 +384,12 @@ class SteeredRun:
 
     Attributes:
         loop: the clients' counts.
-        yardstick: the plan of `static-plus` for every client at its link's mean rate; None: no client cuts
-            there.
         steering: None where the plan stayed.
         changes: of plan.
         unsteered: why a change was not made, each once.
     """
 
     loop: ClosedLoop
-    yardstick: Plan | None
     steering: Steering | None
     changes: int = 0
     unsteered: tuple[str, ...] = ()
@@ -406,8 +402,6 @@ class SteeredRun:
             sum(t.feasible for t in client_counts),
             sum(t.reached for t in client_counts),
         )
-        static = None if self.yardstick is None else percents(self.yardstick)
-        mean = self.loop.mean_percent()
         return {
             "offered": offered,
             "attainment": sum(t.served for t in client_counts) / offered if offered else 1.0,
@@ -427,9 +421,7 @@ class SteeredRun:
             if reached
             else 1.0,
             "accepted_and_late": self.loop.late_after_accepting(),
-            "mean_percent": mean,
-            "static_plus_percent": static,
-            "over_static_plus": mean / static if static else None,
+            "mean_percent": self.loop.mean_percent(),
             "changes": self.changes,
             "plan_ms": _quantiles([] if self.steering is None else self.steering.plan_s),
             "unsteered": list(self.unsteered),
@@ -511,80 +503,6 @@ def steer_simulated(
             changes += 1
     loop.finish()
     return loop, changes, tuple(unsteered)
-
-
-def at_mean_rates(clients: Sequence[ClientSpec], plan: Plan, duration_s: float) -> list[Demand]:
-    """Where every client would cut for good, at the mean rate of its link."""
-    found: list[Demand] = []
-    for spec in clients:
-        tails = plan.least_tails_us(spec.model)
-        mbit_per_s = spec.trace.bits(duration_s * US_PER_S) / (duration_s * US_PER_S)
-        cuts = [
-            Cut(
-                block=block,
-                upload_bytes=spec.upload_bytes[block],
-                head_us=spec.heads_us[block],
-                tail_us=tail_us,
-                least_tail_us=tail_us,
-            )
-            for block, tail_us in tails.items()
-        ]
-        blocks = len(spec.upload_bytes)
-        device = Cut(block=blocks, upload_bytes=0, head_us=spec.heads_us[blocks])
-        decided = decide(cuts, device, Link(mbit_per_s=mbit_per_s, rtt_us=spec.rtt_us), spec.slo_us)
-        if decided.feasible and decided.block < blocks:
-            found.append(Demand(spec.model, decided.block, decided.budget_us, spec.fps))
-    return found
-
-
-def yardstick(
-    work: Workspace, plan: Plan, clients: Sequence[ClientSpec], duration_s: float
-) -> Plan | None:
-    """`static-plus` of the warehouse's profiles; see `static_plus`.
-
-    Raises:
-        InfeasibleError: its own rule cannot serve them.
-    """
-    profiles, _ = load_profiles(work, plan.cluster, plan.workload)
-    return static_plus(profiles, plan, clients, duration_s)
-
-
-def static_plus(
-    profiles: Mapping[str, ModelProfile],
-    plan: Plan,
-    clients: Sequence[ClientSpec],
-    duration_s: float,
-) -> Plan | None:
-    """`static-plus` for clients that cut where the mean of their link says, at their own rates and budgets.
-
-    Raises:
-        InfeasibleError: its own rule cannot serve them.
-    """
-    by_model: dict[str, list[Entry]] = {}
-    for number, demand in enumerate(at_mean_rates(clients, plan, duration_s)):
-        own = by_model.setdefault(demand.model, [])
-        own.append(
-            Entry(
-                name=f"c{number}",
-                block=demand.block,
-                budget_us=demand.budget_us,
-                rate_rps=demand.rate_rps,
-            )
-        )
-    if not by_model:
-        return None
-    models = tuple(
-        replace(model, entries=tuple(by_model[model.name]))
-        for model in plan.workload.models
-        if model.name in by_model
-    )
-    workload = Workload(models=models)
-    options = options_of(plan)
-    own = {
-        name: value for name, value in options.own.items() if name in ("max_instances", "billing")
-    }
-    options = replace(options, planner="static-plus", max_partitions=1, own=own, previous=None)
-    return make_plan(profiles, plan.cluster, workload, options)
 
 
 # In a running system

@@ -32,10 +32,8 @@ from flows.operations.replanning.steering import (
     SteeredRun,
     Steering,
     SteerTimes,
-    at_mean_rates,
     entries_of,
     planner_of,
-    static_plus,
     steer_simulated,
     with_entries,
 )
@@ -52,6 +50,7 @@ from scripts.paper.graft.fleets import (
     models,
     traces,
 )
+from scripts.paper.graft.mean_rates import at_mean_rates, static_plus
 from triton_backend.client.link import Trace
 from triton_backend.contract.arrivals import StatedRequests
 from triton_backend.contract.entries import Entry
@@ -59,6 +58,7 @@ from triton_backend.contract.plan import Pipeline, Plan
 from triton_backend.contract.units import US_PER_S
 from triton_backend.contract.workload import LEAST_RPS, ModelDemand
 from triton_backend.simulator.clients.client import ClientSpec, Missed
+from triton_backend.simulator.clients.closed_loop import percents
 from triton_backend.simulator.offered import POISSON, Arrivals, Stated
 from triton_backend.simulator.results import SimResult
 from triton_backend.simulator.run import simulate
@@ -292,7 +292,7 @@ def first_plan(
 
 @cache
 def looped(data: Path, name: str, how: Loop, *, foresight: bool = False) -> dict[str, Any]:
-    """A run, as `simulate --clients --steer --json` has it."""
+    """A run, as `simulate --clients --steer --json` has it, and its shares over those of `static-plus`."""
     clients = clients_of(data, name, how)
     last = models(data)[name].blocks - 1
     idle = Entry(name="idle", block=last, budget_us=clients[0].slo_us, rate_rps=LEAST_RPS)
@@ -311,15 +311,11 @@ def looped(data: Path, name: str, how: Loop, *, foresight: bool = False) -> dict
         lambda _: None,
         foresight=foresight,
     )
-    static = static_plus(inputs.profiles, plan, clients, how.seconds)
-    run = SteeredRun(
-        loop=loop,
-        yardstick=static,
-        steering=steering,
-        changes=changes,
-        unsteered=unsteered,
-    )
+    run = SteeredRun(loop=loop, steering=steering, changes=changes, unsteered=unsteered)
     found = run.to_dict()
+    static = static_plus(inputs.profiles, plan, clients, how.seconds)
+    held = 0.0 if static is None else percents(static)
+    found["over_static_plus"] = found["mean_percent"] / held if held else None
     if static is not None and not foresight:
         fixed, _, _ = steer_simulated(
             static, clients, simulated, None, SteerTimes(), lambda _: None
