@@ -33,9 +33,9 @@ from flows.planning.applications.heuristics import (
 from flows.planning.applications.lines import Lines, lines_to_plan
 from flows.planning.applications.machines import (
     Machine,
+    begun,
     cheapest,
     even,
-    generate,
     padded,
     ranked,
 )
@@ -179,11 +179,11 @@ def examples(folder: Path) -> list[dict[str, Any]]:
                 )
             )
     one = ranked(tables["M1"])
-    several = generate(one, 285, 2e6)
+    several, _ = begun(one, 285, 2e6)
     sets = {
-        "M1 at 285/s in 2 s, two configurations, 2d (3.7)": generate(one, 285, 2e6, "2d", 2),
+        "M1 at 285/s in 2 s, two configurations, 2d (3.7)": begun(one, 285, 2e6, "2d", 2)[0],
         "the same, Algorithm 1 (3.1)": several,
-        "the same, with dummies (3.0)": several and padded(one, several, 285, 2e6),
+        "the same, with dummies (3.0)": padded(one, several, 285, 2e6),
         "the same, tc-even (2.85, ours)": even(one, 285, 2e6, dummies=True),
         "the same, tc-padded (3 GPUs, ours)": cheapest(one, 285, 2e6, dummies=True, whole=True),
     }

@@ -9,14 +9,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from triton_backend.contract.applications import Application, Module
 from triton_backend.contract.errors import InputError
 from triton_backend.contract.workload import ModelDemand, Workload, lines_of
-
-Times = NDArray[np.int64]
-"""[lines] whole µs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

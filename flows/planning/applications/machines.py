@@ -18,7 +18,6 @@ from dataclasses import dataclass, replace
 from math import ceil, floor, inf
 
 _EPS = 1e-9
-RULES = ("tc", "dt", "2d")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,21 +89,6 @@ def ranked(machines: Sequence[Machine]) -> tuple[Machine, ...]:
     return tuple(sorted(machines, key=lambda m: (m.unit_cost, m.duration_us, m.batch)))
 
 
-def generate(
-    machines: Sequence[Machine],
-    rate_rps: float,
-    budget_us: float,
-    rule: str = "tc",
-    most_configurations: int | None = None,
-) -> MachineSet | None:
-    """Algorithm 1: greedy in the order of machines; None where some rate finds no machine.
-
-    With at most two configurations the last one takes all that is left.
-    """
-    served, left = begun(machines, rate_rps, budget_us, rule, most_configurations)
-    return served if left <= _EPS * rate_rps else None
-
-
 def begun(
     machines: Sequence[Machine],
     rate_rps: float,
@@ -112,7 +96,10 @@ def begun(
     rule: str = "tc",
     most_configurations: int | None = None,
 ) -> tuple[MachineSet, float]:
-    """As far as Algorithm 1 comes, and the rate that is left."""
+    """As far as Algorithm 1 comes, greedy in the order of machines, and the rate (rows/s) that is left.
+
+    With at most two configurations the last one takes all that is left.
+    """
     groups: list[Group] = []
     left, used = rate_rps, 0
     budget_us *= 1 + _EPS

@@ -19,7 +19,7 @@ Tables = Sequence[tuple[Machine, ...]]
 Split = Callable[[Lines, Tables, Sequence[float], str], Sequence[int] | None]
 """Budgets by line (us) that keep all paths; None where none do.
 
-From lines, their machines, their rates (rows/s) and how worst-case latency is counted (`machines.RULES`).
+From lines, their machines, their rates (rows/s) and how worst-case latency is counted (`machines`).
 """
 Worth = Callable[[float, int, Machine], float]
 """What a switch is worth: price saved, latency added (us), the machine switched to."""

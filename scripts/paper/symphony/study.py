@@ -25,10 +25,10 @@ from numpy.typing import NDArray
 
 from flows.clock import Stopwatch
 from flows.planning import PlanOptions, make_plan
-from flows.planning.subclusters.gathering import staggered, uncoordinated
 from flows.planning.subclusters.partition import ToPart, divide, fits, imbalance, sums, value_of
 from flows.planning.watch import Watch
 from scripts.benchmarks.figures import Figure, add_destinations, exit_code, show, store
+from scripts.paper.symphony.analytic import staggered, uncoordinated
 from triton_backend.contract.cluster import Cluster, GpuClass, NodeGroup
 from triton_backend.contract.errors import InputError
 from triton_backend.contract.plan import Plan

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 from flows.planning.applications.machines import (
     Machine,
+    begun,
     cheapest,
     even,
-    generate,
     padded,
     ranked,
 )
@@ -21,10 +21,10 @@ M1, SLO_US = TABLES["M1"], 2e6
 
 
 def test_the_papers_example_costs_less_step_by_step() -> None:
-    existing = generate(M1, 285, SLO_US, "2d", 2)
-    several = generate(M1, 285, SLO_US)
-    assert existing is not None
-    assert several is not None
+    existing, left = begun(M1, 285, SLO_US, "2d", 2)
+    assert left == 0
+    several, left = begun(M1, 285, SLO_US)
+    assert left == pytest.approx(0, abs=1e-9)
     assert existing.cost == pytest.approx(3.7)
     assert several.cost == pytest.approx(3.1)
     assert [(g.machine.batch, round(g.machines, 9)) for g in several.groups] == [
@@ -61,7 +61,7 @@ def test_latencies_of_figure_3() -> None:
 
 
 def test_rates_too_small_for_any_batch_need_dummies() -> None:
-    assert generate(M1, 0.1, SLO_US) is None
+    assert begun(M1, 0.1, SLO_US)[1] == 0.1
     assert cheapest(M1, 0.1, SLO_US, dummies=False) is None
     padding = cheapest(M1, 0.1, SLO_US, dummies=True)
     assert padding is not None
