@@ -7,7 +7,7 @@ from math import fsum
 from flows.planning.certificate import decode
 from flows.planning.entries import MARGIN
 from flows.planning.pool.applications.exact import application_rates
-from flows.planning.registry import Inputs, PlanOptions, planner_named, planners
+from flows.planning.registry import Inputs, PlanOptions, planner_named, product_planners
 from flows.planning.watch import Watch
 from triton_backend.contract.cluster import Cluster
 from triton_backend.contract.errors import InfeasibleError, InputError, InvariantError
@@ -51,21 +51,21 @@ def make_plan(
     if planner.most_stages is not None and options.max_partitions > planner.most_stages:
         options = replace(options, max_partitions=planner.most_stages)
     if workload.applications and "applications" not in planner.demands:
-        known = [p.name for p in planners().values() if "applications" in p.demands]
+        known = [p.name for p in product_planners().values() if "applications" in p.demands]
         reason = (
             f"{planner.name} plans models alone; applications are planned by {', '.join(known)}"
         )
         raise InputError("option planner", reason)
     if workload.has_entries:
         if "entries" not in planner.demands:
-            known = [p.name for p in planners().values() if "entries" in p.demands]
+            known = [p.name for p in product_planners().values() if "entries" in p.demands]
             reason = f"{planner.name} plans whole models; entries are planned by {', '.join(known)}"
             raise InputError("option planner", reason)
         if not options.margin_given:
             options = replace(options, slo_margin=MARGIN)
     divided = [c.name for c in cluster.gpu_classes if c.mig is not None]
     if divided and not planner.mig:
-        known = ", ".join(p.name for p in planners().values() if p.mig)
+        known = ", ".join(p.name for p in product_planners().values() if p.mig)
         reason = f"{planner.name} plans no MIG slices, which class {divided[0]} has; {known} does"
         raise InputError("option planner", reason)
     watch = watch or Watch(limit_s=options.time_limit_s)
