@@ -59,6 +59,18 @@ def test_every_file_of_a_folder_is_listed_in_the_readme_that_maps_it(folder: str
     assert missing == []
 
 
+@pytest.mark.parametrize("folder", MAPPED)
+def test_every_file_that_a_readme_maps_is_there(folder: str) -> None:
+    files = [f"/{path}" for path in tracked_files() if path.parts[0] == folder]
+    missing: list[str] = []
+    for readme in (Path(path[1:]) for path in files if path.endswith("/README.md")):
+        for row in re.findall(r"^\| (`.*?) \|", (ROOT / readme).read_text(), re.MULTILINE):
+            names = re.findall(r"`([a-z0-9_/]+\.py)`", row)
+            gone = [name for name in names if not any(f.endswith(f"/{name}") for f in files)]
+            missing += [f"{name} in {readme}" for name in gone]
+    assert missing == []
+
+
 def test_every_folder_of_tests_is_listed() -> None:
     folders = {path.parts[1] for path in tracked_files() if path.parts[0] == "tests"}
     listed = set(re.findall(r"`([a-z_]+)`", (ROOT / "tests" / "README.md").read_text()))
