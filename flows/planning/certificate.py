@@ -8,8 +8,8 @@ from dataclasses import replace
 from typing import Any
 
 from flows.clock import Stopwatch
+from flows.planning.inputs import whole_memory
 from flows.planning.placement import PoolToPlace, moved, place, uses_of
-from flows.planning.problem import whole_memory
 from flows.planning.registry import (
     Inputs,
     Outcome,

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 import numpy as np
 
 from triton_backend.contract.applications import Application, Module
-from triton_backend.contract.errors import InputError
 from triton_backend.contract.workload import ModelDemand, Workload, lines_of
 
 
@@ -154,20 +153,3 @@ def _graph(
         parents=tuple(tuple(place[p] for p in module.parents) for module in modules),
         alone=alone,
     )
-
-
-def require_rates(workload: Workload) -> None:
-    """Whether everybody says a rate, as objectives need that minimise.
-
-    Raises:
-        InputError: one does not.
-    """
-    for model in workload.models:
-        if model.rate_rps is None:
-            raise InputError(
-                f"workload model {model.name!r}, rate_rps", "needed for this objective"
-            )
-    for application in workload.applications:
-        if application.rate_rps is None:
-            where = f"application {application.name!r}.rate_rps"
-            raise InputError(where, "needed for this objective")

@@ -9,7 +9,7 @@ import numpy as np
 from flows.planning.applications.lines import Lines
 from flows.planning.applications.machines import MachineSet
 from flows.planning.certificate import objective_of
-from flows.planning.problem import Problem
+from flows.planning.inputs import Problem
 from flows.planning.registry import (
     Inputs,
     Outcome,

@@ -11,7 +11,6 @@ from typing import Any
 
 from flows.clock import Stopwatch
 from flows.planning.applications.heuristics import ABLATIONS, PICCOLO, Rules, solve
-from flows.planning.applications.lines import require_rates
 from flows.planning.applications.outcome import (
     Decided,
     answer,
@@ -21,11 +20,11 @@ from flows.planning.applications.outcome import (
 )
 from flows.planning.applications.tables import (
     demanded,
-    hourly_costs,
     least_times,
     line_problem,
     machine_tables,
 )
+from flows.planning.inputs import gpu_prices, require_rates
 from flows.planning.registry import Inputs, Option, Outcome, Planner, PlanOptions, Trace
 from triton_backend.contract.errors import InputError
 
@@ -70,11 +69,11 @@ def _piccolo_rules(own: dict[str, Any]) -> Rules:
 def _plan(
     rules_of: Callable[[dict[str, Any]], Rules], inputs: Inputs, options: PlanOptions
 ) -> Outcome:
-    require_rates(inputs.workload)
+    require_rates(inputs.workload, options.objective)
     lines, laps = demanded(inputs.workload, options), Stopwatch()
     rules = rules_of(dict(options.own))
     problem = line_problem(inputs, options, lines)
-    tables = machine_tables(problem, hourly_costs(inputs.cluster))
+    tables = machine_tables(problem, gpu_prices(inputs.cluster, options.objective))
     rates = [demand.rate_rps or 0.0 for demand in lines.demands]
     trace = Trace(solver="none", status="by rule")
     trace.seconds["enumerate"] = laps.restart()

@@ -1,6 +1,5 @@
 """From profiles, cluster and workload to lines, and to the machines that each may use."""
 
-from collections.abc import Sequence
 from dataclasses import replace
 from math import ceil
 
@@ -8,9 +7,9 @@ import numpy as np
 
 from flows.planning.applications.lines import Lines, lines_to_plan
 from flows.planning.applications.machines import Machine, ranked
-from flows.planning.problem import Problem, build_problem
+from flows.planning.arrays import Floats
+from flows.planning.inputs import Problem, build_problem
 from flows.planning.registry import Inputs, PlanOptions
-from triton_backend.contract.cluster import Cluster
 from triton_backend.contract.errors import InputError
 from triton_backend.contract.workload import Workload
 
@@ -52,7 +51,7 @@ def least_times(problem: Problem) -> list[int]:
     ]
 
 
-def machine_tables(problem: Problem, price: Sequence[float]) -> list[tuple[Machine, ...]]:
+def machine_tables(problem: Problem, price: Floats) -> list[tuple[Machine, ...]]:
     """By line, every whole model on every GPU and batch that is measured, in rank order."""
     tables: list[tuple[Machine, ...]] = []
     for model in problem.models:
@@ -74,18 +73,3 @@ def machine_tables(problem: Problem, price: Sequence[float]) -> list[tuple[Machi
                     )
         tables.append(ranked(machines))
     return tables
-
-
-def hourly_costs(cluster: Cluster) -> list[float]:
-    """[C] what a GPU of each class costs.
-
-    Raises:
-        InputError: a class has no price.
-    """
-    costs: list[float] = []
-    for gpu_class in cluster.gpu_classes:
-        if gpu_class.hourly_cost is None:
-            where = f"gpu_classes.{gpu_class.name}.hourly_cost"
-            raise InputError(where, "needed for the objective 'cost'")
-        costs.append(gpu_class.hourly_cost)
-    return costs

@@ -45,8 +45,8 @@ from flows.planning.entries.tables import (
     read_tables,
     vgpu_memory_gib,
 )
+from flows.planning.inputs import stage_memory
 from flows.planning.placement import PoolToPlace, ShareToPlace, place, place_shares
-from flows.planning.problem import stage_memory
 from flows.planning.registry import (
     Inputs,
     Outcome,

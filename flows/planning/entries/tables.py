@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from flows.planning.problem import stage_memory
+from flows.planning.inputs import stage_memory
 from flows.planning.registry import Inputs, PlanOptions
 from triton_backend.contract.cluster import GpuClass
 from triton_backend.contract.entries import Entry

@@ -49,6 +49,7 @@ from flows.planning.gpulets.patterns import Pattern, Worth
 from flows.planning.gpulets.plan import POLICY, places, seat_pipelines, slot_runs
 from flows.planning.gpulets.plan import plan as plan_turns
 from flows.planning.gpulets.tables import Cell, ClassTable, Floats, Ints, Tables, read_tables
+from flows.planning.inputs import EVERY, Problem, build_problem, stage_memory
 from flows.planning.placement import joined
 from flows.planning.pool import unequal
 from flows.planning.pool.bound import Bound, least_loss, undominated
@@ -56,7 +57,6 @@ from flows.planning.pool.columns import Columns, enumerate_columns, stacked
 from flows.planning.pool.integer import delivered_rps, trimmed
 from flows.planning.pool.plan import pipelines_of
 from flows.planning.pool.plan import plan as plan_pipelines
-from flows.planning.problem import EVERY, Problem, build_problem, stage_memory
 from flows.planning.registry import (
     Inputs,
     Outcome,

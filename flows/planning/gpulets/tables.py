@@ -11,7 +11,7 @@ from itertools import combinations_with_replacement
 import numpy as np
 from numpy.typing import NDArray
 
-from flows.planning.problem import whole_memory
+from flows.planning.inputs import whole_memory
 from flows.planning.registry import Inputs, PlanOptions
 from triton_backend.contract.cluster import GpuClass
 from triton_backend.contract.errors import InfeasibleError, InputError

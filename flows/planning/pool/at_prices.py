@@ -11,12 +11,12 @@ from numpy.typing import NDArray
 
 from flows.planning.decomposition.blocks import Demands
 from flows.planning.decomposition.decompose import Decomposition, Start
+from flows.planning.inputs import Problem
 from flows.planning.pool.attempts import Best, round_down
 from flows.planning.pool.blocks import ModelBlocks, placeable
 from flows.planning.pool.bound import Bound, Goal
 from flows.planning.pool.columns import Columns, Way, ways_in_force
 from flows.planning.pool.integer import delivered_rps, gpus_in_use
-from flows.planning.problem import Problem
 from flows.planning.registry import PlanOptions
 from flows.planning.watch import Watch
 

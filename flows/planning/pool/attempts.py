@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from flows.planning.inputs import Problem
 from flows.planning.pool.bound import Goal
 from flows.planning.pool.columns import Columns
 from flows.planning.pool.integer import (
@@ -26,7 +27,6 @@ from flows.planning.pool.integer import (
     tighten,
     trimmed,
 )
-from flows.planning.problem import Problem
 from flows.planning.registry import PlanOptions, Trace
 from flows.planning.solver.solve import Limits, Solution, solve_integer
 from flows.planning.watch import Watch

@@ -20,10 +20,10 @@ from numpy.typing import NDArray
 
 from flows.planning.decomposition.blocks import Least
 from flows.planning.decomposition.covering import Bricks, Covers
+from flows.planning.inputs import Problem
 from flows.planning.pool.bound import Bound, Goal, least_loss
 from flows.planning.pool.columns import Columns, Way
 from flows.planning.pool.integer import counts_of, delivered_rps, gpus_in_use, integer_program
-from flows.planning.problem import Problem
 from flows.planning.solver.program import ProgramBuilder
 from flows.planning.solver.solve import Limits, solve_integer
 from flows.planning.watch import Watch

@@ -28,8 +28,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from flows.planning.inputs import Problem
 from flows.planning.pool.columns import Columns
-from flows.planning.problem import Problem
 from flows.planning.solver.program import Program, ProgramBuilder
 from flows.planning.solver.solve import solve_linear
 from triton_backend.contract.errors import InfeasibleError, InvariantError
@@ -248,12 +248,13 @@ def _certified(
 
 def goal_of(problem: Problem, objective: str, minimum_rps: Mapping[str, float],
             price: NDArray[np.float64]) -> Goal:  # fmt: skip
-    """The goal of a planning run."""
+    """The goal of a planning run; prices [C] count where the objective is minimised."""
+    fixed = objective != "throughput"
     return Goal(
         weight=np.array([m.weight for m in problem.models]),
         minimum_rps=np.array([minimum_rps.get(m.name, 0.0) for m in problem.models]),
-        price=price,
-        fixed=objective != "throughput",
+        price=price if fixed else np.zeros_like(price),
+        fixed=fixed,
     )
 
 

@@ -13,7 +13,7 @@ from math import comb
 import numpy as np
 from numpy.typing import NDArray
 
-from flows.planning.problem import ModelArrays, Problem
+from flows.planning.inputs import ModelArrays, Problem
 from triton_backend.contract.errors import InfeasibleError, InputError
 from triton_backend.contract.plan import Pipeline, Plan, Pool
 from triton_backend.contract.units import us_to_ms

@@ -35,9 +35,9 @@ from itertools import count
 import numpy as np
 from numpy.typing import NDArray
 
+from flows.planning.inputs import Problem
 from flows.planning.pool.bound import Goal
 from flows.planning.pool.columns import Columns
-from flows.planning.problem import Problem
 from flows.planning.solver.program import Program, ProgramBuilder
 from flows.planning.solver.solve import Relaxation
 from flows.planning.watch import Watch

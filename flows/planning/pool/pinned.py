@@ -10,11 +10,11 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from flows.planning.inputs import Problem
 from flows.planning.pool.bound import Goal
 from flows.planning.pool.columns import Columns, enumerate_columns, row_of, stacked
 from flows.planning.pool.integer import REACHED, asked_rps, delivered_rps, gpus_in_use
 from flows.planning.pool.spare_gpus import BestEffort, Form, best_effort_of, form_of
-from flows.planning.problem import Problem
 from flows.planning.registry import PlanOptions
 from triton_backend.contract.errors import InputError
 from triton_backend.contract.plan import Pipeline, Pool

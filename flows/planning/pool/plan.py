@@ -11,6 +11,15 @@ from numpy.typing import NDArray
 
 from flows.clock import Stopwatch
 from flows.planning.certificate import objective_of
+from flows.planning.inputs import (
+    ALIKE,
+    EVERY,
+    Problem,
+    build_problem,
+    gpu_prices,
+    require_rates,
+    stage_memory,
+)
 from flows.planning.placement import place_cuts, running, uses_of
 from flows.planning.pool import unequal
 from flows.planning.pool.bound import Goal, goal_of
@@ -29,7 +38,6 @@ from flows.planning.pool.spare_gpus import (
     widen,
 )
 from flows.planning.pool.tie_break import Use, break_ties
-from flows.planning.problem import ALIKE, EVERY, Problem, build_problem, stage_memory
 from flows.planning.registry import (
     Inputs,
     Outcome,
@@ -38,12 +46,9 @@ from flows.planning.registry import (
     PlannedStage,
     PlanOptions,
 )
-from triton_backend.contract.cluster import Cluster
 from triton_backend.contract.errors import InputError
-from triton_backend.contract.workload import Workload
 
 _HAIR = 1e-9
-_PRICES = {"cost": "hourly_cost", "power": "power_w"}
 
 
 def plan(inputs: Inputs, options: PlanOptions) -> Outcome:
@@ -56,9 +61,8 @@ def plan(inputs: Inputs, options: PlanOptions) -> Outcome:
     """
     if options.own["overflow"] and options.objective != "throughput":
         raise InputError("option overflow", "is defined for throughput alone")
-    price = prices(inputs.cluster, options)
-    if options.objective != "throughput":
-        _require_rates(inputs.workload, options)
+    price = gpu_prices(inputs.cluster, options.objective)
+    require_rates(inputs.workload, options.objective)
     in_percents = any(c.vgpu_percents for c in inputs.cluster.gpu_classes)
     if in_percents and (options.own["overflow"] or options.pinned_models):
         what = "overflow" if options.own["overflow"] else "pinned_models"
@@ -262,26 +266,3 @@ def _running(inputs: Inputs, options: PlanOptions, problem: Problem) -> dict[Use
         for (model, gpu_class, divisor, blocks), count in counts.items()
         if model in models and (gpu_class, divisor) in types
     }
-
-
-def prices(cluster: Cluster, options: PlanOptions) -> NDArray[np.float64]:
-    """[C] what one GPU of each class costs in the objective; 0 for throughput."""
-    field = _PRICES.get(options.objective)
-    if field is None:
-        return np.zeros(len(cluster.gpu_classes))
-    for gpu_class in cluster.gpu_classes:
-        if getattr(gpu_class, field) is None:
-            raise InputError(
-                f"gpu_classes.{gpu_class.name}.{field}",
-                f"needed for the objective {options.objective!r}",
-            )
-    return np.array([getattr(c, field) for c in cluster.gpu_classes], dtype=np.float64)
-
-
-def _require_rates(workload: Workload, options: PlanOptions) -> None:
-    for model in workload.models:
-        if model.rate_rps is None:
-            raise InputError(
-                f"workload model {model.name!r}, rate_rps",
-                f"needed for the objective {options.objective!r}",
-            )

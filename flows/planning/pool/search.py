@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flows.clock import Stopwatch
+from flows.planning.inputs import Problem
 from flows.planning.pool.at_prices import plan_at_prices
 from flows.planning.pool.attempts import Attempts, Best, round_down
 from flows.planning.pool.blocks import placeable
@@ -22,7 +23,6 @@ from flows.planning.pool.bound import Bound, Goal, least_loss, solve_bound, undo
 from flows.planning.pool.columns import Columns, enumerate_columns
 from flows.planning.pool.divide import Alone, Division, Part
 from flows.planning.pool.integer import prove, tighten
-from flows.planning.problem import Problem
 from flows.planning.registry import PlanOptions, Trace
 from flows.planning.watch import Watch
 from triton_backend.contract.errors import InfeasibleError

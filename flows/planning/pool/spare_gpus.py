@@ -22,10 +22,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from flows.planning.inputs import Problem
 from flows.planning.pool.bound import Goal
 from flows.planning.pool.columns import Columns
 from flows.planning.pool.integer import delivered_rps, gpus_in_use
-from flows.planning.problem import Problem
 from flows.planning.registry import PlanOptions
 from triton_backend.contract.units import US_PER_S
 from triton_backend.contract.workload import Workload

@@ -25,10 +25,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from flows.planning.inputs import Problem
 from flows.planning.pool.columns import Columns
 from flows.planning.pool.integer import Layout, delivered_rps
 from flows.planning.pool.spare_gpus import HEADROOM
-from flows.planning.problem import Problem
 from flows.planning.solver.program import ProgramBuilder
 from triton_backend.contract.units import US_PER_S
 

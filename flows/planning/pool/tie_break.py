@@ -29,6 +29,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flows.clock import Stopwatch
+from flows.planning.inputs import Problem
 from flows.planning.pool.bound import Goal, least_loss
 from flows.planning.pool.columns import Columns
 from flows.planning.pool.integer import (
@@ -43,7 +44,6 @@ from flows.planning.pool.integer import (
 from flows.planning.pool.search import Found
 from flows.planning.pool.spare_gpus import HEADROOM
 from flows.planning.pool.sustained_load import BURSTS, Sustained, needed_by
-from flows.planning.problem import Problem
 from flows.planning.registry import PlanOptions
 from flows.planning.solver.program import Program, ProgramBuilder
 from flows.planning.solver.solve import Limits, solve_integer

@@ -31,11 +31,11 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from flows.planning.inputs import Problem
 from flows.planning.packing import Part, cuts_of
 from flows.planning.pool.bound import Bound, Goal, least_loss, undominated
 from flows.planning.pool.columns import Columns, enumerate_columns
 from flows.planning.pool.integer import lowest_share, reaches_rates, trimmed
-from flows.planning.problem import Problem
 from flows.planning.registry import PlanOptions, Trace
 from flows.planning.solver.program import ProgramBuilder
 from flows.planning.solver.solve import Limits, solve_integer, solve_linear

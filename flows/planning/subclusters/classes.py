@@ -15,13 +15,10 @@ bounds every plan. A model that leaves its class pays a hair, so that ties leave
 from dataclasses import dataclass, replace
 
 import numpy as np
-from numpy.typing import NDArray
 
+from flows.planning.arrays import Floats, Ints
 from flows.planning.solver.program import ProgramBuilder
 from flows.planning.solver.solve import Limits, solve_integer
-
-Floats = NDArray[np.float64]
-Wholes = NDArray[np.int64]
 
 _NODES = 5_000
 _HAIR = 1e-5  # of the cheapest GPU: what moving all bytes to other classes costs
@@ -43,16 +40,16 @@ class ToClass:
     load: Floats
     static_bytes: Floats
     room_bytes: Floats
-    gpus: Wholes
+    gpus: Ints
     utilisation: float
-    before: Wholes
+    before: Ints
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chosen:
     """Class of each model; `value` is what was minimised, `bound` what nothing undercuts."""
 
-    kind: Wholes
+    kind: Ints
     value: float
     bound: float
 
@@ -89,7 +86,7 @@ def evenest(
     return _solved(builder, asked, (gap, seconds, solver))
 
 
-def _models(asked: ToClass, hair: float) -> tuple[ProgramBuilder, Wholes]:
+def _models(asked: ToClass, hair: float) -> tuple[ProgramBuilder, Ints]:
     """A program in which every model has one class, and the variables that say which."""
     builder = ProgramBuilder()
     m, kinds = asked.load.shape
@@ -108,7 +105,7 @@ def _models(asked: ToClass, hair: float) -> tuple[ProgramBuilder, Wholes]:
     return builder, x
 
 
-def _load_rows(builder: ProgramBuilder, asked: ToClass, x: Wholes) -> Wholes:
+def _load_rows(builder: ProgramBuilder, asked: ToClass, x: Ints) -> Ints:
     m, kinds = asked.load.shape
     load = np.where(np.isfinite(asked.load), asked.load, 0.0)
     rows = builder.rows("load", kinds, upper=0.0)
@@ -117,8 +114,8 @@ def _load_rows(builder: ProgramBuilder, asked: ToClass, x: Wholes) -> Wholes:
 
 
 def _memory_rows(
-    builder: ProgramBuilder, asked: ToClass, x: Wholes, known: Wholes, gpus: Floats | Wholes
-) -> tuple[Wholes, Floats]:
+    builder: ProgramBuilder, asked: ToClass, x: Ints, known: Ints, gpus: Floats | Ints
+) -> tuple[Ints, Floats]:
     """Rows of the classes whose room is known, and that room, both in shares of all bytes."""
     scale = float(asked.static_bytes.sum()) or 1.0
     room = asked.room_bytes[known] / scale

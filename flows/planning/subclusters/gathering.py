@@ -23,10 +23,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from flows.planning.arrays import Floats, Ints
 from triton_backend.contract.units import US_PER_S
-
-Floats = NDArray[np.float64]
-Wholes = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,7 +40,7 @@ class Curves:
 
     starts_rps: Floats
     work_s: Floats
-    batch: Wholes
+    batch: Ints
 
     @property
     def possible(self) -> NDArray[np.bool_]:
@@ -54,7 +52,7 @@ class Curves:
         at = self._at(rate_rps)
         return np.where(self.possible, rate_rps * self.work_s[np.arange(at.shape[-1]), at], np.inf)
 
-    def batches(self, rate_rps: Floats) -> Wholes:
+    def batches(self, rate_rps: Floats) -> Ints:
         """Batch for a rate of every model, [..., m]."""
         at = self._at(rate_rps)
         return self.batch[np.arange(at.shape[-1]), at]
@@ -70,7 +68,7 @@ class Curves:
         now = np.where(self.possible, rate_rps * self.work_s[rows, at], np.inf)
         return np.minimum(now, later[rows, at])
 
-    def _at(self, rate_rps: Floats) -> Wholes:
+    def _at(self, rate_rps: Floats) -> Ints:
         """Column of the largest batch that each rate allows."""
         counts = (self.starts_rps <= rate_rps[..., None]).sum(axis=-1)
         return np.maximum(counts - 1, 0).astype(np.int64)

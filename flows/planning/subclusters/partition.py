@@ -33,14 +33,11 @@ integer program.
 from dataclasses import dataclass, replace
 
 import numpy as np
-from numpy.typing import NDArray
 
+from flows.planning.arrays import Floats, Ints
 from flows.planning.solver.program import Program, ProgramBuilder
 from flows.planning.solver.solve import Limits, solve_integer
 from flows.planning.watch import Watch
-
-Floats = NDArray[np.float64]
-Wholes = NDArray[np.int64]
 
 _SMALL = 100  # x variables up to which the best is proven
 _NODES = 20_000
@@ -75,7 +72,7 @@ class ToPart:
     parts: int
     gpus: int
     utilisation: float
-    before: Wholes
+    before: Ints
     memory_weight: float = 1.0
     even: bool = True
 
@@ -106,8 +103,8 @@ class Parted:
         status: `optimal` where both meet; else what ended the search.
     """
 
-    part: Wholes
-    gpus: Wholes
+    part: Ints
+    gpus: Ints
     value: float
     bound: float
     status: str
@@ -138,12 +135,12 @@ def imbalance(values: Floats) -> float:
     return float(values.max() - values.min()) / mean if mean > 0 else 0.0
 
 
-def sums(part: Wholes, values: Floats, parts: int) -> Floats:
+def sums(part: Ints, values: Floats, parts: int) -> Floats:
     """[parts] sums over the models of each part."""
     return np.bincount(part, weights=values, minlength=parts).astype(np.float64)
 
 
-def fits(asked: ToPart, part: Wholes, gpus: Wholes) -> bool:
+def fits(asked: ToPart, part: Ints, gpus: Ints) -> bool:
     """Whether load and memory of every part are within what its GPUs have."""
     load = sums(part, asked.load, asked.parts)
     static = sums(part, asked.static_bytes, asked.parts)
@@ -158,7 +155,7 @@ def fits(asked: ToPart, part: Wholes, gpus: Wholes) -> bool:
     )
 
 
-def value_of(asked: ToPart, part: Wholes, gpus: Wholes) -> float:
+def value_of(asked: ToPart, part: Ints, gpus: Ints) -> float:
     """dR + w dS + M of an assignment."""
     load, static = (sums(part, v, asked.parts) for v in (asked.load, asked.static_bytes))
     total, all_bytes = float(asked.load.sum()), float(asked.static_bytes.sum())
@@ -186,7 +183,7 @@ def _greedy(asked: ToPart) -> Parted | None:
     return min(found, key=lambda each: each.value, default=None)
 
 
-def _largest_first(asked: ToPart) -> Wholes:
+def _largest_first(asked: ToPart) -> Ints:
     """Every model where load and bytes would stay lowest, largest models first."""
     size = _sizes(asked)
     order = np.argsort(-size.max(axis=1), kind="stable")
@@ -203,7 +200,7 @@ def _largest_first(asked: ToPart) -> Wholes:
     return part
 
 
-def _as_before(asked: ToPart, otherwise: Wholes) -> Wholes:
+def _as_before(asked: ToPart, otherwise: Ints) -> Ints:
     return np.where(asked.before >= 0, asked.before, otherwise)
 
 
@@ -214,7 +211,7 @@ def _sizes(asked: ToPart) -> Floats:
     return asked.parts * np.column_stack([asked.load / load, weight * asked.static_bytes / static])
 
 
-def _exchanged(asked: ToPart, part: Wholes) -> Wholes:
+def _exchanged(asked: ToPart, part: Ints) -> Ints:
     """Make the exchange or move that evens parts most (least squares), until none does.
 
     A move of bytes away from where they are now pays its share of all bytes; coming home earns it.
@@ -239,7 +236,7 @@ def _exchanged(asked: ToPart, part: Wholes) -> Wholes:
     return part
 
 
-def _targets(asked: ToPart, part: Wholes) -> Floats:
+def _targets(asked: ToPart, part: Ints) -> Floats:
     """[parts, 2] sizes that parts should have: load as their GPUs, bytes alike."""
     gpus = _gpus_of_parts(asked, part)
     if gpus is None:
@@ -250,7 +247,7 @@ def _targets(asked: ToPart, part: Wholes) -> Floats:
 
 
 def _best_exchange(
-    state: tuple[Floats, Wholes, Floats], away: Floats
+    state: tuple[Floats, Ints, Floats], away: Floats
 ) -> list[tuple[int, int]] | None:
     """Models and where they go: of the fullest and emptiest parts, what lowers the squares most.
 
@@ -293,7 +290,7 @@ def _best_exchange(
     return None
 
 
-def _gpus_of_parts(asked: ToPart, part: Wholes) -> Wholes | None:
+def _gpus_of_parts(asked: ToPart, part: Ints) -> Ints | None:
     """What each part needs, and what is left where load per GPU is highest; None beyond all GPUs."""
     load = sums(part, asked.load, asked.parts)
     need = np.ceil(load / asked.utilisation * (1 - _OVER)).astype(np.int64)
@@ -302,7 +299,7 @@ def _gpus_of_parts(asked: ToPart, part: Wholes) -> Wholes | None:
     return None if left < 0 else spread(load, need, left, asked.most)
 
 
-def spread(load: Floats, gpus: Wholes, more: int, most: int) -> Wholes:
+def spread(load: Floats, gpus: Ints, more: int, most: int) -> Ints:
     """Give `more` GPUs one by one to the part with the highest load per GPU, up to `most` each."""
     gpus = gpus.copy()
     for _ in range(more):
@@ -342,9 +339,9 @@ def _exact(
 class _Variables:
     """Numbers of the program's variables: x [m, parts], g and D [parts], dR, dS."""
 
-    x: Wholes
-    gpus: Wholes
-    dynamic: Wholes
+    x: Ints
+    gpus: Ints
+    dynamic: Ints
     off: int
     uneven: int
 

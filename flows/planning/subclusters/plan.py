@@ -17,10 +17,18 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from flows.planning.arrays import Floats, Ints
 from flows.planning.certificate import objective_of
-from flows.planning.problem import GIB, Problem, build_problem, whole_memory
+from flows.planning.inputs import (
+    Problem,
+    build_problem,
+    gpu_prices,
+    limits_us,
+    model_bytes,
+    require_rates,
+    room_gib,
+)
 from flows.planning.registry import (
     Inputs,
     Outcome,
@@ -39,16 +47,12 @@ from flows.planning.subclusters.partition import (
     spread,
 )
 from triton_backend.contract.errors import InfeasibleError, InputError
-from triton_backend.contract.plan import Plan
+from triton_backend.contract.plan import BYTES_PER_GIB, Plan
 from triton_backend.contract.shares import WHOLE_GPU
 from triton_backend.contract.units import us_to_ms
 
-Floats = NDArray[np.float64]
-Wholes = NDArray[np.int64]
-
 AUTO = "auto"
 POLICY = "deferred"
-PRICES = {"cost": "hourly_cost", "power": "power_w"}
 _TRIES = 8  # more sub-clusters, or GPUs, than the least that may do
 _ROUNDS = 4  # of scaling rates and dividing anew
 _HALVINGS = 60
@@ -78,7 +82,7 @@ class Demands:
     dynamic_bytes: Floats
     room_bytes: Floats
     price: Floats
-    before: Wholes
+    before: Ints
     pools: tuple[tuple[str, int], ...]
 
     def rates(self, scale: float) -> Floats:
@@ -104,7 +108,7 @@ class Subcluster:
     """One sub-cluster: models by number, GPUs of a class, the pool whose place it takes."""
 
     kind: int
-    models: Wholes
+    models: Ints
     gpus: int
     continues: str | None = None
 
@@ -157,29 +161,21 @@ def read_demands(inputs: Inputs, options: PlanOptions) -> Demands:
         InputError: the inputs do not fit together, or a price or rate is missing.
         InfeasibleError: a model meets its SLO on no class, or fits none.
     """
-    if options.objective != "throughput":
-        _require_rates(inputs, options.objective)
+    require_rates(inputs.workload, options.objective)
     cluster, demands = inputs.cluster, inputs.workload.models
     problem = build_problem(inputs.profiles, cluster, inputs.workload, options, whole_gpus=True)
-    limit = np.array([(1 - options.margin(d.name)) * d.slo_us for d in demands])
-    memory = [whole_memory(inputs.profiles[d.name]) for d in demands]
+    limit = limits_us(demands, options)
+    static_bytes, dynamic_bytes = model_bytes(inputs.profiles[d.name] for d in demands)
     kinds = range(len(problem.classes))
     asked = Demands(
         problem=problem,
         curves=tuple(curves(_latencies(problem, k), limit) for k in kinds),
         weight=np.array([d.normaliser(options.objective) for d in demands]),
         least_rps=np.array([options.minimum_rps.get(d.name, 0.0) for d in demands]),
-        static_bytes=np.array([0.0 if m is None else float(m.static) for m in memory]),
-        dynamic_bytes=np.array([0.0 if m is None else float(m.dynamic) for m in memory]),
-        room_bytes=np.array(
-            [
-                np.inf
-                if c.memory_gib is None
-                else (c.memory_gib - (c.process_memory_gib or 0.0)) * GIB
-                for c in cluster.gpu_classes
-            ]
-        ),
-        price=_prices(inputs, options.objective),
+        static_bytes=static_bytes,
+        dynamic_bytes=dynamic_bytes,
+        room_bytes=np.array([room_gib(c, WHOLE_GPU) * BYTES_PER_GIB for c in cluster.gpu_classes]),
+        price=gpu_prices(cluster, options.objective),
         before=np.full(len(demands), -1, dtype=np.int64),
         pools=(),
     )
@@ -207,7 +203,7 @@ def _check_possible(asked: Demands, limit_us: Floats, inputs: Inputs) -> None:
         best = int(np.argmin(single))
         held = float(asked.static_bytes[number] + asked.dynamic_bytes[number])
         if not np.isfinite(single[best]) or single[best] <= limit_us[number]:
-            reason = f"its {held / GIB:.3f} GiB fit no GPU of a class that it may use"
+            reason = f"its {held / BYTES_PER_GIB:.3f} GiB fit no GPU of a class that it may use"
             raise InfeasibleError(where, reason)
         raise InfeasibleError(
             where,
@@ -232,24 +228,6 @@ def _continued(asked: Demands, previous: Plan) -> Demands:
         if model.name in names and len(pipeline.stages) == 1 and stage.pool in numbers:
             before[names[model.name]] = numbers[stage.pool]
     return replace(asked, before=before, pools=pools)
-
-
-def _prices(inputs: Inputs, objective: str) -> Floats:
-    field = PRICES.get(objective)
-    if field is None:
-        return np.ones(len(inputs.cluster.gpu_classes))
-    for gpu_class in inputs.cluster.gpu_classes:
-        if getattr(gpu_class, field) is None:
-            where = f"gpu_classes.{gpu_class.name}.{field}"
-            raise InputError(where, f"needed for the objective {objective!r}")
-    return np.array([getattr(c, field) for c in inputs.cluster.gpu_classes], dtype=np.float64)
-
-
-def _require_rates(inputs: Inputs, objective: str) -> None:
-    for model in inputs.workload.models:
-        if model.rate_rps is None:
-            where = f"workload model {model.name!r}, rate_rps"
-            raise InputError(where, f"needed for the objective {objective!r}")
 
 
 def _wanted(options: PlanOptions, models: int) -> int | None:
@@ -346,9 +324,7 @@ def _counts(asked: Demands, chosen: Chosen, load: Floats, wanted: int | None) ->
     return counts
 
 
-def _to_part(
-    asked: Demands, models: Wholes, kind: int, load: Floats, options: PlanOptions
-) -> ToPart:
+def _to_part(asked: Demands, models: Ints, kind: int, load: Floats, options: PlanOptions) -> ToPart:
     """What is divided on one class; parts, GPUs and labels are filled in by `_parted`."""
     mine = [number for number, (_, at) in enumerate(asked.pools) if at == kind]
     label = {number: place for place, number in enumerate(mine)}
@@ -396,7 +372,7 @@ def _share(to_part: ToPart) -> float:
     return float(to_part.load.sum()) / to_part.parts
 
 
-def _relabelled(whole: ToPart, parts: int) -> Wholes:
+def _relabelled(whole: ToPart, parts: int) -> Ints:
     """Labels 0 .. parts - 1 for the parts of now that hold the most bytes; -1 for the others."""
     labels = int(whole.before.max(initial=-1)) + 1
     if labels <= parts:
@@ -404,7 +380,7 @@ def _relabelled(whole: ToPart, parts: int) -> Wholes:
     return np.where(whole.before < parts, whole.before, -1)
 
 
-def _named(asked: Demands, kind: int, models: Wholes, part: Parted) -> list[Subcluster]:
+def _named(asked: Demands, kind: int, models: Ints, part: Parted) -> list[Subcluster]:
     """Parts as sub-clusters; each goes on with the pool of its label."""
     mine = [name for name, at in asked.pools if at == kind]
     return [
@@ -589,11 +565,11 @@ def _with_spare(
 def _does_not_divide(asked: Demands) -> InfeasibleError:
     """The complaint that memory holds no division."""
     rooms = ", ".join(
-        f"{room / GIB:.3g} GiB on {name}"
+        f"{room / BYTES_PER_GIB:.3g} GiB on {name}"
         for name, room in zip(asked.problem.classes, asked.room_bytes.tolist(), strict=True)
         if np.isfinite(room)
     )
-    held = asked.static_bytes.sum() / GIB
+    held = asked.static_bytes.sum() / BYTES_PER_GIB
     reason = f"no sub-clusters were found that hold the models: {held:.3g} GiB of weights"
     return InfeasibleError("workload", f"{reason}, room on a GPU {rooms or 'not known'}")
 
@@ -662,8 +638,8 @@ def _certificate(
                 "gpus": s.gpus,
                 "models": len(s.models),
                 "load": float(own.sum()),
-                "static_gib": float(size.sum()) / GIB,
-                "largest_dynamic_gib": float(asked.dynamic_bytes[s.models].max()) / GIB,
+                "static_gib": float(size.sum()) / BYTES_PER_GIB,
+                "largest_dynamic_gib": float(asked.dynamic_bytes[s.models].max()) / BYTES_PER_GIB,
             }
             for s, own, size in zip(found, load, held, strict=True)
         ],

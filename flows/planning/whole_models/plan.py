@@ -12,11 +12,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flows.planning.certificate import objective_of
+from flows.planning.inputs import Problem, build_problem
 from flows.planning.pool.bound import goal_of
 from flows.planning.pool.columns import Columns, enumerate_columns
 from flows.planning.pool.plan import pipelines_of
 from flows.planning.pool.search import Found, search
-from flows.planning.problem import Problem, build_problem
 from flows.planning.registry import Inputs, Outcome, PlanOptions
 
 _SHARE_TOLERANCE = 1e-9

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from flows.planning.arrays import Floats
 from flows.planning.certificate import objective_of
 from flows.planning.papers.symphony.squishy import PackedGpu, Session, pack
 from flows.planning.registry import (
@@ -21,7 +22,7 @@ from flows.planning.registry import (
     PlanOptions,
     Trace,
 )
-from flows.planning.subclusters.plan import Demands, Floats, beyond_reach, read_demands
+from flows.planning.subclusters.plan import Demands, beyond_reach, read_demands
 from triton_backend.contract.errors import InputError
 from triton_backend.contract.profiles import ModelProfile
 from triton_backend.contract.shares import WHOLE_GPU
@@ -72,7 +73,7 @@ def plan(inputs: Inputs, options: PlanOptions) -> Outcome:
 def _packed(
     inputs: Inputs, options: PlanOptions, asked: Demands, kind: int, scale: float
 ) -> list[PackedGpu]:
-    rates: Floats = asked.rates(scale)
+    rates = asked.rates(scale)
     gpu_class = asked.problem.classes[kind]
 
     def latency_us(profile: ModelProfile) -> tuple[int, ...]:

@@ -25,7 +25,7 @@ from flows.planning.applications.division import (
     divide,
 )
 from flows.planning.applications.heuristics import PICCOLO, solve
-from flows.planning.applications.lines import Lines, require_rates
+from flows.planning.applications.lines import Lines
 from flows.planning.applications.machines import Machine, MachineSet, cheapest, even
 from flows.planning.applications.options import billing_of, gathering_of
 from flows.planning.applications.outcome import (
@@ -41,13 +41,13 @@ from flows.planning.applications.tables import (
     line_problem,
     machine_tables,
 )
+from flows.planning.inputs import Problem, gpu_prices, require_rates
 from flows.planning.pool.applications.pools import Pools
 from flows.planning.pool.bound import goal_of
 from flows.planning.pool.integer import delivered_rps
-from flows.planning.pool.plan import pipelines_of, prices
+from flows.planning.pool.plan import pipelines_of
 from flows.planning.pool.search import Found
 from flows.planning.pool.spare_gpus import promised_rps
-from flows.planning.problem import Problem
 from flows.planning.registry import Inputs, Outcome, PlanOptions, Trace
 from triton_backend.contract.errors import InfeasibleError, InputError
 from triton_backend.contract.workload import Workload
@@ -70,8 +70,7 @@ def plan_exactly(inputs: Inputs, options: PlanOptions) -> Outcome:
     billing = billing_of(options)
     _check(options, gathering, billing)
     lines = demanded(inputs.workload, options)
-    if options.objective != "throughput":
-        require_rates(inputs.workload)
+    require_rates(inputs.workload, options.objective)
     problem = line_problem(inputs, options, lines)
     found = (
         _on_pools(inputs, options, lines, problem)
@@ -114,7 +113,7 @@ def _pools(inputs: Inputs, options: PlanOptions, lines: Lines, problem: Problem)
         lines=lines,
         problem=limited,
         gathering_us=gathering,
-        goal=goal_of(limited, options.objective, {}, prices(inputs.cluster, options)),
+        goal=goal_of(limited, options.objective, {}, gpu_prices(inputs.cluster, options.objective)),
         options=options,
         watch=inputs.watch,
         proof=inputs.prove,
@@ -454,7 +453,7 @@ def _on_machines(inputs: Inputs, options: PlanOptions, lines: Lines, problem: Pr
     laps, accounting = Stopwatch(), gathering_of(options)
     dummies = bool(options.own["dummies"])
     rates = [demand.rate_rps or 0.0 for demand in lines.demands]
-    tables = machine_tables(problem, prices(inputs.cluster, options).tolist())
+    tables = machine_tables(problem, gpu_prices(inputs.cluster, options.objective))
     steps = [
         line_steps(accounting, table, rate, dummies=dummies)
         for table, rate in zip(tables, rates, strict=True)

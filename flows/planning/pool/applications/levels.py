@@ -24,10 +24,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flows.planning.applications.lines import Graph, Lines
+from flows.planning.inputs import Problem
 from flows.planning.pool.bound import Goal
 from flows.planning.pool.columns import Columns
 from flows.planning.pool.integer import Layout, add_integer_program, counts_of, delivered_rps
-from flows.planning.problem import Problem
 from flows.planning.solver.program import ProgramBuilder
 from flows.planning.solver.solve import Limits, solve_integer
 

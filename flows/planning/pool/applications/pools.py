@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from flows.planning.applications.division import Division, divide
 from flows.planning.applications.lines import Lines
+from flows.planning.inputs import Problem
 from flows.planning.pool.applications.hulls import HandedOut, Hull, hand_out
 from flows.planning.pool.applications.levels import (
     only_used,
@@ -28,7 +29,6 @@ from flows.planning.pool.bound import Bound, Goal, least_loss, solve_bound
 from flows.planning.pool.columns import Columns, enumerate_columns
 from flows.planning.pool.integer import score_of
 from flows.planning.pool.search import Found, Space, search
-from flows.planning.problem import Problem
 from flows.planning.registry import PlanOptions, Trace
 from flows.planning.solver.solve import Limits
 from flows.planning.watch import Watch

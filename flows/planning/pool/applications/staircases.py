@@ -20,12 +20,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flows.planning.applications.lines import Lines
+from flows.planning.inputs import Problem
 from flows.planning.pool.applications.levels import add_one, add_paths
 from flows.planning.pool.blocks import ModelBlocks
 from flows.planning.pool.bound import undominated
 from flows.planning.pool.columns import Columns, Way
 from flows.planning.pool.integer import REACHED, delivered_rps, gpus_in_use
-from flows.planning.problem import Problem
 from flows.planning.solver.program import ProgramBuilder
 from flows.planning.solver.solve import Limits, solve_integer
 from flows.planning.watch import Watch

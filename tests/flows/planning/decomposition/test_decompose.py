@@ -8,11 +8,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from flows.planning import PlanOptions, make_plan
+from flows.planning.inputs import build_problem
 from flows.planning.pool import search as searching
 from flows.planning.pool.blocks import ModelBlocks
 from flows.planning.pool.bound import undominated
 from flows.planning.pool.columns import enumerate_columns
-from flows.planning.problem import build_problem
 from flows.planning.verify import verify_plan
 from flows.planning.watch import Progress, Watch
 from tests.flows.planning.brute import best_throughput, least_price, rates_by_room

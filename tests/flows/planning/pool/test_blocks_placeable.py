@@ -9,10 +9,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from flows.planning import PlanOptions, make_plan
+from flows.planning.inputs import build_problem
 from flows.planning.pool.blocks import placeable
 from flows.planning.pool.columns import enumerate_columns
 from flows.planning.pool.integer import gpus_in_use
-from flows.planning.problem import build_problem
 from tests.flows.planning.brute import Config, configurations
 from tests.flows.planning.pool.test_plan_brute_force import problems
 from tests.flows.planning.small import cluster, profile

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from scipy.optimize import linprog
 
 from flows.planning import PlanOptions
+from flows.planning.inputs import Problem, build_problem
 from flows.planning.pool.bound import Goal, goal_of, solve_bound
 from flows.planning.pool.columns import Columns, enumerate_columns
-from flows.planning.problem import Problem, build_problem
 from tests.flows.planning.pool.test_plan_brute_force import problems
 from triton_backend.contract.cluster import Cluster
 from triton_backend.contract.errors import InfeasibleError

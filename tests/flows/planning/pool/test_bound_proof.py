@@ -4,10 +4,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from flows.planning import PlanOptions
+from flows.planning.inputs import build_problem
 from flows.planning.pool.bound import goal_of, least_loss, solve_bound, undominated
 from flows.planning.pool.columns import enumerate_columns
 from flows.planning.pool.integer import prove
-from flows.planning.problem import build_problem
 from flows.planning.watch import Watch
 from tests.flows.planning.brute import best_throughput
 from tests.flows.planning.pool.test_plan_brute_force import problems

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from flows.planning import PlanOptions, make_plan
+from flows.planning.inputs import build_problem
 from flows.planning.pool.columns import enumerate_columns, row_of, ways_in_force
 from flows.planning.pool.integer import delivered_rps
-from flows.planning.problem import build_problem
 from tests.flows.planning.decomposition.test_decompose import many
 
 OPTIONS = PlanOptions(gap=0.05)

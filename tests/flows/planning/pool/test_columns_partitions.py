@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from flows.planning import PlanOptions, make_plan
+from flows.planning.inputs import build_problem
 from flows.planning.pool import columns
 from flows.planning.pool.columns import enumerate_columns
-from flows.planning.problem import build_problem
 from flows.planning.verify import verify_plan
 from tests.flows.planning.small import cluster, profile
 from triton_backend.contract.errors import InputError

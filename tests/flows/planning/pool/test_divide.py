@@ -8,11 +8,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from flows.planning import PlanOptions
+from flows.planning.inputs import Problem, build_problem
 from flows.planning.pool.attempts import Attempts, Best
 from flows.planning.pool.bound import Goal, goal_of, solve_bound
 from flows.planning.pool.columns import enumerate_columns
 from flows.planning.pool.search import _Run
-from flows.planning.problem import Problem, build_problem
 from flows.planning.registry import Trace
 from flows.planning.watch import Watch
 from tests.flows.planning.brute import best_throughput, least_price

@@ -6,12 +6,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from flows.planning import PlanOptions, make_plan
+from flows.planning.inputs import build_problem
 from flows.planning.pool.bound import goal_of
 from flows.planning.pool.integer import lowest_share
 from flows.planning.pool.search import Found, search
 from flows.planning.pool.sustained_load import Sustained, needed_by
 from flows.planning.pool.tie_break import break_ties
-from flows.planning.problem import build_problem
 from flows.planning.verify import verify_plan
 from flows.planning.watch import Watch
 from tests.flows.planning.small import cluster, profile, workload

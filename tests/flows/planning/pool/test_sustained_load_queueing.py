@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
+from flows.planning.inputs import build_problem
 from flows.planning.pool.columns import enumerate_columns
 from flows.planning.pool.sustained_load import needed, waiting_us
-from flows.planning.problem import build_problem
 from flows.planning.registry import PlanOptions
 from tests.flows.planning.brute import latencies
 from tests.flows.planning.small import cluster, profile, workload

@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 
 from flows.planning import PlanOptions
+from flows.planning.inputs import build_problem
 from flows.planning.pool.applications.staircases import Staircase
 from flows.planning.pool.columns import enumerate_columns
 from flows.planning.pool.integer import delivered_rps
-from flows.planning.problem import build_problem
 from flows.planning.watch import Watch
 from tests.flows.planning.small import cluster, profile
 from triton_backend.contract.workload import ModelDemand, Workload
