@@ -30,6 +30,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from flows.planning.arrays import Floats, Ints
 from flows.planning.gpulets.master import (
     Answer,
     Chosen,
@@ -41,7 +42,7 @@ from flows.planning.gpulets.master import (
     settled,
 )
 from flows.planning.gpulets.patterns import Pattern, Patterns, Worth, undominated
-from flows.planning.gpulets.tables import Floats, Ints, Tables
+from flows.planning.gpulets.tables import Tables
 from flows.planning.registry import Trace
 from flows.planning.solver.program import Program, ProgramBuilder
 from flows.planning.solver.solve import Limits, solve_integer, solve_linear

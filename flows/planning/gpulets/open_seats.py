@@ -43,12 +43,13 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from flows.planning.arrays import Floats, Ints
 from flows.planning.certificate import objective_of
 from flows.planning.gpulets.master import Chosen, Key, Master
 from flows.planning.gpulets.patterns import Pattern, Worth
 from flows.planning.gpulets.plan import POLICY, places, seat_pipelines, slot_runs
 from flows.planning.gpulets.plan import plan as plan_turns
-from flows.planning.gpulets.tables import Cell, ClassTable, Floats, Ints, Tables, read_tables
+from flows.planning.gpulets.tables import Cell, ClassTable, Tables, read_tables
 from flows.planning.inputs import EVERY, Problem, build_problem, stage_memory
 from flows.planning.placement import joined
 from flows.planning.pool import unequal
@@ -319,7 +320,7 @@ def _with_open(inputs: Inputs, tables: Tables, seats: tuple[Seat, ...]) -> Table
         )
         limits.append(2.0 * math.ceil(TURN_US * seat.inflation))
         room = 0.0
-        if np.isfinite(table.memory_gib):  # a stage may fill its part (`problem`)
+        if np.isfinite(table.memory_gib):  # a stage may fill its part (`inputs`)
             room = max(0.0, table.memory_gib * seat.share / WHOLE_GPU - table.process_gib)
         static.append(room)
     names = [

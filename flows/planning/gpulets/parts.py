@@ -16,7 +16,8 @@ from itertools import combinations
 
 import numpy as np
 
-from flows.planning.gpulets.tables import Cell, ClassTable, Floats, Ints, Tables
+from flows.planning.arrays import Floats, Ints
+from flows.planning.gpulets.tables import Cell, ClassTable, Tables
 from triton_backend.contract.shares import mig_cell
 
 ROUNDING = 1e-6  # µs

@@ -9,12 +9,13 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from flows.clock import Stopwatch
+from flows.planning.arrays import Floats
 from flows.planning.certificate import objective_of
 from flows.planning.gpulets.master import Answer, Chosen, Goal, Master
 from flows.planning.gpulets.mig import SliceMaster
 from flows.planning.gpulets.parts import ROUNDING
 from flows.planning.gpulets.patterns import Pattern
-from flows.planning.gpulets.tables import Floats, read_tables
+from flows.planning.gpulets.tables import read_tables
 from flows.planning.registry import (
     Inputs,
     Outcome,

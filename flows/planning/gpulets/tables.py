@@ -1,7 +1,7 @@
 """What gpulets' planners read, as arrays: parts a GPU may be cut into, and every model alone on each.
 
-Here: profiles, cluster and options to latencies, pressures, limits and memory, and their checks.
-Not here: which models take turns on a part (`parts`), which parts make a GPU (`patterns`).
+Here: parts, cells with their pressures, and whether every model can take turns. Not here: reading
+prices, memory and limits (`inputs`); which models take turns on a part (`parts`), which parts make a GPU (`patterns`).
 """
 
 from collections.abc import Mapping
@@ -9,29 +9,23 @@ from dataclasses import dataclass
 from itertools import combinations_with_replacement
 
 import numpy as np
-from numpy.typing import NDArray
 
-from flows.planning.inputs import whole_memory
+from flows.planning.arrays import Floats, Ints
+from flows.planning.inputs import gpu_gib, gpu_price, limits_us, model_bytes, part_gib, profile_of
 from flows.planning.registry import Inputs, PlanOptions
 from triton_backend.contract.cluster import GpuClass
 from triton_backend.contract.errors import InfeasibleError, InputError
+from triton_backend.contract.plan import BYTES_PER_GIB
 from triton_backend.contract.profiles import InterferenceModel, ModelProfile
 from triton_backend.contract.shares import (
     PER_PERCENT,
     SOLO,
     WHOLE_GPU,
     MigCell,
-    divisor_of,
     mig_share,
     share_text,
 )
 from triton_backend.contract.units import us_to_ms
-
-GIB = 1 << 30
-PRICES = {"cost": "hourly_cost", "power": "power_w"}
-
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,30 +109,22 @@ def read_tables(inputs: Inputs, options: PlanOptions, *, reachable: bool = True)
         InfeasibleError: a model misses its SLO wherever it may run.
     """
     demands = inputs.workload.models
-    profiles = [_profile(inputs, demand.name) for demand in demands]
-    memory = [whole_memory(profile) for profile in profiles]
+    profiles = [profile_of(inputs.profiles, demand.name) for demand in demands]
+    static_bytes, dynamic_bytes = model_bytes(profiles)
     tables = Tables(
         models=tuple(demand.name for demand in demands),
         classes=tuple(
             _class_table(inputs, options, profiles, gpu_class)
             for gpu_class in inputs.cluster.gpu_classes
         ),
-        limit_us=np.array([(1 - options.margin(d.name)) * d.slo_us for d in demands]),
-        static_gib=np.array([0.0 if m is None else m.static / GIB for m in memory]),
-        dynamic_gib=np.array([0.0 if m is None else m.dynamic / GIB for m in memory]),
+        limit_us=limits_us(demands, options),
+        static_gib=static_bytes / BYTES_PER_GIB,
+        dynamic_gib=dynamic_bytes / BYTES_PER_GIB,
         most_models=options.own["max_models_per_vgpu"],
     )
     if reachable:
         _check_reachable(tables)
     return tables
-
-
-def _profile(inputs: Inputs, name: str) -> ModelProfile:
-    profile = inputs.profiles.get(name)
-    if profile is None:
-        known = ", ".join(sorted(inputs.profiles)) or "none"
-        raise InputError(f"workload model {name!r}", f"no profile; known: {known}")
-    return profile
 
 
 def _class_table(
@@ -147,13 +133,6 @@ def _class_table(
     model = None
     if options.own.get("interference") == "planned" and gpu_class.mig is None:
         model = inputs.interference.get(gpu_class.name)
-    price = 1.0
-    if options.objective in PRICES:
-        stated = getattr(gpu_class, PRICES[options.objective])
-        if stated is None:
-            where = f"gpu_classes.{gpu_class.name}.{PRICES[options.objective]}"
-            raise InputError(where, f"is missing, objective {options.objective} needs it")
-        price = stated
     parts = partitions_of(gpu_class)
     shares = sorted({share for partition in parts for share in partition})
     if gpu_class.mig is not None:
@@ -167,28 +146,19 @@ def _class_table(
         }
         for share in shares
     }
-    whole = gpu_class.memory_gib or np.inf
     return ClassTable(
         name=gpu_class.name,
         gpus=inputs.cluster.gpus(gpu_class.name),
         partitions=parts,
         cells=cells,
-        memory_gib=whole,
-        part_memory_gib={share: _part_gib(gpu_class, share) for share in shares},
+        memory_gib=gpu_gib(gpu_class),
+        part_memory_gib={share: part_gib(gpu_class, share) for share in shares},
         process_gib=gpu_class.process_memory_gib or 0.0,
         inflation=1.0 if model is None else model.inflation(options.own["interference_quantile"]),
         interference=model is not None,
-        price=price,
+        price=gpu_price(gpu_class, options.objective),
         slices=gpu_class.mig is not None,
     )
-
-
-def _part_gib(gpu_class: GpuClass, share: int) -> float:
-    """Memory of one part; infinite where parts share what the GPU has."""
-    if gpu_class.mig is not None:
-        return gpu_class.mig.room_gib(share)
-    divisor = divisor_of(share) if gpu_class.vgpu_divisors else None
-    return np.inf if divisor is None else (gpu_class.memory_gib or np.inf) / divisor
 
 
 def partitions_of(gpu_class: GpuClass) -> tuple[tuple[int, ...], ...]:

@@ -215,7 +215,9 @@ def test_inputs_that_lack_something_are_named() -> None:
     with pytest.raises(InputError, match="'m0': not measured on any part"):
         planned(replace(asked, profiles=nowhere), None)
     rated = at_rates(asked, 1.0)
-    with pytest.raises(InputError, match=r"gpu_classes\.G\.power_w: is missing"):
+    with pytest.raises(
+        InputError, match=r"gpu_classes\.G\.power_w: needed for the objective .power."
+    ):
         planned(rated, None, "power")
     with pytest.raises(InputError, match="option minimum_rps"):
         make_plan(
