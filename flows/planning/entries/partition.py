@@ -26,6 +26,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from flows.planning.arrays import Floats, Ints
 from flows.planning.entries.groups import (
     FAR,
     Field,
@@ -34,7 +35,7 @@ from flows.planning.entries.groups import (
     best_of_subsets,
     cheapest_partition,
 )
-from flows.planning.entries.tables import SLACK, Floats, Ints, ModelTable, vgpus_for
+from flows.planning.entries.tables import SLACK, ModelTable, vgpus_for
 from flows.planning.solver.program import Program, ProgramBuilder
 from flows.planning.solver.solve import Covering, Limits, solve_integer
 from flows.planning.watch import Watch

@@ -41,11 +41,9 @@ from flows.planning.entries.similar import Grouping, alone, merged, realigned, s
 from flows.planning.entries.tables import (
     ANY_PHASE,
     ModelTable,
-    gpu_price,
     read_tables,
-    vgpu_memory_gib,
 )
-from flows.planning.inputs import stage_memory
+from flows.planning.inputs import gpu_price, stage_memory
 from flows.planning.placement import PoolToPlace, ShareToPlace, place, place_shares
 from flows.planning.registry import (
     Inputs,
@@ -57,7 +55,7 @@ from flows.planning.registry import (
     Trace,
 )
 from triton_backend.contract.errors import InfeasibleError, InputError
-from triton_backend.contract.plan import PlacementRun
+from triton_backend.contract.plan import PlacementRun, worker_memory_gib
 from triton_backend.contract.shares import PER_PERCENT, WHOLE_GPU, divisor_of
 from triton_backend.contract.units import us_to_ms
 
@@ -547,7 +545,9 @@ def _placed(
             divisor = divisor_of(size.share) if gpu_class.vgpu_divisors else None
             if divisor is None:
                 where.append((True, len(shares)))
-                memory = vgpu_memory_gib(gpu_class, solved.table.profile, (first, last))
+                memory = worker_memory_gib(
+                    gpu_class, [stage_memory(solved.table.profile, (first, last))]
+                )
                 content = frozenset({(solved.table.name, (first, last), batch)})
                 held = in_force.get((size.gpu_class, size.share, content), [])
                 shares.append(
@@ -644,7 +644,7 @@ def _stage(
 ) -> PlannedStage:
     (first, last, number, batch), vgpus = pool
     size = table.sizes[number]
-    latency = size.stage_latency_us((first, last))[:batch]
+    latency = size.table.stage_latency_us((first, last))[:batch]
     return PlannedStage(
         blocks=(first, last),
         gpu_class=size.gpu_class,

@@ -15,7 +15,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from flows.planning.entries.tables import ModelTable, stage_memory, vgpus_for
+from flows.planning.entries.tables import ModelTable, vgpus_for
+from flows.planning.inputs import stage_memory
 from flows.planning.placement import ShareToPlace
 from flows.planning.registry import Option, PlannedCut, PlannedPipeline, PlannedStage, PlanOptions
 from triton_backend.contract.cluster import Cluster, GpuClass
@@ -66,7 +67,7 @@ class Shadow:
     def latency_us(self, block: int) -> int:
         """Of the tail from a block."""
         size = self.table.sizes[self.size]
-        return int(size.stage_latency_us((block, self.table.blocks))[0])
+        return int(size.table.stage_latency_us((block, self.table.blocks))[0])
 
     def serves(self, entry: Entry) -> bool:
         """Whether it is fast enough for an entry."""
@@ -124,7 +125,7 @@ def shadow_of(table: ModelTable, slo_us: int, options: PlanOptions) -> Shadow | 
     found: list[tuple[float, int, Shadow]] = []
     least = math.inf
     for number, size in enumerate(table.sizes):
-        latency_us = int(size.stage_latency_us((0, table.blocks))[0])
+        latency_us = int(size.table.stage_latency_us((0, table.blocks))[0])
         least = min(least, latency_us)
         if latency_us <= limit_us:
             vgpus = int(vgpus_for(rate_rps, np.array([latency_us / US_PER_S]))[0])

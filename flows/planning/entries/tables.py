@@ -8,7 +8,8 @@ An option of a range is a class, a share, a batch and, with `phases` any, how lo
 One that is no faster, no cheaper per vGPU and carries no
 more than another is left out, whatever the rate: it is never needed.
 
-Here: profiles, cluster and workload to arrays, and their checks. Not here: which entries meet (`groups`).
+Here: entries, and what each range of blocks may run on. Not here: reading profiles and classes (`inputs`); which
+entries meet (`groups`).
 """
 
 import math
@@ -16,30 +17,24 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
-from numpy.typing import NDArray
 
-from flows.planning.inputs import stage_memory
+from flows.planning.arrays import Floats, Ints
+from flows.planning.inputs import gpu_price, link_rps, moves_us, profile_of, require_rates, room_gib
 from flows.planning.registry import Inputs, PlanOptions
-from triton_backend.contract.cluster import GpuClass
 from triton_backend.contract.entries import Entry
 from triton_backend.contract.errors import InputError
-from triton_backend.contract.plan import worker_memory_gib
-from triton_backend.contract.profiles import ModelProfile
-from triton_backend.contract.shares import PER_PERCENT, WHOLE_GPU, divisor_of
-from triton_backend.contract.units import BITS_PER_BYTE, transfer_us
+from triton_backend.contract.plan import BYTES_PER_GIB
+from triton_backend.contract.profiles import ModelProfile, ProfileTable
+from triton_backend.contract.shares import WHOLE_GPU
 from triton_backend.contract.workload import ModelDemand
 from triton_backend.scheduler.compiled import entry as kernel_entry
 
 US = 1e6
 SLACK = 1e-9  # of a rate: sums of rates are floats
-PRICES = {"cost": "hourly_cost", "power": "power_w"}
 ANY_NUMBER = 1 << 30  # of vGPUs
 ANY_PHASE = "any"
 _PERIODS = 256  # in which clients may come together again and again
 _LATER, _AGAIN = 8, 2  # waits of an option that are looked at: runs, periods
-
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,11 +43,10 @@ class Size:
 
     Attributes:
         price: of one vGPU in the objective.
-        link_rps: samples/s that its part of the NIC carries, by boundary (before block i); infinite for
-            percents, where the sum over a node counts.
+        link_rps: [blocks + 1] samples/s that its part of the NIC carries over the boundary before block i;
+            infinite at both ends, and for percents, where the sum over a node counts.
         room_gib: for the stages of one vGPU beside its process; infinite where not stated.
-        latency_us: [blocks, largest batch].
-        batches: those measured.
+        table: of the model on that share.
     """
 
     gpu_class: str
@@ -61,13 +55,7 @@ class Size:
     nic_gbps: float
     link_rps: tuple[float, ...]
     room_gib: float
-    latency_us: Floats
-    batches: tuple[int, ...]
-
-    def stage_latency_us(self, blocks: tuple[int, int]) -> Ints:
-        """[batches] latency of blocks [first, last), whole µs rounded up."""
-        first, last = blocks
-        return np.ceil(self.latency_us[first:last].sum(axis=0) - 1e-6).astype(np.int64)
+    table: ProfileTable
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -167,6 +155,7 @@ def read_tables(
     Raises:
         InputError: a model has no profile, is measured nowhere or has no rate, or a price is missing.
     """
+    require_rates(inputs.workload, options.objective)
     return [
         _model_table(inputs, options, (number, demand), level, (weights or {}, waste))
         for number, demand in enumerate(inputs.workload.models)
@@ -182,12 +171,7 @@ def _model_table(
 ) -> ModelTable:
     number, demand = asked
     where = f"workload model {demand.name!r}"
-    profile = inputs.profiles.get(demand.name)
-    if profile is None:
-        known = ", ".join(sorted(inputs.profiles)) or "none"
-        raise InputError(where, f"no profile; known: {known}")
-    if not demand.entries and demand.rate_rps is None and options.objective != "throughput":
-        raise InputError(f"{where}, rate_rps", f"needed for the objective {options.objective!r}")
+    profile = profile_of(inputs.profiles, demand.name)
     for entry in demand.entries:
         if entry.block >= profile.blocks:
             reason = f"{entry.block}, but the model has blocks 0 to {profile.blocks - 1}"
@@ -245,73 +229,47 @@ def _sizes(
     waste: float,
 ) -> Iterator[Size]:
     cluster = inputs.cluster
-    bits = np.array([0, *profile.boundary_bytes], dtype=np.float64) * BITS_PER_BYTE
     for gpu_class in cluster.gpu_classes:
         name = gpu_class.name
         if not cluster.gpus(name) or not options.class_allowed(profile.name, name):
             continue
-        nic = cluster.nic_gbps(name)
         price = gpu_price(gpu_class, options.objective) * weights.get(name, 1.0)
         for share in sorted(gpu_class.shares):
             measured = profile.table(name, share, gpu_class.basis)
             if measured is None:
                 continue
-            link = np.full(len(bits), np.inf)
-            room = np.inf if gpu_class.memory_gib is None else gpu_class.memory_gib
-            divisor = divisor_of(share) if gpu_class.vgpu_divisors else None
-            if divisor:
-                room /= divisor
-                part = nic * 1e9 / (cluster.max_gpus_per_node(name) * divisor)
-                np.divide(part, bits, out=link, where=bits > 0)
+            link = np.full(profile.blocks + 1, np.inf)
+            if gpu_class.vgpu_divisors:
+                link = link_rps(profile, cluster, name, share)
             yield Size(
                 gpu_class=name,
                 share=share,
                 price=price * ((1 - waste) * share / WHOLE_GPU + waste / (WHOLE_GPU // share)),
-                nic_gbps=nic,
+                nic_gbps=cluster.nic_gbps(name),
                 link_rps=tuple(link.tolist()),
-                room_gib=room - (gpu_class.process_memory_gib or 0.0),
-                latency_us=measured.latency_us,
-                batches=measured.batches,
+                room_gib=room_gib(gpu_class, share),
+                table=measured,
             )
-
-
-def gpu_price(gpu_class: GpuClass, objective: str) -> float:
-    """Of a whole GPU: percents for `share`, GPUs where they are counted."""
-    if objective == "share":
-        return WHOLE_GPU / PER_PERCENT
-    if objective not in PRICES:
-        return 1.0
-    stated = getattr(gpu_class, PRICES[objective])
-    if stated is None:
-        where = f"gpu_classes.{gpu_class.name}.{PRICES[objective]}"
-        raise InputError(where, f"is missing, objective {objective} needs it")
-    return float(stated)
-
-
-def vgpu_memory_gib(gpu_class: GpuClass, profile: ModelProfile, blocks: tuple[int, int]) -> float:
-    """What the process of one vGPU takes that holds a stage."""
-    return worker_memory_gib(gpu_class, [stage_memory(profile, blocks)])
 
 
 def _options(table: ModelTable, first: int, last: int, kind: int) -> Options:
     nic_gbps = table.kinds()[kind][0]
     leaving = table.profile.boundary_bytes[last - 1] if last < table.blocks else 0
     rows: list[Floats] = []
-    held_gib = table.profile.stage_memory_bytes((first, last)) / (1 << 30)
+    held_gib = table.profile.stage_memory_bytes((first, last)) / BYTES_PER_GIB
     for number, size in enumerate(table.sizes):
         if held_gib > size.room_gib * (1 + SLACK):
             continue
-        batches = np.array(size.batches)
-        latency = size.stage_latency_us((first, last))[batches - 1].astype(np.float64)
+        batches = np.array(size.table.batches)
+        latency = size.table.stage_latency_us((first, last))[batches - 1].astype(np.float64)
         rate = min(nic_gbps, size.nic_gbps)
-        moves = [transfer_us(leaving * int(b), rate) if leaving else 0 for b in batches]
-        link = size.link_rps[last] if leaving else np.inf
+        moves = moves_us(leaving, size.table.batches, rate)
         rows.append(
             np.stack(
                 [
-                    latency + np.array(moves),
+                    latency + moves,
                     np.full(len(batches), size.price),
-                    np.maximum(latency / (batches * US), 1 / link),
+                    np.maximum(latency / (batches * US), 1 / size.link_rps[last]),
                     np.full(len(batches), number),
                     batches,
                 ]
@@ -359,7 +317,7 @@ def _in_any_phase(found: Floats, table: ModelTable, blocks: tuple[int, int]) -> 
     """Options with the time that their requests can wait, as its part of a budget, and the vGPUs that this takes."""
     assert table.period_us is not None
     number, batch = found[3:].astype(np.int64)
-    by_size = [size.stage_latency_us(blocks) for size in table.sizes]
+    by_size = [size.table.stage_latency_us(blocks) for size in table.sizes]
     latency = np.array([by_size[n][b - 1] for n, b in zip(number, batch, strict=True)], dtype=float)
     rows = np.empty((5, len(latency) * (_LATER + 2)))
     ends = np.empty(2 * _AGAIN * _LATER)

@@ -25,9 +25,11 @@ def every_way(field: Field) -> list[Way]:
     found: list[Way] = []
     for root, junction in enumerate(field.root_junction.tolist()):
         for start in sorted(set(field.block.tolist())):
-            options = field.table.options(start, junction, int(field.root_kind[root]))
-            rows = [-1] if start == junction else range(len(options)) if start < junction else ()
-            found += [Way(root, start, row) for row in rows]
+            if start == junction:
+                found.append(Way(root, start, -1))
+            if start < junction:
+                options = field.table.options(start, junction, int(field.root_kind[root]))
+                found += [Way(root, start, row) for row in range(len(options))]
     return found
 
 
