@@ -358,7 +358,9 @@ class Decomposition:
         state = self._state(cost, (paid, demand))
         for step in range(self.blocks.steps):
             left = np.where(state.step <= step, cost - state.lower, 0.0)
-            order = np.argsort(-(left / cost if step else left), kind="stable")
+            order = np.argsort(
+                -(left / np.where(cost > 0, cost, 1.0) if step else left), kind="stable"
+            )
             order = order[left[order] > _LEAST_OPEN * need]
             for at in range(0, len(order), _CHUNK):
                 if state.lower.sum() > need:

@@ -18,9 +18,9 @@ from flows.planning.watch import Progress, Watch
 from tests.flows.planning.brute import best_throughput, least_price, rates_by_room
 from tests.flows.planning.pool.test_plan_brute_force import problems
 from tests.flows.planning.small import cluster, profile
-from triton_backend.contract.cluster import Cluster
+from triton_backend.contract.cluster import Cluster, GpuClass, NodeGroup
 from triton_backend.contract.errors import InfeasibleError
-from triton_backend.contract.profiles import ModelProfile
+from triton_backend.contract.profiles import ModelProfile, loaded
 from triton_backend.contract.workload import ModelDemand, Workload
 
 EXACT = PlanOptions(gap=0.0, slo_margin=0.0)
@@ -52,6 +52,37 @@ def test_value_and_bound_lie_on_both_sides_of_the_best_plan(problem: Problem3, s
     assert plan.objective.value <= best * (1 + 1e-9)
     assert plan.objective.upper_bound >= best * (1 - 1e-9)
     assert verify_plan(plan, problem[0]) == []
+
+
+@pytest.mark.usefixtures("at_prices")
+def test_a_model_that_costs_nothing_at_the_prices_leaves_the_others_to_be_proven() -> None:
+    """Two GPUs and two models of like latency: the price of one class falls to 0."""
+    uneven = np.full((3, 2), 50.0)
+    uneven[2, 0] = 53.0
+    even = {kind: np.full((2, 2), 50.0) for kind in (("a", 1), ("a", 2), ("b", 1))}
+    deep = {kind: np.full((3, 2), 50.0) for kind in (("a", 1), ("a", 2))} | {("b", 1): uneven}
+    profiles = {
+        name: ModelProfile(name=name, boundary_bytes=moved, tables=loaded(tables))
+        for name, moved, tables in (("m", (0,), even), ("n", (0, 0), deep))
+    }
+    tiny = Cluster(
+        name="tiny",
+        gpu_classes=(GpuClass(name="a", vgpu_divisors=(1, 2)), GpuClass(name="b")),
+        nodes=(
+            NodeGroup(count=1, gpu_class="a", gpus=1, nic_gbps=8.0),
+            NodeGroup(count=1, gpu_class="b", gpus=1, nic_gbps=4.0),
+        ),
+    )
+    workload = Workload(
+        models=tuple(
+            ModelDemand(name=name, slo_us=600, weight=weight, batch_building_rate_rps=1500.0)
+            for name, weight in (("m", 0.5), ("n", 1.0))
+        )
+    )
+    best = best_throughput(profiles, tiny, workload, 1)
+    plan = make_plan(profiles, tiny, workload, replace(EXACT, max_partitions=1))
+    assert plan.objective.value <= best * (1 + 1e-9)
+    assert plan.objective.upper_bound >= best * (1 - 1e-9)
 
 
 @pytest.mark.long
