@@ -10,10 +10,10 @@ from numpy.typing import NDArray
 
 from flows.clock import Stopwatch
 from flows.planning.certificate import objective_of
+from flows.planning.inputs import Problem
 from flows.planning.pool.columns import Columns, enumerate_columns
 from flows.planning.pool.integer import delivered_rps, gpus_in_use
 from flows.planning.pool.plan import pipelines_of
-from flows.planning.inputs import Problem
 from flows.planning.registry import Inputs, Outcome, PlanOptions
 from flows.planning.whole_models.plan import best_whole_models, fastest, whole_gpu_problem
 from triton_backend.contract.errors import InputError

@@ -11,7 +11,6 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from flows.planning.arrays import Floats
 from flows.planning.certificate import objective_of
 from flows.planning.papers.symphony.squishy import PackedGpu, Session, pack
 from flows.planning.registry import (
