@@ -1,0 +1,249 @@
+"""Column generation: the linear optimum over all columns, its prices, and a bound that no plan beats.
+
+The master program over the columns known gives prices; the pricer answers them with columns that would pay off; they
+join, until none does. Prices of a master program swing, so columns are first sought half way between them and the
+prices of the best bound (Wentges 1997); where that brings nothing new, at the master's own.
+
+Whatever the prices π, μ ≥ 0, and whatever columns are known, no plan costs less than (weak duality)
+
+    Lagrange   π·need - μ·capacity + Σ_g n_g r_g + Σ_f min over lower ≤ y_f ≤ upper of r_f y_f
+               r_g: no column of group g has a lower reduced cost; n_g: most_g where r_g < 0, else fewest_g
+    Farley     f · (π·need - μ·capacity) + the same for free columns at prices f π, f μ
+               f = min over groups of cheapest_g / (cheapest_g - r_g): no column is left a negative reduced cost
+
+and the same at prices that the pricer itself has made feasible. The greatest of them counts.
+"""
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from flows.planning.arrays import Floats
+from flows.planning.engine.columns import Columns, Pool
+from flows.planning.engine.master import Cover, Master, Mixed
+from flows.planning.engine.pricing import Duals, Priced, Pricer, Within
+from flows.planning.watch import Watch
+
+ROUNDS = 500
+TOLERANCE = 1e-9
+"""Relative: a reduced cost this little below 0 does not pay off."""
+_HALF_WAY = 0.5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Relaxed:
+    """Where column generation ended.
+
+    Attributes:
+        value: of the linear master program over the columns known; infinite where none was solved.
+        bound: no plan costs less; minus infinity where nothing is proven.
+        duals: the prices that prove it.
+        mixed: the master program's optimum, counts in the order of `pool.columns`; None where there is none.
+    """
+
+    value: float
+    bound: float
+    duals: Duals
+    mixed: Mixed | None
+
+
+def bound_at(cover: Cover, pricer: Pricer, duals: Duals, priced: Priced) -> tuple[float, Duals]:
+    """What no plan costs less than, by a pricer's answer, and the prices that prove it."""
+    copies = np.where(priced.least < 0, pricer.most, pricer.fewest)
+    counted = priced.least != 0  # an infinite number of columns of no reduced cost is nothing
+    lagrange = float(copies[counted] @ priced.least[counted])
+    best = (_worth(cover, duals) + lagrange, duals)
+    least = np.minimum(priced.least, 0.0)
+    below = least < 0
+    factor = 0.0
+    if not below.any():
+        factor = 1.0
+    elif (pricer.cheapest[below] > 0).all() and np.isfinite(least).all():
+        cheapest = pricer.cheapest[below]
+        factor = float((cheapest / (cheapest - least[below])).min())
+    scaled = [duals.scaled(factor)] if 0 < factor < 1 else []
+    for other in scaled + ([] if priced.feasible is None else [priced.feasible]):
+        best = max(best, (_worth(cover, other), other), key=lambda known: known[0])
+    return best
+
+
+def _worth(cover: Cover, duals: Duals) -> float:
+    """What prices say that the demands cost, free columns at their best."""
+    worth = float(duals.demand @ cover.need - duals.resource @ cover.capacity)
+    columns = cover.free.columns
+    if not len(columns):
+        return worth
+    reduced = duals.reduced(columns)
+    scale = np.abs(columns.cost) + columns.priced(np.abs(duals.rows))
+    reduced = np.where(np.abs(reduced) <= TOLERANCE * scale, 0.0, reduced)
+    ends = np.where(reduced > 0, cover.free.lower, cover.free.upper)
+    return worth + float(np.sum(np.where(reduced != 0, reduced * ends, 0.0)))
+
+
+def normal(cover: Cover, duals: Duals) -> Duals:
+    """The same prices, scaled so that a free column without an upper bound has the reduced cost 0.
+
+    Where a level is maximised, prices mean something only up to a factor.
+    """
+    columns = cover.free.columns
+    for n in np.flatnonzero(np.isinf(cover.free.upper)).tolist():
+        worth = float(columns.priced(duals.rows)[n])
+        if worth * columns.cost[n] > 0:
+            return duals.scaled(float(columns.cost[n]) / worth)
+    return duals
+
+
+@dataclass(slots=True)
+class Generation:
+    """Column generation for one cover; more columns and other prices may be tried at any time.
+
+    Attributes:
+        cover: what is asked for.
+        pricer: the source of columns.
+        pool: columns known; shared with other covers of the same pricer, which begin with them.
+        close: relative gap between master program and bound at which it ends.
+        bound: no plan costs less.
+        duals: the prices that prove it.
+    """
+
+    cover: Cover
+    pricer: Pricer
+    pool: Pool
+    watch: Watch
+    close: float = 0.0
+    rounds: int = ROUNDS
+    whole_costs: float = 0.0
+    bound: float = -np.inf
+    duals: Duals | None = None
+
+    def run(self, start: Duals | None = None) -> Relaxed:
+        """Generate columns until none pays off, the gap is closed, or the time is over.
+
+        Args:
+            start: prices to look at first.
+        """
+        master = Master(self.cover)
+        master.add(self.pool.columns)
+        if start is not None:
+            self._join(master, self._look(normal(self.cover, start), thorough=True))
+        mixed = master.solve()
+        for _ in range(self.rounds):
+            if mixed is not None and self._closed(mixed.value):
+                break
+            if mixed is None or not self._round(master, mixed.duals) or self.watch.over():
+                break
+            mixed = master.solve()
+        demands, resources = len(self.cover.need), len(self.cover.capacity)
+        return Relaxed(
+            value=np.inf if mixed is None else mixed.value,
+            bound=self.bound,
+            duals=self.duals or Duals.zero(demands, resources),
+            mixed=mixed,
+        )
+
+    def _closed(self, value: float) -> bool:
+        if not np.isfinite(self.bound):
+            return False
+        bound = raised(self.bound, self.whole_costs)
+        return value - bound <= max(self.close, TOLERANCE) * abs(value)
+
+    def _round(self, master: Master, prices: Duals) -> bool:
+        """Look for columns that pay off; whether any joined."""
+        at = [normal(self.cover, prices)]
+        if self.duals is not None:
+            at.insert(0, normal(self.cover, self.duals).between(at[0], _HALF_WAY))
+        for thorough in (False, True) if self.pricer.quick else (True,):
+            for duals in at:
+                found = self._look(duals, thorough=thorough)
+                reduced = prices.reduced(found.capped(self.cover.caps))
+                paid = np.abs(found.cost) + np.abs(found.cost - reduced)
+                if self._join(master, found.take(np.flatnonzero(reduced < -TOLERANCE * paid))):
+                    return True
+        return False
+
+    def _join(self, master: Master, columns: Columns) -> bool:
+        fresh = self.pool.add(columns)
+        master.add(fresh)
+        return len(fresh) > 0
+
+    def _look(self, duals: Duals, *, thorough: bool) -> Columns:
+        """Ask the pricer, and keep what it proves."""
+        priced = self.pricer.price(duals, self.cover.cap, thorough=thorough)
+        if priced.proven:
+            bound, proving = bound_at(self.cover, self.pricer, duals, priced)
+            if bound > self.bound or self.duals is None:
+                self.bound, self.duals = max(bound, self.bound), proving
+        return priced.columns
+
+
+def relax(
+    cover: Cover,
+    pricer: Pricer,
+    pool: Pool,
+    watch: Watch,
+    *,
+    start: Duals | None = None,
+    close: float = 0.0,
+    rounds: int = ROUNDS,
+    whole_costs: float = 0.0,
+) -> Relaxed:
+    """The linear optimum over all columns of a pricer, nearly, and the bound that its prices prove.
+
+    Args:
+        cover: what is asked for.
+        pricer: the source of columns.
+        pool: columns known, which grows.
+        watch: the clock.
+        start: prices to look at first.
+        close: relative gap at which it is close enough.
+        rounds: at most.
+        whole_costs: plans cost multiples of this; 0: anything.
+    """
+    run = Generation(
+        cover, pricer, pool, watch, close=close, rounds=rounds, whole_costs=whole_costs
+    )
+    return run.run(start)
+
+
+def screened(
+    cover: Cover, pricer: Pricer, relaxed: Relaxed, known: float, most: int
+) -> tuple[Within, float]:
+    """Columns that a plan cheaper than one known may have, and what plans with any other cost at least.
+
+    A plan with a column of reduced cost r costs r above the bound at least (r less what the bound already counts for
+    its group). Columns that lose more than is open between bound and plan are left out.
+
+    Args:
+        cover: what is asked for.
+        pricer: the source of columns.
+        relaxed: prices and bound.
+        known: cost of the best plan known.
+        most: columns, nearly.
+    """
+    duals = relaxed.duals
+    priced = pricer.price(duals, cover.cap, thorough=True)
+    bound, proving = bound_at(cover, pricer, duals, priced)
+    if proving is not duals:  # the prices were made feasible
+        priced = pricer.price(proving, cover.cap, thorough=True)
+        bound = max(bound, bound_at(cover, pricer, proving, priced)[0])
+    open_ = known - bound
+    base = np.where((priced.least < 0) & np.isfinite(pricer.most), priced.least, 0.0)
+    full = (
+        priced.least > 0
+    )  # groups of which a plan has some at least: others would be in their place
+    base = np.where(full & (pricer.fewest > 0), priced.least, base)
+    found = pricer.within(proving, cover.cap, base + open_, most)
+    outside = float((bound + found.left_out - base).min(initial=np.inf))
+    return found, outside
+
+
+def raised(bound: float, step: float) -> float:
+    """The next cost that a plan can have, where costs are multiples of a step; 0: any."""
+    if not step or not np.isfinite(bound):
+        return bound
+    return float(np.ceil(bound / step - 1e-6) * step)
+
+
+def restarted(cover: Cover, need: Floats, capacity: Floats) -> Cover:
+    """The same for what is left of demands and resources; columns count for no more than that."""
+    return replace(cover, need=need, capacity=capacity, cap=np.minimum(cover.cap, need))

@@ -1,0 +1,130 @@
+"""The highest level of demand that is within reach.
+
+What a level takes (GPUs, the share of all resources) rises with it, nearly in proportion, so the next level to try is
+guessed from a straight line through what is known on both sides, and kept away from both ends (regula falsi with
+bounds). At a fixed level, demands are fixed, and a column counts for no more than is asked: that makes the relaxation
+much tighter where resources are few.
+
+Here: where to look. Not here: what a level takes (`cover`).
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from flows.planning.arrays import Floats
+from flows.planning.engine.columns import Pool
+from flows.planning.engine.cover import Relaxed, relax
+from flows.planning.engine.master import Cover, level_column
+from flows.planning.engine.pricing import Pricer
+from flows.planning.watch import Watch
+
+_INSIDE = 1 / 8  # of what is open: a guess is no closer to either end
+_FALLS = 40
+_TOLERANCE = 1e-9
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bracket:
+    """Levels on both sides of the highest: `low` is reached, `high` is not, as far as was looked."""
+
+    low: float
+    high: float
+
+
+def bracket(
+    takes: Callable[[float], float],
+    available: float,
+    known: Bracket,
+    *,
+    close: float,
+    rounds: int,
+    watch: Watch,
+) -> Bracket:
+    """Close in on the highest level that takes no more than there is.
+
+    Args:
+        takes: what a level takes; rises with it. Infinite where it is out of reach.
+        available: what there is.
+        known: a level that is reached (0 always is) and one that is not.
+        close: relative to the upper end, at which it ends.
+        rounds: levels that are tried at most.
+        watch: the clock.
+    """
+    low, high = known.low, known.high
+    at_low, at_high = (0.0, np.inf) if not low else (np.nan, np.inf)
+    for _ in range(rounds):
+        if high - low <= close * high or watch.over():
+            break
+        level = _guess((low, at_low), (high, at_high), available, close)
+        taken = takes(level)
+        if taken > available * (1 + _TOLERANCE):
+            high, at_high = level, taken
+        else:
+            low, at_low = level, taken
+    return Bracket(low=low, high=high)
+
+
+def _guess(
+    low: tuple[float, float], high: tuple[float, float], available: float, close: float
+) -> float:
+    """A level between two, from what both take; past the line by a little, so that both ends close in."""
+    width = high[0] - low[0]
+    if not np.isfinite(high[1] + low[1]) or high[1] <= low[1]:
+        return low[0] + width / 2
+    guess = low[0] + (available - low[1]) * width / (high[1] - low[1])
+    past = close * high[0] / 2
+    guess += past if guess - low[0] > high[0] - guess else -past
+    return min(max(guess, low[0] + width * _INSIDE), high[0] - width * _INSIDE)
+
+
+def level_cover(weight: Floats, capacity: Floats, most: float = np.inf) -> Cover:
+    """Maximise the level: no demand is fixed, a column counts for weight · most at most."""
+    return Cover(
+        need=np.zeros(len(weight)),
+        capacity=capacity,
+        free=level_column(weight, len(capacity), most),
+        cap=weight * most,
+        missed=np.full(len(weight), np.inf),
+    )
+
+
+def highest(
+    weight: Floats,
+    capacity: Floats,
+    pricer: Pricer,
+    pool: Pool,
+    watch: Watch,
+    *,
+    most: float = np.inf,
+    falls: float = 1e-4,
+) -> tuple[Cover, Relaxed]:
+    """The highest level, relaxed: the cover that bounds it and its relaxation, whose bound is minus that level.
+
+    No plan is above the bound b of the relaxation, so no column need count for more than b · weight: relaxed again
+    with that cap the bound falls, until it falls by less than a share.
+
+    Args:
+        weight: [D] of demands per unit of the level.
+        capacity: [R] of resources.
+        pricer: the source of columns.
+        pool: columns known, which grows.
+        watch: the clock.
+        most: a level beyond which nothing more is asked.
+        falls: relative fall of the bound that is worth going on for.
+    """
+    cover = level_cover(weight, capacity, most)
+    best = relax(cover, pricer, pool, watch)
+    for _ in range(_FALLS):
+        level = -best.bound
+        if not np.isfinite(level) or level >= most or watch.over():
+            break
+        lower = replace(cover, cap=np.minimum(level * weight, cover.cap))
+        again = relax(lower, pricer, pool, watch, start=best.duals)
+        fell = again.bound - best.bound
+        if fell > 0:
+            cover, best = lower, again
+        if fell <= falls * level:
+            break
+    return cover, best

@@ -1,0 +1,111 @@
+"""What the engine asks of a family: prices in, columns out, and what every column costs at least.
+
+At prices π ≥ 0 of demands and μ ≥ 0 of resources a column has the reduced cost
+
+    r_j = cost_j - π · a_j + μ · u_j
+
+Columns come in groups; a plan has between fewest_g and most_g of each (a GPU of a class has one pattern, a model has
+exactly one way, a shared stage is built once; infinite where any number may be taken). A pricer answers with columns
+of low reduced cost and, by group, a number that no column of it is below. From these any prices prove a bound
+(`cover.bound_at`).
+"""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from flows.planning.arrays import Floats
+from flows.planning.engine.columns import Columns
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Duals:
+    """Prices of rows: demand [D] and resource [R], none negative."""
+
+    demand: Floats
+    resource: Floats
+
+    @classmethod
+    def zero(cls, demands: int, resources: int) -> "Duals":
+        """Nothing is worth anything."""
+        return cls(demand=np.zeros(demands), resource=np.zeros(resources))
+
+    @property
+    def rows(self) -> Floats:
+        """[D + R] what an entry takes off the reduced cost."""
+        return np.concatenate([self.demand, -self.resource])
+
+    def scaled(self, factor: float) -> "Duals":
+        """All of them times a factor."""
+        return Duals(demand=self.demand * factor, resource=self.resource * factor)
+
+    def between(self, other: "Duals", share: float) -> "Duals":
+        """On the way to others, by a share of it."""
+        return Duals(
+            demand=self.demand + (other.demand - self.demand) * share,
+            resource=self.resource + (other.resource - self.resource) * share,
+        )
+
+    def reduced(self, columns: Columns) -> Floats:
+        """[n] reduced costs."""
+        return columns.cost - columns.priced(self.rows)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Priced:
+    """The answer to prices.
+
+    Attributes:
+        columns: of low reduced cost, the lowest of each group among them where `proven`.
+        least: [G] no column of a group has a lower reduced cost.
+        proven: whether `least` holds for all columns; else it is what was found.
+        feasible: prices near those asked, at which no column has a negative reduced cost, where the pricer knows some.
+    """
+
+    columns: Columns
+    least: Floats
+    proven: bool = True
+    feasible: Duals | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Within:
+    """Columns up to a reduced cost.
+
+    Attributes:
+        columns: those found.
+        left_out: [G] columns of a group that are not among them have at least this reduced cost.
+    """
+
+    columns: Columns
+    left_out: Floats
+
+
+class Pricer(Protocol):
+    """A source of columns.
+
+    Attributes:
+        fewest, most: [G] columns of each group in a plan, copies counted.
+        cheapest: [G] no column of a group costs less; 0 where nothing is known.
+        quick: whether `price` has a faster form that proves nothing.
+    """
+
+    fewest: Floats
+    most: Floats
+    cheapest: Floats
+    quick: bool
+
+    def price(self, duals: Duals, cap: Floats, *, thorough: bool) -> Priced:
+        """Columns of low reduced cost.
+
+        Args:
+            duals: the prices.
+            cap: [D] what a column counts for at most in a demand; infinite where all counts.
+            thorough: whether `least` must be proven; ignored where `quick` is false.
+        """
+        ...
+
+    def within(self, duals: Duals, cap: Floats, slack: Floats, most: int) -> Within:
+        """Columns whose reduced cost is at most slack [G], nearly `most` of them if there are more."""
+        ...

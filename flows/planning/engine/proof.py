@@ -1,0 +1,171 @@
+"""Proof: the bound raised until it meets the plan, or said how far apart they are.
+
+Two ways, which a family may use one after the other:
+
+* **By slack**: columns that a better plan may have are enumerated (`cover.screened`), and a ladder of whole programs
+  over them, the cheapest first, finds plans; the last rung holds all of them and settles it.
+* **By parts**: where exact pricing is itself a hard program (a model on many kinds of GPUs), what each group costs at
+  least is raised step by step, where most is open first, until the sum says that nothing better is left. A column that
+  a step finds cheaper than what was known goes back to the master program.
+
+Effort is counted in steps and nodes, never in seconds, so that the same inputs give the same plan; the watch may end
+it earlier.
+"""
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import Executor
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from flows.planning.arrays import Floats
+from flows.planning.engine.columns import Columns, Pool
+from flows.planning.engine.cover import Relaxed, raised, screened
+from flows.planning.engine.master import Cover
+from flows.planning.engine.pricing import Duals, Pricer
+from flows.planning.engine.rounding import Incumbent, Rung, Tools, restricted
+from flows.planning.solver.solve import Limits
+from flows.planning.watch import Watch
+
+_TINY = 1e-9
+_CHUNK = 4  # groups whose programs are solved before the sum is looked at again
+_LEAST_OPEN = 1e-7  # of what is needed: a group with less open is not looked at
+
+
+def by_slack(
+    cover: Cover,
+    pricer: Pricer,
+    pool: Pool,
+    relaxed: Relaxed,
+    incumbent: Incumbent,
+    rungs: Sequence[Rung],
+    tools: Tools,
+    watch: Watch,
+) -> float:
+    """Find better plans over the columns that may be part of one; the bound that is left.
+
+    Args:
+        cover: what is asked for.
+        pricer: the source of columns.
+        pool: columns known; those that are found join.
+        relaxed: prices and bound.
+        incumbent: the best plan known; better ones are put there.
+        rungs: programs, more columns in each; the last may take as many as there are.
+        tools: how to solve.
+        watch: the clock.
+    """
+    bound = raised(relaxed.bound, tools.whole_costs)
+    for rung in rungs:
+        if incumbent.settled(bound, tools.gap) or watch.over():
+            break
+        found, outside = screened(cover, pricer, relaxed, incumbent.cost, rung.columns)
+        pool.add(found.columns)
+        columns = pool.columns
+        reduced = relaxed.duals.reduced(columns.capped(cover.caps))
+        order = np.argsort(reduced, kind="stable")
+        near, rest = order[: rung.columns], order[rung.columns :]
+        if len(rest) and len(found.columns) < rung.columns:
+            # All that a better plan may have are among those found.
+            rest = rest[:0]
+        elif len(rest):
+            outside = min(outside, relaxed.bound + float(reduced[rest[0]]))
+        part = watch.part(rung.share) if rung.share < 1 else watch
+        limits = Limits(
+            relative_gap=tools.gap / 2,
+            nodes=rung.nodes,
+            seconds=part.left_s(),
+            cutoff=-incumbent.cost,
+            enough=-bound * (1 - np.sign(bound) * tools.gap / 2) if np.isfinite(bound) else np.inf,
+        )
+        proven = restricted(cover, columns.take(np.sort(near)), incumbent, limits, tools)
+        bound = max(bound, raised(min(proven, outside, incumbent.cost), tools.whole_costs))
+    return min(bound, incumbent.cost)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Least:
+    """What a step says of a group: no column has a lower reduced cost; and those it found."""
+
+    reduced: float
+    columns: Columns
+    effort: int
+
+
+class SteppedPricer(Pricer, Protocol):
+    """A pricer whose groups can be looked at one by one, ever closer.
+
+    Attributes:
+        steps: how many programs `least` has, each closer than the one before, the last one exact.
+    """
+
+    steps: int
+
+    def floor(self, duals: Duals) -> Floats:
+        """[G] no column of a group has a lower reduced cost: weak, at once."""
+        ...
+
+    def least(self, group: int, duals: Duals, cutoff: float, step: int) -> Least:
+        """The same of one group, closer; `cutoff` where no column has a lower one."""
+        ...
+
+
+@dataclass(slots=True, kw_only=True)
+class Parts:
+    """Lower bounds of groups at some prices, raised step by step.
+
+    Attributes:
+        lower: [G] no column of a group has a lower reduced cost.
+        upper: [G] the lowest known.
+        step: [G] steps taken.
+        effort: of all steps so far.
+    """
+
+    cover: Cover
+    pricer: SteppedPricer
+    duals: Duals
+    lower: Floats
+    upper: Floats
+    step: Floats
+    effort: int = 0
+
+    def value(self, least: Floats) -> float:
+        """What no plan costs less than if no column is below `least` [G]."""
+        copies = np.where(least < 0, self.pricer.most, self.pricer.fewest)
+        used = least != 0
+        worth = self.duals.demand @ self.cover.need - self.duals.resource @ self.cover.capacity
+        return float(worth + copies[used] @ least[used])
+
+    def raise_to(
+        self,
+        target: float,
+        pool: Pool,
+        executor: Executor,
+        over: Callable[[], bool],
+    ) -> bool:
+        """Whether no plan costs less than a target; False as soon as prices do not prove that."""
+        scale = max(abs(target), 1e-300)
+        for step in range(self.pricer.steps):
+            left = np.where(self.step <= step, self.upper - self.lower, 0.0)
+            order = np.argsort(-left, kind="stable")
+            order = order[left[order] > _LEAST_OPEN * scale]
+            for at in range(0, len(order), _CHUNK):
+                if self.value(self.lower) >= target * (1 - _TINY * np.sign(target)):
+                    return True
+                if self.value(self.upper) < target - _TINY * scale or over():
+                    return False
+                self._raise(order[at : at + _CHUNK].tolist(), step, pool, executor)
+        return self.value(self.lower) >= target - _TINY * scale
+
+    def _raise(self, groups: list[int], step: int, pool: Pool, executor: Executor) -> None:
+        def solve(group: int) -> Least:
+            return self.pricer.least(group, self.duals, float(self.upper[group]), step)
+
+        for group, least in zip(groups, executor.map(solve, groups), strict=True):
+            self.effort += least.effort
+            if len(least.columns):
+                pool.add(least.columns)
+                lowest = float(self.duals.reduced(least.columns).min())
+                self.upper[group] = min(self.upper[group], lowest)
+            self.lower[group] = max(self.lower[group], min(least.reduced, self.upper[group]))
+            self.step[group] = step + 1

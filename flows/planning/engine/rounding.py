@@ -1,0 +1,174 @@
+"""Whole plans: integer programs over chosen columns, and dives.
+
+A ladder of programs over the columns of least reduced cost, more of them on each rung, begins each with the plan of the
+one before. A dive relaxes, takes what is whole (or else the largest count as 1), and relaxes what is left.
+
+Here: plans. Not here: what they prove (`proof`).
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from flows.planning.arrays import Floats, Ints
+from flows.planning.engine.columns import Columns, Pool
+from flows.planning.engine.cover import relax, restarted
+from flows.planning.engine.master import Cover, Extra, whole_program
+from flows.planning.engine.pricing import Pricer
+from flows.planning.solver.solve import Limits, solve_integer
+from flows.planning.watch import Watch
+
+DIVE_ROUNDS = 4
+_WHOLE = 1e-7
+
+
+@dataclass(slots=True)
+class Incumbent:
+    """The best plan known.
+
+    Attributes:
+        cost: infinite before the first.
+        columns: those it uses.
+        counts: [n] of each.
+        judge: the true cost of columns and counts, infinite where they are no plan; without it the columns' costs.
+    """
+
+    cost: float = np.inf
+    columns: Columns = field(default_factory=Columns.none)
+    counts: Ints = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
+    judge: Callable[[Columns, Ints], float] | None = None
+
+    def offer(self, columns: Columns, counts: Ints) -> bool:
+        """Take a plan that is better; whether it is."""
+        used = np.flatnonzero(counts)
+        columns, counts = columns.take(used), counts[used]
+        cost = float(columns.cost @ counts) if self.judge is None else self.judge(columns, counts)
+        if cost >= self.cost:
+            return False
+        self.cost, self.columns, self.counts = cost, columns, counts
+        return True
+
+    def settled(self, bound: float, gap: float) -> bool:
+        """Whether it is proven within a relative gap."""
+        return bool(self.cost - bound <= gap * abs(self.cost) + 1e-12)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rung:
+    """A program over so many columns: nodes of its tree, and the share of the time left that it may take."""
+
+    columns: int
+    nodes: int
+    share: float = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tools:
+    """How whole programs are solved.
+
+    Attributes:
+        solver: a name of `solver.solve`.
+        gap: relative, that is asked for.
+        most: [n] of columns: how often each may be taken; without it as often as resources allow.
+        extra: adds variables and rows of the family's own.
+        whole_costs: plans cost multiples of this; 0: anything.
+    """
+
+    solver: str = "highs"
+    gap: float = 1e-4
+    most: Callable[[Columns], Floats] | None = None
+    extra: Extra | None = None
+    whole_costs: float = 0.0
+
+
+def restricted(
+    cover: Cover,
+    columns: Columns,
+    incumbent: Incumbent,
+    limits: Limits,
+    tools: Tools,
+) -> float:
+    """The whole program over some columns; what plans of these that beat the incumbent cost at least.
+
+    Args:
+        cover: what is asked for.
+        columns: to choose from.
+        incumbent: the best plan known; a better one is put there. Where the columns hold it, the solver begins there.
+        limits: of the solver, of minus the cost.
+        tools: how to solve.
+    """
+    most = tools.most(columns) if tools.most else _most(cover, columns)
+    whole = whole_program(cover, columns, most, tools.extra)
+    answer = solve_integer(whole.program, limits, tools.solver)
+    if answer.values is not None:
+        counts = np.rint(answer.values[whole.counts]).astype(np.int64)
+        incumbent.offer(columns, counts)
+    return -answer.bound
+
+
+def _most(cover: Cover, columns: Columns) -> Floats:
+    """[n] how often a column can be taken: as often as its scarcest resource holds it, or demands want it."""
+    demands, of = len(cover.need), columns.of_columns()
+    uses = columns.rows >= demands
+    room = np.full(len(columns), np.inf)
+    each = np.floor(cover.capacity[columns.rows[uses] - demands] / columns.values[uses] + _WHOLE)
+    np.minimum.at(room, of[uses], each)
+    wanted = np.zeros(len(columns))
+    with np.errstate(divide="ignore"):
+        need = np.ceil(cover.need[columns.rows[~uses]] / columns.values[~uses] - _WHOLE)
+    np.maximum.at(wanted, of[~uses], need)
+    fixed = bool(np.any(cover.need > 0))
+    return np.minimum(room, np.maximum(wanted, 1.0)) if fixed else room
+
+
+def dive(
+    cover: Cover,
+    pricer: Pricer,
+    pool: Pool,
+    watch: Watch,
+    rounds: int = DIVE_ROUNDS,
+    last: Callable[[Cover], Columns] | None = None,
+) -> tuple[Columns, Ints]:
+    """Columns taken a few at a time, what is left relaxed again each time; the plan may miss something.
+
+    Args:
+        cover: what is asked for.
+        pricer: the source of columns.
+        pool: columns known, which grows.
+        watch: the clock.
+        rounds: of column generation after every step.
+        last: candidates that may end the dive at once, given what is left; none to go on.
+    """
+    taken: dict[int, int] = {}
+    rest, demands = cover, len(cover.need)
+    while (rest.need > _WHOLE * cover.need).any():
+        if last is not None and len(found := last(rest)):
+            pool.add(found)
+        relaxed = relax(rest, pricer, pool, watch, rounds=rounds)
+        if relaxed.mixed is None or relaxed.mixed.counts.max(initial=0.0) <= _WHOLE:
+            break
+        columns, counts = pool.columns, relaxed.mixed.counts
+        whole = np.floor(counts + _WHOLE).astype(np.int64)
+        if not whole.any():
+            whole[int(np.argmax(counts))] = 1
+        left = rest.capacity.astype(np.float64)
+        served = np.zeros(demands)
+        some = False
+        for n in np.flatnonzero(whole).tolist():
+            own = columns.take(np.array([n])).matrix(cover.rows)[0]
+            use = own[demands:]
+            room = left[use > 0] / use[use > 0]
+            count = int(min(whole[n], np.floor(room.min(initial=np.inf) + _WHOLE)))
+            if count <= 0:
+                continue
+            some = True
+            taken[n] = taken.get(n, 0) + count
+            left -= count * use
+            served += count * own[:demands]
+        if not some or watch.over():
+            break
+        rest = restarted(cover, np.maximum(rest.need - served, 0.0), left)
+    counts = np.zeros(len(pool), dtype=np.int64)
+    counts[list(taken)] = list(taken.values())
+    return pool.columns, counts
