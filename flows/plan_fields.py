@@ -58,6 +58,18 @@ OBJECTS: Mapping[str, tuple[PlanField, ...]] = {
         PlanField("pools", "pool[]", "Pools of vGPUs, numbered in this order.", []),
         PlanField("models", "model[]", "Models with their pipelines.", []),
         _optional("applications", "application[]", "Applications with their time budgets.", []),
+        _optional(
+            "waits",
+            "text",
+            "How the wait for a whole batch counts: gathering, turn or margin.",
+            "gathering",
+        ),
+        _optional(
+            "gathering_rule",
+            "text",
+            "Rate at which batches gather, if not the workload's: dt, 2d, tc-even, tc-tail, tc-padded.",
+            "tc-tail",
+        ),
     ),
     "objective": (
         PlanField("name", "text", "throughput, cost, power, gpus or share.", "throughput"),

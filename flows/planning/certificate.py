@@ -98,6 +98,8 @@ def decode(inputs: Inputs, options: PlanOptions, outcome: Outcome, rates_from: s
         pools=tuple(placed),
         models=models,
         applications=outcome.applications,
+        waits=outcome.waits,
+        gathering_rule=outcome.gathering_rule,
         certificate={
             "status": trace.status,
             "seconds": trace.seconds,
@@ -155,12 +157,13 @@ def _as_planned(plan: Plan) -> Plan:
 def plan_identity(plan: Plan) -> str:
     """First digits of a hash over what was decided: not the times it took, nor artifacts and splits.
 
+    Which accounting it was planned by follows from planner and options, which count.
     Artifacts say with which files a decision is carried out, so a plan keeps its id when they are
     attached: the plan that was verified is the plan that is served.
     """
     data: dict[str, Any] = plan.to_dict()
-    for key in ("plan_id", "solve_seconds", "solver", "certificate"):
-        del data[key]
+    for key in ("plan_id", "solve_seconds", "solver", "certificate", "waits", "gathering_rule"):
+        data.pop(key, None)
     for stage in (s for m in data["models"] for p in m["pipelines"] for s in p["stages"]):
         stage.pop("artifact", None)
     for model in data["models"]:

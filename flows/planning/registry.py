@@ -31,7 +31,7 @@ from triton_backend.contract.plan import (
     StageMemory,
 )
 from triton_backend.contract.profiles import InterferenceModel, ModelProfile
-from triton_backend.contract.workload import MOST_RPS, MOST_STAGES, ModelDemand, Workload
+from triton_backend.contract.workload import GATHERING, MOST_RPS, MOST_STAGES, ModelDemand, Workload
 
 OBJECTIVES = ("throughput", "cost", "power", "gpus", "share")
 DEFAULT_MARGIN = 0.4  # of planners that state none of their own (PPipe, section 7.1)
@@ -324,6 +324,8 @@ class Outcome:
         applications: as planned.
         settled: options that the planner chose by itself, as the plan states them.
         space: what the bound covers, where it is not what the planner's always does.
+        waits: the accounting of waiting that it was planned by (`workload.WAITS`).
+        gathering_rule: at whose rate batches gather, where it is not the rate that the workload states.
     """
 
     pipelines: tuple[PlannedPipeline, ...]
@@ -337,6 +339,8 @@ class Outcome:
     applications: tuple[ApplicationPlan, ...] = ()
     settled: Mapping[str, Any] = field(default_factory=dict[str, Any])
     space: str | None = None
+    waits: str = GATHERING
+    gathering_rule: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

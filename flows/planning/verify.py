@@ -22,7 +22,7 @@ from triton_backend.contract.shares import (
     share_text,
 )
 from triton_backend.contract.units import us_to_ms
-from triton_backend.contract.workload import ModelDemand
+from triton_backend.contract.workload import GATHERING, TURN, ModelDemand
 
 _RELATIVE = 1e-9
 _BITS = 8
@@ -146,7 +146,7 @@ def _longest_way(application: Application, budgets_us: Mapping[str, int]) -> int
 
 def _by_rank(plan: Plan) -> bool:
     """Whether batches are gathered at rates that follow from what is planned, not stated ones."""
-    return plan.options.get("gathering", "fixed") not in ("auto", "fixed")
+    return plan.accounting.rule is not None
 
 
 def _application_rates(plan: Plan) -> Iterator[str]:
@@ -176,7 +176,7 @@ def _filling_us(plan: Plan, model: ModelPlan, pipeline: Pipeline) -> float:
     tc: at the rate of all that is ranked no better; ranks go by price per row/s, then latency, then batch,
     full machines before partial ones. dt and 2d: at the machine's own rate.
     """
-    gathering = plan.options["gathering"]
+    gathering = plan.accounting.rule
     stage = pipeline.stages[0]
     share = plan.pool_of(stage).share / WHOLE_GPU
 
@@ -247,19 +247,16 @@ def _allowed_us(plan: Plan, model: ModelPlan, pipeline: Pipeline) -> tuple[float
     if plan.applications or _by_rank(plan):
         return _allowed_line_us(plan, model, pipeline)
     demand = next(m for m in plan.workload.models if m.name == model.name)
-    budget, gathering = model.slo_us, demand.gathering_us(pipeline.batch)
-    if pipeline.entry is not None:  # the margin pays for gathering
+    budget, gathering = model.slo_us, 0.0
+    if pipeline.entry is not None:
         budget = next(e.budget_us for e in model.entries if e.name == pipeline.entry)
-        gathering = 0.0
-    elif "utilisation" in plan.options:  # batches start in turn, one every batch / rate
-        gathering = 0.0
-        if pipeline.batch > 1 and pipeline.throughput_rps:
+    waits, share = plan.accounting.waits, _margin(plan, model.name)
+    if all(stage.duty_cycle_us is None for stage in pipeline.stages):
+        if waits == GATHERING:
+            gathering = demand.gathering_us(pipeline.batch)
+            share = float(plan.options.get("pipeline_margin", share))  # beside models in turns
+        elif waits == TURN and pipeline.batch > 1 and pipeline.throughput_rps:
             gathering = pipeline.batch / pipeline.throughput_rps * _MICROSECONDS
-    share = _margin(plan, model.name)
-    if any(stage.duty_cycle_us is not None for stage in pipeline.stages):
-        gathering = 0.0  # who waits for a turn gathers meanwhile
-    elif "pipeline_margin" in plan.options:
-        share = float(plan.options["pipeline_margin"])
     if plan.options.get("overflow") and not pipeline.throughput_rps:
         share /= 4  # overflow promises nothing and leaves a quarter of the margin free
     return (1 - share) * budget, gathering
@@ -503,7 +500,7 @@ def _sharing(plan: Plan) -> dict[str, list[tuple[Stage, Pipeline]]]:
         for pipeline in model.pipelines:
             for stage in pipeline.stages:
                 users.setdefault(stage.pool, []).append((stage, pipeline))
-    free = "utilisation" in plan.options
+    free = plan.accounting.waits == TURN
     return {
         name: stages
         for name, stages in users.items()
@@ -513,7 +510,9 @@ def _sharing(plan: Plan) -> dict[str, list[tuple[Stage, Pipeline]]]:
 
 def _shared_pools(plan: Plan) -> Iterator[str]:
     """What stages promise together on a pool is the work of its vGPUs at most, or the share planned."""
-    share = float(plan.options.get("utilisation", 1.0))
+    share = 1.0
+    if plan.accounting.waits == TURN:
+        share = float(plan.options.get("utilisation", share))
     users = _sharing(plan)
     for pool in plan.pools:
         work = math.fsum(

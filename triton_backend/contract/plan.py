@@ -30,7 +30,14 @@ from triton_backend.contract.shares import (
 )
 from triton_backend.contract.tensors import TensorSpec
 from triton_backend.contract.units import US_PER_S, ms_to_us, us_to_ms
-from triton_backend.contract.workload import Workload
+from triton_backend.contract.workload import (
+    GATHERING,
+    RULES,
+    WAITS,
+    Accounting,
+    Workload,
+    derived_accounting,
+)
 
 FORMAT = 2
 # Of plans that name none. Under `reservation` a backlog once there, after a stall say, stays while the
@@ -628,6 +635,8 @@ class Plan:
         pools: in the order in which stages first name them, whatever the order they are given in:
             pools and vGPUs are numbered so.
         certificate: status, seconds per step, configurations enumerated, feasible and kept.
+        waits: how the wait for a whole batch counts (`workload.WAITS`); None: the plan does not say.
+        gathering_rule: at which rate batches gather (`workload.RULES`); None: at the workload's.
     """
 
     plan_id: str
@@ -643,9 +652,12 @@ class Plan:
     solve_seconds: float = 0.0
     certificate: Mapping[str, Any] = field(default_factory=dict[str, Any])
     applications: tuple[ApplicationPlan, ...] = ()
+    waits: str | None = None
+    gathering_rule: str | None = None
 
     def __post_init__(self) -> None:
         check_name("plan_id", self.plan_id)
+        _check_accounting(self)
         if not self.models:
             raise InputError(f"plan {self.plan_id}, models", "there is none")
         names = [model.name for model in self.models]
@@ -682,6 +694,18 @@ class Plan:
             if name not in order:
                 raise InputError(f"pool {name!r}", "no stage names it")
         return tuple(order.values())
+
+    @property
+    def accounting(self) -> Accounting:
+        """How waiting counts: as stated, else as planner's options of earlier plans mean it."""
+        if self.waits is not None:
+            return Accounting(self.waits, self.gathering_rule)
+        stages = [stage for m in self.models for p in m.pipelines for stage in p.stages]
+        return derived_accounting(
+            self.options,
+            in_entries=any(p.entry is not None for m in self.models for p in m.pipelines),
+            in_turns=all(stage.duty_cycle_us is not None for stage in stages),
+        )
 
     def model(self, name: str) -> ModelPlan:
         """The plan of one model.
@@ -794,24 +818,32 @@ class Plan:
         }
         if self.objective.space is not None:
             objective["space"] = self.objective.space
-        return {
-            "format": FORMAT,
-            "plan_id": self.plan_id,
-            "planner": self.planner,
-            "options": dict(self.options),
-            "objective": objective,
-            "solver": self.solver,
-            "solve_seconds": self.solve_seconds,
-            "certificate": dict(self.certificate),
-            "cluster": self.cluster.to_dict(),
-            "workload": self.workload.to_dict(),
-            "gpus_used": dict(self.gpus_used),
-            "pools": [pool.to_dict(self.cluster) for pool in self.pools],
-            "models": [model.to_dict() for model in self.models],
-        } | (
-            {"applications": [planned.to_dict() for planned in self.applications]}
-            if self.applications
-            else {}
+        return (
+            {
+                "format": FORMAT,
+                "plan_id": self.plan_id,
+                "planner": self.planner,
+                "options": dict(self.options),
+                "objective": objective,
+                "solver": self.solver,
+                "solve_seconds": self.solve_seconds,
+                "certificate": dict(self.certificate),
+                "cluster": self.cluster.to_dict(),
+                "workload": self.workload.to_dict(),
+                "gpus_used": dict(self.gpus_used),
+                "pools": [pool.to_dict(self.cluster) for pool in self.pools],
+                "models": [model.to_dict() for model in self.models],
+            }
+            | (
+                {"applications": [planned.to_dict() for planned in self.applications]}
+                if self.applications
+                else {}
+            )
+            | {
+                name: value
+                for name in ("waits", "gathering_rule")
+                if (value := getattr(self, name)) is not None
+            }
         )
 
     @classmethod
@@ -854,6 +886,8 @@ class Plan:
                     fields.items("applications") if fields.has("applications") else (),
                 )
             ),
+            waits=fields.text("waits") if fields.has("waits") else None,
+            gathering_rule=fields.text("gathering_rule") if fields.has("gathering_rule") else None,
         )
 
 
@@ -903,6 +937,16 @@ def upgrade_format_1(data: Mapping[str, Any]) -> dict[str, Any]:
 
 
 # Checks of a whole plan
+
+
+def _check_accounting(plan: Plan) -> None:
+    for name, known in (("waits", WAITS), ("gathering_rule", RULES)):
+        value = getattr(plan, name)
+        if value is not None and value not in known:
+            raise InputError(f"plan {plan.plan_id}, {name}", f"{value!r} is none of {known}")
+    if plan.gathering_rule is not None and plan.waits != GATHERING:
+        reason = f"{plan.gathering_rule!r} needs waits {GATHERING!r}, not {plan.waits!r}"
+        raise InputError(f"plan {plan.plan_id}, gathering_rule", reason)
 
 
 def _check_sizes(cluster: Cluster, pools: Sequence[Pool]) -> None:

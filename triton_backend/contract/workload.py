@@ -1,9 +1,12 @@
-"""What is asked of a cluster: models and applications with their SLOs and their weights or rates."""
+"""What is asked of a cluster: models and applications with their SLOs and their weights or rates.
+
+Here too: how plans may account for the time in which a batch gathers (`Accounting`).
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from math import fsum
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 from triton_backend.contract.applications import Application, check_names
 from triton_backend.contract.entries import Entry, check_entries
@@ -17,6 +20,48 @@ LEAST_RPS, MOST_RPS = 1e-6, 1e7
 MOST_STAGES = 8  # of a pipeline that a planner may be asked for: one more is ten times the work
 MOST_APART = 1e6
 OPTIONAL = ("weight", "rate_rps", "batch_building_rate_rps")
+
+GATHERING = "gathering"
+TURN = "turn"
+MARGIN = "margin"
+WAITS = (GATHERING, TURN, MARGIN)
+"""How the wait for a whole batch counts.
+
+gathering: a batch gathers before it starts; that time is part of what the SLO less margin allows.
+turn: batches of a pool start in turn, one every batch / rate of their pipeline, which counts likewise;
+    a pool promises no more than the option `utilisation` of its time.
+margin: the part of the SLO or budget that is kept free pays for it.
+
+A stage with a duty cycle gathers while it waits for its turn, whatever the plan states.
+"""
+RULES = ("dt", "2d", "tc-even", "tc-tail", "tc-padded")
+"""At which rate a batch gathers: of its own machine (`dt`, `2d`), of all machines of its model
+(`tc-even`), or of those that are ranked no better (`tc-tail`, `tc-padded`)."""
+
+
+class Accounting(NamedTuple):
+    """What a plan states of waiting: one of `WAITS`, and one of `RULES` or None."""
+
+    waits: str
+    rule: str | None = None
+
+
+def derived_accounting(
+    options: Mapping[str, Any], *, in_entries: bool, in_turns: bool
+) -> Accounting:
+    """The accounting of a plan that states none.
+
+    Args:
+        options: as the plan states them.
+        in_entries: some pipeline serves an entry.
+        in_turns: every stage has a duty cycle.
+    """
+    rule = options.get("gathering")
+    if rule in RULES:
+        return Accounting(GATHERING, rule)
+    if "utilisation" in options:
+        return Accounting(TURN)
+    return Accounting(MARGIN if in_entries or in_turns else GATHERING)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -93,9 +93,10 @@ def _plan(
         trace=trace,
     )
     found = answer(inputs, options, lines, decided, least_times(problem))
-    settled = {"gathering": _GATHERING[rules.rule], "billing": "occupancy"}
+    gathering = _GATHERING[rules.rule]
+    settled = {"gathering": gathering, "billing": "occupancy"}
     policy = "throughput-cost" if rules.rule == "tc" else found.policy
-    return replace(found, settled=settled, policy=policy)
+    return replace(found, settled=settled, policy=policy, gathering_rule=gathering)
 
 
 def planner_by_rules(name: str, rules: Rules) -> Planner:

@@ -58,6 +58,7 @@ from triton_backend.contract.errors import InfeasibleError, InputError
 from triton_backend.contract.plan import PlacementRun, worker_memory_gib
 from triton_backend.contract.shares import PER_PERCENT, WHOLE_GPU, divisor_of
 from triton_backend.contract.units import us_to_ms
+from triton_backend.contract.workload import MARGIN
 
 GROUPS, POOLS = "groups", "pools"
 _TINY = 1e-9
@@ -358,6 +359,7 @@ def plan(rule: Rule, inputs: Inputs, options: PlanOptions) -> Outcome:
         trace=trace,
         space=spaces[-1],
         settled={"billing": billing_of(options)},
+        waits=MARGIN,
     )
 
 

@@ -27,6 +27,7 @@ from flows.planning.registry import (
 from triton_backend.contract.cluster import Cluster
 from triton_backend.contract.errors import InfeasibleError, InputError
 from triton_backend.contract.plan import PlacementRun, Plan, PoolInterference, SeatInterference
+from triton_backend.contract.workload import MARGIN
 
 POLICY = "turns-window"
 NO_HEADROOM = "none"
@@ -161,6 +162,7 @@ def outcome_of(
         objective=objective_of(options.objective, answer.score, answer.bound),
         trace=answer.trace,
         policy=POLICY,
+        waits=MARGIN,
     )
 
 

@@ -50,6 +50,7 @@ from triton_backend.contract.errors import InfeasibleError, InputError
 from triton_backend.contract.plan import BYTES_PER_GIB, Plan
 from triton_backend.contract.shares import WHOLE_GPU
 from triton_backend.contract.units import us_to_ms
+from triton_backend.contract.workload import TURN
 
 AUTO = "auto"
 POLICY = "deferred"
@@ -148,6 +149,7 @@ def plan(inputs: Inputs, options: PlanOptions) -> Outcome:
         promised_rps=tuple(rates.tolist()),
         policy=POLICY,
         whole_tables=True,
+        waits=TURN,
     )
 
 

@@ -7,6 +7,7 @@ import pytest
 from flows.planning import PlanOptions, make_plan
 from flows.planning.verify import verify_plan
 from flows.planning.watch import Watch
+from scripts.golden.problems import named
 from tests.flows.planning.small import cluster, profile, workload
 from triton_backend.contract.errors import InfeasibleError, InputError
 from triton_backend.contract.plan import Plan
@@ -24,6 +25,27 @@ def test_every_planner_yields_a_plan_that_verifies_and_survives_a_file(planner: 
     again = Plan.from_dict(json.loads(json.dumps(plan.to_dict())))
     assert verify_plan(again, PROFILES) == []
     assert again.to_dict() == plan.to_dict()
+
+
+@pytest.mark.parametrize(
+    ("problem", "stated"),
+    [
+        ("one-model-00", ("gathering", None)),
+        ("sub-clusters-00", ("turn", None)),
+        ("mig-01", ("margin", None)),
+        ("entries-mixed-01", ("margin", None)),
+        ("applications-padded-00", ("gathering", "tc-padded")),
+    ],
+)
+def test_a_plan_states_its_accounting_as_its_options_tell_it_of_earlier_plans(
+    problem: str, stated: tuple[str, str | None]
+) -> None:
+    made = named(problem).make()
+    plan = make_plan(made.profiles, made.cluster, made.workload, made.options)
+    assert (plan.waits, plan.gathering_rule) == stated
+    earlier = replace(plan, waits=None, gathering_rule=None)
+    assert earlier.accounting == plan.accounting
+    assert verify_plan(earlier, made.profiles) == verify_plan(plan, made.profiles) == []
 
 
 def test_the_same_inputs_give_the_same_plan_apart_from_times() -> None:

@@ -304,3 +304,28 @@ def test_links_that_carry_too_much_are_named_by_node_and_direction() -> None:
         for slot in plan.pool_of(stage).slots()
     }
     assert said == expected
+
+
+def test_a_batch_in_turn_waits_for_one_turn_of_its_pipeline() -> None:
+    """Four requests at 1,000 requests/s take 4 ms to come, and 1 ms to run: of 4.5 ms too much."""
+    plan = replace(alone((1_000,) * 4, slo_us=4_500), options={})
+    (model,) = plan.models
+    pipeline = replace(model.pipelines[0], throughput_rps=1_000.0)
+    models = (replace(model, pipelines=(pipeline,), throughput_rps=1_000.0),)
+    said = "takes 1.000 ms and gathers 4.000 ms"
+    for waits, found in (("turn", True), ("gathering", False), ("margin", False)):
+        stated = replace(plan, models=models, waits=waits)
+        assert any(said in text for text in verify_plan(stated)) == found
+    utilised = replace(plan, models=models, options={"utilisation": 0.1}, waits="turn")
+    assert any("0.1 of 1" in text for text in verify_plan(utilised))
+    ignored = replace(utilised, waits="gathering")
+    assert not any("0.1 of 1" in text for text in verify_plan(ignored))
+
+
+def test_a_batch_gathers_at_the_rate_of_the_workload_unless_the_margin_pays() -> None:
+    plan = alone((1_000,) * 4, slo_us=4_500)
+    demand = replace(plan.workload.models[0], batch_building_rate_rps=1_000.0)
+    slow = replace(plan, workload=replace(plan.workload, models=(demand,)))
+    for waits, found in (("gathering", True), ("margin", False)):
+        stated = replace(slow, waits=waits)
+        assert any("gathers 3.900 ms" in text for text in verify_plan(stated)) == found

@@ -25,6 +25,7 @@ from flows.planning.subclusters.plan import Demands, beyond_reach, read_demands
 from triton_backend.contract.errors import InputError
 from triton_backend.contract.profiles import ModelProfile
 from triton_backend.contract.shares import WHOLE_GPU
+from triton_backend.contract.workload import MARGIN
 
 POLICY = "turns"
 _HALVINGS = 50
@@ -66,6 +67,7 @@ def plan(inputs: Inputs, options: PlanOptions) -> Outcome:
         trace=trace,
         promised_rps=tuple(asked.rates(scale).tolist()),
         policy=POLICY,
+        waits=MARGIN,
     )
 
 

@@ -77,8 +77,10 @@ def plan_exactly(inputs: Inputs, options: PlanOptions) -> Outcome:
         if gathering == "fixed"
         else _on_machines(inputs, options, lines, problem)
     )
-    policy = found.policy if gathering == "fixed" else "throughput-cost"
-    return replace(found, settled={"gathering": gathering, "billing": billing}, policy=policy)
+    found = replace(found, settled={"gathering": gathering, "billing": billing})
+    if gathering == "fixed":
+        return found
+    return replace(found, policy="throughput-cost", gathering_rule=gathering)
 
 
 def _check(options: PlanOptions, gathering: str, billing: str) -> None:
