@@ -44,7 +44,12 @@ OBJECTS: Mapping[str, tuple[PlanField, ...]] = {
         PlanField("planner", "text", "Planner that made it.", "pool"),
         _optional("options", "table", "Options it was planned with.", {"slo_margin": 0.4}),
         PlanField("objective", "objective", "What was optimised, and the proof.", {"gap": 0.0}),
-        _optional("solver", "text", "Solver that was used.", "highs"),
+        _optional(
+            "solver",
+            "text",
+            "Solvers that solved its programs: highs, gurobi, gurobi+highs, none.",
+            "highs",
+        ),
         _optional("solve_seconds", "number", "Wall time of planning, in s.", 1.7),
         _optional(
             "certificate",

@@ -8,6 +8,7 @@ from flows.planning.certificate import decode
 from flows.planning.entries import MARGIN
 from flows.planning.pool.applications.exact import application_rates
 from flows.planning.registry import Inputs, PlanOptions, planner_named, product_planners
+from flows.planning.solver.record import recorded
 from flows.planning.watch import Watch
 from triton_backend.contract.cluster import Cluster
 from triton_backend.contract.errors import InfeasibleError, InputError, InvariantError
@@ -77,7 +78,9 @@ def make_plan(
         watch=watch,
         interference=interference or {},
     )
-    return decode(inputs, options, planner.plan(inputs, options), rates_from)
+    with recorded() as solvers:
+        outcome = planner.plan(inputs, options)
+    return decode(inputs, options, outcome, rates_from, solvers)
 
 
 def with_rates(

@@ -18,6 +18,8 @@ from flows.planning.registry import (
     PlanOptions,
     planner_named,
 )
+from flows.planning.solver.record import SolverRecord
+from flows.planning.solver.solve import HIGHS
 from triton_backend.contract.cluster import Cluster
 from triton_backend.contract.errors import InvariantError
 from triton_backend.contract.plan import (
@@ -47,7 +49,13 @@ def objective_of(name: str, score: float, bound: float) -> Objective:
     return Objective(name=name, value=value, upper_bound=limit, gap=gap)
 
 
-def decode(inputs: Inputs, options: PlanOptions, outcome: Outcome, rates_from: str) -> Plan:
+def decode(
+    inputs: Inputs,
+    options: PlanOptions,
+    outcome: Outcome,
+    rates_from: str,
+    solvers: SolverRecord,
+) -> Plan:
     """The plan of an outcome; `rates_from` says where batch-building rates come from."""
     watch, asked = Stopwatch(), inputs.workload
     if outcome.lines is not None:
@@ -83,6 +91,7 @@ def decode(inputs: Inputs, options: PlanOptions, outcome: Outcome, rates_from: s
     )
     trace = outcome.trace
     trace.seconds["place"] = watch.seconds()
+    trace.notes += _solver_notes(options.solver, solvers)
     plan = Plan(
         plan_id="unnamed",  # until it is known what it says
         planner=options.planner,
@@ -90,7 +99,7 @@ def decode(inputs: Inputs, options: PlanOptions, outcome: Outcome, rates_from: s
         objective=replace(
             outcome.objective, space=outcome.space or planner_named(options.planner).space
         ),
-        solver=trace.solver,
+        solver=solvers.named(),
         solve_seconds=seconds,
         cluster=inputs.cluster,
         workload=asked,
@@ -114,6 +123,14 @@ def decode(inputs: Inputs, options: PlanOptions, outcome: Outcome, rates_from: s
         change = change_of(options.previous, plan)
         plan = replace(plan, certificate={**plan.certificate, "change": change})
     return replace(plan, plan_id=plan_identity(plan))
+
+
+def _solver_notes(asked: str, solvers: SolverRecord) -> list[str]:
+    """Why another solver than the one asked for answered; each reason once."""
+    others = sorted((solvers.integer or solvers.linear) - {asked})
+    if others == [HIGHS] and not solvers.notes:
+        return ["programs that begin at a known plan, or are small, are solved with HiGHS"]
+    return solvers.notes
 
 
 def _moves(previous: Plan, plan: Plan) -> str:

@@ -306,7 +306,6 @@ class Trace:
     configurations: dict[str, int] = field(default_factory=dict[str, int])
     notes: list[str] = field(default_factory=list[str])
     status: str = "optimal"
-    solver: str = "highs"
     details: dict[str, Any] = field(default_factory=dict[str, Any])
 
 

@@ -75,7 +75,7 @@ def _plan(
     problem = line_problem(inputs, options, lines)
     tables = machine_tables(problem, gpu_prices(inputs.cluster, options.objective))
     rates = [demand.rate_rps or 0.0 for demand in lines.demands]
-    trace = Trace(solver="none", status="by rule")
+    trace = Trace(status="by rule")
     trace.seconds["enumerate"] = laps.restart()
     served = solve(lines, tables, rates, rules, inputs.watch)
     trace.seconds["solve"] = laps.restart()

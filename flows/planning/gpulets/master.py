@@ -142,7 +142,7 @@ class Master:
         for number in range(models):
             self._take(self.most(Worth.of(np.eye(models)[number], np.full(models, np.inf)))[1])
         bound, worth, rest = self._bound(goal, watch)
-        trace = Trace(solver=goal.solver)
+        trace = Trace()
         best: Chosen = []
         score = -np.inf
 

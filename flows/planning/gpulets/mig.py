@@ -147,7 +147,7 @@ class SliceMaster(Master):
 
     def solve(self, goal: Goal, watch: Watch) -> Answer:
         """The best counts of options and divisions, and the bound."""
-        trace = Trace(solver=goal.solver)
+        trace = Trace()
         trace.configurations["slice options"] = sum(len(k.rates_rps) for k in self._kinds)
         asked, worth, bound = self._tightened(goal, watch)
         chosen: Chosen = []

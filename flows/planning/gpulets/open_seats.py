@@ -185,7 +185,7 @@ def plan(inputs: Inputs, options: PlanOptions) -> Outcome:
             raise InputError(where, "is missing; gpulets-open cuts GPUs into percents")
     if options.minimum_rps:
         raise InputError("option minimum_rps", "gpulets-open plans weights, no least rates")
-    trace = Trace(solver=options.solver)
+    trace = Trace()
     both = read(inputs, options, trace)
     alone = _of_one_kind(inputs, options, both, trace)
     known = max((o.objective.value for o in alone), default=0.0)

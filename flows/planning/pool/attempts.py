@@ -28,7 +28,7 @@ from flows.planning.pool.integer import (
     trimmed,
 )
 from flows.planning.registry import PlanOptions, Trace
-from flows.planning.solver.solve import Limits, Solution, solve_integer
+from flows.planning.solver.solve import Limits, Solution, most_variables, solve_integer
 from flows.planning.watch import Watch
 
 
@@ -143,7 +143,6 @@ _FEWEST_NODES = 10  # an attempt with fewer is not worth its start
 _LONGER = 4  # by how much an attempt without success lengthens the next
 _LEAST_NODES = 50
 _NODE_CELLS = 120_000  # nodes × stages of configurations that a program may take by default
-_LICENCE_SIZE = 2_000  # variables, and rows, that gurobipy's own licence allows
 _FAR = 0.01  # a relative gap beyond which the node budget is extended, once
 _EXTENSION = 2  # by this many times
 _ENDED = ("optimal", "infeasible")
@@ -231,10 +230,6 @@ class Attempts:
         )
         answer = solve_integer(program, limits, self.options.solver)
         self.effort += answer.iterations
-        if answer.note is not None:
-            self.trace.solver = "highs"
-            if answer.note not in self.trace.notes:
-                self.trace.notes.append(answer.note)
         if answer.values is None:
             return answer
         return replace(answer, values=counts_of(layout, columns, answer.values))
@@ -270,13 +265,14 @@ class Attempts:
         return self.best.score + step * abs(self.best.score)
 
     def fitting(self, rows: NDArray[np.int64]) -> int:
-        """How many of the first rows fit the size that the solver's free licence allows."""
-        if self.options.solver != "gurobi":
+        """How many of the first rows fit the size that the solver's licence allows."""
+        most = most_variables(self.options.solver)
+        if most is None:
             return len(rows)
         problem = self.best.problem
         fixed = len(problem.models) * (len(problem.types) + len(problem.gpus)) + 1
         per_row = 1 + self.best.columns.stages[rows]
-        return int(np.searchsorted(np.cumsum(per_row), _LICENCE_SIZE - fixed, side="right"))
+        return int(np.searchsorted(np.cumsum(per_row), most - fixed, side="right"))
 
     def _node_budget(self, columns: Columns) -> int:
         cells = int(np.isfinite(columns.rate_rps).sum())

@@ -93,7 +93,7 @@ def search(
         InfeasibleError: a model has no feasible configuration, the GPUs are too few for all models, or
             the rates asked for cannot be reached.
     """
-    trace = Trace(solver=options.solver)
+    trace = Trace()
     watch, laps = watch or Watch(limit_s=options.time_limit_s), Stopwatch()
     feasible = enumerate_columns(problem, options.max_partitions)
     columns = feasible.take(undominated(problem, feasible, np.arange(len(feasible))))
@@ -111,9 +111,6 @@ def search(
         trace.configurations["kept"] = len(columns)
         relaxed = replace(bound, score=proven)
         proven, price = plan_at_prices(best, relaxed, options, watch, proof=proof)
-        if options.solver != "highs":
-            trace.solver = "highs"
-            trace.notes.append("many models: solved with HiGHS")
         trace.details["prices"] = dict(zip(problem.classes, price.tolist(), strict=True))
         settled = best.gap_to(proven) <= options.gap * (1 + _HAIR)
         trace.status = "optimal" if settled else "effort limit reached"
@@ -252,7 +249,7 @@ class _Run:
         """Plan one model on the GPUs it was given."""
         options, watch = self.attempts.options, self.attempts.watch.part(1.0)
         best = Best(part.problem, part.columns, part.goal)
-        trace = Trace(solver=options.solver)
+        trace = Trace()
         attempts = Attempts(
             best, bound.score, options, trace, watch, enough, nodes=_ALONE_NODES * times
         )

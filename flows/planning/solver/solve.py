@@ -6,6 +6,7 @@ proof or by its node limit repeats itself exactly.
 
 import tempfile
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +15,13 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.sparse import csc_array
 
-from flows.planning.solver.program import Program
+from flows.planning.solver.program import Program, ProgramBuilder
+from flows.planning.solver.record import note_solver
 
+HIGHS, GUROBI = "highs", "gurobi"
 _SEED = 0
+_FREE_SIZE = 2_000  # variables, and rows, that gurobipy's own licence allows
+_TOO_LARGE = 10010  # Gurobi's number of the error that says so
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,6 +44,7 @@ class Solution:
     """Best solution found (None where there is none), and a bound no solution exceeds.
 
     `nodes` and `iterations` (of the simplex method) tell the effort, the same on every machine.
+    `solver` is the one that answered; `note` says why, where another one was asked for.
     """
 
     values: NDArray[Any] | None
@@ -46,11 +52,13 @@ class Solution:
     status: str
     nodes: int
     iterations: int
+    solver: str = HIGHS
     note: str | None = None
 
 
 def solve_linear(program: Program) -> tuple[NDArray[np.float64], NDArray[np.float64]] | None:
     """Values and row duals (not negative for `≤` rows of a maximisation); None if infeasible."""
+    note_solver(HIGHS, integer=False)
     highs = _highs(program)
     highs.setOptionValue("presolve", "off")
     highs.run()
@@ -67,6 +75,7 @@ class Relaxation:
         free = replace(
             program, whole=np.zeros_like(program.whole), cost=np.zeros_like(program.cost)
         )
+        note_solver(HIGHS, integer=False)
         self._highs = _highs(free)
         self._highs.setOptionValue("presolve", "off")
 
@@ -135,6 +144,7 @@ class Covering:
 
     def solve(self) -> tuple[NDArray[np.float64], NDArray[np.float64]] | None:
         """Values of columns and prices of rows; None if infeasible."""
+        note_solver(HIGHS, integer=False)
         self._highs.run()
         if self._highs.getModelStatus() != highspy.HighsModelStatus.kOptimal:
             return None
@@ -145,7 +155,7 @@ class Covering:
 def solve_integer(
     program: Program,
     limits: Limits,
-    solver: str = "highs",
+    solver: str = HIGHS,
     start: NDArray[np.float64] | None = None,
 ) -> Solution:
     """Solve; solutions that do not beat the cutoff may be cut off.
@@ -155,12 +165,30 @@ def solve_integer(
     Where Gurobi's package is absent or its licence refuses the program, HiGHS takes over and the
     answer says so.
     """
-    if solver == "gurobi":
+    answer, note = None, None
+    if solver == GUROBI:
         answer, refusal = _with_gurobi(program, limits)
-        if answer is not None:
-            return answer
-        return replace(_with_highs(program, limits, start), note=f"solved with HiGHS: {refusal}")
-    return _with_highs(program, limits, start)
+        note = f"solved with HiGHS: {refusal}" if answer is None else None
+    if answer is None:
+        answer = replace(_with_highs(program, limits, start), note=note)
+    note_solver(answer.solver, integer=bool(program.whole.any()), note=note)
+    return answer
+
+
+def most_variables(solver: str) -> int | None:
+    """How many variables, and rows, a program for a solver may have; None: as many as it likes."""
+    return _FREE_SIZE if solver == GUROBI and _gurobi_is_limited() else None
+
+
+@cache
+def _gurobi_is_limited() -> bool:
+    """Whether Gurobi's licence refuses a program beyond the free size: such a program is tried."""
+    builder = ProgramBuilder()
+    builder.variables("x", _FREE_SIZE + 1, upper=1.0, cost=1.0)
+    row = builder.rows("row", 1, upper=1.0)
+    builder.entries(row, np.zeros(1, dtype=np.int64), 1.0)
+    answer, _ = _with_gurobi(builder.build(), Limits(relative_gap=0.0, nodes=1))
+    return answer is None
 
 
 def _with_highs(program: Program, limits: Limits, start: NDArray[np.float64] | None) -> Solution:
@@ -214,7 +242,9 @@ def _with_gurobi(program: Program, limits: Limits) -> tuple[Solution | None, str
             model.optimize()
             return _gurobi_answer(model, x), ""
     except gurobipy.GurobiError as error:
-        return None, f"Gurobi refused {variables} variables and {rows} rows: {error}"
+        if error.errno == _TOO_LARGE:
+            return None, f"Gurobi's licence is limited to programs of {_FREE_SIZE:,} variables"
+        return None, f"Gurobi refused: {error}"
 
 
 def gurobi_licence() -> str:
@@ -262,6 +292,7 @@ def _gurobi_answer(model: Any, x: Any) -> Solution:
         status=status,
         nodes=int(model.NodeCount),
         iterations=int(model.IterCount),
+        solver=GUROBI,
     )
 
 

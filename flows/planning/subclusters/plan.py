@@ -124,7 +124,7 @@ def plan(inputs: Inputs, options: PlanOptions) -> Outcome:
     """
     asked = read_demands(inputs, options)
     wanted = _wanted(options, len(asked.weight))
-    trace = Trace(solver=options.solver)
+    trace = Trace()
     if options.objective == "throughput":
         scale, bound, found, parted = _largest_scale(asked, options, inputs, wanted)
         rates, objective = asked.rates(scale), objective_of("throughput", scale, max(scale, bound))

@@ -1,9 +1,12 @@
+import sys
 from dataclasses import replace
 
 import pytest
 
 from flows.planning import PlanOptions, make_plan
+from flows.planning.solver import solve
 from flows.planning.verify import verify_plan
+from scripts.golden.problems import named
 from tests.flows.planning.small import cluster, profile, workload
 from triton_backend.contract.errors import InfeasibleError, InputError
 from triton_backend.contract.plan import Plan
@@ -63,6 +66,24 @@ def test_gurobi_solves_the_same_program_or_says_why_not() -> None:
     assert plan.solver == "gurobi" or any(
         "solved with HiGHS" in note for note in plan.certificate["notes"]
     )
+
+
+def test_a_plan_names_the_solvers_that_answered() -> None:
+    assert planned().solver == "highs"
+    made = named("applications-00").make()  # a depth-first search finds the machines
+    asked = replace(made.options, solver="gurobi")
+    assert make_plan(made.profiles, made.cluster, made.workload, asked).solver == "none"
+
+
+def test_a_plan_whose_programs_gurobi_refuses_names_highs_and_says_why_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(sys.modules, "gurobipy", None)
+    solve._gurobi_is_limited.cache_clear()
+    plan = planned(solver="gurobi")
+    solve._gurobi_is_limited.cache_clear()
+    assert plan.solver == "highs"
+    assert plan.certificate["notes"] == ["solved with HiGHS: gurobipy is not installed"]
 
 
 @pytest.mark.parametrize(

@@ -45,7 +45,7 @@ def plan(inputs: Inputs, options: PlanOptions) -> Outcome:
         raise InputError("option planner", reason)
     kind = int(used[0])
     gpus = int(asked.problem.gpus[kind])
-    trace = Trace(status="by rule", solver="none")
+    trace = Trace(status="by rule")
     trace.notes.append("nexus follows a rule; its upper bound is its own value")
     if options.objective == "throughput":
         scale = _largest_scale(inputs, options, asked, kind)

@@ -318,7 +318,7 @@ def _of_fewer_stages(pools: Pools, options: PlanOptions) -> Found | None:
 
 
 def _trace(laps: Stopwatch, division: Division, options: PlanOptions) -> Trace:
-    trace = Trace(solver=options.solver)
+    trace = Trace()
     trace.seconds["divide"] = laps.seconds()
     trace.details["division"] = {"boxes": division.boxes, "bound": division.bound}
     gap = (division.cost - division.bound) / abs(division.cost) if division.cost else 0.0

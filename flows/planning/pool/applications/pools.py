@@ -324,7 +324,7 @@ class Pools:
             vgpus=vgpus,
             score=score_of(self.problem, used, vgpus, self.goal),
             bound=bound,
-            trace=Trace(solver="highs"),
+            trace=Trace(),
             space=Space(problem=self.problem, columns=columns, bound=self._relaxation()),
         )
 
