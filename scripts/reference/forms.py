@@ -5,8 +5,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from flows.files import ClusterForm, WorkloadForm
-from flows.plan_fields import OBJECTS, PlanField
+from flows.plan_fields import OBJECTS
 from scripts.reference.markdown import page, table
+from triton_backend.contract.fields import FieldForm
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 KINDS: Mapping[str, dict[str, Any]] = {
@@ -106,16 +107,15 @@ def _plan_schema() -> dict[str, Any]:
     return {"$schema": DIALECT, "title": "plan.json"} | whole | {"$defs": known | forms}
 
 
-def _object(fields: Sequence[PlanField]) -> dict[str, Any]:
+def _object(fields: Sequence[FieldForm]) -> dict[str, Any]:
     return {
         "type": "object",
         "additionalProperties": False,
         "properties": {
-            field.name: _kind(field.kind)
-            | {"description": field.about, "examples": [field.example]}
+            field.key: _kind(field.kind) | {"description": field.about, "examples": [field.example]}
             for field in fields
         },
-        "required": [field.name for field in fields if field.required],
+        "required": [field.key for field in fields if field.required],
     }
 
 

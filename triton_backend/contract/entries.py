@@ -6,87 +6,51 @@ A request that enters at block p brings the tensors that cross before block p.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any, Self
 
 from triton_backend.contract.errors import InputError
-from triton_backend.contract.fields import Fields, check_name
-from triton_backend.contract.tensors import TensorSpec
+from triton_backend.contract.fields import About, Fields, Form, check_form, check_name, read_form
+from triton_backend.contract.tensors import EXAMPLE, TensorSpec
 from triton_backend.contract.units import ms_to_us, us_to_ms
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Entry:
-    """One entry of a model.
+class Entry(Form):
+    """One entry of a model; `inputs` are empty where they are not known."""
 
-    Attributes:
-        name: distinct within its model.
-        block: the first block that runs here.
-        budget_us: from arrival here to the answer.
-        rate_rps: planned rate of requests.
-        inputs: the tensors that a request brings, those that cross before `block`; none: not known.
-        clients: how many send them, where that is stated.
-        dtype: in which they are sent, where it is not the model's own.
-    """
-
-    name: str
-    block: int
-    budget_us: int
-    rate_rps: float
-    inputs: tuple[TensorSpec, ...] = ()
-    clients: int | None = None
-    dtype: str | None = None
+    name: Annotated[str, About("Name of the entry, distinct within its model.", "tails")]
+    block: Annotated[int, About("First block that runs here.", 4, least=0)]
+    budget_us: Annotated[int, About("Time from arrival to answer, in µs.", 120000, least=1)]
+    rate_rps: Annotated[float, About("Planned rate, in requests/s.", 90, least=0)]
+    inputs: Annotated[
+        tuple[TensorSpec, ...],
+        About("Tensors that cross before the block.", [EXAMPLE], kind="tensor[]", written=False),
+    ] = ()
+    clients: Annotated[int | None, About("Number of clients, if stated.", 20, least=1)] = None
+    dtype: Annotated[
+        str | None, About("Datatype in which tensors are sent, if not the model's.", "FP16")
+    ] = None
 
     def __post_init__(self) -> None:
         check_name("entries.name", self.name)
         where = f"entry {self.name!r}"
-        if self.block < 0:
-            raise InputError(f"{where}, block", f"{self.block} is negative")
-        if self.budget_us < 1:
-            raise InputError(f"{where}, budget_us", f"{self.budget_us} is not positive")
         if not 0 <= self.rate_rps < float("inf"):
             raise InputError(f"{where}, rate_rps", f"{self.rate_rps} is not a rate")
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain form, as in `plan.json`."""
-        out: dict[str, Any] = {
-            "name": self.name,
-            "block": self.block,
-            "budget_us": self.budget_us,
-            "rate_rps": self.rate_rps,
-        }
-        if self.inputs:
-            out["inputs"] = [spec.to_dict() for spec in self.inputs]
-        return out | self._as_listed()
+        check_form(where, self)
 
     def to_workload(self) -> dict[str, Any]:
         """Plain form, as in `workload.yaml`."""
-        return {
-            "name": self.name,
-            "block": self.block,
-            "budget_ms": us_to_ms(self.budget_us),
-            "rate_rps": self.rate_rps,
-        } | self._as_listed()
-
-    def _as_listed(self) -> dict[str, Any]:
-        known = {"clients": self.clients, "dtype": self.dtype}
-        return {name: value for name, value in known.items() if value is not None}
+        names = {"budget_us": "budget_ms"}
+        plain = self.to_dict() | {"budget_us": us_to_ms(self.budget_us)}
+        return {names.get(key, key): v for key, v in plain.items() if key != "inputs"}
 
     @classmethod
-    def read(cls, fields: Fields) -> "Entry":
+    def read(cls, fields: Fields) -> Self:
         """Inverse of `to_dict` and of `to_workload`."""
-        return cls(
-            name=fields.text("name"),
-            block=fields.integer("block"),
-            budget_us=ms_to_us(fields.number("budget_ms"))
-            if fields.has("budget_ms")
-            else fields.integer("budget_us", least=1),
-            rate_rps=fields.number("rate_rps", least=0),
-            inputs=tuple(
-                map(TensorSpec.read, fields.items("inputs") if fields.has("inputs") else ())
-            ),
-            clients=fields.integer("clients", least=1) if fields.has("clients") else None,
-            dtype=fields.text("dtype") if fields.has("dtype") else None,
-        )
+        known: dict[str, Any] = {}
+        if fields.has("budget_ms"):
+            known["budget_us"] = ms_to_us(fields.number("budget_ms"))
+        return cls(**read_form(cls, fields, **known))
 
 
 def covering(budgets_us: Mapping[int, int], timeout_us: int) -> int:

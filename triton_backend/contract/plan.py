@@ -7,7 +7,7 @@ form when built; whether its numbers follow from the profiles is `flows/planning
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
-from typing import Any, NamedTuple, Self
+from typing import Annotated, Any, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,7 +16,17 @@ from triton_backend.contract.applications import ApplicationPlan, check_names
 from triton_backend.contract.cluster import Cluster, GpuClass
 from triton_backend.contract.entries import Entry, check_entries
 from triton_backend.contract.errors import InputError
-from triton_backend.contract.fields import LONGEST_NAME, Fields, check_name
+from triton_backend.contract.fields import (
+    LONGEST_NAME,
+    About,
+    FieldForm,
+    Fields,
+    Form,
+    check_form,
+    check_name,
+    form_to_dict,
+    read_form,
+)
 from triton_backend.contract.shares import (
     MAX_PERCENT,
     PER_PERCENT,
@@ -28,7 +38,7 @@ from triton_backend.contract.shares import (
     share_text,
     share_to_dict,
 )
-from triton_backend.contract.tensors import TensorSpec
+from triton_backend.contract.tensors import EXAMPLE, TensorSpec
 from triton_backend.contract.units import US_PER_S, ms_to_us, us_to_ms
 from triton_backend.contract.workload import (
     GATHERING,
@@ -147,12 +157,12 @@ class VGpu:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SeatInterference:
+class SeatInterference(Form):
     """One stage on a vGPU: what it suffers, presses, and the factor its latencies contain."""
 
-    susceptibility: float
-    pressure: float
-    factor: float
+    susceptibility: Annotated[float, About("Slow-down of the stage per unit of pressure.", 0.4)]
+    pressure: Annotated[float, About("Pressure that the stage exerts.", 0.3, least=0)]
+    factor: Annotated[float, About("Factor that its latencies contain.", 1.1, least=1)]
 
     def __post_init__(self) -> None:
         if not (self.pressure >= 0 and self.factor >= 1):
@@ -161,80 +171,63 @@ class SeatInterference:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PoolInterference:
-    """What the vGPUs of a pool press and feel.
+class PoolInterference(Form):
+    """What the vGPUs of a pool press and feel."""
 
-    Attributes:
-        pressure: on every other vGPU of the GPU: the largest of its stages.
-        felt: sum of the pressures of the other vGPUs of the GPU.
-        inflation: reserve for what the model does not see; a factor.
-        seats: one per stage that names the pool, in the order of rows.
-    """
+    pressure: Annotated[
+        float, About("Pressure on other vGPUs of the GPU: the largest of its stages.", 0.3, least=0)
+    ]
+    felt: Annotated[float, About("Sum of the pressures of the other vGPUs.", 0.25, least=0)]
+    inflation: Annotated[
+        float, About("Reserve factor for what the model does not see.", 1.05, least=1)
+    ]
+    seats: Annotated[
+        tuple[SeatInterference, ...],
+        About("One per stage on the pool, in the order of rows.", [], kind="seat[]"),
+    ]
 
-    pressure: float
-    felt: float
-    inflation: float
-    seats: tuple[SeatInterference, ...]
 
-    def to_dict(self) -> dict[str, Any]:
-        """Plain form, as in `plan.json`."""
-        return {
-            "pressure": self.pressure,
-            "felt": self.felt,
-            "inflation": self.inflation,
-            "seats": [
-                {
-                    "susceptibility": seat.susceptibility,
-                    "pressure": seat.pressure,
-                    "factor": seat.factor,
-                }
-                for seat in self.seats
-            ],
-        }
-
-    @classmethod
-    def read(cls, fields: Fields) -> Self:
-        """Inverse of `to_dict`."""
-        return cls(
-            pressure=fields.number("pressure", least=0),
-            felt=fields.number("felt", least=0),
-            inflation=fields.number("inflation", least=1),
-            seats=tuple(
-                SeatInterference(
-                    susceptibility=seat.number("susceptibility"),
-                    pressure=seat.number("pressure", least=0),
-                    factor=seat.number("factor", least=1),
-                )
-                for seat in fields.items("seats")
-            ),
-        )
+_SHARES = (
+    FieldForm("vgpu_divisor", "integer", "Each vGPU is 1/n of a GPU.", 2, required=False),
+    FieldForm(
+        "vgpu_percent", "integer", "Each vGPU is this percentage of a GPU.", 40, required=False
+    ),
+    FieldForm(
+        "vgpu_mig", "text", "Each vGPU is this MIG slice, or part of one.", "1g/2", required=False
+    ),
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pool:
-    """vGPUs of one class and one share that hold the same stages.
+    """vGPUs of one class and one share, in 300ths of a GPU (`shares`), that hold the same stages.
 
-    Attributes:
-        share: of a GPU, in 300ths (`shares`).
-        starts_anywhere: any tail of its model may run here at once (clients that just moved
-            their cut).
-        interference: what its vGPUs press and feel; None where the plan reckons with none.
+    It starts anywhere where any tail of its model may run at once (clients that just moved their cut).
     """
 
-    name: str
-    gpu_class: str
-    share: int
-    vgpus: int
-    placement: tuple[PlacementRun, ...]
-    starts_anywhere: bool = False
-    interference: PoolInterference | None = None
+    name: Annotated[str, About("Name of the pool.", "l4-0")]
+    gpu_class: Annotated[str, About("Its GPU class.", "L4")]
+    share: Annotated[
+        int, About("Part of a GPU.", 2, read=read_share, write=share_to_dict, parts=_SHARES)
+    ]
+    vgpus: Annotated[int, About("Number of vGPUs.", 4, least=1)]
+    placement: Annotated[
+        tuple[PlacementRun, ...],
+        About("Where the vGPUs are, in order.", [], kind="placement[]"),
+    ]
+    starts_anywhere: Annotated[
+        bool, About("Any tail of its model may start here at once.", example=True)
+    ] = False
+    interference: Annotated[
+        PoolInterference | None,
+        About("Slow-down by neighbours on the GPU.", {"felt": 0.1}, kind="interference"),
+    ] = None
 
     def __post_init__(self) -> None:
         check_name("pools.name", self.name)
         where = f"pool {self.name!r}"
         check_share(where, self.share)
-        if self.vgpus < 1:
-            raise InputError(f"{where}, vgpus", f"{self.vgpus} is not positive")
+        check_form(where, self)
         placed = sum(run.vgpus for run in self.placement)
         if placed != self.vgpus:
             raise InputError(f"{where}, placement", f"{self.vgpus} vGPUs but {placed} placed")
@@ -250,77 +243,79 @@ class Pool:
 
     def to_dict(self, cluster: Cluster) -> dict[str, Any]:
         """Plain form, as in `plan.json`."""
-        out: dict[str, Any] = {
-            "name": self.name,
-            "gpu_class": self.gpu_class,
-            **share_to_dict(self.share),
-            "vgpus": self.vgpus,
-            "placement": placement_to_dicts(self.placement, cluster),
-        }
-        if self.starts_anywhere:
-            out["starts_anywhere"] = True
-        if self.interference is not None:
-            out["interference"] = self.interference.to_dict()
-        return out
+        return form_to_dict(self, placement=placement_to_dicts(self.placement, cluster))
 
     @classmethod
     def read(cls, fields: Fields, cluster: Cluster) -> Self:
         """Inverse of `to_dict`."""
-        return cls(
-            name=fields.text("name"),
-            gpu_class=fields.text("gpu_class"),
-            share=read_share(fields),
-            vgpus=fields.integer("vgpus", least=1),
-            placement=tuple(read_run(run, cluster) for run in fields.items("placement")),
-            starts_anywhere=fields.has("starts_anywhere") and fields.flag("starts_anywhere"),
-            interference=PoolInterference.read(fields.inner("interference"))
-            if fields.has("interference")
-            else None,
-        )
+        placement = tuple(read_run(run, cluster) for run in fields.items("placement"))
+        return cls(**read_form(cls, fields, placement=placement))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StageMemory:
-    """Bytes a stage takes on its vGPU: `static` always (weights), `dynamic` while it runs."""
+class StageMemory(Form):
+    """Bytes a stage takes on its vGPU."""
 
-    static: int
-    dynamic: int
+    static: Annotated[int, About("Bytes held always (weights).", 5000000, least=0)]
+    dynamic: Annotated[int, About("Bytes held while it runs.", 12000000, least=0)]
 
     def __post_init__(self) -> None:
-        if self.static < 0 or self.dynamic < 0:
-            raise InputError("memory_bytes", f"{self.static} and {self.dynamic}: one is negative")
+        check_form("memory_bytes", self)
+
+
+def _read_blocks(fields: Fields) -> tuple[int, int]:
+    blocks = fields.integers("blocks")
+    if len(blocks) != 2:  # noqa: PLR2004 - first and last
+        raise fields.wrong("blocks", f"{list(blocks)} is not [first, last)")
+    return blocks[0], blocks[1]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Stage:
+class Stage(Form):
     """Blocks [first, last) of a model on a pool, which it names.
 
-    Attributes:
-        batch: planned here, where it differs from the pipeline's.
-        latency_us: run time of the planned batch; `latency_us_by_batch[b - 1]` that of batch b.
-        transfer_us: time to move the planned batch's boundary to the next stage; 0 for the last.
-        boundary_bytes_per_sample: bytes that leave the stage per sample (for the last stage the
-            answer's, 0 where not known).
-        boundary: the tensors behind those bytes, where known.
-        memory: what it takes of its GPU, where known.
-        duty_cycle_us: how often its turn comes on a vGPU shared in turns.
-        artifact: what the runtime loads: a folder's name in the artifact folder; None when emulated.
-        boards: it joins batches with the model's other pipelines on its pool; the batch planned here is
-            how many samples one batch takes in all.
+    `latency_us_by_batch[b - 1]` is the run time of batch b. `transfer_us` is 0 for the last stage; the
+    bytes that leave it are the answer's, 0 where not known. A stage that boards joins batches with the
+    model's other pipelines on its pool: its batch is how many samples one batch takes in all.
     """
 
-    blocks: tuple[int, int]
-    pool: str
-    latency_us: int
-    transfer_us: int
-    latency_us_by_batch: tuple[int, ...]
-    boundary_bytes_per_sample: int
-    batch: int | None = None
-    boundary: tuple[TensorSpec, ...] | None = None
-    memory: StageMemory | None = None
-    duty_cycle_us: int | None = None
-    artifact: str | None = None
-    boards: bool = False
+    blocks: Annotated[
+        tuple[int, int],
+        About("First block, and the block after the last.", [0, 4], read=_read_blocks),
+    ]
+    pool: Annotated[str, About("Pool that runs it.", "p4-0")]
+    batch: Annotated[int | None, About("Planned batch, if not the pipeline's.", 8, least=1)] = None
+    latency_us: Annotated[int, About("Run time of the planned batch, in µs.", 52000)]
+    transfer_us: Annotated[
+        int, About("Time to move a batch to the next stage, in µs.", 900, least=0)
+    ]
+    latency_us_by_batch: Annotated[
+        tuple[int, ...],
+        About(
+            "Run time of batch 1, 2, …, in µs.",
+            [16000, 28000, 40000, 52000],
+            read=lambda f: f.integers("latency_us_by_batch", least=1),
+        ),
+    ]
+    boundary_bytes_per_sample: Annotated[
+        int, About("Bytes leaving it per sample.", 401408, least=0)
+    ]
+    duty_cycle_us: Annotated[
+        int | None, About("Period of its turn on a shared vGPU, in µs.", 40000, least=1)
+    ] = None
+    boundary: Annotated[
+        tuple[TensorSpec, ...] | None, About("Tensors that leave it.", [EXAMPLE], kind="tensor[]")
+    ] = None
+    memory: Annotated[
+        StageMemory | None,
+        About("Memory of its GPU.", {"static": 5000000, "dynamic": 0}, "memory_bytes", "memory"),
+    ] = None
+    artifact: Annotated[
+        str | None, About("Folder that the runtime loads; absent if emulated.", "9a/1f…")
+    ] = None
+    boards: Annotated[
+        bool, About("Batches of several pipelines run together here.", example=True)
+    ] = False
 
     def __post_init__(self) -> None:
         where = f"stage {list(self.blocks)} on pool {self.pool!r}"
@@ -330,11 +325,8 @@ class Stage:
             raise InputError(where, "blocks must be [first, last) with first < last")
         if not self.latency_us_by_batch or min(self.latency_us_by_batch) < 1:
             raise InputError(where, "latency_us_by_batch must be positive")
-        if self.transfer_us < 0 or self.boundary_bytes_per_sample < 0:
-            raise InputError(where, "transfer and boundary bytes must not be negative")
-        if self.duty_cycle_us is not None and self.duty_cycle_us < 1:
-            raise InputError(f"{where}, duty_cycle_us", f"{self.duty_cycle_us} is not positive")
-        if self.batch is not None and not 1 <= self.batch <= self.largest:
+        check_form(where, self)
+        if self.batch is not None and self.batch > self.largest:
             reason = f"{self.batch}, but latencies are known for batches 1 to {self.largest}"
             raise InputError(f"{where}, batch", reason)
 
@@ -343,77 +335,32 @@ class Stage:
         """Largest batch with a known latency."""
         return len(self.latency_us_by_batch)
 
-    def to_dict(self) -> dict[str, Any]:
-        """Plain form, as in `plan.json`."""
-        out: dict[str, Any] = {"blocks": list(self.blocks), "pool": self.pool}
-        if self.batch is not None:
-            out["batch"] = self.batch
-        out |= {
-            "latency_us": self.latency_us,
-            "transfer_us": self.transfer_us,
-            "latency_us_by_batch": list(self.latency_us_by_batch),
-            "boundary_bytes_per_sample": self.boundary_bytes_per_sample,
-        }
-        if self.duty_cycle_us is not None:
-            out["duty_cycle_us"] = self.duty_cycle_us
-        if self.boundary is not None:
-            out["boundary"] = [spec.to_dict() for spec in self.boundary]
-        if self.memory is not None:
-            out["memory_bytes"] = {"static": self.memory.static, "dynamic": self.memory.dynamic}
-        if self.artifact is not None:
-            out["artifact"] = self.artifact
-        if self.boards:
-            out["boards"] = True
-        return out
-
-    @classmethod
-    def read(cls, fields: Fields) -> Self:
-        """Inverse of `to_dict`."""
-        blocks = fields.integers("blocks")
-        if len(blocks) != 2:  # noqa: PLR2004 - first and last
-            raise fields.wrong("blocks", f"{list(blocks)} is not [first, last)")
-        tensors = map(TensorSpec.read, fields.items("boundary") if fields.has("boundary") else ())
-        integers = {
-            n: fields.integer(n, least=1) for n in ("batch", "duty_cycle_us") if fields.has(n)
-        }
-        memory = None
-        if fields.has("memory_bytes"):
-            given = fields.inner("memory_bytes")
-            memory = StageMemory(static=given.integer("static"), dynamic=given.integer("dynamic"))
-        return cls(
-            blocks=(blocks[0], blocks[1]),
-            pool=fields.text("pool"),
-            latency_us=fields.integer("latency_us"),
-            transfer_us=fields.integer("transfer_us"),
-            latency_us_by_batch=fields.integers("latency_us_by_batch", least=1),
-            boundary_bytes_per_sample=fields.integer("boundary_bytes_per_sample"),
-            boundary=tuple(tensors) if fields.has("boundary") else None,
-            memory=memory,
-            artifact=fields.text("artifact") if fields.has("artifact") else None,
-            boards=fields.has("boards") and fields.flag("boards"),
-            **integers,
-        )
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Pipeline:
+class Pipeline(Form):
     """Stages that follow one another without a gap, one batch size for all.
 
     `throughput_rps` is its planned rate: what its slowest pool delivers, or less where the plan
     promises its model less than all pipelines together deliver. It is 0 for best-effort pipelines:
     whole models on GPUs that are free, which may use part of the SLO's margin and promise nothing.
-
-    Attributes:
-        entry: name of the entry whose requests it takes; None where the model lists none.
-        occupied_vgpus: how many vGPUs of its pool it keeps busy, where billing is by occupancy.
+    It names an entry where the model lists some.
     """
 
-    batch: int
-    throughput_rps: float
-    latency_us: int
-    stages: tuple[Stage, ...]
-    entry: str | None = None
-    occupied_vgpus: float | None = None
+    entry: Annotated[str | None, About("Entry whose requests it takes.", "tails")] = None
+    batch: Annotated[int, About("Planned batch size.", 4, least=1)]
+    throughput_rps: Annotated[
+        float, About("Planned rate; 0 for best effort.", 35.3, least=0, missing=0.0)
+    ]
+    latency_us: Annotated[
+        int, About("Time of a planned batch, transfers included, in µs.", 96000, missing=0)
+    ]
+    occupied_vgpus: Annotated[
+        float | None, About("vGPUs it keeps busy, if billed by occupancy.", 1.6)
+    ] = None
+    stages: Annotated[
+        tuple[Stage, ...],
+        About("Its stages, without a gap between their blocks.", [], kind="stage[]"),
+    ]
 
     def __post_init__(self) -> None:
         if self.occupied_vgpus is not None and not 0 < self.occupied_vgpus < float("inf"):
@@ -450,27 +397,33 @@ class Pipeline:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ModelPlan:
+class ModelPlan(Form):
     """All pipelines of one model; `throughput_rps`, its planned rate, is their sum.
 
     A `pool` plan promises weight x objective (or the rate asked for) and keeps what GPUs deliver
     beyond that as slack, as the published plans do; the baselines promise all they deliver.
-
-    Attributes:
-        policy: name of the dispatch policy that it was planned for.
-        entries: where its requests come in; none: block 0 with the SLO as budget.
-        split: key of the split whose blocks these are, where known.
+    Without entries, requests come in at block 0 with the SLO as budget.
     """
 
-    name: str
-    slo_us: int
-    throughput_rps: float
-    pipelines: tuple[Pipeline, ...]
-    policy: str = DEFAULT_POLICY
-    entries: tuple[Entry, ...] = ()
-    inputs: tuple[TensorSpec, ...] = ()
-    outputs: tuple[TensorSpec, ...] = ()
-    split: str | None = None
+    name: Annotated[str, About("Name of the model.", "squeezenet")]
+    slo_us: Annotated[int, About("Latency objective in µs.", 200000, least=1)]
+    throughput_rps: Annotated[
+        float, About("Planned rate, in requests/s.", 70.7, least=0, missing=0.0)
+    ]
+    policy: Annotated[str, About("Dispatch policy that it was planned for.", DEFAULT_POLICY)] = (
+        DEFAULT_POLICY
+    )
+    inputs: Annotated[
+        tuple[TensorSpec, ...], About("Tensors of a request.", [EXAMPLE], kind="tensor[]")
+    ] = ()
+    outputs: Annotated[
+        tuple[TensorSpec, ...], About("Tensors of the answer.", [EXAMPLE], kind="tensor[]")
+    ] = ()
+    split: Annotated[str | None, About("Key of the split whose blocks these are.", "8c1d…")] = None
+    entries: Annotated[
+        tuple[Entry, ...], About("Blocks at which requests come in.", [], written=False)
+    ] = ()
+    pipelines: Annotated[tuple[Pipeline, ...], About("Ways through the pools.", [])]
 
     def __post_init__(self) -> None:
         check_name("models.name", self.name)
@@ -526,87 +479,25 @@ class ModelPlan:
         stages = self.pipelines[pipeline].stages
         return self.outputs if stage == len(stages) - 1 else stages[stage].boundary or ()
 
-    def to_dict(self) -> dict[str, Any]:
-        """Plain form, as in `plan.json`."""
-        out: dict[str, Any] = {
-            "name": self.name,
-            "slo_us": self.slo_us,
-            "throughput_rps": self.throughput_rps,
-            "policy": self.policy,
-            "inputs": [spec.to_dict() for spec in self.inputs],
-            "outputs": [spec.to_dict() for spec in self.outputs],
-        }
-        if self.split is not None:
-            out["split"] = self.split
-        if self.entries:
-            out["entries"] = [entry.to_dict() for entry in self.entries]
-        out["pipelines"] = [
-            ({} if pipeline.entry is None else {"entry": pipeline.entry})
-            | {
-                "batch": pipeline.batch,
-                "throughput_rps": pipeline.throughput_rps,
-                "latency_us": pipeline.latency_us,
-                "stages": [stage.to_dict() for stage in pipeline.stages],
-            }
-            | (
-                {}
-                if pipeline.occupied_vgpus is None
-                else {"occupied_vgpus": pipeline.occupied_vgpus}
-            )
-            for pipeline in self.pipelines
-        ]
-        return out
-
-    @classmethod
-    def read(cls, fields: Fields) -> Self:
-        """Inverse of `to_dict`."""
-
-        def tensors(name: str) -> tuple[TensorSpec, ...]:
-            return tuple(map(TensorSpec.read, fields.items(name) if fields.has(name) else ()))
-
-        return cls(
-            name=fields.text("name"),
-            slo_us=fields.integer("slo_us", least=1),
-            throughput_rps=_number(fields, "throughput_rps"),
-            policy=fields.text("policy") if fields.has("policy") else DEFAULT_POLICY,
-            entries=tuple(
-                map(Entry.read, fields.items("entries") if fields.has("entries") else ())
-            ),
-            inputs=tensors("inputs"),
-            outputs=tensors("outputs"),
-            split=fields.text("split") if fields.has("split") else None,
-            pipelines=tuple(map(_read_pipeline, fields.items("pipelines"))),
-        )
-
-
-def _read_pipeline(fields: Fields) -> Pipeline:
-    return Pipeline(
-        entry=fields.text("entry") if fields.has("entry") else None,
-        batch=fields.integer("batch", least=1),
-        throughput_rps=_number(fields, "throughput_rps"),
-        latency_us=fields.integer("latency_us") if fields.has("latency_us") else 0,
-        stages=tuple(map(Stage.read, fields.items("stages"))),
-        occupied_vgpus=fields.number("occupied_vgpus") if fields.has("occupied_vgpus") else None,
-    )
-
-
-def _number(fields: Fields, name: str) -> float:
-    return fields.number(name, least=0) if fields.has(name) else 0.0
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Objective:
+class Objective(Form):
     """What was optimised and what is proven: gap = (upper_bound - value) / value.
 
     For minimised objectives `upper_bound` holds the lower bound and gap = (value - bound) / value.
-    `space` names what the bound covers (`pool`, `gpu-patterns`, ...); None where it is not said.
     """
 
-    name: str
-    value: float
-    upper_bound: float
-    gap: float
-    space: str | None = None
+    name: Annotated[str, About("throughput, cost, power, gpus or share.", "throughput")]
+    value: Annotated[float, About("Value of this plan.", 70.7)]
+    upper_bound: Annotated[
+        float,
+        About(
+            "No plan of `space` is better: an upper bound for throughput, a lower bound otherwise.",
+            70.7,
+        ),
+    ]
+    gap: Annotated[float, About("Relative distance of value and bound.", 0.0)]
+    space: Annotated[str | None, About("Plans that the bound covers.", "pool")] = None
 
 
 StagePlace = tuple[int, int, int]
@@ -631,29 +522,55 @@ class StageRow(NamedTuple):
 class Plan:
     """A whole plan.
 
-    Attributes:
-        pools: in the order in which stages first name them, whatever the order they are given in:
-            pools and vGPUs are numbered so.
-        certificate: status, seconds per step, configurations enumerated, feasible and kept.
-        waits: how the wait for a whole batch counts (`workload.WAITS`); None: the plan does not say.
-        gathering_rule: at which rate batches gather (`workload.RULES`); None: at the workload's.
+    Pools stand in the order in which stages first name them, whatever the order they are given in: pools and
+    vGPUs are numbered so. `waits` is one of `workload.WAITS`, or None where the plan does not say;
+    `gathering_rule` is one of `workload.RULES`, or None where batches gather at the workload's rate.
     """
 
-    plan_id: str
-    planner: str
-    objective: Objective
-    cluster: Cluster
-    workload: Workload
-    gpus_used: Mapping[str, int]
-    pools: tuple[Pool, ...]
-    models: tuple[ModelPlan, ...]
-    options: Mapping[str, Any] = field(default_factory=dict[str, Any])
-    solver: str = ""
-    solve_seconds: float = 0.0
-    certificate: Mapping[str, Any] = field(default_factory=dict[str, Any])
-    applications: tuple[ApplicationPlan, ...] = ()
-    waits: str | None = None
-    gathering_rule: str | None = None
+    plan_id: Annotated[str, About("Identity of the plan: a hash of its content.", "3f2a9c01d7e4")]
+    planner: Annotated[str, About("Planner that made it.", "pool")]
+    options: Annotated[
+        Mapping[str, Any], About("Options it was planned with.", {"slo_margin": 0.4})
+    ] = field(default_factory=dict[str, Any])
+    objective: Annotated[Objective, About("What was optimised, and the proof.", {"gap": 0.0})]
+    solver: Annotated[
+        str,
+        About("Solvers that solved its programs: highs, gurobi, gurobi+highs, none.", "highs"),
+    ] = ""
+    solve_seconds: Annotated[float, About("Wall time of planning, in s.", 1.7, least=0)] = 0.0
+    certificate: Annotated[
+        Mapping[str, Any],
+        About(
+            "What the search did: status, seconds per step, configurations; keys vary by planner.",
+            {"status": "optimal"},
+        ),
+    ] = field(default_factory=dict[str, Any])
+    cluster: Annotated[Cluster, About("The cluster, as in cluster.yaml.", {"name": "lab"})]
+    workload: Annotated[Workload, About("The workload, as in workload.yaml.", {"models": []})]
+    gpus_used: Annotated[
+        Mapping[str, int], About("GPUs that hold at least one vGPU, by class.", {"L4": 2})
+    ]
+    pools: Annotated[
+        tuple[Pool, ...], About("Pools of vGPUs, numbered in this order.", [], kind="pool[]")
+    ]
+    models: Annotated[
+        tuple[ModelPlan, ...], About("Models with their pipelines.", [], kind="model[]")
+    ]
+    applications: Annotated[
+        tuple[ApplicationPlan, ...],
+        About("Applications with their time budgets.", [], kind="application[]", written=False),
+    ] = ()
+    waits: Annotated[
+        str | None,
+        About("How the wait for a whole batch counts: gathering, turn or margin.", GATHERING),
+    ] = None
+    gathering_rule: Annotated[
+        str | None,
+        About(
+            "Rate at which batches gather, if not the workload's: dt, 2d, tc-even, tc-tail, tc-padded.",
+            "tc-tail",
+        ),
+    ] = None
 
     def __post_init__(self) -> None:
         check_name("plan_id", self.plan_id)
@@ -810,41 +727,8 @@ class Plan:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain form: the object of `plan.json`."""
-        objective = {
-            "name": self.objective.name,
-            "value": self.objective.value,
-            "upper_bound": self.objective.upper_bound,
-            "gap": self.objective.gap,
-        }
-        if self.objective.space is not None:
-            objective["space"] = self.objective.space
-        return (
-            {
-                "format": FORMAT,
-                "plan_id": self.plan_id,
-                "planner": self.planner,
-                "options": dict(self.options),
-                "objective": objective,
-                "solver": self.solver,
-                "solve_seconds": self.solve_seconds,
-                "certificate": dict(self.certificate),
-                "cluster": self.cluster.to_dict(),
-                "workload": self.workload.to_dict(),
-                "gpus_used": dict(self.gpus_used),
-                "pools": [pool.to_dict(self.cluster) for pool in self.pools],
-                "models": [model.to_dict() for model in self.models],
-            }
-            | (
-                {"applications": [planned.to_dict() for planned in self.applications]}
-                if self.applications
-                else {}
-            )
-            | {
-                name: value
-                for name in ("waits", "gathering_rule")
-                if (value := getattr(self, name)) is not None
-            }
-        )
+        pools = [pool.to_dict(self.cluster) for pool in self.pools]
+        return {"format": FORMAT, **form_to_dict(self, pools=pools)}
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Self:
@@ -859,36 +743,8 @@ class Plan:
             fields = Fields(data)
         fields.integer("format", least=FORMAT, most=FORMAT)
         cluster = Cluster.read(fields.inner("cluster"))
-        objective = fields.inner("objective")
-        used = fields.inner("gpus_used")
-        return cls(
-            plan_id=fields.text("plan_id"),
-            planner=fields.text("planner"),
-            options=fields.table("options") if fields.has("options") else {},
-            objective=Objective(
-                name=objective.text("name"),
-                value=objective.number("value"),
-                upper_bound=objective.number("upper_bound"),
-                gap=objective.number("gap"),
-                space=objective.text("space") if objective.has("space") else None,
-            ),
-            solver=fields.text("solver") if fields.has("solver") else "",
-            solve_seconds=_number(fields, "solve_seconds"),
-            certificate=fields.table("certificate") if fields.has("certificate") else {},
-            cluster=cluster,
-            workload=Workload.read(fields.inner("workload")),
-            gpus_used={name: used.integer(name) for name in fields.table("gpus_used")},
-            pools=tuple(Pool.read(pool, cluster) for pool in fields.items("pools")),
-            models=tuple(map(ModelPlan.read, fields.items("models"))),
-            applications=tuple(
-                map(
-                    ApplicationPlan.read,
-                    fields.items("applications") if fields.has("applications") else (),
-                )
-            ),
-            waits=fields.text("waits") if fields.has("waits") else None,
-            gathering_rule=fields.text("gathering_rule") if fields.has("gathering_rule") else None,
-        )
+        pools = tuple(Pool.read(pool, cluster) for pool in fields.items("pools"))
+        return cls(**read_form(cls, fields, cluster=cluster, pools=pools))
 
 
 def next_pool_name(gpu_class: str, counts: dict[str, int]) -> str:

@@ -6,10 +6,10 @@ Types are KServe v2 datatypes ("FP32"), because clients and Triton speak them.
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Annotated, Any, Self
 
 from triton_backend.contract.errors import InputError
-from triton_backend.contract.fields import Fields
+from triton_backend.contract.fields import About, Fields, Form
 
 ALIGNMENT = 64  # bytes of a cache line
 BYTES_PER_ELEMENT: Mapping[str, int] = {
@@ -28,18 +28,23 @@ BYTES_PER_ELEMENT: Mapping[str, int] = {
     "FP64": 8,
 }
 
+EXAMPLE = {"name": "image", "dtype": "FP32", "shape": [-1, 3, 224, 224]}
+"""A tensor as files state it, for the reference."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TensorSpec:
+class TensorSpec(Form):
     """One tensor: `shape[0]` is -1, the batch dimension; all other dimensions are fixed.
 
     Raises:
         InputError: unknown datatype, no batch dimension, or a dimension that is not positive.
     """
 
-    name: str
-    dtype: str
-    shape: tuple[int, ...]
+    name: Annotated[str, About("Name of the tensor.", "image")]
+    dtype: Annotated[str, About("KServe v2 datatype.", "FP32")]
+    shape: Annotated[
+        tuple[int, ...], About("Shape; -1 is the batch dimension.", [-1, 3, 224, 224], least=-1)
+    ]
 
     def __post_init__(self) -> None:
         if self.dtype not in BYTES_PER_ELEMENT:
@@ -56,23 +61,10 @@ class TensorSpec:
         """Bytes of one sample."""
         return math.prod(self.shape[1:]) * BYTES_PER_ELEMENT[self.dtype]
 
-    def to_dict(self) -> dict[str, Any]:
-        """Plain form, as in `plan.json`."""
-        return {"name": self.name, "dtype": self.dtype, "shape": list(self.shape)}
-
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Self:
         """Inverse of `to_dict`."""
         return cls.read(Fields(data))
-
-    @classmethod
-    def read(cls, fields: Fields) -> Self:
-        """The same, where it stands in a file."""
-        return cls(
-            name=fields.text("name"),
-            dtype=fields.text("dtype"),
-            shape=fields.integers("shape", least=-1),
-        )
 
 
 def aligned_bytes(specs: tuple[TensorSpec, ...], samples: int) -> int:

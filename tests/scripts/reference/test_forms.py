@@ -78,7 +78,7 @@ def test_forms_of_applications_have_the_fields_that_the_contract_reads() -> None
 
 def test_no_object_of_the_table_lists_a_field_twice() -> None:
     for fields in OBJECTS.values():
-        names = [field.name for field in fields]
+        names = [field.key for field in fields]
         assert sorted(names) == sorted(set(names))
 
 
