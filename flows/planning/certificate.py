@@ -20,6 +20,7 @@ from flows.planning.registry import (
 )
 from flows.planning.solver.record import SolverRecord
 from flows.planning.solver.solve import HIGHS
+from flows.planning.verify_bound import DUALITY, NOTHING, RELAXATION, SOLVER
 from triton_backend.contract.cluster import Cluster
 from triton_backend.contract.errors import InvariantError
 from triton_backend.contract.plan import (
@@ -40,6 +41,7 @@ from triton_backend.contract.units import transfer_us
 from triton_backend.contract.workload import ModelDemand, Workload
 
 _ID_DIGITS = 12
+_UNPROVEN = ("by rule", "heuristic")  # their bound is their own value
 
 
 def objective_of(name: str, score: float, bound: float) -> Objective:
@@ -114,6 +116,7 @@ def decode(
             "seconds": trace.seconds,
             "configurations": trace.configurations,
             "notes": trace.notes,
+            "proof": _proof(outcome),
             **trace.details,
         },
     )
@@ -123,6 +126,21 @@ def decode(
         change = change_of(options.previous, plan)
         plan = replace(plan, certificate={**plan.certificate, "change": change})
     return replace(plan, plan_id=plan_identity(plan))
+
+
+def _proof(outcome: Outcome) -> list[dict[str, Any]]:
+    """The parts of the proof: prices that anybody can check, and what is a solver's or a search's word."""
+    bound = outcome.objective.upper_bound
+    parts: list[dict[str, Any]] = []
+    if outcome.prices is not None:
+        limit, prices = outcome.prices
+        parts.append(
+            {"kind": RELAXATION, "proven_by": DUALITY, "bound": limit, "prices": dict(prices)}
+        )
+        if math.isclose(limit, bound, rel_tol=1e-9):
+            return parts
+    by = NOTHING if outcome.trace.status in _UNPROVEN else SOLVER
+    return [*parts, {"kind": "search", "proven_by": by, "bound": bound}]
 
 
 def _solver_notes(asked: str, solvers: SolverRecord) -> list[str]:

@@ -324,6 +324,7 @@ class Outcome:
         settled: options that the planner chose by itself, as the plan states them.
         space: what the bound covers, where it is not what the planner's always does.
         waits: the accounting of waiting that it was planned by (`workload.WAITS`).
+        prices: a bound of the objective, and the prices that prove it by weak duality (`verify_bound`).
         gathering_rule: at whose rate batches gather, where it is not the rate that the workload states.
     """
 
@@ -340,6 +341,7 @@ class Outcome:
     space: str | None = None
     waits: str = GATHERING
     gathering_rule: str | None = None
+    prices: tuple[float, Mapping[str, Any]] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,6 +9,7 @@ import math
 from collections import Counter
 from collections.abc import Iterator, Mapping
 
+from flows.planning.verify_bound import bound_differences
 from triton_backend.contract.applications import Application, Module
 from triton_backend.contract.plan import ModelPlan, Pipeline, Plan, Pool, Stage
 from triton_backend.contract.profiles import ModelProfile
@@ -61,6 +62,7 @@ def verify_plan(plan: Plan, profiles: Mapping[str, ModelProfile] | None = None) 
     found += _gpus(plan)
     found += _placement(plan)
     found += _nics(plan)
+    found += bound_differences(plan, profiles)
     return found
 
 

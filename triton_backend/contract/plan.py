@@ -541,7 +541,8 @@ class Plan:
     certificate: Annotated[
         Mapping[str, Any],
         About(
-            "What the search did: status, seconds per step, configurations; keys vary by planner.",
+            "What the search did: status, seconds per step, configurations, parts of the proof;"
+            " keys vary by planner.",
             {"status": "optimal"},
         ),
     ] = field(default_factory=dict[str, Any])

@@ -5,6 +5,7 @@ Here: the order of steps, and reading their answer. Not here: the steps.
 
 from collections.abc import Mapping
 from dataclasses import replace
+from math import comb
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,7 +27,7 @@ from flows.planning.pool.bound import Goal, goal_of
 from flows.planning.pool.columns import Columns, stacked
 from flows.planning.pool.integer import delivered_rps, gpus_in_use, lowest_share
 from flows.planning.pool.pinned import pinned
-from flows.planning.pool.search import MANY, Found, search
+from flows.planning.pool.search import MANY, Found, Space, search
 from flows.planning.pool.spare_gpus import (
     BEFORE_BEST_EFFORT,
     BestEffort,
@@ -46,6 +47,7 @@ from flows.planning.registry import (
     PlannedStage,
     PlanOptions,
 )
+from flows.planning.verify_bound import MOST_CELLS, MOST_STAGES
 from triton_backend.contract.errors import InputError
 
 _HAIR = 1e-9
@@ -112,7 +114,28 @@ def plan(inputs: Inputs, options: PlanOptions) -> Outcome:
         promised_rps=tuple(promised.tolist()),
         objective=objective_of(options.objective, score, bound),
         trace=found.trace,
+        prices=None if kept is not None else _prices(inputs, options, found.space),
     )
+
+
+def _prices(
+    inputs: Inputs, options: PlanOptions, space: Space
+) -> tuple[float, dict[str, dict[str, float]]] | None:
+    """The bound of the relaxation and its prices, where they can be checked by trying every pipeline."""
+    problem, bound = space.problem, space.bound
+    several = options.max_partitions > MOST_STAGES or bool(options.minimum_rps)
+    if several or options.objective not in ("throughput", "cost", "power"):
+        return None
+    most = max(
+        len(m.types) ** options.max_partitions * m.batches * comb(m.blocks, 2)
+        for m in problem.models
+    )
+    if most > MOST_CELLS or not np.isfinite(bound.score):
+        return None
+    named = [demand.name for demand in inputs.workload.models]
+    gpus = zip(problem.classes, bound.gpu_price.tolist(), strict=True)
+    rates = zip(named, bound.rate_price.tolist(), strict=True)
+    return abs(bound.score), {"gpus": dict(gpus), "rates": dict(rates)}
 
 
 def _with_parts(inputs: Inputs, options: PlanOptions, goal: Goal, equal: Found) -> Outcome:

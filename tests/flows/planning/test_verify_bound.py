@@ -1,0 +1,120 @@
+"""What prices of a certificate prove is recomputed; prices that prove less than is said are refused."""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from flows.planning import PlanOptions, make_plan
+from flows.planning.verify import verify_plan
+from scripts.golden.problems import Made, named
+from triton_backend.contract.plan import Plan
+
+Change = Callable[[dict[str, Any]], None]
+
+
+def planned(problem: str) -> tuple[Made, Plan]:
+    made = named(problem).make()
+    return made, make_plan(made.profiles, made.cluster, made.workload, made.options)
+
+
+@pytest.fixture(scope="module")
+def one() -> tuple[Made, Plan]:
+    return planned("one-model-00")
+
+
+def said(given: tuple[Made, Plan], change: Change, *, profiles: bool = True) -> list[str]:
+    """What `verify` says of the proof of a plan changed by hand."""
+    made, plan = given
+    document = plan.to_dict()
+    document["certificate"]["proof"] = [dict(part) for part in document["certificate"]["proof"]]
+    first = document["certificate"]["proof"][0]
+    first["prices"] = {kind: dict(known) for kind, known in first["prices"].items()}
+    change(document)
+    found = verify_plan(Plan.from_dict(document), made.profiles if profiles else None)
+    return [text for text in found if text.startswith("proof")]
+
+
+def relaxation(document: dict[str, Any]) -> dict[str, Any]:
+    return document["certificate"]["proof"][0]
+
+
+@pytest.mark.parametrize(
+    "problem", ["one-model-01", "one-model-02", "three-stages-01", "cost-01", "in-force-01"]
+)
+def test_prices_of_plans_prove_the_bound_that_is_said(problem: str) -> None:
+    made, plan = planned(problem)
+    first, *rest = plan.certificate["proof"]
+    assert (first["kind"], first["proven_by"]) == ("relaxation", "duality")
+    assert [part["proven_by"] for part in rest] in ([], ["solver"])
+    assert verify_plan(plan, made.profiles) == verify_plan(plan) == []
+
+
+def test_a_bound_that_its_prices_do_not_give_is_refused(one: tuple[Made, Plan]) -> None:
+    def tighter(document: dict[str, Any]) -> None:
+        relaxation(document)["bound"] *= 0.99
+
+    assert any("its prices give" in text for text in said(one, tighter, profiles=False))
+
+
+def test_a_price_above_that_of_the_cheapest_pipeline_is_refused(one: tuple[Made, Plan]) -> None:
+    """The arithmetic holds: only trying every pipeline shows it."""
+
+    def dearer(document: dict[str, Any]) -> None:
+        rates = relaxation(document)["prices"]["rates"]
+        for name in rates:
+            rates[name] *= 1.001
+        relaxation(document)["bound"] /= 1.001
+
+    assert said(one, dearer, profiles=False) == []
+    (text,) = said(one, dearer)
+    assert "its cheapest pipeline takes" in text
+
+
+def test_a_bound_that_no_part_gives_is_refused(one: tuple[Made, Plan]) -> None:
+    def shorter(document: dict[str, Any]) -> None:
+        del document["certificate"]["proof"][1:]
+
+    (text,) = said(one, shorter)
+    assert text.startswith("proof: upper_bound is")
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "complaint"),
+    [
+        ("proven_by", "faith", "relaxation is proven by 'faith', none of duality, solver, none"),
+        ("kind", "stars", "no prices of the kind 'stars' are known"),
+    ],
+)
+def test_an_unknown_kind_of_proof_is_refused(
+    one: tuple[Made, Plan], name: str, value: str, complaint: str
+) -> None:
+    (text,) = said(one, lambda document: relaxation(document).update({name: value}))
+    assert complaint in text
+
+
+def test_prices_of_gpus_that_are_not_scarce_prove_the_rates_asked_for() -> None:
+    """At least cost the bound is that of the cheapest pipelines, less what scarce classes cost more."""
+    _, plan = planned("cost-02")
+    first = plan.certificate["proof"][0]
+    rates = first["prices"]["rates"]
+    worth = math.fsum(rates[m.name] * (m.rate_rps or 0.0) for m in plan.workload.models)
+    assert first["bound"] <= worth * (1 + 1e-9)
+    assert first["bound"] <= plan.objective.upper_bound * (1 + 1e-9)
+
+
+@pytest.mark.parametrize(
+    ("problem", "by"), [("entries-mixed-01", "solver"), ("percents-00", "solver")]
+)
+def test_what_no_prices_prove_is_a_solvers_word(problem: str, by: str) -> None:
+    _, plan = planned(problem)
+    (part,) = plan.certificate["proof"]
+    assert (part["proven_by"], part["bound"]) == (by, plan.objective.upper_bound)
+
+
+def test_a_rule_proves_nothing() -> None:
+    made = named("entries-mixed-01").make()
+    options = PlanOptions(planner="gslice", objective="share")
+    plan = make_plan(made.profiles, made.cluster, made.workload, options)
+    assert [part["proven_by"] for part in plan.certificate["proof"]] == ["none"]
