@@ -6,15 +6,13 @@ so that a default or a range stands in one place. A planner declares options of 
 """
 
 from collections.abc import Mapping
-from dataclasses import MISSING, dataclass, field, fields
+from dataclasses import MISSING, dataclass, field, fields, replace
 from functools import cache
 from math import inf, isnan
 from types import UnionType
-from typing import Any, TypeVar, get_args, get_origin
+from typing import Any, get_args, get_origin
 
 from triton_backend.contract.errors import InputError
-
-Declaring = TypeVar("Declaring")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,6 +126,20 @@ def options_of(declaring: type[Any]) -> Mapping[str, Option]:
         for each in fields(declaring)
         if "help" in each.metadata
     }
+
+
+def asked(declaring: type[Any], *names: str, instead: str | None = None) -> tuple[Option, ...]:
+    """The options that a command or a form takes of a class: those named, or all.
+
+    With `instead`, what holds where one is not given, none has a default: it only changes what is in force.
+    """
+    known = options_of(declaring)
+    found = tuple(known[name] for name in names or known)
+    if instead is None:
+        return found
+    usual = f"; by default {instead}."
+    helps = (each.help.split("; by default")[0].rstrip(".") + usual for each in found)
+    return tuple(replace(o, default=None, help=text) for o, text in zip(found, helps, strict=True))
 
 
 def _is_nan(value: Any) -> bool:

@@ -14,6 +14,8 @@ from typing import Any, TypeVar
 import typer
 from typer.core import TyperCommand, TyperGroup
 
+from flows.cli.option_fields import expanded
+
 # In the order of a first day with it; a group's heading is its package's docstring.
 GROUPS = ("start", "prepare", "plan", "simulate", "serve", "operate")
 PACKAGE = "flows.cli"
@@ -155,7 +157,7 @@ def add_commands(app: typer.Typer) -> None:
                 epilog=_example(declared.examples),
                 rich_help_panel=None if above else heading,
                 context_settings=_TAKES_MORE if declared.takes_more else None,
-            )(declared.function)
+            )(expanded(declared.function))
 
 
 def _example(lines: tuple[str, ...]) -> str:

@@ -6,7 +6,6 @@ from typing import Annotated, Any, Literal
 import typer
 
 from flows.state import WAREHOUSE_DEFAULT, WAREHOUSE_VARIABLE
-from triton_backend.contract.workload import MOST_STAGES
 
 WAREHOUSE = Path(WAREHOUSE_DEFAULT)
 
@@ -64,53 +63,6 @@ WorkloadFile = Annotated[
         "--workload",
         metavar="FILE",
         help="The workload.yaml that lists models and applications with their SLOs.",
-    ),
-]
-
-Planner = Annotated[
-    str,
-    typer.Option(
-        metavar="NAME",
-        rich_help_panel="Planning",
-        help="The planner; `poolpipe planners` lists them.",
-    ),
-]
-Objective = Annotated[
-    str,
-    typer.Option(
-        metavar="throughput|cost|power|gpus|share",
-        rich_help_panel="Planning",
-        help="Maximise throughput, or minimise hourly cost, watts, GPUs, or percents of "
-        "GPUs at the workload's rates.",
-    ),
-]
-MaxPartitions = Annotated[
-    int,
-    typer.Option(
-        metavar="N",
-        min=1,
-        max=MOST_STAGES,
-        rich_help_panel="Planning",
-        help="Split a model into at most this many stages.",
-    ),
-]
-Solver = Annotated[
-    str,
-    typer.Option(
-        metavar="highs|gurobi",
-        rich_help_panel="Planning",
-        help="The solver of the integer programs.",
-    ),
-]
-TimeLimit = Annotated[
-    float | None,
-    typer.Option(
-        metavar="SECONDS",
-        min=0.1,
-        max=1e6,
-        rich_help_panel="Planning",
-        help="Stop planning after this time with the best plan so far; by default there is "
-        "no limit.",
     ),
 ]
 

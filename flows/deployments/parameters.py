@@ -1,19 +1,21 @@
 """Parameters of the Prefect deployments: typed, so that the server's page shows a form.
 
-Here: names, defaults, limits and descriptions. Not here: what is done with them. Every flow's process
+Here: names, defaults, limits and descriptions, where no dataclass of options states them already. Not
+here: what is done with them. Every flow's process
 imports this file; what turns parameters into a step's own options is imported by the flow that does so.
 """
 
-from dataclasses import replace
-from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, get_origin
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, create_model
 
+from flows.operations.replanning.options import ForecastOptions, Thresholds
+from flows.options import Option, asked, options_given
+from flows.planning.options import SWEPT, CommonOptions
+from flows.release.rollout.options import RolloutOptions, Way
 from flows.state import warehouse_path
 from triton_backend.contract.shares import LOADED, WHOLE_GPU, Part
-from triton_backend.contract.workload import MOST_STAGES
 
 if TYPE_CHECKING:
     from flows.operations.replanning.replan import ReplanOptions
@@ -29,6 +31,38 @@ class Parameters(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     warehouse: Path = Field(default_factory=warehouse_path, description="The DuckDB file.")
+
+    def given(self, declaring: type[Any]) -> dict[str, Any]:
+        """Options of a class by name, those alone that have a value here."""
+        return options_given(declaring, dict(self))
+
+
+Form = TypeVar("Form", bound=Parameters)
+
+
+def form(base: type[Form], *options: tuple[Option, ...]) -> type[Form]:
+    """Parameters as of `base`, and a field for every option: its kind, range, default and help."""
+    fields: dict[str, Any] = {
+        each.name: (
+            _kind(each),
+            Field(default=None if each.unset else each.default, description=each.help),
+        )
+        for several in options
+        for each in several
+    }
+    return create_model(base.__name__, __base__=base, **fields)
+
+
+def _kind(option: Option) -> Any:
+    """What pydantic takes for an option."""
+    kind: Any = list[str] if get_origin(option.value) is tuple else option.value
+    if option.choices:
+        kind = Literal[option.choices]
+    elif kind in (int, float):
+        kind = Annotated[kind, Field(ge=option.least, le=option.most)]
+    if option.value is not option.kind:
+        kind = dict[str, kind]
+    return kind | None if option.unset else kind
 
 
 class PrepareParameters(Parameters):
@@ -123,35 +157,9 @@ class ProfileClassParameters(BaseModel):
         )
 
 
-class PlanningParameters(Parameters):
+class PlanningParameters(form(Parameters, asked(CommonOptions, instead="as before"))):
     """How to plan; what is not given is as by default, or as in the plan that is replaced."""
 
-    planner: str | None = Field(default=None, description="A name of `poolpipe planners`.")
-    objective: Literal["throughput", "cost", "power", "gpus"] | None = None
-    max_partitions: int | None = Field(
-        default=None, ge=1, le=MOST_STAGES, description="Most stages."
-    )
-    slo_margin: float | None = Field(
-        default=None, ge=0, lt=1, description="Share of every SLO that is kept free."
-    )
-    slo_margins: dict[str, float] | None = Field(
-        default=None, description="The same for single models."
-    )
-    solver: Literal["highs", "gurobi"] | None = None
-    time_limit_s: float | None = Field(default=None, gt=0)
-    gap: float | None = Field(default=None, ge=0, lt=1, description="Proof that is enough.")
-    allowed_classes: dict[str, list[str]] | None = Field(
-        default=None, description="GPU classes that a model may use, by model."
-    )
-    excluded_classes: dict[str, list[str]] | None = Field(
-        default=None, description="GPU classes that a model must not use; `*` stands for all."
-    )
-    minimum_rps: dict[str, float] | None = Field(
-        default=None, description="Rate that a model keeps at least."
-    )
-    pinned_models: list[str] | None = Field(
-        default=None, description="Models that keep their pools as in the previous plan."
-    )
     overflow: bool | None = Field(
         default=None, description="Free GPUs run whole models beside the plan and promise nothing."
     )
@@ -165,35 +173,10 @@ class PlanningParameters(Parameters):
         Raises:
             InputError: the planner is not known, or does not take an option.
         """
-        given: dict[str, Any] = {
-            name: value for name in _PLANNING if (value := getattr(self, name)) is not None
-        }
-        for name in ("allowed_classes", "excluded_classes"):
-            if name in given:
-                given[name] = {key: tuple(value) for key, value in given[name].items()}
-        if "pinned_models" in given:
-            given["pinned_models"] = tuple(given["pinned_models"])
-        if self.planner is not None and self.planner != base.planner:
-            base = base.for_planner(self.planner)
         own = dict(self.planner_options or {})
         if self.overflow is not None:
             own["overflow"] = self.overflow
-        return replace(base, own={**base.own, **own}, **given)
-
-
-_PLANNING = (
-    "objective",
-    "max_partitions",
-    "slo_margin",
-    "slo_margins",
-    "solver",
-    "time_limit_s",
-    "gap",
-    "allowed_classes",
-    "excluded_classes",
-    "minimum_rps",
-    "pinned_models",
-)
+        return base.changed(own, self.given(CommonOptions))
 
 
 class PlanParameters(PlanningParameters):
@@ -206,18 +189,14 @@ class PlanParameters(PlanningParameters):
     )
 
 
-class WhatIfParameters(Parameters):
+class WhatIfParameters(form(Parameters, asked(CommonOptions, *SWEPT))):
     """Of `whatif`."""
 
     cluster: Path
     workload: Path
     vary: str = Field(description="What is varied, as in `poolpipe whatif --vary`.")
     values: list[float] = Field(min_length=1)
-    planners: list[str] = ["pool"]
-    objective: Literal["throughput", "cost", "power", "gpus"] = "throughput"
-    max_partitions: int = Field(default=2, ge=1, le=MOST_STAGES)
-    slo_margin: float | None = Field(default=None, ge=0, lt=1)
-    time_limit_s: float | None = Field(default=None, gt=0)
+    planners: list[str] = Field(default=["pool"])
     runner: Literal["threads", "dask"] = Field(
         default="threads", description="`dask` for large sweeps; needs poolpipe[dask]."
     )
@@ -225,30 +204,32 @@ class WhatIfParameters(Parameters):
     dask_address: str | None = Field(default=None, description="Of a Dask scheduler that runs.")
 
 
-class RolloutParameters(Parameters):
+class RolloutParameters(form(Parameters, asked(RolloutOptions))):
     """Of `rollout`."""
 
     plan_id: str = Field(description="A file, the id of a stored plan, or the beginning of one.")
-    bake_seconds: float = Field(default=30.0, ge=0)
-    attainment_target: float = Field(default=0.95, gt=0, le=1)
-    reason: str = "requested"
-    way: Literal["in-place", "in-place-only", "flush"] = Field(
-        default="in-place",
+    way: Way = Field(
+        default=Way.IN_PLACE,
         description="With work in flight, without plans between, or when all in flight has ended.",
     )
 
+    def options(self) -> RolloutOptions:
+        """How to roll out."""
+        return RolloutOptions(way=self.way, **self.given(RolloutOptions))
 
-class ReplanParameters(PlanningParameters):
+
+class ReplanParameters(
+    form(
+        PlanningParameters,
+        asked(ForecastOptions),
+        asked(Thresholds),
+        asked(RolloutOptions, "bake_seconds"),
+    )
+):
     """Of `replan`; how to plan is as the plan in force was planned, but for what is given."""
 
     cluster: Path
     workload: Path = Field(description="Models and SLOs; rates come from what was measured.")
-    history_hours: float = Field(default=24.0, gt=0)
-    quantile: float = Field(default=0.99, gt=0, le=1)
-    headroom: float = Field(default=1.1, gt=0)
-    goodput_gain: float = Field(default=0.02, ge=0)
-    gpu_gain: float = Field(default=0.05, ge=0)
-    bake_seconds: float = Field(default=30.0, ge=0)
     advisory: bool = Field(default=False, description="Everything but the rollout.")
 
     def options(self, in_force: "Plan | None") -> "ReplanOptions":
@@ -257,15 +238,18 @@ class ReplanParameters(PlanningParameters):
         Raises:
             InputError: as `planning`.
         """
-        from flows.operations.replanning.decide import Thresholds
-        from flows.operations.replanning.forecast import ForecastOptions
         from flows.operations.replanning.replan import ReplanOptions, options_of
 
         return ReplanOptions(
-            history=timedelta(hours=self.history_hours),
-            forecast=ForecastOptions(quantile=self.quantile, headroom=self.headroom),
-            thresholds=Thresholds(goodput_gain=self.goodput_gain, gpu_gain=self.gpu_gain),
+            forecast=ForecastOptions(**self.given(ForecastOptions)),
+            thresholds=Thresholds(**self.given(Thresholds)),
             planning=self.planning(options_of(in_force)),
+        )
+
+    def rollout(self, reason: str) -> RolloutOptions:
+        """How a plan that is worth it is rolled out."""
+        return RolloutOptions(
+            reason=reason, bake_seconds=self.given(RolloutOptions)["bake_seconds"]
         )
 
 

@@ -46,9 +46,7 @@ def replan_flow(parameters: ReplanParameters) -> dict[str, Any]:
     outcome = "advice only" if parameters.advisory else "kept"
     if found.recommendation.roll_out and not parameters.advisory:
         plan = attach_devices(work, found.plan, parameters.cluster)
-        options = RolloutOptions(
-            bake_seconds=parameters.bake_seconds, reason=f"replan: {found.recommendation.reason}"
-        )
+        options = parameters.rollout(f"replan: {found.recommendation.reason}")
         outcome = bring_into_force(work, plan, options).state
     return {
         "plan_id": found.plan.plan_id,

@@ -8,7 +8,6 @@ from prefect.cache_policies import NO_CACHE
 
 from flows.deployments.orchestration.limits import flow_workspace
 from flows.deployments.parameters import RolloutParameters
-from flows.release.rollout.change import Way
 from flows.release.rollout.guarded import RolloutOptions, RolloutResult, roll_out
 from flows.workspace import Workspace, find_plan
 from triton_backend.contract.plan import Plan
@@ -30,13 +29,7 @@ def rollout(parameters: RolloutParameters) -> dict[str, Any]:
     """
     work = flow_workspace(parameters.warehouse)
     plan = find_plan(work, parameters.plan_id)
-    options = RolloutOptions(
-        bake_seconds=parameters.bake_seconds,
-        attainment_target=parameters.attainment_target,
-        reason=parameters.reason,
-        way=Way(parameters.way),
-    )
-    result = bring_into_force(work, plan, options)
+    result = bring_into_force(work, plan, parameters.options())
     create_markdown_artifact(
         f"**{result.state}**: {result.outcome}. Plan {result.plan_id} is in force.", key="rollout"
     )

@@ -4,7 +4,6 @@ Thin.
 """
 
 from importlib.util import find_spec
-from math import nan
 from typing import Any
 
 from prefect import flow, task
@@ -16,6 +15,7 @@ from flows.deployments.orchestration.limits import flow_workspace
 from flows.deployments.parameters import WhatIfParameters
 from flows.files import read_cluster, read_workload
 from flows.planning import PlanOptions
+from flows.planning.options import CommonOptions
 from flows.planning.stored_sweeps import keep_sweep, situation_of
 from flows.planning.sweep import Point, Situation, what_if
 from triton_backend.contract.errors import InputError
@@ -49,18 +49,13 @@ def whatif(parameters: WhatIfParameters) -> dict[str, Any]:
     runner = task_runner(parameters)
     work = flow_workspace(parameters.warehouse)
     cluster, workload = read_cluster(parameters.cluster), read_workload(parameters.workload)
+    options = parameters.given(CommonOptions)
     situations = {
         name: situation_of(
             work,
             cluster,
             workload,
-            PlanOptions(
-                planner=name,
-                objective=parameters.objective,
-                max_partitions=parameters.max_partitions,
-                slo_margin=nan if parameters.slo_margin is None else parameters.slo_margin,
-                time_limit_s=parameters.time_limit_s,
-            ),
+            PlanOptions(planner=name, **options),
         )
         for name in parameters.planners
     }
@@ -73,7 +68,7 @@ def whatif(parameters: WhatIfParameters) -> dict[str, Any]:
     create_table_artifact(table=rows, key="whatif", description=f"{parameters.vary} varied")
     document = {
         "vary": parameters.vary,
-        "objective": parameters.objective,
+        "objective": options["objective"],
         "curves": {name: [p.to_dict() for p in points] for name, points in curves.items()},
     }
     return {"run_id": keep_sweep(work, document, curves), "points": rows}

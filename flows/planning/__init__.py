@@ -1,19 +1,18 @@
 """Plans: which GPUs serve which blocks of which model, with proof of how good that is."""
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
-
-from flows.planning.registry import PlanOptions
 
 if TYPE_CHECKING:
     from flows.planning.api import make_plan
+    from flows.planning.registry import PlanOptions
 
 __all__ = ["PlanOptions", "make_plan"]
 
 
 def __getattr__(name: str) -> Any:
-    """Import `make_plan`, with solvers and all planners, where it is asked for: options alone are stated quickly."""
-    if name != "make_plan":
+    """Import solvers, planners and what they need where they are asked for: declared options load quickly."""
+    if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from flows.planning.api import make_plan  # noqa: PLC0415  # as said above
-
-    return make_plan
+    module = "flows.planning.api" if name == "make_plan" else "flows.planning.registry"
+    return getattr(import_module(module), name)

@@ -5,19 +5,21 @@ adding one is a folder and a test. Each has one entry, `plan(inputs, options) ->
 share is outside: profiles and placement, the certificate, the check (`verify`). Planners that plans are
 only compared with lie in the folder `papers`, which is loaded when a name is not the product's.
 
-Here: options common to all planners and those a planner declares, their checks and their plain form
-(stored with every plan). Not here: any planning.
+Here: what a planner is asked and what it answers, with the options' plain form (stored with every plan).
+Not here: the options that all planners take (`options`), and any planning.
 """
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib import import_module
-from math import inf, isnan, nan
+from math import isnan, nan
 from pathlib import Path
 from pkgutil import iter_modules
 from typing import Any
 
+from flows.options import Option, check_options, options_given, plain_options
+from flows.planning.options import CommonOptions
 from flows.planning.watch import Watch
 from triton_backend.contract.applications import ApplicationPlan
 from triton_backend.contract.cluster import Cluster
@@ -31,84 +33,25 @@ from triton_backend.contract.plan import (
     StageMemory,
 )
 from triton_backend.contract.profiles import InterferenceModel, ModelProfile
-from triton_backend.contract.workload import GATHERING, MOST_RPS, MOST_STAGES, ModelDemand, Workload
+from triton_backend.contract.workload import GATHERING, ModelDemand, Workload
 
-OBJECTIVES = ("throughput", "cost", "power", "gpus", "share")
 DEFAULT_MARGIN = 0.4  # of planners that state none of their own (PPipe, section 7.1)
-SOLVERS = ("highs", "gurobi")
-COMMON_OPTIONS = (
-    "max_partitions",
-    "slo_margin",
-    "objective",
-    "solver",
-    "time_limit_s",
-    "gap",
-)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Option:
-    """An option that one planner declares; the command line spells it `--name-with-dashes`.
+class PlanOptions(CommonOptions):
+    """How to plan, and with which planner's options.
 
     Attributes:
-        name: as in `PlanOptions.own` and in the plan's options.
-        kind: `bool` (a flag), `int`, `float` or `str`.
-        default: what it is where it is not given; then the plan does not state it, unless `stated`.
-        help: one line.
-        choices: what it may be; empty for anything.
-        least, most: range of numbers, both included.
-        stated: the plan states it at its default too, because `verify` needs it.
-    """
-
-    name: str
-    kind: type
-    default: Any
-    help: str
-    choices: tuple[Any, ...] = ()
-    least: float = float("-inf")
-    most: float = float("inf")
-    stated: bool = False
-
-    def checked(self, value: Any) -> Any:
-        """The value in the option's kind.
-
-        Raises:
-            InputError: it has another kind, is no choice, or is out of range.
-        """
-        where = f"option {self.name}"
-        if isinstance(value, bool) != (self.kind is bool) or not isinstance(
-            value, (int, float) if self.kind is float else self.kind
-        ):
-            raise InputError(where, f"{value!r} is not of type {self.kind.__name__}")
-        if self.choices and value not in self.choices:
-            known = ", ".join(map(str, self.choices))
-            raise InputError(where, f"{value!r} is none of {known}")
-        if self.kind in (int, float) and not self.least <= value <= self.most:
-            raise InputError(where, f"{value} is not within {self.least:g} and {self.most:g}")
-        return value
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PlanOptions:
-    """How to plan.
-
-    Attributes:
-        planner: a name of the registry.
         objective: `throughput` maximises the lowest throughput / weight; `cost`, `power`, `gpus` and `share`
             minimise the hourly cost, the watts or the number of the GPUs used, or the percents of GPUs
             held, at the rates of the workload.
-        max_partitions: most stages of a pipeline.
-        slo_margin: share of every SLO kept free for waiting that the plan does not see; not given
-            (NaN), what the planner keeps by default.
-        slo_margins: the same for single models, by name; they override `slo_margin`.
-        time_limit_s: wall time for planning; None leaves it to limits of effort, which makes plans
-            repeatable.
-        gap: proof, (bound - value) / value, at which the search ends.
-        allowed_classes: GPU classes a model may use, by model; models not named may use all.
-        excluded_classes: GPU classes a model must not use, by model; `*` speaks for all models.
-        minimum_rps: rate that a model must keep at least (requests/s), by model.
+        slo_margin: not given (NaN), what the planner keeps by default.
+        slo_margins: they override `slo_margin`.
+        time_limit_s: None leaves it to limits of effort, which makes plans repeatable.
+        gap: (bound - value) / value.
+        allowed_classes: models not named may use all.
         previous: the plan in force; among plans as good, the one that moves fewer GPUs is taken.
-        pinned_models: models that keep their pipelines and pools as in `previous`.
         own: options that the planner itself declares, by name; all of them once this is built.
         margin_given: whether `slo_margin` is the caller's, not the planner's default.
 
@@ -116,23 +59,7 @@ class PlanOptions:
         InputError: a value is out of range, or the planner does not take it.
     """
 
-    planner: str = "pool"
-    objective: str = "throughput"
-    max_partitions: int = 2
-    slo_margin: float = nan
-    slo_margins: Mapping[str, float] = field(default_factory=dict[str, float])
-    solver: str = "highs"
-    time_limit_s: float | None = None
-    gap: float = 1e-4
-    allowed_classes: Mapping[str, tuple[str, ...]] = field(
-        default_factory=dict[str, tuple[str, ...]]
-    )
-    excluded_classes: Mapping[str, tuple[str, ...]] = field(
-        default_factory=dict[str, tuple[str, ...]]
-    )
-    minimum_rps: Mapping[str, float] = field(default_factory=dict[str, float])
     previous: Plan | None = None
-    pinned_models: tuple[str, ...] = ()
     own: Mapping[str, Any] = field(default_factory=dict[str, Any])
     margin_given: bool = field(default=True, compare=False)
 
@@ -141,28 +68,23 @@ class PlanOptions:
         if isnan(self.slo_margin):
             object.__setattr__(self, "margin_given", False)
             object.__setattr__(self, "slo_margin", planner.slo_margin)
-        for name, known in (("objective", OBJECTIVES), ("solver", SOLVERS)):
-            value = getattr(self, name)
-            if value not in known:
-                raise InputError(f"option {name}", f"{value!r} is none of {', '.join(known)}")
-        for name, most in (("max_partitions", MOST_STAGES), ("time_limit_s", inf)):
-            value = getattr(self, name)
-            if value is not None and not 0 < value <= most:
-                reason = f"more than {most}" if value > 0 else "not positive"
-                raise InputError(f"option {name}", f"{value} is {reason}")
-        shares = {"slo_margin": self.slo_margin, "gap": self.gap}
-        shares |= {f"slo_margins.{model}": margin for model, margin in self.slo_margins.items()}
-        for name, share in shares.items():
-            if not 0 <= share < 1:
-                raise InputError(f"option {name}", f"{share} is not in [0, 1)")
-        for model, rate in self.minimum_rps.items():
-            if not 0 <= rate <= MOST_RPS:
-                raise InputError(f"option minimum_rps.{model}", f"{rate} is not a rate")
+        check_options(self)
         object.__setattr__(self, "own", planner.checked(self))
 
     def for_planner(self, name: str) -> "PlanOptions":
-        """The same for another planner, whose own options are as by default."""
+        """The same, margin included, for another planner, whose own options are as by default."""
         return replace(self, planner=name, own={})
+
+    def changed(self, own: Mapping[str, Any], given: Mapping[str, Any]) -> "PlanOptions":
+        """With what is given in place of what is here; another planner begins with its own defaults.
+
+        Raises:
+            InputError: as the class.
+        """
+        kept = self.own if given.get("planner", self.planner) == self.planner else {}
+        margin = self.slo_margin if self.margin_given else nan
+        usual: dict[str, Any] = {"slo_margin": margin, "margin_given": True, **given}
+        return replace(self, own={**kept, **own}, **usual)
 
     def margin(self, model: str) -> float:
         """Share of the SLO of a model that is kept free."""
@@ -176,14 +98,8 @@ class PlanOptions:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain form, as in `plan.json`; tables that are empty are left out."""
-        out: dict[str, Any] = {name: getattr(self, name) for name in COMMON_OPTIONS}
-        for name in ("slo_margins", "minimum_rps"):
-            if getattr(self, name):
-                out[name] = dict(sorted(getattr(self, name).items()))
-        for name in ("allowed_classes", "excluded_classes"):
-            table: Mapping[str, tuple[str, ...]] = getattr(self, name)
-            if table:
-                out[name] = {key: list(value) for key, value in sorted(table.items())}
+        out = plain_options(self)
+        del out["planner"]  # a plan states it beside its options
         for option in planner_named(self.planner).options:
             if option.stated or self.own[option.name] != option.default:
                 out[option.name] = self.own[option.name]
@@ -200,16 +116,11 @@ class PlanOptions:
         Raises:
             InputError: the planner is not known any more, or a value is out of range.
         """
-        given = {"gap": data["relative_gap"], **data} if "relative_gap" in data else dict(data)
-        for name in ("allowed_classes", "excluded_classes"):
-            given[name] = {key: tuple(value) for key, value in given.get(name, {}).items()}
-        common = (*COMMON_OPTIONS, "slo_margins", "minimum_rps", "allowed_classes")
-        names = (*common, "excluded_classes", "pinned_models")
-        own = (option.name for option in planner_named(planner).options)
-        kept: dict[str, Any] = {name: given[name] for name in names if name in given}
-        kept["pinned_models"] = tuple(given.get("pinned_models", ()))
-        kept["own"] = {name: given[name] for name in own if name in given}
-        return cls(planner=planner, **kept)
+        given = {"gap": data["relative_gap"], **data} if "relative_gap" in data else data
+        names = [option.name for option in planner_named(planner).options]
+        own = {name: given[name] for name in names if name in given}
+        kept: dict[str, Any] = options_given(cls, given) | {"planner": planner, "own": own}
+        return cls(**kept)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,12 +18,16 @@ from flows.cli.shared_options import (
     pairs,
     rates,
 )
-from triton_backend.contract.workload import MOST_STAGES
+from flows.operations.replanning.options import ForecastOptions, Thresholds
+from flows.options import asked
+from flows.planning.options import CommonOptions
+from flows.release.rollout.options import RolloutOptions
 
 if TYPE_CHECKING:
     from flows.operations.replanning.backtest_run import Backtested, BacktestOptions
 
 HOUR_S = 3600
+REPLANNED, IN_FORCE = ("max_partitions", "slo_margin"), "as in the plan in force"
 
 
 @command(
@@ -36,84 +40,10 @@ def replan(
     *,
     cluster: ClusterFile,
     workload: WorkloadFile,
-    history_hours: Annotated[
-        float,
-        typer.Option(
-            metavar="HOURS",
-            min=0.1,
-            max=1e5,
-            rich_help_panel="Forecast",
-            help="Length of the history of measured rates, in hours.",
-        ),
-    ] = 24.0,
-    quantile: Annotated[
-        float,
-        typer.Option(
-            metavar="SHARE",
-            min=0.01,
-            max=1.0,
-            rich_help_panel="Forecast",
-            help="Quantile of the measured rates to plan for.",
-        ),
-    ] = 0.99,
-    headroom: Annotated[
-        float,
-        typer.Option(
-            metavar="FACTOR",
-            min=0.01,
-            max=1e3,
-            rich_help_panel="Forecast",
-            help="Factor by which that rate is multiplied.",
-        ),
-    ] = 1.1,
-    goodput_gain: Annotated[
-        float,
-        typer.Option(
-            metavar="SHARE",
-            min=0.0,
-            max=1e3,
-            rich_help_panel="Rollout",
-            help="Smallest relative gain in goodput that is worth a rollout.",
-        ),
-    ] = 0.02,
-    gpu_gain: Annotated[
-        float,
-        typer.Option(
-            metavar="SHARE",
-            min=0.0,
-            max=1.0,
-            rich_help_panel="Rollout",
-            help="Smallest share of GPUs saved that is worth a rollout.",
-        ),
-    ] = 0.05,
-    max_partitions: Annotated[
-        int | None,
-        typer.Option(
-            metavar="N",
-            min=1,
-            max=MOST_STAGES,
-            help="Split a model into at most this many stages; by default as in the plan in force.",
-        ),
-    ] = None,
-    slo_margin: Annotated[
-        float | None,
-        typer.Option(
-            metavar="SHARE",
-            min=0.0,
-            max=0.99,
-            help="Share of every SLO to keep free for waiting; by default as in the plan in force.",
-        ),
-    ] = None,
-    bake_seconds: Annotated[
-        float,
-        typer.Option(
-            metavar="SECONDS",
-            min=0.0,
-            max=1e6,
-            rich_help_panel="Rollout",
-            help="Observe the new plan this long; roll back if attainment drops.",
-        ),
-    ] = 30.0,
+    forecast: Annotated[dict[str, Any], asked(ForecastOptions)],
+    thresholds: Annotated[dict[str, Any], asked(Thresholds)],
+    planning: Annotated[dict[str, Any], asked(CommonOptions, *REPLANNED, instead=IN_FORCE)],
+    watching: Annotated[dict[str, Any], asked(RolloutOptions, "bake_seconds")],
     advisory: Annotated[
         bool,
         typer.Option(
@@ -183,49 +113,40 @@ def replan(
 ) -> None:
     """Plan for the rates to come, from measured ones.
 
-    The planner and its options are those of the plan in force. The new plan is rolled out if it gains
+    The planner and its options are those of the plan in force, but for those given. The new plan is rolled out if it gains
     enough; otherwise the command states why the old one stays.
     """
     parameters: dict[str, Any] = {
         "warehouse": warehouse,
         "cluster": cluster,
         "workload": workload,
-        "history_hours": history_hours,
-        "quantile": quantile,
-        "headroom": headroom,
-        "goodput_gain": goodput_gain,
-        "gpu_gain": gpu_gain,
-        "max_partitions": max_partitions,
-        "slo_margin": slo_margin,
-        "bake_seconds": bake_seconds,
         "advisory": advisory,
+        **forecast,
+        **thresholds,
+        **planning,
+        **watching,
     }
     if backtest is None:
         _replan_now(parameters, as_json=as_json)
         return
     from flows.operations.replanning.backtest_run import BacktestOptions
-    from flows.operations.replanning.forecast import ForecastOptions
     from flows.planning import PlanOptions
 
     if chart is not None:
         _check_chart(chart)
-    usual = PlanOptions()
-    asked = BacktestOptions(
+    replayed = BacktestOptions(
         table=backtest,
         interval_s=round(trace_interval or 60),
         series={model: column for column, model in pairs("--map", trace_names).items()},
         peak_rps=rates("--peak", peak),
         period_s=round(period_hours * 3600),
         warm_up_s=round(warm_up_hours * 3600),
-        forecast=ForecastOptions(quantile=quantile, headroom=headroom),
-        planning=PlanOptions(
-            max_partitions=max_partitions or usual.max_partitions,
-            slo_margin=usual.slo_margin if slo_margin is None else slo_margin,
-        ),
+        forecast=ForecastOptions(**forecast),
+        planning=PlanOptions(**planning),
         simulated_minutes=simulate_minutes,
     )
     with progress("backtesting") as report:
-        done = _replay(parameters, asked, report)
+        done = _replay(parameters, replayed, report)
     document = done.to_dict()
     if chart is not None:
         _draw(done, chart)

@@ -2,22 +2,15 @@
 
 from math import nan
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from flows.cli import shared_options
 from flows.cli.console import notes, print_json, progress, show
 from flows.cli.registry import command
-from flows.cli.shared_options import (
-    WAREHOUSE,
-    AsJson,
-    ClusterFile,
-    WarehouseFile,
-    WorkloadFile,
-    pairs,
-    rates,
-)
+from flows.cli.shared_options import WAREHOUSE, AsJson, ClusterFile, WarehouseFile, WorkloadFile
+from flows.options import asked
+from flows.planning.options import CommonOptions
 
 if TYPE_CHECKING:
     from flows.planning import PlanOptions
@@ -40,9 +33,7 @@ def plan(
     *,
     cluster: ClusterFile,
     workload: WorkloadFile,
-    planner: shared_options.Planner = "pool",
-    objective: shared_options.Objective = "throughput",
-    max_partitions: shared_options.MaxPartitions = 2,
+    asked_for: Annotated[dict[str, Any], asked(CommonOptions)],
     slo_margin: Annotated[
         str | None,
         typer.Option(
@@ -53,8 +44,6 @@ def plan(
             "default the planner's own (`poolpipe planners`), 0.4 for `pool`.",
         ),
     ] = None,
-    solver: shared_options.Solver = "highs",
-    time_limit: shared_options.TimeLimit = None,
     previous: Annotated[
         str | None,
         typer.Option(
@@ -64,48 +53,6 @@ def plan(
             "taken.",
         ),
     ] = None,
-    allow: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="MODEL=CLASS,CLASS",
-            rich_help_panel="Constraints",
-            help="Let this model use these GPU classes only.",
-        ),
-    ] = None,
-    exclude: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="MODEL=CLASS,CLASS",
-            rich_help_panel="Constraints",
-            help="Keep this model (or `*`, every model) off these GPU classes.",
-        ),
-    ] = None,
-    keep: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="MODEL=RPS",
-            rich_help_panel="Constraints",
-            help="Guarantee this model at least this rate.",
-        ),
-    ] = None,
-    pin: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="MODEL",
-            rich_help_panel="Constraints",
-            help="Keep the pools that this model has in the --previous plan.",
-        ),
-    ] = None,
-    gap: Annotated[
-        float,
-        typer.Option(
-            metavar="SHARE",
-            min=0.0,
-            max=0.99,
-            rich_help_panel="Planning",
-            help="Stop once the plan is proven within this relative gap.",
-        ),
-    ] = 1e-4,
     show_progress: Annotated[
         Literal["json"] | None,
         typer.Option(
@@ -137,20 +84,11 @@ def plan(
     from flows.workspace import find_plan, workspace
 
     work = workspace(warehouse)
-    asked = PlanOptions(
-        planner=planner,
-        objective=objective,
-        max_partitions=max_partitions,
+    options = PlanOptions(
         slo_margin=_margin(None if slo_margin == AUTO else slo_margin),
-        solver=solver,
-        time_limit_s=time_limit,
-        gap=gap,
-        allowed_classes=_classes("--allow", allow),
-        excluded_classes=_classes("--exclude", exclude),
-        minimum_rps=rates("--keep", keep),
         previous=None if previous is None else find_plan(work, previous),
-        pinned_models=tuple(pin or ()),
-        own=own_options(planner, context.args),
+        own=own_options(asked_for["planner"], context.args),
+        **asked_for,
     )
     check_writable(output)
     files = (cluster, workload)
@@ -158,10 +96,10 @@ def plan(
     check_given_shapes(work, workload)
     if slo_margin == AUTO:
         with progress("planning"):
-            made = _plan(work, files, contents, asked, None)
+            made = _plan(work, files, contents, options, None)
     else:
-        with watched(time_limit, gap, as_json=show_progress is not None) as watch:
-            made = _plan(work, files, contents, asked, watch)
+        with watched(options.time_limit_s, options.gap, as_json=show_progress is not None) as watch:
+            made = _plan(work, files, contents, options, watch)
     if output is not None:
         write_plan(output, made)
     if as_json:
@@ -183,10 +121,6 @@ def _margin(text: str | None) -> float:
         return float(text)
     except ValueError as error:
         raise InputError("--slo-margin", f"{text!r} is neither a number nor {AUTO}") from error
-
-
-def _classes(option: str, texts: list[str] | None) -> dict[str, tuple[str, ...]]:
-    return {model: tuple(names.split(",")) for model, names in pairs(option, texts).items()}
 
 
 def _plan(

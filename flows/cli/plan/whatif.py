@@ -1,22 +1,16 @@
 """`whatif`: a plan per value of one input, as a table, a chart and rows."""
 
 from collections.abc import Mapping, Sequence
-from math import nan
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from flows.cli import shared_options
 from flows.cli.console import note, notes, print_json, progress, show, table
 from flows.cli.registry import command
-from flows.cli.shared_options import (
-    WAREHOUSE,
-    AsJson,
-    ClusterFile,
-    WarehouseFile,
-    WorkloadFile,
-)
+from flows.cli.shared_options import WAREHOUSE, AsJson, ClusterFile, WarehouseFile, WorkloadFile
+from flows.options import asked
+from flows.planning.options import SWEPT, CommonOptions
 
 if TYPE_CHECKING:
     from flows.planning.sweep import Point, Situation
@@ -59,19 +53,7 @@ def whatif(
             help="Draw a curve for this planner; repeat it for several. `pool` by default.",
         ),
     ] = None,
-    objective: shared_options.Objective = "throughput",
-    max_partitions: shared_options.MaxPartitions = 2,
-    slo_margin: Annotated[
-        float | None,
-        typer.Option(
-            metavar="SHARE",
-            min=0.0,
-            max=0.99,
-            rich_help_panel="Planning",
-            help="Share of every SLO to keep free for waiting; by default each planner's own.",
-        ),
-    ] = None,
-    time_limit: shared_options.TimeLimit = None,
+    options: Annotated[dict[str, Any], asked(CommonOptions, *SWEPT)],
     chart: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Draw the curves to this file (.png, .svg).")
     ] = None,
@@ -88,23 +70,17 @@ def whatif(
     curves: dict[str, list[Point]] = {}
     with progress("planning") as report:
         for name in planner or ["pool"]:
-            asked = PlanOptions(
-                planner=name,
-                objective=objective,
-                max_partitions=max_partitions,
-                slo_margin=nan if slo_margin is None else slo_margin,
-                time_limit_s=time_limit,
-            )
-            situation = _situation(warehouse, (cluster, workload), asked)
+            asked_for = PlanOptions(planner=name, **options)
+            situation = _situation(warehouse, (cluster, workload), asked_for)
             curves[name] = []
             for number in numbers:
                 report(f"planning with {name}, {vary} at {number:g}")
                 curves[name] += what_if(situation, vary, [number])
     if chart is not None:
-        _draw(curves, (vary, objective), chart)
+        _draw(curves, (vary, options["objective"]), chart)
     document: dict[str, Any] = {
         "vary": vary,
-        "objective": objective,
+        "objective": options["objective"],
         "curves": {name: [p.to_dict() for p in points] for name, points in curves.items()},
     }
     run_id = _keep(warehouse, document, curves)

@@ -8,6 +8,8 @@ import typer
 from flows.cli.console import print_json, say, show, table
 from flows.cli.registry import command
 from flows.cli.shared_options import WAREHOUSE, AsJson, PlanArgument, PlanOption, WarehouseFile
+from flows.options import asked
+from flows.release.rollout.options import RolloutOptions, Way
 
 if TYPE_CHECKING:
     from triton_backend.contract.plan import Plan
@@ -24,39 +26,12 @@ def rollout(
     plan: PlanArgument = None,
     *,
     plan_option: PlanOption = None,
-    bake_seconds: Annotated[
-        float,
-        typer.Option(
-            metavar="SECONDS",
-            min=0.0,
-            max=1e6,
-            rich_help_panel="Change of plan",
-            help="Observe the new plan this long; roll back if attainment drops.",
-        ),
-    ] = 30.0,
-    attainment_target: Annotated[
-        float,
-        typer.Option(
-            metavar="SHARE",
-            min=0.01,
-            max=1.0,
-            rich_help_panel="Change of plan",
-            help="Roll back if less than this share of requests is served in time.",
-        ),
-    ] = 0.95,
-    reason: Annotated[
-        str,
-        typer.Option(
-            metavar="TEXT",
-            rich_help_panel="Change of plan",
-            help="Reason that the history of rollouts records.",
-        ),
-    ] = "requested",
+    guard: Annotated[dict[str, Any], asked(RolloutOptions)],
     flush: Annotated[
         bool,
         typer.Option(
             "--flush",
-            rich_help_panel="Change of plan",
+            rich_help_panel="Rollout",
             help="Finish all batches in flight before the new plan starts.",
         ),
     ] = False,
@@ -64,7 +39,7 @@ def rollout(
         bool,
         typer.Option(
             "--in-place-only",
-            rich_help_panel="Change of plan",
+            rich_help_panel="Rollout",
             help="Refuse a change for which a GPU cannot hold old and new workers together.",
         ),
     ] = False,
@@ -98,8 +73,7 @@ def rollout(
 
     Checked before and watched after; on breach the former plan comes back.
     """
-    from flows.release.rollout.change import Way
-    from flows.release.rollout.guarded import DONE, RolloutOptions, roll_back, roll_out
+    from flows.release.rollout.guarded import DONE, roll_back, roll_out
     from flows.workspace import workspace
     from triton_backend.contract.errors import InputError
 
@@ -120,18 +94,16 @@ def rollout(
         _preview(warehouse, previous, wanted, at_once=in_place_only, as_json=as_json)
         return
 
-    asked = RolloutOptions(
-        bake_seconds=bake_seconds,
-        attainment_target=attainment_target,
-        reason=reason,
+    options = RolloutOptions(
+        **guard,
         way=Way.FLUSH if flush else Way.IN_PLACE_ONLY if in_place_only else Way.IN_PLACE,
         wait=not no_wait,
     )
     work, report = workspace(warehouse), say(quiet=as_json)
     if rollback:
-        done = roll_back(work, asked, report)
+        done = roll_back(work, options, report)
     else:
-        done = roll_out(work, the_plan(plan, plan_option, warehouse), asked, report)
+        done = roll_out(work, the_plan(plan, plan_option, warehouse), options, report)
     if as_json:
         names = ("rollout_id", "plan_id", "state", "outcome")
         print_json({name: getattr(done, name) for name in names})

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from triton_backend.contract.errors import InputError
+from flows.operations.replanning.options import Thresholds
 from triton_backend.contract.plan import Plan
 
 
@@ -20,25 +20,6 @@ class PlanWorth:
     def lowest_attainment(self) -> float:
         """The worst model's."""
         return min(self.attainment.values(), default=1.0)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Thresholds:
-    """How much better a new plan must be.
-
-    Attributes:
-        goodput_gain: least relative gain in requests served in time.
-        gpu_gain: least relative saving of GPUs.
-        attainment_target: below it, the plan in force is in breach.
-    """
-
-    goodput_gain: float = 0.02
-    gpu_gain: float = 0.05
-    attainment_target: float = 0.99
-
-    def __post_init__(self) -> None:
-        if self.goodput_gain < 0 or self.gpu_gain < 0 or not 0 < self.attainment_target <= 1:
-            raise InputError("thresholds", "gains must not be negative, the target within (0, 1]")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

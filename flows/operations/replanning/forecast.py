@@ -8,38 +8,15 @@ and no earlier hour shows are, by construction, not foreseen.
 
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
+from flows.operations.replanning.options import ForecastOptions
 from flows.operations.replanning.rates import RateHistory
 from triton_backend.contract.errors import InputError
 
 LEAST_RATE_RPS = 0.1  # a model that is forecast idle keeps one pipeline for its first requests
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ForecastOptions:
-    """How careful the forecast is.
-
-    Attributes:
-        quantile: of the measured rates that the plan should carry, 0 to 1.
-        headroom: factor on top.
-        recent_s: how far back "the last hours" go.
-        days: how many earlier days are looked at.
-    """
-
-    quantile: float = 0.99
-    headroom: float = 1.1
-    recent_s: int = 3600
-    days: int = 7
-
-    def __post_init__(self) -> None:
-        if not 0 < self.quantile <= 1:
-            raise InputError("forecast quantile", f"{self.quantile} is not within (0, 1]")
-        if not self.headroom > 0 or self.recent_s < 1 or self.days < 1:
-            raise InputError("forecast", "headroom, recent_s and days must be positive")
 
 
 def forecast_rps(

@@ -14,12 +14,12 @@ from flows.clock import now_utc
 from flows.operations.replanning.decide import (
     PlanWorth,
     Recommendation,
-    Thresholds,
     decide,
     planned_rates,
     share_shift,
 )
-from flows.operations.replanning.forecast import ForecastOptions, forecast_rps, rates_to_plan
+from flows.operations.replanning.forecast import forecast_rps, rates_to_plan
+from flows.operations.replanning.options import ForecastOptions, Thresholds
 from flows.operations.replanning.rates import RateHistory
 from flows.operations.replanning.rows import as_measured, measured_rows, with_rows
 from flows.planning import PlanOptions
@@ -40,9 +40,8 @@ BUSIEST_MINUTES = 5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplanOptions:
-    """How far to look back, how careful to be, and how much must be gained."""
+    """How careful to be, how far to look ahead, and how much must be gained."""
 
-    history: timedelta = timedelta(hours=24)
     horizon: timedelta = timedelta(hours=24)
     forecast: ForecastOptions = field(default_factory=ForecastOptions)
     thresholds: Thresholds = field(default_factory=Thresholds)
@@ -110,7 +109,7 @@ def replan(
         InputError: nothing was measured, or no plan can meet an SLO.
     """
     until = now_utc()
-    since = until - options.history
+    since = until - timedelta(hours=options.forecast.history_hours)
     names = [one.name for one in (*workload.models, *workload.applications)]
     history = measured_rates(work, names, since, until)
     rows = measured_rows(work, since, until)

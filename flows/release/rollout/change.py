@@ -27,6 +27,7 @@ from typing import Any
 
 from flows.clock import Stopwatch
 from flows.release.rollout.hosts import OtherHosts, have_look
+from flows.release.rollout.options import Way
 from flows.release.server.running import (
     RefusedError,
     ServerError,
@@ -88,19 +89,6 @@ class Step(StrEnum):
     SETTLE = "settle"
     UNLOAD = "unload"
     ABORT = "abort"
-
-
-class Way(StrEnum):
-    """How a plan follows another.
-
-    `in-place`: with work in flight; where a GPU cannot hold the new workers beside the old, by plans
-    between. `in-place-only`: the same without plans between. `flush`: PPipe's migration, with nothing in
-    flight.
-    """
-
-    IN_PLACE = "in-place"
-    IN_PLACE_ONLY = "in-place-only"
-    FLUSH = "flush"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -22,13 +22,13 @@ from flows.planning.verify import verify_plan
 from flows.progress import Say, quiet
 from flows.release.rollout.change import (
     StepDone,
-    Way,
     change_plan,
     finish_or_undo_change,
     is_same_plan,
     plan_in_force,
 )
 from flows.release.rollout.lock import one_change
+from flows.release.rollout.options import RolloutOptions, Way
 from flows.release.rollout.outcomes import ENOUGH_REQUESTS, Outcomes, read_outcomes
 from flows.release.server.running import ServerState, read_state
 from flows.system_metrics import MetricsError
@@ -50,35 +50,6 @@ from warehouse.observations import (
 from warehouse.plans import add_plan, read_plan
 
 DONE, ROLLED_BACK, FAILED = "done", "rolled back", "failed"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RolloutOptions:
-    """How to roll out.
-
-    Attributes:
-        bake_seconds: how long the new plan is watched; 0 watches nothing.
-        attainment_target: below it for any model (of at least 50 requests) the former plan comes
-            back.
-        latency_factor: and if a model's mean latency exceeds so many times its SLO.
-        reason: why, for the history.
-        way: in place, in place without plans between, or with a flush first.
-        wait: for another rollout that is under way, as long as it takes; else it is an error.
-    """
-
-    bake_seconds: float = 30.0
-    poll_seconds: float = 1.0
-    attainment_target: float = 0.95
-    latency_factor: float = 1.0
-    reason: str = "requested"
-    way: Way = Way.IN_PLACE
-    wait: bool = True
-
-    def __post_init__(self) -> None:
-        if self.bake_seconds < 0 or not self.poll_seconds > 0:
-            raise InputError("rollout", "bake and poll times must not be negative")
-        if not 0 < self.attainment_target <= 1 or not self.latency_factor > 0:
-            raise InputError("rollout", "the targets must be positive, attainment at most 1")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

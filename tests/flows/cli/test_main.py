@@ -18,8 +18,17 @@ from triton_backend.contract.errors import InputError
 from warehouse.db import open_warehouse
 from warehouse.parquet import write_columns
 
-LAZY = ("numba", "duckdb", "prefect", "onnx", "onnxruntime", "highspy", "numpy", "flows.planning")
-PLANNING = ("numba", "highspy", "scipy", "onnx", "flows.planning")
+LAZY = (
+    "numba",
+    "duckdb",
+    "prefect",
+    "onnx",
+    "onnxruntime",
+    "highspy",
+    "numpy",
+    "flows.planning.registry",
+)
+PLANNING = ("numba", "highspy", "scipy", "onnx", "flows.planning.registry")
 
 
 def every_command() -> list[tuple[str, ...]]:

@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from flows.deployments.parameters import PrepareParameters
+from flows.deployments.parameters import PlanParameters, PrepareParameters
+from flows.planning import PlanOptions
 from flows.preparation.splitting import SplitChoices
 from flows.preparation.splitting.inputs.values import Range
 from triton_backend.contract.errors import InputError
@@ -26,3 +27,20 @@ def test_a_size_of_another_form_is_refused_with_its_field() -> None:
     parameters = PrepareParameters.model_validate(MODEL | {"input_shapes": {"x": "3x"}})
     with pytest.raises(InputError, match="input_shapes: 'x=3x' is not NAME=SIZExSIZE"):
         parameters.choices()
+
+
+FILES = {"cluster": "cluster.yaml", "workload": "workload.yaml"}
+
+
+def test_a_margin_that_a_form_states_is_the_callers() -> None:
+    stated = PlanParameters.model_validate(FILES | {"slo_margin": 0.2}).planning(PlanOptions())
+    assert (stated.slo_margin, stated.margin_given) == (0.2, True)
+    assert not PlanParameters.model_validate(FILES).planning(PlanOptions()).margin_given
+
+
+def test_another_planner_keeps_what_was_given_and_has_its_own_margin() -> None:
+    asked = PlanParameters.model_validate(FILES | {"planner": "gpulets", "gap": 0.1})
+    changed = asked.planning(PlanOptions(time_limit_s=5.0, own={"overflow": True}))
+    assert changed == PlanOptions(planner="gpulets", gap=0.1, time_limit_s=5.0)
+    assert changed.slo_margin == 0.1
+    assert asked.planning(PlanOptions(slo_margin=0.3)).slo_margin == 0.3

@@ -116,7 +116,7 @@ def test_dart_r_needs_two_classes() -> None:
         ({"excluded_classes": {"nobody": ("slow",)}}, "model 'nobody' is not in the workload"),
         ({"excluded_classes": {"*": ("T4",)}}, "no GPU class 'T4' in the cluster; it has fast, sl"),
         ({"allowed_classes": {"net": ("fast", "T4")}}, r"allowed_classes.net: no GPU class 'T4'"),
-        ({"minimum_rps": {"net": 1e9}}, "minimum_rps.net: 1000000000.0 is not a rate"),
+        ({"minimum_rps": {"net": 1e9}}, "minimum_rps.net: 1000000000.0 is not within"),
     ],
 )
 def test_a_constraint_about_what_is_not_there_is_refused(

@@ -101,7 +101,7 @@ def test_options_reach_the_planner(poolpipe: Command) -> None:
         ("--objective", "fun", "'fun' is none of throughput"),
         ("--pin", "net", "pinned model 'net': needs the plan in force (--previous)"),
         ("--solver", "abacus", "'abacus' is none of highs"),
-        ("--slo-margin", "1.5", "1.5 is not in [0, 1)"),
+        ("--slo-margin", "1.5", "1.5 is not within 0 and 0.99"),
         ("--slo-margin", "wide", "'wide' is neither a number nor auto"),
         ("--keep", "net", "is not NAME=VALUE"),
         ("--keep", "net=much", "write MODEL=NUMBER"),

@@ -160,9 +160,9 @@ def test_what_is_asked_of_a_replan_goes_before_what_is_in_force(tmp_path: Path) 
     work = measured(tmp_path, 50)
     asked = PlanOptions(slo_margin=0.3, excluded_classes={"*": ("slow",)}, own={"overflow": True})
     in_force = plan_step(work, cluster(), DEMAND, asked).plan
-    nightly = ReplanParameters(
-        cluster=Path("c"), workload=Path("w"), slo_margin=0.1, overflow=False, objective="cost"
-    )
+    files = {"cluster": "c", "workload": "w"}
+    given = {"slo_margin": 0.1, "overflow": False, "objective": "cost"}
+    nightly = ReplanParameters.model_validate(files | given)
     kept = nightly.options(in_force).planning
     assert (kept.slo_margin, kept.own["overflow"], kept.objective) == (0.1, False, "cost")
     assert kept.excluded_classes == {"*": ("slow",)}

@@ -1,0 +1,63 @@
+"""How to roll out; importing this loads nothing that rolls out."""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from flows.options import check_options, option
+from triton_backend.contract.errors import InputError
+
+
+class Way(StrEnum):
+    """How a plan follows another.
+
+    `in-place`: with work in flight; where a GPU cannot hold the new workers beside the old, by plans
+    between. `in-place-only`: the same without plans between. `flush`: PPipe's migration, with nothing in
+    flight.
+    """
+
+    IN_PLACE = "in-place"
+    IN_PLACE_ONLY = "in-place-only"
+    FLUSH = "flush"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RolloutOptions:
+    """How to roll out.
+
+    Attributes:
+        bake_seconds: how long the new plan is watched; 0 watches nothing.
+        attainment_target: below it for any model (of at least 50 requests) the former plan comes
+            back.
+        latency_factor: and if a model's mean latency exceeds so many times its SLO.
+        way: in place, in place without plans between, or with a flush first.
+        wait: for another rollout that is under way, as long as it takes; else it is an error.
+    """
+
+    bake_seconds: float = option(
+        30.0,
+        help="Observe the new plan this long; roll back if attainment drops.",
+        least=0.0,
+        most=1e6,
+        metavar="SECONDS",
+        panel="Rollout",
+    )
+    poll_seconds: float = 1.0
+    attainment_target: float = option(
+        0.95,
+        help="Roll back if less than this share of requests is served in time.",
+        least=0.01,
+        most=1.0,
+        metavar="SHARE",
+        panel="Rollout",
+    )
+    latency_factor: float = 1.0
+    reason: str = option(
+        "requested", help="Reason that the history of rollouts records.", panel="Rollout"
+    )
+    way: Way = Way.IN_PLACE
+    wait: bool = True
+
+    def __post_init__(self) -> None:
+        check_options(self)
+        if not self.poll_seconds > 0 or not self.latency_factor > 0:
+            raise InputError("rollout", "poll_seconds and latency_factor must be positive")
