@@ -3,11 +3,14 @@
 from pathlib import Path
 
 import pytest
+from pydantic import ValidationError
 
-from flows.deployments.parameters import PlanParameters, PrepareParameters
+from flows.deployments.parameters import PlanParameters, PrepareParameters, ReplanParameters
+from flows.operations.replanning.options import ForecastOptions, Thresholds
 from flows.planning import PlanOptions
 from flows.preparation.splitting import SplitChoices
 from flows.preparation.splitting.inputs.values import Range
+from flows.release.rollout.options import RolloutOptions
 from triton_backend.contract.errors import InputError
 
 MODEL = {"model": "m.onnx", "name": "m", "cluster": "cluster.yaml"}
@@ -44,3 +47,25 @@ def test_another_planner_keeps_what_was_given_and_has_its_own_margin() -> None:
     assert changed == PlanOptions(planner="gpulets", gap=0.1, time_limit_s=5.0)
     assert changed.slo_margin == 0.1
     assert asked.planning(PlanOptions(slo_margin=0.3)).slo_margin == 0.3
+
+
+def test_every_option_of_a_replan_reaches_what_it_is_for() -> None:
+    given = {
+        "history_hours": 2.0,
+        "quantile": 0.5,
+        "headroom": 2.0,
+        "goodput_gain": 0.3,
+        "gpu_gain": 0.4,
+        "bake_seconds": 7.0,
+    }
+    nightly = ReplanParameters.model_validate(FILES | given)
+    options = nightly.options(None)
+    assert options.forecast == ForecastOptions(history_hours=2.0, quantile=0.5, headroom=2.0)
+    assert options.thresholds == Thresholds(goodput_gain=0.3, gpu_gain=0.4)
+    assert nightly.rollout("more") == RolloutOptions(bake_seconds=7.0, reason="more")
+
+
+@pytest.mark.parametrize(("name", "value"), [("gap", 1.0), ("quantile", 0.0), ("solver", "abacus")])
+def test_a_form_refuses_what_the_option_refuses(name: str, value: object) -> None:
+    with pytest.raises(ValidationError, match=name):
+        ReplanParameters.model_validate(FILES | {name: value})
