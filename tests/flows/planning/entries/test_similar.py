@@ -1,16 +1,18 @@
 """The paper's heuristics: merging, grouping by similarity, re-alignment."""
 
 import math
+from collections.abc import Callable
 
 import pytest
 
-from flows.planning import PlanOptions
+from flows.planning import PlanOptions, make_plan
 from flows.planning.entries.groups import Field, items_of
 from flows.planning.entries.similar import Grouping, merged, realigned, similar_groups
 from flows.planning.entries.tables import ModelTable, read_tables
 from flows.planning.registry import Inputs
 from tests.flows.planning.entries.entry_cases import case, entry, made, profile
 from triton_backend.contract.entries import Entry
+from triton_backend.contract.errors import InputError
 
 GROUPING = Grouping(size=3, weights=(1.0, 1.0, 1.0), distance=False, seed=0)
 
@@ -77,3 +79,32 @@ def test_re_alignment_is_between_everyone_alone_and_the_best_of_all_groups(seed:
     value = sum(group.cost for group in groups)
     assert value <= sum(field.best([i]).cost for i in range(5))
     assert value <= field.best(range(5)).cost
+
+
+def test_groups_form_by_what_the_factor_weights_count() -> None:
+    entries = (entry(f"c{n}", 2 * (n % 2), 30 + 40 * (n // 2 % 2), 5) for n in range(8))
+    items = items_of(table_of(*entries))
+
+    def pure(weights: tuple[float, float, float], kind: Callable[[int], int]) -> float:
+        grouped = [
+            group
+            for seed in range(20)
+            for group in similar_groups(
+                items, Grouping(size=4, weights=weights, distance=False, seed=seed)
+            )
+        ]
+        return sum(len({kind(n) for n in group}) == 1 for group in grouped) / len(grouped)
+
+    by_start, by_budget = (1.0, 0.0, 0.0), (0.0, 1.0, 0.0)
+    assert pure(by_start, lambda n: n % 2) > pure(by_budget, lambda n: n % 2)
+    assert pure(by_budget, lambda n: n // 2 % 2) > pure(by_start, lambda n: n // 2 % 2)
+
+
+@pytest.mark.parametrize(
+    ("weights", "said"), [("1,1", "is not three numbers"), ("1,-1,1", "one is negative")]
+)
+def test_factor_weights_of_another_form_are_refused(weights: str, said: str) -> None:
+    problem = made(profile(7), (entry("a", 1, 40, 5),))
+    asked = PlanOptions(planner="graft", objective="share", own={"factor_weights": weights})
+    with pytest.raises(InputError, match=f"option factor_weights: .*{said}"):
+        make_plan(problem.profiles, problem.cluster, problem.workload, asked)
