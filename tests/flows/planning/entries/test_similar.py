@@ -108,3 +108,13 @@ def test_factor_weights_of_another_form_are_refused(weights: str, said: str) -> 
     asked = PlanOptions(planner="graft", objective="share", own={"factor_weights": weights})
     with pytest.raises(InputError, match=f"option factor_weights: .*{said}"):
         make_plan(problem.profiles, problem.cluster, problem.workload, asked)
+
+
+def test_a_group_has_no_more_fragments_than_are_asked_for() -> None:
+    items = items_of(table_of(*(entry(f"c{n}", 2 * (n % 2), 60, 5) for n in range(7))))
+    for size in (1, 2, 7):
+        groups = similar_groups(
+            items, Grouping(size=size, weights=(1, 1, 1), distance=False, seed=0)
+        )
+        assert max(map(len, groups)) <= size
+        assert sorted(n for group in groups for n in group) == list(range(7))

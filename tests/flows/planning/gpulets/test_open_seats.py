@@ -336,3 +336,19 @@ def test_only_gpus_cut_into_percents_are_planned() -> None:
             asked.workload,
             PlanOptions(planner="gpulets-open", minimum_rps={"m0": 1.0}),
         )
+
+
+def test_the_margin_of_pipelines_is_stated_and_checked_against() -> None:
+    asked = split(case(0, 2, 2), 0)
+    wide, narrow = (
+        make_plan(
+            asked.profiles,
+            asked.cluster,
+            asked.workload,
+            PlanOptions(planner="gpulets-open", own={"pipeline_margin": margin}),
+        )
+        for margin in (0.4, 0.0)
+    )
+    assert (wide.options["pipeline_margin"], narrow.options["pipeline_margin"]) == (0.4, 0.0)
+    assert narrow.objective.value >= wide.objective.value * (1 - 1e-3)
+    assert verify_plan(narrow, asked.profiles) == []
