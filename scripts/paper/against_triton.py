@@ -32,8 +32,8 @@ from triton_backend.contract.cluster import Cluster
 from triton_backend.contract.errors import InfeasibleError, InputError
 from triton_backend.contract.plan import Plan
 from triton_backend.contract.workload import Workload
-from triton_backend.simulator.baselines.triton import TRITON
 from triton_backend.simulator.goodput import ATTAINMENT
+from triton_backend.simulator.papers.triton import TRITON
 from triton_backend.simulator.run import simulate
 from triton_backend.simulator.scenario import SimOptions
 

@@ -30,7 +30,6 @@ from triton_backend.scheduler.topology import (
     module_rows,
     resource_count,
 )
-from triton_backend.simulator.baselines import BASELINES
 from triton_backend.simulator.failures import reschedule_failures, schedule_failures
 from triton_backend.simulator.loop import FULL, run
 from triton_backend.simulator.offered import Instant, Offer, drawn_rows, offered_requests
@@ -47,7 +46,13 @@ from triton_backend.simulator.results import (
     utilisation,
     with_tasks,
 )
-from triton_backend.simulator.scenario import INTERFERENCE, PlanChange, SimOptions, rates_of
+from triton_backend.simulator.scenario import (
+    INTERFERENCE,
+    PlanChange,
+    SimOptions,
+    from_papers,
+    rates_of,
+)
 from triton_backend.simulator.ticks import cycles_now
 from triton_backend.simulator.workers import ONE, Gpu, beside, gpus_of, seats_of
 from triton_backend.simulator.world import (
@@ -98,7 +103,8 @@ def simulate(
     if options.policy in SIMULATOR_ONLY:
         requests = offered_requests(plan, _offer(plan, options))
         factors = _factors(options)
-        return BASELINES[options.policy](plan, options, requests, factors, clock_ns)
+        policy = from_papers(options.policy)
+        return policy.simulate(plan, options, requests, factors, clock_ns)
     world = prepare(plan, options, timed=TIMED if clock_ns else 0)
     _warm_up(world)
     start_ns, start_cycles = (clock_ns() if clock_ns else 0), cycles_now()

@@ -2,32 +2,28 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from importlib import import_module
+from types import ModuleType
 
 from triton_backend.contract.applications import ApplicationPlan
 from triton_backend.contract.errors import InputError
 from triton_backend.contract.plan import Plan
-from triton_backend.contract.units import ms_to_us
-from triton_backend.scheduler.policies.late import (
-    BY_HEAD,
-    BY_WINDOW,
-    LEAST_DEADLINE,
-    LEAST_LATEST,
-    LEAST_WASTE,
-    MEASURED,
-    PLANNED,
-)
 from triton_backend.scheduler.policies.registry import POLICIES, SIMULATOR_ONLY
 from triton_backend.scheduler.topology import LateRules, QueuePolicy
 from triton_backend.simulator.failures import Failure
 from triton_backend.simulator.offered import POISSON, ROWS, Arrivals
-from triton_backend.simulator.world import OFF, OVERLAP
-from triton_backend.simulator.world import PLANNED as PLANNED_FACTORS
+from triton_backend.simulator.world import OFF, OVERLAP, PLANNED
 
-HEADS = {"window": BY_WINDOW, "head": BY_HEAD}
-RANKS = {"latest": LEAST_LATEST, "deadline": LEAST_DEADLINE, "efficiency": LEAST_WASTE}
-TARGETS = {"planned": PLANNED, "measured": MEASURED}
-INTERFERENCE = {"planned": PLANNED_FACTORS, "overlap": OVERLAP, "off": OFF}
+ABLATIONS = ("heads", "rank", "target", "batch_timeout_ms", "batch_timeout_share")
+"""Options that change rules of late binding."""
+INTERFERENCE = {"planned": PLANNED, "overlap": OVERLAP, "off": OFF}
+PAPERS = "triton_backend.simulator.papers"
 SIMULATED = (*POLICIES, *SIMULATOR_ONLY)  # every policy a simulation can run
+
+
+def from_papers(name: str) -> ModuleType:
+    """A module of `papers/`, loaded when asked for: that of a policy of `SIMULATOR_ONLY`, or `late_rules`."""
+    return import_module(f"{PAPERS}.{name}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,8 +51,8 @@ class SimOptions:
     Attributes:
         policy: name of the dispatch policy of all models, one of `SIMULATED`; None: what the plan
             says of each.
-        heads, rank, target: rules of late binding in place of the policy's own (`HEADS`, `RANKS`,
-            `TARGETS`).
+        heads, rank, target: rules of late binding in place of the policy's own
+            (`papers.late_rules.CHOICES`).
         batch_timeout_ms, batch_timeout_share: of `timeout`: a time, or a share of each SLO.
         lead_us, lead_us_per_sample: how long before its start a late batch is sent.
         arrivals: the process, or a trace.
@@ -113,9 +109,6 @@ class SimOptions:
             raise InputError("changes of plan", f"their instants {instants} are not in order")
         for name, known in (
             ("policy", SIMULATED),
-            ("heads", HEADS),
-            ("rank", RANKS),
-            ("target", TARGETS),
             ("interference", INTERFERENCE),
         ):
             value = getattr(self, name)
@@ -125,10 +118,8 @@ class SimOptions:
             raise InputError("interference_noise", "is of interference overlap")
         if self.interference != "planned" and self.policy in SIMULATOR_ONLY:
             raise InputError("interference", f"is not simulated under the policy {self.policy}")
-        if self.batch_timeout_ms is not None and self.batch_timeout_share is not None:
-            raise InputError(
-                "batch_timeout_share", "stands beside batch_timeout_ms; one is allowed"
-            )
+        if self._ablations():
+            from_papers("late_rules").check(self)
 
     def _check_numbers(self) -> None:
         for name in ("lead_us", "lead_us_per_sample"):
@@ -139,8 +130,6 @@ class SimOptions:
             "rate_rps",
             "latency_noise_cv",
             "interference_noise",
-            "batch_timeout_ms",
-            "batch_timeout_share",
         ):
             value = getattr(self, name)
             if value is not None and not 0 <= value < float("inf"):
@@ -162,25 +151,17 @@ class SimOptions:
         Raises:
             InputError: one is given, and no model is bound late.
         """
-        names = ("heads", "rank", "target", "batch_timeout_ms", "batch_timeout_share")
-        given = [name for name in names if getattr(self, name) is not None]
+        given = self._ablations()
         given += [name for name in ("lead_us", "lead_us_per_sample") if getattr(self, name)]
         if given and all(policy.rules is None for policy in policies):
             raise InputError(given[0], "is of late binding, and no model of the plan is bound late")
 
     def adjusted(self, rules: LateRules) -> LateRules:
         """Rules of late binding with those of this simulation in their place."""
-        if self.heads is not None:
-            rules = rules._replace(heads=HEADS[self.heads])
-        if self.rank is not None:
-            rules = rules._replace(rank=RANKS[self.rank])
-        if self.target is not None:
-            rules = rules._replace(target=TARGETS[self.target])
-        if self.batch_timeout_ms is not None:
-            rules = rules._replace(timeout_us=ms_to_us(self.batch_timeout_ms), timeout_share=0.0)
-        if self.batch_timeout_share is not None:
-            rules = rules._replace(timeout_us=0, timeout_share=self.batch_timeout_share)
-        return rules
+        return from_papers("late_rules").changed(rules, self) if self._ablations() else rules
+
+    def _ablations(self) -> list[str]:
+        return [name for name in ABLATIONS if getattr(self, name) is not None]
 
 
 def policies_of(plan: Plan) -> str:

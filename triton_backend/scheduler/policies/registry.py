@@ -28,7 +28,7 @@ Decide = Callable[[Tables, int], int]
 
 REACTIVE = "reactive"  # the ablation without reservations
 SIMULATOR_ONLY = (REACTIVE, "nexus", "shepherd", "triton")
-"""Policies of others, each a file of its name in `triton_backend/simulator/baselines/`."""
+"""Policies of others, each a module of its name in `triton_backend/simulator/papers/`, loaded on demand."""
 
 
 def _load() -> dict[str, Decide | LateRules]:

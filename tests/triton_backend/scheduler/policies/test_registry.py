@@ -2,6 +2,7 @@
 
 from ast import literal_eval
 from pathlib import Path
+from pkgutil import iter_modules
 
 import pytest
 
@@ -16,7 +17,8 @@ from triton_backend.scheduler.policies.registry import (
     policy_number,
 )
 from triton_backend.scheduler.scheduler import Scheduler
-from triton_backend.simulator.baselines import BASELINES
+from triton_backend.simulator import papers
+from triton_backend.simulator.scenario import from_papers
 
 FOLDER = Path(__file__).parents[4] / "triton_backend/scheduler/policies"
 FEW = ("advice", "head", "late", "registry", "reservation")
@@ -53,7 +55,6 @@ from tests.fakes.plans import two_stages
 from triton_backend.contract.events import Arrival
 from triton_backend.scheduler.policies.registry import EARLY_POLICIES, POLICIES
 from triton_backend.scheduler.scheduler import Scheduler
-from triton_backend.simulator.baselines import BASELINES
 from triton_backend.simulator.run import simulate
 from triton_backend.simulator.scenario import SimOptions
 print(POLICIES)
@@ -129,7 +130,9 @@ def test_policies_have_numbers_and_the_one_served_by_default_is_among_them() -> 
 
 
 def test_a_policy_for_the_simulator_only_cannot_be_served() -> None:
-    assert SIMULATOR_ONLY == ("reactive", "nexus", "shepherd", "triton") == tuple(BASELINES)
+    assert SIMULATOR_ONLY == ("reactive", "nexus", "shepherd", "triton")
+    modules = [module.name for module in iter_modules(papers.__path__)]
+    assert {m for m in modules if hasattr(from_papers(m), "simulate")} == set(SIMULATOR_ONLY)
     for name in SIMULATOR_ONLY:
         with pytest.raises(InputError, match="runs in the simulator only"):
             Scheduler(two_stages(), policy=name)

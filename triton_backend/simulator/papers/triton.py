@@ -17,13 +17,16 @@ The maximum queue delay is `--batch-timeout-ms`, or `--batch-timeout-share` of e
 """
 
 from collections import deque
+from functools import partial
 
 from triton_backend.contract.units import ms_to_us
-from triton_backend.simulator.baselines.whole_models import (
+from triton_backend.simulator.papers.late_rules import TIMEOUTS
+from triton_backend.simulator.papers.whole_models import (
     Request,
     Row,
     Run,
     samples_of,
+    simulate_whole,
     take,
     within,
 )
@@ -92,3 +95,6 @@ class Triton:
     def _delay_of(self, request: Request) -> int:
         slo_us = request.deadline_us - request.arrival_us
         return self._delay_us or round(self._share * slo_us)
+
+
+simulate = partial(simulate_whole, Triton, TIMEOUTS)

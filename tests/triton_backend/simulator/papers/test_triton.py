@@ -1,6 +1,6 @@
 """The policy `triton`: sizes, delays and instances of the dynamic batcher, by hand."""
 
-from tests.triton_backend.simulator.baselines.whole_runs import Use, one_pool, outcomes, run, uses
+from tests.triton_backend.simulator.papers.whole_runs import Use, one_pool, outcomes, run, uses
 
 TABLE = (10, 12, 14, 16)
 

@@ -12,18 +12,19 @@ Not here: how Shepherd divides GPUs and models into groups; a pool is a group.
 """
 
 from collections import deque
+from functools import partial
 
-from triton_backend.simulator.baselines.whole_models import (
+from triton_backend.simulator.papers.whole_models import (
     Request,
     Row,
     Run,
     enqueue,
     samples_of,
+    simulate_whole,
     take,
 )
 from triton_backend.simulator.scenario import SimOptions
 
-SHEPHERD = "shepherd"
 PREEMPTS = 3
 
 
@@ -97,3 +98,6 @@ class Shepherd:
             and run.now_us + row.takes_us(head.samples) <= head.deadline_us
             for row in self._rows[head.model]
         )
+
+
+simulate = partial(simulate_whole, Shepherd, ())

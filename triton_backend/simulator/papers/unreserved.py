@@ -17,13 +17,12 @@ from triton_backend.simulator.results import (
     pool_results,
     utilisation,
 )
-from triton_backend.simulator.scenario import SimOptions
+from triton_backend.simulator.scenario import ABLATIONS, SimOptions
 
 Clock = Callable[[], int] | None
 
 
-TIMEOUTS = ("batch_timeout_ms", "batch_timeout_share")
-_RULES = ("heads", "rank", "target", "lead_us", "lead_us_per_sample", *TIMEOUTS)
+_RULES = (*ABLATIONS, "lead_us", "lead_us_per_sample")
 
 
 def refuse(plan: Plan, options: SimOptions, takes: Sequence[str] = ()) -> None:

@@ -18,7 +18,7 @@ import numpy as np
 from triton_backend.contract.errors import InputError
 from triton_backend.contract.plan import Plan
 from triton_backend.scheduler.compiled import NONE, Integers, Records
-from triton_backend.simulator.baselines.unreserved import Clock, refuse, result_of
+from triton_backend.simulator.papers.unreserved import Clock, refuse, result_of
 from triton_backend.simulator.results import SimResult
 from triton_backend.simulator.scenario import SimOptions
 from triton_backend.simulator.workers import ONE

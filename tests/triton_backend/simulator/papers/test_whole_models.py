@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from tests.fakes.plans import two_stages
-from tests.triton_backend.simulator.baselines.whole_runs import one_pool, overlapping
+from tests.triton_backend.simulator.papers.whole_runs import one_pool, overlapping
 from triton_backend.contract.errors import InputError
 from triton_backend.simulator.run import simulate
 from triton_backend.simulator.scenario import SimOptions

@@ -26,8 +26,8 @@ from triton_backend.scheduler.topology import (
     resource_count,
     vgpus_of,
 )
-from triton_backend.simulator.baselines.unreserved import Clock, refuse, result_of
 from triton_backend.simulator.heap import EVENT, STAGE_DONE, remove_first, sift_up
+from triton_backend.simulator.papers.unreserved import Clock, refuse, result_of
 from triton_backend.simulator.results import SimResult
 from triton_backend.simulator.scenario import SimOptions
 from triton_backend.simulator.workers import ONE
@@ -144,7 +144,7 @@ def _new_pools(plan: Plan, topology: Topology, requests: Records, factors: Integ
     )
 
 
-def simulate_reactive(
+def simulate(
     plan: Plan,
     options: SimOptions,
     requests: Records,

@@ -11,19 +11,19 @@ waits does not wait for a fuller batch, so an idle GPU takes one request.
 """
 
 from collections import deque
+from functools import partial
 
-from triton_backend.simulator.baselines.whole_models import (
+from triton_backend.simulator.papers.whole_models import (
     Request,
     Row,
     Run,
     enqueue,
     samples_of,
+    simulate_whole,
     take,
     within,
 )
 from triton_backend.simulator.scenario import SimOptions
-
-NEXUS = "nexus"
 
 
 class Nexus:
@@ -80,3 +80,6 @@ def _batch(run: Run, row: Row, queue: deque[Request]) -> list[Request]:
                 return within(queue, size)
         run.drop(queue.popleft())
     return []
+
+
+simulate = partial(simulate_whole, Nexus, ())

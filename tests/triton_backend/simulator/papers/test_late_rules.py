@@ -1,0 +1,54 @@
+"""Rules of late binding in place of a policy's own: which exist, and what each changes."""
+
+from typing import Any
+
+import pytest
+
+from triton_backend.contract.errors import InputError
+from triton_backend.scheduler.policies.late import (
+    AT_TIMEOUT,
+    BY_HEAD,
+    BY_WINDOW,
+    LEAST_LATEST,
+    LEAST_WASTE,
+    MEASURED,
+)
+from triton_backend.scheduler.topology import LateRules
+from triton_backend.simulator.scenario import SimOptions
+
+RULES = LateRules(opens=AT_TIMEOUT, heads=BY_WINDOW, rank=LEAST_LATEST, timeout_share=0.25)
+
+
+@pytest.mark.parametrize(
+    ("stated", "changed"),
+    [
+        ({}, {}),
+        ({"heads": "head"}, {"heads": BY_HEAD}),
+        (
+            {"rank": "efficiency", "target": "measured"},
+            {"rank": LEAST_WASTE, "target": MEASURED},
+        ),
+        ({"batch_timeout_ms": 1.5}, {"timeout_us": 1500, "timeout_share": 0.0}),
+        ({"batch_timeout_share": 0.5}, {"timeout_share": 0.5}),
+    ],
+)
+def test_what_is_stated_takes_the_place_of_the_policys_own(
+    stated: dict[str, Any], changed: dict[str, Any]
+) -> None:
+    assert SimOptions(**stated).adjusted(RULES) == RULES._replace(**changed)
+
+
+@pytest.mark.parametrize(
+    ("stated", "reason"),
+    [
+        ({"heads": "tail"}, "heads: 'tail' is none of window, head"),
+        ({"batch_timeout_ms": -1.0}, "batch_timeout_ms: -1.0 is not a number that is 0 or more"),
+        (
+            {"batch_timeout_ms": 1.0, "batch_timeout_share": 0.1},
+            "batch_timeout_share: stands beside batch_timeout_ms",
+        ),
+    ],
+)
+def test_a_rule_that_does_not_exist_is_refused(stated: dict[str, Any], reason: str) -> None:
+    with pytest.raises(InputError, match=reason):
+        SimOptions(**stated)
