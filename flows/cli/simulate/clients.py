@@ -11,6 +11,7 @@ from flows.reporting import words
 from triton_backend.contract.errors import InputError
 
 if TYPE_CHECKING:
+    from flows.cli.simulate.options import ClientsRun
     from flows.workspace import Workspace
     from triton_backend.client.link import Trace
     from triton_backend.contract.fields import Fields
@@ -123,10 +124,8 @@ def _sizes(plan: "Plan", work: "Workspace") -> dict[str, list[int]]:
 
 def show_clients(
     plan: "Plan",
+    asked: "ClientsRun",
     options: "SimOptions",
-    files: tuple[Path, Path | None],
-    how: tuple[bool, float | None, float],
-    unused: Mapping[str, object],
     work: "Workspace",
     *,
     as_json: bool,
@@ -135,10 +134,8 @@ def show_clients(
 
     Args:
         plan: what serves at first.
+        asked: clients, links, and whether plans follow.
         options: of the scheduler.
-        files: clients and links.
-        how: whether plans follow; what planning takes (ms, None: as measured) and starting workers (s).
-        unused: options that do not go with clients.
         work: where profiles are.
         as_json: as one object.
 
@@ -152,15 +149,12 @@ def show_clients(
         steering_of,
     )
 
-    steer, plan_ms, start_s = how
-    if files[1] is None:
-        raise InputError("--clients", "needs --links, the trace of their uplinks")
-    for option, value in unused.items():
-        if value:
-            raise InputError(option, "does not go with --clients")
-    clients = read_clients(files[0], read_links(files[1]), _sizes(plan, work))
+    clients_file, links_file = asked.files
+    clients = read_clients(clients_file, read_links(links_file), _sizes(plan, work))
+    steer = asked.steer
     steering = steering_of(work, plan) if steer else None
-    times = SteerTimes(plan_s=None if plan_ms is None else plan_ms / 1e3, start_s=start_s)
+    plan_s = None if asked.plan_ms is None else asked.plan_ms / 1e3
+    times = SteerTimes(plan_s=plan_s, start_s=asked.start_s)
     with progress("simulating") as report:
         loop, changes, unsteered = steer_simulated(plan, clients, options, steering, times, report)
         found = SteeredRun(

@@ -4,18 +4,19 @@ Pools follow the advice on GPUs. Where parts of a GPU are shared in turns, a poo
 plans follow the load instead, as `poolpipe autoscale` does it.
 """
 
-from collections.abc import Mapping
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from flows.cli.console import print_json, progress, show, table
 from flows.reporting import words
-from triton_backend.contract.errors import InputError
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from flows.cli.simulate.options import EpochRun
     from flows.cli.simulate.request import SimulationRequest
     from flows.workspace import Workspace
     from triton_backend.contract.plan import Plan
+    from triton_backend.simulator.autoscale import EpochResult
     from triton_backend.simulator.scenario import SimOptions
 
 
@@ -53,52 +54,29 @@ def _show_plans(
 
 def show_epochs(
     plan: "Plan",
+    asked: "EpochRun",
     request: "SimulationRequest",
-    how: tuple[float | None, bool],
-    unused: Mapping[str, object],
     work: "Workspace",
     *,
     as_json: bool,
 ) -> None:
-    """Simulate and print epochs; `how` is their length (s), and whether pools follow the advice.
+    """Simulate and print epochs, after each of which pools or plans may follow the load.
 
     The JSON object has `policy`, `seed`, `duration_s`, `attainment` over all, `gpu_hours` that pools
     held, and `epochs`.
 
     Raises:
-        InputError: there is no epoch to follow, or an option of `unused` was given.
+        InputError: an option does not fit the plan, or a file cannot be used.
     """
-    from triton_backend.contract.shares import WHOLE_GPU
     from triton_backend.simulator.autoscale import epochs_of
 
-    epoch_s, follow = how
-    if epoch_s is None:
-        raise InputError("--autoscale", "needs --epoch, the seconds between two changes")
-    for option, value in unused.items():
-        if value is not None:
-            raise InputError(option, "does not go with --epoch")
-    options = replace(request.options, arrivals=request.load.read())
-    if follow and all(model.policy.startswith("turns") for model in plan.models):
+    options, epoch_s = request.complete_options(), asked.epoch_s
+    if asked.autoscale and all(model.policy.startswith("turns") for model in plan.models):
         _show_plans(plan, options, epoch_s, work, as_json=as_json)
         return
     with progress("simulating"):
-        epochs = list(epochs_of(plan, options, epoch_s, follow=follow))
-    offered = sum(epoch.offered for epoch in epochs)
-    served = sum(epoch.attainment * epoch.offered for epoch in epochs)
-    shares = {pool.name: pool.share / WHOLE_GPU for pool in plan.pools}
-    hours = sum(
-        pool.vgpus * shares[name] * (epoch.end_s - epoch.start_s) / 3600
-        for epoch in epochs
-        for name, pool in epoch.pools.items()
-    )
-    document: dict[str, Any] = {
-        "policy": options.policy_of(plan),
-        "seed": options.seed,
-        "duration_s": options.duration_s,
-        "attainment": served / offered if offered else 1.0,
-        "gpu_hours": hours,
-        "epochs": [epoch.to_dict() for epoch in epochs],
-    }
+        epochs = list(epochs_of(plan, options, epoch_s, follow=asked.autoscale))
+    document = _document(plan, options, epochs)
     if as_json:
         print_json(document)
         return
@@ -116,4 +94,27 @@ def show_epochs(
         for name, pool in epoch.pools.items()
     ]
     show(table(("from s", "pool", "vGPUs", "idle", "bad", "advice", "damped"), rows, texts=2))
-    show(f"attainment {words.percent(document['attainment'], 2)}; {hours:.3g} GPU-hours")
+    attained, hours = document["attainment"], document["gpu_hours"]
+    show(f"attainment {words.percent(attained, 2)}; {hours:.3g} GPU-hours")
+
+
+def _document(
+    plan: "Plan", options: "SimOptions", epochs: "Sequence[EpochResult]"
+) -> dict[str, Any]:
+    from triton_backend.contract.shares import WHOLE_GPU
+
+    offered = sum(epoch.offered for epoch in epochs)
+    served = sum(epoch.attainment * epoch.offered for epoch in epochs)
+    shares = {pool.name: pool.share / WHOLE_GPU for pool in plan.pools}
+    return {
+        "policy": options.policy_of(plan),
+        "seed": options.seed,
+        "duration_s": options.duration_s,
+        "attainment": served / offered if offered else 1.0,
+        "gpu_hours": sum(
+            pool.vgpus * shares[name] * (epoch.end_s - epoch.start_s) / 3600
+            for epoch in epochs
+            for name, pool in epoch.pools.items()
+        ),
+        "epochs": [epoch.to_dict() for epoch in epochs],
+    }

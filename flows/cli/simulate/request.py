@@ -90,27 +90,25 @@ class SimulationRequest:
     options: "SimOptions"
     load: OfferedLoad
 
-    def run(
-        self, plan: "Plan", attainment: float | None = None, step: float | None = None
-    ) -> "SimResult":
-        """Simulate; with `attainment`, search the goodput too, on load factors `step` apart.
+    def complete_options(self) -> "SimOptions":
+        """The options with the arrivals of `load`.
+
+        Raises:
+            InputError: a file cannot be used.
+        """
+        return replace(self.options, arrivals=self.load.read())
+
+    def run(self, plan: "Plan") -> "SimResult":
+        """Simulate.
 
         Raises:
             InputError: an option does not fit the plan, or a file cannot be used.
         """
         from flows.clock import Stopwatch
-        from triton_backend.simulator.goodput import STEP, goodput_report
         from triton_backend.simulator.run import simulate
 
-        if step is not None and attainment is None:
-            raise InputError("--goodput-step", "needs --find-goodput")
-        asked = replace(self.options, arrivals=self.load.read())
-        watch = Stopwatch()
-        result = simulate(plan, asked, clock_ns=lambda: round(watch.seconds() * 1e9))
-        if attainment is None:
-            return result
-        found = goodput_report(plan, asked, attainment, STEP if step is None else step)
-        return replace(result, goodput=found)
+        asked, watch = self.complete_options(), Stopwatch()
+        return simulate(plan, asked, clock_ns=lambda: round(watch.seconds() * 1e9))
 
     def to_dict(self) -> dict[str, Any]:
         """Plain form."""

@@ -68,6 +68,12 @@ def test_clients_are_simulated_and_steered(poolpipe: Command) -> None:
         (("--clients", "clients.yaml"), "--clients: needs --links"),
         (("--links", "links.csv"), "--links: needs --clients"),
         (("--steer",), "--steer: needs --clients"),
+        (("--plan-ms", "3"), "--plan-ms: needs --clients"),
+        (("--start-s", "3"), "--start-s: needs --clients"),
+        (
+            ("--clients", "clients.yaml", "--links", "links.csv", "--arrivals", "gamma"),
+            "--arrivals: does not go with --clients",
+        ),
         (
             ("--clients", "clients.yaml", "--links", "links.csv", "--rate", "3"),
             "--rate: does not go with --clients",
