@@ -1,4 +1,4 @@
-"""A command with several kinds of run: each is a dataclass, and the options given say which is meant.
+"""Options of a command from dataclasses; where they are of several kinds, what is given says which is meant.
 
     @command("draw", "poolpipe draw --red")
     @of_kinds
@@ -6,6 +6,7 @@
 
 Every field of `Circle` and `Square` is an option of the command, once, in the form that parameters have:
 `size: Annotated[int, typer.Option(min=1, help=...)] = 3`. The function gets an instance of one of them.
+A parameter of one dataclass, `pen: Pen`, stands for its options likewise.
 
 The last kind is the plain one. An option that it lacks asks for the first kind that has it. What is given
 beside it and is no field of that kind is refused: the dataclass alone says what goes together. `given` is
@@ -27,30 +28,29 @@ Kinds = tuple[type, ...]
 
 
 def of_kinds(function: Callable[..., None]) -> Callable[..., None]:
-    """The function with all options of its kinds of run in place of the parameter typed as one of them.
+    """The function with options in place of every parameter typed as a dataclass, or as one of several.
 
     Raises:
-        TypeError: it has no such parameter.
+        TypeError: it has no such parameter, or a field of it has no default.
     """
     hints = get_type_hints(function, include_extras=True)
     stated = signature(function).parameters
-    name, kinds = next(
-        ((name, found) for name in stated if (found := _kinds(hints[name]))), ("", Kinds())
-    )
-    if not kinds:
-        raise TypeError(f"{function.__name__} has no parameter of several dataclasses")
-    options = options_of(kinds)
+    groups = {name: found for name in stated if (found := _kinds(hints[name]))}
+    if not groups:
+        raise TypeError(f"{function.__name__} has no parameter typed as dataclasses of options")
+    options = {name: options_of(kinds) for name, kinds in groups.items()}
     shown: list[Parameter] = []
-    for each, parameter in stated.items():
-        if each == name:
-            shown += options.values()
-        else:
-            shown.append(parameter.replace(annotation=hints[each]))
+    for name, parameter in stated.items():
+        own = options.get(name)
+        shown += own.values() if own else [parameter.replace(annotation=hints[name])]
 
     @wraps(function)
     def run(**values: Any) -> None:
-        given = {option: values.pop(option) for option in options}
-        function(**values, **{name: kind_given(kinds, given)})
+        for name, kinds in groups.items():
+            values[name] = kind_given(
+                kinds, {option: values.pop(option) for option in options[name]}
+            )
+        function(**values)
 
     typed: Any = run
     typed.__signature__ = signature(function).replace(parameters=shown)
@@ -113,10 +113,8 @@ def flag(option: Parameter) -> str:
 
 
 def _kinds(hint: Any) -> Kinds:
-    if get_origin(hint) not in (Union, UnionType):
-        return ()
-    found: Kinds = get_args(hint)
-    return found if all(is_dataclass(kind) for kind in found) else ()
+    found: Kinds = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
+    return found if all(isinstance(kind, type) and is_dataclass(kind) for kind in found) else ()
 
 
 def _names(kind: type) -> set[str]:

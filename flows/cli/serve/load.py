@@ -1,120 +1,28 @@
 """`load`: open-loop load on the live endpoint, by a process of its own."""
 
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import typer
 
 from flows.cli import shared_options
 from flows.cli.console import print_json, show, table
+from flows.cli.kinds import of_kinds
 from flows.cli.registry import command
+from flows.cli.serve.options import Connection, SentLoad
 from flows.cli.shared_options import WAREHOUSE, AsJson, PlanArgument, PlanOption, WarehouseFile
 
 
 @command(
     "load", "poolpipe load --plan plan.json --url 127.0.0.1:8001 --load-factor 0.8 --duration 30"
 )
+@of_kinds
 def load(
     plan: PlanArgument = None,
     *,
     plan_option: PlanOption = None,
-    url: Annotated[
-        str | None,
-        typer.Option(
-            metavar="HOST:PORT",
-            rich_help_panel="Connection",
-            help="Address of the endpoint; by default the one that `poolpipe serve` started.",
-        ),
-    ] = None,
-    protocol: Annotated[
-        Literal["grpc", "http"],
-        typer.Option(
-            metavar="grpc|http",
-            rich_help_panel="Connection",
-            help="Protocol of the endpoint at --url.",
-        ),
-    ] = "grpc",
-    ca: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE",
-            rich_help_panel="Connection",
-            help="Use TLS for gRPC and trust the authority in this PEM file.",
-        ),
-    ] = None,
-    cert: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE",
-            rich_help_panel="Connection",
-            help="PEM file with the client's certificate, for mutual TLS.",
-        ),
-    ] = None,
-    key: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE",
-            rich_help_panel="Connection",
-            help="PEM file with the key of the client's certificate.",
-        ),
-    ] = None,
-    arrivals: shared_options.ArrivalsFrom = "poisson",
-    shape: shared_options.Shape = 0.3,
-    load_factor: shared_options.LoadFactor = None,
-    rate: shared_options.Rate = None,
-    reference_plan: shared_options.ReferencePlan = None,
-    model: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--model",
-            "--application",
-            metavar="NAME",
-            rich_help_panel="Load",
-            help="Send load to this model or application only; repeat it for several.",
-        ),
-    ] = None,
-    duration: shared_options.Duration = 30.0,
-    samples: Annotated[
-        int,
-        typer.Option(
-            metavar="N",
-            min=1,
-            max=4096,
-            rich_help_panel="Load",
-            help="Number of samples in each request.",
-        ),
-    ] = 1,
-    deadline_ms: Annotated[
-        float | None,
-        typer.Option(
-            metavar="MS",
-            min=0.001,
-            max=1e7,
-            rich_help_panel="Load",
-            help="Deadline sent with every request; by default the server applies the SLO.",
-        ),
-    ] = None,
-    retries: Annotated[
-        int,
-        typer.Option(
-            metavar="N",
-            min=0,
-            max=10,
-            rich_help_panel="Load",
-            help="Send a request that failed or was dropped up to this many times again.",
-        ),
-    ] = 0,
-    connections: Annotated[
-        int,
-        typer.Option(
-            metavar="N",
-            min=1,
-            max=256,
-            rich_help_panel="Connection",
-            help="Number of gRPC connections, used in turn.",
-        ),
-    ] = 1,
-    seed: shared_options.Seed = 0,
+    connection: Connection,
+    sent: SentLoad,
     check: Annotated[
         list[str] | None,
         typer.Option(
@@ -125,10 +33,6 @@ def load(
         Path | None,
         typer.Option(metavar="FILE", help="Write a record of every request to this .npz file."),
     ] = None,
-    trace_time: shared_options.TraceTime = "arrival_s",
-    trace_model: shared_options.TraceModel = None,
-    trace_interval: shared_options.TraceInterval = None,
-    trace_names: shared_options.TraceNames = None,
     as_json: AsJson = False,
     warehouse: WarehouseFile = WAREHOUSE,
 ) -> None:
@@ -147,6 +51,7 @@ def load(
     work = workspace(warehouse)
     file = plan_file(work, plan_text(plan, plan_option))
     served, state = read_plan(file), work.state
+    url, protocol = connection.url, connection.protocol
     if url is None:
         running = read_state(state.serve)
         url = running.grpc_url if protocol == "grpc" else running.http_url
@@ -155,32 +60,16 @@ def load(
         kept.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise InputError(str(kept), f"cannot be written: {error.strerror}") from error
-    more = {
-        "ca": ca,
-        "cert": cert,
-        "key": key,
-        "arrivals": arrivals,
-        "shape": shape,
-        "rate": rate,
-        "reference-plan": reference_plan and plan_file(work, reference_plan),
-        "model": model,
-        "samples": samples,
-        "deadline-ms": deadline_ms,
-        "retries": retries or None,
-        "connections": connections if connections > 1 else None,
-        "trace-time": trace_time,
-        "trace-model": trace_model,
-        "trace-interval": trace_interval,
-        "map": trace_names,
-    }
+    reference = sent.reference_plan and plan_file(work, sent.reference_plan)
+    more = connection.arguments() | sent.arguments() | {"reference-plan": reference}
     found = run_load(
         LoadRequest(
             plan=file,
             url=url,
             protocol=protocol,
-            duration_s=duration,
-            load_factor=load_factor,
-            seed=seed,
+            duration_s=sent.duration,
+            load_factor=sent.load_factor,
+            seed=sent.seed,
             records=kept,
             checks={n: Path(file) for n, file in shared_options.pairs("--check", check).items()},
             more=_arguments(more),

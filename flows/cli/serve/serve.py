@@ -1,6 +1,6 @@
 """`serve`: a plan on Triton, in the background; its gateway, or the nodes of another host."""
 
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -8,7 +8,9 @@ import typer
 
 from flows.cli import shared_options
 from flows.cli.console import Report, notes, print_json, progress, show
+from flows.cli.kinds import of_kinds
 from flows.cli.registry import command
+from flows.cli.serve.options import EmulatedHardware, EndpointOptions, OtherHosts
 from flows.cli.shared_options import WAREHOUSE, AsJson, PlanArgument, PlanOption, WarehouseFile
 from triton_backend.contract.errors import InputError
 
@@ -20,112 +22,15 @@ if TYPE_CHECKING:
 
 
 @command("serve", "poolpipe serve plan.json --http-port 8000")
+@of_kinds
 def serve(
     plan: PlanArgument = None,
     *,
     plan_option: PlanOption = None,
-    address: shared_options.Address = "127.0.0.1",
-    http_port: shared_options.HttpPort = 8000,
-    grpc_port: shared_options.GrpcPort = 8001,
-    metrics_port: shared_options.MetricsPort = 8002,
-    metrics_address: Annotated[
-        str,
-        typer.Option(
-            metavar="HOST",
-            rich_help_panel="Endpoints",
-            help="Serve metrics on this address; loopback by default.",
-        ),
-    ] = "127.0.0.1",
-    tls_cert: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE",
-            rich_help_panel="Endpoints",
-            help="Serve gRPC over TLS with the certificate in this PEM file.",
-        ),
-    ] = None,
-    tls_key: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE", rich_help_panel="Endpoints", help="PEM file with the key of --tls-cert."
-        ),
-    ] = None,
-    tls_client_ca: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE",
-            rich_help_panel="Endpoints",
-            help="Accept only clients with a certificate of the authority in this PEM file.",
-        ),
-    ] = None,
-    opened: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--open",
-            metavar="NAME",
-            rich_help_panel="Endpoints",
-            help="Answer without the access token: model-config, statistics or shared-memory.",
-        ),
-    ] = None,
-    accept_old_server: shared_options.AcceptOldServer = False,
+    endpoints: EndpointOptions,
     policy: shared_options.PolicyOfAll = None,
-    nic: shared_options.Nic = "shared",
-    noise: Annotated[
-        float,
-        typer.Option(
-            metavar="FACTOR",
-            min=0.0,
-            max=10.0,
-            rich_help_panel="Emulated hardware",
-            help="Coefficient of variation of an emulated stage's run time.",
-        ),
-    ] = 0.0,
-    time_stretch: Annotated[
-        float,
-        typer.Option(
-            metavar="FACTOR",
-            min=0.001,
-            max=1e6,
-            rich_help_panel="Emulated hardware",
-            help="Run emulated stages this many times slower than planned.",
-        ),
-    ] = 1.0,
-    interference: Annotated[
-        str,
-        typer.Option(
-            metavar="planned|overlap",
-            rich_help_panel="Emulated hardware",
-            help="Slow-down of emulated stages on shared GPUs: the planned factor, or computed "
-            "from the actual overlap.",
-        ),
-    ] = "planned",
-    seed: Annotated[
-        int,
-        typer.Option(
-            metavar="N",
-            min=0,
-            rich_help_panel="Emulated hardware",
-            help="Seed of the run times of emulated stages.",
-        ),
-    ] = 0,
-    gateway_host: Annotated[
-        str,
-        typer.Option(
-            metavar="HOST",
-            rich_help_panel="Other hosts",
-            help="Address of this host, as nodes on other hosts reach it.",
-        ),
-    ] = "127.0.0.1",
-    host_http_port: Annotated[
-        int,
-        typer.Option(
-            metavar="PORT",
-            min=1,
-            max=65535,
-            rich_help_panel="Other hosts",
-            help="The --http-port that the other hosts use.",
-        ),
-    ] = 8000,
+    emulated: EmulatedHardware,
+    hosts: OtherHosts,
     standby: Annotated[
         bool,
         typer.Option(
@@ -133,24 +38,6 @@ def serve(
             help="Keep a second scheduler that takes over when the first one fails.",
         ),
     ] = True,
-    gateways: shared_options.Gateways = 1,
-    cut_models: shared_options.CutModels = False,
-    join: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE",
-            rich_help_panel="Other hosts",
-            help="Run this host's nodes for the gateway that wrote this settings.json.",
-        ),
-    ] = None,
-    host: Annotated[
-        str | None,
-        typer.Option(
-            metavar="HOST",
-            rich_help_panel="Other hosts",
-            help="With --join: the address of this host.",
-        ),
-    ] = None,
     as_json: AsJson = False,
     warehouse: WarehouseFile = WAREHOUSE,
 ) -> None:
@@ -162,36 +49,22 @@ def serve(
     from flows.cli.project import the_plan
     from flows.release.server.admin import starting
     from flows.state import project_state
-    from triton_backend.serve_folder.endpoints import Endpoints, Tls
     from triton_backend.serve_folder.settings import ServeOptions
 
     state, found = project_state(), the_plan(plan, plan_option, warehouse)
-    ports = Endpoints(
-        http=http_port,
-        grpc=grpc_port,
-        metrics=metrics_port,
-        address=address,
-        metrics_address=metrics_address,
-        tls=Tls.from_files(tls_cert, tls_key, tls_client_ca),
-        opened=tuple(opened or ()),
-        accept_old_server=accept_old_server,
-    )
+    ports = endpoints.endpoints()
     asked = ServeOptions(
         artifacts=state.artifacts if _needs_artifacts(found) else None,
         policy=policy,
-        nic=nic,
-        noise=noise,
-        seed=seed,
-        time_stretch=time_stretch,
-        interference=interference,
-        gateway_host=gateway_host,
-        host_http_port=host_http_port,
+        **asdict(emulated),
+        gateway_host=hosts.gateway_host,
+        host_http_port=hosts.host_http_port,
         standby=standby,
-        gateways=gateways,
-        cut_models=cut_models,
+        gateways=endpoints.gateways,
+        cut_models=endpoints.cut_models,
     )
     with starting(state.serve), progress("starting the server") as report:
-        running = _start(state.serve, found, asked, ports, (join, host), report)
+        running = _start(state.serve, found, asked, ports, (hosts.join, hosts.host), report)
     notes(ports.cautions())
     addresses = {
         "http": running.http_url,

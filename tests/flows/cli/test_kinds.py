@@ -43,12 +43,19 @@ class Circle(Shape):
             raise InputError("--filled", "needs --arc-deg")
 
 
+@dataclass(frozen=True, kw_only=True)
+class Pen:
+    """What draws."""
+
+    colour: Annotated[str, typer.Option(help="Its colour.")] = "black"
+
+
 @of_kinds
 def draw(
-    where: Annotated[str, typer.Argument()] = "here", *, what: Circle | Square, twice: bool = False
+    where: Annotated[str, typer.Argument()] = "here", *, what: Circle | Square, pen: Pen
 ) -> None:
     """Draw."""
-    typer.echo(f"{what} {where} {twice}")
+    typer.echo(f"{what} {where} {pen.colour}")
 
 
 def ran(*arguments: str) -> Any:
@@ -60,14 +67,14 @@ def ran(*arguments: str) -> Any:
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
-        ((), "Square(size=3, turned=False, names=None) here False"),
+        ((), "Square(size=3, turned=False, names=None) here black"),
         (
-            ("there", "--size", "4", "-n", "a", "--name", "b", "--turned", "--twice"),
-            "Square(size=4, turned=True, names=['a', 'b']) there True",
+            ("there", "--size", "4", "-n", "a", "--name", "b", "--turned", "--colour", "red"),
+            "Square(size=4, turned=True, names=['a', 'b']) there red",
         ),
         (
             ("--arc-deg", "90", "--size", "4"),
-            "Circle(size=4, arc_deg=90.0, filled=False) here False",
+            "Circle(size=4, arc_deg=90.0, filled=False) here black",
         ),
     ],
 )

@@ -1,0 +1,306 @@
+"""Options of `load` and `serve`, in the groups that the commands hand on."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+from flows.cli import shared_options
+
+if TYPE_CHECKING:
+    from triton_backend.serve_folder.endpoints import Endpoints
+
+
+@dataclass(frozen=True, kw_only=True)
+class Connection:
+    """How `load` reaches the endpoint."""
+
+    url: Annotated[
+        str | None,
+        typer.Option(
+            metavar="HOST:PORT",
+            rich_help_panel="Connection",
+            help="Address of the endpoint; by default the one that `poolpipe serve` started.",
+        ),
+    ] = None
+    protocol: Annotated[
+        Literal["grpc", "http"],
+        typer.Option(
+            metavar="grpc|http",
+            rich_help_panel="Connection",
+            help="Protocol of the endpoint at --url.",
+        ),
+    ] = "grpc"
+    ca: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            rich_help_panel="Connection",
+            help="Use TLS for gRPC and trust the authority in this PEM file.",
+        ),
+    ] = None
+    cert: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            rich_help_panel="Connection",
+            help="PEM file with the client's certificate, for mutual TLS.",
+        ),
+    ] = None
+    key: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            rich_help_panel="Connection",
+            help="PEM file with the key of the client's certificate.",
+        ),
+    ] = None
+    connections: Annotated[
+        int,
+        typer.Option(
+            metavar="N",
+            min=1,
+            max=256,
+            rich_help_panel="Connection",
+            help="Number of gRPC connections, used in turn.",
+        ),
+    ] = 1
+
+    def arguments(self) -> dict[str, Any]:
+        """As the load generator's command line has them, `url` and `protocol` aside; None: not given."""
+        return {
+            "ca": self.ca,
+            "cert": self.cert,
+            "key": self.key,
+            "connections": self.connections if self.connections > 1 else None,
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
+class SentLoad:
+    """What `load` sends."""
+
+    arrivals: shared_options.ArrivalsFrom = "poisson"
+    shape: shared_options.Shape = 0.3
+    load_factor: shared_options.LoadFactor = None
+    rate: shared_options.Rate = None
+    reference_plan: shared_options.ReferencePlan = None
+    model: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--model",
+            "--application",
+            metavar="NAME",
+            rich_help_panel="Load",
+            help="Send load to this model or application only; repeat it for several.",
+        ),
+    ] = None
+    duration: shared_options.Duration = 30.0
+    samples: Annotated[
+        int,
+        typer.Option(
+            metavar="N",
+            min=1,
+            max=4096,
+            rich_help_panel="Load",
+            help="Number of samples in each request.",
+        ),
+    ] = 1
+    deadline_ms: Annotated[
+        float | None,
+        typer.Option(
+            metavar="MS",
+            min=0.001,
+            max=1e7,
+            rich_help_panel="Load",
+            help="Deadline sent with every request; by default the server applies the SLO.",
+        ),
+    ] = None
+    retries: Annotated[
+        int,
+        typer.Option(
+            metavar="N",
+            min=0,
+            max=10,
+            rich_help_panel="Load",
+            help="Send a request that failed or was dropped up to this many times again.",
+        ),
+    ] = 0
+    seed: shared_options.Seed = 0
+    trace_time: shared_options.TraceTime = "arrival_s"
+    trace_model: shared_options.TraceModel = None
+    trace_interval: shared_options.TraceInterval = None
+    trace_names: shared_options.TraceNames = None
+
+    def arguments(self) -> dict[str, Any]:
+        """As the load generator's command line has them, but for plans, factor, duration and seed."""
+        return {
+            "arrivals": self.arrivals,
+            "shape": self.shape,
+            "rate": self.rate,
+            "model": self.model,
+            "samples": self.samples,
+            "deadline-ms": self.deadline_ms,
+            "retries": self.retries or None,
+            "trace-time": self.trace_time,
+            "trace-model": self.trace_model,
+            "trace-interval": self.trace_interval,
+            "map": self.trace_names,
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
+class EndpointOptions:
+    """Where and how `serve` answers."""
+
+    address: shared_options.Address = "127.0.0.1"
+    http_port: shared_options.HttpPort = 8000
+    grpc_port: shared_options.GrpcPort = 8001
+    metrics_port: shared_options.MetricsPort = 8002
+    metrics_address: Annotated[
+        str,
+        typer.Option(
+            metavar="HOST",
+            rich_help_panel="Endpoints",
+            help="Serve metrics on this address; loopback by default.",
+        ),
+    ] = "127.0.0.1"
+    tls_cert: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            rich_help_panel="Endpoints",
+            help="Serve gRPC over TLS with the certificate in this PEM file.",
+        ),
+    ] = None
+    tls_key: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE", rich_help_panel="Endpoints", help="PEM file with the key of --tls-cert."
+        ),
+    ] = None
+    tls_client_ca: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            rich_help_panel="Endpoints",
+            help="Accept only clients with a certificate of the authority in this PEM file.",
+        ),
+    ] = None
+    opened: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--open",
+            metavar="NAME",
+            rich_help_panel="Endpoints",
+            help="Answer without the access token: model-config, statistics or shared-memory.",
+        ),
+    ] = None
+    accept_old_server: shared_options.AcceptOldServer = False
+    gateways: shared_options.Gateways = 1
+    cut_models: shared_options.CutModels = False
+
+    def endpoints(self) -> "Endpoints":
+        """Of the server.
+
+        Raises:
+            InputError: files of TLS or names do not fit.
+        """
+        from triton_backend.serve_folder.endpoints import Endpoints, Tls
+
+        return Endpoints(
+            http=self.http_port,
+            grpc=self.grpc_port,
+            metrics=self.metrics_port,
+            address=self.address,
+            metrics_address=self.metrics_address,
+            tls=Tls.from_files(self.tls_cert, self.tls_key, self.tls_client_ca),
+            opened=tuple(self.opened or ()),
+            accept_old_server=self.accept_old_server,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class EmulatedHardware:
+    """How stages without real engines run."""
+
+    nic: shared_options.Nic = "shared"
+    noise: Annotated[
+        float,
+        typer.Option(
+            metavar="FACTOR",
+            min=0.0,
+            max=10.0,
+            rich_help_panel="Emulated hardware",
+            help="Coefficient of variation of an emulated stage's run time.",
+        ),
+    ] = 0.0
+    time_stretch: Annotated[
+        float,
+        typer.Option(
+            metavar="FACTOR",
+            min=0.001,
+            max=1e6,
+            rich_help_panel="Emulated hardware",
+            help="Run emulated stages this many times slower than planned.",
+        ),
+    ] = 1.0
+    interference: Annotated[
+        str,
+        typer.Option(
+            metavar="planned|overlap",
+            rich_help_panel="Emulated hardware",
+            help="Slow-down of emulated stages on shared GPUs: the planned factor, or computed "
+            "from the actual overlap.",
+        ),
+    ] = "planned"
+    seed: Annotated[
+        int,
+        typer.Option(
+            metavar="N",
+            min=0,
+            rich_help_panel="Emulated hardware",
+            help="Seed of the run times of emulated stages.",
+        ),
+    ] = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class OtherHosts:
+    """Nodes on other hosts, and the nodes of this host for the gateway of another."""
+
+    gateway_host: Annotated[
+        str,
+        typer.Option(
+            metavar="HOST",
+            rich_help_panel="Other hosts",
+            help="Address of this host, as nodes on other hosts reach it.",
+        ),
+    ] = "127.0.0.1"
+    host_http_port: Annotated[
+        int,
+        typer.Option(
+            metavar="PORT",
+            min=1,
+            max=65535,
+            rich_help_panel="Other hosts",
+            help="The --http-port that the other hosts use.",
+        ),
+    ] = 8000
+    join: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            rich_help_panel="Other hosts",
+            help="Run this host's nodes for the gateway that wrote this settings.json.",
+        ),
+    ] = None
+    host: Annotated[
+        str | None,
+        typer.Option(
+            metavar="HOST",
+            rich_help_panel="Other hosts",
+            help="With --join: the address of this host.",
+        ),
+    ] = None
