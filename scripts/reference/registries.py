@@ -57,6 +57,8 @@ POLICY_TEXTS = {
     "shepherd": "The largest batch first, with preemption (Shepherd).",
     "triton": "The dynamic batcher of Triton.",
 }
+COMPARED = ("clockwork", "eager", "latest", "timeout")
+"""Policies that can be served and that no planner of ours states."""
 HTTP = {"UNAVAILABLE": 503, "CANCELLED": 400, "INVALID_ARG": 400, "INTERNAL": 500}
 GRPC = {"INVALID_ARG": "INVALID_ARGUMENT"}
 
@@ -143,7 +145,7 @@ def _policies() -> str:
         return [(f"`{name}`", POLICY_TEXTS[name]) for name in names]
 
     head = ("policy", "what it does")
-    late = [name for name in POLICIES if name not in EARLY_POLICIES]
+    late = [name for name in POLICIES if name not in (*EARLY_POLICIES, *COMPARED)]
     return page(
         "Dispatch policies",
         "A plan names the policy of every model; `poolpipe simulate --policy NAME` tries another.",
@@ -153,8 +155,10 @@ def _policies() -> str:
         "## Late binding",
         "A batch stays open until a vGPU is free for it.",
         table(head, rows(late)),
-        "## In the simulator only",
-        "Policies of other systems, for comparison.",
+        "## For comparison",
+        "Late binding by other rules. No planner states these policies; a plan that names one can be served.",
+        table(head, rows(COMPARED)),
+        "Policies of other systems, in the simulator only:",
         table(head, rows(SIMULATOR_ONLY)),
     )
 
