@@ -13,6 +13,7 @@ from flows.cli.shared_options import WAREHOUSE, Advisory, BuildingCluster, EndAf
 
 if TYPE_CHECKING:
     from flows.clock import Stopwatch
+    from flows.operations.replanning.autoscale import Follower
     from flows.release.server.running import ServerState
     from flows.workspace import Workspace
     from triton_backend.contract.plan import Plan
@@ -53,14 +54,17 @@ def autoscale(
     from flows.workspace import workspace
 
     work = workspace(warehouse)
-    in_force = plan_in_force(work.state.serve)
-    within = limited(in_force.cluster, max_gpus)
-    follower = follower_of(work, within, in_force.workload, in_force, lambda _: None)
+
+    def follower(plan: "Plan") -> "Follower":
+        within = limited(plan.cluster, max_gpus)
+        return follower_of(work, within, plan.workload, plan, lambda _: None)
+
     follow_live(
-        follower,
+        follower(plan_in_force(work.state.serve)),
         RunningSystem(work, cluster, Stopwatch()),
         period,
         show,
+        anew=follower,
         periods=periods,
         advisory=advisory,
     )
@@ -92,6 +96,20 @@ class RunningSystem:
         """Wait; seconds since the last time."""
         time.sleep(seconds)
         return self._watch.restart()
+
+    def in_force(self, known: "Plan") -> "Plan":
+        """The plan in force: `known` itself where it is that one.
+
+        Raises:
+            InputError: nothing is being served.
+            ServerError: the system does not answer.
+        """
+        from flows.release.rollout.change import plan_in_force
+
+        if self.server().data.get("plan_id") == known.plan_id:
+            return known
+        plan = plan_in_force(self._work.state.serve)
+        return known if plan.plan_id == known.plan_id else plan
 
     def bring(self, plan: "Plan") -> str:
         """Change plans in place, unwatched: the next period sees what came of it.

@@ -1,6 +1,7 @@
 """`steer`: plans that follow clients of the running system as they move their cuts."""
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 from flows.cli.console import show
@@ -34,7 +35,14 @@ def steer(
     work = workspace(warehouse)
     steering = steering_of(work, finish_interrupted(work, show))
     system = SteeredServer(work, cluster, Stopwatch())
-    steer_live(steering, system, show, decisions=looks, advisory=advisory)
+    steer_live(
+        steering,
+        system,
+        show,
+        anew=partial(steering_of, work),
+        decisions=looks,
+        advisory=advisory,
+    )
 
 
 class SteeredServer(RunningSystem):

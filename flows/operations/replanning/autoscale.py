@@ -35,6 +35,7 @@ from triton_backend.simulator.offered import Offer, offered_requests
 from triton_backend.simulator.run import simulate
 from triton_backend.simulator.scenario import PlanChange, SimOptions, rates_of
 from triton_backend.simulator.world import SERVED
+from warehouse.db import WarehouseInUseError
 
 REMEMBERED_S = 30
 RISE, RISE_RPS, FALL = 0.05, 10.0, 0.10  # how far a rate moves before a plan is made
@@ -325,6 +326,10 @@ class Brought(Protocol):
         """Bring a plan into force; how that ended, in words."""
         ...
 
+    def in_force(self, known: Plan) -> Plan:
+        """The plan in force: `known` itself where it is that one."""
+        ...
+
 
 class System(Brought, Protocol):
     """The same, with rates of models."""
@@ -399,6 +404,14 @@ class Guide(Protocol):
         """The plan that it named last did not come into force."""
         ...
 
+    def go_on_from(self, plan: Plan) -> None:
+        """Another rollout brought this plan into force.
+
+        Raises:
+            InputError: it cannot be gone on from; `WarehouseInUseError`: not now.
+        """
+        ...
+
 
 def bring_plans(
     guide: Guide,
@@ -411,14 +424,19 @@ def bring_plans(
     """Bring plans into force as they follow, for so many decisions or until interrupted.
 
     `advisory` says what would be done, and does nothing. A rollout that fails leaves the plan in force, and
-    the next decision asks again.
+    the next decision asks again. Another rollout (`replan`, a person's) may bring another plan: it is gone on from.
 
     Raises:
-        InputError: nothing is being served, or no plan serves what is asked for.
+        InputError: nothing is being served, no plan serves what is asked for, or the plan that another rollout
+            brought cannot be gone on from.
     """
+    served = guide.in_force
     while decisions is None or decisions > 0:
         guide.watch(say)
         decisions = None if decisions is None else decisions - 1
+        served, known = _look_at_served(guide, system, served, say)
+        if not known:
+            continue
         before = guide.in_force
         plan = guide.next_plan()
         wanted = guide.wanted()
@@ -429,10 +447,39 @@ def bring_plans(
         gpus = f"{sum(before.gpus_used.values())} to {sum(plan.gpus_used.values())} GPUs"
         try:
             outcome = "advice only" if advisory else system.bring(plan)
+            served = served if advisory else plan
         except PoolPipeError as error:
             guide.failed()
             outcome = str(error)
         say(f"{wanted}: plan {plan.plan_id}, {gpus}: {outcome}")
+
+
+def _look_at_served(
+    guide: Guide, system: Brought, served: Plan, say: Callable[[str], None]
+) -> tuple[Plan, bool]:
+    """The plan in force, `served` where that is still it, and whether the guide goes on from it.
+
+    Raises:
+        InputError: nothing is being served, or the plan cannot be gone on from.
+    """
+    try:
+        plan = system.in_force(served)
+    except InputError:
+        raise
+    except PoolPipeError as error:  # a gateway that is away
+        say(f"plan {served.plan_id} is taken to be in force: {error}")
+        return served, True
+    if plan.plan_id == served.plan_id:
+        return served, True
+    try:
+        guide.go_on_from(plan)
+    except WarehouseInUseError as error:
+        say(
+            f"plan {plan.plan_id} of another rollout is in force, and waits for the warehouse: {error}"
+        )
+        return served, False
+    say(f"plan {plan.plan_id} of another rollout is in force")
+    return plan, True
 
 
 @dataclass(slots=True, kw_only=True)
@@ -444,6 +491,7 @@ class RatesGuide:
     period_s: float
     state: LiveState
     former: tuple[Plan, dict[str, float]]
+    anew: Callable[[Plan], Follower]
 
     @property
     def in_force(self) -> Plan:
@@ -470,6 +518,10 @@ class RatesGuide:
         """Go on from the plan before."""
         self.follower.in_force, self.follower.planned_rps = self.former
 
+    def go_on_from(self, plan: Plan) -> None:
+        """With a follower of its own."""
+        self.follower = self.anew(plan)
+
 
 def follow_live(
     follower: Follower,
@@ -477,10 +529,13 @@ def follow_live(
     period_s: float,
     say: Callable[[str], None],
     *,
+    anew: Callable[[Plan], Follower],
     periods: int | None = None,
     advisory: bool = False,
 ) -> None:
     """Watch rates and bring plans into force, period after period (`bring_plans`).
+
+    `anew` makes the follower of a plan that another rollout brought.
 
     Raises:
         InputError: nothing is being served, or no plan serves every model.
@@ -489,6 +544,11 @@ def follow_live(
     system.wait(0.0)
     former = follower.in_force, follower.planned_rps
     guide = RatesGuide(
-        follower=follower, system=system, period_s=period_s, state=state, former=former
+        follower=follower,
+        system=system,
+        period_s=period_s,
+        state=state,
+        former=former,
+        anew=anew,
     )
     bring_plans(guide, system, say, decisions=periods, advisory=advisory)

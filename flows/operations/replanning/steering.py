@@ -526,6 +526,7 @@ class CutsGuide:
 
     steering: Steering
     system: SteeredSystem
+    anew: Callable[[Plan], Steering]
     now_s: float = 0.0
     demands: tuple[Demand, ...] = ()
     former: Plan | None = None
@@ -661,6 +662,12 @@ class CutsGuide:
         if self.former is not None:
             self.steering.in_force = self.former
 
+    def go_on_from(self, plan: Plan) -> None:
+        """With a steering of its own, which knows what came in so far."""
+        came_in = self.steering.came_in
+        self.steering = self.anew(plan)
+        self.steering.came_in = came_in
+
 
 def _rates_of_kinds(announced: Iterable[Demand]) -> dict[Demand, float]:
     """Requests per second that are announced, by what becomes one entry."""
@@ -709,14 +716,17 @@ def steer_live(
     system: SteeredSystem,
     say: Callable[[str], None],
     *,
+    anew: Callable[[Plan], Steering],
     decisions: int | None = None,
     advisory: bool = False,
 ) -> None:
     """Watch clients and bring plans into force as they move, so many looks or until interrupted.
 
+    `anew` makes the steering of a plan that another rollout brought.
+
     Raises:
         InputError: nothing is being served.
     """
     system.wait(0.0)
-    guide = CutsGuide(steering=steering, system=system)
+    guide = CutsGuide(steering=steering, system=system, anew=anew)
     bring_plans(guide, system, say, decisions=decisions, advisory=advisory)

@@ -198,6 +198,10 @@ class Rolled:
         time.sleep(seconds)
         return self._watch.restart()
 
+    def in_force(self, known: Plan) -> Plan:
+        """Nobody else changes it."""
+        return known
+
     def bring(self, plan: Plan) -> str:
         """Change plans with work in flight."""
         change_plan(self._served.folder, complete_tensors(plan))
@@ -240,6 +244,7 @@ def wave(options: argparse.Namespace) -> dict[str, Any]:
             system,
             options.period,
             lambda text: print(text, file=sys.stderr, flush=True),
+            anew=lambda plan: Follower.of(found.planner, plan, sizing),
             periods=max(1, int(seconds // options.period) - 1),
         )
         loaded = load.result()

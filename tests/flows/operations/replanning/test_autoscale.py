@@ -28,6 +28,7 @@ from triton_backend.contract.errors import InputError, PoolPipeError
 from triton_backend.contract.plan import Plan
 from triton_backend.simulator.offered import Instant
 from triton_backend.simulator.scenario import SimOptions
+from warehouse.db import WarehouseInUseError
 
 
 def test_a_plan_of_applications_is_refused_before_anything_is_read(tmp_path: Path) -> None:
@@ -160,6 +161,11 @@ class FakeSystem:
     brought: list[Plan] = field(default_factory=list[Plan])
     away: range = range(0)  # seconds in which nobody answers
     refuses: int = 0  # rollouts that fail
+    others: dict[int, Plan] = field(default_factory=dict[int, Plan])  # by their rollout's second
+
+    def in_force(self, known: Plan) -> Plan:
+        before = [second for second in self.others if second <= self.clock]
+        return self.others[max(before)] if before else known
 
     def offered(self) -> Mapping[str, int]:
         if self.clock in self.away:
@@ -180,13 +186,17 @@ class FakeSystem:
         return "done"
 
 
+def nobody(plan: Plan) -> Follower:
+    raise AssertionError(plan.plan_id)
+
+
 @pytest.mark.parametrize("advisory", [False, True])
 def test_a_running_system_is_brought_what_its_rates_ask_for(advisory: bool) -> None:
     first, follower = planned()
     rates = {m.name: round(m.throughput_rps) for m in first.models}
     script = [rates] * 5 + [{n: 2 * r for n, r in rates.items()}] * 60
     system, said = FakeSystem(script), list[str]()
-    follow_live(follower, system, 5.0, said.append, periods=4, advisory=advisory)
+    follow_live(follower, system, 5.0, said.append, anew=nobody, periods=4, advisory=advisory)
     assert len(said) == 4
     assert (len(system.brought) > 0) is not advisory
     assert gpus(follower.in_force) > gpus(first)
@@ -197,16 +207,36 @@ def test_a_rollout_that_fails_is_tried_again_and_ends_nothing() -> None:
     first, follower = planned()
     script = [{m.name: round(2 * m.throughput_rps) for m in first.models}] * 60
     system, said = FakeSystem(script, refuses=1), list[str]()
-    follow_live(follower, system, 5.0, said.append, periods=3)
+    follow_live(follower, system, 5.0, said.append, anew=nobody, periods=3)
     assert [line.endswith("a step failed") for line in said[:2]] == [True, False]
     assert [gpus(plan) > gpus(first) for plan in system.brought] == [True]
+
+
+def test_a_plan_that_another_rollout_brought_is_gone_on_from() -> None:
+    """It carries the new rates already; the follower of the plan before it would bring one more."""
+    first, follower = planned()
+    other = follower.planner({m.name: 2 * m.throughput_rps for m in first.models})
+    script = [{m.name: round(m.throughput_rps / 1.22) for m in other.models}] * 60
+    system, said, adopted = FakeSystem(script, others={4: other}), list[str](), list[Follower]()
+
+    def anew(plan: Plan) -> Follower:
+        if not adopted:
+            adopted.append(Follower.of(planned()[1].planner, plan))
+            raise WarehouseInUseError("warehouse", "is being written")  # tried again
+        return adopted[0]
+
+    follow_live(follower, system, 5.0, said.append, anew=anew, periods=3)
+    assert said[0].endswith("is being written")
+    assert said[-1].endswith(f"plan {other.plan_id} stays")
+    assert system.brought == []
+    assert [one.in_force.plan_id for one in adopted] == [other.plan_id]
 
 
 def test_a_gateway_that_is_away_for_seconds_changes_no_rate() -> None:
     first, follower = planned()
     script = [{m.name: round(m.throughput_rps / 1.5) for m in first.models}] * 60
     system, said = FakeSystem(script, away=range(2, 4)), list[str]()
-    follow_live(follower, system, 5.0, said.append, periods=1)
+    follow_live(follower, system, 5.0, said.append, anew=nobody, periods=1)
     assert [line == "no rates: no answer" for line in said] == [True, True, False]
     assert said[-1].endswith(f"plan {first.plan_id} stays")
 
