@@ -195,16 +195,27 @@ class StageWorker:
         self._adopting = {one for one in self._adopting if oldest <= one <= latest}
         for former, _ in self._served:
             if former.generation not in self._adopting:
-                for part in reversed(self._parts):  # stages last: what is queued needs them
-                    part.forget(former.tag)
+                self._forget(former)
         self._served = [one for one in self._served if one[0].generation in self._adopting]
         self._outputs.forget_before(oldest)
 
+    def _forget(self, deployment: Deployment) -> None:
+        for part in reversed(self._parts):  # stages last: what is queued needs them
+            part.forget(deployment.tag)
+
     def _serve(self, deployment: Deployment, vgpu: int) -> None:
-        """Serve a generation, in which this vGPU has a number of its own."""
-        for part in self._parts:
-            part.serve(deployment, vgpu)
-        self._neighbours.serve(deployment, vgpu)
+        """Serve a generation, in which this vGPU has a number of its own; wholly, or not at all.
+
+        Raises:
+            InputError: a stage is not loaded, or shared memory has no room.
+        """
+        try:
+            for part in self._parts:
+                part.serve(deployment, vgpu)
+            self._neighbours.serve(deployment, vgpu)
+        except BaseException:
+            self._forget(deployment)
+            raise
         self._served.append((deployment, vgpu))
         if deployment.computes(vgpu):
             shelf = deployment, vgpu

@@ -154,6 +154,8 @@ class BatchQueue:
             if deployment.seats_of(row):
                 self._patience_us[place] = deployment.model_of(row).slo_us
         self._served[deployment.tag] = _Served(vgpu, neighbours)
+        if deployment.tag in self._over:  # it was served in part, and failed
+            self._over.remove(deployment.tag)
 
     def forget(self, tag: int) -> None:
         """Accept no more batches of a generation, and run none that waits: the scheduler has given it up."""

@@ -106,6 +106,31 @@ def test_a_generation_that_could_not_be_served_is_tried_again(
     wait_for(lambda: [one.generation for one, _ in worker._served] == [1, 2])
 
 
+def test_of_a_generation_that_is_served_half_nothing_is_left(
+    system: LocalSystem, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would hold its stages' memory although a rollout took it back; it is whole when tried again."""
+    worker, _ = system.workers[1000]
+    second = deploy(system.settings.folder, system.deployment.plan, generation=2)
+
+    def full(*_: object) -> None:
+        raise InputError("shared memory", "is full")
+
+    def held() -> set[int]:
+        parts = (worker._stages._stages, worker._queue._inputs)
+        known = {place[0] for part in parts for place in part}
+        return known | {*worker._queue._served, *worker._inputs._served, *worker._outputs._served}
+
+    with monkeypatch.context() as broken:
+        broken.setattr(worker._outputs._shelves, "make", full)
+        worker.adopt(2)
+    assert second.tag != system.deployment.tag
+    assert held() == {system.deployment.tag}
+    worker.adopt(2)
+    assert held() == {system.deployment.tag, second.tag}
+    assert not worker._queue.is_over(second.tag)
+
+
 class Closing:
     """A runtime that says whether it is closed."""
 
