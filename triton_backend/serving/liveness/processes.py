@@ -406,9 +406,10 @@ class StubWatch:
     def look(self, file: Path) -> StubLook | None:
         """One look at one file; None where there is nothing to read yet."""
         try:
-            pid, alive_us, *since_us = map(int, file.read_text().split())
+            pid, alive_us, *rest = map(int, file.read_text().split())
         except (OSError, ValueError):
             return None
+        since_us = rest[:1]  # where it compiles
         now_us = self._clock.now_us()
         key, silent_us = (file.name, pid), now_us - alive_us
         states = thread_states(pid)

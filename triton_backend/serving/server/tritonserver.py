@@ -441,17 +441,18 @@ class KeptServer:
             self._start_first()
         while not self._stopping.is_set():
             self._exits.wait(WATCH_SECONDS)
-            try:
-                self._watch_server()
-                self._watch_stubs()
-            except (PoolPipeError, OSError, RuntimeError) as error:
-                self._complain(error)  # the next look tries again
+            for look in (self._watch_server, self._watch_stubs):
+                try:
+                    look()
+                except Exception as error:  # noqa: BLE001  # the next look tries again; a server must not end of it
+                    self._complain(error)
 
     def _complain(self, error: Exception) -> None:
-        """Log what went wrong, once where it goes on."""
-        text = str(error)
+        """Log what went wrong, once where it goes on; where from, too, unless it was raised on purpose."""
+        text = repr(error)
         if text != self._said:
-            _LOG.warning("%s: %s", self._name, text)
+            foreseen = isinstance(error, (PoolPipeError, OSError))
+            _LOG.warning("%s: %s", self._name, error if foreseen else text, exc_info=not foreseen)
         self._said = text
 
     def _start_first(self) -> None:

@@ -260,6 +260,16 @@ def test_one_that_is_stopped_is_hung_and_one_that_is_killed_is_dead(
     assert (seen.alive, seen.complaint) == (False, "its process died")
 
 
+def test_a_file_of_a_stub_with_more_numbers_than_one_writes_is_read_all_the_same(
+    tmp_path: Path,
+) -> None:
+    file, now_us = tmp_path / "model", SystemClock().now_us()
+    file.write_text(f"{os.getpid()} {now_us} {now_us} 4 5")
+    seen = StubWatch(SystemClock()).look(file)
+    assert seen is not None
+    assert (seen.pid, seen.complaint) == (os.getpid(), None)
+
+
 @pytest.mark.long
 def test_a_heartbeat_is_written_in_place_until_its_end(tmp_path: Path) -> None:
     file = tmp_path / "pids" / "model"

@@ -8,6 +8,7 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
@@ -161,6 +162,33 @@ def test_the_status_of_a_server_that_keeps_dying_says_when_it_is_started(tmp_pat
     said = "ended, starts at 2027-01-15T08:00:00+00:00, started anew 6 times"
     with pytest.raises(ServerError, match=re.escape(said)):
         status(tmp_path)
+
+
+def test_a_look_that_fails_in_an_unforeseen_way_ends_no_server(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """All servers would be stopped with it. It is said once, with the place where it happened."""
+    render_repository(tmp_path, plan(two_stage("line")), ServeOptions())
+    settings, stopping = ServeSettings.read(tmp_path / SETTINGS_NAME), threading.Event()
+    http_port, grpc, metrics = free_ports(3)
+    ports = Endpoints(http=http_port, grpc=grpc, metrics=metrics)
+    kept = tritonserver.KeptServer(settings, ports, None, stopping, lambda: None)
+    kept._server = cast("Any", SimpleNamespace(pid=os.getpid(), ended=lambda: None))
+    (tmp_path / "pids").mkdir(exist_ok=True)
+    (tmp_path / "pids" / "line").touch()
+    looks: list[str] = []
+
+    def look(file: Path) -> None:
+        looks.append(file.name)
+        if len(looks) == 3:
+            stopping.set()
+        raise LookupError(file.name)
+
+    monkeypatch.setattr(kept._stubs, "look", look)
+    kept.run()
+    assert looks == ["line"] * 3
+    assert caplog.text.count("tritonserver: LookupError('line')") == 1
+    assert "in _watch_stubs" in caplog.text
 
 
 class Loads:
