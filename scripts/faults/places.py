@@ -37,7 +37,10 @@ from pathlib import Path
 from flows.release.server.admin import start
 from triton_backend.serve_folder.endpoints import Endpoints
 http = int(sys.argv[2])
-ports = Endpoints(http=http, grpc=http + 1, metrics=http + 2)
+# A change of plan asks the host by its address; the link joins nobody else.
+ports = Endpoints(
+    http=http, grpc=http + 1, metrics=http + 2, address=sys.argv[3], accept_old_server=True
+)
 start(Path(sys.argv[1]), ports, wait_for_workers=False)
 """
 
@@ -108,7 +111,7 @@ class Far(Served):
         """Start the Triton of the far host."""
         enter = ["ip", "netns", "exec", SPACE, sys.executable, "-c", START, str(self._far)]
         subprocess.run(
-            [*enter, str(self._far_port)],
+            [*enter, str(self._far_port), THERE],
             check=True,
             cwd=ROOT,
             env={**os.environ, "PYTHONPATH": str(ROOT)},
