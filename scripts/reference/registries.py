@@ -171,7 +171,8 @@ def _metrics() -> str:
     return page(
         "Metrics",
         "Prometheus format, port 8002 by default, published once a second. If the standby has taken"
-        " over, the scheduler's metrics carry the label `scheduler` too.",
+        " over, the scheduler's metrics carry the label `scheduler` too. Gauges of the one that does not"
+        " dispatch are 0 or absent.",
         table(("metric", "kind", "labels", "meaning"), rows),
     )
 

@@ -142,7 +142,14 @@ def render_settings(folder: Path, plan: Plan, options: ServeOptions) -> ServeSet
 
 
 def _begin(settings: ServeSettings) -> ServeSettings:
-    for name in ("repository", "generations", "pids", "backends", gateway_folder(Path(), 1)):
+    for name in (
+        "repository",
+        "generations",
+        "pids",
+        "gauges",
+        "backends",
+        gateway_folder(Path(), 1),
+    ):
         shutil.rmtree(settings.folder / name, ignore_errors=True)
     for number in range(settings.gateways):
         one = settings.of_gateway(number)

@@ -8,6 +8,8 @@ that buckets, sum and count are right without a list of all latencies.
 Names are as Prometheus wants them: counters end in `_total`, times are in seconds.
 """
 
+import contextlib
+import json
 import logging
 import math
 from collections.abc import Callable, Mapping
@@ -16,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from triton_backend.contract.units import US_PER_S
+from triton_backend.serve_folder.files import write_whole
 from triton_backend.serve_folder.repository import STANDBY_MODEL
 from triton_backend.serve_folder.state import keeper_runs, read_state_file
 from triton_backend.serving.front.counters import Buckets, FrontCounters
@@ -182,10 +185,14 @@ class Publisher:
     Args:
         family: makes a family (name, description, kind) whose `Metric(labels)` has `set` for
             gauges and `increment` for counters.
+        noted: a file that says which gauges are published. Those that a process before this one left there are 0
+            with the first values: the bundled server keeps what a process that died had set.
     """
 
-    def __init__(self, family: Callable[[str, str, str], Any]) -> None:
+    def __init__(self, family: Callable[[str, str, str], Any], noted: Path | None = None) -> None:
         self._family = family
+        self._noted = noted
+        self._gauges = frozenset[tuple[str, Labels]]() if noted is None else _read_gauges(noted)
         self._families: dict[str, Any] = {}
         self._metrics: dict[tuple[str, Labels], Any] = {}
         self._last: dict[tuple[str, Labels], float] = {}
@@ -214,9 +221,15 @@ class Publisher:
         Else every change of plan would leave some, and the page of metrics would grow for ever. Triton frees a
         metric that nothing refers to, but the bundled server was seen to keep some: a gauge is 0 then.
         """
+        gauges = frozenset(key for key in values if METRICS[key[0]].kind == "gauge")
+        if gauges != self._gauges:
+            left = self._gauges - values.keys() - self._metrics.keys()
+            self._note(gauges)
+            for key in left:  # by a process before this one
+                self._metric(key)
         for key in self._metrics.keys() - values.keys():
             metric = self._metrics.pop(key)
-            if METRICS[key[0]][0] == "gauge":
+            if METRICS[key[0]].kind == "gauge":
                 metric.set(0.0)
             del metric
             self._last.pop(key, None)
@@ -229,11 +242,20 @@ class Publisher:
             if value == before:
                 continue
             metric = self._metric(key)
-            if METRICS[key[0]][0] == "counter":
+            if METRICS[key[0]].kind == "counter":
                 metric.increment(value - (before or 0.0))
             else:
                 metric.set(value)
             self._last[key] = value
+
+    def _note(self, gauges: frozenset[tuple[str, Labels]]) -> None:
+        """Write down what is published, for a process after this one."""
+        self._gauges = gauges
+        if self._noted is not None:
+            with contextlib.suppress(
+                OSError
+            ):  # on a full disk that process leaves some as they were
+                write_whole(self._noted, json.dumps(sorted(gauges)))
 
     def _observe(self, key: tuple[str, Labels], value: Histogram) -> None:
         metric = self._metric(key, buckets=list(value.bounds))
@@ -250,6 +272,18 @@ class Publisher:
                 self._families[name] = self._family(name, description, kind)
             self._metrics[key] = self._families[name].Metric(labels=dict(labels), **more)
         return self._metrics[key]
+
+
+def _read_gauges(noted: Path) -> frozenset[tuple[str, Labels]]:
+    """What a process before this one published; nothing of a file that cannot be read."""
+    try:
+        found = [
+            (str(name), tuple((str(label), str(value)) for label, value in labels))
+            for name, labels in json.loads(noted.read_text())
+        ]
+    except (OSError, ValueError, TypeError):
+        return frozenset()
+    return frozenset(key for key in found if key[0] in METRICS and METRICS[key[0]].kind == "gauge")
 
 
 @dataclass(slots=True)

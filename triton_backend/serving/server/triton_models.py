@@ -6,6 +6,7 @@ settings from its configuration's parameters and hands everything else to a serv
 to a front.
 """
 
+import contextlib
 import gc
 import hmac
 import json
@@ -96,7 +97,10 @@ class _Model(ABC):
         return Deployment.read(self.settings, int(self.parameters["generation"]))
 
     def _publish(self) -> None:
-        publisher = Publisher(_family)
+        noted = self.settings.place / "gauges" / self.name
+        with contextlib.suppress(OSError):
+            noted.parent.mkdir(exist_ok=True)
+        publisher = Publisher(_family, noted)
         while not self._stopping.wait(PUBLISH_SECONDS):
             publisher.publish_from(self.values)
 

@@ -467,7 +467,8 @@ class KeptServer:
     def _start(self) -> None:
         settings = self._settings
         self._started_us = self._clock.now_us()
-        shutil.rmtree(settings.place / "pids", ignore_errors=True)
+        for former in ("pids", "gauges"):  # of a server that died
+            shutil.rmtree(settings.place / former, ignore_errors=True)
         # Of a server that died; a second one goes on with what is the system's.
         remove_segments(settings.segment_prefix if settings.gateways == 1 else settings.stub_prefix)
         logs = settings.folder / "logs"

@@ -127,6 +127,39 @@ def test_a_metric_that_cannot_be_published_has_no_other_counted_twice() -> None:
     assert [value for *_, value in done] == [2, 1]
 
 
+def test_gauges_that_a_dead_process_published_are_0_with_the_next_one(tmp_path: Path) -> None:
+    """The bundled server keeps them as they last were: a scheduler that is the standby now would have workers."""
+    up, active = ("poolpipe_workers_up", ()), ("poolpipe_scheduler_active", ())
+    queue = ("poolpipe_queue_requests", (("model", "m"),))
+    file = tmp_path / "gauges"
+    done: list[tuple[str, dict[str, str], str, float]] = []
+
+    def published(*times: Values) -> list[tuple[str, dict[str, str], str, float]]:
+        done.clear()
+        publisher = Publisher(lambda name, _description, _kind: Family(name, done), file)
+        for values in times:
+            publisher.publish(values)
+        return [one for one in done if one[2] != "delete"]
+
+    batches = ("poolpipe_batches_failed_total", ())
+    published({up: 3, active: 1, queue: 7, batches: 2}, {up: 4, active: 1, queue: 7, batches: 2})
+    second = published({active: 0}, {active: 0})
+    assert {(name, value) for name, _, _, value in second} == {
+        ("poolpipe_workers_up", 0),
+        ("poolpipe_queue_requests", 0),
+        ("poolpipe_scheduler_active", 0),
+    }
+    assert ("poolpipe_queue_requests", {"model": "m"}, "set", 0) in second
+    assert [*map(str, file.parent.iterdir())] == [str(file)]
+    assert published({active: 1}) == [("poolpipe_scheduler_active", {}, "set", 1)]
+    for text in ("{", "[1]", '[["nobody", []]]', '[["poolpipe_workers_up", [1]]]'):
+        file.write_text(text)
+        assert published({active: 1}) == [("poolpipe_scheduler_active", {}, "set", 1)]
+    file.unlink()
+    file.mkdir()  # nothing can be written
+    assert published({active: 1}) == [("poolpipe_scheduler_active", {}, "set", 1)]
+
+
 def test_latencies_are_observed_bucket_by_bucket_and_their_sum_is_right() -> None:
     bounds = latency_bounds_s(SLO_US)
     assert (bounds[0], bounds[-1], len(bounds)) == (0.1 / 32, 0.4, 29)
