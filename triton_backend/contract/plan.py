@@ -55,6 +55,8 @@ FORMAT = 2
 DEFAULT_POLICY = "reservation-ahead"
 TOLERANCE = 1e-6  # of sums of floats
 BYTES_PER_GIB = 1 << 30
+# Stages: what a scheduler decides at once about a batch of so many fits its memory.
+LONGEST_PIPELINE = 100
 EXPAND_UP_TO = 512  # vGPUs of one pool listed one by one in a file; above, as ranges
 
 
@@ -365,8 +367,9 @@ class Pipeline(Form):
     def __post_init__(self) -> None:
         if self.occupied_vgpus is not None and not 0 < self.occupied_vgpus < float("inf"):
             raise InputError("pipeline, occupied_vgpus", f"{self.occupied_vgpus} is not positive")
-        if self.batch < 1 or not self.stages:
-            raise InputError("pipeline", f"batch {self.batch} and {len(self.stages)} stages")
+        if self.batch < 1 or not 0 < len(self.stages) <= LONGEST_PIPELINE:
+            reason = f"batch {self.batch} and {len(self.stages)} stages, at most {LONGEST_PIPELINE}"
+            raise InputError("pipeline", reason)
         at = self.stages[0].blocks[0]
         for stage in self.stages:
             if stage.blocks[0] != at:

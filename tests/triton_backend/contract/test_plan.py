@@ -9,7 +9,7 @@ import pytest
 from tests.fakes.applications import hand_application, hand_module, with_applications
 from tests.fakes.plans import Own, make_plan, two_stages
 from triton_backend.contract.errors import InputError
-from triton_backend.contract.plan import PlacementRun, Plan, Slot, Stage
+from triton_backend.contract.plan import LONGEST_PIPELINE, PlacementRun, Plan, Slot, Stage
 from triton_backend.contract.tensors import TensorSpec
 
 STAGE = ("models", 0, "pipelines", 0, "stages", 0)
@@ -124,6 +124,11 @@ def test_stages_must_cover_the_model_in_order_with_one_batch() -> None:
         replace(pipeline, stages=pipeline.stages[::-1])
     with pytest.raises(InputError, match="no latency for batch 5"):
         replace(pipeline, batch=5)
+    one = pipeline.stages[0]
+    long = [replace(one, blocks=(k, k + 1)) for k in range(LONGEST_PIPELINE + 1)]
+    replace(pipeline, stages=tuple(long[:-1]))
+    with pytest.raises(InputError, match="and 101 stages, at most 100"):
+        replace(pipeline, stages=tuple(long))
     with pytest.raises(InputError, match="0 stages"):
         replace(pipeline, stages=())
 

@@ -32,7 +32,7 @@ from triton_backend.contract.events import (
     TransferDone,
     WorkerLost,
 )
-from triton_backend.contract.plan import Plan
+from triton_backend.contract.plan import LONGEST_PIPELINE, Plan
 from triton_backend.scheduler.scheduler import Scheduler
 from triton_backend.scheduler.topology import MOST_SEATS, PUNCTUAL, RideTimes
 from triton_backend.serving.gateway.event_log import read_events, to_line
@@ -623,3 +623,18 @@ def test_the_longest_dispatch_that_puts_rides_off_has_rows_for_all_it_decides() 
     decided = scheduler.handle(Resume(now_us=1_000))
     assert sum(isinstance(one, Dispatch | Drop) for one in decided) == 3
     scheduler.check_invariants()
+
+
+@pytest.mark.long
+def test_the_longest_pipeline_all_of_whose_stages_board_has_rows_for_a_dispatch_and_its_loss() -> (
+    None
+):
+    pools = [((k, k + 1), Pool(latency_us=(10, 10, 10))) for k in range(LONGEST_PIPELINE)]
+    way = Way(pools=tuple(range(LONGEST_PIPELINE)), budget_us=10_000_000)
+    told = Told(make_boarding_plan(pools, way, way))
+    for number in range(3):
+        decided = told.arrive(number, 0, slack_us=10_000_000)
+        assert [len(d.hops) for d in decided if isinstance(d, Dispatch)] == [LONGEST_PIPELINE]
+    decided = told.tell(WorkerLost(now_us=5, vgpu=LONGEST_PIPELINE - 1))
+    assert sum(isinstance(d, Abort) for d in decided) == 3
+    assert told.scheduler.in_flight() == 0
