@@ -219,7 +219,8 @@ class Publisher:
         """Publish what changed; remove the series that are not among the values any more.
 
         Else every change of plan would leave some, and the page of metrics would grow for ever. Triton frees a
-        metric that nothing refers to, but the bundled server was seen to keep some: a gauge is 0 then.
+        metric that nothing refers to, but in the bundled server its family does: gauges are let go with all of
+        their family, and the others made anew. A counter, which would begin at 0 again, stays on the page there.
         """
         gauges = frozenset(key for key in values if METRICS[key[0]].kind == "gauge")
         if gauges != self._gauges:
@@ -227,13 +228,12 @@ class Publisher:
             self._note(gauges)
             for key in left:  # by a process before this one
                 self._metric(key)
-        for key in self._metrics.keys() - values.keys():
-            metric = self._metrics.pop(key)
+        gone = self._metrics.keys() - values.keys()
+        for key in gone:
             if METRICS[key[0]].kind == "gauge":
-                metric.set(0.0)
-            del metric
-            self._last.pop(key, None)
-            self._observed.pop(key, None)
+                self._metrics[key].set(0.0)  # where a server keeps it all the same
+        for key in gone:
+            self._let_go(key)
         for key, value in values.items():
             if isinstance(value, Histogram):
                 self._observe(key, value)
@@ -248,13 +248,21 @@ class Publisher:
                 metric.set(value)
             self._last[key] = value
 
+    def _let_go(self, gone: tuple[str, Labels]) -> None:
+        """Refer to a metric no more, and of a gauge to none of its family, nor to the family."""
+        name, of_gauge = gone[0], METRICS[gone[0]].kind == "gauge"
+        for key in [k for k in self._metrics if k == gone or (of_gauge and k[0] == name)]:
+            del self._metrics[key]
+            self._last.pop(key, None)
+            self._observed.pop(key, None)
+        if of_gauge:
+            self._families.pop(name, None)
+
     def _note(self, gauges: frozenset[tuple[str, Labels]]) -> None:
         """Write down what is published, for a process after this one."""
         self._gauges = gauges
         if self._noted is not None:
-            with contextlib.suppress(
-                OSError
-            ):  # on a full disk that process leaves some as they were
+            with contextlib.suppress(OSError):  # a full disk: that process leaves some as they were
                 write_whole(self._noted, json.dumps(sorted(gauges)))
 
     def _observe(self, key: tuple[str, Labels], value: Histogram) -> None:

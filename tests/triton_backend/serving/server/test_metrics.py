@@ -7,7 +7,9 @@ import urllib.request
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -125,6 +127,39 @@ def test_a_metric_that_cannot_be_published_has_no_other_counted_twice() -> None:
     for count in (2, 2, 3):
         publisher.publish_from(lambda count=count: {lost: count, up: 1})
     assert [value for *_, value in done] == [2, 1]
+
+
+def test_gauges_that_are_over_leave_the_page_although_their_family_keeps_what_it_made() -> None:
+    """As that of the bundled server: every change of plan would leave a series, for ever."""
+    page: dict[tuple[str, str], float] = {}
+
+    class KeepingFamily:
+        def __init__(self, name: str) -> None:
+            self._name = name
+            self._made: list[str] = []
+
+        def Metric(self, labels: dict[str, str]) -> Any:  # noqa: N802  # Triton's name
+            made = ",".join(labels.values())
+            self._made.append(made)
+            return SimpleNamespace(
+                set=partial(page.__setitem__, (self._name, made)),
+                increment=partial(page.__setitem__, (self._name, made)),
+            )
+
+        def __del__(self) -> None:
+            for made in self._made:
+                del page[self._name, made]
+
+    publisher = Publisher(lambda name, _description, _kind: KeepingFamily(name))
+    lost = ("poolpipe_workers_lost_total", ())
+    for number in range(5):
+        plans: Values = {("poolpipe_plan", (("plan_id", f"p{n}"),)): 1 for n in (number, 9)}
+        publisher.publish(plans | {lost: 3})
+        assert page == {
+            ("poolpipe_plan", f"p{number}"): 1,
+            ("poolpipe_plan", "p9"): 1,
+            ("poolpipe_workers_lost_total", ""): 3,
+        }
 
 
 def test_gauges_that_a_dead_process_published_are_0_with_the_next_one(tmp_path: Path) -> None:
