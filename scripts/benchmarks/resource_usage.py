@@ -26,26 +26,33 @@ PAGE_SECONDS = 10.0
 
 
 def resources(served: Served) -> dict[str, Any]:
-    """What the system holds now; memory in MB, of processes (RSS) and of /dev/shm."""
+    """What the system holds now; memory in MB, of processes and of /dev/shm.
+
+    A process's RSS counts pages of shared segments and files, too, which grow until every slot has been used once.
+    `own_mb` is without them.
+    """
     rss = files = sockets = processes = 0
-    names, numbers = Counter[str](), Counter[str]()
+    names, owns, numbers = Counter[str](), Counter[str](), Counter[str]()
     for process in served.processes():
         try:
-            memory, fds = process.memory_info().rss, list(Path(f"/proc/{process.pid}/fd").iterdir())
+            memory, fds = process.memory_info(), list(Path(f"/proc/{process.pid}/fd").iterdir())
             targets = [_target(fd) for fd in fds]
             name = process.name()
         except (psutil.Error, OSError):
             continue
-        rss += memory
+        rss += memory.rss
+        owns[name] += memory.rss - memory.shared
         files += len(fds)
         sockets += sum(target.startswith("socket:") for target in targets)
         processes += 1
-        names[name] += memory
+        names[name] += memory.rss
         numbers[name] += 1
     segments = served.segments()
     return {
         "rss_mb": rss / 1e6,
+        "own_mb": owns.total() / 1e6,
         "rss_mb_by_process": {name: size / 1e6 for name, size in sorted(names.items())},
+        "own_mb_by_process": {name: size / 1e6 for name, size in sorted(owns.items())},
         "processes": processes,
         "processes_by_name": dict(sorted(numbers.items())),
         "series": _series(served.state),
@@ -77,6 +84,11 @@ def growth_figures(
             value=last["rss_mb"] / first["rss_mb"],
             most=1 + memory_fraction,
             note=f"{first['rss_mb']:.0f} -> {last['rss_mb']:.0f} MB",
+        ),
+        Figure(
+            name="of it, without what processes share",
+            value=last["own_mb"] / first["own_mb"],
+            note=f"{first['own_mb']:.0f} -> {last['own_mb']:.0f} MB",
         ),
         *(
             Figure(

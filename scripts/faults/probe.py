@@ -6,11 +6,12 @@ import math
 import threading
 import time
 import urllib.request
+from collections.abc import Iterable
 
 from scripts.benchmarks.served import Served
 from triton_backend.contract.errors import PoolPipeError
 from triton_backend.contract.plan import ModelPlan
-from triton_backend.contract.units import us_to_s
+from triton_backend.contract.units import s_to_us, us_to_s
 from triton_backend.runtimes.clock import SystemClock
 from triton_backend.runtimes.stage_tensors import served_models
 
@@ -24,7 +25,7 @@ class Prober(threading.Thread):
         super().__init__(daemon=True)
         self._served = served
         self._over = threading.Event()
-        self.last_bad_us = 0
+        self.bad_us: list[int] = []
         self.complaints: dict[str, int] = {}
 
     def run(self) -> None:
@@ -32,8 +33,13 @@ class Prober(threading.Thread):
         while not self._over.wait(PROBE_SECONDS):
             complaint = self._complaint()
             if complaint is not None:
-                self.last_bad_us = SystemClock().now_us()
+                self.bad_us.append(SystemClock().now_us())
                 self.complaints[complaint] = self.complaints.get(complaint, 0) + 1
+
+    @property
+    def last_bad_us(self) -> int:
+        """When it was last not well; 0 for never."""
+        return self.bad_us[-1] if self.bad_us else 0
 
     def end(self) -> None:
         """Stop probing."""
@@ -51,6 +57,18 @@ class Prober(threading.Thread):
             if not is_served(self._served, model):
                 return f"no answer of {model.name}"
         return None
+
+
+def well_from_us(bad_us: Iterable[int], from_us: int, seconds: float) -> int:
+    """The first instant from one on that begins so many seconds without an instant at which it was not well.
+
+    A busy machine drops a request of a short deadline now and then, long after a fault.
+    """
+    for bad in bad_us:
+        if bad - from_us > s_to_us(seconds):
+            break
+        from_us = max(from_us, bad)
+    return from_us
 
 
 def is_served(served: Served, model: ModelPlan) -> bool:

@@ -11,7 +11,7 @@ machine does not allow it (root, a C compiler, a mount namespace) one host serve
 `--two-gateways` breaks workers and one of two servers instead, on one host, with clients that send again once.
 
 Per fault: requests late, dropped and failed until the next one; answers later than their deadline and 100 ms; seconds
-until it is repaired (every worker up, every model answers), against the time of its row; seconds from then until two
+until it is repaired (every worker up, every model answers, for five seconds), against the time of its row; seconds from then until two
 seconds attain 99 %. In the end: wrong answers, memory (without the fork servers of nodes, which come and go), processes,
 files, sockets and segments of shared memory against those after the warm-up, and what is left over when all has stopped.
 """
@@ -60,7 +60,7 @@ from scripts.faults.places import (
     in_mount_namespace,
     small_file_systems,
 )
-from scripts.faults.probe import Prober, wait_well
+from scripts.faults.probe import Prober, wait_well, well_from_us
 from triton_backend.contract.errors import PoolPipeError
 from triton_backend.contract.plan import Plan
 from triton_backend.contract.units import s_to_us, us_to_s
@@ -70,6 +70,7 @@ from triton_backend.serving.node.fork_server import SERVER_NAME as FORK_SERVER
 MEMORY_FRACTION = 0.01
 WARM_UP_S = 60.0
 SETTLED_WINDOWS = 4
+CALM_S = 5.0  # a fault is repaired when nothing is amiss for so long
 MEGABYTES, SHARED_MEGABYTES = 512, 512  # the event files of half an hour take 150 MB
 POLL_S = 0.1
 
@@ -160,11 +161,13 @@ def one(served: Served, fault: Fault, seconds: float) -> dict[str, Any]:
         time.sleep(POLL_S)
     row["whole_again"] = wait_well(served)
     prober.end()
-    repaired_us = max(gone_us, prober.last_bad_us)
+    repaired_us = well_from_us(prober.bad_us, gone_us, CALM_S)
+    later = [at for at in prober.bad_us if at > repaired_us]
     return row | {
         "repaired_us": repaired_us,
         "repaired_s": us_to_s(repaired_us - at_us),
         "complaints": prober.complaints,
+        "complaints_later": len(later),
         "load_average": os.getloadavg()[0],
     }
 
@@ -215,6 +218,8 @@ def figures_of(result: dict[str, Any], fault_seconds: float) -> list[Figure]:
     for number, row in enumerate(result["rows"], 1):
         name = f"{number} {row['fault']}"
         lost = f"{row['lost']} of {row['offered']} lost, {row['waited_too_long']} > 100 ms late"
+        if row["complaints_later"]:
+            lost += f", {row['complaints_later']} probes later not well"
         if "broken" in row:
             figures.append(Figure(name=f"{name}: made", value=0, least=1, note=row["broken"]))
         figures.append(
@@ -263,8 +268,10 @@ def figures_of(result: dict[str, Any], fault_seconds: float) -> list[Figure]:
 
 def without_fork_servers(look: dict[str, Any]) -> dict[str, Any]:
     """What is held without the processes that are there only from the first worker missed on."""
-    theirs_mb = look["rss_mb_by_process"].get(FORK_SERVER, 0.0)
-    return look | {"rss_mb": look["rss_mb"] - theirs_mb}
+    return look | {
+        kind: look[kind] - look[f"{kind}_by_process"].get(FORK_SERVER, 0.0)
+        for kind in ("rss_mb", "own_mb")
+    }
 
 
 def fork_server_figures(looks: Sequence[dict[str, Any]]) -> list[Figure]:

@@ -6,6 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from scripts.benchmarks.served import FAILED, SERVED, Loaded
+from scripts.faults.probe import well_from_us
 from scripts.faults.soak import figures_of, judged, settled_s
 from triton_backend.serving.loadgen.record import RECORD
 
@@ -51,6 +52,8 @@ def test_a_repair_that_takes_longer_than_its_row_says_is_missed() -> None:
     look: dict[str, Any] = {
         "rss_mb": 100.0,
         "rss_mb_by_process": {},
+        "own_mb": 60.0,
+        "own_mb_by_process": {},
         "processes_by_name": {},
         "series": 100,
         "processes": 9,
@@ -67,6 +70,7 @@ def test_a_repair_that_takes_longer_than_its_row_says_is_missed() -> None:
         "lost": 3,
         "offered": 100,
         "waited_too_long": 0,
+        "complaints_later": 1,
     }
     result: dict[str, Any] = {
         "rows": [row, {**row, "repaired_s": 1.0, "whole_again": False}],
@@ -86,3 +90,11 @@ def test_a_repair_that_takes_longer_than_its_row_says_is_missed() -> None:
         "memory at the end, of that after warm-up",
         "processes, segments and folders left over",
     ]
+
+
+def test_a_fault_is_repaired_once_nothing_is_amiss_for_seconds() -> None:
+    """A single request that a busy machine drops much later is no part of it; a flapping worker is."""
+    bad_us = [1 * S, 2 * S, 6 * S, 40 * S]
+    assert well_from_us(bad_us, 1 * S, 5.0) == 6 * S
+    assert well_from_us(bad_us, 3 * S, 1.0) == 3 * S
+    assert well_from_us([], 3 * S, 5.0) == 3 * S
