@@ -5,7 +5,7 @@ Triton and loaded with requests whose right answers are known. A few seconds int
 is broken; a prober asks for the state ten times a second and tries a request of every model.
 
     .venv/bin/python scripts/faults/bench_faults.py [--only NAME ...] [--seconds 12] [--load-factor 0.6]
-        [--application] [--policy deferred] [--out FILE]
+        [--application] [--policy deferred] [--clock-ahead 100000] [--out FILE]
 
 Where one of two servers is killed clients send what fails once more, after 0.1 s; a request is lost that is dropped or fails then, too.
 
@@ -392,6 +392,7 @@ def main() -> int:
         "--policy",
         help="of the scheduler, in place of the plan's; not with two hosts, nor another clock",
     )
+    add("--clock-ahead", type=int, default=0, help="seconds, of the far host's monotonic clock")
     add("--port", type=int, default=18_530, help="the first of those used")
     add("--verbose", action="store_true", help="the server's logs at the end")
     add("--inside", type=Path, help=argparse.SUPPRESS)
@@ -407,7 +408,8 @@ def main() -> int:
     rows = run_all(options, PROCESSES + CHANGED, lambda: Served(plan, options.port, here))
     beside = serve_options(options, gateways=2)
     rows += run_all(options, TWO_GATEWAYS, lambda: Served(plan, options.port, beside))
-    rows += run_all(options, FAR, lambda: Far(plan, options.port))
+    ahead = options.clock_ahead
+    rows += run_all(options, FAR, lambda: Far(plan, options.port, clock_ahead_s=ahead))
     slow = small_plan("faults", nic_gbps=LINK_GBPS)
     rows += run_all(options, LINKED, lambda: Far(slow, options.port, link_gbps=LINK_GBPS))
     rows += run_all(options, CLOCK, lambda: Shifted(plan, options.port))

@@ -5,7 +5,7 @@ too large for a checksum, are served by the real Triton and loaded with requests
 are known. All the while a worker of either stage, a front, a node and the scheduler are stopped for 0.2, 0.5 and 0.95 s
 and continued, in turn, `--times` each; with two hosts, the link between them is down for 0.3, 1 and 1.9 s.
 
-    .venv/bin/python scripts/faults/bench_pauses.py [--times 10] [--far] [--load-factor 0.5] [--out FILE]
+    .venv/bin/python scripts/faults/bench_pauses.py [--times 10] [--far [--clock-ahead 100000]] [--load-factor 0.5] [--out FILE]
 
 Of all of it: wrong answers; requests late, dropped and failed; answers later than their deadline and 100 ms, where the
 process that held them was not killed. A fault begins when all workers are up after the one before.
@@ -17,6 +17,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from flows.clock import Stopwatch
@@ -106,6 +107,7 @@ def main() -> int:
     add = parser.add_argument
     add("--times", type=int, default=10, help="of each fault")
     add("--far", action="store_true", help="over two hosts, with the link between them")
+    add("--clock-ahead", type=int, default=0, help="seconds, of the far host's monotonic clock")
     add("--only", nargs="+", help="names of faults")
     add("--load-factor", type=float, default=0.5, help="of what the plan serves")
     add("--port", type=int, default=18_630, help="the first of those used")
@@ -114,7 +116,8 @@ def main() -> int:
     plan, watch = paused_plan(), Stopwatch()
     faults = PAUSED if options.far else STOPPED
     faults = [fault for fault in faults if not options.only or fault.name in options.only]
-    with Far(plan, options.port) if options.far else Served(plan, options.port) as served:
+    far = partial(Far, clock_ahead_s=options.clock_ahead)
+    with (far if options.far else Served)(plan, options.port) as served:
         wait_well(served)
         result = pause(served, faults, options.times, options.load_factor)
         result["whole_again"] = wait_well(served)

@@ -67,10 +67,16 @@ class Far(Served):
 
     Args:
         link_gbps: what the link to it carries; None: whatever it can.
+        clock_ahead_s: how far its monotonic clock, which begins with every boot, is ahead of this host's.
     """
 
     def __init__(
-        self, plan: Plan, port: int, within: Path | None = None, link_gbps: float | None = None
+        self,
+        plan: Plan,
+        port: int,
+        within: Path | None = None,
+        link_gbps: float | None = None,
+        clock_ahead_s: int = 0,
     ) -> None:
         options = ServeOptions(
             hosts={FAR_NODE: THERE},
@@ -82,6 +88,7 @@ class Far(Served):
         super().__init__(plan, port, options, within)
         self._far_port = port + 5
         self._link_gbps = link_gbps
+        self._clock_ahead_s = clock_ahead_s
         self._far = self.root / "far"
 
     @staticmethod
@@ -109,7 +116,10 @@ class Far(Served):
 
     def start_far(self) -> None:
         """Start the Triton of the far host."""
-        enter = ["ip", "netns", "exec", SPACE, sys.executable, "-c", START, str(self._far)]
+        enter = ["ip", "netns", "exec", SPACE]
+        if self._clock_ahead_s:
+            enter += ["unshare", "--time", "--monotonic", str(self._clock_ahead_s)]
+        enter += [sys.executable, "-c", START, str(self._far)]
         subprocess.run(
             [*enter, str(self._far_port), THERE],
             check=True,
