@@ -255,8 +255,15 @@ def _finish(world: World, status: int) -> bool:
         if not _has_room(world):
             world.cursor[0]["again"] = 1
             return False
-        status = settle_all(world.tables) if status != SETTLED else settle_jobs(world.tables)
+        if status != SETTLED:
+            status = settle_all(world.tables)
+            carry_out(world)
+            continue
+        before = world.tables.counts[0]["unsettled"]
+        status = settle_jobs(world.tables)
         carry_out(world)
+        if status == SETTLED and world.tables.counts[0]["unsettled"] >= before:
+            return True  # nothing is listed or touched, whatever is counted
     return True
 
 

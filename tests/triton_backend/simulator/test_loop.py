@@ -1,0 +1,41 @@
+"""The event loop of the simulator ends whatever its counts say, so that what is wrong with them can be said."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[3]
+MISCOUNTED = """
+from tests.fakes.plans import two_stages
+from triton_backend.contract.errors import InvariantError
+from triton_backend.simulator import run
+from triton_backend.simulator.scenario import SimOptions
+
+new_world = run.new_world
+
+def miscounted(*args, **more):
+    world = new_world(*args, **more)
+    world.tables.counts["unsettled"] = 1  # nothing is listed or touched
+    return world
+
+run.new_world = miscounted
+try:
+    run.simulate(two_stages(), SimOptions(duration_s=0.5))
+except InvariantError as error:
+    print(error)
+"""
+
+
+@pytest.mark.slow
+def test_a_count_of_what_is_to_be_settled_that_is_too_high_ends_the_run_all_the_same() -> None:
+    """A process of its own, which an endless loop cannot hold."""
+    command = [sys.executable, "-c", MISCOUNTED]
+    plain = os.environ | {"NUMBA_DISABLE_JIT": "1"}
+    ran = subprocess.run(
+        command, cwd=ROOT, env=plain, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (ran.returncode, ran.stderr) == (0, "")
+    assert "unsettled" in ran.stdout
