@@ -20,7 +20,12 @@ from triton_backend.contract.units import us_to_ms
 
 CHUNK_CELLS = 4_000_000  # configurations looked at in one array, to bound memory
 MOST_ENUMERATED = 1_000_000_000  # configurations looked at: minutes
-MOST_BYTES = 4 << 30  # of feasible configurations, all in memory at once
+MOST_BYTES = (
+    9 << 30
+)  # of feasible configurations and the table that they are joined into, or of cuts
+_CELL_BYTES = 8
+_CUT_BYTES, _CUT_CELLS = 56, 3  # of one cut: of its tuple, and in it and two arrays for each stage
+_CHUNK_CELLS = 3  # sums, what they exceed, and whether
 _ROUND_OFF_US = 1e-6  # a sum of whole µs against a limit that is no whole µs
 
 
@@ -97,8 +102,10 @@ def enumerate_columns(problem: Problem, max_partitions: int) -> Columns:
     looked_at = sum(_most(model, max_partitions) for model in problem.models)
     if looked_at > MOST_ENUMERATED:
         raise _too_many(max_partitions, f"{looked_at:,} configurations to look at")
+    if max(_cut_bytes(model, max_partitions) for model in problem.models) > MOST_BYTES:
+        raise _too_many(max_partitions, f"a table of cuts of more than {_gib()}")
     parts: list[_Part] = []
-    enumerated = kept_bytes = 0
+    enumerated = kept_bytes = kept = widest = 0
     for number, model in enumerate(problem.models):
         best_us = np.inf
         found = 0
@@ -108,9 +115,12 @@ def enumerate_columns(problem: Problem, max_partitions: int) -> Columns:
                 best_us = min(best_us, part.best_excess_us)
                 found += len(part.batch)
                 parts.append(part)
+                kept += len(part.batch)
                 kept_bytes += part.types.nbytes + part.cuts.nbytes + part.rate_rps.nbytes
-                if kept_bytes > MOST_BYTES:
-                    raise _too_many(max_partitions, f"more than {MOST_BYTES >> 30} GiB of them")
+                widest = max(widest, stages)
+                row_bytes = _CELL_BYTES * (3 * widest + 4 + len(problem.classes))
+                if kept_bytes + kept * row_bytes > MOST_BYTES:
+                    raise _too_many(max_partitions, f"more than {_gib()} of them")
         if not found:
             _raise_infeasible(model, best_us, max_partitions)
     return _join(problem, parts, enumerated)
@@ -122,6 +132,21 @@ def _most(model: ModelArrays, max_partitions: int) -> int:
         len(model.types) ** stages * comb(model.blocks - 1, stages - 1)
         for stages in range(1, min(max_partitions, model.blocks) + 1)
     )
+
+
+def _cut_bytes(model: ModelArrays, max_partitions: int) -> int:
+    """Of the cuts of a model, and of the latencies of one chunk with all of them, at most."""
+
+    def of(stages: int) -> int:
+        cuts = comb(model.blocks - 1, stages - 1)
+        table = cuts * (_CUT_BYTES + _CUT_CELLS * _CELL_BYTES * stages)
+        return table + _CHUNK_CELLS * _CELL_BYTES * cuts * model.batches
+
+    return max(map(of, range(1, min(max_partitions, model.blocks) + 1)))
+
+
+def _gib() -> str:
+    return f"{MOST_BYTES >> 30} GiB"
 
 
 def _too_many(max_partitions: int, reason: str) -> InputError:

@@ -1,12 +1,13 @@
 """Pipelines of five stages and more, with many models: a plan, or one line that says why there is none."""
 
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pytest
 
 from flows.planning import PlanOptions, make_plan
-from flows.planning.inputs import build_problem
+from flows.planning.inputs import Problem, build_problem
 from flows.planning.pool import columns
 from flows.planning.pool.columns import enumerate_columns
 from flows.planning.verify import verify_plan
@@ -95,3 +96,26 @@ def test_more_configurations_than_can_be_kept_are_one_line(
     problem = build_problem(ALIKE, GPUS, demands("throughput"), PlanOptions())
     with pytest.raises(InputError, match=f"option max_partitions: .* at most 5 stages .*{reason}"):
         enumerate_columns(problem, 5)
+
+
+def test_configurations_are_counted_as_the_table_that_they_are_joined_into_holds_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Rows of two stages are padded to the widest, which takes several times their own memory."""
+    problem = build_problem(ALIKE, GPUS, demands("throughput"), PlanOptions())
+    table = enumerate_columns(problem, 3)
+    names = ("model", "batch", "stages", "types", "cuts", "rate_rps", "usage")
+    table_bytes = sum(getattr(table, name).nbytes for name in names)
+    monkeypatch.setattr(columns, "MOST_BYTES", table_bytes - 1)
+    with pytest.raises(InputError, match=r"at most 3 stages make more than .* GiB of them"):
+        enumerate_columns(problem, 3)
+    monkeypatch.setattr(columns, "MOST_BYTES", 2 * table_bytes)  # and what they are joined from
+    assert len(enumerate_columns(problem, 3)) == len(table)
+
+
+def test_a_model_of_many_blocks_is_refused_before_its_cuts_fill_the_memory() -> None:
+    """C(119, 5) cuts for each of two batch sizes are fewer than may be looked at, and 40 GB."""
+    model = SimpleNamespace(blocks=120, batches=2, types=np.zeros(1, dtype=np.int64))
+    problem = cast("Problem", SimpleNamespace(models=[model]))
+    with pytest.raises(InputError, match=r"at most 6 stages make a table of cuts .* GiB"):
+        enumerate_columns(problem, 6)
