@@ -185,3 +185,8 @@ def test_intervals_are_told_from_tables_by_the_first_line() -> None:
 def test_faults_are_named(call: Callable[[], object], reason: str) -> None:
     with pytest.raises(InputError, match=reason):
         call()
+
+
+def test_a_deadline_of_one_microsecond_is_one() -> None:
+    stated = arrivals.parse_stated(["arrival_s,deadline_ms", "1,0.001"])
+    assert stated.deadline_us.tolist() == [1]

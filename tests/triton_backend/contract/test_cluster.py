@@ -2,7 +2,7 @@
 
 import pytest
 
-from triton_backend.contract.cluster import Cluster, GpuClass, NodeGroup
+from triton_backend.contract.cluster import NIC_GBPS, Cluster, GpuClass, NodeGroup
 from triton_backend.contract.errors import InputError
 
 CLUSTER = Cluster(
@@ -96,3 +96,11 @@ def test_numbers_must_be_positive() -> None:
         GpuClass(name="A", hourly_cost=0)
     with pytest.raises(InputError, match="nic_gbps"):
         NodeGroup(count=1, gpu_class="A", gpus=1, nic_gbps=0)
+
+
+@pytest.mark.parametrize("nic_gbps", NIC_GBPS)
+def test_the_slowest_and_the_fastest_link_are_links(nic_gbps: float) -> None:
+    assert NodeGroup(count=1, gpu_class="A", gpus=1, nic_gbps=nic_gbps).nic_gbps == nic_gbps
+    beyond = nic_gbps / 2 if nic_gbps < 1 else nic_gbps * 2
+    with pytest.raises(InputError, match="is not within"):
+        NodeGroup(count=1, gpu_class="A", gpus=1, nic_gbps=beyond)

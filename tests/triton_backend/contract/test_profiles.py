@@ -72,6 +72,12 @@ def test_bad_latencies_leave_a_class_out(bad: float) -> None:
     assert "B" in warnings[0]
 
 
+def test_a_latency_of_nothing_counts_as_the_least() -> None:
+    profile, warnings = profile_from_cells("m", cells("A", (0, 2)), ())
+    assert warnings == []
+    assert profile.tables[ProfileKey("A", WHOLE_GPU)].stage_latency_us((0, 1)).tolist() == [1, 2]
+
+
 def test_latency_that_falls_with_batch_is_kept_and_said_so() -> None:
     profile, warnings = profile_from_cells("m", cells("A", (5, 4)), ())
     assert "falls with batch" in warnings[0]

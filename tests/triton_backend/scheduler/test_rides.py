@@ -96,6 +96,8 @@ def test_a_ride_has_all_seats_that_end_in_time_and_waits_for_company_as_long_as_
     assert (tight.seats, tight.start_us, tight.end_us) == (4, 1_000, 8_000)
     small = the_ride(Told(two_tails()).arrive(0, AT_JUNCTION, slack_us=5_500))
     assert (small.seats, small.start_us, small.end_us) == (2, 500, 5_500)
+    most = the_ride(Told(two_tails(8)).arrive(0, AT_JUNCTION, slack_us=10_500))
+    assert (most.seats, most.start_us, most.end_us) == (7, 500, 10_500)
 
 
 def test_batches_of_two_entries_sit_in_one_run_at_rows_of_their_own() -> None:

@@ -547,9 +547,6 @@ def _open_crowded(tables: Tables, pool: int) -> int:
     vgpus, _ = _free_at(tables, pool, FAR - 1, min(waiting, MOST_CROWDED) - 1)
     if vgpus >= min(waiting, MOST_CROWDED):
         return FAR
-    free, _ = _free_at(tables, pool, now + _lead_us(tables, 1), waiting - 1)
-    if waiting <= free:
-        return FAR
     count = _in_order(tables, pool)
     due = FAR
     best = NONE

@@ -25,14 +25,19 @@ from triton_backend.contract.events import (
     WorkerLost,
 )
 from triton_backend.contract.plan import PlacementRun, Plan
+from triton_backend.scheduler.compiled import FAR
 from triton_backend.scheduler.policies.late import (
     BY_HEAD,
     LEAST_DEADLINE,
     LEAST_WASTE,
     MEASURED,
+    _in_order,
+    _open_crowded,
 )
 from triton_backend.scheduler.policies.registry import largest_batches
 from triton_backend.scheduler.scheduler import Scheduler
+from triton_backend.scheduler.tables import new_tables
+from triton_backend.scheduler.topology import build_topology
 
 RULES = {
     "deferred": Rules("frontrun", "window", "latest"),
@@ -216,6 +221,32 @@ def test_a_full_batch_that_can_wait_lets_a_lone_request_go_that_cannot() -> None
     life = run(plan, arrivals)
     assert not life.drops
     assert [(b.at, b.model) for b in life.batches] == [(70, 1), (80, 0)]
+
+
+@pytest.mark.parametrize(("vgpus", "looks_at_us"), [(32, FAR), (16, 88)])
+def test_where_each_that_waits_has_a_vgpu_nobody_goes_before_another(
+    vgpus: int, looks_at_us: int
+) -> None:
+    """Seventeen wait until 100; where vGPUs are fewer the first goes in time for the last, 12 before."""
+    tables = new_tables(build_topology(shared([RISING] * 17, vgpus, policy="deferred")))
+    tables.heaps[0]["waiting_count"] = 17
+    for pipeline in range(17):
+        tables.heaps[pipeline]["key"] = 100
+        tables.waiting_keep_us[tables.topology.pipelines[pipeline]["place"]] = 1_000
+        tables.candidates[pipeline]["samples"] = 1
+    assert _open_crowded(tables, 0) == looks_at_us
+
+
+def test_waiting_candidates_are_put_in_the_order_in_which_they_open() -> None:
+    tables = new_tables(build_topology(shared([RISING] * 5, 1, policy="deferred")))
+    opens = (40, 10, 30, 20, 30)
+    for pipeline, open_us in enumerate(opens):
+        tables.heaps[pipeline]["key"] = open_us
+        place = tables.topology.pipelines[pipeline]["place"]
+        tables.waiting_keep_us[place] = FAR if pipeline == 3 else 1_000  # which does not wait
+    assert _in_order(tables, 0) == 4
+    found = [(int(row["next_sent"]), int(row["send_us"])) for row in tables.heaps[:4]]
+    assert found == [(1, 10), (2, 30), (4, 30), (0, 40)]
 
 
 def test_the_lowest_free_vgpu_is_taken() -> None:
