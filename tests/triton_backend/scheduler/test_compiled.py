@@ -4,12 +4,13 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import pytest
 
 from tests.interpreters import ROOT, printed_by
-from triton_backend.scheduler.compiled import BOUNDS_CHECKED, Integers, entry
+from triton_backend.scheduler.compiled import BOUNDS_CHECKED, Integers, _imported, entry
 
 PROGRAM = """
 import json
@@ -89,6 +90,25 @@ def test_of_processes_that_want_a_kernel_at_once_one_compiles_it(tmp_path: Path)
         process.stdin.flush()
     said = sorted(process.communicate()[0].split() for process in waiting)
     assert said == [["42", "0", "1"], ["42", "0", "1"], ["42", "1", "0"]]
+
+
+class Narrow(NamedTuple):
+    first: int
+
+
+class Wide(NamedTuple):
+    first: int
+    second: int
+
+
+def test_a_kernel_is_remembered_with_the_constants_and_fields_that_it_imports() -> None:
+    """Else one whose constant changes in another file would go on with the former value, from the cache."""
+    assert _imported({"SEATS": 3, "Row": Narrow, "name": "any"}) == {
+        "SEATS = 3",
+        "Row = ('first',)",
+    }
+    assert _imported({"SEATS": 4}) == {"SEATS = 4"}
+    assert _imported({"Row": Wide}) == {"Row = ('first', 'second')"}
 
 
 @entry

@@ -153,12 +153,14 @@ def rides_by_number(decided: list[Decision]) -> dict[int, Ride]:
     return {d.ride_id: d for d in decided if isinstance(d, Ride)}
 
 
-def test_who_has_time_gives_up_its_seats_and_sits_in_a_later_ride() -> None:
+@pytest.mark.parametrize("entry", [ALIGNED, AT_JUNCTION])
+def test_who_has_time_gives_up_its_seats_and_sits_in_a_later_ride(entry: int) -> None:
+    """For a pipeline of one stage there, and for one with another stage on another pool before it."""
     told = Told(two_tails())
     told.arrive(0, AT_JUNCTION, samples=4)  # leaves at once
     waits = the_ride(told.arrive(10, AT_JUNCTION, samples=4))
     assert (waits.start_us, waits.end_us) == (7_000, 14_000)
-    decided = told.arrive(20, AT_JUNCTION, slack_us=14_500)
+    decided = told.arrive(20, entry, slack_us=14_500)
     rides = rides_by_number(decided)
     sooner = rides.pop(waits.ride_id)
     assert (len(sooner.members), sooner.start_us, sooner.end_us) == (1, 7_000, 14_000)
