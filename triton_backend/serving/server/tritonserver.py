@@ -225,7 +225,10 @@ class ModelReloads:
         )
         if not retry.failures:
             _LOG.warning("%s is loaded anew", file.name)
-        failure = self._load(file)
+        try:
+            failure = self._load(file)
+        except Exception as error:  # noqa: BLE001  # of this thread alone; it is tried again
+            failure = repr(error)
         if failure is None:
             retry.succeeded()
             return

@@ -236,3 +236,19 @@ def test_a_model_is_loaded_when_a_full_disk_is_freed_and_that_is_said_once(
     begin()
     assert (api.loaded, len(pauses)) == (["line"] * 2, 7)
     assert caplog.records[-1].message == "line is loaded anew"
+
+
+def test_a_load_that_fails_in_an_unforeseen_way_is_tried_again_after_a_pause(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It would be begun five times a second, each time with a traceback."""
+    render_repository(tmp_path, plan(two_stage("line")), ServeOptions())
+    (tmp_path / "repository" / "line" / "config.pbtxt").write_bytes(b"\xff")  # no UTF-8
+    api, pauses = Loads(), list[float]()
+    reloads = ModelReloads(ServeSettings.read(tmp_path / SETTINGS_NAME), cast("TritonApi", api))
+    monkeypatch.setattr(reloads, "_stopping", SimpleNamespace(wait=pauses.append))
+    for _ in range(3):
+        reloads.begin(tmp_path / "pids" / "line")
+        wait_for(lambda: not reloads.is_loading("line"))
+    assert (api.loaded, pauses) == ([], [1, 2, 4])
+    assert "UnicodeDecodeError" in caplog.records[-1].message
