@@ -68,6 +68,16 @@ def test_the_last_stage_gives_the_models_outputs_and_others_what_the_next_takes(
     assert [model.stage_outputs(0, stage) for stage in (0, 1)] == [(SPEC,), (answer,)]
 
 
+def test_what_enters_a_stage_is_what_the_one_before_it_gives() -> None:
+    given, wide = (replace(SPEC, name=name) for name in ("given", "wide"))
+    (model,) = make_plan([[Own(latency_us=(1_000,)) for _ in range(3)]]).models
+    (pipeline,) = model.pipelines
+    first, second, third = pipeline.stages
+    stages = (replace(first, boundary=(SPEC,)), replace(second, boundary=(wide,)), third)
+    model = replace(model, pipelines=(replace(pipeline, stages=stages),), inputs=(given,))
+    assert [model.stage_inputs(0, stage) for stage in range(3)] == [(given,), (SPEC,), (wide,)]
+
+
 def test_clients_of_a_model_may_ask_for_what_applications_leave_of_its_rate() -> None:
     plan = make_plan(*([[Own(latency_us=(1_000,))]] for _ in range(2)))
     modules = hand_module("a", "m0"), hand_module("b", "m1", "a", rows=2.5, max_rows=8)

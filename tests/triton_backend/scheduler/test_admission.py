@@ -13,7 +13,9 @@ from triton_backend.scheduler.admission import (
     FILLED_SHARE,
     OVERLOAD_FACTOR,
     admits,
+    admits_job,
     capacity_rps,
+    job_work,
     new_admission,
 )
 
@@ -115,6 +117,29 @@ def test_where_jobs_enter_a_share_of_all_is_let_in_that_falls_as_work_grows(
         if 0 < share < 1:
             gaps = np.diff(np.flatnonzero(let_in))
             assert gaps.max() - gaps.min() <= 1
+
+
+@pytest.mark.parametrize("application", [0, 1])
+def test_a_job_that_is_let_in_is_work_of_all_of_its_applications_modules_and_of_no_other(
+    application: int,
+) -> None:
+    """Three rows of each of them, of a millisecond each; also where no application comes after its own."""
+    plan = make_plan(*[[[Own(latency_us=(1_000,))]] for _ in range(4)])
+    names = [model.name for model in plan.models]
+    chains = [
+        hand_application(
+            f"app{n}",
+            [hand_module("one", names[2 * n]), hand_module("two", names[2 * n + 1], "one")],
+            slo_us=100_000,
+        )
+        for n in range(2)
+    ]
+    served = with_applications(plan, *chains)
+    rows, work = new_admission(served), job_work(served)
+    (first,) = np.flatnonzero(work["application"] == application)[:1]
+    assert admits_job(rows, work, int(first), 3, 100_000, 0)
+    mine = [3_000.0 if n // 2 == application else 0.0 for n in range(4)]
+    assert rows["work_us"].tolist() == mine
 
 
 def test_the_common_time_is_that_of_whom_the_plan_leaves_least() -> None:
