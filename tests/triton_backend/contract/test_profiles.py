@@ -9,8 +9,10 @@ from triton_backend.contract.profiles import (
     ModelProfile,
     ProfileKey,
     ProfileTable,
+    Utilisation,
     loaded,
     profile_from_cells,
+    with_utilisation,
 )
 from triton_backend.contract.shares import LOADED, SOLO, WHOLE_GPU
 
@@ -115,6 +117,20 @@ def test_what_cells_use_is_known_of_a_table_up_to_its_largest_batch_or_left_out(
     some = [c._replace(l2=None) if (c.block, c.batch) == (1, 2) else c for c in whole]
     _, (warning,) = profile_from_cells("m", some, (100,))
     assert "utilisation left out: not known of block 1, batch 2" in warning
+
+
+def test_cells_are_given_what_is_known_of_their_block_or_of_every_one() -> None:
+    known = [
+        Utilisation("A", WHOLE_GPU, None, 1, 0.1, 0.2),
+        Utilisation("A", WHOLE_GPU, 1, 1, 0.3, 0.4),
+    ]
+    found = with_utilisation(cells("A", (10, 15), (5, 6)), known)
+    assert [(c.block, c.batch, c.l2, c.dram) for c in found] == [
+        (0, 1, 0.1, 0.2),
+        (0, 2, None, None),
+        (1, 1, 0.3, 0.4),
+        (1, 2, None, None),
+    ]
 
 
 def test_a_part_alone_stands_for_itself_and_busy_copies_for_it_where_it_is_not_known() -> None:

@@ -183,6 +183,21 @@ def test_who_has_little_time_goes_before_rides_that_can_wait_and_takes_along_who
     assert {s.batch_id for s in sooner.members}.isdisjoint({s.batch_id for s in later.members})
 
 
+def test_who_has_little_time_goes_before_rides_of_which_one_waits_for_the_other() -> None:
+    """The second one has 9 ms left, and waits for 7 more."""
+    told = Told(two_tails())
+    told.arrive(0, AT_JUNCTION, samples=4)
+    waiting = [
+        the_ride(told.arrive(at_us, AT_JUNCTION, slack_us=100_000 if at_us < 14 else 30_000))
+        for at_us in range(10, 18)
+    ]
+    first, second = waiting[3], waiting[7]
+    assert [(r.start_us, r.end_us) for r in (first, second)] == [(7_000, 14_000), (14_000, 21_000)]
+    rides = rides_by_number(told.arrive(20, AT_JUNCTION, slack_us=14_500, samples=2))
+    later = [(rides[r.ride_id].start_us, rides[r.ride_id].end_us) for r in (first, second)]
+    assert later == [(14_000, 21_000), (21_000, 28_000)]
+
+
 def test_who_leaves_a_full_ride_sooner_boards_the_next_one_sooner() -> None:
     align = Pool(latency_us=(3_000, 4_000), bytes_out=1_000_000)
     shared = Pool(latency_us=(4_000, 5_000, 6_000, 7_000))
