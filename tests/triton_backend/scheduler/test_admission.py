@@ -12,6 +12,7 @@ from triton_backend.scheduler.admission import (
     ADMISSION,
     FILLED_SHARE,
     OVERLOAD_FACTOR,
+    WORK,
     admits,
     admits_job,
     capacity_rps,
@@ -87,6 +88,16 @@ def test_in_an_overload_work_may_fill_its_share_of_the_time_and_no_more() -> Non
     for work_us, admitted in ((full_us, True), (full_us + 1, False)):
         rows = door(offered=offered, batching=1.0, work_us=work_us)
         assert admits(rows, 0, 1, 10_000, 0) is admitted
+
+
+def test_of_a_jobs_time_what_its_other_modules_take_is_nobodys_to_fill() -> None:
+    offered = 2 * OVERLOAD_FACTOR * MEMORY_US / SAMPLE_US
+    full_us = FILLED_SHARE * 6_000
+    work = np.zeros(1, WORK)
+    work[0]["rows"], work[0]["beside_us"] = 1.0, 4_000.0
+    for work_us, admitted in ((full_us, True), (full_us + 1, False)):
+        rows = door(offered=offered, batching=1.0, work_us=work_us)
+        assert admits_job(rows, work, 0, 1, 10_000, 0) is admitted
 
 
 @pytest.mark.parametrize(("batches", "batching"), [(1, 0), (2, 1)])
