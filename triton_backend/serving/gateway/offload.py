@@ -13,8 +13,9 @@ A cut is `planned` where an entry there has pools of its own, `shadow` where onl
 `least` is what a client decides by: where there is a shadow pool, what that takes, since it serves until a plan
 has another pool.
 A lease ends after 10 s; a rate of 0 ends it at once. It says what a client wants, and reserves nothing. Nobody proves a
-name: where there are too many, the lease that was announced longest ago makes room, so that names which are made up once
-keep no client out for long.
+name: only so many new ones are taken a second, so that a flood of them pushes out none that has a lease; and where there
+are too many, the lease that was announced longest ago makes room, so that names which are made up once keep no client out
+for long. A client that is refused is served all the same, and announces again.
 """
 
 import json
@@ -29,6 +30,8 @@ from triton_backend.contract.units import US_PER_S, ms_to_us, us_to_ms
 
 LEASE_US = 10_000_000
 MOST_CLIENTS = 10_000
+# Clients without a lease: so many at once, then so many a second. Made-up ones alone never fill the table.
+NEW_AT_ONCE, NEW_PER_S = 1_000, 500
 MOST_BYTES = 4_096  # of a request
 MOST_NAME = 200
 MOST_RPS, MOST_BUDGET_MS = 1e6, 1e6
@@ -113,6 +116,7 @@ class Offload:
     def __init__(self, plan: Callable[[], Plan], now_us: Callable[[], int]) -> None:
         self._plan, self._now_us = plan, now_us
         self._leases: dict[str, Lease] = {}
+        self._new_left, self._new_us = float(NEW_AT_ONCE), now_us()  # that may come now, as of when
 
     def answer(self, request: str, *, trusted: bool = False) -> dict[str, Any]:
         """Answer one request; `trusted`: of somebody who has the token.
@@ -169,6 +173,8 @@ class Offload:
         cut = cuts[fields.integer("cut", most=len(cuts) - 1)]
         rate_rps = fields.number("rate_rps", least=0, most=MOST_RPS)
         budget_us = ms_to_us(fields.number("budget_ms", least=0.001, most=MOST_BUDGET_MS))
+        if rate_rps and client not in self._leases:
+            self._take_new()
         self._leases.pop(client, None)  # in order of their last announcement
         if rate_rps:
             if len(self._leases) >= MOST_CLIENTS:
@@ -178,6 +184,20 @@ class Offload:
             until_us = self._now_us() + LEASE_US
             self._leases[client] = Lease(name, cut.block, rate_rps, budget_us, until_us)
         return {"plan_id": plan.plan_id, "lease_s": LEASE_US / US_PER_S, "state": cut.state}
+
+    def _take_new(self) -> None:
+        """A client without a lease announces something.
+
+        Raises:
+            InputError: too many do.
+        """
+        now_us = self._now_us()
+        came = (now_us - self._new_us) * NEW_PER_S / US_PER_S
+        self._new_left, self._new_us = min(self._new_left + came, float(NEW_AT_ONCE)), now_us
+        if self._new_left < 1:
+            reason = f"more than {NEW_PER_S} new ones a second; announce it again in a second"
+            raise InputError(f"{WHERE}, client", reason)
+        self._new_left -= 1
 
     def _end_leases(self) -> None:
         now_us = self._now_us()

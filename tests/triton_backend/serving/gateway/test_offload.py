@@ -1,5 +1,6 @@
 """Cuts that are offered, leases that end, and a table that stays small."""
 
+import contextlib
 import json
 from typing import Any
 
@@ -9,7 +10,13 @@ from flows.planning import PlanOptions, make_plan
 from tests.flows.planning.entries.entry_cases import entry, made, profile
 from triton_backend.contract.errors import InputError
 from triton_backend.contract.plan import Plan
-from triton_backend.serving.gateway.offload import MOST_CLIENTS, Offload, PlanReader, cuts_of
+from triton_backend.serving.gateway.offload import (
+    MOST_CLIENTS,
+    NEW_AT_ONCE,
+    Offload,
+    PlanReader,
+    cuts_of,
+)
 
 
 def planned(shadow_rps: float) -> Plan:
@@ -60,7 +67,8 @@ def test_a_lease_lasts_ten_seconds_and_is_renewed_moved_and_given_back() -> None
     assert offload.demands() == []
 
 
-def test_names_that_are_made_up_keep_no_client_out() -> None:
+def test_names_that_are_made_up_keep_no_client_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("triton_backend.serving.gateway.offload.NEW_AT_ONCE", MOST_CLIENTS + 2)
     offload, clock = table(planned(30.0))
     announce(offload, "honest", cut=2)
     for number in range(MOST_CLIENTS - 1):
@@ -73,6 +81,33 @@ def test_names_that_are_made_up_keep_no_client_out() -> None:
     clock.now_us = 10_000_000
     announce(offload, "later")
     assert len(offload) == 1
+
+
+def test_so_many_new_clients_a_second_are_taken_and_those_that_are_known_always() -> None:
+    """A flood of names would push out who has a lease."""
+    offload, clock = table(planned(30.0))
+    announce(offload, "honest", cut=2)
+    for number in range(NEW_AT_ONCE - 1):
+        announce(offload, f"c{number}", rate_rps=1.0)
+    with pytest.raises(
+        InputError, match=r"client: more than 500 new ones a second; announce it again"
+    ):
+        announce(offload, "late")
+    announce(offload, "honest", cut=1)
+    announce(offload, "nobody", rate_rps=0)  # ends a lease, if there is one
+    clock.now_us = 10_000
+    taken = 0
+    for number in range(2 * NEW_AT_ONCE):
+        with contextlib.suppress(InputError):
+            announce(offload, f"d{number}")
+            taken += 1
+    assert taken == 5
+    clock.now_us = 9_000_000
+    announce(offload, "late")
+    for number in range(NEW_AT_ONCE - 1):
+        announce(offload, f"e{number}")
+    with pytest.raises(InputError, match="announce it again"):
+        announce(offload, "later")
 
 
 @pytest.mark.parametrize(
