@@ -106,12 +106,18 @@ def growth_figures(
 
 
 def _series(state: ServerState) -> int | None:
-    """How many series of ours its metrics have; None where no server answers."""
+    """How many series of ours its metrics have, those of both schedulers once; None where no server answers.
+
+    From the first takeover on there are twice as many counters of a scheduler, and never more.
+    """
     try:
         metrics = read_all_metrics(state.metrics_urls, PAGE_SECONDS)
     except MetricsError:
         return None
-    return sum(map(len, metrics.values()))
+    return sum(
+        len({tuple(label for label in labels if label[0] != "scheduler") for labels in series})
+        for series in metrics.values()
+    )
 
 
 def _more(what: str, first: Mapping[str, Any], last: Mapping[str, Any]) -> int | None:
