@@ -1,6 +1,7 @@
 """Plans: numbering, plain form, checks."""
 
 import json
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -9,7 +10,15 @@ import pytest
 from tests.fakes.applications import hand_application, hand_module, with_applications
 from tests.fakes.plans import Own, make_plan, two_stages
 from triton_backend.contract.errors import InputError
-from triton_backend.contract.plan import LONGEST_PIPELINE, PlacementRun, Plan, Slot, Stage
+from triton_backend.contract.plan import (
+    BYTES_PER_GIB,
+    LONGEST_PIPELINE,
+    PlacementRun,
+    Plan,
+    Slot,
+    Stage,
+    StageMemory,
+)
 from triton_backend.contract.tensors import TensorSpec
 
 STAGE = ("models", 0, "pipelines", 0, "stages", 0)
@@ -141,6 +150,18 @@ def test_stages_must_cover_the_model_in_order_with_one_batch() -> None:
         replace(pipeline, stages=tuple(long))
     with pytest.raises(InputError, match="0 stages"):
         replace(pipeline, stages=())
+
+
+@pytest.mark.parametrize(("more", "fits"), [(0, True), (1, False)])
+def test_stages_may_take_all_of_the_memory_that_a_part_of_a_gpu_has(more: int, fits: bool) -> None:
+    plan = make_plan([[Own(latency_us=(10,), divisor=2)]])
+    (model,), (gpu_class,) = plan.models, plan.cluster.gpu_classes
+    (pipeline,) = model.pipelines
+    memory = StageMemory(static=8 * BYTES_PER_GIB + more, dynamic=0)
+    held = replace(pipeline, stages=(replace(pipeline.stages[0], memory=memory),))
+    cluster = replace(plan.cluster, gpu_classes=(replace(gpu_class, memory_gib=16.0),))
+    with nullcontext() if fits else pytest.raises(InputError, match="1/2 of 16 GiB is there"):
+        replace(plan, cluster=cluster, models=(replace(model, pipelines=(held,)),))
 
 
 def test_a_model_that_is_not_there_is_named() -> None:

@@ -354,6 +354,18 @@ def test_a_job_never_sees_two_applications(which: str) -> None:
     assert app.outcomes()[9] == "done"
 
 
+def test_jobs_of_the_first_application_of_a_plan_go_on_module_after_module() -> None:
+    app = shell(*diamond(), rows=giving(cars=5, people=2))
+    app.arrive(0, 0, 200 * MS)
+    app.run(5 * MS)
+    last = hand_application("last", [hand_module("x", "m1")])
+    app.apply(changed(models(4, gpus=2), hand_application("app", diamond(), slo_us=90 * MS), last))
+    app.run()
+    assert app.outcomes() == {0: "done"}
+    ready = {decision.module for _, decision in app.log if isinstance(decision, TaskReady)}
+    assert ready == set(range(len(diamond())))
+
+
 def test_applications_may_come_and_go_with_plans() -> None:
     app = shell(*diamond(), rows=giving(cars=5))
     app.arrive(0, 0, 200 * MS)
