@@ -125,7 +125,8 @@ def with_rates(
                 raise
             continue
         source = name if name == sources[0] else f"{name} without gathering"
-        return Workload(models=tuple(_rated(m, rates[m.name]) for m in workload.models)), source
+        rated = tuple(_rated(m, rates[m.name]) for m in workload.models)
+        return replace(workload, models=rated), source
     raise InvariantError(
         "no source of batch-building rates"
     )  # pragma: no cover - the last one raises

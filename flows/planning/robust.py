@@ -191,13 +191,14 @@ def _shifted(now: _Candidate, model: str, step: float) -> dict[str, float]:
 
 
 def _rescaled(workload: Workload, model: str, factor: float) -> Workload:
-    return Workload(
+    return replace(
+        workload,
         models=tuple(
             replace(m, batch_building_rate_rps=m.batch_building_rate_rps * factor)
             if m.name == model and m.batch_building_rate_rps is not None
             else m
             for m in workload.models
-        )
+        ),
     )
 
 

@@ -151,7 +151,8 @@ def _slo_scale(situation: Situation, _gpu_class: str, value: float) -> Situation
         replace(a, slo_us=max(1, round(value * _fastest_way_us(situation, a))))
         for a in situation.workload.applications
     )
-    return replace(situation, workload=Workload(models=models, applications=applications))
+    asked = replace(situation.workload, models=models, applications=applications)
+    return replace(situation, workload=asked)
 
 
 def _fastest_way_us(situation: Situation, application: Application) -> float:
@@ -169,7 +170,8 @@ def _slo(situation: Situation, _gpu_class: str, value: float) -> Situation:
     applications = tuple(
         replace(a, slo_us=max(1, round(value * a.slo_us))) for a in situation.workload.applications
     )
-    return replace(situation, workload=Workload(models=models, applications=applications))
+    asked = replace(situation.workload, models=models, applications=applications)
+    return replace(situation, workload=asked)
 
 
 def _fastest_us(profile: ModelProfile) -> float:

@@ -4,7 +4,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from flows.files import ClusterForm, WorkloadForm
+from flows.file_forms import ClusterForm, WorkloadForm
 from flows.plan_fields import OBJECTS
 from scripts.reference.markdown import page, table
 from triton_backend.contract.fields import FieldForm

@@ -1,6 +1,8 @@
 """Names, types and shapes of the tensors that enter, leave and cross a model.
 
-Types are KServe v2 datatypes ("FP32"), because clients and Triton speak them.
+Types are KServe v2 datatypes ("FP32"), because clients and Triton speak them. BYTES, a text of any length, has
+room for its longest: a sample is its length (UINT32, little-endian) and so many bytes behind it, as
+KServe packs it; what lies behind the text means nothing. Clients see it as one element per sample.
 """
 
 import math
@@ -12,7 +14,11 @@ from triton_backend.contract.errors import InputError
 from triton_backend.contract.fields import About, Fields, Form
 
 ALIGNMENT = 64  # bytes of a cache line
+BYTES = "BYTES"
+LENGTH_BYTES = 4  # of a text's length, before it
+MOST_BYTES = 1 << 28  # of one text
 BYTES_PER_ELEMENT: Mapping[str, int] = {
+    BYTES: 1,
     "BOOL": 1,
     "UINT8": 1,
     "UINT16": 2,
@@ -36,8 +42,10 @@ EXAMPLE = {"name": "image", "dtype": "FP32", "shape": [-1, 3, 224, 224]}
 class TensorSpec(Form):
     """One tensor: `shape[0]` is -1, the batch dimension; all other dimensions are fixed.
 
+    Of BYTES there is one more: the room of a text and its length.
+
     Raises:
-        InputError: unknown datatype, no batch dimension, or a dimension that is not positive.
+        InputError: unknown datatype, no batch dimension, a dimension that is not positive, or BYTES of another form.
     """
 
     name: Annotated[str, About("Name of the tensor.", "image")]
@@ -55,11 +63,32 @@ class TensorSpec(Form):
                 f"tensor {self.name!r}",
                 f"shape {list(self.shape)} must be -1 followed by positive dimensions",
             )
+        if self.dtype == BYTES and (
+            len(self.shape) != 2  # noqa: PLR2004  # the samples, and the room of each
+            or not LENGTH_BYTES < self.shape[1] <= MOST_BYTES + LENGTH_BYTES
+        ):
+            reason = f"BYTES of shape {list(self.shape)}, not -1 and the room of a text: at most"
+            raise InputError(f"tensor {self.name!r}", f"{reason} {MOST_BYTES} bytes")
 
     @property
     def bytes_per_sample(self) -> int:
         """Bytes of one sample."""
         return math.prod(self.shape[1:]) * BYTES_PER_ELEMENT[self.dtype]
+
+    @property
+    def max_bytes(self) -> int | None:
+        """The longest text of BYTES; None of another type."""
+        return self.shape[1] - LENGTH_BYTES if self.dtype == BYTES else None
+
+    @property
+    def seen_shape(self) -> tuple[int, ...]:
+        """Its shape as clients see it."""
+        return (-1,) if self.dtype == BYTES else self.shape
+
+    @classmethod
+    def of_bytes(cls, name: str, max_bytes: int) -> Self:
+        """Texts of at most so many bytes."""
+        return cls(name=name, dtype=BYTES, shape=(-1, LENGTH_BYTES + max_bytes))
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Self:

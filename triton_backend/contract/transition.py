@@ -23,6 +23,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any, NamedTuple
 
+from triton_backend.contract.applications.steps import Step
 from triton_backend.contract.errors import InputError
 from triton_backend.contract.plan import (
     TOLERANCE,
@@ -488,6 +489,12 @@ class _Part:
         return pools, models
 
 
+def _steps_of(part: _Part, models: Sequence[ModelPlan]) -> tuple[Step, ...]:
+    """The Python steps of one plan's workload that are among models."""
+    names = {model.name for model in models}
+    return tuple(step for step in part.plan.workload.steps if step.name in names)
+
+
 def _whole(pipeline: Pipeline, there: Mapping[str, float]) -> bool:
     return all(stage.pool in there for stage in pipeline.stages)
 
@@ -596,7 +603,10 @@ class _Stage:
             plan = replace(
                 old.plan,
                 planner="steps",
-                workload=Workload(models=tuple(demands[n] for n in names if n in demands)),
+                workload=Workload(
+                    models=tuple(demands[n] for n in names if n in demands),
+                    steps=(*_steps_of(old, models), *_steps_of(new, more[1])),
+                ),
                 pools=(*pools, *more[0]),
                 models=(*models, *more[1]),
             )

@@ -8,7 +8,13 @@ from dataclasses import dataclass, replace
 from math import fsum
 from typing import Any, NamedTuple, Self
 
-from triton_backend.contract.applications import Application, check_names
+from triton_backend.contract.applications import (
+    Application,
+    Module,
+    check_names,
+    read_bindings,
+)
+from triton_backend.contract.applications.steps import Step, check_steps
 from triton_backend.contract.entries import Entry, check_entries
 from triton_backend.contract.errors import InputError
 from triton_backend.contract.fields import Fields, check_name
@@ -19,6 +25,8 @@ GATHERING_FACTOR = 1.3
 LEAST_RPS, MOST_RPS = 1e-6, 1e7
 MOST_STAGES = 8  # of a pipeline that a planner may be asked for: one more is ten times the work
 MOST_APART = 1e6
+AROUND = ("before", "after")
+CHAIN = ("before", "model", "after")
 OPTIONAL = ("weight", "rate_rps", "batch_building_rate_rps")
 
 GATHERING = "gathering"
@@ -127,12 +135,14 @@ class ModelDemand:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workload:
-    """Models and applications in a stated order; names are distinct."""
+    """Models and applications in a stated order; names are distinct. `steps`: its models that are Python functions."""
 
     models: tuple[ModelDemand, ...] = ()
     applications: tuple[Application, ...] = ()
+    steps: tuple[Step, ...] = ()
 
     def __post_init__(self) -> None:
+        check_steps(self.steps)
         names = [m.name for m in self.models]
         if not names and not self.applications:
             raise InputError("workload", "names no model and no application")
@@ -170,10 +180,11 @@ class Workload:
             | ({"entries": [entry.to_workload() for entry in m.entries]} if m.entries else {})
             for m in self.models
         ]
+        steps = {"steps": [step.to_dict() for step in self.steps]} if self.steps else {}
         if not self.applications:
-            return {"models": models}
+            return {"models": models} | steps
         applications = [application.to_dict() for application in self.applications]
-        return ({"models": models} if models else {}) | {"applications": applications}
+        return ({"models": models} if models else {}) | {"applications": applications} | steps
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Self:
@@ -185,11 +196,14 @@ class Workload:
         """The same, where it stands in a file."""
         several = fields.has("applications")
         models = fields.items("models") if fields.has("models") or not several else ()
+        around = [one for one in models if any(one.has(name) for name in AROUND)]
         return cls(
-            models=tuple(map(_read_demand, models)),
-            applications=tuple(
-                map(Application.read, fields.items("applications") if several else ())
+            models=tuple(_read_demand(one) for one in models if one not in around),
+            applications=(
+                *map(Application.read, fields.items("applications") if several else ()),
+                *map(_read_surrounded, around),
             ),
+            steps=tuple(map(Step.read, fields.items("steps") if fields.has("steps") else ())),
         )
 
 
@@ -199,6 +213,31 @@ def _read_demand(fields: Fields) -> ModelDemand:
         known["entries"] = tuple(map(Entry.read, fields.items("entries")))
     slo_us = ms_to_us(fields.number("slo_ms"))
     return ModelDemand(name=fields.text("name"), slo_us=slo_us, **known)
+
+
+def _read_surrounded(fields: Fields) -> Application:
+    """A model with a step before or after it: an application of two or three modules."""
+    name, model = fields.text("name"), fields.text("model") if fields.has("model") else ""
+    where = f"workload model {name!r}"
+    if model in ("", name):
+        reason = "names the model between the steps; `name`, which clients ask for, is another name"
+        raise InputError(f"{where}, model", reason)
+    for field in ("entries", "batch_building_rate_rps"):
+        if fields.has(field):
+            raise InputError(f"{where}, {field}", "is of a model without before and after")
+    chain = [(role, fields.text(role)) for role in CHAIN if fields.has(role)]
+    modules = tuple(
+        Module(name=role, model=run, after=(chain[number - 1][0],) if number else ())
+        for number, (role, run) in enumerate(chain)
+    )
+    return Application(
+        name=name,
+        slo_us=ms_to_us(fields.number("slo_ms")),
+        rate_rps=fields.number("rate_rps") if fields.has("rate_rps") else None,
+        weight=fields.number("weight") if fields.has("weight") else None,
+        modules=modules,
+        outputs=read_bindings(fields, "outputs"),
+    )
 
 
 def lines_of(workload: Workload, objective: str = "throughput") -> tuple[ModelDemand, ...]:

@@ -16,14 +16,17 @@ from numpy.typing import NDArray
 
 from triton_backend.contract.errors import InputError, InvariantError
 from triton_backend.contract.fields import Fields, check_name
-from triton_backend.contract.tensors import TensorSpec
+from triton_backend.contract.tensors import BYTES, TensorSpec
 
 MANIFEST_NAME = "engine.json"
 CPU, CUDA = "cpu", "cuda"
 ROWS, _ROWS = "rows", "_rows"
+REFUSED, REFUSED_BYTES = "refused", 240
+"""The output of a Python step that says why it did not run a sample, as "STATUS reason"; empty where it did."""
 Tensors = Mapping[str, NDArray[np.generic]]
 # BF16 is not here: numpy has no such type.
 NUMPY_DTYPES: Mapping[str, type[np.generic]] = {
+    BYTES: np.uint8,  # with their length before them (`texts`)
     "BOOL": np.bool_,
     "UINT8": np.uint8,
     "UINT16": np.uint16,

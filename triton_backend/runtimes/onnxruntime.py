@@ -1,13 +1,8 @@
 """One stage in onnxruntime: on stated CPU cores, threads and stretch, or on a GPU by CUDA.
 
-A CPU "GPU class" is a runtime configuration. Its stretch k emulates a slower class: a run computes
-its true results and then waits until it has lasted k times its true time. A vGPU that is a share of
-a class shares its cores with others, and is stretched by 1 / share more. True time is the calling thread's CPU time where
-the stage has one thread, so that being preempted by other processes is not multiplied; with more
-threads it is the time that passed.
+Here: sessions and their bindings. Not here: cores, and how long a run lasts (`cores`).
 """
 
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -17,7 +12,6 @@ import onnxruntime
 from numpy.typing import NDArray
 
 from triton_backend.contract.errors import InputError, InvariantError
-from triton_backend.contract.shares import WHOLE_GPU
 from triton_backend.contract.tensors import TensorSpec
 from triton_backend.runtimes.base import (
     CUDA,
@@ -29,6 +23,7 @@ from triton_backend.runtimes.base import (
     put_rows,
 )
 from triton_backend.runtimes.clock import Clock
+from triton_backend.runtimes.cores import CpuPart
 
 ERRORS_ONLY = 3
 MODEL_FILE = "model"
@@ -41,23 +36,16 @@ class OnnxRuntime:
     def __init__(self, folder: Path, artifact: Artifact, *, share: int, clock: Clock) -> None:
         self.inputs = artifact.inputs
         self.outputs = artifact.outputs
-        self._clock = clock
-        self._threads = int(artifact.options.get("threads", 1))
-        on_gpu = artifact.device == CUDA
-        # A part of a GPU is made by CUDA MPS, and is as slow as it really is.
-        parts = 1.0 if on_gpu else WHOLE_GPU / share
-        self._factor = float(artifact.options.get("stretch", 1.0)) * parts
         self._given = {spec.name: spec for spec in self.inputs}
         # onnxruntime does not copy an input that is also an output into a bound buffer.
         self._forwarded = tuple(spec for spec in self.outputs if spec.name in self._given)
         self._counts = counts_of(spec.name for spec in self.outputs)
         self._computed = tuple(spec for spec in self.outputs if spec.name not in self._given)
-        self._cores_before = os.sched_getaffinity(0)
-        _pin(artifact, folder)
+        self._part = CpuPart(folder, artifact, share=share, clock=clock)
         try:
-            self._session = _open(folder, artifact, self._threads)
+            self._session = _open(folder, artifact, self._part.threads)
         except InputError:
-            os.sched_setaffinity(0, self._cores_before)
+            self._part.release()
             raise
 
     def run(self, inputs: Tensors, out: Tensors) -> None:
@@ -66,16 +54,9 @@ class OnnxRuntime:
         Raises:
             InvariantError: an array is missing or not of the stage's type and shape.
         """
-        start_us, start_cpu_us = self._clock.now_us(), self._clock.thread_cpu_us()
+        began = self._part.begin()
         self._compute(inputs, out)
-        if self._factor <= 1.0:
-            return
-        true_us = (
-            self._clock.thread_cpu_us() - start_cpu_us
-            if self._threads == 1
-            else self._clock.now_us() - start_us
-        )
-        self._clock.sleep_until_us(start_us + round(true_us * self._factor))
+        self._part.wait(began)
 
     def register(self, memory: NDArray[np.uint8]) -> None:
         """onnxruntime reads inputs where they lie."""
@@ -83,7 +64,7 @@ class OnnxRuntime:
     def close(self) -> None:
         """Free the session and let the thread run on the cores it had before."""
         del self._session
-        os.sched_setaffinity(0, self._cores_before)
+        self._part.release()
 
     def _compute(self, inputs: Tensors, out: Tensors) -> None:
         batch = len(inputs[self.inputs[0].name])
@@ -150,21 +131,6 @@ def _checked(arrays: Tensors, spec: TensorSpec, batch: int) -> NDArray[Any]:
             f" {spec.dtype} {[batch, *spec.shape[1:]]}"
         )
     return array
-
-
-def _pin(artifact: Artifact, folder: Path) -> None:
-    """Let the calling thread, and the threads it will start, run on the class's cores only."""
-    cores = artifact.options.get("cores")
-    if not cores:
-        return
-    try:
-        os.sched_setaffinity(0, cores)
-    except (OSError, TypeError, ValueError) as error:
-        available = sorted(os.sched_getaffinity(0))
-        raise InputError(
-            f"{folder}, class {artifact.gpu_class!r}, cores",
-            f"{cores} cannot be used here, available are {available}",
-        ) from error
 
 
 def _open(folder: Path, artifact: Artifact, threads: int) -> onnxruntime.InferenceSession:

@@ -18,8 +18,8 @@ from triton_backend.contract.applications import (
 )
 from triton_backend.contract.errors import InputError
 from triton_backend.contract.plan import ModelPlan, Pipeline, Plan, Stage
-from triton_backend.contract.tensors import TensorSpec
-from triton_backend.runtimes.base import counts_name, counts_of
+from triton_backend.contract.tensors import BYTES, TensorSpec
+from triton_backend.runtimes.base import REFUSED, counts_name, counts_of
 
 EMULATED_INPUT_BYTES = 4096
 HALF_SUFFIX = ".fp16"
@@ -191,10 +191,33 @@ def _complete_application(
         f"{module.name}.{spec.name}": f"{module.name}.{spec.name}"
         for module in last
         for spec in models[module.model].outputs
+        if spec.name != REFUSED
     }
     graph = replace(graph, modules=modules, outputs=outputs)
+    # What a step refuses comes back with every answer, which the front makes an error of it.
+    refused = {
+        refused_name(m.name): refused_name(m.name) for m in modules if _refuses(models[m.model])
+    }
+    graph = replace(graph, outputs={**outputs, **refused})
     inputs = check_tensors(graph, lambda name: (models[name].inputs, models[name].outputs))
     return replace(planned, application=graph, inputs=inputs)
+
+
+def refused_name(module: str) -> str:
+    """The output of an application that says what a module of a Python step refuses; clients do not see it."""
+    return f"{module}.{REFUSED}"
+
+
+def _refuses(model: ModelPlan) -> bool:
+    """Whether outputs say what was refused, as those of Python steps do."""
+    return any((spec.name, spec.dtype) == (REFUSED, BYTES) for spec in model.outputs)
+
+
+def _seen_alone(model: ModelPlan) -> ModelPlan:
+    """A model as clients see it."""
+    if not _refuses(model):
+        return model
+    return replace(model, outputs=tuple(s for s in model.outputs if s.name != REFUSED))
 
 
 def _bindings(
@@ -229,7 +252,7 @@ def served_models(plan: Plan) -> tuple[ModelPlan, ...]:
     """
     modules = {m.model for one in plan.applications for m in one.application.modules}
     inner = modules - {demand.name for demand in plan.workload.models}
-    models = tuple(model for model in plan.models if model.name not in inner)
+    models = tuple(_seen_alone(model) for model in plan.models if model.name not in inner)
     return (*models, *(_seen_as_model(plan, one) for one in plan.applications))
 
 
@@ -268,6 +291,8 @@ def _seen_as_model(plan: Plan, planned: ApplicationPlan) -> ModelPlan:
     outputs: list[TensorSpec] = []
     for output, source in graph.outputs.items():
         producer, _, tensor = source.partition(".")
+        if output == refused_name(producer):
+            continue
         given = plan.model(graph.module(producer).model).outputs
         outputs += [replace(spec, name=output) for spec in given if spec.name == tensor]
     outputs += [

@@ -21,6 +21,7 @@ import model_repo_templates
 from triton_backend.contract.entries import Entry
 from triton_backend.contract.errors import InputError
 from triton_backend.contract.plan import ModelPlan, Plan
+from triton_backend.contract.tensors import BYTES, TensorSpec
 from triton_backend.contract.transition import inherited_vgpus
 from triton_backend.runtimes.stage_tensors import (
     complete_tensors,
@@ -433,8 +434,8 @@ def render_for_clients(
             generation=generation,
             model=model.name,
             block=entry.block,
-            inputs=[spec.to_dict() for spec in entry.inputs],
-            outputs=[spec.to_dict() for spec in model.outputs],
+            inputs=[_declared(spec) for spec in entry.inputs],
+            outputs=[_declared(spec) for spec in model.outputs],
         )
 
 
@@ -447,6 +448,9 @@ def render_front(
     folder: Path, model: ModelPlan, generation: int, settings: Path | None = None
 ) -> None:
     """The front of a model, which begins with this generation when it is loaded."""
+    tensors = request_tensors(model)
+    # Triton takes a body that is one text and nothing else (`curl --data-binary`) where it knows that one is all.
+    only = [spec.dtype for spec in tensors] == [BYTES]
     _model(
         folder,
         "front",
@@ -454,11 +458,17 @@ def render_front(
         settings,
         generation=generation,
         inputs=[
-            spec.to_dict() | {"optional": optional}
-            for spec, optional in request_tensors(model).items()
+            _declared(spec) | {"optional": optional} | ({"shape": [1]} if only else {})
+            for spec, optional in tensors.items()
         ],
-        outputs=[spec.to_dict() for spec in model.outputs],
+        outputs=[_declared(spec) for spec in model.outputs],
     )
+
+
+def _declared(spec: TensorSpec) -> dict[str, Any]:
+    """A tensor as Triton's configuration declares it: texts are TYPE_STRING there."""
+    dtype = "STRING" if spec.dtype == BYTES else spec.dtype
+    return {"name": spec.name, "dtype": dtype, "shape": list(spec.seen_shape)}
 
 
 def remove_model(folder: Path, name: str) -> None:

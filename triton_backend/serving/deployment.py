@@ -282,7 +282,7 @@ class Deployment:
         Such a model is an application of one module.
         """
         graphs = [planned.application for planned in self.plan.applications]
-        alone = (model for model in self.served.values() if model.name in self.shelved)
+        alone = (self.plan.model(name) for name in self.served if name in self.shelved)
         return (*graphs, *map(_alone, alone))
 
     @cached_property

@@ -154,7 +154,8 @@ def priced(cluster: Cluster) -> Cluster:
 
 def with_rates(workload: Workload, rates: Mapping[str, float]) -> Workload:
     """The workload with the forecast of each model and application as its rate and its weight."""
-    return Workload(
+    return replace(
+        workload,
         models=tuple(
             replace(model, rate_rps=rates[model.name], weight=rates[model.name])
             for model in workload.models

@@ -16,6 +16,7 @@ import onnxruntime
 from flows.clock import now_utc
 from flows.device_class import DeviceClass
 from flows.preparation.building.keys import BuiltArtifact, artifact_key, file_digest, publish
+from flows.preparation.building.python_step import build_python_step
 from flows.preparation.splitting.extracting import extract_stage
 from flows.preparation.splitting.model import SplitModel
 from flows.workspace import Workspace
@@ -23,6 +24,7 @@ from triton_backend.contract.errors import InputError
 from triton_backend.contract.shares import LOADED, WHOLE_GPU, Part
 from triton_backend.contract.tensors import TensorSpec
 from triton_backend.runtimes.base import CPU, CUDA, Artifact
+from triton_backend.runtimes.python_step.package import RUNTIME as STEP_RUNTIME
 from warehouse.profiles import add_artifact
 
 RUNTIME = "onnxruntime"
@@ -146,6 +148,9 @@ def build_stages(
     """Artifacts of stages [first, last) for one class, built or found, by stage."""
     built: dict[tuple[int, int], BuiltArtifact] = {}
     for first, last in stages:
+        if split.step:
+            built[first, last] = build_python_step(split, device, work.state.artifacts)
+            continue
         file = extract_stage(split, first, last)
         tensors = (split.stage_inputs(first), split.stage_outputs(last))
         where: _Place = {"max_batch": split.max_batch, "root": work.state.artifacts}
@@ -158,7 +163,8 @@ def build_stages(
     with work.open() as warehouse:
         for (first, last), artifact in built.items():
             place = (first, last, device.name)
-            add_artifact(warehouse, artifact.key, split.key, place, RUNTIME, now)
+            runtime = STEP_RUNTIME if split.step else RUNTIME
+            add_artifact(warehouse, artifact.key, split.key, place, runtime, now)
     return built
 
 

@@ -23,8 +23,9 @@ import numpy as np
 
 from flows.preparation.profiling.statistics import relative_interval
 from triton_backend.contract.errors import PoolPipeError
-from triton_backend.runtimes.base import NUMPY_DTYPES, Runtime, Tensors, counts_of
+from triton_backend.runtimes.base import NUMPY_DTYPES, Artifact, Runtime, Tensors, counts_of
 from triton_backend.runtimes.clock import Clock, SystemClock
+from triton_backend.runtimes.python_step.package import SAMPLES_FILE
 from triton_backend.runtimes.registry import load_runtime
 
 SEED = 17
@@ -37,18 +38,24 @@ class Copy:
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._runtime: Runtime | None = None
+        self._samples: dict[str, Any] = {}
         self.runs = 0
 
     def load(self, folder: Path, share: int) -> None:
         """Load a stage in place of the one loaded before."""
         self.close()
         self._runtime = load_runtime(folder, share=share, clock=self._clock)
+        samples = Artifact.read(folder).files.get(SAMPLES_FILE)
+        if samples is not None:
+            with np.load(folder / samples, allow_pickle=False) as saved:
+                self._samples = dict(saved)
 
     def close(self) -> None:
         """Give the stage back."""
         if self._runtime is not None:
             self._runtime.close()
             self._runtime = None
+        self._samples = {}
 
     def measure(self, batch: int, limits: dict[str, float]) -> list[int]:
         """Run times in microseconds: until the interval is narrow or a limit is reached."""
@@ -81,11 +88,15 @@ class Copy:
         return self._clock.now_us() - begin_us
 
     def _tensors(self, batch: int) -> tuple[Tensors, Tensors]:
-        """Random inputs, and room for the outputs."""
+        """Inputs, random where the artifact has no samples, and room for the outputs."""
         assert self._runtime is not None, "load comes first"
         rng = np.random.default_rng(SEED)
         inputs: dict[str, Any] = {}
         for spec in self._runtime.inputs:
+            if spec.name in self._samples:
+                rows = self._samples[spec.name]
+                inputs[spec.name] = rows[np.arange(batch) % len(rows)]
+                continue
             dtype, shape = np.dtype(NUMPY_DTYPES[spec.dtype]), (batch, *spec.shape[1:])
             floating = np.issubdtype(dtype, np.floating)
             drawn = rng.standard_normal(shape) if floating else rng.integers(0, 2, shape)

@@ -41,6 +41,7 @@ def extract_stages(split: SplitModel, stages: Sequence[tuple[int, int]]) -> list
     Raises:
         InputError: no such blocks.
     """
+    split.require_graph("layers: it runs on CPU classes alone")
     model: onnx.ModelProto | None = None
     paths: list[Path] = []
     for first, last in stages:

@@ -46,6 +46,7 @@ class SplitModel:
         unproven: tensors that two samples do not change, at boundaries where no cut was made for
             that reason, or (`allow_unproven`) at boundaries of blocks.
         input_ranges: what the model's inputs are drawn within, by name, where they are.
+        step: options of a Python step's artifact, where it is one: there is no `model.onnx` then.
         reused: the split was on disk already.
     """
 
@@ -65,6 +66,7 @@ class SplitModel:
     check: Mapping[str, float] = field(default_factory=dict[str, float])
     unproven: tuple[str, ...] = ()
     input_ranges: Mapping[str, Range] = field(default_factory=dict[str, Range])
+    step: Mapping[str, Any] = field(default_factory=dict[str, Any])
     reused: bool = False
 
     def model_inputs(self) -> ModelInputs:
@@ -121,6 +123,15 @@ class SplitModel:
         """Tensors a stage that ends before block `last` gives."""
         return self.outputs if last == self.blocks else self.boundaries[last - 1]
 
+    def require_graph(self, what: str) -> None:
+        """Refuse what needs layers where the model is a Python step.
+
+        Raises:
+            InputError: it is one.
+        """
+        if self.step:
+            raise InputError(f"model {self.name!r}", f"is a Python step, which has no {what}")
+
     def require_stage(self, first: int, last: int) -> None:
         """Check that blocks [first, last) exist.
 
@@ -150,7 +161,7 @@ class SplitModel:
             "check": dict(self.check),
             "unproven": list(self.unproven),
             "input_ranges": {name: list(limits) for name, limits in self.input_ranges.items()},
-        }
+        } | ({"step": dict(self.step)} if self.step else {})
         (self.folder / RECORD_NAME).write_text(json.dumps(data, indent=1) + "\n")
 
     @classmethod
@@ -184,6 +195,7 @@ class SplitModel:
                 input_ranges={
                     n: Range(*limits) for n, limits in data.get("input_ranges", {}).items()
                 },
+                step=data.get("step", {}),
                 reused=True,
             )
         except (OSError, ValueError, KeyError, TypeError) as error:

@@ -71,7 +71,7 @@ def static_plus(
         for model in plan.workload.models
         if model.name in by_model
     )
-    workload = Workload(models=models)
+    workload = replace(plan.workload, models=models)
     options = options_of(plan)
     own = {
         name: value for name, value in options.own.items() if name in ("max_instances", "billing")

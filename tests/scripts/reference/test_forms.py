@@ -6,7 +6,7 @@ from typing import Any
 import jsonschema
 import pytest
 
-from flows.files import ApplicationForm, ModuleForm
+from flows.file_forms import ApplicationForm, ModuleForm
 from flows.plan_fields import OBJECTS
 from scripts.reference.forms import schemas, undocumented
 from tests.docs.pages import EXAMPLES

@@ -38,7 +38,7 @@ def test_an_unknown_runtime_is_refused_with_those_known(tmp_path: Path) -> None:
     Artifact(
         runtime="abacus", gpu_class="c", inputs=(spec("x"),), outputs=(spec("y"),), max_batch=1
     ).write(tmp_path)
-    known = "unknown runtime 'abacus', known: emulated, onnxruntime, tensorrt"
+    known = "unknown runtime 'abacus', known: emulated, onnxruntime, python_step, tensorrt"
     with pytest.raises(InputError, match=known):
         load_runtime(tmp_path)
 
@@ -53,7 +53,7 @@ def test_a_runtime_is_one_module_more(tmp_path: Path, monkeypatch: pytest.Monkey
     )
     asked.write(tmp_path)
     assert load_runtime(tmp_path) == asked
-    assert runtime_names() == ("abacus", "emulated", "onnxruntime", "tensorrt")
+    assert runtime_names() == ("abacus", "emulated", "onnxruntime", "python_step", "tensorrt")
 
 
 @pytest.mark.parametrize("name", ["mps", "base", "..cluster", "os", ""])

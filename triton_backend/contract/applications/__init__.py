@@ -6,7 +6,16 @@ from triton_backend.contract.applications.application import (
     Module,
     check_names,
     check_tensors,
+    read_bindings,
 )
 from triton_backend.contract.applications.planned import ApplicationPlan
 
-__all__ = ["REQUEST", "Application", "ApplicationPlan", "Module", "check_names", "check_tensors"]
+__all__ = [
+    "REQUEST",
+    "Application",
+    "ApplicationPlan",
+    "Module",
+    "check_names",
+    "check_tensors",
+    "read_bindings",
+]

@@ -24,6 +24,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from itertools import chain
 
+from triton_backend.runtimes.texts import put_tensor
 from triton_backend.serving.deployment import EXPRESS_BYTES, Deployment
 from triton_backend.serving.front.pending import ExpressTicket, PendingRequests, Request
 from triton_backend.serving.front.replies import Refusal
@@ -126,7 +127,7 @@ class Generation:
             [request], samples, self, slot, request.arrival_us, request.number
         )
         for name, view in inputs.views(slot, samples).items():
-            view[...] = request.tensors[name]
+            put_tensor(view, request.tensors[name])
         return ExpressTicket(slot, checksum_of(inputs, slot, samples), self.deployment.tag)
 
     def express_batch(self, slot: int, number: int) -> "Batch | None":
@@ -469,5 +470,5 @@ def _write(requests: list[Request], views: Arrays) -> None:
     for request in requests:
         end = at + request.samples
         for name, tensor in request.tensors.items():
-            views[name][at:end] = tensor
+            put_tensor(views[name][at:end], tensor)
         at = end

@@ -26,6 +26,7 @@ from numpy.typing import NDArray
 from triton_backend.contract.tensors import TensorSpec
 from triton_backend.runtimes.base import NUMPY_DTYPES
 from triton_backend.runtimes.stage_tensors import dropped_name
+from triton_backend.runtimes.texts import put_tensor
 from triton_backend.serve_folder.settings import ServeSettings
 from triton_backend.serving.deployment import Deployment
 from triton_backend.serving.front.pending import ExpressTicket, PendingRequests, Request
@@ -69,7 +70,7 @@ class _Generation:
             return None
         self.written[request.number] = slot
         for name, view in self.requests.views(slot, self.requests.layout.batch).items():
-            view[: request.samples] = request.tensors[name]
+            put_tensor(view[: request.samples], request.tensors[name])
         return slot
 
     def group_of(self, module: str, tensor: str) -> int:
@@ -90,7 +91,9 @@ class _Generation:
     def joined(self, output: str, parts: list[NDArray[np.generic]]) -> NDArray[np.generic]:
         """The rows of an output, one part after the other."""
         if not parts:
-            spec = self.outputs[output]
+            spec = self.outputs.get(output)
+            if spec is None:  # what a step refuses, which clients do not see
+                return np.empty((0, 1), np.uint8)
             return np.empty((0, *spec.shape[1:]), NUMPY_DTYPES[spec.dtype])
         return parts[0] if len(parts) == 1 else np.concatenate(parts)
 

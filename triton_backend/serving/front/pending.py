@@ -31,6 +31,7 @@ from triton_backend.serving.deployment import Deployment
 from triton_backend.serving.front.counters import FrontCounters
 from triton_backend.serving.front.guard import Guard
 from triton_backend.serving.front.replies import Countdown, Refusal, Reply, ReplyThreads, Result
+from triton_backend.serving.front.texts import SeenOutputs, packed
 from triton_backend.serving.transport.rolling_files import RollingLines
 from triton_backend.serving.transport.shared_memory import Arrays
 from triton_backend.serving.transport.wire import (
@@ -133,6 +134,11 @@ class RequestReader:
                     spec.name: (np.dtype(NUMPY_DTYPES[spec.dtype]), spec.shape[1:])
                     for spec in (entry.inputs or model.inputs)
                 },
+                most_bytes={
+                    spec.name: spec.max_bytes
+                    for spec in (entry.inputs or model.inputs)
+                    if spec.max_bytes is not None
+                },
             )
             for entry in model.queues
         ]
@@ -150,9 +156,12 @@ class RequestReader:
         parameters, timeout_us = incoming.parameters(), self._timeout_us(incoming.timeout())
         number = self._entry_of(tensors, parameters, timeout_us)
         entry = self._entries[number]
+        samples = self._samples(tensors, entry)
+        for name, most in entry.most_bytes.items():
+            tensors[name] = packed(f"{self._where}, input {name!r}", tensors[name], most)
         return Request(
             tensors=tensors,
-            samples=self._samples(tensors, entry),
+            samples=samples,
             arrival_us=arrival_us,
             deadline_us=arrival_us + (timeout_us or entry.budget_us),
             reply=reply,
@@ -211,6 +220,8 @@ class RequestReader:
         for name, array in tensors.items():
             where = f"{self._where}, input {name!r}"
             dtype, shape = entry.tensors[name]
+            if name in entry.most_bytes:
+                dtype, shape = np.dtype(np.object_), ()
             if array.dtype != dtype or array.shape[1:] != shape or not array.ndim:
                 wanted = ", ".join(["samples", *map(str, shape)])
                 raise InputError(
@@ -241,13 +252,14 @@ class RequestReader:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _EntryTensors:
-    """What a request of one entry brings: type and shape of a sample of each tensor, by name."""
+    """What a request of one entry brings: type and shape of a sample of each tensor, by name; bytes of a text."""
 
     name: str
     block: int
     budget_us: int
     largest: int
     tensors: dict[str, tuple[np.dtype[Any], tuple[int, ...]]]
+    most_bytes: dict[str, int]
 
 
 def _parameter(parameters: str, name: str) -> str:
@@ -277,9 +289,14 @@ def arrival_frame(request: Request, guard: Guard, ticket: ExpressTicket | None =
 
 
 class PendingRequests:
-    """Requests of one model by number, oldest first."""
+    """Requests of one model by number, oldest first.
+
+    Attributes:
+        outputs: what clients see of outputs, as the plan in force says; None: all of them as they are.
+    """
 
     def __init__(self, model: str, logs: Path, clock: Clock, counters: FrontCounters) -> None:
+        self.outputs: SeenOutputs | None = None
         self._model = model
         self._clock = clock
         self.counters = counters
@@ -406,8 +423,8 @@ class PendingRequests:
         if self._requests.pop(request.number, None) is None:
             sent()
         else:
-            self._served(request, self._clock.now_us())
-            self._reply(request, Reply(request.reply, outputs, sent), take)
+            result = self._result(request, outputs, self._clock.now_us())
+            self._reply(request, Reply(request.reply, result, sent), take)
 
     def answer_all(
         self, answers: Iterable[tuple[Request, Arrays]], sent: Callable[[], None]
@@ -427,8 +444,21 @@ class PendingRequests:
             return
         one_sent = Countdown(len(live), sent)
         for request, outputs in live:
+            result = self._result(request, outputs, now_us)
+            self._reply(request, Reply(request.reply, result, one_sent))
+
+    def _result(self, request: Request, outputs: Arrays, now_us: int) -> Result:
+        """What a client is answered with these outputs; counted and logged."""
+        result = outputs if self.outputs is None else self.outputs.seen(outputs)
+        if not isinstance(result, Refusal):
             self._served(request, now_us)
-            self._reply(request, Reply(request.reply, outputs, one_sent))
+            return result
+        if result.status == "INVALID_ARG":
+            self.counters.refused += 1
+        else:
+            self.counters.failed += 1
+        self._log.note(request, "failed", result.message)
+        return result
 
     def _served(self, request: Request, now_us: int) -> None:
         """Count and log a request that is answered with outputs."""

@@ -37,6 +37,7 @@ from triton_backend.serving.front.pending import (
     full,
 )
 from triton_backend.serving.front.replies import Refusal, Reply, Result
+from triton_backend.serving.front.texts import SeenOutputs
 from triton_backend.serving.transport.authentication import transport_key
 from triton_backend.serving.transport.backoff import Backoff
 from triton_backend.serving.transport.channel import Channels
@@ -106,6 +107,7 @@ class FrontService:
         self._current: Deployment = deployment
         self._known: dict[int, Deployment] = {}  # by generation
         self._pending = PendingRequests(model, settings.folder / "logs", clock, self.counters)
+        self._pending.outputs = SeenOutputs(self.plan)
         self._loop = EventLoop(self, clock, transport_key(settings.token))
         self._channels = Channels(self._loop, settings, None)
         self._guard = Guard(settings)
@@ -404,6 +406,7 @@ class FrontService:
         if model is not None:
             self.plan = model
             self._reader = RequestReader(deployment, model)
+            self._pending.outputs = SeenOutputs(model)
             self._least_us = deployment.least_us(self.model)
             self._max_waiting = deployment.max_waiting(model)
 

@@ -27,6 +27,7 @@ from triton_backend.runtimes.emulated import (
     EmulatedRuntime,
     Pressing,
 )
+from triton_backend.runtimes.python_step.package import check_named
 from triton_backend.runtimes.registry import load_runtime
 from triton_backend.serve_folder.settings import OVERLAP
 from triton_backend.serving.deployment import Deployment
@@ -103,7 +104,9 @@ def _open(deployment: Deployment, vgpu: int, artifact: str, clock: Clock) -> Run
     root = deployment.settings.artifacts
     if root is None:
         raise InputError("settings, artifacts", f"not set, but a stage needs {artifact!r}")
-    return load_runtime(root / artifact, share=deployment.pool_of(vgpu).share, clock=clock)
+    folder = root / artifact
+    check_named(Artifact.read(folder), deployment.plan.workload.steps, f"artifact {artifact}")
+    return load_runtime(folder, share=deployment.pool_of(vgpu).share, clock=clock)
 
 
 def _check(deployment: Deployment, row: StageRow, artifact: str, runtime: Runtime) -> None:

@@ -362,7 +362,8 @@ def application_rates(inputs: Inputs, options: PlanOptions) -> tuple[Workload, s
 
 
 def _unrated(workload: Workload) -> Workload:
-    return Workload(
+    return replace(
+        workload,
         models=tuple(replace(m, batch_building_rate_rps=None) for m in workload.models),
         applications=tuple(
             replace(a, modules=tuple(replace(m, batch_building_rate_rps=None) for m in a.modules))
@@ -388,7 +389,8 @@ def _rated(workload: Workload, reached: Mapping[str, float]) -> Workload:
     def rate(name: str, asked: float, said: float | None) -> float | None:
         return part[name] * asked if name in missing else said
 
-    return Workload(
+    return replace(
+        workload,
         models=tuple(
             replace(
                 m,

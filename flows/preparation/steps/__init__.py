@@ -1,0 +1,1 @@
+"""Python steps of a workload, prepared as models of one block."""

@@ -1,0 +1,101 @@
+"""A step as workload.yaml states it: function, package, tensors, arguments, samples."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from flows.files import StepForm, read_step_forms
+from triton_backend.contract.applications.steps import Step
+from triton_backend.contract.errors import InputError
+from triton_backend.contract.tensors import BYTES, TensorSpec
+
+DEFAULT_MAX_BATCH = 8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GivenStep:
+    """What is asked for of one step.
+
+    Attributes:
+        python: `package.module:function`.
+        package: the name at the top of it.
+        source: folder or file of the package beside the workload; None: it is installed.
+        arguments: given to the function by name, beside its inputs.
+        samples: an `.npz` file, a folder of such, or of files that are one text each.
+    """
+
+    name: str
+    python: str
+    package: str
+    source: Path | None
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+    arguments: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    samples: Path | None = None
+    max_batch: int = DEFAULT_MAX_BATCH
+
+
+def read_steps(path: Path) -> dict[str, GivenStep]:
+    """The steps of a workload.yaml, by name; nothing of them is imported.
+
+    Raises:
+        InputError: the file cannot be read or used, with step and field.
+    """
+    return {form.name: _given(form, path.parent) for form in read_step_forms(path)}
+
+
+def _given(form: StepForm, base: Path) -> GivenStep:
+    where = f"step {form.name!r}"
+    step = Step(name=form.name, python=form.python)
+    source = _folder_or_file(base, form.package)
+    named = form.package if source is None else source.name.removesuffix(".py")
+    if named != step.package:
+        reason = f"{form.package!r} is not the package of {form.python!r}"
+        raise InputError(f"{where}, package", reason)
+    most = form.max_bytes or {}
+    sides = [
+        tuple(stated_tensor(f"{where}, {side}", name, text, most.get(name)) for name, text in given)
+        for side, given in (("inputs", form.inputs.items()), ("outputs", form.outputs.items()))
+    ]
+    for name in most:
+        if all(spec.name != name or spec.dtype != BYTES for spec in (*sides[0], *sides[1])):
+            raise InputError(f"{where}, max_bytes.{name}", "is no tensor of BYTES")
+    for name in form.arguments or {}:
+        if name in form.inputs:
+            raise InputError(f"{where}, arguments.{name}", "is the name of an input")
+    return GivenStep(
+        name=form.name,
+        python=form.python,
+        package=step.package,
+        source=source,
+        inputs=sides[0],
+        outputs=sides[1],
+        arguments=form.arguments or {},
+        samples=form.samples and base / form.samples,
+        max_batch=form.max_batch or DEFAULT_MAX_BATCH,
+    )
+
+
+def stated_tensor(where: str, name: str, text: str, max_bytes: int | None = None) -> TensorSpec:
+    """A tensor as a workload states it: `FP32 3x224x224`, `INT64` (one number a row), or `BYTES`.
+
+    Raises:
+        InputError: it is none of these, or BYTES without the most bytes.
+    """
+    dtype, _, sizes = text.strip().partition(" ")
+    if dtype == BYTES:
+        if max_bytes is None:
+            raise InputError(f"{where}, max_bytes", f"says nothing of {name!r}, which is BYTES")
+        if sizes.strip():
+            raise InputError(where, f"{name!r} is {text!r}; BYTES has no sizes")
+        return TensorSpec.of_bytes(name, max_bytes)
+    parts = sizes.strip().lower().split("x") if sizes.strip() else []
+    if not all(part.isascii() and part.isdecimal() for part in parts):
+        raise InputError(where, f"{name!r} is {text!r}, not as `FP32 3x224x224`")
+    return TensorSpec(name=name, dtype=dtype, shape=(-1, *map(int, parts)))
+
+
+def _folder_or_file(base: Path, text: str) -> Path | None:
+    """The package beside a workload that a text names: one with a slash or ending in `.py`; None: an installed one."""
+    return base / text if "/" in text or text.endswith(".py") else None

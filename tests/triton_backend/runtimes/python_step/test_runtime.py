@@ -1,0 +1,136 @@
+"""A function as a stage: what it is given, what it may give, and what a bad sample costs the others."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.triton_backend.runtimes.python_step.step_folders import write_step
+from triton_backend.contract.tensors import TensorSpec
+from triton_backend.runtimes.base import NUMPY_DTYPES, REFUSED, counts_of
+from triton_backend.runtimes.registry import load_runtime
+from triton_backend.runtimes.texts import pack_texts, unpack_texts
+
+X = TensorSpec(name="x", dtype="FP32", shape=(-1, 2))
+Y = TensorSpec(name="y", dtype="FP32", shape=(-1, 2))
+Y_ROWS = TensorSpec(name="y_rows", dtype="INT64", shape=(-1,))
+TEXT = TensorSpec.of_bytes("text", 16)
+MOST = 3
+Run = Callable[..., dict[str, Any]]
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Run:
+    """Runs source text on inputs and gives the outputs, refusals as texts."""
+
+    def running(source: str, inputs: dict[str, Any], outputs: list[TensorSpec], **more: Any) -> Any:
+        takes = [TEXT if a.dtype == np.uint8 else X for a in inputs.values()]
+        step = load_runtime(write_step(tmp_path, source, inputs=takes, outputs=outputs, **more))
+        batch = len(next(iter(inputs.values())))
+        varying = counts_of(spec.name for spec in outputs)
+        out = {
+            spec.name: np.full(
+                (batch, *((MOST,) if spec.name in varying else ()), *spec.shape[1:]),
+                99,
+                NUMPY_DTYPES[spec.dtype],
+            )
+            for spec in step.outputs
+        }
+        try:
+            step.run(inputs, out)
+        finally:
+            step.close()
+        return {**out, REFUSED: [text.decode() for text in unpack_texts(out[REFUSED])]}
+
+    return running
+
+
+def numbers(batch: int) -> dict[str, Any]:
+    return {"x": np.arange(2 * batch, dtype=np.float32).reshape(batch, 2)}
+
+
+def test_inputs_and_arguments_come_by_name(run: Run) -> None:
+    source = "def run(x, *, factor):\n    return x.astype('float64') * factor"
+    given = numbers(3)
+    found = run(source, given, [Y], arguments={"factor": 2.5})
+    assert found["y"].tolist() == (given["x"] * 2.5).tolist()
+    assert found[REFUSED] == ["", "", ""]
+
+
+def test_a_function_does_not_write_into_its_inputs(run: Run) -> None:
+    found = run("def run(x):\n    x[:] = 0\n    return x", numbers(1), [Y])
+    assert found[REFUSED] == ["INVALID_ARG assignment destination is read-only"]
+
+
+def test_a_sample_that_is_refused_costs_none_but_itself(run: Run) -> None:
+    source = """
+def run(x):
+    if (x > 3).any():
+        raise ValueError("above 3\\nand more")
+    if (x == 0).any():
+        raise KeyError("zero")
+    return x + 1
+"""
+    found = run(source, numbers(3), [Y])
+    assert found[REFUSED] == [
+        "INTERNAL step shop:run: KeyError: 'zero'",
+        "",
+        "INVALID_ARG above 3",
+    ]
+    assert found["y"].tolist() == [[0, 0], [3, 4], [0, 0]]
+
+
+@pytest.mark.parametrize("error", ["SystemExit(3)", "MemoryError()", "RecursionError('deep')"])
+def test_whatever_a_function_raises_is_an_answer(run: Run, error: str) -> None:
+    found = run(f"def run(x):\n    raise {error}", numbers(1), [Y])
+    assert found[REFUSED][0].startswith(f"INTERNAL step shop:run: {error.partition('(')[0]}")
+
+
+@pytest.mark.parametrize(
+    ("made", "reason"),
+    [
+        ("x[:, :1]", "TypeError: 'y' is of shape [1, 1], [1, 2] is stated"),
+        ("x[:0]", "TypeError: 'y' is of shape [0, 2], [1, 2] is stated"),
+        ("x.astype(complex)", "TypeError: 'y' is complex128, FP32 is stated"),
+        ("{'z': x}", "KeyError: \"returned no 'y'\""),
+    ],
+)
+def test_what_is_not_as_stated_is_an_error(run: Run, made: str, reason: str) -> None:
+    found = run(f"def run(x):\n    return {made}", numbers(1), [Y])
+    assert found[REFUSED] == [f"INTERNAL step shop:run: {reason}"]
+
+
+def test_rows_of_each_sample_are_a_list_and_no_more_than_fit(run: Run) -> None:
+    source = "def run(x):\n    return [[row] * int(row[0]) for row in x]"
+    found = run(source, numbers(3), [Y, Y_ROWS])  # 0, 2 and 4 rows, of which 3 fit
+    assert found["y_rows"].tolist() == [0, 2, 3]
+    assert found["y"].reshape(-1, 2)[:5].tolist() == [[2, 3]] * 2 + [[4, 5]] * 3
+
+
+def test_rows_may_come_with_their_counts(run: Run) -> None:
+    source = "def run(x):\n    return {'y': x[:2], 'y_rows': [2, 0, 0]}"
+    found = run(source, numbers(3), [Y, Y_ROWS])
+    assert found["y_rows"].tolist() == [2, 0, 0]
+    assert found["y"].reshape(-1, 2)[:2].tolist() == [[0, 1], [2, 3]]
+
+
+def test_a_refused_sample_has_no_rows(run: Run) -> None:
+    source = """
+def run(x):
+    if (x > 3).any():
+        raise ValueError("no")
+    return [[row] for row in x]
+"""
+    found = run(source, numbers(3), [Y, Y_ROWS])
+    assert found["y_rows"].tolist() == [1, 1, 0]
+    assert found["y"].reshape(-1, 2)[:2].tolist() == [[0, 1], [2, 3]]
+
+
+def test_texts_come_as_bytes_and_go_as_bytes(run: Run) -> None:
+    said = TensorSpec.of_bytes("said", 8)
+    source = "def run(text):\n    return [t.decode().upper() for t in text]"
+    found = run(source, {"text": pack_texts([b"abc", b"", b"x" * 9])}, [said])
+    assert unpack_texts(found["said"])[:2] == [b"ABC", b""]
+    assert found[REFUSED][2].endswith("'said' is not 1 texts of at most 8 bytes")

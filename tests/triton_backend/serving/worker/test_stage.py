@@ -1,0 +1,62 @@
+"""Stages as a worker opens them: a Python step runs where the plan's workload names its function."""
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.triton_backend.runtimes.python_step.step_folders import write_step
+from tests.triton_backend.serving.small_plans import model, plan, stage, tensor
+from tests.triton_backend.serving.system import deploy
+from triton_backend.contract.applications.steps import Step
+from triton_backend.contract.errors import InputError
+from triton_backend.contract.plan import Plan
+from triton_backend.contract.tensors import TensorSpec
+from triton_backend.runtimes.base import REFUSED, REFUSED_BYTES
+from triton_backend.runtimes.clock import SystemClock
+from triton_backend.serve_folder.settings import ServeOptions
+from triton_backend.serving.worker.stage import open_runtimes
+
+X, Y = tensor("x", 3), tensor("y", 3)
+
+
+def served(*steps: Step) -> Plan:
+    refused = TensorSpec.of_bytes(REFUSED, REFUSED_BYTES)
+    one = model(
+        "scale", (stage((0, 1), "FAST", 0, artifact="step"),), inputs=(X,), outputs=(Y, refused)
+    )
+    made = plan(one)
+    return replace(made, workload=replace(made.workload, steps=steps))
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    source = f"import os\nos.mkdir({str(tmp_path / 'imported')!r})\ndef run(x):\n    return x * 2"
+    write_step(tmp_path / "artifacts" / "step", source, inputs=[X], outputs=[Y])
+    sys.modules.pop("shop", None)
+    return tmp_path / "artifacts"
+
+
+def test_a_step_that_the_workload_names_is_run(root: Path, tmp_path: Path) -> None:
+    asked = served(Step(name="scale", python="shop:run"))
+    deployment = deploy(tmp_path / "serve", asked, ServeOptions(artifacts=root))
+    (loaded,) = open_runtimes(deployment, 0, SystemClock())
+    x = np.ones((1, 3), np.float32)
+    out = {"y": np.zeros((1, 3), np.float32), REFUSED: np.zeros((1, 244), np.uint8)}
+    loaded.runtime.run({"x": x}, out)
+    loaded.runtime.close()
+    assert out["y"].tolist() == [[2, 2, 2]]
+    assert not out[REFUSED].any()
+
+
+@pytest.mark.parametrize("steps", [(), (Step(name="scale", python="shop:walk"),)])
+def test_a_function_that_the_workload_does_not_name_is_not_imported(
+    root: Path, tmp_path: Path, steps: tuple[Step, ...]
+) -> None:
+    deployment = deploy(tmp_path / "serve", served(*steps), ServeOptions(artifacts=root))
+    with pytest.raises(InputError, match="'shop:run' is no step that the workload names"):
+        open_runtimes(deployment, 0, SystemClock())
+    assert not (tmp_path / "imported").exists()
+    assert "shop" not in sys.modules
