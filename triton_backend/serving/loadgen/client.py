@@ -9,7 +9,7 @@ from enum import IntEnum
 from typing import NamedTuple, Protocol
 
 from triton_backend.contract.errors import InputError
-from triton_backend.contract.tensors import TensorSpec
+from triton_backend.contract.tensors import BYTES, MOST_BYTES, TensorSpec
 from triton_backend.serving.loadgen.payload import Arrays
 
 MAX_PORT = 65_535
@@ -114,6 +114,8 @@ def spec_from_metadata(tensor: Mapping[str, object]) -> TensorSpec:
     """A tensor of a model's metadata (`name`, `datatype`, `shape`)."""
     shape = tensor["shape"]
     assert isinstance(shape, list)
+    if tensor["datatype"] == BYTES:  # its longest text is not said
+        return TensorSpec.of_bytes(str(tensor["name"]), MOST_BYTES)
     return TensorSpec(
         name=str(tensor["name"]),
         dtype=str(tensor["datatype"]),

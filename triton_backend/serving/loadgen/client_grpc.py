@@ -26,7 +26,7 @@ from triton_backend.serving.loadgen.client import (
     refused_or_error,
     spec_from_metadata,
 )
-from triton_backend.serving.loadgen.payload import NUMPY_TYPES, Arrays
+from triton_backend.serving.loadgen.payload import NUMPY_TYPES, Arrays, array_of, raw_of
 
 SERVICE = "/inference.GRPCInferenceService"
 RECONNECT_MS = 250
@@ -134,9 +134,10 @@ class GrpcClient:
             request.parameters["timeout"].int64_param = deadline_us
         for name, array in inputs.items():
             tensor = request.inputs.add()
-            tensor.name, tensor.datatype = name, DATATYPES[array.dtype]
+            datatype, raw = raw_of(array)
+            tensor.name, tensor.datatype = name, datatype or DATATYPES[array.dtype]
             tensor.shape.extend(array.shape)
-            request.raw_input_contents.append(np.ascontiguousarray(array).tobytes())
+            request.raw_input_contents.append(raw)
         return request.SerializeToString()
 
     def send(self, request: bytes, *, give_up_s: float, done: Callable[[Answer], None]) -> None:
@@ -164,8 +165,7 @@ class GrpcClient:
             raise ValueError(str(error)) from error
         outputs = zip(response.outputs, response.raw_output_contents, strict=True)
         return {
-            tensor.name: np.frombuffer(raw, NUMPY_TYPES[tensor.datatype]).reshape(tensor.shape)
-            for tensor, raw in outputs
+            tensor.name: array_of(tensor.datatype, tensor.shape, raw) for tensor, raw in outputs
         }
 
     async def close(self) -> None:

@@ -27,7 +27,7 @@ from triton_backend.serving.loadgen.client import (
     spec_from_metadata,
 )
 from triton_backend.serving.loadgen.client_grpc import DATATYPES
-from triton_backend.serving.loadgen.payload import NUMPY_TYPES, Arrays
+from triton_backend.serving.loadgen.payload import NUMPY_TYPES, Arrays, array_of, raw_of
 
 OK, UNAVAILABLE = 200, 503
 JSON_BYTES = "inference-header-content-length"
@@ -279,11 +279,12 @@ class HttpClient:
         parameters: dict[str, Any] = {"binary_data_output": True}
         if deadline_us is not None:
             parameters["timeout"] = deadline_us
-        raw = {name: np.ascontiguousarray(array).tobytes() for name, array in inputs.items()}
+        typed = {name: raw_of(array) for name, array in inputs.items()}
+        raw = {name: data for name, (_, data) in typed.items()}
         tensors = [
             {
                 "name": name,
-                "datatype": DATATYPES[array.dtype],
+                "datatype": typed[name][0] or DATATYPES[array.dtype],
                 "shape": list(array.shape),
                 "parameters": {"binary_data_size": len(raw[name])},
             }
@@ -362,7 +363,7 @@ def _binary_size(tensor: Mapping[str, Any]) -> int:
 
 
 def _array(tensor: Mapping[str, Any], raw: bytes) -> np.ndarray:
-    kind = NUMPY_TYPES[tensor["datatype"]]
     if "data" in tensor:
+        kind = NUMPY_TYPES[tensor["datatype"]]
         return np.asarray(tensor["data"], kind).reshape(tensor["shape"])
-    return np.frombuffer(raw, kind).reshape(tensor["shape"])
+    return array_of(tensor["datatype"], tensor["shape"], raw)

@@ -7,7 +7,8 @@ Not here: how tensors look on the wire (`client_grpc`, `client_http`).
 A file of samples is an `.npz` with one array `inputs/<tensor>` per input and one
 `outputs/<tensor>` per output that is to be compared, all with the sample as dimension 0. Of an output with
 rows of their own number, as applications give, it has the rows of one sample after the other and, as
-`rows/<tensor>`, how many each sample has.
+`rows/<tensor>`, how many each sample has. Texts (BYTES) lie in it as `runtimes.texts` packs them: rows of UINT8,
+the length before each.
 """
 
 import zipfile
@@ -15,18 +16,22 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import cycle
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from triton_backend.contract.errors import InputError
-from triton_backend.contract.tensors import TensorSpec
+from triton_backend.contract.tensors import BYTES, LENGTH_BYTES, TensorSpec
 from triton_backend.runtimes.base import NUMPY_DTYPES
+from triton_backend.runtimes.texts import unpack_texts
 
 Arrays = Mapping[str, NDArray[np.generic]]
 TURNS = 4096  # after which the entries of a model's requests come in the same order again
+RANDOM_TEXT_BYTES = 64
 RANDOM_REQUESTS = 8  # different requests of a model that has no file of samples
 # numpy has no BF16: the upper half of a float32 is carried as its bits.
+_TEXT_DIMENSIONS = 2  # texts, and their bytes
 NUMPY_TYPES: Mapping[str, type[np.generic]] = {**NUMPY_DTYPES, "BF16": np.uint16}
 
 
@@ -82,6 +87,7 @@ def requests_from_file(path: Path, specs: tuple[TensorSpec, ...], *, samples: in
     counts = {name: len(array) for name, array in arrays.items() if name not in counted}
     if len(set(counts.values())) != 1:
         raise InputError(str(path), f"arrays of different numbers of samples: {counts}")
+    inputs = {name: _texts_of(specs, name, array) for name, array in inputs.items()}
     total = next(iter(counts.values()))
     if total < samples:
         raise InputError(str(path), f"{total} samples, one request takes {samples}")
@@ -104,6 +110,39 @@ def requests_from_file(path: Path, specs: tuple[TensorSpec, ...], *, samples: in
     ]
 
 
+def raw_of(array: NDArray[np.generic]) -> tuple[str | None, bytes]:
+    """A tensor as it is sent, and its datatype where that does not follow from numpy's: texts are objects."""
+    if array.dtype != np.object_:
+        return None, np.ascontiguousarray(array).tobytes()
+    texts: list[bytes] = array.reshape(-1).tolist()
+    return BYTES, b"".join(len(text).to_bytes(LENGTH_BYTES, "little") + text for text in texts)
+
+
+def array_of(datatype: str, shape: Sequence[int], raw: bytes) -> NDArray[Any]:
+    """A tensor of an answer; texts are objects.
+
+    Raises:
+        ValueError: the bytes are not of that type and shape.
+    """
+    if datatype != BYTES:
+        return np.frombuffer(raw, NUMPY_TYPES[datatype]).reshape(shape)
+    texts: list[bytes] = []
+    at = 0
+    while at + LENGTH_BYTES <= len(raw):
+        begin = at + LENGTH_BYTES
+        at = begin + int.from_bytes(raw[at:begin], "little")
+        texts.append(raw[begin:at])
+    if at != len(raw):
+        raise ValueError(f"{len(raw)} bytes that are no texts")
+    return _objects(texts).reshape(shape)
+
+
+def _objects(texts: Sequence[bytes]) -> NDArray[Any]:
+    found = np.empty(len(texts), np.object_)
+    found[:] = texts
+    return found
+
+
 def relative_error(answer: Arrays, expected: Arrays) -> float:
     """Largest |answer - expected| over the largest |expected|, the worst of all tensors.
 
@@ -114,6 +153,10 @@ def relative_error(answer: Arrays, expected: Arrays) -> float:
         got = answer.get(name)
         if got is None or got.shape != wanted.shape:
             return float("inf")
+        if np.object_ in (got.dtype, wanted.dtype):
+            if not np.array_equal(got, wanted):
+                return float("inf")
+            continue
         reference = wanted.astype(np.float64)
         difference = float(np.max(np.abs(got.astype(np.float64) - reference), initial=0.0))
         scale = float(np.max(np.abs(reference), initial=0.0))
@@ -137,6 +180,9 @@ def without_dropped(expected: Arrays, answer: Arrays, optional: Mapping[str, str
 
 
 def _random(spec: TensorSpec, samples: int, rng: np.random.Generator) -> NDArray[np.generic]:
+    if spec.max_bytes is not None:
+        most = min(spec.max_bytes, RANDOM_TEXT_BYTES)
+        return _objects([rng.bytes(most) for _ in range(samples)])
     kind = np.dtype(NUMPY_TYPES[spec.dtype])
     shape = (samples, *spec.shape[1:])
     if spec.dtype == "BF16":
@@ -163,9 +209,20 @@ def _named(arrays: Arrays, prefix: str) -> dict[str, NDArray[np.generic]]:
     }
 
 
+def _texts_of(
+    specs: Sequence[TensorSpec], name: str, array: NDArray[np.generic]
+) -> NDArray[np.generic]:
+    """An input of a file as it is sent: rows of texts as objects."""
+    if any(spec.name == name and spec.dtype == BYTES for spec in specs):
+        return _objects(unpack_texts(array))
+    return array
+
+
 def _check_input(path: Path, spec: TensorSpec, array: NDArray[np.generic] | None) -> None:
     if array is None:
         raise InputError(str(path), f"no array 'inputs/{spec.name}'")
+    if spec.dtype == BYTES and array.dtype == np.uint8 and array.ndim == _TEXT_DIMENSIONS:
+        return
     if array.dtype != NUMPY_TYPES[spec.dtype] or array.shape[1:] != spec.shape[1:]:
         raise InputError(
             f"{path}: inputs/{spec.name}",

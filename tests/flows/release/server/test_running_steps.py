@@ -31,6 +31,7 @@ from flows.preparation.splitting.stored_split import split_step
 from flows.preparation.steps.given import read_steps
 from flows.preparation.steps.prepare import prepare_steps
 from flows.release.artifacts import attach_artifacts
+from flows.release.rollout.change import change_plan
 from flows.release.server.admin import start, stop
 from flows.release.server.running import ServerState
 from flows.state import ProjectState
@@ -353,3 +354,16 @@ def test_a_worker_that_was_killed_runs_its_step_again(
     wait_for(answers)
     now = [int(worker["pid"]) for worker in state.ask(node_model(CLASS), {})["workers"]]
     assert not set(pids) & set(now)
+
+
+def test_a_package_that_changed_is_rolled_out(project: Project, state: ServerState) -> None:
+    data = photo(6)
+    best = int(scores_of(project, pixels_of(data)).argmax())
+    client = Client(state, "grpc")
+    before = client.infer("photo", data).as_numpy("word").tolist()[0].split()[0]
+    names = [name.upper() for name in NAMES]
+    (project.folder / "shop_steps" / "names.py").write_text(f"NAMES = {names}")
+    change_plan(state.folder, project.plan())
+    after = client.infer("photo", data).as_numpy("word").tolist()[0].split()[0]
+    client.close()
+    assert (before, after) == (NAMES[best].encode(), names[best].encode())

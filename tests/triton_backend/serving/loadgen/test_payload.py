@@ -6,10 +6,13 @@ import numpy as np
 import pytest
 
 from triton_backend.contract.errors import InputError
-from triton_backend.contract.tensors import BYTES_PER_ELEMENT, TensorSpec
+from triton_backend.contract.tensors import BYTES, BYTES_PER_ELEMENT, TensorSpec
+from triton_backend.runtimes.texts import pack_texts
 from triton_backend.serving.loadgen.payload import (
     NUMPY_TYPES,
+    array_of,
     random_requests,
+    raw_of,
     relative_error,
     requests_from_file,
     without_dropped,
@@ -18,7 +21,7 @@ from triton_backend.serving.loadgen.payload import (
 X = (TensorSpec(name="x", dtype="FP32", shape=(-1, 4)),)
 
 
-@pytest.mark.parametrize("dtype", sorted(BYTES_PER_ELEMENT))
+@pytest.mark.parametrize("dtype", sorted(BYTES_PER_ELEMENT.keys() - {BYTES}))
 def test_every_datatype_can_be_drawn(dtype: str) -> None:
     spec = TensorSpec(name="t", dtype=dtype, shape=(-1, 3))
     requests = random_requests((spec,), samples=2, rng=np.random.default_rng(0))
@@ -94,3 +97,38 @@ def test_relative_error_is_measured_against_the_largest_expected_value() -> None
     assert relative_error({"y": np.array([10.0, np.nan])}, expected) == float("inf")
     assert relative_error({"y": np.array([10.0])}, expected) == float("inf")
     assert relative_error({}, expected) == float("inf")
+
+
+TEXTS = [b"", b"abc", b"\x00" * 9]
+
+
+def test_texts_are_sent_behind_their_lengths_and_read_back() -> None:
+    texts = np.empty(3, np.object_)
+    texts[:] = TEXTS
+    datatype, raw = raw_of(texts)
+    assert (datatype, len(raw)) == ("BYTES", 3 * 4 + 12)
+    assert array_of("BYTES", [3], raw).tolist() == TEXTS
+    with pytest.raises(ValueError, match="no texts"):
+        array_of("BYTES", [3], raw[:-1])
+
+
+def test_texts_of_a_file_are_requests(tmp_path: Path) -> None:
+    words = np.empty(3, np.object_)
+    words[:] = [b"a", b"b", b"c"]
+    file = tmp_path / "texts.npz"
+    np.savez(file, **{"inputs/image": pack_texts(TEXTS), "outputs/n": np.arange(3.0)})
+    specs = (TensorSpec.of_bytes("image", 100),)
+    found = requests_from_file(file, specs, samples=1)
+    assert [one.inputs["image"].tolist() for one in found] == [[text] for text in TEXTS]
+
+
+def test_texts_are_right_only_where_they_are_equal() -> None:
+    one, other = np.array([b"cat"], np.object_), np.array([b"cap"], np.object_)
+    assert relative_error({"word": one}, {"word": one.copy()}) == 0
+    assert relative_error({"word": one}, {"word": other}) == float("inf")
+
+
+def test_random_texts_are_no_longer_than_allowed() -> None:
+    specs = (TensorSpec.of_bytes("image", 5),)
+    for one in random_requests(specs, samples=2, rng=np.random.default_rng(1)):
+        assert [len(text) for text in one.inputs["image"].tolist()] == [5, 5]
