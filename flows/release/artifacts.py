@@ -4,7 +4,7 @@ A plan decides; artifacts only say with which files the decision is carried out.
 built (`flows/preparation`).
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -35,9 +35,22 @@ def attach_artifacts(work: Workspace, plan: Plan, classes: Mapping[str, DeviceCl
     Raises:
         InputError: a model was never split here, or a class has no runtime.
     """
+    return _attached(work, plan, classes, {model.name for model in plan.models})
+
+
+def attach_steps(work: Workspace, plan: Plan, classes: Mapping[str, DeviceClass]) -> Plan:
+    """As `attach_artifacts`, for the workload's Python steps alone: other models wait for their engines."""
+    return _attached(work, plan, classes, {step.name for step in plan.workload.steps})
+
+
+def _attached(
+    work: Workspace, plan: Plan, classes: Mapping[str, DeviceClass], names: Collection[str]
+) -> Plan:
     classes_of = _classes_of(plan)
 
     def built(model: ModelPlan) -> ModelPlan:
+        if model.name not in names:
+            return model
         split = read_split(work, model.name)
 
         def artifact(stage: Stage) -> str:
@@ -63,6 +76,8 @@ def _classes_of(plan: Plan) -> dict[str, str]:
 def attach_devices(work: Workspace, plan: Plan, cluster: Path) -> Plan:
     """`attach_artifacts` with the runtimes a cluster.yaml states; a plan without any is emulated.
 
+    Where other classes have none, the Python steps of the workload alone (`attach_steps`).
+
     Raises:
         InputError: as `attach_artifacts`, or some of the plan's classes state no runtime.
     """
@@ -71,6 +86,8 @@ def attach_devices(work: Workspace, plan: Plan, cluster: Path) -> Plan:
         return plan
     used = {pool.gpu_class for pool in plan.pools}
     if used - devices.keys():
+        if plan.workload.steps:
+            return attach_steps(work, plan, devices)
         missing = ", ".join(sorted(used - devices.keys()))
         raise InputError(str(cluster), f"{missing}: no `runtime`, while other classes state one")
     return attach_artifacts(work, plan, devices)
@@ -102,6 +119,9 @@ def attach_engines(
 
     def built(model: ModelPlan) -> ModelPlan:
         split = read_split(work, model.name)
+        if split.step:
+            _check_attached(model)
+            return model
         measured = measured_precisions(work, split)
 
         def place(stage: Stage) -> Place:
@@ -125,6 +145,13 @@ def attach_engines(
     plan = replace(plan, models=tuple(map(built, plan.models)))
     store_plan(work, plan)
     return plan
+
+
+def _check_attached(model: ModelPlan) -> None:
+    """A step has no engine: `plan` gives it its artifact."""
+    if any(stage.artifact is None for p in model.pipelines for stage in p.stages):
+        reason = "is a Python step without an artifact: plan on a class with `runtime: {cores}`"
+        raise InputError(f"model {model.name!r}", reason)
 
 
 def _engines_of(

@@ -137,7 +137,7 @@ def _plan(
     from flows.cli.project import check_known, naming
     from flows.files import read_device_classes
     from flows.planning.stored_plans import plan_step
-    from flows.release.artifacts import attach_artifacts
+    from flows.release.artifacts import attach_artifacts, attach_steps
 
     check_known(work, files, contents)
     with naming(*files):
@@ -148,4 +148,6 @@ def _plan(
     used = [name for name, count in planned.plan.gpus_used.items() if count]
     if used and all(name in devices for name in used):
         return attach_artifacts(work, planned.plan, devices)
+    if planned.plan.workload.steps and devices:
+        return attach_steps(work, planned.plan, devices)
     return planned.plan

@@ -67,7 +67,9 @@ def build(
     work = workspace(warehouse)
     if runtime == "tensorrt":
         options = engine_options(batch, precision, library, capability)
-        _build_engines(work, model_names(work, names), cluster, options, as_json=as_json)
+        _build_engines(
+            work, model_names(work, names, on_gpus=True), cluster, options, as_json=as_json
+        )
         return
     classes = onnxruntime_classes(cluster)
     built: dict[str, dict[str, dict[tuple[int, int], BuiltArtifact]]] = {}

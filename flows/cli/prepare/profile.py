@@ -121,7 +121,7 @@ def profile(
         gpus = pairs("--gpu", gpu)
         _profile_engines(
             work,
-            model_names(work, names),
+            model_names(work, names, on_gpus=True),
             cluster,
             (options, gpus, limits, basis or ()),
             as_json=as_json,

@@ -20,8 +20,11 @@ Names = Annotated[
 ]
 
 
-def model_names(work: "Workspace", names: Iterable[str] | None) -> list[str]:
-    """The models asked for, or all that were split here."""
+def model_names(
+    work: "Workspace", names: Iterable[str] | None, *, on_gpus: bool = False
+) -> list[str]:
+    """The models asked for, or all that were split here; of all, on GPUs, those that are no Python steps."""
+    from flows.preparation.splitting.stored_split import read_split
     from triton_backend.contract.errors import InputError
     from warehouse import profiles
 
@@ -33,6 +36,8 @@ def model_names(work: "Workspace", names: Iterable[str] | None) -> list[str]:
             for n in profiles.model_names(store)
             if profiles.find_model(store, n).folder is not None
         ]
+    if on_gpus:
+        found = [name for name in found if not read_split(work, name).step]
     if not found:
         raise InputError(str(work.warehouse), "no model was split; `poolpipe split` does that")
     return found

@@ -168,10 +168,31 @@ def build_stages(
     return built
 
 
+def classes_for(
+    split: SplitModel, classes: Sequence[OnnxRuntimeClass]
+) -> Sequence[OnnxRuntimeClass]:
+    """Those that can run a model: a Python step runs on CPU cores alone.
+
+    Raises:
+        InputError: none can.
+    """
+    if not split.step:
+        return classes
+    kept = [each for each in classes if not each.device.on_gpu]
+    if not kept:
+        raise InputError(f"step {split.name!r}", "runs on CPU classes alone, and there is none")
+    return kept
+
+
 def build_step(
     work: Workspace, split: SplitModel, classes: Sequence[OnnxRuntimeClass]
 ) -> dict[str, dict[tuple[int, int], BuiltArtifact]]:
-    """Artifacts of every block and of the whole model, by class and stage."""
+    """Artifacts of every block and of the whole model, by class that can run it and stage.
+
+    Raises:
+        InputError: no class can.
+    """
+    classes = classes_for(split, classes)
     whole = (0, split.blocks)
     stages = sorted({*((i, i + 1) for i in range(split.blocks)), whole})
     return {c.device.name: build_stages(work, split, stages, c.device) for c in classes}

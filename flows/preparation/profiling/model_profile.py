@@ -10,7 +10,7 @@ from typing import Self
 
 from flows.clock import Stopwatch, now_utc
 from flows.preparation.building.keys import BuiltArtifact
-from flows.preparation.building.onnxruntime import OnnxRuntimeClass, build_step
+from flows.preparation.building.onnxruntime import OnnxRuntimeClass, build_step, classes_for
 from flows.preparation.profiling.measure import (
     CellKey,
     MeasuredCell,
@@ -81,6 +81,7 @@ def profile_step(
     batches = tuple(batches or range(1, split.max_batch + 1))
     if not set(batches) <= set(range(1, split.max_batch + 1)):
         raise InputError("batches", f"{list(batches)} exceed the split's {split.max_batch}")
+    classes = classes_for(split, classes)
     for each in classes:
         _check_runs_here(each)
     artifacts = build_step(work, split, classes)
