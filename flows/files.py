@@ -112,7 +112,7 @@ def read_given_inputs(path: Path) -> dict[str, GivenInputs]:
     """
     form = _read_form(path, WorkloadForm)
     return {
-        model.name: GivenInputs(
+        model.model or model.name: GivenInputs(
             shapes=tuple(f"{name}={sizes}" for name, sizes in (model.input_shapes or {}).items()),
             ranges=tuple(f"{name}={limits}" for name, limits in (model.input_ranges or {}).items()),
             samples=model.samples and path.parent / model.samples,

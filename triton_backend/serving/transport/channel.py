@@ -147,6 +147,7 @@ class Channels:
         inputs = deployment.express_segment(plan.name, gateway), deployment.express_layout(plan)
         if deployment.answers_from_shelves(model):  # nothing is written to such a front
             return self._open(key, address, *inputs, shared=shared, express=inputs)
+        plan = deployment.plan.model(model)  # with outputs that clients do not see
         name, layout = deployment.front_segment(plan.name), deployment.front_layout(plan)
         number = deployment.plan.models.index(plan)
         express = inputs if shared and deployment.express_slots(number) else None

@@ -74,7 +74,17 @@ steps:
     outputs: {{word: BYTES}}
     max_bytes: {{word: 40}}
     max_batch: 1
+  - name: shout
+    python: shop_steps.words:shout
+    package: ./shop_steps
+    inputs: {{image: BYTES}}
+    max_bytes: {{image: 20, loud: 20}}
+    outputs: {{loud: BYTES}}
+    samples: quiet
+    max_batch: 1
 models:
+  - {{name: shout, slo_ms: 500, rate_rps: 2}}
+  - {{name: label, slo_ms: 500, rate_rps: 2}}
   - name: photo
     model: net
     before: decode
@@ -111,6 +121,13 @@ from shop_steps.names import NAMES
 
 def label(scores):
     return [f"{NAMES[int(row.argmax())]} {float(row.max()):.3f}" for row in scores]
+"""
+SHOUT = """
+
+def shout(image):
+    if any(text == b"silence" for text in image):
+        raise ValueError("nothing to shout")
+    return [text.upper() for text in image]
 """
 NAMES = ("ape", "bee", "cat", "dog", "elk")
 
@@ -157,11 +174,13 @@ class Project:
         package.mkdir()
         (package / "__init__.py").write_text("")
         (package / "rows.py").write_text(ROWS)
-        (package / "words.py").write_text(WORDS)
+        (package / "words.py").write_text(WORDS + SHOUT)
         (package / "names.py").write_text(f"NAMES = {NAMES}")
         (folder / "photos").mkdir()
         for seed in range(4):
             (folder / "photos" / f"{seed}.jpg").write_bytes(photo(seed))
+        (folder / "quiet").mkdir()
+        (folder / "quiet" / "word.txt").write_bytes(b"word")
         write_net(folder / "net.onnx")
         self.work = Workspace(
             state=ProjectState(home=folder / "state"), warehouse=folder / "w.duckdb"
@@ -180,7 +199,7 @@ class Project:
             {
                 "name": "here",
                 "gpu_classes": {CLASS: {"hourly_cost": 1.0}},
-                "nodes": [{"count": 1, "gpu_class": CLASS, "gpus": 4, "nic_gbps": 10}],
+                "nodes": [{"count": 1, "gpu_class": CLASS, "gpus": 5, "nic_gbps": 10}],
             }
         )
         workload = read_workload(self.folder / "workload.yaml")
@@ -259,9 +278,24 @@ def test_a_picture_gives_as_many_rows_as_it_has(project: Project, client: Client
         assert np.allclose(answer.as_numpy("scores"), wanted, rtol=1e-4, atol=1e-6)
 
 
-def refused_with(client: Client, *images: bytes) -> str:
+def test_a_step_may_be_served_alone(client: Client) -> None:
+    answer = client.infer("shout", b"hear")
+    assert answer.as_numpy("loud").tolist() == [b"HEAR"]
+    assert "model 'shout': nothing to shout" in refused_with(client, b"silence", model="shout")
+
+
+def test_a_step_may_be_served_alone_and_in_an_application(state: ServerState) -> None:
+    made = grpc_client.InferenceServerClient(state.grpc_url)
+    given = grpc_client.InferInput("scores", [1, CLASSES], "FP32")
+    given.set_data_from_numpy(np.arange(CLASSES, dtype=np.float32)[None])
+    word = made.infer("label", [given]).as_numpy("word")
+    made.close()
+    assert word.tolist() == [f"{NAMES[-1]} 4.000".encode()]
+
+
+def refused_with(client: Client, *images: bytes, model: str = "photo") -> str:
     with pytest.raises(InferenceServerException) as caught:
-        client.infer("photo", *images)
+        client.infer(model, *images)
     text = str(caught.value)
     assert "\n" not in text
     return text
