@@ -19,6 +19,7 @@ from flows.operations.replanning import conditions
 from flows.planning import PlanOptions, make_plan
 from flows.planning.verify import verify_plan
 from flows.preparation.profiling.csv_tables import read_tables
+from flows.preparation.steps.given import read_steps
 from scripts.reference.forms import schemas
 from tests.docs.pages import DOCS, EXAMPLES, pages
 from triton_backend.serving.server.metrics import METRICS
@@ -129,7 +130,17 @@ FRAGMENTS = [
 ]
 
 
-@pytest.mark.parametrize(("page", "block"), FRAGMENTS)
+@pytest.mark.parametrize(("page", "block"), [one for one in FRAGMENTS if "steps:" in one[1]])
+def test_fragments_of_a_workload_on_a_page_are_read(tmp_path: Path, page: str, block: str) -> None:
+    document = yaml.safe_load(block)
+    document.setdefault("models", [{"name": "net", "slo_ms": 100}])
+    (tmp_path / "workload.yaml").write_text(yaml.safe_dump(document))
+    named = [step["name"] for step in document["steps"]]
+    assert list(read_steps(tmp_path / "workload.yaml")) == named, page
+    jsonschema.validate(document, schemas()["workload"])
+
+
+@pytest.mark.parametrize(("page", "block"), [one for one in FRAGMENTS if "steps:" not in one[1]])
 def test_fragments_of_a_cluster_on_a_page_are_read(tmp_path: Path, page: str, block: str) -> None:
     document = yaml.safe_load(block)
     assert list(document) == ["gpu_classes"], page
