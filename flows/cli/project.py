@@ -117,6 +117,10 @@ def check_known(
 def _placed(error: InputError, file: Path, workload: Workload) -> InputError:
     """The same complaint with the field of the workload that names the model."""
     about = _MODEL.fullmatch(error.where)
+    steps = [step.name for step in workload.steps]
+    if about is not None and about[1] in steps:
+        where = f"{file}, steps[{steps.index(about[1])}].name"
+        return InputError(where, f"{error}; `poolpipe steps` prepares it, `profile` measures it")
     names = [model.name for model in workload.models]
     if about is None or about[1] not in names:
         return error
