@@ -285,7 +285,7 @@ def test_a_step_may_be_served_alone(client: Client) -> None:
 
 
 def test_a_step_may_be_served_alone_and_in_an_application(state: ServerState) -> None:
-    made = grpc_client.InferenceServerClient(state.grpc_url)
+    made: Any = grpc_client.InferenceServerClient(state.grpc_url)
     given = grpc_client.InferInput("scores", [1, CLASSES], "FP32")
     given.set_data_from_numpy(np.arange(CLASSES, dtype=np.float32)[None])
     word = made.infer("label", [given]).as_numpy("word")
