@@ -21,7 +21,7 @@ import numpy as np
 from flows.planning.arrays import Floats
 from flows.planning.engine.columns import Columns, Pool
 from flows.planning.engine.master import Cover, Master, Mixed
-from flows.planning.engine.pricing import Duals, Priced, Pricer, Within
+from flows.planning.engine.pricing import Duals, Priced, Pricer
 from flows.planning.watch import Watch
 
 ROUNDS = 500
@@ -49,10 +49,7 @@ class Relaxed:
 
 def bound_at(cover: Cover, pricer: Pricer, duals: Duals, priced: Priced) -> tuple[float, Duals]:
     """What no plan costs less than, by a pricer's answer, and the prices that prove it."""
-    copies = np.where(priced.least < 0, pricer.most, pricer.fewest)
-    counted = priced.least != 0  # an infinite number of columns of no reduced cost is nothing
-    lagrange = float(copies[counted] @ priced.least[counted])
-    best = (_worth(cover, duals) + lagrange, duals)
+    best = (at_prices(cover, pricer, duals, priced.least), duals)
     least = np.minimum(priced.least, 0.0)
     below = least < 0
     factor = 0.0
@@ -61,10 +58,20 @@ def bound_at(cover: Cover, pricer: Pricer, duals: Duals, priced: Priced) -> tupl
     elif (pricer.cheapest[below] > 0).all() and np.isfinite(least).all():
         cheapest = pricer.cheapest[below]
         factor = float((cheapest / (cheapest - least[below])).min())
-    scaled = [duals.scaled(factor)] if 0 < factor < 1 else []
+    # A factor of 1 counts too: what rounding puts a little below 0 would count without end.
+    scaled = [duals.scaled(factor)] if factor > 0 else []
     for other in scaled + ([] if priced.feasible is None else [priced.feasible]):
         best = max(best, (_worth(cover, other), other), key=lambda known: known[0])
     return best
+
+
+def at_prices(cover: Cover, pricer: Pricer, duals: Duals, least: Floats) -> float:
+    """What no plan costs less than if no column of a group has a reduced cost below least [G] (Lagrange)."""
+    copies = np.where(least < 0, pricer.most, pricer.fewest)
+    counted = (least != 0) & (
+        copies != 0
+    )  # none of infinite cost is nothing, as is any number at 0
+    return _worth(cover, duals) + float(copies[counted] @ least[counted])
 
 
 def _worth(cover: Cover, duals: Duals) -> float:
@@ -205,36 +212,64 @@ def relax(
     return run.run(start)
 
 
-def screened(
-    cover: Cover, pricer: Pricer, relaxed: Relaxed, known: float, most: int
-) -> tuple[Within, float]:
-    """Columns that a plan cheaper than one known may have, and what plans with any other cost at least.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Screen:
+    """Columns that a better plan may have, by prices and their bound.
 
-    A plan with a column of reduced cost r costs r above the bound at least (r less what the bound already counts for
-    its group). Columns that lose more than is open between bound and plan are left out.
+    A plan with a column of reduced cost r costs bound + r - base_g at least: what the bound counts for the group g
+    already, it counts in this column's place.
+
+    Attributes:
+        columns: those found.
+        outside: plans with any other column cost at least.
+        bound: no plan costs less.
+        duals: prices of the reduced costs.
+        base: [G] what the bound counts for a column of a group.
+    """
+
+    columns: Columns
+    outside: float
+    bound: float
+    duals: Duals
+    base: Floats
+
+    def at_least(self, cover: Cover, columns: Columns) -> Floats:
+        """[n] what a plan with each of some columns costs at least."""
+        reduced = self.duals.reduced(columns.capped(cover.caps))
+        return self.bound + reduced - self.base[columns.group]
+
+
+def screened(cover: Cover, pricer: Pricer, duals: Duals, known: float, most: int) -> Screen:
+    """Columns that a plan cheaper than one known may have: those that lose no more than is open to the bound.
 
     Args:
         cover: what is asked for.
         pricer: the source of columns.
-        relaxed: prices and bound.
+        duals: the prices.
         known: cost of the best plan known.
         most: columns, nearly.
     """
-    duals = relaxed.duals
     priced = pricer.price(duals, cover.cap, thorough=True)
-    bound, proving = bound_at(cover, pricer, duals, priced)
-    if proving is not duals:  # the prices were made feasible
-        priced = pricer.price(proving, cover.cap, thorough=True)
-        bound = max(bound, bound_at(cover, pricer, proving, priced)[0])
-    open_ = known - bound
-    base = np.where((priced.least < 0) & np.isfinite(pricer.most), priced.least, 0.0)
-    full = (
-        priced.least > 0
-    )  # groups of which a plan has some at least: others would be in their place
-    base = np.where(full & (pricer.fewest > 0), priced.least, base)
-    found = pricer.within(proving, cover.cap, base + open_, most)
-    outside = float((bound + found.left_out - base).min(initial=np.inf))
-    return found, outside
+    bound, least = -np.inf, np.zeros(len(pricer.most))
+    if priced.proven:
+        bound, proving = bound_at(cover, pricer, duals, priced)
+        if proving is not duals:  # the prices were made feasible
+            duals, priced = proving, pricer.price(proving, cover.cap, thorough=True)
+    if priced.proven:
+        bound, least = max(bound, at_prices(cover, pricer, duals, priced.least)), priced.least
+    counted = np.where(least < 0, np.isfinite(pricer.most), pricer.fewest > 0) & np.isfinite(least)
+    base = np.where(counted, least, 0.0)
+    lost = known - bound if known > bound else 0.0
+    found = pricer.within(duals, cover.cap, base + lost, most)
+    left = np.isfinite(found.left_out)
+    outside = np.where(left, bound + np.where(left, found.left_out - base, 0.0), found.left_out)
+    return Screen(
+        columns=found.columns,
+        outside=float(outside.min(initial=np.inf)),
+        bound=bound,
+        duals=duals,
+        base=base,
+    )
 
 
 def raised(bound: float, step: float) -> float:

@@ -81,11 +81,12 @@ def _guess(
 
 def level_cover(weight: Floats, capacity: Floats, most: float = np.inf) -> Cover:
     """Maximise the level: no demand is fixed, a column counts for weight · most at most."""
+    cap = np.multiply(weight, most, out=np.zeros(len(weight)), where=weight > 0)
     return Cover(
         need=np.zeros(len(weight)),
         capacity=capacity,
         free=level_column(weight, len(capacity), most),
-        cap=weight * most,
+        cap=cap,
         missed=np.full(len(weight), np.inf),
     )
 

@@ -158,10 +158,12 @@ class Master:
     def solve(self) -> Mixed | None:
         """An optimum; None where the columns known cannot meet the demands."""
         self._highs.run()
-        if self._highs.getModelStatus() != highspy.HighsModelStatus.kOptimal:
-            return None
-        solution = self._highs.getSolution()
+        status, solution = self._highs.getModelStatus(), self._highs.getSolution()
         values, duals = np.array(solution.col_value), np.array(solution.row_dual)
+        if status == highspy.HighsModelStatus.kModelEmpty and not (self._cover.need > 0).any():
+            duals = np.zeros(self._cover.rows)
+        elif status != highspy.HighsModelStatus.kOptimal:
+            return None
         demands, free = len(self._cover.need), len(self._cover.free.columns)
         missed = np.zeros(demands)
         missed[self._missable] = values[free : self._first]
@@ -212,9 +214,8 @@ def whole_program(
     rows = np.concatenate([demands, resources])
     sign = np.concatenate([np.full(len(demands), -1.0), np.ones(len(resources))])
     for part, variables in ((columns, n), (free.columns, y)):
-        if len(part.rows):
-            of = variables[part.of_columns()]
-            build.entries(rows[part.rows], of, sign[part.rows] * part.values)
+        of = variables[part.of_columns()]
+        build.entries(rows[part.rows], of, sign[part.rows] * part.values)
     if extra is not None:
         extra(build, columns, n)
     return Whole(program=build.build(), counts=n, free=y)

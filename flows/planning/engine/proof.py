@@ -21,7 +21,7 @@ import numpy as np
 
 from flows.planning.arrays import Floats
 from flows.planning.engine.columns import Columns, Pool
-from flows.planning.engine.cover import Relaxed, raised, screened
+from flows.planning.engine.cover import Relaxed, at_prices, raised, screened
 from flows.planning.engine.master import Cover
 from flows.planning.engine.pricing import Duals, Pricer
 from flows.planning.engine.rounding import Incumbent, Rung, Tools, restricted
@@ -59,24 +59,20 @@ def by_slack(
     for rung in rungs:
         if incumbent.settled(bound, tools.gap) or watch.over():
             break
-        found, outside = screened(cover, pricer, relaxed, incumbent.cost, rung.columns)
-        pool.add(found.columns)
+        screen = screened(cover, pricer, relaxed.duals, incumbent.cost, rung.columns)
+        pool.add(screen.columns)
         columns = pool.columns
-        reduced = relaxed.duals.reduced(columns.capped(cover.caps))
-        order = np.argsort(reduced, kind="stable")
+        with_each = screen.at_least(cover, columns)
+        order = np.argsort(with_each, kind="stable")
         near, rest = order[: rung.columns], order[rung.columns :]
-        if len(rest) and len(found.columns) < rung.columns:
-            # All that a better plan may have are among those found.
-            rest = rest[:0]
-        elif len(rest):
-            outside = min(outside, relaxed.bound + float(reduced[rest[0]]))
+        outside = min(screen.outside, float(with_each[rest].min(initial=np.inf)))
         part = watch.part(rung.share) if rung.share < 1 else watch
         limits = Limits(
             relative_gap=tools.gap / 2,
             nodes=rung.nodes,
             seconds=part.left_s(),
             cutoff=-incumbent.cost,
-            enough=-bound * (1 - np.sign(bound) * tools.gap / 2) if np.isfinite(bound) else np.inf,
+            enough=-bound - abs(bound) * tools.gap / 2 if np.isfinite(bound) else np.inf,
         )
         proven = restricted(cover, columns.take(np.sort(near)), incumbent, limits, tools)
         bound = max(bound, raised(min(proven, outside, incumbent.cost), tools.whole_costs))
@@ -131,10 +127,7 @@ class Parts:
 
     def value(self, least: Floats) -> float:
         """What no plan costs less than if no column is below `least` [G]."""
-        copies = np.where(least < 0, self.pricer.most, self.pricer.fewest)
-        used = least != 0
-        worth = self.duals.demand @ self.cover.need - self.duals.resource @ self.cover.capacity
-        return float(worth + copies[used] @ least[used])
+        return at_prices(self.cover, self.pricer, self.duals, least)
 
     def raise_to(
         self,
@@ -165,7 +158,8 @@ class Parts:
             self.effort += least.effort
             if len(least.columns):
                 pool.add(least.columns)
-                lowest = float(self.duals.reduced(least.columns).min())
+                capped = least.columns.capped(self.cover.caps)
+                lowest = float(self.duals.reduced(capped).min())
                 self.upper[group] = min(self.upper[group], lowest)
             self.lower[group] = max(self.lower[group], min(least.reduced, self.upper[group]))
             self.step[group] = step + 1

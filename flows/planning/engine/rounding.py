@@ -51,7 +51,7 @@ class Incumbent:
 
     def settled(self, bound: float, gap: float) -> bool:
         """Whether it is proven within a relative gap."""
-        return bool(self.cost - bound <= gap * abs(self.cost) + 1e-12)
+        return bool(np.isfinite(self.cost) and self.cost - bound <= gap * abs(self.cost) + 1e-12)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,6 +98,11 @@ def restricted(
         limits: of the solver, of minus the cost.
         tools: how to solve.
     """
+    if not len(columns) and not len(cover.free.columns) and tools.extra is None:
+        if (cover.need > 0).any():
+            return np.inf
+        incumbent.offer(columns, np.zeros(0, dtype=np.int64))
+        return 0.0
     most = tools.most(columns) if tools.most else _most(cover, columns)
     whole = whole_program(cover, columns, most, tools.extra)
     answer = solve_integer(whole.program, limits, tools.solver)
@@ -109,17 +114,22 @@ def restricted(
 
 def _most(cover: Cover, columns: Columns) -> Floats:
     """[n] how often a column can be taken: as often as its scarcest resource holds it, or demands want it."""
-    demands, of = len(cover.need), columns.of_columns()
-    uses = columns.rows >= demands
-    room = np.full(len(columns), np.inf)
-    each = np.floor(cover.capacity[columns.rows[uses] - demands] / columns.values[uses] + _WHOLE)
-    np.minimum.at(room, of[uses], each)
-    wanted = np.zeros(len(columns))
-    with np.errstate(divide="ignore"):
-        need = np.ceil(cover.need[columns.rows[~uses]] / columns.values[~uses] - _WHOLE)
-    np.maximum.at(wanted, of[~uses], need)
-    fixed = bool(np.any(cover.need > 0))
-    return np.minimum(room, np.maximum(wanted, 1.0)) if fixed else room
+    amount, of = np.concatenate([cover.need, cover.capacity]), columns.of_columns()
+    free = cover.free.columns  # takes from demands, lends resources: what is asked or there is open
+    amount[free.rows[free.values < 0]] = np.inf
+    uses, gives = columns.rows >= len(cover.need), columns.values > 0
+    room, wanted = np.full(len(columns), np.inf), np.zeros(len(columns))
+    each = amount[columns.rows[gives]] / columns.values[gives]
+    np.minimum.at(room, of[uses & gives], np.floor(each[uses[gives]] + _WHOLE))
+    np.maximum.at(wanted, of[~uses & gives], np.ceil(each[~uses[gives]] - _WHOLE))
+    return np.minimum(room, np.maximum(wanted, 1.0))
+
+
+def _fits(cover: Cover, columns: Columns) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
+    """[n] whether one of each is within the resources."""
+    amount = np.concatenate([np.full(len(cover.need), np.inf), cover.capacity])
+    over = columns.values > amount[columns.rows] * (1 + _WHOLE)
+    return np.bincount(columns.of_columns(), over, len(columns)) == 0
 
 
 def dive(
@@ -151,7 +161,8 @@ def dive(
         columns, counts = pool.columns, relaxed.mixed.counts
         whole = np.floor(counts + _WHOLE).astype(np.int64)
         if not whole.any():
-            whole[int(np.argmax(counts))] = 1
+            fits = _fits(rest, columns)[: len(counts)]
+            whole[int(np.argmax(np.where(fits, counts, -1.0)))] = 1
         left = rest.capacity.astype(np.float64)
         served = np.zeros(demands)
         some = False
@@ -168,7 +179,7 @@ def dive(
             served += count * own[:demands]
         if not some or watch.over():
             break
-        rest = restarted(cover, np.maximum(rest.need - served, 0.0), left)
+        rest = restarted(cover, np.maximum(rest.need - served, 0.0), np.maximum(left, 0.0))
     counts = np.zeros(len(pool), dtype=np.int64)
     counts[list(taken)] = list(taken.values())
     return pool.columns, counts
