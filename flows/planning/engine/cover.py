@@ -82,9 +82,11 @@ def _worth(cover: Cover, duals: Duals) -> float:
         return worth
     reduced = duals.reduced(columns)
     scale = np.abs(columns.cost) + columns.priced(np.abs(duals.rows))
-    reduced = np.where(np.abs(reduced) <= TOLERANCE * scale, 0.0, reduced)
     ends = np.where(reduced > 0, cover.free.lower, cover.free.upper)
-    return worth + float(np.sum(np.where(reduced != 0, reduced * ends, 0.0)))
+    counted = (np.abs(reduced) > TOLERANCE * scale) & (
+        ends != 0
+    )  # of no cost, any number is nothing
+    return worth + float(reduced[counted] @ ends[counted])
 
 
 def normal(cover: Cover, duals: Duals) -> Duals:

@@ -87,14 +87,22 @@ class Pricer(Protocol):
 
     Attributes:
         fewest, most: [G] columns of each group in a plan, copies counted.
-        cheapest: [G] no column of a group costs less; 0 where nothing is known.
+        cheapest: [G] no column of a group costs less; 0 where nothing is known. Where it is 0 and `most` is infinite,
+            only `Priced.feasible` proves a bound.
         quick: whether `price` has a faster form that proves nothing.
     """
 
-    fewest: Floats
-    most: Floats
-    cheapest: Floats
-    quick: bool
+    @property
+    def fewest(self) -> Floats: ...  # noqa: D102 - above
+
+    @property
+    def most(self) -> Floats: ...  # noqa: D102
+
+    @property
+    def cheapest(self) -> Floats: ...  # noqa: D102
+
+    @property
+    def quick(self) -> bool: ...  # noqa: D102
 
     def price(self, duals: Duals, cap: Floats, *, thorough: bool) -> Priced:
         """Columns of low reduced cost.

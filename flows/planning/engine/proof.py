@@ -95,7 +95,8 @@ class SteppedPricer(Pricer, Protocol):
         steps: how many programs `least` has, each closer than the one before, the last one exact.
     """
 
-    steps: int
+    @property
+    def steps(self) -> int: ...  # noqa: D102 - above
 
     def floor(self, duals: Duals) -> Floats:
         """[G] no column of a group has a lower reduced cost: weak, at once."""
