@@ -1,0 +1,129 @@
+"""The highest level: the bracket of a rising function, and the bound of the relaxation against brute force."""
+
+from itertools import product
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from flows.planning.arrays import Floats
+from flows.planning.engine.columns import Pool
+from flows.planning.engine.level import Bracket, bracket, highest, level_cover
+from flows.planning.watch import Watch
+from tests.flows.planning.engine.problems import Knapsacks
+
+
+@settings(deadline=None)
+@given(
+    st.floats(0.01, 100.0),
+    st.floats(0.3, 3.0),
+    st.floats(1.0, 50.0),
+    st.sampled_from((1e-2, 1e-4, 1e-6)),
+    st.booleans(),
+)
+def test_a_bracket_ends_with_the_highest_level_between_its_ends(
+    highest_level: float, power: float, available: float, close: float, steps: bool
+) -> None:
+    def takes(level: float) -> float:
+        share = (level / highest_level) ** power
+        if level > 2 * highest_level:
+            return np.inf
+        return available * (np.ceil(share * 7) / 7 if steps else share)
+
+    known = Bracket(low=0.0, high=4 * highest_level)
+    found = bracket(takes, available, known, close=close, rounds=200, watch=Watch())
+    assert takes(found.low) <= available * (1 + 1e-6)
+    assert takes(found.high) > available
+    assert found.high - found.low <= close * found.high * (1 + 1e-9)
+
+
+def test_a_bracket_without_rounds_or_time_is_as_it_was() -> None:
+    known = Bracket(low=1.0, high=2.0)
+    over = Watch()
+    over.stop()
+    assert bracket(float, 1.5, known, close=0.0, rounds=0, watch=Watch()) == known
+    assert bracket(float, 1.5, known, close=0.0, rounds=9, watch=over) == known
+
+
+def two_machines(seed: int) -> tuple[Floats, Floats, Knapsacks]:
+    """Two demands, machines of two kinds with whole batches of each: weights, machines, pricer."""
+    draw = np.random.default_rng(seed)
+    machines = draw.integers(0, 3, 2).astype(np.float64)
+    pricer = Knapsacks(
+        weight=draw.integers(2, 6, (2, 2)),
+        room=draw.integers(6, 11, 2),
+        fixed=np.zeros(2),
+        item=np.zeros((2, 2)),
+        own=np.zeros((2, 0)),
+        use=np.eye(2),
+        copies=5,
+        fewest=np.zeros(2),
+        most=np.full(2, 3.0),
+        cheapest=np.zeros(2),
+    )
+    return draw.uniform(0.5, 2.0, 2), machines, pricer
+
+
+def best_level(weight: Floats, capacity: Floats, pricer: Knapsacks) -> float:
+    """The highest level of any whole plan."""
+    columns = pricer.all()
+    supply = columns.matrix(4)[:, :2]
+    choices = [
+        np.array(list({tuple(sum_) for sum_ in combined(supply[columns.group == g], int(n))}))
+        for g, n in enumerate(capacity.tolist())
+    ]
+    return max(float(((a + b) / weight).min()) for a, b in product(*choices))
+
+
+def combined(supply: Floats, count: int) -> list[Floats]:
+    """Sums of so many rows, repeated ones too."""
+    sums = [np.zeros(2)]
+    for _ in range(count):
+        sums = list({tuple(one + row): one + row for one in sums for row in supply}.values())
+    return sums
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.integers(0, 10**6))
+def test_the_bound_is_not_below_the_best_level_with_capped_columns(seed: int) -> None:
+    weight, capacity, pricer = two_machines(seed)
+    best = best_level(weight, capacity, pricer)
+    cover, relaxed = highest(weight, capacity, pricer, Pool(), Watch())
+    assert -relaxed.bound >= best * (1 - 1e-6)
+    assert relaxed.value == pytest.approx(relaxed.bound, abs=1e-6)
+    # What the cap is: no column counts for more than a level that was proven out of reach.
+    assert (cover.cap >= best * weight * (1 - 1e-6)).all()
+
+
+@settings(deadline=None, max_examples=30)
+@given(st.integers(0, 10**6))
+def test_a_level_that_is_enough_is_not_exceeded(seed: int) -> None:
+    weight, capacity, pricer = two_machines(seed)
+    best = best_level(weight, capacity, pricer)
+    _, relaxed = highest(weight, capacity, pricer, Pool(), Watch(), most=best / 2 + 0.1)
+    assert best / 2 * (1 - 1e-6) <= -relaxed.bound or best == 0
+    assert -relaxed.bound <= (best / 2 + 0.1) * (1 + 1e-6)
+
+
+def test_no_resources_leave_the_level_0() -> None:
+    weight, _, pricer = two_machines(1)
+    _, relaxed = highest(weight, np.zeros(2), pricer, Pool(), Watch())
+    assert relaxed.value == pytest.approx(0.0)
+    assert relaxed.bound == pytest.approx(0.0)
+
+
+def test_a_run_that_is_over_leaves_a_valid_bound() -> None:
+    weight, _, pricer = two_machines(3)
+    capacity, watch = np.array([2.0, 1.0]), Watch()
+    watch.stop()
+    _, relaxed = highest(weight, capacity, pricer, Pool(), watch)
+    assert -relaxed.bound >= best_level(weight, capacity, pricer)
+
+
+def test_a_demand_without_weight_asks_nothing() -> None:
+    assert level_cover(np.array([0.0, 2.0]), np.ones(1)).cap.tolist() == [0.0, np.inf]
+    assert level_cover(np.array([0.0, 2.0]), np.ones(1), 3.0).cap.tolist() == [0.0, 6.0]
+    _, capacity, pricer = two_machines(3)
+    _, relaxed = highest(np.array([0.0, 1.0]), capacity + 1, pricer, Pool(), Watch())
+    assert -relaxed.bound > 0
