@@ -58,6 +58,10 @@ BREAKS = {  # contract: a file, and the line in it that breaks the contract
         Path("triton_backend/simulator/run.py"),
         "import triton_backend.simulator.papers.triton",
     ),
+    "The planning engine knows no model and no GPU": (
+        Path("flows/planning/engine/columns.py"),
+        "import flows.planning.inputs",
+    ),
     "Thin flows do not know each other": (
         Path("flows/deployments/plan.py"),
         "import flows.deployments.ingest",
@@ -99,6 +103,16 @@ def test_the_tree_keeps_them(tree: Path) -> None:
 
 def test_every_contract_is_broken_once_below() -> None:
     assert {contract["name"] for contract in CONTRACTS} == set(BREAKS)
+
+
+def test_the_engine_s_contract_names_all_of_planning_but_what_it_may_import() -> None:
+    name = "The planning engine knows no model and no GPU"
+    forbidden = next(one for one in CONTRACTS if one["name"] == name)["forbidden_modules"]
+    known = {path.stem for path in (ROOT / "flows" / "planning").iterdir() if path.suffix == ".py"}
+    known |= {path.parts[2] for path in tracked_files() if path.match("flows/planning/*/*.py")}
+    allowed = {"__init__", "arrays", "engine", "solver", "watch"}
+    named = {module.removeprefix("flows.planning.") for module in forbidden}
+    assert {module for module in named if "." not in module} >= known - allowed
 
 
 @pytest.mark.parametrize("name", BREAKS)
