@@ -8,11 +8,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flows.planning.engine.columns import Columns, Pool
-from flows.planning.engine.cover import Relaxed, relax
+from flows.planning.engine.cover import Relaxed, bound_at, relax
+from flows.planning.engine.master import Cover
+from flows.planning.engine.pricing import Duals
 from flows.planning.engine.proof import Parts, by_slack
 from flows.planning.engine.rounding import Incumbent, Rung, Tools, dive
 from flows.planning.watch import Watch
-from tests.flows.planning.engine.problems import Problem, meets, some, some_duals
+from tests.flows.planning.engine.problems import Knapsacks, Problem, meets, some, some_duals
 
 numbers, seeds = st.integers(0, 39), st.integers(0, 10**6)
 ALL = Rung(columns=100_000, nodes=100_000)
@@ -63,6 +65,50 @@ def test_a_bound_by_slack_is_never_above_the_optimum(
     assert bound <= problem.best * (1 + 1e-6)
     assert incumbent.cost >= problem.best * (1 - 1e-6)
     assert bound >= relaxed.bound - 1e-9 * abs(relaxed.bound)
+
+
+@settings(deadline=None, max_examples=100)
+@given(numbers, seeds, st.integers(1, 40), st.booleans())
+def test_a_bound_by_slack_holds_at_any_prices(
+    number: int, seed: int, columns: int, pooled: bool
+) -> None:
+    problem, pool, incumbent = some(number), Pool(), Incumbent()
+    cover, pricer, duals = problem.cover, problem.pricer, some_duals(some(number), seed)
+    if pooled:
+        pool.add(pricer.all())
+    priced = pricer.price(duals, cover.cap, thorough=True)
+    proven, duals = bound_at(cover, pricer, duals, priced)
+    relaxed = Relaxed(value=np.inf, bound=proven, duals=duals, mixed=None)
+    rungs = [Rung(columns=columns, nodes=5), Rung(columns=2 * columns, nodes=5)]
+    bound = by_slack(cover, pricer, pool, relaxed, incumbent, rungs, Tools(), Watch())
+    assert bound <= problem.best * (1 + 1e-6) + 1e-6
+    assert incumbent.cost >= problem.best * (1 - 1e-6)
+
+
+def test_a_group_that_a_plan_needs_is_not_called_dear() -> None:
+    """Its columns cost 10, which the bound counts already; the best plan costs 11."""
+    pricer = Knapsacks(
+        weight=np.array([[2], [1]]),
+        room=np.array([3, 3]),
+        fixed=np.array([10.0, 1.0]),
+        item=np.zeros((2, 1)),
+        own=np.array([[1.0], [0.0]]),
+        use=np.zeros((2, 0)),
+        copies=3,
+        fewest=np.array([1.0, 0.0]),
+        most=np.full(2, np.inf),
+        cheapest=np.array([10.0, 1.0]),
+    )
+    need = np.array([3.0, 1.0])
+    cover = Cover(need=need, capacity=np.zeros(0), cap=need, missed=np.full(2, 100.0))
+    pool = Pool()
+    pool.add(pricer.all())
+    relaxed = Relaxed(value=np.inf, bound=10.0, duals=Duals.zero(2, 0), mixed=None)
+    rungs = [Rung(columns=4, nodes=100)]  # as many as the other group has
+    incumbent = Incumbent()
+    bound = by_slack(cover, pricer, pool, relaxed, incumbent, rungs, Tools(gap=0.0), Watch())
+    assert bound <= 11.0
+    assert incumbent.cost >= 11.0
 
 
 @settings(deadline=None, max_examples=40)
