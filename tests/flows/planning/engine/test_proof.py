@@ -7,10 +7,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from flows.planning.arrays import Floats
 from flows.planning.engine.columns import Columns, Pool
 from flows.planning.engine.cover import Relaxed, bound_at, relax
 from flows.planning.engine.master import Cover
-from flows.planning.engine.pricing import Duals
+from flows.planning.engine.pricing import Duals, Within
 from flows.planning.engine.proof import Parts, by_slack
 from flows.planning.engine.rounding import Incumbent, Rung, Tools, dive
 from flows.planning.watch import Watch
@@ -85,9 +86,16 @@ def test_a_bound_by_slack_holds_at_any_prices(
     assert incumbent.cost >= problem.best * (1 - 1e-6)
 
 
+class Generous(Knapsacks):
+    """Finds more columns than asked for."""
+
+    def within(self, duals: Duals, cap: Floats, slack: Floats, most: int) -> Within:
+        return Knapsacks.within(self, duals, cap, slack, 10 * most)
+
+
 def test_a_group_that_a_plan_needs_is_not_called_dear() -> None:
     """Its columns cost 10, which the bound counts already; the best plan costs 11."""
-    pricer = Knapsacks(
+    pricer = Generous(
         weight=np.array([[2], [1]]),
         room=np.array([3, 3]),
         fixed=np.array([10.0, 1.0]),
