@@ -81,7 +81,8 @@ def _worth(cover: Cover, duals: Duals) -> float:
     if not len(columns):
         return worth
     reduced = duals.reduced(columns)
-    scale = np.abs(columns.cost) + columns.priced(np.abs(duals.rows))
+    sizes = replace(columns, values=np.abs(columns.values))
+    scale = np.abs(columns.cost) + sizes.priced(np.abs(duals.rows))
     ends = np.where(reduced > 0, cover.free.lower, cover.free.upper)
     counted = (np.abs(reduced) > TOLERANCE * scale) & (
         ends != 0
