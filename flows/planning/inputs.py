@@ -20,9 +20,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from flows.planning.arrays import Floats, Ints
 from flows.planning.packing import Part, fits_gpu
 from flows.planning.registry import PlanOptions
+from flows.planning.solver.arrays import Floats, Ints
 from triton_backend.contract.cluster import Cluster, GpuClass
 from triton_backend.contract.errors import InputError
 from triton_backend.contract.plan import BYTES_PER_GIB, StageMemory

@@ -66,6 +66,9 @@ def _relaxation(
     plan: Plan, profiles: Mapping[str, ModelProfile] | None, part: Fields
 ) -> Iterator[str]:
     """Differences between a bound and what its prices of GPUs and of rates give."""
+    if plan.objective.name not in _PRICES:
+        yield f"proof: prices do not bound the objective {plan.objective.name!r}"
+        return
     prices = part.inner("prices")
     gpu = _numbers(prices.inner("gpus"), [c.name for c in plan.cluster.gpu_classes])
     rate = _numbers(prices.inner("rates"), [m.name for m in plan.models])

@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from flows.cli.console import print_json, progress, show, table
-from flows.cli.project import keep_run
 
 if TYPE_CHECKING:
     from flows.cli.simulate.options import GoodputRun, PlainRun
@@ -74,6 +73,8 @@ def _conclude(
     *,
     as_json: bool,
 ) -> None:
+    from flows.cli.project import keep_run
+
     out = result.to_dict()
     run_id = keep_run(warehouse, "simulate", plan, (request.to_dict(), out))
     if as_json:

@@ -7,9 +7,9 @@ import numpy as np
 
 from flows.planning.applications.lines import Lines, lines_to_plan
 from flows.planning.applications.machines import Machine, ranked
-from flows.planning.arrays import Floats
 from flows.planning.inputs import Problem, build_problem
 from flows.planning.registry import Inputs, PlanOptions
+from flows.planning.solver.arrays import Floats
 from triton_backend.contract.errors import InputError
 from triton_backend.contract.workload import Workload
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from flows.planning.arrays import Floats, Ints
+from flows.planning.solver.arrays import Floats, Ints
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

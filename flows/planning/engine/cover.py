@@ -18,10 +18,10 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from flows.planning.arrays import Floats
 from flows.planning.engine.columns import Columns, Pool
 from flows.planning.engine.master import Cover, Master, Mixed
 from flows.planning.engine.pricing import Duals, Priced, Pricer
+from flows.planning.solver.arrays import Floats
 from flows.planning.watch import Watch
 
 ROUNDS = 500

@@ -13,11 +13,11 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from flows.planning.arrays import Floats
 from flows.planning.engine.columns import Pool
 from flows.planning.engine.cover import Relaxed, relax
 from flows.planning.engine.master import Cover, level_column
 from flows.planning.engine.pricing import Pricer
+from flows.planning.solver.arrays import Floats
 from flows.planning.watch import Watch
 
 _INSIDE = 1 / 8  # of what is open: a guess is no closer to either end

@@ -15,9 +15,9 @@ from dataclasses import dataclass, field
 import highspy
 import numpy as np
 
-from flows.planning.arrays import Floats, Ints
 from flows.planning.engine.columns import Columns
 from flows.planning.engine.pricing import Duals
+from flows.planning.solver.arrays import Floats, Ints
 from flows.planning.solver.program import Program, ProgramBuilder
 
 _SEED = 0

@@ -15,8 +15,8 @@ from typing import Protocol
 
 import numpy as np
 
-from flows.planning.arrays import Floats
 from flows.planning.engine.columns import Columns
+from flows.planning.solver.arrays import Floats
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

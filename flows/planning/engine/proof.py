@@ -19,12 +19,12 @@ from typing import Protocol
 
 import numpy as np
 
-from flows.planning.arrays import Floats
 from flows.planning.engine.columns import Columns, Pool
 from flows.planning.engine.cover import Relaxed, at_prices, raised, screened
 from flows.planning.engine.master import Cover
 from flows.planning.engine.pricing import Duals, Pricer
 from flows.planning.engine.rounding import Incumbent, Rung, Tools, restricted
+from flows.planning.solver.arrays import Floats
 from flows.planning.solver.solve import Limits
 from flows.planning.watch import Watch
 

@@ -11,11 +11,11 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from flows.planning.arrays import Floats, Ints
 from flows.planning.engine.columns import Columns, Pool
 from flows.planning.engine.cover import relax, restarted
 from flows.planning.engine.master import Cover, Extra, whole_program
 from flows.planning.engine.pricing import Pricer
+from flows.planning.solver.arrays import Floats, Ints
 from flows.planning.solver.solve import Limits, solve_integer
 from flows.planning.watch import Watch
 

@@ -37,9 +37,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from flows.planning.arrays import Floats, Ints
 from flows.planning.entries.groups import Field, Group
 from flows.planning.entries.seats import Way, one_rate, seated
+from flows.planning.solver.arrays import Floats, Ints
 from flows.planning.solver.program import ProgramBuilder
 from flows.planning.solver.solve import Covering, Limits, solve_integer
 from flows.planning.watch import Watch

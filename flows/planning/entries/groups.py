@@ -20,8 +20,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from flows.planning.arrays import Floats, Ints
 from flows.planning.entries.tables import SLACK, ModelTable, Options
+from flows.planning.solver.arrays import Floats, Ints
 from triton_backend.scheduler.compiled import entry as kernel_entry
 from triton_backend.scheduler.compiled import kernel
 

@@ -26,7 +26,6 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from flows.planning.arrays import Floats, Ints
 from flows.planning.entries.groups import (
     FAR,
     Field,
@@ -36,6 +35,7 @@ from flows.planning.entries.groups import (
     cheapest_partition,
 )
 from flows.planning.entries.tables import SLACK, ModelTable, vgpus_for
+from flows.planning.solver.arrays import Floats, Ints
 from flows.planning.solver.program import Program, ProgramBuilder
 from flows.planning.solver.solve import Covering, Limits, solve_integer
 from flows.planning.watch import Watch

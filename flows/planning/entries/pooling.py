@@ -12,11 +12,11 @@ from itertools import count
 
 import numpy as np
 
-from flows.planning.arrays import Floats, Ints
 from flows.planning.entries.groups import FAR, Field, Group, Item
 from flows.planning.entries.partition import cheapest_cut
 from flows.planning.entries.seats import Way
 from flows.planning.entries.tables import SLACK, Options, vgpus_for
+from flows.planning.solver.arrays import Floats, Ints
 
 MOST_BUNDLED = 8  # entries of one start of which every way to share is looked at
 MOST_JOINED = 40  # groups, of which pairs are tried

@@ -21,9 +21,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from flows.planning.arrays import Floats, Ints
 from flows.planning.entries.groups import Field
 from flows.planning.entries.tables import ANY_NUMBER, SLACK
+from flows.planning.solver.arrays import Floats, Ints
 from flows.planning.solver.program import ProgramBuilder
 from flows.planning.solver.solve import Limits, solve_integer
 from flows.planning.watch import Watch

@@ -19,9 +19,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from flows.planning.arrays import Floats
 from flows.planning.entries.groups import FAR, Field, Group, Item
 from flows.planning.entries.tables import ModelTable, Options
+from flows.planning.solver.arrays import Floats
 from triton_backend.contract.units import us_to_ms
 
 

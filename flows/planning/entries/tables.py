@@ -18,9 +18,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from flows.planning.arrays import Floats, Ints
 from flows.planning.inputs import gpu_price, link_rps, moves_us, profile_of, require_rates, room_gib
 from flows.planning.registry import Inputs, PlanOptions
+from flows.planning.solver.arrays import Floats, Ints
 from triton_backend.contract.entries import Entry
 from triton_backend.contract.errors import InputError
 from triton_backend.contract.plan import BYTES_PER_GIB

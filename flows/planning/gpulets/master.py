@@ -37,11 +37,11 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from flows.planning.arrays import Floats, Ints
 from flows.planning.gpulets.pairs import FULL
 from flows.planning.gpulets.patterns import Parts, Pattern, Patterns, Worth, undominated
 from flows.planning.gpulets.tables import Tables
 from flows.planning.registry import Trace
+from flows.planning.solver.arrays import Floats, Ints
 from flows.planning.solver.program import Program, ProgramBuilder
 from flows.planning.solver.solve import Limits, solve_integer, solve_linear
 from flows.planning.watch import Watch

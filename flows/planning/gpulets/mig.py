@@ -30,7 +30,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from flows.planning.arrays import Floats, Ints
 from flows.planning.gpulets.master import (
     Answer,
     Chosen,
@@ -44,6 +43,7 @@ from flows.planning.gpulets.master import (
 from flows.planning.gpulets.patterns import Pattern, Patterns, Worth, undominated
 from flows.planning.gpulets.tables import Tables
 from flows.planning.registry import Trace
+from flows.planning.solver.arrays import Floats, Ints
 from flows.planning.solver.program import Program, ProgramBuilder
 from flows.planning.solver.solve import Limits, solve_integer, solve_linear
 from flows.planning.watch import Watch

@@ -43,7 +43,6 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from flows.planning.arrays import Floats, Ints
 from flows.planning.certificate import objective_of
 from flows.planning.gpulets.master import Chosen, Key, Master
 from flows.planning.gpulets.patterns import Pattern, Worth
@@ -67,6 +66,7 @@ from flows.planning.registry import (
     PlanOptions,
     Trace,
 )
+from flows.planning.solver.arrays import Floats, Ints
 from flows.planning.solver.program import Program, ProgramBuilder
 from flows.planning.solver.solve import Limits, solve_integer, solve_linear
 from triton_backend.contract.errors import InfeasibleError, InputError

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from flows.planning.arrays import Floats, Ints
+from flows.planning.solver.arrays import Floats, Ints
 from triton_backend.scheduler.compiled import entry, kernel
 
 ROUNDING = 1e-6  # µs

@@ -16,8 +16,8 @@ from itertools import combinations
 
 import numpy as np
 
-from flows.planning.arrays import Floats, Ints
 from flows.planning.gpulets.tables import Cell, ClassTable, Tables
+from flows.planning.solver.arrays import Floats, Ints
 from triton_backend.contract.shares import mig_cell
 
 ROUNDING = 1e-6  # µs

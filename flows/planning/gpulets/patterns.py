@@ -23,7 +23,6 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from flows.planning.arrays import Floats, Ints
 from flows.planning.gpulets.pairs import (
     Room,
     Side,
@@ -36,6 +35,7 @@ from flows.planning.gpulets.pairs import (
 )
 from flows.planning.gpulets.parts import Options, options_of
 from flows.planning.gpulets.tables import ClassTable, Tables
+from flows.planning.solver.arrays import Floats, Ints
 from flows.planning.watch import Watch
 
 BUCKETS = 24  # of pressure, where a GPU has two parts

@@ -9,7 +9,6 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from flows.clock import Stopwatch
-from flows.planning.arrays import Floats
 from flows.planning.certificate import objective_of
 from flows.planning.gpulets.master import Answer, Chosen, Goal, Master
 from flows.planning.gpulets.mig import SliceMaster
@@ -24,6 +23,7 @@ from flows.planning.registry import (
     PlannedStage,
     PlanOptions,
 )
+from flows.planning.solver.arrays import Floats
 from triton_backend.contract.cluster import Cluster
 from triton_backend.contract.errors import InfeasibleError, InputError
 from triton_backend.contract.plan import PlacementRun, Plan, PoolInterference, SeatInterference

@@ -10,9 +10,9 @@ from itertools import combinations_with_replacement
 
 import numpy as np
 
-from flows.planning.arrays import Floats, Ints
 from flows.planning.inputs import gpu_gib, gpu_price, limits_us, model_bytes, part_gib, profile_of
 from flows.planning.registry import Inputs, PlanOptions
+from flows.planning.solver.arrays import Floats, Ints
 from triton_backend.contract.cluster import GpuClass
 from triton_backend.contract.errors import InfeasibleError, InputError
 from triton_backend.contract.plan import BYTES_PER_GIB

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from flows.planning.arrays import Floats, Ints
+from flows.planning.solver.arrays import Floats, Ints
 from triton_backend.contract.units import US_PER_S
 
 

@@ -18,7 +18,6 @@ from typing import Any
 
 import numpy as np
 
-from flows.planning.arrays import Floats, Ints
 from flows.planning.certificate import objective_of
 from flows.planning.inputs import (
     Problem,
@@ -37,6 +36,7 @@ from flows.planning.registry import (
     PlanOptions,
     Trace,
 )
+from flows.planning.solver.arrays import Floats, Ints
 from flows.planning.subclusters.classes import Chosen, ToClass, cheapest, evenest
 from flows.planning.subclusters.gathering import Curves, curves
 from flows.planning.subclusters.partition import (

@@ -14,7 +14,6 @@ from triton_backend.contract.entries import Entry
 from triton_backend.contract.plan import Plan
 from triton_backend.contract.profiles import ModelProfile
 from triton_backend.contract.units import US_PER_S
-from triton_backend.contract.workload import Workload
 from triton_backend.simulator.clients.client import ClientSpec
 
 

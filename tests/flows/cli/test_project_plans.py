@@ -53,7 +53,16 @@ def test_a_command_is_one_file_of_its_group() -> None:
     import flows.cli  # noqa: PLC0415 - only where it lies
 
     folder = Path(flows.cli.__file__).parent
-    helpers = {"choices", "selection", "request", "epochs", "clients", "watching"}
+    helpers = {
+        "choices",
+        "selection",
+        "request",
+        "epochs",
+        "clients",
+        "watching",
+        "options",
+        "runs",
+    }
     files = {
         path.stem.replace("_", "-")
         for group in GROUPS

@@ -16,12 +16,12 @@ from itertools import combinations_with_replacement
 import numpy as np
 
 from flows.clock import Stopwatch
-from flows.planning.arrays import Floats, Ints
 from flows.planning.gpulets.master import Answer, Master
 from flows.planning.gpulets.patterns import Parts, Pattern, Patterns
 from flows.planning.gpulets.plan import outcome_of, with_headroom
 from flows.planning.gpulets.tables import read_tables
 from flows.planning.registry import Inputs, Outcome, PlanOptions, Trace
+from flows.planning.solver.arrays import Floats, Ints
 from triton_backend.contract.errors import InfeasibleError, InputError
 from triton_backend.contract.shares import WHOLE_GPU
 

@@ -13,11 +13,11 @@ from typing import Any
 import numpy as np
 import pyscipopt
 
-from flows.planning.arrays import Floats, Ints
 from flows.planning.engine.columns import Columns
 from flows.planning.engine.master import Cover
 from flows.planning.engine.pricing import Duals, Priced, Within
 from flows.planning.engine.proof import Least
+from flows.planning.solver.arrays import Floats, Ints
 
 NOISE = 1e-9
 

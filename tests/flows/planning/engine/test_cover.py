@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flows.planning.arrays import Floats
 from flows.planning.engine.columns import Columns, Pool
 from flows.planning.engine.cover import bound_at, raised, relax, restarted, screened
 from flows.planning.engine.master import Cover, Master, whole_program
 from flows.planning.engine.pricing import Duals, Priced
+from flows.planning.solver.arrays import Floats
 from flows.planning.solver.solve import Limits, solve_integer
 from flows.planning.watch import Watch
 from tests.flows.planning.engine.problems import Knapsacks, Problem, cutting_stock, some, some_duals

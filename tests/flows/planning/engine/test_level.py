@@ -7,9 +7,9 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from flows.planning.arrays import Floats
 from flows.planning.engine.columns import Pool
 from flows.planning.engine.level import Bracket, bracket, highest, level_cover
+from flows.planning.solver.arrays import Floats
 from flows.planning.watch import Watch
 from tests.flows.planning.engine.problems import Knapsacks
 

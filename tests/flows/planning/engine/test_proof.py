@@ -7,13 +7,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flows.planning.arrays import Floats
 from flows.planning.engine.columns import Columns, Pool
 from flows.planning.engine.cover import Relaxed, bound_at, relax
 from flows.planning.engine.master import Cover
 from flows.planning.engine.pricing import Duals, Within
 from flows.planning.engine.proof import Parts, by_slack
 from flows.planning.engine.rounding import Incumbent, Rung, Tools, dive
+from flows.planning.solver.arrays import Floats
 from flows.planning.watch import Watch
 from tests.flows.planning.engine.problems import Knapsacks, Problem, meets, some, some_duals
 

@@ -5,11 +5,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flows.planning.arrays import Ints
 from flows.planning.engine.columns import Columns, Pool
 from flows.planning.engine.cover import relax, restarted
 from flows.planning.engine.master import Cover, Free
 from flows.planning.engine.rounding import Incumbent, Tools, dive, restricted
+from flows.planning.solver.arrays import Ints
 from flows.planning.solver.solve import Limits
 from flows.planning.watch import Watch
 from tests.flows.planning.engine.problems import meets, some

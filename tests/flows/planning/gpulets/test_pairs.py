@@ -5,10 +5,10 @@ from itertools import product
 import numpy as np
 import pytest
 
-from flows.planning.arrays import Floats
 from flows.planning.gpulets.patterns import Pattern, Patterns, Worth
 from flows.planning.gpulets.tables import read_tables
 from flows.planning.registry import Inputs, PlanOptions
+from flows.planning.solver.arrays import Floats
 from tests.flows.planning.gpulets.cases import MODEL, case
 
 CASES = (
