@@ -1,5 +1,6 @@
 """What holds for all tests."""
 
+import os
 import signal
 import sys
 from collections.abc import Iterator
@@ -69,3 +70,11 @@ def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
     if _started and item.get_closest_marker("slow") is None:
         pytest.fail(f"starts {', '.join(_started)}: mark it `slow`")
     return result
+
+
+@pytest.fixture(autouse=True)
+def _all_cores() -> Iterator[None]:
+    """A stage that a test loads pins its thread; the next test has all cores again."""
+    before = os.sched_getaffinity(0)
+    yield
+    os.sched_setaffinity(0, before)
