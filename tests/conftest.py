@@ -74,7 +74,7 @@ def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def _all_cores() -> Iterator[None]:
-    """A stage that a test loads pins its thread; the next test has all cores again."""
+    """A system whose workers are threads loads stages in the test's own, which they pin; the next test has all cores."""
     before = os.sched_getaffinity(0)
     yield
     os.sched_setaffinity(0, before)

@@ -23,7 +23,7 @@ class Bake:
     weights: Mapping[str, float] = option({}, help="By loaf.", least=0.0, spelled="")
     kept: Mapping[str, tuple[str, ...]] = option({}, help="Trays by loaf.")
     pinned: tuple[str, ...] = option((), help="Loaves that stay.")
-    oven: str = "left"  # no option: nobody is asked
+    oven: str = "left"  # no option
 
     def __post_init__(self) -> None:
         """Check."""

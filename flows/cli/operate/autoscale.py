@@ -64,7 +64,7 @@ def autoscale(
         RunningSystem(work, cluster, Stopwatch()),
         period,
         show,
-        anew=follower,
+        follower_of=follower,
         periods=periods,
         advisory=advisory,
     )

@@ -39,7 +39,7 @@ def steer(
         steering,
         system,
         show,
-        anew=partial(steering_of, work),
+        steering_of=partial(steering_of, work),
         decisions=looks,
         advisory=advisory,
     )

@@ -491,7 +491,7 @@ class RatesGuide:
     period_s: float
     state: LiveState
     former: tuple[Plan, dict[str, float]]
-    anew: Callable[[Plan], Follower]
+    follower_of: Callable[[Plan], Follower]
 
     @property
     def in_force(self) -> Plan:
@@ -520,7 +520,7 @@ class RatesGuide:
 
     def go_on_from(self, plan: Plan) -> None:
         """With a follower of its own."""
-        self.follower = self.anew(plan)
+        self.follower = self.follower_of(plan)
 
 
 def follow_live(
@@ -529,13 +529,13 @@ def follow_live(
     period_s: float,
     say: Callable[[str], None],
     *,
-    anew: Callable[[Plan], Follower],
+    follower_of: Callable[[Plan], Follower],
     periods: int | None = None,
     advisory: bool = False,
 ) -> None:
     """Watch rates and bring plans into force, period after period (`bring_plans`).
 
-    `anew` makes the follower of a plan that another rollout brought.
+    `follower_of` makes the follower of a plan that another rollout brought.
 
     Raises:
         InputError: nothing is being served, or no plan serves every model.
@@ -549,6 +549,6 @@ def follow_live(
         period_s=period_s,
         state=state,
         former=former,
-        anew=anew,
+        follower_of=follower_of,
     )
     bring_plans(guide, system, say, decisions=periods, advisory=advisory)

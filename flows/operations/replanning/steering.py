@@ -526,7 +526,7 @@ class CutsGuide:
 
     steering: Steering
     system: SteeredSystem
-    anew: Callable[[Plan], Steering]
+    steering_of: Callable[[Plan], Steering]
     now_s: float = 0.0
     demands: tuple[Demand, ...] = ()
     former: Plan | None = None
@@ -665,7 +665,7 @@ class CutsGuide:
     def go_on_from(self, plan: Plan) -> None:
         """With a steering of its own, which knows what came in so far."""
         came_in = self.steering.came_in
-        self.steering = self.anew(plan)
+        self.steering = self.steering_of(plan)
         self.steering.came_in = came_in
 
 
@@ -716,17 +716,17 @@ def steer_live(
     system: SteeredSystem,
     say: Callable[[str], None],
     *,
-    anew: Callable[[Plan], Steering],
+    steering_of: Callable[[Plan], Steering],
     decisions: int | None = None,
     advisory: bool = False,
 ) -> None:
     """Watch clients and bring plans into force as they move, so many looks or until interrupted.
 
-    `anew` makes the steering of a plan that another rollout brought.
+    `steering_of` makes the steering of a plan that another rollout brought.
 
     Raises:
         InputError: nothing is being served.
     """
     system.wait(0.0)
-    guide = CutsGuide(steering=steering, system=system, anew=anew)
+    guide = CutsGuide(steering=steering, system=system, steering_of=steering_of)
     bring_plans(guide, system, say, decisions=decisions, advisory=advisory)

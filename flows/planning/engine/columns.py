@@ -102,7 +102,7 @@ class Columns:
         )
 
     def capped(self, most: Floats) -> "Columns":
-        """The same where no column counts for more than most [D + R] in a row: more than is asked for helps nobody."""
+        """The same where no column counts for more than most [D + R] in a row: more than is asked for is worth nothing."""
         values = np.minimum(self.values, most[self.rows])
         return Columns(
             cost=self.cost, starts=self.starts, rows=self.rows, values=values, group=self.group,

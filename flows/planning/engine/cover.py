@@ -68,9 +68,7 @@ def bound_at(cover: Cover, pricer: Pricer, duals: Duals, priced: Priced) -> tupl
 def at_prices(cover: Cover, pricer: Pricer, duals: Duals, least: Floats) -> float:
     """What no plan costs less than if no column of a group has a reduced cost below least [G] (Lagrange)."""
     copies = np.where(least < 0, pricer.most, pricer.fewest)
-    counted = (least != 0) & (
-        copies != 0
-    )  # none of infinite cost is nothing, as is any number at 0
+    counted = (least != 0) & (copies != 0)  # no copies, and copies at 0, cost nothing: 0 · inf is 0
     return _worth(cover, duals) + float(copies[counted] @ least[counted])
 
 
@@ -84,9 +82,7 @@ def _worth(cover: Cover, duals: Duals) -> float:
     sizes = replace(columns, values=np.abs(columns.values))
     scale = np.abs(columns.cost) + sizes.priced(np.abs(duals.rows))
     ends = np.where(reduced > 0, cover.free.lower, cover.free.upper)
-    counted = (np.abs(reduced) > TOLERANCE * scale) & (
-        ends != 0
-    )  # of no cost, any number is nothing
+    counted = (np.abs(reduced) > TOLERANCE * scale) & (ends != 0)  # 0 · inf is 0
     return worth + float(reduced[counted] @ ends[counted])
 
 

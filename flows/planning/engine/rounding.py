@@ -1,7 +1,7 @@
 """Whole plans: integer programs over chosen columns, and dives.
 
-A ladder of programs over the columns of least reduced cost, more of them on each rung, begins each with the plan of the
-one before. A dive relaxes, takes what is whole (or else the largest count as 1), and relaxes what is left.
+A ladder of programs over the columns of least reduced cost, more of them on each rung, looks for plans that beat
+the one before. A dive relaxes, takes what is whole (or else the largest count as 1), and relaxes what is left.
 
 Here: plans. Not here: what they prove (`proof`).
 """
@@ -94,7 +94,7 @@ def restricted(
     Args:
         cover: what is asked for.
         columns: to choose from.
-        incumbent: the best plan known; a better one is put there. Where the columns hold it, the solver begins there.
+        incumbent: the best plan known; a better one is put there.
         limits: of the solver, of minus the cost.
         tools: how to solve.
     """

@@ -244,7 +244,7 @@ def wave(options: argparse.Namespace) -> dict[str, Any]:
             system,
             options.period,
             lambda text: print(text, file=sys.stderr, flush=True),
-            anew=lambda plan: Follower.of(found.planner, plan, sizing),
+            follower_of=lambda plan: Follower.of(found.planner, plan, sizing),
             periods=max(1, int(seconds // options.period) - 1),
         )
         loaded = load.result()

@@ -12,7 +12,7 @@ def open_stage(folder: Path, artifact: Artifact, *, share: int, clock: Clock) ->
     Raises:
         InputError: it cannot be imported here, or is for a GPU.
     """
-    # Imported here, because whoever builds steps imports this package and runs none.
+    # Imported here, because the command that builds steps imports this package and runs none.
     from triton_backend.runtimes.python_step.runtime import PythonStep  # noqa: PLC0415
 
     return PythonStep(folder, artifact, share=share, clock=clock)

@@ -61,7 +61,7 @@ def load_function(folder: Path, artifact: Artifact) -> Function:
         module = importlib.import_module(module_name)
     except InputError:
         raise
-    except Exception as error:  # the package's own code runs, and may raise anything
+    except (Exception, SystemExit) as error:  # the package's own code may raise anything
         raise InputError(where, f"cannot be imported: {type(error).__name__}: {error}") from error
     function = getattr(module, name, None)
     if not callable(function):

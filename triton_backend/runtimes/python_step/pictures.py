@@ -29,7 +29,7 @@ def decode(
 
 
 def _decoded(data: bytes, size: tuple[int, int], max_pixels: int) -> NDArray[np.float32]:
-    # Imported here: whoever only names this step in a workload needs no Pillow.
+    # Imported here: a workload can name this step where Pillow is not installed.
     from PIL import Image  # noqa: PLC0415
 
     try:

@@ -159,7 +159,7 @@ class FakeSystem:
     clock: int = 0
     read: int = 0
     brought: list[Plan] = field(default_factory=list[Plan])
-    away: range = range(0)  # seconds in which nobody answers
+    away: range = range(0)  # seconds in which no gateway answers
     refuses: int = 0  # rollouts that fail
     others: dict[int, Plan] = field(default_factory=dict[int, Plan])  # by their rollout's second
 
@@ -186,7 +186,7 @@ class FakeSystem:
         return "done"
 
 
-def nobody(plan: Plan) -> Follower:
+def never_asked(plan: Plan) -> Follower:
     raise AssertionError(plan.plan_id)
 
 
@@ -196,7 +196,9 @@ def test_a_running_system_is_brought_what_its_rates_ask_for(advisory: bool) -> N
     rates = {m.name: round(m.throughput_rps) for m in first.models}
     script = [rates] * 5 + [{n: 2 * r for n, r in rates.items()}] * 60
     system, said = FakeSystem(script), list[str]()
-    follow_live(follower, system, 5.0, said.append, anew=nobody, periods=4, advisory=advisory)
+    follow_live(
+        follower, system, 5.0, said.append, follower_of=never_asked, periods=4, advisory=advisory
+    )
     assert len(said) == 4
     assert (len(system.brought) > 0) is not advisory
     assert gpus(follower.in_force) > gpus(first)
@@ -207,7 +209,7 @@ def test_a_rollout_that_fails_is_tried_again_and_ends_nothing() -> None:
     first, follower = planned()
     script = [{m.name: round(2 * m.throughput_rps) for m in first.models}] * 60
     system, said = FakeSystem(script, refuses=1), list[str]()
-    follow_live(follower, system, 5.0, said.append, anew=nobody, periods=3)
+    follow_live(follower, system, 5.0, said.append, follower_of=never_asked, periods=3)
     assert [line.endswith("a step failed") for line in said[:2]] == [True, False]
     assert [gpus(plan) > gpus(first) for plan in system.brought] == [True]
 
@@ -219,13 +221,13 @@ def test_a_plan_that_another_rollout_brought_is_gone_on_from() -> None:
     script = [{m.name: round(m.throughput_rps / 1.22) for m in other.models}] * 60
     system, said, adopted = FakeSystem(script, others={4: other}), list[str](), list[Follower]()
 
-    def anew(plan: Plan) -> Follower:
+    def made_anew(plan: Plan) -> Follower:
         if not adopted:
             adopted.append(Follower.of(planned()[1].planner, plan))
             raise WarehouseInUseError("warehouse", "is being written")  # tried again
         return adopted[0]
 
-    follow_live(follower, system, 5.0, said.append, anew=anew, periods=3)
+    follow_live(follower, system, 5.0, said.append, follower_of=made_anew, periods=3)
     assert said[0].endswith("is being written")
     assert said[-1].endswith(f"plan {other.plan_id} stays")
     assert system.brought == []
@@ -236,7 +238,7 @@ def test_a_gateway_that_is_away_for_seconds_changes_no_rate() -> None:
     first, follower = planned()
     script = [{m.name: round(m.throughput_rps / 1.5) for m in first.models}] * 60
     system, said = FakeSystem(script, away=range(2, 4)), list[str]()
-    follow_live(follower, system, 5.0, said.append, anew=nobody, periods=1)
+    follow_live(follower, system, 5.0, said.append, follower_of=never_asked, periods=1)
     assert [line == "no rates: no answer" for line in said] == [True, True, False]
     assert said[-1].endswith(f"plan {first.plan_id} stays")
 

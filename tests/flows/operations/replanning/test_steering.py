@@ -202,7 +202,7 @@ class FakeSystem:
         return "done"
 
 
-def nobody(plan: Plan) -> Steering:
+def never_asked(plan: Plan) -> Steering:
     raise AssertionError(plan.plan_id)
 
 
@@ -212,8 +212,10 @@ def test_a_plan_that_another_rollout_brought_is_steered_from_then_on() -> None:
     other = first.planner(with_entries(PROBLEM.workload, entries_of([asked])), first.in_force)
     system = FakeSystem([[], [asked]], [{("net", "first"): 0}], others={2: other})
     said: list[str] = []
-    anew = partial(replace, steered())
-    steer_live(first, system, said.append, anew=lambda plan: anew(in_force=plan), decisions=8)
+    made_anew = partial(replace, steered())
+    steer_live(
+        first, system, said.append, steering_of=lambda plan: made_anew(in_force=plan), decisions=8
+    )
     assert system.brought == []
     assert said == [f"plan {other.plan_id} of another rollout is in force"]
 
@@ -221,7 +223,7 @@ def test_a_plan_that_another_rollout_brought_is_steered_from_then_on() -> None:
 def test_a_running_system_follows_what_is_announced_and_tries_again() -> None:
     system = FakeSystem([[], [demand(2, 60, 20)]], [{("net", "first"): 0}], refuses=1)
     said: list[str] = []
-    steer_live(steered(), system, said.append, anew=nobody, decisions=8)
+    steer_live(steered(), system, said.append, steering_of=never_asked, decisions=8)
     assert [own_entries(plan) for plan in system.brought] == [[(2, 22.0)]]
     assert [line.split(": ")[-1] for line in said] == ["a step failed", "done"]
 
@@ -230,7 +232,7 @@ def test_what_nobody_announced_is_counted_even_over_a_gateway_that_was_away() ->
     counts = [{("net", "first"): 45 * k, ("net", "cut-1"): 10 * k} for k in range(1, 12)]
     counts[4] = {}
     system, said = FakeSystem([[demand(0, 60, 90)]], counts), list[str]()
-    steer_live(steered(), system, said.append, anew=nobody, decisions=11, advisory=True)
+    steer_live(steered(), system, said.append, steering_of=never_asked, decisions=11, advisory=True)
     assert "no rates: no answer" in said
     assert system.brought == []
     assert any("net from 0 90.0 rps, net from 1 20.0 rps" in line for line in said)
@@ -244,7 +246,7 @@ def test_only_what_exceeds_the_announced_is_unannounced() -> None:
         Demand("net", 2, 1_000_000, 9.0),
     ]
     assert unannounced(plan, {("net", 0): 47.0, ("net", 2): 9.0}, rates) == []
-    # 12 a second that are announced may be 17 in a second, and one that nobody announced chance
+    # 12 a second that are announced may be 17 in a second, and one that no client announced chance
     announced = {("net", 0): 12.0}
     assert unannounced(plan, announced, {("net", "first"): 17.0, ("net", "cut-2"): 1.0}, 1.0) == []
     assert unannounced(plan, announced, {("net", "first"): 19.0}, 1.0) == [demand(0, 60, 7)]
@@ -258,7 +260,7 @@ def test_who_moves_is_planned_for_once_although_its_requests_are_counted_before_
         for k in range(1, 15)
     ]
     system, said = FakeSystem(at, counts), list[str]()
-    steer_live(steered(), system, said.append, anew=nobody, decisions=14)
+    steer_live(steered(), system, said.append, steering_of=never_asked, decisions=14)
     assert [own_entries(plan) for plan in system.brought] == [[(2, 22.0)], [(1, 22.0)]]
 
 
@@ -279,7 +281,7 @@ def test_a_demand_that_does_not_fit_takes_nothing_from_those_that_come_in() -> N
     for lies in ([LIE], made_up):
         system = FakeSystem([[], [HONEST, *lies]], counted(9, HONEST))
         said: list[str] = []
-        steer_live(steered(), system, said.append, anew=nobody, decisions=9)
+        steer_live(steered(), system, said.append, steering_of=never_asked, decisions=9)
         assert [own_entries(plan) for plan in system.brought] == [[(2, 22.0)]], said
 
 
@@ -308,7 +310,7 @@ def test_what_is_announced_and_does_not_come_in_is_believed_for_some_seconds_alo
     """So that a client that has just moved is planned for at once, and a lie costs GPUs for a while alone."""
     lie = LIE._replace(rate_rps=500.0)
     system = FakeSystem([[], [HONEST, lie]], counted(120, HONEST))
-    steer_live(steered(), system, lambda _: None, anew=nobody, decisions=120)
+    steer_live(steered(), system, lambda _: None, steering_of=never_asked, decisions=120)
     first, *_, last = [dict(own_entries(plan)) for plan in system.brought]
     assert first == {1: 550.0, 2: 22.0}
     assert last[1] < 1
@@ -317,7 +319,7 @@ def test_what_is_announced_and_does_not_come_in_is_believed_for_some_seconds_alo
 
 def test_a_client_that_sends_what_it_announced_is_believed() -> None:
     system = FakeSystem([[], [HONEST]], counted(30, HONEST))
-    guide = CutsGuide(steering=steered(), system=system, anew=nobody)
+    guide = CutsGuide(steering=steered(), system=system, steering_of=never_asked)
     system.wait(0.0)
     for _ in range(30):
         guide.watch(lambda _: None)
@@ -330,7 +332,7 @@ def test_what_comes_in_at_another_entry_of_the_cut_is_planned_for_there() -> Non
     tight, wide = demand(2, 60, 20), demand(2, 90, 20)
     came_in = counted(30, tight._replace(rate_rps=4), wide._replace(rate_rps=36))
     system = FakeSystem([[], [tight, wide]], came_in)
-    guide = CutsGuide(steering=steered(), system=system, anew=nobody)
+    guide = CutsGuide(steering=steered(), system=system, steering_of=never_asked)
     system.wait(0.0)
     for _ in range(30):
         guide.watch(lambda _: None)
