@@ -129,7 +129,7 @@ def decode(
 
 
 def _proof(outcome: Outcome) -> list[dict[str, Any]]:
-    """The parts of the proof: prices that anybody can check, and what is a solver's or a search's word."""
+    """The parts of the proof: prices that `verify` recomputes, and what is a solver's or a search's word."""
     bound = outcome.objective.upper_bound
     parts: list[dict[str, Any]] = []
     if outcome.prices is not None:
