@@ -36,9 +36,10 @@ from triton_backend.contract.decisions import DropReason, Hop
 from triton_backend.contract.entries import Entry
 from triton_backend.contract.errors import InputError
 from triton_backend.contract.plan import ModelPlan
+from triton_backend.contract.tensors import TensorSpec
 from triton_backend.serve_folder.settings import ServeOptions, ServeSettings
 from triton_backend.serving.deployment import Deployment
-from triton_backend.serving.front import pending
+from triton_backend.serving.front import pending, texts
 from triton_backend.serving.gateway import offload, service
 from triton_backend.serving.transport import authentication, connection, wire
 from triton_backend.serving.transport.authentication import Challenge, Prover, transport_key
@@ -64,6 +65,7 @@ DECODERS: Mapping[Any, tuple[str, ...]] = {
         "_advance",
     ),
     pending: ("RequestReader.", "_parameter"),
+    texts: ("packed",),
     service: ("_control_request",),
     offload: ("Offload.answer", "Offload._offer", "Offload._announce", "_offered"),
 }
@@ -306,6 +308,18 @@ class Incoming:
         return False
 
 
+class IncomingTexts(Incoming):
+    """A request that brings texts, or what is none."""
+
+    def __init__(self, data: bytes) -> None:
+        taken = Taken(data)
+        super().__init__(b"")
+        brought = np.empty(taken.below(4), np.object_)
+        brought[:] = [taken.take(taken.below(8)) if taken.below(8) else 0 for _ in brought]
+        in_rows = taken.below(8) == 1
+        self._tensors = [Tensor("text", brought.reshape(-1, 1) if in_rows else brought)]
+
+
 _PLAN = plan(two_stage())
 _SETTINGS = ServeSettings.begin(Path(), _PLAN, ServeOptions())
 _ENTRIES = tuple(
@@ -330,12 +344,17 @@ def _with_entries(model: ModelPlan) -> ModelPlan:
 
 
 _READERS = (_reader(_PLAN.models[0]), _reader(_with_entries(_PLAN.models[0])))
+_OF_TEXTS = 2  # first byte of a request of texts
+_TEXT_READER = _reader(replace(_PLAN.models[0], inputs=(TensorSpec.of_bytes("text", 4),)))
 
 
 def request(data: bytes) -> None:
     """A KServe request as a front reads it; what is accepted can be announced."""
-    reader = _READERS[data[0] % 2 if data else 0]
-    read = reader.read(Incoming(data[1:]), 10**15, print)
+    if data[:1] == bytes([_OF_TEXTS]):
+        read = _TEXT_READER.read(IncomingTexts(data[1:]), 10**15, print)
+    else:
+        reader = _READERS[data[0] % 2 if data else 0]
+        read = reader.read(Incoming(data[1:]), 10**15, print)
     read.number = 1
     body = wire.ArrivalBody(read.number, read.deadline_us, read.samples)
     assert wire.unpack_arrival(wire.pack_arrival(body)) == body
@@ -416,9 +435,9 @@ def seeds() -> Iterator[tuple[str, bytes]]:
     yield "frame_itself", wire.frame(cast("Kind", 255))
     yield "proof", wire.frame(Kind.CHALLENGE, bytes(authentication.NONCE_BYTES))
     good_request = bytes([2, 1, 1, 1, 1, 0, 0, 0, 0, 0])
-    texts = (b'{"traceparent": "00-1"}', b'["traceparent"]', b"traceparent" + b"[" * 5000)
+    traced = (b'{"traceparent": "00-1"}', b'["traceparent"]', b"traceparent" + b"[" * 5000)
     named = (b'{"%b": "%b"}' % (pending.ENTRY_PARAMETER.encode(), e) for e in (b"whole", b"none"))
-    for text in (*texts, *named, b""):
+    for text in (*traced, *named, b""):
         for entries in range(2):
             yield "request", bytes([entries]) + good_request + text
     # Only the third entry's tensor; only the tensors of the others, with a timeout.
@@ -430,6 +449,11 @@ def seeds() -> Iterator[tuple[str, bytes]]:
     yield "request", bytes([1, 2, 1, 1, *half, 0, 0, 0, 0, 0])
     wrong = b'{"%b": "another"}' % pending.SPLIT_PARAMETER.encode()
     yield "request", bytes([1]) + good_request + wrong
+    # Two texts; one that is too long, none that is one, and in rows.
+    yield "request", bytes([_OF_TEXTS, 2, 1, 1, 7, 1, 2, 7, 7, 0])
+    yield "request", bytes([_OF_TEXTS, 1, 1, 6, *b"longer", 0])
+    yield "request", bytes([_OF_TEXTS, 1, 0, 0])
+    yield "request", bytes([_OF_TEXTS, 1, 1, 1, 7, 1])
     name = _PLAN.models[0].name
     where = f'"client": "c", "model": "{name}", "cut": 0, "budget_ms": 40'
     for rate_rps in ("5.0", "0", "1" + "0" * 400):
