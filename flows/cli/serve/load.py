@@ -7,7 +7,6 @@ import typer
 
 from flows.cli import shared_options
 from flows.cli.console import print_json, show, table
-from flows.cli.kinds import of_kinds
 from flows.cli.registry import command
 from flows.cli.serve.options import Connection, SentLoad
 from flows.cli.shared_options import WAREHOUSE, AsJson, PlanArgument, PlanOption, WarehouseFile
@@ -16,7 +15,6 @@ from flows.cli.shared_options import WAREHOUSE, AsJson, PlanArgument, PlanOption
 @command(
     "load", "poolpipe load --plan plan.json --url 127.0.0.1:8001 --load-factor 0.8 --duration 30"
 )
-@of_kinds
 def load(
     plan: PlanArgument = None,
     *,

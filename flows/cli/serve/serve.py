@@ -8,7 +8,6 @@ import typer
 
 from flows.cli import shared_options
 from flows.cli.console import Report, notes, print_json, progress, show
-from flows.cli.kinds import of_kinds
 from flows.cli.registry import command
 from flows.cli.serve.options import EmulatedHardware, EndpointOptions, OtherHosts
 from flows.cli.shared_options import WAREHOUSE, AsJson, PlanArgument, PlanOption, WarehouseFile
@@ -22,7 +21,6 @@ if TYPE_CHECKING:
 
 
 @command("serve", "poolpipe serve plan.json --http-port 8000")
-@of_kinds
 def serve(
     plan: PlanArgument = None,
     *,

@@ -3,7 +3,6 @@
 from typing import TYPE_CHECKING
 
 from flows.cli.console import note
-from flows.cli.kinds import of_kinds
 from flows.cli.registry import command
 from flows.cli.shared_options import WAREHOUSE, AsJson, PlanArgument, PlanOption, WarehouseFile
 from flows.cli.simulate.options import ClientsRun, EpochRun, GoodputRun, PlainRun
@@ -21,7 +20,6 @@ if TYPE_CHECKING:
     "poolpipe simulate --plan plan.json --application traffic --arrivals deterministic --rows fixed",
     "poolpipe simulate --plan plan.json --clients clients.yaml --links links.csv --steer --duration 600",
 )
-@of_kinds
 def simulate(
     plan: PlanArgument = None,
     *,
