@@ -77,3 +77,21 @@ def test_a_port_in_use_is_named_and_nothing_stays_behind(poolpipe: Command) -> N
     assert f"--grpc-port {busy}" in ran.err
     assert ran.err.count("\n") == 1
     assert poolpipe("status").code == 2
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("planned")
+def test_stretched_times_and_the_port_of_other_hosts_reach_the_server(poolpipe: Command) -> None:
+    names = ("--http-port", "--grpc-port", "--metrics-port")
+    ports = [each for pair in zip(names, map(str, free_ports(3)), strict=True) for each in pair]
+    stretched = ("--time-stretch", "100", "--host-http-port", "8123")
+    try:
+        assert poolpipe("serve", "plan.json", *ports, *stretched).code == 0
+        settings = json.loads((project_state().serve / "settings.json").read_text())
+        assert settings["host_http_port"] == 8123
+        sent = ("--load-factor", "0.02", "--duration", "2", "--url", f"127.0.0.1:{ports[3]}")
+        slow = poolpipe("load", "plan.json", *sent, "--json").document["models"]["net"]
+    finally:
+        poolpipe("stop")
+    # An emulated GPU that is a hundred times slower than planned answers nothing in time.
+    assert slow["offered"] > slow["served"] == 0

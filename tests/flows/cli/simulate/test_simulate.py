@@ -75,6 +75,31 @@ def test_late_binding_takes_its_rules_from_the_command_line(poolpipe: Command) -
     assert share.code == time.code == 0
 
 
+def test_admission_refuses_on_arrival_what_would_only_wait_and_be_dropped(
+    poolpipe: Command,
+) -> None:
+    overload = (*SIMULATE, "--load-factor", "4", "--json")
+    open_door, admitted = (
+        poolpipe(*overload, *more).document["models"]["net"] for more in ((), ("--admission",))
+    )
+    assert admitted["offered"] == open_door["offered"]
+    assert admitted["served"] > 0
+    # Requests that are refused take no place in the queue of the others.
+    assert admitted["queueing_ms"]["p50"] < open_door["queueing_ms"]["p50"]
+
+
+def test_counted_inputs_and_answers_take_time_on_the_links(poolpipe: Command) -> None:
+    plan = json.loads(Path("plan.json").read_text())
+    plan["models"][0]["inputs"] = [{"name": "x", "dtype": "FP32", "shape": [-1, 250_000]}]
+    Path("plan.json").write_text(json.dumps(plan))
+    light = (*SIMULATE, "--load-factor", "0.2", "--arrivals", "deterministic", "--json")
+    free, counted = (
+        poolpipe(*light, *more).document["models"]["net"]["latency_ms"]["p50"]
+        for more in ((), ("--count-io",))
+    )
+    assert counted > free
+
+
 def test_a_trace_is_taken_as_it_is(poolpipe: Command) -> None:
     rows = ("0.5,net,900,1", "0.25,net,,2", "0.25,net,0.001,1", "1.75,other,,", "3.0,net,,")
     Path("trace.csv").write_text("arrival_s,name,deadline_ms,samples\n" + "\n".join(rows))

@@ -47,6 +47,17 @@ def test_the_chain_of_section_2(slo_ms: float, piccolo: float, exact: float) -> 
     assert found.cost == pytest.approx(exact)
 
 
+@pytest.mark.parametrize(("most", "cost"), [(None, 3.75), (1, 4.0), (2, 3.75)])
+def test_a_module_has_at_most_so_many_configurations(most: int | None, cost: float) -> None:
+    rules = replace(PICCOLO, most_configurations=most)
+    lines = chain(900)
+    found = solve(lines, [TABLES[d.name] for d in lines.demands], rates_of(lines), rules)
+    assert found is not None
+    assert found.cost == pytest.approx(cost)
+    for chosen in found.sets:
+        assert len({group.machine for group in chosen.groups}) <= (most or 2)
+
+
 def test_without_dummies_the_heuristic_misses_the_optimum() -> None:
     rules = replace(PICCOLO, dummies=False)
     lines = chain(1500)

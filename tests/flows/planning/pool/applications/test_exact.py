@@ -280,6 +280,11 @@ def test_models_and_applications_share_lines() -> None:
             "option without: 'x' is none of batching",
         ),
         (
+            asked(60, *DIAMOND),
+            {"objective": "cost", "planner": "piccolo", "own": {"max_configs": 3}},
+            "option max_configs: 3 is none of 0, 1, 2",
+        ),
+        (
             asked(60, *DIAMOND, rate_rps=20_000),
             {"objective": "cost"},
             "gpu_classes.",
