@@ -2,5 +2,6 @@
 
 import os
 
-# onnxruntime reads it when it is imported: it would write to the home folder and speak to its makers.
+# onnxruntime reads it when it is imported: it would write to the home folder and speak to its
+# makers.
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")

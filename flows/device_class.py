@@ -1,4 +1,7 @@
-"""What runs a class in onnxruntime: a CPU that stands for a GPU, or a GPU by CUDA. Building and profiling share it."""
+"""What runs a class in onnxruntime: a CPU that stands for a GPU, or a GPU by CUDA.
+
+Building and profiling share it.
+"""
 
 import os
 from collections.abc import Mapping

@@ -1,7 +1,7 @@
 """The forms of cluster.yaml and workload.yaml: fields, their types, and what they mean.
 
-Here: pydantic models, from which the reference and the JSON schemas are made too. Not here: reading files
-(`files`), and whether values make sense together (the core types check that).
+Here: pydantic models, from which the reference and the JSON schemas are made too. Not here: reading
+files (`files`), and whether values make sense together (the core types check that).
 """
 
 from pathlib import Path
@@ -310,7 +310,10 @@ class ModelDemandForm(FileForm):
 
 
 class StepForm(FileForm):
-    """One entry of `steps`: a Python function that modules, `before` and `after` name as a model."""
+    """One entry of `steps`.
+
+    A Python function that modules, `before` and `after` name as a model.
+    """
 
     name: str = Field(description="Name of the step, as a model's.", examples=["decode"])
     python: str = Field(

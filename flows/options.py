@@ -1,8 +1,9 @@
 """An option is declared once: a dataclass field with its range, choices and help.
 
-The command line, the forms of Prefect's page, the checks and the plain form are derived from the field,
-so that a default or a range stands in one place. A planner declares options of its own the same way, as
-`Option`s without a dataclass. Not here: what Typer (`flows.cli.option_fields`) and pydantic make of them.
+The command line, the forms of Prefect's page, the checks and the plain form are derived from the
+field, so that a default or a range stands in one place. A planner declares options of its own the
+same way, as `Option`s without a dataclass. Not here: what Typer (`flows.cli.option_fields`) and
+pydantic make of them.
 """
 
 from collections.abc import Mapping
@@ -21,16 +22,16 @@ class Option:
 
     Attributes:
         name: as in code and in files.
-        kind: `bool` (a flag), `int`, `float`, `str`, `tuple[str, ...]`, or a `Mapping` from names to one of
-            these; None is allowed beside it where it is the default.
+        kind: `bool` (a flag), `int`, `float`, `str`, `tuple[str, ...]`, or a `Mapping` from names
+            to one of these; None is allowed beside it where it is the default.
         default: what it is where it is not given; NaN: what its user decides.
         help: one or two sentences.
         choices: what it may be; empty for anything.
         least, most: range of a number, or of every number of a mapping, both included.
         metavar: what stands for its value in help; derived from the kind where it is not given.
         panel: heading under which help lists it.
-        spelled: on the command line, as `--name`; derived from the name where it is None, and no option
-            of the command line where it is empty.
+        spelled: on the command line, as `--name`; derived from the name where it is None, and no
+            option of the command line where it is empty.
         stated: a plan states it at its default too, because `verify` needs it.
     """
 
@@ -131,7 +132,8 @@ def options_of(declaring: type[Any]) -> Mapping[str, Option]:
 def asked(declaring: type[Any], *names: str, instead: str | None = None) -> tuple[Option, ...]:
     """The options that a command or a form takes of a class: those named, or all.
 
-    With `instead`, what holds where one is not given, none has a default: it only changes what is in force.
+    With `instead`, what holds where one is not given, none has a default: it only changes what is
+    in force.
     """
     known = options_of(declaring)
     found = tuple(known[name] for name in names or known)
@@ -170,7 +172,10 @@ def options_given(declaring: type[Any], given: Mapping[str, Any]) -> dict[str, A
 
 
 def plain_options(given: Any) -> dict[str, Any]:
-    """The declared options of an instance as JSON holds them; tables that are empty are left out."""
+    """The declared options of an instance as JSON holds them.
+
+    Tables that are empty are left out.
+    """
     found = {name: getattr(given, name) for name in options_of(type(given))}
     return {name: _plain(value) for name, value in found.items() if value not in ({}, ())}
 

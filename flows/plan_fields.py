@@ -1,7 +1,8 @@
 """Every field of `plan.json` with its type, a description and an example, for reference and editors.
 
-Here: the table, object by object, from what the types say of their fields. Not here: reading and writing (`plan`), and the fields of `cluster`
-and `workload`, which are those of the files of that name.
+Here: the table, object by object, from what the types say of their fields. Not here: reading and
+writing (`plan`), and the fields of `cluster` and `workload`, which are those of the files of that
+name.
 """
 
 from collections.abc import Mapping

@@ -1,7 +1,7 @@
 """The metrics of a running system: fetched, and read into plain values.
 
-Prometheus' text format, of which only our own metrics are kept: without `poolpipe_` and the `_total`
-of counters, every time in seconds. Not here: what follows from the values.
+Prometheus' text format, of which only our own metrics are kept: without `poolpipe_` and the
+`_total` of counters, every time in seconds. Not here: what follows from the values.
 """
 
 import urllib.request
@@ -45,7 +45,9 @@ def read_metrics(url: str, timeout_s: float) -> dict[str, dict[Labels, float]]:
 
 
 def read_all_metrics(urls: Sequence[str], timeout_s: float) -> dict[str, dict[Labels, float]]:
-    """What the gateways of a system say together: what each counts is added; one that is gone counts nothing.
+    """What the gateways of a system say together: what each counts is added.
+
+    One that is gone counts nothing.
 
     Raises:
         MetricsError: none of them answers.

@@ -1,6 +1,7 @@
-"""Where a step reads and writes: the project's state folder, its warehouse, and the plans kept there.
+"""Where a step reads and writes.
 
-Here: plans stored and found. Not here: planning, which loads solvers and kernels (`planning/stored_plans`).
+The project's state folder, its warehouse, and the plans kept there. Here: plans stored and found.
+Not here: planning, which loads solvers and kernels (`planning/stored_plans`).
 """
 
 import time

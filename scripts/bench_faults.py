@@ -1,4 +1,7 @@
-"""The table of faults under the path it always had; `scripts/faults/bench_faults.py` is the benchmark."""
+"""The table of faults under the path it always had.
+
+`scripts/faults/bench_faults.py` is the benchmark.
+"""
 
 import sys
 

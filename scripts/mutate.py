@@ -2,22 +2,25 @@
 
     .venv/bin/python -m scripts.mutate [--count 40] [--skip 0] [--seed 0] [--only triton_backend/scheduler] [--jobs 2]
 
-Draws places in contract, scheduler and the parts of the planner that prove or check, and tries each change against
-the fast tests of its part that run the changed statement: first those of the file's own name, the quickest first,
-until one fails. What no test notices survives and is printed. Survivors that change nothing are explained in
-`MUTANTS.md`.
+Draws places in contract, scheduler and the parts of the planner that prove or check, and tries each
+change against the fast tests of its part that run the changed statement: first those of the file's
+own name, the quickest first, until one fails. What no test notices survives and is printed.
+Survivors that change nothing are explained in `MUTANTS.md`.
 
-1. *Unchanged*: every test file of the part runs once, watched, a process each: which test runs which lines, in how
-   much time. One that fails by itself ends the command.
-2. *Changed*: a process for each change. It is forked from one that has numpy, numba and pytest already, and is given
-   the changed text when it imports the module; no file is touched. What takes five times the usual processor time, and ten
-   seconds more, counts as noticed (it looks for ever), so a busy machine decides nothing.
+1. *Unchanged*: every test file of the part runs once, watched, a process each: which test runs
+   which lines, in how much time. One that fails by itself ends the command.
+2. *Changed*: a process for each change. It is forked from one that has numpy, numba and pytest
+   already, and is given the changed text when it imports the module; no file is touched. What takes
+   five times the usual processor time, and ten seconds more, counts as noticed (it looks for ever),
+   so a busy machine decides nothing.
 
-Both are kept below `--state` as they come, and a command that was interrupted goes on there. A change that was noticed is tried
-again when its file changes; one that survived, when any test of the part does. Leave the tree alone meanwhile.
+Both are kept below `--state` as they come, and a command that was interrupted goes on there. A
+change that was noticed is tried again when its file changes; one that survived, when any test of
+the part does. Leave the tree alone meanwhile.
 
-A change is a comparison (< for <=, == for !=), a sign (+ for -, * for //), an off-by-one (a constant, and a
-`min` for a `max`), or a negated condition. Kernels run as plain Python, where the planner needs none compiled.
+A change is a comparison (< for <=, == for !=), a sign (+ for -, * for //), an off-by-one (a
+constant, and a `min` for a `max`), or a negated condition. Kernels run as plain Python, where the
+planner needs none compiled.
 """
 
 import argparse
@@ -245,7 +248,10 @@ def files_of(parts: Sequence[str]) -> list[Path]:
 
 
 def draw(parts: Sequence[str], count: int, seed: int, skip: int = 0) -> list[Mutant]:
-    """Mutants drawn at random without repetition, all places alike; the first `skip` are left out."""
+    """Mutants drawn at random without repetition, all places alike.
+
+    The first `skip` are left out.
+    """
     every = [m for path in files_of(parts) for m in mutants_of(path, (ROOT / path).read_text())]
     rng = np.random.default_rng(seed)
     chosen = rng.permutation(len(every))[skip : skip + count]
@@ -259,7 +265,10 @@ def own_tests(path: Path) -> list[str]:
 
 
 def statement_lines(text: str, position: int) -> set[int] | None:
-    """The lines of the statement that a character belongs to, of a compound one its head; None outside of functions."""
+    """The lines of the statement that a character belongs to, of a compound one its head.
+
+    None outside of functions.
+    """
     number = text.count("\n", 0, position) + 1
     found, inside = set[int](), False
     for node in ast.walk(ast.parse(text)):
@@ -474,7 +483,10 @@ def _try(
 
 
 def _watch(file: str, part: Part, answer: Connection) -> None:
-    """Answer with the tests of a file, as `State` keeps them, and with those that fail; in a process of its own."""
+    """Answer with the tests of a file, as `State` keeps them, and with those that fail.
+
+    In a process of its own.
+    """
     watcher = coverage.Coverage(
         data_file=None, config_file=False, include=[str(ROOT / f) for f in files_of(PARTS)]
     )
@@ -500,7 +512,10 @@ class Processes:
         self._context.set_forkserver_preload(PRELOADED)
 
     def answer_of(self, function: Any, *arguments: object) -> Any:
-        """What a function sends to its last argument, a connection; None where its process ends before."""
+        """What a function sends to its last argument, a connection.
+
+        None where its process ends before.
+        """
         ours, theirs = self._context.Pipe(duplex=False)
         process = self._context.Process(target=function, args=(*arguments, theirs), daemon=True)
         with ours:
@@ -541,7 +556,10 @@ def unchanged(state: State, files: Sequence[str], part: Part, pool: ThreadPoolEx
 
 
 def chosen_tests(state: State, mutant: Mutant, source: str) -> dict[str, float]:
-    """The tests that run what is changed, and for how long (s) each may: its own first, the quick before the slow."""
+    """The tests that run what is changed, and for how long (s) each may.
+
+    Its own first, the quick before the slow.
+    """
     lines, path = statement_lines(source, mutant.start), str(mutant.path)
     found: list[tuple[bool, float, str]] = []
     own = own_tests(mutant.path)
@@ -585,7 +603,10 @@ def _pool(jobs: int) -> Generator[ThreadPoolExecutor]:
 
 
 def main() -> int:
-    """Draw, try, print; 1 where fewer are noticed than should be, or the tests fail by themselves."""
+    """Draw, try, print.
+
+    1 where fewer are noticed than should be, or the tests fail by themselves.
+    """
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

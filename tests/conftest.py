@@ -74,7 +74,10 @@ def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def _all_cores() -> Iterator[None]:
-    """A system whose workers are threads loads stages in the test's own, which they pin; the next test has all cores."""
+    """A system whose workers are threads loads stages in the test's own, which they pin.
+
+    The next test has all cores.
+    """
     before = os.sched_getaffinity(0)
     yield
     os.sched_setaffinity(0, before)

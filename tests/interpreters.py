@@ -9,7 +9,10 @@ ROOT = Path(__file__).parents[1]
 
 
 def printed_by(code: str, *arguments: str, compiled: bool, **environment: str) -> str:
-    """What a program prints that may import the product and the tests; it fails where that fails."""
+    """What a program prints that may import the product and the tests.
+
+    It fails where that fails.
+    """
     own = {"NUMBA_DISABLE_JIT": "0" if compiled else "1", "PYTHONPATH": str(ROOT)}
     return subprocess.run(
         [sys.executable, "-c", code, *arguments],

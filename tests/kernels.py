@@ -1,6 +1,7 @@
-"""Compiling what many tests run, where no cache has it: `scripts/test` has it done beside the files that begin.
+"""Compiling what many tests run, where no cache has it.
 
-Scheduler and simulator run the same kernels, which one process lowers once.
+`scripts/test` has it done beside the files that begin. Scheduler and simulator run the same
+kernels, which one process lowers once.
 """
 
 from tests.fakes.plans import two_stages

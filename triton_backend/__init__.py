@@ -3,7 +3,8 @@
 import os
 from typing import Any
 
-# onnxruntime reads it when it is imported: it would write to the home folder and speak to its makers.
+# onnxruntime reads it when it is imported: it would write to the home folder and speak to its
+# makers.
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
 

@@ -1,4 +1,7 @@
-"""Parts of runs and builds that few readers want: columns for pictures, what-if curves, failures."""
+"""Parts of runs and builds that few readers want.
+
+Columns for pictures, what-if curves, failures.
+"""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -93,7 +96,10 @@ def build_failures(warehouse: Warehouse, model_key: str) -> list[BuildFailure]:
 
 
 def figures(warehouse: Warehouse, benchmark: str) -> list[dict[str, Any]]:
-    """The newest figure of every name: name, value, unit, target, machine, versions, measured_at."""
+    """The newest figure of every name.
+
+    Name, value, unit, target, machine, versions, measured_at.
+    """
     return [
         row | {"machine": json.loads(row["machine"]), "versions": json.loads(row["versions"])}
         for row in warehouse.query("figures", [benchmark])

@@ -104,9 +104,9 @@ def export_parquet(warehouse: Warehouse, folder: Path) -> list[Path]:
 def prune(warehouse: Warehouse, before: datetime, served: str | None = None) -> dict[str, int]:
     """Forget minutes, columns of runs, replaced cells, rollouts and their plans; rows per kind.
 
-    All that is older than an instant. Results of runs, figures, every newest cell, the newest rollouts
-    and plans that are in force, named by what stays, or were never rolled out stay. The file shrinks
-    when it is compacted.
+    All that is older than an instant. Results of runs, figures, every newest cell, the newest
+    rollouts and plans that are in force, named by what stays, or were never rolled out stay. The
+    file shrinks when it is compacted.
 
     Args:
         warehouse: open for writing.

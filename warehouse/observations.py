@@ -17,7 +17,8 @@ from warehouse.db import Warehouse
 class ModelMinute:
     """One minute of one model under one plan; counts are requests, `samples` those in batches.
 
-    Also of an application, by its name, whose jobs are its requests; batches are of its modules' models.
+    Also of an application, by its name, whose jobs are its requests; batches are of its modules'
+    models.
     """
 
     instance: str

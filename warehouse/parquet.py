@@ -24,8 +24,8 @@ def write_columns(
     Args:
         path: where to.
         columns: numbers, or texts as objects, by name.
-        optional: columns of whole numbers in which `NOTHING`, and of texts in which an empty one is to
-            become NULL.
+        optional: columns of whole numbers in which `NOTHING`, and of texts in which an empty one is
+            to become NULL.
 
     Raises:
         InputError: the file cannot be written.

@@ -26,7 +26,9 @@ def add_plan(warehouse: Warehouse, plan: Plan, now: datetime) -> None:
 
 
 def read_plan(warehouse: Warehouse, plan_id: str) -> Plan:
-    """A plan by its id, or by the beginning of it where that is unique; an id comes before longer ones.
+    """A plan by its id, or by the beginning of it where that is unique.
+
+    An id comes before longer ones.
 
     Raises:
         InputError: none or several fit.

@@ -96,7 +96,10 @@ def _complaint(error: Exception) -> tuple[str, int]:
 
 
 def _room() -> str:
-    """How much is free where commands write: an error of a full disk seldom says which one it was."""
+    """How much is free where commands write.
+
+    An error of a full disk seldom says which one it was.
+    """
     from flows.state import project_state, warehouse_path
 
     places = (project_state().home, warehouse_path().parent, Path(tempfile.gettempdir()))

@@ -61,7 +61,8 @@ class _Group:
         A kind may say why an option does not go with it, by name, in a class variable `reasons`.
 
         Raises:
-            InputError: an option was given that is none of that kind's, or the kind refuses a value.
+            InputError: an option was given that is none of that kind's, or the kind refuses a
+                value.
         """
         given = [name for name, value in values.items() if value != self.shown[name].default]
         asking = [name for name in given if name not in _names(self.kinds[-1])]

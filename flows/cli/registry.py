@@ -1,7 +1,7 @@
 """Commands, found by looking: one file each, below the package of their group.
 
-A command is a function under `@command(WORDS, EXAMPLE, ...)` in a file of its group's package, named
-as users type it; nothing else lists it. Not here: what commands do, and any heavy import.
+A command is a function under `@command(WORDS, EXAMPLE, ...)` in a file of its group's package,
+named as users type it; nothing else lists it. Not here: what commands do, and any heavy import.
 """
 
 import pkgutil

@@ -26,7 +26,10 @@ def say(text: str) -> None:
 
 
 def running(folder: Path, name: str) -> psutil.Process | None:
-    """A process started here and still alive: the number alone could be another program's by now."""
+    """A process started here and still alive.
+
+    The number alone could be another program's by now.
+    """
     try:
         number, started = (folder / f"{name}.pid").read_text().split()
         process = psutil.Process(int(number))

@@ -1,6 +1,6 @@
-"""`ingest-stats`: the gateway's event files into the warehouse's minutes, and events on what they show.
+"""`ingest-stats`.
 
-Thin.
+The gateway's event files into the warehouse's minutes, and events on what they show. Thin.
 """
 
 from typing import Any

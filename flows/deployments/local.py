@@ -9,8 +9,9 @@ State lies in the project's folder (POOLPIPE_HOME, default .poolpipe). The serve
 POOLPIPE_PREFECT_PORT (4200), the page's POOLPIPE_UI_PORT (8080). With PREFECT_API_URL set no server
 is started: worker and deployments join that one. `--class` names GPU classes (or CPU classes that
 stand in) that this machine profiles: each has a work pool, a deployment and a worker of its own. On
-a host that does nothing else, `--only-classes` leaves the rest out. `--nightly` also arms the trigger
-that replans when the load or the cluster changes; later `up`s keep it, `--no-nightly` takes it back.
+a host that does nothing else, `--only-classes` leaves the rest out. `--nightly` also arms the
+trigger that replans when the load or the cluster changes; later `up`s keep it, `--no-nightly` takes
+it back.
 
 Processes are started while this one still imports Prefect, which takes as long as all the rest.
 """
@@ -276,7 +277,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--workload", type=Path, metavar="FILE", help="of the nights")
     parser.add_argument("--nightly", metavar="CRON", help="when to replan: five fields, UTC")
     parser.add_argument("--no-nightly", action="store_true", help="take it back")
-    # `scripts/operations` changes to the repository; files are named as seen from where it was called.
+    # `scripts/operations` changes to the repository; files are named as seen from where it was
+    # called.
     parser.add_argument("--called-from", type=Path, default=Path(), help=argparse.SUPPRESS)
     asked = parser.parse_args(arguments)
     try:

@@ -1,8 +1,9 @@
-"""Replanning every night: what was asked of `scripts/operations up --nightly`, and what the server was given.
+"""Replanning every night.
 
-It is kept in the operations folder, because `up` registers every deployment anew as `prefect.yaml` has
-it, and the next `up` (after the machine was started again, say) must not quietly end the nights. How
-to plan is not kept here: every run takes the options of the plan in force.
+What was asked of `scripts/operations up --nightly`, and what the server was given. It is kept in
+the operations folder, because `up` registers every deployment anew as `prefect.yaml` has it, and
+the next `up` (after the machine was started again, say) must not quietly end the nights. How to
+plan is not kept here: every run takes the options of the plan in force.
 """
 
 from dataclasses import dataclass
@@ -111,7 +112,10 @@ def _triggers(client: SyncPrefectClient, deployment_id: UUID) -> list[Any]:
 
 
 def described() -> list[str]:
-    """What of it the server has switched on: a line per active schedule, and one for the trigger."""
+    """What of it the server has switched on.
+
+    A line per active schedule, and one for the trigger.
+    """
     with get_client(sync_client=True) as client:
         replan = client.read_deployment_by_name(REPLAN)
         schedules = [s for s in client.read_deployment_schedules(replan.id) if s.active]

@@ -1,8 +1,8 @@
 """Parameters of the Prefect deployments: typed, so that the server's page shows a form.
 
-Here: names, defaults, limits and descriptions, where no dataclass of options states them already. Not
-here: what is done with them. Every flow's process
-imports this file; what turns parameters into a step's own options is imported by the flow that does so.
+Here: names, defaults, limits and descriptions, where no dataclass of options states them already.
+Not here: what is done with them. Every flow's process imports this file; what turns parameters into
+a step's own options is imported by the flow that does so.
 """
 
 from pathlib import Path

@@ -112,7 +112,10 @@ class Finished:
 
 
 class _Offered(NamedTuple):
-    """What is served: models, or an application of them; and files of requests with their answers."""
+    """What is served: models, or an application of them.
+
+    Files of requests with their answers.
+    """
 
     models: tuple[OfferedModel, ...]
     splits: tuple[SplitModel, ...]

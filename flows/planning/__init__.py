@@ -11,7 +11,10 @@ __all__ = ["PlanOptions", "make_plan"]
 
 
 def __getattr__(name: str) -> Any:
-    """Import solvers, planners and what they need where they are asked for: declared options load quickly."""
+    """Import solvers, planners and what they need where they are asked for.
+
+    Declared options load quickly.
+    """
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     module = "flows.planning.api" if name == "make_plan" else "flows.planning.registry"

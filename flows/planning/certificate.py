@@ -129,7 +129,10 @@ def decode(
 
 
 def _proof(outcome: Outcome) -> list[dict[str, Any]]:
-    """The parts of the proof: prices that `verify` recomputes, and what is a solver's or a search's word."""
+    """The parts of the proof.
+
+    Prices that `verify` recomputes, and what is a solver's or a search's word.
+    """
     bound = outcome.objective.upper_bound
     parts: list[dict[str, Any]] = []
     if outcome.prices is not None:
@@ -190,11 +193,11 @@ def _as_planned(plan: Plan) -> Plan:
 
 
 def plan_identity(plan: Plan) -> str:
-    """First digits of a hash over what was decided: not the times it took, nor artifacts and splits.
+    """First digits of a hash over what was decided.
 
-    Which accounting it was planned by follows from planner and options, which count.
-    Artifacts say with which files a decision is carried out, so a plan keeps its id when they are
-    attached: the plan that was verified is the plan that is served.
+    Not the times it took, nor artifacts and splits. Which accounting it was planned by follows from
+    planner and options, which count. Artifacts say with which files a decision is carried out, so a
+    plan keeps its id when they are attached: the plan that was verified is the plan that is served.
     """
     data: dict[str, Any] = plan.to_dict()
     for key in ("plan_id", "solve_seconds", "solver", "certificate", "waits", "gathering_rule"):

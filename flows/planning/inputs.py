@@ -200,8 +200,8 @@ class ModelArrays:
             two classes; 0 at both ends.
         limit_us: [batches] what stages and transfers together may take: SLO less margin and
             gathering time.
-        unlinked: [T] whether the size is no 1/v: a configuration whose rate such a vGPU's share of the NIC
-            would bound is left out, because no link bounds it in a plan.
+        unlinked: [T] whether the size is no 1/v: a configuration whose rate such a vGPU's share of
+            the NIC would bound is left out, because no link bounds it in a plan.
     """
 
     name: str
@@ -231,7 +231,8 @@ class Problem:
     Attributes:
         classes: GPU class names, in cluster order; C of them.
         gpus: [C] GPUs of each class.
-        types: every (class number, vGPUs of that size on one GPU), class by class: for parts 1/v that is v.
+        types: every (class number, vGPUs of that size on one GPU), class by class: for parts 1/v
+            that is v.
         shares: of a GPU in 300ths, by type.
     """
 
@@ -269,8 +270,9 @@ def build_problem(
         workload: models alone.
         options: how to plan.
         whole_gpus: leave out every vGPU smaller than a GPU.
-        percents: sizes of classes that list percents: `NO_PERCENTS`; of those of which as many fit one GPU
-            only the largest (`ALIKE`), which is all that GPUs cut into equal parts need; or `EVERY` one.
+        percents: sizes of classes that list percents: `NO_PERCENTS`; of those of which as many fit
+            one GPU only the largest (`ALIKE`), which is all that GPUs cut into equal parts need; or
+            `EVERY` one.
 
     Raises:
         InputError: a model of the workload has no profile, or none on a class it may use.
@@ -409,7 +411,10 @@ def _oversize(profile: ModelProfile, gpu_class: GpuClass, share: int) -> NDArray
 
 
 def _transfers(profile: ModelProfile, cluster: Cluster, batches: int) -> Floats:
-    """[C, C, blocks + 1, batches] µs at the slower of the two classes' NICs; 0 where one has none."""
+    """[C, C, blocks + 1, batches] µs at the slower of the two classes' NICs.
+
+    0 where one has none.
+    """
     rates = np.array([cluster.nic_gbps(c.name) for c in cluster.gpu_classes])
     slower = np.minimum.outer(rates, rates)
     out = np.zeros((*slower.shape, profile.blocks + 1, batches))

@@ -1,4 +1,7 @@
-"""Options that every planner takes, declared once; importing them loads neither planners nor numpy."""
+"""Options that every planner takes, declared once.
+
+Importing them loads neither planners nor numpy.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -1,15 +1,16 @@
-"""Parts of a GPU class packed into the fewest GPUs, whatever their sizes: exact where that is small.
+"""Parts of a GPU class packed into the fewest GPUs, whatever their sizes.
 
-Sets: kinds of parts k (equal share and memory), cuts p of one GPU (how many parts of each kind; only
-those to which no part can be added). Variables: n_p, GPUs cut so, whole.
+Exact where that is small. Sets: kinds of parts k (equal share and memory), cuts p of one GPU (how
+many parts of each kind; only those to which no part can be added). Variables: n_p, GPUs cut so,
+whole.
 
     minimise    sum_p n_p
     demand_k    sum_p count_kp n_p >= parts wanted of kind k
 
-A cut fits where its shares are a GPU at most, it has `max_vgpus_per_gpu` parts at most, lies in one of the
-class's `partitions` (where those are listed), and its memory fits the GPU's. GPUs of a cut may stay partly
-empty. With more than `MOST_CUTS` cuts the parts are packed one by one, the largest first; then the bound
-is what shares, numbers and memory demand at least.
+A cut fits where its shares are a GPU at most, it has `max_vgpus_per_gpu` parts at most, lies in one
+of the class's `partitions` (where those are listed), and its memory fits the GPU's. GPUs of a cut
+may stay partly empty. With more than `MOST_CUTS` cuts the parts are packed one by one, the largest
+first; then the bound is what shares, numbers and memory demand at least.
 
 Here: how many GPUs are cut how. Not here: which GPUs those are (`placement`).
 """
@@ -124,7 +125,10 @@ def _one_by_one(gpu_class: GpuClass, kinds: Sequence[Part], wanted: Sequence[int
 
 
 def _least(gpu_class: GpuClass, kinds: Sequence[Part], wanted: Sequence[int]) -> int:
-    """GPUs that shares, the number of parts, and memory need; parts of more than half a GPU alone."""
+    """GPUs that shares, the number of parts, and memory need.
+
+    Parts of more than half a GPU alone.
+    """
     pairs = list(zip(kinds, wanted, strict=True))
     bounds = [
         -(-sum(kind.share * count for kind, count in pairs) // WHOLE_GPU),

@@ -11,10 +11,10 @@ unless there is a plan in force to stay close to.
 Pools whose shares differ, and that may sit on one GPU whatever their models, are placed by
 `place_shares`: first how GPUs are cut (`packing`), then which GPUs those are.
 
-Then few GPUs shall change hands. A GPU stays where it is when the same model keeps it at the same size; it
-need not even load anything when it also keeps the same blocks. Every group (model, size) first keeps GPUs
-it has, those with fitting blocks before others, then takes free ones, unused before released. Order is
-that of the cluster's GPUs throughout, so the choice is deterministic.
+Then few GPUs shall change hands. A GPU stays where it is when the same model keeps it at the same
+size; it need not even load anything when it also keeps the same blocks. Every group (model, size)
+first keeps GPUs it has, those with fitting blocks before others, then takes free ones, unused
+before released. Order is that of the cluster's GPUs throughout, so the choice is deterministic.
 """
 
 from collections.abc import Mapping, Sequence
@@ -35,8 +35,8 @@ class PoolToPlace:
     """What is to be placed: `vgpus` vGPUs of one pool; `traffic` bytes/s over NICs per vGPU.
 
     Attributes:
-        model: number of the group whose pools may lie on one GPU: the model's; below 0 and different
-            for every pool that models share.
+        model: number of the group whose pools may lie on one GPU: the model's; below 0 and
+            different for every pool that models share.
         name: of the model; empty where models share the pool.
         blocks: of its stage, of one of them where it is shared.
         continues: pool of the plan in force whose GPUs it keeps; None: those of the same model.
@@ -350,7 +350,10 @@ class ShareToPlace:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlacedShares:
-    """Runs of every pool, in the order given; GPUs used, and the least any placement needs, by class."""
+    """Runs of every pool, in the order given.
+
+    GPUs used, and the least any placement needs, by class.
+    """
 
     runs: tuple[tuple[PlacementRun, ...], ...]
     gpus: Mapping[str, int]
@@ -360,13 +363,14 @@ class PlacedShares:
 def place_shares(cluster: Cluster, pools: Sequence[ShareToPlace]) -> PlacedShares:
     """Place pools whose shares may differ, in the fewest GPUs of every class.
 
-    GPUs are filled as `packing` says, those that hold most first, in the cluster's order of GPUs (across
-    nodes first); slots of a GPU are numbered from its largest part on. Where workers are held, they stay
-    where they are and the others go beside them, on as many GPUs as that takes; where the class has too few
-    for that, all are packed anew.
+    GPUs are filled as `packing` says, those that hold most first, in the cluster's order of GPUs
+    (across nodes first); slots of a GPU are numbered from its largest part on. Where workers are
+    held, they stay where they are and the others go beside them, on as many GPUs as that takes;
+    where the class has too few for that, all are packed anew.
 
     Raises:
-        InputError: a vGPU fits no GPU of its class, or the class has too few; the numbers are named.
+        InputError: a vGPU fits no GPU of its class, or the class has too few; the numbers are
+            named.
     """
     runs: list[tuple[PlacementRun, ...]] = [() for _ in pools]
     gpus: dict[str, int] = {}
@@ -409,8 +413,8 @@ def place_cuts(
     Args:
         cluster: where GPUs are.
         gpu_class: the class.
-        gpus: the pools (by number) of the parts of each GPU, in the order of slots; in the cluster's order of
-            GPUs, across nodes first.
+        gpus: the pools (by number) of the parts of each GPU, in the order of slots; in the
+            cluster's order of GPUs, across nodes first.
     """
     strips = _strips(cluster, gpu_class)
     slots: dict[int, list[PlacementRun]] = {}
@@ -424,9 +428,10 @@ def place_cuts(
 def _beside(
     cluster: Cluster, gpu_class: str, pools: Sequence[ShareToPlace]
 ) -> list[tuple[int, Slot]] | None:
-    """Number and slot of every vGPU of a class: held ones as they are, the others where least is left.
+    """Number and slot of every vGPU of a class.
 
-    None: nothing is held, or the rest does not fit so.
+    Held ones as they are, the others where least is left. None: nothing is held, or the rest does
+    not fit so.
     """
     mine = [(number, pool) for number, pool in enumerate(pools) if pool.gpu_class == gpu_class]
     if not any(pool.held for _, pool in mine):

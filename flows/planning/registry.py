@@ -1,12 +1,13 @@
 """What a planner is, which options it takes, what it answers, and where planners are found.
 
-A planner is a package below `flows.planning` whose `__init__` holds `PLANNERS`, a tuple of `Planner`:
-adding one is a folder and a test. Each has one entry, `plan(inputs, options) -> Outcome`. What all
-share is outside: profiles and placement, the certificate, the check (`verify`). Planners that plans are
-only compared with lie in the folder `papers`, which is loaded when a name is not the product's.
+A planner is a package below `flows.planning` whose `__init__` holds `PLANNERS`, a tuple of
+`Planner`: adding one is a folder and a test. Each has one entry, `plan(inputs, options) ->
+Outcome`. What all share is outside: profiles and placement, the certificate, the check (`verify`).
+Planners that plans are only compared with lie in the folder `papers`, which is loaded when a name
+is not the product's.
 
-Here: what a planner is asked and what it answers, with the options' plain form (stored with every plan).
-Not here: the options that all planners take (`options`), and any planning.
+Here: what a planner is asked and what it answers, with the options' plain form (stored with every
+plan). Not here: the options that all planners take (`options`), and any planning.
 """
 
 from collections.abc import Callable, Mapping
@@ -43,9 +44,9 @@ class PlanOptions(CommonOptions):
     """How to plan, and with which planner's options.
 
     Attributes:
-        objective: `throughput` maximises the lowest throughput / weight; `cost`, `power`, `gpus` and `share`
-            minimise the hourly cost, the watts or the number of the GPUs used, or the percents of GPUs
-            held, at the rates of the workload.
+        objective: `throughput` maximises the lowest throughput / weight; `cost`, `power`, `gpus`
+            and `share` minimise the hourly cost, the watts or the number of the GPUs used, or the
+            percents of GPUs held, at the rates of the workload.
         slo_margin: not given (NaN), what the planner keeps by default.
         slo_margins: they override `slo_margin`.
         time_limit_s: None leaves it to limits of effort, which makes plans repeatable.
@@ -76,7 +77,9 @@ class PlanOptions(CommonOptions):
         return replace(self, planner=name, own={})
 
     def changed(self, own: Mapping[str, Any], given: Mapping[str, Any]) -> "PlanOptions":
-        """With what is given in place of what is here; another planner begins with its own defaults.
+        """With what is given in place of what is here.
+
+        Another planner begins with its own defaults.
 
         Raises:
             InputError: as the class.
@@ -152,8 +155,8 @@ class PlannedCut:
 
     Attributes:
         share: of a GPU, in 300ths.
-        interference: what its vGPUs press and feel, where the planner reckons with it; the seats in the
-            order of models.
+        interference: what its vGPUs press and feel, where the planner reckons with it; the seats in
+            the order of models.
         starts_anywhere: every tail of a model may run here.
     """
 
@@ -172,11 +175,13 @@ class PlannedStage:
             count of vGPUs. None: a pool of its own.
         continues: name of the pool of the plan in force whose GPUs a shared pool goes on with.
         duty_cycle_us: how often its turn comes on a vGPU that is shared in turns.
-        cut: what its pool is where the planner cuts and places GPUs itself; `divisor` then says nothing.
+        cut: what its pool is where the planner cuts and places GPUs itself; `divisor` then says
+            nothing.
         latency_us_by_batch: where neighbours slow it down; None: as profiled.
         batch: planned here, where it differs from the pipeline's.
         boards: it joins batches with the other pipelines on its pool.
-        memory: what it takes of its GPU; None: nothing of it is stated, or the whole model's on a shared pool.
+        memory: what it takes of its GPU; None: nothing of it is stated, or the whole model's on a
+            shared pool.
     """
 
     blocks: tuple[int, int]
@@ -197,8 +202,9 @@ class PlannedStage:
 class PlannedPipeline:
     """Stages in order, for a model by its number in the workload, with the rate it promises.
 
-    A pipeline of rate 0 promises nothing: it helps where the others are busy. `occupied_vgpus` says which
-    part of its vGPUs is paid for, where billing is by occupancy; `entry` whose requests it takes.
+    A pipeline of rate 0 promises nothing: it helps where the others are busy. `occupied_vgpus` says
+    which part of its vGPUs is paid for, where billing is by occupancy; `entry` whose requests it
+    takes.
     """
 
     model: int
@@ -227,16 +233,20 @@ class Outcome:
     Attributes:
         promised_rps: by model in the workload's order; None where a model is promised all that its
             pipelines deliver.
-        policy: the dispatch policy that it was planned for; `policies` those of single models, by number.
+        policy: the dispatch policy that it was planned for; `policies` those of single models, by
+            number.
         whole_tables: stages state their latency of every batch that was measured, not only up to
             the planned one: policies of late binding may send more.
-        lines: models that pipelines speak of, where applications make them other than the workload's.
+        lines: models that pipelines speak of, where applications make them other than the
+            workload's.
         applications: as planned.
         settled: options that the planner chose by itself, as the plan states them.
         space: what the bound covers, where it is not what the planner's always does.
         waits: the accounting of waiting that it was planned by (`workload.WAITS`).
-        prices: a bound of the objective, and the prices that prove it by weak duality (`verify_bound`).
-        gathering_rule: at whose rate batches gather, where it is not the rate that the workload states.
+        prices: a bound of the objective, and the prices that prove it by weak duality
+            (`verify_bound`).
+        gathering_rule: at whose rate batches gather, where it is not the rate that the workload
+            states.
     """
 
     pipelines: tuple[PlannedPipeline, ...]
@@ -267,8 +277,8 @@ class Planner:
         options: options of its own.
         most_stages: most stages of a pipeline, where the planner itself sets a limit.
         pins: whether it can leave pinned models as they are.
-        rates_from: planners that derive batch-building rates where none are given: the first one that
-            has a plan without gathering time.
+        rates_from: planners that derive batch-building rates where none are given: the first one
+            that has a plan without gathering time.
         slo_margin: share of every SLO that it keeps free by default.
         mig: whether it plans classes whose cards are divided into MIG slices.
     """
@@ -311,7 +321,10 @@ class Planner:
 
 @cache
 def planners() -> Mapping[str, Planner]:
-    """Every planner by name: the product's, then those of `papers`, each in the order of packages."""
+    """Every planner by name.
+
+    The product's, then those of `papers`, each in the order of packages.
+    """
     return {**product_planners(), **_planners_in("papers")}
 
 

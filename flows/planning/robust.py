@@ -7,9 +7,9 @@ one with the highest *robust goodput*: the largest normalised rate at which ever
 of its requests in time.
 
 Short simulations come first: margins for all models together are tried for a tenth of the time, the
-better half for a third, the best and the default for all of it (successive halving). Then margin and
-rate change model by model; a change must pay in a short simulation before it gets a long one. The
-wall-clock budget ends the search between two candidates with the best plan so far.
+better half for a third, the best and the default for all of it (successive halving). Then margin
+and rate change model by model; a change must pay in a short simulation before it gets a long one.
+The wall-clock budget ends the search between two candidates with the best plan so far.
 """
 
 from collections.abc import Callable, Mapping

@@ -175,8 +175,8 @@ def _application_rates(plan: Plan) -> Iterator[str]:
 def _filling_us(plan: Plan, model: ModelPlan, pipeline: Pipeline) -> float:
     """Time in which a batch fills, by the accounting of the plan (piccolo, section III-B).
 
-    tc: at the rate of all that is ranked no better; ranks go by price per row/s, then latency, then batch,
-    full machines before partial ones. dt and 2d: at the machine's own rate.
+    tc: at the rate of all that is ranked no better; ranks go by price per row/s, then latency, then
+    batch, full machines before partial ones. dt and 2d: at the machine's own rate.
     """
     gathering = plan.accounting.rule
     stage = pipeline.stages[0]
@@ -379,7 +379,8 @@ def _interference(plan: Plan) -> Iterator[str]:
 def _stage_rate(plan: Plan, pipeline: Pipeline, number: int) -> float:
     """Samples/s of one vGPU of a stage: min(batch / latency, uplink, downlink).
 
-    Links bound it where all vGPUs of a GPU are 1/v; for percents the node's sum is checked (`_nics`).
+    Links bound it where all vGPUs of a GPU are 1/v; for percents the node's sum is checked
+    (`_nics`).
     """
     stage = pipeline.stages[number]
     pool = plan.pool_of(stage)
@@ -402,10 +403,11 @@ def _stage_rate(plan: Plan, pipeline: Pipeline, number: int) -> float:
 def _rates(plan: Plan) -> Iterator[str]:
     """Every pipeline promises what it can deliver, or its part of what its model is promised.
 
-    A model is promised all that its pipelines deliver, or what the objective is worth to it (at least
-    the rate to keep), which is less. Pipelines of planned rate 0 are best effort: they count for nothing.
-    On a pool that several stages share, and in a plan that leaves part of every GPU's time free, a pipeline
-    promises no more than it could deliver alone; that all of them fit together is `_shared_pools`.
+    A model is promised all that its pipelines deliver, or what the objective is worth to it (at
+    least the rate to keep), which is less. Pipelines of planned rate 0 are best effort: they count
+    for nothing. On a pool that several stages share, and in a plan that leaves part of every GPU's
+    time free, a pipeline promises no more than it could deliver alone; that all of them fit
+    together is `_shared_pools`.
     """
     delivered = {
         m.name: [_delivered(plan, p) if p.throughput_rps else 0.0 for p in m.pipelines]
@@ -441,7 +443,8 @@ def _by_entry(plan: Plan) -> bool:
 def _entries(plan: Plan) -> Iterator[str]:
     """Entries are those asked for, and each is promised what is asked of it, times the objective's level.
 
-    A pipeline promises no more than its pools deliver to it alone; that all fit together is `_shared_pools`.
+    A pipeline promises no more than its pools deliver to it alone; that all fit together is
+    `_shared_pools`.
     """
     level = plan.objective.value if plan.objective.name == "throughput" else 1.0
     for model, demand in zip(plan.models, plan.workload.models, strict=True):
@@ -622,7 +625,10 @@ def _needed(plan: Plan) -> dict[str, float]:
 
 
 def _paid(plan: Plan, objective: str) -> float:
-    """Price of the GPUs in use, of the shares held, or of the occupied part of vGPUs; percents held."""
+    """Price of the GPUs in use, of the shares held, or of the occupied part of vGPUs.
+
+    Percents held.
+    """
     if objective == "share":
         return math.fsum(pool.share / WHOLE_GPU * 100 * pool.vgpus for pool in plan.pools)
     if objective != "gpus" and plan.options.get("billing") == "share":
@@ -687,7 +693,10 @@ def _placement(plan: Plan) -> Iterator[str]:
 
 
 def _cut(plan: Plan, pools: list[Pool], held: float) -> Iterator[str]:
-    """What one GPU is cut into: shares, number, partition, bytes held; a pool stands once per vGPU."""
+    """What one GPU is cut into: shares, number, partition, bytes held.
+
+    A pool stands once per vGPU.
+    """
     gpu_class = plan.cluster.gpu_class(pools[0].gpu_class)
     if sum(pool.share for pool in pools) > WHOLE_GPU:
         yield f"its vGPUs take {sum(p.share for p in pools) / 3:.4g} % of it"
@@ -709,7 +718,10 @@ def _cut(plan: Plan, pools: list[Pool], held: float) -> Iterator[str]:
 
 
 def _slices(mig: Mig, shares: list[int]) -> Iterator[str]:
-    """MIG slices of one card: there are such, they fit it together, they are of a division that is listed."""
+    """MIG slices of one card.
+
+    There are such, they fit it together, they are of a division that is listed.
+    """
     known = {profile.compute: profile for profile in mig.kinds}
     slices: list[str] = []
     for share, count in Counter(shares).items():

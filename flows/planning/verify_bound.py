@@ -1,18 +1,19 @@
 """Recompute from profiles, without a solver, what prices of a plan's certificate prove.
 
-The relaxation of pipelines on pools, model by model (`pool`): GPUs of class k have a price p_k >= 0, samples/s of
-model m a price w_m >= 0. No pipeline of m can be cheaper than w_m: over every batch, cut and choice of vGPUs
-that keeps the SLO,
+The relaxation of pipelines on pools, model by model (`pool`): GPUs of class k have a price p_k >=
+0, samples/s of model m a price w_m >= 0. No pipeline of m can be cheaper than w_m: over every
+batch, cut and choice of vGPUs that keeps the SLO,
 
     w_m <= min over pipelines of  sum over stages  p_class / (vGPUs on a GPU * samples/s of one vGPU)
 
-Then, by weak duality, with d_m requests/s asked per unit of the objective and n_k GPUs that cost c_k each:
+Then, by weak duality, with d_m requests/s asked per unit of the objective and n_k GPUs that cost
+c_k each:
 
     throughput:      z    <= sum_k p_k n_k / sum_m d_m w_m
     cost and power:  cost >= sum_m d_m w_m - sum_k max(0, p_k - c_k) n_k
 
-Here: that alone, by trying every pipeline. Not here: anything imported from planners; other kinds of proofs
-(`RECOMPUTED` is where theirs go); whether what a solver says is true.
+Here: that alone, by trying every pipeline. Not here: anything imported from planners; other kinds
+of proofs (`RECOMPUTED` is where theirs go); whether what a solver says is true.
 """
 
 import math
@@ -119,7 +120,10 @@ RECOMPUTED: Mapping[
 
 @dataclass(frozen=True, slots=True)
 class _Size:
-    """A size of vGPU that a model may use: its class, vGPUs on a GPU, latencies [blocks, batches] in µs."""
+    """A size of vGPU that a model may use.
+
+    Its class, vGPUs on a GPU, latencies [blocks, batches] in µs.
+    """
 
     gpu_class: str
     divisor: int

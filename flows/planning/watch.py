@@ -1,7 +1,7 @@
 """The clock of a planning run: its time limit, its interruption, its progress.
 
-Every phase of a planner looks at it. Without a limit and without an interruption it changes nothing, so
-that the same inputs give the same plan.
+Every phase of a planner looks at it. Without a limit and without an interruption it changes
+nothing, so that the same inputs give the same plan.
 """
 
 from collections.abc import Callable
@@ -71,12 +71,18 @@ class Watch:
         return self._stop.is_set()
 
     def no_plan(self) -> InfeasibleError:
-        """The complaint of a run that is over before any plan is known: nothing is shown to be out of reach."""
+        """The complaint of a run that is over before any plan is known.
+
+        Nothing is shown to be out of reach.
+        """
         ends = "it was ended" if self.stopped() else "the time limit ended; raise --time-limit"
         return InfeasibleError("planning", f"no plan in {self.seconds():.1f} s, then {ends}")
 
     def part(self, share: float) -> "Watch":
-        """The same clock for a first part of the run, which tells nobody: a share of what is left."""
+        """The same clock for a first part of the run, which tells nobody.
+
+        A share of what is left.
+        """
         left = self.left_s()
         limit = None if left is None else self.seconds() + share * left
         return replace(self, limit_s=limit, tell=None)

@@ -1,4 +1,6 @@
-"""Heads of a split model: blocks [0, p) for every cut p, for clients that run them and send what crosses.
+"""Heads of a split model.
+
+Blocks [0, p) for every cut p, for clients that run them and send what crosses.
 
 <folder>/cuts.json           one object per cut: what is sent there, how long head and tail take
 <folder>/0-3.onnx (.data)    blocks [0, 3); the last file is the whole model, for a client that sends nothing
@@ -24,7 +26,9 @@ CUTS_NAME = "cuts.json"
 
 
 def export_heads(split: SplitModel, folder: Path, tails_us: Sequence[int] | None = None) -> float:
-    """Write the heads of every cut and `cuts.json`; each is checked, with its tail, against the model.
+    """Write the heads of every cut and `cuts.json`.
+
+    Each is checked, with its tail, against the model.
 
     Args:
         split: the model.

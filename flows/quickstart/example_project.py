@@ -1,8 +1,9 @@
-"""What the quickstart runs on: two example models or an application, two CPU classes, a small cluster.
+"""What the quickstart runs on.
 
-The slow class is stretched far enough that a whole model misses its SLO there and a part of it
-does not, which is the case PoolPipe is for; both classes are stretched so that eight vGPUs, the
-server and the load fit two cores.
+Two example models or an application, two CPU classes, a small cluster. The slow class is stretched
+far enough that a whole model misses its SLO there and a part of it does not, which is the case
+PoolPipe is for; both classes are stretched so that eight vGPUs, the server and the load fit two
+cores.
 """
 
 import os
@@ -31,7 +32,8 @@ from triton_backend.runtimes.stage_tensors import served_models
 EXAMPLES = ("squeezenet", "shufflenet")
 APPLICATION, DETECTOR, CROP = "traffic", "detector", "crop"
 PICTURE = (3, 224, 224)
-# Two stages of three models and the crop at once: with ten blocks each, the exact plan takes minutes.
+# Two stages of three models and the crop at once: with ten blocks each, the exact plan takes
+# minutes.
 APPLICATION_BLOCKS = 4
 FAST, SLOW = "fast-cpu", "slow-cpu"
 FAST_STRETCH, SLOW_STRETCH = 4.0, 14.0
@@ -46,8 +48,8 @@ NIC_GBPS = 10.0
 LOAD_FACTOR = 0.5
 # The rows of a request come all at once, three processes handle each of them, on two shared cores.
 APPLICATION_LOAD_FACTOR = 0.3
-# What a client written in Python, Triton and eight workers do without haste on two shared cores.
-# A tiny model is planned at thousands of requests/s, which says more about the client than the plan.
+# What a client written in Python, Triton and eight workers do without haste on two shared cores. A
+# tiny model is planned at thousands of requests/s, which says more about the client than the plan.
 MOST_RPS = 400.0
 
 

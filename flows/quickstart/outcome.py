@@ -29,7 +29,8 @@ STAND_IN = (
     "CPU classes stand in for GPUs: every run takes its class's stretch times its true time,"
     " results are real."
 )
-# A client that itself sends so much later than it should, in parts of the shortest SLO, was starved.
+# A client that itself sends so much later than it should, in parts of the shortest SLO, was
+# starved.
 STARVED = 0.1
 
 

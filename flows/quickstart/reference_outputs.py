@@ -41,8 +41,9 @@ def write_application_answers(
 ) -> Path:
     """Random requests of an application and its answers, models run one after the other, as an `.npz`.
 
-    Every model is the file that it was split from, run on one row at a time. Arrays are `inputs/<tensor>` [16, ...],
-    `outputs/<name>` [rows of all requests, ...] and `rows/<name>` [16].
+    Every model is the file that it was split from, run on one row at a time. Arrays are
+    `inputs/<tensor>` [16, ...], `outputs/<name>` [rows of all requests, ...] and `rows/<name>`
+    [16].
 
     Args:
         graph: of modules that say what they read.

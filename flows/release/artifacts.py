@@ -1,7 +1,7 @@
 """Artifacts named in a plan: what every stage loads, built where it is not there yet.
 
-A plan decides; artifacts only say with which files the decision is carried out. Not here: how they are
-built (`flows/preparation`).
+A plan decides; artifacts only say with which files the decision is carried out. Not here: how they
+are built (`flows/preparation`).
 """
 
 from collections.abc import Collection, Mapping
@@ -39,7 +39,10 @@ def attach_artifacts(work: Workspace, plan: Plan, classes: Mapping[str, DeviceCl
 
 
 def attach_steps(work: Workspace, plan: Plan, classes: Mapping[str, DeviceClass]) -> Plan:
-    """As `attach_artifacts`, for the workload's Python steps alone: other models wait for their engines."""
+    """As `attach_artifacts`, for the workload's Python steps alone.
+
+    Other models wait for their engines.
+    """
     return _attached(work, plan, classes, {step.name for step in plan.workload.steps})
 
 
@@ -102,8 +105,8 @@ def attach_engines(
 ) -> Plan:
     """The same plan with an engine named for every stage; stored in its place.
 
-    Each pipeline's engines are built for the batch sizes 1, 2, 4, … up to the largest that its policy
-    may send: the planned batch, or all that the latency table has under late binding.
+    Each pipeline's engines are built for the batch sizes 1, 2, 4, … up to the largest that its
+    policy may send: the planned batch, or all that the latency table has under late binding.
 
     Args:
         work: where artifacts and the warehouse are.
@@ -113,7 +116,8 @@ def attach_engines(
         policy: what the plan will be served by, where that is not what it says.
 
     Raises:
-        InputError: a model was never split here, there is no such policy, or an engine cannot be built.
+        InputError: a model was never split here, there is no such policy, or an engine cannot be
+            built.
     """
     classes, largest = _classes_of(plan), largest_batches(plan, policy)
 

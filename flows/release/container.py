@@ -1,18 +1,20 @@
 """A plan becomes a bundle for stock Triton containers: repositories, start script, manifests.
 
 The bundle holds everything that a node needs but the image and the token: model repositories per
-container, artifacts, `start-node.sh`, an example Dockerfile, `compose.yaml` and `kubernetes/`. The same
-inputs give the same bytes, so a bundle can be kept under version control and its changes read.
+container, artifacts, `start-node.sh`, an example Dockerfile, `compose.yaml` and `kubernetes/`. The
+same inputs give the same bytes, so a bundle can be kept under version control and its changes read.
 
-1. `node_containers` says which containers a plan needs: one gateway, and one for every node that has
-   vGPUs. Nodes of a group become the ordinals 0, 1, … of that group, in the cluster's order and without
-   gaps, so that a Kubernetes StatefulSet can stand for a group. Names are DNS labels.
-2. `nodes/gateway/` gets the fronts and the scheduler, every other folder of `nodes/` the node model of its
-   node and, where a stage has a TensorRT engine, that engine as a `tensorrt_plan` model of its own. Those
-   are loaded on demand (to try, profile or compare a stage by itself): the workers run the engines.
+1. `node_containers` says which containers a plan needs: one gateway, and one for every node that
+   has vGPUs. Nodes of a group become the ordinals 0, 1, … of that group, in the cluster's order and
+   without gaps, so that a Kubernetes StatefulSet can stand for a group. Names are DNS labels.
+2. `nodes/gateway/` gets the fronts and the scheduler, every other folder of `nodes/` the node model
+   of its node and, where a stage has a TensorRT engine, that engine as a `tensorrt_plan` model of
+   its own. Those are loaded on demand (to try, profile or compare a stage by itself): the workers
+   run the engines.
 3. Settings go beside them without the token, which `start-node.sh` puts in when a container starts.
-4. With two gateways all is one container: their servers share its memory and sockets, and so do the workers,
-   which need its GPUs, whichever of the two has started them. The plan's vGPUs must be on one node then.
+4. With two gateways all is one container: their servers share its memory and sockets, and so do the
+   workers, which need its GPUs, whichever of the two has started them. The plan's vGPUs must be on
+   one node then.
 5. The texts are rendered from `model_repo_templates/{container,compose,kubernetes}`.
 """
 
@@ -57,8 +59,9 @@ from triton_backend.serve_folder.settings import (
     plan_artifacts,
 )
 
-# NVIDIA's bulletin 5828 of May 2026 (CVE-2026-24206 to 24209: requests without a login) is mended from 26.03 on; this is
-# the newest release known. It wants cards of compute capability 7.5 and later: older ones need an image without the fixes.
+# NVIDIA's bulletin 5828 of May 2026 (CVE-2026-24206 to 24209: requests without a login) is mended
+# from 26.03 on; this is the newest release known. It wants cards of compute capability 7.5 and
+# later: older ones need an image without the fixes.
 TRITON_IMAGE = "nvcr.io/nvidia/tritonserver:26.10-py3"
 TLS_KINDS = ("off", "server", "mutual")
 GATEWAY = "gateway"
@@ -341,8 +344,9 @@ def render_container(plan: Plan, folder: Path, options: ContainerOptions) -> Bun
     """Write the bundle of a plan into a folder; what an earlier rendering left there goes.
 
     Raises:
-        InputError: a model's, an application's or a group's name cannot be used, an artifact is missing, an address
-            is given for no node of the plan, or the folder has files that no rendering wrote.
+        InputError: a model's, an application's or a group's name cannot be used, an artifact is
+            missing, an address is given for no node of the plan, or the folder has files that no
+            rendering wrote.
     """
     _check_classes(options, plan)
     artifacts = read_artifacts(plan, options.serve.artifacts)
@@ -440,7 +444,10 @@ def _settings(
 def _apart(
     containers: tuple[NodeContainer, ...], options: ContainerOptions
 ) -> tuple[NodeContainer, ...]:
-    """The nodes that have containers of their own: none where two gateways have their workers beside them."""
+    """The nodes that have containers of their own.
+
+    None where two gateways have their workers beside them.
+    """
     return containers if options.serve.gateways == 1 else ()
 
 

@@ -50,7 +50,9 @@ class PoolRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModuleRow:
-    """A module of an application: what it runs after what, and the part of the SLO that it is given.
+    """A module of an application.
+
+    What it runs after what, and the part of the SLO that it is given.
 
     Attributes:
         rows, most: of one request, on average and at most.

@@ -1,8 +1,8 @@
 """A plan as a picture: every model's pipelines as flows through pools, and the GPUs they take.
 
 One band per model, one lane per pipeline: its stages from left to right, each with its pool and the
-pool's vGPUs, the boundary between them, and below the lane how the SLO is spent. A pool that several
-stages share stands in each of their lanes.
+pool's vGPUs, the boundary between them, and below the lane how the SLO is spent. A pool that
+several stages share stands in each of their lanes.
 """
 
 from collections.abc import Mapping
@@ -356,7 +356,10 @@ def _budget(
     place: tuple[float, float],
     colours: Mapping[str, tuple[str, str]],
 ) -> str:
-    """How the SLO, or the entry's budget, is spent: gathering, run times, transfers, what is left."""
+    """How the SLO, or the entry's budget, is spent.
+
+    Gathering, run times, transfers, what is left.
+    """
     (y, width), left, height = place, LABEL, 7.0
     spans = [("gathering", pipeline.gathering_ms, "#c9d1db")]
     for stage in pipeline.stages:

@@ -97,7 +97,10 @@ def _move(what: StageUse, count: int, verb: str) -> str:
 
 
 def _vgpus(plan: Plan, name: str, *, shared: bool) -> Counter[tuple[int, str, tuple[str, ...]]]:
-    """vGPUs of a model by share, class and the other models on them: its own, or the shared ones."""
+    """vGPUs of a model by share, class and the other models on them.
+
+    Its own, or the shared ones.
+    """
     found: Counter[tuple[int, str, tuple[str, ...]]] = Counter()
     for pool, names in zip(plan.pools, _models_by_pool(plan), strict=True):
         others = tuple(other for other in names if other != name)

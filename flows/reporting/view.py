@@ -70,7 +70,10 @@ class StageView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PipelineView:
-    """One pipeline and how it spends its budget: the entry's, or the SLO where the model lists none."""
+    """One pipeline and how it spends its budget.
+
+    The entry's, or the SLO where the model lists none.
+    """
 
     number: int
     entry: str | None

@@ -1,4 +1,6 @@
-"""What every benchmark shares: figures beside their targets, what they were taken on, where they go.
+"""What every benchmark shares.
+
+Figures beside their targets, what they were taken on, where they go.
 
     parser = argparse.ArgumentParser(description=__doc__)
     add_destinations(parser)                     # --out FILE.json and --warehouse FILE
@@ -6,8 +8,9 @@
     figures = [Figure(name="added latency p50", value=1.7, unit="ms", most=2.0), …]
     return conclude(asked, "gateway", figures, {"raw": …})
 
-A figure without a bound is reported, never judged; one without a value was not measured here.
-The JSON file is what `scripts/figures/runs` keeps: a run whose `quiet` is false had other work beside it.
+A figure without a bound is reported, never judged; one without a value was not measured here. The
+JSON file is what `scripts/figures/runs` keeps: a run whose `quiet` is false had other work beside
+it.
 """
 
 import argparse
@@ -182,7 +185,10 @@ def store(
 
 
 def _commit() -> str | None:
-    """Short name of the checkout's commit, with `+` where files differ from it; None outside git."""
+    """Short name of the checkout's commit, with `+` where files differ from it.
+
+    None outside git.
+    """
     git = shutil.which("git")
     if git is None:
         return None

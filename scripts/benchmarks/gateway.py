@@ -2,11 +2,11 @@
 
 A real Triton server on this machine serves one emulated stage with 4 KB requests. `wrk` over HTTP
 (where it is installed) and `poolpipe load` over gRPC offer more than the gateway takes; then 500
-requests/s with batches of one, whose stage time is known, show the latency added, over HTTP and over
-gRPC. Beside it, in turns and at the same rate, run two trivial models of Triton's Python backend that
-do nothing: one that answers at once, and one that answers from a thread of its own as the gateway
-must. They show how much of the added latency is Triton, its protocol and the load generator on the
-same cores.
+requests/s with batches of one, whose stage time is known, show the latency added, over HTTP and
+over gRPC. Beside it, in turns and at the same rate, run two trivial models of Triton's Python
+backend that do nothing: one that answers at once, and one that answers from a thread of its own as
+the gateway must. They show how much of the added latency is Triton, its protocol and the load
+generator on the same cores.
 
     .venv/bin/python scripts/benchmarks/gateway.py [--port 18040] [--seconds 10] [--rounds 3]
 """

@@ -4,14 +4,16 @@
         [--grid] [--picture growth.svg] [--out figures.json] [--warehouse FILE]
 
 DIR holds the published tables (`block_latency_us.csv`, `boundary_bytes.csv`, `slo_us.csv`) and
-`clusters/MIX4-L.yaml`. Problems are made of them from a seed: each of the 18 models several times under
-other names, its latencies (and its SLO, five times the latency on an L4) scaled by 0.5 to 2, a weight of 1,
-2, 5 or 20; the cluster's nodes several times. Every plan is made in a process of its own, which reads
-nothing but DIR, and is verified.
+`clusters/MIX4-L.yaml`. Problems are made of them from a seed: each of the 18 models several times
+under other names, its latencies (and its SLO, five times the latency on an L4) scaled by 0.5 to 2,
+a weight of 1, 2, 5 or 20; the cluster's nodes several times. Every plan is made in a process of its
+own, which reads nothing but DIR, and is verified.
 
-Prints a figure per row of the table that planning must hold, the worst of its seeds: seconds from profiles in
-memory to the plan, those to a first plan within 5 % of the bound proven in the end, the gap, memory. Seconds of a machine that others share are pessimistic; CPU seconds stand beside them. `--grid` adds the
-growth over models, stages and classes with exponents fitted to it; `--picture` draws it.
+Prints a figure per row of the table that planning must hold, the worst of its seeds: seconds from
+profiles in memory to the plan, those to a first plan within 5 % of the bound proven in the end, the
+gap, memory. Seconds of a machine that others share are pessimistic; CPU seconds stand beside them.
+`--grid` adds the growth over models, stages and classes with exponents fitted to it; `--picture`
+draws it.
 """
 
 import argparse
@@ -108,7 +110,8 @@ class Measured:
 
     Attributes:
         seconds: from profiles in memory to the plan; `cpu_seconds` of all its threads.
-        first_seconds: to the first plan that was at most `FIRST_OFF` off the bound proven in the end.
+        first_seconds: to the first plan that was at most `FIRST_OFF` off the bound proven in the
+            end.
         memory_mib: most that the process ever held.
         moved: GPUs that change hands, where a plan was in force.
         refused: what was said where there is no plan.

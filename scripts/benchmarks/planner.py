@@ -139,9 +139,10 @@ PERCENTS = (25, 33, 50, 67, 75, 100)
 
 
 def percents(data: Data) -> Iterator[Solved]:
-    """The 24 problems with GPUs cut into percents beside each other; the reference is the plan with divisors.
+    """The 24 problems with GPUs cut into percents beside each other.
 
-    Latencies of 67 and 75 % are **derived**: linear in 1 / share between the measured 1/2 and 1; 33 % is taken for 1/3.
+    The reference is the plan with divisors. Latencies of 67 and 75 % are **derived**: linear in 1 /
+    share between the measured 1/2 and 1; 33 % is taken for 1/3.
     """
     derived = replace(data, profiles={n: _in_percents(p) for n, p in data.profiles.items()})
     for row in data.rows("reference_plans.csv"):

@@ -1,11 +1,15 @@
-"""A night's replanning from beginning to end: `scripts/operations up`, a plan under load, a schedule.
+"""A night's replanning from beginning to end.
+
+`scripts/operations up`, a plan under load, a schedule.
 
 1. One command brings up server, worker, deployments and page in an empty project.
 2. A plan for the most throughput is served (emulated GPUs) and loaded at a fraction of its rate.
-3. `ingest-stats` reads what was measured; `replan` is scheduled for the next minute, for least cost.
+3. `ingest-stats` reads what was measured; `replan` is scheduled for the next minute, for least
+   cost.
 4. It plans, compares, and rolls the new plan out, watched, while the load goes on.
 
-Reported: attainment over the whole window (at least 99 %), requests lost (none), GPUs before and after.
+Reported: attainment over the whole window (at least 99 %), requests lost (none), GPUs before and
+after.
 """
 
 import argparse

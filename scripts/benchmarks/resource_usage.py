@@ -1,4 +1,7 @@
-"""What a running system holds: processes, memory, files, sockets, segments; what one that ended left over."""
+"""What a running system holds: processes, memory, files, sockets, segments.
+
+What one that ended left over.
+"""
 
 import threading
 from collections import Counter
@@ -28,8 +31,8 @@ PAGE_SECONDS = 10.0
 def resources(served: Served) -> dict[str, Any]:
     """What the system holds now; memory in MB, of processes and of /dev/shm.
 
-    A process's RSS counts pages of shared segments and files, too, which grow until every slot has been used once.
-    `own_mb` is without them.
+    A process's RSS counts pages of shared segments and files, too, which grow until every slot has
+    been used once. `own_mb` is without them.
     """
     rss = files = sockets = processes = 0
     names, owns, numbers = Counter[str](), Counter[str](), Counter[str]()
@@ -106,9 +109,10 @@ def growth_figures(
 
 
 def _series(state: ServerState) -> int | None:
-    """How many series of ours its metrics have, those of both schedulers once; None where no server answers.
+    """How many series of ours its metrics have, those of both schedulers once.
 
-    From the first takeover on there are twice as many counters of a scheduler, and never more.
+    None where no server answers. From the first takeover on there are twice as many counters of a
+    scheduler, and never more.
     """
     try:
         metrics = read_all_metrics(state.metrics_urls, PAGE_SECONDS)

@@ -1,14 +1,15 @@
 """A rollout under load: how long nothing is dispatched, what is lost, what a minute attains.
 
 Two emulated models of two stages are offered load factor 0.8 with checked answers on the real
-Triton; in the middle of the run another plan takes over, in which one model is cut elsewhere and the
-other's workers go on. `--flush` lets everything in flight end first.
+Triton; in the middle of the run another plan takes over, in which one model is cut elsewhere and
+the other's workers go on. `--flush` lets everything in flight end first.
 
     .venv/bin/python scripts/benchmarks/rollout.py [--seconds 60] [--load-factor 0.8] [--out FILE]
 
-Models that both plans have alike must not notice: none of their workers starts anew, and the p99 of the five
-seconds around the change lies among those of the run's other five seconds, which it is paired with. What the
-benchmark itself asks and tries is done at other times, the same plan again in a span of its own.
+Models that both plans have alike must not notice: none of their workers starts anew, and the p99 of
+the five seconds around the change lies among those of the run's other five seconds, which it is
+paired with. What the benchmark itself asks and tries is done at other times, the same plan again in
+a span of its own.
 
 Lost is every request that failed or was never answered. Attainment is that of the whole run, of the
 five seconds around the change, and beside them the simulator's, which changes plan under the same
@@ -138,7 +139,10 @@ def worker_processes(served: Served, plan: Plan) -> dict[tuple[str, Slot], int]:
 
 
 def p99_ms(loaded: Loaded, changed_us: int, models: Iterable[int]) -> dict[int, float]:
-    """Latencies (p99) of models in spans of `2 * AROUND_S`; number 0 has the change in its middle."""
+    """Latencies (p99) of models in spans of `2 * AROUND_S`.
+
+    Number 0 has the change in its middle.
+    """
     rows = loaded.records[np.isin(loaded.records["model"], list(models))]
     span_us = s_to_us(2 * AROUND_S)
     at = (rows["intended_us"] - changed_us + span_us // 2) // span_us
@@ -148,7 +152,10 @@ def p99_ms(loaded: Loaded, changed_us: int, models: Iterable[int]) -> dict[int, 
 
 
 def roll_out_again(served: Served, plan: Plan) -> float:
-    """Seconds that the command takes where its plan is in force already; no process starts or ends."""
+    """Seconds that the command takes where its plan is in force already.
+
+    No process starts or ends.
+    """
     home = served.root
     work = Workspace(state=ProjectState(home=home), warehouse=home / "w.duckdb")
     with work.open():

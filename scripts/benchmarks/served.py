@@ -167,8 +167,8 @@ def small_plan(
 ) -> Plan:
     """Models of two stages on pools of four vGPUs over two nodes each, small for two cores.
 
-    `quick` are names of `quick_model`s beside them, with the others' SLO where none is given; `cuts` are
-    those of models cut elsewhere than others.
+    `quick` are names of `quick_model`s beside them, with the others' SLO where none is given;
+    `cuts` are those of models cut elsewhere than others.
     """
     slo_us = 5 * stage_us
     rate_rps = round(0.9 * 4 * SMALL_BATCH / (stage_us / 1e6))
@@ -194,7 +194,10 @@ def small_plan(
 
 
 class DispatchGaps(NamedTuple):
-    """Longest times (s) from one dispatch to the next: in the minute before a change, and around it."""
+    """Longest times (s) from one dispatch to the next.
+
+    In the minute before a change, and around it.
+    """
 
     before_s: float
     around_s: float

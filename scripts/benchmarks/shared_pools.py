@@ -1,15 +1,16 @@
 """Models that share one pool behind a real Triton server, measured beside the simulator.
 
-Models of one stage share the vGPUs of one node under each policy, at shares of the rate that the pool
-serves in planned batches. The simulator runs the same arrivals. Idle is the part of the time in
-which a vGPU ran nothing, measured from what the workers report.
+Models of one stage share the vGPUs of one node under each policy, at shares of the rate that the
+pool serves in planned batches. The simulator runs the same arrivals. Idle is the part of the time
+in which a vGPU ran nothing, measured from what the workers report.
 
     .venv/bin/python scripts/benchmarks/shared_pools.py [--models 6] [--vgpus 4] [--seconds 30]
     .venv/bin/python scripts/benchmarks/shared_pools.py --real --vgpus 2
 
 Models are emulated, or (`--real`) two ONNX models, which onnxruntime runs on a thread for each vGPU
-and which wait then (`stretch`), so that cores are left to server and clients. Plan and simulator have their latencies
-as measured here just before, and every answer is compared with the unsplit model's.
+and which wait then (`stretch`), so that cores are left to server and clients. Plan and simulator
+have their latencies as measured here just before, and every answer is compared with the unsplit
+model's.
 """
 
 import argparse
@@ -59,7 +60,8 @@ FIXED_US, PER_SAMPLE_US = 60_000, 15_000
 BATCH, LARGEST = 8, 16
 SLO_US = 1_000_000
 PLANNED_SHARE = 0.9  # of what the vGPUs run in planned batches
-# Real models: a run computes for a part of its time, so that two vGPUs leave cores to server and clients.
+# Real models: a run computes for a part of its time, so that two vGPUs leave cores to server and
+# clients.
 REAL = ("shufflenet", "squeezenet")
 REAL_BATCH, REAL_LARGEST, STRETCH = 4, 8, 6.0
 SLO_TIMES = SLO_US / (FIXED_US + PER_SAMPLE_US * BATCH)
@@ -273,7 +275,8 @@ def simulated(
 ) -> dict[str, float]:
     """What the simulator says of the same arrivals, their deadlines less the gateway's guard.
 
-    Timers of the gateway ring as much earlier again, so late batches are sent that much before they start.
+    Timers of the gateway ring as much earlier again, so late batches are sent that much before they
+    start.
     """
     guard_us = ServeOptions(guard_fraction=options.guard).guard_us
     late = all(model.policy in late_binding.POLICIES for model in plan.models)

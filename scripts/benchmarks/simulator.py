@@ -5,10 +5,11 @@
         [--cells POLICY] [--processes N] [--out FILE.json] [--warehouse FILE]
 
 DIR holds the published tables (`block_latency_us.csv`, `boundary_bytes.csv`, `slo_us.csv`,
-`clusters/`, `workloads/`), `--traces` the file `azure_llm_2023_arrivals.csv.gz` (without it the trace
-is left out). Plans are ours; load factor 1 is the `pool` plan's planned rate, for the baselines too.
-Means are over 72 cells (6 groups x 4 clusters x 3 models), with the lowest and highest seed beside.
-`--cells` lists instead where a policy loses: each cell below 1, beside a server that loses no time.
+`clusters/`, `workloads/`), `--traces` the file `azure_llm_2023_arrivals.csv.gz` (without it the
+trace is left out). Plans are ours; load factor 1 is the `pool` plan's planned rate, for the
+baselines too. Means are over 72 cells (6 groups x 4 clusters x 3 models), with the lowest and
+highest seed beside. `--cells` lists instead where a policy loses: each cell below 1, beside a
+server that loses no time.
 """
 
 import argparse

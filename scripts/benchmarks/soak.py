@@ -3,9 +3,10 @@
     .venv/bin/python scripts/benchmarks/soak.py [--minutes 4] [--change-seconds 30] [--out FILE]
 
 Load factor 0.7 with checked answers for `--minutes`, while two plans take turns every
-`--change-seconds`: models of 200 ms and more, and one of 5 ms beside them. Memory, open files, sockets,
-processes and shared memory are counted before, between and after; the longest time without a dispatch
-around a change is held against one SLO and 50 ms. The full run is `--minutes 30 --change-seconds 60`.
+`--change-seconds`: models of 200 ms and more, and one of 5 ms beside them. Memory, open files,
+sockets, processes and shared memory are counted before, between and after; the longest time without
+a dispatch around a change is held against one SLO and 50 ms. The full run is `--minutes 30
+--change-seconds 60`.
 """
 
 import argparse
@@ -109,7 +110,8 @@ def soak(options: argparse.Namespace) -> dict[str, Any]:
 class Usage(NamedTuple):
     """Seconds of a processor that processes have had until an instant.
 
-    `system`: each of the system's, by its number and its start; `own`: this one, which is the command.
+    `system`: each of the system's, by its number and its start; `own`: this one, which is the
+    command.
     """
 
     at_us: int

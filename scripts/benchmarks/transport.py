@@ -1,10 +1,11 @@
 """What a hop between two workers costs, beside memcpy and raw TCP of the same bytes.
 
-Two processes use the code of the workers (`event_loop`, `shared_memory`, `channel`): the sender copies a payload
-into the place that the channel names (as a runtime would write its outputs) and sends a BATCH frame;
-the receiver notes the instant at which its owner is notified. One way, CLOCK_MONOTONIC of one machine.
-*overhead* is that time less the sender's own copying. With `--netns` (root) the receiver runs in a network
-namespace of its own behind a veth pair, and raw TCP through the same pair is the yardstick.
+Two processes use the code of the workers (`event_loop`, `shared_memory`, `channel`): the sender
+copies a payload into the place that the channel names (as a runtime would write its outputs) and
+sends a BATCH frame; the receiver notes the instant at which its owner is notified. One way,
+CLOCK_MONOTONIC of one machine.
+*overhead* is that time less the sender's own copying. With `--netns` (root) the receiver runs in a
+network namespace of its own behind a veth pair, and raw TCP through the same pair is the yardstick.
 
     .venv/bin/python scripts/benchmarks/transport.py [--netns] [--repeats 200] [--output FILE]
 """

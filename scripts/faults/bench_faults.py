@@ -1,22 +1,25 @@
-"""Faults on a running system, at load factor 0.6 if nothing else is asked for: what is lost, who waits, how soon all is well.
+"""Faults on a running system, at load factor 0.6 if nothing else is asked for.
 
-Two emulated models of two stages on pools of four vGPUs over two nodes each are served by the real
-Triton and loaded with requests whose right answers are known. A few seconds into each run one part
-is broken; a prober asks for the state ten times a second and tries a request of every model.
+What is lost, who waits, how soon all is well. Two emulated models of two stages on pools of four
+vGPUs over two nodes each are served by the real Triton and loaded with requests whose right answers
+are known. A few seconds into each run one part is broken; a prober asks for the state ten times a
+second and tries a request of every model.
 
     .venv/bin/python scripts/faults/bench_faults.py [--only NAME ...] [--seconds 12] [--load-factor 0.6]
         [--application] [--policy deferred] [--clock-ahead 100000] [--out FILE]
 
-Where one of two servers is killed clients send what fails once more, after 0.1 s; a request is lost that is dropped or fails then, too.
+Where one of two servers is killed clients send what fails once more, after 0.1 s; a request is lost
+that is dropped or fails then, too.
 
-With `--application` a diamond of four modules stands in the place of the two models, on as many vGPUs. Where there are
-two hosts, half of two of its modules is on the other one.
+With `--application` a diamond of four modules stands in the place of the two models, on as many
+vGPUs. Where there are two hosts, half of two of its modules is on the other one.
 
 Per fault: wrong answers; requests dropped and failed; answers later than their deadline and 100 ms
 (those that a killed process held are never answered by Triton, their clients give up after a
-second); seconds until repaired (every worker up, every model answers) and from then until attainment
-is back at 99 % and stays there; attainment of the whole run beside the simulator's, which loses the
-same vGPUs for as long; tasks of jobs that ran again. Of a fault that lasts, attainment without them beside the simulator's.
+second); seconds until repaired (every worker up, every model answers) and from then until
+attainment is back at 99 % and stays there; attainment of the whole run beside the simulator's,
+which loses the same vGPUs for as long; tasks of jobs that ran again. Of a fault that lasts,
+attainment without them beside the simulator's.
 
 Full disk and full shared memory need a mount namespace of our own (`unshare`), two hosts a network
 namespace, the jumping clock a C compiler; where one is not there the row says so.

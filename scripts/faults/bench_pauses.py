@@ -1,14 +1,16 @@
-"""Processes stopped and continued, links paused, one after the other: is an answer another client's?
+"""Processes stopped and continued, links paused, one after the other.
 
-Two emulated models of two stages with SLOs of 400 and of 50 ms, inputs and boundaries of 100 KB and answers of 20 KB, all
-too large for a checksum, are served by the real Triton and loaded with requests whose right answers
-are known. All the while a worker of either stage, a front, a node and the scheduler are stopped for 0.2, 0.5 and 0.95 s
-and continued, in turn, `--times` each; with two hosts, the link between them is down for 0.3, 1 and 1.9 s.
+Is an answer another client's? Two emulated models of two stages with SLOs of 400 and of 50 ms,
+inputs and boundaries of 100 KB and answers of 20 KB, all too large for a checksum, are served by
+the real Triton and loaded with requests whose right answers are known. All the while a worker of
+either stage, a front, a node and the scheduler are stopped for 0.2, 0.5 and 0.95 s and continued,
+in turn, `--times` each; with two hosts, the link between them is down for 0.3, 1 and 1.9 s.
 
     .venv/bin/python scripts/faults/bench_pauses.py [--times 10] [--far [--clock-ahead 100000]] [--load-factor 0.5] [--out FILE]
 
-Of all of it: wrong answers; requests late, dropped and failed; answers later than their deadline and 100 ms, where the
-process that held them was not killed. A fault begins when all workers are up after the one before.
+Of all of it: wrong answers; requests late, dropped and failed; answers later than their deadline
+and 100 ms, where the process that held them was not killed. A fault begins when all workers are up
+after the one before.
 """
 
 import argparse
@@ -50,7 +52,10 @@ SPARE_S = 0.6  # a fault, on the average
 
 
 def paused_plan(plan_id: str = "pauses", *, quick: bool = False) -> Plan:
-    """The two models, each on four vGPUs over two nodes for either stage; a quick one beside them where asked for."""
+    """The two models, each on four vGPUs over two nodes for either stage.
+
+    A quick one beside them where asked for.
+    """
     models = []
     for number, (name, stage_us) in enumerate(STAGES_US.items()):
         stages = (

@@ -1,7 +1,9 @@
-"""Changes of plan as a fault: one at a time by `injection`, one every so many seconds beside others by `soak`.
+"""Changes of plan as a fault.
 
-The next plan serves the same models with the same answers: pipelines of two stages are cut a block away, and back
-again; the SLO of an application changes by a millisecond, for which its jobs in flight must not be lost silently.
+One at a time by `injection`, one every so many seconds beside others by `soak`. The next plan
+serves the same models with the same answers: pipelines of two stages are cut a block away, and back
+again; the SLO of an application changes by a millisecond, for which its jobs in flight must not be
+lost silently.
 """
 
 import contextlib
@@ -23,7 +25,10 @@ TWO = 2  # stages
 
 
 def following(plan: Plan, number: int) -> Plan:
-    """The plan of that number: of even ones the cut is that of `plan`, of odd ones a block before it."""
+    """The plan of that number.
+
+    Of even ones the cut is that of `plan`, of odd ones a block before it.
+    """
     shift = number % 2
 
     def pipeline(old: Pipeline) -> Pipeline:

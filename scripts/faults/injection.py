@@ -31,14 +31,17 @@ from triton_backend.serving.node.fork_server import SERVER_NAME as FORK_SERVER
 
 SLOW_PERIOD_S, SLOW_STOPPED = 0.15, 0.6  # stopped for 90 of every 150 ms
 LASTING_S = 3.0
-# So slow that a batch takes 16 ms, and at a quarter of it 64, of which half of what is offered is more than it carries.
+# So slow that a batch takes 16 ms, and at a quarter of it 64, of which half of what is offered is
+# more than it carries.
 LINK_GBPS, QUARTER = 0.1, 0.25
 CUT_OFF_S = 6.0
-# Shorter than any detector takes, but for the standby's (0.7 s); a connection is given up after 2 s.
+# Shorter than any detector takes, but for the standby's (0.7 s); a connection is given up after 2
+# s.
 STOPPED_S = (0.2, 0.5, 0.95)
 PAUSED_S = (0.3, 1.0, 1.9)
 DAY_S = 86_400
-# A process is noticed within a second and loaded in a few; a server with all of its models takes longer.
+# A process is noticed within a second and loaded in a few; a server with all of its models takes
+# longer.
 REPAIRED_S, SERVER_REPAIRED_S = 5.0, 15.0
 LASTING_REPAIRED_S = LASTING_S + REPAIRED_S
 FILL_PIECE = 1 << 16
@@ -61,8 +64,10 @@ class Fault:
         lasts: whether it is still there when the load ends.
         link: what is left of the rate of the link to the far host.
         longest_gap_s: for how long nothing may be dispatched around it, where that has a target.
-        repaired_within_s: seconds from the fault until every worker is up and every model answers, at most.
-        retries: how often clients send again what failed or was dropped, after 0.1 s; then nothing may be lost.
+        repaired_within_s: seconds from the fault until every worker is up and every model answers,
+            at most.
+        retries: how often clients send again what failed or was dropped, after 0.1 s; then nothing
+            may be lost.
     """
 
     name: str

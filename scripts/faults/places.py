@@ -1,7 +1,8 @@
-"""Where faults are tried: one host; two hosts joined by a link; a time of day that jumps; small file systems; all of these.
+"""Where faults are tried: one host.
 
-Two hosts need root for a network namespace, the time of day a C compiler for a few lines to be
-preloaded, file systems a mount namespace; where one is missing `NotHereError` says so.
+Two hosts joined by a link; a time of day that jumps; small file systems; all of these. Two hosts
+need root for a network namespace, the time of day a C compiler for a few lines to be preloaded,
+file systems a mount namespace; where one is missing `NotHereError` says so.
 """
 
 import contextlib
@@ -67,7 +68,8 @@ class Far(Served):
 
     Args:
         link_gbps: what the link to it carries; None: whatever it can.
-        clock_ahead_s: how far its monotonic clock, which begins with every boot, is ahead of this host's.
+        clock_ahead_s: how far its monotonic clock, which begins with every boot, is ahead of this
+            host's.
     """
 
     def __init__(
@@ -260,7 +262,10 @@ def in_mount_namespace() -> list[str]:
 
 @contextlib.contextmanager
 def small_file_systems(megabytes: int, shared_megabytes: int) -> Generator[Path]:
-    """In a mount namespace of our own: a folder in a file system of that size, and shared memory in another."""
+    """In a mount namespace of our own.
+
+    A folder in a file system of that size, and shared memory in another.
+    """
     within = Path(f"/tmp/poolpipe-small-{os.getpid()}")  # noqa: S108  # a mount point
     within.mkdir()
     for place, size in ((within, megabytes), (SHARED_FOLDER, shared_megabytes)):

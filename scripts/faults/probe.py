@@ -1,4 +1,7 @@
-"""Whether a running system is well: its state and one answer of every model, asked by `bench_faults`."""
+"""Whether a running system is well.
+
+Its state and one answer of every model, asked by `bench_faults`.
+"""
 
 import contextlib
 import json

@@ -1,7 +1,7 @@
-"""A rollout cut into at a step by a fault, and what is left afterwards. Tests and the table share it.
+"""A rollout cut into at a step by a fault, and what is left afterwards.
 
-Here: the project that is served, Prefect around it, faults, and the look at the end state. Not here:
-load on the system and the table (`bench_rollout_faults.py`).
+Tests and the table share it. Here: the project that is served, Prefect around it, faults, and the
+look at the end state. Not here: load on the system and the table (`bench_rollout_faults.py`).
 """
 
 import contextlib
@@ -286,7 +286,8 @@ def start_prefect(home: Path, port: int) -> operations.Place:
     source: Any = halted.from_source(
         source=str(operations.ROOT), entrypoint="scripts/faults/paused_rollout.py:rollout"
     )
-    # No limit here: a run whose server was killed holds its place until its lease ends, a minute on.
+    # No limit here: a run whose server was killed holds its place until its lease ends, a minute
+    # on.
     source.to_deployment(name="halted", work_pool_name=operations.POOL).apply()
     return place
 

@@ -1,19 +1,25 @@
-"""Soak with faults drawn at random: is every one repaired in its time, is an answer wrong, does anything grow?
+"""Soak with faults drawn at random.
+
+Is every one repaired in its time, is an answer wrong, does anything grow?
 
     .venv/bin/python scripts/faults/soak.py [--minutes 30] [--fault-seconds 60] [--change-seconds 40] [--seed 0]
         [--two-gateways] [--out FILE]
 
-The models of `bench_pauses`, with tensors of 100 KB and SLOs of 400 and 50 ms, and a quick one are served over two hosts,
-in file systems small enough to be filled and with a time of day that can jump, loaded at load factor 0.6 with requests
-whose right answers are known. Every `--change-seconds` the plan changes, whatever else goes on (0: never). Every `--fault-seconds` one of the faults of
-`injection` is drawn, by a generator with `--seed`, and made; the next one waits until all is whole again. Where this
-machine does not allow it (root, a C compiler, a mount namespace) one host serves, and only processes are broken.
-`--two-gateways` breaks workers and one of two servers instead, on one host, with clients that send again once.
+The models of `bench_pauses`, with tensors of 100 KB and SLOs of 400 and 50 ms, and a quick one are
+served over two hosts, in file systems small enough to be filled and with a time of day that can
+jump, loaded at load factor 0.6 with requests whose right answers are known. Every
+`--change-seconds` the plan changes, whatever else goes on (0: never). Every `--fault-seconds` one
+of the faults of `injection` is drawn, by a generator with `--seed`, and made; the next one waits
+until all is whole again. Where this machine does not allow it (root, a C compiler, a mount
+namespace) one host serves, and only processes are broken. `--two-gateways` breaks workers and one
+of two servers instead, on one host, with clients that send again once.
 
-Per fault: requests late, dropped and failed until the next one; answers later than their deadline and 100 ms; seconds
-until it is repaired (every worker up, every model answers, for five seconds), against the time of its row; seconds from then until two
-seconds attain 99 %. In the end: wrong answers, memory (without the fork servers of nodes, which come and go), processes,
-files, sockets and segments of shared memory against those after the warm-up, and what is left over when all has stopped.
+Per fault: requests late, dropped and failed until the next one; answers later than their deadline
+and 100 ms; seconds until it is repaired (every worker up, every model answers, for five seconds),
+against the time of its row; seconds from then until two seconds attain 99 %. In the end: wrong
+answers, memory (without the fork servers of nodes, which come and go), processes, files, sockets
+and segments of shared memory against those after the warm-up, and what is left over when all has
+stopped.
 """
 
 import argparse

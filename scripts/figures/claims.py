@@ -1,7 +1,7 @@
 """Claims and the runs that they rest on: reading, checking, and what a claim says of its runs.
 
-`claims.yaml` lists the claims, `runs/*.json` holds what benchmarks wrote with `--out`. A run gives a
-claim a value where a figure of the same benchmark has the claim's `figure` as its name, or, in a
+`claims.yaml` lists the claims, `runs/*.json` holds what benchmarks wrote with `--out`. A run gives
+a claim a value where a figure of the same benchmark has the claim's `figure` as its name, or, in a
 transcribed run, the claim's `id`.
 """
 
@@ -34,8 +34,8 @@ class Claim:
         better: `higher` or `lower`.
         target: the bound that it should keep, or None where it is only reported.
         source: whose the target is, `paper` or `ours`.
-        command: what follows `.venv/bin/python` in the repository root; `poolpipe` and `scripts/test`
-            stand by themselves.
+        command: what follows `.venv/bin/python` in the repository root; `poolpipe` and
+            `scripts/test` stand by themselves.
         reference: what to compare it with.
         benchmark, figure: the names in a run's file.
         factor: from the figure's unit to the claim's.

@@ -1,4 +1,7 @@
-"""The plots of the figure pages: SVG files drawn from claims and runs, the same bytes every time."""
+"""The plots of the figure pages.
+
+SVG files drawn from claims and runs, the same bytes every time.
+"""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass

@@ -2,8 +2,8 @@
 
     .venv/bin/python -m scripts.figures.render [--check] [--out FOLDER]
 
-`--check` writes nothing and names the pages and plots that differ from what is kept; exit code 1 then.
-A plot that another release of matplotlib drew is not compared.
+`--check` writes nothing and names the pages and plots that differ from what is kept; exit code 1
+then. A plot that another release of matplotlib drew is not compared.
 """
 
 import argparse

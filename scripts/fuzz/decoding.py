@@ -1,14 +1,17 @@
-"""A fuzzer of all that is read from others: frames, their bodies, requests, control requests, announced cuts.
+"""A fuzzer of all that is read from others.
+
+Frames, their bodies, requests, control requests, announced cuts.
 
     .venv/bin/python -m scripts.fuzz.decoding [--count 100000] [--seed 0] [--keep]
 
-Every input is a name of a door and bytes. New ones are made from those of the corpus by small changes;
-one that reaches a line after another line it never followed before is kept and changed further. A door
-may refuse (`FrameError`, `InputError`); anything else that leaves it is a crash, and is printed with the
-input. At the end the corpus is replayed under coverage.py: which branches of the decoders it reached.
+Every input is a name of a door and bytes. New ones are made from those of the corpus by small
+changes; one that reaches a line after another line it never followed before is kept and changed
+further. A door may refuse (`FrameError`, `InputError`); anything else that leaves it is a crash,
+and is printed with the input. At the end the corpus is replayed under coverage.py: which branches
+of the decoders it reached.
 
-`corpus.txt` beside this file is what `--keep` found worth keeping: where the next run begins, and what
-the tests replay. One line an input: door, bytes in hexadecimal.
+`corpus.txt` beside this file is what `--keep` found worth keeping: where the next run begins, and
+what the tests replay. One line an input: door, bytes in hexadecimal.
 """
 
 import argparse

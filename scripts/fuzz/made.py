@@ -1,6 +1,7 @@
-"""What `fuzz_serving` throws: malformed frames, requests, messages and bytes; and the plan it serves.
+"""What `fuzz_serving` throws: malformed frames, requests, messages and bytes.
 
-Models, a model with entries and its cut, what clients of entries ask, and an application are all targets.
+The plan it serves. Models, a model with entries and its cut, what clients of entries ask, and an
+application are all targets.
 """
 
 import json
@@ -101,9 +102,10 @@ def _model(name: str, input_bytes: int, answer_bytes: int, *pipelines: HandPipel
 
 
 def fuzzed_plan() -> Plan:
-    """Two stages each, on nodes HERE and THERE: a model of small tensors and one of wide ones, one that may be cut.
+    """Two stages each, on nodes HERE and THERE.
 
-    Beside them an application of two modules, each of one stage.
+    A model of small tensors and one of wide ones, one that may be cut. Beside them an application
+    of two modules, each of one stage.
     """
     models = [
         _model(name, size, answer, hand_pipeline(*_stages(gpu, between), batch=1, rate_rps=500.0))

@@ -1,14 +1,15 @@
 """Garbage at every door of a running system: nothing may crash, hang or answer wrongly.
 
-Emulated models of two stages, one of them with entries and a model for its cut, and an application are
-served by two real Tritons on two addresses of this machine, as on two hosts, so that our own TCP
-sockets are open too. Then come malformed things, a tenth to a third
-of them each: frames to every Unix and TCP socket of ours (random bytes, truncated frames, frames of
-every kind with random numbers and bodies), to the TCP sockets after a right proof as well; requests over HTTP and gRPC with wrong names, types,
-shapes and sizes, or that are no requests at all; raw bytes to the HTTP and gRPC ports. Between two doors a good request
-of every model must be answered right. A well-behaved client asks all the while, for 100 KB, for the cut model and the
-application: no answer may be another's. Afterwards every process must be the one it was, and hold as much memory as
-after the first tenth.
+Emulated models of two stages, one of them with entries and a model for its cut, and an application
+are served by two real Tritons on two addresses of this machine, as on two hosts, so that our own
+TCP sockets are open too. Then come malformed things, a tenth to a third of them each: frames to
+every Unix and TCP socket of ours (random bytes, truncated frames, frames of every kind with random
+numbers and bodies), to the TCP sockets after a right proof as well; requests over HTTP and gRPC
+with wrong names, types, shapes and sizes, or that are no requests at all; raw bytes to the HTTP and
+gRPC ports. Between two doors a good request of every model must be answered right. A well-behaved
+client asks all the while, for 100 KB, for the cut model and the application: no answer may be
+another's. Afterwards every process must be the one it was, and hold as much memory as after the
+first tenth.
 
     .venv/bin/python scripts/fuzz/serving.py [--count 10000] [--seed 0] [--port 18070]
 """
@@ -197,7 +198,10 @@ def _infer(url: str, name: str, given: NDArray[np.uint8]) -> NDArray[np.uint8]:
 
 
 class GoodClient(threading.Thread):
-    """Asks for one model after the other until it is ended; counts answers right, wrong and missing."""
+    """Asks for one model after the other until it is ended.
+
+    Counts answers right, wrong and missing.
+    """
 
     def __init__(self, system: TwoHosts, seed: int) -> None:
         super().__init__(daemon=True)

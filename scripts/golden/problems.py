@@ -3,16 +3,17 @@
     problems()                                   -> all of them, in order, each with a name of its own
     named("scarce-03").make()                    -> profiles, cluster, workload, options
 
-A problem is a recipe (`Recipe`) in a table (`FAMILIES`): how many models of how many blocks on which GPUs, for
-which planner and objective. Profiles, SLOs, rates and entries are drawn from the recipe's seed, so a problem
-is the same on every machine. Nothing is read from a file.
+A problem is a recipe (`Recipe`) in a table (`FAMILIES`): how many models of how many blocks on
+which GPUs, for which planner and objective. Profiles, SLOs, rates and entries are drawn from the
+recipe's seed, so a problem is the same on every machine. Nothing is read from a file.
 
 Latencies of a model of `blocks` blocks (µs), on class c, part s of a GPU (s = 1 whole), batch b:
 
     block latency = (fixed + slope * b) * slowdown[c] * (1 + contention * (1 / s - 1))
 
-with fixed, slope, slowdown and contention drawn for each block, class and model. SLOs are five times the
-latency of batch 1 on the fastest class (ten times for applications), scaled by a factor from 0.8 to 1.6.
+with fixed, slope, slowdown and contention drawn for each block, class and model. SLOs are five
+times the latency of batch 1 on the fastest class (ten times for applications), scaled by a factor
+from 0.8 to 1.6.
 """
 
 import zlib
@@ -82,8 +83,8 @@ class Recipe:
         rates_rps: requests/s of applications and entries, drawn from these.
         own: options of the planner itself.
         before: how many models a plan in force lacks; None: no plan is in force.
-        gathering: batch-building rates are given, at which gathering the largest batch takes this part of the
-            SLO; None: they are derived.
+        gathering: batch-building rates are given, at which gathering the largest batch takes this
+            part of the SLO; None: they are derived.
     """
 
     count: int

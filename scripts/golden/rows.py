@@ -1,18 +1,21 @@
-"""What planning answered to the golden problems: stored rows, and what moved when they are planned again.
+"""What planning answered to the golden problems.
+
+Stored rows, and what moved when they are planned again.
 
     .venv/bin/python -m scripts.golden.rows                      # plan all, print what moved; exit 1 on a loss
     .venv/bin/python -m scripts.golden.rows --only gpulets,mig   # these families, or single problems by name
     .venv/bin/python -m scripts.golden.rows --store              # plan all and make them the golden rows
 
-`golden_rows.json` beside this file holds a row per problem: the plan's value, its bound, the gap between them, wall and
-CPU seconds, or the refusal, with the commit, machine and versions they were taken on. A refusal is an answer:
-a problem that had a plan must have one again.
+`golden_rows.json` beside this file holds a row per problem: the plan's value, its bound, the gap
+between them, wall and CPU seconds, or the refusal, with the commit, machine and versions they were
+taken on. A refusal is an answer: a problem that had a plan must have one again.
 
-A row is lost where its new value is worse than the stored one by more than both gaps state, where its gap is wider
-than the stored one (or than what was asked for), or where a plan does not verify. A run is lost, too, where the
-geometric mean of the values falls, or CPU seconds rise by more than `MOST_CPU` in the geometric mean or
-`MOST_CPU_OF_FAMILY` in one family. Wall and CPU seconds of a busy machine are pessimistic: compare two commits by
-`--store FILE` of the one before, in the same hour.
+A row is lost where its new value is worse than the stored one by more than both gaps state, where
+its gap is wider than the stored one (or than what was asked for), or where a plan does not verify.
+A run is lost, too, where the geometric mean of the values falls, or CPU seconds rise by more than
+`MOST_CPU` in the geometric mean or `MOST_CPU_OF_FAMILY` in one family. Wall and CPU seconds of a
+busy machine are pessimistic: compare two commits by `--store FILE` of the one before, in the same
+hour.
 """
 
 import argparse

@@ -4,9 +4,9 @@
                                 [--json FILE] [--work DIR] [--quick] [--only CHECK]
 
 One line per check: pass, fail, skip or a figure; then one JSON object as the last line. Exit code 0
-where nothing failed, 1 where something did, 2 where there is no GPU: then every line says what would
-have been checked. Needs no network. Stages run
-by the first path that this card and this machine have; the summary says which.
+where nothing failed, 1 where something did, 2 where there is no GPU: then every line says what
+would have been checked. Needs no network. Stages run by the first path that this card and this
+machine have; the summary says which.
 """
 
 import argparse

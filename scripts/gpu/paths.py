@@ -1,7 +1,7 @@
 """Three ways to run a stage on a GPU, tried in order: TensorRT, onnxruntime's CUDA, torch's CUDA.
 
-For `scripts/gpu/check.py`: each path opens an ONNX stage and can run it, time it on the GPU, and say
-whether it has CUDA graphs. The first that works on this card is used, and the check says which.
+For `scripts/gpu/check.py`: each path opens an ONNX stage and can run it, time it on the GPU, and
+say whether it has CUDA graphs. The first that works on this card is used, and the check says which.
 """
 
 import statistics

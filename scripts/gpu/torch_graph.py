@@ -1,7 +1,7 @@
 """ONNX graphs of CNNs computed by torch: the way to a GPU where no packaged runtime supports it.
 
-Here: the operators that image classifiers use, one function each. For `scripts/gpu/check.py` alone; the
-product's runtimes are in `triton_backend/engines`.
+Here: the operators that image classifiers use, one function each. For `scripts/gpu/check.py` alone;
+the product's runtimes are in `triton_backend/engines`.
 """
 
 from collections.abc import Callable, Mapping

@@ -1,4 +1,6 @@
-"""Tuned Triton beside PoolPipe, simulated: the highest rate at which every model answers 99 % in time.
+"""Tuned Triton beside PoolPipe, simulated.
+
+The highest rate at which every model answers 99 % in time.
 
     .venv/bin/python -m scripts.paper.against_triton --data DIR [--groups G1,G2] [--seconds 10]
         [--processes N] [--out FILE.json] [--warehouse FILE]

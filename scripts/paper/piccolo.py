@@ -1,12 +1,15 @@
-"""Figures of the Piccolo paper: worked examples, and planners against each other on stand-in profiles.
+"""Figures of the Piccolo paper.
+
+Worked examples, and planners against each other on stand-in profiles.
 
     .venv/bin/python scripts/paper/piccolo.py --data DIR [--workloads 120] [--only study|pools] [--out figures.json]
 
-DIR holds `piccolo/` (the paper's tables and numbers) and `ppipe/` (measured latencies). The profiles, rates
-and SLOs of the paper's applications were never published: its DAG shapes run on models of `ppipe/` here,
-drawn at random with a fixed seed, on V100, L4, T4 and P4 at the prices below. Its percentages stand beside
-ours; only their order and signs can be compared. `--only pools`: applications of five modules on 100 GPUs of
-three classes, of whole models and of models split in two, by the planner `pool`.
+DIR holds `piccolo/` (the paper's tables and numbers) and `ppipe/` (measured latencies). The
+profiles, rates and SLOs of the paper's applications were never published: its DAG shapes run on
+models of `ppipe/` here, drawn at random with a fixed seed, on V100, L4, T4 and P4 at the prices
+below. Its percentages stand beside ours; only their order and signs can be compared. `--only
+pools`: applications of five modules on 100 GPUs of three classes, of whole models and of models
+split in two, by the planner `pool`.
 """
 
 import argparse

@@ -4,9 +4,9 @@
         [--policy reservation] [--processes N]
 
 `--data` is the folder of published tables. Writes `figure_N.csv`, `figure_N.png` and `report.md`.
-Plans, scheduler and simulator are ours; load factor 1 is the `pool` plan's rate; NICs are isolated as
-in the published simulator. The paper's bursty trace is not public at the needed rate: gamma gaps of
-shape 0.3 stand in for it.
+Plans, scheduler and simulator are ours; load factor 1 is the `pool` plan's rate; NICs are isolated
+as in the published simulator. The paper's bursty trace is not public at the needed rate: gamma gaps
+of shape 0.3 stand in for it.
 """
 
 import argparse

@@ -34,7 +34,10 @@ def hand_application(
     rate_rps: float = 10.0,
     budgets_us: Mapping[str, int] | None = None,
 ) -> ApplicationPlan:
-    """An application as planned; without budgets all modules on the longest path have equal ones."""
+    """An application as planned.
+
+    Without budgets all modules on the longest path have equal ones.
+    """
     application = Application(name=name, slo_us=slo_us, modules=tuple(modules), rate_rps=rate_rps)
     depth = application.longest({module.name: 1 for module in modules})
     equal = {module.name: int(slo_us // depth) for module in modules}

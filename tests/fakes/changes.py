@@ -1,7 +1,8 @@
 """Random runs with changes of plan: plans that have much in common, load, policy, noise, failures.
 
-`random_run(seed)` is always the same run; `check_run` simulates it and says what is wrong with it. It
-finds out by itself which vGPUs of two plans are one worker, by their places and what stands there.
+`random_run(seed)` is always the same run; `check_run` simulates it and says what is wrong with it.
+It finds out by itself which vGPUs of two plans are one worker, by their places and what stands
+there.
 """
 
 from collections import defaultdict

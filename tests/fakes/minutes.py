@@ -7,7 +7,10 @@ from warehouse.observations import ModelMinute
 
 
 def model_minute(minute: datetime, offered: int, **fields: Any) -> ModelMinute:
-    """A minute of model `m` under plan `p`, of which all was served; fields say what was otherwise."""
+    """A minute of model `m` under plan `p`, of which all was served.
+
+    Fields say what was otherwise.
+    """
     made: dict[str, Any] = {"instance": "i", "model": "m", "plan_id": "p"}
     made |= {"served": offered, "late": 0, "dropped": 0, "failed": 0}
     made |= {"batches": 1, "samples": offered, "latency_sum_us": 1}

@@ -1,6 +1,7 @@
 """Stands in for `nvidia-cuda-mps-control`: a daemon is a file in the pipe directory.
 
-`install` puts it on a PATH of its own; it answers the commands that MPS's documentation names. A file `clients` beside it holds process ids.
+`install` puts it on a PATH of its own; it answers the commands that MPS's documentation names. A
+file `clients` beside it holds process ids.
 """
 
 import sys

@@ -1,8 +1,8 @@
 """Plans made by hand: for tests, small enough to reason about; for benchmarks, served as they are.
 
-`hand_stage`, `hand_pipeline`, `hand_model` and `hand_plan` fill in what a planner would decide and a test
-does not care about; `make_plan`, `two_stages`, `make_boarding_plan` and `two_tails` are plans for the
-scheduler alone, of pools that have nodes of their own.
+`hand_stage`, `hand_pipeline`, `hand_model` and `hand_plan` fill in what a planner would decide and
+a test does not care about; `make_plan`, `two_stages`, `make_boarding_plan` and `two_tails` are
+plans for the scheduler alone, of pools that have nodes of their own.
 """
 
 from collections.abc import Sequence
@@ -67,9 +67,10 @@ def hand_stage(
     vgpu_divisor: int = 1,
     **fields: Any,
 ) -> HandStage:
-    """A stage on a pool of one run of vGPUs; its planned batch is the largest unless `batch` is given.
+    """A stage on a pool of one run of vGPUs.
 
-    That is the pipeline's, or, where it boards, its own.
+    Its planned batch is the largest unless `batch` is given. That is the pipeline's, or, where it
+    boards, its own.
 
     Stages at one place share its pool.
     """
@@ -145,7 +146,10 @@ def hand_plan(*models: HandModel, nodes: Sequence[NodeGroup], plan_id: str = "by
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Own:
-    """One stage on a pool of its own: latency per batch size, GPUs, bytes per sample to the next stage."""
+    """One stage on a pool of its own.
+
+    Latency per batch size, GPUs, bytes per sample to the next stage.
+    """
 
     latency_us: tuple[int, ...]
     gpus: int = 1
@@ -227,7 +231,10 @@ def make_boarding_plan(
     policy: str = "reservation-ahead",
     plan_id: str = "boarding",
 ) -> Plan:
-    """One model with an entry per way; stages of pools (blocks and what runs them) with several ways board."""
+    """One model with an entry per way.
+
+    Stages of pools (blocks and what runs them) with several ways board.
+    """
     nodes: list[NodeGroup] = []
     places = [_nodes_of(pool, nodes, nic_gbps) for _, pool in pools]
     used = [number for way in ways for number in way.pools]
@@ -269,7 +276,8 @@ def make_boarding_plan(
 def two_tails(seats: int = 4, vgpus: int = 1) -> Plan:
     """Two entries that meet in a shared stage of 4 ms alone and 1 ms for each sample more.
 
-    The first aligns for 3 ms, on two vGPUs, and moves 1 ms a sample; the second begins at the junction.
+    The first aligns for 3 ms, on two vGPUs, and moves 1 ms a sample; the second begins at the
+    junction.
     """
     shared = Own(latency_us=tuple(4_000 + 1_000 * n for n in range(seats)), gpus=vgpus)
     align = Own(latency_us=(3_000,), gpus=2, bytes_out=1_000_000)
@@ -279,7 +287,10 @@ def two_tails(seats: int = 4, vgpus: int = 1) -> Plan:
 
 
 def two_stages(slo_us: int = 100_000) -> Plan:
-    """One model, one pipeline of batch 4: 4 vGPUs of 8 ms, then 2 of 4 ms, 1 ms a sample between."""
+    """One model, one pipeline of batch 4.
+
+    4 vGPUs of 8 ms, then 2 of 4 ms, 1 ms a sample between.
+    """
     first = Own(latency_us=(3_000, 5_000, 6_500, 8_000), gpus=4, bytes_out=1_000_000)
     second = Own(latency_us=(2_000, 2_700, 3_400, 4_000), gpus=2)
     return make_plan([[first, second]], slo_us=slo_us)

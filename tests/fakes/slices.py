@@ -62,7 +62,10 @@ def slice_plan(
 
 
 def install(folder: Path, *gpus: Sequence[str]) -> Path:
-    """Write `nvidia-smi`, which lists these slices of each GPU, into a folder; returns it for PATH."""
+    """Write `nvidia-smi`, which lists these slices of each GPU, into a folder.
+
+    Returns it for PATH.
+    """
     lines: list[str] = []
     for gpu, slices in enumerate(gpus):
         lines.append(f"GPU {gpu}: NVIDIA A100-SXM4-40GB (UUID: GPU-{gpu})")

@@ -1,4 +1,7 @@
-"""A plan of format 2 as somebody may write it: unequal shares, a shared pool, an entry, two policies."""
+"""A plan of format 2 as somebody may write it.
+
+Unequal shares, a shared pool, an entry, two policies.
+"""
 
 from typing import Any
 

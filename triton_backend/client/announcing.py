@@ -1,8 +1,9 @@
 """What a client announces that it sends, and when; pure, also of the simulator's clients.
 
-It announces its last cut, the least budget there and the rate there of the last two seconds: at once where the cut is
-another one, every half second where rate or budget are others by more than a tenth, and else before its lease ends.
-Who moves to another cut takes along the rate of all that it sends. Who sends nothing any more gives its lease back.
+It announces its last cut, the least budget there and the rate there of the last two seconds: at
+once where the cut is another one, every half second where rate or budget are others by more than a
+tenth, and else before its lease ends. Who moves to another cut takes along the rate of all that it
+sends. Who sends nothing any more gives its lease back.
 """
 
 from collections import deque
@@ -18,7 +19,10 @@ FAILED_US = 1_000_000  # after an announcement that nobody took
 
 
 class Announcement(NamedTuple):
-    """Where a client cuts, what it leaves the server at least, how often; a rate of 0 gives its lease back."""
+    """Where a client cuts, what it leaves the server at least, how often.
+
+    A rate of 0 gives its lease back.
+    """
 
     block: int
     budget_us: int
@@ -41,11 +45,12 @@ class Announcing:
         self._decided.append((now_us, block, budget_us))
 
     def sends(self, now_us: int) -> Announcement | None:
-        """Its last cut, the least budget and the rate there of the last seconds; None: it sends nothing.
+        """Its last cut, the least budget and the rate there of the last seconds.
 
-        Who has begun to send says so at once, by the rate since then. At its last cut that is the part of all requests
-        that has gone there since the first of them did. Who has just moved is counted whole, so that one plan follows
-        the move, and not one for its first request and then another for its rate.
+        None: it sends nothing. Who has begun to send says so at once, by the rate since then. At
+        its last cut that is the part of all requests that has gone there since the first of them
+        did. Who has just moved is counted whole, so that one plan follows the move, and not one for
+        its first request and then another for its rate.
         """
         us_per_s = 1_000_000
         long_us = max(WINDOW_US, PERIODS * us_per_s / self._rps)

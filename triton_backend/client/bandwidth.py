@@ -11,12 +11,12 @@ PROBE_US = 1_000_000  # after which a probe is given up
 
 
 class Bandwidth:
-    """The harmonic mean of the last five uploads of at least 64 KB: bytes sent over time taken, equal weights.
+    """The harmonic mean of the last five uploads of at least 64 KB.
 
-    An upload that was more than half as fast again as their mean, or slower by as much, begins it anew: mobile links
-    change by steps.
-    After five seconds without one a probe is due, and with it the mean begins anew: what was measured
-    before says nothing of now.
+    Bytes sent over time taken, equal weights. An upload that was more than half as fast again as
+    their mean, or slower by as much, begins it anew: mobile links change by steps. After five
+    seconds without one a probe is due, and with it the mean begins anew: what was measured before
+    says nothing of now.
     """
 
     def __init__(self) -> None:
@@ -49,7 +49,10 @@ class Bandwidth:
 
     @property
     def mbit_per_s(self) -> float | None:
-        """The estimate; None before the first upload, 0 where one of the last got nothing through."""
+        """The estimate.
+
+        None before the first upload, 0 where one of the last got nothing through.
+        """
         if not self._rates:
             return None
         if min(self._rates) <= 0:

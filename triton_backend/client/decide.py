@@ -6,12 +6,12 @@ With head H(p), bytes(p), bandwidth, round trip and expected tail S(p), a reques
 
     T(p) = H(p) + 8 bytes(p) / bandwidth + rtt + S(p)          T(M) = H(M), M: all on the device
 
-and leaves the server budget(p) = slo - H(p) - upload(p) - rtt. A cut is feasible where that is at least
-twice its least tail: the longest wait of a batch is as long as its run. M is feasible where H(M) <= slo.
-Where nothing is feasible as far as is known, the cut is named as a trial that would be with the least bandwidth: who
-has an idle link and would only give the request up may send it all the same, and learns what the link does.
-(Graft, section 2.2, leaves the rule open; Neurosurgeon's, Kang et al. 2017, has neither queueing nor
-hysteresis.)
+and leaves the server budget(p) = slo - H(p) - upload(p) - rtt. A cut is feasible where that is at
+least twice its least tail: the longest wait of a batch is as long as its run. M is feasible where
+H(M) <= slo. Where nothing is feasible as far as is known, the cut is named as a trial that would be
+with the least bandwidth: who has an idle link and would only give the request up may send it all
+the same, and learns what the link does. (Graft, section 2.2, leaves the rule open; Neurosurgeon's,
+Kang et al. 2017, has neither queueing nor hysteresis.)
 """
 
 from collections.abc import Sequence
@@ -68,7 +68,8 @@ class Decision:
 
     Attributes:
         block: M: nothing is sent.
-        budget_us: what is left for the server; as if the upload took no time, where that is not known.
+        budget_us: what is left for the server; as if the upload took no time, where that is not
+            known.
         feasible: False: the SLO cannot be met, and the device runs it all.
         better: decisions in a row, this one included, in which another cut would have saved enough.
         trial: the cut to be tried where nothing is feasible; None where no bandwidth would do.
@@ -99,10 +100,11 @@ def decide(
 ) -> Decision:
     """The cut of the next request.
 
-    The feasible cut of least T, or, where `power` is given, of least energy cpu_w x H + radio_w x upload
-    among those with T <= slo. Ties: the earlier block. The last cut stays while it is feasible, until
-    another one saves more than 10 % in two decisions in a row. Nothing feasible, which nothing but the device
-    is without bandwidth or with an unknown one: the device, and a trial.
+    The feasible cut of least T, or, where `power` is given, of least energy cpu_w x H + radio_w x
+    upload among those with T <= slo. Ties: the earlier block. The last cut stays while it is
+    feasible, until another one saves more than 10 % in two decisions in a row. Nothing feasible,
+    which nothing but the device is without bandwidth or with an unknown one: the device, and a
+    trial.
 
     Args:
         cuts: those that are open, in any order.

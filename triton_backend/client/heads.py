@@ -1,4 +1,7 @@
-"""The folder that `poolpipe heads export` writes: cuts.json, and a file of the blocks before each cut."""
+"""The folder that `poolpipe heads export` writes.
+
+cuts.json, and a file of the blocks before each cut.
+"""
 
 import json
 from collections.abc import Mapping, Sequence

@@ -1,8 +1,8 @@
 """An emulated link: a token bucket filled by a recorded trace, without root and without `tc`.
 
-Bytes leave in the order in which they were handed over, at the rate of each instant: an upload ends when
-the integral of the rate since its begin is its bits, not at the rate of its first second. Units: Mbit/s
-is bits per microsecond.
+Bytes leave in the order in which they were handed over, at the rate of each instant: an upload ends
+when the integral of the rate since its begin is its bits, not at the rate of its first second.
+Units: Mbit/s is bits per microsecond.
 """
 
 import csv
@@ -104,16 +104,19 @@ class EmulatedLink:
         return waiting
 
     def pace(self, now_us: int) -> float | None:
-        """Mbit/s at which uploads left in the last 20 ms; None where there was none all the time."""
+        """Mbit/s at which uploads left in the last 20 ms.
+
+        None where there was none all the time.
+        """
         since_us = now_us - PACE_US
         if not self._busy_since_us <= since_us < now_us < self._free_us:
             return None
         return (self._trace.bits(now_us) - self._trace.bits(since_us)) / PACE_US
 
     def foreseen_us(self, now_us: int, size: int) -> float:
-        """When so many bytes would have left, handed over then; only who measures with hindsight may ask.
+        """When so many bytes would have left, handed over then.
 
-        inf where they never would.
+        Only who measures with hindsight may ask. inf where they never would.
         """
         start_us = max(now_us, self._free_us)
         return self._trace.passed_us(self._trace.bits(start_us) + 8 * size)
@@ -121,8 +124,8 @@ class EmulatedLink:
     def upload(self, now_us: int, size: int, give_up_us: int) -> Upload:
         """Send so many bytes after all that were handed over before, or until an instant.
 
-        At every tenth of the time that there is, an upload of which less than 80 % would be sent by then, as it went
-        so far, is given up, so that it does not keep those behind it.
+        At every tenth of the time that there is, an upload of which less than 80 % would be sent by
+        then, as it went so far, is given up, so that it does not keep those behind it.
         """
         start_us = max(now_us, self._free_us)
         if start_us >= give_up_us:  # the link is not free by then, and what goes before goes on

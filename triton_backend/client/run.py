@@ -1,17 +1,21 @@
 """A client at work: a request every 1/rps seconds, each cut where `decide` says.
 
 1. The device takes requests in turn; one whose deadline has passed by then is not begun.
-2. `decide` names the cut, from past uploads, past answers, what waits for the link and what is left of the
-   SLO; the head runs. Where nothing answers it in time as far as is known, it is given up, or sent as a trial where
-   nothing else waits for device or link.
-3. What crosses goes over the link, one request after the other (an emulated link waits by its trace). An
-   upload that goes too slowly is given up, and its request decided again with what is left of its time.
-4. The server gets what is left of the time as `timeout`. Where it refuses, the device runs the whole model.
+2. `decide` names the cut, from past uploads, past answers, what waits for the link and what is left
+   of the SLO; the head runs. Where nothing answers it in time as far as is known, it is given up,
+   or sent as a trial where nothing else waits for device or link.
+3. What crosses goes over the link, one request after the other (an emulated link waits by its
+   trace). An upload that goes too slowly is given up, and its request decided again with what is
+   left of its time.
+4. The server gets what is left of the time as `timeout`. Where it refuses, the device runs the
+   whole model.
 
-Before its cut moves, the client asks the server for an offer; where it cuts, what it leaves the server and how often it
-sends it announces, under a lease that it renews. A server that takes no announcements serves it all the same.
+Before its cut moves, the client asks the server for an offer; where it cuts, what it leaves the
+server and how often it sends it announces, under a lease that it renews. A server that takes no
+announcements serves it all the same.
 
-Instants and times are µs since the run began. Late is what is answered after its deadline, or never.
+Instants and times are µs since the run began. Late is what is answered after its deadline, or
+never.
 """
 
 import asyncio
@@ -159,7 +163,10 @@ class Client:
         return record
 
     async def _attempt(self, record: Record) -> bool:
-        """Decide, run the head, send; whether that is to be done again, since the upload went too slowly."""
+        """Decide, run the head, send.
+
+        Whether that is to be done again, since the upload went too slowly.
+        """
         deadline_us = record.due_us + self._options.slo_us
         self._waiting += 1
         async with self._busy:
@@ -186,7 +193,10 @@ class Client:
         return False
 
     async def _choose(self, record: Record, deadline_us: int) -> Head | None:
-        """Where the request is cut; None: nothing answers it in time, and the device stays free for the next."""
+        """Where the request is cut.
+
+        None: nothing answers it in time, and the device stays free for the next.
+        """
         whole = self._heads.whole
         now_us = self._now_us()
         found, link = self._decided(now_us, deadline_us)
@@ -248,7 +258,10 @@ class Client:
         return self._quoted_us[head.block] or 0
 
     def _sent(self, head: Head) -> tuple[Tensor, ...]:
-        """What is sent at a cut; in half the bytes where that is asked for and the server takes it."""
+        """What is sent at a cut.
+
+        In half the bytes where that is asked for and the server takes it.
+        """
         offered = self._offer.cuts.get(head.block)
         if self._options.half and offered is not None and offered.half:
             return tuple(tensor.half() for tensor in head.tensors)
@@ -350,7 +363,10 @@ class Client:
             self._moved.clear()
 
     async def _say(self, said: Announcement) -> None:
-        """Announce it. A cut that the server calls closed rests; under another plan others are open."""
+        """Announce it. A cut that the server calls closed rests.
+
+        Under another plan others are open.
+        """
         self.asked["announcements"] += 1
         try:
             lease = await self._server.announce(self._options.name, said)

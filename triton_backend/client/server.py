@@ -1,4 +1,7 @@
-"""The server, over gRPC or HTTP: offers of cuts, announcements, requests, the round trip, probes."""
+"""The server, over gRPC or HTTP.
+
+Offers of cuts, announcements, requests, the round trip, probes.
+"""
 
 import asyncio
 import contextlib
@@ -57,7 +60,8 @@ class Offer:
     """Cuts that are open, by block.
 
     Attributes:
-        plan_id: under which plan; None: the server has no word on that, and a request shows which are open.
+        plan_id: under which plan; None: the server has no word on that, and a request shows which
+            are open.
         why_closed: why there is none.
     """
 
@@ -68,7 +72,10 @@ class Offer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lease:
-    """What became of an announcement: under which plan, how long it holds, whether the cut is closed."""
+    """What became of an announcement.
+
+    Under which plan, how long it holds, whether the cut is closed.
+    """
 
     plan_id: str
     lease_us: int

@@ -1,4 +1,7 @@
-"""What is expected of the server at a cut, from past answers; pure, also of the simulator's clients."""
+"""What is expected of the server at a cut, from past answers.
+
+Pure, also of the simulator's clients.
+"""
 
 from collections import deque
 from statistics import median
@@ -14,8 +17,9 @@ REST_US, MOST_REST_US = 50_000, 1_000_000  # in which a cut that was refused is 
 class SpareTime:
     """Which part of the time beyond its least tail the server uses, to wait for company or for its turn.
 
-    A server that fills batches waits the longer the more time it is given, so what one answer took says
-    little of another cut; this part does. After five seconds without an answer nothing is known.
+    A server that fills batches waits the longer the more time it is given, so what one answer took
+    says little of another cut; this part does. After five seconds without an answer nothing is
+    known.
     """
 
     def __init__(self) -> None:
@@ -40,7 +44,10 @@ class SpareTime:
 
 
 class Rests:
-    """Cuts that the server refused, and until when they are not tried: each time in a row twice as long."""
+    """Cuts that the server refused, and until when they are not tried.
+
+    Each time in a row twice as long.
+    """
 
     def __init__(self) -> None:
         self._until_us: dict[int, int] = {}
@@ -62,7 +69,10 @@ class Rests:
 
 
 def moves(found: Decision, last: Decision | None, whole: int, age_us: int) -> bool:
-    """Whether an offer is asked for first: the cut is to be another one on the server, and the last offer is old."""
+    """Whether an offer is asked for first.
+
+    The cut is to be another one on the server, and the last offer is old.
+    """
     sent = found.feasible and found.block < whole
     return sent and (last is None or found.block != last.block) and age_us >= FRESH_US
 

@@ -196,8 +196,8 @@ def parse_stated(
     """One row per request, with its own deadline, samples and entry where those columns are there.
 
     Args:
-        lines: CSV text with a header; optional columns are `deadline_ms` (from arrival on), `samples`
-            and `entry`, each with empty cells where it does not apply.
+        lines: CSV text with a header; optional columns are `deadline_ms` (from arrival on),
+            `samples` and `entry`, each with empty cells where it does not apply.
         time_column: seconds from the start of the run, in any order.
         model_column: which model a request is for; None = the column `model` where there is one.
         names: trace's name to model's name; others are left out. None = as they stand.

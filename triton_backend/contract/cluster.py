@@ -110,7 +110,8 @@ class GpuClass:
     def basis(self) -> str:
         """Which latencies plans use: beside busy copies where all parts are equal, else alone.
 
-        Slices of MIG do not disturb each other; a share of a slice says how many processes were busy in it.
+        Slices of MIG do not disturb each other; a share of a slice says how many processes were
+        busy in it.
         """
         return LOADED if self.vgpu_divisors else SOLO
 

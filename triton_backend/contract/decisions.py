@@ -104,12 +104,13 @@ class Seat(NamedTuple):
 
 @message
 class Ride:
-    """A joint run of several batches, as it is from now on; replaces what was said of the ride before.
+    """A joint run of several batches, as it is from now on.
 
-    It runs once, on the vGPU that its members' paths name for the stage, as soon as its start has come and
-    all members' rows are there. It may start sooner or with others than was said; once it runs, what comes
-    later changes nothing of the run. Rows of nobody are holes. Each member goes on from it by itself. Its
-    end is one `RideDone`, in place of the members' `StageDone`.
+    Replaces what was said of the ride before. It runs once, on the vGPU that its members' paths
+    name for the stage, as soon as its start has come and all members' rows are there. It may start
+    sooner or with others than was said; once it runs, what comes later changes nothing of the run.
+    Rows of nobody are holes. Each member goes on from it by itself. Its end is one `RideDone`, in
+    place of the members' `StageDone`.
 
     Attributes:
         ride_id: numbered as batches are.
@@ -140,7 +141,8 @@ class Drop:
 class Abort:
     """Forget this batch. Its requests were queued again or dropped.
 
-    A vGPU on its path died, it is too late for its ride, or its only request was cancelled before it ran.
+    A vGPU on its path died, it is too late for its ride, or its only request was cancelled before
+    it ran.
     """
 
     batch_id: int
@@ -161,11 +163,11 @@ FIRST_TASK = 1 << 62
 
 @message
 class TaskReady:
-    """From now on `request_id` is a task: these rows of a module of a job. No `Dispatch` names it before.
+    """From now on `request_id` is a task: these rows of a module of a job.
 
-    A module becomes ready as a whole: its tasks follow each other in one answer and cut its rows
-    [0, all) into pieces. Row i is the i-th of what the module's parents gave it, in the order of their
-    own rows; where every request has as many rows, row i of each.
+    No `Dispatch` names it before. A module becomes ready as a whole: its tasks follow each other in
+    one answer and cut its rows [0, all) into pieces. Row i is the i-th of what the module's parents
+    gave it, in the order of their own rows; where every request has as many rows, row i of each.
 
     Attributes:
         module: its place among the modules of the job's application.
@@ -186,8 +188,8 @@ class ModuleSkipped:
     """A module of a job does not run; what it would have given is empty tensors.
 
     Attributes:
-        reason: None: it has no rows. Else it is optional, and it or one before it was dropped for that
-            reason: its tasks so far leave or end unused, as those of a dropped job do.
+        reason: None: it has no rows. Else it is optional, and it or one before it was dropped for
+            that reason: its tasks so far leave or end unused, as those of a dropped job do.
         best_finish_us, queue_position: as in `Drop`, of the task that was dropped.
     """
 
@@ -209,8 +211,8 @@ class JobDone:
 class JobDropped:
     """Answer this job at once that it will not be served, and forget it.
 
-    Its tasks that wait are gone with this decision. Those in a batch end with it; nobody wants what they
-    give, and no decision names them again.
+    Its tasks that wait are gone with this decision. Those in a batch end with it; nobody wants what
+    they give, and no decision names them again.
 
     Attributes:
         module: whose task was dropped; None: the job as a whole.

@@ -54,7 +54,9 @@ class Entry(Form):
 
 
 def covering(budgets_us: Mapping[int, int], timeout_us: int) -> int:
-    """Which of several entries at one cut takes a request: the largest budget that its time covers, else the least.
+    """Which of several entries at one cut takes a request.
+
+    The largest budget that its time covers, else the least.
 
     Args:
         budgets_us: by number of the entry.
@@ -70,7 +72,8 @@ def check_entries(model: str, entries: Sequence[Entry], blocks: int | None = Non
     """Whether a model of so many blocks can have these entries.
 
     Raises:
-        InputError: a name is used twice, or an entry lies beyond the model's last block, where it is known.
+        InputError: a name is used twice, or an entry lies beyond the model's last block, where it
+            is known.
     """
     names = [entry.name for entry in entries]
     if len(set(names)) < len(names):

@@ -24,7 +24,8 @@ class Arrival:
 class Cancel:
     """The client gave up; a request that is not dispatched yet is dropped.
 
-    So is one that is alone in its batch, where nothing of it ran yet and it sits in a ride that has not left.
+    So is one that is alone in its batch, where nothing of it ran yet and it sits in a ride that has
+    not left.
     """
 
     now_us: int
@@ -35,8 +36,8 @@ class Cancel:
 class JobArrival:
     """A client request of application number `application` of the plan, of `samples` samples.
 
-    Its modules run as tasks, which the scheduler numbers (`decisions.TaskReady`). `job_id` is the shell's:
-    no other job in hand may have it.
+    Its modules run as tasks, which the scheduler numbers (`decisions.TaskReady`). `job_id` is the
+    shell's: no other job in hand may have it.
     """
 
     now_us: int
@@ -50,14 +51,15 @@ class JobArrival:
 class Emitted:
     """How many rows a task gives each module that comes after its own.
 
-    Comes right before the `StageDone` that ends the task's last stage, and only where it is needed: a
-    task without it gives every such module as many rows as it ran itself. Modules that run the same
-    number of rows for every request (`Application.rows_vary`) run that number, whatever comes.
+    Comes right before the `StageDone` that ends the task's last stage, and only where it is needed:
+    a task without it gives every such module as many rows as it ran itself. Modules that run the
+    same number of rows for every request (`Application.rows_vary`) run that number, whatever comes.
 
     Attributes:
         request_id: the task.
-        rows: one number, 0 or more, for each module that names the task's own in `after`, in the order
-            of the application's modules. Of more than `max_rows` x samples in all only so many run.
+        rows: one number, 0 or more, for each module that names the task's own in `after`, in the
+            order of the application's modules. Of more than `max_rows` x samples in all only so
+            many run.
     """
 
     now_us: int
@@ -67,7 +69,9 @@ class Emitted:
 
 @message
 class JobCancel:
-    """Nobody wants it any more; tasks that are not dispatched leave their queues, others end unused.
+    """Nobody wants it any more.
+
+    Tasks that are not dispatched leave their queues, others end unused.
 
     Attributes:
         reason: CANCELLED by its client, FAILED, or BEGUN_ANEW with the next event.
@@ -129,9 +133,9 @@ class TransferDone:
 class WorkerLost:
     """A vGPU (numbered as in `Plan.vgpus`) can no longer run anything; what it held is gone.
 
-    `plan` says by which plan it is numbered: 0 is the scheduler's first, every `PlanChanged` counts one
-    more; None is the plan in force. An older one is for vGPUs that later plans do not have and that
-    still run what was sent to them; where nothing of it is left the event does nothing.
+    `plan` says by which plan it is numbered: 0 is the scheduler's first, every `PlanChanged` counts
+    one more; None is the plan in force. An older one is for vGPUs that later plans do not have and
+    that still run what was sent to them; where nothing of it is left the event does nothing.
     """
 
     now_us: int
@@ -143,8 +147,8 @@ class WorkerLost:
 class WorkerBack:
     """A lost vGPU is healthy again; numbered as in `WorkerLost`.
 
-    `idle_us`: until then it is busy with what this scheduler does not know; an instant that is over: it
-    is idle. Said of one that is not lost it replaces what was said before.
+    `idle_us`: until then it is busy with what this scheduler does not know; an instant that is
+    over: it is idle. Said of one that is not lost it replaces what was said before.
     """
 
     now_us: int
@@ -214,20 +218,22 @@ class Resume:
 class PlanChanged:
     """From now on `plan` is in force, with work in flight or without; a pause ends.
 
-    Queued requests are kept by the names of model and entry. Batches in flight end as reserved, whatever
-    they run on; they keep their numbers. vGPUs that go on keep their reservations under new numbers.
-    All paces are as planned again. Jobs go on where the new plan has their application with the very same
-    modules; others are dropped (`MODEL_REMOVED`): a job never sees two applications.
+    Queued requests are kept by the names of model and entry. Batches in flight end as reserved,
+    whatever they run on; they keep their numbers. vGPUs that go on keep their reservations under
+    new numbers. All paces are as planned again. Jobs go on where the new plan has their application
+    with the very same modules; others are dropped (`MODEL_REMOVED`): a job never sees two
+    applications.
 
-    Numbers in other events: models, applications, entries, pipelines, nodes and vGPUs are those of the plan in force
-    (but see `WorkerLost`), batches count through. In decisions they are those of the plan in force
-    when the decision was made; in the `Drop` of a request whose model has gone, of the last that had it.
+    Numbers in other events: models, applications, entries, pipelines, nodes and vGPUs are those of
+    the plan in force (but see `WorkerLost`), batches count through. In decisions they are those of
+    the plan in force when the decision was made; in the `Drop` of a request whose model has gone,
+    of the last that had it.
 
     Attributes:
-        inherited: pairs of a vGPU's number in the plan before and in this one, of those whose worker
-            goes on; None: as `transition.inherited_vgpus` says.
-        lost: vGPUs of this plan that are not up (yet): their `WorkerBack` is to come. All others are
-            healthy, whatever was reported of them before.
+        inherited: pairs of a vGPU's number in the plan before and in this one, of those whose
+            worker goes on; None: as `transition.inherited_vgpus` says.
+        lost: vGPUs of this plan that are not up (yet): their `WorkerBack` is to come. All others
+            are healthy, whatever was reported of them before.
     """
 
     now_us: int

@@ -1,8 +1,9 @@
 """Plain data from outside, read field by field: whether it is there, of which type, within bounds.
 
-Here: complaints that name a field by its path in the file, what may be a name, and forms: dataclasses whose
-fields are described once (`About`), from which reading, writing, checks and reference pages follow.
-Not here: whether fields make sense together (the types check that when they are built), and text (JSON, YAML).
+Here: complaints that name a field by its path in the file, what may be a name, and forms:
+dataclasses whose fields are described once (`About`), from which reading, writing, checks and
+reference pages follow. Not here: whether fields make sense together (the types check that when they
+are built), and text (JSON, YAML).
 """
 
 import dataclasses
@@ -24,14 +25,16 @@ _NAME = re.compile(rf"[A-Za-z0-9_][A-Za-z0-9._@+-]{{0,{LONGEST_NAME - 1}}}")
 def check_name(where: str, name: str) -> None:
     """Refuse what cannot be a name of a model, application, module, entry, node, class, pool, plan or client.
 
-    Names become folders, words of scripts and lines of manifests. Names of tensors, layers and files are not meant.
+    Names become folders, words of scripts and lines of manifests. Names of tensors, layers and
+    files are not meant.
 
     Args:
         where: the field; of checked names, as it stands in the complaint.
         name: what should be a name.
 
     Raises:
-        InputError: it has another character, begins with one of `.@+-`, has two dots in a row, or is too long.
+        InputError: it has another character, begins with one of `.@+-`, has two dots in a row, or
+            is too long.
     """
     if not name:
         raise InputError(where, "is empty")
@@ -199,8 +202,8 @@ class FieldForm(NamedTuple):
 
     Attributes:
         key: its name in the file.
-        kind: `text`, `integer`, `number`, `flag`, `texts`, `integers`, `table` (any object), the name of
-            an object, or that name with `[]`.
+        kind: `text`, `integer`, `number`, `flag`, `texts`, `integers`, `table` (any object), the
+            name of an object, or that name with `[]`.
         about: one sentence.
         example: one value.
         required: every file states it.
@@ -215,7 +218,9 @@ class FieldForm(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class About:
-    """What a field of a dataclass is in a file: `vgpus: Annotated[int, About("Number of vGPUs.", 4)]`.
+    """What a field of a dataclass is in a file.
+
+    `vgpus: Annotated[int, About("Number of vGPUs.", 4)]`.
 
     Attributes:
         text: one sentence, for the reference.
@@ -223,7 +228,8 @@ class About:
         key: its name in the file, where that is not the attribute's.
         kind: as in `FieldForm`, where it does not follow from the type.
         least, most: bounds of a number, both included; whole numbers are not negative by default.
-        missing: its value where the file leaves it out; the default of the dataclass if that has one.
+        missing: its value where the file leaves it out; the default of the dataclass if that has
+            one.
         written: whether a value that is empty is written too. None and False never are.
         read: reads it from the object, where the type does not say how.
         write: its entries in the object, where the type does not say how.
@@ -292,7 +298,10 @@ def form_to_dict(form: Any, **known: Any) -> dict[str, Any]:
 
 
 def read_form(form: type, fields: Fields, **known: Any) -> dict[str, Any]:
-    """Values of a form's attributes, those that are `known` as they are; what may be missing is left out."""
+    """Values of a form's attributes, those that are `known` as they are.
+
+    What may be missing is left out.
+    """
     found = dict(known)
     for field in _fields_of(form):
         if field.name in known:

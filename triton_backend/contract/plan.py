@@ -50,8 +50,8 @@ from triton_backend.contract.workload import (
 )
 
 FORMAT = 2
-# Of plans that name none. Under `reservation` a backlog once there, after a stall say, stays while the
-# overload does: late heads allow small batches only, which make all later ones late.
+# Of plans that name none. Under `reservation` a backlog once there, after a stall say, stays while
+# the overload does: late heads allow small batches only, which make all later ones late.
 DEFAULT_POLICY = "reservation-ahead"
 TOLERANCE = 1e-6  # of sums of floats
 BYTES_PER_GIB = 1 << 30
@@ -204,7 +204,8 @@ _SHARES = (
 class Pool:
     """vGPUs of one class and one share, in 300ths of a GPU (`shares`), that hold the same stages.
 
-    It starts anywhere where any tail of its model may run at once (clients that just moved their cut).
+    It starts anywhere where any tail of its model may run at once (clients that just moved their
+    cut).
     """
 
     name: Annotated[str, About("Name of the pool.", "l4-0")]
@@ -276,9 +277,10 @@ def _read_blocks(fields: Fields) -> tuple[int, int]:
 class Stage(Form):
     """Blocks [first, last) of a model on a pool, which it names.
 
-    `latency_us_by_batch[b - 1]` is the run time of batch b. `transfer_us` is 0 for the last stage; the
-    bytes that leave it are the answer's, 0 where not known. A stage that boards joins batches with the
-    model's other pipelines on its pool: its batch is how many samples one batch takes in all.
+    `latency_us_by_batch[b - 1]` is the run time of batch b. `transfer_us` is 0 for the last stage;
+    the bytes that leave it are the answer's, 0 where not known. A stage that boards joins batches
+    with the model's other pipelines on its pool: its batch is how many samples one batch takes in
+    all.
     """
 
     blocks: Annotated[
@@ -525,9 +527,10 @@ class StageRow(NamedTuple):
 class Plan:
     """A whole plan.
 
-    Pools stand in the order in which stages first name them, whatever the order they are given in: pools and
-    vGPUs are numbered so. `waits` is one of `workload.WAITS`, or None where the plan does not say;
-    `gathering_rule` is one of `workload.RULES`, or None where batches gather at the workload's rate.
+    Pools stand in the order in which stages first name them, whatever the order they are given in:
+    pools and vGPUs are numbered so. `waits` is one of `workload.WAITS`, or None where the plan does
+    not say; `gathering_rule` is one of `workload.RULES`, or None where batches gather at the
+    workload's rate.
     """
 
     plan_id: Annotated[str, About("Identity of the plan: a hash of its content.", "3f2a9c01d7e4")]
@@ -643,8 +646,9 @@ class Plan:
     def least_tails_us(self, name: str) -> dict[int, int]:
         """Of every open cut of a model, by block: the least time of a batch of one, moves included.
 
-        With a shadow pool it is that pool's. Clients use what time there is: where they knew of a faster pool, they
-        would leave the server less, for which another plan needs faster ones still.
+        With a shadow pool it is that pool's. Clients use what time there is: where they knew of a
+        faster pool, they would leave the server less, for which another plan needs faster ones
+        still.
 
         Raises:
             InputError: it has no model of that name.
@@ -659,7 +663,10 @@ class Plan:
         return dict(sorted(found.items()))
 
     def own_rate_rps(self, name: str) -> float:
-        """What clients of a model may ask for: what the applications that use it leave of its rate."""
+        """What clients of a model may ask for.
+
+        What the applications that use it leave of its rate.
+        """
         rate = self.model(name).throughput_rps
         if not self.applications:
             return rate

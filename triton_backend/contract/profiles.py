@@ -23,7 +23,10 @@ QUANTILES = (0.5, 0.75, 0.9, 0.95, 0.99, 1.0)  # of its residuals
 
 
 class ProfileKey(NamedTuple):
-    """What a table was measured on: a share (300ths) of a GPU of a class, its neighbours busy or idle."""
+    """What a table was measured on.
+
+    A share (300ths) of a GPU of a class, its neighbours busy or idle.
+    """
 
     gpu_class: str
     share: int
@@ -69,7 +72,10 @@ class Utilisation(NamedTuple):
 
 
 class Pair(NamedTuple):
-    """Two models that ran side by side on one GPU; a latency is None where that side was not measured."""
+    """Two models that ran side by side on one GPU.
+
+    A latency is None where that side was not measured.
+    """
 
     gpu_class: str
     model_1: str
@@ -89,13 +95,13 @@ class InterferenceModel:
         factor = c1 l2 + c3 dram + c5 + sum over the other parts of max(0, largest of c2 l2_j + c4 dram_j)
                  `---- susceptibility ---'                            `------- pressure of a part --------'
 
-    (gpulets, section 4.4; for two parts the same.) It is at least 1, because a neighbour never makes anybody
-    faster; a part that is alone on its GPU has factor 1. l2 and dram are fractions of what the GPU can do,
-    at the part's own share.
+    (gpulets, section 4.4; for two parts the same.) It is at least 1, because a neighbour never
+    makes anybody faster; a part that is alone on its GPU has factor 1. l2 and dram are fractions of
+    what the GPU can do, at the part's own share.
 
     Attributes:
-        residuals: relative errors (measured - predicted) / predicted at `QUANTILES` on rows that were not
-            fitted; empty where they are not known.
+        residuals: relative errors (measured - predicted) / predicted at `QUANTILES` on rows that
+            were not fitted; empty where they are not known.
     """
 
     c1_l2_self: float
@@ -139,10 +145,12 @@ class ProfileTable:
     """A model on one share of a GPU.
 
     Attributes:
-        latency_us: [blocks, largest batch] float64; row i is block i, column b - 1 is batch b. At least
-            1 µs each. A batch that was not measured has the latency of the next larger one that was.
+        latency_us: [blocks, largest batch] float64; row i is block i, column b - 1 is batch b. At
+            least 1 µs each. A batch that was not measured has the latency of the next larger one
+            that was.
         measured: the batches measured, rising, where not all up to the largest were.
-        l2, dram: the same shape: use of the GPU's L2 and of its memory, as fractions; None where not known.
+        l2, dram: the same shape: use of the GPU's L2 and of its memory, as fractions; None where
+            not known.
     """
 
     latency_us: NDArray[np.float64]
@@ -170,7 +178,10 @@ class ProfileTable:
         return np.ceil(np.cumsum(self.latency_us[first:], axis=0) - 1e-6).astype(np.int64)
 
     def utilisation(self) -> tuple[NDArray[np.float64], NDArray[np.float64]] | None:
-        """L2 and DRAM of the whole model by batch, blocks weighed by latency; None where not known."""
+        """L2 and DRAM of the whole model by batch, blocks weighed by latency.
+
+        None where not known.
+        """
         if self.l2 is None or self.dram is None:
             return None
         total = self.latency_us.sum(axis=0)
@@ -213,8 +224,8 @@ class ModelProfile:
         boundaries: the tensors behind those bytes, where known.
         block_memory_bytes: what each block holds always (weights), where known; where
             `block_workspace_bytes` is not known, with what it takes while it runs.
-        block_workspace_bytes: what each block takes while it runs, at its largest batch, where known;
-            blocks of a stage run one after the other and use the same workspace.
+        block_workspace_bytes: what each block takes while it runs, at its largest batch, where
+            known; blocks of a stage run one after the other and use the same workspace.
         split: key of the split whose blocks these are, where one was made.
     """
 
@@ -255,8 +266,8 @@ class ModelProfile:
     def table(self, gpu_class: str, share: int, basis: str = LOADED) -> ProfileTable | None:
         """What to plan with on a share of a GPU; None where it was not measured.
 
-        Where a model was not measured alone on a part, latencies beside busy copies stand in, which are
-        no shorter.
+        Where a model was not measured alone on a part, latencies beside busy copies stand in, which
+        are no shorter.
         """
         found = self.tables.get(ProfileKey(gpu_class, share, basis))
         if found is None and basis == SOLO:
@@ -302,7 +313,10 @@ class ModelProfile:
 
 
 def utilisations_of(profile: ModelProfile) -> list[Utilisation]:
-    """What is known of a profile's cells, once for every share; as it is alone where both are known."""
+    """What is known of a profile's cells, once for every share.
+
+    As it is alone where both are known.
+    """
     found = {
         (c.gpu_class, c.share, c.block, c.batch): Utilisation(
             c.gpu_class, c.share, c.block, c.batch, c.l2, c.dram
@@ -338,11 +352,12 @@ def profile_from_cells(
 ) -> tuple[ModelProfile, list[str]]:
     """Build a profile from cells; a table with gaps or bad cells is left out, never guessed.
 
-    Batches may be left out (1, 2, 4, 8), the same of every block; between two the larger one counts.
+    Batches may be left out (1, 2, 4, 8), the same of every block; between two the larger one
+    counts.
 
     Returns:
-        the profile, and one warning per table left out or odd (latency falling with batch is kept and
-        warned about).
+        the profile, and one warning per table left out or odd (latency falling with batch is kept
+        and warned about).
 
     Raises:
         InputError: nothing usable is left, or a block index lies outside the boundaries given.
@@ -386,7 +401,10 @@ def profile_from_cells(
 def _used(
     values: Mapping[tuple[int, int], LatencyCell], shape: tuple[int, ...]
 ) -> tuple[dict[str, NDArray[np.float64]], str | None]:
-    """L2 and DRAM where they are known of every block; a batch has those of the next larger known."""
+    """L2 and DRAM where they are known of every block.
+
+    A batch has those of the next larger known.
+    """
     known = {at: c for at, c in values.items() if c.l2 is not None and c.dram is not None}
     if not known:
         return {}, None

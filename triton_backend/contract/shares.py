@@ -5,11 +5,12 @@
 
 Files say `vgpu_divisor: 3` or `vgpu_percent: 20`; inside, a share is an int.
 
-MIG divides a card into slices of 1, 2, 3, 4 or 7 sevenths of its cores, each with memory and cache of its own, so that
-slices do not disturb each other. By MPS, up to four processes may run in a slice, each a vGPU. Sevenths are not
-whole 300ths, and two thirds of `2g` are not measured where one third of `4g` is: so the number of such a share stands for
-what was measured, a slice and how many processes share it. It is the largest number not above the true part
-that is no share of another kind and not taken by a smaller slice; sums of a legal cut stay within a GPU.
+MIG divides a card into slices of 1, 2, 3, 4 or 7 sevenths of its cores, each with memory and cache
+of its own, so that slices do not disturb each other. By MPS, up to four processes may run in a
+slice, each a vGPU. Sevenths are not whole 300ths, and two thirds of `2g` are not measured where one
+third of `4g` is: so the number of such a share stands for what was measured, a slice and how many
+processes share it. It is the largest number not above the true part that is no share of another
+kind and not taken by a smaller slice; sums of a legal cut stay within a GPU.
 
     processes    1     2     3     4
     1g          41    20    14    10        files: `vgpu_mig: 1g`, `vgpu_mig: 1g/2` (one of two processes in a 1g)
@@ -18,7 +19,8 @@ that is no share of another kind and not taken by a smaller slice; sums of a leg
     4g         170    83    56    37
     7g         299   149    98    74
 
-Here: sizes, their spelling, MIG's tables of what fits a card. Not here: which sizes a class has (`cluster`).
+Here: sizes, their spelling, MIG's tables of what fits a card. Not here: which sizes a class has
+(`cluster`).
 """
 
 from collections import Counter
@@ -221,8 +223,8 @@ def _profiles(*rows: tuple[str, int, float, tuple[int, ...]]) -> Mapping[str, Mi
 
 _ANYWHERE, _EVEN, _PAIRS, _HALVES = (0, 1, 2, 3, 4, 5, 6), (0, 2, 4, 6), (0, 2, 4), (0, 4)
 
-# As `nvidia-smi mig -lgip` and `-lgipp` list them (NVIDIA's MIG user guide, "Supported MIG profiles"); where drivers
-# differ in the memory that they leave, the least.
+# As `nvidia-smi mig -lgip` and `-lgipp` list them (NVIDIA's MIG user guide, "Supported MIG
+# profiles"); where drivers differ in the memory that they leave, the least.
 MIG_CARDS: Mapping[str, Mapping[str, MigProfile]] = {
     "A100-40GB": _profiles(
         ("1g.5gb", 1, 4.75, _ANYWHERE),
@@ -249,8 +251,8 @@ class Mig:
 
     Attributes:
         card: a key of `MIG_CARDS`.
-        profiles: kinds of slices to use, at most one of each compute; none given: all, with the least
-            memory of their compute.
+        profiles: kinds of slices to use, at most one of each compute; none given: all, with the
+            least memory of their compute.
         processes: most processes in one slice, by MPS.
         geometries: the only divisions of a card that are allowed; none given: all that fit.
     """

@@ -1,8 +1,9 @@
 """Names, types and shapes of the tensors that enter, leave and cross a model.
 
-Types are KServe v2 datatypes ("FP32"), because clients and Triton speak them. BYTES, a text of any length, has
-room for its longest: a sample is its length (UINT32, little-endian) and so many bytes behind it, as
-KServe packs it; what lies behind the text means nothing. Clients see it as one element per sample.
+Types are KServe v2 datatypes ("FP32"), because clients and Triton speak them. BYTES, a text of any
+length, has room for its longest: a sample is its length (UINT32, little-endian) and so many bytes
+behind it, as KServe packs it; what lies behind the text means nothing. Clients see it as one
+element per sample.
 """
 
 import math
@@ -45,7 +46,8 @@ class TensorSpec(Form):
     Of BYTES there is one more: the room of a text and its length.
 
     Raises:
-        InputError: unknown datatype, no batch dimension, a dimension that is not positive, or BYTES of another form.
+        InputError: unknown datatype, no batch dimension, a dimension that is not positive, or BYTES
+            of another form.
     """
 
     name: Annotated[str, About("Name of the tensor.", "image")]

@@ -1,17 +1,17 @@
 """What a change of plan means for the workers: who goes on, who starts, who ends, what is loaded.
 
-A worker is the process of one vGPU and holds every stage of its pool. It goes on under the next plan
-where both plans have a vGPU of the same class and share at the same place, it holds a stage that
-the next plan wants there, and batches of the others find room in its slots; those are loaded into it
-before the change. What it no longer needs is dropped after it:
+A worker is the process of one vGPU and holds every stage of its pool. It goes on under the next
+plan where both plans have a vGPU of the same class and share at the same place, it holds a stage
+that the next plan wants there, and batches of the others find room in its slots; those are loaded
+into it before the change. What it no longer needs is dropped after it:
 
     before   GPU 0: [ a ]   [ b ]          GPU 1: [ c ]
     after    GPU 0: [ a d ] [ e ]          GPU 1: [ c ]
              goes on, d is loaded          goes on, nothing happens
                       b ends, e starts beside it
 
-New workers start beside those that end: for a while a GPU holds both. Where its memory does not allow
-that, the change is made in steps, each a plan of its own (`steps`).
+New workers start beside those that end: for a while a GPU holds both. Where its memory does not
+allow that, the change is made in steps, each a plan of its own (`steps`).
 
 Scheduler, simulator, gateway and `rollout` ask here, so that they agree. Nothing is done here.
 """
@@ -48,7 +48,10 @@ MAX_BOARDING_SLOTS = 256
 
 
 class StageKey(NamedTuple):
-    """What a runtime is loaded for: a stage by model and blocks, its file, what enters and leaves it."""
+    """What a runtime is loaded for.
+
+    A stage by model and blocks, its file, what enters and leaves it.
+    """
 
     model: str
     blocks: tuple[int, int]
@@ -58,7 +61,10 @@ class StageKey(NamedTuple):
 
 
 Content = Mapping[StageKey, Stage]
-"""What a worker holds; of stages that several pipelines have there, the one of the largest batch."""
+"""What a worker holds.
+
+Of stages that several pipelines have there, the one of the largest batch.
+"""
 
 
 class Place(NamedTuple):
@@ -134,7 +140,8 @@ def places(plan: Plan) -> tuple[Place, ...]:
 class SlotNeeds(NamedTuple):
     """Of a worker's slots for batches: how many, and of how many bytes each.
 
-    Bytes are those of the largest batch, under policies that exceed the planned one and under others.
+    Bytes are those of the largest batch, under policies that exceed the planned one and under
+    others.
     """
 
     slots: int
@@ -149,9 +156,10 @@ class SlotNeeds(NamedTuple):
 
 
 def slot_needs(plan: Plan) -> tuple[SlotNeeds, ...]:
-    """Of the workers of every pool: as many slots as batches of one can be reserved in its longest SLO.
+    """Of the workers of every pool.
 
-    In a stage that boards many of them run together.
+    As many slots as batches of one can be reserved in its longest SLO. In a stage that boards many
+    of them run together.
     """
     rows: list[list[StageRow]] = [[] for _ in plan.pools]
     for row in plan.stage_rows():
@@ -215,8 +223,8 @@ def _policies(plan: Plan, pool: int) -> set[str]:
 class GpuPeak(NamedTuple):
     """What one GPU holds before, during and after a change (GiB), and has (None: not known).
 
-    `share` is what its workers may take of it at once, in 300ths of the GPU. It may exceed the whole:
-    a new worker runs nothing before the change, one that ends only what it was sent before.
+    `share` is what its workers may take of it at once, in 300ths of the GPU. It may exceed the
+    whole: a new worker runs nothing before the change, one that ends only what it was sent before.
     """
 
     node: str
@@ -382,10 +390,10 @@ def _memories(plan: Plan) -> dict[str, float | None]:
 def steps(before: Plan, after: Plan, *, at_once: bool = False) -> tuple[Plan, ...]:
     """Plans to change to, one after another, so that every GPU holds old and new at each change.
 
-    The last is `after`. Where it cannot follow at once, models go over in groups (those that share a
-    pool in either plan go together). In every plan between, a group serves by its old pools or by its
-    new ones: where a GPU is too full for what starts there, models that have another vGPU leave it
-    first, and a group whose new workers find room goes over, with as many of them as do.
+    The last is `after`. Where it cannot follow at once, models go over in groups (those that share
+    a pool in either plan go together). In every plan between, a group serves by its old pools or by
+    its new ones: where a GPU is too full for what starts there, models that have another vGPU leave
+    it first, and a group whose new workers find room goes over, with as many of them as do.
 
     With `at_once` there is nothing between.
 
@@ -725,7 +733,10 @@ def _pools_of(plan: Plan, models: frozenset[str]) -> frozenset[int]:
 
 
 def _groups(*plans: Plan) -> list[frozenset[str]]:
-    """Models that share a pool in any of the plans, together; in the order of their names' first."""
+    """Models that share a pool in any of the plans, together.
+
+    In the order of their names' first.
+    """
     group: dict[str, set[str]] = {model.name: {model.name} for p in plans for model in p.models}
     for plan in plans:
         users: dict[str, str] = {}

@@ -36,7 +36,8 @@ WAITS = (GATHERING, TURN, MARGIN)
 """How the wait for a whole batch counts.
 
 gathering: a batch gathers before it starts; that time is part of what the SLO less margin allows.
-turn: batches of a pool start in turn, one every batch / rate of their pipeline, which counts likewise;
+turn: batches of a pool start in turn, one every batch / rate of their pipeline, which counts
+likewise;
     a pool promises no more than the option `utilisation` of its time.
 margin: the part of the SLO or budget that is kept free pays for it.
 
@@ -116,8 +117,8 @@ class ModelDemand:
         """Requests/s per unit of the objective.
 
         The weight where throughput is maximised, the rate asked for where cost or power is
-        minimised; each stands in for the other where only one is given, 1 where none is. What a model's
-        entries ask for, where it lists some.
+        minimised; each stands in for the other where only one is given, 1 where none is. What a
+        model's entries ask for, where it lists some.
         """
         if self.entries:
             return fsum(entry.rate_rps for entry in self.entries)
@@ -135,7 +136,10 @@ class ModelDemand:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workload:
-    """Models and applications in a stated order; names are distinct. `steps`: its models that are Python functions."""
+    """Models and applications in a stated order; names are distinct.
+
+    `steps`: its models that are Python functions.
+    """
 
     models: tuple[ModelDemand, ...] = ()
     applications: tuple[Application, ...] = ()
@@ -243,9 +247,10 @@ def _read_surrounded(fields: Fields) -> Application:
 def lines_of(workload: Workload, objective: str = "throughput") -> tuple[ModelDemand, ...]:
     """Every model with all that is asked of it: by itself, and by modules of applications.
 
-    Models stand in the workload's order, then in that of modules. Two modules, of one application or of
-    two, that name one model share its line. The rate (or weight) of a line is the sum over its users,
-    rows per request counted; its SLO the least of theirs, of which a planner gives it a part.
+    Models stand in the workload's order, then in that of modules. Two modules, of one application
+    or of two, that name one model share its line. The rate (or weight) of a line is the sum over
+    its users, rows per request counted; its SLO the least of theirs, of which a planner gives it a
+    part.
     """
     lines = {
         demand.name: replace(demand, weight=demand.normaliser(objective))

@@ -22,7 +22,10 @@ MANIFEST_NAME = "engine.json"
 CPU, CUDA = "cpu", "cuda"
 ROWS, _ROWS = "rows", "_rows"
 REFUSED, REFUSED_BYTES = "refused", 240
-"""The output of a Python step that says why it did not run a sample, as "STATUS reason"; empty where it did."""
+"""The output of a Python step that says why it did not run a sample, as "STATUS reason".
+
+Empty where it did.
+"""
 Tensors = Mapping[str, NDArray[np.generic]]
 # BF16 is not here: numpy has no such type.
 NUMPY_DTYPES: Mapping[str, type[np.generic]] = {
@@ -127,8 +130,8 @@ def counts_name(output: str) -> str:
 def counts_of(outputs: Iterable[str]) -> dict[str, str]:
     """Outputs of a module whose rows vary, and the output that says how many each sample gives.
 
-    That is `NAME_rows`, or `rows` for all that have none of their own (INT64, one number per sample).
-    Rows of one sample follow those of the sample before it.
+    That is `NAME_rows`, or `rows` for all that have none of their own (INT64, one number per
+    sample). Rows of one sample follow those of the sample before it.
     """
     names = list(outputs)
     counts = {
@@ -185,8 +188,8 @@ class Runtime(Protocol):
     def run(self, inputs: Tensors, out: Tensors) -> None:
         """Run one batch: every array is [batch, ...]; results are written into `out` in place.
 
-        Inputs may lie in shared memory and are not changed; `out` may lie there too. An output whose rows
-        vary (`counts_of`) is given as [batch, most, ...], and is written by `put_rows`.
+        Inputs may lie in shared memory and are not changed; `out` may lie there too. An output
+        whose rows vary (`counts_of`) is given as [batch, most, ...], and is written by `put_rows`.
         """
         ...
 

@@ -1,10 +1,10 @@
-"""The CPU cores that a stage runs on, and how long its runs last there: a share, and an emulated slower class.
+"""The CPU cores that a stage runs on, and how long its runs last there.
 
-A CPU "GPU class" is a runtime configuration. Its stretch k emulates a slower class: a run computes
-its true results and then waits until it has lasted k times its true time. A vGPU that is a share of
-a class shares its cores with others, and is stretched by 1 / share more. True time is the calling thread's CPU time where
-the stage has one thread, so that being preempted by other processes is not multiplied; with more
-threads it is the time that passed.
+A share, and an emulated slower class. A CPU "GPU class" is a runtime configuration. Its stretch k
+emulates a slower class: a run computes its true results and then waits until it has lasted k times
+its true time. A vGPU that is a share of a class shares its cores with others, and is stretched by 1
+/ share more. True time is the calling thread's CPU time where the stage has one thread, so that
+being preempted by other processes is not multiplied; with more threads it is the time that passed.
 """
 
 import os
@@ -17,7 +17,9 @@ from triton_backend.runtimes.clock import Clock
 
 
 class CpuPart:
-    """A share of a class's cores. The calling thread, and the threads it will start, run on them until `release`.
+    """A share of a class's cores.
+
+    The calling thread, and the threads it will start, run on them until `release`.
 
     Attributes:
         threads: of the stage.

@@ -32,11 +32,11 @@ class EmulatedRuntime:
     """A stage that waits. Options of its artifact.
 
     `latency_us_by_batch`: microseconds at batch 1, 2, …, of the vGPU size it stands for.
-    `noise_sigma`: sigma of the lognormal factor (median 1) on each run; 0 or absent: none.
-    `seed`: of the noise.
-    `rows`: by output whose rows vary, the output of their counts and the mean (`drawn_rows`).
-    `interference`: the factor that its latencies contain, and its susceptibility. A run then has the work that it
-    has alone, done at 1 / max(1, susceptibility + pressure) beside others (`contract.profiles.InterferenceModel`).
+    `noise_sigma`: sigma of the lognormal factor (median 1) on each run; 0 or absent: none. `seed`:
+    of the noise. `rows`: by output whose rows vary, the output of their counts and the mean
+    (`drawn_rows`). `interference`: the factor that its latencies contain, and its susceptibility. A
+    run then has the work that it has alone, done at 1 / max(1, susceptibility + pressure) beside
+    others (`contract.profiles.InterferenceModel`).
 
     Args:
         artifact: what it stands for.
@@ -122,7 +122,10 @@ def open_stage(folder: Path, artifact: Artifact, *, share: int, clock: Clock) ->
 
 
 def drawn_rows(mark: int, mean: float, most: int) -> int:
-    """Rows that a sample of this mark gives: Poisson of this mean, at most `most`; that many if it is the mean."""
+    """Rows that a sample of this mark gives: Poisson of this mean, at most `most`.
+
+    That many if it is the mean.
+    """
     if mean >= most:
         return most
     chance = (zlib.crc32(bytes([mark])) + 0.5) / 2**32

@@ -1,10 +1,12 @@
 """MIG slices of this machine: which there are, and which of them stand for the slices of a plan.
 
-A plan says how many slices of which kind a node has; who divides the cards (an administrator, a MIG manager) decides
-which device each of them is. Slices of a kind are alike, and so are the cards of a class: the first of the plan is
-the first that the driver lists, GPU after GPU. In a container, those that it was given are listed.
+A plan says how many slices of which kind a node has; who divides the cards (an administrator, a MIG
+manager) decides which device each of them is. Slices of a kind are alike, and so are the cards of a
+class: the first of the plan is the first that the driver lists, GPU after GPU. In a container,
+those that it was given are listed.
 
-Here: asking the driver, and the order. Not here: MPS inside a slice (`mps`), which vGPU lies in which slice.
+Here: asking the driver, and the order. Not here: MPS inside a slice (`mps`), which vGPU lies in
+which slice.
 """
 
 import re
@@ -28,7 +30,9 @@ class Slice(NamedTuple):
 
 
 def list_slices(gpus: Sequence[str] | None = None) -> tuple[Slice, ...]:
-    """MIG devices that this process sees, in the driver's order; of these GPUs alone (uuids or numbers).
+    """MIG devices that this process sees, in the driver's order.
+
+    Of these GPUs alone (uuids or numbers).
 
     Raises:
         InputError: the driver's program is not here, or fails.

@@ -1,4 +1,6 @@
-"""The runtimes by name: the runtime `N` is the module `triton_backend/runtimes/N` with `open_stage`.
+"""The runtimes by name.
+
+The runtime `N` is the module `triton_backend/runtimes/N` with `open_stage`.
 
     def open_stage(folder: Path, artifact: Artifact, *, share: int, clock: Clock) -> Runtime
 

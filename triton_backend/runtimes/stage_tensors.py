@@ -28,14 +28,16 @@ Specs = tuple[TensorSpec, ...]
 
 
 def complete_tensors(plan: Plan) -> Plan:
-    """The plan with inputs, outputs, every boundary and every edge named; what is named stays as it is.
+    """The plan with inputs, outputs, every boundary and every edge named.
+
+    What is named stays as it is.
 
     Raises:
-        InputError: tensors at the two ends of an edge of an application differ; or a model gives rows whose
-            number varies (`base.counts_of`), that no module reads and of which none that runs it says how many there
-            may be (`max_rows_given`); or it
-            is served by itself (`check_served_alone`); or a module that always runs the same number of rows
-            reads such rows of a model with files.
+        InputError: tensors at the two ends of an edge of an application differ; or a model gives
+            rows whose number varies (`base.counts_of`), that no module reads and of which none that
+            runs it says how many there may be (`max_rows_given`); or it is served by itself
+            (`check_served_alone`); or a module that always runs the same number of rows reads such
+            rows of a model with files.
     """
     graphs = [planned.application for planned in plan.applications]
     named = [
@@ -105,7 +107,10 @@ def _has_files(model: ModelPlan) -> bool:
 
 
 def _check_not_fixed(graph: Application, module: Module, source: str, count: str) -> None:
-    """A module with as many rows as it may have runs that many, whatever comes: rows would be made up."""
+    """A module with as many rows as it may have runs that many, whatever comes.
+
+    Rows would be made up.
+    """
     if 1 < module.rows_per_request == module.max_rows:
         raise InputError(
             f"application {graph.name!r}, module {module.name!r}.max_rows",
@@ -127,8 +132,9 @@ def _read_names(model: str, graphs: Iterable[Application]) -> tuple[str, ...]:
 def _given_tensors(model: str, graphs: Iterable[Application]) -> tuple[TensorSpec, ...]:
     """Outputs of a model of applications: those that modules or the answer read, else one.
 
-    What a module reads that runs other rows than the one before it comes with their counts (`base.counts_of`), and
-    so does what the answer alone reads of a module that states `max_rows_given`.
+    What a module reads that runs other rows than the one before it comes with their counts
+    (`base.counts_of`), and so does what the answer alone reads of a module that states
+    `max_rows_given`.
     """
     found: dict[str, bool] = {}
     used = states = False
@@ -166,7 +172,8 @@ def _read_of(module: Module, after: Module) -> str:
 def rows_vary(module: Module, after: Module) -> bool:
     """Whether the rows that one module gives another are counted by one of its outputs.
 
-    Not where both run the same rows, nor where the other one joins them: it runs one for each request.
+    Not where both run the same rows, nor where the other one joins them: it runs one for each
+    request.
     """
     same = (module.rows_per_request, module.max_rows) == (after.rows_per_request, after.max_rows)
     return not same and after.max_rows != 1
@@ -204,7 +211,10 @@ def _complete_application(
 
 
 def refused_name(module: str) -> str:
-    """The output of an application that says what a module of a Python step refuses; clients do not see it."""
+    """The output of an application that says what a module of a Python step refuses.
+
+    Clients do not see it.
+    """
     return f"{module}.{REFUSED}"
 
 
@@ -323,7 +333,10 @@ def _complete_model(model: ModelPlan) -> ModelPlan:
 
 
 def _complete_pipeline(pipeline: Pipeline, cuts: Mapping[int, Specs], outputs: Specs) -> Pipeline:
-    """With every boundary named: at the block of an entry as there, because both may board one ride."""
+    """With every boundary named.
+
+    At the block of an entry as there, because both may board one ride.
+    """
     last = len(pipeline.stages) - 1
 
     def boundary(i: int, stage: Stage) -> Specs:
@@ -339,7 +352,10 @@ def _complete_pipeline(pipeline: Pipeline, cuts: Mapping[int, Specs], outputs: S
 
 
 def _cut(model: ModelPlan, block: int, inputs: Specs) -> Specs:
-    """The tensors that cross before a block: those of a stage that ends there, else one of its size."""
+    """The tensors that cross before a block.
+
+    Those of a stage that ends there, else one of its size.
+    """
     if block == 0:
         return inputs
     ending = [s for p in model.pipelines for s in p.stages[:-1] if s.blocks[1] == block]

@@ -1,7 +1,7 @@
 """Texts (BYTES) as rows of numbers: the length as UINT32, little-endian, and the bytes behind it.
 
-Rows may be wider than any text in them, and what lies behind a text is not cleared: who reads goes by
-the length, which is checked.
+Rows may be wider than any text in them, and what lies behind a text is not cleared: who reads goes
+by the length, which is checked.
 """
 
 from collections.abc import Sequence
@@ -55,7 +55,10 @@ def unpack_texts(rows: NDArray[Any]) -> list[bytes]:
 
 
 def put_tensor(into: NDArray[np.generic], rows: NDArray[np.generic]) -> None:
-    """Write a tensor into memory of its shape; packed texts [texts, width] into rows that are as wide or wider."""
+    """Write a tensor into memory of its shape.
+
+    Packed texts [texts, width] into rows that are as wide or wider.
+    """
     if rows.ndim > 1 and rows.shape[-1] != into.shape[-1]:
         into[..., : rows.shape[-1]] = rows
     else:

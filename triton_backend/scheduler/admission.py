@@ -7,11 +7,12 @@ request is therefore refused at once when the work admitted before it already fi
 Admission follows an ideal server: it does not see the backlog that a stall leaves behind, and only
 a policy that drops heads for the sake of whole batches (`reservation-ahead`) gets rid of that.
 
-One rule for the gateway and the simulator, over one row of numbers per queue. A job of an application is refused
-by the scarcest of its modules, before any of them takes it. A queue that jobs enter refuses a growing share of all
-that is offered to it, whoever offers, as its work grows: at one threshold, those with more time would fill it up to
-where the others never get in, and a job that has to get in at several would hardly ever.
-Not here: anything at rates that the plan can carry; there the scheduler alone decides.
+One rule for the gateway and the simulator, over one row of numbers per queue. A job of an
+application is refused by the scarcest of its modules, before any of them takes it. A queue that
+jobs enter refuses a growing share of all that is offered to it, whoever offers, as its work grows:
+at one threshold, those with more time would fill it up to where the others never get in, and a job
+that has to get in at several would hardly ever. Not here: anything at rates that the plan can
+carry; there the scheduler alone decides.
 """
 
 from collections.abc import Callable, Sequence
@@ -33,8 +34,9 @@ LEAST_RPS = 1e-6
 FILLED_SHARE = 0.75
 # Where jobs enter, none is refused until the work fills this share.
 ALL_SHARE = 0.25
-# The ideal server of a queue that jobs enter is so much slower than its vGPUs. What waits there beyond its
-# belief melts away then; else it would stay, and eat the time that the modules to come need for whole batches.
+# The ideal server of a queue that jobs enter is so much slower than its vGPUs. What waits there
+# beyond its belief melts away then; else it would stay, and eat the time that the modules to come
+# need for whole batches.
 JOBS_SLOWNESS = 1.05
 
 ADMISSION = np.dtype(
@@ -48,7 +50,8 @@ ADMISSION = np.dtype(
             "offered",  # samples in the memory, faded
             "work_us",  # admitted and not yet done, as an ideal server would do it
             "last_us",
-            "common_us",  # where jobs enter: time for others' work of whom the plan leaves least; else inf
+            # where jobs enter: time for others' work of whom the plan leaves least; else inf
+            "common_us",
             "credit",  # of a request, where a share is let in
             "slowness",  # of the ideal server, whose vGPUs take 1
         )
@@ -109,7 +112,10 @@ def new_admission(
 
 
 def _share_with_jobs(rows: Records, plan: Plan, guard_us: Callable[[int], int]) -> None:
-    """Slow down the queues that jobs enter; their `common_us` is of whom the plan leaves least, or one batch's."""
+    """Slow down the queues that jobs enter.
+
+    Their `common_us` is of whom the plan leaves least, or one batch's.
+    """
     entries = [(model, entry) for model in plan.models for entry in model.queues]
     for work in job_work(plan):
         slo_us = plan.applications[int(work["application"])].application.slo_us
@@ -156,10 +162,11 @@ def job_work(plan: Plan) -> Records:
 def admits_job(
     rows: Records, work: Records, first: int, samples: int, deadline_us: int, now_us: int
 ) -> bool:
-    """Whether a job is handed to the scheduler: whether the scarcest of its modules' queues admits it.
+    """Whether a job is handed to the scheduler.
 
-    It counts as work of every one of them then, as many rows as are expected; refused, of none. `first` is the
-    row of its first module in `work`.
+    Whether the scarcest of its modules' queues admits it. It counts as work of every one of them
+    then, as many rows as are expected; refused, of none. `first` is the row of its first module in
+    `work`.
     """
     end = first
     while end < len(work) and work[end]["application"] == work[first]["application"]:
@@ -222,7 +229,10 @@ def _overloaded(row: Record) -> bool:
 
 @inlined
 def _share(row: Record) -> float:
-    """Share of what is offered that a queue lets in where jobs enter it: all at little work, none at much."""
+    """Share of what is offered that a queue lets in where jobs enter it.
+
+    All at little work, none at much.
+    """
     if row["common_us"] == inf or not _overloaded(row):
         return 1.0
     filled = row["work_us"] / row["common_us"]

@@ -13,11 +13,12 @@ disk next to its source:
     [ run <- settle_queue <- probe ]      each kernel: typed and lowered once per process, no more;
         optimized, emitted, cached        LLVM would optimize it again in every caller of a caller
 
-Of processes that want an entry at once, which is not cached yet, one compiles it; the others wait and load it.
+Of processes that want an entry at once, which is not cached yet, one compiles it; the others wait
+and load it.
 
-An index is not checked: one beyond its array reads or writes what lies there. With `NUMBA_BOUNDSCHECK=1` it
-raises IndexError, and so does a negative one, which numba else counts from the end: `NONE` is no index. What
-that compiles has cache files of its own.
+An index is not checked: one beyond its array reads or writes what lies there. With
+`NUMBA_BOUNDSCHECK=1` it raises IndexError, and so does a negative one, which numba else counts from
+the end: `NONE` is no index. What that compiles has cache files of its own.
 """
 
 import fcntl
@@ -53,7 +54,10 @@ NONE = -1
 """No index. Only inside arrays, where None cannot stand; never leaves the kernels."""
 
 COMPILING_SECONDS = 60.0
-"""How long a process waits for another that compiles what it wants; that one may have been stopped."""
+"""How long a process waits for another that compiles what it wants.
+
+That one may have been stopped.
+"""
 
 LOOK_SECONDS = 0.02
 
@@ -88,7 +92,10 @@ class _Entry(_Kernel):
     """A kernel that Python calls, cached on disk for all processes."""
 
     def compile(self, sig: Any) -> Any:
-        """Compile or load; a scheduler, its standby and the simulator may all start with an empty cache."""
+        """Compile or load.
+
+        A scheduler, its standby and the simulator may all start with an empty cache.
+        """
         own = cast("Any", self)
         cache = own._cache  # noqa: SLF001 - numba offers no public way
         key = cache._index_key(sig, own.targetctx.codegen())  # noqa: SLF001 - as above
@@ -119,7 +126,10 @@ def _one_at_a_time(path: Path) -> Generator[None]:
 
 @contextmanager
 def _collecting_rarely() -> Generator[None]:
-    """Python's collector looks through what numba has made, nearly all of which lives: a fifth of the time."""
+    """Python's collector looks through what numba has made, nearly all of which lives.
+
+    A fifth of the time.
+    """
     usual = gc.get_threshold()
     gc.set_threshold(*RARELY)
     try:
@@ -149,7 +159,10 @@ class _Generator:
 
 
 class _InnerLibrary(JITCodeLibrary):
-    """Code that is only linked into its callers'. Were any of this not asked for, it would be slower."""
+    """Code that is only linked into its callers'.
+
+    Were any of this not asked for, it would be slower.
+    """
 
     @property
     def codegen(self) -> Any:
@@ -215,8 +228,8 @@ def _compiled(
         return function
     compiled.__class__ = _Entry if entry else _Inner
     closed_over = [cell.cell_contents for cell in plain.__closure__ or ()]
-    # numba looks only at the file of the kernel itself; kernels and constants from other files end up
-    # in the compiled form too.
+    # numba looks only at the file of the kernel itself; kernels and constants from other files end
+    # up in the compiled form too.
     cache: Any = cast("Any", compiled)._cache if entry else FunctionCache(function)  # noqa: SLF001 - numba offers no public way
     if BOUNDS_CHECKED:
         cache._cache_file = _checked_file(cache)  # noqa: SLF001 - as above

@@ -12,10 +12,11 @@ starts do:
 An early end moves nothing forward: workers hold the reserved starts. It frees the rest of the
 interval for batches to come.
 
-A ride's end is that of its members' stage. A batch that comes too late for its ride, and for all who
-would have to wait, is aborted.
+A ride's end is that of its members' stage. A batch that comes too late for its ride, and for all
+who would have to wait, is aborted.
 
-Here: the ends of stages, transfers and rides, lost and returned vGPUs. Not here: what is decided then.
+Here: the ends of stages, transfers and rides, lost and returned vGPUs. Not here: what is decided
+then.
 """
 
 from triton_backend.scheduler.compiled import FAR, NONE, inlined, kernel
@@ -110,7 +111,10 @@ def ride_done(tables: Tables, ride: int, end_us: int) -> bool:
 
 @kernel
 def leave_behind(tables: Tables) -> bool:
-    """Rides leave without members whom they can no longer wait for; True where somebody was left."""
+    """Rides leave without members whom they can no longer wait for.
+
+    True where somebody was left.
+    """
     left = False
     while tables.counts[0]["out"] + tables.offers.shape[1] < len(tables.out):
         batch = overdue_member(tables)
@@ -186,8 +190,8 @@ def _needs(tables: Tables, batch: int, vgpu: int) -> bool:
     """Whether a batch has yet to run on a vGPU, or its output there has yet to leave.
 
     Both are over when the interval is released: the run at `stage_done`, the transfer out of it
-    (the next hop's uplink) at `transfer_done`. A seat is given back when the ride is over; a ride is over
-    when no batch sits in it any more.
+    (the next hop's uplink) at `transfer_done`. A seat is given back when the ride is over; a ride
+    is over when no batch sits in it any more.
     """
     if tables.batches[batch]["seats"] > 0:
         return False
@@ -201,7 +205,10 @@ def _needs(tables: Tables, batch: int, vgpu: int) -> bool:
 
 @kernel
 def abort(tables: Tables, batch: int) -> None:
-    """Forget a batch, queue its requests again at their old place; not the tasks of dropped jobs."""
+    """Forget a batch, queue its requests again at their old place.
+
+    Not the tasks of dropped jobs.
+    """
     request = tables.batches[batch]["first"]
     while request != NONE:
         following = tables.requests[request]["next"]

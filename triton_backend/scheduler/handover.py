@@ -1,19 +1,21 @@
-"""From one plan's tables to the next: who waits keeps its place, what is in flight ends as reserved.
+"""From one plan's tables to the next.
 
-Requests that wait go to the queue of the same model and entry in the new plan. Batches in flight go on
-as *guests*: they keep number, slot, path and every reserved instant, and what they use is counted in
-the new tables:
+Who waits keeps its place, what is in flight ends as reserved. Requests that wait go to the queue of
+the same model and entry in the new plan. Batches in flight go on as *guests*: they keep number,
+slot, path and every reserved instant, and what they use is counted in the new tables:
 
     old resource                              new resource
     vGPU that both plans have            -->  that vGPU, under its new number
     link of a node that both plans use   -->  that link
     anything else a guest still uses     -->  one past the new plan's own, until the next change
 
-Rides go on as guests too: who is aboard keeps the seat, nobody boards any more. Jobs go on where the new plan has an application of the same name and the same modules (other mean rows are no difference); others are
-dropped, and their tasks leave the old tables. So new batches and guests never meet on a vGPU or a link. Requests of a model that the new plan does
-not have end as guests too; where one comes back, because its batch was lost, it joins the queue of
-orphans (`topology.with_orphans`) and is dropped. A second change before the guests of the first have
-ended does the same once more.
+Rides go on as guests too: who is aboard keeps the seat, nobody boards any more. Jobs go on where
+the new plan has an application of the same name and the same modules (other mean rows are no
+difference); others are dropped, and their tasks leave the old tables. So new batches and guests
+never meet on a vGPU or a link. Requests of a model that the new plan does not have end as guests
+too; where one comes back, because its batch was lost, it joins the queue of orphans
+(`topology.with_orphans`) and is dropped. A second change before the guests of the first have ended
+does the same once more.
 
 Not here: when a plan changes, which vGPUs go on (`contract.transition`), what is decided then.
 """
@@ -61,7 +63,10 @@ class LeftOut(NamedTuple):
 
 
 class Earlier(NamedTuple):
-    """What is left of an earlier plan: [its vGPU] the resource now or NONE, and its last batch + 1."""
+    """What is left of an earlier plan.
+
+    [its vGPU] the resource now or NONE, and its last batch + 1.
+    """
 
     vgpus: Integers
     end_batch: int
@@ -130,8 +135,9 @@ def first_numbering(plan: Plan, topology: Topology, nic: str) -> Numbering:
 def matching_queues(before: Plan, after: Plan) -> list[int | None]:
     """Number in a new plan of every queue of an old one, by names of model and entry; None: gone.
 
-    Queues are numbered as `topology` numbers them. A model without entries has one, named as itself. Where
-    an entry is gone, another one at the same block takes over (`contract.entries.covering`).
+    Queues are numbered as `topology` numbers them. A model without entries has one, named as
+    itself. Where an entry is gone, another one at the same block takes over
+    (`contract.entries.covering`).
     """
     queues = [(model, entry) for model in after.models for entry in model.queues]
     numbers = {(model.name, entry.name): number for number, (model, entry) in enumerate(queues)}
@@ -250,8 +256,8 @@ def _continued(
 ) -> Integers:
     """[old resource] the new plan's own resource that it goes on as, NONE where there is none.
 
-    No two go on as one: what was reserved side by side would overlap. An isolated link goes on with the
-    first vGPU inherited that uses it.
+    No two go on as one: what was reserved side by side would overlap. An isolated link goes on with
+    the first vGPU inherited that uses it.
     """
     to = np.full(len(old.resources), NONE, dtype=np.int64)
     for link, number in before.links.items():
@@ -303,7 +309,10 @@ def _queues_in_flight(tables: Tables) -> Integers:
 def _leave_out_jobs(
     old: Tables, before: Plan, after: Plan, topology: Topology, then: Records
 ) -> tuple[Integers, list[LeftOut]]:
-    """[old module] its new number, NONE where it has none; jobs that do not go on, which have left."""
+    """[old module] its new number, NONE where it has none.
+
+    Jobs that do not go on, which have left.
+    """
     known = unpack(old.job_memory)
     rows = known.modules
     places = [row["place"] == 0 for row in then]

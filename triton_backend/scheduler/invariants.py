@@ -186,7 +186,10 @@ def _path(tables: Tables, slot: int) -> Iterator[str]:
 
 
 def _rides(tables: Tables) -> Iterator[str]:
-    """A ride holds one interval and who is aboard: seats apart, counted, nobody planned to come too late."""
+    """A ride holds one interval and who is aboard.
+
+    Seats apart, counted, nobody planned to come too late.
+    """
     listed = _chain(tables.batches, tables.counts[0]["first_ride"], "next_ride")
     rides = np.flatnonzero((tables.batches["number"] != NONE) & (tables.batches["seats"] > 0))
     if sorted(listed) != rides.tolist():

@@ -6,15 +6,15 @@
                                                                       |
                                                                       +--next ones released--> CLOSED
 
-What is READY or ENDED stands in one list, first in, first out. `release` works it off, which is the only
-place where tasks are made and modules end; it stops where slots or rows of `out` are short and goes on
-later. What ends in batches, or is dropped by a policy, only joins the list.
+What is READY or ENDED stands in one list, first in, first out. `release` works it off, which is the
+only place where tasks are made and modules end; it stops where slots or rows of `out` are short and
+goes on later. What ends in batches, or is dropped by a policy, only joins the list.
 
     job:   free --new_job--> LIVE --all parts closed--> OVER --its last task--> free
                                '----a task dropped----> DEAD --its last task--> free
 
-A queue that was given tasks, or lost some, is *touched*: whoever called settles it. Here: what becomes of jobs.
-Not here: what is decided for queues (`policies`), plans that change (`handover`).
+A queue that was given tasks, or lost some, is *touched*: whoever called settles it. Here: what
+becomes of jobs. Not here: what is decided for queues (`policies`), plans that change (`handover`).
 """
 
 from triton_backend.contract.decisions import FIRST_TASK
@@ -55,7 +55,10 @@ from triton_backend.scheduler.topology import pipelines_of
 
 @kernel
 def new_job(tables: Tables, job_id: int, first_module: int, deadline_us: int, samples: int) -> int:
-    """A job came; a job slot must be free. Lists the modules that come after none; returns its slot."""
+    """A job came; a job slot must be free.
+
+    Lists the modules that come after none; returns its slot.
+    """
     known = jobs_of(tables)
     counts = tables.counts[0]
     slot = counts["free_job"]
@@ -100,9 +103,10 @@ def cancel_job(tables: Tables, slot: int) -> None:
 
 @kernel
 def release(tables: Tables) -> int:
-    """Work off the list: make tasks of modules that may run, release what comes after those that ended.
+    """Work off the list.
 
-    Returns `NEEDS_ROOM` where it broke off: make room and call again.
+    Make tasks of modules that may run, release what comes after those that ended. Returns
+    `NEEDS_ROOM` where it broke off: make room and call again.
     """
     known = jobs_of(tables)
     counts = tables.counts[0]
@@ -169,7 +173,10 @@ def _new_task(tables: Tables, slot: int, place: int) -> None:
 
 @inlined
 def _close(tables: Tables, slot: int, place: int) -> None:
-    """A module has ended: release those after it that wait for no other. The last one ends the job."""
+    """A module has ended: release those after it that wait for no other.
+
+    The last one ends the job.
+    """
     known = jobs_of(tables)
     job = known.jobs[slot]
     part = known.parts[slot, place]
@@ -204,7 +211,10 @@ def _close(tables: Tables, slot: int, place: int) -> None:
 
 @kernel
 def end_tasks(tables: Tables, batch: int) -> None:
-    """A batch left its last stage: the tasks in it have ended; their slots are the caller's to free."""
+    """A batch left its last stage: the tasks in it have ended.
+
+    Their slots are the caller's to free.
+    """
     known = jobs_of(tables)
     request = tables.batches[batch]["first"]
     while request != NONE:
@@ -231,7 +241,8 @@ def end_tasks(tables: Tables, batch: int) -> None:
 def drop_request(tables: Tables, request: int, reason: int, finish_us: int) -> None:
     """Take a queued request out for a reason; of a task, do what that means for its job.
 
-    A task that misses its aim is not dropped: it goes back to its queue with its limit for a deadline.
+    A task that misses its aim is not dropped: it goes back to its queue with its limit for a
+    deadline.
     """
     row = tables.requests[request]
     slot = row["job"]

@@ -6,9 +6,9 @@
                                       3. decisions are written as integers
     [Dispatch(...), Drop(...)] <--decode_dispatch, decode_drop-- answer
 
-At 500 requests/s nothing of the scheduler is left in the CPU's caches by the next event, so an event
-costs what it touches: one array (the addresses of all others, then room for the answer) and six
-integers go in, one length comes back. The simulator is compiled code itself and calls the same
+At 500 requests/s nothing of the scheduler is left in the CPU's caches by the next event, so an
+event costs what it touches: one array (the addresses of all others, then room for the answer) and
+six integers go in, one length comes back. The simulator is compiled code itself and calls the same
 steps without the answer.
 
 Here: numbers of events, what each does, the layout of the answer, and checks of what a shell says.
@@ -149,7 +149,8 @@ SEAT = 4
 def answer_length(tables: Tables) -> int:
     """Integers that the longest answer takes: what all rows of `Tables.out` say, once.
 
-    A row says most of a dispatch, whose ids are counted apart, or of a ride with a member in every seat.
+    A row says most of a dispatch, whose ids are counted apart, or of a ride with a member in every
+    seat.
     """
     topology = tables.topology
     seats = int(
@@ -373,7 +374,8 @@ def _cancel(tables: Tables, request_id: int) -> int:
 def _give_seat_back(tables: Tables, request: int) -> bool:
     """Take a request out of its batch into its queue, where that frees a seat and stops no run.
 
-    It is alone in its batch, nothing of which runs or should run already, and one of its rides has not left.
+    It is alone in its batch, nothing of which runs or should run already, and one of its rides has
+    not left.
     """
     slot = tables.requests[request]["batch"]
     batch, now = tables.batches[slot], tables.counts[0]["now_us"]
@@ -453,7 +455,10 @@ def _write_decisions(tables: Tables, answer: Integers, at: int) -> int:
 
 @kernel
 def _write_job_item(tables: Tables, answer: Integers, at: int, row: int) -> int:
-    """Write one of `TASK_READY`, `MODULE_SKIPPED` and `JOB_DROPPED`; returns where the next begins."""
+    """Write one of `TASK_READY`, `MODULE_SKIPPED` and `JOB_DROPPED`.
+
+    Returns where the next begins.
+    """
     known = jobs_of(tables)
     out = tables.out[row]
     width = known.parts.shape[1]
@@ -713,7 +718,9 @@ def check_job(plan: Plan, event: JobArrival) -> None:
 
 
 def check_emitted(tables: Tables, event: Emitted) -> int:
-    """A task that is dispatched, and a number of rows for every module after its own; returns its slot.
+    """A task that is dispatched, and a number of rows for every module after its own.
+
+    Returns its slot.
 
     Raises:
         InputError: it is not.

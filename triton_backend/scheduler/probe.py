@@ -12,11 +12,12 @@ probe of a pipeline found. A path of two stages:
     vGPU of stage 1     |                               ..wait..[ run )       |
     offers              hop 0: start, end       hop 1: move, start, end     hop 2: answer's move
 
-Where a stage boards, a batch takes seats in a ride that ends in time for the head of its queue, the one
-that leaves first; else it opens one, with as many seats as still end in time. Where these are fewer than
-planned, it takes the seats of somebody who has time for a later ride, or opens one before others that can
-wait. Time spent in waiting for a ride is no waiting for a resource. With `counts.hold` a ride that is opened starts later, by its own length
-at most, inside the gap that it has: who comes meanwhile boards.
+Where a stage boards, a batch takes seats in a ride that ends in time for the head of its queue, the
+one that leaves first; else it opens one, with as many seats as still end in time. Where these are
+fewer than planned, it takes the seats of somebody who has time for a later ride, or opens one
+before others that can wait. Time spent in waiting for a ride is no waiting for a resource. With
+`counts.hold` a ride that is opened starts later, by its own length at most, inside the gap that it
+has: who comes meanwhile boards.
 """
 
 from triton_backend.scheduler.compiled import FAR, NONE, Record, inlined, kernel
@@ -74,7 +75,8 @@ def probe(tables: Tables, pipeline: int, samples: int, now_us: int, rank_by: int
         work += at - offers[hop]["start_us"]
         work += offers[hop]["move_end_us"] - offers[hop]["move_start_us"]
         sender = offers[hop]["vgpu"]
-    # The answer's transfer takes the uplink only: the gateway's downlink is no resource of the plan.
+    # The answer's transfer takes the uplink only: the gateway's downlink is no resource of the
+    # plan.
     hop = last - first
     answer = topology.answer_us[pipeline, topology.vgpus[sender]["up_rate"], samples]
     offers[hop]["uplink"] = NONE
@@ -167,7 +169,10 @@ def _wait_for_company(
 def _offer_others(
     tables: Tables, offer: Record, stage: int, sender: int, samples: int, at_us: int, latest_us: int
 ) -> bool:
-    """Offer seats that others give up, or a ride before theirs, where they have more time; False where none can."""
+    """Offer seats that others give up, or a ride before theirs, where they have more time.
+
+    False where none can.
+    """
     seats = tables.topology.stages[stage]["seats"]
     if tables.counts[0]["alone"] == 1 or not _is_alone(tables, stage):
         return False
@@ -181,7 +186,10 @@ def _offer_others(
 
 @kernel
 def _is_alone(tables: Tables, stage: int) -> bool:
-    """Whether a pipeline has no other stage on the pool of one: else what is offered there would move, too."""
+    """Whether a pipeline has no other stage on the pool of one.
+
+    Else what is offered there would move, too.
+    """
     topology = tables.topology
     pipeline = topology.pipelines[topology.stages[stage]["pipeline"]]
     for other in range(pipeline["first_stage"], pipeline["first_stage"] + pipeline["stages"]):
@@ -194,9 +202,10 @@ def _is_alone(tables: Tables, stage: int) -> bool:
 def _displace(
     tables: Tables, offer: Record, stage: int, sender: int, samples: int, at_us: int, latest_us: int
 ) -> bool:
-    """Offer the seats of somebody who can sit in a later ride; False, and nothing changed, where nobody can.
+    """Offer the seats of somebody who can sit in a later ride.
 
-    In the ride that starts first (ties: the one opened last).
+    False, and nothing changed, where nobody can. In the ride that starts first (ties: the one
+    opened last).
     """
     counts = tables.counts[0]
     pool = tables.topology.stages[stage]["pool"]
@@ -233,10 +242,11 @@ def _go_before(
     at_us: int,
     latest_us: int,
 ) -> bool:
-    """Offer a ride before others that have more time and can wait; False, and nothing changed, where none can.
+    """Offer a ride before others that have more time and can wait.
 
-    It stands before the first ride that need not end as early, so the rides of a vGPU are in the order of deadlines
-    as far as what was promised allows. Ties: the earliest end, then the lowest vGPU.
+    False, and nothing changed, where none can. It stands before the first ride that need not end as
+    early, so the rides of a vGPU are in the order of deadlines as far as what was promised allows.
+    Ties: the earliest end, then the lowest vGPU.
     """
     topology = tables.topology
     pool = topology.pools[topology.stages[stage]["pool"]]
@@ -302,8 +312,8 @@ def _board(
 ) -> bool:
     """Offer seats in the ride that starts first (ties: the lower number) and ends in time, if any.
 
-    One that waits for company can start sooner for the sake of a tighter deadline: a second ride beside it would leave
-    both of them half empty.
+    One that waits for company can start sooner for the sake of a tighter deadline: a second ride
+    beside it would leave both of them half empty.
     """
     topology = tables.topology
     counts = tables.counts[0]
@@ -339,9 +349,10 @@ def _lasts_us(tables: Tables, ride: int) -> int:
 
 @kernel
 def _leaves_us(tables: Tables, ride: int, latest_us: int) -> int:
-    """When a ride starts with somebody aboard for whom it must end by an instant; FAR where that cannot be.
+    """When a ride starts with somebody aboard for whom it must end by an instant.
 
-    Sooner than reserved where it waits for company: not before its members are there, nor before its vGPU is free.
+    FAR where that cannot be. Sooner than reserved where it waits for company: not before its
+    members are there, nor before its vGPU is free.
     """
     run = tables.intervals[interval_of(tables, ride, 0, VGPU)]
     doors_open = tables.counts[0]["now_us"] + tables.counts[0]["doors_us"]
@@ -374,7 +385,10 @@ def _rest_us(tables: Tables, stage: int, samples: int) -> int:
 
 @kernel
 def _taken_from(tables: Tables, resource: int, at_us: int) -> int:
-    """When the next interval of a resource begins that is free at an instant; FAR where none does."""
+    """When the next interval of a resource begins that is free at an instant.
+
+    FAR where none does.
+    """
     i = tables.resources[resource]["first"]
     while i != NONE and tables.intervals[i]["start_us"] < at_us:
         i = tables.intervals[i]["next"]
@@ -394,12 +408,13 @@ def _best_vgpu(
 ) -> bool:
     """Fill one hop of an offer; False where the stage has no vGPU left.
 
-    `samples` are moved, and the run lasts as `size` samples do: in a ride others come to them. `sender` is the vGPU of the stage before (`NONE` at the first), which is done at `at_us`.
+    `samples` are moved, and the run lasts as `size` samples do: in a ride others come to them.
+    `sender` is the vGPU of the stage before (`NONE` at the first), which is done at `at_us`.
 
     No vGPU can start before `floor`: the instant at which the input would have arrived over the
     fastest link, with the sender's uplink as reserved. So the search ends at the first vGPU that
-    starts then; those that could are looked at first, and only where none does all of them. The index
-    says which blocks and vGPUs cannot start before the best so far:
+    starts then; those that could are looked at first, and only where none does all of them. The
+    index says which blocks and vGPUs cannot start before the best so far:
 
         first_vgpu                                      end_vgpu
           |  vGPU  0 .. 15  |  vGPU 16 .. 31  |  vGPU 32 .. 39  |

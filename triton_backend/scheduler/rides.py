@@ -1,8 +1,8 @@
 """Rides: joint runs of several batches in a stage that boards (Graft: tails of many clients that meet).
 
-Batches of other pipelines, and of the same one, take seats in one run of their shared stage. A ride has a
-batch slot of its own (`tables`) and one interval on one vGPU, as long as its seats need; who is aboard
-changes neither:
+Batches of other pipelines, and of the same one, take seats in one run of their shared stage. A ride
+has a batch slot of its own (`tables`) and one interval on one vGPU, as long as its seats need; who
+is aboard changes neither:
 
     batch 7     [ align )[move)........
     batch 8                [align)[mv)..
@@ -19,8 +19,8 @@ changes neither:
     (`slack_us`), then leaves without them, whose requests are queued again
     done: the members go on; a ride without members is over
 
-Here: who sits where, and when it leaves. Not here: which ride a batch boards (`probe`), what ends and
-losses mean (`feedback`).
+Here: who sits where, and when it leaves. Not here: which ride a batch boards (`probe`), what ends
+and losses mean (`feedback`).
 """
 
 from triton_backend.scheduler.compiled import FAR, NONE, Record, inlined, kernel
@@ -48,9 +48,10 @@ MOST_PUT_OFF = 16  # rides, for the sake of one
 
 @inlined
 def spare_rows(tables: Tables) -> int:
-    """Rows of `out` beyond those that a dispatch must find: a seat in each stage, and rides put off.
+    """Rows of `out` beyond those that a dispatch must find.
 
-    Only the last stage of a pipeline puts rides off: members of no other are answered when they end.
+    A seat in each stage, and rides put off. Only the last stage of a pipeline puts rides off:
+    members of no other are answered when they end.
     """
     counts = tables.counts[0]
     return len(tables.out) - counts["out"] - MOST_PUT_OFF - counts["boards"]
@@ -150,7 +151,10 @@ def start_by(tables: Tables, ride: int, start_us: int) -> None:
 
 @kernel
 def bring_forward(tables: Tables, ride: int) -> bool:
-    """Let a full ride run as soon as its vGPU is free after the last arrival; True where that is sooner."""
+    """Let a full ride run as soon as its vGPU is free after the last arrival.
+
+    True where that is sooner.
+    """
     row = tables.batches[ride]
     i = interval_of(tables, ride, 0, VGPU)
     start, end = tables.intervals[i]["start_us"], tables.intervals[i]["end_us"]
@@ -167,9 +171,10 @@ def bring_forward(tables: Tables, ride: int) -> bool:
 
 @kernel
 def members_follow(tables: Tables, ride: int) -> None:
-    """Who leaves a ride sooner than before comes sooner to the next: so does that, where it is full.
+    """Who leaves a ride sooner than before comes sooner to the next.
 
-    Moves are made as soon as both links are free. Only one stage on: what lies behind it stays as reserved.
+    So does that, where it is full. Moves are made as soon as both links are free. Only one stage
+    on: what lies behind it stays as reserved.
     """
     hops = tables.offers.shape[1]
     ends = tables.intervals[interval_of(tables, ride, 0, VGPU)]["end_us"]
@@ -252,7 +257,10 @@ def can_change(tables: Tables, i: int) -> bool:
 
 @kernel
 def before_whom(tables: Tables, vgpu: int, at_us: int, latest_us: int) -> int:
-    """The first ride of a vGPU, of those that end after an instant, that may end after another; NONE where none may."""
+    """The first ride of a vGPU, of those that end after an instant, that may end after another.
+
+    NONE where none may.
+    """
     i = tables.resources[vgpu]["first"]
     while i != NONE:
         ends = tables.intervals[i]["end_us"]
@@ -335,9 +343,9 @@ def fill_from_later(tables: Tables, ride: int) -> None:
 
 @kernel
 def gives_way(tables: Tables, ride: int, rows: int) -> int:
-    """The member of a full ride that can best sit in a later one, and leaves so many rows; NONE where none can.
+    """The member of a full ride that can best sit in a later one, and leaves so many rows.
 
-    That is the one with most time left.
+    NONE where none can. That is the one with most time left.
     """
     hops = tables.offers.shape[1]
     best, most = NONE, -1
@@ -359,7 +367,10 @@ def gives_way(tables: Tables, ride: int, rows: int) -> int:
 
 @kernel
 def _seat_behind(tables: Tables, ride: int, member: int) -> int:
-    """A later ride of the vGPU that has seats for a member and ends in time for it; NONE where there is none."""
+    """A later ride of the vGPU that has seats for a member and ends in time for it.
+
+    NONE where there is none.
+    """
     batch = batch_of(tables, member)
     latest = tables.requests[tables.batches[batch]["first"]]["deadline_us"]
     i = tables.intervals[interval_of(tables, ride, 0, VGPU)]["next"]
@@ -375,7 +386,10 @@ def _seat_behind(tables: Tables, ride: int, member: int) -> int:
 
 @kernel
 def _room_behind(tables: Tables, ride: int, member: int) -> int:
-    """When a ride of as many seats could start behind one, in time for a member; FAR where none could."""
+    """When a ride of as many seats could start behind one, in time for a member.
+
+    FAR where none could.
+    """
     i = interval_of(tables, ride, 0, VGPU)
     end = tables.intervals[i]["end_us"]
     lasts = end - tables.intervals[i]["start_us"]
@@ -497,7 +511,10 @@ def close(tables: Tables, ride: int) -> None:
 
 @kernel
 def arrived(tables: Tables, batch: int, hop: int, at_us: int) -> bool:
-    """Rows of a batch are at a stage; False where it boards there and is too late for the others."""
+    """Rows of a batch are at a stage.
+
+    False where it boards there and is too late for the others.
+    """
     run = tables.intervals[interval_of(tables, batch, hop, VGPU)]
     ride = run["ride"]
     if ride == NONE or run["previous"] == 1:
@@ -524,7 +541,10 @@ def waits_us(tables: Tables, ride: int) -> int:
 
 @kernel
 def slack_us(tables: Tables, ride: int) -> int:
-    """How much later a ride may run with nobody late for it: its members, and who follows on its vGPU."""
+    """How much later a ride may run with nobody late for it.
+
+    Its members, and who follows on its vGPU.
+    """
     i = interval_of(tables, ride, 0, VGPU)
     least = _least_slack(tables, ride)
     idle = 0

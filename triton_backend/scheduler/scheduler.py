@@ -235,7 +235,10 @@ class Scheduler:
         self._prepared = _Prepared(self._plan, plan, self._topology(plan, {}), inherited)
 
     def set_ride_times(self, times: RideTimes) -> None:
-        """From now on rides are allowed this; to be said before a change to the plan that it is for."""
+        """From now on rides are allowed this.
+
+        To be said before a change to the plan that it is for.
+        """
         self._ride_times = times
         counts = self._tables.counts[0]
         counts["doors_us"], counts["patience_us"] = times
@@ -515,7 +518,10 @@ class Scheduler:
         return self._read(self._answer[:length].tolist(), (event, now_us, a, b, c, d))
 
     def _read(self, answer: list[int], event: _Numbers) -> list[Decision]:
-        """Decode the answer to an event and keep account of requests and batches; returns its decisions."""
+        """Decode the answer to an event and keep account of requests and batches.
+
+        Returns its decisions.
+        """
         decided: list[Decision] = []
         at = 0
         while at < len(answer):

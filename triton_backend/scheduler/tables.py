@@ -11,19 +11,19 @@ instants are µs. An interval has no number of its own: batch slot, stage and ki
     number          0   1   2   3   4   5   6   7   8       9  10  11  12  13  14
 
 V is the run of the stage on its vGPU. U and D are the transfer *into* the stage: on the uplink of
-the vGPU before and on the downlink of its own. A pipeline of s stages has s + 1 hops: at hop s there
-is only U, the answer's transfer, where that is counted; at stage 0 only D, the input's.
+the vGPU before and on the downlink of its own. A pipeline of s stages has s + 1 hops: at hop s
+there is only U, the answer's transfer, where that is counted; at stage 0 only D, the input's.
 
-Jobs (applications) have a record, a row of *parts*, one for each of its modules and then one for each edge
-between them, and a row of numbers for every request that is a task:
+Jobs (applications) have a record, a row of *parts*, one for each of its modules and then one for
+each edge between them, and a row of numbers for every request that is a task:
 
     jobs     [job slot]        state, deadline, what is open           parts   [job slot, part]
     tasks    [request slot]    module, first row, limit, neighbours in its job, then what it emitted
 
-Taking `Tables` apart touches an object per array, which costs a rare event more than what it does. So the
-addresses and shapes of all arrays are written down once, and the kernel that gets the event makes the
-same `Tables` of them again (`addresses`, `tables_at`). Whoever holds the addresses keeps the tables too:
-numbers keep no array alive.
+Taking `Tables` apart touches an object per array, which costs a rare event more than what it does.
+So the addresses and shapes of all arrays are written down once, and the kernel that gets the event
+makes the same `Tables` of them again (`addresses`, `tables_at`). Whoever holds the addresses keeps
+the tables too: numbers keep no array alive.
 """
 
 import ctypes
@@ -124,7 +124,8 @@ BATCH = np.dtype(
             "last",
             "dispatch_us",
             "next_free",
-            "seats",  # of a ride: rows of the joint run; 0 of a batch. Its `samples` are those taken
+            # of a ride: rows of the joint run; 0 of a batch. Its `samples` are those taken
+            "seats",
             "pool",  # of a ride: whose batches may board; NONE where an earlier plan opened it
             "aboard",  # the first member's run (an interval); NONE only while it is opened
             "missing",  # members whose rows are not there
@@ -332,9 +333,9 @@ class JobTables(NamedTuple):
 class Tables(NamedTuple):
     """Topology and state of one scheduler.
 
-    Resources are vGPUs (as `Plan.vgpus` numbers them), then links, then what only batches of earlier
-    plans still use (`handover`); hops are the most stages of any batch + 1; blocks are groups of
-    `BLOCK` vGPUs of a stage.
+    Resources are vGPUs (as `Plan.vgpus` numbers them), then links, then what only batches of
+    earlier plans still use (`handover`); hops are the most stages of any batch + 1; blocks are
+    groups of `BLOCK` vGPUs of a stage.
 
     Attributes:
         intervals: [interval] reserved times, chained per resource in the order of their starts.
@@ -350,8 +351,8 @@ class Tables(NamedTuple):
         offers: [pipeline, hop] what the last probe of a pipeline found.
         quotes: [pipeline] samples, waiting time and finish of that offer; FAR where none.
         candidates: [pipeline] the batch that its queue would send now, of late binding.
-        waiting_keep_us: [place of a candidate] its `keep_us` while it waits to open, else FAR: close
-            together, because every batch that is sent reads all of its pool.
+        waiting_keep_us: [place of a candidate] its `keep_us` while it waits to open, else FAR:
+            close together, because every batch that is sent reads all of its pool.
         heaps: [2 x pipelines + pools] timers and ready candidates of late binding.
         paths: [batch slot, hop] vGPU.
         pending: [interval] work list of the propagation of delays.
@@ -533,9 +534,9 @@ def _chain(records: Records, link: str, first_new: int, first_free: int) -> int:
 
 @inlined
 def lacks_batches(tables: Tables) -> bool:
-    """Whether fewer slots are free than one dispatch may take: its own, and one per ride that it opens.
+    """Whether fewer slots are free than one dispatch may take.
 
-    Where it boards, somebody else may open one.
+    Its own, and one per ride that it opens. Where it boards, somebody else may open one.
     """
     counts = tables.counts[0]
     slot = counts["free_batch"]
@@ -621,7 +622,10 @@ def _typing_of(kind: Any) -> Callable[[Any], Callable[[Any], Any]]:
 
 
 def by_address(example: Any) -> Any:
-    """A function of kernels: arrays as those of `example`, whose addresses and lengths memory begins with."""
+    """A function of kernels.
+
+    Arrays as those of `example`, whose addresses and lengths memory begins with.
+    """
     kind, count = typeof(example), len(_words(example))
 
     def found_at(memory: Integers) -> Any:
@@ -711,7 +715,10 @@ def pack(arrays: tuple[Any, ...]) -> Integers:
 
 
 def unpack(memory: Integers) -> JobTables:
-    """The arrays of `JobTables` that memory holds, for Python; they keep it. None where it is empty."""
+    """The arrays of `JobTables` that memory holds, for Python; they keep it.
+
+    None where it is empty.
+    """
     return cast("JobTables", views(memory, NO_JOBS)) if len(memory) else NO_JOBS
 
 

@@ -7,7 +7,8 @@ Invariant: the intervals of a resource do not overlap, and its chain is in the o
     earliest_start(at 0, length 5)  = 0      earliest_start(at 12, length 5)  = 20
     earliest_start(at 0, length 11) = 40     earliest_start(at 12, length 21) = 70
 
-What a vGPU does that is not reserved here, work of another scheduler, ends at `resources[r].idle_us`.
+What a vGPU does that is not reserved here, work of another scheduler, ends at
+`resources[r].idle_us`.
 
 The index (`free_from_us`, `block_from_us`) is a lower bound that every change keeps true: a search
 skips by it what cannot win, so it may be early, never late.
@@ -96,8 +97,8 @@ def refresh(tables: Tables, resource: int) -> None:
     if resource >= len(topology.vgpus):
         return
     pool = topology.pools[topology.vgpus[resource]["pool"]]
-    # No batch dispatched from now on is at this pool sooner than in `ahead_us`, and none runs shorter
-    # than `least_us`: what such a job would find is a bound for every real one.
+    # No batch dispatched from now on is at this pool sooner than in `ahead_us`, and none runs
+    # shorter than `least_us`: what such a job would find is a bound for every real one.
     free_from = FAR
     if tables.resources[resource]["lost"] == 0:
         at = tables.counts[0]["now_us"] + pool["ahead_us"]
@@ -123,9 +124,9 @@ def delay(tables: Tables, i: int, not_before_us: int) -> None:
 
     What follows: the next interval of the same resource, the same transfer on the other link, and
     the next step of the same batch. `Tables.pending` is the list of intervals whose followers are
-    yet to be looked at; an interval stands in it once (`pending` of its row), so it cannot overflow.
-    Starts only grow and every follower lies later, so this ends. A ride does not follow its members: who
-    comes too late for it is `rides`' matter.
+    yet to be looked at; an interval stands in it once (`pending` of its row), so it cannot
+    overflow. Starts only grow and every follower lies later, so this ends. A ride does not follow
+    its members: who comes too late for it is `rides`' matter.
     """
     intervals = tables.intervals
     hops = tables.offers.shape[1]

@@ -12,9 +12,9 @@ belongs together are neighbours. Stages name pools, and several may name the sam
 Resources are numbered: first every vGPU, then the links. A link carries one transfer at a time at
 the full rate.
 
-`nic="shared"`: one uplink and one downlink per node, whatever runs there.
-`nic="isolated"`: every pipeline has an uplink and a downlink of its own on each node, and every vGPU
-of a last stage a downlink of its own (what the published PPipe simulator assumes).
+`nic="shared"`: one uplink and one downlink per node, whatever runs there. `nic="isolated"`: every
+pipeline has an uplink and a downlink of its own on each node, and every vGPU of a last stage a
+downlink of its own (what the published PPipe simulator assumes).
 """
 
 from collections import Counter
@@ -205,7 +205,8 @@ MODULE = np.dtype(
             "first_edge",  # to the modules after it
             "end_edge",
             "tail_us",  # longest sum of budgets below it
-            "least_tail_us",  # the least way through required modules below it, nothing else running
+            # the least way through required modules below it, nothing else running
+            "least_tail_us",
             "slo_us",
         )
     ]
@@ -223,10 +224,11 @@ EDGE = np.dtype(
 
 
 class Topology(NamedTuple):
-    """Arrays that only `set_pace` changes; n counts samples, rate numbers link rates from slow to fast.
+    """Arrays that only `set_pace` changes.
 
-    Few arrays, because a call between kernels hands each of them over: where every attribute of a
-    stage or vGPU was an array of its own, simulated requests took more than twice the time.
+    N counts samples, rate numbers link rates from slow to fast. Few arrays, because a call between
+    kernels hands each of them over: where every attribute of a stage or vGPU was an array of its
+    own, simulated requests took more than twice the time.
 
     Attributes:
         queues: [queue] `QUEUE_PLAN`.
@@ -421,8 +423,9 @@ def seats_of(stage: Stage, pipeline: Pipeline, policy: QueuePolicy) -> int:
 def _reckon_company(topology: Topology, number: int, budget_us: int) -> None:
     """`boards` of a pipeline and `company_us` of its stages.
 
-    What the budget leaves beyond all runs is there for waiting, a part for each stage as its run is long. A
-    joint batch is worth its part, at most its own run, and what it lasts longer than the batch alone.
+    What the budget leaves beyond all runs is there for waiting, a part for each stage as its run is
+    long. A joint batch is worth its part, at most its own run, and what it lasts longer than the
+    batch alone.
     """
     row = topology.pipelines[number]
     first, batch = int(row["first_stage"]), int(row["batch"])
@@ -505,7 +508,10 @@ def grows(rules: LateRules | None, pipeline: Pipeline, unshared: Container[str])
 
 
 def _share_rates(rows: Records, rates_rps: NDArray[np.float64]) -> None:
-    """The part of its queue's planned rate that every pipeline has; equal ones where none is planned."""
+    """The part of its queue's planned rate that every pipeline has.
+
+    Equal ones where none is planned.
+    """
     for queue in np.unique(rows["queue"]):
         own = np.flatnonzero(rows["queue"] == queue)
         total = rates_rps[own].sum()
@@ -514,9 +520,9 @@ def _share_rates(rows: Records, rates_rps: NDArray[np.float64]) -> None:
 
 
 def _rank(plan: Plan, pipelines: Sequence[QueuedPipeline], rows: Records) -> None:
-    """Order the pipelines of every queue by what a sample costs: vGPU time at its part of the GPU's price.
+    """Order the pipelines of every queue by what a sample costs.
 
-    GPUs without a price count alike. Ties: plan order.
+    VGPU time at its part of the GPU's price. GPUs without a price count alike. Ties: plan order.
     """
     costs = np.zeros(len(rows))
     for number, known in enumerate(pipelines):
@@ -608,7 +614,9 @@ def edge_rows(plan: Plan) -> Records:
 
 
 def module_rows(plan: Plan, topology: Topology) -> Records:
-    """`MODULE` of every module, application after application; ways through models are those of one row.
+    """`MODULE` of every module, application after application.
+
+    Ways through models are those of one row.
 
     Raises:
         InputError: a module's model cannot be entered at its first block.

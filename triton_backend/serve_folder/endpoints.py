@@ -1,9 +1,9 @@
 """Where a system's Triton listens, and whom it lets in: one dataclass, from option to server.
 
 Open to everybody who reaches a port are inference, health and the metadata of models, which clients
-and probes need. Everything else that Triton answers needs the token, unless it was opened. gRPC speaks
-TLS when a certificate is given, and asks for the client's when an authority is; the server has no HTTPS,
-so plain HTTP then stays on the loopback address. Metrics do so by default.
+and probes need. Everything else that Triton answers needs the token, unless it was opened. gRPC
+speaks TLS when a certificate is given, and asks for the client's when an authority is; the server
+has no HTTPS, so plain HTTP then stays on the loopback address. Metrics do so by default.
 """
 
 import argparse

@@ -1,10 +1,10 @@
-"""Files of lines that serving processes leave behind: their names, and the order they were written in.
+"""Files of lines that serving processes leave behind.
 
-`PREFIX-START-ROLL.jsonl`: START tells the lives of processes apart, ROLL the files of one life. START
-is the wall clock in µs, or one more than the last life's where the clock went back, so that names
-alone say the order, also over a restart of the host. A START that no wall clock shows is an instant
-of a host's monotonic clock, which begins at 0 with every boot: such lives come first, in the order
-of their last lines.
+Their names, and the order they were written in. `PREFIX-START-ROLL.jsonl`: START tells the lives of
+processes apart, ROLL the files of one life. START is the wall clock in µs, or one more than the
+last life's where the clock went back, so that names alone say the order, also over a restart of the
+host. A START that no wall clock shows is an instant of a host's monotonic clock, which begins at 0
+with every boot: such lives come first, in the order of their last lines.
 """
 
 import re

@@ -2,9 +2,10 @@
 
 The serve folder has `settings.json` (written once per start), `generations/N/plan.json` (one per
 rollout) and `repository/` with a folder per Triton model: a front per served model, the scheduler,
-and a node model per node, with a file that says which generations the node has workers of: two live side
-by side while the plan changes. A second gateway has `gateway-2/` with settings and a repository of its own, of the same models but for the scheduler's.
-Every template variable is explained in `model_repo_templates/README.md`.
+and a node model per node, with a file that says which generations the node has workers of: two live
+side by side while the plan changes. A second gateway has `gateway-2/` with settings and a
+repository of its own, of the same models but for the scheduler's. Every template variable is
+explained in `model_repo_templates/README.md`.
 """
 
 import contextlib
@@ -58,8 +59,8 @@ _NODE_PREFIX = f"{RESERVED_PREFIX}node_"
 class WorkerOrigin(NamedTuple):
     """Where the names of a worker come from: the generation that it was started for.
 
-    A worker goes on under the next plan where its content stays; its sockets, slots and TCP port keep
-    the names of the generation and the vGPU number that it began with.
+    A worker goes on under the next plan where its content stays; its sockets, slots and TCP port
+    keep the names of the generation and the vGPU number that it began with.
     """
 
     generation: int
@@ -160,7 +161,10 @@ def _begin(settings: ServeSettings) -> ServeSettings:
 
 
 def gateway_folders(folder: Path) -> tuple[Path, ...]:
-    """Where the gateways of a serve folder have their repositories: itself, and below it the second's."""
+    """Where the gateways of a serve folder have their repositories.
+
+    Itself, and below it the second's.
+    """
     second = gateway_folder(folder, 1)
     return (folder, second) if (second / SETTINGS_NAME).exists() else (folder,)
 
@@ -224,7 +228,8 @@ def render_generation(
 ) -> Plan:
     """Plan file, ports of the fronts, origins of the workers of a generation, and models of new nodes.
 
-    A node that is there already does not begin with the generation before `render_node_generations` says so.
+    A node that is there already does not begin with the generation before `render_node_generations`
+    says so.
 
     Args:
         folder: the serve folder.
@@ -256,7 +261,10 @@ def render_generation(
 
 
 def render_node_generations(folder: Path, nodes: Iterable[str], generations: Iterable[int]) -> None:
-    """Write which generations nodes of this host have workers of; they look for it many times a second."""
+    """Write which generations nodes of this host have workers of.
+
+    They look for it many times a second.
+    """
     text = json.dumps(sorted(generations)) + "\n"
     for place in gateway_folders(folder):
         for node in nodes:
@@ -282,7 +290,10 @@ def read_node_generations(place: Path, node: str) -> tuple[int, ...]:
 
 
 def rendered_generations(folder: Path) -> list[int]:
-    """Numbers of the generations that a serve folder holds, in order; other files there are none."""
+    """Numbers of the generations that a serve folder holds, in order.
+
+    Other files there are none.
+    """
     names = [entry.name for entry in (folder / "generations").iterdir()]
     return sorted(int(name) for name in names if name.isascii() and name.isdigit())
 
@@ -317,8 +328,8 @@ def front_ports(
             front goes on listening; one that goes still has its own until it is unloaded.
 
     Raises:
-        InputError: there are not as many ports as the plan needs, or two gateways would serve a model
-            with entries.
+        InputError: there are not as many ports as the plan needs, or two gateways would serve a
+            model with entries.
     """
     if settings.gateways > 1 and has_entries(plan):
         name = next(model.name for model in plan.models if model.entries)
@@ -449,7 +460,8 @@ def render_front(
 ) -> None:
     """The front of a model, which begins with this generation when it is loaded."""
     tensors = request_tensors(model)
-    # Triton takes a body that is one text and nothing else (`curl --data-binary`) where it knows that one is all.
+    # Triton takes a body that is one text and nothing else (`curl --data-binary`) where it knows
+    # that one is all.
     only = [spec.dtype for spec in tensors] == [BYTES]
     _model(
         folder,
@@ -529,6 +541,9 @@ def render_template(template: str, **variables: Any) -> str:
 
 
 def _quoted(text: str) -> str:
-    """A string as Triton's configurations (protobuf text) have it; a path or a name may hold any sign."""
+    """A string as Triton's configurations (protobuf text) have it.
+
+    A path or a name may hold any sign.
+    """
     escaped = text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
     return f'"{escaped}"'

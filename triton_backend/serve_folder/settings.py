@@ -1,7 +1,8 @@
-"""The settings of a running system: one dataclass, which the offline half writes and every process reads.
+"""The settings of a running system.
 
-`ServeOptions` is what whoever serves a plan may choose; `ServeSettings` adds what makes one running
-system of it: names, folders, the token. The file is `settings.json` in the serve folder.
+One dataclass, which the offline half writes and every process reads. `ServeOptions` is what whoever
+serves a plan may choose; `ServeSettings` adds what makes one running system of it: names, folders,
+the token. The file is `settings.json` in the serve folder.
 """
 
 import json
@@ -39,8 +40,8 @@ class ServeOptions:
         noise: standard deviation of emulated latencies as a fraction of the latency; `seed` its.
         time_stretch: emulated latencies and transfers last this many times what the plan says;
             the plan must have been stretched alike.
-        interference: what emulated runs last beside those on other vGPUs of their GPU: `planned`, as the plan
-            reckons, or `overlap`, by what really runs there meanwhile.
+        interference: what emulated runs last beside those on other vGPUs of their GPU: `planned`,
+            as the plan reckons, or `overlap`, by what really runs there meanwhile.
         guard_fraction: part of a request's time that is kept back from the scheduler, for the way
             to and from it and for this machine's jitter (at least `MIN_GUARD_US`, at most a half);
             its timers ring as much earlier again. None: both are what fronts measure, at most
@@ -51,14 +52,14 @@ class ServeOptions:
         base_port: first of the TCP ports used when there are several hosts.
         host_http_port: HTTP port of the other hosts' Tritons, where a rollout loads their nodes.
         standby: keep a second scheduler that takes over where the first dies or hangs.
-        gateways: servers that take requests, one or two, on the same ports; of two each has fronts of its
-            own, one the scheduler and the other its standby.
-        cut_models: a model with entries has, for every open cut, a Triton model that takes the tensors of
-            that cut alone.
+        gateways: servers that take requests, one or two, on the same ports; of two each has fronts
+            of its own, one the scheduler and the other its standby.
+        cut_models: a model with entries has, for every open cut, a Triton model that takes the
+            tensors of that cut alone.
 
     Raises:
-        InputError: a value that the scheduler or an emulated stage would refuse once it is started, or
-            two gateways that could not stand in for each other.
+        InputError: a value that the scheduler or an emulated stage would refuse once it is started,
+            or two gateways that could not stand in for each other.
     """
 
     artifacts: Path | None = None
@@ -194,7 +195,10 @@ class ServeSettings(ServeOptions):
 
     @property
     def server_id(self) -> str | None:
-        """What this gateway's server calls itself where two share their ports; None where it is alone."""
+        """What this gateway's server calls itself where two share their ports.
+
+        None where it is alone.
+        """
         return server_id(self.gateway) if self.gateways > 1 else None
 
     @property
@@ -228,7 +232,10 @@ class ServeSettings(ServeOptions):
 
 
 def gateway_folder(folder: Path, gateway: int) -> Path:
-    """Where a gateway has its own, below the serve folder; the first has the serve folder itself."""
+    """Where a gateway has its own, below the serve folder.
+
+    The first has the serve folder itself.
+    """
     return folder / f"gateway{gateway_suffix(gateway)}" if gateway else folder
 
 

@@ -256,10 +256,11 @@ class Deployment:
 
     @cached_property
     def shelved(self) -> frozenset[str]:
-        """Models whose outputs go to shelves, whoever asked: those that modules of applications run.
+        """Models whose outputs go to shelves, whoever asked.
 
-        With two gateways all do: then a batch holds requests of two fronts, neither of which could
-        gather it, nor take the other's part of the answer.
+        Those that modules of applications run. With two gateways all do: then a batch holds
+        requests of two fronts, neither of which could gather it, nor take the other's part of the
+        answer.
         """
         if self.settings.gateways > 1:
             return frozenset(model.name for model in self.plan.models)
@@ -272,7 +273,10 @@ class Deployment:
         return frozenset(module.model for graph in graphs for module in graph.modules)
 
     def answers_from_shelves(self, name: str) -> bool:
-        """Whether a front's answers come from shelves: those of applications and of their models."""
+        """Whether a front's answers come from shelves.
+
+        Those of applications and of their models.
+        """
         return name in self.application_numbers
 
     @cached_property
@@ -309,7 +313,8 @@ class Deployment:
         """What a module reads of another one: its input, their tensor.
 
         Args:
-            edge: application, module, the module that it reads (or `THE_REQUEST`), group of rows there.
+            edge: application, module, the module that it reads (or `THE_REQUEST`), group of rows
+                there.
         """
         return self._feeds.get(edge, ()) if len(edge) == EDGE else ()
 
@@ -342,9 +347,10 @@ class Deployment:
 
     @cached_property
     def _drawn(self) -> dict[tuple[str, str], tuple[int, float]]:
-        """By model and count: most rows of a sample, and their mean, as the modules that read them say.
+        """By model and count.
 
-        Where none does, the module that gives them says the most; emulated runs then give half of it on average.
+        Most rows of a sample, and their mean, as the modules that read them say. Where none does,
+        the module that gives them says the most; emulated runs then give half of it on average.
         """
         found: dict[tuple[str, str], tuple[int, float]] = {}
         for graph in self.applications:
@@ -408,7 +414,10 @@ class Deployment:
         return round(graph.longest(times_us) * self.settings.time_stretch)
 
     def computes(self, vgpu: int) -> bool:
-        """Whether a vGPU has a stage that is not emulated: its runs last longer where memory is new."""
+        """Whether a vGPU has a stage that is not emulated.
+
+        Its runs last longer where memory is new.
+        """
         return any(self.stage_of(row).artifact is not None for row in self.rows_of(vgpu))
 
     def shelf_models(self, vgpu: int) -> tuple[ModelPlan, ...]:
@@ -421,7 +430,10 @@ class Deployment:
         return tuple({m.name: m for m in last if m.name in self.shelved}.values())
 
     def shelf_slots(self, vgpu: int) -> int:
-        """Slots of a vGPU's shelf, of both sets: batches of one that end within the longest SLO of a job."""
+        """Slots of a vGPU's shelf, of both sets.
+
+        Batches of one that end within the longest SLO of a job.
+        """
         if not self.shelf_models(vgpu):
             return 0
         slo_us = max(self.served[graph.name].slo_us for graph in self.applications)
@@ -514,7 +526,10 @@ class Deployment:
         return self.origins.index(origin) if origin in self.origins else None
 
     def slot_bytes(self, vgpu: int) -> int:
-        """Size of a worker's slots: as large as the largest stage that it was started for needs them."""
+        """Size of a worker's slots.
+
+        As large as the largest stage that it was started for needs them.
+        """
         origin, number = self.origin_of(vgpu)
         if origin is not self:
             return origin.slot_bytes(number)
@@ -529,7 +544,10 @@ class Deployment:
         return slot_needs(self.plan)
 
     def worker_slots(self, vgpu: int) -> int:
-        """Slots of a worker for one scheduler: as many batches of one as can be reserved in the longest SLO."""
+        """Slots of a worker for one scheduler.
+
+        As many batches of one as can be reserved in the longest SLO.
+        """
         origin, number = self.origin_of(vgpu)
         if origin is not self:
             return origin.worker_slots(number)
@@ -537,13 +555,17 @@ class Deployment:
 
     @property
     def slot_sets(self) -> int:
-        """Sets of slots that a worker has: two lives of the scheduler in turn grant none of the other's."""
+        """Sets of slots that a worker has.
+
+        Two lives of the scheduler in turn grant none of the other's.
+        """
         return 2 if self.settings.standby else 1
 
     def segment_slots(self, vgpu: int) -> int:
         """Slots of a worker's segment, those of both sets.
 
-        There are twice as many as batches need: slots that are held after a fault keep none waiting.
+        There are twice as many as batches need: slots that are held after a fault keep none
+        waiting.
         """
         return 2 * self.slot_sets * self.worker_slots(vgpu)
 

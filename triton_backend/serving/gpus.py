@@ -1,7 +1,7 @@
 """The GPUs of a node: which of its vGPUs need CUDA MPS, and what is set for their workers.
 
-Workers of a class that is divided by MIG get their slice by its uuid, and a daemon of their slice where several of them
-share it: each may then use all of the slice, as it was measured.
+Workers of a class that is divided by MIG get their slice by its uuid, and a daemon of their slice
+where several of them share it: each may then use all of the slice, as it was measured.
 
 Stages on CPU classes and emulated stages need nothing of this. The daemon of a node is shared by
 the generations that live side by side during a rollout, so whoever leaves last stops it.

@@ -1,11 +1,13 @@
-"""Pools that follow the load: epochs simulated one by one, vGPUs added or freed between them by advice.
+"""Pools that follow the load.
 
-What is offered is drawn once for the whole run and cut into epochs. After each, every pool is given its
-advice (`scheduler.policies.advice`): it frees vGPUs from the highest number on, or takes free GPUs of its class,
-as far as there are any. Batch sizes stay as planned; only numbers of vGPUs change.
+Epochs simulated one by one, vGPUs added or freed between them by advice. What is offered is drawn
+once for the whole run and cut into epochs. After each, every pool is given its advice
+(`scheduler.policies.advice`): it frees vGPUs from the highest number on, or takes free GPUs of its
+class, as far as there are any. Batch sizes stay as planned; only numbers of vGPUs change.
 
-An epoch begins with idle vGPUs and an empty queue: what waits or runs at a boundary is finished by the
-epoch it came in, beside the next one. With epochs of minutes and SLOs of milliseconds nothing shows.
+An epoch begins with idle vGPUs and an empty queue: what waits or runs at a boundary is finished by
+the epoch it came in, beside the next one. With epochs of minutes and SLOs of milliseconds nothing
+shows.
 """
 
 from collections.abc import Iterator, Mapping

@@ -4,9 +4,10 @@
     the stage               RESTING --> WAITING_VGPU --> RUNNING     then the next stage, or the answer
 
 It is RESTING until the reserved start of its next step, which is an event in the heap, and WAITING
-while another batch has the resource. Where it sits in a ride it is ABOARD, and the ride, which has a
-batch slot of its own, takes these steps for all. At most one event of a batch lies ahead of it.
-The end of a stage or transfer is reported to the scheduler at once, with the true instant. Not here: who goes first (`workers`, `links`).
+while another batch has the resource. Where it sits in a ride it is ABOARD, and the ride, which has
+a batch slot of its own, takes these steps for all. At most one event of a batch lies ahead of it.
+The end of a stage or transfer is reported to the scheduler at once, with the true instant. Not
+here: who goes first (`workers`, `links`).
 """
 
 from triton_backend.scheduler.compiled import NONE, Record, inlined, kernel
@@ -103,7 +104,10 @@ def _copy_seat(world: World, to: Record, stage: int) -> None:
 
 @kernel
 def carry_ride(world: World, slot: int, number: int, now_us: int) -> None:
-    """A ride is opened, other than it was, or over without a run; `number` is the one that was noted."""
+    """A ride is opened, other than it was, or over without a run.
+
+    `number` is the one that was noted.
+    """
     tables, run = world.tables, world.runs[slot]
     if tables.batches[slot]["number"] != number:
         if run["number"] == number:

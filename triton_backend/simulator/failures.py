@@ -71,10 +71,10 @@ def _schedule(world: World, failure: Failure, vgpu: int, after_us: int = NONE) -
 def reschedule_failures(
     world: World, plan: Plan, failures: tuple[Failure, ...], resources: Integers, now_us: int
 ) -> list[int]:
-    """Put failures under the numbers of a plan that has just taken over; who is lost from its start.
+    """Put failures under the numbers of a plan that has just taken over.
 
-    What is still to come for a worker goes with it to its new number, or ends with it. A failure of a
-    node or a GPU meets new workers there too.
+    Who is lost from its start. What is still to come for a worker goes with it to its new number,
+    or ends with it. A failure of a node or a GPU meets new workers there too.
 
     Args:
         world: of the new plan; its heap has the numbers of the old one.

@@ -24,9 +24,10 @@ GRID = grid_of()  # 1.00, 0.95 .. 0.05
 def find_goodput(
     plan: Plan, options: SimOptions, attainment: float = ATTAINMENT, step: float = STEP
 ) -> Goodput:
-    """Highest load factor of `grid_of(step)` at which every loaded model and application attains; else 0.
+    """Highest load factor of `grid_of(step)` at which every loaded model and application attains.
 
-    Searched from above and capped at 1; load factors are shares of the reference plan's rate.
+    Else 0. Searched from above and capped at 1; load factors are shares of the reference plan's
+    rate.
     """
     for load_factor in grid_of(step):
         at = replace(options, load_factor=load_factor, rate_rps=None, keep_uses=False)
@@ -39,7 +40,10 @@ def find_goodput(
 def goodput_report(
     plan: Plan, options: SimOptions, attainment: float = ATTAINMENT, step: float = STEP
 ) -> dict[str, Any]:
-    """The object `goodput` of `simulate --json`: jointly, and each loaded model and application alone."""
+    """The object `goodput` of `simulate --json`.
+
+    Jointly, and each loaded model and application alone.
+    """
     models, applications = loaded(plan, options)
     alone = {name: replace(options, models=(name,), applications=None) for name in models} | {
         name: replace(options, models=None, applications=(name,)) for name in applications

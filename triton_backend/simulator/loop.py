@@ -180,7 +180,10 @@ def _refuse(request: Record, reason: int) -> int:
 
 @inlined
 def _count(world: World, before: int) -> None:
-    """One more decision; how long it took, where there is room to note it, and whether it sent a batch."""
+    """One more decision.
+
+    How long it took, where there is room to note it, and whether it sent a batch.
+    """
     cursor = world.cursor[0]
     if cursor["decisions"] < len(world.ticks):
         batches = world.tables.counts[0]["batches"]

@@ -239,9 +239,10 @@ def drawn_rows(
 ) -> NDArray[np.int64]:
     """[request, part] rows that go over every edge of its application, see `Tables.parts`.
 
-    A module with r rows per request after one that has s runs a Poisson number with mean r / s per row of
-    that one (`poisson`), or so many that the mean over jobs holds (`fixed`); at most `max_rows`. Where both
-    are equal rows pair up, and so do those that modules give to one that reads several.
+    A module with r rows per request after one that has s runs a Poisson number with mean r / s per
+    row of that one (`poisson`), or so many that the mean over jobs holds (`fixed`); at most
+    `max_rows`. Where both are equal rows pair up, and so do those that modules give to one that
+    reads several.
 
     Args:
         plan: in force.

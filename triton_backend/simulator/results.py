@@ -29,8 +29,8 @@ from triton_backend.simulator.world import (
     TASK_RECORD,
 )
 
-# -1 where a request was in no batch; empty where its model lists no entries, where it is no model's or
-# no application's
+# -1 where a request was in no batch; empty where its model lists no entries, where it is no model's
+# or no application's
 OPTIONAL = ("model", "entry", "application", "dispatch_us", "batch_id", "batch_samples")
 _BATCHED = np.dtype([("batch_id", np.int64), ("batch_samples", np.int64)])
 _OUTCOMES = {SERVED: "served", LATE: "late", DROPPED: "dropped"}
@@ -135,7 +135,10 @@ class RideFill(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EntryResult:
-    """What became of requests of an entry, and of the rides that they sat in; times of answered requests."""
+    """What became of requests of an entry, and of the rides that they sat in.
+
+    Times of answered requests.
+    """
 
     outcome: Outcome
     latency_ms: Quantiles
@@ -462,7 +465,10 @@ def entry_results(
 def application_results(
     plans: Sequence[Plan], requests: Records, tasks: Records
 ) -> dict[str, ApplicationResult]:
-    """Figures per application of the first plan; of modules, under plans that have the very same."""
+    """Figures per application of the first plan.
+
+    Of modules, under plans that have the very same.
+    """
     found: dict[str, ApplicationResult] = {}
     application = requests["application"]
     of_task = application[tasks["request"]]
@@ -592,11 +598,11 @@ def request_columns(result: SimResult) -> dict[str, NDArray[Any]]:
     """One row per request, by arrival.
 
     Returns:
-        `request` (its number), `model` (empty of a job), `entry` (empty where its model lists none),
-        `application` (of a job, else empty), `samples`,
-        `arrival_us`, `deadline_us`, `dispatch_us` (its first stage began), `finish_us` (of the answer, or of
-        the drop), `batch_id`, `batch_samples`, `outcome` (served,
-        late, dropped) and `reason` (of a drop, else empty). Instants count from the run's start.
+        `request` (its number), `model` (empty of a job), `entry` (empty where its model lists
+        none), `application` (of a job, else empty), `samples`, `arrival_us`, `deadline_us`,
+        `dispatch_us` (its first stage began), `finish_us` (of the answer, or of the drop),
+        `batch_id`, `batch_samples`, `outcome` (served, late, dropped) and `reason` (of a drop, else
+        empty). Instants count from the run's start.
     """
     rows = result.requests
     # number -1, the last, is of no model, entry or application

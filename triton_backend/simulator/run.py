@@ -74,7 +74,10 @@ _P90 = 1.2815515655446004  # standard deviations of a normal distribution
 
 
 class _Run(NamedTuple):
-    """A run in progress: its plans so far, the world, and busy seconds per class before the last."""
+    """A run in progress.
+
+    Its plans so far, the world, and busy seconds per class before the last.
+    """
 
     plans: tuple[Plan, ...]
     world: World
@@ -149,7 +152,10 @@ class Stepwise:
         return self._requests[: self._count]
 
     def offer(self, rows: Records) -> None:
-        """Requests by arrival, none before what has happened; they end under the plan of their arrival."""
+        """Requests by arrival, none before what has happened.
+
+        They end under the plan of their arrival.
+        """
         if self._count + len(rows) > len(self._requests):
             grown = np.zeros(2 * (self._count + len(rows)), dtype=self._requests.dtype)
             grown[: self._count] = self.requests
@@ -166,7 +172,8 @@ class Stepwise:
     def change(self, plan: Plan, at_us: int) -> None:
         """Another plan takes over, with work in flight."""
         change = PlanChange(at_s=at_us / US_PER_S, plan=plan)
-        # A change goes by the queues of the first plan; here requests have the numbers of the plan in force.
+        # A change goes by the queues of the first plan; here requests have the numbers of the plan
+        # in force.
         self._number_queues(_queues(self._run.plans[0]))
         self._run = _change_plan(self._run, self._options, change)
         # Those of before may still sit in rides, which count by their number.

@@ -22,7 +22,10 @@ SIMULATED = (*POLICIES, *SIMULATOR_ONLY)  # every policy a simulation can run
 
 
 def from_papers(name: str) -> ModuleType:
-    """A module of `papers/`, loaded when asked for: that of a policy of `SIMULATOR_ONLY`, or `late_rules`."""
+    """A module of `papers/`, loaded when asked for.
+
+    That of a policy of `SIMULATOR_ONLY`, or `late_rules`.
+    """
     return import_module(f"{PAPERS}.{name}")
 
 
@@ -31,8 +34,8 @@ class PlanChange:
     """At `at_s` another plan takes over, its new workers up by then, with work in flight.
 
     Attributes:
-        flush: nothing is dispatched from `at_s` on, and `plan` takes over, with new workers only, when
-            nothing is in flight any more (the migration of the PPipe paper).
+        flush: nothing is dispatched from `at_s` on, and `plan` takes over, with new workers only,
+            when nothing is in flight any more (the migration of the PPipe paper).
     """
 
     at_s: float
@@ -68,7 +71,8 @@ class SimOptions:
         admission: refuse what the gateway refuses under overload.
         latency_noise_cv: coefficient of variation of a stage's run time; the mean is the table's.
         interference: how vGPUs of a GPU slow each other down, one of `INTERFERENCE`.
-        interference_noise: 90th percentile of a run's relative deviation from that, where it is overlap.
+        interference_noise: 90th percentile of a run's relative deviation from that, where it is
+            overlap.
         failures: what is gone when.
         changes: of plan, in the order of their instants.
         keep_uses: record every use of a vGPU.

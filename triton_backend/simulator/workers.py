@@ -13,8 +13,8 @@ What a batch lasts beside those on other vGPUs of its GPU (`cursor.interference`
 
 A ride runs once for all who sit in it, as soon as its start has come and nobody is missing.
 
-At every start and end on a GPU the batches that run there are timed again. Work is whole 1/1024 µs and
-factors are whole 1/2**20, so that every machine agrees; ends are rounded to whole µs.
+At every start and end on a GPU the batches that run there are timed again. Work is whole 1/1024 µs
+and factors are whole 1/2**20, so that every machine agrees; ends are rounded to whole µs.
 """
 
 from collections.abc import Sequence
@@ -314,7 +314,10 @@ def answer(world: World, slot: int, now_us: int) -> None:
 
 @inlined
 def begin(world: World, slot: int, latency_us: int, now_us: int) -> None:
-    """A batch begins to run that would last so long as planned: its work, and what it does to others."""
+    """A batch begins to run that would last so long as planned.
+
+    Its work, and what it does to others.
+    """
     run = world.runs[slot]
     hop = world.hops[slot, run["stage"]]
     run["work"] = max(1, latency_us * ONE // hop["factor"]) * WORK
@@ -375,7 +378,8 @@ def _pace(world: World, vgpu: int, slot: int) -> int:
 def emit(world: World, request: int) -> None:
     """A task says how many rows it gives over each edge.
 
-    Of the n rows that its module runs, those before row r give R r // n of the R that go over an edge.
+    Of the n rows that its module runs, those before row r give R r // n of the R that go over an
+    edge.
     """
     tables = world.tables
     known = jobs_of(tables)

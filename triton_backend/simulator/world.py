@@ -142,7 +142,8 @@ class JobWorld(NamedTuple):
     Attributes:
         tasks: [task] records, in the order in which tasks were released; `cursor.tasks` of them.
         task_of: [request slot] the record of the task that it is.
-        rows: [request, part] rows that go over every edge of a job's application (`JobTables.parts`).
+        rows: [request, part] rows that go over every edge of a job's application
+            (`JobTables.parts`).
         first_modules: [application of the first plan] its first in the plan in force, or NONE.
         work: [module] `admission.WORK` of that plan.
     """
@@ -171,13 +172,13 @@ class World(NamedTuple):
         busy_us: [resource] time in use so far.
         uses: [stage run] which vGPU ran which batch when, by end.
         factors: what table latencies are multiplied with, in turn, in 1 / `workers.ONE`.
-        queues: [queue of the first plan, column] its number in the plan in force, NONE where it is gone;
-            rides that its requests sat in, samples and queues in those.
+        queues: [queue of the first plan, column] its number in the plan in force, NONE where it is
+            gone; rides that its requests sat in, samples and queues in those.
         admission: [queue] rows of `admission`, of the plan in force; none where all are admitted.
         seats: [stage row] `SEAT`, of the plan in force; none where all is as planned.
         beside: [resource, k] the other vGPUs of its GPU, then NONE; the same.
-        ticks: [decision] twice the CPU cycles of single decisions, 1 more where a batch was sent; as many
-            as are to be timed.
+        ticks: [decision] twice the CPU cycles of single decisions, 1 more where a batch was sent;
+            as many as are to be timed.
         cursor: [1] all that there is one of.
     """
 
@@ -317,8 +318,8 @@ def with_tables(
 ) -> World:
     """The same world after a change of plan; what is in flight goes on.
 
-    `resources` [old resource] is its new number, NONE where nothing uses it. All but the plan's links
-    begin with no time in use. Failures to come are left to the caller.
+    `resources` [old resource] is its new number, NONE where nothing uses it. All but the plan's
+    links begin with no time in use. Failures to come are left to the caller.
     """
     renewed = new_world(tables, world.requests, world.factors, admission, keep_uses=False)
     known = np.flatnonzero(resources != NONE)

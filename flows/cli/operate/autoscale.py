@@ -45,8 +45,9 @@ def autoscale(
 ) -> None:
     """Re-plan in place as request rates change, on as few GPUs as carry them.
 
-    Plans are made by the planner and with the options of the plan in force; one is made where a rate has
-    moved far enough. Beyond the GPUs there are, all models get the same share of what they ask for.
+    Plans are made by the planner and with the options of the plan in force; one is made where a
+    rate has moved far enough. Beyond the GPUs there are, all models get the same share of what they
+    ask for.
     """
     from flows.clock import Stopwatch
     from flows.operations.replanning.autoscale import follow_live, follower_of, limited

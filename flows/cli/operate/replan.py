@@ -1,4 +1,7 @@
-"""`replan`: a plan for what comes, from what was measured; and `--backtest`, what that would have done."""
+"""`replan`: a plan for what comes, from what was measured.
+
+`--backtest`, what that would have done.
+"""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -113,8 +116,8 @@ def replan(
 ) -> None:
     """Plan for the rates to come, from measured ones.
 
-    The planner and its options are those of the plan in force, but for those given. The new plan is rolled out if it gains
-    enough; otherwise the command states why the old one stays.
+    The planner and its options are those of the plan in force, but for those given. The new plan is
+    rolled out if it gains enough; otherwise the command states why the old one stays.
     """
     parameters: dict[str, Any] = {
         "warehouse": warehouse,

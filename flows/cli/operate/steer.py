@@ -23,9 +23,10 @@ def steer(
 ) -> None:
     """Re-plan within seconds as edge clients change where they split the model.
 
-    Looks four times a second at what clients announced to `poolpipe_offload` and at what came in beyond that. A plan is
-    made by the planner and with the options of the plan in force: at once where a cut has no pool or too little, and
-    where 15 % of the shares would be saved for half a minute. A change that was interrupted is finished or undone first.
+    Looks four times a second at what clients announced to `poolpipe_offload` and at what came in
+    beyond that. A plan is made by the planner and with the options of the plan in force: at once
+    where a cut has no pool or too little, and where 15 % of the shares would be saved for half a
+    minute. A change that was interrupted is finished or undone first.
     """
     from flows.clock import Stopwatch
     from flows.operations.replanning.steering import steer_live, steering_of

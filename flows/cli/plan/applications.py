@@ -46,8 +46,8 @@ def import_application(
 ) -> None:
     """Read a Triton ensemble or a KServe InferenceGraph as an application.
 
-    Rows per request, optional modules and the SLO are yours to add; what the file says and an application
-    cannot is named.
+    Rows per request, optional modules and the SLO are yours to add; what the file says and an
+    application cannot is named.
     """
     from dataclasses import replace
 

@@ -71,10 +71,10 @@ def plan(
 ) -> None:
     """Decide which GPUs serve which blocks of which model.
 
-    The plan is verified, stored and shown. By default `pool` keeps two fifths of every SLO free for waits
-    that a plan does not see (--slo-margin 0.4): a model with an SLO of 100 ms is planned to run in 60.
-    Ctrl-C and --time-limit end the search with the best plan so far and its gap.
-    Options of the planner itself, as --overflow of `pool`, are listed by `poolpipe planners`.
+    The plan is verified, stored and shown. By default `pool` keeps two fifths of every SLO free for
+    waits that a plan does not see (--slo-margin 0.4): a model with an SLO of 100 ms is planned to
+    run in 60. Ctrl-C and --time-limit end the search with the best plan so far and its gap. Options
+    of the planner itself, as --overflow of `pool`, are listed by `poolpipe planners`.
     """
     from flows.cli.plan.planners import own_options
     from flows.cli.plan.watching import watched

@@ -1,4 +1,7 @@
-"""`planners`: who plans, for what, and with which options of their own; and reading those options."""
+"""`planners`: who plans, for what, and with which options of their own.
+
+Reading those options.
+"""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -18,8 +21,8 @@ COLUMNS = ("planner", "objectives", "plans for", "margin")
 def planners(*, as_json: AsJson = False) -> None:
     """List the planners and their options.
 
-    Give the options to `plan` as they are listed here. The margin is the share of every SLO that a planner keeps
-    free by default.
+    Give the options to `plan` as they are listed here. The margin is the share of every SLO that a
+    planner keeps free by default.
     """
     from flows.planning import registry
 

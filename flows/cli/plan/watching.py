@@ -1,4 +1,7 @@
-"""The watch of a planning run on the command line: a bar, or lines of JSON; Ctrl-C ends it with a plan."""
+"""The watch of a planning run on the command line: a bar, or lines of JSON.
+
+Ctrl-C ends it with a plan.
+"""
 
 import json
 import sys

@@ -48,7 +48,8 @@ def engines(
 ) -> None:
     """Build TensorRT engines for a plan's stages.
 
-    So that GPUs serve it. Without them a plan for GPU classes is served by emulated workers. An engine holds the largest batch that the policy may send.
+    So that GPUs serve it. Without them a plan for GPU classes is served by emulated workers. An
+    engine holds the largest batch that the policy may send.
     """
     from flows.cli.project import the_plan
     from flows.files import check_writable, write_plan

@@ -54,8 +54,9 @@ def crop(
 ) -> None:
     """Write a graph that cuts boxes out of pictures and brings them to one size.
 
-    Split it with `--blocks 1`, profile it and name it in an application like any model: its module reads the
-    request's picture as `image`, a detector's boxes as `box` and, with --label, its labels as `label`.
+    Split it with `--blocks 1`, profile it and name it in an application like any model: its module
+    reads the request's picture as `image`, a detector's boxes as `box` and, with --label, its
+    labels as `label`.
     """
     from dataclasses import asdict
 

@@ -27,8 +27,8 @@ def export_heads(
 ) -> None:
     """Write blocks [0, p) for every cut p of a model, and cuts.json with the tensors of each cut.
 
-    Every head is checked, with its tail, against the whole model. Latencies of tails are the least that
-    were measured, where the model was profiled. `poolpipe-client` runs the heads.
+    Every head is checked, with its tail, against the whole model. Latencies of tails are the least
+    that were measured, where the model was profiled. `poolpipe-client` runs the heads.
     """
     from flows.preparation.heads import CUTS_NAME, export_heads, stored_tails_us
     from flows.preparation.splitting.stored_split import read_split

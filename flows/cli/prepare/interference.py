@@ -68,8 +68,8 @@ def fit_interference(
 ) -> None:
     """Fit the interference model of a GPU class to pairs measured side by side.
 
-    Seven tenths of the pairs train it, the rest says how well it does. Where a constant does no worse,
-    the constant is the model.
+    Seven tenths of the pairs train it, the rest says how well it does. Where a constant does no
+    worse, the constant is the model.
     """
     from flows.clock import now_utc
     from flows.preparation.interference import stored_tables, tables

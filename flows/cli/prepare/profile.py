@@ -102,7 +102,8 @@ def profile(
 ) -> None:
     """Measure every block that was not measured yet, or every pair of models.
 
-    On every class of the cluster, size of vGPU and batch: equal parts while all of them work, percents alone. An interruption loses one cell.
+    On every class of the cluster, size of vGPU and batch: equal parts while all of them work,
+    percents alone. An interruption loses one cell.
     """
     from flows.preparation.profiling.measure import MeasureLimits
     from flows.preparation.profiling.model_profile import profile_step

@@ -1,4 +1,7 @@
-"""What the commands of this group act on: models that were split, classes, and how engines are built."""
+"""What the commands of this group act on.
+
+Models that were split, classes, and how engines are built.
+"""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -23,7 +26,10 @@ Names = Annotated[
 def model_names(
     work: "Workspace", names: Iterable[str] | None, *, on_gpus: bool = False
 ) -> list[str]:
-    """The models asked for, or all that were split here; of all, on GPUs, those that are no Python steps."""
+    """The models asked for, or all that were split here.
+
+    Of all, on GPUs, those that are no Python steps.
+    """
     from flows.preparation.splitting.stored_split import read_split
     from triton_backend.contract.errors import InputError
     from warehouse import profiles

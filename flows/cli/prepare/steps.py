@@ -22,8 +22,8 @@ def steps(
 ) -> None:
     """Prepare the Python steps that a workload names.
 
-    Each is imported, run on its samples and stored as a model of one block. Its package beside the workload is
-    copied: prepare, profile and plan again after a change.
+    Each is imported, run on its samples and stored as a model of one block. Its package beside the
+    workload is copied: prepare, profile and plan again after a change.
     """
     from flows.preparation.steps.given import read_steps
     from flows.preparation.steps.prepare import prepare_steps

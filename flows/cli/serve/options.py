@@ -68,7 +68,10 @@ class Connection:
     ] = 1
 
     def arguments(self) -> dict[str, Any]:
-        """As the load generator's command line has them, `url` and `protocol` aside; None: not given."""
+        """As the load generator's command line has them, `url` and `protocol` aside.
+
+        None: not given.
+        """
         return {
             "ca": self.ca,
             "cert": self.cert,

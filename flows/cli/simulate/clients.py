@@ -1,4 +1,7 @@
-"""`simulate --clients FILE --links TRACE [--steer]`: clients that offload over recorded links, plans that follow them."""
+"""`simulate --clients FILE --links TRACE [--steer]`.
+
+Clients that offload over recorded links, plans that follow them.
+"""
 
 import csv
 import gzip
@@ -23,7 +26,9 @@ COLUMNS = ("time_s", "mbit_per_s")
 
 
 def read_links(path: Path) -> dict[str, list[tuple[float, float]]]:
-    """Rows (seconds, Mbit/s) by name of the link; of a file without the column `link` by the empty name.
+    """Rows (seconds, Mbit/s) by name of the link.
+
+    Of a file without the column `link` by the empty name.
 
     Raises:
         InputError: it cannot be read as such.
@@ -50,10 +55,12 @@ def read_links(path: Path) -> dict[str, list[tuple[float, float]]]:
 def read_clients(
     path: Path, links: Mapping[str, Sequence[tuple[float, float]]], sizes: Mapping[str, list[int]]
 ) -> list["ClientSpec"]:
-    """The clients of `clients.yaml`; `sizes` are bytes that cross each cut, by model, where they are known.
+    """The clients of `clients.yaml`.
 
-    A client's `link` names its rows in the file of links; of a file with one link it says nothing. Beside what every
-    client has it may state `rtt_us`, `upload_bytes` (one per cut) and `link_from_s`, where in its link it begins.
+    `sizes` are bytes that cross each cut, by model, where they are known. A client's `link` names
+    its rows in the file of links; of a file with one link it says nothing. Beside what every client
+    has it may state `rtt_us`, `upload_bytes` (one per cut) and `link_from_s`, where in its link it
+    begins.
 
     Raises:
         InputError: a field is missing or wrong.

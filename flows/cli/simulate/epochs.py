@@ -1,7 +1,7 @@
 """`simulate --epoch S [--autoscale]`: epochs one by one, pools or plans following the load.
 
-Pools follow the advice on GPUs. Where parts of a GPU are shared in turns, a pool cannot grow by itself:
-plans follow the load instead, as `poolpipe autoscale` does it.
+Pools follow the advice on GPUs. Where parts of a GPU are shared in turns, a pool cannot grow by
+itself: plans follow the load instead, as `poolpipe autoscale` does it.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -23,7 +23,10 @@ if TYPE_CHECKING:
 def _show_plans(
     plan: "Plan", options: "SimOptions", period_s: float, work: "Workspace", *, as_json: bool
 ) -> None:
-    """The same where plans follow; an epoch has `gpus` and `plan_id` of its beginning, and no pools."""
+    """The same where plans follow.
+
+    An epoch has `gpus` and `plan_id` of its beginning, and no pools.
+    """
     from flows.operations.replanning.autoscale import follow_simulated, follower_of
 
     with progress("simulating") as report:
@@ -62,8 +65,8 @@ def show_epochs(
 ) -> None:
     """Simulate and print epochs, after each of which pools or plans may follow the load.
 
-    The JSON object has `policy`, `seed`, `duration_s`, `attainment` over all, `gpu_hours` that pools
-    held, and `epochs`.
+    The JSON object has `policy`, `seed`, `duration_s`, `attainment` over all, `gpu_hours` that
+    pools held, and `epochs`.
 
     Raises:
         InputError: an option does not fit the plan, or a file cannot be used.

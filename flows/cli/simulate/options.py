@@ -1,7 +1,8 @@
 """Options of `simulate`: a dataclass for each kind of run, which says what goes together.
 
-All are run by a scheduler (`ServedRun`). Load comes from clients that follow their links (`ClientsRun`), or
-is offered (`OfferedRun`): once (`PlainRun`), at many factors (`GoodputRun`) or epoch by epoch (`EpochRun`).
+All are run by a scheduler (`ServedRun`). Load comes from clients that follow their links
+(`ClientsRun`), or is offered (`OfferedRun`): once (`PlainRun`), at many factors (`GoodputRun`) or
+epoch by epoch (`EpochRun`).
 """
 
 from collections.abc import Mapping

@@ -129,7 +129,10 @@ class SimulationRequest:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> "SimulationRequest":
-        """Inverse of `to_dict`; takes what was kept when a run had one change at most, by a flush."""
+        """Inverse of `to_dict`.
+
+        Takes what was kept when a run had one change at most, by a flush.
+        """
         from triton_backend.contract.plan import Plan
         from triton_backend.simulator.scenario import PlanChange, SimOptions
 

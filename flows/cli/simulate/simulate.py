@@ -30,8 +30,8 @@ def simulate(
 ) -> None:
     """Run a plan against load, in virtual time.
 
-    The scheduler is the one that serves. Of events at one instant, ends come first, then timers, then
-    arrivals one by one, in the order of the trace.
+    The scheduler is the one that serves. Of events at one instant, ends come first, then timers,
+    then arrivals one by one, in the order of the trace.
     """
     from flows.cli.project import the_plan
     from flows.cli.simulate.clients import show_clients

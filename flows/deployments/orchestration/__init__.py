@@ -1,1 +1,4 @@
-"""Home, server, limits and leases of Prefect. Not named `prefect`: a flow file's folder is on the path."""
+"""Home, server, limits and leases of Prefect.
+
+Not named `prefect`: a flow file's folder is on the path.
+"""

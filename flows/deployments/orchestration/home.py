@@ -6,8 +6,8 @@ so that a shared server (`PREFECT_API_URL`) is used unchanged.
 
 The API of a server has workers run code. A server that is started from here therefore refuses every
 request without the project's own credentials (a random word, made once), gives the page of another
-origin no answer to read, and takes no change without a CSRF token. The credentials are in the profile of
-Prefect's folder, which only the user may read; the command `prefect` finds them there.
+origin no answer to read, and takes no change without a CSRF token. The credentials are in the
+profile of Prefect's folder, which only the user may read; the command `prefect` finds them there.
 """
 
 import os
@@ -61,7 +61,10 @@ def prepare_prefect(home: Path, *, origin: str = NO_PAGE) -> None:
 
 
 def _own_credentials(environment: Mapping[str, str], auth: str) -> dict[str, str]:
-    """Our credentials for a server on this machine; for another one none but what the environment says."""
+    """Our credentials for a server on this machine.
+
+    For another one none but what the environment says.
+    """
     url = environment.get("PREFECT_API_URL")
     if url and ("PREFECT_API_KEY" in environment or not is_loopback(urlsplit(url).hostname or "")):
         return {"PREFECT_PROFILE": "ephemeral"}  # Prefect's own default: not the one that has them
@@ -109,7 +112,10 @@ def _with_auth(text: str, auth: str) -> str:
 
 
 def _write(path: Path, text: str, *, over: bool) -> bool:
-    """Write a file whole, for the user alone from the first byte on; False: there is one, and it stays."""
+    """Write a file whole, for the user alone from the first byte on.
+
+    False: there is one, and it stays.
+    """
     with TemporaryDirectory(dir=path.parent, prefix=f".{path.name}.") as private:
         unfinished = Path(private) / path.name
         unfinished.write_text(text)

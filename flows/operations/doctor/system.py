@@ -34,7 +34,8 @@ from triton_backend.serve_folder.state import (
     whole_state_file,
 )
 
-# CVE-2026-24206 to 24209, requests without a login among them; mended in container 26.03, which is 2.67.
+# CVE-2026-24206 to 24209, requests without a login among them; mended in container 26.03, which is
+# 2.67.
 BULLETIN = "NVIDIA's bulletin 5828 of May 2026"
 FIXED_VERSION = (2, 67)
 OLDEST_TOKEN = timedelta(days=90)

@@ -2,8 +2,8 @@
 
 Every request counts in the minute it arrived in, under the plan in force then, whatever became of
 it and whenever; so offered = served + late + dropped + failed + still open, in every minute. A
-batch's stage counts in the minute it ended in. A job counts as a request of its application, and with it
-how many rows each of its modules ran.
+batch's stage counts in the minute it ended in. A job counts as a request of its application, and
+with it how many rows each of its modules ran.
 
 Here: which line counts where. Not here: the counts and their rows (`minute_stats`); files,
 positions in them, and the warehouse (`reader`).
@@ -61,7 +61,10 @@ class Header(NamedTuple):
 
 
 class OpenRequest(NamedTuple):
-    """An arrival without an outcome; `minute` counts from 1970; of a job, `model` is its application."""
+    """An arrival without an outcome.
+
+    `minute` counts from 1970; of a job, `model` is its application.
+    """
 
     arrival_us: int
     deadline_us: int

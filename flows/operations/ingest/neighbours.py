@@ -1,8 +1,9 @@
-"""Runs side by side on one GPU, from what the gateway logs: which batch ran beside which, and for how long.
+"""Runs side by side on one GPU, from what the gateway logs.
 
-Only GPUs of classes cut into percents that hold two vGPUs, and whole models. A run counts beside another
-where its neighbour was busy nearly all of its time with batches of one model and size. It is judged when
-the neighbour's run that spans its end has ended, because only then all of the neighbour's time is known.
+Which batch ran beside which, and for how long. Only GPUs of classes cut into percents that hold two
+vGPUs, and whole models. A run counts beside another where its neighbour was busy nearly all of its
+time with batches of one model and size. It is judged when the neighbour's run that spans its end
+has ended, because only then all of the neighbour's time is known.
 
 Here: which runs lie beside which. Not here: counting them (`minute_stats`).
 """

@@ -1,12 +1,13 @@
 """Plans that follow the load every few seconds (gpulets, sections 4.1, 4.5, 4.6 and the authors' code).
 
-Rates are averaged with a weight that falls by the second; what is planned for is the highest of the last
-half minute, or what the last minute's trend comes to at the end of the next period, with headroom. A plan is made where that has moved far enough: on as few GPUs as carry it, with
-as few changes as possible, and where no GPUs carry it, for as much of it as can be. It takes over with work
-in flight, once what is new has been loaded.
+Rates are averaged with a weight that falls by the second; what is planned for is the highest of the
+last half minute, or what the last minute's trend comes to at the end of the next period, with
+headroom. A plan is made where that has moved far enough: on as few GPUs as carry it, with as few
+changes as possible, and where no GPUs carry it, for as much of it as can be. It takes over with
+work in flight, once what is new has been loaded.
 
-Here: when, and for what. Not here: how plans are made (`backtest_run.cheapest_planner`) and brought into
-force (`release.rollout`).
+Here: when, and for what. Not here: how plans are made (`backtest_run.cheapest_planner`) and brought
+into force (`release.rollout`).
 """
 
 import math
@@ -94,7 +95,10 @@ class RateTracker:
         return found
 
     def _expected_rps(self, counts: Sequence[float]) -> float:
-        """Where the line through the last minute's counts ends; 0 where it does not rise beyond chance."""
+        """Where the line through the last minute's counts ends.
+
+        0 where it does not rise beyond chance.
+        """
         if len(counts) < LEAST_TREND_S:
             return 0.0
         values = np.asarray(counts)
@@ -111,7 +115,9 @@ class RateTracker:
 
 @dataclass(slots=True, kw_only=True)
 class Follower:
-    """The plan in force and what it was made for; a planner that goes on from the plan it made last.
+    """The plan in force and what it was made for.
+
+    A planner that goes on from the plan it made last.
 
     Attributes:
         planned_rps: what the plan in force was made for, by model.
@@ -165,8 +171,8 @@ def follower_of(
     """Who follows a plan with plans of its planner and options, made of the warehouse's profiles.
 
     Raises:
-        InputError: the plan is of applications, a model was not profiled, or the planner is not known
-            any more.
+        InputError: the plan is of applications, a model was not profiled, or the planner is not
+            known any more.
     """
     if in_force.applications:
         raise InputError(
@@ -341,7 +347,10 @@ class System(Brought, Protocol):
 
 @dataclass(slots=True, kw_only=True)
 class LiveState:
-    """Where a run stands: counts when they were last read, seconds since, seconds of the period so far."""
+    """Where a run stands.
+
+    Counts when they were last read, seconds since, seconds of the period so far.
+    """
 
     tracker: RateTracker
     before: Mapping[str, int] = field(default_factory=dict[str, int])
@@ -350,7 +359,9 @@ class LiveState:
 
 
 def watch_second(state: LiveState, system: System, say: Callable[[str], None]) -> None:
-    """Wait a second and count; a rollout, a slow machine or a gateway that is away may take several.
+    """Wait a second and count.
+
+    A rollout, a slow machine or a gateway that is away may take several.
 
     Raises:
         InputError: nothing is being served any more.
@@ -423,12 +434,13 @@ def bring_plans(
 ) -> None:
     """Bring plans into force as they follow, for so many decisions or until interrupted.
 
-    `advisory` says what would be done, and does nothing. A rollout that fails leaves the plan in force, and
-    the next decision asks again. Another rollout (`replan`, a person's) may bring another plan: it is gone on from.
+    `advisory` says what would be done, and does nothing. A rollout that fails leaves the plan in
+    force, and the next decision asks again. Another rollout (`replan`, a person's) may bring
+    another plan: it is gone on from.
 
     Raises:
-        InputError: nothing is being served, no plan serves what is asked for, or the plan that another rollout
-            brought cannot be gone on from.
+        InputError: nothing is being served, no plan serves what is asked for, or the plan that
+            another rollout brought cannot be gone on from.
     """
     served = guide.in_force
     while decisions is None or decisions > 0:

@@ -1,8 +1,8 @@
 """What replanning would have done over measured days: period by period, seeing only the past.
 
 Every period is forecast from the intervals before it, planned for at least cost, and held against
-what really came. Capacity is what the plan's vGPUs carry; an interval's requests above it are lost (a
-fluid view: queues do not carry over). Here: the arithmetic. Not here: the planner and the
+what really came. Capacity is what the plan's vGPUs carry; an interval's requests above it are lost
+(a fluid view: queues do not carry over). Here: the arithmetic. Not here: the planner and the
 simulator, which come in as functions, and the chart (`flows/reporting`).
 """
 
@@ -29,7 +29,8 @@ class Period:
     Attributes:
         first, intervals: the first interval of the period, and how many it has.
         gpus: GPUs the plan uses.
-        planned_rps: what the plan promises; `capacity_rps`, at least as much, is what its vGPUs can.
+        planned_rps: what the plan promises; `capacity_rps`, at least as much, is what its vGPUs
+            can.
         offered_rps, served_rps: means over the period; served is offered up to capacity.
         plan_seconds: wall time of the planner, with every attempt it made.
     """

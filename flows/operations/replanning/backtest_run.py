@@ -2,8 +2,9 @@
 
 Every period is planned for the least cost at the rates that were forecast (every GPU counts the
 same where no prices are stated); where the cluster cannot carry them, for the most it can carry.
-The backtest itself counts fluid, what a plan's vGPUs can carry against a minute's rate; single minutes drawn from it
-are therefore simulated, request by request with the SLO, and both figures stand side by side.
+The backtest itself counts fluid, what a plan's vGPUs can carry against a minute's rate; single
+minutes drawn from it are therefore simulated, request by request with the SLO, and both figures
+stand side by side.
 """
 
 from collections.abc import Callable, Mapping
@@ -58,7 +59,10 @@ class BacktestOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sample:
-    """Requests of the simulated intervals: offered, served in time, and served by the fluid count."""
+    """Requests of the simulated intervals.
+
+    Offered, served in time, and served by the fluid count.
+    """
 
     intervals: int
     offered: int
@@ -154,9 +158,10 @@ def cheapest_planner(
     objective: str = "cost",
     in_force: Plan | None = None,
 ) -> Planner:
-    """Least of an objective at the rates asked for; the most the cluster can do where they are too high.
+    """Least of an objective at the rates asked for.
 
-    Each plan keeps what it can of the one before in its place, the first one of that in force.
+    The most the cluster can do where they are too high. Each plan keeps what it can of the one
+    before in its place, the first one of that in force.
     """
     plans: list[Plan] = [] if in_force is None else [in_force]
 

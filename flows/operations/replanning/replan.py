@@ -75,7 +75,9 @@ def options_of(in_force: Plan | None) -> PlanOptions:
 def measured_rates(
     work: Workspace, names: Sequence[str], since: datetime, until: datetime
 ) -> RateHistory:
-    """Per-minute rates of models and applications from the warehouse; minutes without a request count as 0.
+    """Per-minute rates of models and applications from the warehouse.
+
+    Minutes without a request count as 0.
 
     Raises:
         InputError: nothing was measured in that time.
@@ -182,7 +184,10 @@ def busiest_minutes(history: RateHistory, seed: int) -> dict[str, np.ndarray]:
 
 
 def judge(plan: Plan, arrivals: Mapping[str, np.ndarray], seed: int) -> PlanWorth:
-    """A plan's attainment on given arrivals, simulated; a model or application it does not have attains 0."""
+    """A plan's attainment on given arrivals, simulated.
+
+    A model or application it does not have attains 0.
+    """
     served = {one.name for one in (*plan.models, *plan.applications)}
     known = {name: instants for name, instants in arrivals.items() if name in served}
     duration_s = BUSIEST_MINUTES * float(MINUTE_S)

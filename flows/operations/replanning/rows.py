@@ -1,6 +1,7 @@
-"""Rows per request of modules, as measured: what a plan is made and simulated with in place of what was foreseen.
+"""Rows per request of modules, as measured.
 
-Modules whose rows pair up, by the workload, go on to pair up: they have one mean, over all of them.
+What a plan is made and simulated with in place of what was foreseen. Modules whose rows pair up, by
+the workload, go on to pair up: they have one mean, over all of them.
 """
 
 from collections.abc import Mapping, Sequence
@@ -13,7 +14,8 @@ from triton_backend.contract.plan import Plan
 from warehouse.observations import module_rows_between
 
 ENOUGH_SAMPLES = 100
-# A module that runs `max_rows` on the mean would run as many for every request, whatever its givers say.
+# A module that runs `max_rows` on the mean would run as many for every request, whatever its givers
+# say.
 BELOW_MOST = 1 - 1e-6
 
 Measured = Mapping[tuple[str, str], tuple[int, int]]
@@ -59,7 +61,8 @@ def _with_rows(application: Application, measured: Measured) -> Application:
 def _pairing(application: Application) -> list[list[Module]]:
     """Modules whose rows vary, those together that run the same rows of a request.
 
-    A module runs those of a giver that has as many; and givers of one module have as many as each other.
+    A module runs those of a giver that has as many; and givers of one module have as many as each
+    other.
     """
     groups = {m.name: [m] for m in application.modules if application.rows_vary(m)}
     for module in application.modules:

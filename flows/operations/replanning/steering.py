@@ -1,10 +1,10 @@
 """Plans that follow clients as they move their cuts, within a second (Graft, sections 3 and 6).
 
-What clients ask for are demands: a model, a cut, a latency budget, a rate. Demands of one cut and nearly one
-budget are one entry, planned for 1.1 times its rate. Another plan is made
+What clients ask for are demands: a model, a cut, a latency budget, a rate. Demands of one cut and
+nearly one budget are one entry, planned for 1.1 times its rate. Another plan is made
 
-* at once where a demand comes in at a cut that has no pool for its budget, or above the planned rate; the plan
-  is for the demands of the last ten seconds too, as far as all came at once,
+* at once where a demand comes in at a cut that has no pool for its budget, or above the planned
+  rate; the plan is for the demands of the last ten seconds too, as far as all came at once,
 * where it would save more than 15 % of what the objective counts, and would have for 30 s,
 
 at most once a second. Until it is in force, a shadow pool serves what the old plan does not know.
@@ -67,14 +67,16 @@ class Steering:
     """The plan in force, and when another one follows.
 
     Attributes:
-        planner: raises `InfeasibleError` with the entry's name where an entry cannot be served in time.
+        planner: raises `InfeasibleError` with the entry's name where an entry cannot be served in
+            time.
         changed_s: when the last plan was made.
         looked_s: when it was last looked whether a plan would save.
         saving_since_s: since when every look found that one would.
         demanded: demands of the last seconds, with their instants.
         left_out: entries that no pool of their own serves in time, at the last planning.
-        came_in: requests per second that are known to come in, by model and entry's name, where that is counted. Where
-            the demands do not fit together, those beyond that are left out, the largest first.
+        came_in: requests per second that are known to come in, by model and entry's name, where
+            that is counted. Where the demands do not fit together, those beyond that are left out,
+            the largest first.
         unfit: rates of the entries that were, at the last planning.
         plan_s: what each planning took.
     """
@@ -117,8 +119,8 @@ class Steering:
     def _kept(self, demands: Sequence[Demand], now_s: float) -> list[Demand]:
         """Demands at the rates of now and of the last seconds, all together not more than were ever at once.
 
-        A client whose link is away for a second comes back; to plan without it and then with it again costs two
-        changes, in which old and new workers are held.
+        A client whose link is away for a second comes back; to plan without it and then with it
+        again costs two changes, in which old and new workers are held.
         """
         rates: dict[Demand, float] = {}
         for demand in demands:
@@ -151,7 +153,8 @@ class Steering:
     def exceeded(self, demands: Sequence[Demand], kept: Sequence[Demand] | None = None) -> bool:
         """Whether a demand has no pool of its own, or more is asked of an entry than planned.
 
-        `kept` are the demands that a plan would be made for; those that did not fit the last one would not fit again.
+        `kept` are the demands that a plan would be made for; those that did not fit the last one
+        would not fit again.
         """
         asked: dict[tuple[str, str], float] = {}
         unfit = self._unfit_still(demands if kept is None else kept)
@@ -188,7 +191,9 @@ class Steering:
         return asked < math.fsum(known.values()) * (1 - 1e-9) or wanted.keys() != known.keys()
 
     def _planned(self, demands: Sequence[Demand]) -> Plan:
-        """A plan for demands; those that no pool of their own serves in time are left to the shadow pool.
+        """A plan for demands.
+
+        Those that no pool of their own serves in time are left to the shadow pool.
 
         Raises:
             InfeasibleError: what comes in does not fit, or it is not known what does.
@@ -196,7 +201,8 @@ class Steering:
         watch = Stopwatch()
         entries = entries_of(demands, self.came_in or {})
         doubtful = self._doubtful(entries)
-        # How many of the doubtful ones are left out; so many do not suffice; what was found with so many.
+        # How many of the doubtful ones are left out; so many do not suffice; what was found with so
+        # many.
         without, fails, found = 0, -1, None
         while True:
             unfit = dict(doubtful[:without])
@@ -243,7 +249,10 @@ class Steering:
     def _doubtful(
         self, entries: Mapping[str, Sequence[Entry]]
     ) -> list[tuple[tuple[str, str], float]]:
-        """Entries of which more is asked than comes in, and their rates; those that lack most first."""
+        """Entries of which more is asked than comes in, and their rates.
+
+        Those that lack most first.
+        """
         if self.came_in is None:
             return []
         lacks: dict[tuple[str, str], tuple[float, float]] = {}
@@ -354,7 +363,10 @@ def with_entries(
 def planner_of(
     profiles: Mapping[str, ModelProfile], cluster: Cluster, options: PlanOptions
 ) -> Planner:
-    """Plans by the planner and options of a plan; what is in force stays in its place where it can."""
+    """Plans by the planner and options of a plan.
+
+    What is in force stays in its place where it can.
+    """
 
     def plan(workload: Workload, in_force: Plan) -> Plan:
         return make_plan(profiles, cluster, workload, replace(options, previous=in_force))
@@ -456,7 +468,10 @@ def _quantiles(seconds: Sequence[float], which: tuple[int, ...] = (50, 99, 100))
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SteerTimes:
-    """How long a simulated change takes: planning as measured (None) or stated, then new workers' start."""
+    """How long a simulated change takes.
+
+    Planning as measured (None) or stated, then new workers' start.
+    """
 
     plan_s: float | None = None
     start_s: float = START_S
@@ -472,9 +487,10 @@ def steer_simulated(
     *,
     foresight: bool = False,
 ) -> tuple[ClosedLoop, int, tuple[str, ...]]:
-    """Clients against a plan, and plans that follow them; the loop, changes, and why some were not made.
+    """Clients against a plan, and plans that follow them.
 
-    With `foresight` clients decide by what their links will do.
+    The loop, changes, and why some were not made. With `foresight` clients decide by what their
+    links will do.
 
     Raises:
         InputError: clients and plan do not fit.
@@ -537,7 +553,8 @@ class CutsGuide:
         default_factory=deque[Mapping[tuple[str, int], float]]
     )  # at the instants of `counts`
     kinds: deque[Mapping[Demand, float]] = field(default_factory=deque[Mapping[Demand, float]])
-    # And by kind, at the same instants. Entries of the plan in force, by model and name, and since when:
+    # And by kind, at the same instants. Entries of the plan in force, by model and name, and since
+    # when:
     since_s: dict[tuple[str, str], float] = field(default_factory=dict[tuple[str, str], float])
 
     @property
@@ -589,9 +606,9 @@ class CutsGuide:
     ) -> list[Demand]:
         """What is announced, but not above what comes in where it has been for as long as that is counted.
 
-        Anybody may announce anything. Counted is what comes in at a demand's own entry, or where it has none at its
-        cut, beyond what others have entries for. What is new is believed, and what is at a closed cut: its client
-        cannot have sent it.
+        Anybody may announce anything. Counted is what comes in at a demand's own entry, or where it
+        has none at its cut, beyond what others have entries for. What is new is believed, and what
+        is at a closed cut: its client cannot have sent it.
         """
         if self.now_s - self.counts[0][0] < MEASURED_S:
             return list(announced)
@@ -622,14 +639,17 @@ class CutsGuide:
     def _said_rps(self) -> dict[tuple[str, int], float]:
         """The most that was announced at each cut while what is counted came in, or since.
 
-        Without it who moves would be planned for at its former cut too, as one that announced nothing there, or at its
-        next one before it could announce that: two plans for one move.
+        Without it who moves would be planned for at its former cut too, as one that announced
+        nothing there, or at its next one before it could announce that: two plans for one move.
         """
         keys = {key for said in self.said for key in said}
         return {key: max(said.get(key, 0.0) for said in self.said) for key in keys}
 
     def _rates(self) -> tuple[dict[tuple[str, str], float], float]:
-        """Requests per second of the last seconds but the very last, by model and entry; of how many seconds."""
+        """Requests per second of the last seconds but the very last, by model and entry.
+
+        Of how many seconds.
+        """
         begin_s, first = self.counts[0]
         end_s, last = max(
             ((at_s, n) for at_s, n in self.counts if at_s <= self.now_s - SAID_S),
@@ -643,7 +663,10 @@ class CutsGuide:
         return {key: max(n - first.get(key, 0), 0) / span_s for key, n in last.items()}, span_s
 
     def next_plan(self) -> Plan | None:
-        """By the demands of now; where the cluster cannot carry what comes in of them, the plan stays."""
+        """By the demands of now.
+
+        Where the cluster cannot carry what comes in of them, the plan stays.
+        """
         self.former = self.in_force
         try:
             return self.steering.next_plan(self.demands, self.now_s)
@@ -695,8 +718,8 @@ def unannounced(
 ) -> list[Demand]:
     """What comes in at each cut beyond what clients announced there, with the budgets of its entries.
 
-    Counts of a few seconds, `span_s`, are never quite what is sent: one request more or less, and where many are
-    expected so many standard deviations of theirs, are chance.
+    Counts of a few seconds, `span_s`, are never quite what is sent: one request more or less, and
+    where many are expected so many standard deviations of theirs, are chance.
     """
     said = dict(announced_rps)
     found: list[Demand] = []

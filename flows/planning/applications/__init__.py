@@ -1,4 +1,7 @@
-"""Applications: what their planners share, and Piccolo's heuristic (the exact planner is `pool`)."""
+"""Applications.
+
+What their planners share, and Piccolo's heuristic (the exact planner is `pool`).
+"""
 
 from flows.planning.applications.planners import PLANNERS
 

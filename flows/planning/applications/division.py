@@ -9,9 +9,9 @@ Budgets are whole µs. Boxes of budgets are searched, the most promising first:
                      else some on the way back to the box's least budgets
     split            a line of a path that is too long, halfway between its least budget and what it uses
 
-A box whose bound is within the gap of the best plan, or whose solution fits, is closed. The least bound of
-all boxes, open and closed, is a bound for all divisions. Whether the DAGs are trees or not makes no
-difference.
+A box whose bound is within the gap of the best plan, or whose solution fits, is closed. The least
+bound of all boxes, open and closed, is a bound for all divisions. Whether the DAGs are trees or not
+makes no difference.
 """
 
 import heapq
@@ -37,8 +37,8 @@ class Steps:
     """The cost of one line as a function of its budget, asked for where it matters.
 
     Attributes:
-        ask: the answer at a budget (µs), given a cost that none there falls below, and the answer at the next
-            smaller budget that is known: what is not cheaper need not be looked for.
+        ask: the answer at a budget (µs), given a cost that none there falls below, and the answer
+            at the next smaller budget that is known: what is not cheaper need not be looked for.
     """
 
     ask: Callable[[int, float, Answer], Answer]
@@ -47,7 +47,10 @@ class Steps:
     _known: dict[int, Answer] = field(default_factory=dict[int, Answer])
 
     def at(self, budget_us: int) -> Answer:
-        """Cost and time used, at most the budget; what is known of a larger budget holds if it fits."""
+        """Cost and time used, at most the budget.
+
+        What is known of a larger budget holds if it fits.
+        """
         budget_us = budget_us // self.quantum_us * self.quantum_us
         place, floor = bisect_left(self._ends, budget_us), 0.0
         if place < len(self._ends):

@@ -1,12 +1,13 @@
-"""Piccolo's planner as rules over one table of machines; planners it is compared with are other rules.
+"""Piccolo's planner as rules over one table of machines.
 
-A planner is a `Rules`: which machines it knows (batching, several vGPUs on a GPU, several classes),
-how it counts the worst-case latency, how many configurations a module may have, how it splits the latency,
-how often it hands remaining latency out again, whether it adds dummies (paper: table III). Errors of the
-paper that are repaired: `splitting` (Algorithm 2), `machines` (what is counted).
+Planners it is compared with are other rules. A planner is a `Rules`: which machines it knows
+(batching, several vGPUs on a GPU, several classes), how it counts the worst-case latency, how many
+configurations a module may have, how it splits the latency, how often it hands remaining latency
+out again, whether it adds dummies (paper: table III). Errors of the paper that are repaired:
+`splitting` (Algorithm 2), `machines` (what is counted).
 
-Where Algorithm 1 fails for a residual rate that is too small, dummies are tried, else whole machines of
-the configuration that the split chose are paid: ⌈T / t⌉.
+Where Algorithm 1 fails for a residual rate that is too small, dummies are tried, else whole
+machines of the configuration that the split chose are paid: ⌈T / t⌉.
 """
 
 from collections.abc import Mapping, Sequence

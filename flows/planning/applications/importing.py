@@ -1,7 +1,8 @@
 """Applications from elsewhere: a Triton ensemble's `config.pbtxt`, a KServe InferenceGraph.
 
-Text in, an `Application` out, with what could not be said here named in notes. Neither format knows SLOs
-or rows, so the SLO is asked for, and every module runs one row per request until `workload.yaml` says more.
+Text in, an `Application` out, with what could not be said here named in notes. Neither format knows
+SLOs or rows, so the SLO is asked for, and every module runs one row per request until
+`workload.yaml` says more.
 """
 
 from collections.abc import Iterator, Mapping

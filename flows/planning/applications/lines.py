@@ -1,8 +1,8 @@
 """Models that applications run, and the paths through them that must fit the SLOs.
 
 A model alone is an application of one module. Budgets are whole µs per line: a line is a model with
-all that modules, and clients of the model itself, ask of it. Here: lines, paths, room. Not here: what
-a budget buys.
+all that modules, and clients of the model itself, ask of it. Here: lines, paths, room. Not here:
+what a budget buys.
 """
 
 from collections.abc import Sequence
@@ -96,8 +96,8 @@ class Lines:
     def filled(self, times: Sequence[int]) -> list[int]:
         """Times resized so that they fill the limits; sums on any path keep them.
 
-        A line of time l on paths of at most n grows to l · limit / n (paper: Algorithm 2, line 19): on a
-        path P, no module's n is less than the length of P.
+        A line of time l on paths of at most n grows to l · limit / n (paper: Algorithm 2, line 19):
+        on a path P, no module's n is less than the length of P.
         """
         filled = [10**15] * len(self)
         for graph in self.graphs:
@@ -121,7 +121,10 @@ def _room_of_repeated(graph: Graph, times: Sequence[int], line: int, most: int) 
 
 
 def lines_to_plan(workload: Workload, objective: str, margin_of: dict[str, float]) -> Lines:
-    """The lines and graphs of a workload; `margin_of` says which part of an SLO is kept free, by name."""
+    """The lines and graphs of a workload.
+
+    `margin_of` says which part of an SLO is kept free, by name.
+    """
     demands = lines_of(workload, objective)
     numbers = {demand.name: number for number, demand in enumerate(demands)}
     alone = tuple(

@@ -1,16 +1,16 @@
 """Machines of one line and what they cost: configurations, sets of machines, worst-case latencies.
 
-A machine is a GPU (class, v vGPUs on it) that runs a whole model at one batch size: d µs per batch on
-each vGPU, t = v · b / d rows/s, price p. A set serves a line: groups of full machines in order of t / p,
-highest first, then at most one partial machine (paper: section III-B). Cost is by occupancy: a machine
-that is used at f of t rows/s costs p · f / t.
+A machine is a GPU (class, v vGPUs on it) that runs a whole model at one batch size: d µs per batch
+on each vGPU, t = v · b / d rows/s, price p. A set serves a line: groups of full machines in order
+of t / p, highest first, then at most one partial machine (paper: section III-B). Cost is by
+occupancy: a machine that is used at f of t rows/s costs p · f / t.
 
 Worst-case latency of a machine, by rule:
     tc   d + b / w, w the rate not yet assigned where its group begins (theorem 1, as Algorithm 1 counts)
     dt   d + b / f, f its own rate
     2d   2 d, for a partial machine at least d + b / f
-Here: Algorithm 1, the dummy generator, and the cheapest set by exhaustive search with a bound. Not here:
-how time is split among lines.
+Here: Algorithm 1, the dummy generator, and the cheapest set by exhaustive search with a bound. Not
+here: how time is split among lines.
 """
 
 from collections.abc import Iterator, Sequence
@@ -148,8 +148,9 @@ def padded(
 ) -> MachineSet:
     """The dummy generator (section III-D): cheaper where lower ranks give way to one machine.
 
-    For a configuration i whose lower ranks run u < t rows/s together: w' = b / (L - d) rows/s, of which
-    w' - u are dummies, let one machine of i take them all. The cheapest change is made, until none is.
+    For a configuration i whose lower ranks run u < t rows/s together: w' = b / (L - d) rows/s, of
+    which w' - u are dummies, let one machine of i take them all. The cheapest change is made, until
+    none is.
     """
     while True:
         changed = closed(machines, served, rate_rps, budget_us)
@@ -198,13 +199,14 @@ def cheapest(
     whole: bool = False,
     costs: tuple[float, float] = (0.0, inf),
 ) -> MachineSet | None:
-    """The cheapest set within a budget under `tc`, as the paper counts it; None where there is none.
+    """The cheapest set within a budget under `tc`, as the paper counts it.
 
-    With `whole`, machines are paid and run whole (accounting `tc-padded`): what clients leave of them is
-    dummies. Else the last machine may be partial (`tc-tail`).
+    None where there is none. With `whole`, machines are paid and run whole (accounting
+    `tc-padded`): what clients leave of them is dummies. Else the last machine may be partial
+    (`tc-tail`).
 
-    Exact: depth first over how many full machines of each rank; what is left costs at least its rate
-    times the least price per row/s of the ranks that are left.
+    Exact: depth first over how many full machines of each rank; what is left costs at least its
+    rate times the least price per row/s of the ranks that are left.
 
     Args:
         machines: in their rank order.
@@ -222,7 +224,10 @@ def cheapest(
 
 
 class _Search:
-    """Depth-first search; `found` is ((rank, machines), …) of the cheapest set, with its dummies."""
+    """Depth-first search.
+
+    `found` is ((rank, machines), …) of the cheapest set, with its dummies.
+    """
 
     def __init__(
         self,

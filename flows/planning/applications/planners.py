@@ -1,7 +1,7 @@
 """Piccolo as a planner, and any other rules as one: options to rules, machines to a plan.
 
-Such planners bill by occupancy and count gathering as their rules do; their bound is the cost of their
-own plan, so it says nothing of others (the exact planner is `pool`).
+Such planners bill by occupancy and count gathering as their rules do; their bound is the cost of
+their own plan, so it says nothing of others (the exact planner is `pool`).
 """
 
 from collections.abc import Callable

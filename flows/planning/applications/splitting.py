@@ -1,8 +1,8 @@
 """How the latency of an application is split among its modules (Piccolo, Algorithm 2).
 
-From the shortest configuration of every line, switch by switch, the one that is worth most, until none
-saves and fits. As printed the algorithm runs for ever (a switch back has the same ratio), so only
-cheaper configurations are looked at; line 13 tests the new configuration, line 15 stores it.
+From the shortest configuration of every line, switch by switch, the one that is worth most, until
+none saves and fits. As printed the algorithm runs for ever (a switch back has the same ratio), so
+only cheaper configurations are looked at; line 13 tests the new configuration, line 15 stores it.
 
     latency_cost   a switch is worth what it saves per latency (Algorithm 2)
     throughput     a switch is worth the throughput of its configuration (Picc-tb)
@@ -51,7 +51,10 @@ def by_switches(
 def switched(
     lines: Lines, tables: Tables, rates: Sequence[float], rule: str, value: Worth
 ) -> tuple[list[int], list[Machine]] | None:
-    """Latencies (us) and configurations of every line after the last switch; None where none fits."""
+    """Latencies (us) and configurations of every line after the last switch.
+
+    None where none fits.
+    """
 
     def latency(line: int, machine: Machine) -> int:
         return ceil(machine.latency_us(rule, rates[line], machine.rate_rps) - 1e-3)

@@ -1,5 +1,6 @@
-"""Decomposition by blocks: a master over resource vectors, one pricing program per block, a proven bound.
+"""Decomposition by blocks.
 
-A block (a model; later an application, an entry, a sub-cluster) meets the others only in the resources they
-share. See `decompose` for the mathematics, `blocks` for what a block must be able to do.
+A master over resource vectors, one pricing program per block, a proven bound. A block (a model;
+later an application, an entry, a sub-cluster) meets the others only in the resources they share.
+See `decompose` for the mathematics, `blocks` for what a block must be able to do.
 """

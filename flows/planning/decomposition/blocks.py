@@ -1,8 +1,8 @@
 """What a decomposition asks of its blocks, and what is asked of them together.
 
-A block b turns resources into a rate: a *way* uses a vector a of whole resources and delivers a rate. Blocks
-share K resources with capacities N. How a block does it is its own affair: the decomposition knows ways only
-by their vectors and rates.
+A block b turns resources into a rate: a *way* uses a vector a of whole resources and delivers a
+rate. Blocks share K resources with capacities N. How a block does it is its own affair: the
+decomposition knows ways only by their vectors and rates.
 """
 
 from dataclasses import dataclass

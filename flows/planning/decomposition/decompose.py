@@ -3,24 +3,27 @@
 Level (throughput): maximise z so that every block b gets a vector a_b of resources that delivers
 w_b · z, with Σ_b a_b ≤ N. Price (cost, power): z is 1, and Σ_b price · a_b is minimised.
 
-With prices π ≥ 0 on resources, c_b(π, r) is the least cost at which block b delivers a rate r. Whatever the prices,
+With prices π ≥ 0 on resources, c_b(π, r) is the least cost at which block b delivers a rate r.
+Whatever the prices,
 
     level:  no plan reaches z where   Σ_b c_b(π, w_b z) > π · N
     price:  no plan is cheaper than   Σ_b c_b(price + π, w_b) - π · N          (Lagrange; Dantzig & Wolfe 1960)
 
-The more blocks, the closer this is to the best plan, because only a block's own whole numbers are hidden in
-c_b, and those it keeps; the relaxation of all blocks together loses them.
+The more blocks, the closer this is to the best plan, because only a block's own whole numbers are
+hidden in c_b, and those it keeps; the relaxation of all blocks together loses them.
 
-1. **Level** (or price): bisection on z. At each z, blocks propose cheap ways at the prices, the relaxed master program (`master`)
-   chooses among all ways known and answers with prices; ways are kept with their rates across z.
-2. **Plan**: ways at prices near the last ones join, and the whole master program chooses one per block, ever
-   closer to the level that the relaxed one reaches. A first plan is made as soon as the level is known roughly.
-3. **Proof**: at a level a little above the plan's, what every block costs at least is raised step by step, by the
-   weak bound of `floor`, then by the programs of `least`, where most is open first, until the sum exceeds
-   π · N. A way found cheaper than the one proposed goes back to 1.
+1. **Level** (or price): bisection on z. At each z, blocks propose cheap ways at the prices, the
+   relaxed master program (`master`) chooses among all ways known and answers with prices; ways are
+   kept with their rates across z.
+2. **Plan**: ways at prices near the last ones join, and the whole master program chooses one per
+   block, ever closer to the level that the relaxed one reaches. A first plan is made as soon as the
+   level is known roughly.
+3. **Proof**: at a level a little above the plan's, what every block costs at least is raised step
+   by step, by the weak bound of `floor`, then by the programs of `least`, where most is open first,
+   until the sum exceeds π · N. A way found cheaper than the one proposed goes back to 1.
 
-Effort is counted in iterations of the solver, never in seconds, so that the same inputs give the same plan; the
-watch may end it earlier.
+Effort is counted in iterations of the solver, never in seconds, so that the same inputs give the
+same plan; the watch may end it earlier.
 """
 
 from collections.abc import Sequence
@@ -60,7 +63,10 @@ _SEED = 0
 
 @dataclass(slots=True, kw_only=True)
 class Start:
-    """What is known before: prices [K], ways (block, vector, rate, way), and a level they reach, relaxed."""
+    """What is known before.
+
+    Prices [K], ways (block, vector, rate, way), and a level they reach, relaxed.
+    """
 
     price: NDArray[np.float64]
     level: float = 0.0
@@ -148,7 +154,10 @@ class Decomposition:
         return max(_SETTLED, self.gap / 10)
 
     def _normal(self, price: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Prices as they are used: where the level counts, those of all resources are 1 together."""
+        """Prices as they are used.
+
+        Where the level counts, those of all resources are 1 together.
+        """
         return price if self.demands.fixed else price / float(price @ self.demands.capacity)
 
     def _paid(self, price: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -158,7 +167,10 @@ class Decomposition:
     def _propose(
         self, price: NDArray[np.float64], demand: NDArray[np.float64]
     ) -> tuple[NDArray[np.float64], int]:
-        """[B] costs of the cheapest ways known, cheap ones for these prices among them; how many are new."""
+        """[B] costs of the cheapest ways known, cheap ones for these prices among them.
+
+        How many are new.
+        """
         proposal = self.blocks.propose(self._paid(price), demand)
         fresh = 0
         for block in np.flatnonzero(np.isfinite(proposal.cost)).tolist():
@@ -171,8 +183,8 @@ class Decomposition:
     def _settle(self, level: float, *, thorough: bool = False) -> float:
         """Prices at which blocks cost most at a level; returns what known ways take there, relaxed.
 
-        That is τ, or the price less what prices of resources give back. A level is out of reach as soon as it
-        costs more than there is; `thorough` looks for the highest cost all the same.
+        That is τ, or the price less what prices of resources give back. A level is out of reach as
+        soon as it costs more than there is; `thorough` looks for the highest cost all the same.
         """
         demand, price = self.demands.at(level), self.price
         capacity, fixed = self.demands.capacity, self.demands.fixed
@@ -189,7 +201,8 @@ class Decomposition:
             close = value - highest <= (self._worth() if fixed else _SETTLED) * abs(value)
             if close or not (fresh or smooth) or self.watch.over():
                 break
-            # Half way to the master's prices, which swing; all the way where that brings nothing new.
+            # Half way to the master's prices, which swing; all the way where that brings nothing
+            # new.
             price, smooth = self._normal(relaxed.price), bool(fresh)
             if smooth:
                 price = (self.price + price) / 2
@@ -247,7 +260,10 @@ class Decomposition:
             )
 
     def _plan(self, level: float) -> bool:
-        """Choose whole ways that reach a level, or the cheapest ones; tells whether that is a better plan."""
+        """Choose whole ways that reach a level, or the cheapest ones.
+
+        Tells whether that is a better plan.
+        """
         choice = self.ways.delivering(self.demands.at(level))
         if not choice.complete() or self.watch.over():
             return False

@@ -1,6 +1,7 @@
 """The master program: one way per block, chosen so that all fit the resources.
 
-Sets: known ways j of block b(j) with vectors a_j and rates; only ways that deliver the block's demand.
+Sets: known ways j of block b(j) with vectors a_j and rates; only ways that deliver the block's
+demand.
 
     λ_j ≥ 0 (relaxed) or ∈ {0, 1}
 
@@ -8,8 +9,8 @@ Sets: known ways j of block b(j) with vectors a_j and rates; only ways that deli
     one_b:       Σ_{j of b} λ_j ≥ 1                    for every block
     capacity_k:  Σ_j a_jk λ_j ≤ τ · N_k                for every resource; with prices  ≤ N_k + lent_k
 
-A level can be reached by known ways where τ ≤ 1. The duals of `capacity` are the prices of resources.
-Resources are lent in the relaxation alone, so that it always has an answer.
+A level can be reached by known ways where τ ≤ 1. The duals of `capacity` are the prices of
+resources. Resources are lent in the relaxation alone, so that it always has an answer.
 """
 
 from dataclasses import dataclass, field, replace

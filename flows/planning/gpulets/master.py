@@ -1,33 +1,37 @@
-"""How many GPUs follow which pattern: cutting stock over whole GPUs, with a bound over all patterns.
+"""How many GPUs follow which pattern.
 
-Sets: models m, classes k, patterns c of a class. Data: a_cm requests/s that a GPU of pattern c carries of m,
-N_k GPUs, w_m demand, price_k. Variables: n_c whole, z.
+Cutting stock over whole GPUs, with a bound over all patterns. Sets: models m, classes k, patterns c
+of a class. Data: a_cm requests/s that a GPU of pattern c carries of m, N_k GPUs, w_m demand,
+price_k. Variables: n_c whole, z.
 
     throughput   maximise z                     price   minimise sum price_k n_c
     demand_m     w_m z <= sum_c a_cm n_c                w_m <= sum_c a_cm n_c
     gpus_k       sum_{c of k} n_c <= N_k                the same
 
-A GPU that carries more of a model than is asked for helps no more than one that carries just that: with T no less than
-the best z, a_cm may be cut to T w_m. This makes the relaxation much tighter where GPUs are few. Where the cut
-relaxation reaches less than T, no plan reaches more than that, so T may fall to it: again and again.
+A GPU that carries more of a model than is asked for helps no more than one that carries just that:
+with T no less than the best z, a_cm may be cut to T w_m. This makes the relaxation much tighter
+where GPUs are few. Where the cut relaxation reaches less than T, no plan reaches more than that, so
+T may fall to it: again and again.
 
-Whether a plan reaches a given T is closer still: either one GPU carries all of T w_m, or two carry some of it at least.
+Whether a plan reaches a given T is closer still: either one GPU carries all of T w_m, or two carry
+some of it at least.
 
     halves_m     1 <= sum_c h_cm n_c,    h = 1 where a_cm >= T w_m, 1/2 where a_cm > 0, else 0
 
 The highest T that the relaxation with these rows leaves open is found by bisection.
 
-Patterns come by column generation: prices go to `Patterns.best`, which answers exactly. Any prices l >= 0
-prove, by weak duality and with V_k(l) the most that a pattern of k is worth,
+Patterns come by column generation: prices go to `Patterns.best`, which answers exactly. Any prices
+l >= 0 prove, by weak duality and with V_k(l) the most that a pattern of k is worth,
 
     sum_m l_m w_m = 1:  z <= sum_k N_k V_k(l)        cost >= l w - sum_k N_k max(0, V_k(l) - price_k)
 
-whatever patterns have been generated. A dive (relax, fix what is whole or else the largest, relax what is left) gives a
-plan, an integer program over all patterns met a better one. Then patterns whose use costs less than what is still
-open are enumerated (no other can be part of a better plan), those that another replaces are dropped, and an
-integer program over the rest settles it, or says what is left. Few GPUs are settled target by target (`_targets`), because
-near the best plan few patterns cost little enough; and what is branched on first is how many GPUs carry a
-model, some of it or all, and two models together: whole numbers that say more than those of single patterns.
+whatever patterns have been generated. A dive (relax, fix what is whole or else the largest, relax
+what is left) gives a plan, an integer program over all patterns met a better one. Then patterns
+whose use costs less than what is still open are enumerated (no other can be part of a better plan),
+those that another replaces are dropped, and an integer program over the rest settles it, or says
+what is left. Few GPUs are settled target by target (`_targets`), because near the best plan few
+patterns cost little enough; and what is branched on first is how many GPUs carry a model, some of
+it or all, and two models together: whole numbers that say more than those of single patterns.
 
 Here: bounds and counts. Not here: what a pattern is (`patterns`), what a plan looks like (`plan`).
 """
@@ -184,7 +188,10 @@ class Master:
         improve: Callable[[Chosen], float],
         watch: Watch,
     ) -> None:
-        """Plans of the patterns that the relaxation meets: dives, parts recombined, an integer program."""
+        """Plans of the patterns that the relaxation meets.
+
+        Dives, parts recombined, an integer program.
+        """
         rest, bound = known
         if not settled(improve([]), bound, goal):
             self._dives(goal, rest, bound, improve, watch)
@@ -320,9 +327,9 @@ class Master:
     def _recombined(self, goal: Goal, rest: Rest, watch: Watch) -> Chosen:
         """A plan from the parts of all known patterns, put together anew.
 
-        Counts x of parts and y of partitions, whole: x of a share is at most what the partitions of y have of it. Parts
-        are taken to feel the most that any of them presses; what a combination really carries is seen
-        afterwards, so this proves nothing.
+        Counts x of parts and y of partitions, whole: x of a share is at most what the partitions of
+        y have of it. Parts are taken to feel the most that any of them presses; what a combination
+        really carries is seen afterwards, so this proves nothing.
         """
         keys = list(
             {
@@ -437,7 +444,10 @@ class Master:
         trace: Trace,
         watch: Watch,
     ) -> float:
-        """Few GPUs: plans and proofs at targets between the best plan and the bound; the bound left."""
+        """Few GPUs: plans and proofs at targets between the best plan and the bound.
+
+        The bound left.
+        """
         bound = self._narrowed(goal, bound, watch)
         if bound <= 0 or bound < goal.enough < np.inf:
             return bound
@@ -473,8 +483,9 @@ class Master:
     def _narrowed(self, goal: Goal, bound: float, watch: Watch) -> float:
         """The bound on throughput that the relaxation with `halves` leaves, nearly.
 
-        GPUs needed grow with the target, nearly in proportion: so the next target is guessed. A model that is served at
-        all is served once within its limit: where that is too much, no plan serves every model.
+        GPUs needed grow with the target, nearly in proportion: so the next target is guessed. A
+        model that is served at all is served once within its limit: where that is too much, no plan
+        serves every model.
         """
         least = float((1e6 / self.tables.limit_us / goal.demand).min())
         gpus = float(self._gpus.sum())
@@ -536,7 +547,10 @@ class Master:
     def _near(
         self, cover: tuple[Goal, Rest], most: int, watch: Watch
     ) -> tuple[list[Pattern], bool]:
-        """Patterns that a plan for a demand may use; none where there is no plan; whether these are all."""
+        """Patterns that a plan for a demand may use.
+
+        None where there is no plan; whether these are all.
+        """
         goal, rest = cover
         least = -float(self._gpus.sum()) * (1 + _CLOSE)
         bound, worth, _ = self._relaxed(goal, rest, ROUNDS, watch)

@@ -1,26 +1,30 @@
-"""GPUs divided into parts that share nothing, as MIG slices: how many slices do what, and how cards are divided.
+"""GPUs divided into parts that share nothing, as MIG slices.
 
-Where no part disturbs another, a pattern of a GPU is a division with any option in each of its slices. Then
-options are counted by themselves, and every choice of the counts can be put on GPUs: one program over thousands of
-options stands for one over all their combinations.
+How many slices do what, and how cards are divided. Where no part disturbs another, a pattern of a
+GPU is a division with any option in each of its slices. Then options are counted by themselves, and
+every choice of the counts can be put on GPUs: one program over thousands of options stands for one
+over all their combinations.
 
-Sets: models m, classes k, kinds of slices s of a class, options o of a kind (`parts`; of n processes that run one
-model in a slice, n vGPUs), divisions g of a card of k into slices. Data: a_om requests/s that a slice of option o carries of
-m, c_gs slices of a kind, N_k GPUs, w_m demand, price_k. Variables: x_o slices, y_g GPUs, whole; z.
+Sets: models m, classes k, kinds of slices s of a class, options o of a kind (`parts`; of n
+processes that run one model in a slice, n vGPUs), divisions g of a card of k into slices. Data:
+a_om requests/s that a slice of option o carries of m, c_gs slices of a kind, N_k GPUs, w_m demand,
+price_k. Variables: x_o slices, y_g GPUs, whole; z.
 
     throughput   maximise z                     price   minimise sum price_k y_g
     demand_m     w_m z <= sum_o a_om x_o                w_m <= sum_o a_om x_o
     slices_s     sum_{o of s} x_o <= sum_g c_gs y_g     the same
     gpus_k       sum_{g of k} y_g <= N_k                the same
 
-A slice that carries more of a model than is asked for helps no more than one that carries just that: where T is no less
-than the best z, a_om may be cut to T w_m, and T may fall to what the cut relaxation reaches (as in `master`).
+A slice that carries more of a model than is asked for helps no more than one that carries just
+that: where T is no less than the best z, a_om may be cut to T w_m, and T may fall to what the cut
+relaxation reaches (as in `master`).
 
-Options that another of the same kind replaces are dropped. The relaxation is solved by column generation; prices l >= 0
-prove a bound as in `master`, with V_k(l) = max_g sum_s c_gs max_o l a_o. An option that is worth l a_o costs a plan
-that uses it max_o l a_o - l a_o at least: what costs more than is open between plan and bound cannot be part of a
-better plan. Integer programs over the cheapest options, more of them each time, find plans, each begun with the one
-before; the last one has all that are left, and settles it, or says what is open.
+Options that another of the same kind replaces are dropped. The relaxation is solved by column
+generation; prices l >= 0 prove a bound as in `master`, with V_k(l) = max_g sum_s c_gs max_o l a_o.
+An option that is worth l a_o costs a plan that uses it max_o l a_o - l a_o at least: what costs
+more than is open between plan and bound cannot be part of a better plan. Integer programs over the
+cheapest options, more of them each time, find plans, each begun with the one before; the last one
+has all that are left, and settles it, or says what is open.
 
 Here: that program. Not here: what a slice may do (`parts`), what a plan looks like (`plan`).
 """
@@ -208,7 +212,10 @@ class SliceMaster(Master):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Asked:
-    """What is asked of which GPUs, with what their slices may do; the programs of the module's head."""
+    """What is asked of which GPUs, with what their slices may do.
+
+    The programs of the module's head.
+    """
 
     goal: Goal
     gpus: Ints
@@ -268,7 +275,10 @@ class _Asked:
         return dual_bound(self.goal, rest, worth, by_class)
 
     def _program(self, columns: Columns, *, whole: bool) -> tuple[Program, Ints]:
-        """The program over these options, and which of its variables are y; demand in units of itself."""
+        """The program over these options, and which of its variables are y.
+
+        Demand in units of itself.
+        """
         builder, goal, models = ProgramBuilder(), self.goal, len(self.goal.demand)
         of = np.array([division.gpu_class for division in self.divisions], dtype=np.int64)
         widest = max(len(division.slices) for division in self.divisions)

@@ -1,12 +1,13 @@
-"""The planner `gpulets-open`: parts that models share in turns beside parts that stages of pipelines have alone.
+"""The planner `gpulets-open`.
 
-A part of a GPU is *closed*, with seats of models that take turns there (`parts`), or *open*: one vGPU for any stage
-of any pipeline. A GPU may give 60 % to a pipeline's stage and 40 % to two small models in turns. A model either takes
-turns or has pipelines, because a model has one dispatch policy.
+Parts that models share in turns beside parts that stages of pipelines have alone. A part of a GPU
+is *closed*, with seats of models that take turns there (`parts`), or *open*: one vGPU for any stage
+of any pipeline. A GPU may give 60 % to a pipeline's stage and 40 % to two small models in turns. A
+model either takes turns or has pipelines, because a model has one dispatch policy.
 
-Sets: models m, types t of open seats (class and share), patterns c of a class k(c) that carry a_cm requests/s of m in
-turns and have s_ct open seats of type t, configurations f of model m(f) whose stage i is of type t(f, i)
-(`pool.columns`).
+Sets: models m, types t of open seats (class and share), patterns c of a class k(c) that carry a_cm
+requests/s of m in turns and have s_ct open seats of type t, configurations f of model m(f) whose
+stage i is of type t(f, i) (`pool.columns`).
 
     n_c whole   GPUs that follow pattern c          y_m 0 or 1   m takes turns
     g_fi whole  vGPUs of stage i                    x_f >= 0     rate of configuration f
@@ -20,21 +21,23 @@ turns and have s_ct open seats of type t, configurations f of model m(f) whose s
     turns_m     sum_{c with m} n_c <= N y_m
     pipes_m     sum_{f of m} x_f <= (bound) w_m (1 - y_m)
 
-To the pricer (`patterns`) an open seat of type t is one more model, which runs on that share alone for so long that no
-other model could take a turn beside it: it is always alone on its part, and its rate is 1. So column generation prices
-all patterns of both kinds exactly. Prices l of demand and p of open seats, with l_m no more than the least that a
-configuration of m pays for its seats, prove by weak duality
+To the pricer (`patterns`) an open seat of type t is one more model, which runs on that share alone
+for so long that no other model could take a turn beside it: it is always alone on its part, and its
+rate is 1. So column generation prices all patterns of both kinds exactly. Prices l of demand and p
+of open seats, with l_m no more than the least that a configuration of m pays for its seats, prove
+by weak duality
 
     z <= sum_k N_k V_k(l, p) / sum_m w_m l_m
 
-whatever patterns were generated. Patterns and configurations whose use costs more than what is open between that and
-the best plan known are left out, the integer program settles the rest. Plans of `gpulets` and of `pool` are known
-before, so that this is never below either.
+whatever patterns were generated. Patterns and configurations whose use costs more than what is open
+between that and the best plan known are left out, the integer program settles the rest. Plans of
+`gpulets` and of `pool` are known before, so that this is never below either.
 
-Where interference is planned with, an open seat presses as hard as any stage may and bears the most that any
-neighbour may press: its latencies contain that much, which its pool states as felt.
+Where interference is planned with, an open seat presses as hard as any stage may and bears the most
+that any neighbour may press: its latencies contain that much, which its pool states as felt.
 
-Here: that program and what its answer looks like. Not here: patterns, configurations, and planning without the other kind.
+Here: that program and what its answer looks like. Not here: patterns, configurations, and planning
+without the other kind.
 """
 
 import math
@@ -119,9 +122,10 @@ class Both:
     """Patterns with open seats, and the configurations that may take them.
 
     Attributes:
-        seats: the types, as in `problem.types`; to the patterns they are the models after the real ones.
-        priced: [model or type] what the pricer must multiply prices with: beside neighbours it takes an open seat
-            for slower.
+        seats: the types, as in `problem.types`; to the patterns they are the models after the real
+            ones.
+        priced: [model or type] what the pricer must multiply prices with: beside neighbours it
+            takes an open seat for slower.
     """
 
     weights: Floats
@@ -164,7 +168,10 @@ class Both:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mixed:
-    """A plan of both kinds: patterns with their GPUs, configurations and the vGPUs of their stages [n, S]."""
+    """A plan of both kinds.
+
+    Patterns with their GPUs, configurations and the vGPUs of their stages [n, S].
+    """
 
     score: float
     chosen: Chosen
@@ -522,7 +529,10 @@ def _screened(
 def _program(
     both: Both, patterns: list[Pattern], columns: Columns, bound: float, *, whole: bool = True
 ) -> tuple[Program, Mapping[str, Ints]]:
-    """The program (head of this file) and where its variables and rows are; relaxed, a vGPU is a rate."""
+    """The program (head of this file) and where its variables and rows are.
+
+    Relaxed, a vGPU is a rate.
+    """
     build = ProgramBuilder()
     gpus = both.master.tables.gpus
     kind = np.array([p.gpu_class for p in patterns], dtype=np.int64)

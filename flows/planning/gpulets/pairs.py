@@ -1,11 +1,12 @@
 """Patterns of two parts at prices: every pair of options that is worth more than asked, exactly.
 
-A model with seats on both parts counts once, up to its cap. Options of a share stand in groups of the same models. A
-pair is looked at only where bounds leave it a chance: what its options are worth alone under the least pressure
-that the other's bucket (`patterns`) can mean; and, where the groups share a model, what all their models
-can be worth at most.
+A model with seats on both parts counts once, up to its cap. Options of a share stand in groups of
+the same models. A pair is looked at only where bounds leave it a chance: what its options are worth
+alone under the least pressure that the other's bucket (`patterns`) can mean; and, where the groups
+share a model, what all their models can be worth at most.
 
-Here: the search and what replaces what, compiled. Not here: what options there are (`parts`), what is asked for (`patterns`).
+Here: the search and what replaces what, compiled. Not here: what options there are (`parts`), what
+is asked for (`patterns`).
 """
 
 from typing import NamedTuple
@@ -20,7 +21,9 @@ FULL = 1 - 1e-9  # of a cap: a rate that counts as all of it
 
 
 class Side(NamedTuple):
-    """Options of a share, those of the same models beside each other: n options of K seats in g groups.
+    """Options of a share, those of the same models beside each other.
+
+    N options of K seats in g groups.
 
     Attributes:
         model: [n, K] -1 where there is no seat.
@@ -29,7 +32,8 @@ class Side(NamedTuple):
         bucket: [n] of its pressure.
         start: [g + 1] where groups begin, and their end.
         lowest: [g] bucket of a group.
-        speed: [n, level] rounds per second where neighbours press a level at least, 0 where a seat is late.
+        speed: [n, level] rounds per second where neighbours press a level at least, 0 where a seat
+            is late.
     """
 
     model: Ints
@@ -60,7 +64,9 @@ class Tops(NamedTuple):
 
 
 class Worths(NamedTuple):
-    """What a model's rate r is worth: rate · min(r, cap), and half of `at_all` for any r, all of it from the cap on.
+    """What a model's rate r is worth.
+
+    Rate · min(r, cap), and half of `at_all` for any r, all of it from the cap on.
 
     Attributes:
         rate, at_all, cap: [model].
@@ -139,7 +145,9 @@ def search_pairs(
     limits: tuple[float, float, float],
     rules: tuple[bool, bool],
 ) -> int:
-    """Pairs worth more than `least`; how many, one more than there is room for where that is not all.
+    """Pairs worth more than `least`.
+
+    How many, one more than there is room for where that is not all.
 
     Args:
         sides: options of both parts.
@@ -148,8 +156,8 @@ def search_pairs(
         worths: prices.
         room: filled in.
         limits: least worth, inflation of factors, memory of the GPU (GiB).
-        rules: whether to keep the best pair alone, which `least` follows; whether both parts are of one share, so
-            that every pair is looked at in one order.
+        rules: whether to keep the best pair alone, which `least` follows; whether both parts are of
+            one share, so that every pair is looked at in one order.
     """
     least, inflation, memory = limits
     best_only, same = rules
@@ -245,7 +253,10 @@ def _value(
     carried: Floats,
     worths: Worths,
 ) -> float:
-    """What a pair is worth, a model on both sides once; -inf where a seat would be late or memory does not do."""
+    """What a pair is worth, a model on both sides once.
+
+    -inf where a seat would be late or memory does not do.
+    """
     a, b = rows
     inflation, memory = limits
     first, second = sides
@@ -274,7 +285,10 @@ def _value(
 
 @entry
 def keep_undominated(rates: Floats, order: Ints, kept: Ints) -> int:
-    """Put rows [n, model] that no row before them in `order` equals or exceeds into `kept`; how many."""
+    """Put rows [n, model] that no row before them in `order` equals or exceeds into `kept`.
+
+    How many.
+    """
     count = 0
     for row in order:
         beaten = False

@@ -1,11 +1,13 @@
 """What one part of a GPU may do: which models take turns there, with which batches.
 
-Seats i of a part: models, all different, each with a batch. Their turns last L_i = ceil(solo_i f_i),
-one round d = sum of L_i. It is feasible where d + L_i <= limit_i for all i: a request that just missed its
-turn waits d and runs L_i (`turns`). Every seat then carries batch_i / d. A longer round carries less, so the
-shortest is always best. Processes that share a MIG slice run one model, as they were measured.
+Seats i of a part: models, all different, each with a batch. Their turns last L_i = ceil(solo_i
+f_i), one round d = sum of L_i. It is feasible where d + L_i <= limit_i for all i: a request that
+just missed its turn waits d and runs L_i (`turns`). Every seat then carries batch_i / d. A longer
+round carries less, so the shortest is always best. Processes that share a MIG slice run one model,
+as they were measured.
 
-Where there are too many (`MOST_OPTIONS`), the batches of a ladder stand for all; the certificate says so.
+Where there are too many (`MOST_OPTIONS`), the batches of a ladder stand for all; the certificate
+says so.
 
 Here: all feasible seats of a part with factor 1, as arrays. Factors are `patterns`' matter.
 """

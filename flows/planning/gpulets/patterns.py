@@ -1,17 +1,18 @@
 """Patterns of one whole GPU: what each of its parts does, priced exactly and enumerated.
 
-A pattern is a partition with an option (`parts.Options`) on every part in use. Part p presses e_p on the
-others and feels t_p = sum of e_q over the others; its turns are ceil(solo max(1, u + t_p) inflation), or solo where
-it is alone on the GPU. So interference, turns and memory are constants of a pattern, and what a plan must
-choose is how many GPUs follow which pattern: cutting stock.
+A pattern is a partition with an option (`parts.Options`) on every part in use. Part p presses e_p
+on the others and feels t_p = sum of e_q over the others; its turns are ceil(solo max(1, u + t_p)
+inflation), or solo where it is alone on the GPU. So interference, turns and memory are constants of
+a pattern, and what a plan must choose is how many GPUs follow which pattern: cutting stock.
 
-A pattern's value at prices is a sum over models (`Worth`): price x rate, counted up to a cap, the whole demand of the
-model; and a price of carrying it at all, half of which is for any rate and all of it for the cap. The best pattern is
-found without looking at all of them: pressures are put into buckets; with every neighbour at the lower edge of
-its bucket a part can only be faster, so the sum of the best options under these edges bounds every pattern of
-those buckets. Two parts are searched by `pairs`. Of three parts and more, buckets are searched by falling bound,
-options likewise, until no bound exceeds the best found; there a model with seats on two parts is counted up to
-its cap twice, so values never fall short.
+A pattern's value at prices is a sum over models (`Worth`): price x rate, counted up to a cap, the
+whole demand of the model; and a price of carrying it at all, half of which is for any rate and all
+of it for the cap. The best pattern is found without looking at all of them: pressures are put into
+buckets; with every neighbour at the lower edge of its bucket a part can only be faster, so the sum
+of the best options under these edges bounds every pattern of those buckets. Two parts are searched
+by `pairs`. Of three parts and more, buckets are searched by falling bound, options likewise, until
+no bound exceeds the best found; there a model with seats on two parts is counted up to its cap
+twice, so values never fall short.
 
 Here: patterns of one class at prices. Not here: how many GPUs follow which (`master`).
 """
@@ -159,8 +160,8 @@ class Patterns:
         Another replaces a pattern that carries no less of any model, up to caps.
 
         Returns:
-            patterns, and the value that no other exceeds but those replaced; none, and no such value (inf),
-            where the time is over.
+            patterns, and the value that no other exceeds but those replaced; none, and no such
+            value (inf), where the time is over.
         """
         priced = self._priced(worth)
         kept: list[Found] = []
@@ -226,7 +227,10 @@ class Patterns:
         }
 
     def pattern(self, partition: tuple[int, ...], rows: Ints) -> Pattern:
-        """A pattern in full; it carries nothing where a seat would be late or memory does not do."""
+        """A pattern in full.
+
+        It carries nothing where a seat would be late or memory does not do.
+        """
         parts = tuple(sorted(zip(partition, (int(row) for row in rows), strict=True)))
         rates = np.zeros(len(self.tables.models))
         memory = sum(float(self.options[share].memory_gib[row]) for share, row in parts)
@@ -472,7 +476,10 @@ class _Share:
 
     @cached_property
     def side(self) -> Side:
-        """The options as `pairs` takes them: those of the same models are made beside each other."""
+        """The options as `pairs` takes them.
+
+        Those of the same models are made beside each other.
+        """
         own = self.options
         begins = np.concatenate([[True], (own.model[1:] != own.model[:-1]).any(axis=1)])
         start = np.append(np.flatnonzero(begins), own.count)
@@ -548,7 +555,10 @@ class _Priced:
 
 
 def undominated(rates: Floats) -> NDArray[np.bool_]:
-    """[n] whether no other row of rates [n, model] is at least as high everywhere; of equals, one."""
+    """[n] whether no other row of rates [n, model] is at least as high everywhere.
+
+    Of equals, one.
+    """
     order = np.argsort(-rates.sum(axis=1), kind="stable")
     kept = np.empty(len(order), dtype=np.int64)
     count = keep_undominated(np.ascontiguousarray(rates), order, kept)

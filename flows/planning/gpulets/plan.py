@@ -150,7 +150,10 @@ def _out_of_reach(most: Answer) -> None:
 def outcome_of(
     master: Master, inputs: Inputs, options: PlanOptions, answer: Answer, promised: Floats
 ) -> Outcome:
-    """Pools of parts, a pipeline per seat; each model is promised its rate, spread over its seats."""
+    """Pools of parts, a pipeline per seat.
+
+    Each model is promised its rate, spread over its seats.
+    """
     gpus_of = places(master, inputs.cluster, answer.chosen, options.previous)
     total = sum((n * c.rates_rps for c, n in answer.chosen), np.zeros(len(promised)))
     share = np.minimum(1.0, promised / np.where(total > 0, total, 1.0))
@@ -171,8 +174,8 @@ def _pools(
 ) -> list[tuple[Pattern, int, tuple[PlacementRun, ...]]]:
     """A pattern, the number of a part in it and where such parts lie, for every pool.
 
-    Parts of a pattern are apart, because of what they feel. Those of slices feel nothing, so all that do the
-    same are one pool.
+    Parts of a pattern are apart, because of what they feel. Those of slices feel nothing, so all
+    that do the same are one pool.
     """
     found: list[tuple[Pattern, int, tuple[PlacementRun, ...]]] = []
     alike: dict[tuple[int, int, int], int] = {}
@@ -197,7 +200,10 @@ def seat_pipelines(
     pool: tuple[int, tuple[PlacementRun, ...]],
     share_of_rate: Floats,
 ) -> list[PlannedPipeline]:
-    """One pipeline per seat of a part: a pattern, the part's number in it; the pool's number, where it lies."""
+    """One pipeline per seat of a part: a pattern, the part's number in it.
+
+    The pool's number, where it lies.
+    """
     pattern, slot = part
     count = sum(run.vgpus for run in pool[1])
     own = next(p for p in master.patterns if p.number == pattern.gpu_class)
@@ -269,9 +275,10 @@ def seat_pipelines(
 def _with_larger(known_us: Sequence[int], planned: int, limit_us: float) -> tuple[int, ...]:
     """Latencies up to the planned batch, and of those that a burst fills where few requests are planned.
 
-    A burst is the 99th percentile of Poisson arrivals. Larger batches than these gain nothing: they vary less, and a
-    part that runs one for long has those late that come meanwhile. Nor do sizes that take longer for a sample than
-    the planned batch: a part all of whose time is planned would fall behind by them.
+    A burst is the 99th percentile of Poisson arrivals. Larger batches than these gain nothing: they
+    vary less, and a part that runs one for long has those late that come meanwhile. Nor do sizes
+    that take longer for a sample than the planned batch: a part all of whose time is planned would
+    fall behind by them.
     """
     each = known_us[planned - 1] / planned
     end, most = planned, min(len(known_us), math.ceil(planned + _P99 * math.sqrt(planned)))
@@ -287,7 +294,8 @@ def _alone(
 ) -> list[list[tuple[float, float]]] | None:
     """Susceptibility and pressure of every seat of every part; None where they are not known.
 
-    They are stated in plans that reckon with no interference too: a simulation shows what that comes to.
+    They are stated in plans that reckon with no interference too: a simulation shows what that
+    comes to.
     """
     own = next(p for p in master.patterns if p.number == pattern.gpu_class)
     known = None if own.table.slices else inputs.interference.get(own.table.name)

@@ -1,7 +1,8 @@
-"""What gpulets' planners read, as arrays: parts a GPU may be cut into, and every model alone on each.
+"""What gpulets' planners read, as arrays.
 
-Here: parts, cells with their pressures, and whether every model can take turns. Not here: reading
-prices, memory and limits (`inputs`); which models take turns on a part (`parts`), which parts make a GPU (`patterns`).
+Parts a GPU may be cut into, and every model alone on each. Here: parts, cells with their pressures,
+and whether every model can take turns. Not here: reading prices, memory and limits (`inputs`);
+which models take turns on a part (`parts`), which parts make a GPU (`patterns`).
 """
 
 from collections.abc import Mapping
@@ -36,7 +37,8 @@ class Cell:
         batches: [n] batches measured, rising.
         latency_us: [n] of one run, alone.
         turn_us: [n] the longest run of a batch up to that one, alone.
-        susceptibility, pressure: [n] in the interference model's terms; 0 where none is planned with.
+        susceptibility, pressure: [n] in the interference model's terms; 0 where none is planned
+            with.
     """
 
     batches: Ints

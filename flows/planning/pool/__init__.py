@@ -1,7 +1,7 @@
 """The pool planner: pipelines over pools of vGPUs of several classes, with a proven bound (PPipe).
 
-Workloads with applications, and models whose gathering or billing is counted as applications' are, go
-to `applications`; models that list entries are planned exactly by `flows.planning.entries`.
+Workloads with applications, and models whose gathering or billing is counted as applications' are,
+go to `applications`; models that list entries are planned exactly by `flows.planning.entries`.
 """
 
 from flows.planning.applications.options import OPTIONS, plain

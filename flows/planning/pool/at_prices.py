@@ -1,7 +1,7 @@
 """The best plan of many models, model by model at prices of GPUs.
 
-Plans of one stage come first, then those of one more, and so on: the pipelines of each are where the
-next begins, so that more stages are never worse. A plan in force is where the first begins.
+Plans of one stage come first, then those of one more, and so on: the pipelines of each are where
+the next begins, so that more stages are never worse. A plan in force is where the first begins.
 """
 
 from dataclasses import dataclass, field

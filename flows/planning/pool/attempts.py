@@ -1,9 +1,10 @@
 """The best plan known, and attempts to better it by integer programs, ever longer.
 
-Here: `Best`, which makes what it is offered lean, scores it and compares it; a first plan by rounding the
-relaxation; integer programs over some configurations until proven or the limits end. Before each, the
-GPUs that every model can own in a *better* plan are narrowed (`integer.tighten`), which often is the whole
-proof. Not here: which configurations are tried, and what the bound over all of them is (`search`).
+Here: `Best`, which makes what it is offered lean, scores it and compares it; a first plan by
+rounding the relaxation; integer programs over some configurations until proven or the limits end.
+Before each, the GPUs that every model can own in a *better* plan are narrowed (`integer.tighten`),
+which often is the whole proof. Not here: which configurations are tried, and what the bound over
+all of them is (`search`).
 """
 
 from dataclasses import dataclass, replace
@@ -54,7 +55,10 @@ class Best:
         return max(0.0, bound - self.score) / abs(self.score) if self.score else np.inf
 
     def offer(self, vgpus: NDArray[np.int64] | None) -> bool:
-        """Take a plan [n, S] if it is better, or as good and simpler; tells whether it was better."""
+        """Take a plan [n, S] if it is better, or as good and simpler.
+
+        Tells whether it was better.
+        """
         if vgpus is None:
             return False
         vgpus = self._without_idle(trimmed(self.columns, vgpus))

@@ -1,7 +1,9 @@
 """Models as blocks of a decomposition: what serving a rate costs at prices of GPUs.
 
-A way is a set of configurations with vGPUs; its vector counts whole GPUs per class. Cheap ways are made of
-*bricks*: one configuration with whole numbers of vGPUs on GPUs of its own. What a model costs at least is
+A way is a set of configurations with vGPUs; its vector counts whole GPUs per class. Cheap ways are
+made of
+*bricks*: one configuration with whole numbers of vGPUs on GPUs of its own. What a model costs at
+least is
 
     floor     the rate, at what the relaxation pays for it
     step 0    the integer program of the model alone, GPUs per class and divisor whole, vGPUs not
@@ -154,7 +156,9 @@ class ModelBlocks:
     def _least_gpus(
         self, columns: Columns, price: NDArray[np.float64], asked: tuple[float, float]
     ) -> Least:
-        """Whole GPUs per vGPU type, and rates x_c that take parts of them; cost in units of `_scale`.
+        """Whole GPUs per vGPU type, and rates x_c that take parts of them.
+
+        Cost in units of `_scale`.
 
         minimise Σ_t price · n_t   subject to   Σ_c x_c ≥ rate,   Σ_c x_c Σ_{s of type t} 1 / rate_cs ≤ v_t n_t
         """
@@ -340,15 +344,16 @@ def _make_bricks(
 ) -> int:
     """Every configuration with whole vGPUs for every multiple of a stage's rate.
 
-    Without room in `out`, `front` is lowered to the cheapest brick of every rate; else bricks that are
-    not dearer than `front` are written, as far as there is room. Returns how many there are in all.
+    Without room in `out`, `front` is lowered to the cheapest brick of every rate; else bricks that
+    are not dearer than `front` are written, as far as there is room. Returns how many there are in
+    all.
 
     Args:
         forms: configurations.
         kinds: vGPU types and GPUs.
         most: [models] rates that need not be exceeded.
-        front: [models, grid] cost by rate: the last place is the rate `most`, places before it are lower by
-            a factor of 2^(1/6) each.
+        front: [models, grid] cost by rate: the last place is the rate `most`, places before it are
+            lower by a factor of 2^(1/6) each.
         scratch: room to count in.
         out: what is written.
     """
@@ -442,8 +447,8 @@ _PLACING_NODES = 2000
 def placeable(problem: Problem, columns: Columns) -> tuple[NDArray[np.int64], list[int]]:
     """A plan of one configuration for as many models as possible, [n, S] vGPUs, and who is left out.
 
-    A model that serves anything runs some configuration with a vGPU per stage. So no plan serves more
-    models than these, found by a program of one variable per model and vector of whole GPUs:
+    A model that serves anything runs some configuration with a vGPU per stage. So no plan serves
+    more models than these, found by a program of one variable per model and vector of whole GPUs:
 
         maximise Σ_j placed_j   subject to   Σ_{j of m} placed_j ≤ 1,   Σ_j a_jk placed_j ≤ N_k
     """

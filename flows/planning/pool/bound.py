@@ -6,12 +6,12 @@
     capacity_k: Σ_c usage_ck · x_c - u_k ≤ 0          for every GPU class k   (dual gpu_k)
     x ≥ 0,  0 ≤ u_k ≤ gpus_k;  z ≥ 0, or z = 1 where cost or power are minimised
 
-x_c is the rate of configuration c, u_k the GPUs of class k in use. Where rates are prescribed,
-GPUs that do not exist may be borrowed at a price beyond any other, so that a master program over
-few configurations never fails for want of the right one; in the end none may be left. It is solved
-by column generation: a master program over few configurations, all others priced with one matrix product.
-The bound returned is recomputed from the prices by weak duality, so that it holds for every
-configuration whatever the solver's tolerances were.
+x_c is the rate of configuration c, u_k the GPUs of class k in use. Where rates are prescribed, GPUs
+that do not exist may be borrowed at a price beyond any other, so that a master program over few
+configurations never fails for want of the right one; in the end none may be left. It is solved by
+column generation: a master program over few configurations, all others priced with one matrix
+product. The bound returned is recomputed from the prices by weak duality, so that it holds for
+every configuration whatever the solver's tolerances were.
 
 **Exact screening: configurations that no better plan can use are dropped.**
 
@@ -287,8 +287,8 @@ def least_loss(problem: Problem, columns: Columns, bound: Bound) -> NDArray[np.f
 def undominated(problem: Problem, columns: Columns, rows: NDArray[np.int64]) -> NDArray[np.int64]:
     """Those of `rows` that no other of the same model and vGPU types replaces; the first of equals.
 
-    The order of stages does not matter: a stage is worth its type and rate. Round by round the configuration
-    of the highest product of rates in every group stays, and those that it beats go.
+    The order of stages does not matter: a stage is worth its type and rate. Round by round the
+    configuration of the highest product of rates in every group stays, and those that it beats go.
     """
     real = np.isfinite(columns.rate_rps[rows])
     key = np.where(real, columns.types[rows], len(problem.types))

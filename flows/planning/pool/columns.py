@@ -302,9 +302,9 @@ Way = tuple[NDArray[np.int64], NDArray[np.int64]]
 def row_of(
     problem: Problem, columns: Columns, wanted_by: tuple[int, Pipeline], pools: Sequence[Pool]
 ) -> int | None:
-    """The configuration of a model's pipeline whose stages have these pools; None where there is none.
+    """The configuration of a model's pipeline whose stages have these pools.
 
-    `columns` are sorted by model.
+    None where there is none. `columns` are sorted by model.
     """
     model, pipeline = wanted_by
     stages = pipeline.stages

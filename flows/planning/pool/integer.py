@@ -21,11 +21,11 @@ groups (m, k, v): the GPUs of class k that model m cuts into v vGPUs each.
 
 `fit` makes every plan placeable: vGPUs of one GPU belong to one model and one divisor.
 
-Narrowing (`tighten`, `prove`): with the row `better` in the program, the relaxation says between which
-numbers of GPUs of each class a model must own; rounding these to whole numbers cuts deep, because few GPUs
-of a class are shared by few models. Repeated while it helps. No plan that is better is lost. Where that is
-not the whole proof, `prove` splits the range of one such number and narrows both halves, always where the
-relaxation still allows most.
+Narrowing (`tighten`, `prove`): with the row `better` in the program, the relaxation says between
+which numbers of GPUs of each class a model must own; rounding these to whole numbers cuts deep,
+because few GPUs of a class are shared by few models. Repeated while it helps. No plan that is
+better is lost. Where that is not the whole proof, `prove` splits the range of one such number and
+narrows both halves, always where the relaxation still allows most.
 """
 
 import heapq

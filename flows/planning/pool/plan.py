@@ -57,8 +57,8 @@ def plan(inputs: Inputs, options: PlanOptions) -> Outcome:
     """Plan a workload on pools of vGPUs.
 
     Raises:
-        InputError: the inputs do not fit together, a price or rate is missing, or best-effort pipelines are
-            asked for under another objective than throughput.
+        InputError: the inputs do not fit together, a price or rate is missing, or best-effort
+            pipelines are asked for under another objective than throughput.
         InfeasibleError: a model cannot meet its SLO, or the rates asked for cannot be reached.
     """
     if options.own["overflow"] and options.objective != "throughput":

@@ -27,8 +27,9 @@ from flows.planning.registry import PlanOptions, Trace
 from flows.planning.watch import Watch
 from triton_backend.contract.errors import InfeasibleError
 
-# Models from which a division of GPUs that leaves a gap is followed by planning one by one at prices (and
-# with more than two classes not tried at all), and models from which nothing else is tried.
+# Models from which a division of GPUs that leaves a gap is followed by planning one by one at
+# prices (and with more than two classes not tried at all), and models from which nothing else is
+# tried.
 _SEVERAL, MANY = 8, 25
 _SKETCHES = (60, 200)  # cheapest configurations of the first, short integer programs
 _COLUMNS, _COLUMNS_DEEP = 240, 400  # most configurations by default, at most 2 stages or more
@@ -90,8 +91,8 @@ def search(
         proof: whether a proof is wanted; without, a good plan of many models is enough.
 
     Raises:
-        InfeasibleError: a model has no feasible configuration, the GPUs are too few for all models, or
-            the rates asked for cannot be reached.
+        InfeasibleError: a model has no feasible configuration, the GPUs are too few for all models,
+            or the rates asked for cannot be reached.
     """
     trace = Trace()
     watch, laps = watch or Watch(limit_s=options.time_limit_s), Stopwatch()

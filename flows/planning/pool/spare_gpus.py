@@ -1,15 +1,17 @@
 """GPUs that the optimum does not need: planned rates, wider pools, best-effort pipelines.
 
 GPUs are whole, so every model but the scarcest could serve a little more than its share, and often
-GPUs of one class stay unused because another class is exhausted. Both are worth more as headroom than
-as promise: a pool that is 10 % wider than needed seldom makes a batch wait. So a model is promised what
-the objective is worth to it (or the rate asked for), and free GPUs widen the pools of their class.
+GPUs of one class stay unused because another class is exhausted. Both are worth more as headroom
+than as promise: a pool that is 10 % wider than needed seldom makes a batch wait. So a model is
+promised what the objective is worth to it (or the rate asked for), and free GPUs widen the pools of
+their class.
 
-**Best effort** (`--overflow`). Where one class of GPUs is exhausted and another is not, the free GPUs cannot deliver more by the
-plan's margin: whole models take too long on them. But the margin is kept free for waiting, and a
-GPU that waits for work needs no waiting time. Models therefore get free GPUs that run them as a whole
-within the SLO less *a quarter* of the margin, the model with the least to spare first, until all that a model
-can serve exceeds its planned rate by `MOST`. Schedulers use such a pipeline when the others wait.
+**Best effort** (`--overflow`). Where one class of GPUs is exhausted and another is not, the free
+GPUs cannot deliver more by the plan's margin: whole models take too long on them. But the margin is
+kept free for waiting, and a GPU that waits for work needs no waiting time. Models therefore get
+free GPUs that run them as a whole within the SLO less *a quarter* of the margin, the model with the
+least to spare first, until all that a model can serve exceeds its planned rate by `MOST`.
+Schedulers use such a pipeline when the others wait.
 
 Its planned rate is 0: objective, promises and bound are those of the plan without it. It is made
 where it is asked for (option `overflow`): it uses GPUs that others might, and latencies that
@@ -41,7 +43,10 @@ _ROUNDING = 1e-9
 def promised_rps(
     columns: Columns, vgpus: NDArray[np.int64], goal: Goal, score: float
 ) -> NDArray[np.float64]:
-    """[models] requests/s: weight x score, or the least rate asked for; at most what is delivered."""
+    """[models] requests/s: weight x score, or the least rate asked for.
+
+    At most what is delivered.
+    """
     delivered = np.bincount(
         columns.model, weights=delivered_rps(columns, vgpus), minlength=len(goal.weight)
     )
@@ -69,8 +74,8 @@ def widen(
 ) -> NDArray[np.int64]:
     """[n, S] vGPU counts with free GPUs added to the pools in use, the tightest pool first.
 
-    No pool gets more once it exceeds its planned rate by the headroom. Ties go to the first configuration, then the first stage. Every GPU still holds vGPUs of one
-    model and one divisor.
+    No pool gets more once it exceeds its planned rate by the headroom. Ties go to the first
+    configuration, then the first stage. Every GPU still holds vGPUs of one model and one divisor.
     """
     wide = vgpus.copy()
     free = problem.gpus - gpus_in_use(problem, columns, vgpus)
@@ -138,7 +143,9 @@ def best_effort(
     used: tuple[Columns, NDArray[np.int64]],
     promised_rps: NDArray[np.float64],
 ) -> BestEffort | None:
-    """Best-effort pipelines on free GPUs, one GPU by one; None where there are none or none is of use.
+    """Best-effort pipelines on free GPUs, one GPU by one.
+
+    None where there are none or none is of use.
 
     Args:
         problem: models and GPUs.

@@ -7,12 +7,13 @@
     serve_m:    h_m · planned_m ≤ Σ_{c of m} rate of c
     value:      Σ_m e_m + BURSTS · h_m
 
-`needed_c` says how much wider a model must be than its planned rate, the more, the less
-time its requests can wait: the value prefers short pipelines, and slack where waiting time is short.
+`needed_c` says how much wider a model must be than its planned rate, the more, the less time its
+requests can wait: the value prefers short pipelines, and slack where waiting time is short.
 
-**How much wider: an M/D/1 queue.** A request can wait as long as its SLO leaves after its run. Seen as one server, a model's pools are
-an M/D/1 queue with impatience: what finds more work before it than it can wait for is lost. With
-load u and K requests served in the time that one can wait, and θ > 0 from u (e^θ - 1) = θ,
+**How much wider: an M/D/1 queue.** A request can wait as long as its SLO leaves after its run. Seen
+as one server, a model's pools are an M/D/1 queue with impatience: what finds more work before it
+than it can wait for is lost. With load u and K requests served in the time that one can wait, and θ
+> 0 from u (e^θ - 1) = θ,
 
     A = (1 - u) / (u + θ - 1) · e^(-θ K),    lost = (1 - u) A / (1 - u A)
 

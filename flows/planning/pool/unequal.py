@@ -1,8 +1,9 @@
-"""Parts of unequal size beside each other on a GPU, whichever models they serve: the pool planner's program over cuts.
+"""Parts of unequal size beside each other on a GPU, whichever models they serve.
 
-Sets: configurations c of model m(c) with stages s of type t(c, s) (class and share); cuts p of one GPU of class
-k(p), with a_pt parts of every type. GPUs of a class of percents may hold parts of several models; where
-sizes are 1/v a cut belongs to one model, as these are placed.
+The pool planner's program over cuts. Sets: configurations c of model m(c) with stages s of type
+t(c, s) (class and share); cuts p of one GPU of class k(p), with a_pt parts of every type. GPUs of a
+class of percents may hold parts of several models; where sizes are 1/v a cut belongs to one model,
+as these are placed.
 
     g_cs whole   vGPUs of stage s of configuration c
     x_c  ≥ 0     rate of configuration c
@@ -16,13 +17,14 @@ sizes are 1/v a cut belongs to one model, as these are placed.
     hold_t:      Σ_cs g_cs ≤ Σ_p a_pt n_p             (of every model by itself where sizes are 1/v)
     capacity_k:  Σ_{p of k} n_p ≤ gpus_k
 
-The relaxation (x and n alone, a vGPU for every rate_cs of rate) prices the types: π_t. With V = Σ_k gpus_k max(0,
-max_p Σ_t a_pt π_t - price_k) and w_m the least that a configuration of m pays per sample/s, any plan has
-z ≤ V / Σ_m weight_m w_m, or a cost of Σ_m weight_m w_m - V at least: that is the bound, recomputed from the prices.
-What using a configuration loses against it screens, as in `pool.bound`.
+The relaxation (x and n alone, a vGPU for every rate_cs of rate) prices the types: π_t. With V = Σ_k
+gpus_k max(0, max_p Σ_t a_pt π_t - price_k) and w_m the least that a configuration of m pays per
+sample/s, any plan has z ≤ V / Σ_m weight_m w_m, or a cost of Σ_m weight_m w_m - V at least: that is
+the bound, recomputed from the prices. What using a configuration loses against it screens, as in
+`pool.bound`.
 
-The plan of equal parts (`pool.search`) is known before; what is found here is taken where it is better. So offering
-more sizes is never worse.
+The plan of equal parts (`pool.search`) is known before; what is found here is taken where it is
+better. So offering more sizes is never worse.
 """
 
 from collections.abc import Sequence
@@ -52,7 +54,10 @@ MOST_NODES = 1_000
 _BETTER = 1e-9
 
 Gpus = dict[int, list[tuple[tuple[int, int], ...]]]
-"""By class number, the parts of every GPU: (row of a configuration, stage), in the order of slots."""
+"""By class number, the parts of every GPU.
+
+(row of a configuration, stage), in the order of slots.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,9 +77,10 @@ class Cuts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """A plan over cuts: configurations, their vGPUs [n, S], and how GPUs are cut; no plan's score exceeds `bound`.
+    """A plan over cuts: configurations, their vGPUs [n, S], and how GPUs are cut.
 
-    `columns` is None where no plan better than the one known was found.
+    No plan's score exceeds `bound`. `columns` is None where no plan better than the one known was
+    found.
     """
 
     bound: float
@@ -87,8 +93,8 @@ class Answer:
 def offered(cluster: Cluster, max_partitions: int) -> tuple[Cluster, list[str]]:
     """The cluster with as many sizes as are combined, and a line for each class that has more.
 
-    Kept are the largest of those of which as many fit a GPU, then as even a choice of the others as there
-    is room for.
+    Kept are the largest of those of which as many fit a GPU, then as even a choice of the others as
+    there is room for.
     """
     per_class = int(MOST_SEQUENCES ** (1 / max_partitions)) // max(1, len(cluster.gpu_classes))
     notes: list[str] = []
@@ -239,7 +245,10 @@ def _integer(
     goal: Goal,
     how: tuple[float, PlanOptions, Watch],
 ) -> Answer:
-    """The integer program over some configurations: `how` is the score to beat, options, the clock."""
+    """The integer program over some configurations.
+
+    `how` is the score to beat, options, the clock.
+    """
     known, options, watch = how
     column, stage = np.nonzero(np.isfinite(columns.rate_rps))
     kind = columns.types[column, stage]

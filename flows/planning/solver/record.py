@@ -4,7 +4,8 @@
         ...                      # anything that solves programs
     record.named()               # "highs", "gurobi", "gurobi+highs", or "none"
 
-A run of its own thread has a record of its own. Programs solved outside of `recorded` are noted nowhere.
+A run of its own thread has a record of its own. Programs solved outside of `recorded` are noted
+nowhere.
 """
 
 from collections.abc import Generator

@@ -110,7 +110,10 @@ class Relaxation:
 
 
 class Covering:
-    """Minimise cost · x with matrix · x >= demand, 0 <= x: columns are added, the solver is kept warm."""
+    """Minimise cost · x with matrix · x >= demand, 0 <= x.
+
+    Columns are added, the solver is kept warm.
+    """
 
     def __init__(self, demand: NDArray[np.float64]) -> None:
         self._highs = highspy.Highs()

@@ -1,8 +1,8 @@
 """Which GPU class each model runs on: an integer program over models and classes.
 
-Sets: models i, classes k. Given: load n_ik (GPUs; infinite where a model cannot run), GPUs N_k, their
-prices p_k, the share u of its time that a GPU is planned to be busy, bytes s_i, room m_k of a GPU.
-Variables: x_ik in {0, 1}; GPUs g_k whole.
+Sets: models i, classes k. Given: load n_ik (GPUs; infinite where a model cannot run), GPUs N_k,
+their prices p_k, the share u of its time that a GPU is planned to be busy, bytes s_i, room m_k of a
+GPU. Variables: x_ik in {0, 1}; GPUs g_k whole.
 
     cheapest    minimise sum_k p_k g_k        with sum_i n_ik x_ik <= u g_k, g_k <= N_k
     evenest     minimise z                    with sum_i n_ik x_ik <= z u N_k

@@ -1,7 +1,7 @@
 """How many GPUs a model needs at a rate when its batches are gathered in turn: the closed form.
 
-N GPUs that run batches of b in turn start one every l(b) / N. A request waits at most so long before
-its batch starts, then l(b) while it runs (Symphony, section 3.3, equations 1 and 2):
+N GPUs that run batches of b in turn start one every l(b) / N. A request waits at most so long
+before its batch starts, then l(b) while it runs (Symphony, section 3.3, equations 1 and 2):
 
     (1 + 1/N) l(b) <= SLO          N b / l(b) >= rate
 
@@ -11,8 +11,8 @@ not, and for parts of one GPU it is the rule of Nexus:
     b(rate) = max {b : l(b) + b / rate <= SLO}          gpus(rate) = rate l(b) / b
 
 A batch of one waits for nobody: it is possible wherever l(1) <= SLO. Between two changes of b the
-GPUs grow with the rate; where the rate allows a larger batch they fall. So a rate may need fewer GPUs
-than a lower one; `least_gpus` is what any rate from a given one on needs at least.
+GPUs grow with the rate; where the rate allows a larger batch they fall. So a rate may need fewer
+GPUs than a lower one; `least_gpus` is what any rate from a given one on needs at least.
 
 Here: curves of models as arrays.
 Not here: who shares GPUs with whom.
@@ -33,7 +33,8 @@ class Curves:
 
     Attributes:
         starts_rps: [m, batches] rate from which on a batch size is possible; column b - 1 is batch
-            b. 0 for batch 1 where the SLO allows it, infinite where a size is too slow or was not measured.
+            b. 0 for batch 1 where the SLO allows it, infinite where a size is too slow or was not
+            measured.
         work_s: [m, batches] GPU-seconds of a request in the cheapest batch up to that size.
         batch: [m, batches] that batch.
     """

@@ -1,9 +1,9 @@
 """Models into sub-clusters of one GPU class: the integer program, and a start for it.
 
-All GPUs of a sub-cluster hold the same models (Symphony, 4.4 and appendix A). Sets: models i, parts j.
-Given: load n_i (GPUs), static and dynamic bytes s_i and d_i, GPUs N, the share u of its time that a
-GPU is planned to be busy; the mean load of a GPU r = sum n_i / N, of a part R = sum n_i / parts, and
-S = sum s_i / parts. Variables:
+All GPUs of a sub-cluster hold the same models (Symphony, 4.4 and appendix A). Sets: models i, parts
+j. Given: load n_i (GPUs), static and dynamic bytes s_i and d_i, GPUs N, the share u of its time
+that a GPU is planned to be busy; the mean load of a GPU r = sum n_i / N, of a part R = sum n_i /
+parts, and S = sum s_i / parts. Variables:
 
     x_ij  in {0, 1}     model i is in part j
     g_j   whole         GPUs of part j: N / parts rounded down or up; 1 .. N where not `even`
@@ -20,9 +20,9 @@ S = sum s_i / parts. Variables:
     static     |sum_i s_i x_ij - S| <= S dS               every part j                (7)
     moves      sum s_i (1 - x_i,old(i)) / sum s_i = M     models with a part now      (10, as a cost)
 
-Numbers in brackets are the paper's. Where parts have equally many GPUs, `load` is its (6) word by word;
-where N does not divide, load is balanced per GPU. A move costs its share of all bytes, so that a
-hundredth of the bytes moves only for a hundredth of balance.
+Numbers in brackets are the paper's. Where parts have equally many GPUs, `load` is its (6) word by
+word; where N does not divide, load is balanced per GPU. A move costs its share of all bytes, so
+that a hundredth of the bytes moves only for a hundredth of balance.
 
 A greedy assignment with exchanges comes first: largest models go where most is left, then the best
 exchange or move of the part furthest off is made until none helps. Large problems end there where
@@ -169,7 +169,10 @@ def value_of(asked: ToPart, part: Ints, gpus: Ints) -> float:
 
 
 def _greedy(asked: ToPart) -> Parted | None:
-    """The best of two starts that fits: the parts of now, and the largest model where most is left."""
+    """The best of two starts that fits.
+
+    The parts of now, and the largest model where most is left.
+    """
     starts = [_largest_first(asked)]
     if asked.labelled:
         starts.append(_as_before(asked, starts[0]))
@@ -251,8 +254,8 @@ def _best_exchange(
 ) -> list[tuple[int, int]] | None:
     """Models and where they go: of the fullest and emptiest parts, what lowers the squares most.
 
-    Exchanges of one model for one other, or for none, between the part that is furthest off and each
-    other part.
+    Exchanges of one model for one other, or for none, between the part that is furthest off and
+    each other part.
     """
     size, part, held = state
     parts = len(held)
@@ -291,7 +294,10 @@ def _best_exchange(
 
 
 def _gpus_of_parts(asked: ToPart, part: Ints) -> Ints | None:
-    """What each part needs, and what is left where load per GPU is highest; None beyond all GPUs."""
+    """What each part needs, and what is left where load per GPU is highest.
+
+    None beyond all GPUs.
+    """
     load = sums(part, asked.load, asked.parts)
     need = np.ceil(load / asked.utilisation * (1 - _OVER)).astype(np.int64)
     need = np.maximum(need, max(1, asked.fewest))

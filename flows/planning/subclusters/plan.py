@@ -119,8 +119,8 @@ def plan(inputs: Inputs, options: PlanOptions) -> Outcome:
 
     Raises:
         InputError: the inputs do not fit together, or a price or rate is missing.
-        InfeasibleError: a model cannot meet its SLO or fits no GPU, or the rates asked for cannot be
-            reached.
+        InfeasibleError: a model cannot meet its SLO or fits no GPU, or the rates asked for cannot
+            be reached.
     """
     asked = read_demands(inputs, options)
     wanted = _wanted(options, len(asked.weight))
@@ -433,8 +433,8 @@ def _largest_scale(
 def _scale_bound(asked: Demands, options: PlanOptions) -> float:
     """A scale that nothing exceeds, whatever the sub-clusters.
 
-    A load relative to the GPUs of its class is the share of the class that a model takes. Shares of a
-    class sum to 1 at most, so all models' least shares sum to at most the number of classes.
+    A load relative to the GPUs of its class is the share of the class that a model takes. Shares of
+    a class sum to 1 at most, so all models' least shares sum to at most the number of classes.
     """
     gpus = options.own["utilisation"] * asked.problem.gpus.astype(np.float64)
     used = np.flatnonzero(gpus > 0)

@@ -1,9 +1,9 @@
 """The planner `no-partitioning`: whole models on whole GPUs, one stage per pipeline.
 
-Of the plans with the best objective, GPUs that the objective does not need go to the models with the
-lowest rate / weight, as long as the model stays within its batch-building rate (beyond it batches would
-not fill as assumed); the rest stay unused. Batch-building rates that a workload lacks are the rates of
-this plan (PPipe, section 7).
+Of the plans with the best objective, GPUs that the objective does not need go to the models with
+the lowest rate / weight, as long as the model stays within its batch-building rate (beyond it
+batches would not fill as assumed); the rest stay unused. Batch-building rates that a workload lacks
+are the rates of this plan (PPipe, section 7).
 """
 
 from dataclasses import dataclass, replace

@@ -1,7 +1,8 @@
-"""Artifacts of onnxruntime: the stage's ONNX file beside the class's cores, threads, stretch, or its GPU.
+"""Artifacts of onnxruntime.
 
-onnxruntime optimises when it loads, for the machine it is on; nothing is compiled here. The file is
-linked, not copied, where the file system allows it.
+The stage's ONNX file beside the class's cores, threads, stretch, or its GPU. onnxruntime optimises
+when it loads, for the machine it is on; nothing is compiled here. The file is linked, not copied,
+where the file system allows it.
 """
 
 import os

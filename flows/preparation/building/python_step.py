@@ -1,4 +1,7 @@
-"""Artifacts of Python steps: the package as a zip, samples to be measured with, and the class's cores."""
+"""Artifacts of Python steps.
+
+The package as a zip, samples to be measured with, and the class's cores.
+"""
 
 import shutil
 from pathlib import Path

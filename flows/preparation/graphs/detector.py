@@ -1,9 +1,10 @@
-"""An example detector in the form in which exporters write them: for one picture, with its choice of boxes.
+"""An example detector in the form in which exporters write them.
 
-As a single-shot detector traced with its post-processing: a trunk, one convolution for boxes and one for
-classes, then for the one picture: threshold, TopK, an `If` around NonMaxSuppression, Gather. It gives
-`boxes` [n, 4] (x1, y1, x2, y2 in pixels), `scores` [n] and `labels` [n] (INT64, from 1), n from 0 to `most`.
-Weights are random: boxes stand anywhere, but they depend on the picture.
+For one picture, with its choice of boxes. As a single-shot detector traced with its
+post-processing: a trunk, one convolution for boxes and one for classes, then for the one picture:
+threshold, TopK, an `If` around NonMaxSuppression, Gather. It gives `boxes` [n, 4] (x1, y1, x2, y2
+in pixels), `scores` [n] and `labels` [n] (INT64, from 1), n from 0 to `most`. Weights are random:
+boxes stand anywhere, but they depend on the picture.
 """
 
 from pathlib import Path
@@ -45,7 +46,8 @@ def write_detector(
     Args:
         path: the file to write.
         trunk: name of the example.
-        features: its tensor that the heads read; empty: what its last convolution of many channels reads.
+        features: its tensor that the heads read; empty: what its last convolution of many channels
+            reads.
         threshold: least score of a box.
         seed: of the weights of the heads.
 
@@ -205,7 +207,10 @@ def _candidates(
 
 
 def _chosen(build: "_Nodes", boxes: str, scores: str, labels: str, *, reach: float) -> str:
-    """Places of the boxes that stay, best first: an `If`, as tracing writes it where there may be none."""
+    """Places of the boxes that stay, best first.
+
+    An `If`, as tracing writes it where there may be none.
+    """
     number = build("Reshape", build("Shape", scores), np.array([], np.int64))
     none = build("Equal", number, np.array(0))
     then, other = _Nodes(onnx.GraphProto(), "then_"), _Nodes(onnx.GraphProto(), "else_")

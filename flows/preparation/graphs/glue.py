@@ -4,9 +4,9 @@
 
     image [batch, C, H, W], box [batch, 4] (, label [batch])  ->  crops [rows, C, h, w] (, crops_rows [batch])
 
-A module that reads the boxes of a detector runs one sample for each, and the request's picture beside it
-(`docs/explanation/request.md`, Rows). With `label`, boxes of other labels give no crop: what comes after
-runs for that class alone.
+A module that reads the boxes of a detector runs one sample for each, and the request's picture
+beside it (`docs/explanation/request.md`, Rows). With `label`, boxes of other labels give no crop:
+what comes after runs for that class alone.
 """
 
 from dataclasses import dataclass

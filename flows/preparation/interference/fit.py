@@ -1,9 +1,9 @@
 """Fit the interference model of a GPU class to pairs that ran side by side (gpulets, section 4.4).
 
-One row is one side of one pair: y = latency beside the other / latency alone, explained by the utilisations
-of both when alone. Ordinary least squares with an intercept; the rows of a pair, both directions, stand
-on one side of the split, else the validation would have seen its answer. Where a constant predicts no
-worse, the constant is the model.
+One row is one side of one pair: y = latency beside the other / latency alone, explained by the
+utilisations of both when alone. Ordinary least squares with an intercept; the rows of a pair, both
+directions, stand on one side of the split, else the validation would have seen its answer. Where a
+constant predicts no worse, the constant is the model.
 
 Here: arrays in, a report out. Not here: tables (`tables`).
 """
@@ -32,7 +32,8 @@ class PairRows:
     """Rows of one class.
 
     Attributes:
-        features: [row, 4] L2 of itself and of the other, DRAM of itself and of the other; fractions.
+        features: [row, 4] L2 of itself and of the other, DRAM of itself and of the other;
+            fractions.
         slowdown: [row] latency beside the other / latency alone.
         pair: [row] number of the pair; both directions have the same.
         group: [row] number of what ran: model, batch, share.
@@ -61,7 +62,8 @@ class FitReport:
     """What was fitted and how well it does on pairs that it has not seen.
 
     Attributes:
-        refused: the linear model was no better than a constant at the 95th percentile: `model` is the constant.
+        refused: the linear model was no better than a constant at the 95th percentile: `model` is
+            the constant.
         odd: rows that are suspiciously fast or far from their group, in words; they were used.
     """
 
@@ -78,7 +80,8 @@ def fit(rows: PairRows, seed: int = 0, *, robust: bool = False) -> FitReport:
     """Fit and validate; `robust` weighs rows by Huber.
 
     Raises:
-        InputError: too few rows, or utilisations that do not vary enough to tell the constants apart.
+        InputError: too few rows, or utilisations that do not vary enough to tell the constants
+            apart.
     """
     count = len(rows.slowdown)
     if count < LEAST_ROWS:

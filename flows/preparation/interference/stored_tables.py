@@ -1,7 +1,7 @@
-"""Tables of a folder taken into the warehouse, and written from it: profiles, pairs, interference models.
+"""Tables of a folder taken into the warehouse, and written from it.
 
-Here: which files a folder has and what goes where. Not here: the files themselves (`tables`,
-`profiling.csv_tables`).
+Profiles, pairs, interference models. Here: which files a folder has and what goes where. Not here:
+the files themselves (`tables`, `profiling.csv_tables`).
 """
 
 from collections.abc import Iterable, Mapping
@@ -122,7 +122,10 @@ def export_tables(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fitted:
-    """The fit of a class; `unknown` sides of pairs were left out, as they were not measured alone."""
+    """The fit of a class.
+
+    `unknown` sides of pairs were left out, as they were not measured alone.
+    """
 
     gpu_class: str
     report: FitReport

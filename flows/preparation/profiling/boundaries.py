@@ -1,7 +1,7 @@
 """Tensors between blocks as the measured artifacts pass them on: engines in fp16 halve their bytes.
 
-A split model's boundaries have the ONNX file's types. Where every class that a model was measured on
-was measured with artifacts that carry others, plans are made with those. Not here: how artifacts
+A split model's boundaries have the ONNX file's types. Where every class that a model was measured
+on was measured with artifacts that carry others, plans are made with those. Not here: how artifacts
 come to carry them (`flows/preparation/building/tensorrt/half.py`).
 """
 

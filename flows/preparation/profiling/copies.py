@@ -63,9 +63,10 @@ class CopyProcess:
 
 
 class Copies:
-    """Copies of one stage on equal shares of a device, or stages on unequal ones; one of them is measured.
+    """Copies of one stage on equal shares of a device, or stages on unequal ones.
 
-    Processes are kept from stage to stage: starting one costs more than a cell.
+    One of them is measured. Processes are kept from stage to stage: starting one costs more than a
+    cell.
     """
 
     def __init__(self, environment: Mapping[str, str] | None = None) -> None:
@@ -112,7 +113,8 @@ class Copies:
             batch: of the copy that is measured.
             limits: as `copy` says.
             number: of that copy.
-            beside: batch by number of every other copy that runs; None: all of them, the same batch.
+            beside: batch by number of every other copy that runs; None: all of them, the same
+                batch.
         """
         if beside is None:
             beside = {other: batch for other in range(self._count) if other != number}

@@ -34,7 +34,10 @@ class ProfiledGpu:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuMeasured:
-    """What was measured; `left_out` says why parts of the GPU were not, where they were asked for."""
+    """What was measured.
+
+    `left_out` says why parts of the GPU were not, where they were asked for.
+    """
 
     cells: int
     left_out: str | None = None

@@ -1,8 +1,9 @@
-"""Whole models measured two by two, each on a part of one device: how much slower beside the other than alone.
+"""Whole models measured two by two, each on a part of one device.
 
-Every side is measured alone and beside the other in turn, so that a machine that changes its speed does
-not pass for a neighbour. What is kept is that ratio times the profile's latency alone (the sum of its
-blocks), because that is what a fit divides by; without a profile of the very cell, the latency as measured.
+How much slower beside the other than alone. Every side is measured alone and beside the other in
+turn, so that a machine that changes its speed does not pass for a neighbour. What is kept is that
+ratio times the profile's latency alone (the sum of its blocks), because that is what a fit divides
+by; without a profile of the very cell, the latency as measured.
 
 Here: which pairs, and measuring them. Not here: the fit (`preparation.interference`).
 """

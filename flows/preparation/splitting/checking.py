@@ -181,7 +181,8 @@ class _Composition:
 def _tensors_to_compare(split: SplitModel) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """What shows that answers depend on inputs, and all to be compared.
 
-    The first are the outputs before a final Softmax, and what enters a part of one sample in place of its outputs.
+    The first are the outputs before a final Softmax, and what enters a part of one sample in place
+    of its outputs.
     """
     layers = read_layers(onnx.load(split.model_path, load_external_data=False).graph)
     irregular = irregular_tensors(layers)
@@ -199,6 +200,9 @@ def _tensors_to_compare(split: SplitModel) -> tuple[tuple[str, ...], tuple[str, 
 
 
 def _dependence(results: Arrays, names: tuple[str, ...]) -> float:
-    """Smallest relative difference between the results of samples 0 and 1; 1 where nothing was cut."""
+    """Smallest relative difference between the results of samples 0 and 1.
+
+    1 where nothing was cut.
+    """
     errors = (relative_error(results[n][:1], results[n][1:2]) for n in names)
     return min(errors, default=1.0)

@@ -1,8 +1,8 @@
 """Run time of every layer of a model: estimated here, or read from a file measured elsewhere.
 
 Here the model runs under onnxruntime's own profiler as it will be served: fully optimised, one
-thread. Fusion leaves one kernel for several layers; its time goes to the layer that gives the kernel
-its work (the convolution, not its activation), and the layers fused into it count 0.
+thread. Fusion leaves one kernel for several layers; its time goes to the layer that gives the
+kernel its work (the convolution, not its activation), and the layers fused into it count 0.
 
 A file is a JSON object, node label to microseconds; it takes the place of this machine's own times
 when a model is split for a GPU class (`poolpipe layer-times` writes one).
@@ -83,7 +83,10 @@ def _mark(graph: onnx.GraphProto) -> Layers:
 
 
 def _hide(graph: onnx.GraphProto) -> None:
-    """Let no kernel of a graph inside a layer go by a layer's name; the layer's time holds theirs."""
+    """Let no kernel of a graph inside a layer go by a layer's name.
+
+    The layer's time holds theirs.
+    """
     for number, node in enumerate(graph.node):
         node.name = f"{INNER}{number}"
         for inner in subgraphs(node):

@@ -61,13 +61,14 @@ def input_specs(model: onnx.ModelProto, names: Sequence[str], where: str) -> tup
 def output_specs(
     path: Path, where: str, layers: Layers, inputs: ModelInputs, max_batch: int
 ) -> tuple[TensorSpec, ...]:
-    """Specs of the outputs; found at batch 1, 2 and the largest, at least 3, comparing every sample's results.
+    """Specs of the outputs.
 
-    Rows of outputs that are counted (`runtimes/base.py`) are those of the samples one after the other.
+    Found at batch 1, 2 and the largest, at least 3, comparing every sample's results. Rows of
+    outputs that are counted (`runtimes/base.py`) are those of the samples one after the other.
 
     Raises:
-        InputError: a batch cannot be run, an output has no batch dimension or is not counted as it says, or a
-            sample's result depends on its batch.
+        InputError: a batch cannot be run, an output has no batch dimension or is not counted as it
+            says, or a sample's result depends on its batch.
     """
     session = open_session(path, where)
     max_batch = max(max_batch, LARGE_BATCH)

@@ -1,18 +1,21 @@
-"""Parts of a model that handle one sample, run for each of a batch: what exporters write around detectors.
+"""Parts of a model that handle one sample, run for each of a batch.
 
-A detector is exported for one picture. Before its backbone it may take the picture out of its batch of one
-and put it back; behind its heads it chooses boxes, with control flow and shapes that depend on values, and
-gives as many rows as it found. Neither part can be given a batch, the layers between them can:
+What exporters write around detectors. A detector is exported for one picture. Before its backbone
+it may take the picture out of its batch of one and put it back; behind its heads it chooses boxes,
+with control flow and shapes that depend on values, and gives as many rows as it found. Neither part
+can be given a batch, the layers between them can:
 
     layers     0 ...... first ...................... last ...... n
                one Loop        any batch, may be cut    one Loop
 
-`first` and `last` are found by running: `last` is the last position before control flow up to which the
-layers run at other batches and every live tensor carries the batch; where that is not far, later positions
-are tried as `first`. The body of a Loop is the part as it was written, on one sample. Outputs whose rows vary
-come one sample after the other, with an output `rows` that says how many each has (`runtimes/base.py`).
+`first` and `last` are found by running: `last` is the last position before control flow up to which
+the layers run at other batches and every live tensor carries the batch; where that is not far,
+later positions are tried as `first`. The body of a Loop is the part as it was written, on one
+sample. Outputs whose rows vary come one sample after the other, with an output `rows` that says how
+many each has (`runtimes/base.py`).
 
-Here: where the parts begin, and the model with the Loops. Not here: whether that is needed (`split`).
+Here: where the parts begin, and the model with the Loops. Not here: whether that is needed
+(`split`).
 """
 
 from collections.abc import Iterable, Sequence
@@ -83,7 +86,8 @@ class _Exported:
     """A model as exported, for one sample.
 
     Attributes:
-        model: with batch 1; `free`: the same, its batch symbolic where that is a matter of constants.
+        model: with batch 1; `free`: the same, its batch symbolic where that is a matter of
+            constants.
         derived: tensors computed from shapes that are the same for every sample.
         known: tensors at one sample, by name: all before control flow, and the outputs.
         irregular: index of the first layer that control flow or values decide.
@@ -126,8 +130,8 @@ def run_ends_per_sample(model: onnx.ModelProto, where: str, values: InputValues)
         values: what to run it on.
 
     Raises:
-        InputError: it does not run on one sample, outputs of such a form cannot be served, or the model that
-            was made does not answer as the one given.
+        InputError: it does not run on one sample, outputs of such a form cannot be served, or the
+            model that was made does not answer as the one given.
     """
     with TemporaryDirectory() as scratch:
         folder = Path(scratch)
@@ -139,7 +143,10 @@ def run_ends_per_sample(model: onnx.ModelProto, where: str, values: InputValues)
 
 
 def can_run_per_sample(model: onnx.ModelProto) -> bool:
-    """Whether a model is one of these: something irregular in it, one sample, no rows counted already."""
+    """Whether a model is one of these.
+
+    Something irregular in it, one sample, no rows counted already.
+    """
     known = {t.name for t in model.graph.initializer}
     inputs = [value for value in model.graph.input if value.name not in known]
     firsts = [v.type.tensor_type.shape.dim[:1] for v in inputs]
@@ -206,7 +213,10 @@ def _runs(
 
 
 def _between(exported: _Exported, folder: Path) -> tuple[int, int]:
-    """First and last position of the longest part found that takes any batch; (0, 0) where there is none."""
+    """First and last position of the longest part found that takes any batch.
+
+    (0, 0) where there is none.
+    """
     best = (0, _last(exported, 0, folder))
     enough = exported.irregular // 2
     tries = 0
@@ -222,7 +232,10 @@ def _between(exported: _Exported, folder: Path) -> tuple[int, int]:
 
 
 def _last(exported: _Exported, first: int, folder: Path) -> int:
-    """The last position that layers from `first` on reach at any batch; `first` where there is none."""
+    """The last position that layers from `first` on reach at any batch.
+
+    `first` where there is none.
+    """
     low, high = first, exported.irregular
     found: set[str] = set()
     while low < high:  # layers up to `low` run, those up to `high + 1` do not
@@ -379,7 +392,10 @@ def _loop(
     leaving: Sequence[Left],
     graph: onnx.GraphProto,
 ) -> list[onnx.NodeProto]:
-    """Layers on one sample at a time: tensors enter as [batch, ...], and leave stacked or one after the other."""
+    """Layers on one sample at a time.
+
+    Tensors enter as [batch, ...], and leave stacked or one after the other.
+    """
     counts = _counts(leaving)
     own = {one.name: one.name + ONE for one in leaving} | {n: n + ONE for n in entering}
     constant = _Constants(graph, name)
@@ -487,7 +503,10 @@ def _compare(exported: _Exported, made: Path) -> None:
 
 
 def tail_inputs(layers: Layers) -> tuple[str, ...]:
-    """The tensors that enter the last part of a model made here; none where there is no such part."""
+    """The tensors that enter the last part of a model made here.
+
+    None where there is no such part.
+    """
     for node in layers.nodes:
         if node.name == TAIL_NAME:
             names = (n for n in reads(node) if n in layers.made_at and n != TAIL_NAME + SAMPLES_OF)

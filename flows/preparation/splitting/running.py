@@ -26,9 +26,10 @@ def quiet_options() -> onnxruntime.SessionOptions:
 
 
 def plain_options() -> onnxruntime.SessionOptions:
-    """Session options for runs of layers as they are written: two models of the same layers agree to the bit.
+    """Session options for runs of layers as they are written.
 
-    Which layers are fused depends on what is known of shapes, and the last bits on what is fused.
+    Two models of the same layers agree to the bit. Which layers are fused depends on what is known
+    of shapes, and the last bits on what is fused.
     """
     options = quiet_options()
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL

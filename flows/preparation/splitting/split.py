@@ -170,7 +170,10 @@ class SplitRequest:
 
 
 def _for_any_batch(skeleton: onnx.ModelProto, path: Path, out: Path, asked: SplitRequest) -> None:
-    """Write the model for any batch: constants that hold it changed; where that does not do, with Loops."""
+    """Write the model for any batch: constants that hold it changed.
+
+    Where that does not do, with Loops.
+    """
     where, given = str(path), onnx.ModelProto()
     given.CopyFrom(skeleton)
     model = make_batch_symbolic(skeleton, where)

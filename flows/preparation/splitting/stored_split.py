@@ -1,4 +1,7 @@
-"""Split models of the project: a model file split into its state folder and known to the warehouse."""
+"""Split models of the project.
+
+A model file split into its state folder and known to the warehouse.
+"""
 
 from pathlib import Path
 

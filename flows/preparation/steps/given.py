@@ -97,5 +97,8 @@ def stated_tensor(where: str, name: str, text: str, max_bytes: int | None = None
 
 
 def _folder_or_file(base: Path, text: str) -> Path | None:
-    """The package beside a workload that a text names: one with a slash or ending in `.py`; None: an installed one."""
+    """The package beside a workload that a text names: one with a slash or ending in `.py`.
+
+    None: an installed one.
+    """
     return base / text if "/" in text or text.endswith(".py") else None

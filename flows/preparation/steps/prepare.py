@@ -1,7 +1,8 @@
-"""A step of workload.yaml prepared: its package packed, run on its samples, and kept as a model of one block.
+"""A step of workload.yaml prepared.
 
-The function is run as a worker will run it. What it gives must be what the workload states, and a
-sample's result must not depend on its batch, because batches are made of what comes.
+Its package packed, run on its samples, and kept as a model of one block. The function is run as a
+worker will run it. What it gives must be what the workload states, and a sample's result must not
+depend on its batch, because batches are made of what comes.
 """
 
 import hashlib
@@ -132,7 +133,10 @@ def _key(
 
 
 def _check(split: SplitModel, samples: Arrays, where: str) -> tuple[float, float]:
-    """Run a step on its samples, alone and in a batch; time of one sample (µs), and how far both are apart."""
+    """Run a step on its samples, alone and in a batch.
+
+    Time of one sample (µs), and how far both are apart.
+    """
     artifact = step_artifact(split, "CPU", {"cores": []})
     clock = SystemClock()
     step = PythonStep(split.folder, artifact, share=WHOLE_GPU, clock=clock)

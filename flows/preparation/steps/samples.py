@@ -1,4 +1,7 @@
-"""Samples of a step: an `.npz` of arrays, or a folder of files of which each is one text of its BYTES input."""
+"""Samples of a step.
+
+An `.npz` of arrays, or a folder of files of which each is one text of its BYTES input.
+"""
 
 from typing import Any
 

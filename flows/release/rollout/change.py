@@ -1,19 +1,22 @@
 """The change from the plan being served to another one, without a request lost, step by step.
 
-1. *render*: the next generation's plan is written beside the old one, on every host, with models of new nodes.
-2. *preload*: nodes hear of the generation (its workers start); each host's Triton loads the models of new nodes,
-   fronts of added models too.
+1. *render*: the next generation's plan is written beside the old one, on every host, with models of
+   new nodes.
+2. *preload*: nodes hear of the generation (its workers start); each host's Triton loads the models
+   of new nodes, fronts of added models too.
 3. *prepare*: scheduler and fronts read the plan; wait until every new worker is ready.
-4. *flush*, only where it is asked for (PPipe's migration): nothing more is dispatched; requests wait;
-   what is in flight ends (at most one SLO).
+4. *flush*, only where it is asked for (PPipe's migration): nothing more is dispatched; requests
+   wait; what is in flight ends (at most one SLO).
 5. *swap*: the scheduler goes on under the new plan; what is in flight ends under the old one.
 6. *settle*: configurations on disk name the new generation, for the next restart.
-7. *unload*: once nothing is in flight on them, the old workers end, and nodes and fronts that only the old plan has go.
+7. *unload*: once nothing is in flight on them, the old workers end, and nodes and fronts that only
+   the old plan has go.
 
-Whatever fails before the swap is undone: the old plan goes on. Each step is reported to a callback with
-its duration, so that a flow can record where a rollout stands. A change whose process died is finished
-or undone by `finish_or_undo_change`: until its swap the scheduler says that the old plan is in force,
-after it the new one, and what belongs to another generation goes. Doing it twice changes nothing.
+Whatever fails before the swap is undone: the old plan goes on. Each step is reported to a callback
+with its duration, so that a flow can record where a rollout stands. A change whose process died is
+finished or undone by `finish_or_undo_change`: until its swap the scheduler says that the old plan
+is in force, after it the new one, and what belongs to another generation goes. Doing it twice
+changes nothing.
 """
 
 import contextlib
@@ -192,8 +195,8 @@ def change_plan(
         way: how; after `FLUSH` nothing is dispatched until all that is in flight has ended.
 
     Raises:
-        InputError: nothing is served there, the plan cannot follow the one being served, or GPUs cannot
-            hold both, not even step by step (`IN_PLACE_ONLY`: not at once).
+        InputError: nothing is served there, the plan cannot follow the one being served, or GPUs
+            cannot hold both, not even step by step (`IN_PLACE_ONLY`: not at once).
         ServerError: a step failed; before the swap, the plan before it is being served as before.
     """
     before = plan_in_force(folder)
@@ -268,7 +271,9 @@ def _plan_change(folder: Path, plan: Plan) -> _Change:
 
 
 def check_tensors(model: ModelPlan, new: Plan) -> None:
-    """Clients of a model that stays must not see other tensors; they know them by name, in any order.
+    """Clients of a model that stays must not see other tensors.
+
+    They know them by name, in any order.
 
     Raises:
         InputError: they would.
@@ -358,7 +363,10 @@ def _unload(change: _Change) -> None:
 
 
 def _keep_generation(state: ServerState, nodes: Iterable[str], generation: int) -> None:
-    """Have nodes of the gateway's host go on with one generation alone; workers that only others have end."""
+    """Have nodes of the gateway's host go on with one generation alone.
+
+    Workers that only others have end.
+    """
     for node in nodes:
         render_node_generations(state.folder, [node], [generation])
         with contextlib.suppress(RefusedError):

@@ -1,10 +1,11 @@
 """A guarded rollout: checked before, recorded at every step, watched after, undone on breach.
 
-States in the warehouse, in order: `checked`, the steps of the change (`render` .. `unload`), `bake`,
-and at the end `done`, `rolled back` or `failed`. A rollout that was cut off is finished or undone
-first: the running system itself says which plan is in force. Rolling out the plan in force, with the
-artifacts in force, is no error and changes nothing; it does not even open the warehouse, which takes most of
-50 ms on a busy machine, where the state folder says that no rollout is under way.
+States in the warehouse, in order: `checked`, the steps of the change (`render` .. `unload`),
+`bake`, and at the end `done`, `rolled back` or `failed`. A rollout that was cut off is finished or
+undone first: the running system itself says which plan is in force. Rolling out the plan in force,
+with the artifacts in force, is no error and changes nothing; it does not even open the warehouse,
+which takes most of 50 ms on a busy machine, where the state folder says that no rollout is under
+way.
 
 Rollouts exclude each other (`lock`): a second one waits for the end of the first one's bake, or is
 refused. So what is found unfinished under the lock is of a process that died.

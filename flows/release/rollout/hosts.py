@@ -3,7 +3,8 @@
 Every host runs a Triton of its own with the nodes that are there. Its repository API is reached at
 the host's address (`hosts` of the settings) and port (`host_http_port`), with the system's token.
 Files are written by a node that runs there already, and artifacts that the host lacks are found
-before anything is changed and sent to it (the other end is `triton_backend/serving/node/remote_files.py`).
+before anything is changed and sent to it (the other end is
+`triton_backend/serving/node/remote_files.py`).
 """
 
 import base64
@@ -146,7 +147,9 @@ class OtherHosts:
             )
 
     def begin(self, old: Plan, new: Plan, generations: tuple[int, int]) -> None:
-        """Have the nodes of the new plan begin its generation, beside the old one's: its workers start.
+        """Have the nodes of the new plan begin its generation, beside the old one's.
+
+        Its workers start.
 
         Raises:
             ServerError: a host refuses or does not answer.

@@ -10,9 +10,9 @@ from triton_backend.contract.errors import InputError
 class Way(StrEnum):
     """How a plan follows another.
 
-    `in-place`: with work in flight; where a GPU cannot hold the new workers beside the old, by plans
-    between. `in-place-only`: the same without plans between. `flush`: PPipe's migration, with nothing in
-    flight.
+    `in-place`: with work in flight; where a GPU cannot hold the new workers beside the old, by
+    plans between. `in-place-only`: the same without plans between. `flush`: PPipe's migration, with
+    nothing in flight.
     """
 
     IN_PLACE = "in-place"

@@ -1,7 +1,7 @@
 """What a change in place would do, before anything is done: its steps, and of each what it moves.
 
-Here: steps and their numbers as plain data. Not here: how they are found (`contract.transition`), who
-carries them out.
+Here: steps and their numbers as plain data. Not here: how they are found (`contract.transition`),
+who carries them out.
 """
 
 from typing import Any

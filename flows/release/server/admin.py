@@ -1,8 +1,8 @@
 """Starting and stopping a system, through its state file alone; and whether it could be started.
 
-`start` runs `python -m triton_backend.serving.server.tritonserver` as a process of its own session and waits
-until every worker is ready; `stop` ends it and whatever is left of it, also after parts were
-killed. Not here: asking one that runs (`running`).
+`start` runs `python -m triton_backend.serving.server.tritonserver` as a process of its own session
+and waits until every worker is ready; `stop` ends it and whatever is left of it, also after parts
+were killed. Not here: asking one that runs (`running`).
 """
 
 import contextlib
@@ -79,8 +79,8 @@ def check_can_start(folder: Path, endpoints: Endpoints, gateways: int = 1) -> No
         gateways: how many there would be.
 
     Raises:
-        InputError: no Triton is installed, something is served from the folder already, an address is
-            not safe, a file is no certificate, or a port is in use.
+        InputError: no Triton is installed, something is served from the folder already, an address
+            is not safe, a file is no certificate, or a port is in use.
     """
     if find_spec("pytriton") is None:
         raise InputError("Triton", NO_TRITON)
@@ -303,8 +303,9 @@ def stop(folder: Path) -> bool:
 def _groups(data: dict[str, Any]) -> set[int]:
     """The process groups of a system: those that its keepers led.
 
-    The kernel gives no number of a group that lives to another process. So the leader of such a group
-    is gone, or it is the keeper; where it is another process, a group that ended had this number before.
+    The kernel gives no number of a group that lives to another process. So the leader of such a
+    group is gone, or it is the keeper; where it is another process, a group that ended had this
+    number before.
     """
     if data.get("boot_id", boot_id()) != boot_id():
         return set()
@@ -322,7 +323,10 @@ def _keeper_words(data: dict[str, Any]) -> set[str]:
 
 
 def _is_socket_folder(path: Path, folder: Path, instance: str) -> bool:
-    """Whether a path is that of a system's sockets: by its name, its place, and as this user's own."""
+    """Whether a path is that of a system's sockets.
+
+    By its name, its place, and as this user's own.
+    """
     places = {Path(tempfile.gettempdir())}
     with contextlib.suppress(InputError):
         places.add(ServeSettings.read(folder / SETTINGS_NAME).socket_folder.parent)

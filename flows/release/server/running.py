@@ -123,7 +123,9 @@ class ServerState:
         return range(len(self.data.get("servers", [None])))
 
     def ask(self, model: str, request: dict[str, Any]) -> dict[str, Any]:
-        """An infer on one of the JSON models (control, nodes); of two gateways, the standby is the second's.
+        """An infer on one of the JSON models (control, nodes).
+
+        Of two gateways, the standby is the second's.
 
         Raises:
             ServerError: the request was refused.
@@ -171,7 +173,10 @@ class ServerState:
         self._post_to_all(f"/v2/repository/models/{model}/unload")
 
     def _post_to_all(self, path: str) -> None:
-        """One of two servers that has died is waited for: it comes back with what the repository has now."""
+        """One of two servers that has died is waited for.
+
+        It comes back with what the repository has now.
+        """
         for gateway in self.gateways:
             state, waited = self, Stopwatch()
             while True:
@@ -250,7 +255,10 @@ def gateways_of(state: dict[str, Any]) -> dict[str, str]:
 
 
 def _gone(server: dict[str, Any] | None) -> str:
-    """How a server is that does not run: its keeper pauses before it starts one again that keeps dying."""
+    """How a server is that does not run.
+
+    Its keeper pauses before it starts one again that keeps dying.
+    """
     retry_us = None if server is None else server.get("retry_us")
     return "is gone" if retry_us is None else f"ended, starts at {_instant(retry_us)}"
 
@@ -284,7 +292,10 @@ def served_without_keeper(folder: Path) -> str | None:
 
 
 def noted_plan_id(folder: Path) -> str | None:
-    """The plan in force by the state file, also while the system does not answer; None where nothing is served."""
+    """The plan in force by the state file, also while the system does not answer.
+
+    None where nothing is served.
+    """
     state = whole_state_file(folder)
     return None if state is None else state.get("plan_id")
 

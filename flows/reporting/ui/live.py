@@ -158,7 +158,10 @@ def _models(first: Metrics, last: Metrics, span_s: float) -> dict[str, Any]:
 
 
 def _pools(first: Metrics, last: Metrics, span_s: float) -> dict[str, float]:
-    """By "model|pipeline|GPU class|stage": busy time with a stage over the time of its pool's vGPUs."""
+    """By "model|pipeline|GPU class|stage".
+
+    Busy time with a stage over the time of its pool's vGPUs.
+    """
     labels = ("model", "pipeline", "gpu_class", "stage", "pool")
     busy_s = grown(
         _of(first, "stage_busy_seconds", *labels), _of(last, "stage_busy_seconds", *labels)

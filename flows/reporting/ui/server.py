@@ -1,9 +1,9 @@
 """The page's server: the standard library's, on the loopback address by default.
 
 It answers GET for the page, its two JSON documents and nothing else, changes nothing, and refuses
-requests for other host names or of other origins, so that no foreign web page can read it through a browser.
-A host is known by the address that a request came in at, or by a name that the user gave; a name that
-another party made point here is not (DNS rebinding).
+requests for other host names or of other origins, so that no foreign web page can read it through a
+browser. A host is known by the address that a request came in at, or by a name that the user gave;
+a name that another party made point here is not (DNS rebinding).
 """
 
 import ipaddress
@@ -143,7 +143,10 @@ class PageServer:
 
 
 def _name_of(url: str) -> str:
-    """The host's name or address of `//host:port` or an origin, in lower case; empty where it is none."""
+    """The host's name or address of `//host:port` or an origin, in lower case.
+
+    Empty where it is none.
+    """
     try:
         parts = urlsplit(url)
     except ValueError:

@@ -156,7 +156,10 @@ class VGpuWatch:
             self._rides.pop(ride_id, None)
 
     def _stage_done(self, line: dict[str, Any], rows: int | None = None) -> None:
-        """A batch left a stage; `rows`: of a joint run, 0 where it is counted with another member."""
+        """A batch left a stage.
+
+        `rows`: of a joint run, 0 where it is counted with another member.
+        """
         batch_id, number = line["batch_id"], line["stage"]
         batch = self._batches.get(batch_id)
         if batch is None or number >= len(batch.vgpus):

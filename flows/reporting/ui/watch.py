@@ -138,7 +138,10 @@ class SystemWatch:
 
 
 def _warning(metrics: Metrics) -> str | None:
-    """What nobody would mend, or what the next death would cost; a plan may be served without either."""
+    """What nobody would mend, or what the next death would cost.
+
+    A plan may be served without either.
+    """
     for name, words in (("keeper_up", KEEPER_GONE), ("standby_ready", NO_STANDBY)):
         if max(metrics.get(name, {}).values(), default=1.0) == 0.0:
             return words

@@ -1,10 +1,13 @@
-"""An application beside single models at three times their planned rates: does goodput stay, is nothing left over.
+"""An application beside single models at three times their planned rates.
+
+Does goodput stay, is nothing left over.
 
     .venv/bin/python scripts/benchmarks/applications/overload.py [--seconds 60] [--out FILE]
 
-A diamond, clients of its first model and a model of its own are offered 1, 1.25, 1.5 and 2 times their planned rates,
-then 3 times for `--seconds`, all emulated behind a real Triton. Goodput at 3 x must be at least 95 % of the highest
-seen, of all together and of the application; afterwards no job and no slot of a shelf may be held.
+A diamond, clients of its first model and a model of its own are offered 1, 1.25, 1.5 and 2 times
+their planned rates, then 3 times for `--seconds`, all emulated behind a real Triton. Goodput at 3 x
+must be at least 95 % of the highest seen, of all together and of the application; afterwards no job
+and no slot of a shelf may be held.
 """
 
 import argparse

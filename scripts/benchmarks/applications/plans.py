@@ -1,8 +1,8 @@
 """Applications of emulated models for the benchmarks of this folder, and what their jobs must answer.
 
-Every model has one stage on vGPUs of its own, which takes 100 ms for its planned batch of four rows. Rows
-that a module gives are drawn by its input (`runtimes/emulated.py`), so a file of requests with their answers
-holds some of every number of rows from none to the most.
+Every model has one stage on vGPUs of its own, which takes 100 ms for its planned batch of four
+rows. Rows that a module gives are drawn by its input (`runtimes/emulated.py`), so a file of
+requests with their answers holds some of every number of rows from none to the most.
 """
 
 from collections.abc import Mapping, Sequence
@@ -96,7 +96,8 @@ def plan_of(
 ) -> Plan:
     """A plan of applications, and of models that clients ask by themselves at these rates.
 
-    Every model has as many vGPUs as its rate takes; `latency_us` are tables of models that do not have the usual one.
+    Every model has as many vGPUs as its rate takes; `latency_us` are tables of models that do not
+    have the usual one.
     """
     rates = dict(alone_rps or {})
     slos_us = dict.fromkeys(rates, SLO_US)
@@ -127,7 +128,10 @@ def plan_of(
 
 
 def shape_plan(name: str, stretch: float = 1.0) -> Plan:
-    """A plan of one of the shapes, at as many jobs per second as one vGPU serves of rows; slower where stretched."""
+    """A plan of one of the shapes, at as many jobs per second as one vGPU serves of rows.
+
+    Slower where stretched.
+    """
     rate_rps, slo_us = PLANNED_SHARE * VGPU_RPS / stretch, round(SLO_US * stretch)
     planned = application(name, SHAPES[name], rate_rps=rate_rps, slo_us=slo_us)
     table = [round(us * stretch) for us in LATENCY_US]

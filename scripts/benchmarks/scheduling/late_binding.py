@@ -1,15 +1,18 @@
-"""Benchmark of late binding: arrivals per second through the kernel, cost of a grant, how both grow.
+"""Benchmark of late binding.
+
+Arrivals per second through the kernel, cost of a grant, how both grow.
 
     .venv/bin/python scripts/benchmarks/scheduling/late_binding.py [--rounds 5] [--requests 800000]
         [--policy deferred] [--out FILE.json] [--warehouse FILE]
 
-Models share one pool of whole GPUs, as in a sub-cluster of Symphony: L(b) = b + beta ms with beta from 1
-to 15 in turn, batches up to 32, SLO = 2 L(8) (the models of its figure 6a), offered 0.8 of what the pool
-does in batches of 8. The rate is that of the simulator's event loop, with the cluster that it simulates.
-More models on as many GPUs have smaller batches, so more of them per arrival: the mean batch stands beside the time,
-and the time per batch. What the calls into the scheduler take of it stands apart from the simulated cluster, whose
-requests in flight are more than the nearer caches hold.
-Sizes are run in turns and the best of all rounds counts, because other work on the machine only adds time.
+Models share one pool of whole GPUs, as in a sub-cluster of Symphony: L(b) = b + beta ms with beta
+from 1 to 15 in turn, batches up to 32, SLO = 2 L(8) (the models of its figure 6a), offered 0.8 of
+what the pool does in batches of 8. The rate is that of the simulator's event loop, with the cluster
+that it simulates. More models on as many GPUs have smaller batches, so more of them per arrival:
+the mean batch stands beside the time, and the time per batch. What the calls into the scheduler
+take of it stands apart from the simulated cluster, whose requests in flight are more than the
+nearer caches hold. Sizes are run in turns and the best of all rounds counts, because other work on
+the machine only adds time.
 """
 
 import argparse
@@ -32,7 +35,10 @@ SIZES = (BASE, (20, 2_000), (40, 1_000), (400, 1_000), (800, 1_000), (800, 2_000
 
 
 class Measured(NamedTuple):
-    """Of one size: time per arrival, that in the scheduler, and of a call that grants; what was attained."""
+    """Of one size: time per arrival, that in the scheduler, and of a call that grants.
+
+    What was attained.
+    """
 
     arrival_ns: float
     decided_ns: float

@@ -2,11 +2,11 @@
 
     .venv/bin/python scripts/benchmarks/scheduling/plan_changes.py [--runs 1000] [--first 0] [--out FILE]
 
-Every run changes its plan one to three times. Afterwards every request has one end, the scheduler's tables
-hold after every change, a worker that goes on has run one batch at a time whatever its numbers, and with
-exact latencies and no failure nothing accepted was late. Runs that break a rule are listed by seed.
-The cost of a change is that of `Scheduler.handle(PlanChanged)` after `prepare`, with so many vGPUs, all of
-them busy.
+Every run changes its plan one to three times. Afterwards every request has one end, the scheduler's
+tables hold after every change, a worker that goes on has run one batch at a time whatever its
+numbers, and with exact latencies and no failure nothing accepted was late. Runs that break a rule
+are listed by seed. The cost of a change is that of `Scheduler.handle(PlanChanged)` after `prepare`,
+with so many vGPUs, all of them busy.
 """
 
 import argparse

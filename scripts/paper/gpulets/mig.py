@@ -3,14 +3,16 @@
     .venv/bin/python scripts/paper/gpulets/mig.py --data DIR [--gpus 1,4,16] [--seconds 20] [--tables FOLDER]
         [--out FILE] [--warehouse FILE]
 
-DIR holds `parvagpu_a100_mig_mps.csv`: 11 models x MIG size x batch x processes by MPS in the slice, measured on an A100 (a run
-takes batch / requests/s of one process). `--tables` writes it as tables that `poolpipe profiles import` reads, and ends.
+DIR holds `parvagpu_a100_mig_mps.csv`: 11 models x MIG size x batch x processes by MPS in the slice,
+measured on an A100 (a run takes batch / requests/s of one process). `--tables` writes it as tables
+that `poolpipe profiles import` reads, and ends.
 
-All models have equal weights; an SLO is twice the latency of batch 32 on a whole card (7g, one process), of which a tenth is
-kept free. Compared: all divisions and up to four processes in a slice; one process in each; whole cards only (7g) with and
-without MPS; and the greedy of the table's paper as far as its text fixes it: per model the slice and the process count with
-the most requests/s per seventh, as many of them as fit the rate, the rest on the smallest slice that carries it, slices
-placed largest first, first fit.
+All models have equal weights; an SLO is twice the latency of batch 32 on a whole card (7g, one
+process), of which a tenth is kept free. Compared: all divisions and up to four processes in a
+slice; one process in each; whole cards only (7g) with and without MPS; and the greedy of the
+table's paper as far as its text fixes it: per model the slice and the process count with the most
+requests/s per seventh, as many of them as fit the rate, the rest on the smallest slice that carries
+it, slices placed largest first, first fit.
 """
 
 import argparse

@@ -1,8 +1,8 @@
 """Tables, mixes of models and GPUs of the gpulets paper, which all of `gpulets/` plans.
 
-`--data` is a folder of published tables: `igniter_v100_*.csv` and `wlgur_*.csv` (latencies alone, utilisations, pairs),
-`glet_models.csv`, `glet_scenarios.csv`, `glet_interference_constants.csv`, and `derived_2080ti_*.csv`, which are
-derived from the paper's SLOs and were not measured.
+`--data` is a folder of published tables: `igniter_v100_*.csv` and `wlgur_*.csv` (latencies alone,
+utilisations, pairs), `glet_models.csv`, `glet_scenarios.csv`, `glet_interference_constants.csv`,
+and `derived_2080ti_*.csv`, which are derived from the paper's SLOs and were not measured.
 """
 
 import csv

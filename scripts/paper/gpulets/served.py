@@ -1,10 +1,11 @@
 """Mixes of the gpulets paper behind a real Triton server, measured beside the simulator.
 
-Every mix is planned exactly and served by emulated parts of GPUs that slow each other down as those who really run
-there do (`overlap`), in slow motion: so that the mix asks for `--rps` requests/s. Tensors are small: what is measured
-is when batches run, not what this machine's network carries. A run of few SLOs is no test: no backlog has time to
-grow (`--rps` and `--seconds` say how many it has). `loads` offers shares of the planned rates as Poisson arrivals; `crowd` has
-one model offer three times its planned rate, evenly, while the others offer theirs; `wave` changes plan every
+Every mix is planned exactly and served by emulated parts of GPUs that slow each other down as those
+who really run there do (`overlap`), in slow motion: so that the mix asks for `--rps` requests/s.
+Tensors are small: what is measured is when batches run, not what this machine's network carries. A
+run of few SLOs is no test: no backlog has time to grow (`--rps` and `--seconds` say how many it
+has). `loads` offers shares of the planned rates as Poisson arrivals; `crowd` has one model offer
+three times its planned rate, evenly, while the others offer theirs; `wave` changes plan every
 period while the load rises and falls twice.
 
     .venv/bin/python scripts/paper/gpulets/served.py --data DIR [--only loads,crowd,wave] [--mixes scen1 game]
@@ -151,7 +152,10 @@ def write_trace(path: Path, instants: Instants) -> Path:
 
 
 def crowd(served: Served, name: str, options: argparse.Namespace) -> Iterator[dict[str, Any]]:
-    """One model at three times its planned rate: the one that harms the others most in the simulator."""
+    """One model at three times its planned rate.
+
+    The one that harms the others most in the simulator.
+    """
     plan = served.plan
     worst: dict[str | None, float] = {}
     for one in (None, *(m.name for m in plan.models)):

@@ -5,10 +5,11 @@
 
 `mixes.py` says what `--data` holds. Plans keep a tenth of every SLO free.
 
-`workloads` seeks the highest rate of seven mixes by every planner and simulates it; `scenarios` decides which of the 19,682
-mixes of nine models at 0, 100 or 200 requests/s fit the GPUs: a plan settles all mixes of no more, a proof all of no less.
-`sizes` plans nine models of equal rates on 4, 100 and 1,000 GPUs in 10 and 20 s. `wave` plans a mix anew every 20 s while its load rises and falls twice; `overload` has one model offer
-three times its rate, by plans of 10 s.
+`workloads` seeks the highest rate of seven mixes by every planner and simulates it; `scenarios`
+decides which of the 19,682 mixes of nine models at 0, 100 or 200 requests/s fit the GPUs: a plan
+settles all mixes of no more, a proof all of no less. `sizes` plans nine models of equal rates on 4,
+100 and 1,000 GPUs in 10 and 20 s. `wave` plans a mix anew every 20 s while its load rises and falls
+twice; `overload` has one model offer three times its rate, by plans of 10 s.
 """
 
 import argparse
@@ -198,7 +199,10 @@ def size_figures(data: Path) -> list[Figure]:
 
 
 def wave_figures(data: Path, gpus: int) -> list[Figure]:
-    """A mix of which the load rises and falls twice, planned anew every 20 s; and its plan for the peak."""
+    """A mix of which the load rises and falls twice, planned anew every 20 s.
+
+    Its plan for the peak.
+    """
     used, asked = mix(profiles_of(data), workloads(data)[WAVE_MIX])
     wave = wave_of(used, asked, cluster(gpus), {GPU: constants(data)}, WAVE_S)
     run = SimOptions(

@@ -24,7 +24,10 @@ LOADS = (0.15, 0.7)  # lowest and highest, in parts of what the GPUs carry
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wave:
-    """Arrivals of every model (µs); plans for the lowest load, with headroom, and for the highest; the planner."""
+    """Arrivals of every model (µs).
+
+    Plans for the lowest load, with headroom, and for the highest; the planner.
+    """
 
     instants: Mapping[str, NDArray[np.int64]]
     first: Plan

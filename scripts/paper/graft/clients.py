@@ -1,20 +1,23 @@
-"""What clients of the Graft paper get: fleets in rides, and clients that move their cuts, simulated.
+"""What clients of the Graft paper get.
 
-`rides`: fleets of 20 clients as `fleets.py` draws them, planned by `graft` and exactly, at planned rates (each client
-at equal gaps, phases drawn) and as Poisson at 0.9 of them; how full rides are. Beside it what the pools of the same plan
-would attain if each took what waits by deadline, without reservations and promises (plans of one stage each).
+Fleets in rides, and clients that move their cuts, simulated. `rides`: fleets of 20 clients as
+`fleets.py` draws them, planned by `graft` and exactly, at planned rates (each client at equal gaps,
+phases drawn) and as Poisson at 0.9 of them; how full rides are. Beside it what the pools of the
+same plan would attain if each took what waits by deadline, without reservations and promises (plans
+of one stage each).
 
-`closed-loop`: 20 clients that follow the 5G traces, each with its own second to begin at, while plans follow them.
-What is counted as feasible, at the instant of each decision:
+`closed-loop`: 20 clients that follow the 5G traces, each with its own second to begin at, while
+plans follow them. What is counted as feasible, at the instant of each decision:
 
-* *possible*: with hindsight. By the trace as it goes on, with what waits for the link already and every cut that is
-  open on the server, some cut leaves the server twice its least tail (or the device meets the SLO).
+* *possible*: with hindsight. By the trace as it goes on, with what waits for the link already and
+  every cut that is open on the server, some cut leaves the server twice its least tail (or the
+  device meets the SLO).
 * *decided*: as the client believes, from past uploads.
-* the *oracle* decides with that hindsight, by least latency, for one request at a time; what the server refuses it is
-  the server's doing. It sends nothing that leaves less than twice the least tail; clients that try more can be served
-  more than it.
-* `static-plus` is planned for the clients that have a cut at the mean rate of their link, all the time. What it serves
-  of the same clients is run too, since it serves fewer.
+* the *oracle* decides with that hindsight, by least latency, for one request at a time; what the
+  server refuses it is the server's doing. It sends nothing that leaves less than twice the least
+  tail; clients that try more can be served more than it.
+* `static-plus` is planned for the clients that have a cut at the mean rate of their link, all the
+  time. What it serves of the same clients is run too, since it serves fewer.
 
 Traces shorter than the run are left out. What a plan holds counts from the start of its workers.
 """
@@ -147,7 +150,8 @@ def _frames(
 def by_deadline(plan: Plan, result: SimResult) -> float | None:
     """Share of the same requests that are in time where every pool runs what waits there by deadline; None: two stages.
 
-    As soon as a vGPU is free it takes as many as the plan's batch that all end by the tightest deadline of them.
+    As soon as a vGPU is free it takes as many as the plan's batch that all end by the tightest
+    deadline of them.
     """
     (model,) = plan.models
     if any(len(pipeline.stages) > 1 for pipeline in model.pipelines):
@@ -276,7 +280,10 @@ def clients_of(data: Path, name: str, how: Loop) -> list[ClientSpec]:
 def first_plan(
     inputs: Inputs, clients: Sequence[ClientSpec], how: Loop
 ) -> tuple[Plan, PlanOptions]:
-    """Planned for where every client would cut at its link's mean rate; and how the next ones are planned."""
+    """Planned for where every client would cut at its link's mean rate.
+
+    How the next ones are planned.
+    """
     total_rps = sum(spec.fps for spec in clients)
     options = PlanOptions(
         planner=how.planner,

@@ -1,11 +1,13 @@
-"""Fleets of the Graft paper's clients, from tables of others: what models take, how links go, where clients cut.
+"""Fleets of the Graft paper's clients, from tables of others.
 
-`data` is a folder with `graft/` (the paper's numbers, 5G traces, latencies by share, latencies on clients) and
-`ppipe/boundary_bytes.csv`. Shares below 25 % and clients' latencies by block are derived, not measured.
+What models take, how links go, where clients cut. `data` is a folder with `graft/` (the paper's
+numbers, 5G traces, latencies by share, latencies on clients) and `ppipe/boundary_bytes.csv`. Shares
+below 25 % and clients' latencies by block are derived, not measured.
 
-A draw is a fleet of clients, each at a second of a trace drawn at random: it cuts its model where head, upload and
-server take least (Neurosurgeon), if half of the time left is enough for the tail; else another second is drawn. The
-server's part counts as the tail alone on 30 % of a V100. `static` fleets cut for the mean of their trace.
+A draw is a fleet of clients, each at a second of a trace drawn at random: it cuts its model where
+head, upload and server take least (Neurosurgeon), if half of the time left is enough for the tail;
+else another second is drawn. The server's part counts as the tail alone on 30 % of a V100. `static`
+fleets cut for the mean of their trace.
 """
 
 import csv
@@ -107,7 +109,10 @@ def traces(data: Path) -> dict[str, np.ndarray]:
 
 
 def cut(model: Model, device: str, mbps: float) -> tuple[int, int] | None:
-    """First block on the server and its budget (µs): the least latency, None where the tail is not in time."""
+    """First block on the server and its budget (µs).
+
+    The least latency, None where the tail is not in time.
+    """
     blocks = model.blocks
     own = model.device_us[device]
     slo_us = SLO * sum(own)
@@ -129,7 +134,10 @@ def cut(model: Model, device: str, mbps: float) -> tuple[int, int] | None:
 def fleet(
     data: Path, name: str, devices: Sequence[str], random: np.random.Generator
 ) -> tuple[tuple[Entry, ...], tuple[Entry, ...]]:
-    """An entry per client, each somewhere in a trace; and where each would cut at its trace's mean."""
+    """An entry per client, each somewhere in a trace.
+
+    Where each would cut at its trace's mean.
+    """
     model = models(data)[name]
     runs = list(traces(data).values())
     found: list[Entry] = []

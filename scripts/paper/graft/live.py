@@ -1,13 +1,15 @@
 """Clients that move their cuts every few seconds behind a real Triton server, and `poolpipe steer`, which follows.
 
-Emulated vGPUs of a V100 run tails of a model of the paper (tensors of 4 KB). Clients announce as the wheel does
-(`triton_backend/client/announcing.py`), send at their cut at equal gaps, and every `--change-seconds` some of them move
-to another block drawn at random. What a plan does not know yet a shadow pool serves. Then a worker, the scheduler,
-`steer` and a client are killed, each in the middle of a change; after each one whole plan must be in force.
+Emulated vGPUs of a V100 run tails of a model of the paper (tensors of 4 KB). Clients announce as
+the wheel does (`triton_backend/client/announcing.py`), send at their cut at equal gaps, and every
+`--change-seconds` some of them move to another block drawn at random. What a plan does not know yet
+a shadow pool serves. Then a worker, the scheduler, `steer` and a client are killed, each in the
+middle of a change; after each one whole plan must be in force.
 
     .venv/bin/python scripts/paper/graft/live.py --data DIR [--minutes 3] [--change-seconds 5] [--no-kills] [--out FILE]
 
-The full run is `--minutes 10`. In time: answered within the request's budget. Lost: neither answered nor refused.
+The full run is `--minutes 10`. In time: answered within the request's budget. Lost: neither
+answered nor refused.
 """
 
 import argparse
@@ -70,7 +72,10 @@ class Asked:
 
 @dataclass(slots=True)
 class Move:
-    """A client that came to a block; when the plan in force had pools of its own for all that comes in there."""
+    """A client that came to a block.
+
+    When the plan in force had pools of its own for all that comes in there.
+    """
 
     at_s: float
     block: int

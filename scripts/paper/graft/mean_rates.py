@@ -1,6 +1,7 @@
-"""Clients that cut where the mean rate of their link says, for good; `static-plus` for them (Graft, section 5).
+"""Clients that cut where the mean rate of their link says, for good.
 
-`static-plus` is what the shares of steered plans are set beside.
+`static-plus` for them (Graft, section 5). `static-plus` is what the shares of steered plans are set
+beside.
 """
 
 from collections.abc import Mapping, Sequence

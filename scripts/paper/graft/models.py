@@ -1,9 +1,10 @@
 """Real ONNX models cut by a client process behind a real Triton server, over an emulated link.
 
-squeezenet, shufflenet and inception_v2 of the onnx wheel with seeded weights. Every cut answers as the whole model
-does, in full and in half the bytes. Then the wheel's client, as a process of its own on a device that is made so many
-times slower than this machine, follows a 5G trace; so do a client that may only send its input, and one whose server
-is not there. Requests without an answer count as infinitely late in medians.
+squeezenet, shufflenet and inception_v2 of the onnx wheel with seeded weights. Every cut answers as
+the whole model does, in full and in half the bytes. Then the wheel's client, as a process of its
+own on a device that is made so many times slower than this machine, follows a 5G trace; so do a
+client that may only send its input, and one whose server is not there. Requests without an answer
+count as infinitely late in medians.
 
     .venv/bin/python scripts/paper/graft/models.py --data DIR [--models squeezenet,…] [--seconds 20] [--stretch 6]
 """

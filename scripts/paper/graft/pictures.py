@@ -1,10 +1,12 @@
-"""Pictures of the Graft study, from what `study.py --out FILE` stored: ours beside the paper's numbers and the aims.
+"""Pictures of the Graft study, from what `study.py --out FILE` stored.
+
+Ours beside the paper's numbers and the aims.
 
     .venv/bin/python scripts/paper/graft/study.py --data DIR --only reduction,rides,throughput,scale --out study.json
     .venv/bin/python scripts/paper/graft/pictures.py study.json [MORE.json] -o DIR
 
-Several files are read one after the other; a later figure of the same name replaces an earlier one. A picture whose
-figures are in none of them is not drawn.
+Several files are read one after the other; a later figure of the same name replaces an earlier one.
+A picture whose figures are in none of them is not drawn.
 """
 
 import argparse

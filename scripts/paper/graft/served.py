@@ -1,8 +1,9 @@
 """Clients of the Graft paper behind a real Triton server, measured beside the simulator.
 
-A fleet of 20 clients of one model, drawn as `fleets.py` draws it, is planned exactly; their tails run on emulated
-vGPUs of a V100, in slow motion, and ride together where they meet. Every client sends by itself what the simulator
-had it send. Tensors are small: what is measured is when batches run, not what the network of this machine carries.
+A fleet of 20 clients of one model, drawn as `fleets.py` draws it, is planned exactly; their tails
+run on emulated vGPUs of a V100, in slow motion, and ride together where they meet. Every client
+sends by itself what the simulator had it send. Tensors are small: what is measured is when batches
+run, not what the network of this machine carries.
 
     .venv/bin/python scripts/paper/graft/served.py --data DIR [--model Inc] [--loads 0.5 0.8 0.95] [--seconds 30]
 """

@@ -4,7 +4,8 @@
         [--draws 50] [--gpus 4] [--by rates,clients] [--headroom 1] [--phases even]
         [--seconds 600] [--models Inc,ViT] [--out FILE] [--warehouse FILE]
 
-`fleets.py` says what `--data` holds and how fleets are drawn; `clients.py` simulates `rides` and `closed-loop`.
+`fleets.py` says what `--data` holds and how fleets are drawn; `clients.py` simulates `rides` and
+`closed-loop`.
 """
 
 import argparse
@@ -132,7 +133,10 @@ def reductions(data: Path, draws: int, phases: str) -> tuple[list[Figure], dict[
 
 
 def scale(data: Path, names: Sequence[str]) -> tuple[list[Figure], dict[str, Any]]:
-    """Seconds and gaps for 20, 50 and 2,000 entries; every run after one that compiles and caches."""
+    """Seconds and gaps for 20, 50 and 2,000 entries.
+
+    Every run after one that compiles and caches.
+    """
     figures: list[Figure] = []
     for count, draws, most_s, most_graft_s, most_gap in SCALES:
         for name in names:
@@ -173,8 +177,9 @@ def throughput(
 ) -> tuple[list[Figure], dict[str, Any]]:
     """What exact plans serve on given GPUs over what `gslice-plus` serves, beside section 5.7.
 
-    By `rates`: the largest multiple of all rates of a fleet; a fleet that cannot be planned at any rate is said, and
-    left out of the mean. By `clients`, as in the paper: the most clients of a row of them that are planned together.
+    By `rates`: the largest multiple of all rates of a fleet; a fleet that cannot be planned at any
+    rate is said, and left out of the mean. By `clients`, as in the paper: the most clients of a row
+    of them that are planned together.
     """
     paper = published(data)
     measure = MEASURES[by]
@@ -237,7 +242,10 @@ def _means(served: Sequence[Mapping[str, float]]) -> str:
 
 
 def _by_rates(data: Path, name: str, gpus: int, random: np.random.Generator) -> dict[str, float]:
-    """By planner the largest multiple of all rates of a fleet, and what none exceeds; 0 where it is served at none."""
+    """By planner the largest multiple of all rates of a fleet, and what none exceeds.
+
+    0 where it is served at none.
+    """
     entries, _ = fleet(data, name, FLEETS["homogeneous"][1], random)
     inputs = inputs_of(data, name, entries, gpus)
     found = {planner: largest_multiple(inputs, planner) for planner in THROUGHPUT}
@@ -245,7 +253,10 @@ def _by_rates(data: Path, name: str, gpus: int, random: np.random.Generator) -> 
 
 
 def largest_multiple(inputs: Inputs, planner: str) -> tuple[float, float]:
-    """Of all rates, on the GPUs that there are, and what none exceeds; 0 where these serve the entries at none."""
+    """Of all rates, on the GPUs that there are, and what none exceeds.
+
+    0 where these serve the entries at none.
+    """
     options = PlanOptions(planner=planner, objective="throughput")
     try:
         plan = make_plan(inputs.profiles, inputs.cluster, inputs.workload, options)

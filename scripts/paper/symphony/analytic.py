@@ -1,7 +1,8 @@
-"""The two analytic figures of the Symphony paper (section 5.3, table 2): batches of GPUs in turn, or each for itself.
+"""The two analytic figures of the Symphony paper (section 5.3, table 2).
 
-GPUs in turn start a batch every l(b) / N, so (1 + 1/N) l(b) <= SLO; GPUs that know nothing of each other
-have a request wait for a whole batch, so 2 l(b) <= SLO.
+Batches of GPUs in turn, or each for itself. GPUs in turn start a batch every l(b) / N, so (1 + 1/N)
+l(b) <= SLO; GPUs that know nothing of each other have a request wait for a whole batch, so 2 l(b)
+<= SLO.
 """
 
 from typing import NamedTuple

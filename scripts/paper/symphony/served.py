@@ -1,8 +1,8 @@
 """Sub-clusters of the Symphony paper behind a real Triton server, measured beside the simulator.
 
-Published profiles in slow motion (`--slow`): all times are that many times longer. Plans are made by `subclusters`,
-vGPUs are emulated, tensors small. Two plans: ResNet50 of table 2 on 8 vGPUs; six A100 models, whose beta / alpha range
-from 195 to 3, on 4 vGPUs.
+Published profiles in slow motion (`--slow`): all times are that many times longer. Plans are made
+by `subclusters`, vGPUs are emulated, tensors small. Two plans: ResNet50 of table 2 on 8 vGPUs; six
+A100 models, whose beta / alpha range from 195 to 3, on 4 vGPUs.
 
     loads   both at shares of the planned rate: attainment, mean batch, idle, less the simulator's
     guard   the first at its whole rate: the guard measured by the fronts beside a fixed tenth of the SLO, in turns,
@@ -321,7 +321,8 @@ def moved(options: argparse.Namespace) -> list[Figure]:
 def exchanged(plan: Plan) -> tuple[Plan, tuple[str, str]]:
     """The plan with one model of either sub-cluster in the other one, and who they are.
 
-    Those two that are most alike in what they ask for, so that both sub-clusters still carry theirs.
+    Those two that are most alike in what they ask for, so that both sub-clusters still carry
+    theirs.
     """
     by_pool: dict[str, list[int]] = {}
     for number, model in enumerate(plan.models):

@@ -4,10 +4,11 @@
         [--only table2,others,overload,idle,mixed,strong,gpus,eager,advice,guard,partitions] [--volume FILE.csv.gz]
         [--out FILE] [--warehouse FILE]
 
-`--data` is the folder of the paper's published tables: `profiles_1080Ti.csv` and `profiles_A100.csv`
-(latency alpha b + beta, SLO), `table2_theory_and_measured.csv`. Plans are made by `subclusters`,
-arrivals are Poisson, latencies exact, no network. A rate holds where its worst model answers 99 % in
-time with every seed. Every policy that drops heads is shown with both rules for them.
+`--data` is the folder of the paper's published tables: `profiles_1080Ti.csv` and
+`profiles_A100.csv` (latency alpha b + beta, SLO), `table2_theory_and_measured.csv`. Plans are made
+by `subclusters`, arrivals are Poisson, latencies exact, no network. A rate holds where its worst
+model answers 99 % in time with every seed. Every policy that drops heads is shown with both rules
+for them.
 """
 
 import argparse
@@ -249,7 +250,10 @@ def table2(study: Study) -> list[Figure]:
 
 
 def others(study: Study) -> list[Figure]:
-    """Both models of table 2 under policies of others, as rebuilt here: goodput and median batch."""
+    """Both models of table 2 under policies of others, as rebuilt here.
+
+    Goodput and median batch.
+    """
     figures: list[Figure] = []
     for name, _, _ in TABLE_2:
         row = table_2_rows(study.data)[name]
@@ -365,7 +369,10 @@ def mixed(study: Study) -> list[Figure]:
 
 
 def strong(study: Study) -> list[Figure]:
-    """The A100 models that gain by batches, on half as many GPUs: deferred beside the better eager."""
+    """The A100 models that gain by batches, on half as many GPUs.
+
+    Deferred beside the better eager.
+    """
     rows = rows_of(study.data / "profiles_A100.csv")
     rows = [row for row in rows if row.beta_us > STRONG * row.alpha_us]
     plan = plan_of(rows, STRONG_GPUS)
@@ -485,7 +492,10 @@ def _from_the_wrong_size(study: Study, rows: Sequence[Row]) -> list[Figure]:
 
 
 def _day(study: Study, rows: Sequence[Row]) -> list[Figure]:
-    """A day of hourly rates on 512 GPUs: bad rate but for the first epoch of every hour, and GPUs."""
+    """A day of hourly rates on 512 GPUs.
+
+    Bad rate but for the first epoch of every hour, and GPUs.
+    """
     label = f"{len(rows)} A100 models on {ADVISED_GPUS} GPUs through a day"
     if study.volume is None:
         return [Figure(name=label, value=None, note="needs --volume")]
@@ -541,7 +551,9 @@ def _an_hour(rows: Sequence[Row], rates_rps: NDArray[np.float64], seed: int) -> 
 
 
 def hours_of(path: Path, models: int) -> NDArray[np.float64]:
-    """[models] of [hours], each over its mean: series in turns, a day of each further on every time.
+    """[models] of [hours], each over its mean.
+
+    Series in turns, a day of each further on every time.
 
     Raises:
         InputError: there is no such table, or no series in it that is large enough.
@@ -566,8 +578,8 @@ def hours_of(path: Path, models: int) -> NDArray[np.float64]:
 def guard(study: Study) -> list[Figure]:
     """What is gained by a guard, and a lead of timers, as measured in place of a tenth of the SLO.
 
-    ResNet50 ten times slower on 8 GPUs. Run times deviate, and answers take a millisecond in the mean, most less and
-    few much more, to their clients.
+    ResNet50 ten times slower on 8 GPUs. Run times deviate, and answers take a millisecond in the
+    mean, most less and few much more, to their clients.
     """
     row = table_2_rows(study.data)["ResNet50"]
     row = Row(row.name, SLOW * row.alpha_us, SLOW * row.beta_us, SLOW * row.slo_us)

@@ -1,4 +1,7 @@
-"""One rule for plans: every command that takes one takes a file, an id, or the beginning of an id."""
+"""One rule for plans.
+
+Every command that takes one takes a file, an id, or the beginning of an id.
+"""
 
 import json
 from pathlib import Path

@@ -1,4 +1,7 @@
-"""Help of every command: each parameter explained, in one form, in panels that a reader can take in."""
+"""Help of every command.
+
+Each parameter explained, in one form, in panels that a reader can take in.
+"""
 
 import os
 import re

@@ -42,7 +42,10 @@ class Project:
         poolpipe: tuple[str | Path, ...] = (POOLPIPE,),
         prefect_url: str | None = None,
     ) -> "subprocess.CompletedProcess[str]":
-        """The `poolpipe` command, run in the project's folder; its Prefect server is its own without one."""
+        """The `poolpipe` command, run in the project's folder.
+
+        Its Prefect server is its own without one.
+        """
         joined: dict[str, str] = {}
         if prefect_url is not None:
             joined = {"PREFECT_API_URL": prefect_url, "PREFECT_API_AUTH_STRING": AUTH}

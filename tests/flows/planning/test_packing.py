@@ -1,4 +1,7 @@
-"""Packing parts of any shares: against all ways to share them out, and where the bound is not met."""
+"""Packing parts of any shares.
+
+Against all ways to share them out, and where the bound is not met.
+"""
 
 from collections.abc import Iterator, Sequence
 
@@ -84,7 +87,8 @@ def test_no_way_to_share_them_out_takes_fewer_gpus(problem: tuple[GpuClass, list
 
 
 def test_the_largest_first_is_not_always_best() -> None:
-    # One by one 50 + 50, 50 + 30 + 20, 30 + 30 + 30, 30 + 30 + 20 + 20 and so on leave gaps of 10 percent.
+    # One by one 50 + 50, 50 + 30 + 20, 30 + 30 + 30, 30 + 30 + 20 + 20 and so on leave gaps of 10
+    # percent.
     parts = parts_of(*[50] * 3, *[30] * 6, *[20] * 6)
     found = pack(gpu_class(), parts)
     assert len(found.gpus) == found.least == 5  # 450 percent

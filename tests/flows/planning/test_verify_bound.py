@@ -1,4 +1,7 @@
-"""What prices of a certificate prove is recomputed; prices that prove less than is said are refused."""
+"""What prices of a certificate prove is recomputed.
+
+Prices that prove less than is said are refused.
+"""
 
 import math
 from collections.abc import Callable

@@ -1,4 +1,7 @@
-"""The bundle for stock Triton containers: parsed back by Triton's own and Kubernetes' own schemas."""
+"""The bundle for stock Triton containers.
+
+Parsed back by Triton's own and Kubernetes' own schemas.
+"""
 
 import json
 import shlex

@@ -1,4 +1,7 @@
-"""Plans that take turns as a fault: the same models and answers, other stages, applications that count as others."""
+"""Plans that take turns as a fault.
+
+The same models and answers, other stages, applications that count as others.
+"""
 
 import threading
 from pathlib import Path

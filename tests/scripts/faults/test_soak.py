@@ -1,4 +1,7 @@
-"""What a soak with faults says of a run: what each fault cost, when all was well again, what is judged."""
+"""What a soak with faults says of a run.
+
+What each fault cost, when all was well again, what is judged.
+"""
 
 from typing import Any
 
@@ -93,7 +96,10 @@ def test_a_repair_that_takes_longer_than_its_row_says_is_missed() -> None:
 
 
 def test_a_fault_is_repaired_once_nothing_is_amiss_for_seconds() -> None:
-    """A single request that a busy machine drops much later is no part of it; a flapping worker is."""
+    """A single request that a busy machine drops much later is no part of it.
+
+    A flapping worker is.
+    """
     bad_us = [1 * S, 2 * S, 6 * S, 40 * S]
     assert well_from_us(bad_us, 1 * S, 5.0) == 6 * S
     assert well_from_us(bad_us, 3 * S, 1.0) == 3 * S

@@ -1,4 +1,7 @@
-"""What the fuzzer of a running system throws and serves: requests of entries are refused, not failed on; the plan renders."""
+"""What the fuzzer of a running system throws and serves.
+
+Requests of entries are refused, not failed on; the plan renders.
+"""
 
 import json
 from pathlib import Path

@@ -1,4 +1,7 @@
-"""Frames after a right proof, at the TCP sockets of a system in this process: good requests are answered right meanwhile."""
+"""Frames after a right proof, at the TCP sockets of a system in this process.
+
+Good requests are answered right meanwhile.
+"""
 
 from collections.abc import Iterator
 

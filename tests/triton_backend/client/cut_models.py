@@ -17,7 +17,10 @@ LAYERS = 4
 
 
 def shrinking(path: Path) -> Path:
-    """Convolutions that halve both sides: 110,592 bytes in, then 73,728, 18,432, 4,608, ten scores."""
+    """Convolutions that halve both sides.
+
+    110,592 bytes in, then 73,728, 18,432, 4,608, ten scores.
+    """
     rng = np.random.default_rng(4)
     nodes: list[onnx.NodeProto] = []
     constants: dict[str, np.ndarray] = {}

@@ -1,4 +1,7 @@
-"""What becomes of requests when the server waits, refuses or is away; with a server in the same process."""
+"""What becomes of requests when the server waits, refuses or is away.
+
+With a server in the same process.
+"""
 
 import asyncio
 from collections.abc import Callable
@@ -68,7 +71,8 @@ def ran(heads: Heads, server: FakeServer, **options: Any) -> list[Record]:
     seen: list[Record] = []
 
     async def go() -> list[Record]:
-        return await Client(heads, server, inputs, asked, seen.append).run()  # pyright: ignore[reportArgumentType]
+        # pyright: ignore[reportArgumentType]
+        return await Client(heads, server, inputs, asked, seen.append).run()
 
     records = asyncio.run(go())
     assert sorted(r.request for r in seen) == [r.request for r in records] == [0, 1, 2, 3, 4]

@@ -1,4 +1,7 @@
-"""A model cut by its clients, behind a real Triton server: every open cut, and the client's own process."""
+"""A model cut by its clients, behind a real Triton server.
+
+Every open cut, and the client's own process.
+"""
 
 import json
 import os

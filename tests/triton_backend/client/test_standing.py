@@ -1,4 +1,7 @@
-"""What is expected of the server: the part of the spare time that it used, for as long as that says something."""
+"""What is expected of the server.
+
+The part of the spare time that it used, for as long as that says something.
+"""
 
 from triton_backend.client.decide import Cut, Link
 from triton_backend.client.standing import Rests, SpareTime, standing

@@ -16,7 +16,10 @@ BUILD = ("build", "--wheel", "--quiet", str(ROOT / "triton_backend" / "client"))
 
 
 def uv(*arguments: object, offline: bool = False) -> bool:
-    """Whether a command of uv succeeds; as everywhere here, with what is cached where it is offline."""
+    """Whether a command of uv succeeds.
+
+    As everywhere here, with what is cached where it is offline.
+    """
     beside = Path(sys.executable).with_name("uv")
     command = [str(beside) if beside.exists() else "uv", *map(str, arguments)]
     if offline:
@@ -25,7 +28,10 @@ def uv(*arguments: object, offline: bool = False) -> bool:
 
 
 def install(wheel: Path, folder: Path) -> Path:
-    """A virtual environment with the wheel; its Python. Without an index: with this one's packages."""
+    """A virtual environment with the wheel; its Python.
+
+    Without an index: with this one's packages.
+    """
     python = folder / "bin" / "python"
     assert uv("venv", "--quiet", "--python", sys.executable, folder)
     into = ("pip", "install", "--quiet", "--python", python, wheel)

@@ -1,4 +1,7 @@
-"""Arrival processes: rates, spreads and repeatability; trace texts of three forms and their faults."""
+"""Arrival processes: rates, spreads and repeatability.
+
+Trace texts of three forms and their faults.
+"""
 
 from collections.abc import Callable
 

@@ -196,8 +196,8 @@ def workers(plan: Plan, gib: Mapping[str, int]) -> set[Worker]:
 def fewest_steps(before: set[Worker], after: set[Worker]) -> int | None:
     """By trying all: how many changes lead from one set of workers to the other.
 
-    Between, a model that stays is served by some of its old workers or some of its new ones, and a GPU
-    has one worker; all that is there before and after a change must fit every GPU.
+    Between, a model that stays is served by some of its old workers or some of its new ones, and a
+    GPU has one worker; all that is there before and after a change must fit every GPU.
     """
     both = {w[0] for w in before} & {w[0] for w in after}
 

@@ -1,4 +1,7 @@
-"""The emulated runtime: profiled latency by batch, seeded noise, results that tell samples apart."""
+"""The emulated runtime.
+
+Profiled latency by batch, seeded noise, results that tell samples apart.
+"""
 
 from pathlib import Path
 
@@ -80,7 +83,10 @@ def test_a_batch_without_a_latency_is_our_own_mistake(tmp_path: Path) -> None:
 
 
 def test_a_run_is_slowed_down_by_what_runs_beside_it_meanwhile() -> None:
-    """Work of 80 ms: 32 looks, of which the first 16 find nothing, then a neighbour at 0.9 + 0.6."""
+    """Work of 80 ms.
+
+    32 looks, of which the first 16 find nothing, then a neighbour at 0.9 + 0.6.
+    """
     clock = VirtualClock(at_us=50)
     looks = iter([None] * 16 + [0.6] * 16)
     runtime = EmulatedRuntime(

@@ -1,4 +1,7 @@
-"""The kernel of the door, one request at a time: its memory fades, its work is done as time passes."""
+"""The kernel of the door, one request at a time.
+
+Its memory fades, its work is done as time passes.
+"""
 
 from dataclasses import replace
 from math import exp, inf
@@ -134,7 +137,10 @@ def test_where_jobs_enter_a_share_of_all_is_let_in_that_falls_as_work_grows(
 def test_a_job_that_is_let_in_is_work_of_all_of_its_applications_modules_and_of_no_other(
     application: int,
 ) -> None:
-    """Three rows of each of them, of a millisecond each; also where no application comes after its own."""
+    """Three rows of each of them, of a millisecond each.
+
+    Also where no application comes after its own.
+    """
     plan = make_plan(*[[[Own(latency_us=(1_000,))]] for _ in range(4)])
     names = [model.name for model in plan.models]
     chains = [
@@ -154,7 +160,10 @@ def test_a_job_that_is_let_in_is_work_of_all_of_its_applications_modules_and_of_
 
 
 def test_the_common_time_is_that_of_whom_the_plan_leaves_least() -> None:
-    """A chain of 10 ms each: of 100 ms, 10 are kept back, 20 go to the other modules, 10 to the run."""
+    """A chain of 10 ms each.
+
+    Of 100 ms, 10 are kept back, 20 go to the other modules, 10 to the run.
+    """
     plan = make_plan(*[[[Own(latency_us=(8_000, 10_000))]] for _ in range(3)])
     names = [model.name for model in plan.models]
     modules = [hand_module(names[0], names[0]), hand_module(names[1], names[1], names[0])]

@@ -114,8 +114,8 @@ def test_more_waiting_requests_than_the_new_tables_hold_are_all_taken() -> None:
     assert (done.left_out, int(done.tables.queues[0]["requests"])) == ([], 2_500)
 
 
-# Batches in flight. Plans of these tests: `make_plan` puts the pools of a plan on nodes n0, n1, ... in
-# order, so plans that begin alike have the same vGPUs there.
+# Batches in flight. Plans of these tests: `make_plan` puts the pools of a plan on nodes n0, n1, ...
+# in order, so plans that begin alike have the same vGPUs there.
 
 QUICK, SLOW = Own(latency_us=(1_000,)), Own(latency_us=(5_000,), gpus=2)
 

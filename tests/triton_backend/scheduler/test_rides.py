@@ -465,7 +465,10 @@ def test_without_rides_every_batch_runs_alone() -> None:
 
 
 def busy(seed: int = 0) -> Told:
-    """Arrivals, ends late and in time, a lost worker and a change of plan; from numbers, not a generator."""
+    """Arrivals, ends late and in time, a lost worker and a change of plan.
+
+    From numbers, not a generator.
+    """
     told = Told(two_tails(vgpus=2))
     steps: dict[int, list[tuple[str, int, int, int]]] = {}
     rides: dict[int, Ride] = {}
@@ -607,7 +610,10 @@ def test_all_members_of_a_ride_of_two_that_they_board_fit_the_answers() -> None:
 
 @pytest.mark.long
 def test_the_longest_dispatch_that_puts_rides_off_has_rows_for_all_it_decides() -> None:
-    """Eighty stages board: two dispatches leave 94 rows of `out`; the third, with 16 rides put off, takes 97."""
+    """Eighty stages board: two dispatches leave 94 rows of `out`.
+
+    The third, with 16 rides put off, takes 97.
+    """
     shared = [((k, k + 1), Pool(latency_us=(10, 10, 10))) for k in range(1, 80)]
     plan = make_boarding_plan(
         [

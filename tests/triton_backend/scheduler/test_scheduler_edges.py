@@ -1,6 +1,7 @@
-"""Plans at the edges: up to six stages, several models, applications; few and many seats and vGPUs, bursts, losses.
+"""Plans at the edges: up to six stages, several models, applications.
 
-Kernels that check indices (`scripts/test --bounds`) and plain Python raise where one is beyond its array.
+Few and many seats and vGPUs, bursts, losses. Kernels that check indices (`scripts/test --bounds`)
+and plain Python raise where one is beyond its array.
 """
 
 import pytest
@@ -37,7 +38,10 @@ def edge_pool(seats: int, first: int, more: int, gpus: int, divisor: int, moved:
 
 @st.composite
 def edge_plans(draw: st.DrawFn) -> Plan:
-    """One to six stages of any share, batch and number of vGPUs; with two entries all of them board."""
+    """One to six stages of any share, batch and number of vGPUs.
+
+    With two entries all of them board.
+    """
     pools = draw(
         st.lists(
             st.builds(

@@ -292,7 +292,10 @@ def models_of_plans(draw: st.DrawFn) -> list[list[list[Own]]]:
 
 @st.composite
 def boarding_plans(draw: st.DrawFn, plan_id: str = "boarding") -> Plan:
-    """Entries of one model that meet at one block or at two; some pools may be one entry's alone."""
+    """Entries of one model that meet at one block or at two.
+
+    Some pools may be one entry's alone.
+    """
 
     def pool(first: int, last: int) -> tuple[tuple[int, int], Own]:
         base, more = draw(st.integers(200, 8_000)), draw(st.integers(0, 2_000))

@@ -1,4 +1,7 @@
-"""Small plans with applications, and what their jobs must be answered: module after module, in numpy."""
+"""Small plans with applications, and what their jobs must be answered.
+
+Module after module, in numpy.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -86,15 +89,19 @@ def traffic() -> Application:
 
 
 def expected(deployment: Deployment, name: str, request: Arrays) -> Arrays:
-    """The answer of an application of emulated models; where several pipelines run one, by their first."""
+    """The answer of an application of emulated models.
+
+    Where several pipelines run one, by their first.
+    """
     return right_answers([deployment], name, request)[0]
 
 
 def right_answers(deployments: Sequence[Deployment], name: str, request: Arrays) -> list[Arrays]:
     """Every answer that an application of emulated models may give while generations of it are served.
 
-    What an emulated model makes of a row depends on the tensors between its stages, and how many rows it gives on
-    the mean that its generation states. So each module may have run as any pipeline of any generation says.
+    What an emulated model makes of a row depends on the tensors between its stages, and how many
+    rows it gives on the mean that its generation states. So each module may have run as any
+    pipeline of any generation says.
     """
     graph = deployments[0].applications[deployments[0].application_numbers[name]]
     ways: list[dict[str, Arrays]] = [{"request": request}]
@@ -155,11 +162,13 @@ def _filled(shape: tuple[int, ...], dtype: str, marks: list[int]) -> NDArray[np.
 def onnx_plan(
     root: Path, beside: Sequence[HandModel] = (), applications: Sequence[Application] = ()
 ) -> Plan:
-    """Applications of real models: a diamond, a model whose 0 to 4 crops of a sample another one reads, and one alone.
+    """Applications of real models.
 
+    A diamond, a model whose 0 to 4 crops of a sample another one reads, and one alone.
     `applications` of the models `beside` are served too.
 
-    y = 3x, then y + 1 and y - 2, then their difference; `detect` gives crops, which `a` makes larger.
+    y = 3x, then y + 1 and y - 2, then their difference; `detect` gives crops, which `a` makes
+    larger.
     """
     x, y = small_plans.tensor("x", 3), small_plans.tensor("y", 3)
     for name, operator, number in (("a", "Mul", 3.0), ("b", "Add", 1.0), ("c", "Sub", 2.0)):

@@ -1,4 +1,7 @@
-"""Plans of tiny ONNX stages that share pools: two models on one, and a tail that joins whole requests."""
+"""Plans of tiny ONNX stages that share pools.
+
+Two models on one, and a tail that joins whole requests.
+"""
 
 from dataclasses import replace
 from pathlib import Path

@@ -85,7 +85,10 @@ def wait_for(condition: Callable[[], bool]) -> None:
 
 
 def processes_of(groups: Collection[int]) -> list[psutil.Process]:
-    """What runs in process groups; any other process of the machine may end while they are looked for."""
+    """What runs in process groups.
+
+    Any other process of the machine may end while they are looked for.
+    """
     found: list[psutil.Process] = []
     for process in psutil.process_iter():
         with contextlib.suppress(ProcessLookupError, psutil.NoSuchProcess):

@@ -1,4 +1,7 @@
-"""Applications on a whole system in this process: real sockets, real shared memory, without Triton."""
+"""Applications on a whole system in this process.
+
+Real sockets, real shared memory, without Triton.
+"""
 
 import re
 from collections.abc import Iterator

@@ -120,7 +120,8 @@ def test_a_deadline_that_cannot_be_met_is_answered_with_the_numbers(system: Loca
         parts = ("deadline 1.0 ms", "best possible finish", "queue position 0")
         return all(part in answer.message for part in parts)
 
-    # Where the scheduler's thread gets no turn for 15 ms, the front answers by itself, without them.
+    # Where the scheduler's thread gets no turn for 15 ms, the front answers by itself, without
+    # them.
     wait_for(told_the_numbers)
 
 
@@ -250,7 +251,8 @@ def test_the_same_plan_again_starts_no_worker(fresh: LocalSystem) -> None:
 def open_files() -> Counter[str]:
     """What the descriptors of this process name, numbers left out.
 
-    A deleted segment that is still mapped is not counted: an idle thread keeps its last batch's tensors.
+    A deleted segment that is still mapped is not counted: an idle thread keeps its last batch's
+    tensors.
     """
     names: Counter[str] = Counter()
     for place in Path("/proc/self/fd").iterdir():
@@ -307,7 +309,8 @@ def test_changes_of_plan_give_back_what_they_took(
         else:
             wait_for(lambda: not list(SHARED_FOLDER.glob(answers_of_first)))
         after.append(open_files())
-        # Of a process: its own, and the first, for which its workers were started; one is the test's.
+        # Of a process: its own, and the first, for which its workers were started; one is the
+        # test's.
         kept = sorted([1] * (processes + 1) + [generation] * processes)
         wait_for(lambda kept=kept: deployments() == kept)
 

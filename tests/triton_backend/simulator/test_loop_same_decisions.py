@@ -1,8 +1,8 @@
 """The simulator decides as `Scheduler.handle` does: the same events, compared decision by decision.
 
-The simulator runs instant by instant. Before each, its heap, its timers and the next arrivals say which
-events are about to happen; afterwards its records say what was decided. The same events handed to a
-`Scheduler` must have led to the same decisions.
+The simulator runs instant by instant. Before each, its heap, its timers and the next arrivals say
+which events are about to happen; afterwards its records say what was decided. The same events
+handed to a `Scheduler` must have led to the same decisions.
 """
 
 from collections.abc import Iterator

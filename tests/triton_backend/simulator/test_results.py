@@ -23,7 +23,10 @@ def one_pool(slo_us: int = 100_000) -> Plan:
 
 
 def with_entries() -> Plan:
-    """A model of two blocks; its tail is an entry of its own, on the pool of the whole model's tail."""
+    """A model of two blocks.
+
+    Its tail is an entry of its own, on the pool of the whole model's tail.
+    """
     head, tail = (PlacementRun(node=0, gpu=gpu, slot=0) for gpu in (0, 1))
     first = hand_stage((0, 1), "GPU", head, (10_000,))
     second = hand_stage((1, 2), "GPU", tail, (5_000,))

@@ -1,4 +1,7 @@
-"""The door of the gateway, simulated: the same requests are refused, and goodput under overload holds."""
+"""The door of the gateway, simulated.
+
+The same requests are refused, and goodput under overload holds.
+"""
 
 import itertools
 from dataclasses import replace

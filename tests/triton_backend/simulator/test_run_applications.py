@@ -41,7 +41,8 @@ def run(
     plan: Plan, load_factor: float = 1.0, arrivals: Arrivals = POISSON, **more: object
 ) -> SimResult:
     options: dict[str, object] = {"duration_s": 3.0, "applications": ("app",), **more}
-    return simulate(plan, SimOptions(load_factor=load_factor, arrivals=arrivals, **options))  # pyright: ignore[reportArgumentType]
+    # pyright: ignore[reportArgumentType]
+    return simulate(plan, SimOptions(load_factor=load_factor, arrivals=arrivals, **options))
 
 
 def check(result: SimResult) -> None:

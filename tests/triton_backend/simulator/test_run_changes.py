@@ -1,4 +1,7 @@
-"""Plans that change under load: nothing is lost, nothing accepted is late, a worker runs one batch at a time."""
+"""Plans that change under load.
+
+Nothing is lost, nothing accepted is late, a worker runs one batch at a time.
+"""
 
 from dataclasses import replace
 from heapq import heappop, heappush

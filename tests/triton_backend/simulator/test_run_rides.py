@@ -1,4 +1,7 @@
-"""Rides carried out: nothing accepted is late, nothing is lost, and joint runs are as full as they should be."""
+"""Rides carried out.
+
+Nothing accepted is late, nothing is lost, and joint runs are as full as they should be.
+"""
 
 from dataclasses import replace
 

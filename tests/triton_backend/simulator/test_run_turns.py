@@ -1,4 +1,7 @@
-"""Turns on a shared vGPU (gpulets): who waits how long, and that nothing runs at one time with another."""
+"""Turns on a shared vGPU (gpulets).
+
+Who waits how long, and that nothing runs at one time with another.
+"""
 
 from collections.abc import Sequence
 from itertools import pairwise
@@ -52,7 +55,10 @@ def overlaps(result: SimResult) -> list[tuple[int, int]]:
 def rounds(
     draw: st.DrawFn,
 ) -> tuple[list[list[int]], list[list[int]]]:
-    """Tables of latencies by batch, and arrivals: at most a batch of a model within any duty cycle."""
+    """Tables of latencies by batch, and arrivals.
+
+    At most a batch of a model within any duty cycle.
+    """
     tables: list[list[int]] = []
     for _ in range(draw(st.integers(1, 4))):
         table = [draw(st.integers(1, 200))]
@@ -110,7 +116,8 @@ def test_under_any_load_a_vgpu_runs_one_batch_at_a_time(noise: float, vgpus: int
 
 
 def test_a_neighbour_far_over_its_rate_costs_the_other_nothing() -> None:
-    # A cycle is 2 + 5 ms. Model 1 stays within one request in 8 ms, model 0 offers three times too much.
+    # A cycle is 2 + 5 ms. Model 1 stays within one request in 8 ms, model 0 offers three times too
+    # much.
     plan = one_vgpu([[2_000], [5_000]], [40_000, 12_000])
     arrivals = {"m0": np.arange(0, 400_000, 1_000), "m1": np.arange(500, 400_000, 8_000)}
     result = simulate(plan, SimOptions(arrivals=Instant(by_model=arrivals)))

@@ -1,4 +1,7 @@
-"""Batches last as long as who runs beside them makes them: by hand, and against the runs themselves."""
+"""Batches last as long as who runs beside them makes them.
+
+By hand, and against the runs themselves.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -21,7 +24,10 @@ SUSCEPTIBILITY, PRESSURE = (1.0, 1.0, 0.875), (0.5, 1.0, 0.25)
 
 
 def gpus_in_parts(solo_us: Sequence[Sequence[int]], gpus: int = 1, slo_us: int = 10**6) -> Plan:
-    """A model on a part of its own each, of GPUs cut in as many parts; factors count all neighbours."""
+    """A model on a part of its own each, of GPUs cut in as many parts.
+
+    Factors count all neighbours.
+    """
     parts = len(solo_us)
     factors = [
         max(1.0, SUSCEPTIBILITY[i] + sum(PRESSURE[:parts]) - PRESSURE[i]) for i in range(parts)
@@ -73,7 +79,8 @@ def run(plan: Plan, arrivals: Mapping[str, Sequence[int]], mode: str, **more: An
     [
         ("planned", {"m0": 60 + 200, "m1": 450}),
         ("off", {"m0": 60 + 100, "m1": 300}),
-        # m1 is alone for 60 µs; beside m0 it does 200 / 1.5 of what is left in 200 µs, then the rest alone.
+        # m1 is alone for 60 µs; beside m0 it does 200 / 1.5 of what is left in 200 µs, then the
+        # rest alone.
         ("overlap", {"m0": 60 + 200, "m1": 260 + 107}),
     ],
 )
@@ -84,8 +91,8 @@ def test_two_runs_end_as_computed_by_hand(mode: str, finish: dict[str, int]) -> 
 
 
 def test_the_next_batch_and_the_end_of_the_last_change_who_is_beside() -> None:
-    # m0 runs 0-200, 200-400 beside m1 (factor 2), whose 300 are done at 1 / 1.5 in 450; m0's third: 50 µs at
-    # half speed do 25, then it is alone.
+    # m0 runs 0-200, 200-400 beside m1 (factor 2), whose 300 are done at 1 / 1.5 in 450; m0's third:
+    # 50 µs at half speed do 25, then it is alone.
     result = run(gpus_in_parts([[100], [300]]), {"m0": [0, 1, 2], "m1": [0]}, "overlap")
     by_model = {m: result.requests["finish_us"][result.requests["model"] == m] for m in (0, 1)}
     assert by_model[0].tolist() == [200, 400, 450 + 75]
@@ -93,7 +100,10 @@ def test_the_next_batch_and_the_end_of_the_last_change_who_is_beside() -> None:
 
 
 def work_done(result: SimResult) -> list[tuple[float, int]]:
-    """Of every run: its time divided by the factor of those beside it, piece by piece; and its model."""
+    """Of every run: its time divided by the factor of those beside it, piece by piece.
+
+    Its model.
+    """
     uses = result.uses
     found: list[tuple[float, int]] = []
     gpus = [v.slot.gpu for v in result.plan.vgpus()]

@@ -1,8 +1,8 @@
 """An application as asked for: a DAG of modules behind one endpoint with one SLO.
 
-A module names a model. One client request of an application, a job, runs every module: a module starts
-when those it comes after have ended, on so many rows as they gave it. Here: the form, and whether it
-holds together. Not here: latencies and GPUs (planners), jobs (scheduler).
+A module names a model. One client request of an application, a job, runs every module: a module
+starts when those it comes after have ended, on so many rows as they gave it. Here: the form, and
+whether it holds together. Not here: latencies and GPUs (planners), jobs (scheduler).
 
 Every complaint names the application, the module and the field.
 """
@@ -43,8 +43,9 @@ class Module:
         rows_per_request: mean number of rows (samples) it runs per client request.
         max_rows: most rows of one request; None, to be refused, where it is not given beside other
             rows than one.
-        max_rows_given: most rows that each of its samples gives where the run alone knows how many, as boxes of a
-            detector; None where none vary, or where the modules that read them say so by their `max_rows`.
+        max_rows_given: most rows that each of its samples gives where the run alone knows how many,
+            as boxes of a detector; None where none vary, or where the modules that read them say so
+            by their `max_rows`.
         optional: whether the answer may go without it.
         inputs: tensor of the model -> `request.tensor` or `module.tensor`; empty: not said, and an
             edge then moves no bytes that a plan would know of.
@@ -80,7 +81,10 @@ class Module:
 
     @property
     def givers(self) -> tuple[str, ...]:
-        """The modules whose rows it runs, where its rows vary: those it reads, or all it starts after."""
+        """The modules whose rows it runs, where its rows vary.
+
+        Those it reads, or all it starts after.
+        """
         return self.producers or self.parents
 
     def to_dict(self) -> dict[str, Any]:
@@ -233,7 +237,10 @@ class Application:
                 del left[name]
 
     def _check_rows(self) -> None:
-        """A source runs what the request brings; rows from two modules pair up or meet per request."""
+        """A source runs what the request brings.
+
+        Rows from two modules pair up or meet per request.
+        """
         for module in self.modules:
             if not module.parents and module.rows_per_request != 1:
                 reason = f"{module.rows_per_request:g}, but a module after none runs the request"
@@ -279,8 +286,8 @@ class Application:
     def rows_vary(self, module: Module) -> bool:
         """Whether a request's rows of a module are what its givers say, who must agree then.
 
-        Else they are `rows_per_request` for each sample: of a module after none, of one that always runs
-        `max_rows`, and of one that joins rows which do not pair up.
+        Else they are `rows_per_request` for each sample: of a module after none, of one that always
+        runs `max_rows`, and of one that joins rows which do not pair up.
         """
         rows = {(m.rows_per_request, m.max_rows) for m in map(self.module, module.givers)}
         return len(rows) == 1 and module.rows_per_request != module.max_rows

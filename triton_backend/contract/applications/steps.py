@@ -1,7 +1,7 @@
 """Python steps: functions that a workload names, each of which serves as the one block of a model.
 
-Only what a workload names is ever imported: a worker compares the function that an artifact asks for
-with the steps of its plan's workload.
+Only what a workload names is ever imported: a worker compares the function that an artifact asks
+for with the steps of its plan's workload.
 """
 
 import re

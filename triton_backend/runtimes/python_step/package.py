@@ -1,8 +1,9 @@
-"""The package of a step: a zip in its artifact, or one that is installed; imported when a stage is opened.
+"""The package of a step: a zip in its artifact, or one that is installed.
 
-Only the package that the workload names is imported here; what it imports in turn is its own affair.
-A zip holds that one package, so it can stand for no other. Stages of two artifacts may hold two versions
-of a package: each is imported anew, and the functions of the one before keep theirs.
+Imported when a stage is opened. Only the package that the workload names is imported here; what it
+imports in turn is its own affair. A zip holds that one package, so it can stand for no other.
+Stages of two artifacts may hold two versions of a package: each is imported anew, and the functions
+of the one before keep theirs.
 """
 
 import hashlib

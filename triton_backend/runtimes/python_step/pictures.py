@@ -1,6 +1,7 @@
-"""A ready step: JPEG, PNG and what else Pillow reads, decoded and brought to one size (extra `pictures`).
+"""A ready step.
 
-Whether a picture may be decoded is said by its header, before memory is taken for its pixels.
+JPEG, PNG and what else Pillow reads, decoded and brought to one size (extra `pictures`). Whether a
+picture may be decoded is said by its header, before memory is taken for its pixels.
 """
 
 import io

@@ -1,9 +1,10 @@
 """A Python function as a stage: batches in, rows out, and what it refuses, sample by sample.
 
-The function is called with its inputs by name, [batch, ...] each (a list of texts for BYTES), and the arguments
-that the workload gives; it returns its outputs by name, or the only one. Where it raises, its samples are run one
-by one, so that a sample that cannot be run costs none but itself: a ValueError refuses it with the error's
-text, any other error fails it. Either is said in the output `refused`, from which the front answers the client.
+The function is called with its inputs by name, [batch, ...] each (a list of texts for BYTES), and
+the arguments that the workload gives; it returns its outputs by name, or the only one. Where it
+raises, its samples are run one by one, so that a sample that cannot be run costs none but itself: a
+ValueError refuses it with the error's text, any other error fails it. Either is said in the output
+`refused`, from which the front answers the client.
 """
 
 from collections.abc import Mapping, Sequence
@@ -104,7 +105,10 @@ class PythonStep:
         return made
 
     def _try(self, given: Mapping[str, Any], batch: int, said: list[str]) -> _Made | None:
-        """What the function makes of a batch; None where it cannot, and why is said of every sample."""
+        """What the function makes of a batch.
+
+        None where it cannot, and why is said of every sample.
+        """
         try:
             return self._call(given, batch)
         except ValueError as error:
@@ -136,7 +140,10 @@ class PythonStep:
         return _Made(rows, counts)
 
     def _put_each(self, parts: Sequence[_Made | None], out: Tensors) -> None:
-        """Write what calls gave, one after the other; zeros and no rows of samples that are refused."""
+        """Write what calls gave, one after the other.
+
+        Zeros and no rows of samples that are refused.
+        """
         for spec in self._given:
             if spec.name not in out:
                 continue
@@ -182,7 +189,10 @@ def _readable(inputs: Tensors, spec: TensorSpec) -> Any:
 
 
 def _counted(spec: TensorSpec, value: Any, counts: Any, batch: int) -> tuple[Any, Array]:
-    """Rows one after the other, and how many each sample has: as given, or of a list of one entry per sample."""
+    """Rows one after the other, and how many each sample has.
+
+    As given, or of a list of one entry per sample.
+    """
     if counts is not None:
         found = np.asarray(counts, np.int64)
         if found.shape != (batch,) or (found < 0).any():

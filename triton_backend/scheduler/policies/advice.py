@@ -1,13 +1,13 @@
 """How many GPUs to add to a pool, or to free, from what was measured of it in an epoch.
 
-Two signals suffice, because late binding keeps batches large and uses the lowest-numbered GPUs first
-(Symphony, section 3.5). For a pool whose peak is p requests/s and an offered load o:
+Two signals suffice, because late binding keeps batches large and uses the lowest-numbered GPUs
+first (Symphony, section 3.5). For a pool whose peak is p requests/s and an offered load o:
 
     overload    bad fraction r ~ (o - p) / o     more GPUs:   N r / (1 - r)
     slack       idle fraction f ~ (p - o) / p    fewer GPUs:  N f
 
-`change` is that, word by word. It frees GPUs until all are busy, which costs requests again: it rings.
-`damped_change` leaves a share of their time free, and waits an epoch before it turns round.
+`change` is that, word by word. It frees GPUs until all are busy, which costs requests again: it
+rings. `damped_change` leaves a share of their time free, and waits an epoch before it turns round.
 
 Here: figures and formulas. Not here: who measures, and who changes a plan.
 """

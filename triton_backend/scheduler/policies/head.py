@@ -21,9 +21,9 @@ def head_first(
     """The kernel `decide(tables, queue)` of a policy: dispatch, drop or wait, head after head.
 
     Args:
-        choose: a kernel that probes the pipelines of a queue at the batch it wishes for (`quoted_size`
-            by default) and says which takes the head; NONE where none can hold it. What it leaves
-            in `quotes` of that pipeline is the largest batch that is tried.
+        choose: a kernel that probes the pipelines of a queue at the batch it wishes for
+            (`quoted_size` by default) and says which takes the head; NONE where none can hold it.
+            What it leaves in `quotes` of that pipeline is the largest batch that is tried.
         wastes_capacity: a kernel that says of a queue, a pipeline and a batch size that fits the
             head's deadline whether the head is dropped nevertheless; `never_wastes` drops none.
         rank_by: how vGPUs are compared.
@@ -66,7 +66,8 @@ def out_of_room(tables: Tables) -> bool:
 def quoted_size(tables: Tables, number: int, pipeline: int) -> int:
     """Samples that the head's batch is chosen for: as planned, or the head alone.
 
-    A pipeline that begins where batches join needs nobody else of its queue: it takes seats at once.
+    A pipeline that begins where batches join needs nobody else of its queue: it takes seats at
+    once.
     """
     row = tables.topology.pipelines[pipeline]
     if tables.topology.stages[row["first_stage"]]["seats"] > 0:
@@ -78,8 +79,8 @@ def quoted_size(tables: Tables, number: int, pipeline: int) -> int:
 def largest_in_time(tables: Tables, number: int, pipeline: int, rank_by: int) -> int:
     """Largest batch <= the one quoted that ends by the head's deadline, 0 where none does.
 
-    The pipeline must have just been quoted, at its planned batch or a smaller one. Where the queue holds the batch,
-    whole requests only. What is answered is what the pipeline was last quoted for.
+    The pipeline must have just been quoted, at its planned batch or a smaller one. Where the queue
+    holds the batch, whole requests only. What is answered is what the pipeline was last quoted for.
     """
     if pipeline == NONE:
         return 0
@@ -147,7 +148,10 @@ def _last_moment(tables: Tables, number: int, pipeline: int, rank_by: int) -> in
 
 @inlined
 def _last_moment_aboard(tables: Tables, number: int, pipeline: int, size: int) -> int:
-    """Until when a queue may wait where a later stage boards: the ride needs time for company too."""
+    """Until when a queue may wait where a later stage boards.
+
+    The ride needs time for company too.
+    """
     topology = tables.topology
     now = tables.counts[0]["now_us"]
     first = topology.pipelines[pipeline]["first_stage"]
@@ -174,7 +178,10 @@ def dispatch_head(tables: Tables, number: int, pipeline: int, size: int, rank_by
 
 @kernel
 def _quote_held(tables: Tables, number: int, pipeline: int, size: int, rank_by: int) -> bool:
-    """Quote a batch whose rides wait for company where that is in time; False where it is late anyway."""
+    """Quote a batch whose rides wait for company where that is in time.
+
+    False where it is late anyway.
+    """
     counts = tables.counts[0]
     deadline = tables.requests[tables.queues[number]["first"]]["deadline_us"]
     counts["hold"] = 1

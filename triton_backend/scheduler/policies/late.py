@@ -1,6 +1,7 @@
-"""Late binding: a batch stays open until a path is free for it; then the queues that want it compete.
+"""Late binding: a batch stays open until a path is free for it.
 
-Early binding fixes a batch and reserves its path as soon as it fits. Here every pipeline has a
+Then the queues that want it compete. Early binding fixes a batch and reserves its path as soon as
+it fits. Here every pipeline has a
 *candidate*: the batch that its queue would send now. It may be sent from `opens` on, at the latest
 at `latest`, and only when its whole path is free at once (less a lead for the way to the worker):
 
@@ -26,23 +27,22 @@ Heads `window`: a head goes that would make every batch after it smaller than th
 bad burst leaves batches of one for ever. `head`: a head goes when nothing can serve it in time.
 Target `planned`: the planned batch. `measured`: the largest b that fills as it must at the rate r
 that requests come with, L(b) + b / r <= budget (Symphony, equations 1 and 2); see `measure_rate`.
-Where a queue has several pipelines, a slower one passes over heads that only a faster one still serves in
-time: its candidate begins with the first request that it can keep. Only what no pipeline keeps is
-dropped.
-Rank `efficiency` is an ablation: least time of a vGPU per sample, as a multiple of the least that
-the pipeline can do with.
-Least recently served is the queue whose own pipeline on the vGPU was: what it is served elsewhere is no turn here.
-Ties: the lower pipeline number, that is model, entry, place in the model.
+Where a queue has several pipelines, a slower one passes over heads that only a faster one still
+serves in time: its candidate begins with the first request that it can keep. Only what no pipeline
+keeps is dropped. Rank `efficiency` is an ablation: least time of a vGPU per sample, as a multiple
+of the least that the pipeline can do with. Least recently served is the queue whose own pipeline on
+the vGPU was: what it is served elsewhere is no turn here. Ties: the lower pipeline number, that is
+model, entry, place in the model.
 
 Candidates that wait for their own last moments may all wait for the same vGPU. Two rules of ours
-keep such requests, and act only where a vGPU is free: one opens early where those that wait outnumber
-the vGPUs (`_open_crowded`), and a ready one that can wait lets one go first that cannot
+keep such requests, and act only where a vGPU is free: one opens early where those that wait
+outnumber the vGPUs (`_open_crowded`), and a ready one that can wait lets one go first that cannot
 (`_endangered`).
 
-But for these, windows depend on the queue alone, never on vGPUs, so a grant makes no other candidate stale. A
-candidate that nobody touches stays true until `keep`: the last instant at which its batch still
-ends in time and the rule for heads keeps its head (the target only shrinks until somebody comes, so
-no head goes before). So an event costs a few heap steps:
+But for these, windows depend on the queue alone, never on vGPUs, so a grant makes no other
+candidate stale. A candidate that nobody touches stays true until `keep`: the last instant at which
+its batch still ends in time and the rule for heads keeps its head (the target only shrinks until
+somebody comes, so no head goes before). So an event costs a few heap steps:
 
     timers       one heap over candidates (opens, retry, keep + 1) and pools (a vGPU gets free)
     ready        one heap per pool, of the candidates that may be sent and begin on it
@@ -231,8 +231,8 @@ def _best_finish(tables: Tables, queue: int) -> int:
 def _least_batch(tables: Tables, queue: int, pipeline: int) -> int:
     """Samples that a batch with its first request must be able to hold now, by the rule for heads.
 
-    The target is looked for in the queue only where all of the queue would not do. So the answer may
-    be more than the rule asks for, but not where that decides whether the head is kept.
+    The target is looked for in the queue only where all of the queue would not do. So the answer
+    may be more than the rule asks for, but not where that decides whether the head is kept.
     """
     topology = tables.topology
     candidate = tables.candidates[pipeline]
@@ -254,7 +254,8 @@ def _tail(tables: Tables, queue: int, pipeline: int, goal: int) -> int:
     """Samples that the end of a queue can still make up, up to a goal.
 
     The run to the end of the queue is as long as its first request allows. Deadlines grow along the
-    queue, so a longer run fits wherever a shorter one does not: the walk ends at the first that fails.
+    queue, so a longer run fits wherever a shorter one does not: the walk ends at the first that
+    fails.
     """
     topology = tables.topology
     now = tables.counts[0]["now_us"]
@@ -527,8 +528,8 @@ def _send(tables: Tables, pool: int, pipeline: int) -> int:
 def _open_crowded(tables: Tables, pool: int) -> int:
     """Open a candidate, where they cannot all wait as long as each of them could alone.
 
-    Where they outnumber the vGPUs that are not lost, these take them in turns, in the order in which
-    they would open: number j goes before number j + vGPUs, so it is sent at the latest at
+    Where they outnumber the vGPUs that are not lost, these take them in turns, in the order in
+    which they would open: number j goes before number j + vGPUs, so it is sent at the latest at
 
         send[j] = min(opens[j], send[j + vGPUs] - its time on its vGPU with one sample more)
 
@@ -576,7 +577,8 @@ def _goes_first(tables: Tables, one: int, other: int) -> bool:
 def _free_at(tables: Tables, pool: int, start_us: int, enough: int) -> tuple[int, int]:
     """vGPUs of a pool on which a batch may start at an instant, and when the next of the others is free.
 
-    It ends where they are more than `enough`; from the last one on, as the first that is free is taken.
+    It ends where they are more than `enough`; from the last one on, as the first that is free is
+    taken.
     """
     row = tables.topology.pools[pool]
     count = 0
@@ -629,10 +631,10 @@ def _in_order(tables: Tables, pool: int) -> int:
 
 @kernel
 def _endangered(tables: Tables, pool: int, pipeline: int) -> int:
-    """A waiting candidate that would be lost if a ready one went now, and that it can wait for; or NONE.
+    """A waiting candidate that would be lost if a ready one went now, and that it can wait for.
 
-    Those are lost that change before a vGPU is free again, where they are as many as the vGPUs free
-    now. Of those that the ready one can wait for, the first to change.
+    Or NONE. Those are lost that change before a vGPU is free again, where they are as many as the
+    vGPUs free now. Of those that the ready one can wait for, the first to change.
     """
     if tables.heaps[pool]["waiting_count"] == 0:
         return NONE
@@ -675,9 +677,9 @@ def _least_keep(tables: Tables, pool: int) -> int:
 
 @kernel
 def _first_end(tables: Tables, pool: int, start_us: int) -> int:
-    """When the first of a few vGPUs of a pool is free that are busy at an instant; FAR where none is.
+    """When the first of a few vGPUs of a pool is free that are busy at an instant.
 
-    Those of the first blocks, which are busy while any is.
+    FAR where none is. Those of the first blocks, which are busy while any is.
     """
     row = tables.topology.pools[pool]
     first = row["first_vgpu"]
@@ -741,7 +743,10 @@ def _lead_us(tables: Tables, samples: int) -> int:
 
 @inlined
 def _pool_free_from(tables: Tables, pool: int) -> int:
-    """No vGPU of the pool can start before, or an instant that has passed; FAR where all are lost."""
+    """No vGPU of the pool can start before, or an instant that has passed.
+
+    FAR where all are lost.
+    """
     row = tables.topology.pools[pool]
     now = tables.counts[0]["now_us"]
     soonest = FAR
@@ -754,15 +759,15 @@ def _pool_free_from(tables: Tables, pool: int) -> int:
     return soonest
 
 
-# Timers and ready candidates: binary heaps of items with keys, in `heaps`. A heap is a run of rows; an
-# item is a row too, and lies in one heap at a time:
+# Timers and ready candidates: binary heaps of items with keys, in `heaps`. A heap is a run of rows;
+# an item is a row too, and lies in one heap at a time:
 #
 #     rows   0 .. pipelines            .. timers                     .. timers + pipelines
 #            | candidates by pipeline | pools |   ready candidates, pool behind pool    |
 #            '---- one heap of timers --------'   '--- a heap ---''--- a heap ---'
 #
-# `item` [place] is who stands at a place, `place` [item] where an item stands (NONE: nowhere), `key`
-# [item] what it is ordered by; ties: the lower item.
+# `item` [place] is who stands at a place, `place` [item] where an item stands (NONE: nowhere),
+# `key` [item] what it is ordered by; ties: the lower item.
 
 
 @inlined

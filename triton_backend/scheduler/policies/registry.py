@@ -46,8 +46,10 @@ def _load() -> dict[str, Decide | LateRules]:
 
 _STATED = _load()
 POLICIES = tuple(sorted(_STATED, key=lambda name: isinstance(_STATED[name], LateRules)))
-"""Names of the policies that a scheduler can run, those of early binding first; a policy's number is its
-place here."""
+"""Names of the policies that a scheduler can run, those of early binding first.
+
+A policy's number is its. place here.
+"""
 EARLY_POLICIES = tuple(name for name in POLICIES if not isinstance(_STATED[name], LateRules))
 """Those that reserve a whole path when they dispatch."""
 
@@ -95,8 +97,8 @@ def queue_policies(
 def largest_batches(plan: Plan, policy: str | None = None) -> dict[str, tuple[int, ...]]:
     """By model, most samples of a batch of each of its pipelines: what engines and slots must hold.
 
-    Most policies of late binding send what the latency table allows, `turns-window` where nobody else waits
-    for a turn; all others send the planned batch at most.
+    Most policies of late binding send what the latency table allows, `turns-window` where nobody
+    else waits for a turn; all others send the planned batch at most.
 
     Raises:
         InputError: as `queue_policies`.

@@ -21,7 +21,10 @@ from triton_backend.scheduler.topology import pipelines_of
 
 @kernel
 def _least_waiting(tables: Tables, number: int) -> int:
-    """The pipeline whose offer for its planned batch waits least; NONE where none holds the head."""
+    """The pipeline whose offer for its planned batch waits least.
+
+    NONE where none holds the head.
+    """
     topology = tables.topology
     samples = tables.requests[tables.queues[number]["first"]]["samples"]
     best = NONE

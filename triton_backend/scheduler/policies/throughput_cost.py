@@ -1,17 +1,20 @@
-"""Policy `throughput-cost`: the cheapest pipeline that fills takes the head (Piccolo, section III-B).
+"""Policy `throughput-cost`.
 
-Plans of sets of machines count a batch's gathering at the rate that machines ranked better leave over
-(theorem 1). This serves them so:
+The cheapest pipeline that fills takes the head (Piccolo, section III-B). Plans of sets of machines
+count a batch's gathering at the rate that machines ranked better leave over (theorem 1). This
+serves them so:
 
-1. Pipelines of a queue stand in the order of their cost per sample (`PIPELINE.ranked`; ties: plan order).
-2. The head goes to the first whose offer for its planned batch ends by the head's deadline and waits for
-   vGPUs no longer than the batch still needs to fill at the queue's planned rate. So better ranks fill
-   first and the others get what is left over, batch by batch in between. vGPUs of one pool alternate:
-   the one that is free first takes the next batch.
+1. Pipelines of a queue stand in the order of their cost per sample (`PIPELINE.ranked`; ties: plan
+   order).
+2. The head goes to the first whose offer for its planned batch ends by the head's deadline and
+   waits for vGPUs no longer than the batch still needs to fill at the queue's planned rate. So
+   better ranks fill first and the others get what is left over, batch by batch in between. vGPUs of
+   one pool alternate: the one that is free first takes the next batch.
 3. Where there is none: as `reservation-ahead`, which also says when a head is dropped.
 
-A queue shorter than the batch waits until it is full or the head could wait no longer: a request that a plan
-pads batches with (a dummy) is never sent, its batch is closed by the timer and runs with fewer samples.
+A queue shorter than the batch waits until it is full or the head could wait no longer: a request
+that a plan pads batches with (a dummy) is never sent, its batch is closed by the timer and runs
+with fewer samples.
 """
 
 from triton_backend.scheduler.compiled import kernel

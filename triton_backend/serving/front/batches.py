@@ -1,18 +1,20 @@
 """The batches of one front: gathered for their first worker, cut into answers after the last.
 
-Every batch has a slot for its answer, in shared memory, from before it is sent until its replies have left:
+Every batch has a slot for its answer, in shared memory, from before it is sent until its replies
+have left:
 
     free --> in flight --> replying --> free      answered
                  |
                  +------> held ------> free       aborted, forgotten, or answered in another way
 
-A slot that is *held* may still be written by a last worker that is slow, hung or taken for lost. It is free
-again when that worker has answered after all, or when no worker that wrote into it can be alive.
+A slot that is *held* may still be written by a last worker that is slow, hung or taken for lost. It
+is free again when that worker has answered after all, or when no worker that wrote into it can be
+alive.
 
-An *express* request is written, when it arrives, into a slot from which its first worker copies it: where
-the scheduler makes a batch of just that request, it sends it to the worker itself, and the front hears of
-it no sooner than by its answer, in the answer slot of the same number. Where the batch has more requests,
-or runs a second time, the front gathers it as any other.
+An *express* request is written, when it arrives, into a slot from which its first worker copies it:
+where the scheduler makes a batch of just that request, it sends it to the worker itself, and the
+front hears of it no sooner than by its answer, in the answer slot of the same number. Where the
+batch has more requests, or runs a second time, the front gathers it as any other.
 
 Here: slots, generations, batches. Not here: requests that are not in a batch (`pending`), replies.
 All is called in the thread that polls, but for `write_express` and `replied`.
@@ -52,7 +54,8 @@ class Generation:
     """The slots of a model in one generation of the plan.
 
     Numbers of answer slots: those that batches use first, those of express requests, and as many as
-    the first again, so that slots held after a fault keep no batch waiting. Pages are taken when first written.
+    the first again, so that slots held after a fault keep no batch waiting. Pages are taken when
+    first written.
 
     Attributes:
         model: its number in the plan.
@@ -201,7 +204,8 @@ class FrontBatches:
 
     Args:
         pending: the requests that are not answered yet.
-        report: tells the scheduler of a dispatch that is not carried out: BATCH_LOST or BATCH_FAILED, and why.
+        report: tells the scheduler of a dispatch that is not carried out: BATCH_LOST or
+            BATCH_FAILED, and why.
         checksum_up_to_bytes: larger tensors carry no checksum.
     """
 
@@ -289,8 +293,8 @@ class FrontBatches:
     ) -> None:
         """Write the requests' tensors into the first worker's slot, one after the other.
 
-        Not of a dispatch so late that its scheduler may be dead, and the slot granted again by the one
-        after the next: this process stood still meanwhile.
+        Not of a dispatch so late that its scheduler may be dead, and the slot granted again by the
+        one after the next: this process stood still meanwhile.
         """
         found = [self._pending.get(number) for number in body.requests]
         requests = [request for request in found if request is not None]

@@ -14,8 +14,8 @@ from triton_backend.serving.front.pending import PendingRequests, Request
 from triton_backend.serving.transport.backoff import Backoff
 
 TICK_US = 15_000
-# No client waits longer than its deadline and 100 ms. While Triton loads a model, and its process the
-# code for it, an answer takes up to 70 ms to be sent, and a request as long to be taken.
+# No client waits longer than its deadline and 100 ms. While Triton loads a model, and its process
+# the code for it, an answer takes up to 70 ms to be sent, and a request as long to be taken.
 GRACE_US = 15_000
 # Asking Triton whether a request is cancelled takes 70 µs, so only a few of the oldest are asked.
 _CANCEL_CHECKS_PER_TICK = 16

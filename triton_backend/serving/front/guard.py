@@ -1,8 +1,8 @@
 """The guard: what a front keeps back of its requests' time from the deadlines it announces.
 
-The scheduler fills batches to the last moment, so a batch may be planned to end just at the deadline. What
-then comes late (its start, its run, the way of its answer) must fit into the guard. How much that is
-is measured: every ANSWER says when its batch was to end.
+The scheduler fills batches to the last moment, so a batch may be planned to end just at the
+deadline. What then comes late (its start, its run, the way of its answer) must fit into the guard.
+How much that is is measured: every ANSWER says when its batch was to end.
 
     arrival                               planned end      answer here
        |------- queue, stages, transfers -------|--- overrun ---|- reply -|
@@ -22,12 +22,13 @@ COUNTED_EVERY = 64  # answers
 class Guard:
     """The guard of one model's requests.
 
-    Until enough batches were answered, and where `ServeOptions.guard_fraction` is given, it is that part of
-    each request's time; afterwards what all but one in a thousand of the last batches overran by, and
-    `MIN_GUARD_US` for the reply, never more than that part.
+    Until enough batches were answered, and where `ServeOptions.guard_fraction` is given, it is that
+    part of each request's time; afterwards what all but one in a thousand of the last batches
+    overran by, and `MIN_GUARD_US` for the reply, never more than that part.
 
     Attributes:
-        measured: False where the plan's rides wait for their members out of the guard: then it is that part.
+        measured: False where the plan's rides wait for their members out of the guard: then it is
+            that part.
     """
 
     def __init__(self, settings: ServeOptions) -> None:

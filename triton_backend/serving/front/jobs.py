@@ -1,17 +1,17 @@
 """What a front hands to modules and gets from them: inputs of its requests, outputs of its jobs.
 
-The front of an application gathers nothing. It writes the tensors of a request into a slot of its own, from
-which the first workers copy them, once for every module that reads them; when the job is done it is notified on
-which shelves the outputs of the answer lie, and answers from there. Nothing else of a job comes by here:
-`bytes_in` and `bytes_out` count what does. The front of a model that an application uses too does the same,
-as an application of one module.
+The front of an application gathers nothing. It writes the tensors of a request into a slot of its
+own, from which the first workers copy them, once for every module that reads them; when the job is
+done it is notified on which shelves the outputs of the answer lie, and answers from there. Nothing
+else of a job comes by here: `bytes_in` and `bytes_out` count what does. The front of a model that
+an application uses too does the same, as an application of one module.
 
     free --> written --> free     when the request has left, in whatever way
 
 A slot is free at once: who still reads it does so for a job that nobody waits for.
 
-Workers of other hosts ask for what lies in these slots, and what lies on shelves there is asked for here
-(`transport.fetching`): the answer goes when all of it has come.
+Workers of other hosts ask for what lies in these slots, and what lies on shelves there is asked for
+here (`transport.fetching`): the answer goes when all of it has come.
 
 Here: slots, where outputs lie. Not here: batches that a front gathers itself (`batches`).
 """
@@ -151,12 +151,15 @@ class FrontJobs:
         return ExpressTicket(slot, 0, generation.deployment.tag)
 
     def answer(self, tag: int, body: JobDoneBody, reply: Callable[[Arrays | None], None]) -> None:
-        """Have the outputs of a job taken, on the shelves where they lie in one piece; no rows without pieces.
+        """Have the outputs of a job taken, on the shelves where they lie in one piece.
+
+        No rows without pieces.
 
         Args:
             tag: of the plan under which it ended.
             body: where its outputs lie.
-            reply: takes them, at once where all lie on this host; None where another host does not answer.
+            reply: takes them, at once where all lie on this host; None where another host does not
+                answer.
 
         Raises:
             FrameError: it is of a plan that is not known here, or they do not lie where it says.
@@ -232,7 +235,10 @@ class FrontJobs:
         return generation.graph.modules[number].name
 
     def look(self, current: int, now_us: int) -> None:
-        """Free the slots of requests that have left; remove generations before `current` without any."""
+        """Free the slots of requests that have left.
+
+        Remove generations before `current` without any.
+        """
         for tag, generation in list(self._generations.items()):
             for number, slot in list(generation.written.copy().items()):
                 if self._pending.get(number) is None:

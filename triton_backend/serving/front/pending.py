@@ -4,8 +4,9 @@ Whoever takes a request out answers it, counts it and logs it; from any thread. 
 request with its answer, and asking it whether one that is freed was cancelled ends the server
 (2.51): an answer that comes while its request is being asked is sent when the asking is over.
 
-Here: a request, how it is read and checked, the texts it is refused with, its log line. Not here: batches (`batches`), who sends
-an answer (`replies`), when a request is asked or has waited too long (`deadlines`).
+Here: a request, how it is read and checked, the texts it is refused with, its log line. Not here:
+batches (`batches`), who sends an answer (`replies`), when a request is asked or has waited too long
+(`deadlines`).
 """
 
 import json
@@ -252,7 +253,10 @@ class RequestReader:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _EntryTensors:
-    """What a request of one entry brings: type and shape of a sample of each tensor, by name; bytes of a text."""
+    """What a request of one entry brings: type and shape of a sample of each tensor, by name.
+
+    Bytes of a text.
+    """
 
     name: str
     block: int
@@ -292,7 +296,8 @@ class PendingRequests:
     """Requests of one model by number, oldest first.
 
     Attributes:
-        outputs: what clients see of outputs, as the plan in force says; None: all of them as they are.
+        outputs: what clients see of outputs, as the plan in force says; None: all of them as they
+            are.
     """
 
     def __init__(self, model: str, logs: Path, clock: Clock, counters: FrontCounters) -> None:
@@ -332,7 +337,10 @@ class PendingRequests:
         return list(self._requests.copy().values())  # a copy, because other threads change it
 
     def is_cancelled(self, request: Request) -> bool:
-        """Whether the client of a request that is not answered yet gave up; from one thread only."""
+        """Whether the client of a request that is not answered yet gave up.
+
+        From one thread only.
+        """
         with self._asking:
             if request.number not in self._requests:
                 return False
@@ -361,7 +369,10 @@ class PendingRequests:
             self._replies.put(reply)
 
     def send(self, reply: Reply) -> None:
-        """Send a reply from the calling thread: one that was taken in `answer_one`, or a refusal."""
+        """Send a reply from the calling thread.
+
+        One that was taken in `answer_one`, or a refusal.
+        """
         self._replies.send(reply)
 
     # What happens

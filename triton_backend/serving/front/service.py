@@ -1,16 +1,17 @@
-"""The front of one model or application: takes requests, has them gathered into batches, answers every client.
+"""The front of one model or application.
 
-Four kinds of thread: the caller's (`submit`: bounds, the tensors of an express request into their
-slot, one frame to the scheduler), a few of which one at a time polls the sockets (dispatches, drops,
-answers), one that watches deadlines (`deadlines`), and a few that send replies (`replies`). A request is
-answered exactly once (`pending`).
+Takes requests, has them gathered into batches, answers every client. Four kinds of thread: the
+caller's (`submit`: bounds, the tensors of an express request into their slot, one frame to the
+scheduler), a few of which one at a time polls the sockets (dispatches, drops, answers), one that
+watches deadlines (`deadlines`), and a few that send replies (`replies`). A request is answered
+exactly once (`pending`).
 
-The thread that polls and reads the answer to a single request lets another one poll and sends the reply
-itself: `send` blocks for half a millisecond, in which others' dispatches and answers would wait, and a
-reply handed to another thread would wait for that one to wake up.
+The thread that polls and reads the answer to a single request lets another one poll and sends the
+reply itself: `send` blocks for half a millisecond, in which others' dispatches and answers would
+wait, and a reply handed to another thread would wait for that one to wake up.
 
-Here: the life of a request on the gateway. Not here: Triton's API (`server.triton_models`), tensors and
-slots of batches (`batches`), decisions.
+Here: the life of a request on the gateway. Not here: Triton's API (`server.triton_models`), tensors
+and slots of batches (`batches`), decisions.
 """
 
 import logging
@@ -180,7 +181,10 @@ class FrontService:
         self.jobs.close()
 
     def alive_us(self) -> int:
-        """When both its loops last succeeded; the one that polls may wait for a host that is cut off."""
+        """When both its loops last succeeded.
+
+        The one that polls may wait for a host that is cut off.
+        """
         if self._clock.now_us() - self._round_us > POLL_PATIENCE_US:
             return self._round_us
         return self._watch.looked_us
@@ -289,8 +293,8 @@ class FrontService:
             frame(Kind.HELLO, pack_hello(FrontHello(self.model, self._settings.gateway)))
         )
         self._scheduler = connection
-        # Announced again by number, so that one already known is not counted twice. An express request may
-        # be in flight since the last scheduler's life, and runs twice then.
+        # Announced again by number, so that one already known is not counted twice. An express
+        # request may be in flight since the last scheduler's life, and runs twice then.
         for request in self._pending.all():
             if request.batch_id is None:
                 self._announce(request, express=False)
@@ -298,8 +302,9 @@ class FrontService:
     def _give_up_us(self, request: Request) -> int:
         """When a request is given up that nobody has answered.
 
-        While there is no scheduler nothing is dispatched, and the next one begins every job anew: then as soon
-        as that is too late, lest many answers wait for one another while Triton loads a scheduler.
+        While there is no scheduler nothing is dispatched, and the next one begins every job anew:
+        then as soon as that is too late, lest many answers wait for one another while Triton loads
+        a scheduler.
         """
         may_be_in_flight = request.batch_id is not None or (request.express and request.announced)
         if self._scheduler is None and (self.jobs.used or not may_be_in_flight):
@@ -344,7 +349,10 @@ class FrontService:
                 raise FrameError(f"a front takes no {header.kind.name}")
 
     def _on_job(self, connection: Connection, header: Header, body: bytes) -> None:
-        """What becomes of a job; its rows that another host needs of this one, or that were asked for."""
+        """What becomes of a job.
+
+        Its rows that another host needs of this one, or that were asked for.
+        """
         match header.kind:
             case Kind.JOB_DONE:
                 self._job_done(header, unpack_job_done(body))
@@ -381,7 +389,10 @@ class FrontService:
     def payload_target(
         self, connection: Connection, header: Header, body: bytes
     ) -> list[memoryview]:
-        """Outputs from another host go into the answer slot of their batch; rows that were asked for, apart."""
+        """Outputs from another host go into the answer slot of their batch.
+
+        Rows that were asked for, apart.
+        """
         if header.kind is Kind.FETCHED:
             return self._fetches.target(connection, header)
         if header.kind is not Kind.ANSWER:
@@ -445,7 +456,10 @@ class FrontService:
         self.jobs.answer(header.plan_tag, body, partial(self._job_taken, body.request))
 
     def _job_taken(self, number: int, outputs: Arrays | None) -> None:
-        """Answer a request whose outputs are here; where their host is gone, have its job run anew."""
+        """Answer a request whose outputs are here.
+
+        Where their host is gone, have its job run anew.
+        """
         request = self._pending.get(number)
         read = partial(self._job_read, number)
         if request is None:

@@ -1,7 +1,8 @@
 """BYTES as clients send and see them, and what Python steps refuse.
 
-Triton hands a text over as an element of an array of objects; inside, it lies behind its length in a row of
-numbers (`runtimes.texts`). Lengths are compared with the plan's `max_bytes` before memory is taken.
+Triton hands a text over as an element of an array of objects; inside, it lies behind its length in
+a row of numbers (`runtimes.texts`). Lengths are compared with the plan's `max_bytes` before memory
+is taken.
 """
 
 from collections.abc import Mapping
@@ -37,7 +38,9 @@ def packed(where: str, array: NDArray[Any], max_bytes: int) -> NDArray[np.uint8]
 
 
 class SeenOutputs:
-    """What clients see of outputs: those of the served model, texts as objects; or why a step refused.
+    """What clients see of outputs: those of the served model, texts as objects.
+
+    Or why a step refused.
 
     Args:
         model: as clients see it.

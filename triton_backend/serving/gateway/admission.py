@@ -26,7 +26,10 @@ class Refused:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RefusedJob:
-    """A request of an application that the core never saw; `application` is its number in the plan."""
+    """A request of an application that the core never saw.
+
+    `application` is its number in the plan.
+    """
 
     now_us: int
     application: int
@@ -37,8 +40,8 @@ class RefusedJob:
 class Admission:
     """The work of every queue that is admitted and not yet done, as an ideal server would do it.
 
-    `policy` is that of all models; None: what the plan says of each. `guard_us` is what of an SLO is kept back from the
-    deadlines that fronts announce.
+    `policy` is that of all models; None: what the plan says of each. `guard_us` is what of an SLO
+    is kept back from the deadlines that fronts announce.
 
     Attributes:
         admits: whether a request for a queue, of so many samples, with this deadline (µs, the

@@ -45,13 +45,14 @@ class StageUse:
 class GatewayCounters:
     """Running totals since the scheduler started. Keys are model names, stages, drop reasons.
 
-    Of stages and entries only those of the plan in force and the one before it, of which batches may still run.
+    Of stages and entries only those of the plan in force and the one before it, of which batches
+    may still run.
 
     Attributes:
         bad: requests that more GPUs might have answered in time: dropped, failed or late ones, but
             those that nobody waits for any more and those of models that have gone.
-        rides: joint runs, by model; so `ride_batches`, `ride_samples` and `ride_entries`, the batches,
-            samples and different entries in them.
+        rides: joint runs, by model; so `ride_batches`, `ride_samples` and `ride_entries`, the
+            batches, samples and different entries in them.
         entries: requests offered by model and entry.
         module_rows: rows that a module was to run, by application and module.
         module_drops: jobs that were dropped, or went on without it, for the sake of a module.

@@ -1,10 +1,10 @@
 """The gateway's event file: JSON lines of all events of the core and of its decisions.
 
 A line is `{"t": kind, ...fields}`; kinds are the names of `contract.events` and
-`contract.decisions`, `Refused` and `RefusedJob` for what admission kept from the core, and `Plan` for a
-header that names the plan and generation the lines after it belong to.
-Instants are the host's monotonic clock in µs; a header also says what the wall clock showed then.
-Another thread writes the files (`rolling_files`); a disk that is full for long leaves a `Gap` behind.
+`contract.decisions`, `Refused` and `RefusedJob` for what admission kept from the core, and `Plan`
+for a header that names the plan and generation the lines after it belong to. Instants are the
+host's monotonic clock in µs; a header also says what the wall clock showed then. Another thread
+writes the files (`rolling_files`); a disk that is full for long leaves a `Gap` behind.
 `read_events` gives a log back for a replay through the core.
 """
 

@@ -4,12 +4,14 @@
                              |
                              +-----> free      one has not, and one so silent has run it, or is dead by now
 
-A slot of a worker may be written by the process before it on the batch's path (the front or a worker, in shared
-memory) and by the worker itself (from TCP, and what its batches begin with). ABORT has them forget
-the batch; LET_GO says that they have, that they write nothing of it, and that they refuse it when it
-still comes. One that has lost its connection hears ABORT again with its next HELLO.
+A slot of a worker may be written by the process before it on the batch's path (the front or a
+worker, in shared memory) and by the worker itself (from TCP, and what its batches begin with).
+ABORT has them forget the batch; LET_GO says that they have, that they write nothing of it, and that
+they refuse it when it still comes. One that has lost its connection hears ABORT again with its next
+HELLO.
 
-Here: which slots, and for whom they wait. Not here: frames and who is connected (`state`, `service`).
+Here: which slots, and for whom they wait. Not here: frames and who is connected (`state`,
+`service`).
 """
 
 from collections.abc import Callable, Hashable, Iterable, Sequence
@@ -57,7 +59,10 @@ class HeldSlots:
         self._batches[number] = _Aborted(generation, notice, silent, list(slots), until_us)
 
     def let_go(self, number: int, names: Iterable[Hashable]) -> bool:
-        """Note that a process, by its names, has forgotten a batch; True where that freed a slot."""
+        """Note that a process, by its names, has forgotten a batch.
+
+        True where that freed a slot.
+        """
         batch = self._batches.get(number)
         if batch is None:
             return False

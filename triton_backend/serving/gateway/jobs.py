@@ -1,17 +1,20 @@
 """Where the tensors of jobs lie: inputs in slots of fronts, outputs of modules on shelves.
 
-The core decides which task runs when (`scheduler`, "The life of a job"); here is kept what that means for
-memory: which rows of which slot a task's rows are gathered from, and when a slot of a shelf is free:
+The core decides which task runs when (`scheduler`, "The life of a job"); here is kept what that
+means for memory: which rows of which slot a task's rows are gathered from, and when a slot of a
+shelf is free:
 
     granted, with the dispatch --> written, when its batch has ended --> free, when nothing in it is wanted
 
-What a module gave is wanted until every module that reads it has ended for that job (so a batch that is aborted
-at whatever stage finds its inputs again), and until the front has read it where the answer names it.
+What a module gave is wanted until every module that reads it has ended for that job (so a batch
+that is aborted at whatever stage finds its inputs again), and until the front has read it where the
+answer names it.
 
-A model that is served by itself beside an application is a job of one module here, whose only task has the
-number of its request.
+A model that is served by itself beside an application is a job of one module here, whose only task
+has the number of its request.
 
-Here: which slots hold what. Not here: what runs, frames (`state`), mapped memory (`transport.shelves`).
+Here: which slots hold what. Not here: what runs, frames (`state`), mapped memory
+(`transport.shelves`).
 """
 
 from collections.abc import Iterator, Sequence
@@ -29,7 +32,10 @@ _THE_ANSWER = -1  # among those that read a module
 
 
 class InputSlot(NamedTuple):
-    """Where a front has written the inputs of a job: by whose generation's layout, in which gateway's front."""
+    """Where a front has written the inputs of a job.
+
+    By whose generation's layout, in which gateway's front.
+    """
 
     generation: int
     gateway: int
@@ -48,7 +54,10 @@ _NOWHERE = _Place(NONE, NONE, NONE)
 
 
 class ShelfSlots:
-    """The shelves of a generation: which of their slots are free; of every life its own (`WorkerSlots`)."""
+    """The shelves of a generation: which of their slots are free.
+
+    Of every life its own (`WorkerSlots`).
+    """
 
     def __init__(self, deployment: Deployment, life: int) -> None:
         self._generation = deployment.generation
@@ -325,8 +334,8 @@ class Jobs:
             given: rows that each of its samples gave, for every count of its model.
 
         Returns:
-            where rows vary, of every task that is wanted its number and the rows that each module after
-            its own has from it.
+            where rows vary, of every task that is wanted its number and the rows that each module
+            after its own has from it.
         """
         emitted: list[tuple[int, tuple[int, ...]]] = []
         at, row = 0, [0] * (1 + len(given))
@@ -402,8 +411,8 @@ def _sources(
 ) -> Iterator[tuple[int, int, InputSlot | _Place, int]]:
     """Where the rows of a task are that it reads of one producer.
 
-    Row i of a module is row i of what its producer gave, or the last one where that gave fewer (one row
-    for all, say); zeros where it gave none.
+    Row i of a module is row i of what its producer gave, or the last one where that gave fewer (one
+    row for all, say); zeros where it gave none.
 
     Yields:
         the first of these rows among the task's, how many, their slot, and their first row there.

@@ -1,21 +1,23 @@
-"""Clients that run the first blocks of a model themselves: which cuts are open, and who announced what.
+"""Clients that run the first blocks of a model themselves.
 
-Requests and answers are one JSON object each:
+Which cuts are open, and who announced what. Requests and answers are one JSON object each:
 
     {"command": "offer", "model"}                  -> plan_id, blocks,
-                                                      cuts: [{block, state, tail_ms: {least, p50, p99}}]
+                                                      cuts: [{block, state, tail_ms: {least, p50,
+                                                          p99}}]
     {"command": "announce", "client", "model",
      "cut", "rate_rps", "budget_ms"}               -> plan_id, lease_s, state of the cut
     {"command": "announced"}                       -> demands of all leases; for who has the system's token
 
-A cut is `planned` where an entry there has pools of its own, `shadow` where only a pool that starts anywhere serves it, else
-`closed`. Tails are what is to be expected by the plan: alone, and after as long a wait as half of the budget pays for.
-`least` is what a client decides by: where there is a shadow pool, what that takes, since it serves until a plan
-has another pool.
-A lease ends after 10 s; a rate of 0 ends it at once. It says what a client wants, and reserves nothing. Nobody proves a
-name: only so many new ones are taken a second, so that a flood of them pushes out none that has a lease; and where there
-are too many, the lease that was announced longest ago makes room, so that names which are made up once keep no client out
-for long. A client that is refused is served all the same, and announces again.
+A cut is `planned` where an entry there has pools of its own, `shadow` where only a pool that starts
+anywhere serves it, else `closed`. Tails are what is to be expected by the plan: alone, and after as
+long a wait as half of the budget pays for. `least` is what a client decides by: where there is a
+shadow pool, what that takes, since it serves until a plan has another pool. A lease ends after 10
+s; a rate of 0 ends it at once. It says what a client wants, and reserves nothing. Nobody proves a
+name: only so many new ones are taken a second, so that a flood of them pushes out none that has a
+lease; and where there are too many, the lease that was announced longest ago makes room, so that
+names which are made up once keep no client out for long. A client that is refused is served all the
+same, and announces again.
 """
 
 import json
@@ -30,7 +32,8 @@ from triton_backend.contract.units import US_PER_S, ms_to_us, us_to_ms
 
 LEASE_US = 10_000_000
 MOST_CLIENTS = 10_000
-# Clients without a lease: so many at once, then so many a second. Made-up ones alone never fill the table.
+# Clients without a lease: so many at once, then so many a second. Made-up ones alone never fill the
+# table.
 NEW_AT_ONCE, NEW_PER_S = 1_000, 500
 MOST_BYTES = 4_096  # of a request
 MOST_NAME = 200
@@ -51,7 +54,10 @@ class Lease(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenCut:
-    """A cut as the plan has it: its state, and its tail expected at half of the requests and at nearly all."""
+    """A cut as the plan has it.
+
+    Its state, and its tail expected at half of the requests and at nearly all.
+    """
 
     block: int
     state: str

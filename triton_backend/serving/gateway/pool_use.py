@@ -2,8 +2,8 @@
 
 Totals are noted every `STEP_US`; a figure is the growth since the oldest note, which is `WINDOW_US`
 old. So a call costs no more than a few sums, and nothing is counted twice. A generation begins
-without notes: a plan that has just come is measured before GPUs of it are given up, but requests that
-it cannot answer count after `STEP_US`.
+without notes: a plan that has just come is measured before GPUs of it are given up, but requests
+that it cannot answer count after `STEP_US`.
 
 The formula is that of the simulator (`scheduler.policies.advice`). Not here: who follows it.
 """

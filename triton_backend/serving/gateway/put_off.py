@@ -1,8 +1,8 @@
 """Requests that a new scheduler cannot serve in time with the workers that have reported so far.
 
-Workers report to a new scheduler one after the other. A request that those present cannot serve by its
-deadline is not dropped while others have yet to report: it is put off, and offered to the core again with
-each that does.
+Workers report to a new scheduler one after the other. A request that those present cannot serve by
+its deadline is not dropped while others have yet to report: it is put off, and offered to the core
+again with each that does.
 
 Here: which requests wait so, and until when. Not here: the core, frames (`state`).
 """
@@ -12,7 +12,8 @@ from typing import NamedTuple
 
 from triton_backend.contract.decisions import DropReason
 
-# A worker that lives reports by then: as long as one is waited for that is alone in its pool (`roll_call`).
+# A worker that lives reports by then: as long as one is waited for that is alone in its pool
+# (`roll_call`).
 PATIENCE_US = 1_000_000
 FOR_WANT_OF_WORKERS = frozenset({DropReason.DEADLINE, DropReason.WORKER_LOST})
 
@@ -71,7 +72,10 @@ class PutOff:
         return self._take(self._waiting)
 
     def due(self, now_us: int) -> list[tuple[int, Offered]]:
-        """Those to be offered for the last time now: their deadlines have come, or waiting is over."""
+        """Those to be offered for the last time now.
+
+        Their deadlines have come, or waiting is over.
+        """
         if self.over:
             return []
         if now_us >= self._until_us:

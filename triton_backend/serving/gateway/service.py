@@ -140,7 +140,10 @@ class SchedulerService:
 
     @property
     def compiles_since_us(self) -> int | None:
-        """Since when it compiles the kernels, before it can be the scheduler; None while it does not."""
+        """Since when it compiles the kernels, before it can be the scheduler.
+
+        None while it does not.
+        """
         return self._standby.compiles_since_us
 
     def _warm_up(self, deployment: Deployment) -> None:

@@ -6,12 +6,13 @@ Two processes run a scheduler, each a Triton model of its own; one of them has t
        │                                                 │
        └─ dies, or is silent and does not run ───────────┘ kills it, takes the seat, listens in its place
 
-Only one ever dispatches. The seat is a lock that the kernel takes from a process when it ends, so a standby
-that has it knows that the other is gone; one that hangs is killed first (SIGKILL, after which it never
-runs again). Every holder has a *life* with a number of its own, which all that it sends carries;
-fronts and workers refuse what an older life sends.
+Only one ever dispatches. The seat is a lock that the kernel takes from a process when it ends, so a
+standby that has it knows that the other is gone; one that hangs is killed first (SIGKILL, after
+which it never runs again). Every holder has a *life* with a number of its own, which all that it
+sends carries; fronts and workers refuse what an older life sends.
 
-Here: seat, lives, what the standby knows. Not here: what the scheduler does with the seat (`service`).
+Here: seat, lives, what the standby knows. Not here: what the scheduler does with the seat
+(`service`).
 """
 
 import contextlib
@@ -60,9 +61,10 @@ _LOG = logging.getLogger(__name__)
 
 
 class Life(NamedTuple):
-    """One holder of the seat: its number, since when, and until when slots of its set may be in use.
+    """One holder of the seat.
 
-    Numbers only grow; they are even and odd in turn.
+    Its number, since when, and until when slots of its set may be in use. Numbers only grow; they
+    are even and odd in turn.
     """
 
     number: int
@@ -71,7 +73,9 @@ class Life(NamedTuple):
 
 
 class Seat:
-    """The right to dispatch, of one process at a time: a lock on a file that says whose life it was last.
+    """The right to dispatch, of one process at a time.
+
+    A lock on a file that says whose life it was last.
 
     Args:
         folder: of the system's sockets.
@@ -179,7 +183,10 @@ class Standby:
         return self._warming_since_us
 
     def take_seat(self) -> Life | None:
-        """The seat, where it is free and ours to take; a scheduler that has it never waits for a compiler."""
+        """The seat, where it is free and ours to take.
+
+        A scheduler that has it never waits for a compiler.
+        """
         yields = self._name == STANDBY_MODEL and not self._has_followed
         if yields and self._clock.now_us() - self._began_us < COURTESY_US:
             return None
@@ -291,7 +298,10 @@ class Standby:
             raise FrameError(f"a standby takes no {header.kind.name}")
 
     def _follow(self, generation: int, *, prepared: bool) -> None:
-        """Serve a generation, or the prepared one, after a take-over; it is read now, or with a later beat."""
+        """Serve a generation, or the prepared one, after a take-over.
+
+        It is read now, or with a later beat.
+        """
         known = (self.served, self.prepared)
         found = next((one for one in known if one and one.generation == generation), None)
         late = self._unread.get(prepared) == generation

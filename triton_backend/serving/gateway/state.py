@@ -5,8 +5,8 @@ slots of shared memory granted to batches, which workers are up, and where a rol
 given the time with every call and sends through a function it is given, so it is tested without a
 socket. Every event of the core passes `Gateway._apply`, which carries out what the core decides.
 
-Not here: sockets and timers (`service`), which batch runs when and where (`scheduler`), which worker
-is slow or silent (`liveness.supervisor`), the steps of a rollout (`rollout`).
+Not here: sockets and timers (`service`), which batch runs when and where (`scheduler`), which
+worker is slow or silent (`liveness.supervisor`), the steps of a rollout (`rollout`).
 """
 
 import math
@@ -213,8 +213,8 @@ class RideInFlight:
 class WorkerSlots:
     """Which slots of the workers of one generation are granted to batches.
 
-    Lives of the scheduler have numbers that are even and odd in turn, and so have the slots that they
-    grant: batches of the life before still use the others.
+    Lives of the scheduler have numbers that are even and odd in turn, and so have the slots that
+    they grant: batches of the life before still use the others.
 
     Args:
         life: of this scheduler.
@@ -273,7 +273,10 @@ class WorkerSlots:
         return bool(self._held_back)
 
     def release(self, now_us: int) -> bool:
-        """Free what batches of the life before the last have used long enough; whether there was any."""
+        """Free what batches of the life before the last have used long enough.
+
+        Whether there was any.
+        """
         if not self._held_back or now_us < self._free_us:
             return False
         for vgpu, slot in self._held_back:
@@ -344,7 +347,9 @@ class ExpressArrivals:
 
 
 class _Generation:
-    """What the gateway keeps of a generation: of the one served, and of those before with batches left.
+    """What the gateway keeps of a generation.
+
+    Of the one served, and of those before with batches left.
 
     Attributes:
         number: of its plan in the core; None while it is only prepared.
@@ -373,9 +378,10 @@ class _Generation:
         self.timer_lead_us = min(self._guards_us.values())
 
     def announced(self, model: str, guard_us: int) -> None:
-        """A front said what it keeps back of a request's time: timers ring as much before their instants.
+        """A front said what it keeps back of a request's time.
 
-        Of several models the least counts, as always: who is sent early leaves out who comes later.
+        Timers ring as much before their instants. Of several models the least counts, as always:
+        who is sent early leaves out who comes later.
         """
         if self._guards_us.get(model, guard_us) != guard_us:
             self._guards_us[model] = guard_us
@@ -398,7 +404,8 @@ class Gateway:
     Args:
         deployment: the generation served first; its workers count as lost until they report.
         epoch: number of this life of the scheduler; batch numbers of different lives never meet.
-        slots_free_us: until then batches of the life before the last may still use slots (`WorkerSlots`).
+        slots_free_us: until then batches of the life before the last may still use slots
+            (`WorkerSlots`).
         threads_of: is asked of workers that are late; none of those on other hosts.
     """
 
@@ -461,7 +468,8 @@ class Gateway:
         self._busy_until_us: dict[int, int] = {}  # of these, with batches of the life before
         for vgpu in deployment.vgpus:
             self._apply(WorkerLost(now_us=self._at(now_us), vgpu=vgpu.index))
-        # The workers of an earlier life are about to report; what fronts announce again waits for them.
+        # The workers of an earlier life are about to report; what fronts announce again waits for
+        # them.
         self._roll_call: RollCall | None = RollCall(deployment, now_us)
         self._apply(Pause(now_us=self._at(now_us)))
 
@@ -479,7 +487,10 @@ class Gateway:
 
     @property
     def calls_roll(self) -> bool:
-        """Whether workers are waited for before anything is dispatched: `look` is to be called often."""
+        """Whether workers are waited for before anything is dispatched.
+
+        `look` is to be called often.
+        """
         return self._roll_call is not None
 
     @property
@@ -592,7 +603,9 @@ class Gateway:
     def arrival(
         self, front: FrontAddress, arrival: ArrivalBody, now_us: int, plan_tag: int = 0
     ) -> None:
-        """A request, its express slot of the plan of `plan_tag`; dropped where no plan has its model.
+        """A request, its express slot of the plan of `plan_tag`.
+
+        Dropped where no plan has its model.
 
         Raises:
             InputError: its number is none that a front counts to.
@@ -644,9 +657,10 @@ class Gateway:
             self._apply(arrival)
 
     def _entry_now(self, model: int, entry: int, plan_tag: int) -> int:
-        """The entry that an arrival names, in the plan that is served; NONE where its plan or block is gone.
+        """The entry that an arrival names, in the plan that is served.
 
-        A front hears of another plan a moment later than this: what it sent before names entries of the last.
+        NONE where its plan or block is gone. A front hears of another plan a moment later than
+        this: what it sent before names entries of the last.
         """
         served = self._served
         if plan_tag in (0, served.deployment.tag):
@@ -776,8 +790,8 @@ class Gateway:
     def worker_busy(self, worker: WorkerAddress, idle_us: int, now_us: int) -> None:
         """A worker is ready, and busy with batches of the life before until an instant, as planned.
 
-        What it gets until then is planned behind them: without it the core would drop requests that it
-        runs in time. Not in the first moments, in which others that are idle have yet to report.
+        What it gets until then is planned behind them: without it the core would drop requests that
+        it runs in time. Not in the first moments, in which others that are idle have yet to report.
         """
         if worker.generation != self.deployment.generation:
             self._offer_adoption(worker)
@@ -1004,7 +1018,9 @@ class Gateway:
             self._show_run(place, hop, samples, span_us)
 
     def emitted(self, batch_id: int, rows: tuple[tuple[int, ...], ...]) -> None:
-        """How many rows each sample of a batch gave, for every count of its model; its last stage has ended.
+        """How many rows each sample of a batch gave, for every count of its model.
+
+        Its last stage has ended.
 
         Raises:
             InputError: the model gives no such rows.
@@ -1051,7 +1067,10 @@ class Gateway:
         self._answer_jobs(batch)
 
     def _leave_stage(self, number: int, batch: BatchInFlight) -> None:
-        """What was granted for the next stage of a batch is free; the core has yet to hear of its end."""
+        """What was granted for the next stage of a batch is free.
+
+        The core has yet to hear of its end.
+        """
         stage = batch.reported
         batch.reported = stage + 1
         batch.generation.slots.give(batch.dispatch.hops[stage].vgpu, batch.slots[stage])
@@ -1229,7 +1248,10 @@ class Gateway:
             self.abort(now_us)
 
     def _look_at_guests(self, now_us: int) -> None:
-        """Give up batches of earlier generations that should have ended long ago; forget who has none."""
+        """Give up batches of earlier generations that should have ended long ago.
+
+        Forget who has none.
+        """
         if not self._former:
             return
         left: set[int] = {
@@ -1316,8 +1338,8 @@ class Gateway:
     def send_unhurried(self, now_us: int) -> None:
         """Say what nobody waits for, to one after the other.
 
-        Each who hears of a generation reads its plan, some milliseconds in which he does nothing else;
-        all at once would take every processor of the host from requests.
+        Each who hears of a generation reads its plan, some milliseconds in which he does nothing
+        else; all at once would take every processor of the host from requests.
         """
         if not self._unhurried or now_us < self._unhurried_us:
             return
@@ -1469,7 +1491,10 @@ class Gateway:
                 self._send_ride(ride, ())
 
     def _send_rides(self) -> None:
-        """Tell workers of rides that changed; of members without a slot yet, once they have been sent."""
+        """Tell workers of rides that changed.
+
+        Of members without a slot yet, once they have been sent.
+        """
         for number in list(self._unsaid_rides):
             ride = self._rides.get(number)
             seats = () if ride is None else ride.decision.members
@@ -1623,7 +1648,10 @@ class Gateway:
         self._send(front, dropped)
 
     def _abort(self, batch_id: int) -> None:
-        """Have front and workers forget a batch; its slots are held until no process can write there."""
+        """Have front and workers forget a batch.
+
+        Its slots are held until no process can write there.
+        """
         batch = self._batches.pop(batch_id, None)
         if batch is None:
             for generation, dispatch in self._waiting_for_slots:
@@ -1644,7 +1672,8 @@ class Gateway:
             self._jobs.aborted(dispatch)
         stages = deployment.plan.models[dispatch.model].pipelines[dispatch.pipeline].stages
         slowest_us = max(stage.latency_us for stage in stages)
-        # A worker that is cut off lives, and runs the batch when its turn has come or its ride leaves.
+        # A worker that is cut off lives, and runs the batch when its turn has come or its ride
+        # leaves.
         run_us = dispatch.hops[-1].end_us + max(deployment.longest_slos_us)
         self._held.hold(
             batch_id,
@@ -1653,12 +1682,16 @@ class Gateway:
             [*self._held_slots(batch, path)],
             max(self._last_us, run_us) + dead_after_us(slowest_us),
         )
-        # A front forgets its batch in any case, and a worker may still hand on what it has reported.
+        # A front forgets its batch in any case, and a worker may still hand on what it has
+        # reported.
         for peer in {path[0]: None, **dict.fromkeys(path[batch.reported :])}:
             self._send(peer, notice)
 
     def _held_slots(self, batch: BatchInFlight, path: Sequence[Address]) -> Iterator[HeldSlot]:
-        """Slots of a batch that stages to come may still write; `path`: its sender, and its workers."""
+        """Slots of a batch that stages to come may still write.
+
+        `path`: its sender, and its workers.
+        """
         hops = batch.dispatch.hops
         for stage in range(batch.reported, len(hops)):
             pool, slot = batch.generation.slots.of(hops[stage].vgpu), batch.slots[stage]

@@ -2,7 +2,8 @@
 
 The first event of a scheduler takes 0.5 s (from the cache on disk) to 20 s (without). Every kind of
 event goes through one compiled call (`kernel_api`), so a scheduler of its own gets one, and the
-real one never waits for a compiler. As a program, `python -m … PLAN` leaves them in the cache on disk.
+real one never waits for a compiler. As a program, `python -m … PLAN` leaves them in the cache on
+disk.
 """
 
 import json

@@ -3,8 +3,8 @@
 `WorkerPaces` keeps the last runs of every worker and compares a worker with the others of its pool:
 where all are as slow, it is the machine or the profile. `StagePaces` and `LinkPaces` say which
 corrections of the scheduler's tables are due: a stage that is slow on its whole pool, or a link, is
-planned with its true pace, so that what is promised can be kept. A correction that leaves no batch a chance
-could never be seen to be wrong, so without runs it fades.
+planned with its true pace, so that what is promised can be kept. A correction that leaves no batch
+a chance could never be seen to be wrong, so without runs it fades.
 
 Here: measures. Not here: what is done about them (`supervisor`).
 """
@@ -186,9 +186,10 @@ class StagePaces:
     def _pace_of(self, stage: StagePlace, up: AbstractSet[int]) -> float | None:
         """How long a stage takes, in times of its profile; None where too few runs say so.
 
-        The lower middle of its workers: one of two that is slow says nothing about the pool. Of each the middle of
-        its last runs, or of the newest where these were faster: at a few runs a second slow ones, the first of
-        a process say, would else be planned with for as long again as they lasted.
+        The lower middle of its workers: one of two that is slow says nothing about the pool. Of
+        each the middle of its last runs, or of the newest where these were faster: at a few runs a
+        second slow ones, the first of a process say, would else be planned with for as long again
+        as they lasted.
         """
         paces = [
             min(median(ratios), median(list(ratios)[-FEWEST_PROBES:]))
@@ -203,8 +204,9 @@ class _Moves:
     """The last transfers from one node to another, or over one link.
 
     Attributes:
-        last: what each took (µs), should have taken, and carried (Gbit/s x µs). Time in which several were on
-            their way counts once, for the first of them to end, so the sum is the time in which any was.
+        last: what each took (µs), should have taken, and carried (Gbit/s x µs). Time in which
+            several were on their way counts once, for the first of them to end, so the sum is the
+            time in which any was.
         free_us: when the last of them ended.
     """
 
@@ -237,9 +239,9 @@ class _Moves:
 class LinkPaces:
     """The corrections of the uplinks and downlinks of nodes in force.
 
-    A transfer needs two links, and shows only the slower; transfers that are on their way together show a part
-    of it each. So whatever is seen of a link says how fast it is at least: of a pair of nodes, and of all
-    that passes it together. It is as fast as the fastest of these.
+    A transfer needs two links, and shows only the slower; transfers that are on their way together
+    show a part of it each. So whatever is seen of a link says how fast it is at least: of a pair of
+    nodes, and of all that passes it together. It is as fast as the fastest of these.
 
     Args:
         nics_gbps: rate of every node's uplink, and of its downlink, as planned.
@@ -270,7 +272,10 @@ class LinkPaces:
             moves.add(start_us, end_us, planned_us, rate_gbps)
 
     def changes(self, now_us: int) -> list[tuple[int, int, int]]:
-        """Nodes whose corrections change: number, uplink and downlink in percent of planned time."""
+        """Nodes whose corrections change.
+
+        Number, uplink and downlink in percent of planned time.
+        """
         rates = {pair: moves.rate_gbps() for pair, moves in self._pairs.items()}
         known = {pair: rate for pair, rate in rates.items() if rate is not None}
         changed: set[int] = set()

@@ -74,7 +74,10 @@ def dead_after_us(latency_us: int) -> int:
 
 
 def thread_states(pid: int) -> set[str]:
-    """The states of a process's threads, as Linux writes them (R, S, D, T, …); none of a dead one."""
+    """The states of a process's threads, as Linux writes them (R, S, D, T, …).
+
+    None of a dead one.
+    """
     states: set[str] = set()
     with contextlib.suppress(OSError):
         for thread in Path(f"/proc/{pid}/task").iterdir():
@@ -105,8 +108,9 @@ def thread_uses(pid: int) -> dict[int, ThreadUse]:
 class Starvation:
     """For how long a process has wanted a processor and had none, from look to look.
 
-    One that hangs waits for no processor: it is stopped, waits for what never comes, or runs in a circle. One on
-    a machine that others fill does little else, and what it was to do is late through no fault of its own.
+    One that hangs waits for no processor: it is stopped, waits for what never comes, or runs in a
+    circle. One on a machine that others fill does little else, and what it was to do is late
+    through no fault of its own.
     """
 
     def __init__(self) -> None:
@@ -115,7 +119,9 @@ class Starvation:
         self._total_us = 0
 
     def look(self, threads: Mapping[int, ThreadUse], now_us: int) -> int:
-        """The time without (µs) since the first look: of its threads' that one's which had the least.
+        """The time without (µs) since the first look.
+
+        Of its threads' that one's which had the least.
 
         Args:
             threads: as they are now.
@@ -144,9 +150,9 @@ class HealthBoard:
 
     `rows[vgpu]` is (heartbeat, busy since, expected), µs: when its heartbeat thread last ran; when
     the batch it runs began, 0 while it is idle; how long that batch should take; then the process,
-    how hard the batch presses on neighbours (millionths, where interference is emulated), and the server of each
-    gateway, all of which it belongs to. No messages, so a hundred workers cost nothing.
-    A worker keeps the row of the generation that it was started for.
+    how hard the batch presses on neighbours (millionths, where interference is emulated), and the
+    server of each gateway, all of which it belongs to. No messages, so a hundred workers cost
+    nothing. A worker keeps the row of the generation that it was started for.
     """
 
     path: Path
@@ -247,7 +253,8 @@ class HealthWatch:
         self._board = board
         self._looked_us = 0
         self._awake_us = 0  # nobody can have done anything between two looks far apart
-        # Of workers that run a batch for long: when it began, and what they had no processor for since.
+        # Of workers that run a batch for long: when it began, and what they had no processor for
+        # since.
         self._starvation: dict[int, tuple[int, Starvation]] = {}
 
     def look(self, now_us: int) -> None:
@@ -282,7 +289,10 @@ class HealthWatch:
 
 
 def _wants_to_run(pid: int) -> bool:
-    """Whether a thread waits for a processor or a disk: that of the heartbeat may be one of them."""
+    """Whether a thread waits for a processor or a disk.
+
+    That of the heartbeat may be one of them.
+    """
     return bool(thread_states(pid) & set("RD"))
 
 
@@ -393,14 +403,15 @@ class StubLook(NamedTuple):
 class StubWatch:
     """Judges the files of a folder; to be asked a few times a second.
 
-    Time in which a process wanted a processor and had none is no silence: one that compiles on a busy machine
-    would be started anew again and again.
+    Time in which a process wanted a processor and had none is no silence: one that compiles on a
+    busy machine would be started anew again and again.
     """
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._stuck_looks: dict[tuple[str, int], int] = {}
-        # Of those that have been silent for long: since when, and what they had no processor for since.
+        # Of those that have been silent for long: since when, and what they had no processor for
+        # since.
         self._starvation: dict[tuple[str, int], tuple[int, Starvation]] = {}
 
     def look(self, file: Path) -> StubLook | None:
@@ -454,15 +465,18 @@ def end_with_parent(parent: int) -> None:
 
 
 def name_process(name: str) -> None:
-    """Have `ps` and `top` name the main thread's process so (15 bytes); a fork has its parent's command line."""
+    """Have `ps` and `top` name the main thread's process so (15 bytes).
+
+    A fork has its parent's command line.
+    """
     ctypes.CDLL(None).prctl(_PR_SET_NAME, name.encode(), 0, 0, 0)
 
 
 class OwnerWatch:
     """Ends this process once every process that it belongs to is gone.
 
-    A worker belongs to the node that started it, by the kernel's own means (`end_with_parent`), until it has
-    loaded; from then on to tritonserver, too, by this.
+    A worker belongs to the node that started it, by the kernel's own means (`end_with_parent`),
+    until it has loaded; from then on to tritonserver, too, by this.
     """
 
     def __init__(self, parent: int) -> None:

@@ -1,7 +1,7 @@
 """Judges the workers, stages and links of one generation by what is reported of their batches.
 
-It is given every report and asked now and then (`look`), and answers with actions for the gateway to
-take; it takes none. Which detector acts when, and on what evidence, is drawn in the README here.
+It is given every report and asked now and then (`look`), and answers with actions for the gateway
+to take; it takes none. Which detector acts when, and on what evidence, is drawn in the README here.
 
 Not here: processes that are dead or hung (`processes`), the measures (`pace`).
 """
@@ -69,7 +69,10 @@ class GiveUpBatch(NamedTuple):
 
 
 Threads = Callable[[int], Mapping[int, ThreadUse]]
-"""The threads of a vGPU's process as they are now, by their ids; none where nobody can tell, on another host say."""
+"""The threads of a vGPU's process as they are now, by their ids.
+
+None where nobody can tell, on another host say.
+"""
 
 Action = TakeOut | Readmit | Order | GiveUpBatch | PaceChanged | LinkPaceChanged
 
@@ -132,8 +135,8 @@ class WorkerSupervisor:
     def worker_up(self, vgpu: int, now_us: int, up: AbstractSet[int]) -> bool:
         """A new process stands for a vGPU, or it was readmitted: whether it takes batches.
 
-        Not where its processes have just ended twice and its pool has another: it rests and is probed
-        first, as if it were slow.
+        Not where its processes have just ended twice and its pool has another: it rests and is
+        probed first, as if it were slow.
         """
         self._forget_runs(vgpu)
         self._heard_us[vgpu] = now_us
@@ -239,8 +242,8 @@ class WorkerSupervisor:
     ) -> Iterator[Action]:
         """Workers that should have ended a batch long ago and have said nothing since.
 
-        Only where the pool has another worker: alone, it is left to its node, which sees whether its
-        process hangs.
+        Only where the pool has another worker: alone, it is left to its node, which sees whether
+        its process hangs.
         """
         late: dict[tuple[int, int], float] = {}  # the shortest patience
         for one in awaited:
@@ -318,10 +321,10 @@ class _Case:
 class Quarantine:
     """Workers that were taken out, or not let in: probed now and then, let back in time.
 
-    One that stayed slow keeps its process: often it is well, and was only kept from its processor. After a
-    rest it is ordered to run its stage on zeros, five times a second. While its probes stay slow its
-    process is renewed in the end, because then the fault may lie there. One that comes and goes
-    rests twice as long each time.
+    One that stayed slow keeps its process: often it is well, and was only kept from its processor.
+    After a rest it is ordered to run its stage on zeros, five times a second. While its probes stay
+    slow its process is renewed in the end, because then the fault may lie there. One that comes and
+    goes rests twice as long each time.
     """
 
     def __init__(self) -> None:

@@ -87,7 +87,10 @@ class Client(Protocol):
         ...
 
     def send(self, request: bytes, *, give_up_s: float, done: Callable[[Answer], None]) -> None:
-        """Send at once; `done` is called once, with an error where no answer comes in `give_up_s`."""
+        """Send at once.
+
+        `done` is called once, with an error where no answer comes in `give_up_s`.
+        """
         ...
 
     def decode(self, answer: Answer) -> Arrays:

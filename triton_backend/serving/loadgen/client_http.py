@@ -1,10 +1,10 @@
 """KServe v2 over HTTP with the binary tensor extension and persistent connections.
 
-Three classes, the outer on top: `HttpClient` makes requests and reads answers as bytes, `HttpPool` keeps
-as many connections as requests are under way, `HttpConnection` speaks as much of HTTP/1.1 as an inference
-server's answers need: a status line, headers and a body of stated length. Requests are ready-made bytes,
-answers are cut out of the stream; a general client costs several times as much per request as the call
-itself.
+Three classes, the outer on top: `HttpClient` makes requests and reads answers as bytes, `HttpPool`
+keeps as many connections as requests are under way, `HttpConnection` speaks as much of HTTP/1.1 as
+an inference server's answers need: a status line, headers and a body of stated length. Requests are
+ready-made bytes, answers are cut out of the stream; a general client costs several times as much
+per request as the call itself.
 """
 
 import asyncio
@@ -48,7 +48,10 @@ Done = Callable[[HttpAnswer | OSError], None]
 
 
 class HttpConnection(asyncio.Protocol):
-    """One persistent connection. At most one request at a time; unusable after an error or once the server closed it."""
+    """One persistent connection.
+
+    At most one request at a time; unusable after an error or once the server closed it.
+    """
 
     def __init__(self) -> None:
         self._transport: asyncio.Transport | None = None
@@ -145,10 +148,11 @@ class _Call:
 
 
 class HttpPool:
-    """Persistent connections to one endpoint, as many as requests are under way; all from one event loop.
+    """Persistent connections to one endpoint, as many as requests are under way.
 
-    A request takes an idle connection or opens a new one, up to a limit; above it, requests wait their
-    turn (which counts as latency, because latency runs from the intended send time).
+    All from one event loop. A request takes an idle connection or opens a new one, up to a limit;
+    above it, requests wait their turn (which counts as latency, because latency runs from the
+    intended send time).
     """
 
     def __init__(self, host: str, port: int) -> None:

@@ -4,11 +4,11 @@ Here: input tensors drawn from a seed or read from a file of samples, cut into t
 model, and the comparison of an answer with what was expected.
 Not here: how tensors look on the wire (`client_grpc`, `client_http`).
 
-A file of samples is an `.npz` with one array `inputs/<tensor>` per input and one
-`outputs/<tensor>` per output that is to be compared, all with the sample as dimension 0. Of an output with
-rows of their own number, as applications give, it has the rows of one sample after the other and, as
-`rows/<tensor>`, how many each sample has. Texts (BYTES) lie in it as `runtimes.texts` packs them: rows of UINT8,
-the length before each.
+A file of samples is an `.npz` with one array `inputs/<tensor>` per input and one `outputs/<tensor>`
+per output that is to be compared, all with the sample as dimension 0. Of an output with rows of
+their own number, as applications give, it has the rows of one sample after the other and, as
+`rows/<tensor>`, how many each sample has. Texts (BYTES) lie in it as `runtimes.texts` packs them:
+rows of UINT8, the length before each.
 """
 
 import zipfile
@@ -63,7 +63,10 @@ def random_requests(
 def turns_of(
     requests: Sequence[Payload], shares: Sequence[float], rng: np.random.Generator
 ) -> list[int]:
-    """`TURNS` requests by number: each is for an entry drawn by its share, whose requests take turns."""
+    """`TURNS` requests by number.
+
+    Each is for an entry drawn by its share, whose requests take turns.
+    """
     own = [
         cycle([i for i, one in enumerate(requests) if one.entry == n]) for n in range(len(shares))
     ]
@@ -111,7 +114,10 @@ def requests_from_file(path: Path, specs: tuple[TensorSpec, ...], *, samples: in
 
 
 def raw_of(array: NDArray[np.generic]) -> tuple[str | None, bytes]:
-    """A tensor as it is sent, and its datatype where that does not follow from numpy's: texts are objects."""
+    """A tensor as it is sent, and its datatype where that does not follow from numpy's.
+
+    Texts are objects.
+    """
     if array.dtype != np.object_:
         return None, np.ascontiguousarray(array).tobytes()
     texts: list[bytes] = array.reshape(-1).tolist()
@@ -168,7 +174,9 @@ def relative_error(answer: Arrays, expected: Arrays) -> float:
 
 
 def without_dropped(expected: Arrays, answer: Arrays, optional: Mapping[str, str]) -> Arrays:
-    """What is expected of an answer that goes without optional modules, as it says: no rows of them.
+    """What is expected of an answer that goes without optional modules, as it says.
+
+    No rows of them.
 
     Args:
         expected: of an answer with all of them.

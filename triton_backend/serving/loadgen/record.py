@@ -42,7 +42,10 @@ class RequestOutcome(IntEnum):
 
 @dataclass(slots=True, kw_only=True)
 class Checks:
-    """Answers compared with the expected ones; `without_optional` of them go without an optional module."""
+    """Answers compared with the expected ones.
+
+    `without_optional` of them go without an optional module.
+    """
 
     responses: int = 0
     wrong: int = 0

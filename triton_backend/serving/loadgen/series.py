@@ -49,7 +49,10 @@ class Series(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class GapSeries:
-    """Requests one by one: the first at `first_us`, then gap after gap, starting over at the end."""
+    """Requests one by one.
+
+    The first at `first_us`, then gap after gap, starting over at the end.
+    """
 
     first_us: int
     gaps: NDArray[np.float64]

@@ -1,17 +1,19 @@
 """A fork server: a process of a node that has imported what workers need, and forks them.
 
-An interpreter with its imports takes a fifth of a second of a processor, a fork of one that has them some
-milliseconds; a change of plan starts many workers at once, beside those that serve. The pages of the
-modules are shared, too, and what all workers of a generation read is read before they are forked. What gives way
-forks in its turn (`turn_to_load`).
+An interpreter with its imports takes a fifth of a second of a processor, a fork of one that has
+them some milliseconds; a change of plan starts many workers at once, beside those that serve. The
+pages of the modules are shared, too, and what all workers of a generation read is read before they
+are forked. What gives way forks in its turn (`turn_to_load`).
 
-What keeps a fork safe: the server has one thread (it ends where an import started another), no session
-of a runtime, no GPU, no socket but the node's. A worker is forked twice and its first parent ends, so
-that it becomes a child of the node, which is made the reaper of its descendants (`PR_SET_CHILD_SUBREAPER`): the
-node waits for it, and the kernel ends it with the node while it loads, as one that the node has started itself. So a
-fork server may die at any time; its workers go on, and the node starts another.
+What keeps a fork safe: the server has one thread (it ends where an import started another), no
+session of a runtime, no GPU, no socket but the node's. A worker is forked twice and its first
+parent ends, so that it becomes a child of the node, which is made the reaper of its descendants
+(`PR_SET_CHILD_SUBREAPER`): the node waits for it, and the kernel ends it with the node while it
+loads, as one that the node has started itself. So a fork server may die at any time; its workers go
+on, and the node starts another.
 
-A worker runs only once the node has read its number and says so. One whose number came too late never does.
+A worker runs only once the node has read its number and says so. One whose number came too late
+never does.
 
 Here: both ends. Not here: which workers there are (`node`), what they do (`worker`).
 
@@ -159,8 +161,8 @@ class ForkServer:
             arguments: as of the worker's command line.
             environment: beside that of the server.
             log: descriptor that takes its output.
-            give_way: fork at a lower priority, which the worker begins with, and in its turn, of which this
-                folder knows (`turn_to_load`): a fork takes some milliseconds.
+            give_way: fork at a lower priority, which the worker begins with, and in its turn, of
+                which this folder knows (`turn_to_load`): a fork takes some milliseconds.
         """
         if not self._ready or self._orders is None:
             return None
@@ -307,7 +309,8 @@ def main(
 
     Args:
         arguments: of the command line.
-        read_ahead: takes those of a worker right before it is forked, and may keep what workers will read.
+        read_ahead: takes those of a worker right before it is forked, and may keep what workers
+            will read.
     """
     descriptor, parent, *runtimes = arguments
     end_with_parent(int(parent))

@@ -1,15 +1,17 @@
 """A node: starts one worker process per vGPU, watches them, restarts what died or hangs.
 
-One node serves every generation: while the plan changes it has the workers of two, and one that goes on is
-the same process in both. It is known by where it comes from, the generation and the vGPU number that it began with
-(`WorkerOrigin`), and ends with the last generation that has it. Which generations there are says a file beside the
-node's Triton model; the node looks for it, so it goes on with all of them after its own death, too. Where there are two
-gateways, each has a model of the node, of which one starts and watches (`leadership`).
+One node serves every generation: while the plan changes it has the workers of two, and one that
+goes on is the same process in both. It is known by where it comes from, the generation and the vGPU
+number that it began with (`WorkerOrigin`), and ends with the last generation that has it. Which
+generations there are says a file beside the node's Triton model; the node looks for it, so it goes
+on with all of them after its own death, too. Where there are two gateways, each has a model of the
+node, of which one starts and watches (`leadership`).
 
-Lives in the node's Triton model, which is loaded with the first plan that has vGPUs on the node and unloaded with
-the last. Workers belong to tritonserver as well as to the model's process: where that dies they go on, and the
-process that is loaded in its place finds them on the health board. The scheduler learns of a worker's end from its
-connection, of its return from its HELLO; a node only keeps the processes alive.
+Lives in the node's Triton model, which is loaded with the first plan that has vGPUs on the node and
+unloaded with the last. Workers belong to tritonserver as well as to the model's process: where that
+dies they go on, and the process that is loaded in its place finds them on the health board. The
+scheduler learns of a worker's end from its connection, of its return from its HELLO; a node only
+keeps the processes alive.
 """
 
 import contextlib
@@ -58,9 +60,9 @@ FIRST_BACKOFF_US = 100_000
 LONGEST_BACKOFF_US = 5_000_000
 HEALTHY_AFTER_US = 10_000_000
 FORKED_FROM = 2  # workers; one alone is started as soon as the process that would fork it
-# One heap for the threads of a worker, which take turns, and what is freed stays in it. Else the first runs of each,
-# and those after memory was given back, write pages that are new, at 2 to 13 µs each. And no threads of numpy's: runtimes
-# have their own, and a process that forks may have none.
+# One heap for the threads of a worker, which take turns, and what is freed stays in it. Else the
+# first runs of each, and those after memory was given back, write pages that are new, at 2 to 13 µs
+# each. And no threads of numpy's: runtimes have their own, and a process that forks may have none.
 WORKER_ENVIRONMENT = {
     "OPENBLAS_NUM_THREADS": "1",
     "MALLOC_ARENA_MAX": "1",
@@ -162,7 +164,10 @@ class _Worker:
             self.process.kill()
 
     def find(self) -> None:
-        """Go on with its process where that lives: the one on the board, if it has this worker's segment."""
+        """Go on with its process where that lives.
+
+        The one on the board, if it has this worker's segment.
+        """
         pid = self.board.process_of(self.row)
         if not is_alive(pid):
             return
@@ -172,7 +177,10 @@ class _Worker:
                 self.process = found
 
     def remove(self) -> None:
-        """Wait for the end of its process, and delete its segment; who maps it keeps it till then."""
+        """Wait for the end of its process, and delete its segment.
+
+        Who maps it keeps it till then.
+        """
         if self.process is not None:
             self.process.wait()
         (SHARED_FOLDER / self.segment).unlink(missing_ok=True)
@@ -182,8 +190,8 @@ class Node:
     """The workers of one node, between `start` and `stop`.
 
     Args:
-        server: the process that its workers belong to beside this one, tritonserver's; with none they end
-            with this one, where there is one gateway.
+        server: the process that its workers belong to beside this one, tritonserver's; with none
+            they end with this one, where there is one gateway.
     """
 
     def __init__(
@@ -206,14 +214,16 @@ class Node:
         self._seen: tuple[int, int] | None = None  # of the file of generations
         self._lock = threading.Lock()  # of all of these
         self._stopping = threading.Event()
-        # While they load, workers die with the thread that started them (PR_SET_PDEATHSIG), so one thread starts all.
+        # While they load, workers die with the thread that started them (PR_SET_PDEATHSIG), so one
+        # thread starts all.
         self._thread = threading.Thread(target=self._run, name=f"node-{name}", daemon=True)
 
     def start(self) -> None:
         """Start the workers and the watch.
 
         Raises:
-            InputError: a generation cannot be read, or vGPUs that are parts of a GPU cannot be made here.
+            InputError: a generation cannot be read, or vGPUs that are parts of a GPU cannot be made
+                here.
         """
         self.look()
         self._thread.start()
@@ -231,8 +241,8 @@ class Node:
         """Begin and end generations as the file says; what ends is gone then, where this one leads.
 
         Raises:
-            InputError: a generation cannot be read, or vGPUs that are parts of a GPU cannot be made here;
-                the others go on.
+            InputError: a generation cannot be read, or vGPUs that are parts of a GPU cannot be made
+                here; the others go on.
         """
         with self._lock:
             self._seen = self._file()
@@ -250,7 +260,10 @@ class Node:
         return found.st_ino, found.st_mtime_ns
 
     def _look_for_changes(self) -> None:
-        """As nobody may have said so: this process was being loaded, or it is that of the other gateway."""
+        """As nobody may have said so.
+
+        This process was being loaded, or it is that of the other gateway.
+        """
         if self._file() in {None, self._seen}:
             return
         try:
@@ -326,7 +339,9 @@ class Node:
     # What a client asks
 
     def status(self, generation: int | None = None) -> dict[str, Any]:
-        """Processes of the node, for people and tests; workers by their numbers in the latest generation or another.
+        """Processes of the node, for people and tests.
+
+        Workers by their numbers in the latest generation or another.
 
         Raises:
             InputError: no such generation here.
@@ -358,7 +373,9 @@ class Node:
         return found.deployment
 
     def answer(self, request: str) -> dict[str, Any]:
-        """Answer one request in JSON: `{"command": "infer" | "look" | …}`, or one of `remote_files`; else status.
+        """Answer one request in JSON.
+
+        `{"command": "infer" | "look" | …}`, or one of `remote_files`; else status.
 
         Raises:
             InputError: no JSON object, or what is asked cannot be done.
@@ -442,7 +459,10 @@ class Node:
             self._leaving = [w for w in self._leaving if is_alive(w.board.process_of(w.row))]
 
     def _find_workers(self, workers: Iterable[_Worker]) -> None:
-        """Go on with the workers that another process has started: before its death, or of the other gateway."""
+        """Go on with the workers that another process has started.
+
+        Before its death, or of the other gateway.
+        """
         for worker in workers:
             worker.find()
 
@@ -480,8 +500,8 @@ class Node:
     def _watch_all(self, now_us: int) -> None:
         """Take note of what ended, and start what is to run.
 
-        Who takes the lead where all workers live needs no fork server: to load it would take the processor from
-        requests just when one server answers them all.
+        Who takes the lead where all workers live needs no fork server: to load it would take the
+        processor from requests just when one server answers them all.
         """
         for _, health in self._boards.values():
             health.look(now_us)
@@ -535,7 +555,10 @@ class Node:
         self._restarts += 1
 
     def _start(self, worker: _Worker, now_us: int) -> None:
-        """Start a worker for the oldest generation that has it; it goes on in the others by itself."""
+        """Start a worker for the oldest generation that has it.
+
+        It goes on in the others by itself.
+        """
         worker.board.reset(worker.row)
         deployment, gpus = next(
             g for g in self._generations.values() if worker.origin in g.deployment.origins

@@ -4,10 +4,11 @@ The gateway's host has its own files. On another host whoever rolls a plan out a
 there:
 
 1. `missing_artifacts`: which of the artifacts the host lacks;
-2. `put_artifact`: a piece of one. Pieces lie in an unfinished folder until the last one came and every
-   file has the digest that was stated; then the folder gets its name, which is the artifact's identity.
-   Nothing that is there is ever written to;
-3. `put_generation`: the plan, and a model of each of its nodes that is new on the host, which Triton loads later;
+2. `put_artifact`: a piece of one. Pieces lie in an unfinished folder until the last one came and
+   every file has the digest that was stated; then the folder gets its name, which is the artifact's
+   identity. Nothing that is there is ever written to;
+3. `put_generation`: the plan, and a model of each of its nodes that is new on the host, which
+   Triton loads later;
 4. `serve_generations`: which generations nodes of the host have from now on;
 5. `remove_models`: models of nodes that no plan uses any more.
 

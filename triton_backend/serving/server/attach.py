@@ -7,10 +7,10 @@
         triton.bind("mine", ...)
         triton.serve()
 
-PyTriton loads every model of the repository that it is given: fronts, scheduler and nodes are native
-models and need nothing else of the program. There is no keeper here: who starts the server keeps it
-well, so a front or scheduler whose process dies stays away until the program ends. Workers are their
-node's, which renews them.
+PyTriton loads every model of the repository that it is given: fronts, scheduler and nodes are
+native models and need nothing else of the program. There is no keeper here: who starts the server
+keeps it well, so a front or scheduler whose process dies stays away until the program ends. Workers
+are their node's, which renews them.
 """
 
 import atexit
@@ -54,7 +54,8 @@ def attach(
 
     Args:
         plan: a plan, or the file of one.
-        config: a `pytriton.triton.TritonConfig` whose settings stay; it must name no model repository.
+        config: a `pytriton.triton.TritonConfig` whose settings stay; it must name no model
+            repository.
         options: how to serve; where it names no artifacts, those of the project in this folder.
         folder: for repository and settings; a temporary one where none is given.
 

@@ -54,8 +54,8 @@ def lay_out_backends(folder: Path) -> Path:
 def environment_folders() -> set[Path]:
     """This user's folders for Python environments of stubs.
 
-    Triton's Python backend makes an empty one at every start, in a place of its own choice, and leaves it
-    behind where it is killed.
+    Triton's Python backend makes an empty one at every start, in a place of its own choice, and
+    leaves it behind where it is killed.
     """
     found: set[Path] = set()
     for path in Path("/tmp").glob("python_env_*"):  # noqa: S108  # the backend's choice
@@ -136,7 +136,10 @@ def server_command(
 
 
 def _sharing_flags(server_id: str | None) -> list[str]:
-    """Of a server that shares its ports with another: the kernel gives each connection to one of them."""
+    """Of a server that shares its ports with another.
+
+    The kernel gives each connection to one of them.
+    """
     if server_id is None:
         return []
     return [f"--id={server_id}", "--reuse-http-port=true", "--reuse-grpc-port=true"]

@@ -3,9 +3,11 @@
     take --> waiting --> asked --> answered
       |         |
       +---------+--> refused       too many wait, its time is over, its client gave up, the model is unloaded,
-                                   or the one that was asked died: Triton never answers what a killed process had
+                                   or the one that was asked died: Triton never answers what a
+                                       killed process had
 
-Every request is answered once, whatever happens. One whose model died is refused when others wait for its thread.
+Every request is answered once, whatever happens. One whose model died is refused when others wait
+for its thread.
 
 Here: which request is asked when. Not here: Triton's API (`triton_models`).
 """
@@ -41,7 +43,8 @@ class Forwarding:
         model: that takes the requests, for messages.
         limit: requests that wait at most.
         slo_us: how long a request without a `timeout` waits at most.
-        ask: gives the answer to a request, given how long it has waited, in microseconds; may raise anything.
+        ask: gives the answer to a request, given how long it has waited, in microseconds; may raise
+            anything.
     """
 
     def __init__(
@@ -105,7 +108,10 @@ class Forwarding:
         return threading.Thread(target=self._run, name="forward", daemon=True)
 
     def _give_up_overdue(self) -> None:
-        """Refuse what a live model would have answered long ago; new threads take the place of those that ask."""
+        """Refuse what a live model would have answered long ago.
+
+        New threads take the place of those that ask.
+        """
         now_us = self._clock.now_us()
         with self._changed:
             over = [thread for thread, one in self._asked.items() if self._is_overdue(one, now_us)]

@@ -1,9 +1,9 @@
 """Prometheus metrics: values are gathered here and published once a second.
 
 Publishing one value through Triton costs 20-30 µs, so nothing is published while a request waits. A
-value is keyed by metric name and labels; a counter is published by what it grew since the last time.
-Triton's histograms take one observation at a time: the answers of a bucket are observed as its mean, so
-that buckets, sum and count are right without a list of all latencies.
+value is keyed by metric name and labels; a counter is published by what it grew since the last
+time. Triton's histograms take one observation at a time: the answers of a bucket are observed as
+its mean, so that buckets, sum and count are right without a list of all latencies.
 
 Names are as Prometheus wants them: counters end in `_total`, times are in seconds.
 """
@@ -185,8 +185,9 @@ class Publisher:
     Args:
         family: makes a family (name, description, kind) whose `Metric(labels)` has `set` for
             gauges and `increment` for counters.
-        noted: a file that says which gauges are published. Those that a process before this one left there are 0
-            with the first values: the bundled server keeps what a process that died had set.
+        noted: a file that says which gauges are published. Those that a process before this one
+            left there are 0 with the first values: the bundled server keeps what a process that
+            died had set.
     """
 
     def __init__(self, family: Callable[[str, str, str], Any], noted: Path | None = None) -> None:
@@ -200,9 +201,10 @@ class Publisher:
         self._fails = False
 
     def publish_from(self, values: Callable[[], Values]) -> None:
-        """Publish what a function gives; an error costs the figures of this time, and is logged when it begins.
+        """Publish what a function gives.
 
-        A scheduler that has no time for them just now raises `TimeoutError`, which is no error.
+        An error costs the figures of this time, and is logged when it begins. A scheduler that has
+        no time for them just now raises `TimeoutError`, which is no error.
         """
         try:
             self.publish(values())
@@ -218,9 +220,10 @@ class Publisher:
     def publish(self, values: Values) -> None:
         """Publish what changed; remove the series that are not among the values any more.
 
-        Else every change of plan would leave some, and the page of metrics would grow for ever. Triton frees a
-        metric that nothing refers to, but in the bundled server its family does: gauges are let go with all of
-        their family, and the others made anew. A counter, which would begin at 0 again, stays on the page there.
+        Else every change of plan would leave some, and the page of metrics would grow for ever.
+        Triton frees a metric that nothing refers to, but in the bundled server its family does:
+        gauges are let go with all of their family, and the others made anew. A counter, which would
+        begin at 0 again, stays on the page there.
         """
         gauges = frozenset(key for key in values if METRICS[key[0]].kind == "gauge")
         if gauges != self._gauges:
@@ -312,7 +315,8 @@ class _Observed:
             if times <= 0:
                 continue
             mean = (value.sums[bucket] - self.sums[bucket]) / times
-            # The front counts on meanwhile: a sum that is ahead of its count must not leave the bucket.
+            # The front counts on meanwhile: a sum that is ahead of its count must not leave the
+            # bucket.
             low, high = math.nextafter(edges[bucket], math.inf), edges[bucket + 1]
             found.append((min(max(mean, low), high), times))
             self.counts[bucket], self.sums[bucket] = count, value.sums[bucket]
@@ -406,8 +410,8 @@ def gateway_values(gateway: "Gateway", now_us: int) -> Values:
 def scheduler_values(service: "SchedulerService", name: str, folder: Path, now_us: int) -> Values:
     """What a process of the scheduler publishes; a standby only that it is none.
 
-    The standby's model has its name among the labels: Triton frees a metric with the first of two models
-    that publish it under the same labels, and the other would write into freed memory.
+    The standby's model has its name among the labels: Triton frees a metric with the first of two
+    models that publish it under the same labels, and the other would write into freed memory.
     """
     own: Labels = (("scheduler", name),)
     values: Values = {("poolpipe_scheduler_active", own): float(service.is_active)}
@@ -428,6 +432,9 @@ def node_values(status: Mapping[str, Any]) -> Values:
 
 
 def keeper_values(folder: Path) -> Values:
-    """Whether the keeper of a serve folder runs; nothing where there is none, in a program of its own."""
+    """Whether the keeper of a serve folder runs.
+
+    Nothing where there is none, in a program of its own.
+    """
     state = read_state_file(folder)
     return {} if state is None else {("poolpipe_keeper_up", ()): float(keeper_runs(state))}

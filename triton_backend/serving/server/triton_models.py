@@ -2,8 +2,8 @@
 
 A `model.py` of the repository names one of the classes here `TritonPythonModel`. Each reads its
 settings from its configuration's parameters and hands everything else to a service without Triton:
-`FrontModel` to `front`, `ControlModel` to `scheduler_service`, `NodeModel` to `node`; `CutModel` hands requests on
-to a front.
+`FrontModel` to `front`, `ControlModel` to `scheduler_service`, `NodeModel` to `node`; `CutModel`
+hands requests on to a front.
 """
 
 import contextlib
@@ -21,7 +21,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import triton_python_backend_utils as triton  # pyright: ignore[reportMissingImports]  # Triton's stub provides it
+
+# pyright: ignore[reportMissingImports]  # Triton's stub provides it
+import triton_python_backend_utils as triton
 
 from triton_backend.contract.errors import InputError, PoolPipeError
 from triton_backend.contract.plan import Plan
@@ -128,7 +130,10 @@ class _Model(ABC):
         return self.clock.now_us()
 
     def compiles_since_us(self) -> int | None:
-        """Since when it compiles, which may take minutes, before it can serve; None while it does not."""
+        """Since when it compiles, which may take minutes, before it can serve.
+
+        None while it does not.
+        """
         return None
 
 
@@ -166,7 +171,8 @@ class FrontModel(_Model):
     def execute(self, requests: list[Any]) -> None:
         """Take requests; answers come later.
 
-        An error that left it would free the requests, also those that are waiting, and end the server.
+        An error that left it would free the requests, also those that are waiting, and end the
+        server.
         """
         for request in requests:
             try:
@@ -197,7 +203,10 @@ def _send(sender: Any, answer: Any) -> None:
 
 
 def _refused(refusal: Refusal, *, status_in_text: bool = False) -> Any:
-    """A refusal as a response; among models of one server Triton passes on its text, not its status."""
+    """A refusal as a response.
+
+    Among models of one server Triton passes on its text, not its status.
+    """
     code = getattr(triton.TritonError, refusal.status)
     text = f"{refusal.status} {refusal.message}" if status_in_text else refusal.message
     return triton.InferenceResponse([], triton.TritonError(text, code))
@@ -206,8 +215,8 @@ def _refused(refusal: Refusal, *, status_in_text: bool = False) -> Any:
 class CutModel(_Model):
     """One open cut of a model with entries: its tensors alone, handed on to the model's front.
 
-    For clients that cannot leave out inputs. The front knows the request's own time from here on, so what it
-    waited here is taken off its `timeout`.
+    For clients that cannot leave out inputs. The front knows the request's own time from here on,
+    so what it waited here is taken off its `timeout`.
     """
 
     def begin(self) -> None:

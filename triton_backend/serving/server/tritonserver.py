@@ -6,14 +6,15 @@
    (`--server-root`), and starts `tritonserver` on the rendered repository, with everything but
    inference closed to whoever has no token (`serve_folder/endpoints.py`);
 2. writes the state file (mode 0600) once the server is ready;
-3. loads models anew whose stub process died or hangs (Triton does not notice), each in a thread of its
-   own, so that a load that takes long hides no other death;
-4. starts the server anew when it died, or no longer answers `/v2/health/live`: after pauses of up to
-   a minute where it keeps dying, but for as long as it takes;
-   where there are two gateways there are two servers, each of which is kept so by itself;
+3. loads models anew whose stub process died or hangs (Triton does not notice), each in a thread of
+   its own, so that a load that takes long hides no other death;
+4. starts the server anew when it died, or no longer answers `/v2/health/live`: after pauses of up
+   to a minute where it keeps dying, but for as long as it takes; where there are two gateways there
+   are two servers, each of which is kept so by itself;
 5. at the end stops the server and removes sockets, shared memory and the state file.
 
-A keeper that was killed leaves the server running. With `--take-over` the next keeper goes on with it.
+A keeper that was killed leaves the server running. With `--take-over` the next keeper goes on with
+it.
 """
 
 import argparse
@@ -110,7 +111,8 @@ class TritonApi:
     def is_there(self, timeout_s: float) -> bool:
         """Whether anything is answered.
 
-        Of two servers that share a port nobody could choose whom to probe, so it is that of metrics then.
+        Of two servers that share a port nobody could choose whom to probe, so it is that of metrics
+        then.
         """
         if self._server_id is None:
             return self.get("/v2/health/live", timeout_s) != NO_ANSWER
@@ -302,7 +304,8 @@ class TritonServer:
     def drain(self, repository: Path, exits: ExitWatch, timeout_s: float) -> None:
         """Have it answer what is in flight and unload its models, and end it when their processes are gone.
 
-        It looks once a second itself whether its models are. It is killed where that takes longer than the time given.
+        It looks once a second itself whether its models are. It is killed where that takes longer
+        than the time given.
         """
         stubs = self._stubs(repository)
         for pid in stubs:
@@ -451,7 +454,10 @@ class KeptServer:
                     self._complain(error)
 
     def _complain(self, error: Exception) -> None:
-        """Log what went wrong, once where it goes on; where from, too, unless it was raised on purpose."""
+        """Log what went wrong, once where it goes on.
+
+        Where from, too, unless it was raised on purpose.
+        """
         text = repr(error)
         if text != self._said:
             foreseen = isinstance(error, (PoolPipeError, OSError))
@@ -459,7 +465,10 @@ class KeptServer:
         self._said = text
 
     def _start_first(self) -> None:
-        """Start it, and once more where a signal ends it: Triton 2.51 crashes now and then while models load."""
+        """Start it, and once more where a signal ends it.
+
+        Triton 2.51 crashes now and then while models load.
+        """
         try:
             self._start()
         except KilledWhileLoadingError as error:
@@ -517,7 +526,8 @@ class KeptServer:
             if ended is not None:
                 kind = KilledWhileLoadingError if ended.startswith("-") else PoolPipeError
                 raise kind(f"{log}: {self._name} ended with {ended}")
-            # Asked for by its name only when it is there, lest the other one be asked again and again.
+            # Asked for by its name only when it is there, lest the other one be asked again and
+            # again.
             there = self._api.is_there(PROBE_TIMEOUT_SECONDS)
             if there and self._api.get("/v2/health/ready", PROBE_TIMEOUT_SECONDS) == HTTP_OK:
                 return

@@ -1,8 +1,8 @@
 """Handing a batch to the worker of its next stage: same host in place, other hosts over TCP.
 
-Fronts and workers send through this one class. Tensors are written where `acquire` and `views` say: into
-the receiver's own slot on the same host, otherwise into a buffer of ours, which TCP carries while
-the next batch is written into another.
+Fronts and workers send through this one class. Tensors are written where `acquire` and `views` say:
+into the receiver's own slot on the same host, otherwise into a buffer of ours, which TCP carries
+while the next batch is written into another.
 """
 
 import zlib
@@ -134,7 +134,10 @@ class Channels:
         return self._open(key, address, deployment.worker_segment(vgpu), layout, shared=shared)
 
     def to_front(self, deployment: Deployment, model: str, gateway: int = 0) -> Channel | None:
-        """The channel back to a gateway's front of a model, or of an application; None when it is gone."""
+        """The channel back to a gateway's front of a model, or of an application.
+
+        None when it is gone.
+        """
         plan = deployment.served[model]
         key = (deployment.generation, (plan.name, gateway))
         channel = self._open_channels.get(key)

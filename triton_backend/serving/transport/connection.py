@@ -2,10 +2,10 @@
 
 Reading and calling back happen in the one thread that polls (`event_loop`); `send` and the other
 methods that send may be called from any thread. What a peer may make us hold is bounded: one frame
-body while reading, `MAX_PENDING_BYTES` of frames that it does not take; a peer that exceeds either is
-disconnected. Tensors that come are read straight into the memory that the handler names after it has
-seen the header; tensors that wait to be sent stay in the memory of their sender, who is called when
-they have left it.
+body while reading, `MAX_PENDING_BYTES` of frames that it does not take; a peer that exceeds either
+is disconnected. Tensors that come are read straight into the memory that the handler names after it
+has seen the header; tensors that wait to be sent stay in the memory of their sender, who is called
+when they have left it.
 """
 
 import contextlib
@@ -38,8 +38,8 @@ from triton_backend.serving.transport.wire import (
 
 MAX_PENDING_BYTES = 8 << 20
 _PIECES_AT_ONCE = 64
-# A peer on a fast link takes tensors as quickly as they are copied; being woken for every piece that it
-# has taken would cost a third more.
+# A peer on a fast link takes tensors as quickly as they are copied; being woken for every piece
+# that it has taken would cost a third more.
 _STAY_SECONDS = 0.002
 _LOG = logging.getLogger(__name__)
 _READ_BYTES = 1 << 17
@@ -107,7 +107,8 @@ class Connection:
 
     Args:
         challenge: what the peer has to prove before it may say anything else; None: nothing.
-        prover: answers the peer's challenge, which comes before all else; what is sent waits for it.
+        prover: answers the peer's challenge, which comes before all else; what is sent waits for
+            it.
     """
 
     def __init__(
@@ -239,10 +240,10 @@ class Connection:
         self._push_until(lambda: self._payloads_sent > before, patience_s)
 
     def _push_until(self, enough: Callable[[], bool], patience_s: float) -> bool:
-        """Send what waits, while the peer takes something every `patience_s`; False when it is gone.
+        """Send what waits, while the peer takes something every `patience_s`.
 
-        Other threads may send and read meanwhile: the socket stays as it is, and the lock is free
-        during a wait. `enough` is asked under the lock whether to stop.
+        False when it is gone. Other threads may send and read meanwhile: the socket stays as it is,
+        and the lock is free during a wait. `enough` is asked under the lock whether to stop.
         """
         ready = select.poll()
         in_vain, left_bytes = False, 0
@@ -265,7 +266,10 @@ class Connection:
             in_vain = not ready.poll(patience_s * 1000)
 
     def _prove(self) -> bool:
-        """Answer the peer's challenge as soon as it is here; False when the peer is gone, or none."""
+        """Answer the peer's challenge as soon as it is here.
+
+        False when the peer is gone, or none.
+        """
         if self._prover is None:
             return True
         try:

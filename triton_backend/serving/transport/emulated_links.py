@@ -1,9 +1,9 @@
 """Emulated network links: one uplink and one downlink per node, each moves one batch at a time.
 
 The moves of every link lie in one small file of shared memory, so that all workers of a host share
-the same links; a file lock makes taking both ends of a transfer one step. Transfers are taken when a
-stage ends, for the instants reserved for them, so not in the order of these: each gets the first gap
-that is free on both links.
+the same links; a file lock makes taking both ends of a transfer one step. Transfers are taken when
+a stage ends, for the instants reserved for them, so not in the order of these: each gets the first
+gap that is free on both links.
 """
 
 import fcntl

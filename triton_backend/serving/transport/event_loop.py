@@ -1,12 +1,12 @@
 """Sockets of one process: listeners, connections, a timer and a wake-up behind one epoll.
 
-Same host: Unix stream sockets; across hosts: TCP, with the tensors behind the frame, and a proof first
-(`authentication`). Addresses are texts: `unix:/path` or `tcp:host:port`. Reading and calling back happen
-in the one thread that calls `EventLoop.poll`.
+Same host: Unix stream sockets; across hosts: TCP, with the tensors behind the frame, and a proof
+first (`authentication`). Addresses are texts: `unix:/path` or `tcp:host:port`. Reading and calling
+back happen in the one thread that calls `EventLoop.poll`.
 
-What strangers can do is bounded: `MAX_UNPROVEN` TCP connections wait for their proof, `PROOF_US` each, and
-what is refused is logged a few times a second at most. Where the process has no descriptor left, it
-accepts nobody for a while instead of trying all the time.
+What strangers can do is bounded: `MAX_UNPROVEN` TCP connections wait for their proof, `PROOF_US`
+each, and what is refused is logged a few times a second at most. Where the process has no
+descriptor left, it accepts nobody for a while instead of trying all the time.
 
 Here: bytes and readiness. Not here: one peer's bytes (`connection`), what frames mean.
 """
@@ -67,10 +67,10 @@ def make_socket(address: str) -> tuple[socket.socket, str | tuple[str, int]]:
 def close_inherited_sockets() -> int:
     """Close every socket of this process, which has opened none itself yet; how many.
 
-    Triton forks the process of a model with every connection that its clients have at that moment, and
-    with its listeners. A client would not see its connection end, and nobody else could have the ports,
-    until the model is unloaded too. What is loaded while the server serves has some twenty Unix sockets
-    more: the pairs by which Triton's HTTP threads wake one another.
+    Triton forks the process of a model with every connection that its clients have at that moment,
+    and with its listeners. A client would not see its connection end, and nobody else could have
+    the ports, until the model is unloaded too. What is loaded while the server serves has some
+    twenty Unix sockets more: the pairs by which Triton's HTTP threads wake one another.
     """
     closed = 0
     for place in list(Path("/proc/self/fd").iterdir()):
@@ -171,7 +171,9 @@ class EventLoop:
         self._names.look_up(host)
 
     def _connect_to_host(self, sock: socket.socket, host: str, port: int) -> None:
-        """Connect, unless the host did not answer a moment ago; else each batch to it would cost all others the wait.
+        """Connect, unless the host did not answer a moment ago.
+
+        Else each batch to it would cost all others the wait.
 
         Raises:
             OSError: nobody answers there, or where it is is not known.

@@ -1,12 +1,16 @@
-"""Rows that lie on another host, asked for over TCP: outputs of modules on shelves, inputs of jobs at fronts.
+"""Rows that lie on another host, asked for over TCP.
+
+Outputs of modules on shelves, inputs of jobs at fronts.
 
     who needs them   ──FETCH (a piece, names of tensors)──>   who has the memory mapped
                      <──FETCHED (the rows behind it)───────
 
-Of shelves any worker of their host is asked, the one that wrote them first: they outlive it. What comes is kept
-apart until it is complete, because the batch that wants it may be aborted meanwhile and its slot be another's.
+Of shelves any worker of their host is asked, the one that wrote them first: they outlive it. What
+comes is kept apart until it is complete, because the batch that wants it may be aborted meanwhile
+and its slot be another's.
 
-Here: questions, answers, whom to ask next. Not here: where rows lie (`shelves`), what waits for them.
+Here: questions, answers, whom to ask next. Not here: where rows lie (`shelves`), what waits for
+them.
 """
 
 from collections.abc import Callable, Sequence
@@ -66,7 +70,9 @@ class Fetches:
         wanted: Sequence[TensorSpec],
         done: Fetched,
     ) -> None:
-        """Ask for rows; `done` is called once, later in the thread that polls, or at once where nobody is there.
+        """Ask for rows.
+
+        `done` is called once, later in the thread that polls, or at once where nobody is there.
 
         Args:
             addresses: of processes that have them, the best one first.
@@ -115,7 +121,9 @@ class Fetches:
         return bytes_of(fetch.rows)
 
     def fetched(self, connection: Connection, header: Header, reason: bytes) -> None:
-        """An answer is here, its rows where `target` said; with a reason, and without rows, a refusal.
+        """An answer is here, its rows where `target` said.
+
+        With a reason, and without rows, a refusal.
 
         Raises:
             FrameError: nobody asked this peer.
@@ -144,7 +152,8 @@ def answer_fetch(
         connection: of the peer.
         header: of its question.
         wanted: the question.
-        find: what a piece of an application says, on the memory itself; FrameError where there is none.
+        find: what a piece of an application says, on the memory itself; FrameError where there is
+            none.
     """
     try:
         found = find(wanted.application, wanted.piece)
@@ -164,7 +173,9 @@ def bytes_of(arrays: Arrays) -> list[memoryview]:
 
 
 def holders(deployment: Deployment, application: str, piece: Piece, node: str | None) -> list[str]:
-    """Addresses of those who have the memory of a piece, where it lies on another host; none where it is here.
+    """Addresses of those who have the memory of a piece, where it lies on another host.
+
+    None where it is here.
 
     Args:
         deployment: of the piece's generation.

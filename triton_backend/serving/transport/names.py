@@ -1,8 +1,9 @@
 """Names of hosts, looked up beside the thread that wants to connect.
 
-A look-up takes as long as the machine's resolver likes, many seconds where its server is away; the time-out of a
-socket does not bound it. So each is done in a thread of its own, one at a time for a host. Who connects waits a
-little for it, once, and goes on with the address known before, if there is one.
+A look-up takes as long as the machine's resolver likes, many seconds where its server is away; the
+time-out of a socket does not bound it. So each is done in a thread of its own, one at a time for a
+host. Who connects waits a little for it, once, and goes on with the address known before, if there
+is one.
 """
 
 import ipaddress
@@ -36,7 +37,10 @@ class HostNames:
             self._begun(host)
 
     def address(self, host: str, patience_s: float) -> str | None:
-        """The IPv4 address of a host, the one known before where a look-up takes longer; None: none is known."""
+        """The IPv4 address of a host, the one known before where a look-up takes longer.
+
+        None: none is known.
+        """
         if _is_numeric(host):
             return host
         look_up = self._begun(host)

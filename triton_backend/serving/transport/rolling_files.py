@@ -1,10 +1,11 @@
 """Lines in files that roll: what event files and request logs share.
 
 The owner's threads only buffer lines and hand them over; a thread of its own writes them, opens the
-next file when one is large, and deletes the oldest beyond some number, so that no decision waits for
-a disk. What cannot be written (a full disk) is kept up to `MAX_WAITING_LINES` and `MAX_WAITING_BYTES`
-and tried again with every hand-over. What is lost beyond that is counted by a line of its own:
-`{"t":"Gap","lines":N}`. Files are for their owner's user alone: they name clients and requests.
+next file when one is large, and deletes the oldest beyond some number, so that no decision waits
+for a disk. What cannot be written (a full disk) is kept up to `MAX_WAITING_LINES` and
+`MAX_WAITING_BYTES` and tried again with every hand-over. What is lost beyond that is counted by a
+line of its own: `{"t":"Gap","lines":N}`. Files are for their owner's user alone: they name clients
+and requests.
 """
 
 import contextlib

@@ -4,12 +4,12 @@ Short slices: on busy cores the kernel lets a process that asks for them run soo
 
 Everything here works for microseconds at a time, so short slices cost nothing, and a wake-up need
 not wait for the whole slice of whoever has the core. Linux 6.12 and later (`sched_setattr`, the
-slice is `sched_runtime`); others refuse or ignore it, and all is as before.
-Low priority: a process that loads its stages beside others that serve gives way to them, until it asks
-for short slices itself. And few of them load at a time: a processor that is free runs who wakes up at once, where one
-that a process of the lowest priority has may do so milliseconds later.
-Exact timers: a sleeping thread is woken up to 50 µs late, so that the kernel may join wake-ups;
-one that asks for none of this is woken 20 to 30 µs after the instant.
+slice is `sched_runtime`); others refuse or ignore it, and all is as before. Low priority: a process
+that loads its stages beside others that serve gives way to them, until it asks for short slices
+itself. And few of them load at a time: a processor that is free runs who wakes up at once, where
+one that a process of the lowest priority has may do so milliseconds later. Exact timers: a sleeping
+thread is woken up to 50 µs late, so that the kernel may join wake-ups; one that asks for none of
+this is woken 20 to 30 µs after the instant.
 """
 
 import contextlib
@@ -25,10 +25,12 @@ from pathlib import Path
 
 SLICE_NS = 100_000
 LONG_SLICE_NS = 100_000_000
-# A ninth of what one that serves gets where both want to run; with less a busy machine would never load.
+# A ninth of what one that serves gets where both want to run; with less a busy machine would never
+# load.
 LOWER_BY = 10
 LOWEST = 19
-# So long who gives way waits for others that load: beyond that it is a disk or a GPU that they wait for.
+# So long who gives way waits for others that load: beyond that it is a disk or a GPU that they wait
+# for.
 TURN_SECONDS = 1.0
 _PR_SET_TIMERSLACK = 29
 _SYSCALLS = {"x86_64": 314, "aarch64": 274}
@@ -72,8 +74,8 @@ def ask_for_short_slices(like: int = 0) -> bool:
 def lower_priority(process: int) -> bool:
     """Have a process that was just started give way to this one, until it asks for short slices.
 
-    Without the right to come back from a lower priority it keeps its share of the processor, but does not
-    keep others waiting that wake up.
+    Without the right to come back from a lower priority it keeps its share of the processor, but
+    does not keep others waiting that wake up.
 
     Returns:
         whether the kernel took it.
@@ -88,9 +90,10 @@ def lower_priority(process: int) -> bool:
 
 @contextlib.contextmanager
 def turn_to_load(folder: Path) -> Generator[None]:
-    """Where this process gives way, have it load while few others of its host do; for a main thread.
+    """Where this process gives way, have it load while few others of its host do.
 
-    Half of the processors stay free of what loads. Who waits for longer than `TURN_SECONDS` loads all the same.
+    For a main thread. Half of the processors stay free of what loads. Who waits for longer than
+    `TURN_SECONDS` loads all the same.
 
     Args:
         folder: of files that say whose turn it is, one for all processes of a host.

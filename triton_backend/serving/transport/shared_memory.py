@@ -2,8 +2,9 @@
 
 A *segment* is a file in /dev/shm with `slots` equal slots; a *layout* says where each tensor of a
 batch of up to `batch` samples lies inside a slot. Batches of several stages lie in the slots of one
-segment, each by its own layout. The receiver owns (makes, removes) its segment; senders map it. Pages are taken when first written, so unused slots cost nothing, and `SlotPool`
-hands out the slot freed last, so that few are ever touched; those of the first slots may be taken before
+segment, each by its own layout. The receiver owns (makes, removes) its segment; senders map it.
+Pages are taken when first written, so unused slots cost nothing, and `SlotPool` hands out the slot
+freed last, so that few are ever touched; those of the first slots may be taken before
 (`Segment.take_pages`).
 """
 
@@ -181,10 +182,11 @@ class Segment:
         return np.frombuffer(self._memory, dtype=np.uint8, count=size)
 
     def take_pages(self, slots: int) -> None:
-        """Take the pages of the first slots now, as far as is wise; what lies there stays. From any thread.
+        """Take the pages of the first slots now, as far as is wise; what lies there stays.
 
-        A page that is new costs its first writer 2 to 13 µs, which for some stages is as long as their run.
-        Where the kernel does not know how (before Linux 5.14) or has no room, pages are taken as they are written.
+        From any thread. A page that is new costs its first writer 2 to 13 µs, which for some stages
+        is as long as their run. Where the kernel does not know how (before Linux 5.14) or has no
+        room, pages are taken as they are written.
         """
         room = os.statvfs(SHARED_FOLDER)
         most = min(MOST_TAKEN_BYTES, room.f_bavail * room.f_frsize // MOST_TAKEN_SHARE)
@@ -258,7 +260,10 @@ class SlotPool:
         return taken
 
     def hold(self, slot: int) -> None:
-        """A slot that is taken is of no use until it is given back: another one stands in for it."""
+        """A slot that is taken is of no use until it is given back.
+
+        Another one stands in for it.
+        """
         if slot in self._taken:
             self._held.add(slot)
 

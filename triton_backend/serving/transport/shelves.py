@@ -1,11 +1,12 @@
 """Shelves: where the outputs of modules lie until those that read them have them.
 
-Every vGPU that runs the last stage of a module has a shelf: a segment with a slot per batch, which the
-gateway grants with the dispatch and frees when the jobs in it have been read. Its file outlives the
-worker, and the node too: one that is started again maps it as it is, and what its predecessor wrote can still be
-read. It goes when the node model of its generation is unloaded.
+Every vGPU that runs the last stage of a module has a shelf: a segment with a slot per batch, which
+the gateway grants with the dispatch and frees when the jobs in it have been read. Its file outlives
+the worker, and the node too: one that is started again maps it as it is, and what its predecessor
+wrote can still be read. It goes when the node model of its generation is unloaded.
 
-Here: the shelves that a process of this host has mapped. Not here: who may read when (`gateway.jobs`).
+Here: the shelves that a process of this host has mapped. Not here: who may read when
+(`gateway.jobs`).
 """
 
 from collections.abc import Iterable
@@ -25,7 +26,8 @@ class Shelves:
         self._settings = settings
         self._deployments: dict[int, Deployment] = {}
         self._segments: dict[tuple[int, int], Segment] = {}  # by generation and vGPU
-        # By generation and the rest of a piece's place: what lies there, and how many rows all of it has.
+        # By generation and the rest of a piece's place: what lies there, and how many rows all of
+        # it has.
         self._tensors: dict[tuple[int | str, ...], tuple[Arrays, int]] = {}
 
     def add(self, deployment: Deployment) -> None:
@@ -93,7 +95,10 @@ class Shelves:
         return rows_of(known[0], piece, known[1])
 
     def _all_of(self, application: str, piece: Piece) -> Arrays:
-        """The whole slot in which a piece lies: of the outputs of its producer, those of its group."""
+        """The whole slot in which a piece lies.
+
+        Of the outputs of its producer, those of its group.
+        """
         deployment = self.deployment(piece.generation)
         graph = deployment.applications[deployment.application_numbers[application]]
         model = graph.modules[piece.producer].model

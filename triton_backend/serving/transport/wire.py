@@ -57,7 +57,8 @@ class Kind(IntEnum):
     DISPATCH = 6  # scheduler -> front
     DROP = 7  # scheduler -> front
     ABORT = 8  # scheduler -> front and workers of the path: forget this batch
-    BATCH = 9  # front or worker -> worker: tensors are in your slot; scheduler -> worker: in its front's
+    # front or worker -> worker: tensors are in your slot; scheduler -> worker: in its front's
+    BATCH = 9
     ANSWER = 10  # last worker -> front: outputs are in your slot
     BATCH_FAILED = 11  # worker -> front and scheduler, front -> scheduler: it was not run (JSON)
     TRANSFER_DONE = 12  # worker -> scheduler
@@ -173,8 +174,8 @@ class FrontHello(NamedTuple):
 class WorkerHello(NamedTuple):
     """HELLO of the worker of a vGPU of a generation.
 
-    `idle_us`: when batches of another life of the scheduler will have run here, as planned (gateway's
-    time); 0 where there are none. Who has some says HELLO again when it is idle.
+    `idle_us`: when batches of another life of the scheduler will have run here, as planned
+    (gateway's time); 0 where there are none. Who has some says HELLO again when it is idle.
     """
 
     generation: int
@@ -359,8 +360,8 @@ def _integer(data: Mapping[str, object], name: str) -> int:
 class ArrivalBody(NamedTuple):
     """A request as the front numbered it, and the express slot its tensors lie in, if any.
 
-    `entry`: by which of its model's entries it comes in. `guard_us`: by how much the deadline is earlier than
-    the client's.
+    `entry`: by which of its model's entries it comes in. `guard_us`: by how much the deadline is
+    earlier than the client's.
     """
 
     request: int
@@ -399,8 +400,8 @@ class DispatchBody(NamedTuple):
 class BatchBody(NamedTuple):
     """A batch on its way: `payload_checksum` 0 means not computed.
 
-    `express`: the only request, whose tensors lie in the front's express slot `answer_slot`; or SHELVED,
-    and `answer_slot` is one of the last worker's shelf.
+    `express`: the only request, whose tensors lie in the front's express slot `answer_slot`; or
+    SHELVED, and `answer_slot` is one of the last worker's shelf.
     """
 
     model: int
@@ -431,11 +432,13 @@ class AnswerBody(NamedTuple):
 class Piece(NamedTuple):
     """Rows [at, at + rows) of what is gathered lie in rows [row, row + rows) of a slot of a generation.
 
-    `group`: which of the producer's outputs, those with one row per sample (0) or those of one count.
+    `group`: which of the producer's outputs, those with one row per sample (0) or those of one
+    count.
 
-    They are read by a module of an application, by their numbers in the deployment.
-    The slot is one of the shelf of `vgpu`, which holds outputs of the module `producer`; where that is
-    NONE, it is one of a front's, in the gateway of the number `vgpu`, and holds a request. Slot NONE: there are no such rows, zeros do.
+    They are read by a module of an application, by their numbers in the deployment. The slot is one
+    of the shelf of `vgpu`, which holds outputs of the module `producer`; where that is NONE, it is
+    one of a front's, in the gateway of the number `vgpu`, and holds a request. Slot NONE: there are
+    no such rows, zeros do.
     """
 
     at: int
@@ -461,8 +464,8 @@ class FetchBody(NamedTuple):
 class JobDoneBody(NamedTuple):
     """JOB_DONE: the outputs of a front's request; a module without pieces had no rows.
 
-    Of every piece `module` is NONE, and `at` counts the rows of `producer`. A piece of slot NONE says that
-    the optional module `producer` was dropped.
+    Of every piece `module` is NONE, and `at` counts the rows of `producer`. A piece of slot NONE
+    says that the optional module `producer` was dropped.
     """
 
     request: int

@@ -1,17 +1,17 @@
 """A worker's two threads, leader and follower: one polls sockets, the other runs a batch.
 
 The thread that polls and finds a batch due runs it itself, which costs no hand-over, and the other
-polls on (the leader/followers pattern). So batches that come, and reports on those that ran, are seen
-to while the next one runs, and the vGPU does not wait. The other is woken when the run begins, not before:
-until then the two would only keep one interpreter from each other. During a short run its thread goes on
-leading: the run is over before the other thread would be of use.
+polls on (the leader/followers pattern). So batches that come, and reports on those that ran, are
+seen to while the next one runs, and the vGPU does not wait. The other is woken when the run begins,
+not before: until then the two would only keep one interpreter from each other. During a short run
+its thread goes on leading: the run is over before the other thread would be of use.
 
-Frames about a batch that has ended are written after the next one has begun, where one is due: at 10 ms
-a batch, the half millisecond that writing takes is a twentieth of the vGPU's rate. They wait in the
-`Outbox`, for whichever thread has the time.
+Frames about a batch that has ended are written after the next one has begun, where one is due: at
+10 ms a batch, the half millisecond that writing takes is a twentieth of the vGPU's rate. They wait
+in the `Outbox`, for whichever thread has the time.
 
-Here: which thread does what. Not here: which batch is next (`queue`), what peers say (`process`), what
-is sent (`output`).
+Here: which thread does what. Not here: which batch is next (`queue`), what peers say (`process`),
+what is sent (`output`).
 """
 
 import logging
@@ -201,7 +201,10 @@ class LeaderFollowers:
         return None
 
     def _idle_us(self) -> int:
-        """When all that runs and waits here will have run, as planned (gateway's time); 0: it has."""
+        """When all that runs and waits here will have run, as planned (gateway's time).
+
+        0: it has.
+        """
         if self._queue.idle:
             return 0
         ends_us = (self._time.now_us(), self._stages.ends_us, self._queue.reserved_until_us)
@@ -253,8 +256,8 @@ class LeaderFollowers:
     ) -> QueuedBatch | QueuedRide | None:
         """Run a batch or ride while the other thread leads; the one that follows at once, or None.
 
-        With `lead`, that thread has it from when the run begins, or before where that may have to wait
-        for another host.
+        With `lead`, that thread has it from when the run begins, or before where that may have to
+        wait for another host.
         """
         if lead is None:
             self._set_timer()  # the other thread may be polling since before the outbox was filled
@@ -280,7 +283,10 @@ class LeaderFollowers:
     def _execute(
         self, batch: QueuedBatch | QueuedRide, begins: Callable[[], None] | None = None
     ) -> None:
-        """Run a batch or ride, and enqueue what is to be sent of it; `begins` is called right before the run."""
+        """Run a batch or ride, and enqueue what is to be sent of it.
+
+        `begins` is called right before the run.
+        """
         if isinstance(batch, QueuedRide):
             if begins is not None:
                 begins()

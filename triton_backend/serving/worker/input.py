@@ -1,12 +1,14 @@
 r"""What the first stage of a batch copies into its slot: an express request, or rows of modules.
 
-Rows on this host are copied at once. Those on another one are asked for, and the batch is ready when all have come:
+Rows on this host are copied at once. Those on another one are asked for, and the batch is ready
+when all have come:
 
     GATHER --> copied from slots of fronts and shelves here --> ready --> queue
           \-> asked for (`transport.fetching`) --> copied --/
                                                  \-> nobody answers: its tasks run again (BATCH_LOST)
 
-Here: where the inputs of a batch come from. Not here: the slot and the queue (`queue`), what it comes to (`output`).
+Here: where the inputs of a batch come from. Not here: the slot and the queue (`queue`), what it
+comes to (`output`).
 """
 
 from collections.abc import Callable, Sequence
@@ -159,7 +161,10 @@ class InputGatherer:
         self._gathering.pop(batch_id, None)
 
     def remove_all(self) -> None:
-        """Forget all batches that wait: the scheduler is gone, and the next one begins their jobs anew."""
+        """Forget all batches that wait.
+
+        The scheduler is gone, and the next one begins their jobs anew.
+        """
         self._gathering.clear()
 
     def rows(self, application: str, piece: Piece) -> Arrays:

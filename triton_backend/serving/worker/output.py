@@ -3,8 +3,8 @@
 Outputs of modules of an application go to nobody: they are written to this vGPU's own shelf, and
 whoever reads them hears from the scheduler.
 
-Here: the frames of a batch that ran, and the instants of emulated links. Not here: running it, what it is
-given (`input`).
+Here: the frames of a batch that ran, and the instants of emulated links. Not here: running it, what
+it is given (`input`).
 """
 
 import re
@@ -50,7 +50,8 @@ class ReceiverGoneError(PoolPipeError):
 class OutputTarget(NamedTuple):
     """Where a stage's results go: `slot` of the channel to the next worker, or to the front.
 
-    `segment` is the channel's, laid out for who receives them; without a channel it is the own shelf.
+    `segment` is the channel's, laid out for who receives them; without a channel it is the own
+    shelf.
     """
 
     channel: Channel | None
@@ -200,7 +201,10 @@ class OutputSender:
         self._scheduler.send(frame(Kind.RIDE_DONE, body, batch_id=ride.ride_id, plan_tag=tag))
 
     def report_failure(self, header: BatchHeader, body: BatchBody, reason: str) -> None:
-        """Have the batch's requests answered with an error; paths of files are left out of the reason."""
+        """Have the batch's requests answered with an error.
+
+        Paths of files are left out of the reason.
+        """
         batch_id, tag, stage = header
         text = f"stage {stage} failed: {_PATH.sub('(a file)', reason)}"
         failure = FailureBody(text, body.express, body.answer_slot)
@@ -229,7 +233,10 @@ class OutputSender:
         self._report_lost(BatchHeader(batch.batch_id, batch.tag, batch.stage + 1), reason)
 
     def report_not_gathered(self, header: BatchHeader, reason: str) -> None:
-        """Have the tasks run again of a batch whose rows cannot be had now; no worker is to blame."""
+        """Have the tasks run again of a batch whose rows cannot be had now.
+
+        No worker is to blame.
+        """
         self._report_lost(header._replace(stage=NONE), reason)
 
     def _report_lost(self, header: BatchHeader, reason: str) -> None:
@@ -296,7 +303,10 @@ class OutputSender:
         )
 
     def _report_rows(self, batch: QueuedBatch, target: OutputTarget) -> None:
-        """Report how many rows each sample gave, where that varies; counts that are none fail the batch."""
+        """Report how many rows each sample gave, where that varies.
+
+        Counts that are none fail the batch.
+        """
         deployment, _ = self._served[batch.tag]
         views = target.views(batch.body.samples)
         groups = deployment.row_groups(_name(deployment, batch.body))

@@ -3,9 +3,11 @@
 A batch starts when its tensors are here and its reserved start has come, so that batches reserved
 earlier are not overtaken; its results go into the next worker's slot, or the front's after the last
 stage. Two threads take turns at polling and running (`executor`); a third one only writes the
-heartbeat. While it loads, the process ends with the node process that started it; then with tritonserver.
+heartbeat. While it loads, the process ends with the node process that started it; then with
+tritonserver.
 
-Here: what a worker is made of, and what its peers may say to it. Not here: when and how a batch runs.
+Here: what a worker is made of, and what its peers may say to it. Not here: when and how a batch
+runs.
 
 Started as `python -m triton_backend.serving.worker.process SETTINGS GENERATION VGPU PARENT_PID`.
 """
@@ -135,9 +137,10 @@ class StageWorker:
         return self._stages.loaded
 
     def adopt(self, generation: int) -> None:
-        """Serve a later generation too, which this worker goes on in; harmless where it does already.
+        """Serve a later generation too, which this worker goes on in.
 
-        Where stages must be loaded for it, it is served when they are, and the others meanwhile.
+        Harmless where it does already. Where stages must be loaded for it, it is served when they
+        are, and the others meanwhile.
         """
         if generation in self._adopting:
             return
@@ -356,7 +359,10 @@ class StageWorker:
     def payload_target(
         self, connection: Connection, header: Header, body: bytes
     ) -> list[memoryview]:
-        """Tensors from another host go into the slot granted; rows that were asked for are kept apart."""
+        """Tensors from another host go into the slot granted.
+
+        Rows that were asked for are kept apart.
+        """
         if header.kind is Kind.FETCHED:
             return self._fetches.target(connection, header)
         if header.kind is not Kind.BATCH:
@@ -408,7 +414,9 @@ def _read(settings_path: Path, generation: int) -> Deployment:
 
 
 def read_ahead(arguments: list[str]) -> None:
-    """Read what the workers of a generation begin with, before they are forked: 4 ms of a processor each.
+    """Read what the workers of a generation begin with, before they are forked.
+
+    4 ms of a processor each.
 
     Raises:
         InputError: as a worker would.

@@ -158,7 +158,10 @@ class BatchQueue:
             self._over.remove(deployment.tag)
 
     def forget(self, tag: int) -> None:
-        """Accept no more batches of a generation, and run none that waits: the scheduler has given it up."""
+        """Accept no more batches of a generation, and run none that waits.
+
+        The scheduler has given it up.
+        """
         if self._served.pop(tag, None) is not None:
             self._over.append(tag)
         with self._lock:
@@ -171,7 +174,10 @@ class BatchQueue:
             self._patience_us.pop(place, None)
 
     def is_over(self, tag: int) -> bool:
-        """Whether a generation was served: whoever still sends batches of it has not heard of its end."""
+        """Whether a generation was served.
+
+        Whoever still sends batches of it has not heard of its end.
+        """
         return tag in self._over
 
     def check(self, header: Header, batch: BatchBody) -> int:
@@ -241,7 +247,10 @@ class BatchQueue:
                 self._arriving.append(queued)
 
     def ride(self, ride_id: int, body: RideBody) -> None:
-        """Have batches run together, in place of what was said of the ride; too late once it has left."""
+        """Have batches run together, in place of what was said of the ride.
+
+        Too late once it has left.
+        """
         with self._lock:
             if body.batches and ride_id not in self._left:
                 self._rides[ride_id] = body
@@ -291,7 +300,10 @@ class BatchQueue:
         return [memoryview(bytearray(header.payload_bytes))]
 
     def remove(self, batch_id: int, tag: int = 0) -> None:
-        """Forget a batch of a plan that was aborted, and refuse it when it comes; one that runs goes on."""
+        """Forget a batch of a plan that was aborted, and refuse it when it comes.
+
+        One that runs goes on.
+        """
         with self._lock:
             self._batches.pop(batch_id, None)
             if self._boarding.pop(batch_id, None) is not None:
@@ -320,7 +332,10 @@ class BatchQueue:
             self._look_for_let_go()
 
     def take_let_go(self) -> list[tuple[int, int]]:
-        """Batches that were aborted and of which nothing is written any more, with tags; once each."""
+        """Batches that were aborted and of which nothing is written any more, with tags.
+
+        Once each.
+        """
         if not self._let_go:
             return []
         with self._lock:

@@ -1,8 +1,8 @@
 """A worker's connection to the scheduler: HELLO, heartbeats that tell the gateway's time, reports.
 
-Hosts do not share CLOCK_MONOTONIC. A heartbeat carries the instant at which it was sent, so (now - sent)
-is the difference of the clocks plus the heartbeat's way; the least of the last ones comes within the
-network's fastest one-way delay of the truth, and following a window keeps up with drift.
+Hosts do not share CLOCK_MONOTONIC. A heartbeat carries the instant at which it was sent, so (now -
+sent) is the difference of the clocks plus the heartbeat's way; the least of the last ones comes
+within the network's fastest one-way delay of the truth, and following a window keeps up with drift.
 """
 
 from collections import deque

@@ -1,7 +1,7 @@
 """The stages of a worker: loaded, warmed up, run from a slot into wherever their results belong.
 
-Here: which runtime, types that differ between boundary and runtime (fp16 boundaries), tensors that a
-stage only hands on, one run at a time, what the health board shows. Not here: which batch is next
+Here: which runtime, types that differ between boundary and runtime (fp16 boundaries), tensors that
+a stage only hands on, one run at a time, what the health board shows. Not here: which batch is next
 (`queue`), where results go (`output`).
 """
 
@@ -42,7 +42,10 @@ _LOG = logging.getLogger(__name__)
 
 
 class Loaded(NamedTuple):
-    """A runtime, and the stage that it was loaded for; generations that agree in it run the same."""
+    """A runtime, and the stage that it was loaded for.
+
+    Generations that agree in it run the same.
+    """
 
     key: StageKey
     stage: Stage
@@ -90,7 +93,8 @@ def open_runtimes(
                 by_artifact[stage.artifact] = _open(deployment, vgpu, stage.artifact, clock)
             runtime = by_artifact[stage.artifact]
             _check(deployment, row, stage.artifact, runtime)
-            # The largest batch that the policy may send: what was built for less fails here, not later.
+            # The largest batch that the policy may send: what was built for less fails here, not
+            # later.
             inputs, outputs = _zeros_for(
                 runtime, deployment.most_in_a_run(row), deployment.written_by(row)
             )
@@ -208,7 +212,10 @@ class LoadedStage:
         return partial(self.runtime.run, *_zeros_for(self.runtime, self._batch, self._room))
 
     def run_together(self, given: Sequence[Arrays], samples: int) -> Arrays:
-        """Run batches as one; returns the results of all, one after the other, until the next run."""
+        """Run batches as one.
+
+        Returns the results of all, one after the other, until the next run.
+        """
         if self._joint is None:
             self._joint = _empty(self._takes, self._largest), _empty(self._room, self._largest)
         inputs, outputs = ({n: a[:samples] for n, a in side.items()} for side in self._joint)

@@ -1,7 +1,8 @@
 """A direct run of one stage: tensors handed to its worker outside any batch, for tests and warm-up.
 
 1. The node writes the inputs into a segment and sends RUN_STAGE to the worker's Unix socket.
-2. Between two batches the worker runs its stage from that segment into another; it answers STAGE_RESULT.
+2. Between two batches the worker runs its stage from that segment into another; it answers
+   STAGE_RESULT.
 3. The node reads the results and removes both segments.
 
 The scheduler knows nothing of it: a batch that is due meanwhile starts one run late. Tensors are

@@ -1,1 +1,4 @@
-"""Clients that offload: heads on devices, uploads over recorded links, cuts decided from what they saw."""
+"""Clients that offload.
+
+Heads on devices, uploads over recorded links, cuts decided from what they saw.
+"""

@@ -1,14 +1,17 @@
-"""One client in virtual time: what `client/run.py` does, with the same decisions, over a recorded link.
+"""One client in virtual time.
+
+What `client/run.py` does, with the same decisions, over a recorded link.
 
     due -> its turn on the device -> head -> the link, first come first served -> the server -> answered
                                                                                   refused -> the whole model here
 
-A request whose deadline has passed when its turn comes is not begun. What a client knows of its link are its own past
-uploads, of the server its own past answers and what it saw open when it last looked.
+A request whose deadline has passed when its turn comes is not begun. What a client knows of its
+link are its own past uploads, of the server its own past answers and what it saw open when it last
+looked.
 
-Beside that it is counted with hindsight, at every decision: whether an open cut would have been in time by the trace
-to come and what waits for the link, and why such a request was missed. No client knows of it, unless it is to
-decide with that foresight: the ceiling of what any client reaches.
+Beside that it is counted with hindsight, at every decision: whether an open cut would have been in
+time by the trace to come and what waits for the link, and why such a request was missed. No client
+knows of it, unless it is to decide with that foresight: the ceiling of what any client reaches.
 """
 
 from collections import Counter, deque
@@ -45,7 +48,8 @@ class ClientSpec:
     """A client.
 
     Attributes:
-        heads_us: time of blocks [0, p) on the device, for p from 0 to M: the last one is the whole model.
+        heads_us: time of blocks [0, p) on the device, for p from 0 to M: the last one is the whole
+            model.
         upload_bytes: of one request at every cut p below M.
         trace: its uplink.
         rtt_us: the round trip beside the upload.
@@ -112,12 +116,14 @@ class ClientCounts:
     """What became of a client's requests.
 
     Attributes:
-        feasible: those whose decision found a cut (or the device) that meets the SLO; `feasible_served` of them.
-        possible: those for which, with hindsight, a cut (or the device) would have met the SLO; `possible_served` of
-            them, and why the others were missed.
+        feasible: those whose decision found a cut (or the device) that meets the SLO;
+            `feasible_served` of them.
+        possible: those for which, with hindsight, a cut (or the device) would have met the SLO;
+            `possible_served` of them, and why the others were missed.
         reached: those that reached the server with twice the least time of their tail left.
         not_begun: their deadline passed before the device was free: nothing was decided.
-        tried: those sent though nothing was known to be feasible, as the link was idle; `tried_served` of them.
+        tried: those sent though nothing was known to be feasible, as the link was idle;
+            `tried_served` of them.
         device: served by the device alone.
     """
 
@@ -224,7 +230,10 @@ class VirtualClient:
             self._later(now_us + request.asked_us + head_us, self._head_done, request)
 
     def _choose(self, request: _Request, now_us: int) -> int | None:
-        """Where a request is cut; None: nothing answers it in time as far as is known, and it is not tried."""
+        """Where a request is cut.
+
+        None: nothing answers it in time as far as is known, and it is not tried.
+        """
         found = self._decided(request.deadline_us - now_us, now_us)
         request.asked_us = 0
         if moves(found, self._last, len(self.spec.upload_bytes), now_us - self._looked_us):

@@ -1,8 +1,8 @@
 """Clients and server in one virtual time.
 
-Time goes on in ticks. In each, clients do what falls into it; what they send is offered to the server, which then
-catches up; who was answered hears of it at the next tick at the earliest. So nobody knows anything before it happened,
-and answers are known at most one tick late.
+Time goes on in ticks. In each, clients do what falls into it; what they send is offered to the
+server, which then catches up; who was answered hears of it at the next tick at the earliest. So
+nobody knows anything before it happened, and answers are known at most one tick late.
 """
 
 import heapq
@@ -48,7 +48,10 @@ class Announced(NamedTuple):
 
 @dataclass(slots=True, kw_only=True)
 class _Line:
-    """A queue of the plan in force: its planned rate, whether it has pools of its own, who came lately."""
+    """A queue of the plan in force.
+
+    Its planned rate, whether it has pools of its own, who came lately.
+    """
 
     rate_rps: float
     own: bool

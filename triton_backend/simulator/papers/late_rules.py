@@ -1,7 +1,8 @@
 """Rules of late binding in place of a policy's own, for ablations (Symphony, sections 3.1 to 3.4).
 
-The policies' kernels know every rule (`scheduler/policies/late.py`); no policy states a measured target,
-nor a rank by deadline or by efficiency. They are tried here, as are other heads and time-outs.
+The policies' kernels know every rule (`scheduler/policies/late.py`); no policy states a measured
+target, nor a rank by deadline or by efficiency. They are tried here, as are other heads and
+time-outs.
 """
 
 from triton_backend.contract.errors import InputError

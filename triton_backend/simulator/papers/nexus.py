@@ -1,13 +1,15 @@
-"""Policy `nexus`: duty cycles with a queue per GPU, nobody looks at another's (Nexus, SOSP 2019); simulation only.
+"""Policy `nexus`: duty cycles with a queue per GPU, nobody looks at another's (Nexus, SOSP 2019).
 
-For plans of the planner `nexus` (squishy bin packing); any plan of whole models will do. A request is sent
-to a vGPU when it comes, whatever waits there: of all that run its model, to the one furthest behind
-its share of the planned rate (ties: the lowest number), which is round robin where shares are equal.
+Simulation only. For plans of the planner `nexus` (squishy bin packing); any plan of whole models
+will do. A request is sent to a vGPU when it comes, whatever waits there: of all that run its model,
+to the one furthest behind its share of the planned rate (ties: the lowest number), which is round
+robin where shares are equal.
 
-A vGPU runs its models in turn, in plan order, and leaves out those for which nobody waits. A model's turn
-is one batch of at most the planned size: heads go that would make every batch after them smaller (early
-drop, section 6.3), then the longest run of whole requests that ends by the head's deadline is run. What
-waits does not wait for a fuller batch, so an idle GPU takes one request.
+A vGPU runs its models in turn, in plan order, and leaves out those for which nobody waits. A
+model's turn is one batch of at most the planned size: heads go that would make every batch after
+them smaller (early drop, section 6.3), then the longest run of whole requests that ends by the
+head's deadline is run. What waits does not wait for a fuller batch, so an idle GPU takes one
+request.
 """
 
 from collections import deque

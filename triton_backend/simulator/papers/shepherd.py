@@ -1,12 +1,13 @@
-"""Policy `shepherd`: the largest batch first, and preemption (Shepherd, NSDI 2023); simulation only.
+"""Policy `shepherd`: the largest batch first, and preemption (Shepherd, NSDI 2023).
 
-Of the models of a pool a free vGPU (lowest number first) runs the one that has the largest batch: the
-longest run of whole requests from the head that ends by the head's deadline (ties: the earliest deadline,
-then the lower number). A head that not even alone would be in time is dropped.
+Simulation only. Of the models of a pool a free vGPU (lowest number first) runs the one that has the
+largest batch: the longest run of whole requests from the head that ends by the head's deadline
+(ties: the earliest deadline, then the lower number). A head that not even alone would be in time is
+dropped.
 
-A request that finds all vGPUs busy may make its model's batch large enough to break another off: one that
-is at least three times (`PREEMPTS`) as large as the smallest that runs (ties: the lowest number of vGPU).
-The work is lost, and its requests wait again at their old places.
+A request that finds all vGPUs busy may make its model's batch large enough to break another off:
+one that is at least three times (`PREEMPTS`) as large as the smallest that runs (ties: the lowest
+number of vGPU). The work is lost, and its requests wait again at their old places.
 
 Not here: how Shepherd divides GPUs and models into groups; a pool is a group.
 """

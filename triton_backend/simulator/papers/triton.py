@@ -10,8 +10,8 @@ a free instance takes (Triton user guide, "Dynamic Batcher")
 
 Deadlines change no order and no size: a request that ends late is answered late. One whose deadline
 passes while it waits is rejected when it would head a batch, as by `default_timeout_microseconds` =
-SLO with action REJECT. Of several models that one vGPU could run, the one whose oldest request came first
-goes (ties: the lower number); of several free vGPUs the lowest number is taken.
+SLO with action REJECT. Of several models that one vGPU could run, the one whose oldest request came
+first goes (ties: the lower number); of several free vGPUs the lowest number is taken.
 
 The maximum queue delay is `--batch-timeout-ms`, or `--batch-timeout-share` of each SLO.
 """

@@ -26,7 +26,9 @@ _RULES = (*ABLATIONS, "lead_us", "lead_us_per_sample")
 
 
 def refuse(plan: Plan, options: SimOptions, takes: Sequence[str] = ()) -> None:
-    """Only what needs no reservations is simulated; of late binding's rules a policy takes the named ones.
+    """Only what needs no reservations is simulated.
+
+    Of late binding's rules a policy takes the named ones.
 
     Raises:
         InputError: an option that it does not take, or a plan of applications or entries.

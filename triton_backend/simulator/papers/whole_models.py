@@ -1,8 +1,9 @@
 """Whole models on vGPUs without reservations, for rules of others: clock, vGPUs, batches, result.
 
 A rule hears of three things: a request came, a vGPU is free, an instant it asked for has come. It
-keeps its own queues and calls `start`, `preempt`, `drop` and `wake`. At one instant ends come first, then
-the instants asked for, then arrivals. Inputs and answers cost nothing, as by default elsewhere.
+keeps its own queues and calls `start`, `preempt`, `drop` and `wake`. At one instant ends come
+first, then the instants asked for, then arrivals. Inputs and answers cost nothing, as by default
+elsewhere.
 
 Plain Python: these rules are compared with, not served; 100,000 requests take some seconds.
 """
@@ -217,7 +218,8 @@ def simulate_whole(
         clock_ns: where the wall time is wanted.
 
     Raises:
-        InputError: an option that needs reservations, or a plan with stages, entries or applications.
+        InputError: an option that needs reservations, or a plan with stages, entries or
+            applications.
     """
     refuse(plan, options, takes)
     if options.count_io:

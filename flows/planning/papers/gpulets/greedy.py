@@ -1,10 +1,12 @@
 """Greedy planners that the exact one is compared with, on the same tables and the same feasibility.
 
-`gpulets-greedy` is Algorithm 1 of gpulets (section 4.3) made whole: models by rate x SLO, rising; each takes the smallest part
-that is no smaller than its ideal size, which an uncut GPU is cut for; what fills a part badly is first merged into a part that
-others use, in turns. A newcomer may not break a promise: neighbours, slowed down, must still carry theirs with batches chosen
-anew. `ideal-static` tries every cut of every GPU and runs the same without cutting; `best-fit` takes the smallest part that
-carries the rate, one model each, blind to interference (GSLICE); `sbp` leaves GPUs whole (squishy bin packing).
+`gpulets-greedy` is Algorithm 1 of gpulets (section 4.3) made whole: models by rate x SLO, rising;
+each takes the smallest part that is no smaller than its ideal size, which an uncut GPU is cut for;
+what fills a part badly is first merged into a part that others use, in turns. A newcomer may not
+break a promise: neighbours, slowed down, must still carry theirs with batches chosen anew.
+`ideal-static` tries every cut of every GPU and runs the same without cutting; `best-fit` takes the
+smallest part that carries the rate, one model each, blind to interference (GSLICE); `sbp` leaves
+GPUs whole (squishy bin packing).
 
 Here: the rules. Not here: turns, factors and memory (`parts`, `patterns`), plans (`plan`).
 """
@@ -237,7 +239,10 @@ class Greedy:
         return int(rows[fits][np.argmax(speeds[fits])])
 
     def _settled(self, gpu: Gpu, at: int) -> bool:
-        """Choose batches of a part anew, then its neighbours', then its own; whether all promises hold."""
+        """Choose batches of a part anew, then its neighbours', then its own.
+
+        Whether all promises hold.
+        """
         others = [i for i, part in enumerate(gpu.parts) if i != at and part.row is not None]
         for number in (at, *others, at, *others):
             row = self._chosen(gpu, number)

@@ -1,7 +1,8 @@
 """Rules for entries that the Graft paper compares with (section 5.1).
 
-`gslice`: every entry, or every class of uniform entries, alone on the cheapest share and batch of the
-whole tail. `every_grouping`: the paper's Optimal, all groupings of the fragments that merging leaves.
+`gslice`: every entry, or every class of uniform entries, alone on the cheapest share and batch of
+the whole tail. `every_grouping`: the paper's Optimal, all groupings of the fragments that merging
+leaves.
 """
 
 import math

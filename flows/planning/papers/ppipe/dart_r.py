@@ -1,8 +1,9 @@
-"""The planner `dart-r`, on the same numbers as the planners it is compared with: margin, rates, links.
+"""The planner `dart-r`, on the same numbers as the planners it is compared with.
 
-Per model, the GPUs of its no-partitioning plan plus an equal share of the unused ones; as many pairs of
-one GPU of each class as these allow, each pair running the best plan for it, and the GPUs of the class
-left over running whole models (PPipe, section 7). Defined for two classes.
+Margin, rates, links. Per model, the GPUs of its no-partitioning plan plus an equal share of the
+unused ones; as many pairs of one GPU of each class as these allow, each pair running the best plan
+for it, and the GPUs of the class left over running whole models (PPipe, section 7). Defined for two
+classes.
 """
 
 import numpy as np

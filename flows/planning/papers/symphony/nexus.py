@@ -1,8 +1,8 @@
 """The planner `nexus`: squishy bin packing, GPUs in duty cycles, no look at other GPUs.
 
-In plan form a GPU of the packing is a pool whose stages state their batch and duty cycle; models take
-turns there (policy `turns`). GPUs that a model fills alone are one pool. Dispatch as Nexus has it, with
-a queue per GPU, is no part of the plan.
+In plan form a GPU of the packing is a pool whose stages state their batch and duty cycle; models
+take turns there (policy `turns`). GPUs that a model fills alone are one pool. Dispatch as Nexus has
+it, with a queue per GPU, is no part of the plan.
 
 Defined for one GPU class. It follows a rule: its bound is its own value.
 """

@@ -1,15 +1,16 @@
-"""Squishy bin packing: models onto GPUs that serve each of them once in a duty cycle (Nexus, SOSP 2019).
+"""Squishy bin packing.
 
-A GPU runs its models one after the other and begins again every d (the duty cycle), each with the batch
-that arrives meanwhile. A request that just missed its turn waits d and then l(b):
+Models onto GPUs that serve each of them once in a duty cycle (Nexus, SOSP 2019). A GPU runs its
+models one after the other and begins again every d (the duty cycle), each with the batch that
+arrives meanwhile. A request that just missed its turn waits d and then l(b):
 
     d + l(b) <= SLO        sum of l(b) over the models of the GPU <= d        b >= rate d
 
 A model first fills whole GPUs (d = l(b), the largest b with 2 l(b) <= SLO; a batch of one waits for
 nobody and may take the whole SLO, but then its GPU runs nothing else). What is left of its rate
-takes the largest b with b / rate + l(b) <= SLO, so d = b / rate, and l(b) / d of a GPU. These remainders
-are merged, the fullest first, each into the GPU that is fullest afterwards: the shorter duty cycle holds,
-so the other batches shrink with it, hence the name.
+takes the largest b with b / rate + l(b) <= SLO, so d = b / rate, and l(b) / d of a GPU. These
+remainders are merged, the fullest first, each into the GPU that is fullest afterwards: the shorter
+duty cycle holds, so the other batches shrink with it, hence the name.
 
 Here: the packing, on whole numbers of µs. Not here: who asks for it, and what GPUs cost.
 """

@@ -63,7 +63,8 @@ def plan_exactly(inputs: Inputs, options: PlanOptions) -> Outcome:
     """The best plan of a workload with applications, with a proof.
 
     Raises:
-        InputError: options do not go together, a price or a rate is missing, or bindings do not fit.
+        InputError: options do not go together, a price or a rate is missing, or bindings do not
+            fit.
         InfeasibleError: an application cannot keep its SLO, or the cluster is too small.
     """
     gathering = gathering_of(options)
@@ -169,7 +170,10 @@ def _divided(pools: Pools, options: PlanOptions) -> tuple[Found, Division] | Non
 
 @dataclass(slots=True)
 class _Search:
-    """Plans of at most so many stages: the best one known, what none is better than, boxes looked at."""
+    """Plans of at most so many stages.
+
+    The best one known, what none is better than, boxes looked at.
+    """
 
     pools: Pools
     gap: float
@@ -181,10 +185,11 @@ class _Search:
     def plan(self) -> None:
         """Look for plans and for a bound.
 
-        At least cost lines by themselves, which is all where GPUs suffice for what is cheapest; at prices of scarce
-        GPUs where they do not. A few boxes of budgets, first of all where no plan is known and GPUs are scarce. For
-        throughput, what whole GPUs allow were time no matter. Where that leaves a gap, one program for time and
-        GPUs; where that leaves one too, more boxes.
+        At least cost lines by themselves, which is all where GPUs suffice for what is cheapest; at
+        prices of scarce GPUs where they do not. A few boxes of budgets, first of all where no plan
+        is known and GPUs are scarce. For throughput, what whole GPUs allow were time no matter.
+        Where that leaves a gap, one program for time and GPUs; where that leaves one too, more
+        boxes.
         """
         goal = self.pools.goal
         steps = (lambda: self._look(_SKETCH), self._most, self._together)
@@ -202,9 +207,10 @@ class _Search:
         self._look(_MANY)
 
     def prove(self) -> None:
-        """Better the bound while there is time; plans that turn up are taken only where there is none.
+        """Better the bound while there is time.
 
-        One of more stages begins with what `plan` found, and would be worse than one of fewer that had more.
+        Plans that turn up are taken only where there is none. One of more stages begins with what
+        `plan` found, and would be worse than one of fewer that had more.
         """
         if not self._settled():
             self._look(MOST_BOXES, plans=self.best is None)
@@ -230,10 +236,11 @@ class _Search:
             self.best = found
 
     def _apart(self) -> None:
-        """Lines by themselves: at what GPUs cost, or, where that takes too many, at what scarce ones are worth.
+        """Lines by themselves.
 
-        What they are worth is what the relaxation pays, then in steps along what is used beyond what there is, as
-        long as a bound above the best plan would be (Polyak).
+        At what GPUs cost, or, where that takes too many, at what scarce ones are worth. What they
+        are worth is what the relaxation pays, then in steps along what is used beyond what there
+        is, as long as a bound above the best plan would be (Polyak).
         """
         pools = self.pools
         extra = self._scarcity() if self.extra is None else self.extra
@@ -256,7 +263,10 @@ class _Search:
                 extra = np.maximum(apart.extra + open_ * beyond / float(beyond @ beyond), 0.0)
 
     def _handed_out(self) -> None:
-        """GPUs and time by what relaxations of lines need (`hulls`); whole models are proven without."""
+        """GPUs and time by what relaxations of lines need (`hulls`).
+
+        Whole models are proven without.
+        """
         pools = self.pools
         cutoff = inf if self.best is None else -self.best.score
         found = pools.hand_out(pools.watch.part(_HANDING_SHARE), cutoff)
@@ -331,8 +341,8 @@ def _trace(laps: Stopwatch, division: Division, options: PlanOptions) -> Trace:
 def application_rates(inputs: Inputs, options: PlanOptions) -> tuple[Workload, str]:
     """The workload with batch-building rates where gathering needs them, and where they come from.
 
-    They are what every line reaches in a plan of most throughput without gathering time, of whole models where
-    there is one: how many stages a plan may have does not change what is asked of it.
+    They are what every line reaches in a plan of most throughput without gathering time, of whole
+    models where there is one: how many stages a plan may have does not change what is asked of it.
     """
     lines = demanded(inputs.workload, options)
     if "gathering" not in options.own or gathering_of(options) != "fixed":
@@ -373,7 +383,10 @@ def _unrated(workload: Workload) -> Workload:
 
 
 def _rated(workload: Workload, reached: Mapping[str, float]) -> Workload:
-    """Every line's rate shared by its users as they ask; lines for which some user says one keep it."""
+    """Every line's rate shared by its users as they ask.
+
+    Lines for which some user says one keep it.
+    """
     users: dict[str, list[tuple[float, float | None]]] = {}
     for model in workload.models:
         said = model.batch_building_rate_rps
@@ -428,9 +441,9 @@ def set_within(
     dummies: bool,
     costs: tuple[float, float] = (0.0, inf),
 ) -> MachineSet | None:
-    """The cheapest set of machines within a budget, by accounting; None where none costs less than `costs[1]`.
+    """The cheapest set of machines within a budget, by accounting.
 
-    `costs[0]` is a cost that none falls below.
+    None where none costs less than `costs[1]`. `costs[0]` is a cost that none falls below.
     """
     if accounting == "tc-even":
         return even(table, rate_rps, budget_us, dummies=dummies)

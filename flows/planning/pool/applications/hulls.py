@@ -1,7 +1,8 @@
 """Time and GPUs handed out to lines of which no more is known than what their relaxation needs.
 
-Without regard to whole vGPUs, GPUs a_m serve a line m within a budget where they hold some mix of its
-configurations: R_m · usage of the mix <= a_m. So at any prices p of GPUs they are worth at least
+Without regard to whole vGPUs, GPUs a_m serve a line m within a budget where they hold some mix of
+its configurations: R_m · usage of the mix <= a_m. So at any prices p of GPUs they are worth at
+least
 
     floor_mp(L) = R_m · min over configurations c of at most L of  p · usage_c
 
@@ -13,8 +14,9 @@ and prices are found one by one, where GPUs were handed out that do not suffice 
     capacity_k:  sum_m a_mk <= gpus_k,      one_m and paths as in `levels`
     floor_mp:    sum_l floor_mp(l) · u_ml <= p · a_m        for every price found
 
-This has no configurations, so it is small where a program over them is not, and it keeps what the relaxation of
-all lines loses: whole GPUs of each. What it costs is a bound for all plans; its times are worth a search.
+This has no configurations, so it is small where a program over them is not, and it keeps what the
+relaxation of all lines loses: whole GPUs of each. What it costs is a bound for all plans; its times
+are worth a search.
 """
 
 from collections.abc import Sequence
@@ -63,7 +65,9 @@ class Hull:
         return np.flatnonzero(np.concatenate([[True], falls]))
 
     def short(self, row: int, gpus: NDArray[np.float64]) -> NDArray[np.float64] | None:
-        """Prices at which some GPUs are worth less than anything as fast as a row; None where they suffice.
+        """Prices at which some GPUs are worth less than anything as fast as a row.
+
+        None where they suffice.
 
         maximise sum_c x_c   subject to   sum_c usage_c x_c <= gpus: the prices are its duals.
         """
@@ -107,7 +111,10 @@ class HandedOut:
 
 @dataclass(frozen=True, slots=True)
 class _Master:
-    """The program, its rows of GPUs [C], and the numbers of its variables: GPUs [lines, C], levels and their rows by line."""
+    """The program, its rows of GPUs [C], and the numbers of its variables.
+
+    GPUs [lines, C], levels and their rows by line.
+    """
 
     program: Program
     capacity: NDArray[np.int64]

@@ -1,6 +1,7 @@
-"""Time and whole GPUs handed out together: one integer program over configurations and latency levels.
+"""Time and whole GPUs handed out together.
 
-Sets and variables of `pool/integer.py`, and
+One integer program over configurations and latency levels. Sets and variables of `pool/integer.py`,
+and
 
     w_c  ≥ 0      rate that configuration c serves; more than that it only could
     u_mk 0 or 1   line m keeps level k; levels Λ_m1 < Λ_m2 < … are the times of its configurations
@@ -14,7 +15,8 @@ Sets and variables of `pool/integer.py`, and
     end_v:     s_v + Σ_k Λ_k · u_k(v) ≤ limit                                   for every module
     floor_mp:  Σ_k least_mp(Λ_mk) · u_mk ≤ Σ_c p_c · a_mc                       for prices p tried (`staircases`)
 
-`most_m` is what the line serves at most: its rate where that is prescribed, else what the relaxation allows.
+`most_m` is what the line serves at most: its rate where that is prescribed, else what the
+relaxation allows.
 """
 
 from collections.abc import Callable, Sequence
@@ -51,7 +53,10 @@ class Leveled:
 def undominated_in_time(
     problem: Problem, columns: Columns, times: NDArray[np.float64]
 ) -> NDArray[np.int64]:
-    """Rows that no other of the same line and vGPU types replaces: as fast in every stage, as short."""
+    """Rows that no other of the same line and vGPU types replaces.
+
+    As fast in every stage, as short.
+    """
     real = np.isfinite(columns.rate_rps)
     kind = np.where(real, columns.types, len(problem.types))
     key = np.column_stack([columns.model, kind])
@@ -154,7 +159,10 @@ def _floor(
     owned: tuple[NDArray[np.int64], NDArray[np.float64]],
     levels: tuple[NDArray[np.int64], NDArray[np.float64]],
 ) -> None:
-    """GPUs at prices cost no less than the level kept; levels of which nothing is enough are not kept."""
+    """GPUs at prices cost no less than the level kept.
+
+    Levels of which nothing is enough are not kept.
+    """
     (gpus, price), (numbers, least) = owned, levels
     never = np.flatnonzero(np.isinf(least))
     if len(never):

@@ -1,9 +1,10 @@
-"""Applications on pools of vGPUs: any number of stages, classes and GPUs, every model split as pays.
+"""Applications on pools of vGPUs.
 
-Gathering a batch takes the time that its size alone says (`fixed`), so the budgets of lines decide which
-configurations there are; the planner `pool` does the rest. For a box of budgets (`division`) the linear
-relaxation over the configurations that keep them is the bound; where what it uses fits the paths, whole GPUs
-are handed out by `search`, with its own proof.
+Any number of stages, classes and GPUs, every model split as pays. Gathering a batch takes the time
+that its size alone says (`fixed`), so the budgets of lines decide which configurations there are;
+the planner `pool` does the rest. For a box of budgets (`division`) the linear relaxation over the
+configurations that keep them is the bound; where what it uses fits the paths, whole GPUs are handed
+out by `search`, with its own proof.
 """
 
 from collections.abc import Sequence
@@ -66,7 +67,9 @@ class Apart:
 
 @dataclass(slots=True)
 class Pools:
-    """Cost of budgets on a cluster (`division.Oracle`); scores are maximised, so cost is minus score.
+    """Cost of budgets on a cluster (`division.Oracle`).
+
+    Scores are maximised, so cost is minus score.
 
     Attributes:
         problem: lines as models; limits are the greatest budgets, less gathering.
@@ -162,10 +165,12 @@ class Pools:
     def apart(self, extra: NDArray[np.float64], watch: Watch) -> Apart | None:
         """Lines planned each by itself (`staircases`): a division whose bound holds for all plans.
 
-        Plans of what was met, within the GPUs that there are, are offered. None where no budgets fit.
+        Plans of what was met, within the GPUs that there are, are offered. None where no budgets
+        fit.
 
         Args:
-            extra: [C] prices of GPUs beside what they cost; rounded so that costs stay multiples of one.
+            extra: [C] prices of GPUs beside what they cost; rounded so that costs stay multiples of
+                one.
             watch: ends it earlier.
         """
         step = step_of(self.goal.price)
@@ -200,9 +205,10 @@ class Pools:
         return found
 
     def hand_out(self, watch: Watch, cutoff: float) -> HandedOut:
-        """GPUs and time handed out to lines as their relaxations need (`hulls`): a bound for all plans.
+        """GPUs and time handed out to lines as their relaxations need (`hulls`).
 
-        Plans near its times are looked for: of bricks, then by a search within the times of the best of these.
+        A bound for all plans. Plans near its times are looked for: of bricks, then by a search
+        within the times of the best of these.
 
         Args:
             watch: ends the handing out earlier.
@@ -222,10 +228,11 @@ class Pools:
     def _of_bricks(
         self, times: Sequence[int], extra: NDArray[np.float64], bound: float
     ) -> list[int]:
-        """Plans of one way of bricks per line, at budgets near times that are known; the times of the best.
+        """Plans of one way of bricks per line, at budgets near times that are known.
 
-        Bricks at the prices of scarce GPUs are nearly always what a line alone costs least, and are found in
-        milliseconds. Which of them go together is one small program.
+        The times of the best. Bricks at the prices of scarce GPUs are nearly always what a line
+        alone costs least, and are found in milliseconds. Which of them go together is one small
+        program.
         """
         price, best = self.goal.price, list(times)
         staircases = [self._staircase(m, price, self.watch) for m in range(len(self.lines))]

@@ -1,14 +1,15 @@
 """What each line costs alone within a budget, proven: staircases at prices of GPUs.
 
-Lines share no GPU. So a plan costs what its lines cost, each within its budget, and lines meet in the time of paths
-and in the GPUs of a class alone. With prices e >= 0 beside what GPUs cost, and f_m(L, p) what line m costs at least
-within the budget L at prices p, no plan costs less than
+Lines share no GPU. So a plan costs what its lines cost, each within its budget, and lines meet in
+the time of paths and in the GPUs of a class alone. With prices e >= 0 beside what GPUs cost, and
+f_m(L, p) what line m costs at least within the budget L at prices p, no plan costs less than
 
     min over budgets L that fit the paths of  sum_m f_m(L_m, price + e)  -  e . N       (Lagrange)
 
-which `division.divide` finds, asking for f_m only where it matters. A line alone is a small integer program
-(`pool/blocks.py`), which keeps the whole numbers that a relaxation of all lines loses. Where GPUs suffice for what
-is cheapest, e = 0 and this is the least cost. Where they do not, one way per line is chosen of all that were met.
+which `division.divide` finds, asking for f_m only where it matters. A line alone is a small integer
+program (`pool/blocks.py`), which keeps the whole numbers that a relaxation of all lines loses.
+Where GPUs suffice for what is cheapest, e = 0 and this is the least cost. Where they do not, one
+way per line is chosen of all that were met.
 """
 
 from bisect import bisect_left
@@ -94,7 +95,10 @@ class Staircase:
         return least[np.searchsorted(ends, budgets_us)]
 
     def proposed(self, budget_us: int, prices: Sequence[NDArray[np.float64]]) -> list[Stair]:
-        """Ways of bricks within a budget, the cheapest at each of some prices [C]; nothing is proven of them."""
+        """Ways of bricks within a budget, the cheapest at each of some prices [C].
+
+        Nothing is proven of them.
+        """
         rows = np.flatnonzero(self.times <= budget_us + 1e-6)
         if not len(rows):
             return []
@@ -110,7 +114,10 @@ class Staircase:
         return [stair for stair in found if stair.cost < inf]
 
     def _asked(self, budget_us: int, floor: float, below: Stair | None) -> Stair:
-        """Bricks propose a way, programs prove it or find a better one; `floor` is proven before."""
+        """Bricks propose a way, programs prove it or find a better one.
+
+        `floor` is proven before.
+        """
         best = self._nothing(budget_us, floor) if below is None else replace(below, least=floor)
         rows = np.flatnonzero(self.times <= budget_us + 1e-6)
         if not len(rows):
@@ -141,7 +148,10 @@ class Staircase:
         return replace(best, least=min(least, best.cost))
 
     def _of_whole_models(self, rows: NDArray[np.int64], known: Stair) -> Stair:
-        """Without pipelines a class has one best way to run a GPU: all numbers of GPUs, the first class filled up."""
+        """Without pipelines a class has one best way to run a GPU.
+
+        All numbers of GPUs, the first class filled up.
+        """
         problem, own = self.problem, self.columns
         kinds = own.types[rows, 0]
         rate = own.rate_rps[rows, 0] * problem.type_divisor[kinds]
@@ -180,7 +190,10 @@ class Staircase:
         return self.columns.types.shape[1]
 
     def _stair(self, way: Way) -> Stair:
-        """A way as a stair; one without cost where it does not serve the line or takes too many GPUs."""
+        """A way as a stair.
+
+        One without cost where it does not serve the line or takes too many GPUs.
+        """
         rows, at = np.unique(way[0], return_inverse=True)
         vgpus = np.zeros((len(rows), self._width), dtype=np.int64)
         np.add.at(vgpus, at, way[1])
@@ -237,7 +250,9 @@ def choose(
     stairs: Sequence[Sequence[Stair]],
     limits: Limits,
 ) -> list[Stair] | None:
-    """One of the given stairs for every line, of least cost within paths and GPUs; None where there is none.
+    """One of the given stairs for every line, of least cost within paths and GPUs.
+
+    None where there is none.
 
     minimise sum_i cost_i y_i,   one y_i of every line is 1,   sum_i vector_i y_i <= gpus,   times as in `levels`
     """

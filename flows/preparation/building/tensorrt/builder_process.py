@@ -1,9 +1,10 @@
-"""The process that builds: `python -m flows.preparation.building.tensorrt.builder_process JOB.json`.
+"""The process that builds.
 
-One process builds the engines of one GPU class, one after the other, under a lock per device, so
-that two builds never time kernels on the same GPU. It writes one line of JSON per step to the
-job's result file: which engine it began, and how that ended. A process that dies leaves the line
-that says what it was doing. Not here: what to build and whether (`tensorrt.py`).
+`python -m flows.preparation.building.tensorrt.builder_process JOB.json`. One process builds the
+engines of one GPU class, one after the other, under a lock per device, so that two builds never
+time kernels on the same GPU. It writes one line of JSON per step to the job's result file: which
+engine it began, and how that ended. A process that dies leaves the line that says what it was
+doing. Not here: what to build and whether (`tensorrt.py`).
 """
 
 import fcntl

@@ -59,7 +59,9 @@ def engine_step(
     classes: Sequence[str],
     options: EngineOptions,
 ) -> BuildReport:
-    """Build or find engines of all blocks and the whole model; store which runs which blocks, and what failed.
+    """Build or find engines of all blocks and the whole model.
+
+    Store which runs which blocks, and what failed.
 
     Args:
         work: where artifacts and the warehouse are.

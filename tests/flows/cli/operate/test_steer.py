@@ -80,7 +80,10 @@ def announce(state: ServerState, block: int, rate_rps: float) -> dict[str, Any]:
 
 
 class Phone(threading.Thread):
-    """Sends a request at its cut as soon as the last one is answered; what went wrong, if anything did."""
+    """Sends a request at its cut as soon as the last one is answered.
+
+    What went wrong, if anything did.
+    """
 
     def __init__(self, state: ServerState, plan: Plan) -> None:
         super().__init__(daemon=True)

@@ -1,4 +1,7 @@
-"""Prefect's environment: whom a server that is started from here lets in, and who has its credentials."""
+"""Prefect's environment.
+
+Whom a server that is started from here lets in, and who has its credentials.
+"""
 
 import asyncio
 import base64

@@ -35,7 +35,10 @@ def cut_plan() -> Plan:
 
 
 def log_of(*runs: tuple[int, int, int, int]) -> Log:
-    """Runs (model, samples, start, end), logged when they end; models have the numbers of their vGPUs."""
+    """Runs (model, samples, start, end), logged when they end.
+
+    Models have the numbers of their vGPUs.
+    """
     log = Log()
     log.plan("cut", 1)
     for model, samples, start_us, end_us in sorted(runs, key=lambda run: run[3]):

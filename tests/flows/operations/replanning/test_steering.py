@@ -89,7 +89,10 @@ def test_a_plan_that_would_save_follows_after_half_a_minute_of_that() -> None:
 
 
 def test_clients_that_were_away_for_seconds_are_planned_for_but_nobody_twice() -> None:
-    """Of 30 requests/s a third goes to another cut, and back: both cuts are kept, but not more than came at once."""
+    """Of 30 requests/s a third goes to another cut, and back.
+
+    Both cuts are kept, but not more than came at once.
+    """
     steering = steered()
     assert steering.next_plan([demand(0, 60, 20), demand(2, 60, 10)], 0.0) is not None
     moved = steering.next_plan([demand(0, 60, 10), demand(2, 60, 20)], 5.0)
@@ -207,7 +210,10 @@ def never_asked(plan: Plan) -> Steering:
 
 
 def test_a_plan_that_another_rollout_brought_is_steered_from_then_on() -> None:
-    """It has an entry for the client already; who steers the plan before it would bring one more."""
+    """It has an entry for the client already.
+
+    Who steers the plan before it would bring one more.
+    """
     first, asked = steered(), demand(2, 60, 20)
     other = first.planner(with_entries(PROBLEM.workload, entries_of([asked])), first.in_force)
     system = FakeSystem([[], [asked]], [{("net", "first"): 0}], others={2: other})
@@ -253,7 +259,8 @@ def test_only_what_exceeds_the_announced_is_unannounced() -> None:
 
 
 def test_who_moves_is_planned_for_once_although_its_requests_are_counted_before_and_after() -> None:
-    # 20 a second move from block 2 to block 1 between two looks; the announcement follows a look later.
+    # 20 a second move from block 2 to block 1 between two looks; the announcement follows a look
+    # later.
     at = [[demand(2, 60, 20)]] * 6 + [[demand(1, 60, 20)]] * 8
     counts = [
         {("net", "cut-2"): 10 * min(k, 5), ("net", "cut-1"): 10 * max(k - 5, 0)}

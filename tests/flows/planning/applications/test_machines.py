@@ -1,4 +1,7 @@
-"""Sets of machines: the paper's worked examples, and the cheapest one against every set there is."""
+"""Sets of machines.
+
+The paper's worked examples, and the cheapest one against every set there is.
+"""
 
 from itertools import product
 from math import inf, isclose

@@ -1,4 +1,7 @@
-"""Planning model by model at prices: never better than possible, never proven below it, and close for many."""
+"""Planning model by model at prices.
+
+Never better than possible, never proven below it, and close for many.
+"""
 
 from dataclasses import replace
 

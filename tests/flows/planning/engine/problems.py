@@ -1,7 +1,7 @@
-"""Toy problems of the engine: cutting stock, bin packing, generalised assignment; seeded, with a second solver.
+"""Toy problems of the engine: cutting stock, bin packing, generalised assignment.
 
-Every column is a knapsack: copies of items within a group's room. The second solver (SCIP) gets the textbook's compact
-program, which knows no columns.
+Seeded, with a second solver. Every column is a knapsack: copies of items within a group's room. The
+second solver (SCIP) gets the textbook's compact program, which knows no columns.
 """
 
 import heapq
@@ -92,7 +92,10 @@ class Knapsacks:
     def _nearest(
         self, g: int, duals: Duals, cap: Floats, slack: float, most: int
     ) -> tuple[Columns, Floats, float]:
-        """Columns of least reduced cost, up to slack, up to most; these costs; what the others have at least."""
+        """Columns of least reduced cost, up to slack, up to most.
+
+        These costs; what the others have at least.
+        """
         items, room = self.weight.shape[1], int(self.room[g])
         copies = np.arange(self.copies + 1)
         worth = [
@@ -235,8 +238,8 @@ def cutgen1(
 ) -> tuple[int, Ints, Floats]:
     """A cutting stock problem as CUTGEN1 draws it (Gau and Wäscher 1995): length, sizes, demands.
 
-    Sizes are uniform whole numbers between low and high times the length, equal ones merged; the total demand, sizes
-    times mean, is divided by uniform random shares.
+    Sizes are uniform whole numbers between low and high times the length, equal ones merged; the
+    total demand, sizes times mean, is divided by uniform random shares.
     """
     draw = np.random.default_rng(seed)
     lengths = draw.integers(int(np.ceil(low * length)), int(high * length) + 1, sizes)
@@ -249,9 +252,9 @@ def cutgen1(
 
 
 def falkenauer_uniform(seed: int, items: int = 12) -> tuple[int, Ints, Floats]:
-    """A bin packing problem as the set u120 is drawn (Falkenauer 1996), with fewer items: bin, sizes, demands.
+    """A bin packing problem as the set u120 is drawn (Falkenauer 1996), with fewer items.
 
-    Sizes are uniform whole numbers from 20 to 100, bins hold 150.
+    Bin, sizes, demands. Sizes are uniform whole numbers from 20 to 100, bins hold 150.
     """
     draw = np.random.default_rng(seed)
     sizes, copies = np.unique(draw.integers(20, 101, items), return_counts=True)
@@ -287,7 +290,8 @@ def chu_beasley(kind: str, seed: int, agents: int = 3, jobs: int = 8) -> tuple[I
 def assignment(weight: Ints, cost: Floats, room: Ints, *, exactly_one: bool = False) -> Problem:
     """Every job to one agent, within the agents' rooms, at least cost.
 
-    A column is what an agent does; an agent has one at most, or `exactly_one`, which may be to do nothing.
+    A column is what an agent does; an agent has one at most, or `exactly_one`, which may be to do
+    nothing.
     """
     agents, jobs = weight.shape
     own = np.eye(agents) if exactly_one else np.zeros((agents, 0))

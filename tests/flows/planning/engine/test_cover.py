@@ -1,4 +1,7 @@
-"""Column generation against a second solver: bounds at any prices, screening, an end at any time."""
+"""Column generation against a second solver.
+
+Bounds at any prices, screening, an end at any time.
+"""
 
 from dataclasses import replace
 

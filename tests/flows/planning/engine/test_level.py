@@ -1,4 +1,7 @@
-"""The highest level: the bracket of a rising function, and the bound of the relaxation against brute force."""
+"""The highest level.
+
+The bracket of a rising function, and the bound of the relaxation against brute force.
+"""
 
 from itertools import product
 

@@ -1,4 +1,7 @@
-"""The master program: its optimum and prices, infeasible covers, the whole program against a second solver."""
+"""The master program.
+
+Its optimum and prices, infeasible covers, the whole program against a second solver.
+"""
 
 from dataclasses import replace
 

@@ -1,4 +1,7 @@
-"""Proofs against a second solver: bounds that never pass the optimum, and meet it where nothing limits them."""
+"""Proofs against a second solver.
+
+Bounds that never pass the optimum, and meet it where nothing limits them.
+"""
 
 from concurrent.futures import ThreadPoolExecutor
 

@@ -117,7 +117,8 @@ def made(
     return Case(profile=net, cluster=cluster(classes, **more), workload=Workload(models=(demand,)))
 
 
-# Brute force: every partition, junction, class, share and batch, and every way to share alignment stages
+# Brute force: every partition, junction, class, share and batch, and every way to share alignment
+# stages
 
 
 def partitions(items: Sequence[int]) -> Iterator[list[list[int]]]:
@@ -197,7 +198,10 @@ def aligned(
 
 
 def brute_force(problem: Case, *, shared: bool = True, margin: float = 0.5) -> float:
-    """The least percents of any plan by groups; `shared`: alignment stages may be shared within a group."""
+    """The least percents of any plan by groups.
+
+    `shared`: alignment stages may be shared within a group.
+    """
     known: dict[tuple[int, ...], float] = {}
 
     def cost(part: list[int]) -> float:

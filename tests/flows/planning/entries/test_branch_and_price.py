@@ -1,4 +1,7 @@
-"""Groups of entries of one rate: equal to all subsets where these are few, never below what is proven."""
+"""Groups of entries of one rate.
+
+Equal to all subsets where these are few, never below what is proven.
+"""
 
 import math
 

@@ -1,4 +1,7 @@
-"""Partitions by generated groups: never below their bound, never above what is simple, the bound never too high."""
+"""Partitions by generated groups.
+
+Never below their bound, never above what is simple, the bound never too high.
+"""
 
 import numpy as np
 import pytest

@@ -1,4 +1,7 @@
-"""Plans of entries: the least by brute force, no planner below it, limits kept, complaints with names."""
+"""Plans of entries.
+
+The least by brute force, no planner below it, limits kept, complaints with names.
+"""
 
 import math
 import re

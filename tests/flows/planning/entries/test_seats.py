@@ -1,4 +1,7 @@
-"""Plans by seats: everybody has a seat in time, never below the bound, equal to brute force where all ways are given."""
+"""Plans by seats.
+
+Everybody has a seat in time, never below the bound, equal to brute force where all ways are given.
+"""
 
 import pytest
 

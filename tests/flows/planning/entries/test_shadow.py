@@ -1,4 +1,7 @@
-"""Shadow pools: every cut open, the cheapest that is fast enough, verified, and in its place from plan to plan."""
+"""Shadow pools.
+
+Every cut open, the cheapest that is fast enough, verified, and in its place from plan to plan.
+"""
 
 import math
 from dataclasses import replace

@@ -1,4 +1,7 @@
-"""How many clients of any phase a vGPU serves: no phases make one late, against brute force over all of them."""
+"""How many clients of any phase a vGPU serves.
+
+No phases make one late, against brute force over all of them.
+"""
 
 import itertools
 from collections.abc import Sequence

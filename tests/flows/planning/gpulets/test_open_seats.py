@@ -1,4 +1,7 @@
-"""Open seats for pipelines beside parts shared in turns: equal to brute force, never below either alone."""
+"""Open seats for pipelines beside parts shared in turns.
+
+Equal to brute force, never below either alone.
+"""
 
 import math
 from collections.abc import Iterator
@@ -225,7 +228,10 @@ def test_equals_brute_force(
 
 
 def one_large_two_small() -> Case:
-    """A model that would wait too long for turns, and two that need little: one GPU of two parts for three."""
+    """A model that would wait too long for turns, and two that need little.
+
+    One GPU of two parts for three.
+    """
     asked = split(case(0, 3, 1, batches=2, percents=(40, 60)), 0)
     profiles = dict(asked.profiles)
     for name, slower in (("m0", 1.0), ("m1", 0.05), ("m2", 0.05)):

@@ -99,7 +99,10 @@ def test_as_many_models_are_placed_as_by_trying_everything(
 @pytest.mark.parametrize("count", [3, 30])
 @pytest.mark.parametrize("rate", [None, 1e9])
 def test_models_without_a_place_are_named(count: int, rate: float | None) -> None:
-    """Every model needs a fast GPU of its own: whole models alone, and of one class, meet the SLO."""
+    """Every model needs a fast GPU of its own.
+
+    Whole models alone, and of one class, meet the SLO.
+    """
     names = [f"m{number}" for number in range(count)]
     demands = (
         ModelDemand(name=n, slo_us=6_000, weight=1.0, batch_building_rate_rps=rate) for n in names

@@ -1,4 +1,7 @@
-"""The plan in force as configurations: its pipelines are found again, those that no longer fit are not."""
+"""The plan in force as configurations.
+
+Its pipelines are found again, those that no longer fit are not.
+"""
 
 from dataclasses import replace
 

@@ -1,4 +1,7 @@
-"""Pipelines of five stages and more, with many models: a plan, or one line that says why there is none."""
+"""Pipelines of five stages and more, with many models.
+
+A plan, or one line that says why there is none.
+"""
 
 from types import SimpleNamespace
 from typing import Any, cast

@@ -1,4 +1,7 @@
-"""Parts of unequal size beside each other: the best plan against trying everything; what is refused."""
+"""Parts of unequal size beside each other: the best plan against trying everything.
+
+What is refused.
+"""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -117,7 +120,10 @@ def rooms(cluster: Cluster) -> Iterator[tuple[tuple[int, int], tuple[int, ...]]]
 
 
 def best(problem: Problem, *, cost: bool) -> float:
-    """The highest lowest rate / weight, or the least cost at the rates; infinite where there is none."""
+    """The highest lowest rate / weight, or the least cost at the rates.
+
+    Infinite where there is none.
+    """
     profiles, cluster, workload = problem
     types = [*(("g", p) for p in PERCENTS), ("h", 100)]
     every = list(rooms(cluster))

@@ -1,8 +1,8 @@
 """Bounds and infeasibilities of small golden problems, repeated with SCIP.
 
-Every integer program that HiGHS is asked while a golden problem is planned is kept, with what HiGHS said.
-SCIP solves the small ones again: no solution of it may be above HiGHS's bound, its proof may not be below HiGHS's
-solution, and what HiGHS says cannot be solved, SCIP cannot either.
+Every integer program that HiGHS is asked while a golden problem is planned is kept, with what HiGHS
+said. SCIP solves the small ones again: no solution of it may be above HiGHS's bound, its proof may
+not be below HiGHS's solution, and what HiGHS says cannot be solved, SCIP cannot either.
 """
 
 from typing import Any

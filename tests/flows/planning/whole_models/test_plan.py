@@ -9,7 +9,8 @@ from flows.planning.verify import verify_plan
 from tests.flows.planning.small import cluster, profile, workload
 from triton_backend.contract.workload import ModelDemand
 
-# 15 ms less the margin are 9 ms. Batch 4 takes 5.5 ms on a fast GPU; batch 1 takes 11 ms on a slow one.
+# 15 ms less the margin are 9 ms. Batch 4 takes 5.5 ms on a fast GPU; batch 1 takes 11 ms on a slow
+# one.
 SHORT_FIRST = {"net": profile(fast_us=(200, 1000, 1000), slowdown=5.0)}
 
 

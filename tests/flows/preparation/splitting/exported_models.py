@@ -1,4 +1,7 @@
-"""Small models for one sample, as exporters write them: a detector of one picture, and one with a loop of its own."""
+"""Small models for one sample, as exporters write them.
+
+A detector of one picture, and one with a loop of its own.
+"""
 
 from pathlib import Path
 from typing import Any
@@ -20,8 +23,8 @@ def write_exported(
 ) -> Path:
     """Three convolutions and a choice of boxes for one picture.
 
-    With `around_one`, the picture is taken out of its batch and put back before them, as detectors do that
-    take pictures of many sizes.
+    With `around_one`, the picture is taken out of its batch and put back before them, as detectors
+    do that take pictures of many sizes.
     """
     rng = np.random.default_rng(5)
     nodes: list[onnx.NodeProto] = []
@@ -78,7 +81,8 @@ def one_by_one(path: Path, samples: NDArray[np.float32]) -> dict[str, NDArray[An
 def write_looped(path: Path, *, limit: float = 60.0, width: int = 4) -> Path:
     """Layers, then a `Loop` that ends when the values themselves say so, as a scripted `while` is exported.
 
-    y = relu(x w), moved, then doubled and moved again and again, until it sums to `limit` or 20 times.
+    y = relu(x w), moved, then doubled and moved again and again, until it sums to `limit` or 20
+    times.
     """
     rng = np.random.default_rng(7)
     values = {

@@ -1,4 +1,7 @@
-"""A detector exported with its post-processing is split; block after block it gives what the file gives."""
+"""A detector exported with its post-processing is split.
+
+Block after block it gives what the file gives.
+"""
 
 from pathlib import Path
 from typing import Any

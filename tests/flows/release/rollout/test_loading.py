@@ -1,7 +1,7 @@
 """Stages loaded into living workers and dropped from them, while processes are killed, on a real Triton.
 
-`quick` keeps its two workers. `slow`, which takes most of a second to load, is on two vGPUs of its own
-and is moved beside `quick`, and back: a change loads it into living workers, the next drops it.
+`quick` keeps its two workers. `slow`, which takes most of a second to load, is on two vGPUs of its
+own and is moved beside `quick`, and back: a change loads it into living workers, the next drops it.
 """
 
 import multiprocessing
@@ -107,7 +107,10 @@ def state(
 
 @dataclass(slots=True)
 class Load:
-    """Clients that ask both models in turns until they are stopped; each request is answered or told why not."""
+    """Clients that ask both models in turns until they are stopped.
+
+    Each request is answered or told why not.
+    """
 
     url: str
     answered: int = 0

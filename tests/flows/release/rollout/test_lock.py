@@ -1,4 +1,7 @@
-"""The lock around a change of plan: one holder, known to the others, and free when its process dies."""
+"""The lock around a change of plan.
+
+One holder, known to the others, and free when its process dies.
+"""
 
 import multiprocessing
 import os

@@ -1,4 +1,7 @@
-"""A real system that is given up while it starts: why is said, nothing of it is left; how long one is waited for."""
+"""A real system that is given up while it starts: why is said, nothing of it is left.
+
+How long one is waited for.
+"""
 
 import subprocess
 import sys

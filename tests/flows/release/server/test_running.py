@@ -115,7 +115,10 @@ def line(samples: int) -> np.ndarray:
 
 @pytest.mark.parametrize("kind", ["grpc", "http"])
 def test_answers_are_those_of_the_model(state: ServerState, kind: str) -> None:
-    """Whole batches, of one request or several at once: others are kept until their deadline comes near."""
+    """Whole batches, of one request or several at once.
+
+    Others are kept until their deadline comes near.
+    """
 
     def ask(model: str, tensors: dict[str, np.ndarray]) -> Any:
         with contextlib.closing(Client(state, kind)) as client:

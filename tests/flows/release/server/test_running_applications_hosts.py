@@ -1,4 +1,7 @@
-"""Applications whose modules lie on two hosts, each with a real Triton: TCP between them, one of them dies."""
+"""Applications whose modules lie on two hosts, each with a real Triton.
+
+TCP between them, one of them dies.
+"""
 
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -28,7 +31,8 @@ Asked = tuple[str, Arrays]
 def served_plan() -> Plan:
     """Three applications over nodes `FAST` and `SLOW`.
 
-    All of `spared` can run on FAST; `there` ends on SLOW alone; what `through` has in its midst lies on a shelf of SLOW.
+    All of `spared` can run on FAST; `there` ends on SLOW alone; what `through` has in its midst
+    lies on a shelf of SLOW.
     """
 
     def on(name: str, *classes: str) -> small_plans.HandModel:

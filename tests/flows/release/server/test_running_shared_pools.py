@@ -143,7 +143,10 @@ def right_answer(state: ServerState, split: SplitModel, seed: int, kind: str = "
 def test_two_models_share_a_pool_under_every_policy(
     state: ServerState, splits: dict[str, SplitModel], artifacts: Path
 ) -> None:
-    """A worker of the pool is killed under load: none wrong, none without an answer, and it comes back."""
+    """A worker of the pool is killed under load.
+
+    None wrong, none without an answer, and it comes back.
+    """
     both = list(splits.values())
     for policy in (FIRST, *OTHERS):
         if policy != FIRST:

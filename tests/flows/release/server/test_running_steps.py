@@ -1,4 +1,7 @@
-"""Python steps on a real Triton server: prepared, profiled, planned and served from a workload.yaml."""
+"""Python steps on a real Triton server.
+
+Prepared, profiled, planned and served from a workload.yaml.
+"""
 
 import io
 import os

@@ -1,4 +1,7 @@
-"""The page over a system: real metrics over HTTP, a real warehouse, a real browser where there is one."""
+"""The page over a system.
+
+Real metrics over HTTP, a real warehouse, a real browser where there is one.
+"""
 
 import http.client
 import json

@@ -1,4 +1,7 @@
-"""A function as a stage: what it is given, what it may give, and what a bad sample costs the others."""
+"""A function as a stage.
+
+What it is given, what it may give, and what a bad sample costs the others.
+"""
 
 from collections.abc import Callable
 from pathlib import Path

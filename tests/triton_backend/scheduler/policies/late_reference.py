@@ -1,8 +1,8 @@
 """Late binding from its definition: everything is worked out anew at every instant.
 
-No heaps, no timers, no arrays and nothing of the product: lists of requests, a table of latencies per
-model, one pool of equal vGPUs that all models share, and a decision at every single instant. For tests
-that compare batches one by one.
+No heaps, no timers, no arrays and nothing of the product: lists of requests, a table of latencies
+per model, one pool of equal vGPUs that all models share, and a decision at every single instant.
+For tests that compare batches one by one.
 """
 
 from collections.abc import Sequence
@@ -26,8 +26,8 @@ class Request:
 class Model:
     """`latency[n - 1]` of n samples; batches up to `planned` are asked for, up to all of it formed.
 
-    `budget` and the request before, the mean gap and size of requests (in 1 / ONE) make the measured
-    target.
+    `budget` and the request before, the mean gap and size of requests (in 1 / ONE) make the
+    measured target.
     """
 
     latency: Sequence[int]
@@ -50,7 +50,10 @@ class Model:
         self.before = now
 
     def measured(self) -> int:
-        """The largest batch that fills and ends within the budget at the rate of samples; least 1."""
+        """The largest batch that fills and ends within the budget at the rate of samples.
+
+        Least 1.
+        """
         if self.gap == 0:
             return 1
         per_sample = Fraction(self.gap, self.size)
@@ -109,7 +112,10 @@ class Reference:
         self.drops: list[tuple[int, int]] = []
 
     def run(self, arrivals: Sequence[tuple[int, int, int, int]]) -> None:
-        """Arrivals (instant, model, deadline, samples) in order; ends when nobody waits any more."""
+        """Arrivals (instant, model, deadline, samples) in order.
+
+        Ends when nobody waits any more.
+        """
         waiting = list(enumerate(arrivals))
         now = 0
         while waiting or any(model.line for model in self.models):

@@ -227,7 +227,10 @@ def test_a_full_batch_that_can_wait_lets_a_lone_request_go_that_cannot() -> None
 def test_where_each_that_waits_has_a_vgpu_nobody_goes_before_another(
     vgpus: int, looks_at_us: int
 ) -> None:
-    """Seventeen wait until 100; where vGPUs are fewer the first goes in time for the last, 12 before."""
+    """Seventeen wait until 100.
+
+    Where vGPUs are fewer the first goes in time for the last, 12 before.
+    """
     tables = new_tables(build_topology(shared([RISING] * 17, vgpus, policy="deferred")))
     tables.heaps[0]["waiting_count"] = 17
     for pipeline in range(17):
@@ -256,7 +259,8 @@ def test_the_lowest_free_vgpu_is_taken() -> None:
 
 
 def test_a_head_that_makes_batches_small_is_dropped_for_the_sake_of_the_target() -> None:
-    # Busy until 16. Head d = 28 leaves 12: two samples. Without it the other four make a full batch.
+    # Busy until 16. Head d = 28 leaves 12: two samples. Without it the other four make a full
+    # batch.
     arrivals = [*[(0, 0, 90, 1)] * 4, (1, 0, 28, 1), *[(2, 0, 60, 1)] * 4]
     life = run(shared([RISING], 1, policy="deferred"), arrivals)
     assert life.batches[1] == Batch(16, 0, (5, 6, 7, 8), 0)
@@ -297,7 +301,8 @@ def test_requests_of_several_samples_are_never_split() -> None:
 def test_a_head_goes_when_it_holds_back_a_request_of_several_samples_that_it_cannot_take_along() -> (
     None
 ):
-    # From 14 on neither the three samples behind the head nor all four could be sent with it in time.
+    # From 14 on neither the three samples behind the head nor all four could be sent with it in
+    # time.
     arrivals = [*[(0, 0, 90, 1)] * 4, (1, 0, 27, 1), (12, 0, 60, 3)]
     life = run(shared([RISING], 1, policy="deferred"), arrivals)
     assert life.drops == [(14, 4)]

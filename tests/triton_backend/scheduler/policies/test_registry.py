@@ -1,4 +1,7 @@
-"""A policy is one file: the registry finds it, and everything that takes a policy's name runs it."""
+"""A policy is one file.
+
+The registry finds it, and everything that takes a policy's name runs it.
+"""
 
 from ast import literal_eval
 from pathlib import Path
@@ -22,7 +25,10 @@ from triton_backend.simulator.scenario import from_papers
 
 FOLDER = Path(__file__).parents[4] / "triton_backend/scheduler/policies"
 FEW = ("advice", "head", "late", "registry", "reservation")
-"""Files of the folder beside which a policy is compiled: one other that reserves, and what all need."""
+"""Files of the folder beside which a policy is compiled.
+
+One other that reserves, and what all need.
+"""
 
 POLICY = '''
 """Policy `alone`: every request at once and alone on the first pipeline of its model."""
@@ -100,8 +106,8 @@ def test_a_policy_in_one_new_file_runs_everywhere(tmp_path: Path, *, compiled: b
     (tmp_path / "chain.py").write_text(CHAIN)
     for name in FEW:
         (few / f"{name}.py").symlink_to(FOLDER / f"{name}.py")
-    # Of a scheduler all but its policies runs as plain Python, and most of these are left out: compiled, all of
-    # it would take a minute.
+    # Of a scheduler all but its policies runs as plain Python, and most of these are left out:
+    # compiled, all of it would take a minute.
     more = ["compiled" if compiled else "plain", str(tmp_path)]
     cache = str(tmp_path / "cache")
     folders = f"{added}:{few if compiled else FOLDER}"

@@ -26,7 +26,10 @@ SHORT_US = 50_000
 
 
 class Fill:
-    """Fills its output with its input; the first run of all waits in the middle until it is let go."""
+    """Fills its output with its input.
+
+    The first run of all waits in the middle until it is let go.
+    """
 
     inputs: tuple[TensorSpec, ...] = (X,)
     outputs: tuple[TensorSpec, ...] = (Y,)

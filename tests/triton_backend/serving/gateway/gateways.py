@@ -131,7 +131,10 @@ def finish(gateway: HeldGateway, batch: int, body: DispatchBody, now_us: int) ->
 def run_full_batch(
     gateway: HeldGateway, first: int, slow_vgpu: int, factor: int
 ) -> list[SentFrame]:
-    """Serve a batch and answer pace probes; a stage takes 5 ms, on one vGPU `factor` times as long."""
+    """Serve a batch and answer pace probes.
+
+    A stage takes 5 ms, on one vGPU `factor` times as long.
+    """
     now_us = first * 10**6
     arrive(gateway, *range(first, first + BATCH), now_us=now_us)
     frames = gateway.frames()

@@ -1,4 +1,7 @@
-"""Slots of batches that were aborted: granted again when nothing can write there any more, no sooner."""
+"""Slots of batches that were aborted.
+
+Granted again when nothing can write there any more, no sooner.
+"""
 
 from pathlib import Path
 
@@ -110,7 +113,10 @@ def test_what_nothing_says_of_is_free_when_its_sender_cannot_live(gateway: HeldG
 def test_a_batch_may_wait_in_a_process_that_is_cut_off_until_long_after_its_turn(
     tmp_path: Path,
 ) -> None:
-    """Its worker lives on another host and hears no ABORT: it runs the batch when its turn comes."""
+    """Its worker lives on another host and hears no ABORT.
+
+    It runs the batch when its turn comes.
+    """
     slo_us = 60_000_000
     gateway = serving(deploy(tmp_path, plan(two_stage(slo_us=slo_us)), ServeOptions()))
     for request in range(BATCH):

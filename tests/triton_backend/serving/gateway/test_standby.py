@@ -1,4 +1,7 @@
-"""Who may dispatch, and what the next one takes over; schedulers are threads of one process here."""
+"""Who may dispatch, and what the next one takes over.
+
+Schedulers are threads of one process here.
+"""
 
 import json
 import socket

@@ -293,7 +293,10 @@ def cut(*blocks: int, plan_id: str) -> Plan:
 
 
 def test_an_entry_is_meant_as_the_plan_has_it_that_the_front_knew(tmp_path: Path) -> None:
-    """Of arrivals that were on their way while the plan changed; a block that is gone is refused."""
+    """Of arrivals that were on their way while the plan changed.
+
+    A block that is gone is refused.
+    """
     first = deploy(tmp_path, cut(0, 1, 2, plan_id="first"))
     gateway, front = serving(first), FrontAddress("cut")
     second = deploy(tmp_path, cut(2, 0, plan_id="second"), generation=2)

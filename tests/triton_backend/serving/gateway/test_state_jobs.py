@@ -59,7 +59,10 @@ def node_of(gateway: HeldGateway, vgpu: int) -> str:
 
 
 def first_done(gateway: HeldGateway) -> int:
-    """Run the first module of a job of as many samples as a batch has; the vGPU that has its rows."""
+    """Run the first module of a job of as many samples as a batch has.
+
+    The vGPU that has its rows.
+    """
     tag = gateway.deployment.tag
     arrival = ArrivalBody(1, 10 + SLO_US, small_plans.BATCH, express_slot=0)
     gateway.arrival(FRONT, arrival, 10, tag)

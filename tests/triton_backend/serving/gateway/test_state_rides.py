@@ -1,4 +1,7 @@
-"""Rides of the gateway without sockets: frames to workers, ends out of order, members that are left."""
+"""Rides of the gateway without sockets.
+
+Frames to workers, ends out of order, members that are left.
+"""
 
 from pathlib import Path
 

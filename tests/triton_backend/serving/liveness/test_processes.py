@@ -1,4 +1,7 @@
-"""Who is taken for dead, for hung, and for busy: workers by their node, model processes by the server."""
+"""Who is taken for dead, for hung, and for busy.
+
+Workers by their node, model processes by the server.
+"""
 
 import os
 import signal
@@ -90,7 +93,10 @@ def test_a_batch_that_never_ends_is_told_from_a_long_one(board: HealthBoard, wai
 
 
 def test_a_batch_whose_worker_has_no_processor_is_waited_for(board: HealthBoard) -> None:
-    """Time is told, and far ahead of what this process runs: so it wants a processor and has none."""
+    """Time is told, and far ahead of what this process runs.
+
+    So it wants a processor and has none.
+    """
     watch = HealthWatch(board)
     board.row(0).busy(NOW_US, BATCH_US)
     last_us = NOW_US + 10 * HUNG_AT_LEAST_US

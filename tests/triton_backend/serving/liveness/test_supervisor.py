@@ -346,7 +346,10 @@ def test_a_slow_pool_is_planned_with_its_pace(deployment: Deployment) -> None:
 
 
 def test_a_slow_link_is_planned_with_its_pace(tmp_path: Path) -> None:
-    """10 Gbit/s from FAST to SLOW carry 4 samples of 5 MB in 16 ms; here they take four times as long."""
+    """10 Gbit/s from FAST to SLOW carry 4 samples of 5 MB in 16 ms.
+
+    Here they take four times as long.
+    """
     model = two_stage()
     (pipeline,) = model.model.pipelines
     first, second = pipeline.stages

@@ -27,7 +27,8 @@ from triton_backend.serving.transport.shared_memory import SHARED_FOLDER, remove
 
 pytestmark = pytest.mark.slow
 NODE = "SLOW"
-# The model of the node in the first gateway, which has the workers until it dies; they may belong to a server, too.
+# The model of the node in the first gateway, which has the workers until it dies; they may belong
+# to a server, too.
 LEADER = """
 import signal, sys
 from pathlib import Path

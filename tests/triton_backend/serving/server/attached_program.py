@@ -2,7 +2,8 @@
 
     python attached_program.py PLAN HTTP_PORT GRPC_PORT METRICS_PORT
 
-It writes its model repository to `ready` when both are served, and ends when its standard input does.
+It writes its model repository to `ready` when both are served, and ends when its standard input
+does.
 """
 
 import sys

@@ -163,7 +163,10 @@ def test_gauges_that_are_over_leave_the_page_although_their_family_keeps_what_it
 
 
 def test_gauges_that_a_dead_process_published_are_0_with_the_next_one(tmp_path: Path) -> None:
-    """The bundled server keeps them as they last were: a scheduler that is the standby now would have workers."""
+    """The bundled server keeps them as they last were.
+
+    A scheduler that is the standby now would have workers.
+    """
     up, active = ("poolpipe_workers_up", ()), ("poolpipe_scheduler_active", ())
     queue = ("poolpipe_queue_requests", (("model", "m"),))
     file = tmp_path / "gauges"
@@ -316,7 +319,10 @@ def samples(text: str) -> dict[str, list[Sample]]:
 
 
 def is_served(client: grpc_client.InferenceServerClient, given: grpc_client.InferInput) -> bool:
-    """Whether a request is served: one that waits for its last moment is late where the machine is."""
+    """Whether a request is served.
+
+    One that waits for its last moment is late where the machine is.
+    """
     try:
         client.infer("bare", [given], timeout=2_000_000)
     except InferenceServerException:
@@ -329,7 +335,8 @@ def test_every_metric_is_well_formed_and_late_binding_tells_its_batches(
     state: ServerState,
 ) -> None:
     with grpc_client.InferenceServerClient(state.grpc_url) as client:
-        # One waits for others until its last moment; the next are whole batches, and wait for nobody.
+        # One waits for others until its last moment; the next are whole batches, and wait for
+        # nobody.
         for rows in (1, *(BATCH,) * 4):
             given = grpc_client.InferInput("input", [rows, 4096], "UINT8")
             given.set_data_from_numpy(np.zeros((rows, 4096), np.uint8))

@@ -1,4 +1,7 @@
-"""The process that keeps a real Triton well: hung, stuck, killed, overfed, and left alone itself."""
+"""The process that keeps a real Triton well.
+
+Hung, stuck, killed, overfed, and left alone itself.
+"""
 
 import contextlib
 import os

@@ -1,4 +1,7 @@
-"""A server that keeps dying is started for as long as it takes, and the other one goes on; by a program in its place."""
+"""A server that keeps dying is started for as long as it takes, and the other one goes on.
+
+By a program in its place.
+"""
 
 import contextlib
 import errno

@@ -1,4 +1,7 @@
-"""Two real servers on the same ports, in front of one scheduler and one set of workers: either may die."""
+"""Two real servers on the same ports, in front of one scheduler and one set of workers.
+
+Either may die.
+"""
 
 import contextlib
 import os

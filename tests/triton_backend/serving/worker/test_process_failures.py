@@ -109,7 +109,10 @@ def test_a_generation_that_could_not_be_served_is_tried_again(
 def test_of_a_generation_that_is_served_half_nothing_is_left(
     system: LocalSystem, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It would hold its stages' memory although a rollout took it back; it is whole when tried again."""
+    """It would hold its stages' memory although a rollout took it back.
+
+    It is whole when tried again.
+    """
     worker, _ = system.workers[1000]
     second = deploy(system.settings.folder, system.deployment.plan, generation=2)
 
@@ -154,7 +157,10 @@ def test_what_a_load_may_use_is_kept_until_it_has_ended() -> None:
 
 
 def test_tensors_under_way_when_their_batch_is_aborted_keep_its_slot(system: LocalSystem) -> None:
-    """Those that come later are read to nowhere; what the sender has sent behind them is not lost."""
+    """Those that come later are read to nowhere.
+
+    What the sender has sent behind them is not lost.
+    """
     worker, _ = system.workers[1000]
     deployment, connection = system.deployment, cast("Any", object())
     hops = (Hop(0, 0, 0, 0, 1), Hop(1, 0, 0, 0, 1))

@@ -1,4 +1,7 @@
-"""Stages as a worker opens them: a Python step runs where the plan's workload names its function."""
+"""Stages as a worker opens them.
+
+A Python step runs where the plan's workload names its function.
+"""
 
 import sys
 from dataclasses import replace

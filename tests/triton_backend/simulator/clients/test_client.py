@@ -86,7 +86,10 @@ def test_a_request_uploads_what_crosses_and_leaves_the_server_what_is_left() -> 
 
 
 def test_decisions_know_past_uploads_only() -> None:
-    """The link falls to a tenth at 2 s; the request due then still goes as if it had not, and is late."""
+    """The link falls to a tenth at 2 s.
+
+    The request due then still goes as if it had not, and is late.
+    """
     falling = Trace([(0.0, 80.0), (2.0, 8.0)])
     world = World(spec(falling), answers, {0: 30 * MS})
     before = world.client.counts
@@ -97,7 +100,10 @@ def test_decisions_know_past_uploads_only() -> None:
 
 
 def test_nothing_is_feasible_any_more_but_trials_find_a_link_that_comes_back() -> None:
-    """From 1.8 s on nothing leaves, from 2.2 s on all does; a probe would have been due at 6.7 s."""
+    """From 1.8 s on nothing leaves, from 2.2 s on all does.
+
+    A probe would have been due at 6.7 s.
+    """
     gap = Trace([(0.0, 80.0), (1.8, 0.0), (2.2, 80.0)])
     counts = World(spec(gap), answers, {0: 30 * MS}).client.counts
     assert (counts.possible, counts.possible_served, counts.served) == (6, 6, 6)

@@ -1,4 +1,7 @@
-"""Clients and server in one time: what is open, what a change of plan does to who waits, and what is held."""
+"""Clients and server in one time.
+
+What is open, what a change of plan does to who waits, and what is held.
+"""
 
 from dataclasses import replace
 from typing import Any
@@ -62,7 +65,10 @@ def test_the_same_seed_gives_the_same_run() -> None:
 
 
 def test_a_plan_that_takes_over_opens_its_cuts_and_keeps_who_waits() -> None:
-    """Under the first plan clients send their input; under the second what crosses before block 2."""
+    """Under the first plan clients send their input.
+
+    Under the second what crosses before block 2.
+    """
     first, second = planned(entry("a", 0, 60, 60)), planned(entry("b", 2, 60, 60))
     loop = ClosedLoop(first, [client("c")], SimOptions(duration_s=20.0))
     loop.advance(2_000 * MS)

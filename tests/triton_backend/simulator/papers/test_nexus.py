@@ -29,7 +29,8 @@ def test_models_take_turns_and_batches_are_at_most_planned() -> None:
 
 
 def test_a_head_goes_that_would_make_the_batch_small() -> None:
-    # At 10 the head (deadline 23) could go alone (20), but two of them end at 12 + 10 = 22, three at 24.
+    # At 10 the head (deadline 23) could go alone (20), but two of them end at 12 + 10 = 22, three
+    # at 24.
     plan = one_pool([TABLE], [22], planned=[3])
     result = run(plan, "nexus", [0, 1, 5, 6, 7])
     assert uses(result) == [Use(0, 0, 1, 0, 10), Use(0, 0, 3, 10, 24)]

@@ -27,7 +27,8 @@ def test_who_was_broken_off_may_be_too_late() -> None:
 def test_the_smallest_batch_that_runs_is_broken_off() -> None:
     plan = one_pool([TABLE, TABLE], [90, 90], vgpus=2)
     result = run(plan, "shepherd", [0, 0, 0], [1, 2, 3])
-    # At 0 one goes to each vGPU; the third waits. At 3 three of model 1 break off vGPU 0 (equal sizes).
+    # At 0 one goes to each vGPU; the third waits. At 3 three of model 1 break off vGPU 0 (equal
+    # sizes).
     assert uses(result)[0] == Use(0, 0, 1, 0, 3)
     assert Use(0, 1, 3, 3, 17) in uses(result)
 

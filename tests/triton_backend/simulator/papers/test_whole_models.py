@@ -1,4 +1,7 @@
-"""What baselines of whole models have in common: one batch at a time, everybody answered, what is refused."""
+"""What baselines of whole models have in common.
+
+One batch at a time, everybody answered, what is refused.
+"""
 
 import numpy as np
 import pytest

@@ -1,4 +1,7 @@
-"""Rules that Graft is compared with: never below the exact plan, limits kept, one code for four names."""
+"""Rules that Graft is compared with.
+
+Never below the exact plan, limits kept, one code for four names.
+"""
 
 import math
 from dataclasses import replace

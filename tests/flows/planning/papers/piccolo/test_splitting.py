@@ -14,7 +14,10 @@ def test_even_shares_the_limit_among_the_modules_of_the_longest_path() -> None:
 
 
 def test_by_duration_steps_back_until_every_share_holds_its_configuration() -> None:
-    """Batches of 8 and 8, then 8 and 4, last longer than their shares; 4 and 4 take 160 and 200 ms."""
+    """Batches of 8 and 8, then 8 and 4, last longer than their shares.
+
+    4 and 4 take 160 and 200 ms.
+    """
     assert by_duration(*CHAIN) == [400_000, 500_000]
 
 

@@ -1,4 +1,7 @@
-"""The planner `dart-r` by hand: a model whose first block is short, on fast GPUs and ones five times as slow."""
+"""The planner `dart-r` by hand.
+
+A model whose first block is short, on fast GPUs and ones five times as slow.
+"""
 
 from typing import Any
 
@@ -10,7 +13,8 @@ from tests.flows.planning.small import cluster, profile, workload
 from triton_backend.contract.plan import Plan
 from triton_backend.contract.workload import ModelDemand
 
-# 15 ms less the margin are 9 ms. Batch 4 takes 5.5 ms on a fast GPU; batch 1 takes 11 ms on a slow one.
+# 15 ms less the margin are 9 ms. Batch 4 takes 5.5 ms on a fast GPU; batch 1 takes 11 ms on a slow
+# one.
 SHORT_FIRST = {"net": profile(fast_us=(200, 1000, 1000), slowdown=5.0)}
 
 

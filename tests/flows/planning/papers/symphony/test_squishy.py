@@ -1,4 +1,7 @@
-"""Squishy bin packing: every GPU keeps its duty cycle, every request its SLO, all rates are served."""
+"""Squishy bin packing.
+
+Every GPU keeps its duty cycle, every request its SLO, all rates are served.
+"""
 
 import numpy as np
 import pytest

@@ -200,7 +200,8 @@ def test_split_models_cost_no_more_than_whole_ones() -> None:
     ]
     whole, split = plans
     assert split.objective.value <= whole.objective.value * (1 + 1e-4)
-    # Batches are gathered in the same time, so that every plan of whole models is one of split ones.
+    # Batches are gathered in the same time, so that every plan of whole models is one of split
+    # ones.
     assert split.workload == whole.workload
 
 
