@@ -229,7 +229,7 @@ def _read_form(path: Path, form: type[Form]) -> Form:
 
 
 def _complaint(path: Path, form: type[FileForm], error: ValidationError) -> InputError:
-    """The first error in one line, `file, nodes[0].gpus: reason`, and the second where there are two.
+    """The first two errors in one line each: `file, nodes[0].gpus: reason`.
 
     What is missing is often there under a name that nobody knows.
     """

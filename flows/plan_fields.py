@@ -1,4 +1,4 @@
-"""Every field of `plan.json` with its type, a description and an example, for reference and editors.
+"""Every field of `plan.json` with type, description and example, for reference and editors.
 
 Here: the table, object by object, from what the types say of their fields. Not here: reading and
 writing (`plan`), and the fields of `cluster` and `workload`, which are those of the files of that

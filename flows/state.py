@@ -53,7 +53,7 @@ class ProjectState:
 
     @property
     def change_lock(self) -> Path:
-        """Locked while a change of plan is under way, from its preparation to the end of its bake."""
+        """The lock of a change of plan, from its preparation to the end of its bake."""
         return self.home / "change-of-plan.lock"
 
     @property

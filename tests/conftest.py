@@ -27,7 +27,7 @@ BEGIN = (
     "triton_backend/scheduler/test_compiled.py",
     "triton_backend/scheduler/test_jobs.py",
 )
-"""Files and folders that begin, a process each, so that at the end no processor waits for one that began late."""
+"""Files and folders that start first, one process each, so that none ends late."""
 
 STARTING = {"subprocess.Popen", "os.fork", "os.posix_spawn"}
 QUICK_PROGRAMS = {"git", "lscpu", "uname"}  # what libraries and the repository's own tests ask

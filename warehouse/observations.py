@@ -72,7 +72,7 @@ class DropMinute:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NeighbourMinute:
-    """Runs of a whole model beside batches of one other kind on the other vGPU of their GPU, in one minute.
+    """Runs of a whole model beside one other kind of batch on the same GPU, in one minute.
 
     Attributes:
         batch, beside_batch: samples in a run.

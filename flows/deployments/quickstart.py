@@ -299,7 +299,7 @@ def _drive(
 
 
 def _planning(options: QuickstartOptions) -> PlanOptions:
-    """How to plan; whole models that share GPUs are all on the fast ones, so that they do share them."""
+    """How to plan; whole models that share GPUs are all on the fast ones."""
     whole = options.planner == "subclusters"
     return PlanOptions(
         planner=options.planner,

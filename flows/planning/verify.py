@@ -441,7 +441,7 @@ def _by_entry(plan: Plan) -> bool:
 
 
 def _entries(plan: Plan) -> Iterator[str]:
-    """Entries are those asked for, and each is promised what is asked of it, times the objective's level.
+    """Entries are those asked for, each promised its demand times the objective's level.
 
     A pipeline promises no more than its pools deliver to it alone; that all fit together is
     `_shared_pools`.
@@ -499,7 +499,7 @@ def _shadows(plan: Plan) -> Iterator[str]:
 
 
 def _sharing(plan: Plan) -> dict[str, list[tuple[Stage, Pipeline]]]:
-    """Stages and their pipelines by their pool, where several name it or part of its time is free."""
+    """Stages and pipelines by pool, where several name it or part of its time is free."""
     users: dict[str, list[tuple[Stage, Pipeline]]] = {}
     for model in plan.models:
         for pipeline in model.pipelines:
@@ -514,7 +514,7 @@ def _sharing(plan: Plan) -> dict[str, list[tuple[Stage, Pipeline]]]:
 
 
 def _shared_pools(plan: Plan) -> Iterator[str]:
-    """What stages promise together on a pool is the work of its vGPUs at most, or the share planned."""
+    """Stages promise together at most the work of their pool's vGPUs, or the share planned."""
     share = 1.0
     if plan.accounting.waits == TURN:
         share = float(plan.options.get("utilisation", share))
@@ -613,7 +613,7 @@ def _price(plan: Plan, gpu_class: str, objective: str) -> float:
 
 
 def _needed(plan: Plan) -> dict[str, float]:
-    """Requests/s (rows/s) per unit of the objective that all users of a model ask of it, by model."""
+    """Requests/s (rows/s) per unit of the objective that all users ask of each model."""
     needed = dict.fromkeys((model.name for model in plan.models), 0.0)
     for demand in plan.workload.models:
         needed[demand.name] += demand.normaliser(plan.objective.name)

@@ -185,7 +185,7 @@ def cheapest(
 
 
 class _Stages:
-    """Time (µs) and price (of one sample/s) of stages [batch, size], infinite where a size runs none."""
+    """Time (µs) and price of one sample/s of stages [batch, size]; infinite where not runnable."""
 
     def __init__(
         self, plan: Plan, profile: ModelProfile, sizes: list[_Size], gpu: Mapping[str, float]
@@ -225,7 +225,7 @@ class _Stages:
         return self._known[first, last]
 
     def followed(self, before: "_Pair", first: int, last: int) -> "_Pair":
-        """Pipelines so far [batch, size, ..., size], followed by blocks [first, last) on every size."""
+        """Pipelines so far [batch, size, ..., size], then blocks [first, last) on every size."""
         time, price = before
         bits = self._batch * self._profile.boundary_bytes[first - 1] * 8
         moved = np.ceil(bits[:, None, None] / (self._slower * 1e3) - 1e-6)

@@ -90,7 +90,7 @@ def stored_tails_us(work: Workspace, name: str) -> list[int] | None:
 
 
 def least_tails_us(profile: ModelProfile) -> list[int]:
-    """Least time of blocks [p, M) of one sample, for every p < M, over what the model was measured on."""
+    """Least time of blocks [p, M) for one sample, for every p < M, over all measurements."""
     return [
         min(
             int(table.stage_latency_us((cut, profile.blocks))[0])

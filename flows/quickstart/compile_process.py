@@ -1,4 +1,4 @@
-"""Compiling what the gateway runs in a process of its own, while this one compiles the simulator."""
+"""A process that compiles the gateway's kernels while this one compiles the simulator's."""
 
 import os
 import subprocess
@@ -10,7 +10,7 @@ from pathlib import Path
 
 @contextmanager
 def compiling(plan: Path) -> Generator[None]:
-    """Have the scheduler's kernels compiled and cached, as the server will want them, by the end of the block.
+    """Compile and cache the scheduler's kernels for the server by the end of the block.
 
     Where that fails, or the block does, the server compiles them itself.
     """

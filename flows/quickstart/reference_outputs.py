@@ -39,7 +39,7 @@ def write_answers(split: SplitModel, path: Path) -> Path:
 def write_application_answers(
     graph: Application, files: Mapping[str, Path], splits: Mapping[str, SplitModel], path: Path
 ) -> Path:
-    """Random requests of an application and its answers, models run one after the other, as an `.npz`.
+    """Random requests of an application and its answers, run model by model, as an `.npz`.
 
     Every model is the file that it was split from, run on one row at a time. Arrays are
     `inputs/<tensor>` [16, ...], `outputs/<name>` [rows of all requests, ...] and `rows/<name>`

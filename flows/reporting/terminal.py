@@ -56,7 +56,7 @@ def _application_head(planned: ApplicationPlan) -> Text:
 
 
 def _modules(planned: ApplicationPlan) -> Table:
-    """Every module with its model, what it comes after, its rows, its budget and what comes below."""
+    """Every module with its model, predecessors, rows, budget and time below it."""
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
     for name in ("module", "model", "after"):
         table.add_column(name, overflow="fold")

@@ -67,7 +67,7 @@ def resources(served: Served) -> dict[str, Any]:
 
 
 def left_over(states: Iterable[ServerState]) -> list[str]:
-    """Processes, segments and folders of systems that have been stopped, from what they last said of themselves."""
+    """Processes, segments and folders left by stopped systems, from their last state files."""
     found: list[str] = []
     for state in states:
         found += [f"process {p.pid}" for p in processes_of(state)]
@@ -80,7 +80,7 @@ def left_over(states: Iterable[ServerState]) -> list[str]:
 def growth_figures(
     first: Mapping[str, Any], last: Mapping[str, Any], memory_fraction: float, left: list[str]
 ) -> list[Figure]:
-    """What has grown between two looks, memory by `memory_fraction` at most, and what was left over in the end."""
+    """Growth between two samples, memory by `memory_fraction` at most, and what was left over."""
     return [
         Figure(
             name="memory at the end, of that after warm-up",

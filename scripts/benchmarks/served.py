@@ -292,7 +292,7 @@ class Served:
         return changed, np.sort(np.asarray(dispatched, dtype=np.int64))
 
     def events(self) -> Iterator[tuple[int, Any]]:
-        """What the event files hold, in order, with the instants of the events that decisions follow."""
+        """The event files in order, with the instants of the events that decisions follow."""
         now_us = 0
         for path in files_in_order(self.folder / "events", "events"):
             for item in read_events(_whole_lines(path)):
@@ -357,7 +357,7 @@ class Loaded:
         return self.records["done_us"] - self.records["intended_us"] - limit
 
     def around(self, instants_us: Iterable[int], seconds: float, model: int | None = None) -> float:
-        """Attainment of the requests due within so long of instants of the run, of one model or all."""
+        """Attainment of requests due within a time of given instants, of one model or all."""
         due_us = self.records["intended_us"]
         near = np.zeros(len(due_us), dtype=bool)
         for instant_us in instants_us:

@@ -177,7 +177,7 @@ def hop_us(address: str, size: int, repeats: int, *, netns: bool = False) -> dic
 def one_hop(
     loop: EventLoop, owner: Sender, channel: Channel, source: NDArray[np.uint8]
 ) -> tuple[float, float]:
-    """Microseconds until the receiver was notified, from the first and from the last byte written."""
+    """Time (µs) until the receiver was notified, from the first and the last byte written."""
     owner.answer = None
     start = time.monotonic_ns()
     place = channel.acquire(0)

@@ -174,7 +174,7 @@ def counted(loaded: Loaded) -> dict[str, Any]:
 
 
 def longest_gap_s(dispatched_us: NDArray[np.int64], fault_us: int) -> float:
-    """The longest time without a dispatch from just before a fault on, after a fault of the scheduler."""
+    """The longest time without a dispatch from just before a fault of the scheduler on."""
     low_us, high_us = fault_us - GAP_BEFORE_US, fault_us + GAP_AFTER_US
     around = dispatched_us[(dispatched_us > low_us) & (dispatched_us <= high_us)]
     return us_to_s(int(np.diff(around).max(initial=0)))
@@ -234,7 +234,7 @@ def simulated(
     away: tuple[Failure, ...],
     link: float = 1.0,
 ) -> float:
-    """What the simulator says of the attainment without these vGPUs, and with what is left of a link."""
+    """Simulated attainment without these vGPUs, and with what is left of a link."""
     options = SimOptions(
         policy=served.options.policy,
         load_factor=load_factor,

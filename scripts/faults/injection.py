@@ -116,7 +116,7 @@ def kill_worker(vgpu: int) -> Inject:
 
 
 def kill_fork_servers(served: Served) -> None:
-    """SIGKILL to the processes that nodes fork workers from, and to a worker that must then be started."""
+    """SIGKILL to the nodes' fork servers, and to a worker that must then be started."""
     for process in served.processes():
         if process.name() == FORK_SERVER:
             process.kill()
@@ -256,7 +256,7 @@ def kill_far_host(served: Served) -> None:
 
 
 def change_while_a_worker_dies(served: Served) -> None:
-    """A change of plan, and SIGKILL to a worker of the plan in force, which goes on, in the middle of it."""
+    """A change of plan, with SIGKILL in its middle to a worker that both plans use."""
     failed: list[str] = []
 
     def changing() -> None:
@@ -274,7 +274,7 @@ def change_while_a_worker_dies(served: Served) -> None:
 
 
 def take_descriptors(served: Served) -> None:
-    """The scheduler may open nothing more for a while, in which a worker must be started and connect."""
+    """The scheduler can open no descriptor for a while, in which a worker starts and connects."""
     process = scheduler(served)
     before = process.rlimit(psutil.RLIMIT_NOFILE)
     process.rlimit(psutil.RLIMIT_NOFILE, (STANDARD_FILES, before[1]))

@@ -63,7 +63,7 @@ class Prober(threading.Thread):
 
 
 def well_from_us(bad_us: Iterable[int], from_us: int, seconds: float) -> int:
-    """The first instant from one on that begins so many seconds without an instant at which it was not well.
+    """The first instant from a given one that begins so many seconds without a bad probe.
 
     A busy machine drops a request of a short deadline now and then, long after a fault.
     """

@@ -33,7 +33,7 @@ GRAFT_MODELS = ("Inc", "Res", "VGG", "Mob", "ViT")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plot:
-    """One plot: the page that shows it, its alternative text, its size in inches, how it is drawn."""
+    """One plot: its page, its alternative text, its size in inches, how it is drawn."""
 
     area: str
     text: str
@@ -190,7 +190,7 @@ def fault_times(canvas: Canvas, figures: Figures) -> None:
 
 
 def small_model(canvas: Canvas, figures: Figures) -> None:
-    """What a model with an SLO of 5 ms attains in seconds with a change of plan, against the load."""
+    """Attainment of a model with an SLO of 5 ms in seconds with a plan change, against load."""
     axes = canvas.subplots()
     points = [
         (run.load, value)

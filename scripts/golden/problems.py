@@ -397,7 +397,7 @@ def _entries(
 def _application(
     random: np.random.Generator, profiles: Mapping[str, ModelProfile], recipe: Recipe
 ) -> dict[str, Any]:
-    """A detector, modules after it, and a last one after some of them where there are four or more."""
+    """A detector, modules after it, and from four modules on a last one that joins some."""
     names = list(profiles)
     modules: list[dict[str, Any]] = [{"name": names[0], "model": names[0]}]
     for name in names[1:]:

@@ -78,7 +78,7 @@ class Row:
 
 
 def measure(name: str) -> Row:
-    """Plan one problem in this process, whose kernels are loaded by an unmeasured plan of its family."""
+    """Plan one problem, after an unmeasured plan of its family has loaded the kernels."""
     problem = named(name)
     _load_kernels(problem.family)
     made = problem.make()

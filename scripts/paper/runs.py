@@ -36,7 +36,7 @@ class Run:
 
 
 class Found(NamedTuple):
-    """The highest load factor of a run, and what its exact simulations offered and answered late."""
+    """The highest load factor of a run, and its exact simulations' offered and late requests."""
 
     load_factor: float
     offered: int

@@ -70,7 +70,7 @@ def _titled(schema: dict[str, Any], title: str) -> dict[str, Any]:
 
 
 def _plain(node: Any) -> Any:
-    """Without the titles that pydantic makes of names, and without `null` beside optional fields."""
+    """The schema without pydantic's titles and without `null` beside optional fields."""
     if isinstance(node, list):
         return [_plain(item) for item in node]
     if not isinstance(node, dict):

@@ -1,4 +1,4 @@
-"""Render the generated pages of `docs/reference/`, or check that the committed ones are up to date."""
+"""Render the generated pages of `docs/reference/`, or check the committed ones."""
 
 import argparse
 import sys

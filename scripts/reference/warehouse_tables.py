@@ -1,4 +1,4 @@
-"""The page of the warehouse's tables, from the comments that DuckDB keeps in a file of the newest schema."""
+"""The page of the warehouse's tables, from the comments that DuckDB keeps."""
 
 from pathlib import Path
 from tempfile import TemporaryDirectory

@@ -1,4 +1,4 @@
-"""A shell that serves jobs with exact latencies, and holds the scheduler to what it says of them."""
+"""A shell that serves jobs with exact latencies and checks the scheduler's promises."""
 
 import heapq
 from collections.abc import Callable

@@ -109,7 +109,7 @@ def hand_pipeline(
 
 
 def hand_model(name: str, *pipelines: HandPipeline, slo_us: int, **fields: Any) -> HandModel:
-    """A model that promises what its pipelines do, under policy `reservation` unless it is given."""
+    """A model that promises what its pipelines do, by default under policy `reservation`."""
     fields = {"policy": "reservation", **fields}
     model = ModelPlan(
         name=name,
@@ -122,7 +122,7 @@ def hand_model(name: str, *pipelines: HandPipeline, slo_us: int, **fields: Any) 
 
 
 def hand_plan(*models: HandModel, nodes: Sequence[NodeGroup], plan_id: str = "by-hand") -> Plan:
-    """A plan of these models on these nodes, with the demands and the GPUs that follow from them."""
+    """A plan of these models on these nodes, with the demands and GPUs they imply."""
     classes = dict.fromkeys(group.gpu_class for group in nodes)
     pools = {pool.name: pool for model in models for pool in model.pools}
     planned = [model.model for model in models]

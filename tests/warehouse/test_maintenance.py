@@ -181,7 +181,7 @@ def test_pruning_forgets_what_is_old_and_keeps_what_counts(store: Warehouse) -> 
 def test_pruning_forgets_old_rollouts_and_plans_that_only_they_name(
     store: Warehouse, served: str | None
 ) -> None:
-    """The last rollout was undone, so the plan before it is in force, or one that was served without a rollout."""
+    """After an undone rollout the plan before it is in force, or one served without a rollout."""
     names = ["first", "old", "counted", "run", "before", "in-force", "undone"]
     for name in [*names, "never-rolled-out"]:
         add_plan(store, replace(two_stages(), plan_id=name), OLD)

@@ -329,7 +329,7 @@ class Client:
     # What is known of link and server
 
     async def _watch(self) -> None:
-        """Probe a link of which nothing was heard, and look what is open, as long as the run lasts."""
+        """Probe silent links and look for open requests as long as the run lasts."""
         while True:
             await asyncio.sleep(TICK_US / 1e6)
             # Nothing is tried over a link whose uploads cannot be measured.

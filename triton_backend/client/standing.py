@@ -15,7 +15,7 @@ REST_US, MOST_REST_US = 50_000, 1_000_000  # in which a cut that was refused is 
 
 
 class SpareTime:
-    """Which part of the time beyond its least tail the server uses, to wait for company or for its turn.
+    """The part of the time beyond its least tail that the server uses for waits.
 
     A server that fills batches waits the longer the more time it is given, so what one answer took
     says little of another cut; this part does. After five seconds without an answer nothing is

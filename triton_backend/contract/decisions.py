@@ -94,7 +94,7 @@ class Dispatch:
 
 
 class Seat(NamedTuple):
-    """Rows [first_row, first_row + rows) of a joint run are those of a batch at one of its stages."""
+    """Rows [first_row, first_row + rows) of a shared batch are a batch's at one stage."""
 
     batch_id: int
     stage: int

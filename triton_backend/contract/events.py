@@ -10,7 +10,7 @@ from triton_backend.contract.plan import Plan
 
 @message
 class Arrival:
-    """A request of `samples` samples for model number `model` of the plan, by one of its entries."""
+    """A request of `samples` samples for the plan's model number `model`, by one of its entries."""
 
     now_us: int
     request_id: int

@@ -23,7 +23,7 @@ _NAME = re.compile(rf"[A-Za-z0-9_][A-Za-z0-9._@+-]{{0,{LONGEST_NAME - 1}}}")
 
 
 def check_name(where: str, name: str) -> None:
-    """Refuse what cannot be a name of a model, application, module, entry, node, class, pool, plan or client.
+    """Refuse a text that cannot be a name: of a model, node, class, pool, plan, client and so on.
 
     Names become folders, words of scripts and lines of manifests. Names of tensors, layers and
     files are not meant.

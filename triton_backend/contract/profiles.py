@@ -306,7 +306,7 @@ class ModelProfile:
                     yield LatencyCell(*key, block, batch, float(table.latency_us[at]), l2, dram)
 
     def stage_memory_bytes(self, blocks: tuple[int, int]) -> int:
-        """Memory of blocks [first, last): all their weights and the largest workspace; 0 if not known."""
+        """Memory of blocks [first, last): weights plus the largest workspace; 0 if unknown."""
         first, last = blocks
         workspace = max(self.block_workspace_bytes[first:last], default=0)
         return sum(self.block_memory_bytes[first:last]) + workspace

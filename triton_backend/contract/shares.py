@@ -84,7 +84,7 @@ def percent_of(share: int) -> float:
 
 
 def share_text(share: int) -> str:
-    """For people: `1/3`, `20 %`, `1/1` for a whole GPU, `3g` for a MIG slice, `3g/2` for half of one."""
+    """For people: `1/3`, `20 %`, `1/1` (a whole GPU), `3g` (a MIG slice), `3g/2` (half of one)."""
     cell = mig_cell(share)
     if cell is not None:
         return str(cell)
@@ -343,7 +343,7 @@ class Mig:
         return tuple(found)
 
     def lies(self, vgpus: Sequence[tuple[int, int, int]]) -> tuple[int, ...]:
-        """Which of its card's `slices_of` each vGPU lies in, given card, slot and share of all of them."""
+        """The slice of its card's `slices_of` that holds each vGPU, by card, slot and share."""
         of_card: dict[int, list[tuple[int, int, int]]] = {}
         for number, (gpu, slot, share) in enumerate(vgpus):
             of_card.setdefault(gpu, []).append((share, slot, number))

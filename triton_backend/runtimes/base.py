@@ -148,7 +148,7 @@ def counts_of(outputs: Iterable[str]) -> dict[str, str]:
 def put_rows(
     rows: NDArray[np.generic], counts: NDArray[np.generic], into: NDArray[np.generic]
 ) -> NDArray[np.int64]:
-    """Write rows whose number varies by sample, one sample after the other, from the start of `into`.
+    """Write rows whose number varies by sample, sample by sample, from the start of `into`.
 
     Args:
         rows: [sum of counts, ...]

@@ -100,7 +100,7 @@ class MpsDaemon:
         return self.whole_environment(gpu) | {SHARE: thread_percentage(share)}
 
     def whole_environment(self, gpu: str) -> dict[str, str]:
-        """What a process needs to run beside others on `gpu`, or a slice, with no limit of its own."""
+        """The environment of a process beside others on `gpu` or a slice, without a limit."""
         return {**gpu_environment(gpu), PIPES: str(self.pipes), LOGS: str(self.logs)}
 
     def _control(self, arguments: list[str], line: str = "") -> tuple[int, str]:

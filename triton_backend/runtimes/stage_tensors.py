@@ -285,7 +285,7 @@ def dropped_name(module: str) -> str:
 
 
 def optional_outputs(plan: Plan, name: str) -> dict[str, str]:
-    """By output of an application that an optional module gives, the output that says whether it was dropped."""
+    """By output of an optional module, the output that says whether it was dropped."""
     return {
         output: dropped_name(module.name)
         for planned in plan.applications
@@ -394,7 +394,7 @@ def request_tensors(model: ModelPlan) -> dict[TensorSpec, bool]:
 
 
 def half_tensors(model: ModelPlan) -> dict[TensorSpec, str]:
-    """Tensors that a client of a model with entries may send in half the bytes, with their own names."""
+    """Tensors that a client of a model with entries may send as FP16, under own names."""
     names = {spec.name for entry in model.entries for spec in entry.inputs}
     return {
         replace(spec, name=spec.name + HALF_SUFFIX, dtype="FP16"): spec.name

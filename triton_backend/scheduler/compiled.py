@@ -146,7 +146,7 @@ class _Inner(_Kernel):
 
 
 class _Generator:
-    """The code generator of kernels without machine code, so without the address of an environment."""
+    """The kernels' code generator without machine code, thus without an environment's address."""
 
     def __init__(self, generator: Any) -> None:
         self._generator = generator

@@ -89,7 +89,7 @@ class Numbering:
     earlier: Mapping[int, Earlier]
 
     def resource_of(self, vgpu: int, plan: int | None = None) -> int | None:
-        """The resource of a vGPU of plan number `plan` (None: in force), None where nothing is left.
+        """The resource of a vGPU of plan number `plan` (None: in force); None where none is left.
 
         Raises:
             InputError: there is no such plan or vGPU.
@@ -414,7 +414,7 @@ def _move_requests(old: Tables, new: Tables, queues: Integers) -> list[LeftOut]:
 
 
 def _move_turns(old: Tables, new: Tables, queues: Integers, to: Integers) -> None:
-    """A queue's pipeline on a pool that goes on, known by its first vGPU, keeps when it had its turn."""
+    """A queue's pipeline on a pool that stays, known by its first vGPU, keeps its last turn."""
     pools = old.topology.pools["first_vgpu"][old.topology.pipelines["pool"]]
     rows = zip(queues[old.topology.pipelines["queue"]].tolist(), to[pools].tolist(), strict=True)
     turns = dict(zip(rows, old.candidates["served"].tolist(), strict=True))
@@ -424,7 +424,7 @@ def _move_turns(old: Tables, new: Tables, queues: Integers, to: Integers) -> Non
 
 
 def _move_batches(old: Tables, new: Tables, flying: Integers, to: Integers) -> None:
-    """Copy batches in flight to the same slots, what they reserve and their paths to new resources."""
+    """Copy batches in flight to the same slots; map reservations and paths to new resources."""
     new.batches[:] = old.batches
     new.batches["pipeline"][flying] = NONE
     before, after = old.offers.shape[1], new.offers.shape[1]

@@ -1,4 +1,4 @@
-"""Jobs: requests of applications, from arrival to their end, as tasks that queues take for requests.
+"""Jobs: requests of applications, as tasks that queues treat like requests.
 
     part of a module:   AWAITS --its last parent closed--> READY --its rows are tasks--> OPEN
                                                              |                             |

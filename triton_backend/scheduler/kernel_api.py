@@ -247,7 +247,7 @@ def settle_one(tables: Tables, queue: int) -> int:
 
 @kernel
 def settle_jobs(tables: Tables) -> int:
-    """Release modules that can run, and decide for queues that were touched, until there is neither."""
+    """Release modules that can run and decide for touched queues until neither is left."""
     counts = tables.counts[0]
     active = True  # a pass that finds neither ends it, whatever is counted
     while active and counts["unsettled"] > 0:
@@ -409,7 +409,7 @@ def _refresh_all(tables: Tables) -> int:
 
 @inlined
 def _settle_some(tables: Tables, queues: int) -> int:
-    """Decide for one queue, `ALL`, all after a deviation (`FREED`), those that are `DUE`, or none."""
+    """Decide for one queue, `ALL`, all after a deviation (`FREED`), those `DUE`, or none."""
     if queues == ALL:
         return settle_all(tables)
     if queues == FREED:

@@ -96,7 +96,7 @@ def probe(tables: Tables, pipeline: int, samples: int, now_us: int, rank_by: int
 def probe_in_time(
     tables: Tables, pipeline: int, samples: int, now_us: int, deadline_us: int, rank_by: int
 ) -> int:
-    """`probe`, and again without boarding where a later stage makes that too late for a deadline."""
+    """`probe`, repeated without boarding where a later stage makes boarding too late."""
     found = probe(tables, pipeline, samples, now_us, rank_by)
     if found <= deadline_us or tables.topology.pipelines[pipeline]["boards"] == 0:
         return found
@@ -152,7 +152,7 @@ def _offer_seat(
 def _wait_for_company(
     tables: Tables, offer: Record, stage: int, samples: int, latest_us: int
 ) -> None:
-    """With `counts.hold` a ride starts later, by its own length at most, inside the gap that it has."""
+    """With `counts.hold` a ride starts later within its gap, by its own length at most."""
     if tables.counts[0]["hold"] == 0 or offer["seats"] == samples:
         return
     lasts = offer["end_us"] - offer["start_us"]

@@ -1,4 +1,4 @@
-"""Rides: joint runs of several batches in a stage that boards (Graft: tails of many clients that meet).
+"""Rides: shared batches in a stage that boards (Graft: tails of many clients that meet).
 
 Batches of other pipelines, and of the same one, take seats in one run of their shared stage. A ride
 has a batch slot of its own (`tables`) and one interval on one vGPU, as long as its seats need; who
@@ -226,7 +226,7 @@ def note(tables: Tables, ride: int) -> None:
 
 @kernel
 def can_wait(tables: Tables, i: int, end_us: int) -> bool:
-    """Whether a ride's interval and those behind it can all wait until an instant, nobody late for it.
+    """Whether a ride's interval and those behind it can wait until an instant, none late.
 
     Only rides that are not leaving yet wait, and only where all members are answered when they end.
     """
@@ -244,7 +244,7 @@ def can_wait(tables: Tables, i: int, end_us: int) -> bool:
 
 @inlined
 def can_change(tables: Tables, i: int) -> bool:
-    """Whether an interval is a ride's whose worker hears in time that it leaves at another instant."""
+    """Whether an interval is a ride's whose worker can still be given another instant."""
     counts = tables.counts[0]
     ride = tables.batches[batch_of(tables, i)]
     leaves_us = tables.intervals[i]["start_us"]
@@ -574,7 +574,7 @@ def _least_slack(tables: Tables, ride: int) -> int:
 
 @kernel
 def _slack_of(tables: Tables, batch: int) -> int:
-    """Time between the reserved end of a batch and the deadline of its first request, its tightest."""
+    """Time between the reserved end of a batch and the deadline of its first request."""
     stages = tables.batches[batch]["stages"]
     last = tables.intervals[interval_of(tables, batch, stages, UPLINK)]
     if last["resource"] == NONE:

@@ -501,7 +501,7 @@ def unshared_pools(plan: Plan) -> frozenset[str]:
 
 
 def grows(rules: LateRules | None, pipeline: Pipeline, unshared: Container[str]) -> bool:
-    """Whether batches of a pipeline may be larger than planned, given the pools of one stage only."""
+    """Whether a pipeline's batches may exceed the planned size, given pools of one stage only."""
     if rules is None:
         return False
     return rules.grows or (rules.grows_alone and all(s.pool in unshared for s in pipeline.stages))

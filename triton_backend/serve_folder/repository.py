@@ -226,7 +226,7 @@ def render_generation(
     names: GenerationNames,
     settings: Path | None = None,
 ) -> Plan:
-    """Plan file, ports of the fronts, origins of the workers of a generation, and models of new nodes.
+    """Plan file, fronts' ports, workers' origins and new nodes' models of a generation.
 
     A node that is there already does not begin with the generation before `render_node_generations`
     says so.

@@ -112,7 +112,7 @@ def remove_state_file(folder: Path) -> None:
 
 
 def keeper_runs(state: dict[str, Any]) -> bool:
-    """Whether the keeper that wrote a state file still runs, and no other process has its number."""
+    """Whether the keeper that wrote a state file still runs under its number."""
     return set(state["arguments"]) <= set(command_line(int(state["pid"])))
 
 

@@ -319,7 +319,7 @@ class Deployment:
         return self._feeds.get(edge, ()) if len(edge) == EDGE else ()
 
     def producers(self, application: int, module: int) -> tuple[tuple[int, int], ...]:
-        """The modules that a module reads from, `THE_REQUEST` among them, with the group of rows."""
+        """The modules that a module reads, `THE_REQUEST` among them, with the group of rows."""
         keys = [key for key in self._feeds if key[:2] == (application, module)]
         return tuple(key[2:] for key in keys)
 
@@ -398,7 +398,7 @@ class Deployment:
         )
 
     def least_us(self, name: str) -> int:
-        """What a request of a model or an application takes at least by the profiles, where nothing waits.
+        """The least time of a request of a model or application by the profiles, without waits.
 
         Modules that a job may do without take no time: optional ones, those whose rows may be none.
         """
@@ -626,7 +626,7 @@ class Deployment:
         return SlotLayout(specs=model.inputs, batch=self.largest_request(model))
 
     def express_segment(self, model: str, gateway: int = 0) -> str:
-        """Name of the segment of express requests, and of those of modules, of a front in a gateway."""
+        """Name of a front's segment in a gateway for express requests and those of modules."""
         name = f"{short_name(model)}{gateway_suffix(gateway)}"
         return f"{self.settings.segment_prefix}g{self.generation}-e{name}"
 

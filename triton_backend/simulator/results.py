@@ -570,7 +570,7 @@ def class_seconds(plan: Plan, busy_us: Records) -> dict[str, float]:
 def guest_seconds(
     plans: Sequence[Plan], numbering: Numbering, busy_us: Records, first: int
 ) -> dict[str, float]:
-    """The same of vGPUs that only earlier plans have, whose resources are numbered from `first` on."""
+    """The same for vGPUs of earlier plans only, whose resources are numbered from `first` on."""
     seconds: dict[str, float] = {}
     seen: set[int] = set()
     for number, earlier in numbering.earlier.items():

@@ -1,4 +1,4 @@
-"""`advice`: how many GPUs the pools in force should have, from what the gateway measured of late."""
+"""`advice`: how many GPUs the pools in force should have, by recent measurements."""
 
 from flows.cli.console import print_json, show, table
 from flows.cli.registry import command

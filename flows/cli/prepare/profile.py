@@ -221,7 +221,7 @@ def _profile_engines(
     *,
     as_json: bool,
 ) -> None:
-    """Build what is missing and measure every block on (engine options, GPU by class, limits, bases)."""
+    """Build missing engines and measure every block on (options, GPU by class, limits, bases)."""
     from flows.files import read_cluster
     from flows.preparation.profiling.gpu import ProfiledGpu, ProfiledGpuClass, gpu_profile_step
     from flows.preparation.splitting.stored_split import read_split

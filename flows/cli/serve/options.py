@@ -137,7 +137,7 @@ class SentLoad:
     trace_names: shared_options.TraceNames = None
 
     def arguments(self) -> dict[str, Any]:
-        """As the load generator's command line has them, but for plans, factor, duration and seed."""
+        """The load generator's own options, without plans, factor, duration and seed."""
         return {
             "arrivals": self.arrivals,
             "shape": self.shape,

@@ -20,7 +20,7 @@ MISSING_CSRF = 403
 
 @check("Prefect server")
 def prefect_server(at: Surroundings) -> Iterator[Finding]:
-    """Its API runs code by its workers, so it takes credentials, and nothing of another origin's page."""
+    """The API runs code by its workers: it asks for credentials and refuses other origins."""
     profiles = at.state.prefect / "profiles.toml"
     if profiles.exists() and stat.S_IMODE(profiles.stat().st_mode) & (stat.S_IRWXG | stat.S_IRWXO):
         yield problem(f"{profiles} holds its credentials", f"chmod 600 {profiles}")

@@ -1,4 +1,4 @@
-"""Plans that follow the load every few seconds (gpulets, sections 4.1, 4.5, 4.6 and the authors' code).
+"""Plans that follow the load every few seconds (gpulets, 4.1, 4.5, 4.6 and the authors' code).
 
 Rates are averaged with a weight that falls by the second; what is planned for is the highest of the
 last half minute, or what the last minute's trend comes to at the end of the next period, with
@@ -225,7 +225,7 @@ def limited(cluster: Cluster, most_gpus: int | None) -> Cluster:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PeriodResult:
-    """A period: when, what was offered and in time, and the plan that was in force at its beginning."""
+    """A period: when, what was offered and in time, and the plan in force at its beginning."""
 
     start_s: float
     end_s: float

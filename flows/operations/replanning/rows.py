@@ -30,7 +30,7 @@ def measured_rows(work: Workspace, since: datetime, until: datetime) -> Measured
 
 
 def with_rows(applications: Sequence[Application], measured: Measured) -> tuple[Application, ...]:
-    """Applications with the mean rows that were measured, where they vary and enough was measured."""
+    """Applications with their measured mean rows, where these vary and enough was measured."""
     return tuple(_with_rows(application, measured) for application in applications)
 
 

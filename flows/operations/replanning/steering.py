@@ -117,7 +117,7 @@ class Steering:
         return self._changed(plan, now_s) if now_s - self.saving_since_s >= SAVING_S else None
 
     def _kept(self, demands: Sequence[Demand], now_s: float) -> list[Demand]:
-        """Demands at the rates of now and of the last seconds, all together not more than were ever at once.
+        """Demands of now and of the last seconds, together no more than there were at once.
 
         A client whose link is away for a second comes back; to plan without it and then with it
         again costs two changes, in which old and new workers are held.
@@ -604,7 +604,7 @@ class CutsGuide:
         rates_rps: Mapping[tuple[str, str], float],
         span_s: float,
     ) -> list[Demand]:
-        """What is announced, but not above what comes in where it has been for as long as that is counted.
+        """The announced rates, limited by the measured ones where a client has been long enough.
 
         Anybody may announce anything. Counted is what comes in at a demand's own entry, or where it
         has none at its cut, beyond what others have entries for. What is new is believed, and what
@@ -716,7 +716,7 @@ def unannounced(
     rates_rps: Mapping[tuple[str, str], float],
     span_s: float = MEASURED_S,
 ) -> list[Demand]:
-    """What comes in at each cut beyond what clients announced there, with the budgets of its entries.
+    """Demand at each cut beyond what clients announced there, with the budgets of its entries.
 
     Counts of a few seconds, `span_s`, are never quite what is sent: one request more or less, and
     where many are expected so many standard deviations of theirs, are chance.

@@ -170,7 +170,7 @@ class _Search:
         return self.best[0] < inf and bound >= self.best[0] - self.gap * abs(self.best[0])
 
     def _push(self, least: tuple[int, ...], most: tuple[int, ...]) -> None:
-        """Cut a box to what its paths leave, look for a plan in it, keep it where it may be better."""
+        """Cut a box to what its paths leave, look for a plan in it, keep it if it may be better."""
         most = tuple(map(min, most, self.lines.room(least)))
         if any(top < bottom for top, bottom in zip(most, least, strict=True)):
             return
@@ -191,7 +191,7 @@ class _Search:
         heapq.heappush(self.open, (bound, self.seen, _Box(least, most, used, bound)))
 
     def _between(self, least: Sequence[int], used: Sequence[int]) -> list[int]:
-        """Budgets from the least ones towards those used, as far as the paths allow, then filled up."""
+        """Budgets from the least towards those used, as far as paths allow, then filled up."""
         low, high = 0.0, 1.0
         for _ in range(_HALVINGS):
             middle = (low + high) / 2

@@ -96,7 +96,7 @@ def begun(
     rule: str = "tc",
     most_configurations: int | None = None,
 ) -> tuple[MachineSet, float]:
-    """As far as Algorithm 1 comes, greedy in the order of machines, and the rate (rows/s) that is left.
+    """Machines that Algorithm 1 takes, greedy in order, and the rate (rows/s) that is left.
 
     With at most two configurations the last one takes all that is left.
     """
@@ -162,7 +162,7 @@ def padded(
 def closed(
     machines: Sequence[Machine], served: MachineSet, rate_rps: float, budget_us: float
 ) -> MachineSet | None:
-    """The cheapest set whose last machine takes, with dummies, all that lower ranks had or nobody has."""
+    """The cheapest set whose last machine takes, with dummies, all that lower ranks or none had."""
     changed = (_with_dummies(machine, served, rate_rps, budget_us) for machine in machines)
     return min((s for s in changed if s is not None), key=lambda s: s.cost, default=None)
 

@@ -154,7 +154,7 @@ def require_gpus(problem: Problem, pipelines: Sequence[PlannedPipeline]) -> None
 
 
 def out_of_reach(lines: Lines, least: Sequence[int]) -> InfeasibleError:
-    """A complaint about the application whose SLO is farthest out of reach, with its least latency."""
+    """An error for the application farthest beyond its SLO, with its least latency."""
     graph = max(lines.graphs, key=lambda graph: graph.longest(least) / graph.limit_us)
     name = graph.application.name
     what = f"model {name!r}" if graph.alone else f"application {name!r}"

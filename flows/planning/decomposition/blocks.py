@@ -60,7 +60,7 @@ class Proposal(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Least:
-    """What a block costs at least, proven, and a cheaper way than the one known, where one was found."""
+    """The proven least cost of a block, and a cheaper column than the known one, if found."""
 
     cost: float
     effort: int

@@ -75,7 +75,7 @@ class Start:
 
 @dataclass(slots=True, kw_only=True)
 class _Lower:
-    """What blocks [B] are proven to cost at least for what was asked, and how many steps that took."""
+    """The proven least cost of blocks [B] for their demands, and the steps that took."""
 
     asked: tuple[NDArray[np.float64], NDArray[np.float64]]
     lower: NDArray[np.float64]
@@ -285,7 +285,7 @@ class Decomposition:
         return better
 
     def kept(self, ways: Sequence[tuple[int, NDArray[np.int64], float, Any]]) -> list[Any] | None:
-        """A way per block that is as good as the best plan and keeps most of the resources of some ways.
+        """A column per block, as good as the best plan, that keeps most resources of given columns.
 
         Where a price is minimised, ways are kept that cost what the block's cheapest one costs.
         """

@@ -74,7 +74,7 @@ class Ways:
         return block, vector, np.array(self.rate)
 
     def delivering(self, demand: NDArray[np.float64]) -> "Choice":
-        """The ways that deliver the demands [B] of their blocks, without those that another beats."""
+        """The columns that deliver the demands [B] of their blocks, without dominated ones."""
         block, vector, rate = self._arrays()
         rows = np.flatnonzero(rate >= demand[block] * (1 - _REACHED))
         rows = rows[np.lexsort((vector[rows].sum(axis=1), block[rows]))]

@@ -567,7 +567,7 @@ class Master:
         most: int,
         watch: Watch,
     ) -> tuple[list[Pattern], float]:
-        """Patterns that a better plan may use, and the score that plans with others do not exceed."""
+        """Patterns that a better plan may use, and the bound on plans with others."""
         goal, rest = asked
         kept = dict(self.columns)
         left_out = -np.inf
@@ -700,7 +700,7 @@ def dual_bound(goal: Goal, rest: Rest, worth: Worth, values: Floats) -> float:
 
 
 def _undominated(columns: list[Pattern], caps: Floats) -> list[Pattern]:
-    """Without patterns that another of their class equals or exceeds for every model, up to caps."""
+    """Without patterns that another of their class dominates for every model, up to caps."""
     kept: list[Pattern] = []
     for number in sorted({c.gpu_class for c in columns}):
         own = [c for c in columns if c.gpu_class == number]

@@ -251,7 +251,7 @@ class _Asked:
         return worth, bound
 
     def by_loss(self, worth: Worth) -> tuple[Columns, Floats, float]:
-        """All options, what each costs a plan at least, rising, and the score that no plan exceeds."""
+        """All options with their least cost to a plan, rising, and the bound on every plan."""
         values = self._values(worth)
         losses = np.concatenate([v.max() - v for v in values])
         kinds = np.repeat(np.arange(len(values)), [len(v) for v in values])

@@ -447,7 +447,7 @@ def _search(
 def _relaxed(
     both: Both, patterns: dict[Key, Pattern], inputs: Inputs
 ) -> tuple[float, Worth, Floats]:
-    """The bound by column generation, prices of patterns and [model or type] prices that gave it."""
+    """The bound by column generation, with the prices of patterns and [model or type] behind it."""
     every = both.models + len(both.seats)
     uncapped = np.full(every, np.inf)
     for number in range(every):
@@ -492,7 +492,7 @@ def _screened(
     worth: Worth,
     prices: Floats,
 ) -> tuple[list[Pattern], Ints, float]:
-    """Patterns and configurations that a better plan may use, and the score that others do not exceed."""
+    """Patterns and configurations that a better plan may use, and the bound on all others."""
     bound, known = between
     left_out = -np.inf
     values, _ = both.master.most(worth)

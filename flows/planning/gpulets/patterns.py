@@ -140,7 +140,7 @@ class Patterns:
         }
 
     def best(self, worth: Worth) -> list[tuple[float, Pattern]]:
-        """The best pattern, and those of other partitions that come near it, where any is worth something."""
+        """The best pattern and those of other partitions near it, if any is worth something."""
         priced = self._priced(worth)
         found: list[tuple[float, Pattern]] = []
         least = 0.0
@@ -155,7 +155,7 @@ class Patterns:
     def above(
         self, worth: Worth, least: float, most: int, watch: Watch | None = None
     ) -> tuple[list[Pattern], float]:
-        """Patterns worth more than `least`, about `most` at most, the dearest, less those another replaces.
+        """Up to about `most` dearest patterns worth more than `least`, without dominated ones.
 
         Another replaces a pattern that carries no less of any model, up to caps.
 
@@ -365,7 +365,7 @@ class Patterns:
         priced: "dict[int, _Priced]",
         least: Callable[[], float],
     ) -> Iterator[Found]:
-        """Every pattern of a partition that may be worth more than `least()`, which may rise meanwhile."""
+        """Every pattern of a partition worth more than `least()`, which may rise meanwhile."""
         if any(share not in priced for share in partition):
             return
         parts = [priced[share] for share in partition]

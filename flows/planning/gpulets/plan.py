@@ -273,7 +273,7 @@ def seat_pipelines(
 
 
 def _with_larger(known_us: Sequence[int], planned: int, limit_us: float) -> tuple[int, ...]:
-    """Latencies up to the planned batch, and of those that a burst fills where few requests are planned.
+    """Latencies up to the planned batch, and of batches that a burst fills at low rates.
 
     A burst is the 99th percentile of Poisson arrivals. Larger batches than these gain nothing: they
     vary less, and a part that runs one for long has those late that come meanwhile. Nor do sizes

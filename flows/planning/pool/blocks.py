@@ -255,7 +255,7 @@ class _Scale:
 
 
 def _scale(price: NDArray[np.float64], cutoff: float) -> _Scale:
-    """Where all prices are multiples of one, whatever is cheaper than the cutoff is so by that at least."""
+    """The least step below the cutoff, where all prices are multiples of one number."""
     step = step_of(price)
     if not step or cutoff > step * _MOST_STEPS:
         return _Scale(unit=cutoff, step=0.0, most=1.0)
@@ -445,7 +445,7 @@ _PLACING_NODES = 2000
 
 
 def placeable(problem: Problem, columns: Columns) -> tuple[NDArray[np.int64], list[int]]:
-    """A plan of one configuration for as many models as possible, [n, S] vGPUs, and who is left out.
+    """A plan [n, S] of one configuration for as many models as possible, and those left out.
 
     A model that serves anything runs some configuration with a vGPU per stage. So no plan serves
     more models than these, found by a program of one variable per model and vector of whole GPUs:

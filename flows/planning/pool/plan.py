@@ -121,7 +121,7 @@ def plan(inputs: Inputs, options: PlanOptions) -> Outcome:
 def _prices(
     inputs: Inputs, options: PlanOptions, space: Space
 ) -> tuple[float, dict[str, dict[str, float]]] | None:
-    """The bound of the relaxation and its prices, where they can be checked by trying every pipeline."""
+    """The bound of the relaxation and its prices, where trying every pipeline can check them."""
     problem, bound = space.problem, space.bound
     several = options.max_partitions > MOST_STAGES or bool(options.minimum_rps)
     if several or options.objective not in ("throughput", "cost", "power"):
@@ -139,7 +139,7 @@ def _prices(
 
 
 def _with_parts(inputs: Inputs, options: PlanOptions, goal: Goal, equal: Found) -> Outcome:
-    """The plan of equal parts, or a better one whose GPUs hold parts of several sizes and models."""
+    """The plan of equal parts, or a better one with parts of several sizes and models."""
     watch, trace = Stopwatch(), equal.trace
     problem, columns, vgpus = equal.space.problem, equal.columns, equal.vgpus
     score, bound, gpus = equal.score, equal.bound, None
@@ -195,7 +195,7 @@ def _with_parts(inputs: Inputs, options: PlanOptions, goal: Goal, equal: Found) 
 def _cut(
     inputs: Inputs, pipeline: PlannedPipeline, pools: Mapping[int, PlannedCut | None]
 ) -> PlannedPipeline:
-    """Stages on parts of percents with the pools placed for them, and what they take of their GPU."""
+    """Stages on parts in percents with their placed pools, and their shares of a GPU."""
     profile = inputs.profiles[inputs.workload.models[pipeline.model].name]
     stages = tuple(
         stage
@@ -256,7 +256,7 @@ def _with_free(
     used: tuple[Columns, NDArray[np.int64]],
     promised: NDArray[np.float64],
 ) -> tuple[NDArray[np.int64], BestEffort | None]:
-    """Pools widened by free GPUs, and best-effort pipelines, where wanted, on others that are free."""
+    """Pools widened by free GPUs, and optional best-effort pipelines on the other free ones."""
     columns, vgpus = used
     planned = planned_rps(columns, vgpus, promised)
     if not options.own["overflow"]:

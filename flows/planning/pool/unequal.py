@@ -152,7 +152,7 @@ def search(
     trace: Trace,
     watch: Watch,
 ) -> Answer:
-    """A plan over cuts that is better than a score known, where one is found, and the bound of all of them.
+    """A plan over cuts above a known score, if one is found, and the bound on all of them.
 
     Raises:
         InfeasibleError: a model has no configuration.

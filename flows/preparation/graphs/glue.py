@@ -1,4 +1,4 @@
-"""Glue: small ONNX graphs between two modules of an application, split, profiled and placed like any model.
+"""Glue: small ONNX graphs between two modules, split, profiled and placed like any model.
 
 `crop` cuts one box out of each picture and brings it to one size:
 

@@ -218,7 +218,7 @@ class _Sizes:
 
 
 def _sizes(parts: Iterable[tuple[int, str]]) -> _Sizes:
-    """A share as a divisor, as percents where it was measured alone or is no 1/v, or of a MIG slice."""
+    """A share as a divisor, as percents (measured alone or no 1/v), or as a MIG slice."""
     spelled: list[tuple[int | None, int | None, str | None, str]] = []
     for share, basis in parts:
         divisor = divisor_of(share)

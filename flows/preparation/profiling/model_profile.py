@@ -1,4 +1,4 @@
-"""Every block of a model measured in onnxruntime, on CPU classes or a GPU, and the whole model beside the sum of its blocks.
+"""Every block of a model measured in onnxruntime, and the whole beside the sum of its blocks.
 
 What an earlier run left is found by content, and said to be reused.
 """

@@ -48,7 +48,7 @@ class PairKey(NamedTuple):
 
 
 def cuts_in_two(gpu_class: GpuClass) -> list[tuple[int, int]]:
-    """Shares of two parts of one GPU of which none can be larger beside the other, the smaller one first."""
+    """Shares of two parts of one GPU, neither of which can grow, the smaller one first."""
     listed = [
         (one * PER_PERCENT, other * PER_PERCENT)
         for cut in gpu_class.partitions

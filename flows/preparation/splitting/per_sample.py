@@ -253,7 +253,7 @@ def _last(exported: _Exported, first: int, folder: Path) -> int:
 
 
 def _run_between(exported: _Exported, first: int, last: int, folder: Path) -> set[str] | None:
-    """Tensors that carry the batch among those of layers [first, last); None where these do not run."""
+    """Tensors of layers [first, last) that carry the batch; None where these do not run."""
     given = exported.specs(exported.crossing(first)) if first else exported.inputs.specs
     assert given is not None, "first is such a position"
     part = onnx.ModelProto()

@@ -190,7 +190,7 @@ class OtherHosts:
                 self._keep(address, stay, gone, generation)
 
     def _keep(self, address: str, stay: list[str], gone: list[str], generation: int) -> None:
-        """Have nodes of a host go on with one generation alone, and take models of others off it."""
+        """Reduce a host's nodes to one generation and unload the models of the others."""
         there = self.at(address)
         speakers = [*map(node_model, stay), *gone]
         with contextlib.suppress(ServerError):

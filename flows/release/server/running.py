@@ -165,7 +165,7 @@ class ServerState:
             time.sleep(TAKEOVER_POLL_SECONDS)
 
     def load(self, model: str) -> None:
-        """Load a model of the repository in every gateway, or load it anew if its configuration changed."""
+        """Load a model in every gateway; reload it if its configuration changed."""
         self._post_to_all(f"/v2/repository/models/{model}/load")
 
     def unload(self, model: str) -> None:

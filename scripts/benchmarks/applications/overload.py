@@ -78,7 +78,7 @@ def overload(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def served_rps(loaded: Loaded, seconds: float) -> dict[str, float]:
-    """Requests per second answered in time, by model or application and of all, but for the first `WARM_S`."""
+    """Requests/s in time by model or application and of all, after the first `WARM_S`."""
     rows = loaded.records
     good = (rows["outcome"] == SERVED) & (rows["intended_us"] >= s_to_us(WARM_S))
     found = {

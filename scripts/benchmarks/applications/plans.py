@@ -1,4 +1,4 @@
-"""Applications of emulated models for the benchmarks of this folder, and what their jobs must answer.
+"""Applications of emulated models for this folder's benchmarks, and their right answers.
 
 Every model has one stage on vGPUs of its own, which takes 100 ms for its planned batch of four
 rows. Rows that a module gives are drawn by its input (`runtimes/emulated.py`), so a file of
@@ -204,7 +204,7 @@ class Requests(NamedTuple):
 
 
 def requests_of(folder: Path, name: str, *, seed: int = 0) -> Requests:
-    """Random requests of an application that is served from a folder, and what its models answer."""
+    """Random requests of an application served from a folder, and its models' answers."""
     deployment = Deployment.read(ServeSettings.read(folder / "settings.json"), 1)
     rng = np.random.default_rng(seed)
     graph = deployment.applications[deployment.application_numbers[name]]

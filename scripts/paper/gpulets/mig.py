@@ -95,7 +95,7 @@ def workload(profiles: Profiles) -> Workload:
 
 
 def ways(profiles: Profiles, asked: Workload) -> dict[str, dict[int, float]]:
-    """Requests/s of a slice of each compute size that one model has, with the best processes and batch."""
+    """Requests/s of one model on a slice of each size, with the best processes and batch."""
     found: dict[str, dict[int, float]] = {}
     for demand in asked.models:
         best = found.setdefault(demand.name, {})

@@ -88,7 +88,7 @@ def fit_figures(data: Path) -> list[Figure]:
 
 
 def workload_figures(data: Path, gpus: int) -> list[Figure]:
-    """Highest rates of seven mixes by every planner, and what a simulation says of the exact plans."""
+    """Highest rates of seven mixes by every planner, and simulations of the exact plans."""
     profiles, model = profiles_of(data), constants(data)
     figures: list[Figure] = []
     for name, items in workloads(data).items():
@@ -142,7 +142,7 @@ def workload_figures(data: Path, gpus: int) -> list[Figure]:
 
 
 def late_figures(name: str, exact: Plan, ignorant: Plan) -> list[Figure]:
-    """Requests late or dropped at the rates that are called schedulable, as neighbours really run."""
+    """Requests late or dropped at the rates called schedulable, under real neighbours."""
     found: list[Figure] = []
     for what, plan, most in (("", exact, 1.0), (" blind to interference", ignorant, None)):
         run = simulate(plan, SimOptions(duration_s=SIMULATED_S, interference="overlap"))
@@ -162,7 +162,7 @@ def late_figures(name: str, exact: Plan, ignorant: Plan) -> list[Figure]:
 
 
 def overlap_figures(name: str, plans: Mapping[str, Plan]) -> list[Figure]:
-    """Highest rates at which 99 % are in time as neighbours really run, beside the exact planner's."""
+    """Highest rates with 99 % in time under real neighbours, beside the exact planner's."""
     options = SimOptions(duration_s=SIMULATED_S, interference="overlap")
     rates = {planner: find_goodput(plan, options).rps for planner, plan in plans.items()}
     best = rates["gpulets"]
@@ -239,7 +239,7 @@ def wave_figures(data: Path, gpus: int) -> list[Figure]:
 
 
 def overload_figures(data: Path, gpus: int) -> list[Figure]:
-    """The worst a model fares at its even planned rate while one beside it offers three times its own."""
+    """The worst attainment of a model beside one that offers three times its planned rate."""
     profiles, known = profiles_of(data), {GPU: constants(data)}
     figures: list[Figure] = []
     for name, items in workloads(data).items():

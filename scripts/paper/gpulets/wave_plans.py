@@ -1,4 +1,4 @@
-"""A mix whose load rises and falls twice, and the planner that follows it on as few GPUs as carry it.
+"""A mix whose load rises and falls twice, followed by the planner on the fewest GPUs.
 
 Here: the wave and its plans. Not here: simulating it (`study`), serving it (`served`).
 """

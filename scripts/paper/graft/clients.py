@@ -85,7 +85,7 @@ def rides(
     headroom: float = 1.0,
     phases: str = "even",
 ) -> tuple[list[Figure], dict[str, Any]]:
-    """Attainment of fleets at planned rates and as Poisson at 0.9 of them, and how full their rides are."""
+    """Attainment of fleets at planned rates and as Poisson at 0.9, and the fill of their rides."""
     figures: list[Figure] = []
     for planner in ("gslice-plus", "graft", "pool"):
         own: dict[str, Any] = {"headroom": headroom}
@@ -148,7 +148,7 @@ def _frames(
 
 
 def by_deadline(plan: Plan, result: SimResult) -> float | None:
-    """Share of the same requests that are in time where every pool runs what waits there by deadline; None: two stages.
+    """Share in time if every pool runs its queue by deadline; None for two stages.
 
     As soon as a vGPU is free it takes as many as the plan's batch that all end by the tightest
     deadline of them.
@@ -299,7 +299,7 @@ def first_plan(
 
 @cache
 def looped(data: Path, name: str, how: Loop, *, foresight: bool = False) -> dict[str, Any]:
-    """A run, as `simulate --clients --steer --json` has it, and its shares over those of `static-plus`."""
+    """A run of `simulate --clients --steer --json`, and its shares over those of `static-plus`."""
     clients = clients_of(data, name, how)
     last = models(data)[name].blocks - 1
     idle = Entry(name="idle", block=last, budget_us=clients[0].slo_us, rate_rps=LEAST_RPS)
@@ -363,7 +363,7 @@ def closed_loop(data: Path, how: Loop, names: Sequence[str]) -> tuple[list[Figur
 
 
 def _per_request(found: Mapping[str, Any]) -> float:
-    """Percents held over requests in time, beside the same of a plan of `static-plus` in force all the time."""
+    """Percents held per request in time, beside those of a permanent `static-plus` plan."""
     static = found["static_plus"]
     own = found["mean_percent"] / max(found["attainment"] * found["offered"], 1)
     return own / (static["percent"] / max(static["served"], 1))

@@ -1,4 +1,4 @@
-"""Clients that move their cuts every few seconds behind a real Triton server, and `poolpipe steer`, which follows.
+"""Clients that move their cuts every few seconds on a real Triton, and `poolpipe steer`.
 
 Emulated vGPUs of a V100 run tails of a model of the paper (tensors of 4 KB). Clients announce as
 the wheel does (`triton_backend/client/announcing.py`), send at their cut at equal gaps, and every
@@ -197,7 +197,7 @@ class Project(Served):
         return {k: v for k, v in os.environ.items() if k != "POOLPIPE_HOME"} | own
 
     def _planned(self, options: argparse.Namespace) -> Plan:
-        """One entry of hardly any rate, and a shadow pool for all clients that are on the move at once."""
+        """One entry of hardly any rate, and a shadow pool for all clients that move at once."""
         budget_us = round(1e3 * options.budget_ms)
         idle = Entry(name="idle", block=0, budget_us=budget_us, rate_rps=options.rps)
         inputs = inputs_of(options.data, options.model, (idle,), GPUS)
@@ -310,7 +310,7 @@ class Watch:
 
 
 def longest_wait_s(project: Project) -> float:
-    """The longest from a request's arrival at the scheduler to the next dispatch, around changes of plan."""
+    """The longest time from an arrival to the next dispatch, around plan changes."""
     changed, dispatched = project.changes_and_dispatches()
     arrived = np.array([us for us, item in project.events() if isinstance(item, Arrival)])
     first = arrived[np.searchsorted(arrived, dispatched[:-1], "right").clip(max=len(arrived) - 1)]

@@ -48,7 +48,7 @@ def static_plus(
     clients: Sequence[ClientSpec],
     duration_s: float,
 ) -> Plan | None:
-    """`static-plus` for clients that cut where the mean of their link says, at their own rates and budgets.
+    """`static-plus` for clients that cut by the mean of their link, at their rates and budgets.
 
     Raises:
         InfeasibleError: its own rule cannot serve them.

@@ -266,7 +266,7 @@ def largest_multiple(inputs: Inputs, planner: str) -> tuple[float, float]:
 
 
 def _by_clients(data: Path, name: str, gpus: int, random: np.random.Generator) -> dict[str, float]:
-    """By planner how many clients of a row, from its first on, are planned together, found by halves."""
+    """How many clients of a row each planner plans together, found by bisection."""
     row: list[Entry] = []
 
     def planned(planner: str, count: int) -> bool:

@@ -124,7 +124,7 @@ def points(options: argparse.Namespace) -> Iterator[Row]:
 
 
 def guard(options: argparse.Namespace) -> list[Figure]:
-    """Attainment with either guard at the whole rate and a tenth more, worst and mean of rounds in turns."""
+    """Attainment with either guard at the rate and a tenth more, by paired rounds."""
     plan = planned("resnet50", options)
     warming = argparse.Namespace(**vars(options) | {"seconds": options.warm_seconds})
     found: dict[tuple[str, float], list[dict[str, float]]] = {}

@@ -452,7 +452,7 @@ def eager(study: Study) -> list[Figure]:
 
 
 def advice(study: Study) -> list[Figure]:
-    """Figure 15: pools that follow their advice, from half and double the right size and through a day."""
+    """Figure 15: pools that follow advice, from half and double the right size, over a day."""
     rows = rows_of(study.data / "profiles_A100.csv")[:ADVISED_MODELS]
     return [*_from_the_wrong_size(study, rows), *_day(study, rows)]
 

@@ -1,4 +1,4 @@
-"""Nights that are replanned by one command, on a real Prefect server and beside a system that serves."""
+"""Nights replanned by one command, on a real Prefect server beside a serving system."""
 
 import json
 import shlex

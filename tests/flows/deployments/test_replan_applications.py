@@ -1,4 +1,4 @@
-"""An application under load is replanned for what was measured, rolled out in place, and put back."""
+"""An application under load is replanned from measurements, rolled out, and put back."""
 
 import json
 import subprocess

@@ -98,7 +98,7 @@ def test_an_unknown_kind_of_proof_is_refused(
 
 
 def test_prices_of_gpus_that_are_not_scarce_prove_the_rates_asked_for() -> None:
-    """At least cost the bound is that of the cheapest pipelines, less what scarce classes cost more."""
+    """For cost the bound is the cheapest pipelines' price, less what scarce classes add."""
     _, plan = planned("cost-02")
     first = plan.certificate["proof"][0]
     rates = first["prices"]["rates"]

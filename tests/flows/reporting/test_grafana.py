@@ -1,4 +1,4 @@
-"""The Grafana dashboard asks for metrics that the serving side publishes, and panels do not overlap."""
+"""The Grafana dashboard asks for published metrics, and its panels do not overlap."""
 
 import itertools
 import json

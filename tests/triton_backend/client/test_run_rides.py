@@ -1,4 +1,4 @@
-"""Clients at different cuts of a real model whose tails ride together behind a real Triton server."""
+"""Clients at different cuts of a real model whose tails share batches on a real Triton."""
 
 import os
 import signal

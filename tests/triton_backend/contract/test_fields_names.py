@@ -1,4 +1,4 @@
-"""Names: one pattern for everything that is named, checked when it is read, complained of in one line."""
+"""Names: one pattern for all, checked when read, refused in one line."""
 
 import json
 from collections.abc import Callable

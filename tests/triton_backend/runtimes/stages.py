@@ -47,7 +47,7 @@ def write_doubling(folder: Path, *, forwards: str | None = None, **options: obje
 
 
 def write_crops(folder: Path, most: int) -> Artifact:
-    """A stage that gives every sample x as many times as x[0] says, 0 to `most`, and these counts."""
+    """A stage that repeats every sample x x[0] times, 0 to `most`, and gives the counts."""
     numbers = helper.make_tensor("numbers", TensorProto.FLOAT, [1, most], list(range(most)))
     zero = helper.make_tensor("zero", TensorProto.INT64, [1], [0])
     nodes = [

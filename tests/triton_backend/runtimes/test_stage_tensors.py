@@ -109,7 +109,7 @@ def test_a_model_by_itself_answers_one_row_per_sample() -> None:
 
 
 def test_rows_that_would_be_made_up_are_refused(tmp_path: Path) -> None:
-    """Of a real detector a module runs as many rows as there are, also where it is asked for the most it may run."""
+    """A module after a real detector runs as many rows as there are, up to its maximum."""
     plan = served_applications.onnx_plan(tmp_path)
     (graph,) = (one for one in plan.applications if one.application.name == "crops")
     detect, classify = graph.application.modules

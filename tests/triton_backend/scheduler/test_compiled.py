@@ -1,4 +1,4 @@
-"""Kernels give the same answers compiled and as plain Python, and are compiled once for all processes."""
+"""Kernels answer alike compiled and as plain Python, and compile once for all processes."""
 
 import os
 import subprocess
@@ -102,7 +102,7 @@ class Wide(NamedTuple):
 
 
 def test_a_kernel_is_remembered_with_the_constants_and_fields_that_it_imports() -> None:
-    """Else one whose constant changes in another file would go on with the former value, from the cache."""
+    """A kernel whose constant changes in another file must not come from the cache."""
     assert _imported({"SEATS": 3, "Row": Narrow, "name": "any"}) == {
         "SEATS = 3",
         "Row = ('first',)",

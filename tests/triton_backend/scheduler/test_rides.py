@@ -1,4 +1,4 @@
-"""Joint runs: who sits where, when they leave, and what becomes of members that are late, lost or cancelled."""
+"""Shared batches: rows, departures, and members that are late, lost or cancelled."""
 
 from typing import get_args
 
@@ -155,7 +155,7 @@ def rides_by_number(decided: list[Decision]) -> dict[int, Ride]:
 
 @pytest.mark.parametrize("entry", [ALIGNED, AT_JUNCTION])
 def test_who_has_time_gives_up_its_seats_and_sits_in_a_later_ride(entry: int) -> None:
-    """For a pipeline of one stage there, and for one with another stage on another pool before it."""
+    """One pipeline of one stage there, and one with a stage on another pool before it."""
     told = Told(two_tails())
     told.arrive(0, AT_JUNCTION, samples=4)  # leaves at once
     waits = the_ride(told.arrive(10, AT_JUNCTION, samples=4))
@@ -559,7 +559,7 @@ def test_plain_python_boards_as_compiled_kernels() -> None:
 
 
 def all_aboard(plan: Plan, riders: int) -> Scheduler:
-    """A scheduler that sends nothing more, with so many requests in flight, each in a batch of its own."""
+    """A scheduler with so many requests in flight, each in its own batch, that sends no more."""
     scheduler = Scheduler(plan)
     for number in range(riders):
         arrival = Arrival(

@@ -65,7 +65,7 @@ def edge_plans(draw: st.DrawFn) -> Plan:
 
 @st.composite
 def plans_of_models(draw: st.DrawFn) -> Plan:
-    """One to four models of one or two pipelines, and an application over them where there are several."""
+    """One to four models of one or two pipelines, and an application over several of them."""
     pools = st.builds(
         edge_pool,
         st.sampled_from([1, 2, 64]),

@@ -154,7 +154,7 @@ def served(*names: str) -> Plan:
 
 @pytest.mark.long
 def test_every_front_has_a_port_of_its_own_and_keeps_it(tmp_path: Path) -> None:
-    """Two of eighteen names would get one port by chance, and one of their fronts could not listen."""
+    """Eighteen names get eighteen ports: two fronts cannot listen on one."""
     names = [f"model-{number}" for number in range(200)]
     settings = ServeSettings.begin(tmp_path, served(*names), ServeOptions(base_port=20_000))
     first = front_ports(served(*names), settings)

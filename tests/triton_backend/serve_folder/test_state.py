@@ -1,4 +1,4 @@
-"""The state file has two writers, the keeper and a rollout, and neither takes back what the other wrote."""
+"""Two writers of the state file, keeper and rollout, keep what the other wrote."""
 
 import threading
 from collections.abc import Callable

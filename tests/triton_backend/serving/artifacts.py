@@ -62,7 +62,7 @@ def affine(
     boundary_type: str = "FP32",
     second_on: tuple[str, int, int] = ("SLOW", 1, 0),
 ) -> HandModel:
-    """y = x * FACTOR + OFFSET in two stages, on two nodes unless told otherwise (class, node, GPU)."""
+    """y = x * FACTOR + OFFSET in two stages, by default on two nodes (class, node, GPU)."""
     first = write_stage(root, f"{name}-0", "Mul", FACTOR, ("x", "middle"))
     second = write_stage(root, f"{name}-1", "Add", OFFSET, ("middle", "y"))
     boundary = (tensor("middle", 3, dtype=boundary_type),)

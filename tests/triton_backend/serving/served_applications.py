@@ -97,7 +97,7 @@ def expected(deployment: Deployment, name: str, request: Arrays) -> Arrays:
 
 
 def right_answers(deployments: Sequence[Deployment], name: str, request: Arrays) -> list[Arrays]:
-    """Every answer that an application of emulated models may give while generations of it are served.
+    """Every right answer of an application of emulated models while generations are served.
 
     What an emulated model makes of a row depends on the tensors between its stages, and how many
     rows it gives on the mean that its generation states. So each module may have run as any

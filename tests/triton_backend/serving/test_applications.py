@@ -38,7 +38,7 @@ NAMES = ("actdet", "chain", "fork", "traffic", "alone", "m_a")
 
 
 def served_plan(plan_id: str = "apps") -> Plan:
-    """A diamond, a chain, a fork, a fork whose rows vary over four models, of which one is served by itself too.
+    """A diamond, a chain and two forks, one of varying rows, over four models.
 
     And a detector alone.
     """

@@ -83,7 +83,7 @@ def keeping(answers: list[Result]) -> Callable[[Result], None]:
 
 
 def is_late(refusal: str) -> bool:
-    """True where there was no time left to run it, to run it again, or to end what ran on a busy machine."""
+    """True where no time was left to run it, to retry it, or to end what ran."""
     return any(text in refusal for text in ("cannot be met", "its worker died", "given up"))
 
 

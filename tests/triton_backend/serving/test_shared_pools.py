@@ -1,4 +1,4 @@
-"""Pools that several models share, unequal shares and entries, over real sockets, without Triton."""
+"""Shared pools, unequal shares and entries, over real sockets, without Triton."""
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator

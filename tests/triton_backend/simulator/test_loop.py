@@ -1,4 +1,4 @@
-"""The event loop of the simulator ends whatever its counts say, so that what is wrong with them can be said."""
+"""The simulator's event loop ends whatever its counts say, so that errors can be named."""
 
 import os
 import subprocess

@@ -72,7 +72,7 @@ def test_every_job_has_an_outcome_and_none_is_late(*, optional: bool, load_facto
 def served_by_hand(
     modules: tuple[Module, ...], took_us: Mapping[str, int], arrivals: list[int], rows: int
 ) -> list[int]:
-    """Ends of jobs where every module has one server that takes a row at a time, first come first served."""
+    """Ends of jobs if every module has one server, a row at a time, first come first served."""
     free = dict.fromkeys((m.model for m in modules), 0)
     left = {(job, m.name): len(m.parents) for job in range(len(arrivals)) for m in modules}
     open_rows: dict[tuple[int, str], int] = {}
@@ -133,7 +133,7 @@ def test_a_run_is_the_same_again_and_equal_gaps_are_kept() -> None:
 
 
 def test_overload_holds_no_half_done_jobs_and_keeps_goodput() -> None:
-    """A diamond beside single models that take half of its vGPUs' time, at three times their rates."""
+    """A diamond beside models that take half of its vGPUs' time, at three times their rates."""
     plan = plan_of(diamond(), gpus=4, rate_rps=500.0)
     served: dict[float, float] = {}
     for load_factor in (0.8, 0.9, 1.0, 3.0):

@@ -63,7 +63,7 @@ def test_nothing_is_lost_where_runs_vary_and_workers_die(
 
 
 def test_rides_of_queues_that_another_plan_has_not_are_counted_where_there_is_room() -> None:
-    """A request of the first plan's third queue sits in a ride that leaves under a plan of one queue."""
+    """A ride with a request of a former plan's third queue leaves under a plan of one queue."""
     problem = case(0, 7, blocks=4, rates=(30,))
     options = PlanOptions(planner="graft", objective="share")
     plan = make_plan(problem.profiles, problem.cluster, problem.workload, options)

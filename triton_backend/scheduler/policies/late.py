@@ -423,7 +423,7 @@ def measure_rate(tables: Tables, queue: int, samples: int) -> None:
 
 @inlined
 def _fills(tables: Tables, queue: int, pipeline: int, samples: int) -> bool:
-    """Whether a batch of so many samples gathers and ends within the budget, at the measured rate."""
+    """Whether a batch of so many samples gathers and ends in the budget at the measured rate."""
     topology = tables.topology
     row = tables.queues[queue]
     left = topology.queues[queue]["budget_us"] - topology.path_us[pipeline, samples]
@@ -575,7 +575,7 @@ def _goes_first(tables: Tables, one: int, other: int) -> bool:
 
 @kernel
 def _free_at(tables: Tables, pool: int, start_us: int, enough: int) -> tuple[int, int]:
-    """vGPUs of a pool on which a batch may start at an instant, and when the next of the others is free.
+    """vGPUs of a pool on which a batch may start at an instant, and when the next is free.
 
     It ends where they are more than `enough`; from the last one on, as the first that is free is
     taken.

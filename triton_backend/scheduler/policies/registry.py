@@ -28,11 +28,11 @@ Decide = Callable[[Tables, int], int]
 
 REACTIVE = "reactive"  # the ablation without reservations
 SIMULATOR_ONLY = (REACTIVE, "nexus", "shepherd", "triton")
-"""Policies of others, each a module of its name in `triton_backend/simulator/papers/`, loaded on demand."""
+"""Comparison policies: modules of `triton_backend/simulator/papers/`, loaded on demand."""
 
 
 def _load() -> dict[str, Decide | LateRules]:
-    """Every policy that a module of this folder states, in the order of files and then as stated."""
+    """Every policy that a module of this folder states, by file, then in stated order."""
     found: dict[str, Decide | LateRules] = {}
     for name in sorted(module.name for module in iter_modules(policies.__path__)):
         if f"{policies.__name__}.{name}" == __name__:

@@ -242,7 +242,7 @@ class FrontBatches:
         self._current = self._generations.get(deployment.tag)
 
     def retire_before(self, current: int, now_us: int) -> None:
-        """Remove the slots of older generations once nothing of them is in flight, nor to be dispatched.
+        """Remove slots of older generations once nothing of them is queued or in flight.
 
         What was decided before the plan changed may be dispatched a little later.
         """

@@ -267,7 +267,7 @@ class _EntryTensors:
 
 
 def _parameter(parameters: str, name: str) -> str:
-    """A parameter of a request, or a header that Triton forwards among them (a W3C trace context)."""
+    """A parameter of a request, or a header that Triton forwards (a W3C trace context)."""
     if name not in parameters:
         return ""
     try:

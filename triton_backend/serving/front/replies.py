@@ -1,4 +1,4 @@
-"""What a client is answered, and the threads that send it, because Triton's `send` blocks its caller."""
+"""Answers to clients, and the threads that send them: Triton's `send` blocks its caller."""
 
 import logging
 import threading

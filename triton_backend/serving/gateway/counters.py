@@ -83,7 +83,7 @@ class GatewayCounters:
     _plan: Plan | None = None
 
     def serve(self, plan: Plan) -> dict[StagePlace, StageUse]:
-        """Counters of a plan's stages, which go on where the plan before had one of the same name."""
+        """Counters of a plan's stages; those of the same name in the plan before go on."""
         plans = [plan] if self._plan is None else [self._plan, plan]
         self._plan = plan
         labels = {one for served in plans for one in stage_labels(served).values()}

@@ -28,7 +28,7 @@ class HeldSlot(NamedTuple):
 
 @dataclass(slots=True)
 class _Aborted:
-    """A batch: its generation, its ABORT, who has yet to let go, what is held, and until when at most."""
+    """A batch: generation, ABORT, processes yet to let go, held slots, and until when at most."""
 
     generation: int
     notice: bytes

@@ -215,7 +215,7 @@ class Jobs:
         return found
 
     def stranded(self, generation: int, vgpus: AbstractSet[int]) -> list[Job]:
-        """Jobs not done of which something lies on the shelves of these vGPUs, which nobody can read any more."""
+        """Unfinished jobs with retained outputs on these vGPUs, which cannot be read any more."""
         return [
             job
             for job in self._jobs.values()

@@ -500,7 +500,7 @@ class Gateway:
 
     @property
     def guests(self) -> int:
-        """Batches of earlier generations among those in flight, and generations whose slots jobs need."""
+        """Batches in flight of earlier generations, and generations whose slots jobs need."""
         served = self._served
         sent = sum(batch.generation is not served for batch in self._batches.values())
         needed = self._jobs.generations() - {served.deployment.generation}
@@ -1042,7 +1042,7 @@ class Gateway:
         batch.given = rows
 
     def _fail_without_rows(self, number: int, stage: int) -> bool:
-        """Fail a batch of modules whose last stage is over, where nobody says how many rows it gave."""
+        """Fail a batch of modules that ended without a report of its number of rows."""
         batch = self._batches[number]
         last = stage == len(batch.slots) - 1 == batch.reported
         if not last or batch.shelf is None or batch.complete():
@@ -1084,7 +1084,7 @@ class Gateway:
                     self._apply(Emitted(now_us=self._last_us, request_id=task, rows=rows))
 
     def _answer_jobs(self, batch: BatchInFlight) -> None:
-        """Where a batch has ended that ran jobs of a module alone, have their fronts answer them."""
+        """Have fronts answer the jobs of an ended batch whose module ran alone."""
         if batch.shelf is not None and batch.reported == len(batch.slots) and not batch.failed:
             for request in batch.dispatch.request_ids:
                 if request < FIRST_TASK:
@@ -1186,7 +1186,7 @@ class Gateway:
             self._send_waiting()
 
     def to_let_go(self, peer: Address) -> list[bytes]:
-        """ABORT of every batch that a front or worker has yet to let go of, for one that comes back."""
+        """ABORT of every batch not let go of yet, for a front or worker that comes back."""
         return self._held.notices(peer)
 
     def _give_up(self, number: int) -> None:
@@ -1515,7 +1515,7 @@ class Gateway:
         self._send(WorkerAddress(deployment.generation, ride.vgpu), data)
 
     def _new_ride(self, decision: Ride) -> RideInFlight:
-        """A ride heard of first, of batches dispatched by the same event, or before and then in other rides."""
+        """A new ride of batches dispatched by the same event, or earlier and in other rides."""
         seats = {seat.batch_id: seat for seat in decision.members}
         for generation, dispatch in reversed(self._waiting_for_slots):
             if seat := seats.get(dispatch.batch_id):

@@ -69,7 +69,7 @@ _TICKS = os.sysconf("SC_CLK_TCK")
 
 
 def dead_after_us(latency_us: int) -> int:
-    """For how long a process may be silent that runs stages of a latency, before it is dead for certain."""
+    """How long a process that runs stages of a latency may be silent before it counts as dead."""
     return DEAD_BY_NOW_US + HUNG_FACTOR * latency_us
 
 
@@ -87,7 +87,7 @@ def thread_states(pid: int) -> set[str]:
 
 
 class ThreadUse(NamedTuple):
-    """Whether a thread wants a processor now (it runs, or waits for one), and for how long it has run in all."""
+    """Whether a thread runs or waits for a processor now, and its run time in all."""
 
     wants: bool
     ran_us: int
@@ -280,7 +280,7 @@ class HealthWatch:
         return None
 
     def _starved_us(self, vgpu: int, pid: int, since_us: int) -> int:
-        """For how long a worker wanted a processor and had none, since half of its batch's time was over."""
+        """Time a worker lacked a processor since half of its batch's time was over."""
         began_us, starvation = self._starvation.get(vgpu, (0, Starvation()))
         if began_us != since_us:
             starvation = Starvation()

@@ -265,7 +265,7 @@ class WorkerSupervisor:
                 yield Order(vgpu, Kind.RETIRE)
 
     def _starved_us(self, vgpu: int, last_us: int, now_us: int) -> int:
-        """For how long a late worker wanted a processor and had none, since it was first seen to be late."""
+        """Time a late worker lacked a processor since it was first seen to be late."""
         return self._starvation[vgpu, last_us].look(self._threads(vgpu), now_us)
 
     def _lost_batches(self, awaited: Iterable[Awaited], now_us: int) -> Iterator[Action]:
@@ -295,7 +295,7 @@ class WorkerSupervisor:
         return True
 
     def _recovered(self, up: AbstractSet[int]) -> list[Action]:
-        """Quarantined workers that are as fast as the others again, or whose pool has nobody else."""
+        """Quarantined workers that are fast again, or whose pool has no other."""
         return [Readmit(v) for v in self._quarantine if self._workers.has_recovered(v, up)]
 
     def _paces(self, now_us: int, up: AbstractSet[int]) -> Iterator[Action]:

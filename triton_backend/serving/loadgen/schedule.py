@@ -61,7 +61,7 @@ def rates_of(
     load_factor: float | None = None,
     rate_rps: float | None = None,
 ) -> dict[str, float]:
-    """Planned rates of the models and applications named (None = all), times a load factor or scaled to a total.
+    """Planned rates of named models and applications (None: all), times a factor or to a total.
 
     Of a model beside applications that use it, what they leave: as the simulator offers it.
 

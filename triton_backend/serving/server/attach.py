@@ -1,4 +1,4 @@
-"""A plan beside the models that a PyTriton program binds itself, in the server that PyTriton starts.
+"""A plan beside the models that a PyTriton program binds itself, in PyTriton's server.
 
     from pytriton.triton import Triton
     from triton_backend import attach

@@ -302,7 +302,7 @@ class TritonServer:
             os.kill(self.pid, number)
 
     def drain(self, repository: Path, exits: ExitWatch, timeout_s: float) -> None:
-        """Have it answer what is in flight and unload its models, and end it when their processes are gone.
+        """Answer what is in flight, unload the models, and end when their processes are gone.
 
         It looks once a second itself whether its models are. It is killed where that takes longer
         than the time given.
@@ -517,7 +517,7 @@ class KeptServer:
         return self._settings.folder / "logs" / f"triton{number}.log"
 
     def _wait_ready(self, server: TritonServer) -> None:
-        """Wait; time in which a model compiles, shows that it lives, and is not over, is no time of waiting."""
+        """Wait; time in which a model compiles, alive and not finished, does not count."""
         log, looks, hung = self._log_path, 0, None
         while hung is None and looks < READY_SECONDS / WATCH_SECONDS:
             compiled, hung = self._look_at_compiling()
@@ -540,7 +540,7 @@ class KeptServer:
         )
 
     def _look_at_compiling(self) -> tuple[bool, str | None]:
-        """Whether a model was seen to compile since the last look, and which one does without end."""
+        """Whether a model compiled since the last poll, and which one does without end."""
         found = compiling(self._settings.place / "pids")
         hung = next((f"{one.model} {why}" for one in found if (why := one.complaint())), None)
         if not found or found[0].heard_us == self.compiled_us:

@@ -232,7 +232,7 @@ class Connection:
             call()
 
     def drain(self, patience_s: float) -> None:
-        """Wait until the first of the tensors that wait are sent, or nothing is for `patience_s`."""
+        """Wait until the first waiting tensors are sent, or none is for `patience_s`."""
         with self._lock:
             before = self._payloads_sent
             if not self._payloads:

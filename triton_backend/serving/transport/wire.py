@@ -430,7 +430,7 @@ class AnswerBody(NamedTuple):
 
 
 class Piece(NamedTuple):
-    """Rows [at, at + rows) of what is gathered lie in rows [row, row + rows) of a slot of a generation.
+    """Gathered rows [at, at + rows) lie in rows [row, row + rows) of a generation's slot.
 
     `group`: which of the producer's outputs, those with one row per sample (0) or those of one
     count.

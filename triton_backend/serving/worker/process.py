@@ -263,7 +263,7 @@ class StageWorker:
     # Handler of the event loop
 
     def on_frame(self, connection: Connection, header: Header, body: bytes) -> None:
-        """Batches from fronts, workers and the scheduler, runs for the node, orders of the scheduler.
+        """Batches from fronts, workers and scheduler, runs for the node, scheduler's orders.
 
         Raises:
             FrameError: nobody may say this to a worker.

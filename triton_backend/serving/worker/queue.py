@@ -97,7 +97,7 @@ class _Served(NamedTuple):
 
 
 class BatchQueue:
-    """Batches of one vGPU by number, of all stages that it holds and all generations that it serves.
+    """Batches of one vGPU by number, over all its stages and generations.
 
     Args:
         segment: where their tensors lie; it has a slot for every batch accepted.

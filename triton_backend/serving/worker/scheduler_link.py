@@ -95,7 +95,7 @@ class SchedulerLink:
         self._hellos.pop(tag, None)
 
     def report(self, idle_us: Callable[[], int]) -> bool:
-        """Connect and say HELLO, while busy too, and once more when idle, which may be sooner than said.
+        """Connect and send HELLO, even while busy, and again when idle.
 
         From another host, only when heartbeats have brought the gateway's time.
 

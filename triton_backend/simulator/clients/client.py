@@ -256,7 +256,7 @@ class VirtualClient:
         return self._tried(request, found, now_us)
 
     def _tried(self, request: _Request, found: Decision, now_us: int) -> int | None:
-        """Where a request is cut that was not known to be feasible, or whose upload went too slowly."""
+        """The cut of a request that is not known to be feasible or uploads too slowly."""
         if found.feasible:
             return self._begun_at(request, found)
         if found.trial is None or self._link.waiting_bytes(now_us) or self._turns:

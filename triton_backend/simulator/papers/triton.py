@@ -50,7 +50,7 @@ class Triton:
         self._share = options.batch_timeout_share or 0.0
 
     def arrive(self, run: Run, request: Request) -> None:
-        """It waits, at the longest for the maximum delay, unless a batch of a preferred size is there."""
+        """Wait up to the maximum delay unless a batch of a preferred size is there."""
         self._queues[request.model].append(request)
         if delay_us := self._delay_of(request):
             run.wake(run.now_us + delay_us, request.model)

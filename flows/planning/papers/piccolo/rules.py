@@ -1,4 +1,4 @@
-"""The systems that Piccolo is compared with, as rules over the same tables of machines (table III)."""
+"""Systems that Piccolo is compared with, as rules over the same machines (table III)."""
 
 from collections.abc import Mapping
 from dataclasses import replace

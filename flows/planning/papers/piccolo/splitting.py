@@ -1,4 +1,4 @@
-"""How the systems that Piccolo is compared with split the latency of an application among its modules.
+"""How the systems compared with Piccolo split an application's latency among its modules.
 
     saving         Algorithm 2's switches, but the one that saves most (InferLine)
     by_duration    in proportion to the duration of the configuration of the highest throughput whose

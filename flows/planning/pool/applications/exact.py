@@ -274,7 +274,7 @@ class _Search:
         self.bound, self.extra = min(self.bound, -found.bound), found.extra
 
     def _scarcity(self) -> NDArray[np.float64]:
-        """[C] what the relaxation pays for GPUs beside what they cost, in the times of the best plan."""
+        """[C] what the relaxation pays for GPUs beyond cost, in the times of the best plan."""
         pools = self.pools
         free = pools.lines.room([0] * len(pools.lines))
         return pools.scarcity(free if self.best is None else pools.used(self.best))

@@ -43,7 +43,7 @@ Floor = tuple[int, NDArray[np.float64], Callable[[NDArray[np.float64]], NDArray[
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Leveled:
-    """A plan [n, S], None where there is none above the cutoff, and what no plan's score exceeds."""
+    """A plan [n, S] above the cutoff or None, and the bound on every plan."""
 
     vgpus: NDArray[np.int64] | None
     bound: float

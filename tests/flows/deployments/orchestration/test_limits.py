@@ -1,4 +1,4 @@
-"""One holder of a limit at a time, whatever becomes of holders and of the server that counts them."""
+"""One holder of a limit at a time, through failures of holders and of the counting server."""
 
 import logging
 import os

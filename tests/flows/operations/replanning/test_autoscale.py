@@ -1,4 +1,4 @@
-"""Autoscaling: rates by the second, when a plan is made, and what follows in simulation and live."""
+"""Autoscaling: rates by the second, the instants of plans, simulated and live."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -80,7 +80,7 @@ def test_thresholds_are_those_of_the_system_at_full_speed() -> None:
 
 
 def planned(options: PlanOptions | None = None) -> tuple[Plan, Follower]:
-    """A plan of two models for 40 % of what four GPUs carry, and who follows it on as few as can be."""
+    """A plan of two models for 40 % of what four GPUs carry, and its follower."""
     asked = case(3, 2, 4)
     options = options or PlanOptions(planner="gpulets")
     most = make_plan(asked.profiles, asked.cluster, asked.workload, options)

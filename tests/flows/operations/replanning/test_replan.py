@@ -1,4 +1,4 @@
-"""Measured minutes to a plan and a recommendation, with the real planner, simulator and warehouse."""
+"""From measured minutes to a plan and advice, with real planner, simulator and warehouse."""
 
 import json
 from dataclasses import replace
@@ -31,7 +31,7 @@ CHEAPEST = ReplanOptions(planning=PlanOptions(objective="cost"))
 def measured(
     folder: Path, rate_rps: int, minutes: int = 5, *, application: str | None = None
 ) -> Workspace:
-    """A warehouse with a profile and the last minutes of its model, or an application, at a rate."""
+    """A warehouse with a profile and the last minutes of a model or application at a rate."""
     work = workspace_of(folder)
     now = now_utc().replace(second=0, microsecond=0)
     rows = [
@@ -85,7 +85,7 @@ TRAFFIC = Application(
 
 
 def measured_jobs(folder: Path, rate_rps: int, rows: float) -> Workspace:
-    """A warehouse with two profiles and minutes of an application of both, of so many rows a request."""
+    """A warehouse with two profiles and minutes of an application, with so many rows a request."""
     work = measured(folder, rate_rps, application="traffic")
     now = now_utc().replace(second=0, microsecond=0)
     modules = [

@@ -314,7 +314,7 @@ def test_what_does_not_fit_is_tried_again_when_less_is_asked() -> None:
 
 
 def test_what_is_announced_and_does_not_come_in_is_believed_for_some_seconds_alone() -> None:
-    """So that a client that has just moved is planned for at once, and a lie costs GPUs for a while alone."""
+    """A client that has just moved is planned for at once; a lie costs GPUs for a while."""
     lie = LIE._replace(rate_rps=500.0)
     system = FakeSystem([[], [HONEST, lie]], counted(120, HONEST))
     steer_live(steered(), system, lambda _: None, steering_of=never_asked, decisions=120)
@@ -335,7 +335,7 @@ def test_a_client_that_sends_what_it_announced_is_believed() -> None:
 
 
 def test_what_comes_in_at_another_entry_of_the_cut_is_planned_for_there() -> None:
-    """Of two clients of one cut, requests of the tighter one that have more time take the other's entry."""
+    """Requests of a cut's tighter client that have more time take the other client's entry."""
     tight, wide = demand(2, 60, 20), demand(2, 90, 20)
     came_in = counted(30, tight._replace(rate_rps=4), wide._replace(rate_rps=36))
     system = FakeSystem([[], [tight, wide]], came_in)

@@ -1,4 +1,4 @@
-"""Table I of the Piccolo paper (printed throughputs are rounded; here they are b / d), and chains of it."""
+"""Table I of the Piccolo paper with unrounded throughputs b / d, and chains of it."""
 
 from flows.planning.applications.lines import Lines, lines_to_plan
 from flows.planning.applications.machines import Machine, ranked

@@ -145,7 +145,7 @@ class Knapsacks:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Problem:
-    """What is asked, who answers, and the best cost that the second solver proves (infinite: there is no plan)."""
+    """A problem, its pricer, and the second solver's optimum (infinite: there is no plan)."""
 
     cover: Cover
     pricer: Knapsacks
@@ -262,7 +262,7 @@ def falkenauer_uniform(seed: int, items: int = 12) -> tuple[int, Ints, Floats]:
 
 
 def chu_beasley(kind: str, seed: int, agents: int = 3, jobs: int = 8) -> tuple[Ints, Floats, Ints]:
-    """A generalised assignment problem of a type A to E (Chu and Beasley 1997; E: Laguna et al. 1995), small.
+    """A small generalised assignment problem, type A to E (Chu, Beasley 1997; Laguna 1995).
 
     Returns weights [agents, jobs], costs of the same shape, rooms [agents].
     """

@@ -1,4 +1,4 @@
-"""Prices; and that the toy pricer keeps what a pricer promises, as the engine's tests rest on it."""
+"""Prices, and the promises of the toy pricer that the engine's tests rest on."""
 
 from itertools import product
 

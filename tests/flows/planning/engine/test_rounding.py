@@ -1,4 +1,4 @@
-"""Whole plans: they are plans, and what restricted programs prove holds, against a second solver."""
+"""Whole plans and the bounds of restricted programs, against a second solver."""
 
 import numpy as np
 import pytest

@@ -16,7 +16,7 @@ from triton_backend.contract.plan import Plan
 
 
 def most_waited(phases: Sequence[int], period: int, latency: int, batch: int, vgpus: int) -> int:
-    """The longest that anybody waits where every vGPU takes who waits longest as soon as it is free."""
+    """The longest wait if every free vGPU takes the longest-waiting request."""
     arrivals = sorted(p + k * period for p in phases for k in range(4))
     free, worst, at = [0] * vgpus, 0, 0
     while at < len(arrivals):
@@ -60,7 +60,7 @@ def test_who_can_wait_for_long_needs_no_more_than_his_rate(latency: int, batch: 
 
 
 def late_in_some_phases(problem: Case, plan: Plan) -> bool:
-    """Whether phases are found in which a pool of a plan of single stages lets somebody wait too long."""
+    """Whether some phases make a request wait too long at a pool of a single-stage plan."""
     random = np.random.default_rng(0)
     (model,) = plan.models
     budgets = {e.name: e.budget_us for e in problem.entries}

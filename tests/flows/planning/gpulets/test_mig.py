@@ -1,4 +1,4 @@
-"""Plans of cards that MIG divides, against brute force over every division and all that its slices may do."""
+"""Plans of cards divided by MIG, against brute force over divisions and uses of slices."""
 
 import math
 from dataclasses import replace
@@ -28,7 +28,7 @@ Case = tuple[dict[str, ModelProfile], Cluster, Workload]
 
 
 def case(seed: int, models: int, gpus: int, mig: Mig, *, memory_gib: float = 0.0) -> Case:
-    """Random latencies that fall with the slice and grow with the batch and the processes beside."""
+    """Random latencies that fall with the slice and grow with batch and neighbours."""
     random = np.random.default_rng(seed)
     profiles: dict[str, ModelProfile] = {}
     demands: list[ModelDemand] = []
@@ -109,7 +109,7 @@ def _kept(rates: list[tuple[float, ...]]) -> list[tuple[float, ...]]:
 
 
 def card_rates(asked: Case, most_models: int) -> list[tuple[float, ...]]:
-    """Requests/s of every model on a card, over every way to place slices on it one after the other."""
+    """Requests/s of every model on a card, over every sequence of slice placements."""
     mig = asked[1].gpu_classes[0].mig
     assert mig is not None
     does = {p.name: slice_rates(asked, p.compute, most_models) for p in mig.kinds}

@@ -129,7 +129,7 @@ class Brute:
         return took <= (1 - PIPELINE_MARGIN) * self.asked.workload.models[way.model].slo_us
 
     def vectors(self) -> np.ndarray[Any, Any]:
-        """[GPU, rates in turns of every model, then vGPUs of every stage of every way], each once."""
+        """[GPU, rates in turns by model, then vGPUs of every stage of every column], each once."""
         columns = {
             key: self.count + at
             for at, key in enumerate(

@@ -1,4 +1,4 @@
-"""Many models: never worse with more freedom, from the plan in force on, with a plan whenever it ends."""
+"""Many models: never worse with more freedom, warm starts, a plan whenever time ends."""
 
 from dataclasses import replace
 from itertools import pairwise

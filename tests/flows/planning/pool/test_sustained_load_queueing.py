@@ -13,7 +13,7 @@ from triton_backend.contract.workload import ModelDemand
 
 
 def lost_share(load: float, waiting: float, requests: int = 400_000) -> float:
-    """Share lost by a server of one request per unit of time whose requests wait `waiting` at most."""
+    """Share lost by a server of one request per time unit with waits of `waiting` at most."""
     rng = np.random.default_rng(7)
     work, lost = 0.0, 0
     for gap in rng.exponential(1 / load, requests).tolist():

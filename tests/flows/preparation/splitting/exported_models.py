@@ -79,7 +79,7 @@ def one_by_one(path: Path, samples: NDArray[np.float32]) -> dict[str, NDArray[An
 
 
 def write_looped(path: Path, *, limit: float = 60.0, width: int = 4) -> Path:
-    """Layers, then a `Loop` that ends when the values themselves say so, as a scripted `while` is exported.
+    """Layers, then a `Loop` that ends by a value, as a scripted `while` is exported.
 
     y = relu(x w), moved, then doubled and moved again and again, until it sums to `limit` or 20
     times.

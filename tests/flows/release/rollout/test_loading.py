@@ -1,4 +1,4 @@
-"""Stages loaded into living workers and dropped from them, while processes are killed, on a real Triton.
+"""Stages loaded into and dropped from running workers of a real Triton, under kills.
 
 `quick` keeps its two workers. `slow`, which takes most of a second to load, is on two vGPUs of its
 own and is moved beside `quick`, and back: a change loads it into living workers, the next drops it.

@@ -70,7 +70,7 @@ def state(tmp_path_factory: pytest.TempPathFactory, root: Path) -> Iterator[Serv
 
 
 def exported(root: Path) -> tuple[list[HandModel], Application]:
-    """A detector cut in two, its choice of boxes behind the cut, and a model with a loop that runs each box.
+    """A detector cut in two before its choice of boxes, and a model that loops over boxes.
 
     Both are built from files as exporters write them.
     """

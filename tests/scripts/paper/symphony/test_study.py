@@ -1,4 +1,4 @@
-"""The figures of the Symphony paper are made from its tables, and a folder without them is refused."""
+"""The figures of the Symphony paper, from its tables; a folder without them is refused."""
 
 from pathlib import Path
 

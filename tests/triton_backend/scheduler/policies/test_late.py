@@ -400,7 +400,7 @@ def test_turns_go_to_the_queue_served_longest_ago() -> None:
 
 
 def test_what_a_queue_is_served_elsewhere_is_no_turn() -> None:
-    """Of a vGPU that two models share each has half the turns, however often one of them has another vGPU."""
+    """Two models that share a vGPU have half the turns each, whatever other vGPUs they have."""
     place = [PlacementRun(node=0, gpu=gpu, slot=0) for gpu in (0, 1)]
     both, other = (
         hand_pipeline(hand_stage((0, 1), "GPU", at, (us,)), batch=1, rate_rps=1.0)

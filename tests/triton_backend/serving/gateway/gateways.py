@@ -91,7 +91,7 @@ def arrive(
     samples: int = 1,
     guard_us: int = 0,
 ) -> None:
-    """Requests of the model `pair`, with its SLO, of which the front says that it keeps so much back."""
+    """Requests of the model `pair` with its SLO, of which the front keeps so much back."""
     for number in numbers:
         body = ArrivalBody(number, now_us + SLO_US, samples, guard_us=guard_us)
         gateway.arrival(PAIR, body, now_us)

@@ -144,7 +144,7 @@ def test_a_dropped_job_gives_back_all_but_the_slots_of_batches_that_run(
 def test_rows_that_vary_follow_each_other_and_the_request_is_there_for_all_of_them(
     tmp_path: Path,
 ) -> None:
-    """`b` runs the rows that `a` gives, `c` one for each request, `d` as many as `b`, each with the request."""
+    """`b` runs the rows of `a`, `c` one per request, `d` as many as `b`, each with the request."""
 
     def several(name: str, *after: str, inputs: Mapping[str, str]) -> Module:
         model = f"m_{name}"

@@ -1,4 +1,4 @@
-"""A request that a new scheduler cannot serve in time yet waits for workers that have yet to report."""
+"""A request beyond a new scheduler's reach waits for workers that have yet to report."""
 
 from pathlib import Path
 
@@ -27,7 +27,7 @@ BUSY_US = 200_000
 
 @pytest.fixture
 def gateway(tmp_path: Path) -> HeldGateway:
-    """A new scheduler to which the first stage's worker and one busy one of the second have reported."""
+    """A new scheduler after reports of the first stage's worker and a busy one of the second."""
     made = HeldGateway(deploy(tmp_path, plan(two_stage()), ServeOptions()))
     made.worker_up(FIRST, 0)
     made.worker_busy(SECOND, BUSY_US, 0)

@@ -1,4 +1,4 @@
-"""Gateway and queues of workers over messages that take their time, get lost with workers, and cross."""
+"""Gateway and workers' queues over messages that are slow, lost with workers, or cross."""
 
 import heapq
 import random

@@ -1,4 +1,4 @@
-"""How fast workers, stages and links are, and which corrections of the scheduler's tables are due."""
+"""The pace of workers, stages and links, and corrections of the scheduler's tables."""
 
 import pytest
 

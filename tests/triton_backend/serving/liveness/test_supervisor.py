@@ -1,4 +1,4 @@
-"""What is decided about workers, pools, links and batches by what is reported, and done about it."""
+"""Decisions about workers, pools, links and batches from reports, and their effects."""
 
 from dataclasses import replace
 from pathlib import Path

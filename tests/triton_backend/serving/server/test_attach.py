@@ -1,4 +1,4 @@
-"""A PyTriton program that binds a model of its own and serves a plan beside it, by PyTriton's own API."""
+"""A PyTriton program that binds its own model and serves a plan beside it."""
 
 import json
 import os

@@ -110,7 +110,7 @@ def keeper_log(state: ServerState) -> str:
 
 
 class CompilingServer:
-    """Has a model that compiles for `compiling` looks at it, then is ready where it ever becomes so.
+    """A model that compiles for `compiling` polls, then is ready if it ever becomes so.
 
     Args:
         step_us: from one look to the next, by the model's clock.

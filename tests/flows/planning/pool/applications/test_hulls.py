@@ -72,7 +72,7 @@ def least(hulls: list[Hull]) -> float:
 
 @pytest.mark.parametrize("seed", range(6))
 def test_the_bound_is_the_least_cost_of_gpus_that_suffice(seed: int) -> None:
-    """Every line gets GPUs that hold some mix of configurations within its time, vGPUs no matter."""
+    """Every line gets GPUs for some mix of configurations within its time, ignoring vGPUs."""
     hulls = drawn(seed)
     expected = least(hulls)
     found = hand_out(LINES, GPUS, PRICE, hulls, Watch(), cutoff=100.0)
