@@ -111,7 +111,8 @@ class GpuClassForm(FileForm):
     vgpu_divisors: list[PositiveInt] | None = Field(
         default=None,
         min_length=1,
-        description="Equal parts a GPU may be cut into: 1 whole, 2 halves, up to 4. [1] by default.",
+        description="Equal parts a GPU may be cut into: 1 whole, 2 halves, up to 4. [1] by "
+        "default.",
         examples=[[1, 2, 4]],
     )
     vgpu_percents: Percents | None = Field(
@@ -317,7 +318,8 @@ class StepForm(FileForm):
 
     name: str = Field(description="Name of the step, as a model's.", examples=["decode"])
     python: str = Field(
-        description="The function, `package.module:function`. Its inputs are its arguments by name.",
+        description="The function, `package.module:function`. Its inputs are its arguments "
+        "by name.",
         examples=["shop_steps.pictures:decode"],
     )
     package: str = Field(

@@ -1,6 +1,7 @@
 """Small random changes to the product, one at a time: do the tests notice?
 
-    .venv/bin/python -m scripts.mutate [--count 40] [--skip 0] [--seed 0] [--only triton_backend/scheduler] [--jobs 2]
+    .venv/bin/python -m scripts.mutate [--count 40] [--skip 0] [--seed 0]
+        [--only triton_backend/scheduler] [--jobs 2]
 
 Draws places in contract, scheduler and the parts of the planner that prove or check, and tries each
 change against the fast tests of its part that run the changed statement: first those of the file's

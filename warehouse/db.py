@@ -90,7 +90,8 @@ class Warehouse:
         # All rows travel as one JSON text: for a list of values DuckDB looks for pandas once per
         # value, which is a hundred times slower. Names come from the catalogue or this package.
         names = ", ".join(f'"{column}"' for column in columns)
-        sql = f"{verb} INTO {table} ({names}) SELECT {casts} FROM (SELECT unnest(from_json(?, ?)) AS item)"  # noqa: S608 - see above
+        items = "(SELECT unnest(from_json(?, ?)) AS item)"
+        sql = f"{verb} INTO {table} ({names}) SELECT {casts} FROM {items}"  # noqa: S608 - see above
         text = json.dumps([{c: _plain(row[c]) for c in columns} for row in rows])
         with self.lock:
             self.connection.execute(sql, [text, json.dumps([form])])

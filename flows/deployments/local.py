@@ -191,7 +191,8 @@ def up(
         start(place.folder, f"worker-{pool}", worker_command(pool), within=ROOT)
     if place.own_server:
         say(
-            f"Prefect: http://127.0.0.1:{place.port}, asks for what {project_state().prefect / PROFILES} has"
+            f"Prefect: http://127.0.0.1:{place.port}, asks for what "
+            f"{project_state().prefect / PROFILES} has"
         )
     if not only_classes:
         say(f"page: http://127.0.0.1:{place.ui_port}")

@@ -339,7 +339,8 @@ def _check_names(options: PlanOptions, models: set[str], classes: set[str]) -> N
             if unknown:
                 raise InputError(
                     f"option {option}.{model}",
-                    f"no GPU class {unknown[0]!r} in the cluster; it has {', '.join(sorted(classes))}",
+                    f"no GPU class {unknown[0]!r} in the cluster; it has "
+                    f"{', '.join(sorted(classes))}",
                 )
 
 

@@ -58,7 +58,8 @@ class CommonOptions:
     )
     time_limit_s: float | None = option(
         None,
-        help="Stop planning after this time with the best plan so far; by default there is no limit.",
+        help="Stop planning after this time with the best plan so far; by default there is "
+        "no limit.",
         least=0.1,
         most=1e6,
         metavar="SECONDS",

@@ -786,4 +786,5 @@ def _nics(plan: Plan) -> Iterator[str]:
         for node, bits in loads.items():
             most = plan.cluster.nic_gbps(plan.cluster.node_group_of(node).gpu_class) * 1e9
             if bits > most * (1 + _RELATIVE):
-                yield f"{plan.cluster.node_name(node)}: {what} carries {bits:.4g} of {most:.4g} bit/s"
+                name = plan.cluster.node_name(node)
+                yield f"{name}: {what} carries {bits:.4g} of {most:.4g} bit/s"

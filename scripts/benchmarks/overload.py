@@ -184,7 +184,8 @@ def figures_of(row: dict[str, Any]) -> list[Figure]:
             least=RECOVERED,
         ),
         Figure(
-            name=f"goodput from {BACK_AFTER_SECONDS:g} s after a stall of {STALL_SECONDS:g} s, of the peak",
+            name=f"goodput from {BACK_AFTER_SECONDS:g} s after a stall of {STALL_SECONDS:g} s, of "
+            "the peak",
             value=row["after_stall_of_peak"],
             least=FLAT,
         ),

@@ -112,7 +112,8 @@ def solve(
     ratio = "" if solved.ratio is None else f"{solved.ratio:9.5f}"
     print(
         f"  {solved.name:34s} {solved.value:12.3f} {ratio:>9s} gap {solved.gap:.1e}"
-        f" {solved.seconds:7.3f} s (CPU {solved.cpu_seconds:7.3f})  kept {solved.kept:4d}  {solved.status}"
+        f" {solved.seconds:7.3f} s (CPU {solved.cpu_seconds:7.3f})  kept {solved.kept:4d}  "
+        f"{solved.status}"
         + (f"  DOES NOT VERIFY: {solved.differences[0]}" if solved.differences else ""),
         flush=True,
     )

@@ -160,7 +160,8 @@ def run(asked: argparse.Namespace, home: Path) -> tuple[list[Figure], dict[str, 
     before = sum(plan.gpus_used.values())
     figures = [
         Figure(name="operations up", value=up_seconds, unit="s"),
-        Figure(name="replan completed by schedule", value=float(found["state"] == "COMPLETED"), least=1),
+        Figure(name="replan completed by "
+        "schedule", value=float(found["state"] == "COMPLETED"), least=1),
         Figure(name="another plan in force", value=float(after != plan.plan_id), least=1),
         Figure(name="requests offered", value=len(outcomes)),
         Figure(name="attainment", value=float((outcomes == SERVED).mean()), least=0.99),

@@ -197,7 +197,8 @@ def figures(row: dict[str, Any], options: argparse.Namespace) -> list[Figure]:
             value=row["changed_p99_ms"],
             unit="ms",
             most=max(row["quiet_p99_ms"]),
-            note=f"in the others {min(row['quiet_p99_ms']):.1f} to {max(row['quiet_p99_ms']):.1f} ms",
+            note=f"in the others {min(row['quiet_p99_ms']):.1f} to "
+            f"{max(row['quiet_p99_ms']):.1f} ms",
         ),
         Figure(
             name="their p99 in the span in which the same plan comes again, five times",

@@ -5,7 +5,8 @@ vGPUs over two nodes each are served by the real Triton and loaded with requests
 are known. A few seconds into each run one part is broken; a prober asks for the state ten times a
 second and tries a request of every model.
 
-    .venv/bin/python scripts/faults/bench_faults.py [--only NAME ...] [--seconds 12] [--load-factor 0.6]
+    .venv/bin/python scripts/faults/bench_faults.py [--only NAME ...] [--seconds 12]
+        [--load-factor 0.6]
         [--application] [--policy deferred] [--clock-ahead 100000] [--out FILE]
 
 Where one of two servers is killed clients send what fails once more, after 0.1 s; a request is lost

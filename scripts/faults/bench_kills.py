@@ -5,7 +5,8 @@ served by the real Triton and loaded with requests whose right answers are known
 seconds the server is killed; with `--two-gateways` the second of two, where clients send what fails
 once more. A server that keeps dying is started after pauses that double.
 
-    .venv/bin/python scripts/faults/bench_kills.py [--times 10] [--every 60] [--two-gateways] [--load-factor 0.3] [--out FILE]
+    .venv/bin/python scripts/faults/bench_kills.py [--times 10] [--every 60] [--two-gateways]
+        [--load-factor 0.3] [--out FILE]
 
 Of every kill: seconds until the server is ready and every model answers. Of all of it: wrong
 answers, requests dropped and failed; with two servers how often the first one did not answer one of

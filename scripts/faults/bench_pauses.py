@@ -6,7 +6,8 @@ the real Triton and loaded with requests whose right answers are known. All the 
 either stage, a front, a node and the scheduler are stopped for 0.2, 0.5 and 0.95 s and continued,
 in turn, `--times` each; with two hosts, the link between them is down for 0.3, 1 and 1.9 s.
 
-    .venv/bin/python scripts/faults/bench_pauses.py [--times 10] [--far [--clock-ahead 100000]] [--load-factor 0.5] [--out FILE]
+    .venv/bin/python scripts/faults/bench_pauses.py [--times 10] [--far [--clock-ahead 100000]]
+        [--load-factor 0.5] [--out FILE]
 
 Of all of it: wrong answers; requests late, dropped and failed; answers later than their deadline
 and 100 ms, where the process that held them was not killed. A fault begins when all workers are up

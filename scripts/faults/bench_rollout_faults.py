@@ -113,7 +113,8 @@ def as_figures(rows: list[dict[str, Any]]) -> list[Figure]:
             value=None if "broken" in row else row["lost"],
             most=row.get("open", 0) if row["fault"] not in faults.BY_PREFECT else 0,
             note=row.get("broken")
-            or f"{row['plan']} plan; of {row['offered']}: late {row['late']}, refused {row['refused']}",
+            or f"{row['plan']} plan; of {row['offered']}: late {row['late']}, refused "
+            f"{row['refused']}",
         )
         for row in rows
     ]

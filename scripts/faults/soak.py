@@ -2,7 +2,8 @@
 
 Is every one repaired in its time, is an answer wrong, does anything grow?
 
-    .venv/bin/python scripts/faults/soak.py [--minutes 30] [--fault-seconds 60] [--change-seconds 40] [--seed 0]
+    .venv/bin/python scripts/faults/soak.py [--minutes 30] [--fault-seconds 60]
+        [--change-seconds 40] [--seed 0]
         [--two-gateways] [--out FILE]
 
 The models of `bench_pauses`, with tensors of 100 KB and SLOs of 400 and 50 ms, and a quick one are

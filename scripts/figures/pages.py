@@ -15,7 +15,10 @@ AREAS: Mapping[str, tuple[str, str]] = {  # title, and what the page is about
     "planning": ("Planning", "How good plans are, and how long they take."),
     "scheduling": (
         "Scheduling",
-        "The highest load at which 99 % of requests are answered in time, simulated, and what a decision costs.",
+        (
+            "The highest load at which 99 % of requests are answered in time, simulated, and what a"
+            " decision costs."
+        ),
     ),
     "gateway": ("Gateway", "What the gateway adds to a request, and how many it takes."),
     "changes": ("Plan changes", "What clients notice when the plan changes under load."),
@@ -41,7 +44,10 @@ AREAS: Mapping[str, tuple[str, str]] = {  # title, and what the page is about
     "graft": ("Graft", "Clients that run the first blocks of a model themselves (entries)."),
 }
 HEAD = "| claim | value | target | met | command | run |\n| --- | --- | --- | --- | --- | --- |"
-MADE = "<!-- Rendered by `python -m scripts.figures.render`. Change claims and runs, not this page. -->"
+MADE = (
+    "<!-- Rendered by `python -m scripts.figures.render`."
+    " Change claims and runs, not this page. -->"
+)
 INTRODUCTION = f"""{MADE}
 
 # Figures
@@ -110,7 +116,8 @@ def index(figures: Figures) -> str:
         standings = [figures.standing(claim) for claim in claims]
         judged = sum(claim.target is not None for claim in claims)
         lines.append(
-            f"| [{AREAS[area][0]}]({area}.md) | {len(claims)} | {judged} | {len(missed(standings))} |"
+            f"| [{AREAS[area][0]}]({area}.md) | {len(claims)} | {judged} |"
+            f" {len(missed(standings))} |"
         )
     lines += [
         "",

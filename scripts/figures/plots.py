@@ -323,18 +323,21 @@ PLOTS: Mapping[str, Plot] = {
     ),
     "small-model": Plot(
         area="changes",
-        text="Scatter: what a model with an SLO of 5 ms attains during plan changes, against machine load",
+        text="Scatter: what a model with an SLO of 5 ms attains during plan changes, against "
+        "machine load",
         draw=small_model,
         size=(6.0, 3.2),
     ),
     "symphony": Plot(
         area="symphony",
-        text="Bars: goodput on eight GPUs by policy, and the busy share of each GPU under policy deferred",
+        text="Bars: goodput on eight GPUs by policy, and the busy share of each GPU under policy "
+        "deferred",
         draw=symphony,
     ),
     "gpulets": Plot(
         area="gpulets",
-        text="Heat map: exact plan over four other planners on seven mixes; bars: 16 A100 with MIG and MPS",
+        text="Heat map: exact plan over four other planners on seven mixes; bars: 16 A100 with "
+        "MIG and MPS",
         draw=gpulets,
         size=(9.0, 3.0),
     ),
@@ -346,7 +349,8 @@ PLOTS: Mapping[str, Plot] = {
     ),
     "graft": Plot(
         area="graft",
-        text="Bars: GPU share saved by model, here and published; lines: headroom against attainment",
+        text="Bars: GPU share saved by model, here and published; lines: headroom against "
+        "attainment",
         draw=graft,
     ),
 }

@@ -337,7 +337,10 @@ def in_pieces(port: int) -> Callable[[int, Draws], Counter[str]]:
         for _ in range(count):
             body = bad_json(draws)[:MOST_IN_PIECES]
             said = len(body) + int(draws.choice([0, 0, 0, -1, 1, 1_000_000]))
-            head = f"POST /v2/models/{MODEL}/infer HTTP/1.1\r\nHost: x\r\nContent-Length: {said}\r\n\r\n"
+            head = (
+                f"POST /v2/models/{MODEL}/infer HTTP/1.1\r\n"
+                f"Host: x\r\nContent-Length: {said}\r\n\r\n"
+            )
             data = head.encode() + body
             cuts = sorted(int(at) for at in draws.integers(len(data) + 1, size=PIECES))
             with socket.create_connection(("127.0.0.1", port), CONNECTION_TIMEOUT_S) as peer:

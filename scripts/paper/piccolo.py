@@ -2,7 +2,8 @@
 
 Worked examples, and planners against each other on stand-in profiles.
 
-    .venv/bin/python scripts/paper/piccolo.py --data DIR [--workloads 120] [--only study|pools] [--out figures.json]
+    .venv/bin/python scripts/paper/piccolo.py --data DIR [--workloads 120] [--only study|pools]
+        [--out figures.json]
 
 DIR holds `piccolo/` (the paper's tables and numbers) and `ppipe/` (measured latencies). The
 profiles, rates and SLOs of the paper's applications were never published: its DAG shapes run on
@@ -442,7 +443,8 @@ def simulated(worst: Sequence[WorstCase]) -> dict[str, Any]:
         "dropped_worst": max(case.dropped for case in worst),
     }
     print(
-        f"simulated under throughput-cost, equal gaps: {len(whole)} of {len(worst)} plans serve every"
+        f"simulated under throughput-cost, equal gaps: {len(whole)} of {len(worst)} plans "
+        "serve every"
         f" job within the SLO (else up to {figures['dropped_worst']:.2%} dropped);"
         f" worst case at most the planned in {figures['within_planned']},"
         f" {figures['ratio_median']:.3f} of it in the median, {figures['ratio_worst']:.3f} at worst"

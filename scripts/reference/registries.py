@@ -19,7 +19,8 @@ from triton_backend.serving.server.metrics import METRICS
 
 PLANNERS = {
     "pool": "Pipelines of stages on pools of vGPUs; applications; entries. The default.",
-    "subclusters": "Whole models share the GPUs of sub-clusters; batches stay open until one is free.",
+    "subclusters": "Whole models share the GPUs of sub-clusters; batches stay open until one "
+    "is free.",
     "gpulets": "Whole models take turns on unequal parts of GPUs.",
     "gpulets-open": "Like gpulets, and stages of pipelines may have parts of their own.",
     "piccolo": "Piccolo's heuristic for applications.",
@@ -51,7 +52,8 @@ POLICY_TEXTS = {
     "latest": "A batch is sent at its last moment.",
     "timeout": "A batch is sent a fixed time after its first request.",
     "turns": "The least recently served model goes first, with its planned batch (gpulets).",
-    "turns-window": "Like turns; drops heads that make batches small; a model alone may send larger batches.",
+    "turns-window": "Like turns; drops heads that make batches small; a model alone may send "
+    "larger batches.",
     "reactive": "Adaptive batching per pool without reservations (PPipe's ablation).",
     "nexus": "Duty cycles with a queue per GPU (Nexus).",
     "shepherd": "The largest batch first, with preemption (Shepherd).",
@@ -156,7 +158,8 @@ def _policies() -> str:
         "A batch stays open until a vGPU is free for it.",
         table(head, rows(late)),
         "## For comparison",
-        "Late binding by other rules. No planner states these policies; a plan that names one can be served.",
+        "Late binding by other rules. No planner states these policies; a plan that names one can "
+        "be served.",
         table(head, rows(COMPARED)),
         "Policies of other systems, in the simulator only:",
         table(head, rows(SIMULATOR_ONLY)),
@@ -171,7 +174,8 @@ def _metrics() -> str:
     return page(
         "Metrics",
         "Prometheus format, port 8002 by default, published once a second. If the standby has taken"
-        " over, the scheduler's metrics carry the label `scheduler` too. Gauges of the one that does not"
+        " over, the scheduler's metrics carry the label `scheduler` too. Gauges of the one that "
+        "does not"
         " dispatch are 0 or absent.",
         table(("metric", "kind", "labels", "meaning"), rows),
     )
@@ -219,7 +223,8 @@ def _refusals() -> str:
     return page(
         "Refusals and status codes",
         "The reason stands in the metric `poolpipe_requests_dropped_total`, in request logs, event"
-        " files and the warehouse. The answer's text has the numbers: deadline, best possible finish,"
+        " files and the warehouse. The answer's text has the numbers: deadline, best "
+        "possible finish,"
         " queue position.",
         table(("reason", "HTTP", "gRPC", "meaning"), rows),
     )

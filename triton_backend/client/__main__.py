@@ -142,7 +142,8 @@ def _show(record: Record) -> None:
     parts = (record.head_us, record.upload_us, record.tail_us, record.total_us)
     head, upload, tail, total = ("-" if us is None else f"{us / 1e3:.1f}" for us in parts)
     sys.stdout.write(
-        f"{record.request}: cut {record.cut}, head {head}, upload {upload}, tail {tail}, total {total} ms,"
+        f"{record.request}: cut {record.cut}, head {head}, upload {upload}, tail {tail}, total "
+        f"{total} ms,"
         f" {record.outcome}{f' on the {record.on}' if record.on else ''}"
         f"{f' (refused: {record.refused})' if record.refused else ''}\n"
     )

@@ -574,7 +574,8 @@ class Plan:
     gathering_rule: Annotated[
         str | None,
         About(
-            "Rate at which batches gather, if not the workload's: dt, 2d, tc-even, tc-tail, tc-padded.",
+            "Rate at which batches gather, if not the workload's: dt, 2d, tc-even, tc-tail, "
+            "tc-padded.",
             "tc-tail",
         ),
     ] = None

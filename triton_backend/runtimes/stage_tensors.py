@@ -68,8 +68,10 @@ def check_served_alone(model: str, outputs: Iterable[str]) -> None:
     if varying:
         raise InputError(
             f"model {model!r}, output {', '.join(map(repr, varying))}",
-            f"has as many rows as {', '.join(map(repr, dict.fromkeys(varying.values())))} says, not one per sample: "
-            "serve it in an application, before a module that reads them or with max_rows_given (`applications:` in the "
+            f"has as many rows as {', '.join(map(repr, dict.fromkeys(varying.values())))} says, "
+            "not one per sample: "
+            "serve it in an application, before a module that reads them or with max_rows_given "
+            "(`applications:` in the "
             "workload)",
         )
 
@@ -97,7 +99,8 @@ def _check_rows(graphs: Iterable[Application], models: Mapping[str, ModelPlan]) 
                 where = f"model {model!r}, output {output!r}"
                 raise InputError(
                     where,
-                    f"has rows that {count!r} counts, and no module reads them: state max_rows_given where it runs",
+                    f"has rows that {count!r} counts, and no module reads them: state "
+                    "max_rows_given where it runs",
                 )
 
 
@@ -114,7 +117,8 @@ def _check_not_fixed(graph: Application, module: Module, source: str, count: str
     if 1 < module.rows_per_request == module.max_rows:
         raise InputError(
             f"application {graph.name!r}, module {module.name!r}.max_rows",
-            f"is {module.max_rows}, as rows_per_request is, so that many rows always run; but {source!r} has as "
+            f"is {module.max_rows}, as rows_per_request is, so that many rows always run; but "
+            f"{source!r} has as "
             f"many as {count!r} says: state fewer rows_per_request, or a larger max_rows",
         )
 

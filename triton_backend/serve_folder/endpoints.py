@@ -17,7 +17,8 @@ from typing import Any, Self
 from triton_backend.contract.errors import InputError
 
 NO_TRITON = (
-    "no server is installed: install poolpipe[local] (Python 3.11 or 3.12), or serve from a container"
+    "no server is installed: install poolpipe[local] (Python 3.11 or 3.12), or serve from a "
+    "container"
     " (`poolpipe render`)"
 )
 LOOPBACK = "127.0.0.1"
@@ -149,7 +150,8 @@ class Endpoints:
                 raise InputError(
                     f"{option} {address}",
                     "the server inside the PyTriton wheel is Triton 2.51 of 2024, older than later"
-                    " security fixes: serve from a container (`poolpipe render`), put a proxy before"
+                    " security fixes: serve from a container (`poolpipe render`), put a "
+                    "proxy before"
                     f" 127.0.0.1, or say {ACCEPT_OLD_SERVER}",
                 )
         listening = (
@@ -165,7 +167,8 @@ class Endpoints:
             if ports.count(port) > 1:
                 raise InputError(
                     f"--metrics-port {self.metrics}",
-                    f"metrics of the second gateway are at the port after it, and {port} is another's",
+                    f"metrics of the second gateway are at the port after it, and {port} is "
+                    "another's",
                 )
             with socket.socket() as probe:
                 probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

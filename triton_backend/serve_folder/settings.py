@@ -93,7 +93,8 @@ class ServeOptions:
         if not (0 <= self._guard_fraction < 1 and self.noise >= 0 and self.time_stretch > 0):
             raise InputError(
                 "serve settings",
-                f"guard {self._guard_fraction}, noise {self.noise}, time stretch {self.time_stretch}",
+                f"guard {self._guard_fraction}, noise {self.noise}, time stretch "
+                f"{self.time_stretch}",
             )
         if self.interference not in {PLANNED, OVERLAP}:
             reason = f"interference {self.interference!r} is neither {PLANNED} nor {OVERLAP}"

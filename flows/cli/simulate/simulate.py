@@ -17,8 +17,10 @@ if TYPE_CHECKING:
     "poolpipe simulate --plan plan.json --arrivals trace.csv.gz --trace-time t_s"
     " --trace-model service --map code=resnet --find-goodput 0.99",
     "poolpipe simulate --plan plan.json --change 20=second.json --change 40=plan.json",
-    "poolpipe simulate --plan plan.json --application traffic --arrivals deterministic --rows fixed",
-    "poolpipe simulate --plan plan.json --clients clients.yaml --links links.csv --steer --duration 600",
+    "poolpipe simulate --plan plan.json --application traffic --arrivals deterministic "
+    "--rows fixed",
+    "poolpipe simulate --plan plan.json --clients clients.yaml --links links.csv --steer "
+    "--duration 600",
 )
 def simulate(
     plan: PlanArgument = None,

@@ -487,7 +487,8 @@ def _look_at_served(
         guide.go_on_from(plan)
     except WarehouseInUseError as error:
         say(
-            f"plan {plan.plan_id} of another rollout is in force, and waits for the warehouse: {error}"
+            f"plan {plan.plan_id} of another rollout is in force, and waits for the "
+            f"warehouse: {error}"
         )
         return served, False
     say(f"plan {plan.plan_id} of another rollout is in force")

@@ -11,7 +11,8 @@ OPTIONS = (
         kind=str,
         default=AUTO,
         choices=(AUTO, *ACCOUNTINGS),
-        help="How the time to gather a batch is counted; auto: fixed, for applications at least cost"
+        help="How the time to gather a batch is counted; auto: fixed, for applications at "
+        "least cost"
         " tc-padded (billing gpu) or tc-tail (occupancy).",
     ),
     Option(
@@ -25,7 +26,8 @@ OPTIONS = (
         kind=str,
         default=AUTO,
         choices=(AUTO, "gpu", "share", "occupancy"),
-        help="Pay whole GPUs, the share of each that is held, or the part in use; auto: share where a"
+        help="Pay whole GPUs, the share of each that is held, or the part in use; auto: "
+        "share where a"
         " model lists entries, else gpu.",
     ),
 )

@@ -22,7 +22,8 @@ OPTIONS = (
         name="interference",
         kind=str,
         default="planned",
-        help="Whether neighbours on a GPU are reckoned to slow each other down, where that is known.",
+        help="Whether neighbours on a GPU are reckoned to slow each other down, where that "
+        "is known.",
         choices=("planned", "off"),
     ),
     Option(

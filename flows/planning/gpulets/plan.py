@@ -66,7 +66,8 @@ def plan(inputs: Inputs, options: PlanOptions) -> Outcome:
     every = [own for patterns in master.patterns for own in patterns.options.values()]
     if any(own.thinned for own in every):
         answer.trace.notes.append(
-            "parts have too many choices of batches: those of a ladder were combined, and the bound "
+            "parts have too many choices of batches: those of a ladder were combined, and "
+            "the bound "
             "is over these"
         )
     answer.trace.configurations["options"] = sum(own.count for own in every)

@@ -235,7 +235,8 @@ def _check_reachable(tables: Tables) -> None:
         limit = float(tables.limit_us[number])
         if 2 * min(least) > limit:
             reason = (
-                f"waiting for its turn and the turn take at least {us_to_ms(2 * min(least)):.3f} ms "
+                "waiting for its turn and the turn take at least "
+                f"{us_to_ms(2 * min(least)):.3f} ms "
                 f"where SLO less margin allow {us_to_ms(limit):.3f} ms"
             )
             raise InfeasibleError(where, reason)

@@ -166,7 +166,8 @@ def _row(
         )
         raise InputError(
             f"pinned model {problem.models[model].name!r}",
-            f"its pipeline of batch {pipeline.batch} ({form}) does not meet SLO, margin and classes",
+            f"its pipeline of batch {pipeline.batch} ({form}) does not meet SLO, margin "
+            "and classes",
         )
     return row
 

@@ -125,7 +125,8 @@ def pair_rows(
             own, beside = cells[side], cells[1 - side]
             numbers.append((number, groups.setdefault(own, len(groups))))
             names.append(
-                f"{own[0]} batch {own[2]} at {share_text(own[1])} beside {beside[0]} batch {beside[2]}"
+                f"{own[0]} batch {own[2]} at {share_text(own[1])} beside {beside[0]} batch "
+                f"{beside[2]}"
             )
     if not slowdowns:
         reason = f"none of class {gpu_class!r} whose sides have latency and utilisation alone"

@@ -38,7 +38,10 @@ from triton_backend.serve_folder.endpoints import is_loopback
 
 MOST_THREADS = 32  # requests at once; one that comes beyond them is closed unanswered
 SILENT_S = 10.0  # after which a client that sends or takes nothing loses its thread
-POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; connect-src 'self'; img-src data:"
+POLICY = (
+    "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline';"
+    " connect-src 'self'; img-src data:"
+)
 
 
 @dataclass(frozen=True, slots=True)

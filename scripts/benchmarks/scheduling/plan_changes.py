@@ -1,6 +1,7 @@
 """Changes of plan with work in flight, simulated: random plans, load, policies, noise, failures.
 
-    .venv/bin/python scripts/benchmarks/scheduling/plan_changes.py [--runs 1000] [--first 0] [--out FILE]
+    .venv/bin/python scripts/benchmarks/scheduling/plan_changes.py [--runs 1000] [--first 0]
+        [--out FILE]
 
 Every run changes its plan one to three times. Afterwards every request has one end, the scheduler's
 tables hold after every change, a worker that goes on has run one batch at a time whatever its

@@ -1,6 +1,7 @@
 """MIG slices with MPS inside: highest rates of a mix on A100s, from ParvaGPU's published table.
 
-    .venv/bin/python scripts/paper/gpulets/mig.py --data DIR [--gpus 1,4,16] [--seconds 20] [--tables FOLDER]
+    .venv/bin/python scripts/paper/gpulets/mig.py --data DIR [--gpus 1,4,16] [--seconds 20]
+        [--tables FOLDER]
         [--out FILE] [--warehouse FILE]
 
 DIR holds `parvagpu_a100_mig_mps.csv`: 11 models x MIG size x batch x processes by MPS in the slice,

@@ -8,7 +8,8 @@ has). `loads` offers shares of the planned rates as Poisson arrivals; `crowd` ha
 three times its planned rate, evenly, while the others offer theirs; `wave` changes plan every
 period while the load rises and falls twice.
 
-    .venv/bin/python scripts/paper/gpulets/served.py --data DIR [--only loads,crowd,wave] [--mixes scen1 game]
+    .venv/bin/python scripts/paper/gpulets/served.py --data DIR [--only loads,crowd,wave]
+        [--mixes scen1 game]
         [--loads 0.5 0.8 0.95] [--seconds 45] [--rps 150] [--out FILE]
 """
 

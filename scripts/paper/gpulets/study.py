@@ -1,6 +1,7 @@
 """Figures of the gpulets paper that tables of others allow, beside what it states.
 
-    .venv/bin/python scripts/paper/gpulets/study.py --data DIR [--only fit,workloads,sizes,wave,overload,scenarios] [--gpus 4]
+    .venv/bin/python scripts/paper/gpulets/study.py --data DIR
+        [--only fit,workloads,sizes,wave,overload,scenarios] [--gpus 4]
         [--scale 1] [--seconds 600] [--out FILE] [--warehouse FILE]
 
 `mixes.py` says what `--data` holds. Plans keep a tenth of every SLO free.

@@ -377,7 +377,8 @@ def _of_loop(where: str, found: Mapping[str, Any], oracle: Mapping[str, Any]) ->
             value=100 * found["attainment_possible"],
             unit="%",
             least=100 * ATTAINED,
-            note=f"{possible} of {offered} were; the oracle {100 * oracle['attainment_possible']:.2f} %",
+            note=f"{possible} of {offered} were; the oracle "
+            f"{100 * oracle['attainment_possible']:.2f} %",
         ),
         Figure(
             name=f"{where}: served of what clients decided to be feasible",
@@ -398,7 +399,8 @@ def _of_loop(where: str, found: Mapping[str, Any], oracle: Mapping[str, Any]) ->
             name=f"{where}: {why}",
             value=100 * found["missed"].get(why, 0) / max(possible, 1),
             unit="%",
-            note=f"of what was possible; the oracle {100 * oracle['missed'].get(why, 0) / max(oracle['possible'], 1):.2f} %",
+            note="of what was possible; the oracle "
+            f"{100 * oracle['missed'].get(why, 0) / max(oracle['possible'], 1):.2f} %",
         )
         for why in Missed
     ]

@@ -6,7 +6,8 @@ the wheel does (`triton_backend/client/announcing.py`), send at their cut at equ
 a shadow pool serves. Then a worker, the scheduler, `steer` and a client are killed, each in the
 middle of a change; after each one whole plan must be in force.
 
-    .venv/bin/python scripts/paper/graft/live.py --data DIR [--minutes 3] [--change-seconds 5] [--no-kills] [--out FILE]
+    .venv/bin/python scripts/paper/graft/live.py --data DIR [--minutes 3] [--change-seconds 5]
+        [--no-kills] [--out FILE]
 
 The full run is `--minutes 10`. In time: answered within the request's budget. Lost: neither
 answered nor refused.
@@ -500,7 +501,8 @@ def figures_of(result: dict[str, Any], gaps: Sequence[Any], wait_s: float) -> It
         )  # fmt: skip
     if result["kills"]:
         whole_after = sum(seen["whole_s"] is not None for seen in result["kills"].values())
-        yield Figure(name="kills after which one plan was whole", value=whole_after, least=len(KILLED))  # fmt: skip
+        yield Figure(name="kills after which one plan "
+        "was whole", value=whole_after, least=len(KILLED))  # fmt: skip
 
 
 def _percent(asked: Sequence[Asked]) -> float | None:

@@ -6,7 +6,8 @@ own on a device that is made so many times slower than this machine, follows a 5
 client that may only send its input, and one whose server is not there. Requests without an answer
 count as infinitely late in medians.
 
-    .venv/bin/python scripts/paper/graft/models.py --data DIR [--models squeezenet,…] [--seconds 20] [--stretch 6]
+    .venv/bin/python scripts/paper/graft/models.py --data DIR [--models squeezenet,…]
+        [--seconds 20] [--stretch 6]
 """
 
 import argparse

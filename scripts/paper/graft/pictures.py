@@ -2,7 +2,8 @@
 
 Ours beside the paper's numbers and the aims.
 
-    .venv/bin/python scripts/paper/graft/study.py --data DIR --only reduction,rides,throughput,scale --out study.json
+    .venv/bin/python scripts/paper/graft/study.py --data DIR
+        --only reduction,rides,throughput,scale --out study.json
     .venv/bin/python scripts/paper/graft/pictures.py study.json [MORE.json] -o DIR
 
 Several files are read one after the other; a later figure of the same name replaces an earlier one.

@@ -5,7 +5,8 @@ run on emulated vGPUs of a V100, in slow motion, and ride together where they me
 sends by itself what the simulator had it send. Tensors are small: what is measured is when batches
 run, not what the network of this machine carries.
 
-    .venv/bin/python scripts/paper/graft/served.py --data DIR [--model Inc] [--loads 0.5 0.8 0.95] [--seconds 30]
+    .venv/bin/python scripts/paper/graft/served.py --data DIR [--model Inc] [--loads 0.5 0.8 0.95]
+        [--seconds 30]
 """
 
 import argparse
@@ -201,7 +202,8 @@ def figures_of(rows: list[dict[str, Any]]) -> list[Figure]:
             Figure(
                 name=f"{where}: samples in a ride",
                 value=row["samples"],
-                note=f"{row['entries']:.2f} entries; simulated {row['simulated_samples']:.2f} samples",
+                note=f"{row['entries']:.2f} entries; simulated "
+                f"{row['simulated_samples']:.2f} samples",
             ),
         ]
     return found

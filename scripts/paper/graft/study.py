@@ -1,6 +1,7 @@
 """Figures of the Graft paper from tables of others, beside what it states.
 
-    .venv/bin/python scripts/paper/graft/study.py --data DIR [--only reduction,scale,throughput,rides,closed-loop]
+    .venv/bin/python scripts/paper/graft/study.py --data DIR
+        [--only reduction,scale,throughput,rides,closed-loop]
         [--draws 50] [--gpus 4] [--by rates,clients] [--headroom 1] [--phases even]
         [--seconds 600] [--models Inc,ViT] [--out FILE] [--warehouse FILE]
 
@@ -367,7 +368,8 @@ def main() -> int:
     for where, row in raw.items():
         if "cuts" in row:
             print(
-                f"{where}: cuts {row['cuts']}, budgets {row['budgets_ms']} ms, percents {row['percents']}"
+                f"{where}: cuts {row['cuts']}, budgets {row['budgets_ms']} ms, percents "
+                f"{row['percents']}"
             )
     return exit_code(figures)
 

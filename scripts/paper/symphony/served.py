@@ -12,7 +12,8 @@ A100 models, whose beta / alpha range from 195 to 3, on 4 vGPUs.
             at other times show what the machine costs
     moved   the six in two sub-clusters of 2 vGPUs, of which each gives the other one model under load
 
-    .venv/bin/python scripts/paper/symphony/served.py --data DIR [--only loads,guard,killed,moved] [--plans resnet50 six]
+    .venv/bin/python scripts/paper/symphony/served.py --data DIR [--only loads,guard,killed,moved]
+        [--plans resnet50 six]
         [--loads 0.5 0.8 0.95] [--seconds 30] [--slow 10] [--out FILE]
 """
 
@@ -230,7 +231,8 @@ def killed(options: argparse.Namespace) -> list[Figure]:
             name="a worker killed: requests without an answer",
             value=unanswered,
             most=0,
-            note=f"{refused} were answered at once that their worker had died and a retry would be late",
+            note=f"{refused} were answered at once that their worker had died and a retry "
+            "would be late",
         ),
         Figure(
             name="a worker killed: attainment less simulated",

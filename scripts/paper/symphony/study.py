@@ -485,7 +485,8 @@ def _from_the_wrong_size(study: Study, rows: Sequence[Row]) -> list[Figure]:
                 value=sizes[3] / right,
                 least=0.9,
                 most=1.1,
-                note=f"GPUs {', '.join(map(str, sizes))}; attained in the last {epochs[3].attainment:.2%}",
+                note=f"GPUs {', '.join(map(str, sizes))}; attained in the last "
+                f"{epochs[3].attainment:.2%}",
             )
         )
     return figures
@@ -526,7 +527,8 @@ def _day(study: Study, rows: Sequence[Row]) -> list[Figure]:
             name=f"{label}: bad rate but in the first epoch of an hour",
             value=float(bad[settled].sum() / offered[settled].sum()),
             most=0.01,
-            note=f"{offered.sum()} requests; in those {bad[~settled].sum() / offered[~settled].sum():.4f}",
+            note=f"{offered.sum()} requests; in those "
+            f"{bad[~settled].sum() / offered[~settled].sum():.4f}",
         ),
         Figure(
             name=f"{label}: mean GPUs / analytic",
@@ -609,7 +611,8 @@ def guard(study: Study) -> list[Figure]:
 
             figures.append(
                 Figure(
-                    name=f"runs deviate by {deviation:.1%}, guard and lead of timers: {name}: goodput",
+                    name=f"runs deviate by {deviation:.1%}, guard and lead of timers: "
+                    f"{name}: goodput",
                     value=highest(holds, below_rps),
                     unit="rps",
                     note=f"guard {guard_us / 1e3:.1f} ms, lead {lead_us / 1e3:.1f} ms",

@@ -48,8 +48,10 @@ def test_a_flow_that_makes_no_plans_starts_without_what_makes_them() -> None:
     """`ingest-stats` runs every few minutes, each time in a process of its own."""
     code = (
         "import sys; from flows.deployments import parameters;"
-        "from flows.operations.ingest import reader; from flows.operations.replanning import conditions;"
-        "sys.exit(','.join({'numba', 'highspy', 'scipy', 'onnx', 'flows.planning.registry'} & set(sys.modules)) or 0)"
+        "from flows.operations.ingest import reader; from flows.operations.replanning import "
+        "conditions;"
+        "sys.exit(','.join({'numba', 'highspy', 'scipy', 'onnx', 'flows.planning.registry'} & "
+        "set(sys.modules)) or 0)"
     )
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False

@@ -12,7 +12,10 @@ from scripts.figures.add_run import add_run, general
     ("given", "kept"),
     [
         (
-            "python /home/me/checkout/scripts/benchmarks/planner.py --data /data/x --out /tmp/a.json",
+            (
+                "python /home/me/checkout/scripts/benchmarks/planner.py --data /data/x --out "
+                "/tmp/a.json"
+            ),
             "python scripts/benchmarks/planner.py --data DIR",
         ),
         (

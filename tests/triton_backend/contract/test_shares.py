@@ -120,5 +120,6 @@ def test_processes_fill_slices_in_the_order_of_slots() -> None:
     assert mig.room_gib(half) == pytest.approx(9.75 / 2)
     assert mig.refuses([half] * 6) is None
     assert mig.refuses([half] * 7) == (
-        "cut into ['2g.10gb', '2g.10gb', '2g.10gb', '2g.10gb'], which do not fit a A100-40GB together"
+        "cut into ['2g.10gb', '2g.10gb', '2g.10gb', '2g.10gb'], which do not fit a A100-40GB "
+        "together"
     )

@@ -19,8 +19,10 @@ from triton_backend.contract.errors import InputError
 DATA_CENTRE, RTX = "tensorrt", "tensorrt-rtx"
 LIBRARIES = (DATA_CENTRE, RTX)
 INSTALL_HINT = (
-    "`pip install poolpipe[tensorrt]` brings the data-centre library (it fetches from NVIDIA's index),"
-    " `poolpipe[tensorrt-rtx]` ordinary wheels that build without a GPU, for L4-class cards and newer"
+    "`pip install poolpipe[tensorrt]` brings the data-centre library (it fetches from "
+    "NVIDIA's index),"
+    " `poolpipe[tensorrt-rtx]` ordinary wheels that build without a GPU, for L4-class cards "
+    "and newer"
     " (see flows/preparation/building/tensorrt/README.md)"
 )
 # TensorRT's DataType names and KServe's.

@@ -99,7 +99,8 @@ def _whole_gpus(number: int, session: Session) -> tuple[PackedGpu | None, float]
     if session.latency_us[0] > session.limit_us:
         raise InfeasibleError(
             f"workload model {session.name!r}",
-            f"the whole model takes at least {us_to_ms(session.latency_us[0]):.3f} ms where SLO less "
+            f"the whole model takes at least {us_to_ms(session.latency_us[0]):.3f} ms where "
+            "SLO less "
             f"margin allow {us_to_ms(session.limit_us):.3f} ms",
         )
     batch = _alone(session)

@@ -154,7 +154,8 @@ def _input_spec(path: Path, value: onnx.ValueInfoProto, fixed: Mapping[str, int]
             symbol = value.type.tensor_type.shape.dim[axis].dim_param or "?"
             raise InputError(
                 where,
-                f"dimension {axis} ({symbol!r}) is dynamic; fix it: dimensions={{{symbol!r}: size}}",
+                f"dimension {axis} ({symbol!r}) is dynamic; "
+                f"fix it: dimensions={{{symbol!r}: size}}",
             )
     sizes = tuple(-1 if size is None else size for size in shape)
     return TensorSpec(name=value.name, dtype=_dtype(where, value), shape=sizes)

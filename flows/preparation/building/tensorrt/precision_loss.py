@@ -79,7 +79,8 @@ def measure_loss(
         max_relative=relative,
         same_top1=same / total,
         clipped_weights=clipped_weights,
-        computed_by=f"onnxruntime {onnxruntime.__version__}, fp32 rounded to fp16 between operators",
+        computed_by=f"onnxruntime {onnxruntime.__version__}, fp32 rounded to fp16 between "
+        "operators",
     )
 
 
