@@ -169,9 +169,9 @@ def _common_margin(search: _Search, workload: Workload) -> tuple[_Candidate, flo
 def _improved(search: _Search, best: _Candidate, model: str) -> _Candidate:
     """Change the margin, then the batch-building rate, of one model, where that pays."""
     changes: list[Callable[[_Candidate], tuple[Mapping[str, float], Workload]]] = [
-        *(lambda now, step=step: (_shifted(now, model, step), now.workload) for step in MARGIN_STEPS),
-        *(lambda now, by=by: (now.margins, _rescaled(now.workload, model, by)) for by in RATE_FACTORS),
-    ]  # fmt: skip
+        *(lambda c, step=step: (_shifted(c, model, step), c.workload) for step in MARGIN_STEPS),
+        *(lambda c, by=by: (c.margins, _rescaled(c.workload, model, by)) for by in RATE_FACTORS),
+    ]
     for change in changes:
         margins, workload = change(best)
         if search.spent() or not all(0 <= margin < 1 for margin in margins.values()):

@@ -4,7 +4,7 @@ The relaxation of pipelines on pools, model by model (`pool`): GPUs of class k h
 0, samples/s of model m a price w_m >= 0. No pipeline of m can be cheaper than w_m: over every
 batch, cut and choice of vGPUs that keeps the SLO,
 
-    w_m <= min over pipelines of  sum over stages  p_class / (vGPUs on a GPU * samples/s of one vGPU)
+    w_m <= min over pipelines of sum over stages p_class / (vGPUs on a GPU * samples/s of a vGPU)
 
 Then, by weak duality, with d_m requests/s asked per unit of the objective and n_k GPUs that cost
 c_k each:

@@ -2,8 +2,9 @@
 
 Blocks [0, p) for every cut p, for clients that run them and send what crosses.
 
-<folder>/cuts.json           one object per cut: what is sent there, how long head and tail take
-<folder>/0-3.onnx (.data)    blocks [0, 3); the last file is the whole model, for a client that sends nothing
+    <folder>/cuts.json           one object per cut: what is sent there, times of head and tail
+    <folder>/0-3.onnx (.data)    blocks [0, 3); the last file is the whole model, for a client that
+                                 sends nothing
 """
 
 import json

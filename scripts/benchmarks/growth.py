@@ -269,9 +269,10 @@ def targets(
     out = [
         Figure(name=f"{row.name}: seconds", value=max(m.seconds for m in seen), unit="s",
                most=row.seconds, note=busy),
-        Figure(name=f"{row.name}: plans that do "
-        "not verify", value=sum(bool(m.differences) for m in seen), most=0),
-        Figure(name=f"{row.name}: memory", value=max(m.memory_mib for m in seen) / 1024, unit="GiB", most=MEMORY_GIB),
+        Figure(name=f"{row.name}: plans that do not verify",
+               value=sum(bool(m.differences) for m in seen), most=0),
+        Figure(name=f"{row.name}: memory", value=max(m.memory_mib for m in seen) / 1024,
+               unit="GiB", most=MEMORY_GIB),
     ]  # fmt: skip
     if row.scarce:
         answered = sum(m.value is not None or "can be placed" in m.refused for m in seen)

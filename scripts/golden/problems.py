@@ -1,7 +1,7 @@
 """The 200 problems of the golden rows: every family that planners serve, generated from seeds.
 
-    problems()                                   -> all of them, in order, each with a name of its own
-    named("scarce-03").make()                    -> profiles, cluster, workload, options
+    problems()                   -> all of them, in order, each with a name of its own
+    named("scarce-03").make()    -> profiles, cluster, workload, options
 
 A problem is a recipe (`Recipe`) in a table (`FAMILIES`): how many models of how many blocks on
 which GPUs, for which planner and objective. Profiles, SLOs, rates and entries are drawn from the

@@ -2,9 +2,9 @@
 
 Stored rows, and what moved when they are planned again.
 
-    .venv/bin/python -m scripts.golden.rows                      # plan all, print what moved; exit 1 on a loss
-    .venv/bin/python -m scripts.golden.rows --only gpulets,mig   # these families, or single problems by name
-    .venv/bin/python -m scripts.golden.rows --store              # plan all and make them the golden rows
+    .venv/bin/python -m scripts.golden.rows                      # print what moved; 1 on a loss
+    .venv/bin/python -m scripts.golden.rows --only gpulets,mig   # families, or problems by name
+    .venv/bin/python -m scripts.golden.rows --store              # make them the golden rows
 
 `golden_rows.json` beside this file holds a row per problem: the plan's value, its bound, the gap
 between them, wall and CPU seconds, or the refusal, with the commit, machine and versions they were

@@ -92,8 +92,8 @@ class Pair(NamedTuple):
 class InterferenceModel:
     """How parts of one GPU slow each other down, for one GPU class: a linear model.
 
-        factor = c1 l2 + c3 dram + c5 + sum over the other parts of max(0, largest of c2 l2_j + c4 dram_j)
-                 `---- susceptibility ---'                            `------- pressure of a part --------'
+        factor = c1 l2 + c3 dram + c5                      (its susceptibility)
+                 + sum over the other parts of max(0, largest of c2 l2_j + c4 dram_j)  (pressure)
 
     (gpulets, section 4.4; for two parts the same.) It is at least 1, because a neighbour never
     makes anybody faster; a part that is alone on its GPU has factor 1. l2 and dram are fractions of

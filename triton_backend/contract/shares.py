@@ -13,7 +13,7 @@ processes share it. It is the largest number not above the true part that is no 
 kind and not taken by a smaller slice; sums of a legal cut stay within a GPU.
 
     processes    1     2     3     4
-    1g          41    20    14    10        files: `vgpu_mig: 1g`, `vgpu_mig: 1g/2` (one of two processes in a 1g)
+    1g          41    20    14    10        files: `vgpu_mig: 1g`, `1g/2` (one of two processes)
     2g          85    40    28    19
     3g         128    64    38    32
     4g         170    83    56    37

@@ -1,10 +1,12 @@
 """Jobs: requests of applications, as tasks that queues treat like requests.
 
-    part of a module:   AWAITS --its last parent closed--> READY --its rows are tasks--> OPEN
-                                                             |                             |
-                                     no rows, or skipped ----+----> ENDED <--its last task-+
-                                                                      |
-                                                                      +--next ones released--> CLOSED
+    part of a module:
+
+    AWAITS --its last parent closed--> READY --its rows are tasks--> OPEN
+                                         |                             |
+                 no rows, or skipped ----+----> ENDED <--its last task-+
+                                                  |
+                                                  +--next ones released--> CLOSED
 
 What is READY or ENDED stands in one list, first in, first out. `release` works it off, which is the
 only place where tasks are made and modules end; it stops where slots or rows of `out` are short and

@@ -1,9 +1,9 @@
 """One compiled call per event: events become integers, integers become decisions.
 
     Arrival(...) --check_arrival--> handle_event(memory, ARRIVAL, now_us, a, b, c, d)
-                                      1. the event enters the tables       (the steps below, `feedback`)
-                                      2. queues are settled                (`policies`)
-                                      3. decisions are written as integers
+                              1. the event enters the tables       (the steps below, `feedback`)
+                              2. queues are settled                (`policies`)
+                              3. decisions are written as integers
     [Dispatch(...), Drop(...)] <--decode_dispatch, decode_drop-- answer
 
 At 500 requests/s nothing of the scheduler is left in the CPU's caches by the next event, so an

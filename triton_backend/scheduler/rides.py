@@ -6,18 +6,20 @@ is aboard changes neither:
 
     batch 7     [ align )[move)........
     batch 8                [align)[mv)..
-    batch 9 (begins here)          ....                  all end with the ride, and go on by themselves
+    batch 9 (begins here)          ....               all end with the ride, and go on alone
     ride 10     vGPU                    [  7  8  9  .  )
-                                        start           rows 0 .. seats - 1, a hole where nobody sits
+                                        start         rows 0 .. seats - 1, a hole at a free seat
 
-    opened --board--> ... full --> moved forward to the earliest gap after the last arrival, and so are the
-    moves of its members and the full rides that they board next
-    tight deadline: it takes the seats of a member that has time for a later ride (`give_way`), or is opened before
-    rides that can wait (`can_wait`), which start later (`put_off`); members of these whose rows come in time
-    take the seats that are left (`fill_from_later`)
-    start: it leaves with who is aboard. Somebody missing: it waits while nobody else would be late
-    (`slack_us`), then leaves without them, whose requests are queued again
-    done: the members go on; a ride without members is over
+    opened  batches board it until it is full
+    full    it moves forward to the earliest gap after the last arrival, and with it the moves of
+            its members and the full rides that they board next
+    start   it leaves with the batches aboard; for a missing one it waits while no other would be
+            late (`slack_us`), then leaves without it, and its requests are queued again
+    done    the members go on; a ride without members is over
+
+A batch with a tight deadline takes the seats of a member that has time for a later ride
+(`give_way`), or opens a ride before rides that can wait (`can_wait`), which start later
+(`put_off`); their members whose rows come in time take the seats left (`fill_from_later`).
 
 Here: who sits where, and when it leaves. Not here: which ride a batch boards (`probe`), what ends
 and losses mean (`feedback`).

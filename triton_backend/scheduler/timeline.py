@@ -2,7 +2,7 @@
 
 Invariant: the intervals of a resource do not overlap, and its chain is in the order of starts:
 
-    resources[r].first -> [ 10, 20 ) <-next, previous-> [ 25, 40 ) <-> [ 60, 70 ) <- resources[r].last
+    .first -> [ 10, 20 ) <-next, previous-> [ 25, 40 ) <-> [ 60, 70 ) <- .last
 
     earliest_start(at 0, length 5)  = 0      earliest_start(at 12, length 5)  = 20
     earliest_start(at 0, length 11) = 40     earliest_start(at 12, length 21) = 70

@@ -3,11 +3,11 @@
 Queues (an entry of a model each), their pipelines and the stages of those are rows, so that what
 belongs together are neighbours. Stages name pools, and several may name the same one:
 
-    queues      | queue 0                     | queue 1                  [first_pipeline, end_pipeline)
-    pipelines   | pipeline 0   | pipeline 1   | pipeline 2               first_stage, stages
-    stages      | row 0  row 1 | row 2        | row 3  row 4             pool
-    pools       |   0      1       2          |   1      3               [first_vgpu, end_vgpu)
-    vgpus       | 0  1  2  3 | 4  5 | 6  7  8 | 9                        as `Plan.vgpus` numbers them
+    queues      | queue 0                     | queue 1              [first_pipeline, end_pipeline)
+    pipelines   | pipeline 0   | pipeline 1   | pipeline 2           first_stage, stages
+    stages      | row 0  row 1 | row 2        | row 3  row 4         pool
+    pools       |   0      1       2          |   1      3           [first_vgpu, end_vgpu)
+    vgpus       | 0  1  2  3 | 4  5 | 6  7  8 | 9                    as `Plan.vgpus` numbers them
 
 Resources are numbered: first every vGPU, then the links. A link carries one transfer at a time at
 the full rate.

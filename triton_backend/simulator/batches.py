@@ -1,7 +1,7 @@
 """A batch in the simulated cluster, from dispatch to answer.
 
-    transfer into a stage   RESTING --> WAITING_LINK --> MOVING      (skipped where nothing is moved)
-    the stage               RESTING --> WAITING_VGPU --> RUNNING     then the next stage, or the answer
+    transfer into a stage   RESTING --> WAITING_LINK --> MOVING    (skipped if nothing is moved)
+    the stage               RESTING --> WAITING_VGPU --> RUNNING   then the next stage or answer
 
 It is RESTING until the reserved start of its next step, which is an event in the heap, and WAITING
 while another batch has the resource. Where it sits in a ride it is ABOARD, and the ride, which has

@@ -7,8 +7,8 @@ latencies everything then happens exactly when it was reserved.
 What a batch lasts beside those on other vGPUs of its GPU (`cursor.interference`):
 
     planned   as reserved: the plan's factor counts whether neighbours run or not
-    overlap   it has the work that it has alone, done at 1 / f, where f follows from the batches that run on
-              the other vGPUs at this moment (`contract.profiles.InterferenceModel`)
+    overlap   it has the work that it has alone, done at 1 / f, where f follows from the batches
+              that run on the other vGPUs at this moment (`contract.profiles.InterferenceModel`)
     off       as if it were alone
 
 A ride runs once for all who sit in it, as soon as its start has come and nobody is missing.

@@ -25,7 +25,8 @@ STARTUP_SECONDS = 120
 PROFILES, PROFILE = "profiles.toml", "poolpipe"
 NO_PAGE = "http://127.0.0.1"  # where the server has no page: an origin that none of ours has
 _AUTH, _SERVER_AUTH = "PREFECT_API_AUTH_STRING", "PREFECT_SERVER_API_AUTH_STRING"
-_TEXT = f"""# The credentials of this project's own Prefect server, whose workers run code: keep them secret.
+_TEXT = f"""# The credentials of this project's own Prefect server, whose workers run code.
+# Keep them secret.
 {{active}}[profiles.{PROFILE}]
 {_AUTH} = "{{auth}}"
 PREFECT_SERVER_EPHEMERAL_ENABLED = "true"

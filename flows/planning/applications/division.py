@@ -3,11 +3,12 @@
 Of every line a function is known: the least cost at which it keeps a budget, never rising with it.
 Budgets are whole µs. Boxes of budgets are searched, the most promising first:
 
-    bound of a box   Σ over lines of the cost at the box's greatest budgets, each cut to what the least
-                     budgets of the other lines leave on its paths
+    bound of a box   Σ over lines of the cost at the box's greatest budgets, each cut to what the
+                     least budgets of the other lines leave on its paths
     a plan           the budgets that those solutions really use, where all paths keep their limits;
                      else some on the way back to the box's least budgets
-    split            a line of a path that is too long, halfway between its least budget and what it uses
+    split            a line of a path that is too long, halfway between its least budget and what
+                     it uses
 
 A box whose bound is within the gap of the best plan, or whose solution fits, is closed. The least
 bound of all boxes, open and closed, is a bound for all divisions. Whether the DAGs are trees or not

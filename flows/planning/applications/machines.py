@@ -6,9 +6,10 @@ of t / p, highest first, then at most one partial machine (paper: section III-B)
 occupancy: a machine that is used at f of t rows/s costs p · f / t.
 
 Worst-case latency of a machine, by rule:
-    tc   d + b / w, w the rate not yet assigned where its group begins (theorem 1, as Algorithm 1 counts)
+    tc   d + b / w, w the rate not yet assigned where its group begins (theorem 1)
     dt   d + b / f, f its own rate
     2d   2 d, for a partial machine at least d + b / f
+
 Here: Algorithm 1, the dummy generator, and the cheapest set by exhaustive search with a bound. Not
 here: how time is split among lines.
 """

@@ -4,12 +4,12 @@ A brick is a way that may be taken any number of times and adds up with others o
 vector and its rate. At given prices, bricks that another one beats in cost and rate are left out;
 over the rest,
 
-    f(j) = min over bricks of  cost + f(j - length)        f(j): the least cost of a rate of j · (demand / J)
+    f(j) = min over bricks of  cost + f(j - length)
 
-The true rate of every f(j) is carried along, so that rounding to J steps costs next to nothing. A
-brick that is slower than a step counts as many times as reach one: a model on thousands of GPUs
-needs more than J bricks. The result is cheap, seldom proven: bricks that share a resource may be
-cheaper together.
+is the least cost of a rate of j · (demand / J). The true rate of every f(j) is carried along, so
+that rounding to J steps costs next to nothing. A brick that is slower than a step counts as many
+times as reach one: a model on thousands of GPUs needs more than J bricks. The result is cheap,
+seldom proven: bricks that share a resource may be cheaper together.
 """
 
 from dataclasses import dataclass

@@ -7,7 +7,9 @@ With prices π ≥ 0 on resources, c_b(π, r) is the least cost at which block b
 Whatever the prices,
 
     level:  no plan reaches z where   Σ_b c_b(π, w_b z) > π · N
-    price:  no plan is cheaper than   Σ_b c_b(price + π, w_b) - π · N          (Lagrange; Dantzig & Wolfe 1960)
+    price:  no plan is cheaper than   Σ_b c_b(price + π, w_b) - π · N
+
+(Lagrange; Dantzig & Wolfe 1960)
 
 The more blocks, the closer this is to the best plan, because only a block's own whole numbers are
 hidden in c_b, and those it keeps; the relaxation of all blocks together loses them.

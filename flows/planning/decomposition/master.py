@@ -5,9 +5,10 @@ demand.
 
     λ_j ≥ 0 (relaxed) or ∈ {0, 1}
 
-    level:   minimise τ                        price:  minimise Σ_j price · a_j λ_j + far · Σ_k lent_k
-    one_b:       Σ_{j of b} λ_j ≥ 1                    for every block
-    capacity_k:  Σ_j a_jk λ_j ≤ τ · N_k                for every resource; with prices  ≤ N_k + lent_k
+    level:       minimise τ
+    price:       minimise Σ_j price · a_j λ_j + far · Σ_k lent_k
+    one_b:       Σ_{j of b} λ_j ≥ 1        for every block
+    capacity_k:  Σ_j a_jk λ_j ≤ τ · N_k    for every resource; with prices  ≤ N_k + lent_k
 
 A level can be reached by known ways where τ ≤ 1. The duals of `capacity` are the prices of
 resources. Resources are lent in the relaxation alone, so that it always has an answer.

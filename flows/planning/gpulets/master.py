@@ -23,7 +23,8 @@ The highest T that the relaxation with these rows leaves open is found by bisect
 Patterns come by column generation: prices go to `Patterns.best`, which answers exactly. Any prices
 l >= 0 prove, by weak duality and with V_k(l) the most that a pattern of k is worth,
 
-    sum_m l_m w_m = 1:  z <= sum_k N_k V_k(l)        cost >= l w - sum_k N_k max(0, V_k(l) - price_k)
+    throughput, sum_m l_m w_m = 1:   z <= sum_k N_k V_k(l)
+    price:                           cost >= l w - sum_k N_k max(0, V_k(l) - price_k)
 
 whatever patterns have been generated. A dive (relax, fix what is whole or else the largest, relax
 what is left) gives a plan, an integer program over all patterns met a better one. Then patterns

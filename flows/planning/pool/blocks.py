@@ -160,7 +160,8 @@ class ModelBlocks:
 
         Cost in units of `_scale`.
 
-        minimise Σ_t price · n_t   subject to   Σ_c x_c ≥ rate,   Σ_c x_c Σ_{s of type t} 1 / rate_cs ≤ v_t n_t
+            minimise     Σ_t price · n_t
+            subject to   Σ_c x_c ≥ rate,   Σ_c x_c Σ_{s of type t} 1 / rate_cs ≤ v_t n_t
         """
         rate, cutoff = asked
         problem, count = self.problem, len(columns)

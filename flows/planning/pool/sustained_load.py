@@ -1,6 +1,6 @@
 """How much load a plan sustains, as a value that integer programs can maximise or hold.
 
-    e_m ∈ [0, 1]        share of model m's planned rate that comes in time (99 %) under Poisson arrivals
+    e_m ∈ [0, 1]              share of model m's planned rate that is in time (99 %) if Poisson
     h_m ∈ [0, 1 + HEADROOM]   what model m can serve over its planned rate: bursts need more
 
     sustain_m:  e_m · planned_m ≤ Σ_{c of m} rate of c / needed_c

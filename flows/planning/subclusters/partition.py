@@ -18,7 +18,7 @@ parts, and S = sum s_i / parts. Variables:
     dynamic    d_i x_ij <= D_j                            every i, j
     load       |sum_i n_i x_ij - r g_j| <= R dR           every part j                (6)
     static     |sum_i s_i x_ij - S| <= S dS               every part j                (7)
-    moves      sum s_i (1 - x_i,old(i)) / sum s_i = M     models with a part now      (10, as a cost)
+    moves      sum s_i (1 - x_i,old(i)) / sum s_i = M     models with a part now  (10, as cost)
 
 Numbers in brackets are the paper's. Where parts have equally many GPUs, `load` is its (6) word by
 word; where N does not divide, load is balanced per GPU. A move costs its share of all bytes, so

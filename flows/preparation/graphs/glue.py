@@ -2,7 +2,8 @@
 
 `crop` cuts one box out of each picture and brings it to one size:
 
-    image [batch, C, H, W], box [batch, 4] (, label [batch])  ->  crops [rows, C, h, w] (, crops_rows [batch])
+    image [batch, C, H, W], box [batch, 4] (, label [batch])
+        ->  crops [rows, C, h, w] (, crops_rows [batch])
 
 A module that reads the boxes of a detector runs one sample for each, and the request's picture
 beside it (`docs/explanation/request.md`, Rows). With `label`, boxes of other labels give no crop:

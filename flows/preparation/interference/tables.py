@@ -1,9 +1,9 @@
 """Tables of interference as CSV files: pairs, and models in and out; pairs beside profiles.
 
-pairs.csv              model_1,model_2,batch_1,batch_2,percent_1,percent_2,latency_1_us and optionally
-                       latency_2_us and gpu_class
-interference.csv       gpu_class,c1_l2_self,c2_l2_other,c3_dram_self,c4_dram_other,c5 and optionally
-                       residual_p50 ... residual_p100
+    pairs.csv          model_1,model_2,batch_1,batch_2,percent_1,percent_2,latency_1_us
+                       and optionally latency_2_us and gpu_class
+    interference.csv   gpu_class,c1_l2_self,c2_l2_other,c3_dram_self,c4_dram_other,c5
+                       and optionally residual_p50 ... residual_p100
 
 Here: reading and joining. Not here: what is fitted (`fit`); latencies and utilisations alone
 (`profiling.csv_tables`).

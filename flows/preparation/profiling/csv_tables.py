@@ -1,8 +1,9 @@
 """Profile tables as CSV files, in and out.
 
-    block_latency_us.csv   latency of every block per class, vgpu_divisor, vgpu_percent or vgpu_mig, and batch; where
-                           stated, by basis (else divisors are `loaded`, the others `solo`); no block column: one block
-    boundary_bytes.csv     bytes per sample that cross after every block but the last; may have no row
+    block_latency_us.csv   latency of every block per class, share (vgpu_divisor, vgpu_percent or
+                           vgpu_mig) and batch; where stated, by basis (else divisors are `loaded`,
+                           the others `solo`); without a column `block` there is one block
+    boundary_bytes.csv     bytes per sample that cross after every block but the last; may be empty
     block_memory.csv       where known: weights of every block, and its workspace (GiB)
     utilisation.csv        where known: use of the GPU's L2 and DRAM (percent), by model or by block
 

@@ -251,7 +251,9 @@ class Project(Served):
             entry.block: Head(
                 block=entry.block,
                 file=None,
-                tensors=tuple(Tensor(name=t.name, dtype=t.dtype, shape=t.shape[1:]) for t in entry.inputs),
+                tensors=tuple(
+                    Tensor(name=t.name, dtype=t.dtype, shape=t.shape[1:]) for t in entry.inputs
+                ),
                 head_us=0,
                 tail_us=None,
             )
@@ -344,7 +346,8 @@ async def driven(project: Project, options: argparse.Namespace) -> dict[str, Any
     phones = [
         Phone(
             name=f"phone-{number}", heads=heads, server=server, rps=options.rps, clock=clock,
-            budget_us=round(1e3 * options.budget_ms), random=np.random.default_rng([options.seed, number]),
+            budget_us=round(1e3 * options.budget_ms),
+            random=np.random.default_rng([options.seed, number]),
             block=int(random.integers(len(heads.cuts) - 1)),
         )
         for number, server in enumerate(servers)
@@ -501,8 +504,9 @@ def figures_of(result: dict[str, Any], gaps: Sequence[Any], wait_s: float) -> It
         )  # fmt: skip
     if result["kills"]:
         whole_after = sum(seen["whole_s"] is not None for seen in result["kills"].values())
-        yield Figure(name="kills after which one plan "
-        "was whole", value=whole_after, least=len(KILLED))  # fmt: skip
+        yield Figure(
+            name="kills after which one plan was whole", value=whole_after, least=len(KILLED)
+        )
 
 
 def _percent(asked: Sequence[Asked]) -> float | None:

@@ -5,12 +5,13 @@ by `subclusters`, vGPUs are emulated, tensors small. Two plans: ResNet50 of tabl
 A100 models, whose beta / alpha range from 195 to 3, on 4 vGPUs.
 
     loads   both at shares of the planned rate: attainment, mean batch, idle, less the simulator's
-    guard   the first at its whole rate: the guard measured by the fronts beside a fixed tenth of the SLO, in turns,
-            each after a while at a lower rate (512 batches are needed to measure it)
-    killed  the second while a worker is killed, for `--away` seconds as often as it comes back: what its models get.
-            The simulator has the same losses, at the instants at which the gateway had them. Requests that were due
-            at other times show what the machine costs
-    moved   the six in two sub-clusters of 2 vGPUs, of which each gives the other one model under load
+    guard   the first at its whole rate: the guard measured by the fronts beside a fixed tenth of
+            the SLO, in turns, each after a while at a lower rate (512 batches are needed to
+            measure it)
+    killed  the second while a worker is killed, for `--away` seconds as often as it comes back.
+            The simulator has the same losses, at the instants at which the gateway had them.
+            Requests that were due at other times show what the machine costs
+    moved   the six in two sub-clusters of 2 vGPUs, each of which gives the other a model under load
 
     .venv/bin/python scripts/paper/symphony/served.py --data DIR [--only loads,guard,killed,moved]
         [--plans resnet50 six]

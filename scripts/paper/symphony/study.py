@@ -1,8 +1,8 @@
 """Figures of the Symphony paper that a simulation can show, beside what it states.
 
     .venv/bin/python scripts/paper/symphony/study.py --data DIR [--seconds 60] [--seeds 3]
-        [--only table2,others,overload,idle,mixed,strong,gpus,eager,advice,guard,partitions] [--volume FILE.csv.gz]
-        [--out FILE] [--warehouse FILE]
+        [--only table2,others,overload,idle,mixed,strong,gpus,eager,advice,guard,partitions]
+        [--volume FILE.csv.gz] [--out FILE] [--warehouse FILE]
 
 `--data` is the folder of the paper's published tables: `profiles_1080Ti.csv` and
 `profiles_A100.csv` (latency alpha b + beta, SLO), `table2_theory_and_measured.csv`. Plans are made

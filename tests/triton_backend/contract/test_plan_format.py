@@ -121,7 +121,10 @@ WRONG: list[tuple[Change, str]] = [
     ),
     (
         both(put("pools", 0, "vgpu_percent", 40), put("pools", 1, "vgpu_percent", 40)),
-        r"node n, GPU 0, partitions: cut into \[40, 40\], its class allows \[\[20, 80\], \[40, 60\]\]",
+        (
+            r"node n, GPU 0, partitions: cut into \[40, 40\], "
+            r"its class allows \[\[20, 80\], \[40, 60\]\]"
+        ),
     ),
     (put(*CLASS, "max_vgpus_per_gpu", 1), r"pool 'p60', placement: .* no such slot"),
     # Memory

@@ -150,7 +150,9 @@ import numpy as np
 from beyond import called
 array, records = np.zeros(3, np.int64), np.zeros(3, np.dtype([("count", np.int64)]))
 print(called(array, records, 2), len(called.stats.cache_misses))
-for wrong in ((array, records, 3), (array, records, -1), (array, records[:2], 2), (array[1:], records, 2)):
+for wrong in (
+    (array, records, 3), (array, records, -1), (array, records[:2], 2), (array[1:], records, 2)
+):
     try:
         print(called(*wrong))
     except IndexError as error:

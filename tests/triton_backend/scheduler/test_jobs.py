@@ -421,7 +421,9 @@ def plan(modules, largest=4):
     models = make_plan(*([[Own(latency_us=LATENCY_US[:largest])]] for _ in range(2)))
     return with_applications(models, *([hand_application("app", modules)] if modules else []))
 
-CHANGES = {"left out": plan([]), "changed": plan(OTHER), "smaller": plan(CHAIN, 2), "same": plan(CHAIN)}
+CHANGES = {
+    "left out": plan([]), "changed": plan(OTHER), "smaller": plan(CHAIN, 2), "same": plan(CHAIN)
+}
 for policy in POLICIES:
     for name, after in CHANGES.items():
         scheduler = Scheduler(plan(CHAIN), policy=policy)

@@ -1,8 +1,8 @@
 """Slots of batches that were aborted: held until no process can write there any more.
 
-    granted --> aborted --> held --> free      every process that may write there has let go of the batch
+    granted --> aborted --> held --> free    every process that may write there has let go of it
                              |
-                             +-----> free      one has not, and one so silent has run it, or is dead by now
+                             +-----> free    one has not, but has run it by now, or is dead
 
 A slot of a worker may be written by the process before it on the batch's path (the front or a
 worker, in shared memory) and by the worker itself (from TCP, and what its batches begin with).

@@ -4,7 +4,7 @@ The core decides which task runs when (`scheduler`, "The life of a job"); here i
 means for memory: which rows of which slot a task's rows are gathered from, and when a slot of a
 shelf is free:
 
-    granted, with the dispatch --> written, when its batch has ended --> free, when nothing in it is wanted
+    granted: with the dispatch --> written: its batch has ended --> free: nothing in it is wanted
 
 What a module gave is wanted until every module that reads it has ended for that job (so a batch
 that is aborted at whatever stage finds its inputs again), and until the front has read it where the

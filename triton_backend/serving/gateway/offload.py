@@ -2,12 +2,11 @@
 
 Which cuts are open, and who announced what. Requests and answers are one JSON object each:
 
-    {"command": "offer", "model"}                  -> plan_id, blocks,
-                                                      cuts: [{block, state, tail_ms: {least, p50,
-                                                          p99}}]
+    {"command": "offer", "model"}     -> plan_id, blocks,
+                                         cuts: [{block, state, tail_ms: {least, p50, p99}}]
     {"command": "announce", "client", "model",
-     "cut", "rate_rps", "budget_ms"}               -> plan_id, lease_s, state of the cut
-    {"command": "announced"}                       -> demands of all leases; for who has the system's token
+     "cut", "rate_rps", "budget_ms"}  -> plan_id, lease_s, state of the cut
+    {"command": "announced"}          -> demands of all leases; asks for the system's token
 
 A cut is `planned` where an entry there has pools of its own, `shadow` where only a pool that starts
 anywhere serves it, else `closed`. Tails are what is to be expected by the plan: alone, and after as

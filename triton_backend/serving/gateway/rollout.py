@@ -2,7 +2,7 @@
 
     serving ── prepare, swap ──> serving (the next generation), with batches in flight
 
-    serving ── flush ──> flushing ── nothing in flight ──> flushed ── swap ──> serving (the next generation)
+    serving ── flush ──> flushing ── nothing in flight ──> flushed ── swap ──> serving (the next)
        ^                     │                                │
        └───── abort ─────────┴──────── abort, or the lease ends
 

@@ -2,14 +2,15 @@
 
 Two processes run a scheduler, each a Triton model of its own; one of them has the *seat*:
 
-    active  ── HEARTBEAT, PLAN (served, prepared) ──> standby      over the socket that fronts and workers use
+    active  ── HEARTBEAT, PLAN (served, prepared) ──> standby
        │                                                 │
-       └─ dies, or is silent and does not run ───────────┘ kills it, takes the seat, listens in its place
+       └─ dies, or is silent and does not run ───────────┘ kills it, takes the seat, listens
 
-Only one ever dispatches. The seat is a lock that the kernel takes from a process when it ends, so a
-standby that has it knows that the other is gone; one that hangs is killed first (SIGKILL, after
-which it never runs again). Every holder has a *life* with a number of its own, which all that it
-sends carries; fronts and workers refuse what an older life sends.
+Messages go over the socket that fronts and workers use. Only one ever dispatches. The seat is a
+lock that the kernel takes from a process when it ends, so a standby that has it knows that the
+other is gone; one that hangs is killed first (SIGKILL, after which it never runs again). Every
+holder has a *life* with a number of its own, which all that it sends carries; fronts and workers
+refuse what an older life sends.
 
 Here: seat, lives, what the standby knows. Not here: what the scheduler does with the seat
 (`service`).

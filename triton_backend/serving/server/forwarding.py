@@ -2,9 +2,9 @@
 
     take --> waiting --> asked --> answered
       |         |
-      +---------+--> refused       too many wait, its time is over, its client gave up, the model is unloaded,
-                                   or the one that was asked died: Triton never answers what a
-                                       killed process had
+      +---------+--> refused    too many wait, its time is over, its client gave up, the model is
+                                unloaded, or the model asked died: Triton never answers requests
+                                of a killed process
 
 Every request is answered once, whatever happens. One whose model died is refused when others wait
 for its thread.

@@ -5,7 +5,7 @@ when all have come:
 
     GATHER --> copied from slots of fronts and shelves here --> ready --> queue
           \-> asked for (`transport.fetching`) --> copied --/
-                                                 \-> nobody answers: its tasks run again (BATCH_LOST)
+                                                 \-> no answer: its tasks run again (BATCH_LOST)
 
 Here: where the inputs of a batch come from. Not here: the slot and the queue (`queue`), what it
 comes to (`output`).

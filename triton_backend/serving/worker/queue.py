@@ -2,9 +2,9 @@
 
 Where a stage boards, a batch waits for the others of its ride, which the scheduler names:
 
-    batches   at other stages          due at their reserved start --------------------> run alone
-    boarding  at stages that board     their ride's start, and all of it here ---------> run together
-    rides     what the scheduler says  `leave_us` has come: without who is missing ----> run together
+    batches   at other stages          due at their reserved start ---------------> run alone
+    boarding  at stages that board     their ride's start, and all of it here ----> run together
+    rides     what the scheduler says  `leave_us` has come, some are missing -----> run together
 
 Here: the check of a batch frame against the plan, the order, and whether the vGPU runs. One thread
 adds batches while another runs one. Not here: sockets, the runtime.

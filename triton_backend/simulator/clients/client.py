@@ -2,8 +2,9 @@
 
 What `client/run.py` does, with the same decisions, over a recorded link.
 
-    due -> its turn on the device -> head -> the link, first come first served -> the server -> answered
-                                                                                  refused -> the whole model here
+    due -> its turn on the device -> head -> the link, first come first served -> the server
+
+The server answers, or refuses; then the whole model runs here.
 
 A request whose deadline has passed when its turn comes is not begun. What a client knows of its
 link are its own past uploads, of the server its own past answers and what it saw open when it last

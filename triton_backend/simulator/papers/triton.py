@@ -4,9 +4,11 @@ Every vGPU holds an instance of each model of its pool, and runs one batch at a 
 limiter with one resource a vGPU). A model has one queue, in the order of arrival, and of what waits
 a free instance takes (Triton user guide, "Dynamic Batcher")
 
-    the largest preferred size       where that many samples wait; preferred are the planned batch and the largest
-    all that waits                   once the oldest has waited for the maximum queue delay (0 unless given)
-    nothing                          else
+    the largest preferred size   where that many samples wait; preferred are the planned batch
+                                 and the largest
+    all that waits               once the oldest has waited for the maximum queue delay (0 unless
+                                 given)
+    nothing                      else
 
 Deadlines change no order and no size: a request that ends late is answered late. One whose deadline
 passes while it waits is rejected when it would head a batch, as by `default_timeout_microseconds` =

@@ -1,8 +1,8 @@
 """How the systems compared with Piccolo split an application's latency among its modules.
 
     saving         Algorithm 2's switches, but the one that saves most (InferLine)
-    by_duration    in proportion to the duration of the configuration of the highest throughput whose
-                   share fits (Scrooge)
+    by_duration    in proportion to the duration of the configuration of the highest throughput
+                   whose share fits (Scrooge)
     even           the limit through the number of modules on the longest path (Clipper)
 
 Each is a `Split` of `flows.planning.applications.splitting`.

@@ -1,9 +1,12 @@
 """Applications planned exactly: the planner `pool`, where a workload has them.
 
 By accounting of gathering (`--gathering`):
-    fixed       1.3 (b - 1) / rate: configurations of any number of stages on the cluster's GPUs (`pools`)
+
+    fixed       1.3 (b - 1) / rate: configurations of any number of stages on the cluster's GPUs
+                (`pools`)
     tc-padded   whole machines of whole models are paid, and may run full (`machines`)
     tc-tail, tc-even   billing by occupancy, as the paper counts, and as theorem 1 reads literally
+
 The last three plan each line by itself, so the GPUs of a class must suffice for what is cheapest.
 Here: which oracle, and reading its answer. Not here: the division of time (`division`).
 """

@@ -10,10 +10,10 @@ and
     served_c:  w_c ≤ rate of c
     serve_m:   weight_m · z ≤ Σ_{c of m} w_c
     one_m:     Σ_k u_mk = 1
-    keep_mk:   Σ_{c of m slower than Λ_mk-1} w_c ≤ most_m · Σ_{k' ≥ k} u_mk'      for every k but the first
-    after_pv:  s_p + Σ_k Λ_k · u_k(p) ≤ s_v                                     on every edge
-    end_v:     s_v + Σ_k Λ_k · u_k(v) ≤ limit                                   for every module
-    floor_mp:  Σ_k least_mp(Λ_mk) · u_mk ≤ Σ_c p_c · a_mc                       for prices p tried (`staircases`)
+    keep_mk:   Σ_{c of m slower than Λ_mk-1} w_c ≤ most_m · Σ_{k' ≥ k} u_mk'   every k but the first
+    after_pv:  s_p + Σ_k Λ_k · u_k(p) ≤ s_v                  every edge
+    end_v:     s_v + Σ_k Λ_k · u_k(v) ≤ limit                every module
+    floor_mp:  Σ_k least_mp(Λ_mk) · u_mk ≤ Σ_c p_c · a_mc    prices p tried (`staircases`)
 
 `most_m` is what the line serves at most: its rate where that is prescribed, else what the
 relaxation allows.

@@ -254,7 +254,11 @@ def choose(
 
     None where there is none.
 
-    minimise sum_i cost_i y_i,   one y_i of every line is 1,   sum_i vector_i y_i <= gpus,   times as in `levels`
+        minimise   sum_i cost_i y_i
+        one        one y_i of every line is 1
+        capacity   sum_i vector_i y_i <= gpus
+
+    and times as in `levels`.
     """
     build = ProgramBuilder()
     capacity = build.rows("capacity", len(gpus), upper=gpus)

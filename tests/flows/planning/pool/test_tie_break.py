@@ -38,10 +38,11 @@ def pipelines(
                     for k, (a, b) in zip(kinds, edges, strict=True)
                 ) + (batch * 8_000 / 10e3 if cut else 0)
                 if ceil(took) <= demand.slo_us:
-                    forms.append([
-                        (*k, e, batch * 1e6 / float(latencies(net, k)[e[0] : e[1], batch - 1].sum()))
-                        for k, e in zip(kinds, edges, strict=True)
-                    ])  # fmt: skip
+                    rates = (
+                        batch * 1e6 / float(latencies(net, k)[a:b, batch - 1].sum())
+                        for k, (a, b) in zip(kinds, edges, strict=True)
+                    )
+                    forms.append([(*k, e, r) for k, e, r in zip(kinds, edges, rates, strict=True)])
     for form in forms:
         for vgpus in product(range(1, most + 1), repeat=len(form)):
             rate = min(g * r for g, (*_, r) in zip(vgpus, form, strict=True))

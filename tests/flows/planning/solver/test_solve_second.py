@@ -19,8 +19,8 @@ pyscipopt: Any = pytest.importorskip("pyscipopt")
 
 SAMPLE = (
     "one-model-00", "one-model-05", "one-model-09", "two-stages-01", "scarce-01", "gpulets-00",
-    "gpulets-04", "mig-02", "sub-clusters-02", "percents-01", "open-seats-02", "applications-fixed-00",
-    "power-03",
+    "gpulets-04", "mig-02", "sub-clusters-02", "percents-01", "open-seats-02",
+    "applications-fixed-00", "power-03",
 )  # fmt: skip
 MOST_CELLS = 4_000  # entries of a program that SCIP solves again
 MOST_PROGRAMS = 12  # of one problem, spread over its run

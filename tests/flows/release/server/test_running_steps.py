@@ -116,7 +116,8 @@ import numpy as np
 
 def bright(pixels):
     counts = [int(round(float(picture.mean()) * 5)) for picture in pixels]
-    return [np.stack([p / (k + 1) for k in range(n)]) if n else p[:0] for p, n in zip(pixels, counts)]
+    pairs = zip(pixels, counts)
+    return [np.stack([p / (k + 1) for k in range(n)]) if n else p[:0] for p, n in pairs]
 '''
 WORDS = """
 from shop_steps.names import NAMES

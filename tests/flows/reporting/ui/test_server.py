@@ -318,7 +318,10 @@ def test_the_last_day_comes_from_the_warehouse(tmp_path: Path, system: Path) -> 
     counts = {"offered": 60, "served": 50, "late": 0, "dropped": 10, "failed": 0}
     rows = [
         model_minute(
-            NOW.replace(second=0) - timedelta(minutes=k), plan_id="p1", latency_sum_us=500_000, **counts
+            NOW.replace(second=0) - timedelta(minutes=k),
+            plan_id="p1",
+            latency_sum_us=500_000,
+            **counts,
         )
         for k in (2, 1, 3_000)
     ]  # fmt: skip

@@ -298,9 +298,7 @@ def test_requests_of_several_samples_are_never_split() -> None:
     assert [b.requests for b in life.batches] == [(0,), (1,), (2,)]
 
 
-def test_a_head_goes_when_it_holds_back_a_request_of_several_samples_that_it_cannot_take_along() -> (
-    None
-):
+def test_a_head_goes_when_it_holds_back_several_samples_that_it_cannot_take_along() -> None:
     # From 14 on neither the three samples behind the head nor all four could be sent with it in
     # time.
     arrivals = [*[(0, 0, 90, 1)] * 4, (1, 0, 27, 1), (12, 0, 60, 3)]

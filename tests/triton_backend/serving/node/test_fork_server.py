@@ -21,7 +21,8 @@ from triton_backend.serving.node.fork_server import become_worker, main
 
 def work(arguments):
     open_here = sorted(int(name) for name in os.listdir("/proc/self/fd"))[:-1]
-    print(arguments, os.environ["CUDA_VISIBLE_DEVICES"], os.environ["OF_ALL"], os.getppid(), open_here, flush=True)
+    given = os.environ["CUDA_VISIBLE_DEVICES"], os.environ["OF_ALL"]
+    print(arguments, *given, os.getppid(), open_here, flush=True)
     if arguments == ["wait"]:
         signal.pause()
     sys.exit(7)
