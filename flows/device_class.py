@@ -53,7 +53,7 @@ class DeviceClass:
 
     @property
     def on_gpu(self) -> bool:
-        """Whether a GPU runs it."""
+        """True if a GPU runs it."""
         return self.provider == CUDA
 
     def to_options(self) -> dict[str, Any]:

@@ -59,7 +59,7 @@ class Option:
 
     @property
     def unset(self) -> bool:
-        """Whether its default says that nothing was asked: None, NaN, or nothing in a table."""
+        """True if its default says that nothing was asked: None, NaN, or nothing in a table."""
         return self.default in (None, {}, ()) or _is_nan(self.default)
 
     def checked(self, value: Any) -> Any:

@@ -96,6 +96,6 @@ def find_plan(work: Workspace, text: str) -> Plan:
 
 
 def is_plan_file(text: str) -> bool:
-    """Whether a text names a file: one that is there, or one that could only be a file."""
+    """True if a text names a file: one that is there, or one that could only be a file."""
     path = Path(text)
     return path.is_file() or path.suffix == ".json" or len(path.parts) > 1

@@ -587,7 +587,7 @@ def noticed(state: State, processes: Processes, mutant: Mutant) -> str:
 
 
 def explained(line: str) -> bool:
-    """Whether `MUTANTS.md` says why a survivor changes nothing; it names file and changed line."""
+    """True if `MUTANTS.md` says why a survivor changes nothing; it names file and changed line."""
     path, _, text = line.split(":", 2)
     rows = (ROOT / "scripts" / "MUTANTS.md").read_text().splitlines()
     return any(f"`{path}`" in row and f"`{text.strip()}`" in row for row in rows)

@@ -110,7 +110,7 @@ def prepare(place: Place) -> None:
 
 
 def is_up(place: Place) -> bool:
-    """Whether the server is there."""
+    """True if the server is there."""
     try:
         with urllib.request.urlopen(f"{place.api_url}/health", timeout=5):  # noqa: S310  # our own or the operator's address
             return True

@@ -87,7 +87,7 @@ def pack(gpu_class: GpuClass, parts: Sequence[Part]) -> Packing:
 
 
 def fits_gpu(gpu_class: GpuClass, parts: Sequence[Part]) -> bool:
-    """Whether one GPU can hold all of these."""
+    """True if one GPU can hold all of these."""
     if len(parts) > gpu_class.most_vgpus or sum(part.share for part in parts) > WHOLE_GPU:
         return False
     room_gib = gpu_class.memory_gib

@@ -94,7 +94,7 @@ class PlanOptions(CommonOptions):
         return self.slo_margins.get(model, self.slo_margin)
 
     def class_allowed(self, model: str, gpu_class: str) -> bool:
-        """Whether a model may run on a class."""
+        """True if a model may run on a class."""
         excluded = (*self.excluded_classes.get("*", ()), *self.excluded_classes.get(model, ()))
         allowed = self.allowed_classes.get(model)
         return gpu_class not in excluded and (allowed is None or gpu_class in allowed)

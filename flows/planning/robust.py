@@ -113,7 +113,7 @@ class _Search:
     watch: Stopwatch = field(default_factory=Stopwatch)
 
     def spent(self) -> bool:
-        """Whether the budget is."""
+        """True if the budget is."""
         return self.watch.seconds() >= self.trial.budget_s
 
     def planned(self, margins: Mapping[str, float], workload: Workload) -> _Candidate | None:
@@ -223,7 +223,7 @@ def robust_goodput(plan: Plan, trial: Trial, beat: float = 0.0) -> float:
 
 
 def _attains(plan: Plan, trial: Trial, rate: float) -> bool:
-    """Whether every model attains when `rate` × weight requests/s of each arrive."""
+    """True if every model attains when `rate` × weight requests/s of each arrive."""
     weights = {m.name: m.normaliser() for m in plan.workload.models}
     offered = replace(
         plan,

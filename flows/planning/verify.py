@@ -147,7 +147,7 @@ def _longest_way(application: Application, budgets_us: Mapping[str, int]) -> int
 
 
 def _by_rank(plan: Plan) -> bool:
-    """Whether batches are gathered at rates that follow from what is planned, not stated ones."""
+    """True if batches are gathered at rates that follow from what is planned, not stated ones."""
     return plan.accounting.rule is not None
 
 
@@ -436,7 +436,7 @@ def _rates(plan: Plan) -> Iterator[str]:
 
 
 def _by_entry(plan: Plan) -> bool:
-    """Whether rates are promised entry by entry."""
+    """True if rates are promised entry by entry."""
     return plan.workload.has_entries or plan.options.get("billing") == "share"
 
 

@@ -59,7 +59,7 @@ class Watch:
         return max(_LEAST_S, self.limit_s - self.seconds())
 
     def over(self) -> bool:
-        """Whether the run shall end with what it has."""
+        """True if the run shall end with what it has."""
         return self._stop.is_set() or (self.limit_s is not None and self.seconds() >= self.limit_s)
 
     def stop(self) -> None:
@@ -67,7 +67,7 @@ class Watch:
         self._stop.set()
 
     def stopped(self) -> bool:
-        """Whether somebody ended the run."""
+        """True if somebody ended the run."""
         return self._stop.is_set()
 
     def no_plan(self) -> InfeasibleError:

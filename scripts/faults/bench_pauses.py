@@ -77,7 +77,7 @@ def paused_plan(plan_id: str = "pauses", *, quick: bool = False) -> Plan:
 
 
 def all_up(served: Served) -> bool:
-    """Whether every worker is up."""
+    """True if every worker is up."""
     with contextlib.suppress(PoolPipeError):
         workers = served.state.control("status")["workers"]
         return workers["up"] == workers["total"]

@@ -1,4 +1,4 @@
-"""Whether a running system is well.
+"""True if a running system is well.
 
 Its state and one answer of every model, asked by `bench_faults`.
 """
@@ -75,7 +75,7 @@ def well_from_us(bad_us: Iterable[int], from_us: int, seconds: float) -> int:
 
 
 def is_served(served: Served, model: ModelPlan) -> bool:
-    """Whether a model or an application answers one request; a job alone may take all its time."""
+    """True if a model or an application answers one request; a job alone may take all its time."""
     size = math.prod(model.inputs[0].shape[1:])
     tensor = {
         "name": "input",
@@ -101,7 +101,7 @@ def is_served(served: Served, model: ModelPlan) -> bool:
 
 
 def wait_well(served: Served) -> bool:
-    """Whether the system is whole again before the next fault."""
+    """True if the system is whole again before the next fault."""
     for _ in range(200):
         with contextlib.suppress(PoolPipeError):
             status = served.state.control("status")

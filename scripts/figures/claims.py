@@ -57,7 +57,7 @@ class Claim:
     timed: bool = True
 
     def keeps(self, value: float) -> bool:
-        """Whether a value keeps the target; without one every value does."""
+        """True if a value keeps the target; without one every value does."""
         if self.target is None:
             return True
         return value >= self.target if self.better == "higher" else value <= self.target

@@ -72,7 +72,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _drawn_alike(path: Path, new: str | None) -> bool:
-    """Whether one release of matplotlib drew both, or none did."""
+    """True if one release of matplotlib drew both, or none did."""
     drawn = [_DRAWN_BY.findall(text or "") for text in (_text(path), new)]
     return drawn[0] == drawn[1] or not all(drawn)
 

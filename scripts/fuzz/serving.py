@@ -161,7 +161,7 @@ class TwoHosts:
         return held
 
     def right_answer(self, name: str, draws: Draws) -> bool:
-        """Whether a good request of a model is answered with what its own input gives.
+        """True if a good request of a model is answered with what its own input gives.
 
         Raises:
             OSError: it is not answered.
@@ -380,7 +380,7 @@ def grpc_requests(url: str) -> Callable[[int, Draws], Counter[str]]:
 
 
 def answered_right(system: TwoHosts, model: str, draws: Draws) -> bool:
-    """Whether a good request has its own answer."""
+    """True if a good request has its own answer."""
     try:
         return system.right_answer(model, draws)
     except OSError:

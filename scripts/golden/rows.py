@@ -73,7 +73,7 @@ class Row:
 
     @property
     def maximised(self) -> bool:
-        """Whether more is better."""
+        """True if more is better."""
         return FAMILIES[self.family].objective == "throughput"
 
 

@@ -91,7 +91,7 @@ def utilisation(run: Run) -> dict[str, float]:
 
 
 def beyond_vgpus(run: Run) -> bool:
-    """Whether a loaded model is offered more than its vGPUs can run at their best batch sizes."""
+    """True if a loaded model is offered more than its vGPUs can run at their best batch sizes."""
     options = run.options
     return any(
         COUNT_MARGIN * ATTAINMENT * rate * options.duration_s

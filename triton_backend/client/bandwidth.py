@@ -44,7 +44,7 @@ class Bandwidth:
         self._measured_us = now_us
 
     def probe_due(self, now_us: int) -> bool:
-        """Whether nothing was measured for five seconds, or ever."""
+        """True if nothing was measured for five seconds, or ever."""
         return self._measured_us is None or now_us - self._measured_us >= SILENCE_US
 
     @property

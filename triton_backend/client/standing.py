@@ -64,12 +64,12 @@ class Rests:
         self._lasts_us.pop(block, None)
 
     def over(self, now_us: int, block: int) -> bool:
-        """Whether a cut may be tried."""
+        """True if a cut may be tried."""
         return self._until_us.get(block, 0) <= now_us
 
 
 def moves(found: Decision, last: Decision | None, whole: int, age_us: int) -> bool:
-    """Whether an offer is asked for first.
+    """True if an offer is asked for first.
 
     The cut is to be another one on the server, and the last offer is old.
     """

@@ -283,7 +283,7 @@ def parse_intervals(lines: Iterable[str]) -> NDArray[np.float64]:
 
 
 def is_intervals(first_line: str) -> bool:
-    """Whether a file that begins so holds bare intervals rather than a table."""
+    """True if a file that begins so holds bare intervals rather than a table."""
     return first_line.strip().isdecimal()
 
 

@@ -64,7 +64,7 @@ class Fields:
         self._path = path
 
     def has(self, name: str) -> bool:
-        """Whether a field is there and not null."""
+        """True if a field is there and not null."""
         return self._data.get(name) is not None
 
     def text(self, name: str) -> str:
@@ -111,7 +111,7 @@ class Fields:
         return tuple(lists.texts(str(i)) for i in range(len(rows)))
 
     def is_object(self, name: str) -> bool:
-        """Whether a field is an object."""
+        """True if a field is an object."""
         return isinstance(self._value(name), Mapping)
 
     def texts(self, name: str) -> tuple[str, ...]:
@@ -314,7 +314,7 @@ def read_form(form: type, fields: Fields, **known: Any) -> dict[str, Any]:
 
 
 def check_form(where: str, form: Any) -> None:
-    """Whether the numbers of an object are within the bounds that its fields state.
+    """True if the numbers of an object are within the bounds that its fields state.
 
     Raises:
         InputError: one is not.

@@ -93,7 +93,7 @@ def share_text(share: int) -> str:
 
 
 def check_share(where: str, share: int) -> None:
-    """Whether a share can be written in a file.
+    """True if a share can be written in a file.
 
     Raises:
         InputError: it is neither 1/v nor whole percents nor a part of a MIG slice.
@@ -175,7 +175,7 @@ def mig_cell(share: int) -> MigCell | None:
 
 
 def runs_beside(share: int) -> bool:
-    """Whether vGPUs of a share run beside others by MPS: parts of a GPU, or of one MIG slice."""
+    """True if vGPUs of a share run beside others by MPS: parts of a GPU, or of one MIG slice."""
     cell = mig_cell(share)
     return share < WHOLE_GPU if cell is None else cell.processes > 1
 
@@ -263,7 +263,7 @@ class Mig:
     geometries: tuple[tuple[str, ...], ...] = ()
 
     def check(self, where: str) -> None:
-        """Whether card, profiles and geometries exist and fit.
+        """True if card, profiles and geometries exist and fit.
 
         Raises:
             InputError: one does not.
@@ -392,14 +392,14 @@ def _all_cuts(card: str, names: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
 
 
 def fits_card(card: str, slices: Sequence[str]) -> bool:
-    """Whether a card can have these slices at once, wherever they begin."""
+    """True if a card can have these slices at once, wherever they begin."""
     profiles = MIG_CARDS[card]
     return _placed(tuple(sorted((profiles[n].eighths, profiles[n].starts) for n in slices)), 0)
 
 
 @cache
 def _placed(slices: tuple[tuple[int, tuple[int, ...]], ...], taken: int) -> bool:
-    """Whether the slices still to place fit beside the eighths that are taken, a bit each."""
+    """True if the slices still to place fit beside the eighths that are taken, a bit each."""
     if not slices:
         return True
     eighths, starts = slices[-1]

@@ -120,7 +120,7 @@ def missing(held: Content, wanted: Content) -> tuple[StageKey, ...]:
 
 
 def runs(held: Stage, wanted: Stage) -> bool:
-    """Whether what was loaded for a stage can run another one of the same key."""
+    """True if what was loaded for a stage can run another one of the same key."""
     if held.largest < wanted.largest:
         return False
     latencies = held.latency_us_by_batch[: wanted.largest]
@@ -149,7 +149,7 @@ class SlotNeeds(NamedTuple):
     planned_bytes: int
 
     def fit(self, others: "SlotNeeds", *, same_policy: bool) -> bool:
-        """Whether a worker whose slots were made for others has room for these."""
+        """True if a worker whose slots were made for others has room for these."""
         least = others.largest_bytes if same_policy else others.planned_bytes
         planned = same_policy and self.planned_bytes > others.planned_bytes
         return self.slots <= others.slots and self.largest_bytes <= least and not planned
@@ -198,7 +198,7 @@ def inherited_vgpus(before: Plan, after: Plan) -> tuple[Inherited, ...]:
 
 
 def _goes_on(before: Plan, after: Plan) -> Callable[[int, int], bool]:
-    """Whether workers of a pool of the plan before go on in one of the plan after."""
+    """True if workers of a pool of the plan before go on in one of the plan after."""
     held, wanted = contents(before), contents(after)
     had, needed = slot_needs(before), slot_needs(after)
 
@@ -237,7 +237,7 @@ class GpuPeak(NamedTuple):
 
     @property
     def fits(self) -> bool:
-        """Whether old and new are there together."""
+        """True if old and new are there together."""
         return self.memory_gib is None or self.during_gib <= self.memory_gib * (1 + TOLERANCE)
 
     def to_dict(self) -> dict[str, Any]:
@@ -270,12 +270,12 @@ class Transition:
 
     @property
     def fits(self) -> bool:
-        """Whether every GPU holds old and new together."""
+        """True if every GPU holds old and new together."""
         return all(gpu.fits for gpu in self.gpus)
 
     @property
     def nothing(self) -> bool:
-        """Whether no worker starts, ends or loads: at most numbers change."""
+        """True if no worker starts, ends or loads: at most numbers change."""
         return not (self.starts or self.ends or self.loads)
 
     def to_dict(self) -> dict[str, Any]:
@@ -463,7 +463,7 @@ class _Part:
     vgpus: frozenset[int]
 
     def served(self) -> bool:
-        """Whether every queue of its models has a pipeline with a vGPU at every stage."""
+        """True if every queue of its models has a pipeline with a vGPU at every stage."""
         there = self._pools_there()
         return all(
             any(_whole(pipeline, there) for pipeline in model.pipelines if _of(model, pipeline, q))
@@ -669,7 +669,7 @@ class _Stage:
         return made(here)
 
     def _finds_room(self, now: "_Stage", numbers: frozenset[int]) -> bool:
-        """Whether new workers fit beside all that there is now, and beside each other."""
+        """True if new workers fit beside all that there is now, and beside each other."""
         sizes, held = _sizes(self._after), defaultdict[tuple[str, int], float](float)
         room = _memories(self._after)
         fresh = ((numbers | self._new.vgpus) - now.vgpus_over()) & self._starts

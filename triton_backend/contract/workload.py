@@ -173,7 +173,7 @@ class Workload:
 
     @property
     def has_entries(self) -> bool:
-        """Whether some model lists where its requests come in."""
+        """True if some model lists where its requests come in."""
         return any(model.entries for model in self.models)
 
     def to_dict(self) -> dict[str, Any]:

@@ -28,7 +28,7 @@ ANSWER_LIMIT_S = 30.0
 
 
 def mps_installed() -> bool:
-    """Whether this machine has the MPS control program."""
+    """True if this machine has the MPS control program."""
     return shutil.which(CONTROL) is not None
 
 
@@ -77,7 +77,7 @@ class MpsDaemon:
             )
 
     def running(self) -> bool:
-        """Whether the daemon answers."""
+        """True if the daemon answers."""
         if not mps_installed() or not self.pipes.is_dir():
             return False
         return self._control([], "get_server_list")[0] == 0

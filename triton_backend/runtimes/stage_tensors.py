@@ -105,7 +105,7 @@ def _check_rows(graphs: Iterable[Application], models: Mapping[str, ModelPlan]) 
 
 
 def _has_files(model: ModelPlan) -> bool:
-    """Whether stages of a model are run, not emulated."""
+    """True if stages of a model are run, not emulated."""
     return any(stage.artifact for pipeline in model.pipelines for stage in pipeline.stages)
 
 
@@ -174,7 +174,7 @@ def _read_of(module: Module, after: Module) -> str:
 
 
 def rows_vary(module: Module, after: Module) -> bool:
-    """Whether the rows that one module gives another are counted by one of its outputs.
+    """True if the rows that one module gives another are counted by one of its outputs.
 
     Not where both run the same rows, nor where the other one joins them: it runs one for each
     request.
@@ -223,7 +223,7 @@ def refused_name(module: str) -> str:
 
 
 def _refuses(model: ModelPlan) -> bool:
-    """Whether outputs say what was refused, as those of Python steps do."""
+    """True if outputs say what was refused, as those of Python steps do."""
     return any((spec.name, spec.dtype) == (REFUSED, BYTES) for spec in model.outputs)
 
 

@@ -162,7 +162,7 @@ def job_work(plan: Plan) -> Records:
 def admits_job(
     rows: Records, work: Records, first: int, samples: int, deadline_us: int, now_us: int
 ) -> bool:
-    """Whether a job is handed to the scheduler.
+    """True if a job is handed to the scheduler.
 
     Whether the scarcest of its modules' queues admits it. It counts as work of every one of them
     then, as many rows as are expected; refused, of none. `first` is the row of its first module in
@@ -190,7 +190,7 @@ def admits_job(
 
 @entry
 def admits(rows: Records, queue: int, samples: int, deadline_us: int, now_us: int) -> bool:
-    """Whether a request is handed to the scheduler; it counts as work from then on.
+    """True if a request is handed to the scheduler; it counts as work from then on.
 
     `rows` [queue] are of `new_admission`; `now_us` is the instant of arrival and never goes back.
     """
@@ -215,13 +215,13 @@ def _offer(row: Record, samples: float, now_us: int, deadline_us: float) -> floa
 
 @inlined
 def _refuses(row: Record, slack_us: float) -> bool:
-    """Whether a queue is overloaded and the work before a request already fills its time."""
+    """True if a queue is overloaded and the work before a request already fills its time."""
     return _overloaded(row) and row["work_us"] > FILLED_SHARE * slack_us
 
 
 @inlined
 def _overloaded(row: Record) -> bool:
-    """Whether more is offered than a queue's vGPUs carry."""
+    """True if more is offered than a queue's vGPUs carry."""
     offered_us = row["offered"] * row["sample_us"]
     # Batches of one lose nothing when they are late, so nothing is gained by refusing them.
     return row["batching"] > 0 and offered_us > OVERLOAD_FACTOR * row["memory_us"]
@@ -241,7 +241,7 @@ def _share(row: Record) -> float:
 
 @inlined
 def _has_credit(row: Record, share: float) -> bool:
-    """Whether this one is let in of those of its kind, of whom this share is, evenly spread."""
+    """True if this one is let in of those of its kind, of whom this share is, evenly spread."""
     row["credit"] = min(row["credit"] + share, 1.0)
     if row["credit"] < 1.0:
         return False

@@ -65,7 +65,7 @@ RARELY = (100_000, 50, 100)
 """Thresholds of Python's collector while numba compiles."""
 
 BOUNDS_CHECKED = bool(cast("Any", config).BOUNDSCHECK)
-"""Whether this process compiles kernels with checks of every index."""
+"""True if this process compiles kernels with checks of every index."""
 
 _sources: dict[Any, frozenset[str]] = {}  # per kernel, what its compiled form depends on
 

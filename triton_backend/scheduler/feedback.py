@@ -187,7 +187,7 @@ def worker_lost(tables: Tables, vgpu: int) -> int:
 
 @kernel
 def _needs(tables: Tables, batch: int, vgpu: int) -> bool:
-    """Whether a batch has yet to run on a vGPU, or its output there has yet to leave.
+    """True if a batch has yet to run on a vGPU, or its output there has yet to leave.
 
     Both are over when the interval is released: the run at `stage_done`, the transfer out of it
     (the next hop's uplink) at `transfer_done`. A seat is given back when the ride is over; a ride

@@ -332,7 +332,7 @@ def _early_queues(tables: Tables) -> int:
 
 @inlined
 def _was_aborted(tables: Tables, number: int) -> bool:
-    """Whether what was decided just now aborts a batch; one that failed may end in a ride, too."""
+    """True if what was decided just now aborts a batch; one that failed may end in a ride, too."""
     for row in range(tables.counts[0]["out"]):
         if tables.out[row, 0] == ABORT and tables.out[row, 1] == number:
             return True

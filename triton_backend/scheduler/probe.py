@@ -186,7 +186,7 @@ def _offer_others(
 
 @kernel
 def _is_alone(tables: Tables, stage: int) -> bool:
-    """Whether a pipeline has no other stage on the pool of one.
+    """True if a pipeline has no other stage on the pool of one.
 
     Else what is offered there would move, too.
     """

@@ -228,7 +228,7 @@ def note(tables: Tables, ride: int) -> None:
 
 @kernel
 def can_wait(tables: Tables, i: int, end_us: int) -> bool:
-    """Whether a ride's interval and those behind it can wait until an instant, none late.
+    """True if a ride's interval and those behind it can wait until an instant, none late.
 
     Only rides that are not leaving yet wait, and only where all members are answered when they end.
     """
@@ -246,7 +246,7 @@ def can_wait(tables: Tables, i: int, end_us: int) -> bool:
 
 @inlined
 def can_change(tables: Tables, i: int) -> bool:
-    """Whether an interval is a ride's whose worker can still be given another instant."""
+    """True if an interval is a ride's whose worker can still be given another instant."""
     counts = tables.counts[0]
     ride = tables.batches[batch_of(tables, i)]
     leaves_us = tables.intervals[i]["start_us"]

@@ -248,7 +248,7 @@ class Scheduler:
         return len(self._batches)
 
     def has_request(self, request_id: int) -> bool:
-        """Whether a request is queued or in flight."""
+        """True if a request is queued or in flight."""
         return request_id in self._requests
 
     def request_ids(self) -> tuple[int, ...]:

@@ -534,7 +534,7 @@ def _chain(records: Records, link: str, first_new: int, first_free: int) -> int:
 
 @inlined
 def lacks_batches(tables: Tables) -> bool:
-    """Whether fewer slots are free than one dispatch may take.
+    """True if fewer slots are free than one dispatch may take.
 
     Its own, and one per ride that it opens. Where it boards, somebody else may open one.
     """
@@ -549,7 +549,7 @@ def lacks_batches(tables: Tables) -> bool:
 
 @inlined
 def lacks_slots(tables: Tables) -> bool:
-    """Whether no slot is free of something that the next event may need one of."""
+    """True if no slot is free of something that the next event may need one of."""
     counts = tables.counts[0]
     return counts["free_request"] == NONE or (
         len(tables.job_memory) > 0 and counts["free_job"] == NONE

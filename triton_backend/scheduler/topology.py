@@ -296,7 +296,7 @@ def _blocks(vgpus: Integers) -> Integers:
 
 
 def check_nic(nic: str) -> None:
-    """Whether links can be shared so.
+    """True if links can be shared so.
 
     Raises:
         InputError: they cannot.
@@ -501,7 +501,7 @@ def unshared_pools(plan: Plan) -> frozenset[str]:
 
 
 def grows(rules: LateRules | None, pipeline: Pipeline, unshared: Container[str]) -> bool:
-    """Whether a pipeline's batches may exceed the planned size, given pools of one stage only."""
+    """True if a pipeline's batches may exceed the planned size, given pools of one stage only."""
     if rules is None:
         return False
     return rules.grows or (rules.grows_alone and all(s.pool in unshared for s in pipeline.stages))

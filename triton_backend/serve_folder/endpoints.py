@@ -258,7 +258,7 @@ class Endpoints:
 
 
 def is_loopback(address: str) -> bool:
-    """Whether nobody on another machine can reach an address."""
+    """True if nobody on another machine can reach an address."""
     try:
         return ipaddress.ip_address(address).is_loopback
     except ValueError:

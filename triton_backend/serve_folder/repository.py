@@ -376,7 +376,7 @@ def read_workers(folder: Path, generation: int) -> Workers:
 
 
 def check_node_models(nodes: Iterable[str]) -> None:
-    """Whether nodes, of one plan or of two that live side by side, have a Triton model each.
+    """True if nodes, of one plan or of two that live side by side, have a Triton model each.
 
     Raises:
         InputError: two would have the same.
@@ -451,7 +451,7 @@ def render_for_clients(
 
 
 def has_entries(plan: Plan) -> bool:
-    """Whether requests of a model come in by entries that its plan lists."""
+    """True if requests of a model come in by entries that its plan lists."""
     return any(model.entries for model in plan.models)
 
 
@@ -501,7 +501,7 @@ def node_model(node: str) -> str:
 
 
 def is_node_model(name: str) -> bool:
-    """Whether a model of a repository is a node's."""
+    """True if a model of a repository is a node's."""
     return name.startswith(_NODE_PREFIX)
 
 

@@ -112,12 +112,12 @@ def remove_state_file(folder: Path) -> None:
 
 
 def keeper_runs(state: dict[str, Any]) -> bool:
-    """Whether the keeper that wrote a state file still runs under its number."""
+    """True if the keeper that wrote a state file still runs under its number."""
     return set(state["arguments"]) <= set(command_line(int(state["pid"])))
 
 
 def server_runs(state: dict[str, Any]) -> bool:
-    """Whether a tritonserver of a state file still runs, with a keeper or without."""
+    """True if a tritonserver of a state file still runs, with a keeper or without."""
     return any(one_server_runs(server) for server in servers_of(state) if server is not None)
 
 
@@ -146,7 +146,7 @@ def metrics_urls(state: dict[str, Any]) -> list[str]:
 
 
 def one_server_runs(server: dict[str, Any]) -> bool:
-    """Whether the tritonserver of an entry of `servers_of` still runs."""
+    """True if the tritonserver of an entry of `servers_of` still runs."""
     repository = f"--model-repository={server['repository']}"
     return repository in command_line(int(server["triton_pid"]))
 

@@ -170,7 +170,7 @@ class Deployment:
         return self._batches[self.model_of(row).name]
 
     def binds_late(self, model: int) -> bool:
-        """Whether batches of a model stay open until they are sent."""
+        """True if batches of a model stay open until they are sent."""
         return self._batches[self.plan.models[model].name].late
 
     def largest_of(self, row: StageRow) -> int:
@@ -187,7 +187,7 @@ class Deployment:
 
     @cached_property
     def boards(self) -> bool:
-        """Whether batches of several pipelines run as one in any stage."""
+        """True if batches of several pipelines run as one in any stage."""
         models = self._batches.values()
         return any(seats for model in models for stages in model.seats for seats in stages)
 
@@ -273,7 +273,7 @@ class Deployment:
         return frozenset(module.model for graph in graphs for module in graph.modules)
 
     def answers_from_shelves(self, name: str) -> bool:
-        """Whether a front's answers come from shelves.
+        """True if a front's answers come from shelves.
 
         Those of applications and of their models.
         """
@@ -414,7 +414,7 @@ class Deployment:
         return round(graph.longest(times_us) * self.settings.time_stretch)
 
     def computes(self, vgpu: int) -> bool:
-        """Whether a vGPU has a stage that is not emulated.
+        """True if a vGPU has a stage that is not emulated.
 
         Its runs last longer where memory is new.
         """
@@ -635,12 +635,12 @@ class Deployment:
         return self.front_ports[model]
 
     def same_host(self, node: str, other: str | None) -> bool:
-        """Whether two nodes (None: the gateway) share memory."""
+        """True if two nodes (None: the gateway) share memory."""
         mine = self.settings.hosts.get(node)
         return mine == (None if other is None else self.settings.hosts.get(other))
 
     def at_gateway(self, vgpu: int) -> bool:
-        """Whether a vGPU shares memory with the gateway."""
+        """True if a vGPU shares memory with the gateway."""
         return self.same_host(self.node_name_of(vgpu), None)
 
     def max_waiting(self, model: ModelPlan) -> int:

@@ -239,7 +239,7 @@ def _end_ride(world: World, slot: int, now_us: int) -> bool:
 
 @inlined
 def _answers(world: World, slot: int) -> bool:
-    """Whether a batch is answered at the end of its present stage."""
+    """True if a batch is answered at the end of its present stage."""
     run = world.runs[slot]
     last = run["stage"] == run["stages"] - 1
     return last and world.hops[slot, run["stage"] + 1]["uplink"] == NONE

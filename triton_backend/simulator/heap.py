@@ -22,7 +22,7 @@ EVENT = np.dtype([(name, np.int64) for name in ("at_us", "kind", "sequence", "su
 
 @inlined
 def precedes(a: Record, b: Record) -> bool:
-    """Whether event a comes before event b."""
+    """True if event a comes before event b."""
     if a["at_us"] != b["at_us"]:
         return a["at_us"] < b["at_us"]
     if a["kind"] != b["kind"]:

@@ -227,7 +227,7 @@ def _queue_of(world: World, batch: int) -> int:
 
 @kernel
 def _is_first(world: World, slot: int, member: int, queue: int) -> bool:
-    """Whether nobody who boarded a ride after a member is of its queue."""
+    """True if nobody who boarded a ride after a member is of its queue."""
     other = world.tables.batches[slot]["aboard"]
     while other != member:
         if _queue_of(world, batch_of(world.tables, other)) == queue:

@@ -71,7 +71,7 @@ class Neighbours:
 
 
 def _beside(run: Run, neighbours: Iterable[Run]) -> bool:
-    """Whether batches of one kind kept a vGPU busy during a run on another."""
+    """True if batches of one kind kept a vGPU busy during a run on another."""
     busy_us, kinds = 0, set[tuple[str, int]]()
     for near in neighbours:
         both_us = min(run.end_us, near.end_us) - max(run.start_us, near.start_us)

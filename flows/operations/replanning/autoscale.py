@@ -137,7 +137,7 @@ class Follower:
         return cls(planner=planner, in_force=in_force, planned_rps=planned, sizing=sizing)
 
     def moved(self, targets_rps: Mapping[str, float]) -> bool:
-        """Whether a period with these targets asks for another plan."""
+        """True if a period with these targets asks for another plan."""
         rises = [(t - self.planned_rps[n], self.planned_rps[n]) for n, t in targets_rps.items()]
         fell = any(rise < -FALL * planned for rise, planned in rises)
         self.low = self.low + 1 if fell else 0

@@ -151,7 +151,7 @@ class Steering:
         return [demand for demand in found if demand.rate_rps > 0]
 
     def exceeded(self, demands: Sequence[Demand], kept: Sequence[Demand] | None = None) -> bool:
-        """Whether a demand has no pool of its own, or more is asked of an entry than planned.
+        """True if a demand has no pool of its own, or more is asked of an entry than planned.
 
         `kept` are the demands that a plan would be made for; those that did not fit the last one
         would not fit again.

@@ -79,7 +79,7 @@ class Lines:
         return len(self.demands)
 
     def fit(self, times: Sequence[int]) -> bool:
-        """Whether every path keeps its limit."""
+        """True if every path keeps its limit."""
         return all(graph.longest(times) <= graph.limit_us for graph in self.graphs)
 
     def room(self, times: Sequence[int]) -> list[int]:

@@ -276,7 +276,7 @@ class _Search:
                     break
 
     def _hopeless(self, at: int, count: int, left: float, cost: float) -> bool:
-        """Whether even fewer machines of this rank cost too much: the rest falls to lower ranks."""
+        """True if even fewer machines of this rank cost too much: the rest falls to lower ranks."""
         fewer = count - 1
         if fewer < 1 or at + 1 == len(self.rates):
             return False

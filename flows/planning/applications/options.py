@@ -34,7 +34,7 @@ OPTIONS = (
 
 
 def plain(options: PlanOptions) -> bool:
-    """Whether a workload of models alone is planned as ever: gathering by size, whole GPUs paid."""
+    """True if a workload of models alone is planned as ever: gathering by size, whole GPUs paid."""
     return options.own["gathering"] in (AUTO, "fixed") and billing_of(options) == "gpu"
 
 

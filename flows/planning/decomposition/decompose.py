@@ -146,7 +146,7 @@ class Decomposition:
         return self.bound
 
     def settled(self) -> bool:
-        """Whether the best plan is proven within the gap."""
+        """True if the best plan is proven within the gap."""
         return self.bound - self.score <= self.gap * abs(self.score)
 
     # ---- prices
@@ -334,7 +334,7 @@ class Decomposition:
                 return
 
     def _prove(self, gap: float) -> bool:
-        """Whether the best plan is proven within a gap; ways found meanwhile better it first."""
+        """True if the best plan is proven within a gap; ways found meanwhile better it first."""
         for _ in range(_RETURNS_PRICE if self.demands.fixed else _RETURNS):
             target = self.score + gap * abs(self.score)
             if self.settled() or target >= self.bound:
@@ -363,7 +363,7 @@ class Decomposition:
         self._improve()
 
     def _proven(self, target: float) -> bool:
-        """Whether every plan's score is shown to be at most a target."""
+        """True if every plan's score is shown to be at most a target."""
         fixed = self.demands.fixed
         level = 1.0 if fixed else target
         if not fixed:

@@ -41,7 +41,7 @@ class Ways:
     _known: dict[tuple[int, bytes], int] = field(default_factory=dict[tuple[int, bytes], int])
 
     def better(self, block: int, vector: NDArray[np.int64], rate: float) -> bool:
-        """Whether a way is new, or faster than the one of the same vector."""
+        """True if a way is new, or faster than the one of the same vector."""
         at = self._known.get((block, vector.tobytes()))
         return at is None or rate > self.rate[at] * (1 + _REACHED)
 
@@ -98,7 +98,7 @@ class Choice:
     blocks: int
 
     def complete(self) -> bool:
-        """Whether every block has a way."""
+        """True if every block has a way."""
         return len(np.unique(self.block)) == self.blocks
 
 

@@ -137,7 +137,7 @@ class Parts:
         executor: Executor,
         over: Callable[[], bool],
     ) -> bool:
-        """Whether no plan costs less than a target; False as soon as prices do not prove that."""
+        """True if no plan costs less than a target; False as soon as prices do not prove that."""
         scale = max(abs(target), 1e-300)
         for step in range(self.pricer.steps):
             left = np.where(self.step <= step, self.upper - self.lower, 0.0)

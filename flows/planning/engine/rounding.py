@@ -50,7 +50,7 @@ class Incumbent:
         return True
 
     def settled(self, bound: float, gap: float) -> bool:
-        """Whether it is proven within a relative gap."""
+        """True if it is proven within a relative gap."""
         return bool(np.isfinite(self.cost) and self.cost - bound <= gap * abs(self.cost) + 1e-12)
 
 

@@ -419,7 +419,7 @@ def _take_with(
 
 @kernel
 def _no_dearer(one: Floats, other: Floats, most: int) -> bool:
-    """Whether up to so many entries cost no more by one option than by another."""
+    """True if up to so many entries cost no more by one option than by another."""
     for k in range(1, most + 1):  # noqa: SIM110 - compiled
         if one[k] > other[k]:
             return False
@@ -826,7 +826,7 @@ class _Relaxation:
         ]
 
     def covered(self) -> bool:
-        """Whether groups serve everybody."""
+        """True if groups serve everybody."""
         return float(self.values[: self.items].max(initial=0.0)) <= _TINY
 
 
@@ -859,7 +859,7 @@ class _Search:
         return math.ceil(bound / self.step - 1e-6) * self.step if whole else bound
 
     def closed(self, bound: float) -> bool:
-        """Whether nothing better than what is known is left above a bound, or nothing that is wanted."""
+        """True if nothing better than what is known is left above a bound, or nothing that is wanted."""
         if self.most is not None and (self.value <= self.most or self.raised(bound) > self.most):
             return True
         return self.value - self.raised(bound) <= self.gap * self.value
@@ -1064,7 +1064,7 @@ class _Search:
 
 
 def priceable(items: Field) -> bool:
-    """Whether groups of these items can be priced here: one rate, not too many."""
+    """True if groups of these items can be priced here: one rate, not too many."""
     return one_rate(items) and len(items.items) <= MOST_ITEMS
 
 

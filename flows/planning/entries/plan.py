@@ -281,7 +281,7 @@ def _weights(text: str) -> tuple[float, float, float]:
 
 
 def require_reachable(field: Field, *, chains: bool = True) -> None:
-    """Whether every entry can be served by itself.
+    """True if every entry can be served by itself.
 
     Raises:
         InfeasibleError: one cannot; with its budget and its least latency.
@@ -431,7 +431,7 @@ class _BeyondError(InfeasibleError):
 
 
 def _for_all_plans(models: Sequence[Solved]) -> bool:
-    """Whether bounds hold for plans that share alignment stages too."""
+    """True if bounds hold for plans that share alignment stages too."""
     return all(m.bound is not None and (m.space == POOLS or not m.table.chains) for m in models)
 
 

@@ -62,7 +62,7 @@ class Seated:
 
 
 def one_rate(field: Field) -> bool:
-    """Whether seats count for these items: equal rates, and any number of vGPUs, so that equal stages are one."""
+    """True if seats count for these items: equal rates, and any number of vGPUs, so that equal stages are one."""
     return field.table.most == ANY_NUMBER and len(set(field.rate.tolist())) == 1
 
 

@@ -70,7 +70,7 @@ class Shadow:
         return int(size.table.stage_latency_us((block, self.table.blocks))[0])
 
     def serves(self, entry: Entry) -> bool:
-        """Whether it is fast enough for an entry."""
+        """True if it is fast enough for an entry."""
         table = self.table
         limit_us = table.limits_us[[e.name for e in table.entries].index(entry.name)]
         return self.latency_us(entry.block) <= limit_us

@@ -615,7 +615,7 @@ class Master:
 
 
 def settled(score: float, bound: float, goal: Goal) -> bool:
-    """Whether a score is proven within the gap asked for, or is enough."""
+    """True if a score is proven within the gap asked for, or is enough."""
     if score >= goal.enough:
         return True
     return bool(np.isfinite(score)) and bound - score <= goal.gap * abs(score) + 1e-12

@@ -196,7 +196,7 @@ def _may(
     worths: Worths,
     least: float,
 ) -> bool:
-    """Whether an option and one of a group may be worth more than `least`."""
+    """True if an option and one of a group may be worth more than `least`."""
     a, g = pair
     first, second = sides
     top = tops[0].value[a, second.lowest[g]] + tops[1].group[g, first.bucket[a]]

@@ -94,7 +94,7 @@ class Best:
         return vgpus
 
     def _simpler(self, vgpus: NDArray[np.int64]) -> bool:
-        """Whether a plan of equal score has fewer stages, or as many and fewer GPUs."""
+        """True if a plan of equal score has fewer stages, or as many and fewer GPUs."""
         if self.vgpus is None:
             return True
 
@@ -250,15 +250,15 @@ class Attempts:
 
     @property
     def short(self) -> bool:
-        """Whether pipelines are short."""
+        """True if pipelines are short."""
         return self.options.max_partitions <= _SHORT
 
     def far(self, proven: float) -> bool:
-        """Whether the proof is so weak that more effort is due."""
+        """True if the proof is so weak that more effort is due."""
         return self.best.gap_to(proven) > _FAR
 
     def settled(self, proven: float) -> bool:
-        """Whether the best plan is proven within the relative gap, or good enough."""
+        """True if the best plan is proven within the relative gap, or good enough."""
         return self.best.score >= self.enough or (self.best.gap_to(proven) <= self.options.gap)
 
     def cutoff(self) -> float:

@@ -190,7 +190,7 @@ def master_program(problem: Problem, columns: Columns, goal: Goal) -> Program:
 
 
 def _prescribed(goal: Goal) -> bool:
-    """Whether some rate has to be reached, so that there may be no solution."""
+    """True if some rate has to be reached, so that there may be no solution."""
     return goal.fixed or bool(np.any(goal.minimum_rps > 0))
 
 

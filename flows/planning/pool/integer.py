@@ -256,7 +256,7 @@ def asked_rps(goal: Goal) -> NDArray[np.float64]:
 
 
 def reaches_rates(columns: Columns, vgpus: NDArray[np.int64], goal: Goal) -> bool:
-    """Whether vGPU counts [n, S] reach every rate asked for."""
+    """True if vGPU counts [n, S] reach every rate asked for."""
     rates = np.bincount(
         columns.model, weights=delivered_rps(columns, vgpus), minlength=len(goal.weight)
     )
@@ -266,7 +266,7 @@ def reaches_rates(columns: Columns, vgpus: NDArray[np.int64], goal: Goal) -> boo
 def is_as_good(
     problem: Problem, columns: Columns, vgpus: NDArray[np.int64], held: tuple[Goal, float]
 ) -> bool:
-    """Whether vGPU counts [n, S] reach the rates asked for, and a score."""
+    """True if vGPU counts [n, S] reach the rates asked for, and a score."""
     goal, score = held
     least = score * (1 - np.copysign(EQUAL, score))
     reached = score_of(problem, columns, vgpus, goal)

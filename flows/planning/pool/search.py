@@ -135,7 +135,7 @@ def search(
 
 
 def _prices_first(problem: Problem, *, proof: bool) -> bool:
-    """Whether models are planned at prices before, and instead of, anything else.
+    """True if models are planned at prices before, and instead of, anything else.
 
     With more than two classes, divided GPUs take tens of seconds for as few as 18 models.
     """

@@ -98,7 +98,7 @@ class _Tied:
         return int(columns.model[row]), int(columns.types[row, s]), int(first), int(last)
 
     def as_good(self, vgpus: NDArray[np.int64]) -> bool:
-        """Whether a plan reaches the score and the rates asked for."""
+        """True if a plan reaches the score and the rates asked for."""
         return is_as_good(self.problem, self.columns, vgpus, (self.goal, self.score))
 
 

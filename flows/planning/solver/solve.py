@@ -185,7 +185,7 @@ def most_variables(solver: str) -> int | None:
 
 @cache
 def _gurobi_is_limited() -> bool:
-    """Whether Gurobi's licence refuses a program beyond the free size: such a program is tried."""
+    """True if Gurobi's licence refuses a program beyond the free size: such a program is tried."""
     builder = ProgramBuilder()
     builder.variables("x", _FREE_SIZE + 1, upper=1.0, cost=1.0)
     row = builder.rows("row", 1, upper=1.0)

@@ -88,7 +88,7 @@ class ToPart:
 
     @property
     def labelled(self) -> bool:
-        """Whether parts differ, because they hold models now."""
+        """True if parts differ, because they hold models now."""
         return bool((self.before >= 0).any())
 
 
@@ -141,7 +141,7 @@ def sums(part: Ints, values: Floats, parts: int) -> Floats:
 
 
 def fits(asked: ToPart, part: Ints, gpus: Ints) -> bool:
-    """Whether load and memory of every part are within what its GPUs have."""
+    """True if load and memory of every part are within what its GPUs have."""
     load = sums(part, asked.load, asked.parts)
     static = sums(part, asked.static_bytes, asked.parts)
     dynamic = np.zeros(asked.parts)

@@ -103,7 +103,7 @@ def _roles(graph: onnx.GraphProto) -> dict[str, str]:
 
 
 def _rectified(name: str, makers: dict[str, onnx.NodeProto]) -> bool:
-    """Whether a tensor comes out of a Relu, seen through layers that only move values."""
+    """True if a tensor comes out of a Relu, seen through layers that only move values."""
     node = makers.get(name)
     while node is not None and node.op_type in MOVERS:
         node = makers.get(node.input[0])

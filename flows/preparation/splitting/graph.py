@@ -171,7 +171,7 @@ def drop_unread(graph: onnx.GraphProto) -> None:
 
 
 def is_irregular(node: onnx.NodeProto) -> bool:
-    """Whether the output depends on control flow or on values, or is no tensor."""
+    """True if the output depends on control flow or on values, or is no tensor."""
     if node.name == HEAD_NAME:  # it stacks what has the same shape for every sample
         return False
     kind = node.op_type

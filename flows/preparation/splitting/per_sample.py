@@ -143,7 +143,7 @@ def run_ends_per_sample(model: onnx.ModelProto, where: str, values: InputValues)
 
 
 def can_run_per_sample(model: onnx.ModelProto) -> bool:
-    """Whether a model is one of these.
+    """True if a model is one of these.
 
     Something irregular in it, one sample, no rows counted already.
     """

@@ -421,7 +421,7 @@ def plan_of_generation(folder: Path, generation: int) -> Plan:
 
 
 def is_same_plan(one: Plan, other: Plan) -> bool:
-    """Whether two plans decide the same and carry it out with the same artifacts."""
+    """True if two plans decide the same and carry it out with the same artifacts."""
     return (one.plan_id, _artifacts(one)) == (other.plan_id, _artifacts(other))
 
 
@@ -469,7 +469,7 @@ def _settings(folder: Path) -> ServeSettings:
 
 
 def _left_over(name: str, served: set[str]) -> bool:
-    """Whether a model of the repository belongs to a plan that is not in force."""
+    """True if a model of the repository belongs to a plan that is not in force."""
     scheduler = name.startswith(RESERVED_PREFIX) and name != OFFLOAD_MODEL
     return name not in served and (is_node_model(name) or not scheduler)
 

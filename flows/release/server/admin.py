@@ -323,7 +323,7 @@ def _keeper_words(data: dict[str, Any]) -> set[str]:
 
 
 def _is_socket_folder(path: Path, folder: Path, instance: str) -> bool:
-    """Whether a path is that of a system's sockets.
+    """True if a path is that of a system's sockets.
 
     By its name, its place, and as this user's own.
     """
@@ -339,7 +339,7 @@ def _is_socket_folder(path: Path, folder: Path, instance: str) -> bool:
 
 
 def _in_group(process: psutil.Process, groups: set[int]) -> bool:
-    """Whether a process is left of the system: same group and user, and a program of ours."""
+    """True if a process is left of the system: same group and user, and a program of ours."""
     try:
         return (
             os.getpgid(process.pid) in groups

@@ -264,7 +264,7 @@ def _gone(server: dict[str, Any] | None) -> str:
 
 
 def keeper_of(state: dict[str, Any]) -> str:
-    """Whether anybody keeps the server well: `runs`, or what to do."""
+    """True if anybody keeps the server well: `runs`, or what to do."""
     if keeper_runs(state):
         return "runs"
     return (

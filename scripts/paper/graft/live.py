@@ -447,7 +447,7 @@ def strike(part: str, project: Project) -> None:
 
 
 def whole(status: dict[str, Any]) -> bool:
-    """Whether one plan is in force, and all of it."""
+    """True if one plan is in force, and all of it."""
     workers = status["workers"]
     return (
         status["state"] == "serving"

@@ -104,7 +104,7 @@ class Study:
         return (self.run(plan, policy, rate_rps, seed) for seed in range(self.seeds))
 
     def holds(self, plan: Plan, policy: tuple[str, str], rate_rps: float) -> bool:
-        """Whether the worst model attains with every seed; ends at the first that does not."""
+        """True if the worst model attains with every seed; ends at the first that does not."""
         return all(worst(run) >= ATTAINMENT for run in self.runs(plan, policy, rate_rps))
 
     def goodput(self, plan: Plan, policy: tuple[str, str], below_rps: float) -> float:

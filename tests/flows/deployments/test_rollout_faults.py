@@ -109,7 +109,7 @@ class System:
             client.close()
 
     def answers(self) -> bool:
-        """Whether a request is served; fronts need a moment to find a gateway that came back."""
+        """True if a request is served; fronts need a moment to find a gateway that came back."""
         with contextlib.suppress(InferenceServerException):
             return len(self.infer()) == self.batch
         return False

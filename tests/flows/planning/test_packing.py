@@ -48,7 +48,7 @@ def shared_out(count: int) -> Iterator[list[list[int]]]:
 
 
 def holds(given: GpuClass, parts: Sequence[Part]) -> bool:
-    """Whether one GPU can hold these, from the rules as written."""
+    """True if one GPU can hold these, from the rules as written."""
     percents = sorted(part.share // 3 for part in parts)
     room = 1e9 if given.memory_gib is None else given.memory_gib
     if sum(percents) > 100 or len(parts) > (given.max_vgpus_per_gpu or 2):

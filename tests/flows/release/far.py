@@ -90,12 +90,12 @@ class FarHost:
         self._client = grpc_client.InferenceServerClient(self.state.grpc_url)
 
     def is_whole(self) -> bool:
-        """Whether every worker is up."""
+        """True if every worker is up."""
         workers = self.state.control("status")["workers"]
         return bool(workers["up"] == workers["total"])
 
     def ask(self, model: str, samples: int = 4, *, patient: bool = True) -> bool:
-        """Whether a request is served; refused and failed ones are answered too.
+        """True if a request is served; refused and failed ones are answered too.
 
         A patient one has more time than its SLO, so that a busy machine does not decide.
 

@@ -16,7 +16,7 @@ BUILD = ("build", "--wheel", "--quiet", str(ROOT / "triton_backend" / "client"))
 
 
 def uv(*arguments: object, offline: bool = False) -> bool:
-    """Whether a command of uv succeeds.
+    """True if a command of uv succeeds.
 
     As everywhere here, with what is cached where it is offline.
     """

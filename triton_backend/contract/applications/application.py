@@ -284,7 +284,7 @@ class Application:
         raise self._wrong("modules", f"no module {name!r}; there are {names}")
 
     def rows_vary(self, module: Module) -> bool:
-        """Whether a request's rows of a module are what its givers say, who must agree then.
+        """True if a request's rows of a module are what its givers say, who must agree then.
 
         Else they are `rows_per_request` for each sample: of a module after none, of one that always
         runs `max_rows`, and of one that joins rows which do not pair up.
@@ -364,7 +364,7 @@ class Application:
 
 
 def check_names(applications: Sequence[Application], models: Sequence[str]) -> None:
-    """Whether applications can be served beside each other and beside models of those names.
+    """True if applications can be served beside each other and beside models of those names.
 
     Raises:
         InputError: two have one name; both would be one endpoint.
@@ -381,7 +381,7 @@ def check_tensors(
     application: Application,
     tensors_of: Callable[[str], tuple[Sequence[TensorSpec], Sequence[TensorSpec]]],
 ) -> tuple[TensorSpec, ...]:
-    """Whether bindings fit the tensors of the models, as far as these are known.
+    """True if bindings fit the tensors of the models, as far as these are known.
 
     Args:
         application: the application.

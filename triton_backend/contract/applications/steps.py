@@ -52,7 +52,7 @@ class Step:
 
 
 def check_steps(steps: Sequence[Step]) -> None:
-    """Whether every step has a name of its own.
+    """True if every step has a name of its own.
 
     Raises:
         InputError: two have one name.

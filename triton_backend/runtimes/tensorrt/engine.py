@@ -35,7 +35,7 @@ class Engine(Protocol):
         ...
 
     def capturable(self, profile: int, stream: int) -> bool:
-        """Whether TensorRT says that a run can be captured in a CUDA graph."""
+        """True if TensorRT says that a run can be captured in a CUDA graph."""
         ...
 
     def layer_times_us(self, profile: int, stream: int) -> dict[str, float]:

@@ -57,7 +57,7 @@ def never_wastes(_tables: Tables, _number: int, _pipeline: int, _size: int) -> b
 
 @inlined
 def out_of_room(tables: Tables) -> bool:
-    """Whether there is no batch slot or no row of `out` left to decide into."""
+    """True if there is no batch slot or no row of `out` left to decide into."""
     counts = tables.counts[0]
     return lacks_batches(tables) or counts["out"] + counts["boards"] >= len(tables.out)
 
@@ -105,7 +105,7 @@ def largest_in_time(tables: Tables, number: int, pipeline: int, rank_by: int) ->
 
 @kernel
 def waits(tables: Tables, number: int, pipeline: int, size: int, rank_by: int) -> bool:
-    """Whether a queue that holds less than `size` waits for more; sets its timer then.
+    """True if a queue that holds less than `size` waits for more; sets its timer then.
 
     It never waits twice for the same head: the timer would be set again and again for 1 µs.
     """

@@ -423,7 +423,7 @@ def measure_rate(tables: Tables, queue: int, samples: int) -> None:
 
 @inlined
 def _fills(tables: Tables, queue: int, pipeline: int, samples: int) -> bool:
-    """Whether a batch of so many samples gathers and ends in the budget at the measured rate."""
+    """True if a batch of so many samples gathers and ends in the budget at the measured rate."""
     topology = tables.topology
     row = tables.queues[queue]
     left = topology.queues[queue]["budget_us"] - topology.path_us[pipeline, samples]
@@ -568,7 +568,7 @@ def _open_crowded(tables: Tables, pool: int) -> int:
 
 @inlined
 def _goes_first(tables: Tables, one: int, other: int) -> bool:
-    """Whether a candidate is ranked before another one."""
+    """True if a candidate is ranked before another one."""
     a, b = tables.candidates[one]["key"], tables.candidates[other]["key"]
     return a < b or (a == b and one < other)
 
@@ -709,7 +709,7 @@ def _stage_us(tables: Tables, pipeline: int) -> int:
 
 @kernel
 def _path_is_free(tables: Tables, queue: int, pipeline: int) -> bool:
-    """Whether a ready candidate can go at once; else it is blocked until it can.
+    """True if a ready candidate can go at once; else it is blocked until it can.
 
     Its quote is then that of the batch to send. Where links of the path differ from the fastest, a
     batch may end later than its window says: then the next smaller run of whole requests.

@@ -50,7 +50,7 @@ def choose(tables: Tables, number: int) -> int:
 
 @kernel
 def wastes_capacity(tables: Tables, number: int, pipeline: int, size: int) -> bool:
-    """Whether vGPUs are so busy that a batch smaller than planned would cost more than it serves.
+    """True if vGPUs are so busy that a batch smaller than planned would cost more than it serves.
 
     A batch that is smaller because whole requests do not fill it is as good as planned.
     """

@@ -93,7 +93,7 @@ class Generation:
 
     @property
     def in_use(self) -> bool:
-        """Whether a batch may still be answered from a slot, or a worker write into one."""
+        """True if a batch may still be answered from a slot, or a worker write into one."""
         express_free = len(self._free_express) == len(self._express_numbers)
         return bool(self._slots.taken) or not express_free
 
@@ -168,7 +168,7 @@ class Batch:
         self.payload_bytes = self.generation.answers.layout.payload_bytes(self.samples)
 
     def fits(self, header: Header, body: AnswerBody) -> bool:
-        """Whether an answer is to this batch."""
+        """True if an answer is to this batch."""
         return (
             header.plan_tag == self.generation.deployment.tag
             and body.answer_slot == self.slot

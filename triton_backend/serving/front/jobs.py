@@ -120,7 +120,7 @@ class FrontJobs:
 
     @property
     def used(self) -> bool:
-        """Whether requests go this way now."""
+        """True if requests go this way now."""
         return self._current is not None
 
     def add(self, deployment: Deployment) -> None:

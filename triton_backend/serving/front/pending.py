@@ -113,7 +113,7 @@ class IncomingRequest(Protocol):
         ...
 
     def is_cancelled(self) -> bool:
-        """Whether its client gave up; not to be asked once it is answered."""
+        """True if its client gave up; not to be asked once it is answered."""
         ...
 
 
@@ -337,7 +337,7 @@ class PendingRequests:
         return list(self._requests.copy().values())  # a copy, because other threads change it
 
     def is_cancelled(self, request: Request) -> bool:
-        """Whether the client of a request that is not answered yet gave up.
+        """True if the client of a request that is not answered yet gave up.
 
         From one thread only.
         """

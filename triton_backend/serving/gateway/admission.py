@@ -61,7 +61,7 @@ class Admission:
             self.admits_job(0, 0, 0, 0)
 
     def admits_job(self, application: int, samples: int, deadline_us: int, now_us: int) -> bool:
-        """Whether a job of an application is handed to the scheduler; see `admits`."""
+        """True if a job of an application is handed to the scheduler; see `admits`."""
         first = int(self._first[application])
         return admission.admits_job(self._rows, self._work, first, samples, deadline_us, now_us)
 

@@ -190,7 +190,7 @@ class Jobs:
         return self._jobs.get(number)
 
     def open(self, number: int) -> bool:
-        """Whether a job is in hand and not done."""
+        """True if a job is in hand and not done."""
         job = self._jobs.get(number)
         return job is not None and not job.done
 

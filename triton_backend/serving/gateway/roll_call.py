@@ -30,7 +30,7 @@ class RollCall:
         self.busy: dict[int, int] = {}
 
     def is_over(self, up: set[int], now_us: int) -> bool:
-        """Whether to dispatch from now on; `up` are the vGPUs whose workers are idle."""
+        """True if to dispatch from now on; `up` are the vGPUs whose workers are idle."""
         waited_us = now_us - self._began_us
         reported = up | self.busy.keys()
         if len(reported) == len(self._pools) or waited_us >= PATIENCE_US:

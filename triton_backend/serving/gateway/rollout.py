@@ -87,7 +87,7 @@ class Rollout:
         return changed
 
     def lease_ended(self, in_flight: int, now_us: int) -> bool:
-        """Whether the swap does not come; to be asked now and then."""
+        """True if the swap does not come; to be asked now and then."""
         if self.state(in_flight) is not State.FLUSHED:
             self._flushed_us = None
             return False

@@ -131,7 +131,7 @@ class SchedulerService:
 
     @property
     def is_active(self) -> bool:
-        """Whether this process is the scheduler."""
+        """True if this process is the scheduler."""
         return self._gateway is not None
 
     def alive_us(self) -> int:

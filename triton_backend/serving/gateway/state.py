@@ -174,13 +174,13 @@ class BatchInFlight:
         return self.dispatch.model, self.dispatch.pipeline, stage
 
     def complete(self) -> bool:
-        """Whether all that the outputs on its shelf mean is known."""
+        """True if all that the outputs on its shelf mean is known."""
         deployment = self.generation.deployment
         name = deployment.plan.models[self.dispatch.model].name
         return len(self.given) == len(deployment.row_groups(name))
 
     def expects(self, stage: int) -> bool:
-        """Whether a stage exists and has not reported."""
+        """True if a stage exists and has not reported."""
         return self.reported <= stage < len(self.slots)
 
     def keep_early(self, stage: int, times: TimesBody, now_us: int) -> None:
@@ -269,7 +269,7 @@ class WorkerSlots:
 
     @property
     def holds_back(self) -> bool:
-        """Whether any will be freed by `release`, later."""
+        """True if any will be freed by `release`, later."""
         return bool(self._held_back)
 
     def release(self, now_us: int) -> bool:
@@ -487,7 +487,7 @@ class Gateway:
 
     @property
     def calls_roll(self) -> bool:
-        """Whether workers are waited for before anything is dispatched.
+        """True if workers are waited for before anything is dispatched.
 
         `look` is to be called often.
         """
@@ -518,7 +518,7 @@ class Gateway:
         return len(self._jobs)
 
     def knows(self, generation: int) -> bool:
-        """Whether what its workers say matters."""
+        """True if what its workers say matters."""
         return generation == self.deployment.generation or generation in self._former
 
     def waiting(self) -> Iterator[tuple[str, int]]:

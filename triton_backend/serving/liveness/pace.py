@@ -61,7 +61,7 @@ class WorkerPaces:
         self._ratios[vgpu].clear()
 
     def is_slow(self, vgpu: int, up: Iterable[int]) -> bool:
-        """Whether most of a vGPU's last runs were slow, by its profile and by the others up."""
+        """True if most of a vGPU's last runs were slow, by its profile and by the others up."""
         if len(self._ratios[vgpu]) < FEWEST_RUNS or self.unknown_peers(vgpu, up):
             return False
         pace = self._pace_of_others(vgpu, up)
@@ -78,7 +78,7 @@ class WorkerPaces:
         ]
 
     def has_recovered(self, vgpu: int, up: Iterable[int]) -> bool:
-        """Whether the last probes of a vGPU were within bounds, or its pool has nobody else."""
+        """True if the last probes of a vGPU were within bounds, or its pool has nobody else."""
         pace = self._pace_of_others(vgpu, up)
         if pace is None:
             return True
@@ -106,7 +106,7 @@ class _Correction:
     percent: int = AS_PLANNED
 
     def is_quiet(self, now_us: int) -> bool:
-        """Whether a correction is in force and nothing has been reported for long."""
+        """True if a correction is in force and nothing has been reported for long."""
         return self.percent != AS_PLANNED and now_us - self.heard_us > QUIET_US
 
     def fade(self, now_us: int) -> int:

@@ -1,4 +1,4 @@
-"""Whether a process lives and gets on: its end, its heartbeat, and the batch it runs.
+"""True if a process lives and gets on: its end, its heartbeat, and the batch it runs.
 
 Three watchers, each of processes of one kind (the picture is in the README of this folder):
 
@@ -87,7 +87,7 @@ def thread_states(pid: int) -> set[str]:
 
 
 class ThreadUse(NamedTuple):
-    """Whether a thread runs or waits for a processor now, and its run time in all."""
+    """True if a thread runs or waits for a processor now, and its run time in all."""
 
     wants: bool
     ran_us: int
@@ -190,7 +190,7 @@ class HealthBoard:
         return self.rows[vgpu, _PID]
 
     def has_loaded(self, vgpu: int) -> bool:
-        """Whether the worker has finished loading: its heart beats from then on."""
+        """True if the worker has finished loading: its heart beats from then on."""
         return bool(self.rows[vgpu, _HEARTBEAT])
 
     def belongs_to(self, vgpu: int, gateway: int, owner: int) -> None:
@@ -289,7 +289,7 @@ class HealthWatch:
 
 
 def _wants_to_run(pid: int) -> bool:
-    """Whether a thread waits for a processor or a disk.
+    """True if a thread waits for a processor or a disk.
 
     That of the heartbeat may be one of them.
     """
@@ -535,7 +535,7 @@ def parent_named(name: str) -> int | None:
 
 
 def is_alive(pid: int) -> bool:
-    """Whether a process runs, or could."""
+    """True if a process runs, or could."""
     return pid > 0 and bool(thread_states(pid))
 
 

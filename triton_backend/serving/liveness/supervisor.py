@@ -288,7 +288,7 @@ class WorkerSupervisor:
         )
 
     def _may_take_out(self, now_us: int) -> bool:
-        """Whether a worker may be taken out; it is taken out then."""
+        """True if a worker may be taken out; it is taken out then."""
         if now_us - self._taken_out_us < TAKE_OUT_EVERY_US:
             return False
         self._taken_out_us = now_us

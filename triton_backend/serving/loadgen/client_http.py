@@ -63,7 +63,7 @@ class HttpConnection(asyncio.Protocol):
 
     @property
     def usable(self) -> bool:
-        """Whether another request may be sent."""
+        """True if another request may be sent."""
         return self._transport is not None and not self._transport.is_closing()
 
     def ask(self, request: bytes, done: Done) -> None:

@@ -127,12 +127,12 @@ class ForkServer:
 
     @property
     def is_loading(self) -> bool:
-        """Whether it will soon be able to fork for the first time."""
+        """True if it will soon be able to fork for the first time."""
         return self._process is not None and not (self._ready or self._was_ready)
 
     @property
     def can_fork(self) -> bool:
-        """Whether it has imported all and was alive when last seen."""
+        """True if it has imported all and was alive when last seen."""
         return self._ready
 
     def look(self, now_us: int) -> None:
@@ -241,7 +241,7 @@ class ForkServer:
 
 
 def _adopt_orphans(*, adopt: bool) -> None:
-    """Whether processes whose parent ends become children of this one, their ancestor."""
+    """True if processes whose parent ends become children of this one, their ancestor."""
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, int(adopt), 0, 0, 0)
 
 

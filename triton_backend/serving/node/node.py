@@ -155,7 +155,7 @@ class _Worker:
 
     @property
     def is_loading(self) -> bool:
-        """Whether its process has begun and does not listen yet."""
+        """True if its process has begun and does not listen yet."""
         return self.process is not None and not self.board.has_loaded(self.row)
 
     def kill(self) -> None:
@@ -604,7 +604,7 @@ class Node:
 
 
 def _is_beside_another(deployment: Deployment) -> bool:
-    """Whether the plan before goes on while a generation's workers load.
+    """True if the plan before goes on while a generation's workers load.
 
     One that is started anew is missed, and hurries.
     """

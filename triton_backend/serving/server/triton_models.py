@@ -302,7 +302,7 @@ class _JsonModel(_Model):
         return self.answer(texts["request"].decode(errors="replace"))
 
     def knows_token(self, token: bytes) -> bool:
-        """Whether this is the system's token."""
+        """True if this is the system's token."""
         return hmac.compare_digest(token, self.settings.token.encode())
 
 

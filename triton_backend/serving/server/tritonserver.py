@@ -109,7 +109,7 @@ class TritonApi:
         self._headers = {TOKEN_HEADER: settings.token}
 
     def is_there(self, timeout_s: float) -> bool:
-        """Whether anything is answered.
+        """True if anything is answered.
 
         Of two servers that share a port nobody could choose whom to probe, so it is that of metrics
         then.
@@ -217,7 +217,7 @@ class ModelReloads:
             thread.start()
 
     def is_loading(self, model: str) -> bool:
-        """Whether a model is being loaded anew."""
+        """True if a model is being loaded anew."""
         thread = self._threads.get(model)
         return thread is not None and thread.is_alive()
 
@@ -357,7 +357,7 @@ def _processes() -> list[int]:
 
 
 def _is_of_triton(pid: int) -> bool:
-    """Whether a process is a stub or a worker, and no other program has its number."""
+    """True if a process is a stub or a worker, and no other program has its number."""
     return any(word in " ".join(command_line(pid)) for word in ("triton", "poolpipe"))
 
 
@@ -540,7 +540,7 @@ class KeptServer:
         )
 
     def _look_at_compiling(self) -> tuple[bool, str | None]:
-        """Whether a model compiled since the last poll, and which one does without end."""
+        """True if a model compiled since the last poll, and which one does without end."""
         found = compiling(self._settings.place / "pids")
         hung = next((f"{one.model} {why}" for one in found if (why := one.complaint())), None)
         if not found or found[0].heard_us == self.compiled_us:

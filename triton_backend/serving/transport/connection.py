@@ -161,7 +161,7 @@ class Connection:
 
     @property
     def authenticated(self) -> bool:
-        """Whether the peer has proven what it had to."""
+        """True if the peer has proven what it had to."""
         return self._challenge is None
 
     # Sending, from any thread

@@ -235,7 +235,7 @@ class _Files:
 
 
 def _is_open(path: Path) -> bool:
-    """Whether a writer that lives, this one or another, has a file open."""
+    """True if a writer that lives, this one or another, has a file open."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     except FileNotFoundError:

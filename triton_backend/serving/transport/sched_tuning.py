@@ -138,7 +138,7 @@ def restore_priority(process: int) -> None:
 
 @cache
 def _may_come_back() -> bool:
-    """Whether a thread may take back its priority: tried by one that ends then."""
+    """True if a thread may take back its priority: tried by one that ends then."""
     found: list[bool] = []
 
     def lower_and_raise() -> None:

@@ -56,7 +56,7 @@ class Outbox:
 
     @property
     def waiting(self) -> bool:
-        """Whether any is left."""
+        """True if any is left."""
         return bool(self._waiting)
 
     def enqueue(self, send: Callable[..., object], *arguments: object) -> None:
@@ -248,7 +248,7 @@ class LeaderFollowers:
             self._loop.timer.set(at_us)
 
     def _is_short(self, batch: QueuedBatch | QueuedRide) -> bool:
-        """Whether its thread goes on leading while it runs a batch or ride."""
+        """True if its thread goes on leading while it runs a batch or ride."""
         return self._stages.expected_us(batch.place, batch.samples) < FOLLOWER_LEADS_FROM_US
 
     def _execute_and_follow(

@@ -104,7 +104,7 @@ class OutputSender:
 
     @property
     def all_here(self) -> bool:
-        """Whether all that results go to is on this host, so that none of it is waited for."""
+        """True if all that results go to is on this host, so that none of it is waited for."""
         return not self._hosts
 
     def take_pages(self, deployment: Deployment, vgpu: int) -> None:

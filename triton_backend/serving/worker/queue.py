@@ -75,7 +75,7 @@ class QueuedRide(NamedTuple):
 
     @property
     def last(self) -> bool:
-        """Whether it is the last stage of its members, which all end with the same block."""
+        """True if it is the last stage of its members, which all end with the same block."""
         batch = self.members[0]
         return batch.stage + 1 == len(batch.body.hops)
 
@@ -129,7 +129,7 @@ class BatchQueue:
 
     @property
     def idle(self) -> bool:
-        """Whether nothing runs or waits."""
+        """True if nothing runs or waits."""
         return not self._batches and not self._boarding and not self._running
 
     @property
@@ -174,7 +174,7 @@ class BatchQueue:
             self._patience_us.pop(place, None)
 
     def is_over(self, tag: int) -> bool:
-        """Whether a generation was served.
+        """True if a generation was served.
 
         Whoever still sends batches of it has not heard of its end.
         """

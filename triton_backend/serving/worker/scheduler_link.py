@@ -40,7 +40,7 @@ class GatewayTime:
 
     @property
     def known(self) -> bool:
-        """Whether enough heartbeats came."""
+        """True if enough heartbeats came."""
         return len(self._differences_us) >= ENOUGH_BEATS
 
     def heartbeat(self, sent_us: int) -> None:
@@ -133,7 +133,7 @@ class SchedulerLink:
         self._life = life
 
     def is_peer_of(self, connection: Connection) -> bool:
-        """Whether the scheduler is at the other end of a connection."""
+        """True if the scheduler is at the other end of a connection."""
         return connection is self._connection
 
     def heartbeat(self, sent_us: int) -> None:

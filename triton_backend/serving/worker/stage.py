@@ -57,7 +57,7 @@ class Loaded(NamedTuple):
         return cls(stage_key(deployment.plan, row), deployment.stage_of(row), runtime)
 
     def can_run(self, deployment: Deployment, row: StageRow) -> bool:
-        """Whether it runs a stage, of whichever generation."""
+        """True if it runs a stage, of whichever generation."""
         wanted = stage_key(deployment.plan, row)
         return self.key == wanted and runs(self.stage, deployment.stage_of(row))
 
@@ -304,7 +304,7 @@ class LoadedStages:
         return tuple(self._loaded)
 
     def lacks(self, deployment: Deployment, vgpu: int) -> bool:
-        """Whether stages must be loaded before a generation can be served."""
+        """True if stages must be loaded before a generation can be served."""
         rows = deployment.rows_of(vgpu)
         return any(self._runtime_for(deployment, row) is None for row in rows)
 

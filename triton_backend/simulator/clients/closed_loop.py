@@ -125,7 +125,7 @@ class ClosedLoop:
 
     @property
     def changing(self) -> bool:
-        """Whether another plan is on its way."""
+        """True if another plan is on its way."""
         return self._next is not None
 
     @property

@@ -93,7 +93,7 @@ class Shepherd:
         return []
 
     def _kept_elsewhere(self, run: Run, head: Request) -> bool:
-        """Whether another pool of its model would still serve a request in time."""
+        """True if another pool of its model would still serve a request in time."""
         return any(
             head.samples <= row.largest
             and run.now_us + row.takes_us(head.samples) <= head.deadline_us

@@ -342,7 +342,7 @@ class Pools:
         return self._relaxed
 
     def _ends(self) -> bool:
-        """Whether the time is over and a plan is known: whole GPUs would take more of it."""
+        """True if the time is over and a plan is known: whole GPUs would take more of it."""
         return self.watch.over() and (bool(self.offered) or any(self.found.values()))
 
     def _known(self, times: Sequence[int]) -> Found | None:

@@ -94,7 +94,7 @@ class EngineResult:
 
     @property
     def reused(self) -> bool:
-        """Whether nothing had to be built."""
+        """True if nothing had to be built."""
         return self.seconds is None
 
 

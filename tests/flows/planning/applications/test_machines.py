@@ -77,7 +77,7 @@ Row = tuple[int, float, float, float]
 
 
 def _in_time(table: list[Row], counts: tuple[int, ...], served: float, budget: float) -> bool:
-    """Whether full machines gather in time where `served` rows/s come in all."""
+    """True if full machines gather in time where `served` rows/s come in all."""
     left = served
     for n, (b, d, t, _) in zip(counts, table, strict=True):
         if n and d + b / left > budget * (1 + 1e-7):

@@ -350,7 +350,7 @@ def some_duals(problem: Problem, seed: int) -> Duals:
 
 
 def meets(cover: Cover, columns: Columns, counts: Ints) -> bool:
-    """Whether a plan meets every demand within the resources."""
+    """True if a plan meets every demand within the resources."""
     total, demands = counts @ columns.matrix(cover.rows), len(cover.need)
     return bool(
         (total[:demands] >= cover.need - NOISE).all()

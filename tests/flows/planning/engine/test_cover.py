@@ -25,7 +25,7 @@ numbers, seeds = st.integers(0, 39), st.integers(0, 10**6)
 
 
 def above(bound: float, best: float) -> bool:
-    """Whether a bound claims more than the optimum costs."""
+    """True if a bound claims more than the optimum costs."""
     return bound > best + CLOSE * max(1.0, abs(best))
 
 

@@ -60,7 +60,7 @@ def test_who_can_wait_for_long_needs_no_more_than_his_rate(latency: int, batch: 
 
 
 def late_in_some_phases(problem: Case, plan: Plan) -> bool:
-    """Whether some phases make a request wait too long at a pool of a single-stage plan."""
+    """True if some phases make a request wait too long at a pool of a single-stage plan."""
     random = np.random.default_rng(0)
     (model,) = plan.models
     budgets = {e.name: e.budget_us for e in problem.entries}

@@ -89,7 +89,7 @@ class TwoHosts:
         return workers["up"], workers["total"]
 
     def is_whole(self) -> bool:
-        """Whether every worker is up."""
+        """True if every worker is up."""
         up, total = self.workers()
         return up == total
 

@@ -173,7 +173,7 @@ def strike(state: ServerState, what: str, child: Any) -> None:
 
 
 def being_loaded(state: ServerState) -> bool:
-    """Whether workers of the plan to come still load."""
+    """True if workers of the plan to come still load."""
     prepared = state.control("status")["prepared"]
     return prepared is not None and prepared["up"] < prepared["total"]
 

@@ -125,7 +125,7 @@ def infer(state: ServerState, kind: str, model: str, tensors: dict[str, Any]) ->
 
 
 def right_answer(state: ServerState, split: SplitModel, seed: int, kind: str = "grpc") -> bool:
-    """Whether a request was served, and as by the unsplit model; refused only for its deadline."""
+    """True if a request was served, and as by the unsplit model; refused only for its deadline."""
     samples = 1 + seed % BATCH
     x = np.random.default_rng(seed).normal(size=(samples, CHANNELS, SIZE, SIZE))
     given = {"x": x.astype(np.float32)}

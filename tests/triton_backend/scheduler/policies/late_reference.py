@@ -199,7 +199,7 @@ class Reference:
         return keys[self.rules.rank]
 
     def keeps(self, model: Model, now: int) -> bool:
-        """Whether the head stays, by the rule for heads."""
+        """True if the head stays, by the rule for heads."""
         head = model.line[0]
         needed = self.needed(model, now)
         return needed is not None and now + model.longest(needed) <= head.deadline

@@ -133,7 +133,7 @@ class Scheduler:
         self.front.sendall(data)
 
     def is_refused(self) -> bool:
-        """Whether the front ends the connection."""
+        """True if the front ends the connection."""
         self.front.settimeout(20)
         while data := self.front.recv(1 << 16):
             assert data

@@ -45,7 +45,7 @@ def in_time(served: Served) -> int:
 
 
 def all_up(served: Served) -> bool:
-    """Whether every worker takes batches; no while nobody answers."""
+    """True if every worker takes batches; no while nobody answers."""
     try:
         workers = served.state.control("status")["workers"]
     except PoolPipeError:

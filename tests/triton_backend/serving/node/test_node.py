@@ -58,7 +58,7 @@ def pids(node: Node, generation: int | None = None) -> list[Any]:
 
 
 def are_up(deployment: Deployment) -> bool:
-    """Whether all workers of the node have loaded."""
+    """True if all workers of the node have loaded."""
     origins = map(deployment.origin_of, deployment.vgpus_on(NODE))
     return all(HealthBoard.open(one, NODE).has_loaded(row) for one, row in origins)
 

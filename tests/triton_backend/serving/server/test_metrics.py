@@ -319,7 +319,7 @@ def samples(text: str) -> dict[str, list[Sample]]:
 
 
 def is_served(client: grpc_client.InferenceServerClient, given: grpc_client.InferInput) -> bool:
-    """Whether a request is served.
+    """True if a request is served.
 
     One that waits for its last moment is late where the machine is.
     """

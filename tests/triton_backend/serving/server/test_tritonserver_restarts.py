@@ -98,12 +98,12 @@ class Kept:
         return [Path(line) for line in text.splitlines()]
 
     def is_back(self, number: int, killed: int) -> bool:
-        """Whether another process answers in its place."""
+        """True if another process answers in its place."""
         server = self.server(number)
         return server["triton_pid"] != killed and server["ready"] and self.answers(number)
 
     def answers(self, number: int) -> bool:
-        """Whether a server answers, by the port that is its own."""
+        """True if a server answers, by the port that is its own."""
         port = self._ports.metrics_port(number)
         connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
         with contextlib.suppress(OSError), contextlib.closing(connection):

@@ -73,7 +73,7 @@ def endpoints() -> Endpoints:
 
 
 def ask(state: ServerState, number: int) -> bool:
-    """Whether one of the servers answers rightly; each request has a connection of its own."""
+    """True if one of the servers answers rightly; each request has a connection of its own."""
     # A full batch: a smaller one waits for company until the last moment.
     given = grpc_client.InferInput("x", [BATCH, 3], "FP32")
     line = np.full((BATCH, 3), number % 1000, np.float32)

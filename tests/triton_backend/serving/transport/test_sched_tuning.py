@@ -94,7 +94,7 @@ def loading(folder: Path, seconds: float, how: str) -> Generator[subprocess.Pope
 
 
 def gives_way(pid: int) -> bool:
-    """Whether the kernel took the priority; kernels before 6.12 do not."""
+    """True if the kernel took the priority; kernels before 6.12 do not."""
     wait_for(lambda: "ready" in Path(f"/proc/{pid}/comm").read_text())
     return os.sched_getscheduler(pid) == os.SCHED_BATCH
 
