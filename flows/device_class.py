@@ -1,4 +1,4 @@
-"""What runs a class in onnxruntime: a CPU that stands for a GPU, or a GPU by CUDA.
+"""The onnxruntime device of a class: a CPU that stands for a GPU, or a GPU by CUDA.
 
 Building and profiling share it.
 """

@@ -34,7 +34,7 @@ OF_PREPARING = set(StepForm.model_fields) - {"name", "python"}  # of a step; a p
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GivenInputs:
-    """What a user says of a model's inputs, as texts.
+    """A user's choices for a model's inputs, as texts.
 
     Attributes:
         shapes: `NAME=3x320x320`, without the batch.
@@ -105,7 +105,7 @@ def read_workload(path: Path) -> Workload:
 
 
 def read_given_inputs(path: Path) -> dict[str, GivenInputs]:
-    """What a workload.yaml says of the inputs of its models, by model.
+    """Choices of a workload.yaml for its models' inputs, by model.
 
     Raises:
         InputError: the file cannot be read or used, with field and reason.
@@ -197,7 +197,7 @@ def write_text(path: Path, text: str) -> None:
 
 
 def _made(path: Path, make: Callable[[Source], Made], data: Source) -> Made:
-    """What the core makes of the data; its complaints name the file."""
+    """The core's object of the data; errors name the file."""
     try:
         return make(data)
     except InputError as error:
@@ -205,7 +205,7 @@ def _made(path: Path, make: Callable[[Source], Made], data: Source) -> Made:
 
 
 def read_yaml(path: Path) -> Any:
-    """What a YAML file holds.
+    """The content of a YAML file.
 
     Raises:
         InputError: the file cannot be read, or is not YAML, with the line.

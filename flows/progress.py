@@ -32,7 +32,7 @@ def quiet(text: str) -> None:
 
 @dataclass(slots=True)
 class Note:
-    """What a step gave, filled in while it runs."""
+    """The result of a step, filled in while it runs."""
 
     text: str = ""
 

@@ -9,7 +9,7 @@ UNWRITTEN = 1
 
 
 def exit_code_of(work: Callable[[], int]) -> int:
-    """What `work` returns, its output written out; 1 where that cannot be, or nobody reads it."""
+    """The result of `work` after its output is flushed; 1 if that fails or has no reader."""
     try:
         code = work()
         sys.stdout.flush()  # here, not when Python exits and can only complain

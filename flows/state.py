@@ -38,7 +38,7 @@ class ProjectState:
 
     @property
     def limits(self) -> Path:
-        """Who of this host holds which limit of the Prefect server."""
+        """Holders on this host of the Prefect server's limits."""
         return self.home / "limits"
 
     @property

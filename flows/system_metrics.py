@@ -29,7 +29,7 @@ class MetricsError(PoolPipeError):
 
 
 def read_metrics(url: str, timeout_s: float) -> dict[str, dict[Labels, float]]:
-    """What a metrics endpoint says.
+    """The content of a metrics endpoint.
 
     Raises:
         MetricsError: it does not answer, not to the end, or not with metrics.
@@ -45,7 +45,7 @@ def read_metrics(url: str, timeout_s: float) -> dict[str, dict[Labels, float]]:
 
 
 def read_all_metrics(urls: Sequence[str], timeout_s: float) -> dict[str, dict[Labels, float]]:
-    """What the gateways of a system say together: what each counts is added.
+    """The metrics of a system's gateways; counters are added.
 
     One that is gone counts nothing.
 

@@ -1,1 +1,1 @@
-"""What is rendered into a Triton model repository."""
+"""Templates that are rendered into a Triton model repository."""

@@ -309,7 +309,7 @@ class Seen:
 
 
 class State:
-    """What was seen so far: two files of one JSON object a line, the last of a key holds."""
+    """Results so far: two files of one JSON object a line; the last of a key counts."""
 
     def __init__(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
@@ -331,7 +331,7 @@ class State:
         _append(self._tests, {"key": key, "file": file, "tests": tests})
 
     def noticed_by(self, mutant: Mutant, source: str) -> str | None:
-        """Who noticed a change; "" for nobody, None where it is to be tried."""
+        """The test that noticed a change; "" for none, None if it is to be tried."""
         found = self._results.get(mutant.key(source))
         if found is None or (not found["by"] and found["tests"] != self._tests_key(mutant)):
             return None
@@ -513,7 +513,7 @@ class Processes:
         self._context.set_forkserver_preload(PRELOADED)
 
     def answer_of(self, function: Any, *arguments: object) -> Any:
-        """What a function sends to its last argument, a connection.
+        """The frames that a function sends to its last argument, a connection.
 
         None where its process ends before.
         """

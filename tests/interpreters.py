@@ -9,7 +9,7 @@ ROOT = Path(__file__).parents[1]
 
 
 def printed_by(code: str, *arguments: str, compiled: bool, **environment: str) -> str:
-    """What a program prints that may import the product and the tests.
+    """The output of a program that may import the product and the tests.
 
     It fails where that fails.
     """

@@ -32,7 +32,7 @@ _READ_ONLY = 0o444
 
 
 def check(warehouse: Warehouse) -> list[str]:
-    """What does not fit together, one line each; empty when sound."""
+    """Inconsistencies, one line each; empty if there are none."""
     return [f"{row['place']}: {row['problem']}" for row in warehouse.query("check")]
 
 

@@ -1,4 +1,4 @@
-"""What a running system did: minutes of models and vGPUs, and the history of rollouts.
+"""Observations: minutes of models and vGPUs, and the history of rollouts.
 
 Here: typed rows in, answers to an operator's questions out. Not here: reading the gateway's files
 (a flow does that and hands the rows over), and carrying out a rollout.
@@ -112,7 +112,7 @@ class ModuleMinute:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StatisticsFile:
-    """What one file of the gateway says; `digest` is of its content.
+    """The content of one file of the gateway; `digest` is its hash.
 
     `cursor` (source, JSON text) is kept with the rows, for whoever reads on from there.
     """

@@ -1,4 +1,4 @@
-"""What was done with plans (simulations, loads, quickstarts) and figures of benchmarks."""
+"""Runs of plans (simulations, loads, quickstarts), and figures of benchmarks."""
 
 import json
 import uuid

@@ -1,4 +1,4 @@
-"""What commands print: results on stdout, notes and progress on stderr.
+"""Output of commands: results on stdout, notes and progress on stderr.
 
 With `--json` stdout carries exactly one object. Progress is shown on a terminal alone.
 """

@@ -84,7 +84,7 @@ def run(arguments: list[str]) -> int:
 
 
 def _complaint(error: Exception) -> tuple[str, int]:
-    """What is said of an error, and the exit code."""
+    """The line printed for an error, and the exit code."""
     if isinstance(error, typer.TyperException):
         return error.format_message(), WRONG_INPUT
     if isinstance(error, OSError):  # a full disk, a folder nobody may write: nobody's wrong input

@@ -46,7 +46,7 @@ class _Group:
     shown: Mapping[str, Parameter]
 
     def made(self, given: dict[str, Any]) -> Any:
-        """What the function gets; the values are taken out of `given`."""
+        """The function's argument; its values are taken out of `given`."""
         found = {name: given.pop(name) for name in self.shown}
         values = {
             name: _read(self.declared[name], value) if name in self.declared else value

@@ -1,4 +1,4 @@
-"""What commands take from the project and keep in it: plans, profiles, runs.
+"""Files of the project that commands read and write: plans, profiles, runs.
 
 Complaints name the file and field at fault.
 """
@@ -33,7 +33,7 @@ def the_plan(argument: str | None, option: str | None, warehouse: Path) -> Plan:
 
 
 def plan_text(argument: str | None, option: str | None) -> str:
-    """What names the plan on a command line.
+    """The argument that names the plan on a command line.
 
     Raises:
         InputError: nothing does, or both do.

@@ -21,7 +21,7 @@ from flows.workspace import Workspace
 # Each piece is stored with its cursor, so a retry goes on where it was cut off.
 @task(name="ingest", cache_policy=NO_CACHE, retries=2, retry_delay_seconds=20)
 def read_events(work: Workspace, parameters: IngestParameters) -> Ingested:
-    """What is new since the last run."""
+    """Everything new since the last run."""
     return ingest(work, parameters.folder)
 
 

@@ -71,7 +71,7 @@ _API = "PREFECT_API_URL"
 
 
 def place_of(environment: Mapping[str, str] = os.environ) -> Place:
-    """What the environment says.
+    """Settings from the environment.
 
     Raises:
         InputError: a port is none.
@@ -207,7 +207,7 @@ def _arm(nightly: "Nightly") -> None:
 
 
 def nightly_of(place: Place, asked: argparse.Namespace) -> "Nightly | None":
-    """What nights are replanned for: as asked now and noted for later, or as noted before.
+    """The request for nightly replanning: from the options (then stored), or as stored.
 
     Raises:
         InputError: an option or a file is missing or wrong.
@@ -250,7 +250,7 @@ def down(place: Place) -> None:
 
 
 def status(place: Place) -> None:
-    """What runs here, and what the server knows."""
+    """Processes on this host, and deployments on the server."""
     for path in sorted(place.folder.glob("*.pid")):
         found = running(place.folder, path.stem)
         say(f"{path.stem}: {'does not run' if found is None else f'process {found.pid}'}")

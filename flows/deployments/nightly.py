@@ -62,7 +62,7 @@ def write_nightly(path: Path, nightly: Nightly) -> None:
 
 
 def kept(path: Path) -> Nightly:
-    """What was noted.
+    """The stored request.
 
     Raises:
         InputError: the note is broken, or one of its files is gone or wrong by now.
@@ -112,7 +112,7 @@ def _triggers(client: SyncPrefectClient, deployment_id: UUID) -> list[Any]:
 
 
 def described() -> list[str]:
-    """What of it the server has switched on.
+    """The schedules that are active on the server.
 
     A line per active schedule, and one for the trigger.
     """

@@ -54,7 +54,7 @@ def form(base: type[Form], *options: tuple[Option, ...]) -> type[Form]:
 
 
 def _kind(option: Option) -> Any:
-    """What pydantic takes for an option."""
+    """An option as pydantic reads it."""
     kind: Any = list[str] if get_origin(option.value) is tuple else option.value
     if option.choices:
         kind = Literal[option.choices]
@@ -101,7 +101,7 @@ class PrepareParameters(Parameters):
 
 
 class OnnxRuntime(BaseModel):
-    """What runs a class in onnxruntime, as cluster.yaml states it."""
+    """The onnxruntime device of a class, as cluster.yaml states it."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -233,7 +233,7 @@ class ReplanParameters(
     advisory: bool = Field(default=False, description="Everything but the rollout.")
 
     def options(self, in_force: "Plan | None") -> "ReplanOptions":
-        """What is asked of replanning, with every option of the plan in force kept.
+        """A request for replanning; options not given are those of the plan in force.
 
         Raises:
             InputError: as `planning`.

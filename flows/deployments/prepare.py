@@ -111,7 +111,7 @@ def _is_deployed(name: str) -> bool:
 
 
 def _rows_of(run_id: UUID) -> list[dict[str, Any]]:
-    """What a run of `profile-class` left as a table.
+    """The table of a run of `profile-class`.
 
     Raises:
         InputError: nothing.

@@ -61,7 +61,7 @@ LIMITS = MeasureLimits(max_seconds=0.15, max_runs=30)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QuickstartOptions:
-    """What to run.
+    """The run's parameters.
 
     Attributes:
         models: the user's own models with their SLOs; none for the two examples.
@@ -112,7 +112,7 @@ class Finished:
 
 
 class _Offered(NamedTuple):
-    """What is served: models, or an application of them.
+    """The served models, or an application of them.
 
     Files of requests with their answers.
     """

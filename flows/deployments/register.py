@@ -1,4 +1,4 @@
-"""What the Prefect server must know of this project: work pools, limits, deployments.
+"""Objects of this project on the Prefect server: work pools, limits, deployments.
 
 Here: registering, in the process that imported Prefect once. Not here: what is registered
 (`prefect.yaml`), and the processes (`operations`).

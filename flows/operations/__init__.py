@@ -1,1 +1,1 @@
-"""What keeps a running system on a plan that fits: measured minutes, replanning."""
+"""Operations that keep a running system on a fitting plan: measurement, replanning."""

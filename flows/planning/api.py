@@ -138,7 +138,7 @@ def _rated(demand: ModelDemand, rate_rps: float) -> ModelDemand:
 
 
 def _throughputs(inputs: Inputs, options: PlanOptions) -> dict[str, float]:
-    """What every model reaches without gathering time (requests/s)."""
+    """The rate of every model without gathering time (requests/s)."""
     bare = inputs.workload
     outcome = planner_named(options.planner).plan(inputs, options)
     served = outcome.promised_rps or [

@@ -225,7 +225,7 @@ def _order(cluster: Cluster, pipeline: PlannedPipeline) -> tuple[Any, ...]:
 
 
 def _pool(inputs: Inputs, sharers: list[tuple[PlannedPipeline, PlannedStage]]) -> PoolToPlace:
-    """What is to be placed for the stages of one pool; shared ones are a group of their own."""
+    """The group to place for the stages of one pool; shared ones have their own group."""
     pipeline, stage = sharers[0]
     name = inputs.workload.models[pipeline.model].name
     traffic = 0.0

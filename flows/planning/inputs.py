@@ -42,7 +42,7 @@ _BITS_PER_GBIT = 1e9
 
 
 def gpu_price(gpu_class: GpuClass, objective: str) -> float:
-    """What a whole GPU counts: its price or watts, percents for `share`, else 1.
+    """The weight of a whole GPU: its price or watts, percents for `share`, else 1.
 
     Raises:
         InputError: the class states no price for the objective.
@@ -132,7 +132,7 @@ def moves_us(sample_bytes: int, batches: Iterable[int], rate_gbps: float) -> Flo
 
 
 def stage_memory(profile: ModelProfile, blocks: tuple[int, int]) -> StageMemory | None:
-    """What a stage takes of its GPU: all weights, the largest workspace; None where not known."""
+    """Memory of a stage: all weights and the largest workspace; None if unknown."""
     if not profile.block_memory_bytes and not profile.block_workspace_bytes:
         return None
     first, last = blocks

@@ -32,7 +32,7 @@ Blocks = tuple[int, int]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolToPlace:
-    """What is to be placed: `vgpus` vGPUs of one pool; `traffic` bytes/s over NICs per vGPU.
+    """A group to place: `vgpus` vGPUs of one pool; `traffic` bytes/s over NICs per vGPU.
 
     Attributes:
         model: number of the group whose pools may lie on one GPU: the model's; below 0 and
@@ -54,7 +54,7 @@ class PoolToPlace:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Need:
-    """What a group needs: GPUs, and which blocks run alone on which of them.
+    """The needs of a group: GPUs, and the blocks that run alone on them.
 
     `blocks[i]` is what GPU number i of the group runs; None where several pools meet.
     """
@@ -67,7 +67,7 @@ class _Need:
 
 @dataclass(slots=True)
 class Use:
-    """What one GPU did in the plan in force: `model` is the first of `models` that it held."""
+    """One GPU in the plan in force: `model` is the first of its `models`."""
 
     model: str
     divisor: int
@@ -336,7 +336,7 @@ def moved(before: Mapping[Gpu, Use], after: Mapping[Gpu, Use]) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShareToPlace:
-    """What is to be placed: `vgpus` vGPUs of one share; memory (GiB) of the process of one of them.
+    """A group to place: `vgpus` vGPUs of one share, each with a process of `memory` GiB.
 
     `held` are places of workers of the plan in force that could serve it, in order.
     """

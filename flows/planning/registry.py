@@ -1,4 +1,4 @@
-"""What a planner is, which options it takes, what it answers, and where planners are found.
+"""The interface of planners: inputs, options, result, and where planners are found.
 
 A planner is a package below `flows.planning` whose `__init__` holds `PLANNERS`, a tuple of
 `Planner`: adding one is a folder and a test. Each has one entry, `plan(inputs, options) ->
@@ -128,7 +128,7 @@ class PlanOptions(CommonOptions):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Inputs:
-    """What a plan is made from.
+    """The inputs of a plan.
 
     Attributes:
         workload: with the batch-building rates in use.
@@ -217,7 +217,7 @@ class PlannedPipeline:
 
 @dataclass(slots=True)
 class Trace:
-    """What the certificate says of a run; `details` are entries of the planner's own."""
+    """The certificate of a run; `details` are the planner's own entries."""
 
     seconds: dict[str, float] = field(default_factory=dict[str, float])
     configurations: dict[str, int] = field(default_factory=dict[str, int])
@@ -228,7 +228,7 @@ class Trace:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """What a planner decided.
+    """The decision of a planner.
 
     Attributes:
         promised_rps: by model in the workload's order; None where a model is promised all that its

@@ -17,7 +17,7 @@ from warehouse.runs import add_run
 def situation_of(
     work: Workspace, cluster: Cluster, workload: Workload, options: PlanOptions
 ) -> Situation:
-    """What a sweep starts from.
+    """The inputs of a sweep.
 
     Raises:
         InputError: a model was not measured on any class of the cluster.

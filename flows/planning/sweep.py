@@ -1,4 +1,4 @@
-"""What if one thing were different: a plan per value of one input.
+"""Sweeps: a plan per value of one input.
 
 Pure computation; rows out. Drawing the curve and storing the rows is other parts' work.
 """
@@ -19,7 +19,7 @@ from triton_backend.contract.workload import Workload
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Situation:
-    """What a plan is made from."""
+    """The inputs of a plan."""
 
     profiles: Mapping[str, ModelProfile]
     cluster: Cluster

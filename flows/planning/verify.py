@@ -347,7 +347,7 @@ def _against_profile(plan: Plan, stage: Stage, batch: int, profile: ModelProfile
 
 
 def _interference(plan: Plan) -> Iterator[str]:
-    """What vGPUs feel is what the others of their GPU press; factors follow from it."""
+    """Check that vGPUs feel the pressure of their GPU's others, and the factors from it."""
     blind = plan.options.get("interference") == "off"  # stated, not reckoned with
     parts: dict[tuple[int, int], list[Pool]] = {}
     for pool in plan.pools:
@@ -606,7 +606,7 @@ def _objective(plan: Plan) -> Iterator[str]:
 
 
 def _price(plan: Plan, gpu_class: str, objective: str) -> float:
-    """What one GPU of a class costs in an objective that is minimised."""
+    """The cost of one GPU of a class in a minimised objective."""
     if objective == "gpus":
         return 1.0
     return getattr(plan.cluster.gpu_class(gpu_class), _PRICES[objective]) or 0.0
@@ -693,7 +693,7 @@ def _placement(plan: Plan) -> Iterator[str]:
 
 
 def _cut(plan: Plan, pools: list[Pool], held: float) -> Iterator[str]:
-    """What one GPU is cut into: shares, number, partition, bytes held.
+    """The cut of one GPU: shares, number, partition, bytes held.
 
     A pool stands once per vGPU.
     """

@@ -1,4 +1,4 @@
-"""What the quickstart runs on.
+"""The project that the quickstart runs on.
 
 Two example models or an application, two CPU classes, a small cluster. The slow class is stretched
 far enough that a whole model misses its SLO there and a part of it does not, which is the case

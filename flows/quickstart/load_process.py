@@ -62,7 +62,7 @@ class LoadRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadResult:
-    """What a load gave, by model, and the whole object that `load --json` prints.
+    """Results of a load by model, with the whole object that `load --json` prints.
 
     Attributes:
         send_lag_p99_ms: how late the generator itself sent; None where nothing was sent.
@@ -120,7 +120,7 @@ def run_load(request: LoadRequest, *, keep_interrupted: bool = False) -> dict[st
 
 
 def _complaint(out: str, err: str | None) -> dict[str, str]:
-    """What the generator refused, and why; it names an option that it does not take on stderr."""
+    """The generator's refusal; it names an unknown option on stderr."""
     if out:
         return json.loads(out)
     where, _, reason = (err or "load: wrong usage").strip().partition(": ")

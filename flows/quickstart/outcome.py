@@ -1,4 +1,4 @@
-"""What a quickstart gave: its figures side by side, its page, and whether they are good enough.
+"""Result of a quickstart: figures side by side, its page, and the verdict on them.
 
 Here: the typed outcome, the object that `quickstart --json` prints, words about what is missing.
 Not here: exit codes.
@@ -80,7 +80,7 @@ class QuickstartOutcome:
 
 
 def shortcomings(found: QuickstartOutcome, attainment_target: float) -> list[str]:
-    """What is not good enough: wrong answers, unanswered models, models under the target."""
+    """Failures: wrong answers, unanswered models, models under the target."""
     wrong = [
         f"{name} gave {model.wrong} wrong answers of {model.checked}{over}"
         for load, over in ((found.measured, ""), (found.sampled, " over HTTP"))
@@ -109,7 +109,7 @@ def overloaded(found: QuickstartOutcome) -> str | None:
 
 
 def failures(found: QuickstartOutcome) -> str | None:
-    """What requests that had no answer got in its place, if any failed."""
+    """Errors of the requests without an answer, if any failed."""
     failed = sum(model.failed for model in found.measured.models.values())
     said = found.measured.document.get("messages", {})
     if not failed:

@@ -1,4 +1,4 @@
-"""What the unsplit models answer, so that every response of the served ones can be checked."""
+"""Answers of the unsplit models, to check every response of the served ones."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -83,7 +83,7 @@ def write_application_answers(
 
 
 def _rows_of(module: Module, inputs: Arrays, split: SplitModel) -> list[Arrays]:
-    """What a module reads for each of its rows; the request's one sample goes with each of them."""
+    """The inputs of each row of a module; the request's one sample goes with each."""
     own = [t for t, s in module.inputs.items() if not s.startswith(f"{REQUEST}.")]
     rows = len(inputs[own[0]]) if own else 1
     names = [spec.name for spec in split.inputs]

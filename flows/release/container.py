@@ -178,7 +178,7 @@ class NodeContainer:
 
     @property
     def memory_gib(self) -> int:
-        """What it is given at least; twice as much is its limit."""
+        """The request of a container; twice as much is its limit."""
         return 2 + 2 * self.vgpus
 
 
@@ -326,7 +326,7 @@ def _rounded(mib: int) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bundle:
-    """What was written.
+    """The written files.
 
     Attributes:
         containers: their names, the gateway's first.
@@ -457,7 +457,7 @@ def _variables(
     options: ContainerOptions,
     artifacts: Mapping[str, Artifact],
 ) -> dict[str, Any]:
-    """What all texts have in common."""
+    """Values common to all texts."""
     tag = re.sub(r"[^A-Za-z0-9_.-]", "-", plan.plan_id).lstrip(".-") or "plan"
     groups: dict[str, list[NodeContainer]] = {}
     for container in containers:
@@ -503,7 +503,7 @@ def _group(name: str, members: list[NodeContainer], options: ContainerOptions) -
 
 
 def _resources(members: list[NodeContainer]) -> list[tuple[str, int]]:
-    """What Kubernetes calls the devices that every pod of a group needs, and how many."""
+    """Kubernetes' resource name of the devices of a group's pods, and their number."""
     if not any(m.on_gpu for m in members):
         return []
     slices = Counter(name for cut in members[0].slices.values() for name in cut)
@@ -524,7 +524,7 @@ def _libraries(artifacts: Mapping[str, Artifact]) -> list[tuple[str, str]]:
 
 
 def _packages(artifacts: Mapping[str, Artifact]) -> list[str]:
-    """What the online half imports, beside PoolPipe itself."""
+    """Packages that the online half imports."""
     packages = ["jinja2>=3.1", "numba>=0.60", "numpy>=1.26"]
     devices = {a.device for a in artifacts.values() if a.runtime == "onnxruntime"}
     if devices:

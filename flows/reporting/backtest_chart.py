@@ -30,7 +30,7 @@ class ModelCurve:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BacktestPicture:
-    """What is drawn; `hours` has the end of the last period too, so one entry more."""
+    """The data of the chart; `hours` has one entry more, the end of the last period."""
 
     title: str
     hours: Sequence[float]

@@ -1,4 +1,4 @@
-"""What a report is made of: plain data, so that anything that ran can be reported.
+"""Data of a report, plain, so that any run can be reported.
 
 Here: the records every picture and page is drawn from, and the ways to make them from what the
 load generator and the simulator give. Not here: drawing; where runs are stored.
@@ -23,7 +23,7 @@ LAST_ANSWERED = 2  # outcomes of load records: 1 served, 2 late, 3 dropped, 4 fa
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelOutcome:
-    """What became of one model's requests; offered = served + late + dropped + failed.
+    """Outcomes of one model's requests; offered = served + late + dropped + failed.
 
     Attributes:
         latencies_ms: of every answered request, where known.

@@ -70,7 +70,7 @@ class ModuleRow:
 
 
 class Served(NamedTuple):
-    """What clients see as a model: a model of the plan, or an application; numbered for its colour.
+    """A client's model: a model of the plan or an application, numbered for its colour.
 
     `entries`: name, budget (ms) and planned rate of each that the model lists.
     """

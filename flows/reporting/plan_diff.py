@@ -15,7 +15,7 @@ SAME = 0.0005  # rates and SLOs that differ by less read the same
 
 
 class StageUse(NamedTuple):
-    """What a model has vGPUs for: a stage, on what, and with which other models."""
+    """Use of a model's vGPUs: a stage, its device, and the models beside it."""
 
     stage: int
     gpu_class: str
@@ -144,7 +144,7 @@ def _gpu_lines(old: Plan | None, new: Plan) -> list[str]:
 
 
 def _gpu_uses(plan: Plan) -> dict[tuple[str, int], set[tuple[int, tuple[str, ...]]]]:
-    """What each GPU (node name, number) is for: sizes of its vGPUs and the models on them."""
+    """Use of each GPU (node name, number): sizes of its vGPUs and their models."""
     users = _models_by_pool(plan)
     uses: dict[tuple[str, int], set[tuple[int, tuple[str, ...]]]] = {}
     for vgpu in plan.vgpus():

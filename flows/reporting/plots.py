@@ -93,7 +93,7 @@ def curve_chart(
     title: str = "",
     marked_x: float | None = None,
 ) -> Path:
-    """What-if curves: one outcome over one input that is varied; `marked_x` is today's value."""
+    """Sweep curves: one outcome over one varied input; `marked_x` is today's value."""
     figure, axes = _figure(title)
     for number, curve in enumerate(curves):
         _line(axes, number, curve)

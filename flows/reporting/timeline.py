@@ -1,4 +1,4 @@
-"""What each vGPU did when, prepared for the page's own zoomable canvas.
+"""Timelines of vGPUs for the page's zoomable canvas.
 
 Here: rows (vGPUs by pool) and bars (batches) as compact lists. Not here: drawing (the script in
 `templates/timeline.js`).

@@ -30,7 +30,7 @@ def rate(value_rps: float | None) -> str:
 
 
 def promise(planned_rps: float) -> str:
-    """What a pipeline promises; overflow promises nothing."""
+    """The promise of a pipeline; overflow promises nothing."""
     return rate(planned_rps) if planned_rps else "overflow"
 
 

@@ -1,4 +1,4 @@
-"""What every benchmark shares.
+"""Parts common to all benchmarks.
 
 Figures beside their targets, what they were taken on, where they go.
 
@@ -111,7 +111,7 @@ def add_destinations(parser: argparse.ArgumentParser) -> None:
 
 
 def machine() -> dict[str, Any]:
-    """What ran the measurement, by which command, and how busy it was."""
+    """The machine of a measurement, the command, and the load."""
     return {
         "cpu": _cpu(),
         "cpu_count": os.cpu_count(),
@@ -124,7 +124,7 @@ def machine() -> dict[str, Any]:
 
 
 def _script() -> str:
-    """What was run, as it stands in the repository: `python -m` hands over its whole path."""
+    """The command as in the repository: `python -m` hands over its whole path."""
     script, root = Path(sys.argv[0]), Path(__file__).parents[2]
     return str(script.relative_to(root)) if script.is_relative_to(root) else sys.argv[0]
 

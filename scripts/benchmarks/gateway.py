@@ -1,4 +1,4 @@
-"""What the gateway costs: requests per second it takes, and the latency it adds.
+"""The cost of the gateway: requests per second, and added latency.
 
 A real Triton server on this machine serves one emulated stage with 4 KB requests. `wrk` over HTTP
 (where it is installed) and `poolpipe load` over gRPC offer more than the gateway takes; then 500

@@ -128,7 +128,7 @@ def goodput_by_second(loaded: Loaded, seconds: float) -> list[float]:
 
 
 def simulated_goodput(plan: Plan, load_factor: float) -> float:
-    """What the simulator serves of that load."""
+    """The simulator's share of that load."""
     options = SimOptions(
         policy=None,
         load_factor=load_factor,
@@ -164,7 +164,7 @@ def surge(served: Served, plan: Path, planned_rps: float, seconds: float) -> Loa
 
 
 def figures_of(row: dict[str, Any]) -> list[Figure]:
-    """What overload leaves of goodput, memory and the time after."""
+    """Goodput and memory under overload, and the time after it."""
     figures = [
         Figure(
             name=f"goodput at {step:g} x the planned rate",

@@ -93,7 +93,7 @@ class Bench:
         return round(need, 1) if need == 1.0 else round(need + 0.05, 1)
 
     def offered(self, served: Served, plan: Plan, load_factor: float) -> dict[str, Any]:
-        """What the running system attains at a share of a reference plan's rate."""
+        """Attainment of the running system at a share of a reference plan's rate."""
         path = served.write_plan(plan, "reference")
         loaded = Load(
             served.state.grpc_url,
@@ -112,7 +112,7 @@ class Bench:
         }
 
     def simulated(self, plan: Plan, reference: Plan, load_factor: float) -> dict[str, Any]:
-        """What the simulator says of the same arrivals."""
+        """Simulated results of the same arrivals."""
         result = simulate(
             plan,
             SimOptions(

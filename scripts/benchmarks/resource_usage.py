@@ -1,4 +1,4 @@
-"""What a running system holds: processes, memory, files, sockets, segments.
+"""Resources of a running system: processes, memory, files, sockets, segments.
 
 What one that ended left over.
 """
@@ -29,7 +29,7 @@ PAGE_SECONDS = 10.0
 
 
 def resources(served: Served) -> dict[str, Any]:
-    """What the system holds now; memory in MB, of processes and of /dev/shm.
+    """Resources of the system now; memory in MB, of processes and of /dev/shm.
 
     A process's RSS counts pages of shared segments and files, too, which grow until every slot has
     been used once. `own_mb` is without them.

@@ -170,7 +170,7 @@ def roll_out_again(served: Served, plan: Plan) -> float:
 
 
 def figures(row: dict[str, Any], options: argparse.Namespace) -> list[Figure]:
-    """What must hold."""
+    """Targets."""
     span = f"attainment over {options.seconds:g} s at load {options.load_factor:g}"
     return [
         Figure(

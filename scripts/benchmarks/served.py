@@ -1,4 +1,4 @@
-"""What the benchmarks of the running system share: plans made slower, servers, load, machine.
+"""Common parts of benchmarks on Triton: slowed plans, servers, load, machine.
 
 Here: a plan stretched in time, a server that lives as long as a context, the load generator as a
 process with its records, right answers of emulated models, and what a result file says of the

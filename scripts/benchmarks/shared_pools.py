@@ -227,7 +227,7 @@ def points(setting: Setting, options: argparse.Namespace) -> Iterator[Row]:
 def measured(
     served: Served, load_factor: float, checks: Mapping[str, Path], options: argparse.Namespace
 ) -> dict[str, float]:
-    """What the running system attains, how large its batches are, how idle its vGPUs.
+    """Attainment, batch sizes and idle shares of the running system.
 
     `checks` are samples with their answers, by model.
     """
@@ -273,7 +273,7 @@ def simulated(
     options: argparse.Namespace,
     failures: tuple[Failure, ...] = (),
 ) -> dict[str, float]:
-    """What the simulator says of the same arrivals, their deadlines less the gateway's guard.
+    """Simulated results of the same arrivals, with deadlines less the gateway's guard.
 
     Timers of the gateway ring as much earlier again, so late batches are sent that much before they
     start.

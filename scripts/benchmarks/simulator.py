@@ -41,7 +41,7 @@ TRACE = "azure_llm_2023_arrivals.csv.gz"
 
 @dataclass(slots=True, kw_only=True)
 class Bench:
-    """What all families need, and the count of late requests over every exact run."""
+    """Inputs of all families, and the count of late requests over exact runs."""
 
     data: PaperData
     runner: Runner

@@ -129,7 +129,7 @@ class Usage(NamedTuple):
         return cls(time.monotonic_ns() // 1000, found, time.process_time())
 
     def more_than(self, before: Self) -> float:
-        """What the processes that were there before have had since."""
+        """CPU time since then of the processes that were there before."""
         both = self.system.keys() & before.system.keys()
         return sum(self.system[key] - before.system[key] for key in both)
 
@@ -170,7 +170,7 @@ def _progress(migration: PlanChange, now: dict[str, Any]) -> str:
 
 
 def figures_of(row: dict[str, Any]) -> list[Figure]:
-    """What changes of plan under load cost, and what grows meanwhile."""
+    """The cost of plan changes under load, and growth meanwhile."""
     models = row["models"].values()
     first, last = row["resources"][min(2, len(row["resources"]) - 1)], row["resources"][-1]
     return [

@@ -1,4 +1,4 @@
-"""What a hop between two workers costs, beside memcpy and raw TCP of the same bytes.
+"""The cost of a hop between two workers, beside memcpy and raw TCP of the same bytes.
 
 Two processes use the code of the workers (`event_loop`, `shared_memory`, `channel`): the sender
 copies a payload into the place that the channel names (as a runtime would write its outputs) and
@@ -250,7 +250,7 @@ def measure(repeats: int, *, netns: bool) -> dict[str, dict[str, Any]]:
 
 
 def figures(results: dict[str, dict[str, Any]], *, netns: bool) -> list[Figure]:
-    """What must hold."""
+    """Targets."""
     where = "namespaces" if netns else "loopback"
     overheads = [
         Figure(

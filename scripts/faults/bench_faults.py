@@ -155,7 +155,7 @@ def checked_files(served: Served) -> dict[str, Path]:
 
 
 def counted(loaded: Loaded) -> dict[str, Any]:
-    """What became of the requests of a run."""
+    """Outcomes of the requests of a run."""
     checks = [row["checked"] for row in loaded.summary["models"].values()]
     waited = loaded.waited_past_deadline_us()
     return {

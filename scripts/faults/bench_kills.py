@@ -62,7 +62,7 @@ class Other(threading.Thread):
 
 
 def server(served: Served, number: int) -> dict[str, Any]:
-    """What the state file says of a server; nothing while it has none."""
+    """A server's entry in the state file; empty while it has none."""
     with contextlib.suppress(PoolPipeError):
         return servers_of(served.state.data)[number] or {}
     return {}

@@ -1,4 +1,4 @@
-"""What `bench_faults` and `soak` break, and how: processes, links, file systems, the time of day.
+"""Faults of `bench_faults` and `soak`: processes, links, file systems, time of day.
 
 `inject` returns when the cause is gone (or was momentary). A fault names the vGPUs it takes away
 while it lasts, so that the simulator can say what is left without them.
@@ -233,7 +233,7 @@ def cut_off(seconds: float | None) -> Inject:
 
 
 def slow_link(_: Served) -> None:
-    """What goes to the far host gets a tenth of what it needs, for a while."""
+    """Traffic to the far host gets a tenth of its need, for a while."""
     place = ["dev", LINK, "root"]
     shape = ["tbf", "rate", "5mbit", "burst", "64kb", "latency", "400ms"]
     run_as_root("tc", "qdisc", "add", *place, *shape)
@@ -242,7 +242,7 @@ def slow_link(_: Served) -> None:
 
 
 def quarter_link(served: Served) -> None:
-    """What goes to the far host gets a quarter of what is planned, for good."""
+    """Traffic to the far host gets a quarter of the planned rate, for good."""
     assert isinstance(served, Far)
     served.limit_link(QUARTER * LINK_GBPS)
 

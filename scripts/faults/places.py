@@ -156,7 +156,7 @@ class Far(Served):
             self.limit_link(self._link_gbps)
 
     def limit_link(self, gbps: float) -> None:
-        """What goes to the far host gets so much from now on."""
+        """Limit the rate to the far host from now on."""
         shape = ["tbf", "rate", f"{1000 * gbps:g}mbit", "burst", "16kb", "latency", "400ms"]
         run_as_root("tc", "qdisc", "replace", "dev", LINK, "root", *shape)
 
@@ -212,7 +212,7 @@ class Shifted(Served):
 
     @contextlib.contextmanager
     def _preloaded(self) -> Generator[None]:
-        """What is started meanwhile sees the time of day that is moved."""
+        """Processes started meanwhile see a shifted time of day."""
         library, before = str(self.root / "clock_shift.so"), dict(os.environ)
         os.environ |= {"LD_PRELOAD": library, "CLOCK_SHIFT_FILE": str(self._file)}
         try:

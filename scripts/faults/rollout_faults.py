@@ -74,7 +74,7 @@ class Live:
     place: operations.Place | None = None
 
     def status(self) -> dict[str, Any]:
-        """What the gateway says, waiting for one that is loaded anew."""
+        """The gateway's answer, after waiting for one that reloads."""
         answer: list[dict[str, Any]] = []
 
         def asked() -> bool:
@@ -293,7 +293,7 @@ def start_prefect(home: Path, port: int) -> operations.Place:
 
 
 def restart_prefect(place: operations.Place) -> None:
-    """What an operator does after a loss: `up` again."""
+    """The operator's remedy after a loss: `up` again."""
     operations.up(place, ())
 
 

@@ -126,7 +126,7 @@ def soak(options: argparse.Namespace, plan: Plan, within: Path | None) -> dict[s
 
 
 def look(served: Served, changes: Changes | None) -> dict[str, Any]:
-    """What the whole system holds while no plan changes."""
+    """Resources of the whole system while no plan changes."""
     with nullcontext() if changes is None else changes.paused():
         wait_well(served)
         return resources(served)
@@ -180,7 +180,7 @@ def one(served: Served, fault: Fault, seconds: float) -> dict[str, Any]:
 
 
 def judged(loaded: Loaded, row: dict[str, Any], end_us: int) -> dict[str, Any]:
-    """What became of the requests due between a fault and the next one."""
+    """Outcomes of the requests due between a fault and the next one."""
     due_us = loaded.records["intended_us"] + loaded.started_us
     its = loaded.part((due_us >= row["at_us"]) & (due_us < end_us))
     outcomes = its.records["outcome"]
@@ -274,7 +274,7 @@ def figures_of(result: dict[str, Any], fault_seconds: float) -> list[Figure]:
 
 
 def without_fork_servers(look: dict[str, Any]) -> dict[str, Any]:
-    """What is held without the processes that are there only from the first worker missed on."""
+    """Resources without the processes that start with the first missed worker."""
     return look | {
         kind: look[kind] - look[f"{kind}_by_process"].get(FORK_SERVER, 0.0)
         for kind in ("rss_mb", "own_mb")

@@ -81,7 +81,7 @@ class Run:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Standing:
-    """What a claim's runs say: its quiet ones, or all where none is quiet.
+    """The values of a claim's runs: of the quiet ones, or of all if none is quiet.
 
     Attributes:
         values: of the runs that count.
@@ -152,7 +152,7 @@ class Figures:
         return sorted(found, key=lambda one: (one[0].at, one[0].name))
 
     def standing(self, claim: Claim) -> Standing:
-        """What its runs say.
+        """The values of its runs.
 
         Raises:
             InputError: no run gives it a value.

@@ -53,7 +53,7 @@ def draw(plot: Plot, figures: Figures) -> str:
 
 
 def _details(figures: Figures, benchmark: str, key: str) -> Any:
-    """What the newest kept run of a benchmark says of `key`, which is there."""
+    """The value of `key` in the newest stored run of a benchmark."""
     runs = [
         run
         for run in figures.runs

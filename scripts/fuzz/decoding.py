@@ -244,7 +244,7 @@ def frame_itself(data: bytes) -> None:
 
 
 def proof(data: bytes) -> None:
-    """What a stranger says where a proof or a challenge is expected."""
+    """A stranger's frames in place of a proof or a challenge."""
     key = transport_key("token")
     with contextlib.suppress(FrameError):
         Prover(key, "here").answer(data.ljust(wire.HEADER_BYTES, b"\0"))
@@ -372,7 +372,7 @@ _OFFERED = replace(_PLAN, models=(_with_entries(_PLAN.models[0]),))
 
 
 def announcement(data: bytes) -> None:
-    """What a client of entries asks or announces."""
+    """Requests and announcements of a client of entries."""
     table = offload.Offload(lambda: _OFFERED, lambda: 0)
     table.answer(data[1:].decode(errors="replace"), trusted=bool(data and data[0] % 2))
 
@@ -558,7 +558,7 @@ def write_corpus(path: Path, inputs: Iterable[tuple[str, bytes]]) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fuzzed:
-    """What a run did: inputs by door, what each refused, crashes, and the corpus it ended with."""
+    """Result of a run: inputs and refusals by door, crashes, and the final corpus."""
 
     tried: Mapping[str, int]
     refused: int

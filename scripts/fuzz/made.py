@@ -1,4 +1,4 @@
-"""What `fuzz_serving` throws: malformed frames, requests, messages and bytes.
+"""Inputs of `fuzz_serving`: malformed frames, requests, messages and bytes.
 
 The plan it serves. Models, a model with entries and its cut, what clients of entries ask, and an
 application are all targets.
@@ -168,7 +168,7 @@ def bad_frames(draws: Draws) -> bytes:
 
 
 def bad_offload(draws: Draws) -> bytes:
-    """What a client of entries may announce, with values of every kind, or no JSON."""
+    """Announcements of a client of entries, with values of every kind, or no JSON."""
     fields: dict[str, Any] = {
         "command": str(draws.choice(["offer", "announce", "announced", "take"])),
         "client": "c",

@@ -1,4 +1,4 @@
-"""What planning answered to the golden problems.
+"""Golden rows: answers of planning to the golden problems.
 
 Stored rows, and what moved when they are planned again.
 

@@ -43,7 +43,7 @@ class Skipped(Exception):  # noqa: N818 -- not an error
 
 @dataclass(slots=True)
 class Bench:
-    """What the checks share."""
+    """Common parts of the checks."""
 
     work: Path
     model: str

@@ -56,7 +56,7 @@ def run_copies(stage: Path, path_name: str, work: Path, share: tuple[int, dict[s
 
 
 def _together(processes: list[subprocess.Popen[str]]) -> list[str]:
-    """What the copies say, all having begun only when all had loaded."""
+    """Results of the copies, which begin when all have loaded."""
     for process in processes:
         assert process.stdout is not None
         process.stdout.readline()

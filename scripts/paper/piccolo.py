@@ -131,7 +131,7 @@ def main() -> None:
 
 
 def figures_of(found: Mapping[str, Any]) -> list[Figure]:
-    """What was found as figures, of the parts that were run."""
+    """Figures of the parts that were run."""
     figures: list[Figure] = []
     if "workloads" in found:
         exact, piccolo = found["seconds"]["exact"], found["seconds"]["piccolo"]

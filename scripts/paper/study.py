@@ -1,4 +1,4 @@
-"""What every figure of `reproduce.py` needs: runs of its cells, tables and charts on disk."""
+"""Common parts of `reproduce.py`: runs of cells, tables and charts on disk."""
 
 import csv
 from collections.abc import Iterable, Sequence
@@ -25,7 +25,7 @@ Row = dict[str, object]
 
 @dataclass(slots=True, kw_only=True)
 class Study:
-    """What every figure needs: inputs, where to write, and what was simulated before."""
+    """Inputs of every figure: data, output folder, earlier simulations."""
 
     data: PaperData
     out: Path

@@ -48,7 +48,7 @@ LINES = sorted(
 
 @cache
 def help_of(script: str) -> str:
-    """What a script says of its options."""
+    """The help of a script."""
     with pytest.MonkeyPatch.context() as patch, redirect_stdout(StringIO()) as printed:
         patch.setattr(sys, "argv", [script, "--help"])
         with pytest.raises(SystemExit):

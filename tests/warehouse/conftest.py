@@ -1,4 +1,4 @@
-"""What every test of the warehouse starts from."""
+"""Fixtures of the warehouse's tests."""
 
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What a client announces that it sends, and when; pure, also of the simulator's clients.
+"""Announcements of a client and their instants; pure, shared with the simulator.
 
 It announces its last cut, the least budget there and the rate there of the last two seconds: at
 once where the cut is another one, every half second where rate or budget are others by more than a
@@ -30,7 +30,7 @@ class Announcement(NamedTuple):
 
 
 class Announcing:
-    """What one client sends, and what it said of that; `rps`: of all its requests."""
+    """One client's demand and announcements; `rps`: of all its requests."""
 
     def __init__(self, rps: float) -> None:
         self._rps = rps
@@ -69,7 +69,7 @@ class Announcing:
         return Announcement(block, min(budgets), part * rate_rps)
 
     def due(self, now_us: int) -> Announcement | None:
-        """What is to be announced now; None: nothing."""
+        """The announcement due now, if any."""
         sends, said = self.sends(now_us), self._said
         if now_us < self._rests_until_us:
             return None
@@ -88,7 +88,7 @@ class Announcing:
 
     @property
     def said(self) -> Announcement | None:
-        """What the server last took; None: nothing that holds."""
+        """The last announcement that the server took and that still holds, if any."""
         return self._said
 
     def announced(self, now_us: int, said: Announcement, lease_us: int) -> None:

@@ -44,7 +44,7 @@ class Cut:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Link:
-    """What is known of the way to the server; a bandwidth of None is not known, 0 is none."""
+    """The state of the way to the server; a bandwidth of None is unknown, 0 is none."""
 
     mbit_per_s: float | None
     rtt_us: int = 0
@@ -56,7 +56,7 @@ class Link:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Power:
-    """What the device draws, in W, while it computes and while it sends."""
+    """Power of the device, in W, while it computes and while it sends."""
 
     cpu_w: float
     radio_w: float

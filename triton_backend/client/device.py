@@ -53,7 +53,7 @@ class Device:
             raise ClientError(str(head.file), str(error).splitlines()[0]) from error
 
     def run(self, head: Head, inputs: Arrays) -> Arrays:
-        """What crosses after a head; of block 0 the inputs themselves."""
+        """Tensors after a head; for block 0 the inputs themselves."""
         if head.file is None:
             return inputs
         self.load(head)
@@ -78,7 +78,7 @@ class Device:
 
 
 def halved(arrays: Arrays, tensors: tuple[Tensor, ...]) -> Arrays:
-    """What is sent in half the bytes; a tensor with values that half precision has not, in full."""
+    """Tensors as FP16; those with values beyond half precision in full."""
     sent: Arrays = {}
     for tensor in tensors:
         array, half = arrays[tensor.name], tensor.half()

@@ -1,4 +1,4 @@
-"""What is the user's fault: one line that names what and where."""
+"""Errors of the user: one line that names the fault and its place."""
 
 
 class ClientError(Exception):

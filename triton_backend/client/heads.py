@@ -33,7 +33,7 @@ class Tensor:
         return prod(self.shape) * np.dtype(triton_to_np_dtype(self.dtype)).itemsize
 
     def half(self) -> "Tensor":
-        """What is sent in its place in half the bytes."""
+        """The FP16 tensor sent in its place."""
         if self.dtype != "FP32":
             return self
         return Tensor(name=self.name + HALF_SUFFIX, dtype="FP16", shape=self.shape)
@@ -68,7 +68,7 @@ class Heads:
 
     @property
     def inputs(self) -> tuple[Tensor, ...]:
-        """What the model takes."""
+        """The inputs of the model."""
         return self.cuts[0].tensors
 
     @property

@@ -26,7 +26,7 @@ COLUMNS = ("time_s", "mbit_per_s")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Upload:
-    """What became of one upload, in µs since the trace's begin.
+    """The outcome of one upload, in µs since the trace's begin.
 
     Attributes:
         start_us: when its first byte left; its end where none did.

@@ -46,7 +46,7 @@ OFFER_ROUND_TRIPS = 3  # or so many
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunOptions:
-    """What is asked of a run; `link` None: the network as it is; `power` None: for latency.
+    """Options of a run; `link` None: the network as it is; `power` None: for latency.
 
     `name` is the client's among those of its server; heads take `stretch` times as long as here.
     """
@@ -63,7 +63,7 @@ class RunOptions:
 
 @dataclass(slots=True, kw_only=True)
 class Record:
-    """What became of one request; None where there is nothing to say."""
+    """The outcome of one request; None for fields that do not apply."""
 
     request: int
     due_us: int
@@ -258,7 +258,7 @@ class Client:
         return self._quoted_us[head.block] or 0
 
     def _sent(self, head: Head) -> tuple[Tensor, ...]:
-        """What is sent at a cut.
+        """The tensors sent at a cut.
 
         In half the bytes where that is asked for and the server takes it.
         """
@@ -345,7 +345,7 @@ class Client:
         self._rtt_us = await self._server.rtt_us() or self._rtt_us
 
     async def _ask_for_offer(self) -> None:
-        """What is open now; quotes stay where the server says nothing of them."""
+        """The open cuts now; quotes stay if the server states none."""
         self.asked["offers"] += 1
         self._offer = await self._server.offer()
         self.why_closed = self._offer.why_closed

@@ -72,7 +72,7 @@ class Offer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lease:
-    """What became of an announcement.
+    """The outcome of an announcement.
 
     Under which plan, how long it holds, whether the cut is closed.
     """
@@ -136,7 +136,7 @@ class Server:
         return Offer(cuts=cuts, plan_id=None if said is None else str(said["plan_id"]))
 
     async def _offered(self) -> dict[str, Any] | None:
-        """What `poolpipe_offload` offers; None: it does not answer."""
+        """The offer of `poolpipe_offload`; None without an answer."""
         try:
             return await self._ask({"command": "offer", "model": self._heads.model})
         except RefusedError:

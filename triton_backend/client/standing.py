@@ -1,4 +1,4 @@
-"""What is expected of the server at a cut, from past answers.
+"""The expected time of the server at a cut, from past answers.
 
 Pure, also of the simulator's clients.
 """
@@ -33,7 +33,7 @@ class SpareTime:
         self._parts.append(max(tail_us - least_us, 0) / max(budget_us - least_us, 1))
 
     def tail_us(self, least_us: int, budget_us: int, now_us: int) -> int:
-        """What a tail is expected to take."""
+        """The expected time of a tail."""
         self._forget(now_us)
         used = median(self._parts) if self._parts else 0.0
         return least_us + round(used * max(budget_us - least_us, 0))

@@ -1,1 +1,1 @@
-"""What both halves speak: types checked when built, to and from plain dictionaries. No numba."""
+"""Types of both halves: checked when built, to and from plain dictionaries. No numba."""

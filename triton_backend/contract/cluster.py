@@ -116,7 +116,7 @@ class GpuClass:
         return LOADED if self.vgpu_divisors else SOLO
 
     def parts(self, bases: Iterable[str] = ()) -> tuple[Part, ...]:
-        """What is measured for it: every share, on the basis of its plans or on those given.
+        """Measurements for it: every share, on the basis of its plans or on those given.
 
         Raises:
             InputError: its cards are divided by MIG; slices are measured as classes of their own.
@@ -178,7 +178,7 @@ class NodeGroup:
             raise InputError(where, f"{list(devices)} are not {self.gpus} different GPUs")
 
     def device(self, gpu: int) -> str:
-        """What CUDA calls GPU number `gpu` of a node of the group."""
+        """CUDA's name of GPU number `gpu` of a node of the group."""
         return str(gpu) if self.devices is None else self.devices[gpu]
 
 

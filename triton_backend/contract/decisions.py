@@ -1,4 +1,4 @@
-"""What the scheduler answers: things for a shell to do, none of them done yet.
+"""Decisions of the scheduler: actions for a shell, none of them done yet.
 
 `message` makes the classes of decisions and of events (`events`): a request costs several of them,
 so making one must cost little.

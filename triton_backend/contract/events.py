@@ -1,4 +1,4 @@
-"""What happens to the scheduler: every event carries the instant `now_us` of its delivery.
+"""Events of the scheduler: each carries the instant `now_us` of its delivery.
 
 Instants never go back. Feedback times (`start_us`, `end_us`) are when a thing really happened and
 may lie before `now_us`.

@@ -218,7 +218,7 @@ class FieldForm(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class About:
-    """What a field of a dataclass is in a file.
+    """The form of a dataclass field in a file.
 
     `vgpus: Annotated[int, About("Number of vGPUs.", 4)]`.
 

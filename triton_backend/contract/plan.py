@@ -174,7 +174,7 @@ class SeatInterference(Form):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolInterference(Form):
-    """What the vGPUs of a pool press and feel."""
+    """Pressure and sensitivity of a pool's vGPUs."""
 
     pressure: Annotated[
         float, About("Pressure on other vGPUs of the GPU: the largest of its stages.", 0.3, least=0)
@@ -397,7 +397,7 @@ class Pipeline(Form):
 
     @property
     def alone_us(self) -> int:
-        """What a batch of one takes that waits for nobody, moves included."""
+        """The time of a batch of one without waits, moves included."""
         return sum(stage.latency_us_by_batch[0] + stage.transfer_us for stage in self.stages)
 
 
@@ -473,21 +473,21 @@ class ModelPlan(Form):
         )
 
     def stage_inputs(self, pipeline: int, stage: int) -> tuple[TensorSpec, ...]:
-        """What enters a stage, as far as the plan names it."""
+        """The tensors that enter a stage, as far as the plan names them."""
         path = self.pipelines[pipeline]
         if stage:
             return path.stages[stage - 1].boundary or ()
         return next((e.inputs for e in self.entries if e.name == path.entry), self.inputs)
 
     def stage_outputs(self, pipeline: int, stage: int) -> tuple[TensorSpec, ...]:
-        """What leaves a stage, as far as the plan names it."""
+        """The tensors that leave a stage, as far as the plan names them."""
         stages = self.pipelines[pipeline].stages
         return self.outputs if stage == len(stages) - 1 else stages[stage].boundary or ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Objective(Form):
-    """What was optimised and what is proven: gap = (upper_bound - value) / value.
+    """The objective and its proof: gap = (upper_bound - value) / value.
 
     For minimised objectives `upper_bound` holds the lower bound and gap = (value - bound) / value.
     """
@@ -664,7 +664,7 @@ class Plan:
         return dict(sorted(found.items()))
 
     def own_rate_rps(self, name: str) -> float:
-        """What clients of a model may ask for.
+        """The entries that clients of a model may ask for.
 
         What the applications that use it leave of its rate.
         """
@@ -950,7 +950,7 @@ def _is_part_of(parts: Sequence[int], partition: Sequence[int]) -> bool:
 
 
 def worker_memory_gib(gpu_class: GpuClass, held: Sequence[StageMemory | None]) -> float:
-    """What a worker takes of its GPU: every stage's weights, the largest workspace, its process.
+    """A worker's GPU memory: every stage's weights, the largest workspace, its process.
 
     Stages of which nothing is known count nothing.
     """
@@ -960,7 +960,7 @@ def worker_memory_gib(gpu_class: GpuClass, held: Sequence[StageMemory | None]) -
 
 
 def _memory_gib(plan: Plan, number: int) -> float:
-    """What one vGPU of a pool takes: every stage's weights, the largest workspace, its process.
+    """Memory of a pool's vGPU: every stage's weights, the largest workspace, its process.
 
     Raises:
         InputError: more than a part of 1/v or of a MIG slice has; percents share what the GPU has.

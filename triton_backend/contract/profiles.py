@@ -1,4 +1,4 @@
-"""What was measured of a model: latency of every block, bytes across every boundary.
+"""A model's profile: latency of every block, bytes across every boundary.
 
 Here: the latency tables that planners read, how parts of a GPU slow each other down, and checks.
 Not here: how cells were measured (`flows/preparation/profiling`) or stored (`warehouse`).
@@ -23,7 +23,7 @@ QUANTILES = (0.5, 0.75, 0.9, 0.95, 0.99, 1.0)  # of its residuals
 
 
 class ProfileKey(NamedTuple):
-    """What a table was measured on.
+    """The device of a table.
 
     A share (300ths) of a GPU of a class, its neighbours busy or idle.
     """
@@ -61,7 +61,7 @@ class LatencyCell(NamedTuple):
 
 
 class Utilisation(NamedTuple):
-    """What a model uses of a GPU alone on a share, as fractions; `block` None is every block."""
+    """Utilisation of a GPU by a model alone on a share, as fractions; `block` None: every block."""
 
     gpu_class: str
     share: int
@@ -125,7 +125,7 @@ class InterferenceModel:
         return self.c1_l2_self * own + self.c3_dram_self * memory + self.c5
 
     def pressure(self, l2: ArrayLike, dram: ArrayLike) -> NDArray[np.float64]:
-        """What a stage of these utilisations adds to the factor of others on its GPU."""
+        """The pressure of a stage with these utilisations on others of its GPU."""
         own, memory = np.asarray(l2, dtype=np.float64), np.asarray(dram, dtype=np.float64)
         return np.maximum(0.0, self.c2_l2_other * own + self.c4_dram_other * memory)
 
@@ -189,7 +189,7 @@ class ProfileTable:
         return l2, dram
 
     def complaint(self, blocks: int) -> str | None:
-        """What is wrong with it as a table of a model of so many blocks."""
+        """The fault of the table for a model of so many blocks, if any."""
         if self.latency_us.shape[0] != blocks:
             return f"{self.latency_us.shape[0]} blocks, expected {blocks}"
         if not np.all(np.isfinite(self.latency_us)) or np.any(self.latency_us < MIN_LATENCY_US):
@@ -264,7 +264,7 @@ class ModelProfile:
         return tuple(sorted({key.gpu_class for key in self.tables}))
 
     def table(self, gpu_class: str, share: int, basis: str = LOADED) -> ProfileTable | None:
-        """What to plan with on a share of a GPU; None where it was not measured.
+        """The latencies to plan with on a share of a GPU; None if not measured.
 
         Where a model was not measured alone on a part, latencies beside busy copies stand in, which
         are no shorter.
@@ -313,7 +313,7 @@ class ModelProfile:
 
 
 def utilisations_of(profile: ModelProfile) -> list[Utilisation]:
-    """What is known of a profile's cells, once for every share.
+    """A profile's cells, indexed once for every share.
 
     As it is alone where both are known.
     """

@@ -47,7 +47,7 @@ EIGHTHS = 8  # of a card's memory, which slices begin at
 MOST_PROCESSES = 4  # of one slice
 
 Part = tuple[int, str]
-"""What latencies are measured on: share in 300ths, and basis."""
+"""The place of a measurement: share in 300ths, and basis."""
 
 
 def share_of_divisor(divisor: int) -> int:

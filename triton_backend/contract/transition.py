@@ -1,4 +1,4 @@
-"""What a change of plan means for the workers: who goes on, who starts, who ends, what is loaded.
+"""Effects of a plan change on workers: those that stay, start or end, and loads.
 
 A worker is the process of one vGPU and holds every stage of its pool. It goes on under the next
 plan where both plans have a vGPU of the same class and share at the same place, it holds a stage
@@ -48,7 +48,7 @@ MAX_BOARDING_SLOTS = 256
 
 
 class StageKey(NamedTuple):
-    """What a runtime is loaded for.
+    """The purpose of a loaded runtime.
 
     A stage by model and blocks, its file, what enters and leaves it.
     """
@@ -61,7 +61,7 @@ class StageKey(NamedTuple):
 
 
 Content = Mapping[StageKey, Stage]
-"""What a worker holds.
+"""The stages of a worker.
 
 Of stages that several pipelines have there, the one of the largest batch.
 """
@@ -98,7 +98,7 @@ def stage_key(plan: Plan, row: StageRow) -> StageKey:
 
 
 def contents(plan: Plan) -> tuple[Content, ...]:
-    """What every worker of a pool holds, by number of the pool."""
+    """The stages of every worker of a pool, by number of the pool."""
     found: list[dict[StageKey, Stage]] = [{} for _ in plan.pools]
     for row in plan.stage_rows():
         content, key = found[row.pool], stage_key(plan, row)
@@ -221,7 +221,7 @@ def _policies(plan: Plan, pool: int) -> set[str]:
 
 
 class GpuPeak(NamedTuple):
-    """What one GPU holds before, during and after a change (GiB), and has (None: not known).
+    """Memory of one GPU before, during and after a change (GiB), and its size if known.
 
     `share` is what its workers may take of it at once, in 300ths of the GPU. It may exceed the
     whole: a new worker runs nothing before the change, one that ends only what it was sent before.
@@ -296,7 +296,7 @@ def _key_text(key: StageKey) -> str:
 
 
 def transition(before: Plan, after: Plan) -> Transition:
-    """What a change does to every worker, and what GPUs must hold meanwhile."""
+    """Effects of a change on every worker, and memory of GPUs meanwhile."""
     inherited = inherited_vgpus(before, after)
     stay_before = {pair.before for pair in inherited}
     stay_after = {pair.after for pair in inherited}
@@ -365,7 +365,7 @@ def _sizes(plan: Plan) -> list[float]:
 
 
 def _grown(plan: Plan, pool: int, more: Sequence[StageMemory | None]) -> float:
-    """What a worker takes more (GiB) with stages loaded beside those it has."""
+    """Additional memory (GiB) of a worker with stages loaded beside its own."""
     gpu_class = plan.cluster.gpu_class(plan.pools[pool].gpu_class)
     held = [stage.memory for stage in plan.stages_of(pool)]
     return worker_memory_gib(gpu_class, [*held, *more]) - worker_memory_gib(gpu_class, held)

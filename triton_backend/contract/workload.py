@@ -1,4 +1,4 @@
-"""What is asked of a cluster: models and applications with their SLOs and their weights or rates.
+"""The workload of a cluster: models and applications with SLOs, weights and rates.
 
 Here too: how plans may account for the time in which a batch gathers (`Accounting`).
 """
@@ -49,7 +49,7 @@ RULES = ("dt", "2d", "tc-even", "tc-tail", "tc-padded")
 
 
 class Accounting(NamedTuple):
-    """What a plan states of waiting: one of `WAITS`, and one of `RULES` or None."""
+    """A plan's accounting of waits: one of `WAITS`, and one of `RULES` or None."""
 
     waits: str
     rule: str | None = None

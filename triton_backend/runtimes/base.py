@@ -47,7 +47,7 @@ NUMPY_DTYPES: Mapping[str, type[np.generic]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Artifact:
-    """What a runtime needs to load one stage for one GPU class.
+    """Inputs of a runtime that loads one stage for one GPU class.
 
     Attributes:
         runtime: name of a module of this package, as `registry` finds it.

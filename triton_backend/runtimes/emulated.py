@@ -25,7 +25,7 @@ LOOKS = 32  # at neighbours, at most, during a run that nobody slows down
 LOOK_US = 1_000  # at least from one to the next
 
 Pressing = Callable[[], float | None]
-"""What runs beside a stage on its GPU now: the sum of pressures; None where nothing does."""
+"""The pressure beside a stage on its GPU now; None if it is alone."""
 
 
 class EmulatedRuntime:

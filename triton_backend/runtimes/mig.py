@@ -51,7 +51,7 @@ def list_slices(gpus: Sequence[str] | None = None) -> tuple[Slice, ...]:
 
 
 def parse_slices(text: str, gpus: Sequence[str] | None = None) -> tuple[Slice, ...]:
-    """What `nvidia-smi -L` says of MIG devices."""
+    """The MIG devices in the output of `nvidia-smi -L`."""
     found: list[Slice] = []
     wanted = True
     for line in text.splitlines():
@@ -66,7 +66,7 @@ def parse_slices(text: str, gpus: Sequence[str] | None = None) -> tuple[Slice, .
 def assign_slices(
     where: str, wanted: Mapping[int, Sequence[str]], there: Sequence[Slice]
 ) -> dict[int, tuple[str, ...]]:
-    """What CUDA calls the slices wanted of each GPU (their profiles, in order), the first first.
+    """CUDA's names of the slices wanted of each GPU (by profile, in order).
 
     Raises:
         InputError: there are not enough of a profile; says how to make them.

@@ -96,7 +96,7 @@ class MpsDaemon:
             self.stop()
 
     def environment(self, gpu: str, share: int) -> dict[str, str]:
-        """What a process needs in its environment to have a share (300ths) of `gpu`."""
+        """The environment of a process with a share (300ths) of `gpu`."""
         return self.whole_environment(gpu) | {SHARE: thread_percentage(share)}
 
     def whole_environment(self, gpu: str) -> dict[str, str]:
@@ -126,7 +126,7 @@ class MpsDaemon:
 
 
 def gpu_environment(gpu: str) -> dict[str, str]:
-    """What a process needs in its environment to have a whole GPU, or a MIG slice, to itself."""
+    """The environment of a process with a whole GPU or MIG slice of its own."""
     return {VISIBLE: gpu}
 
 

@@ -260,7 +260,7 @@ def _bindings(
 
 
 def served_models(plan: Plan) -> tuple[ModelPlan, ...]:
-    """What clients of a completed plan see as models: its models, and its applications as one each.
+    """Models as clients see them: a completed plan's models, and one per application.
 
     A model that only modules of applications name is not seen.
     """
@@ -271,7 +271,7 @@ def served_models(plan: Plan) -> tuple[ModelPlan, ...]:
 
 
 def served_model(plan: Plan, name: str) -> ModelPlan:
-    """What clients see by a name.
+    """The client's model of a name.
 
     Raises:
         InputError: the plan serves nothing of that name.

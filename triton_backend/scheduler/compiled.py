@@ -250,7 +250,7 @@ def _checked_file(cache: Any) -> Any:
 
 
 def _imported(names: dict[str, Any]) -> frozenset[str]:
-    """What the kernels, constants and types among a module's globals depend on."""
+    """Dependencies of the kernels, constants and types among a module's globals."""
     found: set[str] = set()
     for name, value in names.items():
         values: list[object] = [value]

@@ -63,7 +63,7 @@ class LeftOut(NamedTuple):
 
 
 class Earlier(NamedTuple):
-    """What is left of an earlier plan.
+    """The remains of an earlier plan.
 
     [its vGPU] the resource now or NONE, and its last batch + 1.
     """
@@ -74,7 +74,7 @@ class Earlier(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Numbering:
-    """What the numbers of resources in the tables mean.
+    """The meaning of resource numbers in the tables.
 
     Attributes:
         plan: in force.
@@ -110,7 +110,7 @@ class Numbering:
 
 
 class HandOver(NamedTuple):
-    """What became of one plan's tables.
+    """The mapping of one plan's tables.
 
     Attributes:
         tables: of the new plan, with all that goes on.
@@ -339,7 +339,7 @@ def _leave_out_jobs(
 
 
 def _shape(planned: ApplicationPlan) -> object:
-    """What must be the same for a job to go on.
+    """The key that must stay the same for a job to go on.
 
     Not how many rows are foreseen, where requests have their own: but who runs as many as whom.
     """

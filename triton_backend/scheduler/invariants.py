@@ -1,4 +1,4 @@
-"""What must always hold of the scheduler's tables; checked after every core test and when idle.
+"""Invariants of the scheduler's tables, checked after every core test and when idle.
 
 Plain Python over the arrays: slow, and independent of the kernels it checks.
 """

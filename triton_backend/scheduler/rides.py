@@ -173,7 +173,7 @@ def bring_forward(tables: Tables, ride: int) -> bool:
 
 @kernel
 def members_follow(tables: Tables, ride: int) -> None:
-    """Who leaves a ride sooner than before comes sooner to the next.
+    """Move members that leave a ride sooner forward in their next one.
 
     So does that, where it is full. Moves are made as soon as both links are free. Only one stage
     on: what lies behind it stays as reserved.

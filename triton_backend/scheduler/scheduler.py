@@ -129,7 +129,7 @@ _Numbers = tuple[int, int, int, int, int, int]  # what `handle_event` takes besi
 
 
 class _Prepared(NamedTuple):
-    """What a change from one plan to another needs, made before its instant."""
+    """The preparation of a plan change, made before its instant."""
 
     before: Plan
     after: Plan

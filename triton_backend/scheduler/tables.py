@@ -313,7 +313,7 @@ COUNTS = np.dtype(
 
 
 class JobTables(NamedTuple):
-    """What there is of jobs.
+    """Tables of jobs.
 
     Attributes:
         modules: [module] `MODULE`, application after application.
@@ -612,7 +612,7 @@ WORDS = len(addresses(EXAMPLE))
 
 
 def _typing_of(kind: Any) -> Callable[[Any], Callable[[Any], Any]]:
-    """What numba asks for the type of a function's result: `kind`, whatever it is called with."""
+    """numba's typing of a function's result: `kind`, for any arguments."""
 
     def of_memory(memory: Any) -> Any:
         del memory

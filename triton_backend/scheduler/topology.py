@@ -93,7 +93,7 @@ NO_LEAD = Lead()
 
 
 class RideTimes(NamedTuple):
-    """What rides are allowed where messages take time (µs); nothing where they take none.
+    """The time rides get where messages take time (µs); 0 where they take none.
 
     Attributes:
         doors_us: so long before its start nobody boards any more: the worker would not hear of it.

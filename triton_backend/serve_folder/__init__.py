@@ -1,4 +1,4 @@
-"""What lies in a serve folder: settings, generations, model repository.
+"""Content of a serve folder: settings, generations, model repository.
 
 Both halves write and read it.
 """

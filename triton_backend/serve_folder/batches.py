@@ -64,7 +64,7 @@ def plan_batches(plan: Plan, policy: str | None) -> dict[str, ModelBatches]:
 
 
 def batches_text(plan: Plan) -> str:
-    """What the file of a generation says: of the plan's own policies."""
+    """The batching of a generation's file, for the plan's own policies."""
     return json.dumps(plan_batches(plan, None)) + "\n"
 
 

@@ -45,7 +45,7 @@ class Tls:
     def from_files(
         cls, certificate: Path | None, key: Path | None, client_authority: Path | None
     ) -> Self | None:
-        """What three options of a command line say together; None without a certificate.
+        """TLS from three options of a command line; None without a certificate.
 
         Raises:
             InputError: one of certificate and key without the other, or an authority alone.
@@ -124,7 +124,7 @@ class Endpoints:
 
     @property
     def restricted(self) -> tuple[str, ...]:
-        """What Triton answers only to who sends the token, by Triton's names."""
+        """Triton's protected interfaces, which ask for the token, by Triton's names."""
         return tuple(name for name in RESTRICTED if name not in self.opened)
 
     def metrics_port(self, gateway: int) -> int:
@@ -180,7 +180,7 @@ class Endpoints:
                     ) from error
 
     def cautions(self) -> list[str]:
-        """What whoever opens a server to other machines should know, a sentence each."""
+        """Cautions for a server open to other machines, a sentence each."""
         found: list[str] = []
         exposed, tls = not is_loopback(self.address), self.tls
         if exposed and tls is None:
@@ -245,7 +245,7 @@ class Endpoints:
         )
 
     def to_state(self) -> dict[str, Any]:
-        """What the state file says: where this machine's programs find each endpoint."""
+        """Endpoints in the state file, as this machine's programs reach them."""
         return {
             "address": reached_at(self.metrics_address),
             "http_address": reached_at(self.http_address),

@@ -120,7 +120,7 @@ class Workers:
 
 
 class GenerationNames(NamedTuple):
-    """What of a generation keeps its name when the plan changes: ports of fronts, and workers."""
+    """Parts of a generation that keep their names when plans change: ports and workers."""
 
     ports: Mapping[str, int]
     workers: Workers

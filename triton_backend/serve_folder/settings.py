@@ -196,7 +196,7 @@ class ServeSettings(ServeOptions):
 
     @property
     def server_id(self) -> str | None:
-        """What this gateway's server calls itself where two share their ports.
+        """The name of this gateway's server where two share their ports.
 
         None where it is alone.
         """
@@ -241,12 +241,12 @@ def gateway_folder(folder: Path, gateway: int) -> Path:
 
 
 def server_id(gateway: int) -> str:
-    """What the server of one of two gateways calls itself."""
+    """The name of the server of one of two gateways."""
     return f"gateway-{gateway + 1}"
 
 
 def gateway_suffix(gateway: int) -> str:
-    """What distinguishes names of a second gateway; those of the first are as if it were alone."""
+    """Suffix of a second gateway's names; empty for the first."""
     return f"-{gateway + 1}" if gateway else ""
 
 
@@ -272,7 +272,7 @@ def _chosen(options: ServeOptions) -> dict[str, Any]:
 
 
 def _own(folder: Path, artifacts: Path | None) -> dict[str, Any]:
-    """What is this host's own."""
+    """Settings of this host alone."""
     instance = secrets.token_hex(4)
     return {
         "instance": instance,

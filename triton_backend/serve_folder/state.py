@@ -33,7 +33,7 @@ _REMEDY = ": remove the file where no system runs"
 
 
 def read_state_file(folder: Path) -> dict[str, Any] | None:
-    """What the state file of a serve folder says; None where there is none."""
+    """The state file of a serve folder; None if there is none."""
     try:
         return dict(json.loads((folder / STATE_NAME).read_text()))
     except (OSError, ValueError, TypeError):
@@ -122,7 +122,7 @@ def server_runs(state: dict[str, Any]) -> bool:
 
 
 def servers_of(state: dict[str, Any]) -> list[dict[str, Any] | None]:
-    """What a state file says of each gateway's server; None of one that was not started yet."""
+    """The servers of a state file, by gateway; None for one not started yet."""
     group = state.get("server_group", state.get("process_group"))
     only = {
         "server_id": None,

@@ -1,4 +1,4 @@
-"""What every process of a running system must know: settings of the system, plan of a generation.
+"""Knowledge of every serving process: the system's settings, a generation's plan.
 
 The settings are written once per start (`serve_folder/settings.py`); every rollout adds a folder
 `generations/N` with a completed `plan.json`. A `Deployment` is both together and answers where
@@ -151,7 +151,7 @@ class Deployment:
         return self.model_of(row).pipelines[row.pipeline]
 
     def stage_of(self, row: StageRow) -> Stage:
-        """What the plan says of a stage."""
+        """A stage's planned values."""
         return self.pipeline_of(row).stages[row.stage]
 
     def inputs_of(self, row: StageRow) -> tuple[TensorSpec, ...]:
@@ -193,7 +193,7 @@ class Deployment:
 
     @cached_property
     def ride_times(self) -> "RideTimes":
-        """What rides are allowed, which what is kept back of every request's time pays for.
+        """The time rides get, paid by the guard of every request.
 
         Timers of the scheduler ring before their instant by as much as `guard_us` is; half as long
         is left for a member that is late.
@@ -243,7 +243,7 @@ class Deployment:
 
     @cached_property
     def served(self) -> Mapping[str, ModelPlan]:
-        """What clients see as models, by name: applications among them."""
+        """Models as clients see them, by name, applications among them."""
         return {model.name: model for model in served_models(self.plan)}
 
     def served_model(self, name: str) -> ModelPlan:
@@ -310,7 +310,7 @@ class Deployment:
         return found
 
     def feeds(self, *edge: int) -> tuple[tuple[str, str], ...]:
-        """What a module reads of another one: its input, their tensor.
+        """An input of a module and the tensor it reads of another.
 
         Args:
             edge: application, module, the module that it reads (or `THE_REQUEST`), group of rows
@@ -383,7 +383,7 @@ class Deployment:
         }
 
     def written_by(self, row: StageRow) -> tuple[TensorSpec, ...]:
-        """What a stage is given to write into: where rows vary, [samples, most, ...]."""
+        """The output arrays of a stage; where rows vary, [samples, most, ...]."""
         outputs = self.outputs_of(row)
         last = row.stage == len(self.pipeline_of(row).stages) - 1
         return self._with_room(self.model_of(row).name, outputs) if last else outputs
@@ -471,7 +471,7 @@ class Deployment:
         return self.plan.pools[self.vgpus[vgpu].pool]
 
     def seat_of(self, row: StageRow) -> SeatInterference | None:
-        """What a stage suffers and presses, where the plan says."""
+        """Sensitivity and pressure of a stage, if the plan states them."""
         stated = self.plan.pools[row.pool].interference
         rows = self._rows_of_pools[row.pool]
         return None if stated is None else stated.seats[rows.index(row)]
@@ -650,7 +650,7 @@ class Deployment:
 
 
 def _least_us(pipelines: Iterable[Pipeline]) -> int:
-    """What a sample takes at least by one of the pipelines."""
+    """The least time of a sample by one of the pipelines."""
     return min(sum(stage.latency_us_by_batch[0] for stage in p.stages) for p in pipelines)
 
 

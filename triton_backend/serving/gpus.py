@@ -15,7 +15,7 @@ from triton_backend.serving.deployment import Deployment
 
 
 class NodeGpus:
-    """What the workers of one node and generation need to share its GPUs.
+    """Means of one node and generation to share its GPUs.
 
     Attributes:
         shared: whether a vGPU is a part of a GPU, so that MPS is needed.

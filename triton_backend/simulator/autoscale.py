@@ -134,7 +134,7 @@ def epochs_of(
 
 
 def _between(plan: Plan, requests: Records, begin_s: float, end_s: float) -> Instant:
-    """What is offered in an epoch, from its own beginning on."""
+    """The arrivals of an epoch, from its own beginning on."""
     begin, end = s_to_us(begin_s), s_to_us(end_s)
     chosen = requests[(requests["arrival_us"] >= begin) & (requests["arrival_us"] < end)]
     return Instant(
@@ -146,7 +146,7 @@ def _between(plan: Plan, requests: Records, begin_s: float, end_s: float) -> Ins
 
 
 def _pool_epoch(measured: PoolResult, last_change: int, utilisation: float) -> PoolEpoch:
-    """What was measured of a pool, and what it advises at a utilisation."""
+    """A pool's measurements, and the advice from them at a utilisation."""
     epoch = measured.epoch
     return PoolEpoch(
         vgpus=len(measured.busy_by_vgpu),

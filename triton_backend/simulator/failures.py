@@ -14,7 +14,7 @@ from triton_backend.simulator.world import World, push
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failure:
-    """What fails from when to when (seconds of simulated time).
+    """A failure and its period (seconds of simulated time).
 
     Attributes:
         vgpu: a single vGPU, numbered as in `Plan.vgpus`; else

@@ -1,4 +1,4 @@
-"""What is offered to a simulation: one row per request of all models, in the order of arrival.
+"""Arrivals of a simulation: one row per request, in the order of arrival.
 
 Here: the choice of a process, files of traces, rates of a plan. Not here: the processes themselves
 and the text of traces (`contract.arrivals`), which the load generator shares.

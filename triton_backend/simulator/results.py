@@ -80,7 +80,7 @@ class Quantiles(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """What became of requests."""
+    """Outcomes of requests."""
 
     offered: int
     served: int
@@ -135,7 +135,7 @@ class RideFill(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EntryResult:
-    """What became of requests of an entry, and of the rides that they sat in.
+    """Outcomes of an entry's requests, and of their rides.
 
     Times of answered requests.
     """
@@ -209,7 +209,7 @@ class ModelResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModuleResult:
-    """What became of the tasks of a module; times of those that ended.
+    """Outcomes of a module's tasks; times of those that ended.
 
     Attributes:
         rows: of all tasks.
@@ -278,7 +278,7 @@ class PoolResult:
 
     @property
     def epoch(self) -> Epoch:
-        """What advice is made of."""
+        """The inputs of advice."""
         idle = min(1.0, max(0.0, self.idle_fraction))  # a batch may end after the run
         return Epoch(gpus=self.gpus, idle=idle, bad=self.bad_rate)
 

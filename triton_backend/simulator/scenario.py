@@ -1,4 +1,4 @@
-"""What to simulate, and the rates that follow from it."""
+"""The scenario of a simulation, and its rates."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -49,7 +49,7 @@ class PlanChange:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimOptions:
-    """What to simulate.
+    """The scenario.
 
     Attributes:
         policy: name of the dispatch policy of all models, one of `SIMULATED`; None: what the plan

@@ -329,7 +329,7 @@ def begin(world: World, slot: int, latency_us: int, now_us: int) -> None:
 
 @inlined
 def time_again(world: World, vgpu: int, now_us: int) -> None:
-    """Who runs on the GPU of a vGPU has changed: all that run there end at other instants."""
+    """Retime all runs on a GPU after the set of its runs has changed."""
     _time(world, vgpu, now_us)
     if world.cursor[0]["interference"] != OVERLAP:
         return

@@ -80,7 +80,7 @@ USE_RECORD = np.dtype(
     ]
 )
 SEAT = np.dtype([(name, np.int64) for name in ("factor", "susceptibility", "pressure")])
-"""What the plan says of a stage on its pool, in 1 / `workers.ONE`."""
+"""Planned values of a stage on its pool, in 1 / `workers.ONE`."""
 HOP = np.dtype(
     [
         *((name, np.int64) for name in OFFER.names or ()),
@@ -88,7 +88,7 @@ HOP = np.dtype(
         *((name, np.int64) for name in SEAT.names or ()),
     ]
 )
-"""What an offer has, the vGPU's number in the plan that dispatched, and its seat unless as planned;
+"""The kind of an offer, the vGPU's number in the plan that dispatched, and its seat;
 `vgpu` is the resource now."""
 RUN = np.dtype(
     [
@@ -137,7 +137,7 @@ CURSOR = np.dtype(
 
 
 class JobWorld(NamedTuple):
-    """What there is of jobs.
+    """Tables of jobs.
 
     Attributes:
         tasks: [task] records, in the order in which tasks were released; `cursor.tasks` of them.

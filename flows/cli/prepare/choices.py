@@ -1,4 +1,4 @@
-"""What is chosen for a model beside its file, from options and from workload.yaml."""
+"""Choices for a model beside its file, from options and from workload.yaml."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 def given_inputs(
     shapes: list[str] | None, ranges: list[str] | None, samples: Path | None
 ) -> "GivenInputs":
-    """What the options say of a model's inputs."""
+    """The options on a model's inputs."""
     from flows.files import GivenInputs
 
     return GivenInputs(shapes=tuple(shapes or ()), ranges=tuple(ranges or ()), samples=samples)

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 
 class Basis(StrEnum):
-    """What the rest of a device does while a part is measured."""
+    """The load on the rest of a device while a part is measured."""
 
     LOADED = LOADED
     SOLO = SOLO

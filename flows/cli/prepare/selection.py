@@ -1,4 +1,4 @@
-"""What the commands of this group act on.
+"""Objects that the commands of this group act on.
 
 Models that were split, classes, and how engines are built.
 """

@@ -82,7 +82,7 @@ class Connection:
 
 @dataclass(frozen=True, kw_only=True)
 class SentLoad:
-    """What `load` sends."""
+    """The load that `load` sends."""
 
     arrivals: shared_options.ArrivalsFrom = "poisson"
     shape: shared_options.Shape = 0.3

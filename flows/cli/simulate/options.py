@@ -153,7 +153,7 @@ class ServedRun:
     seed: shared_options.Seed = 0
 
     def sim_options(self, work: "Workspace") -> "SimOptions":
-        """What the simulator is asked.
+        """The options of the simulator.
 
         Raises:
             InputError: an option is wrong.
@@ -220,7 +220,7 @@ class OfferedRun(ServedRun):
             raise InputError(option, "scales arrivals, which --trace-as-is keeps as they are")
 
     def request(self, work: "Workspace") -> "SimulationRequest":
-        """What to simulate, as it is kept with a run.
+        """The simulation's request, as it is stored with a run.
 
         Raises:
             InputError: an option is wrong.
@@ -241,7 +241,7 @@ class OfferedRun(ServedRun):
         )
 
     def sim_options(self, work: "Workspace") -> "SimOptions":
-        """What the simulator is asked, but for the arrivals."""
+        """The options of the simulator without the arrivals."""
         from flows.workspace import find_plan
 
         reference = self.reference_plan
@@ -291,7 +291,7 @@ class PlainRun(OfferedRun):
     ] = None
 
     def sim_options(self, work: "Workspace") -> "SimOptions":
-        """What the simulator is asked, but for the arrivals."""
+        """The options of the simulator without the arrivals."""
         from flows.cli.simulate.request import parse_change, parse_failure
         from flows.workspace import find_plan
         from triton_backend.simulator.scenario import PlanChange

@@ -1,4 +1,4 @@
-"""What a simulation was asked: typed, and as plain data that is kept with the run.
+"""The request of a simulation: typed, and as plain data stored with the run.
 
 From the plain form the same run can be made again, so that a page about it can be drawn later.
 """
@@ -85,7 +85,7 @@ class OfferedLoad:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimulationRequest:
-    """What to simulate; `load` takes the place of the options' own arrivals."""
+    """The simulation's request; `load` replaces the options' own arrivals."""
 
     options: "SimOptions"
     load: OfferedLoad

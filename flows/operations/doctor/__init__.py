@@ -1,1 +1,1 @@
-"""What is old, exposed or missing: on this machine, and in the system that is served from here."""
+"""Checks for old, exposed or missing parts of this machine and of the system served here."""

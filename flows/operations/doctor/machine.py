@@ -1,4 +1,4 @@
-"""What of this machine decides whether serving is fast and possible at all."""
+"""Properties of this machine that decide if serving is possible and fast."""
 
 import os
 import resource

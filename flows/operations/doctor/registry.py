@@ -1,4 +1,4 @@
-"""What a check is, and where checks are found.
+"""The form of a check, and where checks are found.
 
 A check is a small function under `@check("its name")`, in a file of this folder: it is given the
 surroundings and yields what it found, with what to do about it. To add one: write it, and a test.
@@ -34,7 +34,7 @@ class Severity(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """What one check saw, and what to do where it is not good."""
+    """The finding of one check, with a remedy if it is not good."""
 
     severity: Severity
     seen: str

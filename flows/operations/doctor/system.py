@@ -1,4 +1,4 @@
-"""What of the system that is served from here is old, or open to whom it should not be.
+"""Checks of the system served here: old parts, and doors open to the wrong clients.
 
 Where nothing is served, the files it would be served with are looked at all the same.
 """

@@ -250,7 +250,7 @@ class EventAggregator:
         self._drop({"request_id": REFUSED, "reason": DropReason.OVERLOAD.text})
 
     def _ride(self, item: Mapping[str, Any]) -> None:
-        """Who sits in a ride, or its end, which is that of its members' stage."""
+        """The members of a ride, or its end, which is that of its members' stage."""
         if item["t"] == "Ride":
             self.rides[item["ride_id"]] = item["members"]
             return
@@ -292,7 +292,7 @@ class EventAggregator:
             counts.samples += batch.samples
 
     def _profiled_us(self, batch: DispatchedBatch, stage: int, rows: int | None) -> int:
-        """What a run should take: of a batch, or of so many rows in a ride."""
+        """The planned time of a run: of a batch, or of so many rows in a ride."""
         if rows is not None and self.plan is not None and batch.plan_id == self._header.plan_id:
             pool = self.plan.vgpus()[batch.vgpus[stage]].pool
             for row in self.plan.stage_rows():

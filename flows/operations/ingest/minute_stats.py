@@ -27,7 +27,7 @@ ModuleKey = tuple[str, str, str, int]  # plan, application, module, minute
 
 
 class VGpuFacts(NamedTuple):
-    """What the plan says of one vGPU: its pool, the pool's class, its share in 300ths of a GPU.
+    """A vGPU in the plan: its pool, the pool's class, its share in 300ths of a GPU.
 
     `pool` is None where a plan was counted before pools had names.
     """
@@ -219,6 +219,6 @@ def instant_of(minute: int) -> datetime:
 
 
 def vgpu_facts(plan: Plan) -> tuple[VGpuFacts, ...]:
-    """What a plan says of its vGPUs, by their number."""
+    """The vGPUs of a plan, by number."""
     facts = [VGpuFacts(pool.name, pool.gpu_class, pool.share) for pool in plan.pools]
     return tuple(facts[vgpu.pool] for vgpu in plan.vgpus())

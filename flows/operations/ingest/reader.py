@@ -29,7 +29,7 @@ _KIND = re.compile(rb'\{"t": ?"(%s)"' % "|".join(KINDS).encode())
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ingested:
-    """What was new: bytes read, minutes said (again), and lines that could not be used."""
+    """Result of a read: bytes, minutes stated (again), and unusable lines."""
 
     bytes_read: int = 0
     minutes: int = 0

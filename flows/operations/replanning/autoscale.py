@@ -168,7 +168,7 @@ def follower_of(
     in_force: Plan,
     report: Callable[[str], None],
 ) -> Follower:
-    """Who follows a plan with plans of its planner and options, made of the warehouse's profiles.
+    """The follower of a plan, with its planner and options, on the warehouse's profiles.
 
     Raises:
         InputError: the plan is of applications, a model was not profiled, or the planner is not
@@ -322,7 +322,7 @@ def follow_simulated(
 
 
 class Brought(Protocol):
-    """What is served, as those see it who bring plans into force there."""
+    """The served system, as rollouts see it."""
 
     def wait(self, seconds: float) -> float:
         """Wait; seconds that passed since the last time, with whatever else was done meanwhile."""
@@ -384,7 +384,7 @@ def watch_second(state: LiveState, system: System, say: Callable[[str], None]) -
 
 
 class Guide(Protocol):
-    """Who says which plan follows: `autoscale` by rates of models, `steer` by cuts of clients."""
+    """The choice of the next plan: `autoscale` by models' rates, `steer` by clients' cuts."""
 
     @property
     def in_force(self) -> Plan:
@@ -408,7 +408,7 @@ class Guide(Protocol):
         ...
 
     def wanted(self) -> str:
-        """What is asked for, in words; empty: nothing to say of it while the plan stays."""
+        """The demand in words; empty if there is nothing to print while the plan stays."""
         ...
 
     def failed(self) -> None:

@@ -1,4 +1,4 @@
-"""What replanning would have done over measured days: period by period, seeing only the past.
+"""Replanning replayed over measured days, period by period, seeing only the past.
 
 Every period is forecast from the intervals before it, planned for at least cost, and held against
 what really came. Capacity is what the plan's vGPUs carry; an interval's requests above it are lost

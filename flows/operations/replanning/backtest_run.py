@@ -36,7 +36,7 @@ TIME_LIMIT_S = 8.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BacktestOptions:
-    """What to replay.
+    """The days and options to replay.
 
     Attributes:
         series: model to its column of the table; a model not named has a column of its own name.

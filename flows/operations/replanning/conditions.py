@@ -1,4 +1,4 @@
-"""What a running system shows that should not wait for the night: reasons to look at the plan.
+"""Conditions of a running system that call for a new plan before the night.
 
 Here: the conditions, from the warehouse's minutes and the system's own status. Not here: saying
 so (the flow emits events, which automations of `prefect.yaml` answer with a replan).
@@ -82,7 +82,7 @@ def conditions(
 
 
 def other_nodes(plan: Plan, now: Cluster) -> list[Condition]:
-    """What the cluster has more or fewer of than the one that was planned for."""
+    """Differences of the cluster from the one planned for."""
     planned = {c.name: plan.cluster.gpus(c.name) for c in plan.cluster.gpu_classes}
     there = {c.name: now.gpus(c.name) for c in now.gpu_classes}
     found: list[Condition] = []

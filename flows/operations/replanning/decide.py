@@ -9,7 +9,7 @@ from triton_backend.contract.plan import Plan
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanWorth:
-    """What a plan is worth on given arrivals: attainment per model (simulated) and its GPUs."""
+    """A plan's value on given arrivals: simulated attainment per model, and its GPUs."""
 
     plan_id: str
     attainment: Mapping[str, float]

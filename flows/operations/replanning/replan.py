@@ -51,7 +51,7 @@ class ReplanOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Replanned:
-    """What replanning found; `plan` is the new plan, whether or not it is worth a rollout."""
+    """The result of replanning; `plan` is the new plan, worth a rollout or not."""
 
     plan: Plan
     recommendation: Recommendation

@@ -23,7 +23,7 @@ Measured = Mapping[tuple[str, str], tuple[int, int]]
 
 
 def measured_rows(work: Workspace, since: datetime, until: datetime) -> Measured:
-    """What the warehouse has of a time."""
+    """Measurements of the warehouse in a period."""
     with work.open(read_only=True) as warehouse:
         found = module_rows_between(warehouse, since, until)
     return {(row["application"], row["module"]): (row["samples"], row["rows"]) for row in found}

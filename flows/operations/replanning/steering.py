@@ -375,7 +375,7 @@ def planner_of(
 
 
 def steering_of(work: Workspace, in_force: Plan) -> Steering:
-    """Who steers a plan, with plans of its planner and options, made of the warehouse's profiles.
+    """The steering of a plan, with its planner and options, on the warehouse's profiles.
 
     Raises:
         InputError: it has no entries, or a model was not profiled.
@@ -525,14 +525,14 @@ def steer_simulated(
 
 
 class SteeredSystem(Brought, Protocol):
-    """What is served, as steering sees it."""
+    """The served system, as steering sees it."""
 
     def offered(self) -> Mapping[tuple[str, str], int]:
         """Requests so far, by model and entry."""
         ...
 
     def announced(self) -> Sequence[Demand]:
-        """What clients say that they send."""
+        """The demand that clients announce."""
         ...
 
 

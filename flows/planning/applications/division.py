@@ -68,7 +68,7 @@ class Steps:
 
 
 class Oracle(Protocol):
-    """What is known of the cost of budgets."""
+    """Known costs of budgets."""
 
     @property
     def guess_every(self) -> int:
@@ -76,7 +76,7 @@ class Oracle(Protocol):
         ...
 
     def least(self, most: Sequence[int]) -> tuple[float, Sequence[int]]:
-        """What no plan within budgets `most` costs less than, and the times its solution uses."""
+        """A lower bound on plans within budgets `most`, and the times its solution uses."""
         ...
 
     def planned(self, times: Sequence[int]) -> float:

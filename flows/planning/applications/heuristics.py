@@ -34,7 +34,7 @@ _EPS = 1e-9
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rules:
-    """What a planner knows and does.
+    """The rules of a heuristic planner.
 
     Attributes:
         rule: how worst-case latency is counted: `tc`, `dt`, `2d` (`machines`).
@@ -69,7 +69,7 @@ ABLATIONS: Mapping[str, Mapping[str, Any]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Served:
-    """What serves every line, and the latency each is given (µs)."""
+    """The machines of every line, and the latency each is given (µs)."""
 
     sets: tuple[MachineSet, ...]
     times: tuple[int, ...]
@@ -176,7 +176,7 @@ def _quantized(
 def _filled(
     table: tuple[Machine, ...], rate_rps: float, budget_us: float, rules: Rules
 ) -> MachineSet | None:
-    """What serves a line within its budget; whole machines where rates of parts are too small."""
+    """The machines of a line within its budget; whole ones if rates of parts are too small."""
     served, left = begun(table, rate_rps, budget_us, rules.rule, rules.most_configurations)
     if left <= _EPS * rate_rps:
         return padded(table, served, rate_rps, budget_us) if rules.dummies else served

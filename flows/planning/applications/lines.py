@@ -70,7 +70,7 @@ class Graph:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lines:
-    """What is to be planned: lines by number, and the graphs over them."""
+    """The problem: lines by number, and the graphs over them."""
 
     demands: tuple[ModelDemand, ...]
     graphs: tuple[Graph, ...]

@@ -69,7 +69,7 @@ class Group:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MachineSet:
-    """What serves a line; `dummy_rps` of its rate is no client's."""
+    """The machines of a line; `dummy_rps` of its rate is no client's."""
 
     groups: tuple[Group, ...]
     dummy_rps: float = 0.0
@@ -123,7 +123,7 @@ def begun(
 
 
 def _greedy_of(machine: Machine, left: float, rule: str, budget_us: float) -> list[Group]:
-    """What one configuration takes of the rate that is left: full machines, then a partial one."""
+    """One configuration's part of the rate left: full machines, then a partial one."""
     count = floor(left / machine.rate_rps * (1 + _EPS))
     groups: list[Group] = []
     if count:

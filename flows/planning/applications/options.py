@@ -49,7 +49,7 @@ def gathering_of(options: PlanOptions) -> str:
 
 
 def billing_of(options: PlanOptions) -> str:
-    """What is paid of a GPU.
+    """The paid part of a GPU.
 
     Raises:
         InputError: shares are asked for where no model lists entries.

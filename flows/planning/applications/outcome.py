@@ -29,7 +29,7 @@ _EPS = 1e-9
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decided:
-    """What was decided.
+    """The decision.
 
     Attributes:
         times: by line, what its slowest way takes with gathering (µs).

@@ -22,7 +22,7 @@ Split = Callable[[Lines, Tables, Sequence[float], str], Sequence[int] | None]
 From lines, their machines, their rates (rows/s) and how worst-case latency is counted (`machines`).
 """
 Worth = Callable[[float, int, Machine], float]
-"""What a switch is worth: price saved, latency added (us), the machine switched to."""
+"""A switch: price saved, latency added (us), the machine switched to."""
 _EPS = 1e-9
 
 
@@ -85,7 +85,7 @@ def switched(
 
 
 def per_latency(saved: float, longer: int, machine: Machine) -> float:
-    """What is saved per latency that is added."""
+    """The saving per added latency."""
     del machine
     return inf if longer <= 0 else saved / longer
 

@@ -1,4 +1,4 @@
-"""What a decomposition asks of its blocks, and what is asked of them together.
+"""The interface of blocks, and the problem that they share.
 
 A block b turns resources into a rate: a *way* uses a vector a of whole resources and delivers a
 rate. Blocks share K resources with capacities N. How a block does it is its own affair: the
@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Demands:
-    """What is asked of B blocks on K resources.
+    """The problem of B blocks on K resources.
 
     Attributes:
         capacity: [K] how much of every resource there is.
@@ -54,7 +54,7 @@ class Proposal(Protocol):
     def rate(self) -> NDArray[np.float64]: ...  # noqa: D102
 
     def way(self, block: int) -> Any:
-        """What the block's owner needs to know it again."""
+        """The key by which the block's owner knows it."""
         ...
 
 
@@ -93,7 +93,7 @@ class Blocks(Protocol):
     def least(
         self, block: int, price: NDArray[np.float64], rate: float, cutoff: float, step: int
     ) -> Least:
-        """What a block costs at least, or `cutoff` where no way is cheaper than that."""
+        """The least cost of a block, or `cutoff` if no column is cheaper."""
         ...
 
 

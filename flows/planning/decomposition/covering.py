@@ -93,7 +93,7 @@ def _parts(tables: "_Tables", block: int) -> NDArray[np.int64]:
 
 
 class _Tables(NamedTuple):
-    """What the kernel fills in; f(j) is in the row of its block, place j.
+    """The kernel's result; f(j) is in the row of its block, place j.
 
     Attributes:
         front: [n] bricks that no other of their block beats, block by block.

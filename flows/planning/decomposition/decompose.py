@@ -65,7 +65,7 @@ _SEED = 0
 
 @dataclass(slots=True, kw_only=True)
 class Start:
-    """What is known before.
+    """Knowledge from earlier runs.
 
     Prices [K], ways (block, vector, rate, way), and a level they reach, relaxed.
     """
@@ -393,7 +393,7 @@ class Decomposition:
     def _state(
         self, cost: NDArray[np.float64], asked: tuple[NDArray[np.float64], NDArray[np.float64]]
     ) -> "_Lower":
-        """What blocks cost at least; what was proven at the same prices and rates still holds."""
+        """The least cost of blocks; proofs at the same prices and rates still hold."""
         known = self._lower
         if known is None or not all(map(np.array_equal, known.asked, asked)):
             known = _Lower(

@@ -41,7 +41,7 @@ class Free:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cover:
-    """What is asked for.
+    """The demand.
 
     Attributes:
         need: [D] of every demand.

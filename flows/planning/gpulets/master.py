@@ -73,7 +73,7 @@ Chosen = list[tuple[Pattern, int]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Goal:
-    """What is asked for.
+    """The demand.
 
     Attributes:
         demand: [model] weights where the objective is throughput, else requests/s.
@@ -91,7 +91,7 @@ class Goal:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rest:
-    """What is still to be served, after some GPUs have been given their pattern.
+    """The demand left after some GPUs have their pattern.
 
     Attributes:
         served: [model] requests/s.

@@ -212,7 +212,7 @@ class SliceMaster(Master):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Asked:
-    """What is asked of which GPUs, with what their slices may do.
+    """The demand, the GPUs, and the options of their slices.
 
     The programs of the module's head.
     """
@@ -381,7 +381,7 @@ def _kind_name(share: int) -> int:
 
 
 def _kind(own: Patterns, shares: list[int]) -> Kind:
-    """What slices of a kind may do, with any of these shares in them."""
+    """The options of a kind of slice, with any of these shares in it."""
     rates: list[Floats] = []
     parts: list[Ints] = []  # [n, (share, row, copies)]
     for share in shares:

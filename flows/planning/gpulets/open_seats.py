@@ -111,7 +111,7 @@ class Seat:
     inflation: float = 1.0
 
     def factor(self, susceptibility: Floats | float) -> Floats:
-        """What latencies of a stage contain."""
+        """The parts of a stage's latency."""
         if not self.felt:
             return np.ones_like(susceptibility, dtype=np.float64)
         return np.maximum(1.0, np.asarray(susceptibility) + self.felt) * self.inflation
@@ -259,7 +259,7 @@ def _of_gpulets(options: PlanOptions) -> PlanOptions:
 
 
 def _seat(tables: Tables, gpu_class: int, share: int) -> Seat:
-    """What an open seat of a share may press and feel."""
+    """Pressure and sensitivity of an open seat of a share."""
     table = tables.classes[gpu_class]
     if not table.interference:
         return Seat(gpu_class=gpu_class, share=share)

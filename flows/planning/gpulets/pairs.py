@@ -50,7 +50,7 @@ class Side(NamedTuple):
 
 
 class Tops(NamedTuple):
-    """What options of a side are worth where neighbours press a level at least.
+    """The worth of a side's options if neighbours press at least a level.
 
     Attributes:
         value: [n, level]; -inf where a seat would be late.
@@ -64,7 +64,7 @@ class Tops(NamedTuple):
 
 
 class Worths(NamedTuple):
-    """What a model's rate r is worth.
+    """The worth of a model's rate r.
 
     Rate · min(r, cap), and half of `at_all` for any r, all of it from the cap on.
 
@@ -205,7 +205,7 @@ def _may(
 
 @kernel
 def _most(first: Ints, second: Ints, most: Floats) -> float:
-    """What the models of two groups can be worth together; without end where they share none."""
+    """A bound on the worth of two groups together; infinite if they share no model."""
     total: float = 0.0
     shared = False
     for m in first:
@@ -253,7 +253,7 @@ def _value(
     carried: Floats,
     worths: Worths,
 ) -> float:
-    """What a pair is worth, a model on both sides once.
+    """The worth of a pair, a model on both sides counted once.
 
     -inf where a seat would be late or memory does not do.
     """

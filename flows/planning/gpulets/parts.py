@@ -1,4 +1,4 @@
-"""What one part of a GPU may do: which models take turns there, with which batches.
+"""Options of one part of a GPU: models that take turns there, with their batches.
 
 Seats i of a part: models, all different, each with a batch. Their turns last L_i = ceil(solo_i
 f_i), one round d = sum of L_i. It is feasible where d + L_i <= limit_i for all i: a request that

@@ -54,7 +54,7 @@ Parts = tuple[tuple[int, int], ...]  # (share, row of its options), rising
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Worth:
-    """What a pattern's rates are worth; see the head of this file.
+    """The worth of a pattern's rates; see the head of this file.
 
     Attributes:
         rate: [model] per request/s.
@@ -85,7 +85,7 @@ class Worth:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pattern:
-    """What one GPU of a class does.
+    """The work of one GPU of a class.
 
     Attributes:
         parts: share and row of the options of every part in use.
@@ -267,7 +267,7 @@ class Patterns:
         return rates
 
     def felt(self, parts: Parts, at: int) -> float:
-        """What the other parts press on part number `at`."""
+        """The pressure of the other parts on part number `at`."""
         others = (part for i, part in enumerate(parts) if i != at)
         return float(sum(self.options[share].pressure[row] for share, row in others))
 

@@ -378,7 +378,7 @@ def _content(master: Master, pattern: Pattern) -> Content:
 
 
 def _contents(in_force: Plan, cluster: Cluster) -> dict[Gpu, Content]:
-    """What every GPU of the plan in force holds; nodes that are gone are left out."""
+    """The content of every GPU of the plan in force, without nodes that are gone."""
     models: dict[str, list[str]] = {}
     for model, _, stage, _ in in_force.placed_stages():
         models.setdefault(stage.pool, []).append(model.name)

@@ -1,4 +1,4 @@
-"""What gpulets' planners read, as arrays.
+"""Inputs of gpulets' planners as arrays.
 
 Parts a GPU may be cut into, and every model alone on each. Here: parts, cells with their pressures,
 and whether every model can take turns. Not here: reading prices, memory and limits (`inputs`);

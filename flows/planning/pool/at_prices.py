@@ -65,7 +65,7 @@ def plan_at_prices(
 
 @dataclass(slots=True, kw_only=True)
 class _Run:
-    """What is known between plans of few and of more stages.
+    """Knowledge carried from plans of few stages to those of more.
 
     Attributes:
         proven: no plan's score is above this.

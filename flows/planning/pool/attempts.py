@@ -49,7 +49,7 @@ class Best:
     score: float = -np.inf
 
     def gap_to(self, bound: float) -> float:
-        """What a plan may still gain, relative to the score; infinite where there is none."""
+        """The possible gain of a plan, relative to the score; infinite without a plan."""
         if np.isinf(self.score):
             return np.inf
         return max(0.0, bound - self.score) / abs(self.score) if self.score else np.inf

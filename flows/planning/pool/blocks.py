@@ -131,7 +131,7 @@ class ModelBlocks:
     def least(
         self, block: int, price: NDArray[np.float64], rate: float, cutoff: float, step: int
     ) -> Least:
-        """What a model costs at least, or `cutoff` where nothing is cheaper."""
+        """The least cost of a model, or `cutoff` if nothing is cheaper."""
         own = np.arange(self._start[block], self._start[block + 1])
         columns = self.columns.take(own)
         columns = replace(columns, model=np.zeros_like(columns.model))
@@ -235,7 +235,7 @@ class ModelBlocks:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Scale:
-    """What costs are counted in, and the most that is looked for.
+    """The unit of costs, and the largest cost of interest.
 
     Attributes:
         unit: of cost.
@@ -248,7 +248,7 @@ class _Scale:
     most: float
 
     def least(self, bound: float, cutoff: float) -> float:
-        """What anything costs at least, from the bound of minus the cost."""
+        """The least cost of anything, from the bound on its negative."""
         if bound < -self.most:
             return cutoff
         least = -bound if not self.step else np.ceil(-bound - _WHOLE)

@@ -44,7 +44,7 @@ _MULTIPLES = 24  # whole numbers of vGPUs of a stage that are looked at one by o
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Goal:
-    """What is asked of the rates, and what GPUs cost.
+    """Demands on the rates, and prices of GPUs.
 
     Attributes:
         weight: [models] rate of each model per unit of z.

@@ -42,7 +42,7 @@ Gpus = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Alone:
-    """What one model delivers with some GPUs: vGPUs [its configurations, S], rate, most, effort."""
+    """One model on some GPUs: vGPUs [its configurations, S], rate, bound, effort."""
 
     vgpus: NDArray[np.int64] | None
     rate_rps: float
@@ -149,7 +149,7 @@ class Division:
         return spent
 
     def _alone(self, number: int, gpus: Gpus, hoped: float, effort: int) -> Alone:
-        """What a model does with some GPUs; looked at again, longer, where that is still open."""
+        """The result of a model on some GPUs; solved again, longer, while it is open."""
         known, least = self.seen.get((number, gpus)), hoped * (1 - _SLACK)
         if known is not None and (
             known.most_rps < least or known.rate_rps >= least or known.effort * _LONGER > effort

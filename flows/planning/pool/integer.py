@@ -375,7 +375,7 @@ def tighten(
 def prove(
     problem: Problem, columns: Columns, goal: Goal, cutoff: float, most_boxes: int, watch: Watch
 ) -> float:
-    """What no plan over these configurations exceeds, or `cutoff` where that is less.
+    """A bound on plans over these configurations, or `cutoff` if that is less.
 
     Args:
         problem: the problem.

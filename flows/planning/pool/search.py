@@ -263,7 +263,7 @@ class _Run:
         )
 
     def _whole_space(self, rows: NDArray[np.int64]) -> float:
-        """What the narrowed relaxation over all configurations left open still allows."""
+        """The bound of the narrowed relaxation over all configurations left open."""
         best, cutoff = self.best, self.attempts.cutoff()
         if not np.isfinite(cutoff) or len(rows) > _WHOLE_SPACE:
             return self.bound.score

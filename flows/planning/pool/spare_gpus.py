@@ -110,7 +110,7 @@ def _level(
     planned: NDArray[np.float64],
     pool: tuple[int, int],
 ) -> float:
-    """What a pool can serve over what it is planned for."""
+    """The rate of a pool beyond its plan."""
     return float(vgpus[pool] * columns.rate_rps[pool] / planned[pool[0]])
 
 
@@ -253,7 +253,7 @@ def best_effort_of(
 
 
 def describe(problem: Problem, beside: BestEffort) -> str:
-    """What the certificate says of best-effort pipelines."""
+    """The certificate's entry on best-effort pipelines."""
     used = gpus_in_use(problem, beside.columns, beside.vgpus)
     gpus = ", ".join(f"{n} {name}" for n, name in zip(used, problem.classes, strict=True) if n)
     return f"{gpus}: free, so they run whole models beyond the margin and promise nothing"

@@ -104,14 +104,14 @@ BURSTS = 0.1  # what capacity beyond the needed is worth beside the load sustain
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sustained:
-    """What the value is made of: configurations, [n] needed capacity, [models] planned rates."""
+    """Parts of the value: configurations, [n] needed capacity, [models] planned rates."""
 
     columns: Columns
     needed: NDArray[np.float64]
     promised_rps: NDArray[np.float64]
 
     def most(self) -> float:
-        """What no plan exceeds."""
+        """A bound on every plan."""
         return len(self.promised_rps) * (1 + BURSTS * (1 + HEADROOM))
 
     def value(self, vgpus: NDArray[np.int64]) -> float:

@@ -92,7 +92,7 @@ class _Tied:
         return used - sum(min(count, self.running.get(use, 0)) for use, count in stay.items())
 
     def use(self, row: int, s: int) -> Use:
-        """What a stage of a configuration makes a GPU do."""
+        """The work of a GPU for a stage of a configuration."""
         columns = self.columns
         first, last = columns.cuts[row, s : s + 2]
         return int(columns.model[row]), int(columns.types[row, s]), int(first), int(last)

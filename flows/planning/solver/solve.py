@@ -251,7 +251,7 @@ def _with_gurobi(program: Program, limits: Limits) -> tuple[Solution | None, str
 
 
 def gurobi_licence() -> str:
-    """What Gurobi says of its licence when it starts, or why it does not start.
+    """Gurobi's message on its licence, or the reason why it does not start.
 
     Raises:
         ImportError: it is not installed.

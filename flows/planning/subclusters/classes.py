@@ -26,7 +26,7 @@ _HAIR = 1e-5  # of the cheapest GPU: what moving all bytes to other classes cost
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToClass:
-    """What is to be divided among classes.
+    """The models to divide among classes.
 
     Attributes:
         load: [m, k] GPUs that each model needs on each class; infinite where it cannot run.

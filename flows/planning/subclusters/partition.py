@@ -49,7 +49,7 @@ _OVER = 1e-9
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToPart:
-    """What is to be divided.
+    """The models to divide.
 
     Attributes:
         load: [m] GPUs that each model needs.
@@ -294,7 +294,7 @@ def _best_exchange(
 
 
 def _gpus_of_parts(asked: ToPart, part: Ints) -> Ints | None:
-    """What each part needs, and what is left where load per GPU is highest.
+    """The needs of each part, and the room left where load per GPU is highest.
 
     None beyond all GPUs.
     """

@@ -62,7 +62,7 @@ _SHOWN = 6  # models in a complaint
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Demands:
-    """What is planned, as arrays over m models and k classes.
+    """The problem as arrays over m models and k classes.
 
     Attributes:
         curves: of every class.
@@ -327,7 +327,7 @@ def _counts(asked: Demands, chosen: Chosen, load: Floats, wanted: int | None) ->
 
 
 def _to_part(asked: Demands, models: Ints, kind: int, load: Floats, options: PlanOptions) -> ToPart:
-    """What is divided on one class; parts, GPUs and labels are filled in by `_parted`."""
+    """The division on one class; `_parted` fills in parts, GPUs and labels."""
     mine = [number for number, (_, at) in enumerate(asked.pools) if at == kind]
     label = {number: place for place, number in enumerate(mine)}
     before = [label.get(int(number), -1) for number in asked.before[models]]

@@ -80,7 +80,7 @@ def _constant_shapes(graph: onnx.GraphProto) -> dict[str, tuple[int, ...]]:
 
 
 def _roles(graph: onnx.GraphProto) -> dict[str, str]:
-    """What each input of a layer is for: weight, scale, residual scale, bias or variance."""
+    """The role of each input of a layer: weight, scale, residual scale, bias or variance."""
     users: dict[str, list[onnx.NodeProto]] = {}
     for node in graph.node:
         for name in node.input:

@@ -39,7 +39,7 @@ MOST_PIXELS = 1 << 26
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Crop:
-    """What is cut out of what.
+    """The crop: its source and its size.
 
     Attributes:
         image: channels, height and width of the pictures.

@@ -59,7 +59,7 @@ class Errors:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FitReport:
-    """What was fitted and how well it does on pairs that it has not seen.
+    """The fit, and its error on pairs held out.
 
     Attributes:
         refused: the linear model was no better than a constant at the 95th percentile: `model` is

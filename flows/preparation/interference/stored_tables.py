@@ -33,7 +33,7 @@ LEAST_RUNS = 5  # of one kind beside another: fewer say little of their mean
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tables:
-    """What a folder says.
+    """The tables of a folder.
 
     Attributes:
         utilisation: by model, of models whose latencies are not in the folder.

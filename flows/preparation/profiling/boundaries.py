@@ -52,7 +52,7 @@ def _boundaries(work: Workspace, split: Boundaries, artifacts: Mapping[int, str]
 
 
 def _outputs(work: Workspace, artifact: str | None) -> tuple[TensorSpec, ...]:
-    """What an artifact gives; nothing where it is no longer here."""
+    """The outputs of an artifact; none if its file is gone."""
     if artifact is None:
         return ()
     try:

@@ -39,7 +39,7 @@ from warehouse.profiles import (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClassRequest:
-    """What to measure.
+    """The cells to measure.
 
     Attributes:
         split: folder of the split model.
@@ -128,7 +128,7 @@ def _measure(
 
 
 def known_cells(work: Workspace, split: SplitModel, gpu_class: str) -> tuple[CellRecord, ...]:
-    """What the project's warehouse has of a model on a class."""
+    """The warehouse's cells of a model on a class."""
     with work.open(read_only=True) as warehouse:
         return tuple(cells_of_class(warehouse, split.key, gpu_class))
 

@@ -57,7 +57,7 @@ MAX_BATCH = 4_096
 
 @dataclass(slots=True)
 class _Raw:
-    """What the files say of one model."""
+    """The content of the files for one model."""
 
     cells: list[LatencyCell] = field(default_factory=list[LatencyCell])
     bytes_after: dict[int, int] = field(default_factory=dict[int, int])
@@ -114,7 +114,7 @@ def _boundary_rows(
 
 
 def read_utilisation(folder: Path) -> dict[str, list[Utilisation]]:
-    """What models use of GPUs, by model.
+    """Utilisation of GPUs, by model.
 
     Raises:
         InputError: the file cannot be used.

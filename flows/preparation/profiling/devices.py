@@ -1,4 +1,4 @@
-"""What GPUs this machine has, and the `cluster.yaml` they suggest.
+"""This machine's GPUs, and the `cluster.yaml` they suggest.
 
 Here: the inventory's records, the adapter that asks NVIDIA's management library, the proposal.
 Not here: measuring them (`measure.py`).
@@ -68,7 +68,7 @@ class Device:
 
 
 class DeviceSource(Protocol):
-    """Who knows the GPUs of this machine."""
+    """A source of this machine's GPUs."""
 
     def devices(self) -> Sequence[Device]:
         """All of them, by index."""
@@ -88,7 +88,7 @@ def list_devices(source: DeviceSource | None = None) -> tuple[Device, ...]:
 
 
 def usable_gpus(devices: Sequence[Device]) -> tuple[Device, ...]:
-    """What a process can be given: GPUs, and instead of a divided GPU each of its slices."""
+    """Devices for a process: GPUs, and the slices of divided ones."""
     found: list[Device] = []
     for device in devices:
         if not (device.mig and device.slices):

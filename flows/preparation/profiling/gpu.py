@@ -34,7 +34,7 @@ class ProfiledGpu:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuMeasured:
-    """What was measured.
+    """The measurement.
 
     `left_out` says why parts of the GPU were not, where they were asked for.
     """
@@ -132,7 +132,7 @@ def gpu_profile_step(
 def targets_of(
     split: SplitModel, wanted: ProfiledGpuClass, report: BuildReport, batches: Sequence[int]
 ) -> list[ProfileTarget]:
-    """What to measure of a model.
+    """The measurements to take of a model.
 
     Raises:
         InputError: the engine of a block is missing, so the class has no use for this model.

@@ -20,7 +20,7 @@ from triton_backend.contract.shares import SOLO, WHOLE_GPU, Part
 
 
 class CellKey(NamedTuple):
-    """What a cell is about."""
+    """The key of a cell."""
 
     model: str
     block: int

@@ -40,7 +40,7 @@ STORE_SECONDS = 2.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prepared:
-    """What preparing a model did; `ratios` is sum of blocks / whole by (class, divisor, batch)."""
+    """Result of preparing a model; `ratios`: sum of blocks / whole by (class, divisor, batch)."""
 
     name: str
     blocks: int

@@ -43,7 +43,7 @@ SEED = 13
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SplitCheck:
-    """What was compared and found.
+    """The comparison and its result.
 
     Attributes:
         max_relative_error: over all batches and tensors, relative to the tensor's largest value.
@@ -179,7 +179,7 @@ class _Composition:
 
 
 def _tensors_to_compare(split: SplitModel) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """What shows that answers depend on inputs, and all to be compared.
+    """Tensors that show that answers depend on inputs, and all to compare.
 
     The first are the outputs before a final Softmax, and what enters a part of one sample in place
     of its outputs.

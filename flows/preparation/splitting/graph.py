@@ -106,7 +106,7 @@ def subgraphs(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
 
 
 def reads(node: onnx.NodeProto) -> dict[str, None]:
-    """What a node reads, in order: its inputs, and what graphs inside it take from around them."""
+    """The inputs of a node in order, with those that inner graphs take from around them."""
     found = {name: None for name in node.input if name}
     for graph in subgraphs(node):
         own = {value.name for value in (*graph.input, *graph.initializer)}
@@ -188,7 +188,7 @@ def irregular_tensors(layers: Layers) -> set[str]:
 
 
 def node_label(node: onnx.NodeProto) -> str:
-    """What a node is called: its name, else (as TensorRT's parser does) after its first output."""
+    """The name of a node, else (as in TensorRT's parser) that of its first output."""
     return node.name or f"node_of_{node.output[0]}"
 
 

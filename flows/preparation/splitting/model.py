@@ -1,4 +1,4 @@
-"""What a split leaves behind: a folder with the model, and `split.json` that describes it.
+"""The result of a split: a folder with the model, described by `split.json`.
 
 <folder>/split.json           this record
 <folder>/model.onnx (.data)   the model with a symbolic batch
@@ -87,7 +87,7 @@ class SplitModel:
         return self.check.get("input_dependence", 1.0) > SAME
 
     def remarks(self) -> list[str]:
-        """What a user should know of how it was checked; nothing where all is plain."""
+        """Notes for the user on the check; none if all is plain."""
         found: list[str] = []
         if not self.answers_vary:
             found.append(

@@ -193,7 +193,7 @@ def _observe(model: onnx.ModelProto, path: Path, where: str, values: InputValues
 def _runs(
     path: Path, where: str, inputs: ModelInputs, wanted: Sequence[str], *, samples: int
 ) -> list[Arrays]:
-    """What a model gives for random samples, one at a time, its layers run as they are written.
+    """A model's outputs for random samples, one at a time, without graph optimisation.
 
     Which of two nearly equal boxes comes first hangs on the last bits, and these on what is fused.
     """
@@ -350,7 +350,7 @@ def _with_loops(exported: _Exported, first: int, last: int) -> onnx.ModelProto:
 
 
 def _leaving(exported: _Exported, names: Sequence[str]) -> list[Left]:
-    """What leaves a part, by name; whose rows vary is what shape inference cannot say.
+    """The outputs of a part by name; shape inference does not know whose rows vary.
 
     Raises:
         InputError: an output of a form that cannot be served.

@@ -47,7 +47,7 @@ KEY_DIGITS = 16
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SplitChoices:
-    """What is chosen for a model beside its file.
+    """Choices for a model beside its file.
 
     Attributes:
         input_shapes: input name to its sizes without the batch, where the file leaves some open.
@@ -62,7 +62,7 @@ class SplitChoices:
     allow_unproven: bool = False
 
     def asked(self, values: InputValues) -> tuple[object, ...]:
-        """What the key of a split is made of beside the file: nothing where nothing was chosen."""
+        """The choices in the key of a split beside the file; empty without choices."""
         digests = tuple(
             (name, array.shape, hashlib.sha256(np.ascontiguousarray(array).data).hexdigest())
             for name, array in sorted(values.samples.items())
@@ -158,7 +158,7 @@ def split_model(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SplitRequest:
-    """What was asked of `split_model`."""
+    """The request of `split_model`."""
 
     name: str
     key: str

@@ -15,7 +15,7 @@ DEFAULT_MAX_BATCH = 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GivenStep:
-    """What is asked for of one step.
+    """The request for one step.
 
     Attributes:
         python: `package.module:function`.

@@ -475,7 +475,7 @@ def _left_over(name: str, served: set[str]) -> bool:
 
 
 def _status_when_back(state: ServerState) -> dict[str, Any]:
-    """What the gateway says, waiting for one that is being loaded again."""
+    """The gateway's answer, after waiting for one that is being reloaded."""
     watch = Stopwatch()
     while True:
         try:

@@ -163,7 +163,7 @@ def _finish_interrupted(work: Workspace, say: Say) -> Plan:
 
 
 def check_plan(work: Workspace, plan: Plan) -> None:
-    """What must hold before anything is touched.
+    """Checks before any change.
 
     Raises:
         InputError: the plan does not verify, or an artifact is missing.
@@ -198,7 +198,7 @@ def _begin(plan_id: str, former: str, options: RolloutOptions) -> Rollout:
 
 
 def _user() -> str:
-    """Who asks, by name; by number in a container whose user has none."""
+    """The user's name, or number in a container whose user has none."""
     try:
         return getpass.getuser()
     except (KeyError, OSError):

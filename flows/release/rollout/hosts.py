@@ -32,7 +32,7 @@ PIECE_BYTES = 1 << 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MissingArtifacts:
-    """What one host lacks, and the node model there that is asked."""
+    """The files missing on a host, and the node model to ask there."""
 
     there: ServerState
     speaker: str
@@ -240,7 +240,7 @@ def artifacts_on(plan: Plan, nodes: Iterable[str]) -> list[str]:
 def find_missing(
     there: ServerState, speaker: str, wanted: list[str], root: Path | None
 ) -> MissingArtifacts | None:
-    """What a host lacks of what it needs; None where nothing.
+    """The files that a host lacks; None if it has all.
 
     Args:
         there: the host's Triton.

@@ -1,4 +1,4 @@
-"""What the running system counts, read from its metrics endpoint: outcomes per model."""
+"""Outcomes per model of the running system, read from its metrics endpoint."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -31,7 +31,7 @@ class Outcomes:
         return self.served / self.ended if self.ended else 1.0
 
     def since(self, before: "Outcomes") -> "Outcomes":
-        """What came after `before`; a front that was loaded anew counts from zero."""
+        """The increase since `before`; a reloaded front counts from zero."""
         if self.ended < before.ended:
             return self
         return Outcomes(

@@ -1,4 +1,4 @@
-"""What a change in place would do, before anything is done: its steps, and of each what it moves.
+"""Preview of a change in place: its steps, and the moves of each.
 
 Here: steps and their numbers as plain data. Not here: how they are found (`contract.transition`),
 who carries them out.

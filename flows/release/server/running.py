@@ -210,7 +210,7 @@ def note_plan(folder: Path, plan_id: str, generation: int) -> None:
 
 
 def status(folder: Path) -> dict[str, Any]:
-    """What the system served from a folder says of itself, and where it is reached.
+    """State and addresses of the system served from a folder.
 
     Raises:
         InputError: nothing is served from here; or what was, was killed with its machine.

@@ -46,7 +46,7 @@ POLICY = (
 
 @dataclass(frozen=True, slots=True)
 class Response:
-    """What goes out."""
+    """A response."""
 
     body: bytes
     kind: str
@@ -238,7 +238,7 @@ def render_page(plan: Plan | None, live_json: str, history_json: str) -> str:
 
 
 def _facts(plan: Plan) -> dict[str, list[object]]:
-    """What the script must know of the plan: names, pools with their stages, vGPUs.
+    """The plan for the page's script: names, pools with their stages, vGPUs.
 
     A stage is [mark in the picture, key in the metrics, model number].
     """

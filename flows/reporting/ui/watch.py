@@ -138,7 +138,7 @@ class SystemWatch:
 
 
 def _warning(metrics: Metrics) -> str | None:
-    """What nobody would mend, or what the next death would cost.
+    """Faults without repair, and losses that the next death would cause.
 
     A plan may be served without either.
     """

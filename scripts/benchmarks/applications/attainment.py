@@ -76,7 +76,7 @@ def trace(folder: Path, at_us: NDArray[np.int64]) -> Path:
 def measured(
     served: Served, name: str, requests: Requests, at_us: NDArray[np.int64], seconds: float
 ) -> dict[str, Any]:
-    """What the running system answers, and what of it passed the front."""
+    """The running system's answers, and those that passed the front."""
     before = front_bytes(served)
     loaded = Load(
         served.state.grpc_url,
@@ -134,7 +134,7 @@ def jobs_and_slots(served: Served) -> int:
 
 
 def simulated(plan: Plan, name: str, at_us: NDArray[np.int64], seconds: float) -> dict[str, float]:
-    """What the simulator says of the same arrivals, the mean over some draws of rows."""
+    """Simulated results of the same arrivals, averaged over draws of rows."""
     results = [
         simulate(
             plan,

@@ -1,4 +1,4 @@
-"""What a module more costs: chains of 1, 2 and 4 modules beside one model of the same compute.
+"""The cost of one more module: chains of 1, 2 and 4 beside one model of the same compute.
 
 All are served at once by a real Triton, asked at random instants at a low rate, one request to a
 batch, so that what differs is the way alone: front, scheduler, shelves and workers of every module.

@@ -89,7 +89,7 @@ def served_rps(loaded: Loaded, seconds: float) -> dict[str, float]:
 
 
 def simulated_rps(plan: Plan, load_factor: float) -> dict[str, float]:
-    """What the simulator serves of that load."""
+    """The simulator's share of that load."""
     options = SimOptions(load_factor=load_factor, duration_s=60, admission=True, keep_uses=False)
     result = simulate(plan, options)
     found = {model.name: model.served / 60 for model in result.models if model.offered}
@@ -98,7 +98,7 @@ def simulated_rps(plan: Plan, load_factor: float) -> dict[str, float]:
 
 
 def figures_of(row: dict[str, Any]) -> list[Figure]:
-    """What overload leaves of goodput, and what it leaves over."""
+    """Goodput under overload, and resources left over."""
     goodput, simulated = row["goodput_rps"], row["simulated_rps"]
     found = [
         Figure(

@@ -80,7 +80,7 @@ def measure(plan: Plan, requests: int) -> Measured:
 
 
 def figures(found: dict[tuple[int, int], list[Measured]]) -> list[Figure]:
-    """What must hold, and the sizes it follows from."""
+    """Targets, and the sizes behind them."""
     best_ns = {size: min(run.arrival_ns for run in runs) for size, runs in found.items()}
     decided_ns = {size: min(run.decided_ns for run in runs) for size, runs in found.items()}
     batch_ns = {size: best_ns[size] * runs[0].mean_batch for size, runs in found.items()}

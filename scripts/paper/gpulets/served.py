@@ -94,7 +94,7 @@ def slow_motion(name: str, options: argparse.Namespace) -> float:
 
 
 def simulated(plan: Plan, options: argparse.Namespace, **how: Any) -> SimResult:
-    """What the simulator says; of SLOs the gateway keeps its guard back."""
+    """Simulated results; SLOs are less the gateway's guard."""
     guard_us = ServeOptions(guard_fraction=options.guard).guard_us
     kept = tuple(replace(m, slo_us=m.slo_us - guard_us(m.slo_us)) for m in plan.models)
     run = SimOptions(
@@ -326,7 +326,7 @@ def figures_of(rows: list[dict[str, Any]]) -> list[Figure]:
 
 
 def wave_figures(row: dict[str, Any], note: str) -> list[Figure]:
-    """What plans that follow the load attain, and on how many GPUs."""
+    """Attainment and GPUs of plans that follow the load."""
     where = f"wave of {row['mix']}, {row['changes']} changes"
     simulated = f"simulated {row['simulated']:.2f} %; {note}"
     return [

@@ -1,4 +1,4 @@
-"""What clients of the Graft paper get.
+"""Attainment of clients of the Graft paper.
 
 Fleets in rides, and clients that move their cuts, simulated. `rides`: fleets of 20 clients as
 `fleets.py` draws them, planned by `graft` and exactly, at planned rates (each client at equal gaps,

@@ -245,7 +245,7 @@ class Project(Served):
         super().__exit__(kind, *rest)
 
     def heads(self) -> Heads:
-        """What clients send at each block."""
+        """The tensors that clients send at each block."""
         model = complete_tensors(self.plan).models[0]
         given = {
             entry.block: Head(

@@ -146,7 +146,7 @@ def joint(plan: Plan, result: SimResult) -> float:
 
 
 def stage_of(plan: Plan, row: StageRow) -> Stage:
-    """What the plan says of a row."""
+    """A row's planned values."""
     return plan.models[row.model].pipelines[row.pipeline].stages[row.stage]
 
 

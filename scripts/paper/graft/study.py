@@ -56,7 +56,7 @@ RULES: dict[str, Rule] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """What a planner answers: percents, what none is below, seconds."""
+    """A planner's answer: percents, their lower bound, seconds."""
 
     value: float
     bound: float
@@ -176,7 +176,7 @@ def scale(data: Path, names: Sequence[str]) -> tuple[list[Figure], dict[str, Any
 def throughput(
     data: Path, draws: int, gpus: int, by: str, names: Sequence[str]
 ) -> tuple[list[Figure], dict[str, Any]]:
-    """What exact plans serve on given GPUs over what `gslice-plus` serves, beside section 5.7.
+    """Rates of exact plans on given GPUs over those of `gslice-plus`, beside section 5.7.
 
     By `rates`: the largest multiple of all rates of a fleet; a fleet that cannot be planned at any
     rate is said, and left out of the mean. By `clients`, as in the paper: the most clients of a row

@@ -151,7 +151,7 @@ def guard(options: argparse.Namespace) -> list[Figure]:
 
 
 def spread(rows: list[dict[str, float]]) -> str:
-    """What stood beside the attainment of every run."""
+    """Values beside the attainment of every run."""
 
     def each(name: str, form: str) -> str:
         return ", ".join(format(row[name], form) for row in rows)

@@ -84,7 +84,7 @@ class Row(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Study:
-    """What all figures share."""
+    """Common parts of all figures."""
 
     data: Path
     seconds: float
@@ -578,7 +578,7 @@ def hours_of(path: Path, models: int) -> NDArray[np.float64]:
 
 
 def guard(study: Study) -> list[Figure]:
-    """What is gained by a guard, and a lead of timers, as measured in place of a tenth of the SLO.
+    """The gain of a measured guard and timer lead over a tenth of the SLO.
 
     ResNet50 ten times slower on 8 GPUs. Run times deviate, and answers take a millisecond in the
     mean, most less and few much more, to their clients.
@@ -622,7 +622,7 @@ def guard(study: Study) -> list[Figure]:
 
 
 class _Kept(NamedTuple):
-    """What is kept back of deadlines, how much earlier timers ring, and how much runs deviate."""
+    """The guard, the lead of timers, and the deviation of runs."""
 
     guard_us: int
     lead_us: int
@@ -657,7 +657,7 @@ def _answered(
 
 
 def _measured_guard_us(study: Study, plan: Plan, row: Row, deviation: float) -> int:
-    """What a front measures at most of the planned rate, once it knows."""
+    """The largest share of the planned rate that a front measures."""
     fixed_us = ServeOptions().guard_us(row.slo_us)
     kept = _Kept(fixed_us, fixed_us, deviation)
     _, over_us = _answered(study, plan, kept, 0.95 * plan.objective.value, 0)

@@ -22,7 +22,7 @@ NOW = datetime(2026, 11, 1, tzinfo=UTC)
 
 @dataclass(frozen=True, slots=True)
 class Ran:
-    """What a command line did."""
+    """The result of a command line."""
 
     code: int
     out: str
@@ -60,7 +60,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture(scope="session")
 def profiled_once(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What `profiled` copies."""
+    """The project that `profiled` copies."""
     folder = tmp_path_factory.mktemp("profiled")
     with open_warehouse(folder / WAREHOUSE) as warehouse:
         import_profile(warehouse, profile(), "test", NOW)
@@ -69,7 +69,7 @@ def profiled_once(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def planned_once(profiled_once: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What `planned` copies."""
+    """The project that `planned` copies."""
     folder = tmp_path_factory.mktemp("planned")
     write_inputs(folder)
     shutil.copy(profiled_once / WAREHOUSE, folder)

@@ -1,4 +1,4 @@
-"""What every command shares: help, exit codes, one line of complaint."""
+"""Common behaviour of commands: help, exit codes, errors in one line."""
 
 import os
 import signal

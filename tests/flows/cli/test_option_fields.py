@@ -84,7 +84,7 @@ Size = Annotated[int, typer.Option(min=1, max=9, help="How large it is drawn.")]
 
 @dataclass(frozen=True, kw_only=True)
 class Shape:
-    """What every shape has."""
+    """Options of every shape."""
 
     size: Size = 3
 
@@ -112,7 +112,7 @@ class Circle(Shape):
 
 @dataclass(frozen=True, kw_only=True)
 class Pen:
-    """What draws."""
+    """The drawing tool."""
 
     colour: Annotated[str, typer.Option(help="Its colour.")] = "black"
 

@@ -1,4 +1,4 @@
-"""What `prefect.yaml` names exists, and nothing it starts can be lost quietly."""
+"""Names in `prefect.yaml` exist, and nothing it starts is lost silently."""
 
 import importlib
 import subprocess

@@ -115,7 +115,7 @@ class Project:
         return done.returncode, done.stdout if done.returncode == 0 else done.stderr
 
     def up(self, *words: str) -> list[str]:
-        """What `up` says of replanning."""
+        """The output of `up` on replanning."""
         code, said = self.operations("up", *words)
         assert code == 0, said
         return [line for line in said.splitlines() if line.startswith("replan: ")]

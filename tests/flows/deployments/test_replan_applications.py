@@ -92,7 +92,7 @@ class Project:
         return read_state(self.work.state.serve)
 
     def run(self, *words: str) -> Any:
-        """What `poolpipe … --json` says."""
+        """The object printed by `poolpipe … --json`."""
         done = subprocess.run(
             [POOLPIPE, *words, "--json"],
             cwd=self.folder,

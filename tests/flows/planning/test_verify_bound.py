@@ -1,4 +1,4 @@
-"""What prices of a certificate prove is recomputed.
+"""The bound that a certificate's prices prove is recomputed.
 
 Prices that prove less than is said are refused.
 """
@@ -28,7 +28,7 @@ def one() -> tuple[Made, Plan]:
 
 
 def said(given: tuple[Made, Plan], change: Change, *, profiles: bool = True) -> list[str]:
-    """What `verify` says of the proof of a plan changed by hand."""
+    """Differences that `verify` finds in the proof of a plan changed by hand."""
     made, plan = given
     document = plan.to_dict()
     document["certificate"]["proof"] = [dict(part) for part in document["certificate"]["proof"]]

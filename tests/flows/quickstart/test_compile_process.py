@@ -1,4 +1,4 @@
-"""What compiles beside the quickstart neither stops it nor outlives it."""
+"""The quickstart's compile process neither stops nor outlives it."""
 
 import json
 import os

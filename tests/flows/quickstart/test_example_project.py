@@ -1,4 +1,4 @@
-"""What the quickstart offers by itself, and when asked."""
+"""The quickstart's load by default, and as given."""
 
 from dataclasses import replace
 from pathlib import Path

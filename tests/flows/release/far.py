@@ -59,7 +59,7 @@ def namespace() -> Generator[None]:
 
 @contextlib.contextmanager
 def shaped(*words: str) -> Generator[None]:
-    """What leaves this host for the other one goes by a token bucket (`tc … tbf`)."""
+    """Limit the rate to the other host by a token bucket (`tc … tbf`)."""
     place = ["dev", LINK, "root"]
     subprocess.run(["tc", "qdisc", "add", *place, "tbf", *words], check=True, capture_output=True)
     try:

@@ -1,4 +1,4 @@
-"""What is derived from a plan for people, and the pictures of it."""
+"""Tables and pictures of plans."""
 
 import io
 from collections.abc import Callable

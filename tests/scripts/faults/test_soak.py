@@ -1,4 +1,4 @@
-"""What a soak with faults says of a run.
+"""Figures of a soak with faults.
 
 What each fault cost, when all was well again, what is judged.
 """

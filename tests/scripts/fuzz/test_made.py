@@ -1,4 +1,4 @@
-"""What the fuzzer of a running system throws and serves.
+"""Inputs of the fuzzer of a running system, and the system it serves.
 
 Requests of entries are refused, not failed on; the plan renders.
 """

@@ -1,4 +1,4 @@
-"""What counts as a loss when the golden problems are planned again."""
+"""Losses among golden rows that are planned again."""
 
 from dataclasses import replace
 from pathlib import Path

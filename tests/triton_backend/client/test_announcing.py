@@ -1,4 +1,4 @@
-"""What a client announces, and how seldom."""
+"""Announcements of a client, and how rarely it makes them."""
 
 from triton_backend.client.announcing import Announcement, Announcing
 

@@ -1,4 +1,4 @@
-"""What becomes of requests when the server waits, refuses or is away.
+"""Requests of a client whose server waits, refuses or is away.
 
 With a server in the same process.
 """

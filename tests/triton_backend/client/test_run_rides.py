@@ -169,7 +169,7 @@ def counted(state: ServerState) -> dict[str, float]:
 
 
 def ridden(state: ServerState, samples: float) -> dict[str, float]:
-    """What metrics say when so many samples have been in rides; they are published now and then."""
+    """Metrics once so many samples were in rides; they are published periodically."""
     wait_for(lambda: counted(state)["ride_samples"] >= samples)
     return counted(state)
 

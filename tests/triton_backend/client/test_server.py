@@ -1,4 +1,4 @@
-"""What a client makes of a server's answers, whatever they are."""
+"""A client's reading of a server's answers, well-formed or not."""
 
 import asyncio
 import json
@@ -52,7 +52,7 @@ def asked(
     metadata: Any = None,
     **outputs: Any,
 ) -> Any:
-    """What a server's client gets, where this is what the server says."""
+    """The client's result for a given answer of the server."""
     monkeypatch.setattr(grpc_aio, "InferenceServerClient", OddClient)
     monkeypatch.setattr(OddClient, "outputs", outputs, raising=False)
     monkeypatch.setattr(OddClient, "metadata", metadata, raising=False)

@@ -1,4 +1,4 @@
-"""What is expected of the server.
+"""Expectations of the server.
 
 The part of the spare time that it used, for as long as that says something.
 """

@@ -1,4 +1,4 @@
-"""What an entry of a model may say."""
+"""Valid entries of a model."""
 
 from typing import Any
 

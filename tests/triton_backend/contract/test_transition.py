@@ -1,4 +1,4 @@
-"""What a change of plan means for workers: who goes on, memory meanwhile, steps."""
+"""Effects of a plan change on workers: those that stay, memory meanwhile, steps."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence

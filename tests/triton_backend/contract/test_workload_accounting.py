@@ -1,4 +1,4 @@
-"""What plans state of waiting, and what plans that state nothing mean."""
+"""Accounting of waits, as plans state it or leave it out."""
 
 from dataclasses import replace
 from typing import Any

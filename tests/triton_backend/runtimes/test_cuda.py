@@ -1,4 +1,4 @@
-"""What every adapter of the CUDA door must do: the fake one, and the real one where a GPU is."""
+"""Contract of CUDA adapters: the fake one, and the real one if there is a GPU."""
 
 from collections.abc import Callable
 

@@ -1,4 +1,4 @@
-"""What really happened enters the tables; workers, batches and vGPUs that are lost."""
+"""Reported ends enter the tables; losses of workers, batches and vGPUs."""
 
 import pytest
 

@@ -123,7 +123,7 @@ def right_answers(deployments: Sequence[Deployment], name: str, request: Arrays)
 def _made(
     deployments: Sequence[Deployment], one: Module, known: Mapping[str, Arrays]
 ) -> list[Arrays]:
-    """What a module may give, each once."""
+    """Possible outputs of a module, each once."""
     inputs = {
         tensor: known[source.partition(".")[0]][source.partition(".")[2]]
         for tensor, source in one.inputs.items()
@@ -224,7 +224,7 @@ def onnx_plan(
 
 
 class OneAfterTheOther:
-    """What the applications of `onnx_plan` must answer: their models, each in onnxruntime."""
+    """Right answers of the applications of `onnx_plan`: their models in onnxruntime."""
 
     def __init__(self, root: Path) -> None:
         self._sessions = {

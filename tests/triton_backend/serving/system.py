@@ -85,7 +85,7 @@ def wait_for(condition: Callable[[], bool]) -> None:
 
 
 def processes_of(groups: Collection[int]) -> list[psutil.Process]:
-    """What runs in process groups.
+    """The processes in process groups.
 
     Any other process of the machine may end while they are looked for.
     """

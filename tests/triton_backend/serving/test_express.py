@@ -153,7 +153,7 @@ def system(tmp_path: Path) -> Iterator[LocalSystem]:
 
 
 def heard(system: LocalSystem, monkeypatch: pytest.MonkeyPatch) -> list[Kind]:
-    """What is said to the front from now on."""
+    """Frames to the front from now on."""
     front, kinds = system.fronts["affine"], list[Kind]()
     tell = front.on_frame
 

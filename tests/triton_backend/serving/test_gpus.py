@@ -1,4 +1,4 @@
-"""What a node does so that its workers can share GPUs."""
+"""Sharing of GPUs by a node's workers."""
 
 from dataclasses import replace
 from pathlib import Path

@@ -207,7 +207,7 @@ def cut(tmp_path: Path) -> Iterator[LocalSystem]:
 
 
 def take(system: LocalSystem, model: str, incoming: Incoming) -> Answer:
-    """What a request of Triton's is answered."""
+    """The reply to a request of Triton's."""
     answers: list[Answer] = []
 
     def reply(result: Result) -> None:

@@ -249,7 +249,7 @@ def test_the_same_plan_again_starts_no_worker(fresh: LocalSystem) -> None:
 
 
 def open_files() -> Counter[str]:
-    """What the descriptors of this process name, numbers left out.
+    """Targets of this process's descriptors, without numbers.
 
     A deleted segment that is still mapped is not counted: an idle thread keeps its last batch's
     tensors.

@@ -115,7 +115,7 @@ def simulated(world: World, at_us: int) -> tuple[World, set[Outcome]]:
 
 
 def outcomes(decided: list[Decision]) -> set[Outcome]:
-    """What the decisions of an instant come to in the simulator's records."""
+    """Effects of an instant's decisions in the simulator's records."""
     aborted = {decision.batch_id for decision in decided if isinstance(decision, Abort)}
     made: set[Outcome] = set()
     for decision in decided:

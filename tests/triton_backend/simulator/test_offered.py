@@ -1,4 +1,4 @@
-"""What is offered: processes, trace files, merging."""
+"""Offered load: processes, trace files, merging."""
 
 import gzip
 from dataclasses import replace

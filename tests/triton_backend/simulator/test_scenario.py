@@ -1,4 +1,4 @@
-"""What only comparisons need is loaded when it is asked for, and not before."""
+"""Comparison policies are loaded on demand only."""
 
 import pytest
 

@@ -118,7 +118,7 @@ def _put_in_place(file: Path, package: str, where: str) -> None:
 
 
 def _check_entries(entries: Iterable[ZipInfo], package: str, where: str) -> None:
-    """That a zip holds one package and nothing else, of no more than is allowed."""
+    """Check that a zip holds one package, nothing else, within the limits."""
     size = 0
     for entry in entries:
         parts = PurePosixPath(entry.filename).parts

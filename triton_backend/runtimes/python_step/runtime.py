@@ -36,7 +36,7 @@ Array = NDArray[Any]
 
 
 class _Made(NamedTuple):
-    """What a call gave: rows by output, and by output whose rows vary how many each sample has."""
+    """Result of a call: rows by output, and counts per sample of outputs whose rows vary."""
 
     rows: dict[str, Array]
     counts: dict[str, Array]
@@ -105,7 +105,7 @@ class PythonStep:
         return made
 
     def _try(self, given: Mapping[str, Any], batch: int, said: list[str]) -> _Made | None:
-        """What the function makes of a batch.
+        """The function's result for a batch.
 
         None where it cannot, and why is said of every sample.
         """

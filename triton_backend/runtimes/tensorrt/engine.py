@@ -101,7 +101,7 @@ class TensorrtEngine:
             raise EngineError(f"a run of profile {profile} was refused: {self._last_words()}")
 
     def capturable(self, profile: int, stream: int) -> bool:
-        """What TensorRT says; libraries without that question are asked by trying."""
+        """TensorRT's answer; libraries without that query are probed."""
         ask: Callable[[int], bool] | None = getattr(
             self._contexts[profile], "is_stream_capturable", None
         )

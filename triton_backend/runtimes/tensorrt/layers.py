@@ -1,4 +1,4 @@
-"""What an engine is made of, in TensorRT's own words, and which ONNX nodes each layer does.
+"""Layers of an engine in TensorRT's words, and the ONNX nodes of each.
 
 Here: parsers for the two sources (the layer table in the builder's log, which needs no GPU, and
 the inspector's JSON, which needs one) and the mapping of fused layers back to ONNX nodes.

@@ -42,7 +42,7 @@ def bad_rate(offered: int, served: int) -> float:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Epoch:
-    """What was measured of a pool.
+    """The measurements of a pool.
 
     Attributes:
         gpus: that it had, in whole GPUs and parts.

@@ -375,7 +375,7 @@ def _become(tables: Tables, pipeline: int, state: int) -> None:
 
 @inlined
 def _key(tables: Tables, queue: int, pipeline: int) -> int:
-    """What a candidate is ranked by, the least first."""
+    """The rank of a candidate, the least first."""
     topology = tables.topology
     candidate = tables.candidates[pipeline]
     rank = topology.queues[queue]["rank"]

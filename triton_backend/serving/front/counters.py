@@ -1,4 +1,4 @@
-"""What a front counts; published elsewhere, a few times a second."""
+"""Counters of a front; published elsewhere, a few times a second."""
 
 from bisect import bisect_left
 from collections import Counter

@@ -39,7 +39,7 @@ class Guard:
         self._needed_us: int | None = None
 
     def guard_us(self, allowed_us: int) -> int:
-        """What is kept back of a request that allows `allowed_us`; from any thread."""
+        """The guard of a request that allows `allowed_us`; from any thread."""
         most_us, needed_us = self._settings.guard_us(allowed_us), self._needed_us
         return min(most_us, needed_us) if self.measured and needed_us is not None else most_us
 

@@ -1,4 +1,4 @@
-"""What a front hands to modules and gets from them: inputs of its requests, outputs of its jobs.
+"""A front's data for modules: inputs of its requests, outputs of its jobs.
 
 The front of an application gathers nothing. It writes the tensors of a request into a slot of its
 own, from which the first workers copy them, once for every module that reads them; when the job is
@@ -214,7 +214,7 @@ class FrontJobs:
         return found
 
     def rows(self, application: str, piece: Piece) -> Arrays:
-        """What a piece says of a request's inputs, [rows, ...] in its slot.
+        """A piece's view of a request's inputs, [rows, ...] in its slot.
 
         Raises:
             FrameError: there is no such slot.

@@ -253,7 +253,7 @@ class RequestReader:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _EntryTensors:
-    """What a request of one entry brings: type and shape of a sample of each tensor, by name.
+    """The tensors of a request of one entry: type and shape of a sample, by name.
 
     Bytes of a text.
     """
@@ -459,7 +459,7 @@ class PendingRequests:
             self._reply(request, Reply(request.reply, result, one_sent))
 
     def _result(self, request: Request, outputs: Arrays, now_us: int) -> Result:
-        """What a client is answered with these outputs; counted and logged."""
+        """The reply with these outputs; counted and logged."""
         result = outputs if self.outputs is None else self.outputs.seen(outputs)
         if not isinstance(result, Refusal):
             self._served(request, now_us)
@@ -480,14 +480,14 @@ class PendingRequests:
 
 
 def full(model: str, limit: int) -> Refusal:
-    """What a client reads when `limit` requests wait already."""
+    """The error if `limit` requests wait already."""
     return Refusal(
         "UNAVAILABLE", f"model {model!r}: {limit} requests are waiting, no more are taken"
     )
 
 
 def dropped(model: str, request: Request, body: DropBody, module: str = "") -> Refusal:
-    """What the client of a dropped request reads."""
+    """The error of a dropped request."""
     reason, name = body.reason, f"model {model!r}"
     if module:
         name = f"application {model!r}, module {module!r}"
@@ -516,7 +516,7 @@ def dropped(model: str, request: Request, body: DropBody, module: str = "") -> R
 
 
 def expired(model: str, request: Request, now_us: int) -> Refusal:
-    """What the client of a request reads that nobody has answered in time."""
+    """The error of a request without an answer in time."""
     late_ms = us_to_ms(now_us - request.deadline_us)
     if late_ms < 0:
         why = f"no scheduler is there, and more than the {-late_ms:.1f} ms left are needed"

@@ -318,7 +318,7 @@ class FrontService:
     # Handler of the event loop
 
     def on_frame(self, connection: Connection, header: Header, body: bytes) -> None:
-        """What the scheduler decides and what workers answer.
+        """Handle decisions of the scheduler and answers of workers.
 
         Raises:
             FrameError: nobody may say this to a front.
@@ -349,7 +349,7 @@ class FrontService:
                 raise FrameError(f"a front takes no {header.kind.name}")
 
     def _on_job(self, connection: Connection, header: Header, body: bytes) -> None:
-        """What becomes of a job.
+        """Handle the outcome of a job.
 
         Its rows that another host needs of this one, or that were asked for.
         """

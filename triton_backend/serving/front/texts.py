@@ -38,7 +38,7 @@ def packed(where: str, array: NDArray[Any], max_bytes: int) -> NDArray[np.uint8]
 
 
 class SeenOutputs:
-    """What clients see of outputs: those of the served model, texts as objects.
+    """Outputs as clients see them: those of the served model, texts as objects.
 
     Or why a step refused.
 

@@ -1,4 +1,4 @@
-"""What the gateway counts; published elsewhere, a few times a second."""
+"""Counters of the gateway; published elsewhere, a few times a second."""
 
 from collections import Counter
 from dataclasses import dataclass, field
@@ -30,7 +30,7 @@ def stage_labels(plan: Plan) -> dict[StageRow, StageLabels]:
 
 @dataclass(slots=True)
 class StageUse:
-    """What one stage did."""
+    """Counters of one stage."""
 
     runs: int = 0
     busy_us: int = 0
@@ -113,7 +113,7 @@ class GatewayCounters:
 
     @property
     def stages(self) -> dict[StageLabels, StageUse]:
-        """What stages did, of those that ran at all."""
+        """Counters of the stages that ran."""
         return {labels: use for labels, use in self._uses.items() if use.runs}
 
     def to_dict(self) -> dict[str, Any]:

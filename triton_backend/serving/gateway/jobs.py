@@ -97,7 +97,7 @@ class ShelfSlot:
 
 @dataclass(slots=True, eq=False)
 class _Output:
-    """What a task gave: by group of rows, so many from `row` on of a slot.
+    """Outputs of a task: by group of rows, so many from `row` on of a slot.
 
     Of its module, it comes where `first_row` says.
     """

@@ -42,7 +42,7 @@ WHERE = "offload request"
 
 
 class Lease(NamedTuple):
-    """What a client announced, and until when that holds."""
+    """A client's announcement, and until when it holds."""
 
     model: str
     block: int

@@ -347,7 +347,7 @@ class ExpressArrivals:
 
 
 class _Generation:
-    """What the gateway keeps of a generation.
+    """The gateway's state of a generation.
 
     Of the one served, and of those before with batches left.
 
@@ -558,7 +558,7 @@ class Gateway:
         return self._up.get(deployment.generation, set())
 
     def plan_frames(self) -> list[bytes]:
-        """What a front must know: the generation served, and the one prepared."""
+        """Generations for a front: the one served, and the one prepared."""
         frames = [_plan_frame(self.deployment, prepared=False)]
         if self._rollout.prepared is not None:
             frames.append(_plan_frame(self._rollout.prepared, prepared=True))
@@ -1067,7 +1067,7 @@ class Gateway:
         self._answer_jobs(batch)
 
     def _leave_stage(self, number: int, batch: BatchInFlight) -> None:
-        """What was granted for the next stage of a batch is free.
+        """Free the slot granted for the next stage of a batch.
 
         The core has yet to hear of its end.
         """

@@ -1,1 +1,1 @@
-"""Who is alive, slow or silent."""
+"""Liveness: processes that are alive, slow or silent."""

@@ -57,7 +57,7 @@ class WorkerPaces:
         self._ratios[vgpu].append(took_us / expected_us)
 
     def forget(self, vgpu: int) -> None:
-        """What a vGPU took until now says nothing any more."""
+        """Forget the times of a vGPU."""
         self._ratios[vgpu].clear()
 
     def is_slow(self, vgpu: int, up: Iterable[int]) -> bool:
@@ -116,7 +116,7 @@ class _Correction:
         return half if half >= CORRECTED_TILL else AS_PLANNED
 
     def follow(self, pace: float | None, planned_us: float) -> int:
-        """What it should be where what is planned to take `planned_us` takes `pace` times that."""
+        """The factor if work planned to take `planned_us` takes `pace` times as long."""
         if pace is None:
             return self.percent
         seen = round(AS_PLANNED * pace)
@@ -164,7 +164,7 @@ class StagePaces:
         ratios.append(took_us / expected_us)
 
     def forget(self, vgpu: int) -> None:
-        """What a vGPU took until now says nothing any more."""
+        """Forget the times of a vGPU."""
         for ratios in self._ratios.values():
             ratios.pop(vgpu, None)
 
@@ -224,7 +224,7 @@ class _Moves:
         self.last.append((end_us - start_us, planned_us, planned_us * rate_gbps))
 
     def rate_gbps(self) -> float | None:
-        """What was carried by time taken, at least; None where too little is known.
+        """A lower bound of the rate carried; None if too little is known.
 
         The better half counts: a link that paused once is not slow.
         """

@@ -146,7 +146,7 @@ class Starvation:
 
 @dataclass(frozen=True, slots=True)
 class HealthBoard:
-    """What a node sees of its workers: shared memory that each writes, rows by vGPU number.
+    """A node's view of its workers: shared memory that each writes, rows by vGPU number.
 
     `rows[vgpu]` is (heartbeat, busy since, expected), µs: when its heartbeat thread last ran; when
     the batch it runs began, 0 while it is idle; how long that batch should take; then the process,
@@ -182,7 +182,7 @@ class HealthBoard:
         return sorted(int(number) for number in numbers if number.isdecimal())
 
     def row(self, vgpu: int) -> "HealthRow":
-        """What the worker of a vGPU writes."""
+        """The row that the worker of a vGPU writes."""
         return HealthRow(self.rows, vgpu)
 
     def process_of(self, vgpu: int) -> int:
@@ -393,7 +393,7 @@ def compiling(pids: Path) -> list[Compiling]:
 
 
 class StubLook(NamedTuple):
-    """What a look at a model's file showed: its process, and why it must be loaded anew, if so."""
+    """Result of a check of a model's file: its process, and a reason to reload it, if any."""
 
     pid: int
     alive: bool

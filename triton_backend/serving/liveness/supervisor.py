@@ -223,7 +223,7 @@ class WorkerSupervisor:
     def look(
         self, awaited: Sequence[Awaited], now_us: int, up: AbstractSet[int]
     ) -> Iterator[Action]:
-        """What is to be done by the clock; each action is taken before the next is asked for."""
+        """Actions due by the clock; each is taken before the next is asked for."""
         if now_us - self._looked_us > STALL_US:
             self._awake_us = now_us
         self._looked_us = now_us
@@ -354,7 +354,7 @@ class Quarantine:
         self._cases.pop(vgpu, None)
 
     def orders(self, now_us: int) -> Iterator[Order]:
-        """What is to be sent now."""
+        """Frames to send now."""
         for vgpu in self:
             case = self._cases[vgpu]
             if now_us < case.next_us:

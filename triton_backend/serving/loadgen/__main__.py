@@ -128,7 +128,7 @@ async def _until_stopped(drive: Drive) -> tuple[LoadRun, bool]:
 
 
 def _check_files(options: argparse.Namespace, plan: Plan) -> None:
-    """What would be found wrong only after the run, or after waiting for the endpoint."""
+    """Checks of faults that would show only after the run or after waiting."""
     for name, path in pairs("--check", options.check).items():
         served_model(plan, name)
         if not Path(path).is_file():

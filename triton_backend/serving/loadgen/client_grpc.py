@@ -38,7 +38,7 @@ pb: Any = service_pb2  # generated at import time: no names a type checker could
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tls:
-    """What a TLS connection needs: the authority to trust, and our own pair for mutual TLS."""
+    """Files of a TLS connection: the authority to trust, and a pair for mutual TLS."""
 
     authority: Path
     certificate: Path | None = None

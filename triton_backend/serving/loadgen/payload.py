@@ -1,4 +1,4 @@
-"""What is sent and what must come back.
+"""Payloads, and the answers that must come back.
 
 Here: input tensors drawn from a seed or read from a file of samples, cut into the requests of a
 model, and the comparison of an answer with what was expected.
@@ -174,7 +174,7 @@ def relative_error(answer: Arrays, expected: Arrays) -> float:
 
 
 def without_dropped(expected: Arrays, answer: Arrays, optional: Mapping[str, str]) -> Arrays:
-    """What is expected of an answer that goes without optional modules, as it says.
+    """The expected answer without the optional modules that it names as dropped.
 
     No rows of them.
 

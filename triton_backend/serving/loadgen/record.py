@@ -1,4 +1,4 @@
-"""What came of every request, and the sums over them.
+"""Outcomes of every request, and their sums.
 
 Here: the record array of a run, its file form, counts, latency percentiles and histogram. Latency
 runs from the *intended* send time, so that a stalled sender or server is not forgiven
@@ -32,7 +32,7 @@ MESSAGES_KEPT = 5
 
 
 class RequestOutcome(IntEnum):
-    """What became of a request; offered = served + late + dropped + failed."""
+    """The outcome of a request; offered = served + late + dropped + failed."""
 
     SERVED = 1  # answered within its deadline
     LATE = 2  # answered after it

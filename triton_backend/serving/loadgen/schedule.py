@@ -1,4 +1,4 @@
-"""Who is asked when: the instants of every request of a run, fixed before the first is sent.
+"""Schedules: the instants of every request of a run, fixed before the first is sent.
 
 Here: rates and an arrival process (or a trace) become one sorted schedule. Every model draws from
 a generator of its own, seeded by (seed, its number in the plan), so that a model sees the same
@@ -37,7 +37,7 @@ class Schedule:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Offer:
-    """What to offer.
+    """The load to offer.
 
     Attributes:
         rates_rps: requests/s per model, in plan order; with a trace they scale it.

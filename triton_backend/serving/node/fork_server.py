@@ -216,7 +216,7 @@ class ForkServer:
         self._gives_way = False
 
     def _answer(self, timeout_ms: int) -> bytes | None:
-        """What it said, within so long; None is nothing, or that it is gone."""
+        """Its message within the timeout; None without one, or if it is gone."""
         assert self._orders is not None
         look = select.poll()
         look.register(self._orders, select.POLLIN)
@@ -249,7 +249,7 @@ def _adopt_orphans(*, adopt: bool) -> None:
 
 
 class Order(NamedTuple):
-    """What a forked process is to be, and the descriptors of its output and of the node's word."""
+    """The role of a forked process, with descriptors of its output and of the node's word."""
 
     arguments: list[str]
     environment: dict[str, str]

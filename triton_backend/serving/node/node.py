@@ -329,7 +329,7 @@ class Node:
             worker.remove()
 
     def _fork_server(self, runtimes: set[str]) -> ForkServer:
-        """What forks workers that need these runtimes."""
+        """The fork server of workers that need these runtimes."""
         self._runtimes = runtimes
         environment = {**WORKER_ENVIRONMENT, **os.environ}
         command = (self._settings.python, "-m", "triton_backend.serving.node.fork_server")

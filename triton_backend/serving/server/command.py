@@ -83,7 +83,7 @@ def server_environment() -> dict[str, str]:
 
 @contextlib.contextmanager
 def large_stack() -> Generator[None]:
-    """What is started within has a stack of `STACK_BYTES`, as far as this user may have one.
+    """Processes started within have a stack of `STACK_BYTES`, as far as limits allow.
 
     Triton 2.51 parses JSON and chunked bodies by recursion: with the usual 8 MiB one request nested
     40,000 deep, or in 600,000 chunks, ends it. Unlimited is worse: its threads then get 2 MiB.

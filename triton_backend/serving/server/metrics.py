@@ -286,7 +286,7 @@ class Publisher:
 
 
 def _read_gauges(noted: Path) -> frozenset[tuple[str, Labels]]:
-    """What a process before this one published; nothing of a file that cannot be read."""
+    """Metrics of an earlier process; none of an unreadable file."""
     try:
         found = [
             (str(name), tuple((str(label), str(value)) for label, value in labels))
@@ -299,7 +299,7 @@ def _read_gauges(noted: Path) -> frozenset[tuple[str, Labels]]:
 
 @dataclass(slots=True)
 class _Observed:
-    """What of a histogram has been published, by bucket."""
+    """The published part of a histogram, by bucket."""
 
     counts: list[int] = field(default_factory=list[int])
     sums: list[float] = field(default_factory=list[float])
@@ -408,7 +408,7 @@ def gateway_values(gateway: "Gateway", now_us: int) -> Values:
 
 
 def scheduler_values(service: "SchedulerService", name: str, folder: Path, now_us: int) -> Values:
-    """What a process of the scheduler publishes; a standby only that it is none.
+    """Metrics of a scheduler process; a standby states only that it is one.
 
     The standby's model has its name among the labels: Triton frees a metric with the first of two
     models that publish it under the same labels, and the other would write into freed memory.

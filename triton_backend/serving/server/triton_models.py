@@ -65,7 +65,7 @@ def _parameters(args: Mapping[str, str]) -> dict[str, str]:
 
 
 class _Model(ABC):
-    """What the three models share: settings, a heartbeat for the supervisor, published metrics."""
+    """Common parts of the three models: settings, heartbeat, published metrics."""
 
     def initialize(self, args: Mapping[str, str]) -> None:
         """Read the settings and start the service."""
@@ -123,7 +123,7 @@ class _Model(ABC):
 
     @abstractmethod
     def values(self) -> Values:
-        """What is published now."""
+        """The metrics to publish now."""
 
     def alive_us(self) -> int:
         """The last instant at which all that requests depend on was seen to run."""

@@ -595,7 +595,7 @@ class KeptServer:
         return self._pauses.failed() if self._deaths_in_a_row > PROMPT_RESTARTS else 0.0
 
     def _clear_away(self) -> None:
-        """What a server that ended has left; it is going to be started anew."""
+        """Remove the remains of an ended server before its restart."""
         assert self._server is not None
         self.restarts += 1
         self.restarted_us = self._clock.wall_us()

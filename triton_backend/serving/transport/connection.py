@@ -68,7 +68,7 @@ REFUSALS = frozenset({CloseReason.REFUSED, CloseReason.UNAUTHENTICATED})
 
 
 class Handler(Protocol):
-    """Who is called when something happens on a connection."""
+    """Callbacks of a connection."""
 
     def on_frame(self, connection: "Connection", header: Header, body: bytes) -> None:
         """A whole frame is here (its payload already where `payload_target` said).

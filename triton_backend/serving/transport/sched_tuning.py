@@ -1,4 +1,4 @@
-"""What is asked of the kernel so that wake-ups come sooner: short time slices, exact timers.
+"""Kernel settings for earlier wake-ups: short time slices, exact timers.
 
 Short slices: on busy cores the kernel lets a process that asks for them run sooner.
 

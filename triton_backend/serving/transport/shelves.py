@@ -79,7 +79,7 @@ class Shelves:
         return known.laid_out(deployment.shelf_layout(deployment.plan.model(model), vgpu))
 
     def tensors(self, application: str, piece: Piece) -> Arrays:
-        """What a piece says of the outputs of its producer, [rows, ...] on the memory itself.
+        """A piece's view of its producer's outputs, [rows, ...] on the memory itself.
 
         Raises:
             FrameError: there is no such place.

@@ -47,7 +47,7 @@ class FrameError(PoolPipeError):
 
 
 class Kind(IntEnum):
-    """What a frame says; the sender and receiver of each stand beside it."""
+    """Kinds of frames; sender and receiver stand beside each."""
 
     HELLO = 1  # front, worker or standby -> scheduler: who I am (JSON)
     HEARTBEAT = 2  # scheduler -> anyone: I am alive, and what time it is here (JSON)

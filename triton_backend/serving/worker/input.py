@@ -1,4 +1,4 @@
-r"""What the first stage of a batch copies into its slot: an express request, or rows of modules.
+r"""Inputs that a batch's first stage copies into its slot: an express request, or rows.
 
 Rows on this host are copied at once. Those on another one are asked for, and the batch is ready
 when all have come:
@@ -168,7 +168,7 @@ class InputGatherer:
         self._gathering.clear()
 
     def rows(self, application: str, piece: Piece) -> Arrays:
-        """What a piece says, [rows, ...] where it lies on this host.
+        """A piece's view, [rows, ...], on this host's memory.
 
         Raises:
             FrameError: there is no such place.

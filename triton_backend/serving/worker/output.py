@@ -1,4 +1,4 @@
-"""What a worker sends about a batch: to the next worker, back to the front, to the scheduler.
+"""A worker's messages on a batch: to the next worker, the front and the scheduler.
 
 Outputs of modules of an application go to nobody: they are written to this vGPU's own shelf, and
 whoever reads them hears from the scheduler.

@@ -455,7 +455,7 @@ def health_row(deployment: Deployment, vgpu: int) -> HealthRow:
 
 
 class Neighbours:
-    """What runs on the other vGPUs of a worker's GPU, of the generation that it has served last.
+    """Runs on the other vGPUs of a worker's GPU, of its latest generation.
 
     Seen where interference is emulated; else nothing ever runs there.
     """

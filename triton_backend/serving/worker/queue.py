@@ -367,13 +367,13 @@ class BatchQueue:
             return None if self._running else self._next()
 
     def end(self) -> None:
-        """What ran has ended, and nothing runs."""
+        """End the current run; nothing runs after it."""
         with self._lock:
             self._running = ()
             self._look_for_let_go()
 
     def end_and_begin(self) -> QueuedBatch | QueuedRide | None:
-        """What ran has ended: the batch or ride to run now, or None, and nothing runs."""
+        """End the current run; returns the batch or ride to run now, or None."""
         with self._lock:
             return self._next()
 

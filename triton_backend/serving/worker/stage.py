@@ -199,7 +199,7 @@ class LoadedStage:
         self._joint: tuple[Arrays, Arrays] | None = None
 
     def expected_us(self, samples: int) -> int:
-        """What a run of so many samples takes by its profile."""
+        """The profiled time of a run of so many samples."""
         return self._latency_us_by_batch[samples - 1]
 
     @property
@@ -337,7 +337,7 @@ class LoadedStages:
                 runtime.close()
 
     def expected_us(self, place: TaggedPlace, samples: int) -> int:
-        """What a run of so many samples takes by its profile."""
+        """The profiled time of a run of so many samples."""
         return self._stages[place].expected_us(samples)
 
     def run(

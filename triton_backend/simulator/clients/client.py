@@ -114,7 +114,7 @@ class _Request:
 
 @dataclass(slots=True)
 class ClientCounts:
-    """What became of a client's requests.
+    """Outcomes of a client's requests.
 
     Attributes:
         feasible: those whose decision found a cut (or the device) that meets the SLO;
@@ -197,7 +197,7 @@ class VirtualClient:
         later(first_us, self._due, None)
 
     def announced(self, now_us: int) -> Announcement | None:
-        """What it says that it sends; None: nothing."""
+        """Its announcement, if any."""
         return self._announcing.sends(now_us)
 
     # A request

@@ -37,7 +37,7 @@ _COUNTED = 20  # requests over which the rate of a queue is measured
 
 
 class Announced(NamedTuple):
-    """What a client says that it sends: its model, the cut, the least budget there and the rate."""
+    """A client's announcement: model, cut, least budget there, and rate."""
 
     client: str
     model: str
@@ -134,7 +134,7 @@ class ClosedLoop:
         return [client.counts for client in self.clients]
 
     def announced(self) -> list[Announced]:
-        """What every client that sends something says."""
+        """The announcements of all clients that send."""
         found: list[Announced] = []
         for client in self.clients:
             said = client.announced(self._now_us)

@@ -1,4 +1,4 @@
-"""What papers compare with: policies of other systems, and changed rules of late binding.
+"""Comparison policies: other systems, and changed rules of late binding.
 
 `scenario.from_papers` loads a module of this package when its name is asked for; nothing else
 imports one. A policy is a module of its name with a function `simulate`.

@@ -80,7 +80,7 @@ class Triton:
                     self.freed(run, vgpu)
 
     def _batch(self, run: Run, row: Row) -> list[Request]:
-        """What an instance that is free would take; rejects what waits past its deadline."""
+        """The batch of a free instance; rejects requests past their deadline."""
         queue = self._queues[row.model]
         while queue and (queue[0].deadline_us < run.now_us or queue[0].samples > row.largest):
             run.drop(queue.popleft())

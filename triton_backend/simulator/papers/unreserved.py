@@ -1,4 +1,4 @@
-"""What runs without reservations have in common: what they refuse, and their result."""
+"""Common parts of runs without reservations: refusals and results."""
 
 from collections.abc import Callable, Sequence
 

@@ -70,7 +70,7 @@ class Request:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Batch:
-    """What runs on a vGPU."""
+    """The run on a vGPU."""
 
     number: int
     row: Row
@@ -84,7 +84,7 @@ class Batch:
 
 
 class Rule(Protocol):
-    """What a baseline decides."""
+    """The decision of a baseline."""
 
     def arrive(self, run: "Run", request: Request) -> None:
         """A request came."""

@@ -1,4 +1,4 @@
-"""What the gpulets paper compares with, and its own greedy rule."""
+"""Planners that the gpulets paper compares with, and its own greedy rule."""
 
 from functools import partial
 

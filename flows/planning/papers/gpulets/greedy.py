@@ -35,7 +35,7 @@ _ENOUGH = 1e-9
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rule:
-    """What tells the rules apart.
+    """The parameters that distinguish the rules.
 
     Attributes:
         cut: whether uncut GPUs are cut as models come; else they stay as they are given.
@@ -201,7 +201,7 @@ class Greedy:
         return busy_us
 
     def _felt(self, gpu: Gpu, at: int) -> float | None:
-        """What part `at` feels; None where nobody else is on the GPU."""
+        """The pressure on part `at`; None if it is alone on the GPU."""
         others = [p for i, p in enumerate(gpu.parts) if i != at and p.row is not None]
         if not others:
             return None
@@ -257,7 +257,7 @@ class Greedy:
         return bool((pattern.rates_rps >= promised * (1 - 10 * _ENOUGH)).all())
 
     def pattern(self, gpu: Gpu) -> Pattern:
-        """What a GPU does, as a pattern."""
+        """The work of a GPU as a pattern."""
         used: Parts = tuple((p.share, p.row) for p in gpu.parts if p.row is not None)
         partition = tuple(share for share, _ in used)
         return self.patterns.pattern(partition, np.array([row for _, row in used]))

@@ -1,4 +1,4 @@
-"""What the Graft paper compares with: GSLICE's rules, and every grouping of a few fragments."""
+"""Planners of the Graft paper's comparison: GSLICE's rules, all groupings of few fragments."""
 
 from functools import partial
 

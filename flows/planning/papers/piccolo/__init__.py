@@ -1,4 +1,4 @@
-"""What the Piccolo paper compares with: `nexus-dag`, `scrooge`, `inferline`, `clipper`."""
+"""Planners of the Piccolo paper's comparison: `nexus-dag`, `scrooge`, `inferline`, `clipper`."""
 
 from flows.planning.applications.planners import planner_by_rules
 from flows.planning.papers.piccolo.rules import RULES

@@ -1,4 +1,4 @@
-"""What the PPipe paper compares with: `dart-r`."""
+"""The planner of the PPipe paper's comparison: `dart-r`."""
 
 from flows.planning.papers.ppipe.dart_r import dart_r
 from flows.planning.registry import Planner

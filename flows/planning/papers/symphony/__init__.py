@@ -1,4 +1,4 @@
-"""What the Symphony paper compares with: `nexus`."""
+"""The planner of the Symphony paper's comparison: `nexus`."""
 
 from flows.planning.papers.symphony.nexus import plan
 from flows.planning.registry import Planner

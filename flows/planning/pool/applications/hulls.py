@@ -38,7 +38,7 @@ _SHORT = 1e-6  # GPUs this much too few, relatively, are too few
 
 @dataclass(slots=True)
 class Hull:
-    """What one line needs.
+    """The needs of one line.
 
     Attributes:
         times: [n] of its configurations (µs), rising.
@@ -80,7 +80,7 @@ class Hull:
         return None if answer is None or answer[0].sum() >= 1 - _SHORT else answer[1]
 
     def floor(self, number: int) -> list[Floor]:
-        """What is known, as rows of a program over configurations."""
+        """Known facts as rows of a program over configurations."""
 
         def proven(
             budgets_us: NDArray[np.float64], own: NDArray[np.float64]
@@ -96,7 +96,7 @@ class Hull:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HandedOut:
-    """What handing out says.
+    """The result of handing out GPUs.
 
     Attributes:
         bound: what no plan costs less than.

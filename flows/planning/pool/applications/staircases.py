@@ -1,4 +1,4 @@
-"""What each line costs alone within a budget, proven: staircases at prices of GPUs.
+"""The proven cost of each line alone within a budget: staircases at prices of GPUs.
 
 Lines share no GPU. So a plan costs what its lines cost, each within its budget, and lines meet in
 the time of paths and in the GPUs of a class alone. With prices e >= 0 beside what GPUs cost, and
@@ -56,7 +56,7 @@ class Stair:
 
 @dataclass(slots=True, kw_only=True)
 class Staircase:
-    """What one line costs at prices, asked for where it matters.
+    """The cost of one line at prices, computed where it matters.
 
     Attributes:
         problem: the line as the only model.

@@ -1,4 +1,4 @@
-"""What a stage's ONNX file says at its edges, and the hash it is known by.
+"""Tensors at the edges of a stage's ONNX file, and the file's hash.
 
 Here: tensor specifications with symbolic sizes fixed by option or refused, and a content hash that
 spans weights kept in files beside the model. Not here: anything of TensorRT.

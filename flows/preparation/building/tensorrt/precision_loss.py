@@ -1,4 +1,4 @@
-"""What half precision costs a model: its outputs in fp16 against those in fp32.
+"""The loss of a model by half precision: its outputs in fp16 against fp32.
 
 Here: running both forms of a chain of stages and comparing their last outputs.
 Not here: the conversion (`half.py`).

@@ -1,4 +1,4 @@
-"""What is asked of a TensorRT build, and the report that a planner reads to leave a stage out.
+"""Requests of TensorRT builds, and the report by which a planner leaves stages out.
 
 Here: requests, settings, results, failures, and what cards are known by name.
 Not here: building (`tensorrt.py`).
@@ -65,7 +65,7 @@ class EngineRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineSettings:
-    """What holds for all engines of one call.
+    """Options of all engines of one call.
 
     Attributes:
         library: `tensorrt` or `tensorrt-rtx`; None takes the first that is installed.
@@ -113,7 +113,7 @@ class EngineFailure:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BuildReport:
-    """What became of every request, in the order asked."""
+    """The outcome of every request, in the order asked."""
 
     library: str
     library_version: str

@@ -217,7 +217,7 @@ def _asked_of(
 def _asked_by(
     node: onnx.NodeProto, taken: Sequence[int], constants: Mapping[str, onnx.TensorProto]
 ) -> Range | None:
-    """What a layer asks of the values in its slots `taken`; None where it takes any."""
+    """A layer's limits on the values in its slots `taken`; None if it takes any."""
     kind = node.op_type
     if kind in {"Gather", "GatherElements"} and 1 in taken:
         data = constants.get(node.input[0])

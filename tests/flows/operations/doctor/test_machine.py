@@ -1,4 +1,4 @@
-"""What of a machine is not as it should be is said with what to do, on made-up machines too."""
+"""Faults of a machine are reported with a remedy, on made-up machines too."""
 
 import os
 from datetime import UTC, datetime

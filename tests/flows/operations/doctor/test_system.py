@@ -1,4 +1,4 @@
-"""What of a served system is old or exposed, on a real one and on files alone."""
+"""Old or exposed parts of a served system, on a real one and on files alone."""
 
 import os
 import signal

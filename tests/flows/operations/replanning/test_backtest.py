@@ -1,4 +1,4 @@
-"""What replanning would have done, with the real planner on a small cluster."""
+"""Backtests of replanning, with the real planner on a small cluster."""
 
 import gzip
 from pathlib import Path

@@ -126,7 +126,7 @@ def test_a_cluster_that_is_too_small_is_said() -> None:
 
 
 def clients() -> list[ClientSpec]:
-    """Who sends the input over a fast link, and what crosses before block 2 over a slow one."""
+    """A client that sends the input over a fast link, and block 2 over a slow one."""
     traces = [Trace([(0.0, 200.0), (8.0, 12.0)]), Trace([(0.0, 12.0), (8.0, 200.0)])]
     return [
         ClientSpec(
@@ -275,7 +275,7 @@ HONEST, LIE = demand(2, 60, 20), demand(1, 60, 1e6)
 
 
 def counted(looks: int, *demands: Demand) -> list[dict[tuple[str, str], int]]:
-    """What comes in of demands, by look, two a second."""
+    """Arrivals of demands, by sample, two a second."""
     return [
         {(d.model, entry_of(d).name): round(d.rate_rps * k / 2) for d in demands}
         for k in range(1, looks + 1)

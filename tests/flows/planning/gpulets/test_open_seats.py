@@ -82,7 +82,7 @@ class Brute:
         self.ways = [way for way in self._ways() if self._fits(way)]
 
     def press(self, m: int, percent: int, batch: int) -> float:
-        """What a model presses on the others."""
+        """The pressure of a model on the others."""
         if self.model is None:
             return 0.0
         l2, dram = self._used(m, percent, batch)

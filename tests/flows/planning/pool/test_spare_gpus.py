@@ -1,4 +1,4 @@
-"""What a plan promises, and what becomes of GPUs that the optimum does not need."""
+"""Promises of plans, and GPUs that the optimum does not need."""
 
 import math
 from dataclasses import replace

@@ -54,7 +54,7 @@ def pipelines(
 def price_stages_moves(
     stages: Stages, before: dict[tuple[str, str, int, tuple[int, int]], int]
 ) -> tuple[float, int, int]:
-    """What a plan of one model costs, its stages, and the GPUs it uses less those that stay."""
+    """The cost of a plan of one model, its stages, and its GPUs less those that stay."""
     groups: dict[tuple[str, int], int] = {}
     whole: dict[tuple[str, str, int, tuple[int, int]], int] = {}
     for gpu_class, divisor, blocks, vgpus in stages:

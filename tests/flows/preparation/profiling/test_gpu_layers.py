@@ -1,4 +1,4 @@
-"""What an engine's layers say of the ONNX nodes they do the work of."""
+"""ONNX nodes of an engine's layers."""
 
 import json
 from pathlib import Path

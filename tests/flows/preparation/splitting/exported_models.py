@@ -66,7 +66,7 @@ def write_exported(
 
 
 def one_by_one(path: Path, samples: NDArray[np.float32]) -> dict[str, NDArray[Any]]:
-    """What a file as exported answers to one sample after the other, and how many rows each has."""
+    """An exported file's answers sample by sample, and the rows of each."""
     session = onnxruntime.InferenceSession(str(path))
     given = session.get_inputs()[0].name
     names = [output.name for output in session.get_outputs()]

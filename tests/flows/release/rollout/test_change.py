@@ -1,4 +1,4 @@
-"""What of a plan may follow another; the change itself is in the tests of running systems."""
+"""Plans that may follow another; the change itself is in the tests of running systems."""
 
 from dataclasses import replace
 

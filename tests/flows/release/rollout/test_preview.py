@@ -1,4 +1,4 @@
-"""What a rollout would do, shown before."""
+"""Previews of rollouts."""
 
 from dataclasses import replace
 

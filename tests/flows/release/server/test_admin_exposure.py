@@ -1,4 +1,4 @@
-"""Who gets in to a real Triton server: with which certificates, with which token, and where."""
+"""Access to a real Triton server by certificate, token and address."""
 
 import json
 import socket

@@ -1,4 +1,4 @@
-"""What `stop` ends and deletes: what a keeper of this folder made, whatever the state file says."""
+"""`stop` ends and deletes only what a keeper of this folder made."""
 
 import os
 import shutil

@@ -1,4 +1,4 @@
-"""What the page works out of metrics and event files."""
+"""Values that the page derives from metrics and event files."""
 
 import json
 from pathlib import Path

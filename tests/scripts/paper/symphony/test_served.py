@@ -1,4 +1,4 @@
-"""What the served sub-clusters of the Symphony paper are judged by."""
+"""Criteria for the served sub-clusters of the Symphony paper."""
 
 import numpy as np
 

@@ -180,7 +180,7 @@ class Reference:
     def hurried(
         self, best: "Candidate", waiting: Sequence[tuple[int, "Candidate"]], now: int, idle: int
     ) -> tuple[int, "Candidate"] | None:
-        """Who goes instead: somebody lost otherwise, while the best can wait."""
+        """The batch that goes instead: one lost otherwise, while the best can wait."""
         busy = min((at for at in self.free if at > now), default=NEVER)
         again = min(busy, now + best.took)
         lost = [(m, each) for m, each in waiting if each.keep < again]

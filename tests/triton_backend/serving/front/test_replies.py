@@ -1,4 +1,4 @@
-"""What the client of a request that is not served reads."""
+"""Replies to requests that are not served."""
 
 import pytest
 

@@ -98,7 +98,7 @@ def arrive(
 
 
 def kinds(frames: list[SentFrame]) -> list[Kind]:
-    """What was sent."""
+    """The sent frames."""
     return [parse_header(sent.data).kind for sent in frames]
 
 

@@ -1,4 +1,4 @@
-"""What admission refuses, and what it leaves to the scheduler."""
+"""Requests that admission refuses, and those that it leaves to the scheduler."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""Who may dispatch, and what the next one takes over.
+"""The seat of the scheduler, and takeovers.
 
 Schedulers are threads of one process here.
 """

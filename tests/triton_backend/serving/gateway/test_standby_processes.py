@@ -32,7 +32,7 @@ def served() -> Iterator[Served]:
 
 
 def scheduler(served: Served) -> dict[str, object]:
-    """What the status says of the scheduler; nothing while nobody answers."""
+    """The scheduler's entry in the status; empty without an answer."""
     try:
         return served.state.control("status")["scheduler"]
     except PoolPipeError:

@@ -54,7 +54,7 @@ def ask(gateway: HeldGateway, number: int, entry: int, now_us: int, samples: int
 
 
 def rides(frames: list[SentFrame]) -> list[tuple[int, RideBody]]:
-    """What was said of rides, to the tail's worker."""
+    """The frames about rides to the tail's worker."""
     found: list[tuple[int, RideBody]] = []
     for sent in frames:
         header = parse_header(sent.data)

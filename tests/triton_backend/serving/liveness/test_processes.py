@@ -1,4 +1,4 @@
-"""Who is taken for dead, for hung, and for busy.
+"""Processes that count as dead, hung or busy.
 
 Workers by their node, model processes by the server.
 """
@@ -193,7 +193,7 @@ def complaints(watch: StubWatch, file: Path, looks: int) -> list[str | None]:
 
 
 def runs_all_the_time(monkeypatch: pytest.MonkeyPatch, clock: SystemClock) -> None:
-    """What wants a processor has one, by the clock of the watch."""
+    """A thread that wants a processor has one, by the clock of the watch."""
 
     def uses(_pid: int) -> dict[int, ThreadUse]:
         return {2: ThreadUse(wants=True, ran_us=clock.now_us())}

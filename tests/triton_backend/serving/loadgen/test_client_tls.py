@@ -50,7 +50,7 @@ def make_pair(folder: Path, name: str) -> tuple[Path, Path]:
 
 
 def inputs_over(server: grpc.ServerCredentials, tls: Tls | None) -> tuple[TensorSpec, ...]:
-    """What a model takes, asked over a connection of that kind."""
+    """A model's inputs, asked over a connection of that kind."""
 
     async def ask() -> tuple[TensorSpec, ...]:
         async with grpc_sink(credentials=server) as address:

@@ -151,7 +151,7 @@ def test_a_process_with_threads_is_not_forked(tmp_path: Path) -> None:
 
 
 def test_a_runtime_is_imported_before(tmp_path: Path) -> None:
-    """What cannot be imported is left to the worker that needs it."""
+    """A failing import is left to the worker that needs it."""
     program = PROGRAM.replace("sys.exit(7)", 'print("onnxruntime" in sys.modules, flush=True)')
     environment = {**os.environ, "OF_ALL": "", "OPENBLAS_NUM_THREADS": "1"}
     command, names = (sys.executable, "-c", program), ("onnxruntime", "nothing")
@@ -163,7 +163,7 @@ def test_a_runtime_is_imported_before(tmp_path: Path) -> None:
 
 
 def test_what_workers_read_is_read_before_they_are_forked(tmp_path: Path) -> None:
-    """What cannot be read is left to the worker that needs it."""
+    """A failing read is left to the worker that needs it."""
     reading = """
 read = []
 def read_ahead(arguments):

@@ -82,7 +82,7 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Program]:
 
 
 def answered(client: Any, name: str, inputs: list[Any], output: str) -> np.ndarray:
-    """What a model answers, once it does: workers start while the server is ready already."""
+    """A model's first answer: workers start while the server is ready already."""
     pause = threading.Event()
     while True:
         try:

@@ -93,7 +93,7 @@ class Kept:
         return pid
 
     def temporary(self) -> list[Path]:
-        """What the programs made for themselves, and leave behind when they are killed."""
+        """Files that killed programs leave behind."""
         text = (self._folder.parent / "root" / "bin" / "tritonserver.folders").read_text()
         return [Path(line) for line in text.splitlines()]
 

@@ -151,7 +151,7 @@ def workers(folder: Path) -> set[int]:
 
 
 def scheduler(folder: Path) -> dict[str, Any]:
-    """What the system says of its scheduler; nothing while nobody does."""
+    """The scheduler's entry in the status; empty without an answer."""
     with contextlib.suppress(PoolPipeError):
         return status(folder)["scheduler"]
     return {"active": None, "standby": None}

@@ -1,4 +1,4 @@
-"""What is asked of Linux's scheduler, in a process of its own."""
+"""Tuning of Linux's scheduler, in its own process."""
 
 import contextlib
 import fcntl

@@ -1,4 +1,4 @@
-"""What goes wrong in a worker: it is reported in a frame that fits, and tried again."""
+"""Failures in a worker: reported in a frame that fits, and retried."""
 
 from collections.abc import Iterator
 from pathlib import Path

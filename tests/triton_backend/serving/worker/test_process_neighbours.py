@@ -1,4 +1,4 @@
-"""What a worker sees of those on other vGPUs of its GPU, where interference is emulated."""
+"""A worker's view of neighbours on its GPU under emulated interference."""
 
 from collections.abc import Iterator
 from dataclasses import replace

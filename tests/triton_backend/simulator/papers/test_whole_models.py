@@ -1,4 +1,4 @@
-"""What baselines of whole models have in common.
+"""Common behaviour of baselines of whole models.
 
 One batch at a time, everybody answered, what is refused.
 """

@@ -61,13 +61,13 @@ def run(plan: Plan, policy: str, *instants_us: Sequence[int], **options: Any) ->
 
 
 def uses(result: SimResult) -> list[Use]:
-    """What ran where, by end."""
+    """Runs by vGPU, in order of ends."""
     fields = ["vgpu", "model", "samples", "start_us", "end_us"]
     return [Use(*row) for row in result.uses[fields].tolist()]
 
 
 def outcomes(result: SimResult) -> list[str]:
-    """What became of the requests, by arrival."""
+    """Outcomes of the requests, by arrival."""
     return [NAMES[outcome] for outcome in result.requests["outcome"].tolist()]
 
 

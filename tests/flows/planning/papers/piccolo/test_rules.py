@@ -1,4 +1,4 @@
-"""What Piccolo is compared with, on the paper's tables."""
+"""Rules of Piccolo's comparison, on the paper's tables."""
 
 import pytest
 

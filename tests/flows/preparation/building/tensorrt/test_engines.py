@@ -38,7 +38,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def failures() -> list[BuildFailure]:
-    """What the warehouse knows could not be built, and was not since."""
+    """Engines that the warehouse knows cannot be built."""
     work = workspace()
     with work.open(read_only=True) as warehouse:
         return build_failures(warehouse, read_split(work, "tiny").key)
