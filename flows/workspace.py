@@ -64,7 +64,7 @@ class Workspace:
     def _open(self, *, read_only: bool) -> Warehouse:
         try:
             return open_warehouse(self.warehouse, read_only=read_only)
-        except OlderSchemaError:  # who only reads after an upgrade brings it up to date too
+        except OlderSchemaError:  # a reader after an upgrade migrates the file, too
             open_warehouse(self.warehouse).close()
             return open_warehouse(self.warehouse, read_only=read_only)
 

@@ -297,7 +297,7 @@ def _product() -> str:
     return _digest(path.read_text() for path in files if not path.name.startswith("test_"))
 
 
-# What is kept
+# Stored results
 
 
 @dataclass(frozen=True, slots=True)
@@ -459,7 +459,10 @@ def _pytest(arguments: Sequence[str], *, plain: bool, plugin: object) -> None:
     os.chdir(ROOT)
     os.environ["NUMBA_DISABLE_JIT"] = str(int(plain))
     config.__dict__["DISABLE_JIT"] = int(plain)  # numba read it when it was imported
-    phases = (hypothesis.Phase.explicit, hypothesis.Phase.generate)  # who fails need not be short
+    phases = (
+        hypothesis.Phase.explicit,
+        hypothesis.Phase.generate,
+    )  # a failing example need not be short
     hypothesis.settings.register_profile(
         "mutants", database=None, deadline=None, derandomize=True, phases=phases
     )

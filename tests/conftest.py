@@ -30,7 +30,7 @@ BEGIN = (
 """Files and folders that start first, one process each, so that none ends late."""
 
 STARTING = {"subprocess.Popen", "os.fork", "os.posix_spawn"}
-QUICK_PROGRAMS = {"git", "lscpu", "uname"}  # what libraries and the repository's own tests ask
+QUICK_PROGRAMS = {"git", "lscpu", "uname"}  # calls of libraries and of the repository's own tests
 _started: list[str] = []
 
 

@@ -24,7 +24,7 @@ QUERY_FOLDER = Path(__file__).parent / "queries"
 _LOCK_HOLDER = re.compile(r"Conflicting lock is held in (.+?) \(PID (\d+)\)")
 
 
-# What is compiled into DuckDB's wheel is all that is used; nothing is fetched when it is missing.
+# Only extensions compiled into DuckDB's wheel are used; none is fetched.
 OFFLINE: dict[str, str | bool | int | float | list[str]] = {
     "autoinstall_known_extensions": "false",
     "autoload_known_extensions": "false",

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from triton_backend.contract.errors import InputError
 from warehouse.db import OFFLINE, text_of
 
-NOTHING = -1  # what stands for nothing in an optional column
+NOTHING = -1  # the value for None in an optional column
 
 
 def write_columns(

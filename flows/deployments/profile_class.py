@@ -27,7 +27,7 @@ PROGRESS_CELLS = 25
 
 @flow(
     name="profile-class", timeout_seconds=6 * 3600, retries=2, retry_delay_seconds=30
-)  # what was measured before a failure is kept
+)  # measurements before a failure are kept
 def profile_class(parameters: ProfileClassParameters) -> dict[str, Any]:
     """Measure; nothing else may run on the device meanwhile.
 

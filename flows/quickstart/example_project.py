@@ -48,7 +48,7 @@ NIC_GBPS = 10.0
 LOAD_FACTOR = 0.5
 # The rows of a request come all at once, three processes handle each of them, on two shared cores.
 APPLICATION_LOAD_FACTOR = 0.3
-# What a client written in Python, Triton and eight workers do without haste on two shared cores. A
+# A rate that a Python client, Triton and eight workers carry easily on two shared cores. A
 # tiny model is planned at thousands of requests/s, which says more about the client than the plan.
 MOST_RPS = 400.0
 

@@ -70,7 +70,7 @@ def percent(fraction: float | None, decimals: int = 1) -> str:
     if value < hundred < value + step / 2:
         value = hundred - step
     if abs(value) < step * 1e-3:
-        value = 0.0  # what rounding to whole microseconds leaves is nothing, and not "-0.0"
+        value = 0.0  # a remainder of rounding to whole microseconds is 0, not "-0.0"
     if 0 < value < step / 2:
         return f"<{NARROW}{step:.{decimals}f}{NARROW}%"
     return f"{value:.{decimals}f}{NARROW}%"

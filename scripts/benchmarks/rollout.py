@@ -66,7 +66,7 @@ def rollout(options: argparse.Namespace) -> dict[str, Any]:
         time.sleep(options.seconds / 2)
         change = change_plan(served.folder, new, way=Way.FLUSH if options.flush else Way.IN_PLACE)
         changed_us = time.monotonic_ns() // 1000
-        time.sleep(2 * AROUND_S)  # what follows is no part of the change
+        time.sleep(2 * AROUND_S)  # the rest is no part of the change
         again_s = roll_out_again(served, new)
         loaded = load.result()
         after = worker_processes(served, new)

@@ -225,7 +225,7 @@ class Shifted(Served):
         """Move the time of day of the whole system, at once."""
         with self._file.open("r+b") as file:
             file.write(struct.pack("<q", seconds))
-        # What it sees now, to be sure that it sees it.
+        # The time it sees now, as a check.
         read = [sys.executable, "-c", "import time; print(time.time_ns() // 10**9)"]
         library = str(self.root / "clock_shift.so")
         env = {**os.environ, "LD_PRELOAD": library, "CLOCK_SHIFT_FILE": str(self._file)}

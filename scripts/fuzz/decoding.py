@@ -53,7 +53,7 @@ CORPUS = Path(__file__).with_name("corpus.txt")
 LEAST_COVERED = 0.95
 MOST_KEPT_BYTES = 4096
 Draws = np.random.Generator
-# What decodes, by file: names as coverage.py has them.
+# Decoders by file, with coverage.py's names.
 DECODERS: Mapping[Any, tuple[str, ...]] = {
     wire: ("",),
     authentication: ("",),

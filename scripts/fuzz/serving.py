@@ -409,7 +409,7 @@ def fuzz(root: Path, port: int, count: int, seed: int) -> tuple[list[Figure], di
         figures: list[Figure] = []
         client = GoodClient(system, seed)
         client.start()
-        for _, share, run in doors:  # what a process takes with its first requests is no growth
+        for _, share, run in doors:  # memory of the first requests is no growth
             run(round(share * count / TENTH), draws)
         memory_mb = [system.memory_mb()]
         for name, share, run in doors:

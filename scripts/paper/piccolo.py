@@ -106,7 +106,7 @@ VARIANTS = {
 }
 _SAME = 1e-4
 JOBS = 2_000  # simulated of every workload
-POOLS_SECONDS = 10.0  # that a plan on pools may take
+POOLS_SECONDS = 10.0  # limit of a plan on pools
 
 
 def main() -> None:

@@ -86,5 +86,5 @@ def test_the_files_that_run_for_a_request_are_those_listed() -> None:
         if line.startswith("[")
     ]
     assert set(on_the_way()) - {TRITON} - set.union(*runs) == set()
-    # What looks now and then runs beside some of them only.
+    # Periodic checks run beside some of them only.
     assert set.intersection(*runs) - set(on_the_way()) - beside_it() == set()

@@ -107,7 +107,7 @@ def test_a_change_belongs_to_the_whole_statement_or_to_the_head_of_a_longer_one(
     assert statement_lines(HEADS, HEADS.index(changed)) == lines
 
 
-# What was seen is kept
+# Results are stored
 
 UNITS = Path("triton_backend/contract/units.py")
 OWN, OTHER = (

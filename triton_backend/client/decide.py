@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from math import ceil
 
 QUEUEING = 2  # budget over least tail
-GAIN_PERCENT = 10  # that another cut must save
+GAIN_PERCENT = 10  # least saving of another cut
 GAIN_DECISIONS = 2  # in a row
 
 

@@ -326,7 +326,7 @@ class Client:
         record.outcome = "served" if record.total_us <= self._options.slo_us else "late"
         record.error = largest_error(answer, self._expected)
 
-    # What is known of link and server
+    # State of link and server
 
     async def _watch(self) -> None:
         """Probe silent links and look for open requests as long as the run lasts."""

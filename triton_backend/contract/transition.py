@@ -217,7 +217,7 @@ def _policies(plan: Plan, pool: int) -> set[str]:
     return {plan.models[row.model].policy for row in plan.stage_rows() if row.pool == pool}
 
 
-# What a change takes
+# Memory of a change
 
 
 class GpuPeak(NamedTuple):

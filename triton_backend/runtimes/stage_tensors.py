@@ -205,7 +205,7 @@ def _complete_application(
         if spec.name != REFUSED
     }
     graph = replace(graph, modules=modules, outputs=outputs)
-    # What a step refuses comes back with every answer, which the front makes an error of it.
+    # A step's refusals come back with every answer; the front turns them into errors.
     refused = {
         refused_name(m.name): refused_name(m.name) for m in modules if _refuses(models[m.model])
     }

@@ -190,7 +190,7 @@ def handle_event(memory: Integers, event: int, now_us: int, a: int, b: int, c: i
             deviates = stage_done(tables, a, b, c)
         else:
             deviates = transfer_done(tables, a, b, c)
-        # What ends as reserved frees nothing that the queues did not reckon with.
+        # A run that ends as reserved frees nothing new for the queues.
         queues = FREED if deviates else NONE
         if tables.batches[a]["number"] == NONE and not _was_aborted(tables, number):
             length = _item(answer, length, BATCH_DONE, number)

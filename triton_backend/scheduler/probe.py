@@ -40,7 +40,7 @@ from triton_backend.scheduler.tables import DOWNLINK, UPLINK, VGPU, Tables, inte
 from triton_backend.scheduler.timeline import earliest_move, earliest_start, reserve
 from triton_backend.scheduler.topology import BLOCK
 
-# What vGPUs of a stage are compared by; a policy's choice.
+# Order of a stage's vGPUs; a policy's choice.
 BY_FINISH = 0  # the instant at which they finish
 BY_UPLINK = 1  # the instant at which their uplink can take the batch on; ties: the finish
 

@@ -125,7 +125,7 @@ from triton_backend.scheduler.topology import (
 )
 
 _Handler = Callable[[Any], list[Decision]]
-_Numbers = tuple[int, int, int, int, int, int]  # what `handle_event` takes beside the memory
+_Numbers = tuple[int, int, int, int, int, int]  # arguments of `handle_event` beside the memory
 
 
 class _Prepared(NamedTuple):

@@ -59,7 +59,7 @@ from triton_backend.scheduler.topology import (
     VGPU as VGPU_ROW,
 )
 
-# What an interval reserves.
+# Purpose of an interval.
 VGPU = 0
 UPLINK = 1
 DOWNLINK = 2
@@ -90,7 +90,7 @@ MODEL_REMOVED = int(DropReason.MODEL_REMOVED)
 OVERLOAD = int(DropReason.OVERLOAD)
 ROWS_DIFFER = int(DropReason.ROWS_DIFFER)
 
-# What a kernel that decides answers.
+# Answers of a kernel that decides.
 SETTLED = 0
 NEEDS_ROOM = 1  # out of batch slots or rows of `out`: empty `out`, make room, call again
 UNFINISHED = 2  # of an event, which ends more than an answer holds: the same event again
@@ -185,7 +185,7 @@ JOB = np.dtype(
             "deadline_us",
             "samples",
             "first_module",  # row of the topology
-            "modules_left",  # that have not ended
+            "modules_left",  # parts that have not ended
             "open",  # tasks queued or in a batch
             "listed",  # parts in the list of those to be looked at
             "first_task",  # request slot; tasks are chained by `tasks`
@@ -233,7 +233,7 @@ OFFER = np.dtype(
             "move_end_us",
             "start_us",
             "end_us",
-            "key_us",  # what vGPUs are compared by
+            "key_us",  # key of the order of vGPUs
             "ride",  # slot of the ride that is boarded; NONE where one is opened
             "seats",  # of that ride, where the stage boards
             "displaced",  # the member whose seat is taken, which sits in a later ride then; NONE
@@ -252,7 +252,7 @@ CANDIDATE = np.dtype(
             "latest_us",  # the last instant at which it can be sent
             "keep_us",  # the last instant until which it stays as it is, at most that
             "target",  # samples that a batch shall have, where the rate is measured
-            "key",  # what ready candidates of a pool are ranked by
+            "key",  # rank among a pool's ready candidates
             "served",  # number of the batch that the pipeline sent last; NONE before the first
         )
     ]
@@ -298,7 +298,7 @@ COUNTS = np.dtype(
             "last_listed",
             "free_job",
             "tasks",  # numbers given so far
-            "jobs",  # that came
+            "jobs",  # jobs that came
             "jobs_done",
             "jobs_dropped",
             "boards",  # stages that board of any pipeline, at most

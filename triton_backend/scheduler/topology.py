@@ -46,7 +46,7 @@ BLOCK = 16  # vGPUs per entry of a pool's index
 MOST_SEATS = 128  # of a joint batch: what its end decides fits one answer
 RATE_SHIFT = 24  # gaps between requests and their mean size are in 2^-24 µs and samples
 LONGEST_GAP_US = 1 << 26  # longer gaps count as this
-PARTS = 1024  # what pipelines get of their queue's requests, in these
+PARTS = 1024  # unit of pipelines' shares of their queue's requests
 
 
 class LateRules(NamedTuple):
@@ -383,7 +383,7 @@ def build_topology(
         for stage, aboard in zip(known.pipeline.stages, seats[number], strict=True):
             sizes = max(largest, aboard)
             topology.latency_us[row, 1 : sizes + 1] = stage.latency_us_by_batch[:sizes]
-            if aboard:  # who is missing makes no joint batch longer
+            if aboard:  # missing members make no shared batch longer
                 np.maximum.accumulate(topology.latency_us[row], out=topology.latency_us[row])
             topology.stages[row]["seats"] = aboard
             topology.move_us[row] = _transfers(into, rates, largest, most)

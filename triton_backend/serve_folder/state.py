@@ -21,7 +21,7 @@ from triton_backend.serve_folder.files import PRIVATE, write_whole
 
 STATE_NAME = "state.json"
 _LOCK_NAME = "state.lock"
-# What finding, reaching and ending a system takes. A number that is no process must not be one that
+# Fields to find, reach and end a system. A number that is no process must not be one that
 # `kill` takes for many.
 _PROCESSES = ("pid", "triton_pid", "process_group")
 _TEXTS = (

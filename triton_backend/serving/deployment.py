@@ -239,7 +239,7 @@ class Deployment:
     def _own_layout(self, row: StageRow) -> SlotLayout:
         return SlotLayout(specs=self.inputs_of(row), batch=self.largest_of(row))
 
-    # What clients see, and what modules hand to each other
+    # Tensors of clients, and between modules
 
     @cached_property
     def served(self) -> Mapping[str, ModelPlan]:

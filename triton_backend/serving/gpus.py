@@ -27,7 +27,7 @@ class NodeGpus:
         mine = deployment.vgpus_on(node)
         self._on_gpu = frozenset(vgpu for vgpu in mine if self._needs_gpu(vgpu))
         self._mig = self._divided()
-        self._slices: dict[int, str] = {}  # what CUDA calls the slice of a vGPU
+        self._slices: dict[int, str] = {}  # CUDA's name of a vGPU's slice
         self._in_slice: dict[str, MpsDaemon] = {}  # of slices that several workers share
         self.shared = any(runs_beside(deployment.pool_of(v).share) for v in self._on_gpu)
         # All GPUs, so that a number or uuid means the same GPU to the daemon and to its clients.

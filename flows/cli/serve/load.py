@@ -86,7 +86,7 @@ def load(
             show(f"{count} x {text}")
         show(f"stored as {run_id}" if run_id else "not stored")
     if found.get("interrupted"):
-        raise KeyboardInterrupt  # what was measured until then is printed; the exit code says why
+        raise KeyboardInterrupt  # results until then are printed; the exit code says why
 
 
 def _arguments(more: dict[str, Any]) -> list[str]:

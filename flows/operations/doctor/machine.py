@@ -25,7 +25,7 @@ from triton_backend.contract.errors import InputError
 
 GIB = 1 << 30
 FAST_CLOCKS = {"tsc", "kvm-clock", "hyperv_clocksource_tsc_page", "arch_sys_counter", "xen"}
-STACK_BYTES = 1 << 30  # what the server is started with, where the user may have it
+STACK_BYTES = 1 << 30  # the server's limit, if the user may have it
 LEAST_FILES = 4096  # sockets, segments and event descriptors of one server, generously
 EXPIRES_SOON_DAYS = 30
 TENSORRT = ("tensorrt", "tensorrt-rtx", "tensorrt-rtx-cu12-bindings")

@@ -31,7 +31,7 @@ MINUTE_US = 60 * US_PER_S
 # An outcome that is not logged so long after the deadline never will be.
 GIVE_UP_US = 10 * MINUTE_US
 REFUSED = -1  # a request that never had a number
-# What a line begins with decides whether it is worth parsing.
+# The beginning of a line decides if it is worth parsing.
 KINDS = (
     "Arrival",
     "Dispatch",
@@ -117,7 +117,7 @@ class EventAggregator:
         default_factory=dict[int, tuple[OpenRequest, str]]
     )
     batches: dict[int, DispatchedBatch] = field(default_factory=dict[int, DispatchedBatch])
-    # Who sits in a ride: batch, stage, first row, rows.
+    # Members of a ride: batch, stage, first row, rows.
     rides: dict[int, list[list[int]]] = field(default_factory=dict[int, list[list[int]]])
     minutes: MinuteStats = field(default_factory=MinuteStats)
     neighbours: Neighbours = field(default_factory=Neighbours)

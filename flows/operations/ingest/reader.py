@@ -76,7 +76,7 @@ class _Life:
                 continue
             if path.name != self._position.file:
                 self._position = Position(file=path.name)
-            # What is written from now on is for the next time, or this would never end.
+            # Lines written from now on are for the next read, or this one would never end.
             size = path.stat().st_size
             while self._position.offset < size:
                 piece = self._piece(path)

@@ -591,7 +591,7 @@ class CutsGuide:
         self.steering.came_in = rates_rps
         believed = self._believed(announced, rates_rps, span_s)
         said, now_believed = said_rps(announced), said_rps(believed)
-        # What is not believed hides nothing that comes in, at entries of others too.
+        # Rates that are not believed hide no arrivals, at entries of others either.
         hidden = {
             key: rps - said.get(key, 0.0) + now_believed.get(key, 0.0)
             for key, rps in self._said_rps().items()

@@ -55,10 +55,10 @@ ROUNDS = 300  # of column generation
 DIVES = 6  # at different targets
 DIVE_ROUNDS = 4  # of column generation after every step of a dive
 FALLS = 40  # of the bound on throughput
-MOST_PATTERNS = 4_000  # that the last integer program is made of
+MOST_PATTERNS = 4_000  # columns of the last integer program
 LIKELY = 1_000  # of them that are likely in a good plan
 FEW = 16  # GPUs that are settled target by target
-TARGETS = 12  # that are tried then
+TARGETS = 12  # plans tried then
 STEP = 0.004  # relative, from a bound to the next target
 GUESSES = 25  # at where the relaxation closes
 NEAR = 0.001  # relative, of such a guess
@@ -640,7 +640,7 @@ def _program(columns: list[Pattern], goal: Goal, rest: Rest, *, whole: bool) -> 
         demand = builder.rows("demand", models, upper=np.minimum(0.0, served - 1.0))
         halves = builder.rows("halves", models, upper=np.where(_wanted(rest), -1.0, 0.0))
         builder.entries(halves[m], n[c], -_halves(rates, rest)[c, m])
-        if not whole:  # what is missing costs more than any plan
+        if not whole:  # a missed demand costs more than any plan
             total = _MISSING * float(goal.prices @ rest.gpus)
             for rows in (demand, halves):
                 missing = builder.variables("missing", models, cost=-total)

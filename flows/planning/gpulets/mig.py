@@ -294,7 +294,7 @@ class _Asked:
             builder.entries(demand, np.repeat(z, models), 1.0)
         else:
             demand = builder.rows("demand", models, upper=-1.0)
-            if not whole:  # what is missing costs more than any plan
+            if not whole:  # a missed demand costs more than any plan
                 total = _MISSING * float(goal.prices @ self.gpus)
                 missing = builder.variables("missing", models, cost=-total)
                 builder.entries(demand, missing, -1.0)

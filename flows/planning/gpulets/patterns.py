@@ -412,7 +412,7 @@ class Patterns:
                 return
             now = least()
             outer = first[at : at + size]
-            # what is left of the others, now that the best of these is known
+            # the worth left for the others, given the best of these
             room = now - float(parts[0].value[first[at], level])
             rest = [
                 r[p.value[r, lv] + (left - tops[0]) > room]

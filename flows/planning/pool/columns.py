@@ -293,7 +293,7 @@ def _raise_infeasible(model: ModelArrays, excess_us: float, max_partitions: int)
     raise InfeasibleError(f"workload model {model.name!r}", reason)
 
 
-# What a plan in force runs
+# Configurations of a plan in force
 
 Way = tuple[NDArray[np.int64], NDArray[np.int64]]
 """Configurations [n] and their vGPUs [n, S]."""

@@ -99,7 +99,7 @@ def needed_by(
     return needed(waiting)
 
 
-BURSTS = 0.1  # what capacity beyond the needed is worth beside the load sustained
+BURSTS = 0.1  # worth of spare capacity beside the load sustained
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -55,7 +55,7 @@ from flows.planning.watch import Watch
 _LOOK = (48, 600)
 _IN_FORCE = (240, 10_000)
 _SHARE = 0.1  # of a time limit that each solve may add
-_GIVE = 1e-3  # what stages and moves may cost of the value sustained: a hair
+_GIVE = 1e-3  # share of the value sustained that stages and moves may cost
 _LESS = 0.5  # solutions must be better by more than this to count
 _HELD = (
     1e-10  # by how much, relatively, the program may fall short of the score, for its tolerances
@@ -143,7 +143,7 @@ def break_ties(
     if not full:
         vgpus, ended = _fewer(tied, vgpus, limits, least, stages_first=True)
         proven = proven and ended
-    if in_force or (goal.fixed and not full):  # what is free else becomes slack anyway
+    if in_force or (goal.fixed and not full):  # free GPUs become slack anyway
         vgpus, ended = _fewer(tied, vgpus, limits, least, stages_first=False)
         proven = proven and ended
     found.trace.seconds["tie_break"] = watch.seconds()

@@ -596,7 +596,7 @@ def beyond_reach(inputs: Inputs, rates: Floats, reason: str) -> InfeasibleError:
     return InfeasibleError("workload", f"{reason} (requests/s: {shown}{more})")
 
 
-# What was decided
+# The decision
 
 
 def _pipelines(

@@ -90,7 +90,7 @@ def add_heads(
     )
     if len(dims) != 4 or not all(dims):  # noqa: PLR2004  # batch, channels, height, width
         raise InputError(f"tensor {features!r}", f"is {dims}, not [1, channels, height, width]")
-    # What is left of the trunk is the same in all operator sets.
+    # The rest of the trunk is the same in all operator sets.
     del model.opset_import[:]
     model.opset_import.append(helper.make_opsetid("", OPSET))
     graph = model.graph

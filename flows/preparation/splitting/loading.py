@@ -75,7 +75,7 @@ def load_external_data(model: onnx.ModelProto, path: Path) -> None:
     except (OSError, ValueError, onnx.checker.ValidationError) as error:
         raise InputError(str(path), f"its external data cannot be read: {error}") from error
     for tensor in model.graph.initializer:
-        tensor.ClearField("data_location")  # what is inline says nothing, as in an inline file
+        tensor.ClearField("data_location")  # inline data has no location, as in an inline file
 
 
 def save_model(

@@ -73,7 +73,7 @@ def output_specs(
     session = open_session(path, where)
     max_batch = max(max_batch, LARGE_BATCH)
     feed = inputs.draw(max_batch, np.random.default_rng(SEED))
-    # What runs on one sample at a time gives what it is given; that was compared sample by sample.
+    # A layer that runs sample by sample was compared sample by sample.
     alone = {name for node in layers.nodes if node.name == TAIL_NAME for name in node.output}
     whole = _run(session, feed, where)
     _check_rows(whole, max_batch, where)

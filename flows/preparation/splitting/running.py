@@ -13,7 +13,7 @@ from triton_backend.contract.tensors import TensorSpec
 from triton_backend.runtimes.base import NUMPY_DTYPES
 
 Arrays = dict[str, NDArray[np.generic]]
-FATAL_ONLY = 4  # what fails is raised, and may be expected
+FATAL_ONLY = 4  # failures are raised, and may be expected
 
 
 def quiet_options() -> onnxruntime.SessionOptions:

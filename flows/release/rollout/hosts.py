@@ -130,7 +130,7 @@ class OtherHosts:
             ServerError: a host does not answer, or refuses.
         """
         for missing in self.missing_artifacts(old, new):
-            assert self.artifacts is not None  # what is missing was found there
+            assert self.artifacts is not None  # missing files were found there
             send_artifacts(missing, self.artifacts)
         speakers = self.nodes(old)
         for address, nodes in self.nodes(new).items():

@@ -299,7 +299,7 @@ def scenario_figures(data: Path, gpus: int, seconds: float, scale: float) -> lis
     greedy = Greedy(Master(tables).patterns[0], RULES["gpulets-greedy"])
     static = Greedy(greedy.patterns, RULES["ideal-static"])
     by_greedy = np.array([placed(greedy, rates, gpus) is not None for rates in mixes])
-    # what the greedy places, exact plans serve too; the static ideal is asked about the rest
+    # exact plans serve all that the greedy places; the static ideal is asked about the rest
     rest = np.flatnonzero(~by_greedy)
     by_static = np.array([placed(static, mixes[i], gpus) is not None for i in rest], dtype=np.bool_)
     beaten = int((by_greedy & ~fits).sum() + (by_static & ~fits[rest]).sum())

@@ -154,7 +154,7 @@ def test_a_cut_has_a_model_of_its_own_that_takes_its_tensors_alone(
             infer(state, kind, {}, f"net_cut_{cut}")
     with pytest.raises(InferenceServerException, match="is not found"):
         infer(state, kind, inputs, "net_cut_2")
-    # What the front refuses is refused with its words and its status.
+    # Refusals carry the front's words and status.
     with pytest.raises(InferenceServerException, match="net") as error:
         infer(state, kind, inputs, "net_cut_0", timeout_us=1)
     assert str(error.value.status()) in {"StatusCode.UNAVAILABLE", "503"}

@@ -115,7 +115,7 @@ def test_processes_fill_slices_in_the_order_of_slots() -> None:
     vgpus = [(0, 0, small), (0, 1, half), (0, 2, half), (0, 3, half), (1, 0, whole)]
     assert mig.slices_of(s for g, _, s in vgpus if g == 0) == ("2g.10gb", "2g.10gb", "1g.5gb")
     assert mig.lies(vgpus) == (2, 0, 0, 1, 0)
-    # What is no slice lies alone.
+    # A share that is no slice lies alone.
     assert mig.lies([(0, 0, WHOLE_GPU // 2), (0, 1, WHOLE_GPU // 2)]) == (0, 1)
     assert mig.room_gib(half) == pytest.approx(9.75 / 2)
     assert mig.refuses([half] * 6) is None

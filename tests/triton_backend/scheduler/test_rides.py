@@ -288,7 +288,7 @@ def test_a_ride_leaves_without_a_member_that_others_would_be_late_for() -> None:
     left = told.tell(Timer(now_us=13_100))
     assert Abort(batch_id=0) in left
     rides = [d for d in left if isinstance(d, Ride)]
-    assert [seat.batch_id for seat in rides[0].members] == [2]  # that of the junction alone
+    assert [seat.batch_id for seat in rides[0].members] == [2]  # the junction's ride alone
     assert rides[0].start_us == 13_100
     assert any(isinstance(d, Dispatch) for d in left)  # its request is served by another
 

@@ -63,7 +63,7 @@ def served_plan(plan_id: str = "apps") -> Plan:
 
 @pytest.fixture
 def system(tmp_path: Path) -> Iterator[LocalSystem]:
-    # What fills no batch waits for others for a fifth of its time then.
+    # Requests that fill no batch wait for a fifth of their time then.
     made = LocalSystem(tmp_path / "serve", served_plan(), ServeOptions(guard_fraction=0.4))
     yield made
     made.stop()
@@ -122,7 +122,7 @@ def test_answers_are_those_of_the_models_one_after_the_other_in_onnxruntime(
     options = ServeOptions(artifacts=root, guard_fraction=0.4)
     system = LocalSystem(tmp_path / "serve", plan, options)
     try:
-        # What computes in truth writes its first results to memory that is there already.
+        # Real runtimes write their first results to memory that is there already.
         shelves = shelf_bytes(system.deployment)
         assert shelves
         assert all(taken >= size for taken, size in shelves)
@@ -199,7 +199,7 @@ def test_modules_on_several_hosts_have_the_rows_that_they_read_over_tcp(hosts: L
     of_fronts = [piece for piece in asked if piece.producer == NONE]
     of_slow = [piece for piece in asked if piece.vgpu in vgpus_on(hosts, "SLOW")]
     assert len(of_fronts) >= len(jobs)  # each request is read by a first module on another host
-    assert of_slow  # what `m_b` gave, read by `m_d` and by fronts
+    assert of_slow  # outputs of `m_b`, read by `m_d` and by fronts
     assert not [piece for piece in asked if piece.producer != NONE and piece.vgpu == NONE]
 
 
@@ -225,7 +225,7 @@ def test_a_job_goes_on_without_an_optional_module_that_is_dropped_and_says_so(
     for vgpu in range(len(system.deployment.vgpus)):
         if system.deployment.rows_of(vgpu)[0].model == 1:  # m_b, which `cars` runs
             system.stop_worker(1, vgpu)
-    seed = next(  # that has both cars and people
+    seed = next(  # a picture with both cars and people
         seed
         for seed in range(100)
         if (made := expected(system.deployment, "traffic", request(system, "traffic", 1, seed)))

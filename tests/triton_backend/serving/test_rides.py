@@ -219,7 +219,7 @@ def test_rides_end_before_a_flush_does_and_go_on_under_the_new_plan(
     wait_for(lambda: system.status()["prepared"]["up"] == total)
     asked.ask(10)
     system.control("flush")
-    asked.ask(10)  # who comes now waits
+    asked.ask(10)  # new requests wait
     wait_for(lambda: system.status()["state"] == "flushed")
     gateway = system.scheduler.gateway
     assert (gateway._rides, gateway._batches, gateway._unsaid_rides) == ({}, {}, {})

@@ -199,7 +199,7 @@ def test_what_was_loaded_for_a_change_that_was_taken_back_is_dropped(tmp_path: P
 def cut(tmp_path: Path) -> Iterator[LocalSystem]:
     root = tmp_path / "artifacts"
     served = plan(with_tail(root).replaced(split="a"))
-    # What fills no batch waits for others for a fifth of its time then.
+    # Requests that fill no batch wait for a fifth of their time then.
     options = ServeOptions(artifacts=root, guard_fraction=0.4)
     made = LocalSystem(tmp_path / "serve", served, options)
     yield made

@@ -43,7 +43,7 @@ from triton_backend.serving.transport.wire import (
 
 pytestmark = pytest.mark.slow
 
-# What may be late on a busy machine must not decide: a tenth of this is kept back.
+# Lateness of a busy machine must not decide: the guard is a tenth of this.
 PATIENT_US = 2_000_000
 
 

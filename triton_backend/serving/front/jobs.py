@@ -92,7 +92,7 @@ class _Generation:
         """The rows of an output, one part after the other."""
         if not parts:
             spec = self.outputs.get(output)
-            if spec is None:  # what a step refuses, which clients do not see
+            if spec is None:  # a step's refusals, hidden from clients
                 return np.empty((0, 1), np.uint8)
             return np.empty((0, *spec.shape[1:]), NUMPY_DTYPES[spec.dtype])
         return parts[0] if len(parts) == 1 else np.concatenate(parts)

@@ -273,7 +273,7 @@ def _parameter(parameters: str, name: str) -> str:
     try:
         return str(json.loads(parameters).get(name, ""))
     except (ValueError, AttributeError, RecursionError):
-        return ""  # what nobody can trace is served all the same
+        return ""  # a request without a usable trace is served all the same
 
 
 def arrival_frame(request: Request, guard: Guard, ticket: ExpressTicket | None = None) -> bytes:
@@ -326,7 +326,7 @@ class PendingRequests:
         """Write what is buffered."""
         self._log.flush()
 
-    # What is known
+    # Queries
 
     def get(self, number: int) -> Request | None:
         """A request that is not answered yet."""
@@ -375,7 +375,7 @@ class PendingRequests:
         """
         self._replies.send(reply)
 
-    # What happens
+    # Events
 
     def admit(self, request: Request, limit: int) -> bool:
         """Number a request and keep it; refused, and False, where `limit` are kept already."""

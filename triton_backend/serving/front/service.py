@@ -131,7 +131,7 @@ class FrontService:
         self._polled_us = self._round_us = self._next_tick_us = clock.now_us()
         self._stopping = threading.Event()
         self._backoff = Backoff()
-        self._leading = threading.Lock()  # who has it polls, and calls what polling leads to
+        self._leading = threading.Lock()  # the holder polls and runs the callbacks
         self._waiting: deque[None] = deque()  # one for every thread that waits to lead
         self._taken: Reply | None = None
         self._threads = [
@@ -403,7 +403,7 @@ class FrontService:
             raise FrameError(f"an answer to batch {header.batch_id}, which is not in flight")
         return batch.pieces()
 
-    # What becomes of requests
+    # Outcomes of requests
 
     def _plan(self, message: PlanBody) -> None:
         deployment = self._known.get(message.generation)

@@ -121,7 +121,10 @@ class Offload:
     def __init__(self, plan: Callable[[], Plan], now_us: Callable[[], int]) -> None:
         self._plan, self._now_us = plan, now_us
         self._leases: dict[str, Lease] = {}
-        self._new_left, self._new_us = float(NEW_AT_ONCE), now_us()  # that may come now, as of when
+        self._new_left, self._new_us = (
+            float(NEW_AT_ONCE),
+            now_us(),
+        )  # new names allowed now, and the instant of that count
 
     def answer(self, request: str, *, trusted: bool = False) -> dict[str, Any]:
         """Answer one request; `trusted`: of somebody who has the token.

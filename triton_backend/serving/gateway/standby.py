@@ -232,7 +232,7 @@ class Standby:
             self._pidfd = os.pidfd_open(self._pid)
         if not self._is_warm:
             self._compile()
-        # What is loaded by now stays; a collection that walks through all of it takes 0.1 s.
+        # Objects loaded by now stay; a collection over all of them takes 0.1 s.
         gc.collect()
         gc.freeze()
         self._said = 0

@@ -422,7 +422,7 @@ class Gateway:
     ) -> None:
         self.counters = GatewayCounters()
         self.timer_us: int | None = None
-        self._expiry_us = 0  # what the core asked for; `timer_us` lies a little before
+        self._expiry_us = 0  # the core's timer; `timer_us` lies a little before
         self._observe = observe
         self._send = send
         self._epoch = epoch
@@ -463,7 +463,7 @@ class Gateway:
         self._held = HeldSlots()
         self._put_off = PutOff(len(deployment.vgpus), now_us)
         self._jobs = Jobs()
-        self._may_send = False  # whether any of these might have its slots now
+        self._may_send = False  # True if any of these might have its slots now
         self._up: dict[int, set[int]] = {}  # vGPUs by generation
         self._busy_until_us: dict[int, int] = {}  # of these, with batches of the life before
         for vgpu in deployment.vgpus:
@@ -894,7 +894,7 @@ class Gateway:
             self.counters.workers_lost += 1
             self._apply(WorkerLost(now_us=self._at(now_us), vgpu=worker.vgpu))
 
-    # What workers and fronts report of batches, by the batch's number on the wire
+    # Reports of workers and fronts on batches, by the batch's number on the wire
 
     def transfer_done(self, batch_id: int, stage: int, times: TimesBody, now_us: int) -> None:
         """A boundary arrived at a worker."""
@@ -1271,7 +1271,7 @@ class Gateway:
         for generation in over:
             del self._former[generation]
             self._up.pop(generation, None)
-        if over:  # what only they ran is given up
+        if over:  # batches that only they ran are given up
             vgpus = range(len(self.deployment.vgpus))
             self._adopt(self._rollout.prepared or self.deployment, vgpus)
 
@@ -1286,7 +1286,7 @@ class Gateway:
         if not self._rollout.paused:
             self._apply(Resume(now_us=self._at(now_us)))
 
-    # What the supervisor of workers decides
+    # Decisions of the workers' supervisor
 
     def _up_served(self) -> set[int]:
         return self._up_of(self.deployment)
@@ -1403,7 +1403,7 @@ class Gateway:
 
     def abort(self, now_us: int) -> None:
         """Forget what is prepared and go on under the plan served."""
-        for model in self.deployment.served:  # who has not heard of it need not
+        for model in self.deployment.served:  # a front without that message needs none
             for front in self._fronts_of(model):
                 self._unhurried.pop(front, None)
         if self._rollout.prepared is not None:
@@ -1423,7 +1423,7 @@ class Gateway:
                 else:
                     self._send(front, data)
 
-    # What the core decides
+    # Decisions of the core
 
     def _apply(self, event: Event) -> None:
         """Hand the core an event, and carry out what it decides."""

@@ -102,7 +102,7 @@ class WorkerSupervisor:
         stretch = deployment.settings.time_stretch
         self._pools = [vgpu.pool for vgpu in deployment.vgpus]
         rows = deployment.plan.stage_rows()
-        # What the profile says of batches of 1 .. samples, by stage.
+        # Profiled times of batches of 1 .. samples, by stage.
         self._expected_us: dict[StagePlace, list[int]] = {
             row.place: [
                 max(round(us * stretch), 1) for us in deployment.stage_of(row).latency_us_by_batch
@@ -130,7 +130,7 @@ class WorkerSupervisor:
         self._judge_us = now_us
         self._taken_out_us = now_us - TAKE_OUT_EVERY_US
 
-    # What is reported
+    # Reports
 
     def worker_up(self, vgpu: int, now_us: int, up: AbstractSet[int]) -> bool:
         """A new process stands for a vGPU, or it was readmitted: whether it takes batches.
@@ -218,7 +218,7 @@ class WorkerSupervisor:
         self._stage_paces.probed(stage, vgpu, took_us, planned_us)
         return self._recovered(up)
 
-    # What has to be looked at now and then
+    # Periodic checks
 
     def look(
         self, awaited: Sequence[Awaited], now_us: int, up: AbstractSet[int]

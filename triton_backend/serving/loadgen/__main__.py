@@ -81,7 +81,7 @@ async def _run(options: argparse.Namespace) -> tuple[LoadRun, bool]:
     client = _client(options)
     try:
         await client.connect()
-        # What opens an entry are its tensors, which a plan need not name.
+        # An entry is opened by its tensors, which a plan need not name.
         named = complete_tensors(plan) if any(model.entries for model in plan.models) else plan
         loads = [
             replace(

@@ -26,7 +26,7 @@ T = TypeVar("T")
 LEAD_S = 0.05  # the first instant lies this far ahead, so that the first request is not late
 BURST = 16  # requests sent in one go when behind, before answers are looked at again
 PROGRESS_S = 1.0
-RETRY_S = 0.1  # what gRPC's own retries usually wait first
+RETRY_S = 0.1  # usual first wait of gRPC's own retries
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -207,7 +207,7 @@ class Node:
         self._boards: dict[int, tuple[HealthBoard, HealthWatch]] = {}
         self._restarts = 0
         self._forks: ForkServer | None = None
-        self._runtimes: set[str] = set()  # that it has imported
+        self._runtimes: set[str] = set()  # runtimes that it has imported
         self._forks_give_way = False
         self._leadership = NodeLeadership(settings, name)
         self._leads = False
@@ -336,7 +336,7 @@ class Node:
         log = self._logs() / f"fork-server-{short_name(self.name)}.log"
         return ForkServer(command, environment, runtimes, log)
 
-    # What a client asks
+    # Requests of clients
 
     def status(self, generation: int | None = None) -> dict[str, Any]:
         """Processes of the node, for people and tests.
@@ -472,7 +472,7 @@ class Node:
         # Read after the boards: a generation is written down before it has one.
         wanted = read_node_generations(self._settings.place, self.name)
         if set(wanted) - self._generations.keys():
-            return []  # who goes on there is not known
+            return []  # the processes that go on there are not known
         known = {*self._workers, *(worker.origin for worker in self._leaving)}
         found: list[_Worker] = []
         for number in boards:

@@ -85,7 +85,7 @@ class _Model(ABC):
         path = self.settings.place / "pids" / self.name
         self.heartbeat = StubHeartbeat(path, self.alive_us, self.compiles_since_us)
         self.begin()
-        # What is loaded by now stays; a collection that walks through all of it takes 0.1 s.
+        # Objects loaded by now stay; a collection over all of them takes 0.1 s.
         gc.collect()
         gc.freeze()
         self.heartbeat.start()

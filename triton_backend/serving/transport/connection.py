@@ -287,7 +287,7 @@ class Connection:
             return True
         except (OSError, FrameError) as error:
             _LOG.warning("%s is not one of ours: %s", self.name, error)
-            with contextlib.suppress(OSError):  # who polls sees the end of it
+            with contextlib.suppress(OSError):  # the polling thread sees its end
                 self._socket.shutdown(socket.SHUT_RDWR)
             return False
         return bool(piece)

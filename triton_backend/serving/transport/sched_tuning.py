@@ -62,7 +62,7 @@ def ask_for_short_slices(like: int = 0) -> bool:
     try:
         usual = os.sched_getscheduler(like) == _SCHED_OTHER
         nice = os.getpriority(os.PRIO_PROCESS, like)
-    except OSError:  # that is gone
+    except OSError:  # the process is gone
         return False
     if not usual:
         return False

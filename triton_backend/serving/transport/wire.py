@@ -69,9 +69,7 @@ class Kind(IntEnum):
     PACE_PROBE = 17  # scheduler -> worker: run your stage once on zeros and report how long it took
     PACE_RESULT = 18  # worker -> scheduler: when it began and ended
     BATCH_LOST = 19  # front or worker -> scheduler: this stage's worker cannot be reached (JSON)
-    CHALLENGE = (
-        20  # who listens on TCP -> who connected: prove for this nonce that you have the key
-    )
+    CHALLENGE = 20  # TCP listener -> TCP client: prove for this nonce that you have the key
     ADOPT = 22  # scheduler -> worker: serve this generation too, under its numbers (JSON)
     GATHER = 23  # scheduler -> worker: BATCH of modules' rows, to be copied from where they lie
     JOB_DONE = 24  # scheduler -> front of an application: where the outputs of a job lie
@@ -80,8 +78,8 @@ class Kind(IntEnum):
     EMITTED = 27  # last worker -> scheduler, before STAGE_DONE: rows that each sample gave
     RIDE = 28  # scheduler -> worker: these batches run together, from now on
     RIDE_DONE = 29  # worker -> scheduler: they did, or those of them that were there
-    PROOF = 21  # who connected over TCP -> who listens: the proof (`authentication`)
-    FETCH = 30  # who needs rows of jobs -> a process of the host where they lie
+    PROOF = 21  # TCP client -> TCP listener: the proof (`authentication`)
+    FETCH = 30  # reader of jobs' rows -> a process of the host where they lie
     FETCHED = 31  # the answer, the rows behind it; with a body, that is why there are none
     LET_GO = 32  # front or worker -> scheduler: it has forgotten a batch that was aborted
 

@@ -181,7 +181,7 @@ class OutputSender:
             target.release()
             return
         channel = target.channel
-        if channel is None:  # who reads it hears from the scheduler
+        if channel is None:  # the scheduler notifies its readers
             self._report_rows(batch, target)
         elif target.last:
             self._answer(batch, target, channel)

@@ -30,7 +30,7 @@ from triton_backend.serving.transport.wire import (
 )
 
 RIDES_KEPT = 256  # of those that have left: what is said of them later changes nothing
-ABORTED_KEPT = 4096  # what was aborted before these is refused by its number alone
+ABORTED_KEPT = 4096  # batches aborted before these are refused by number alone
 PLANS_KEPT = 16  # of those that are over
 
 

@@ -273,7 +273,7 @@ class LoadedStages:
         self._time = time
         self._one_at_a_time = threading.Lock()
         self._loads = 0  # loads under way, which may use whatever is loaded
-        self._ends_us = 0  # what runs, by its profile (as this host counts)
+        self._ends_us = 0  # profiled time of the run (as this host counts)
 
     @property
     def ends_us(self) -> int:

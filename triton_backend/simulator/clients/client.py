@@ -381,7 +381,7 @@ class VirtualClient:
         self.counts.feasible_served += served and request.feasible
         self.counts.total_us.append(at_us - request.due_us)
 
-    # What it knows
+    # Knowledge of the client
 
     def _begin(self, now_us: int, _: Any) -> None:
         self._look(now_us)

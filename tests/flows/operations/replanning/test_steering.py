@@ -81,7 +81,7 @@ def test_a_plan_that_would_save_follows_after_half_a_minute_of_that() -> None:
     for second in range(5, 30, 5):
         assert steering.next_plan([demand(0, 12, 20)], second) is None
     assert steering.next_plan([demand(0, 12, 400)], 30.0) is None  # it would not have saved
-    for second in range(35, 75, 5):  # what was asked for is kept for ten seconds
+    for second in range(35, 75, 5):  # a demand is kept for ten seconds
         assert steering.next_plan([demand(0, 12, 20)], second) is None
     low = steering.next_plan([demand(0, 12, 20)], 75.0)
     assert low is not None

@@ -96,7 +96,7 @@ def test_the_bound_is_not_below_the_best_level_with_capped_columns(seed: int) ->
     cover, relaxed = highest(weight, capacity, pricer, Pool(), Watch())
     assert -relaxed.bound >= best * (1 - 1e-6)
     assert relaxed.value == pytest.approx(relaxed.bound, abs=1e-6)
-    # What the cap is: no column counts for more than a level that was proven out of reach.
+    # The cap: no column counts for more than a level that was proven out of reach.
     assert (cover.cap >= best * weight * (1 - 1e-6)).all()
 
 

@@ -153,7 +153,7 @@ def test_interference_costs_throughput_and_is_stated() -> None:
     assert unknown.certificate["notes"][-1].startswith("G: no interference model")
     assert all(pool.interference is None for pool in unknown.pools)
     stated = [pool.interference for pool in without.pools if pool.interference is not None]
-    assert len(stated) == len(without.pools)  # what a simulation of overlap needs
+    assert len(stated) == len(without.pools)  # inputs of a simulation of overlap
     assert {seat.factor for each in stated for seat in each.seats} == {1.0}
     assert any(each.felt > 0 for each in stated)
     assert verify_plan(without, asked.profiles) == []

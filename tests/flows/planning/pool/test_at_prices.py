@@ -50,7 +50,7 @@ def test_few_models_are_never_worse_with_more_stages(
         try:
             values.append(make_plan(*problem, options).objective.value)
         except InfeasibleError:
-            assert not values  # what fewer stages can do, more can
+            assert not values  # more stages can do all that fewer can
     assert all(more >= fewer * (1 - 1e-4) for fewer, more in pairwise(values))
 
 

@@ -98,7 +98,10 @@ def test_percents_are_alone_and_utilisation_stands_beside_them(tmp_path: Path) -
     assert {key.basis for key in found["a"].tables} == {SOLO}
     used = found["a"].utilisation("G", 120)
     assert used is not None
-    assert [u.tolist() for u in used] == [[0.5] * 4, [0.25] * 4]  # that of the next larger batch
+    assert [u.tolist() for u in used] == [
+        [0.5] * 4,
+        [0.25] * 4,
+    ]  # the latency of the next larger batch
     assert found["a"].utilisation("G", 60) is None
     files = write_tables(tmp_path / "again", found)
     assert files[0].read_text() == latency

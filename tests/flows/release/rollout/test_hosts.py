@@ -65,7 +65,7 @@ class TwoHosts:
             hosts={"SLOW": ELSEWHERE},
             base_port=port,
             host_http_port=self._ports_there.http,
-            guard_fraction=0.4,  # what fills no batch waits for others for a fifth of its time
+            guard_fraction=0.4,  # requests that fill no batch wait for a fifth of their time
         )
         render_repository(self.gateway, served, options)
         settings = ServeSettings.read(self.gateway / "settings.json")

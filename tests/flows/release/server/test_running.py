@@ -285,7 +285,7 @@ def test_a_killed_part_comes_back(state: ServerState, infer: Callable[..., Any],
 
     wait_for(back)
     assert not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
-    if part != "worker":  # what Triton forks while it serves keeps nothing of it
+    if part != "worker":  # processes that Triton forks while it serves keep nothing of it
         anew = int(pid_file.read_text().split()[0])
         assert not sockets_of(anew) & sockets_of(int(state.data["triton_pid"]))
 

@@ -306,7 +306,7 @@ def test_a_dispatch_decided_before_the_plan_changed_finds_its_slots(front: Front
     front.sent(1)
 
 
-# What cannot be gathered
+# Inputs that cannot be gathered
 
 
 def test_a_batch_whose_requests_are_all_answered_is_reported(front: Front) -> None:

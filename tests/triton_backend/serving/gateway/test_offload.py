@@ -73,7 +73,7 @@ def test_names_that_are_made_up_keep_no_client_out(monkeypatch: pytest.MonkeyPat
     announce(offload, "honest", cut=2)
     for number in range(MOST_CLIENTS - 1):
         announce(offload, f"c{number}", rate_rps=1.0)
-    announce(offload, "honest", cut=2)  # who renews its lease is the last to make room
+    announce(offload, "honest", cut=2)  # a client that renews its lease makes room last
     announce(offload, "late", cut=0)
     assert len(offload) == MOST_CLIENTS
     rates = {one["block"]: one["rate_rps"] for one in offload.demands()}

@@ -240,7 +240,7 @@ def test_a_rollout_changes_both(folder: Path, line: HandModel, way: Way) -> None
         {p.name for p in place.iterdir()} - {CONTROL_MODEL, STANDBY_MODEL} for place in folders
     ]
     assert names[0] == names[1]
-    # What it left is what a server that is started anew serves.
+    # A restarted server serves the files of the one before.
     with nothing_lost(folder):
         kill_server(folder, 1)
     wait_for(lambda: is_whole(folder))
