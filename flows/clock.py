@@ -15,7 +15,7 @@ class Stopwatch:
         return (time.perf_counter_ns() - self._start_ns) / 1e9
 
     def restart(self) -> float:
-        """Seconds so far, and start anew."""
+        """Seconds so far, and restart."""
         seconds = self.seconds()
         self._start_ns = time.perf_counter_ns()
         return seconds

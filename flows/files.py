@@ -231,7 +231,7 @@ def _read_form(path: Path, form: type[Form]) -> Form:
 def _complaint(path: Path, form: type[FileForm], error: ValidationError) -> InputError:
     """The first two errors in one line each: `file, nodes[0].gpus: reason`.
 
-    What is missing is often there under a name that nobody knows.
+    What is missing is often there under an unknown name.
     """
     first, *more = (_fault(form, one) for one in error.errors(include_url=False))
     field, reason = first

@@ -107,7 +107,7 @@ class Option:
 def option(default: Any = MISSING, *, help: str, **about: Any) -> Any:  # noqa: A002  # as `Option`
     """A dataclass field that declares an option; `about` are attributes of `Option`.
 
-    A default that is a dict is made anew for every instance.
+    A default that is a dict is made for every instance.
     """
     if isinstance(default, dict):
         return field(default_factory=dict, metadata={"help": help, **about})

@@ -30,7 +30,7 @@ class Workspace:
     """State folder and warehouse of one project.
 
     The warehouse is opened for each piece of work and closed after it: DuckDB has one writer.
-    Whoever comes second waits up to `patience_seconds`, so that a rollout does not fail because
+    The second process waits up to `patience_seconds`, so that a rollout does not fail because
     statistics are just being read in. `turn` is held around every piece that writes: where many
     flows write, they queue there and the patience is for those who know of no queue.
     """

@@ -22,7 +22,7 @@ class _Ports:
         self._given = os.getpid() * 20 % PER_PROCESS
 
     def in_a_row(self, count: int) -> list[int]:
-        """Ports nobody listens on now, each one after the one before."""
+        """Free ports, each one after the one before."""
         for _ in range(PER_PROCESS):
             start = self._given % PER_PROCESS
             self._given = start + count
@@ -45,13 +45,13 @@ _PORTS = _Ports()
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports nobody listens on now, in a row, as those of the metrics of two gateways are."""
+    """Free ports, in a row, as those of the metrics of two gateways are."""
     return _PORTS.in_a_row(count)
 
 
 @contextmanager
 def taken_port() -> Generator[str]:
-    """A port that somebody listens on while the context lasts."""
+    """A port in use while the context lasts."""
     with socket.socket() as busy:
         busy.bind(("127.0.0.1", 0))
         busy.listen()

@@ -125,7 +125,7 @@ def open_warehouse(path: Path | str, *, read_only: bool = False) -> Warehouse:
     if not path.parent.is_dir():
         raise InputError(where, f"the folder {path.parent} does not exist")
     existed = path.exists()
-    # Root may write anything; a file nobody may write was made so on purpose all the same.
+    # Root may write anything; a read-only file was made so on purpose all the same.
     if existed and not read_only and not path.stat().st_mode & 0o222:
         raise InputError(where, "cannot be written (the file is read-only)")
     try:

@@ -47,7 +47,7 @@ def table_sizes(warehouse: Warehouse) -> dict[str, int]:
 
 
 def compact(path: Path) -> tuple[int, int]:
-    """Write the file anew without what was deleted; bytes before and after.
+    """Write the file again without what was deleted; bytes before and after.
 
     The new file takes the old one's place in one step, so an interruption leaves the old one.
 

@@ -114,7 +114,7 @@ class ModuleMinute:
 class StatisticsFile:
     """The content of one file of the gateway; `digest` is its hash.
 
-    `cursor` (source, JSON text) is kept with the rows, for whoever reads on from there.
+    `cursor` (source, JSON text) is kept with the rows, for the next reader.
     """
 
     path: str

@@ -36,7 +36,7 @@ def write_columns(
     )
     where = text_of(path)
     with duckdb.connect(":memory:", config=OFFLINE) as connection:
-        # DuckDB looks for pandas anew at every element of an array of objects: 20 times as slow.
+        # DuckDB looks for pandas again at every element of an array of objects: 20 times as slow.
         given = {name: c.astype(str) if c.dtype == object else c for name, c in columns.items()}
         connection.register("given", given)
         try:

@@ -23,7 +23,7 @@ def schema_version(connection: duckdb.DuckDBPyConnection) -> int:
     """Migrations applied so far; 0 in a new file.
 
     Raises:
-        InputError: a DuckDB file of somebody else's.
+        InputError: a DuckDB file of another program.
     """
     try:
         # Not by way of the list of tables, which takes a quarter of the time that opening takes.

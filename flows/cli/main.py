@@ -87,7 +87,7 @@ def _complaint(error: Exception) -> tuple[str, int]:
     """The line printed for an error, and the exit code."""
     if isinstance(error, typer.TyperException):
         return error.format_message(), WRONG_INPUT
-    if isinstance(error, OSError):  # a full disk, a folder nobody may write: nobody's wrong input
+    if isinstance(error, OSError):  # a full disk, a read-only folder: not the user's input
         room = f" ({_room()})" if error.errno in FULL else ""
         return f"{error.filename or 'output'}: {error.strerror or error}{room}", FAILURE
     if isinstance(error, MemoryError):

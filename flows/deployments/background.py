@@ -59,7 +59,7 @@ def start(folder: Path, name: str, command: Sequence[str], *, within: Path) -> N
             stderr=log,
             start_new_session=True,
         )
-    process.returncode = 0  # it outlives us: nobody waits for it here
+    process.returncode = 0  # it outlives us: no process waits for it here
     born = psutil.Process(process.pid).create_time()
     (folder / f"{name}.pid").write_text(f"{process.pid} {born:.2f}\n")
     say(f"{name}: started, log in {log_of(folder, name)}")
@@ -74,7 +74,7 @@ def stop(folder: Path, name: str) -> None:
     family = found.children(recursive=True)
     found.terminate()
     psutil.wait_procs([found], timeout=STOP_SECONDS)
-    # Nobody is left to end what it did not end itself.
+    # No process is left to end what it did not end itself.
     for end in (psutil.Process.terminate, psutil.Process.kill):
         for process in (found, *family):
             with contextlib.suppress(psutil.NoSuchProcess):

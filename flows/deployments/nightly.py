@@ -1,7 +1,7 @@
 """Replanning every night.
 
 What was asked of `scripts/operations up --nightly`, and what the server was given. It is kept in
-the operations folder, because `up` registers every deployment anew as `prefect.yaml` has it, and
+the operations folder, because `up` registers every deployment again as `prefect.yaml` has it, and
 the next `up` (after the machine was started again, say) must not quietly end the nights. How to
 plan is not kept here: every run takes the options of the plan in force.
 """
@@ -30,7 +30,7 @@ class Nightly:
     """When to replan, and for what.
 
     Attributes:
-        cluster, workload: absolute paths, read anew every night.
+        cluster, workload: absolute paths, read again every night.
         cron: five fields, UTC.
 
     Raises:

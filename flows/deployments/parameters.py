@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class Parameters(BaseModel):
-    """Base: a field nobody knows is an error."""
+    """Base: an unknown field is an error."""
 
     model_config = ConfigDict(extra="forbid")
 

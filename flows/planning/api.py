@@ -35,7 +35,7 @@ def make_plan(
         cluster: GPUs and nodes.
         workload: models with their SLOs and weights or rates.
         options: how to plan.
-        watch: the clock of the run, where somebody wants to follow its progress or to end it; else
+        watch: the clock of the run, where a caller wants to follow its progress or to end it; else
             one with the options' time limit.
         interference: how parts of a GPU slow each other down, by class, where that is known.
 

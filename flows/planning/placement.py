@@ -366,7 +366,7 @@ def place_shares(cluster: Cluster, pools: Sequence[ShareToPlace]) -> PlacedShare
     GPUs are filled as `packing` says, those that hold most first, in the cluster's order of GPUs
     (across nodes first); slots of a GPU are numbered from its largest part on. Where workers are
     held, they stay where they are and the others go beside them, on as many GPUs as that takes;
-    where the class has too few for that, all are packed anew.
+    where the class has too few for that, all are packed again.
 
     Raises:
         InputError: a vGPU fits no GPU of its class, or the class has too few; the numbers are

@@ -305,7 +305,7 @@ class Planner:
             known = " and ".join(self.objectives)
             raise InputError("option objective", f"{self.name} is defined for {known} alone")
         if options.pinned_models and not self.pins:
-            raise InputError("option pinned_models", f"{self.name} plans every model anew")
+            raise InputError("option pinned_models", f"{self.name} plans every model again")
         declared = {option.name: option for option in self.options}
         for name in options.own:
             if name not in declared:

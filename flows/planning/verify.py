@@ -83,7 +83,7 @@ def _models_match(plan: Plan) -> Iterator[str]:
 
 
 def _lines_match(plan: Plan) -> Iterator[str]:
-    """Applications are those asked for; every model that somebody uses is planned, and no other."""
+    """Applications are those asked for; every used model is planned, and no other."""
     asked = {a.name: a for a in plan.workload.applications}
     planned = {a.name: a.application for a in plan.applications}
     if list(asked) != list(planned):
@@ -474,7 +474,7 @@ def _entries(plan: Plan) -> Iterator[str]:
 
 
 def _shadow_entries(plan: Plan, model: ModelPlan) -> set[str]:
-    """Entries that nobody asked for: only a pool that runs any tail serves them."""
+    """Entries without demand: only a pool that runs any tail serves them."""
     asked = {e.name for demand in plan.workload.models for e in demand.entries}
     ways: dict[str, list[bool]] = {}
     for pipeline in model.pipelines:

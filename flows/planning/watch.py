@@ -45,7 +45,7 @@ class Watch:
     _stop: Event = field(default_factory=Event)
 
     def begin(self) -> None:
-        """Start the clock anew: what came before, as reading inputs, does not count."""
+        """Restart the clock: what came before, as reading inputs, does not count."""
         self._clock.restart()
 
     def seconds(self) -> float:
@@ -67,7 +67,7 @@ class Watch:
         self._stop.set()
 
     def stopped(self) -> bool:
-        """True if somebody ended the run."""
+        """True if the run was ended."""
         return self._stop.is_set()
 
     def no_plan(self) -> InfeasibleError:
@@ -79,7 +79,7 @@ class Watch:
         return InfeasibleError("planning", f"no plan in {self.seconds():.1f} s, then {ends}")
 
     def part(self, share: float) -> "Watch":
-        """The same clock for a first part of the run, which tells nobody.
+        """The same clock for a first part of the run, without reports.
 
         A share of what is left.
         """
@@ -92,7 +92,7 @@ class Watch:
         return replace(self, value_of=value_of)
 
     def report(self, score: float, bound: float) -> None:
-        """Tell whoever wants to know of the best score, and of what no score exceeds."""
+        """Report the best score and the bound."""
         if self.tell is None:
             return
         value = self.value_of(score) if isfinite(score) else None

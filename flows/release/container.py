@@ -331,7 +331,7 @@ class Bundle:
     Attributes:
         containers: their names, the gateway's first.
         stage_models: the `tensorrt_plan` models.
-        notes: what whoever uses the bundle should know, a sentence each.
+        notes: for users of the bundle, a sentence each.
     """
 
     folder: Path

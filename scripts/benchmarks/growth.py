@@ -47,7 +47,7 @@ MODELS = 18  # published ones
 WEIGHTS = (1.0, 2.0, 5.0, 20.0)
 PRICES = {"L4": (0.8, 72.0), "V100": (2.5, 300.0), "T4": (0.35, 70.0), "P4": (0.3, 75.0)}
 SERVED = 0.7  # of what the cluster can serve: the rates that cost and power are minimised for
-CHANGED = 1.2  # times its weight: what one model has in a plan made anew
+CHANGED = 1.2  # times its weight: what one model has in a plan made again
 FIRST_SHARE, FIRST_OFF = 0.1, 0.05  # of the seconds, and off the bound: a first plan
 MEMORY_GIB = 4.0
 

@@ -6,7 +6,7 @@ the other's workers go on. `--flush` lets everything in flight end first.
 
     .venv/bin/python scripts/benchmarks/rollout.py [--seconds 60] [--load-factor 0.8] [--out FILE]
 
-Models that both plans have alike must not notice: none of their workers starts anew, and the p99 of
+Models that both plans have alike must not notice: none of their workers restarts, and the p99 of
 the five seconds around the change lies among those of the run's other five seconds, which it is
 paired with. What the benchmark itself asks and tries is done at other times, the same plan again in
 a span of its own.
@@ -187,7 +187,7 @@ def figures(row: dict[str, Any], options: argparse.Namespace) -> list[Figure]:
             most=EQUAL_S,
         ),
         Figure(
-            name="workers of unchanged models that started anew",
+            name="workers of unchanged models that restarted",
             value=len(row["started_anew"]),
             most=0,
             note=f"models {', '.join(row['unchanged'])}",

@@ -2,7 +2,7 @@
 
 One table row per step, one column per fault: the plan in force at the end (old or new), and the
 requests lost (never answered) beside those open when the process was killed. Late requests, and
-those refused because nobody could serve them in time, are counted in the raw rows. The end state
+those refused because no worker could serve them in time, are counted in the raw rows. The end state
 must be one whole plan. Flows run through a real Prefect server and worker, which are killed too and
 started again by `operations up`, and the next rollout goes through them. The load begins before
 each rollout and ends after its end state was seen whole.

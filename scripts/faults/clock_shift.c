@@ -1,5 +1,5 @@
 /* Moves the time of day of the processes it is preloaded into, by as many seconds as the file named
- * by CLOCK_SHIFT_FILE begins with (a 64-bit integer, read anew at every call through a mapping).
+ * by CLOCK_SHIFT_FILE begins with (a 64-bit integer, read again at every call through a mapping).
  * The machine's own clock and everybody's monotonic clock stay as they are. Waits until an instant of
  * that time are given to the kernel in the machine's own.
  *

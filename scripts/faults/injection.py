@@ -59,7 +59,7 @@ class Fault:
     Attributes:
         loses: what may be lost, in words.
         vgpus: which are away until all is repaired.
-        holds: whether requests are held by the process that dies: nobody can answer those.
+        holds: whether requests are held by the process that dies: no process can answer those.
         at_least_s: seconds of load that it takes to see it through.
         lasts: whether it is still there when the load ends.
         link: what is left of the rate of the link to the far host.
@@ -374,7 +374,7 @@ PROCESSES = (
         name="tritonserver killed",
         inject=kill_triton,
         holds=True,
-        loses="until it is started anew",
+        loses="until it is restarted",
         at_least_s=24,
         repaired_within_s=SERVER_REPAIRED_S,
     ),
@@ -432,7 +432,7 @@ FAR = (
         name="far host killed",
         inject=kill_far_host,
         vgpus=(6, 7, 14, 15),
-        loses="its batches, and what lay there alone where too late to begin anew",
+        loses="its batches, and what lay there alone where too late to begin again",
         at_least_s=24,
         repaired_within_s=LASTING_S + SERVER_REPAIRED_S,
     ),

@@ -38,7 +38,7 @@ from pathlib import Path
 from flows.release.server.admin import start
 from triton_backend.serve_folder.endpoints import Endpoints
 http = int(sys.argv[2])
-# A change of plan asks the host by its address; the link joins nobody else.
+# A change of plan asks the host by its address; the link joins no other host.
 ports = Endpoints(
     http=http, grpc=http + 1, metrics=http + 2, address=sys.argv[3], accept_old_server=True
 )

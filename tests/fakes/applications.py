@@ -15,7 +15,7 @@ def hand_module(
     max_rows: int | None = None,
     optional: bool = False,
 ) -> Module:
-    """A module after others, whose tensors nobody says."""
+    """A module after others, without stated tensors."""
     return Module(
         name=name,
         model=model,

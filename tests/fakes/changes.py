@@ -83,7 +83,7 @@ def random_run(seed: int) -> ChangingRun:
 
 
 def _redrawn(draw: Draw, before: Models) -> Models:
-    """Models of the next plan: some as before, some gone, some anew on GPUs that are left."""
+    """Models of the next plan: some as before, some gone, some again on GPUs that are left."""
     kept = {name: before[name] for name in NAMES if name in before and draw.random() < 0.5}
     held = {
         (run.node, run.gpu)

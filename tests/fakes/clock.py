@@ -1,8 +1,8 @@
-"""A clock that stands still until somebody waits: the second adapter of `engines.clock.Clock`."""
+"""A clock that stands still until a thread waits: the second adapter of `engines.clock.Clock`."""
 
 
 class VirtualClock:
-    """Instants move only by `sleep_until_us` and by whoever sets `cpu_us` or `at_us`."""
+    """Instants move only by `sleep_until_us` and by tests that set `cpu_us` or `at_us`."""
 
     def __init__(self, at_us: int = 0) -> None:
         self.at_us = at_us

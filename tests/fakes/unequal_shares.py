@@ -1,4 +1,4 @@
-"""A plan of format 2 as somebody may write it.
+"""A plan of format 2 as a user may write it.
 
 Unequal shares, a shared pool, an entry, two policies.
 """

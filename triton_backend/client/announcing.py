@@ -15,7 +15,7 @@ PERIODS = 3  # or of so many requests, where that is longer
 AGAIN_US = 500_000  # between two announcements of one cut
 TOLERANCE = 0.1  # of rate and budget
 RENEWED = 0.5  # of a lease, after which it is renewed
-FAILED_US = 1_000_000  # after an announcement that nobody took
+FAILED_US = 1_000_000  # after an announcement that was not taken
 
 
 class Announcement(NamedTuple):
@@ -97,6 +97,6 @@ class Announcing:
         self._said_us, self._renewed_us = now_us, now_us + round(RENEWED * lease_us)
 
     def failed(self, now_us: int) -> None:
-        """Nobody took it; what was said before may still hold, or not."""
+        """It was not taken; the one before may still hold, or not."""
         self._said = None
         self._rests_until_us = now_us + FAILED_US

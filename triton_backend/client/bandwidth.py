@@ -14,8 +14,8 @@ class Bandwidth:
     """The harmonic mean of the last five uploads of at least 64 KB.
 
     Bytes sent over time taken, equal weights. An upload that was more than half as fast again as
-    their mean, or slower by as much, begins it anew: mobile links change by steps. After five
-    seconds without one a probe is due, and with it the mean begins anew: what was measured before
+    their mean, or slower by as much, begins it again: mobile links change by steps. After five
+    seconds without one a probe is due, and with it the mean begins again: what was measured before
     says nothing of now.
     """
 

@@ -172,7 +172,7 @@ class Server:
             return dict(json.loads(answer.as_numpy("answer")[0]))
 
     async def rtt_us(self) -> int | None:
-        """The least of a few round trips without a body; None where nobody answers."""
+        """The least of a few round trips without a body; None without an answer."""
         loop = asyncio.get_running_loop()
         times: list[float] = []
         try:
@@ -185,7 +185,7 @@ class Server:
         return round(min(times) * 1e6)
 
     async def probe(self, size: int) -> bool:
-        """Send so many bytes to nobody; whether the server had them all."""
+        """Send so many bytes to a sink; whether the server had them all."""
         try:
             await self._infer(PROBE_MODEL, {"probe": np.zeros((1, size), np.uint8)}, {}, PATIENCE_S)
         except RefusedError as error:

@@ -15,7 +15,7 @@ Kind = TypeVar("Kind")
 
 @dataclass_transform(frozen_default=True, kw_only_default=True)
 def message(kind: type[Kind]) -> type[Kind]:
-    """A dataclass by keywords that nobody changes.
+    """A dataclass by keywords, immutable.
 
     The type checker sees to that. Checking at run time (`frozen=True`) makes the construction of a
     decision take three times as long.
@@ -109,13 +109,13 @@ class Ride:
     Replaces what was said of the ride before. It runs once, on the vGPU that its members' paths
     name for the stage, as soon as its start has come and all members' rows are there. It may start
     sooner or with others than was said; once it runs, what comes later changes nothing of the run.
-    Rows of nobody are holes. Each member goes on from it by itself. Its end is one `RideDone`, in
-    place of the members' `StageDone`.
+    Rows without a member are holes. Each member goes on from it by itself. Its end is one
+    `RideDone`, in place of the members' `StageDone`.
 
     Attributes:
         ride_id: numbered as batches are.
         seats: rows that it has at most.
-        members: by first row; none: nobody is left, forget it.
+        members: by first row; none: no member is left, forget it.
     """
 
     ride_id: int
@@ -211,8 +211,8 @@ class JobDone:
 class JobDropped:
     """Answer this job at once that it will not be served, and forget it.
 
-    Its tasks that wait are gone with this decision. Those in a batch end with it; nobody wants what
-    they give, and no decision names them again.
+    Its tasks that wait are gone with this decision. Those in a batch end with it; none of them
+    wants what they give, and no decision names them again.
 
     Attributes:
         module: whose task was dropped; None: the job as a whole.

@@ -69,7 +69,7 @@ class Emitted:
 
 @message
 class JobCancel:
-    """Nobody wants it any more.
+    """It is not wanted any more.
 
     Tasks that are not dispatched leave their queues, others end unused.
 
@@ -95,7 +95,7 @@ class StageDone:
 
 @message
 class RideLeft:
-    """A joint run has begun: nobody boards it any more, though it should not have started yet.
+    """A joint run has begun: no batch boards it any more, though it should not have started yet.
 
     Only needed before members are given up (`BatchLost`) that were not aboard: their requests would
     board it again.

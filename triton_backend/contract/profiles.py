@@ -38,7 +38,7 @@ class ProfileKey(NamedTuple):
         return f"{share_text(self.share)} of {self.gpu_class}{basis}"
 
     def settled(self) -> "ProfileKey":
-        """The same with one spelling for a whole GPU, on which nobody else is either way."""
+        """The same with one spelling for a whole GPU, which is not shared either way."""
         return self._replace(basis=LOADED) if self.share == WHOLE_GPU else self
 
 
@@ -120,7 +120,7 @@ class InterferenceModel:
             raise InputError("interference, residuals", reason)
 
     def susceptibility(self, l2: ArrayLike, dram: ArrayLike) -> NDArray[np.float64]:
-        """Factor of a stage of these utilisations where nobody presses."""
+        """Factor of a stage of these utilisations without pressure."""
         own, memory = np.asarray(l2, dtype=np.float64), np.asarray(dram, dtype=np.float64)
         return self.c1_l2_self * own + self.c3_dram_self * memory + self.c5
 

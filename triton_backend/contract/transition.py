@@ -428,7 +428,7 @@ def steps(before: Plan, after: Plan, *, at_once: bool = False) -> tuple[Plan, ..
 
 
 def _check_slices(before: Plan, after: Plan) -> None:
-    """MIG slices are made while nobody uses their card: a change leaves them as they are.
+    """MIG slices are made while their card is not used: a change leaves them as they are.
 
     Raises:
         InputError: a node's slices would change.
@@ -439,7 +439,7 @@ def _check_slices(before: Plan, after: Plan) -> None:
         if was != then:
             gpu, slot, share = min(set(was) ^ set(then))
             text = f"slot {slot} of GPU {gpu}, {share_text(share)}, is in one plan alone"
-            reason = f"its MIG slices change ({text}); divide its cards and serve the plan anew"
+            reason = f"its MIG slices change ({text}); divide its cards and serve the plan again"
             raise InputError(f"change of plan, node {node}", reason)
 
 
@@ -481,7 +481,7 @@ class _Part:
         return {pools[k].name: n / pools[k].vgpus for k, n in counts.items() if n}
 
     def built(self, taken: frozenset[str]) -> tuple[list[Pool], list[ModelPlan]]:
-        """Its pools and models; pools named anew where their name is `taken`."""
+        """Its pools and models; pools named again where their name is `taken`."""
         there = self._pools_there()
         names = {name: f"{name}.next" if name in taken else name for name in there}
         models = [

@@ -21,7 +21,7 @@ ROWS_OPTION = "rows"
 INTERFERENCE_OPTION = "interference"
 CHECKED_BYTES = 4096
 LARGEST_VALUE = 128  # below it every datatype holds every whole number
-LOOKS = 32  # at neighbours, at most, during a run that nobody slows down
+LOOKS = 32  # at neighbours, at most, during a run without slow-down
 LOOK_US = 1_000  # at least from one to the next
 
 Pressing = Callable[[], float | None]

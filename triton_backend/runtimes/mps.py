@@ -3,9 +3,9 @@
 Here: the MPS control daemon of one node (start, check, stop) and the environment of a process that
 runs as one of v vGPUs. Nodes and profiling share it. Not here: which vGPU runs which stage.
 
-A process finds its daemon by a pipe directory; the daemon starts one server per user when the
-first process arrives. A process that does not find a daemon silently runs without MPS, so whoever
-wants v > 1 checks first.
+A process finds its daemon by a pipe directory; the daemon starts one server per user when the first
+process arrives. A process that does not find a daemon silently runs without MPS, so the process
+that wants v > 1 checks first.
 """
 
 import os

@@ -77,7 +77,7 @@ class OnnxRuntime:
                 spec.name, "cpu", 0, array.dtype.type, array.shape, array.ctypes.data
             )
         later: list[tuple[NDArray[Any], NDArray[Any]]] = []
-        varying: list[str] = []  # onnxruntime makes their memory: nobody knows how many rows come
+        varying: list[str] = []  # onnxruntime makes their memory: the number of rows is unknown
         for spec in self._computed:
             if spec.name in self._counts and out[spec.name].ndim > len(spec.shape):
                 binding.bind_output(spec.name, "cpu")

@@ -165,7 +165,7 @@ def _given_tensors(model: str, graphs: Iterable[Application]) -> tuple[TensorSpe
 
 
 def _read_of(module: Module, after: Module) -> str:
-    """The output of a module that another one reads, of a model whose tensors nobody states."""
+    """The output of a module that another one reads, of a model without stated tensors."""
     for source in after.inputs.values():
         producer, _, name = source.partition(".")
         if producer == module.name:

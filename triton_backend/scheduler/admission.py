@@ -9,7 +9,7 @@ a policy that drops heads for the sake of whole batches (`reservation-ahead`) ge
 
 One rule for the gateway and the simulator, over one row of numbers per queue. A job of an
 application is refused by the scarcest of its modules, before any of them takes it. A queue that
-jobs enter refuses a growing share of all that is offered to it, whoever offers, as its work grows:
+jobs enter refuses a growing share of all that is offered to it, by any client, as its work grows:
 at one threshold, those with more time would fill it up to where the others never get in, and a job
 that has to get in at several would hardly ever. Not here: anything at rates that the plan can
 carry; there the scheduler alone decides.

@@ -84,7 +84,7 @@ class _Kernel(Dispatcher):
     """Compiled once per type of its arguments: a constant is a number like any other."""
 
     def get_call_template(self, args: Any, kws: Any) -> Any:
-        """How a call from another kernel is typed; numba would compile anew for every constant."""
+        """How a call from another kernel is typed; numba would compile again for every constant."""
         return super().get_call_template(tuple(types.unliteral(a) for a in args), kws)
 
 

@@ -113,7 +113,7 @@ def ride_done(tables: Tables, ride: int, end_us: int) -> bool:
 def leave_behind(tables: Tables) -> bool:
     """Rides leave without members whom they can no longer wait for.
 
-    True where somebody was left.
+    True where a member was left.
     """
     left = False
     while tables.counts[0]["out"] + tables.offers.shape[1] < len(tables.out):

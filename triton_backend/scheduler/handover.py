@@ -9,7 +9,7 @@ slot, path and every reserved instant, and what they use is counted in the new t
     link of a node that both plans use   -->  that link
     anything else a guest still uses     -->  one past the new plan's own, until the next change
 
-Rides go on as guests too: who is aboard keeps the seat, nobody boards any more. Jobs go on where
+Rides go on as guests too: who is aboard keeps the seat, no batch boards any more. Jobs go on where
 the new plan has an application of the same name and the same modules (other mean rows are no
 difference); others are dropped, and their tasks leave the old tables. So new batches and guests
 never meet on a vGPU or a link. Requests of a model that the new plan does not have end as guests

@@ -188,7 +188,7 @@ def _path(tables: Tables, slot: int) -> Iterator[str]:
 def _rides(tables: Tables) -> Iterator[str]:
     """A ride holds one interval and who is aboard.
 
-    Seats apart, counted, nobody planned to come too late.
+    Seats apart, counted, none planned to come too late.
     """
     listed = _chain(tables.batches, tables.counts[0]["first_ride"], "next_ride")
     rides = np.flatnonzero((tables.batches["number"] != NONE) & (tables.batches["seats"] > 0))
@@ -222,7 +222,7 @@ def _ride(tables: Tables, slot: int) -> Iterator[str]:
     if run["resource"] == NONE or run["resource"] != tables.paths[slot, 0]:
         yield f"{name} runs on {run['resource']}, its path is {tables.paths[slot, 0]}"
     if run["start_us"] < ride["arrival_us"]:
-        yield f"{name} starts at {run['start_us']}, somebody comes at {ride['arrival_us']}"
+        yield f"{name} starts at {run['start_us']}, a member comes at {ride['arrival_us']}"
     for m, seat, batch in zip(members, seats, batches, strict=True):
         path = tables.paths[batch, m // KINDS % hops]
         if seat["ride"] != slot or seat["resource"] != NONE or path != run["resource"]:

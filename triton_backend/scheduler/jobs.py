@@ -15,7 +15,7 @@ goes on later. What ends in batches, or is dropped by a policy, only joins the l
     job:   free --new_job--> LIVE --all parts closed--> OVER --its last task--> free
                                '----a task dropped----> DEAD --its last task--> free
 
-A queue that was given tasks, or lost some, is *touched*: whoever called settles it. Here: what
+A queue that was given tasks, or lost some, is *touched*: the caller settles it. Here: what
 becomes of jobs. Not here: what is decided for queues (`policies`), plans that change (`handover`).
 """
 
@@ -275,7 +275,7 @@ def drop_request(tables: Tables, request: int, reason: int, finish_us: int) -> N
 
 @kernel
 def queue_again(tables: Tables, request: int) -> bool:
-    """A task's batch was lost: it is queued again, or forgotten where nobody wants it; then False.
+    """A task's batch was lost: it is queued again, or forgotten if it is not wanted; then False.
 
     What the batch emitted is forgotten too. Its slot is free where it is forgotten.
     """
@@ -308,7 +308,7 @@ def _take_out(tables: Tables, slot: int, place: int) -> None:
     """Take the queued tasks of a module (NONE: of all) out of their queues.
 
     A late queue's candidates may count on them: they are made too old to be sent, so that they are
-    formed anew, and wait no more for another pool's match to look at.
+    formed again, and wait no more for another pool's match to look at.
     """
     known = jobs_of(tables)
     topology = tables.topology

@@ -14,7 +14,7 @@ probe of a pipeline found. A path of two stages:
 
 Where a stage boards, a batch takes seats in a ride that ends in time for the head of its queue, the
 one that leaves first; else it opens one, with as many seats as still end in time. Where these are
-fewer than planned, it takes the seats of somebody who has time for a later ride, or opens one
+fewer than planned, it takes the seats of a member that has time for a later ride, or opens one
 before others that can wait. Time spent in waiting for a ride is no waiting for a resource. With
 `counts.hold` a ride that is opened starts later, by its own length at most, inside the gap that it
 has: who comes meanwhile boards.
@@ -202,9 +202,9 @@ def _is_alone(tables: Tables, stage: int) -> bool:
 def _displace(
     tables: Tables, offer: Record, stage: int, sender: int, samples: int, at_us: int, latest_us: int
 ) -> bool:
-    """Offer the seats of somebody who can sit in a later ride.
+    """Offer the seats of a member that can sit in a later ride.
 
-    False, and nothing changed, where nobody can. In the ride that starts first (ties: the one
+    False, and nothing changed, where none can. In the ride that starts first (ties: the one
     opened last).
     """
     counts = tables.counts[0]
@@ -349,7 +349,7 @@ def _lasts_us(tables: Tables, ride: int) -> int:
 
 @kernel
 def _leaves_us(tables: Tables, ride: int, latest_us: int) -> int:
-    """When a ride starts with somebody aboard for whom it must end by an instant.
+    """When a ride starts with a member aboard for which it must end by an instant.
 
     FAR where that cannot be. Sooner than reserved where it waits for company: not before its
     members are there, nor before its vGPU is free.

@@ -92,7 +92,7 @@ def open_ride(tables: Tables, pool: int, vgpu: int, seats: int, start_us: int, e
 def first_row(tables: Tables, ride: int, rows: int) -> int:
     """The first of so many seats side by side that are free; NONE where there are none.
 
-    It is the first of all or follows somebody's last.
+    It is the first of all or follows another's last.
     """
     seats = tables.batches[ride]["seats"]
     if tables.batches[ride]["samples"] + rows > seats:
@@ -543,7 +543,7 @@ def waits_us(tables: Tables, ride: int) -> int:
 
 @kernel
 def slack_us(tables: Tables, ride: int) -> int:
-    """How much later a ride may run with nobody late for it.
+    """How much later a ride may run with none late for it.
 
     Its members, and who follows on its vGPU.
     """
@@ -608,7 +608,7 @@ def _late_from(tables: Tables, ride: Record, start_us: int) -> int:
 
 @kernel
 def overdue_member(tables: Tables) -> int:
-    """Batch slot of somebody whom no ride can wait for any longer; NONE where there is nobody.
+    """Batch slot of a member that no ride can wait for any longer; NONE without one.
 
     A ride that should have left, and can wait, says until when.
     """

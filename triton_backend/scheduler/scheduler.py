@@ -377,7 +377,7 @@ class Scheduler:
             raise InputError(f"ride {event.ride_id}", "is not in flight")
         self._now_us = event.now_us
         self._tables.counts[0]["now_us"] = event.now_us
-        self._tables.batches[slot]["pool"] = NONE  # a ride of no pool is boarded by nobody
+        self._tables.batches[slot]["pool"] = NONE  # a ride of no pool is boarded by none
         return []
 
     def _ride_done(self, event: RideDone) -> list[Decision]:

@@ -22,7 +22,7 @@ each edge between them, and a row of numbers for every request that is a task:
 
 Taking `Tables` apart touches an object per array, which costs a rare event more than what it does.
 So the addresses and shapes of all arrays are written down once, and the kernel that gets the event
-makes the same `Tables` of them again (`addresses`, `tables_at`). Whoever holds the addresses keeps
+makes the same `Tables` of them again (`addresses`, `tables_at`). The holder of the addresses keeps
 the tables too: numbers keep no array alive.
 """
 
@@ -305,8 +305,8 @@ COUNTS = np.dtype(
             "first_ride",
             "hold",  # 1 while a probe lets rides that it opens wait for company,
             "alone",  # and boards none
-            "doors_us",  # so long before its start nobody boards a ride any more (`RideTimes`)
-            "patience_us",  # a ride waits so long at least for somebody late
+            "doors_us",  # so long before its start no batch boards a ride (`RideTimes`)
+            "patience_us",  # a ride waits so long at least for a late member
         )
     ]
 )
@@ -536,7 +536,7 @@ def _chain(records: Records, link: str, first_new: int, first_free: int) -> int:
 def lacks_batches(tables: Tables) -> bool:
     """True if fewer slots are free than one dispatch may take.
 
-    Its own, and one per ride that it opens. Where it boards, somebody else may open one.
+    Its own, and one per ride that it opens. Where it boards, another may open one.
     """
     counts = tables.counts[0]
     slot = counts["free_batch"]

@@ -96,7 +96,8 @@ class RideTimes(NamedTuple):
     """The time rides get where messages take time (µs); 0 where they take none.
 
     Attributes:
-        doors_us: so long before its start nobody boards any more: the worker would not hear of it.
+        doors_us: so long before its start no batch boards any more: the worker would not hear of
+            it.
         patience_us: a ride waits so long at least for a member that is late, though others become
             later than reserved: what the shell keeps back of deadlines pays for that.
     """
@@ -449,7 +450,7 @@ def set_pace(topology: Topology, row: int, latency_us: Integers, lead: Lead) -> 
 
 
 def with_latencies(made: Topology, before: Topology, lead: Lead) -> Topology:
-    """A topology made anew (with other link paces), with latencies and queues of the one before."""
+    """A new topology (with other link paces) with latencies and queues of the one before."""
     made.latency_us[:] = before.latency_us
     _bound(made, lead)
     return made._replace(queues=before.queues)

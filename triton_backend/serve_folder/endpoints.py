@@ -89,7 +89,7 @@ class Endpoints:
     Attributes:
         http, grpc, metrics: ports.
         address: of gRPC, and of HTTP where gRPC has no TLS.
-        metrics_address: of Prometheus' endpoint, which asks nobody for a token.
+        metrics_address: of Prometheus' endpoint, which asks for no token.
         opened: of `OPENABLE`, what is answered without the token.
         accept_old_server: the wheel's Triton may listen beyond loopback.
 
@@ -140,7 +140,7 @@ class Endpoints:
 
         Raises:
             InputError: files are no certificates, an address is open on the old server, or
-                somebody else listens on a port.
+                another process listens on a port.
         """
         if self.tls is not None:
             self.tls.check()
@@ -258,7 +258,7 @@ class Endpoints:
 
 
 def is_loopback(address: str) -> bool:
-    """True if nobody on another machine can reach an address."""
+    """True if no other machine can reach an address."""
     try:
         return ipaddress.ip_address(address).is_loopback
     except ValueError:

@@ -1,4 +1,4 @@
-"""Files written whole or not at all, and folders that are nobody else's."""
+"""Files written whole or not at all, and folders of one owner."""
 
 import os
 import stat

@@ -133,13 +133,13 @@ def first_names(plan: Plan, settings: ServeSettings) -> GenerationNames:
 
 
 def _free_ports(base_port: int, taken: Iterable[int]) -> Iterator[int]:
-    """TCP ports of workers that nobody has yet."""
+    """TCP ports of workers, not in use yet."""
     others = set(taken)
     return (port for port in count(base_port + FIRST_WORKER_PORT) if port not in others)
 
 
 def render_settings(folder: Path, plan: Plan, options: ServeOptions) -> ServeSettings:
-    """Begin a serve folder anew: settings with a fresh instance name and token, no models."""
+    """Begin a serve folder again: settings with a fresh instance name and token, no models."""
     return _begin(ServeSettings.begin(folder, plan, options))
 
 

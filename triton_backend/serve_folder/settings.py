@@ -1,8 +1,8 @@
 """The settings of a running system.
 
-One dataclass, which the offline half writes and every process reads. `ServeOptions` is what whoever
-serves a plan may choose; `ServeSettings` adds what makes one running system of it: names, folders,
-the token. The file is `settings.json` in the serve folder.
+One dataclass, which the offline half writes and every process reads. `ServeOptions` is what the
+process that serves a plan may choose; `ServeSettings` adds what makes one running system of it:
+names, folders, the token. The file is `settings.json` in the serve folder.
 """
 
 import json

@@ -1,9 +1,9 @@
-"""The state file of a running system: written by its keeper, read by whoever speaks to the system.
+"""The state file of a running system.
 
-The *keeper* is the process that starts tritonserver and keeps it well. `state.json` says which
-process it is, and the server's; where each endpoint is, and the token. It is gone when the system
-was stopped, and left over where the keeper was killed. Keeper and rollouts both change it: each
-under its lock.
+Written by its keeper, read by programs that speak to the system. The *keeper* is the process that
+starts tritonserver and keeps it well. `state.json` says which process it is, and the server's;
+where each endpoint is, and the token. It is gone when the system was stopped, and left over where
+the keeper was killed. Keeper and rollouts both change it: each under its lock.
 """
 
 import contextlib

@@ -3,7 +3,7 @@
 The settings are written once per start (`serve_folder/settings.py`); every rollout adds a folder
 `generations/N` with a completed `plan.json`. A `Deployment` is both together and answers where
 things are: sockets, segments, layouts, slots. All processes compute the same answers from the same
-two files, so nobody has to send them.
+two files, so none has to send them.
 """
 
 import hashlib
@@ -216,7 +216,7 @@ class Deployment:
     def _largest_job(self, application: str) -> int:
         """Most samples of a request of an application: each of its modules takes them at once.
 
-        One where a module reads the request for each of the rows that another one gives it: nobody
+        One where a module reads the request for each of the rows that another one gives it: none
         tells which sample such a row is of.
         """
         graph = self.applications[self.application_numbers[application]]
@@ -256,7 +256,7 @@ class Deployment:
 
     @cached_property
     def shelved(self) -> frozenset[str]:
-        """Models whose outputs go to shelves, whoever asked.
+        """Models whose outputs go to shelves, for any client.
 
         Those that modules of applications run. With two gateways all do: then a batch holds
         requests of two fronts, neither of which could gather it, nor take the other's part of the

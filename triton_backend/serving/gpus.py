@@ -4,7 +4,7 @@ Workers of a class that is divided by MIG get their slice by its uuid, and a dae
 where several of them share it: each may then use all of the slice, as it was measured.
 
 Stages on CPU classes and emulated stages need nothing of this. The daemon of a node is shared by
-the generations that live side by side during a rollout, so whoever leaves last stops it.
+the generations that live side by side during a rollout, so the last to leave stops it.
 """
 
 from triton_backend.contract.shares import Mig, mig_cell, runs_beside
@@ -47,7 +47,7 @@ class NodeGpus:
             self._daemon.start()
 
     def stop(self) -> None:
-        """Stop MPS where nobody uses it any more."""
+        """Stop MPS where it is not used any more."""
         for daemon in self._in_slice.values():
             daemon.stop_if_idle()
         if self.shared and self._mig is None:

@@ -440,7 +440,7 @@ def _result(
 
 
 def decision_cost(world: World, cycle_us: float) -> DecisionCost:
-    """How many decisions there were and what they took; `cycle_us` is 0 where nobody timed."""
+    """How many decisions there were and what they took; `cycle_us` is 0 if not timed."""
     counts = world.tables.counts[0]
     batches, decisions = int(counts["batches"]), int(world.cursor[0]["decisions"])
     ticks = world.ticks[:decisions]

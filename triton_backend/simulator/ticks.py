@@ -1,7 +1,8 @@
 """The CPU's cycle counter, for timing single decisions inside the compiled loop.
 
-A cycle count is no time: whoever wants microseconds hands in a clock and scales by it. Results of
-a simulation never depend on it. Without the JIT there is no counter and every count is 0.
+A cycle count is no time: a caller that wants microseconds hands in a clock and scales by it.
+Results of a simulation never depend on it. Without the JIT there is no counter and every count is
+0.
 """
 
 from typing import Any

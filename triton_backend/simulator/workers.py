@@ -11,7 +11,7 @@ What a batch lasts beside those on other vGPUs of its GPU (`cursor.interference`
               that run on the other vGPUs at this moment (`contract.profiles.InterferenceModel`)
     off       as if it were alone
 
-A ride runs once for all who sit in it, as soon as its start has come and nobody is missing.
+A ride runs once for all who sit in it, as soon as its start has come and no member is missing.
 
 At every start and end on a GPU the batches that run there are timed again. Work is whole 1/1024 µs
 and factors are whole 1/2**20, so that every machine agrees; ends are rounded to whole µs.
@@ -118,7 +118,7 @@ def await_stage(world: World, slot: int, now_us: int) -> None:
 
 @kernel
 def depart(world: World, ride: int, now_us: int) -> None:
-    """Run a ride, or let it wait for its vGPU, where its start has come and nobody is missing."""
+    """Run a ride whose start has come, with all members, or let it wait for its vGPU."""
     if world.runs[ride]["number"] != world.tables.batches[ride]["number"]:
         return  # opened at this instant: it is yet to be carried out
     if world.runs[ride]["phase"] != RESTING or world.tables.batches[ride]["missing"] > 0:
@@ -227,7 +227,7 @@ def _queue_of(world: World, batch: int) -> int:
 
 @kernel
 def _is_first(world: World, slot: int, member: int, queue: int) -> bool:
-    """True if nobody who boarded a ride after a member is of its queue."""
+    """True if no later member of a ride is of its queue."""
     other = world.tables.batches[slot]["aboard"]
     while other != member:
         if _queue_of(world, batch_of(world.tables, other)) == queue:

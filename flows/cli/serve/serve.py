@@ -115,7 +115,7 @@ def _start(
         _check_port(ports, given, settings)
         # A rollout loads the nodes of the next plan through this host's own Triton.
         reachable = replace(ports, address=host) if ports.address == LOOPBACK else ports
-        # Rendering begins the folder anew, so nobody may be using it.
+        # Rendering begins the folder again, so no process may use it.
         check_can_start(folder, reachable)
         stop(folder)
         render_host(folder, given, plan, host, asked.artifacts)

@@ -1,6 +1,6 @@
 """Limits between flows, kept by the Prefect server: one writer of the warehouse, one per device.
 
-A limit has one holder and is made where nobody did, so that it can never be forgotten. What becomes
+A limit has one holder and is made where none was, so that it can never be forgotten. What becomes
 of one whose holder is killed: `prefect_lease`.
 """
 

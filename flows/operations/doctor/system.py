@@ -155,11 +155,11 @@ def _mode(path: Path) -> int:
 
 @check("keeper")
 def keeper(at: Surroundings) -> Iterator[Finding]:
-    """The process that starts tritonserver anew when it dies."""
+    """The process that restarts tritonserver when it dies."""
     try:
         state = whole_state_file(at.state.serve)
     except InputError as error:
-        yield problem(str(error), "`poolpipe serve` begins anew then")
+        yield problem(str(error), "`poolpipe serve` begins again then")
         return
     if state is None:
         yield good("nothing is served from here")
@@ -187,5 +187,5 @@ def gateways(at: Surroundings) -> Iterator[Finding]:
             yield good(f"{name} {how}")
         else:
             yield problem(
-                f"{name} {how}, nobody takes requests if the other one dies", "see server.log"
+                f"{name} {how}, no server takes requests if the other one dies", "see server.log"
             )

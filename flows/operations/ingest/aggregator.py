@@ -100,7 +100,7 @@ class EventAggregator:
 
     Attributes:
         instance: the life's name in the warehouse.
-        skipped: lines that could not be used: torn ones, and those of a plan nobody knows.
+        skipped: lines that could not be used: torn ones, and those of an unknown plan.
     """
 
     find_plan: PlanFinder
@@ -167,12 +167,12 @@ class EventAggregator:
         )
 
     def _plan(self, item: Mapping[str, Any]) -> None:
-        # One anchor for a whole life: a wall clock that is set back must not say minutes anew.
+        # One anchor for a whole life: a wall clock that is set back must not say minutes again.
         anchor = self.header or Header("", 0, item["now_us"], item["wall_us"])
         self.instance = self.instance or _instance(anchor.wall_us)
         self.now_us = item["now_us"]
         if not item["rollout"]:
-            self.batches.clear()  # their ids begin anew
+            self.batches.clear()  # their ids begin again
             self.rides.clear()
         self.use(anchor._replace(plan_id=item["plan_id"], generation=item["generation"]))
 
@@ -211,7 +211,7 @@ class EventAggregator:
     def _job(self, kind: str, item: Mapping[str, Any], plan: Plan) -> None:
         """A job, numbered as no other request is, or what becomes of it."""
         if item.get("job_id") in self.requests and kind == "JobArrival":
-            return  # begun anew
+            return  # begun again
         if kind in {"JobArrival", "RefusedJob"}:
             name = plan.applications[item["application"]].name
             self._open(item.get("job_id", REFUSED), name, item)
@@ -227,7 +227,7 @@ class EventAggregator:
             self._module_runs(item, 0, plan)
 
     def _job_dropped(self, item: Mapping[str, Any]) -> None:
-        """Nobody wants a job any more: it begins anew, or has failed, or was dropped."""
+        """A job is not wanted any more: it begins again, or has failed, or was dropped."""
         reason = item["reason"]
         if reason == DropReason.FAILED.text:
             self._end([item["job_id"]], self.now_us, failed=True)

@@ -83,7 +83,7 @@ class _Life:
                 if not piece.bytes_read:
                     break
                 total += piece
-        if ended:  # another life has begun: nobody will say what became of the open requests
+        if ended:  # another life has begun: outcomes of the open requests are lost
             self._aggregator.lost()
             self._position = replace(self._position, ended=True)
             total += self._store(files[-1], "ended")
@@ -114,7 +114,7 @@ class _Life:
         try:
             self._aggregator.take(json.loads(line))
         except (ValueError, KeyError, IndexError, TypeError):
-            self._aggregator.skipped += 1  # torn by a crash, and written on by nobody
+            self._aggregator.skipped += 1  # torn by a crash, and never continued
 
     def _store(self, path: Path, digest: str) -> Ingested:
         rows = self._aggregator.take_rows()

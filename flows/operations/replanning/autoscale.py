@@ -376,7 +376,7 @@ def watch_second(state: LiveState, system: System, say: Callable[[str], None]) -
     except PoolPipeError as error:
         say(f"no rates: {error}")
         return
-    # A gateway that was started anew counts from 0 again.
+    # A gateway that was restarted counts from 0 again.
     counts = {n: max(0, c - state.before.get(n, 0)) / state.unread_s for n, c in now.items()}
     for _ in range(max(1, round(state.unread_s))):
         state.tracker.second(counts)

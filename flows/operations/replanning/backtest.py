@@ -51,7 +51,7 @@ class Period:
 class Backtest:
     """All periods, and the plan for the highest rates that would have served without replanning.
 
-    The highest rates are those that came, not forecast ones: nobody could have known them.
+    The highest rates are those that came, not forecast ones: they cannot have been known.
     """
 
     names: tuple[str, ...]

@@ -1,7 +1,7 @@
 """Replanning: what was measured, what comes, a plan for it, and whether it is worth a rollout.
 
 Old and new plan are simulated on the same arrivals: the busiest minutes that were measured, drawn
-anew from a seed. What is not simulated is not claimed: quiet minutes are served by both.
+again from a seed. What is not simulated is not claimed: quiet minutes are served by both.
 """
 
 from collections.abc import Mapping, Sequence

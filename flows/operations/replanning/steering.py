@@ -344,7 +344,7 @@ def with_entries(
     entries: Mapping[str, Sequence[Entry]],
     left_out: Container[tuple[str, str]] = (),
 ) -> Workload:
-    """The workload with these entries; a model that nobody asks for keeps one of hardly any rate.
+    """The workload with these entries; a model without demand keeps one of hardly any rate.
 
     Models without entries stay as they are.
     """
@@ -575,7 +575,7 @@ class CutsGuide:
         last = self.counts[-1][1] if self.counts else {}
         # Entries of the plan before last are not counted any more.
         if any(counts[key] < n for key, n in last.items() if key in counts):
-            self.counts.clear()  # a gateway that was started anew counts from 0 again
+            self.counts.clear()  # a gateway that was restarted counts from 0 again
             self.said.clear()
             self.kinds.clear()
         self.counts.append((self.now_s, counts))

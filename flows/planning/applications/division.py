@@ -72,7 +72,7 @@ class Oracle(Protocol):
 
     @property
     def guess_every(self) -> int:
-        """Boxes between attempts at plans from budgets that nobody proposed."""
+        """Boxes between attempts at plans from budgets that none proposed."""
         ...
 
     def least(self, most: Sequence[int]) -> tuple[float, Sequence[int]]:

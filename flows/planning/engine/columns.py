@@ -1,12 +1,13 @@
 """Columns: ways to supply demands that use up resources, as arrays.
 
-A column j costs cost_j, supplies a_dj of demands d and uses u_rj of resources r. A master program has D + R rows,
-demands first; a column is sparse in them:
+A column j costs cost_j, supplies a_dj of demands d and uses u_rj of resources r. A master program
+has D + R rows, demands first; a column is sparse in them:
 
     rows     0 … D - 1    demands      a_dj ≥ 0
              D … D + R-1  resources    u_rj ≥ 0
 
-Here: the arrays, and a pool that keeps each column once. Not here: where columns come from (`pricing`).
+Here: the arrays, and a pool that keeps each column once. Not here: where columns come from
+(`pricing`).
 """
 
 from collections.abc import Sequence
@@ -102,7 +103,10 @@ class Columns:
         )
 
     def capped(self, most: Floats) -> "Columns":
-        """The same where no column counts for more than most [D + R] in a row: more than is asked for is worth nothing."""
+        """The same where no column counts for more than most [D + R] in a row.
+
+        More than is asked for is worth nothing.
+        """
         values = np.minimum(self.values, most[self.rows])
         return Columns(
             cost=self.cost, starts=self.starts, rows=self.rows, values=values, group=self.group,

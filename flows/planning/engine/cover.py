@@ -1,15 +1,18 @@
-"""Column generation: the linear optimum over all columns, its prices, and a bound that no plan beats.
+"""Column generation.
 
-The master program over the columns known gives prices; the pricer answers them with columns that would pay off; they
-join, until none does. Prices of a master program swing, so columns are first sought half way between them and the
-prices of the best bound (Wentges 1997); where that brings nothing new, at the master's own.
+The linear optimum over all columns, its prices, and a bound that no plan beats. The master program
+over the columns known gives prices; the pricer answers them with columns that would pay off; they
+join, until none does. Prices of a master program swing, so columns are first sought half way
+between them and the prices of the best bound (Wentges 1997); where that brings nothing new, at the
+master's own.
 
 Whatever the prices π, μ ≥ 0, and whatever columns are known, no plan costs less than (weak duality)
 
     Lagrange   π·need - μ·capacity + Σ_g n_g r_g + Σ_f min over lower ≤ y_f ≤ upper of r_f y_f
-               r_g: no column of group g has a lower reduced cost; n_g: most_g where r_g < 0, else fewest_g
+               r_g: no column of group g has a lower reduced cost; n_g: most_g where r_g < 0, else
+                   fewest_g
     Farley     f · (π·need - μ·capacity) + the same for free columns at prices f π, f μ
-               f = min over groups of cheapest_g / (cheapest_g - r_g): no column is left a negative reduced cost
+               f = min over groups of cheapest_g / (cheapest_g - r_g): no reduced cost stays below 0
 
 and the same at prices that the pricer itself has made feasible. The greatest of them counts.
 """
@@ -38,7 +41,8 @@ class Relaxed:
         value: of the linear master program over the columns known; infinite where none was solved.
         bound: no plan costs less; minus infinity where nothing is proven.
         duals: the prices that prove it.
-        mixed: the master program's optimum, counts in the order of `pool.columns`; None where there is none.
+        mixed: the master program's optimum, counts in the order of `pool.columns`; None where there
+            is none.
     """
 
     value: float
@@ -48,7 +52,7 @@ class Relaxed:
 
 
 def bound_at(cover: Cover, pricer: Pricer, duals: Duals, priced: Priced) -> tuple[float, Duals]:
-    """What no plan costs less than, by a pricer's answer, and the prices that prove it."""
+    """A bound by a pricer's answer, and the prices that prove it."""
     best = (at_prices(cover, pricer, duals, priced.least), duals)
     least = np.minimum(priced.least, 0.0)
     below = least < 0
@@ -66,14 +70,14 @@ def bound_at(cover: Cover, pricer: Pricer, duals: Duals, priced: Priced) -> tupl
 
 
 def at_prices(cover: Cover, pricer: Pricer, duals: Duals, least: Floats) -> float:
-    """What no plan costs less than if no column of a group has a reduced cost below least [G] (Lagrange)."""
+    """The Lagrange bound if no column of a group has a reduced cost below least [G]."""
     copies = np.where(least < 0, pricer.most, pricer.fewest)
     counted = (least != 0) & (copies != 0)  # no copies, and copies at 0, cost nothing: 0 · inf is 0
     return _worth(cover, duals) + float(copies[counted] @ least[counted])
 
 
 def _worth(cover: Cover, duals: Duals) -> float:
-    """What prices say that the demands cost, free columns at their best."""
+    """The cost of the demands at prices, free columns at their best."""
     worth = float(duals.demand @ cover.need - duals.resource @ cover.capacity)
     columns = cover.free.columns
     if not len(columns):
@@ -215,8 +219,8 @@ def relax(
 class Screen:
     """Columns that a better plan may have, by prices and their bound.
 
-    A plan with a column of reduced cost r costs bound + r - base_g at least: what the bound counts for the group g
-    already, it counts in this column's place.
+    A plan with a column of reduced cost r costs bound + r - base_g at least: what the bound counts
+    for the group g already, it counts in this column's place.
 
     Attributes:
         columns: those found.
@@ -239,7 +243,9 @@ class Screen:
 
 
 def screened(cover: Cover, pricer: Pricer, duals: Duals, known: float, most: int) -> Screen:
-    """Columns that a plan cheaper than one known may have: those that lose no more than is open to the bound.
+    """Columns that a plan cheaper than one known may have.
+
+    Those that lose no more than is open to the bound.
 
     Args:
         cover: what is asked for.

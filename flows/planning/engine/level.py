@@ -1,9 +1,9 @@
 """The highest level of demand that is within reach.
 
-What a level takes (GPUs, the share of all resources) rises with it, nearly in proportion, so the next level to try is
-guessed from a straight line through what is known on both sides, and kept away from both ends (regula falsi with
-bounds). At a fixed level, demands are fixed, and a column counts for no more than is asked: that makes the relaxation
-much tighter where resources are few.
+What a level takes (GPUs, the share of all resources) rises with it, nearly in proportion, so the
+next level to try is guessed from a straight line through what is known on both sides, and kept away
+from both ends (regula falsi with bounds). At a fixed level, demands are fixed, and a column counts
+for no more than is asked: that makes the relaxation much tighter where resources are few.
 
 Here: where to look. Not here: what a level takes (`cover`).
 """
@@ -27,7 +27,10 @@ _TOLERANCE = 1e-9
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bracket:
-    """Levels on both sides of the highest: `low` is reached, `high` is not, as far as was looked."""
+    """Levels on both sides of the highest.
+
+    `low` is reached, `high` is not, as far as was looked.
+    """
 
     low: float
     high: float
@@ -69,7 +72,10 @@ def bracket(
 def _guess(
     low: tuple[float, float], high: tuple[float, float], available: float, close: float
 ) -> float:
-    """A level between two, from what both take; past the line by a little, so that both ends close in."""
+    """A level between two, from what both take.
+
+    Past the line by a little, so that both ends close in.
+    """
     width = high[0] - low[0]
     if not np.isfinite(high[1] + low[1]) or high[1] <= low[1]:
         return low[0] + width / 2
@@ -101,9 +107,10 @@ def highest(
     most: float = np.inf,
     falls: float = 1e-4,
 ) -> tuple[Cover, Relaxed]:
-    """The highest level, relaxed: the cover that bounds it and its relaxation, whose bound is minus that level.
+    """The highest level, relaxed.
 
-    No plan is above the bound b of the relaxation, so no column need count for more than b · weight: relaxed again
+    The cover that bounds it and its relaxation, whose bound is minus that level. No plan is above
+    the bound b of the relaxation, so no column need count for more than b · weight: relaxed again
     with that cap the bound falls, until it falls by less than a share.
 
     Args:

@@ -5,8 +5,9 @@
     resource_r: Σ_j u_rj x_j + Σ_f u_rf y_f ≤ capacity_r       dual μ_r
     x ≥ 0, lower_f ≤ y_f ≤ upper_f
 
-Free columns y are the family's own: a level that is maximised (cost -1, takes from every demand), resources that are
-lent at a high cost. The linear program is kept warm while columns join; the whole one is built for either solver.
+Free columns y are the family's own: a level that is maximised (cost -1, takes from every demand),
+resources that are lent at a high cost. The linear program is kept warm while columns join; the
+whole one is built for either solver.
 """
 
 from collections.abc import Callable
@@ -22,7 +23,7 @@ from flows.planning.solver.program import Program, ProgramBuilder
 
 _SEED = 0
 _MISSED = 1e3
-"""What a whole demand that is missed costs, in units of all that the plan may otherwise cost."""
+"""The cost of a missed demand, in units of all that the plan may otherwise cost."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,10 +48,10 @@ class Cover:
         need: [D] of every demand.
         capacity: [R] of every resource.
         free: columns of the family's own.
-        cap: [D] what one column counts for at most; the need itself where whole columns cover fixed demands,
-            infinite where a level is maximised.
-        missed: [D] what a unit of a demand that is not met costs; infinite where columns known at the start can meet
-            every demand.
+        cap: [D] what one column counts for at most; the need itself where whole columns cover fixed
+            demands, infinite where a level is maximised.
+        missed: [D] what a unit of a demand that is not met costs; infinite where columns known at
+            the start can meet every demand.
     """
 
     need: Floats
@@ -189,7 +190,7 @@ class Whole:
 
 
 Extra = Callable[[ProgramBuilder, Columns, Ints], None]
-"""Adds variables and rows of the family's own to a whole program, given its columns and their variables."""
+"""Adds a family's own variables and rows to a whole program, given its columns."""
 
 
 def whole_program(

@@ -1,13 +1,13 @@
-"""What the engine asks of a family: prices in, columns out, and what every column costs at least.
+"""The interface of a family: prices in; columns and a bound on reduced costs out.
 
 At prices π ≥ 0 of demands and μ ≥ 0 of resources a column has the reduced cost
 
     r_j = cost_j - π · a_j + μ · u_j
 
-Columns come in groups; a plan has between fewest_g and most_g of each (a GPU of a class has one pattern, a model has
-exactly one way, a shared stage is built once; infinite where any number may be taken). A pricer answers with columns
-of low reduced cost and, by group, a number that no column of it is below. From these any prices prove a bound
-(`cover.bound_at`).
+Columns come in groups; a plan has between fewest_g and most_g of each (a GPU of a class has one
+pattern, a model has exactly one way, a shared stage is built once; infinite where any number may be
+taken). A pricer answers with columns of low reduced cost and, by group, a number that no column of
+it is below. From these any prices prove a bound (`cover.bound_at`).
 """
 
 from dataclasses import dataclass
@@ -60,7 +60,8 @@ class Priced:
         columns: of low reduced cost, the lowest of each group among them where `proven`.
         least: [G] no column of a group has a lower reduced cost.
         proven: whether `least` holds for all columns; else it is what was found.
-        feasible: prices near those asked, at which no column has a negative reduced cost, where the pricer knows some.
+        feasible: prices near those asked, at which no column has a negative reduced cost, where the
+            pricer knows some.
     """
 
     columns: Columns
@@ -87,8 +88,8 @@ class Pricer(Protocol):
 
     Attributes:
         fewest, most: [G] columns of each group in a plan, copies counted.
-        cheapest: [G] no column of a group costs less; 0 where nothing is known. Where it is 0 and `most` is infinite,
-            only `Priced.feasible` proves a bound.
+        cheapest: [G] no column of a group costs less; 0 where nothing is known. Where it is 0 and
+            `most` is infinite, only `Priced.feasible` proves a bound.
         quick: whether `price` has a faster form that proves nothing.
     """
 
@@ -115,5 +116,5 @@ class Pricer(Protocol):
         ...
 
     def within(self, duals: Duals, cap: Floats, slack: Floats, most: int) -> Within:
-        """Columns whose reduced cost is at most slack [G], nearly `most` of them if there are more."""
+        """Columns of a reduced cost of at most slack [G]; nearly `most` if there are more."""
         ...

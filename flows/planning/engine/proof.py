@@ -2,14 +2,16 @@
 
 Two ways, which a family may use one after the other:
 
-* **By slack**: columns that a better plan may have are enumerated (`cover.screened`), and a ladder of whole programs
-  over them, the cheapest first, finds plans; the last rung holds all of them and settles it.
-* **By parts**: where exact pricing is itself a hard program (a model on many kinds of GPUs), what each group costs at
-  least is raised step by step, where most is open first, until the sum says that nothing better is left. A column that
-  a step finds cheaper than what was known goes back to the master program.
+* **By slack**: columns that a better plan may have are enumerated (`cover.screened`), and a ladder
+  of whole programs over them, the cheapest first, finds plans; the last rung holds all of them and
+  settles it.
+* **By parts**: where exact pricing is itself a hard program (a model on many kinds of GPUs), what
+  each group costs at least is raised step by step, where most is open first, until the sum says
+  that nothing better is left. A column that a step finds cheaper than what was known goes back to
+  the master program.
 
-Effort is counted in steps and nodes, never in seconds, so that the same inputs give the same plan; the watch may end
-it earlier.
+Effort is counted in steps and nodes, never in seconds, so that the same inputs give the same plan;
+the watch may end it earlier.
 """
 
 from collections.abc import Callable, Sequence
@@ -81,7 +83,7 @@ def by_slack(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Least:
-    """What a step says of a group: no column has a lower reduced cost; and those it found."""
+    """Result of a step for a group: the least reduced cost, and the columns found."""
 
     reduced: float
     columns: Columns
@@ -127,7 +129,7 @@ class Parts:
     effort: int = 0
 
     def value(self, least: Floats) -> float:
-        """What no plan costs less than if no column is below `least` [G]."""
+        """The bound if no column is below `least` [G]."""
         return at_prices(self.cover, self.pricer, self.duals, least)
 
     def raise_to(

@@ -1,7 +1,8 @@
 """Whole plans: integer programs over chosen columns, and dives.
 
-A ladder of programs over the columns of least reduced cost, more of them on each rung, looks for plans that beat
-the one before. A dive relaxes, takes what is whole (or else the largest count as 1), and relaxes what is left.
+A ladder of programs over the columns of least reduced cost, more of them on each rung, looks for
+plans that beat the one before. A dive relaxes, takes what is whole (or else the largest count as
+1), and relaxes what is left.
 
 Here: plans. Not here: what they prove (`proof`).
 """
@@ -31,7 +32,8 @@ class Incumbent:
         cost: infinite before the first.
         columns: those it uses.
         counts: [n] of each.
-        judge: the true cost of columns and counts, infinite where they are no plan; without it the columns' costs.
+        judge: the true cost of columns and counts, infinite where they are no plan; without it the
+            columns' costs.
     """
 
     cost: float = np.inf
@@ -56,7 +58,10 @@ class Incumbent:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rung:
-    """A program over so many columns: nodes of its tree, and the share of the time left that it may take."""
+    """A program over so many columns.
+
+    Nodes of its tree, and the share of the time left that it may take.
+    """
 
     columns: int
     nodes: int
@@ -89,7 +94,9 @@ def restricted(
     limits: Limits,
     tools: Tools,
 ) -> float:
-    """The whole program over some columns; what plans of these that beat the incumbent cost at least.
+    """The whole program over some columns.
+
+    What plans of these that beat the incumbent cost at least.
 
     Args:
         cover: what is asked for.
@@ -113,7 +120,10 @@ def restricted(
 
 
 def _most(cover: Cover, columns: Columns) -> Floats:
-    """[n] how often a column can be taken: as often as its scarcest resource holds it, or demands want it."""
+    """[n] how often a column can be taken.
+
+    As often as its scarcest resource holds it, or demands want it.
+    """
     amount, of = np.concatenate([cover.need, cover.capacity]), columns.of_columns()
     free = cover.free.columns  # takes from demands, lends resources: what is asked or there is open
     amount[free.rows[free.values < 0]] = np.inf
@@ -140,7 +150,9 @@ def dive(
     rounds: int = DIVE_ROUNDS,
     last: Callable[[Cover], Columns] | None = None,
 ) -> tuple[Columns, Ints]:
-    """Columns taken a few at a time, what is left relaxed again each time; the plan may miss something.
+    """Columns taken a few at a time, what is left relaxed again each time.
+
+    The plan may miss something.
 
     Args:
         cover: what is asked for.

@@ -28,7 +28,8 @@ PHASES = Option(
     kind=str,
     default="even",
     choices=(ANY_PHASE, "even"),
-    help="Pools serve clients that send at equal gaps in any phase, or by their rates alone. Any: entries of one rate.",
+    help="Pools serve clients that send at equal gaps in any phase, or by their rates alone. "
+    "Any: entries of one rate.",
 )
 OPTIONS = (
     INSTANCES,
@@ -53,7 +54,8 @@ OPTIONS = (
         kind=str,
         default="similarity",
         choices=("similarity", "distance"),
-        help="Edges of the graph that groups are cut from; distance is the paper's formula as printed.",
+        help="Edges of the graph that groups are cut from; distance is the paper's formula as "
+        "printed.",
     ),
     Option(
         name="budget_rule",

@@ -1,29 +1,31 @@
-"""Which entries of one rate meet, alignment stages shared or not, by branch and price (space `pools`).
+"""Groups of entries of one rate, alignment stages shared or not, by branch and price.
 
-A group has a shared stage s of blocks [J, M). Its entries that start at J board; those of a start p < J are cut into
-bundles, each with an alignment stage of its own:
+A group has a shared stage s of blocks [J, M). Its entries that start at J board; those of a start p
+< J are cut into bundles, each with an alignment stage of its own:
 
     minimise    sum_g cost_g z_g                            z_g in {0, 1}, groups g
     cover_e:    sum over g with e of z_g >= 1               (dual pi_e)
-    once_s:     sum over g on s of z_g <= 1                 two groups on one stage are one, which never costs more
+    once_s:     sum over g on s of z_g <= 1                 two groups on one stage are one
 
-Pricing is exact. Where rates are equal, a shared stage costs by how many it carries, and of the entries of a start that
-are chosen neighbours by limit share a bundle (exchange two members: no bundle's least limit falls). So for every s the
-largest sum of duals less bundles of k entries is a dynamic program over entries by falling limit:
+Pricing is exact. Where rates are equal, a shared stage costs by how many it carries, and of the
+entries of a start that are chosen neighbours by limit share a bundle (exchange two members: no
+bundle's least limit falls). So for every s the largest sum of duals less bundles of k entries is a
+dynamic program over entries by falling limit:
 
-    best[k, o] of k entries taken, the last o of them in a bundle that is still open; it is paid for when it is closed,
-    at the time that its tightest entry has left beside s
+    best[k, o] of k entries taken, the last o of them in an open bundle
 
-The starts' sums are added over all ways to divide k. L(pi) = sum pi + sum_s min(0, least reduced cost of s) bounds every
-plan, and L(pi) + (reduced cost of s) every plan that uses s: stages that no better plan can use are dropped, and so are
-ways to come to a stage. So does f sum pi, with f so small that no group has a negative reduced cost (Farley). Whoever
-has a longer limit can have the seat of another one of its start, so duals fall with limits.
-Plans are made of groups, seats passed on in the same way, then of ways in a few whole numbers (`seats`), which is a proof
-where no way is missing.
-Then, for few items, branches: an entry's shared stage comes before another one or not, in the order of junctions and
-times.
+A bundle is paid for when it closes, at the time that its tightest entry has left beside s. The
+starts' sums are added over all ways to divide k. L(pi) = sum pi + sum_s min(0, least reduced cost
+of s) bounds every plan, and L(pi) + (reduced cost of s) every plan that uses s: stages that no
+better plan can use are dropped, and so are ways to come to a stage. So does f sum pi, with f so
+small that no group has a negative reduced cost (Farley). An entry that has a longer limit can have
+the seat of another one of its start, so duals fall with limits. Plans are made of groups, seats
+passed on in the same way, then of ways in a few whole numbers (`seats`), which is a proof where no
+way is missing. Then, for few items, branches: an entry's shared stage comes before another one or
+not, in the order of junctions and times.
 
-Here: pricing, the relaxation, the tree. Not here: groups in which entries of a start never share (`partition`).
+Here: pricing, the relaxation, the tree. Not here: groups in which entries of a start never share
+(`partition`).
 """
 
 import heapq
@@ -55,7 +57,7 @@ _TINY = 1e-7
 _GROUPS, _GROUP_NODES = 150, 50  # of which a plan is made, and nodes
 _GROUP_GAP = 2e-3  # of that program, as of the relaxation (`_CLOSE`)
 _MIP_NODES = 200  # to prove
-_STEPS_BY_SEATS = 200  # that a plan of many items costs at most, where programs of seats find any
+_STEPS_BY_SEATS = 200  # times the bound: limit of a plan of many items by programs of seats
 _CLOSE = 2e-3  # of the relaxation of many items, where it ends
 _WAYS = ((45, 200), (100, 50))  # of which a plan is made, and nodes
 _MOST_WAYS = 1_000  # of all plans up to a cost, to prove that there is none, or to find one
@@ -73,11 +75,11 @@ class Arrays(NamedTuple):
     block         [starts]
     junction, time, kind    [stages]
     cost          [stages, items + 1] of so many entries
-    curve         [starts, blocks, kinds, 2] where options of an alignment stage begin in `option_time`, and how many
+    curve         [starts, blocks, kinds, 2] where options begin in `option_time`, and number
     option_time   rising within a curve
     lowest_from   [starts, blocks, kinds] where a curve's costs begin in `lowest`
     lowest        by number of entries, then by how many options are in time: the least cost
-    part          [stages, items] what an entry pays at least for its alignment stage, whoever shares it
+    part          [stages, items] the least an entry pays for its alignment stage, shared or not
     others        [starts, items] whether an item is of another start
     """
 
@@ -97,7 +99,10 @@ class Arrays(NamedTuple):
 
 
 class Room(NamedTuple):
-    """Where kernels work: best [items + 1 of them, items + 1, items + 1], sums [starts + 1, items + 1] twice."""
+    """Where kernels work.
+
+    Best [items + 1 of them, items + 1, items + 1], sums [starts + 1, items + 1] twice.
+    """
 
     best: Any
     own: Any
@@ -119,7 +124,10 @@ def _in_time(curve: Any, times: Any, left: float) -> int:
 
 @kernel
 def _take(taken: int, pi: float, best: Floats, lowest: Floats, at: int, width: int) -> None:
-    """One entry more: not taken, in the open bundle, or the one that closes it; up to `taken` before it."""
+    """One entry more: not taken, in the open bundle, or the one that closes it.
+
+    Up to `taken` before it.
+    """
     for k in range(taken, -1, -1):
         closed = -np.inf
         for o in range(k + 1):
@@ -140,9 +148,9 @@ def _bundled(
     room: Room,
     keep: int,
 ) -> int:
-    """Fill in the largest gain of every number of entries, up to `most`, that align; returns the largest number.
+    """Fill in the largest gain of every number of entries, up to `most`, that align.
 
-    `room.best[step, k, o]`; without `keep` every step is step 0.
+    Returns the largest number. `room.best[step, k, o]`; without `keep` every step is step 0.
     """
     junction, kind = arrays.junction[stage], arrays.kind[stage]
     first, end = arrays.first[start], arrays.first[start + 1]
@@ -173,7 +181,10 @@ def _bundled(
 
 @kernel
 def _boarding(start: int, stage: int, pi: Floats, allowed: Mask, arrays: Arrays, room: Room) -> int:
-    """Fill in the largest gain of every number of entries that board directly; returns the most of them."""
+    """Fill in the largest gain of every number of entries that board directly.
+
+    Returns the most of them.
+    """
     own, taken = room.own[start], 0
     own[0] = 0.0
     for item in range(arrays.first[start], arrays.first[start + 1]):
@@ -192,7 +203,10 @@ def _boarding(start: int, stage: int, pi: Floats, allowed: Mask, arrays: Arrays,
 
 @kernel
 def _gains(stage: int, pi: Floats, allowed: Mask, limit: int, arrays: Arrays, room: Room) -> int:
-    """Fill in `room.total[starts, k]`, the largest gain of k entries, up to `limit`; returns the most of them."""
+    """Fill in `room.total[starts, k]`, the largest gain of k entries, up to `limit`.
+
+    Returns the most of them.
+    """
     starts, most = len(arrays.block), 0
     for k in range(room.total.shape[1]):
         room.total[0, k] = -np.inf
@@ -220,9 +234,10 @@ def _gains(stage: int, pi: Floats, allowed: Mask, limit: int, arrays: Arrays, ro
 def _at_least(
     stage: int, pi: Floats, allowed: Mask, below: float, arrays: Arrays, gains: Floats
 ) -> tuple[float, int, float]:
-    """No group on a stage has a lower reduced cost: every entry pays its part of an alignment stage only.
+    """No group on a stage has a lower reduced cost.
 
-    Also from how many entries on no group is below `below`, and what those larger ones have at least.
+    Every entry pays its part of an alignment stage only. Also from how many entries on no group is
+    below `below`, and what those larger ones have at least.
     """
     taken = 0
     for item in range(len(pi) - 1, -1, -1):  # those of the least limits gain most
@@ -256,7 +271,7 @@ def price(
     least: Floats,
     size: Ints,
 ) -> None:
-    """Fill in the least reduced cost of a group on each of some stages, and how many entries it has.
+    """Fill in the least reduced cost of a group on each of some stages, and its size.
 
     Where that is `below` or more for sure, it is only bounded from below, and the number is 0.
     """
@@ -400,7 +415,7 @@ def _take_with(
     own: Floats,
     far: float,
 ) -> None:
-    """`_take`, with a second layer of `best`, [2, k, o], where some bundle has been paid by `own`, [number].
+    """`_take` with a second layer of `best`, [2, k, o]: some bundle is paid by `own` [number].
 
     `far` is infinite where the entry is too late for that.
     """
@@ -428,9 +443,10 @@ def _no_dearer(one: Floats, other: Floats, most: int) -> bool:
 
 @kernel_entry
 def rows_needed(start: int, stage: int, own: Floats, arrays: Arrays, kept: Ints) -> int:
-    """Fill in options of a start's alignment stages that no other one replaces beside a stage; how many they are.
+    """Fill in options of a start's alignment stages that no other one replaces beside a stage.
 
-    What counts of an option's time is who is in time with it, and of its costs those of so many entries.
+    How many they are. What counts of an option's time is who is in time with it, and of its costs
+    those of so many entries.
 
     Args:
         start: of the alignment stages.
@@ -477,7 +493,7 @@ def price_options(
     room: Room,
     least: Floats,
 ) -> None:
-    """Fill in the least reduced cost of a group on a stage that has an alignment stage of some option of a start.
+    """Fill in the least reduced cost of a group on a stage with an alignment stage of a start.
 
     Args:
         stage: the shared stage.
@@ -526,7 +542,7 @@ class _Column:
 
 @dataclass(slots=True)
 class Proven:
-    """Groups whose entries of one start share alignment stages, and what every such plan costs at least."""
+    """Groups whose entries of a start share alignment stages, and a bound on such plans."""
 
     groups: list[Group]
     value: float
@@ -596,7 +612,7 @@ class Pricing:
         self.stages = self._needed()
 
     def _needed(self) -> Ints:
-        """Stages that, for some number of entries, cost less than every faster one of their junction and kind."""
+        """Stages that some number of entries makes cheaper than every faster one of their kind."""
         arrays, kept = self.arrays, list[int]()
         lowest: dict[tuple[int, int], Floats] = {}
         last = float(arrays.limit.max())
@@ -616,7 +632,10 @@ class Pricing:
     def least(
         self, stages: Ints, pi: Floats, allowed: Mask, below: float = math.inf
     ) -> tuple[Floats, Ints]:
-        """The least reduced cost on each of some stages, and the size of that group; from `below` on a bound."""
+        """The least reduced cost on each of some stages, and the size of that group.
+
+        From `below` on a bound.
+        """
         least, size = np.zeros(len(stages)), np.zeros(len(stages), dtype=np.int64)
         price(stages, pi, allowed, below, self.arrays, self.room, least, size)
         return least, size
@@ -629,10 +648,11 @@ class Pricing:
         return least, size
 
     def bound(self, stages: Ints, pi: Floats, least: Floats) -> tuple[float, float, Floats]:
-        """What every plan costs at least, by a part of duals; that part, and the least reduced costs at it.
+        """A bound by a part of duals; that part, and the least reduced costs at it.
 
-        Either the stages' negative reduced costs are added to all duals, or so small a part of these is taken that no
-        group, which costs a vGPU at least, has one (Farley): where hundreds of stages are nearly alike that is far higher.
+        Either the stages' negative reduced costs are added to all duals, or so small a part of
+        these is taken that no group, which costs a vGPU at least, has one (Farley): where hundreds
+        of stages are nearly alike that is far higher.
         """
         whole, one = float(pi.sum()), self.arrays.cost[stages, 1]
         added = whole + float(np.minimum(least, 0.0).sum())
@@ -658,7 +678,7 @@ class Pricing:
         return found
 
     def ways_within(self, stages: Ints, pi: Floats, slack: float) -> dict[Way, float] | None:
-        """Ways of some stages that groups of a reduced cost of at most `slack` may have, with the least; None: too many."""
+        """Ways of groups with a reduced cost of at most `slack`, with the least; None: too many."""
         found: dict[Way, float] = {}
         count, arrays = len(self.order), self.arrays
         own: dict[tuple[int, int, int], Floats] = {}
@@ -721,7 +741,7 @@ class Pricing:
         return _Column(stage=stage, items=tuple(int(i) for i in items), cost=cost)
 
     def moved(self, columns: Sequence[_Column]) -> list[_Column]:
-        """Groups in which entries have the seats of others of their start with shorter limits, each one seat."""
+        """Groups in which entries take seats of others of their start with shorter limits."""
         seats = [(item, number) for number, column in enumerate(columns) for item in column.items]
         seats.sort(reverse=True)  # the shortest limits of each start first
         own: list[list[int]] = [[] for _ in columns]
@@ -748,7 +768,7 @@ class Pricing:
 
 
 class _Relaxation:
-    """The master program over the groups known that a node allows, with `once` rows for some stages."""
+    """The master program over the groups that a node allows, with `once` rows for some stages."""
 
     def __init__(
         self, pricing: Pricing, stages: Ints, allowed: Mask, *, once: bool, dear: Floats
@@ -771,7 +791,7 @@ class _Relaxation:
         self.values = np.zeros(0)
 
     def _exchange(self) -> None:
-        """Whoever has a longer limit can sit where the next one of its start does: no dual is below a longer limit's.
+        """Order of duals: an entry can sit where the next shorter limit of its start does.
 
         Without these duals move about between alike entries, and hundreds of rounds go by.
         """
@@ -859,13 +879,13 @@ class _Search:
         return math.ceil(bound / self.step - 1e-6) * self.step if whole else bound
 
     def closed(self, bound: float) -> bool:
-        """True if nothing better than what is known is left above a bound, or nothing that is wanted."""
+        """True if nothing better than the incumbent, or nothing wanted, is left above a bound."""
         if self.most is not None and (self.value <= self.most or self.raised(bound) > self.most):
             return True
         return self.value - self.raised(bound) <= self.gap * self.value
 
     def useful(self, bound: float, least: Floats) -> Mask:
-        """Stages that a better plan may use, from a bound and the reduced costs that belong to it."""
+        """Stages that a better plan may use, from a bound and its reduced costs."""
         with_one = bound + np.maximum(least, 0.0)
         if self.step:
             with_one = np.ceil(with_one / self.step - 1e-6) * self.step
@@ -881,7 +901,7 @@ class _Search:
     def relax(
         self, relaxation: _Relaxation, start: Floats | None = None
     ) -> tuple[float, Floats, Ints]:
-        """The bound of a node, the duals that prove it, and the stages that a better plan may use."""
+        """The bound of a node, its duals, and the stages that a better plan may use."""
         self.nodes += 1
         pricing, stages, allowed = self.pricing, relaxation.stages, relaxation.allowed
         relaxation.add(self.pool.values())
@@ -990,7 +1010,7 @@ class _Search:
         return [columns[n] for n in np.argsort(reduced, kind="stable").tolist()]
 
     def _limits(self, bound: float, nodes: int, most: float = math.inf) -> Limits:
-        """Of a program whose plans are of interest if they are better than the best known, or wanted."""
+        """Limits of a program whose plans count if better than the incumbent, or wanted."""
         most = min(self._better(), most, math.inf if self.most is None else self.most)
         enough = self.raised(bound) if self.most is None else max(self.raised(bound), self.most)
         return Limits(
@@ -1002,9 +1022,10 @@ class _Search:
         )
 
     def prove(self, bound: float, pi: Floats, stages: Ints) -> float:
-        """The best plan of all ways that better plans than the best known may have; a bound of all plans.
+        """The best plan of all ways that better plans than the best known may have.
 
-        Where costs have steps, each one above the bound is tried by itself, which few ways can have.
+        A bound of all plans. Where costs have steps, each one above the bound is tried by itself,
+        which few ways can have.
         """
         pricing = self.pricing
         least, _ = pricing.least(stages, pi, pricing.everywhere(), self.value - bound)
@@ -1024,7 +1045,7 @@ class _Search:
         return lowest
 
     def _costs(self, bound: float) -> list[float]:
-        """That a better plan can have, from the least on."""
+        """Values that a better plan can have, from the least on."""
         most = self._better()
         if not self.step:
             return [most]
@@ -1043,14 +1064,20 @@ class _Search:
         nodes: int = _MIP_NODES,
         most: float = math.inf,
     ) -> float:
-        """Take the best plan of ways; what one that beats the best known and costs up to `most` costs at least."""
+        """Take the best plan of ways.
+
+        What one that beats the best known and costs up to `most` costs at least.
+        """
         found = seated(self.pricing.field, ways, self._limits(bound, nodes, most))
         place = np.argsort(self.pricing.order)
         self.take([self.pricing.made(s, np.sort(place[i])) for s, i in found.items().items()])
         return found.bound
 
     def branch(self, relaxation: _Relaxation) -> tuple[int, int] | None:
-        """An item and a stage: is the item's stage up to this one or after it? None: every item has one stage."""
+        """An item and a stage.
+
+        Is the item's stage up to this one or after it? None: every item has one stage.
+        """
         held = np.zeros((relaxation.items, len(relaxation.stages)))
         for column, value in relaxation.support():
             at = int(np.searchsorted(relaxation.stages, column.stage))

@@ -1,15 +1,18 @@
 """The best plan of a group of entries that meet at one junction (Graft, section 4.3, repaired).
 
-A group has a junction J, a shared stage [J, M) and its option (class, share, batch). Entries that start at J board
-it directly; every other one has an alignment stage [p, J) of its own, the cheapest that leaves the shared stage
-its time. Each entry keeps its own budget (or all the least one, `--budget-rule group`):
+A group has a junction J, a shared stage [J, M) and its option (class, share, batch). Entries that
+start at J board it directly; every other one has an alignment stage [p, J) of its own, the cheapest
+that leaves the shared stage its time. Each entry keeps its own budget (or all the least one,
+`--budget-rule group`):
 
     cost(G) = min over J >= max p, options s of [J, M):
         price_s n_s(sum of rates) + sum over e with p_e < J of C(p_e, J, q_e)(limit_e - T_s)
-        where T_s <= limit_e for e with p_e = J;    C(i, j, q)(t): least cost of blocks [i, j) at rate q within t
+        where T_s <= limit_e for e with p_e = J
 
-No grid of budgets is needed: only options where a curve falls matter. An entry alone has no alignment stage
-unless two stages are cheaper than one.
+C(i, j, q)(t) is the least cost of blocks [i, j) at rate q within t.
+
+No grid of budgets is needed: only options where a curve falls matter. An entry alone has no
+alignment stage unless two stages are cheaper than one.
 
 Here: curves as flat arrays and the kernels over them. Not here: which entries form groups.
 """
@@ -63,7 +66,8 @@ class Group:
     Attributes:
         items: their numbers.
         root: option of the shared stage, by its number among all (`Field`).
-        aligned: by item the option of its alignment stage, by its number in `Field.align`; -1: none.
+        aligned: by item the option of its alignment stage, by its number in `Field.align`; -1:
+            none.
     """
 
     items: tuple[int, ...]
@@ -73,7 +77,10 @@ class Group:
 
 
 class Arrays(NamedTuple):
-    """Arrays of a `Field`, for kernels; most vGPUs of a stage; whether a group has its least limit."""
+    """Arrays of a `Field`, for kernels.
+
+    Most vGPUs of a stage; whether a group has its least limit.
+    """
 
     block: Any
     limit: Any
@@ -167,7 +174,7 @@ class Field:
 
     @property
     def arrays(self) -> Arrays:
-        """What kernels take."""
+        """Arguments of kernels."""
         return Arrays(
             block=self.block,
             limit=self.limit,
@@ -229,9 +236,10 @@ class Field:
         return out
 
     def parts_beside(self, counts: Ints | None = None) -> Floats:
-        """[R, items] what an item pays at least for an alignment stage that others of its start share.
+        """[R, items] the least an item pays for an alignment stage shared by its start.
 
-        That is its part of the cheapest vGPUs in time: all of them where all items of its start fill them, else one.
+        That is its part of the cheapest vGPUs in time: all of them where all items of its start
+        fill them, else one.
 
         Args:
             counts: of each item; None: 1.
@@ -298,7 +306,7 @@ def _beside(curve: int, junction: int, kind: int, left: float, arrays: Arrays) -
 
 @kernel
 def _direct(junction: int, members: Ints, count: int, least: float, arrays: Arrays) -> float:
-    """The least limit of those that board at a junction; `FAR` where nobody does."""
+    """The least limit of those that board at a junction; `FAR` if none does."""
     direct = FAR
     for m in range(count):
         if arrays.block[members[m]] == junction:
@@ -310,7 +318,7 @@ def _direct(junction: int, members: Ints, count: int, least: float, arrays: Arra
 def _alignments(
     root: int, junction: int, members: Ints, count: int, least: float, most: float, arrays: Arrays
 ) -> float:
-    """What alignment stages beside a root cost; at least `most` where that is exceeded."""
+    """The cost of alignment stages beside a root; at least `most` where that is exceeded."""
     cost, kind = 0.0, arrays.root_kind[root]
     for m in range(count):
         e = members[m]
@@ -380,7 +388,10 @@ def best_of(members: Ints, arrays: Arrays) -> tuple[float, int]:
 
 @kernel_entry
 def best_of_subsets(members: Ints, cost: Floats, root: Ints, arrays: Arrays) -> None:
-    """Fill in cost and root of every subset of the items, by its bits; `members` is room for them."""
+    """Fill in cost and root of every subset of the items, by its bits.
+
+    `members` is room for them.
+    """
     for subset in range(1, len(cost)):
         count = 0
         for item in range(len(members)):
@@ -392,7 +403,7 @@ def best_of_subsets(members: Ints, cost: Floats, root: Ints, arrays: Arrays) -> 
 
 @kernel_entry
 def cheapest_partition(cost: Floats, total: Floats, last: Ints) -> None:
-    """Fill in the least total of every subset cut into groups, and the group that holds its first item."""
+    """Fill in the least total of every subset cut into groups, and its first item's group."""
     total[0] = 0.0
     for subset in range(1, len(cost)):
         first = subset & -subset

@@ -1,22 +1,24 @@
 """Which items meet in a group, at the least cost, with a proof (space `groups`).
 
-Up to `MOST_SUBSETS` subsets: the best plan of every one of them, then the cheapest partition by dynamic programming
-(3^n steps).
+Up to `MOST_SUBSETS` subsets: the best plan of every one of them, then the cheapest partition by
+dynamic programming (3^n steps).
 
-Beyond: column generation. Sets: classes i of alike items (m_i of them), groups g (an option of a shared stage, so many
-items of each class). Two groups of one option may be one, which never costs more.
+Beyond: column generation. Sets: classes i of alike items (m_i of them), groups g (an option of a
+shared stage, so many items of each class). Two groups of one option may be one, which never costs
+more.
 
     minimise    sum_g cost_g z_g                z_g >= 0, whole
     cover_i:    sum_g count_ig z_g >= m_i       (dual pi_i)
 
-Pricing, for every option s of every junction: items by falling (pi_i - alignment_is) / rate_i fill n vGPUs of s; the
-reduced cost is price_s n - sum (pi_i - alignment_is). Where rates are multiples of one rate g, what is left of n vGPUs
-is filled with a fraction of the next item in whole g: that bounds every group of the option from below. Duals scaled
-by the largest factor that leaves no group a negative reduced cost bound the whole (Farley). Where only whole percents
-are paid, the bound rises to the next.
+Pricing, for every option s of every junction: items by falling (pi_i - alignment_is) / rate_i fill
+n vGPUs of s; the reduced cost is price_s n - sum (pi_i - alignment_is). Where rates are multiples
+of one rate g, what is left of n vGPUs is filled with a fraction of the next item in whole g: that
+bounds every group of the option from below. Duals scaled by the largest factor that leaves no group
+a negative reduced cost bound the whole (Farley). Where only whole percents are paid, the bound
+rises to the next.
 
-With many items a class holds items of nearly equal limits: plans are made with its least limit, the bound with its
-largest.
+With many items a class holds items of nearly equal limits: plans are made with its least limit, the
+bound with its largest.
 """
 
 import math
@@ -218,7 +220,10 @@ def _needed(field: Field, loads: Floats) -> NDArray[np.bool_]:
 
 @dataclass(frozen=True, slots=True)
 class _Look:
-    """Prefixes of every option, [options, classes] each: reduced cost with the last class whole or in part."""
+    """Prefixes of every option, [options, classes] each.
+
+    Reduced cost with the last class whole or in part.
+    """
 
     pricing: _Pricing
     pi: Floats
@@ -266,7 +271,7 @@ class _Look:
         return lowest
 
     def exact(self, bound: Floats, pi: Floats) -> tuple[Floats, list[_Column]]:
-        """Bounds that hold with equality where they were below 0, and groups that `pi` does not pay for."""
+        """Bounds set to 0 where they were below, and groups that `pi` does not pay for."""
         pricing = self.pricing
         bound, found = bound.copy(), list[_Column]()
         units, total = pricing.units, int(pricing.units.sum())
@@ -338,10 +343,10 @@ def by_columns(field: Field, watch: Watch, *, gap: float, whole: bool) -> Partit
 
 
 def bound_of_pools(field: Field, watch: Watch) -> float:
-    """What every plan costs at least in which entries of one start may share alignment stages too.
+    """A bound on plans in which entries of one start may share alignment stages, too.
 
-    An entry then pays its part of the cheapest vGPUs that are in time: all of them where all entries of its
-    start fill them, else of one vGPU.
+    An entry then pays its part of the cheapest vGPUs that are in time: all of them where all
+    entries of its start fill them, else of one vGPU.
     """
     classes = classes_of(field)
     counts = np.array([len(c.items) for c in classes], dtype=np.int64)

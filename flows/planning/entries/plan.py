@@ -1,6 +1,7 @@
-"""Entries planned: a rule or the exact way for every model, the objective, pools on GPUs, pipelines.
+"""Entries planned.
 
-Here: which rule, rates under throughput, what is paid, where pools lie. Not here: groups (`groups`, `partition`,
+A rule or the exact way for every model, the objective, pools on GPUs, pipelines. Here: which rule,
+rates under throughput, what is paid, where pools lie. Not here: groups (`groups`, `partition`,
 `similar`), pools of groups (`pooling`).
 """
 
@@ -87,7 +88,7 @@ class Solved:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Placed:
-    """Every model and shadow pool, with the runs of their pools and the whole GPUs of each class."""
+    """Models and shadow pools, with the runs of their pools and whole GPUs by class."""
 
     models: list[Solved]
     shadows: list[Shadow | None]
@@ -103,7 +104,7 @@ Rule = Callable[[ModelTable, Inputs, PlanOptions], Solved]
 
 
 class _Found(NamedTuple):
-    """Plans, what every plan of a space costs at least, the best of them by groups, how many groups were looked at."""
+    """Plans, their bound, the best of them by groups, and how many groups were looked at."""
 
     plans: list[Pooled]
     proven: float
@@ -143,7 +144,7 @@ def exactly(table: ModelTable, inputs: Inputs, options: PlanOptions) -> Solved:
 
 
 def _step_of(table: ModelTable, options: PlanOptions) -> float:
-    """What costs are multiples of, a percent of a GPU where GPUs are counted; 0: any."""
+    """The step of costs, a percent of a GPU where GPUs are counted; 0: any."""
     if options.objective not in ("share", "gpus", "throughput"):
         return 0.0
     step = 1.0 if options.objective == "share" else PER_PERCENT / WHOLE_GPU
@@ -186,7 +187,10 @@ def _by_seats(field: Field, inputs: Inputs, options: PlanOptions, *, whole: bool
 
 
 def _by_groups(field: Field, inputs: Inputs, options: PlanOptions, *, whole: bool) -> _Found:
-    """Entries of any rates: the cheapest groups, then alignment stages shared where that costs less."""
+    """Entries of any rates.
+
+    The cheapest groups, then alignment stages shared where that costs less.
+    """
     groups = exact(field, inputs.watch, gap=options.gap, whole=whole)
     found = _Found(
         [pooled(field, groups.groups)], groups.bound, groups.value, groups.columns, GROUPS
@@ -226,7 +230,10 @@ def _similar(field: Field, grouping: Grouping) -> list[Group]:
 
 
 def by_rule(table: ModelTable, field: Field, groups: Sequence[Group]) -> Solved:
-    """Groups as a plan whose equal stages stay apart, as the papers' systems run them; it has no bound."""
+    """Groups as a plan whose equal stages stay apart, as the papers' systems run them.
+
+    It has no bound.
+    """
     note = f"{table.name}: {len(table.entries)} entries in {len(field.items)} fragments"
     return Solved(
         table=table,
@@ -301,7 +308,8 @@ def require_reachable(field: Field, *, chains: bool = True) -> None:
         if least > limit:
             reason = (
                 f"budget less margin allows {us_to_ms(limit):.3f} ms of"
-                f" {us_to_ms(entry.budget_us):.3f} ms, its least latency is {us_to_ms(round(least)):.3f} ms"
+                f" {us_to_ms(entry.budget_us):.3f} ms,"
+                f" its least latency is {us_to_ms(round(least)):.3f} ms"
             )
         else:
             reason = (
@@ -323,7 +331,7 @@ def plan(rule: Rule, inputs: Inputs, options: PlanOptions) -> Outcome:
     """
     watch = Stopwatch()
     if options.pinned_models or options.minimum_rps:
-        raise InputError("options", "entries are planned anew as a whole, at the rates they list")
+        raise InputError("options", "entries are planned as a whole, at the rates they list")
     level, most = 1.0, math.inf
     if options.objective == "throughput":
         level, most, placed = _highest(rule, inputs, options)
@@ -364,7 +372,7 @@ def plan(rule: Rule, inputs: Inputs, options: PlanOptions) -> Outcome:
 
 
 def billing_of(options: PlanOptions) -> str:
-    """What of a GPU is paid.
+    """The paid part of a GPU.
 
     Raises:
         InputError: entries cannot be billed so.
@@ -386,8 +394,9 @@ def _whole_gpus(options: PlanOptions) -> bool:
 def _within(rule: Rule, inputs: Inputs, options: PlanOptions, level: float) -> tuple[Placed, float]:
     """A plan on the cluster's GPUs, and what any plan costs at least.
 
-    Classes that have too few GPUs are made dearer until the plan fits. Where there is one, exact plans pay for what
-    their shares leave of a GPU (`read_tables`); other rules have the least cost alone. The bound is that without.
+    Classes that have too few GPUs are made dearer until the plan fits. Where there is one, exact
+    plans pay for what their shares leave of a GPU (`read_tables`); other rules have the least cost
+    alone. The bound is that without.
     """
     weights: dict[str, float] = {}
     wastes = iter(_WASTES if rule is exactly else ())
@@ -448,7 +457,7 @@ def _highest(rule: Rule, inputs: Inputs, options: PlanOptions) -> tuple[float, f
     needed = math.fsum(_least_work(table) for table in read_tables(inputs, options))
     above = most = gpus / needed
     low, best = 0.0, None
-    inputs = replace(inputs, prove=False)  # whether it fits counts
+    inputs = replace(inputs, prove=False)  # only fitting counts
     if len(inputs.workload.models) == 1:
         inputs = replace(inputs, most=float(gpus))
     level = above
@@ -530,9 +539,10 @@ class _TooFewError(Exception):
 def _placed(
     inputs: Inputs, options: PlanOptions, models: list[Solved], shadows: list[Shadow | None]
 ) -> Placed:
-    """Runs of every pool: parts of percents wherever they fit, equal parts of one model by divisors.
+    """Runs of every pool.
 
-    What the plan in force has goes on where it is, unless whole GPUs are paid.
+    Parts of percents wherever they fit, equal parts of one model by divisors. What the plan in
+    force has goes on where it is, unless whole GPUs are paid.
     """
     cluster = inputs.cluster
     keeps = options.previous is not None and not _whole_gpus(options)

@@ -1,8 +1,10 @@
-"""Groups to pools of vGPUs: equal stages become one pool, alignment stages of one start join where that costs less.
+"""Groups to pools of vGPUs.
 
-Pools that run the same blocks on the same share with the same batch carry their rates together: never dearer. Beside
-the shared stage of a group, entries of one start may share alignment stages (space `pools`): sorted by the time that
-is left, neighbours share one whose batch fits the tightest of them, cut where the sum is least.
+Equal stages become one pool, alignment stages of one start join where that costs less. Pools that
+run the same blocks on the same share with the same batch carry their rates together: never dearer.
+Beside the shared stage of a group, entries of one start may share alignment stages (space `pools`):
+sorted by the time that is left, neighbours share one whose batch fits the tightest of them, cut
+where the sum is least.
 """
 
 import math
@@ -30,8 +32,10 @@ class Step:
 
     Attributes:
         key: what it is.
-        part: number of those that must share a pool at least: a shared stage, a joined alignment stage.
-        price, work: of a vGPU; vGPUs per sample/s. Stages of other waits, which need others, are other pools.
+        part: number of those that must share a pool at least: a shared stage, a joined alignment
+            stage.
+        price, work: of a vGPU; vGPUs per sample/s. Stages of other waits, which need others, are
+            other pools.
     """
 
     key: Key
@@ -66,7 +70,7 @@ class Pooled:
 def pooled(
     field: Field, groups: Sequence[Group], *, joined: bool = False, apart: bool = False
 ) -> Pooled:
-    """Pools of groups as they are, with joined alignment stages, or each stage apart from its equals."""
+    """Pools of groups as they are, with joined alignment stages, or all stages apart."""
     chains: list[Chain] = []
     parts = count()
     for group in groups:
@@ -152,7 +156,7 @@ def _single(field: Field, group: Group, parts: Iterator[int]) -> dict[int, Step]
 
 
 def _joined(field: Field, group: Group, parts: Iterator[int]) -> dict[int, Step]:
-    """Alignment stages of a group, neighbours by the time left put together where that costs less."""
+    """Alignment stages of a group, neighbours by time left joined where that costs less."""
     found: dict[int, Step] = {}
     junction = int(field.root_junction[group.root])
     kind, time = int(field.root_kind[group.root]), float(field.root_time[group.root])
@@ -216,10 +220,10 @@ def _neighbours(
 
 
 def joined_by_subsets(field: Field) -> list[Group] | None:
-    """The cheapest groups when entries of one start may share alignment stages; None: too many of a start.
+    """The cheapest groups when entries of one start may share alignment stages.
 
-    cost[G, s] of every subset G on every shared stage s: its own vGPUs, and for every start the cheapest way
-    to share alignment stages, over all ways.
+    None: too many of a start. cost[G, s] of every subset G on every shared stage s: its own vGPUs,
+    and for every start the cheapest way to share alignment stages, over all ways.
     """
     starts = {int(b): np.flatnonzero(field.block == b) for b in np.unique(field.block)}
     if max(map(len, starts.values())) > MOST_BUNDLED:

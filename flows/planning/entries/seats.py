@@ -1,17 +1,20 @@
-"""Entries of one rate by seats: who sits where is sorted out afterwards, so that a plan is a few whole numbers.
+"""Entries of one rate by seats.
 
-A way is a shared stage s and how entries of a start come to it: directly, or by an alignment stage a. It has seats, and
-takes as long as both stages, tau. An entry may take a seat where tau is in its limit; limits and times are sorted, so
-the seats go round if for every limit there are as many seats in time as entries that need one (Hall):
+Who sits where is sorted out afterwards, so that a plan is a few whole numbers. A way is a shared
+stage s and how entries of a start come to it: directly, or by an alignment stage a. It has seats,
+and takes as long as both stages, tau. An entry may take a seat where tau is in its limit; limits
+and times are sorted, so the seats go round if for every limit there are as many seats in time as
+entries that need one (Hall):
 
     minimise    sum_s price_s n_s + sum_w price_w m_w       n_s, m_w vGPUs, x_w seats, all whole
     stage_s:    sum over ways w of s of x_w <= c_s n_s      c: seats of a vGPU
     way_w:      x_w <= c_w m_w                              where it has an alignment stage
-    cover_pi:   r_p(i-1) + sum over w of p that are in time from i on of x_w - r_pi >= entries from i on, up to the next
+    cover_pi:   r_p(i-1) + sum over w of p in time from i on of x_w - r_pi >= entries
 
-r_pi are seats that are left for entries of larger limits.
+The entries are those from limit i up to the next; r_pi are seats left for larger limits.
 
-Here: the best plan of ways that are given; ways for thousands of entries. Not here: those of a proof (`branch_and_price`).
+Here: the best plan of ways that are given; ways for thousands of entries. Not here: those of a
+proof (`branch_and_price`).
 """
 
 import math
@@ -35,7 +38,10 @@ _CLOSE, _ENOUGH = 2e-3, 1.5e-2  # gap of the program; above the bound, where a p
 
 
 class Way(NamedTuple):
-    """A root (`Field`), the block that entries start at, and the row of their alignment stage; -1: they board directly."""
+    """A root (`Field`), the block that entries start at, and the row of their alignment stage.
+
+    -1: they board directly.
+    """
 
     root: int
     start: int
@@ -62,7 +68,10 @@ class Seated:
 
 
 def one_rate(field: Field) -> bool:
-    """True if seats count for these items: equal rates, and any number of vGPUs, so that equal stages are one."""
+    """True if seats count for these items.
+
+    Equal rates, and any number of vGPUs, so that equal stages are one.
+    """
     return field.table.most == ANY_NUMBER and len(set(field.rate.tolist())) == 1
 
 
@@ -154,9 +163,9 @@ def _taken(field: Field, ways: tuple[Ints, Floats], seats: Ints) -> Ints:
 def many_seated(field: Field, watch: Watch) -> Seated:
     """A plan of many items of one rate, and what any plan costs at least.
 
-    Every item costs its part of the cheapest stages that are in time at least: that is the bound. Ways are few shared
-    stages at which items' parts and a part of a vGPU of every stage cost least, opened one by one, and few alignment
-    stages before each of them, chosen alike.
+    Every item costs its part of the cheapest stages that are in time at least: that is the bound.
+    Ways are few shared stages at which items' parts and a part of a vGPU of every stage cost least,
+    opened one by one, and few alignment stages before each of them, chosen alike.
     """
     parts = field.parts_beside()
     whole = float(field.rate.sum())

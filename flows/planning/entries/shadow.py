@@ -1,11 +1,12 @@
-"""Shadow pools: vGPUs of one size that run every tail of a model, so that any cut is served at once (Graft, section 6).
+"""Shadow pools.
 
-A client that moves its cut comes in where nothing was planned for it; until a plan knows it, it is served here. The
-pool is the cheapest that carries a stated rate of whole models, one by one so that nobody waits for company, each within
-a stated time. Entries with time for it may use it beside their own pools; at every other block there is an entry more,
-with the SLO as budget.
+VGPUs of one size that run every tail of a model, so that any cut is served at once (Graft, section
+6). A client that moves its cut comes in where nothing was planned for it; until a plan knows it, it
+is served here. The pool is the cheapest that carries a stated rate of whole models, one by one so
+that none waits for company, each within a stated time. Entries with time for it may use it beside
+their own pools; at every other block there is an entry more, with the SLO as budget.
 
-    pool       [0, M) [1, M) ... [M-1, M)        one row per block, batches of one, all on the same vGPUs
+    pool       [0, M) [1, M) ... [M-1, M)    a row per block, batches of one, same vGPUs
     cheapest   over shares: price x ceil(rate L(0, M)), L(0, M) within the time
 """
 
@@ -31,7 +32,8 @@ SHADOW_OPTIONS = (
         name="shadow_rps",
         kind=float,
         default=0.0,
-        help="Rate that a shadow pool of every model with entries carries, whatever the cut; 0: none.",
+        help="Rate that a shadow pool of every model with entries carries, whatever the cut; "
+        "0: none.",
         least=0.0,
         most=1e7,
     ),
@@ -76,7 +78,7 @@ class Shadow:
         return self.latency_us(entry.block) <= limit_us
 
     def to_place(self, cluster: Cluster, in_force: "Held") -> ShareToPlace:
-        """What of it is placed; `in_force` as of `places_in_force`."""
+        """The placed part of it; `in_force` as of `places_in_force`."""
         table, size = self.table, self.table.sizes[self.size]
         tails = ((first, table.blocks) for first in range(table.blocks))
         content = frozenset((table.name, tail, 1) for tail in tails)
@@ -90,7 +92,7 @@ class Shadow:
         )
 
     def memory_gib(self, gpu_class: GpuClass) -> float:
-        """What the process of one of its vGPUs takes: every tail is a stage of its own."""
+        """Memory of one vGPU's process: every tail is a stage of its own."""
         blocks = self.table.blocks
         tails = [stage_memory(self.table.profile, (first, blocks)) for first in range(blocks)]
         return worker_memory_gib(gpu_class, tails)
@@ -112,7 +114,9 @@ def places_in_force(plan: Plan, cluster: Cluster) -> Held:
 
 
 def shadow_of(table: ModelTable, slo_us: int, options: PlanOptions) -> Shadow | None:
-    """The cheapest shadow pool of a model; None where none is asked for, or the model lists no entries.
+    """The cheapest shadow pool of a model.
+
+    None where none is asked for, or the model lists no entries.
 
     Raises:
         InfeasibleError: nothing runs the model in that time.
@@ -132,13 +136,19 @@ def shadow_of(table: ModelTable, slo_us: int, options: PlanOptions) -> Shadow | 
             made = Shadow(table=table, size=number, vgpus=vgpus, rate_rps=rate_rps)
             found.append((made.price, number, made))
     if not found:
-        reason = f"its pool has {us_to_ms(limit_us):.3f} ms, the whole model needs {us_to_ms(round(least)):.3f} ms"
+        reason = (
+            f"its pool has {us_to_ms(limit_us):.3f} ms,"
+            f" the whole model needs {us_to_ms(round(least)):.3f} ms"
+        )
         raise InfeasibleError(f"workload model {table.name!r}, shadow_ms", reason)
     return min(found)[2]
 
 
 def with_shadow_entries(demand: ModelDemand, shadow: Shadow) -> ModelDemand:
-    """The model with an entry at every block that no entry reaches the pool from; they share its rate."""
+    """The model with an entry at every block that no entry reaches the pool from.
+
+    They share its rate.
+    """
     used = {entry.block for entry in demand.entries if shadow.serves(entry)}
     names = {entry.name for entry in demand.entries}
     free = [block for block in range(shadow.table.blocks) if block not in used]
@@ -155,7 +165,7 @@ def with_shadow_entries(demand: ModelDemand, shadow: Shadow) -> ModelDemand:
 def shadow_pipelines(
     demand: ModelDemand, shadow: Shadow, number: int, runs: tuple[PlacementRun, ...]
 ) -> Iterator[PlannedPipeline]:
-    """A pipeline for every added entry, and one of rate 0 for every entry that it is fast enough for.
+    """A pipeline for every added entry, and one of rate 0 for each entry it is fast enough for.
 
     Args:
         demand: as the workload lists it.

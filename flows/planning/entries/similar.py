@@ -1,16 +1,16 @@
 """The heuristics of the Graft paper (sections 4.1 to 4.3), its errors repaired.
 
-Merging: entries of one start and one budget in whole ms are uniform. From the highest rate on they are absorbed one by
-one as long as the spare rate of the cheapest way to serve them, (q_able - q_asked) / q_asked, is above a threshold;
-the class keeps the least budget of its members.
-Grouping: a complete graph over fragments, edges by the weighted distance of (start, budget, rate), each scaled to
-[0, 1]; groups of equal size are seeded at random, and every other fragment joins where
+Merging: entries of one start and one budget in whole ms are uniform. From the highest rate on they
+are absorbed one by one as long as the spare rate of the cheapest way to serve them, (q_able -
+q_asked) / q_asked, is above a threshold; the class keeps the least budget of its members. Grouping:
+a complete graph over fragments, edges by the weighted distance of (start, budget, rate), each
+scaled to [0, 1]; groups of equal size are seeded at random, and every other fragment joins where
 
     sum over groups of (variance of its inner edges) + sum of edges between groups
 
-grows least. With `similarity` an edge is the largest distance less the distance, as the text wants; `distance` is
-formula (1) as printed, which puts the dissimilar together.
-Re-alignment of a group (algorithm 1): for every junction those that start at or before it meet there, and the others are
+grows least. With `similarity` an edge is the largest distance less the distance, as the text wants;
+`distance` is formula (1) as printed, which puts the dissimilar together. Re-alignment of a group
+(algorithm 1): for every junction those that start at or before it meet there, and the others are
 re-aligned in the same way; at the end of the model everyone is alone.
 """
 
@@ -72,7 +72,10 @@ def _item(table: ModelTable, block: int, members: Sequence[int]) -> Item:
 
 
 def _margin(options: Options, item: Item, most: int) -> float:
-    """Spare rate of the cheapest way to serve an item alone, per rate asked; none where there is no way."""
+    """Spare rate of the cheapest way to serve an item alone, per rate asked.
+
+    None where there is no way.
+    """
     cost = np.where(options.time_us <= item.limit_us, options.cost(item.rate_rps, most), np.inf)
     if not len(cost) or not np.isfinite(cost.min()):
         return -np.inf

@@ -1,15 +1,17 @@
-"""What planners of entries read: ranges of blocks on every share and batch, budgets, prices.
+"""Inputs of planners of entries: ranges of blocks on every share and batch, budgets, prices.
 
-    time of a stage    T = L(blocks, class, share, batch) + Y(batch)    Y: the move to the next stage, 0 at the end
-    vGPUs for a rate   n = ceil(rate L / batch)                         cost = price of its share of a GPU times n
-    limit of an entry  floor((1 - margin) budget)                       half a budget pays for waiting (Graft, section 4.3)
+    time of a stage    T = L(blocks, class, share, batch) + Y(batch)
+    vGPUs for a rate   n = ceil(rate L / batch), cost = price of its share of a GPU times n
+    limit of an entry  floor((1 - margin) budget)
 
-An option of a range is a class, a share, a batch and, with `phases` any, how long its requests can wait (`clients_of`).
-One that is no faster, no cheaper per vGPU and carries no
-more than another is left out, whatever the rate: it is never needed.
+Y is the move to the next stage, 0 at the end; half a budget pays for waiting (Graft, section 4.3).
 
-Here: entries, and what each range of blocks may run on. Not here: reading profiles and classes (`inputs`); which
-entries meet (`groups`).
+An option of a range is a class, a share, a batch and, with `phases` any, how long its requests can
+wait (`clients_of`). One that is no faster, no cheaper per vGPU and carries no more than another is
+left out, whatever the rate: it is never needed.
+
+Here: entries, and what each range of blocks may run on. Not here: reading profiles and classes
+(`inputs`); which entries meet (`groups`).
 """
 
 import math
@@ -43,8 +45,8 @@ class Size:
 
     Attributes:
         price: of one vGPU in the objective.
-        link_rps: [blocks + 1] samples/s that its part of the NIC carries over the boundary before block i;
-            infinite at both ends, and for percents, where the sum over a node counts.
+        link_rps: [blocks + 1] samples/s that its part of the NIC carries over the boundary before
+            block i; infinite at both ends, and for percents, where the sum over a node counts.
         room_gib: for the stages of one vGPU beside its process; infinite where not stated.
         table: of the model on that share.
     """
@@ -60,7 +62,7 @@ class Size:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """What a range of blocks may run on, by rising time, then price, then work.
+    """Places to run a range of blocks, by rising time, then price, then work.
 
     Attributes:
         time_us: [n] of a batch, with its move.
@@ -95,7 +97,8 @@ class ModelTable:
 
     Attributes:
         number: of the model in the workload.
-        entries: with their planned rates (`listed`: as the workload lists them, or the model as a whole).
+        entries: with their planned rates (`listed`: as the workload lists them, or the model as a
+            whole).
         limits_us: by entry.
         most: vGPUs that a stage may have.
         headroom: times the planned rates that pools carry.
@@ -130,11 +133,11 @@ class ModelTable:
         return self.profile.blocks
 
     def kinds(self) -> tuple[tuple[float, tuple[float, ...]], ...]:
-        """What a sender has to know of whoever receives: the NIC's rate, one vGPU's part of it."""
+        """A receiver, as its senders know it: the NIC's rate, one vGPU's part of it."""
         return tuple(dict.fromkeys((size.nic_gbps, size.link_rps) for size in self.sizes))
 
     def options(self, first: int, last: int, kind: int = 0) -> Options:
-        """Of blocks [first, last), whose results go to a vGPU of a kind where the model does not end."""
+        """The stage of blocks [first, last), whose results go to a vGPU of a kind."""
         key = (first, last, kind if last < self.blocks else 0)
         if key not in self._known:
             self._known[key] = _options(self, *key)
@@ -150,10 +153,12 @@ def read_tables(
 ) -> list[ModelTable]:
     """Every model of the workload, rates times `level`, prices of classes times their weights.
 
-    With `waste` 1 a vGPU costs its part of a GPU that is cut into as many such shares as fit; below, that in part.
+    With `waste` 1 a vGPU costs its part of a GPU that is cut into as many such shares as fit;
+    below, that in part.
 
     Raises:
-        InputError: a model has no profile, is measured nowhere or has no rate, or a price is missing.
+        InputError: a model has no profile, is measured nowhere or has no rate, or a price is
+            missing.
     """
     require_rates(inputs.workload, options.objective)
     return [
@@ -292,14 +297,17 @@ def _options(table: ModelTable, first: int, last: int, kind: int) -> Options:
 def clients_of(wait: float, latency: float, batch: int, period: float) -> float:
     """How many clients a vGPU serves, each a request per period, whatever their phases.
 
-    v vGPUs run batches of the most urgent, each as soon as it is free, in `latency`. Let a request be late that had
-    to start by D, and s the last instant before D at which nobody was waiting who has to start by then. From s on a
-    vGPU is taken for `latency` at most, and each batch is full of them: v batch floor(x / latency) have started x
-    later. n clients have sent floor((x - wait) / period) + 1 each of those, less one for each of the clients whose
-    requests took the vGPUs: v of them where wait + latency <= period, for then nobody took two. Nobody is late if for
-    all x = wait + k period
+    v vGPUs run batches of the most urgent, each as soon as it is free, in `latency`. Let a request
+    be late that had to start by D, and s the last instant before D at which none was waiting that
+    has to start by then. From s on a vGPU is taken for `latency` at most, and each batch is full of
+    them: v batch floor(x / latency) have started x later. n clients have sent floor((x - wait) /
+    period) + 1 each of those, less one for each of the clients whose requests took the vGPUs: v of
+    them where wait + latency <= period, for then none took two. None is late if for all x = wait +
+    k period
 
-        n (k + 1) <= v (batch floor(x / latency) + one)         one: 1 where wait + latency <= period, else 0
+        n (k + 1) <= v (batch floor(x / latency) + one)
+
+    with one = 1 where wait + latency <= period, else 0
 
     Returns:
         The largest n / v; at most batch period / latency, which is the rate.
@@ -309,12 +317,12 @@ def clients_of(wait: float, latency: float, batch: int, period: float) -> float:
     for k in range(_PERIODS):
         started = np.floor((wait + k * period) / latency * (1 + SLACK))
         least = min(least, (batch * started + one) / (k + 1))
-    beyond = (wait + _PERIODS * period) / latency - 1  # what follows is at least this, or the rate
+    beyond = (wait + _PERIODS * period) / latency - 1  # the rest is at least this, or the rate
     return min(least, batch * beyond / (_PERIODS + 1))
 
 
 def _in_any_phase(found: Floats, table: ModelTable, blocks: tuple[int, int]) -> Floats:
-    """Options with the time that their requests can wait, as its part of a budget, and the vGPUs that this takes."""
+    """Options with the time their requests can wait, as part of a budget, and their vGPUs."""
     assert table.period_us is not None
     number, batch = found[3:].astype(np.int64)
     by_size = [size.table.stage_latency_us(blocks) for size in table.sizes]
@@ -330,8 +338,8 @@ def _waiting(
 ) -> int:
     """Fill in options with each wait beyond which more clients are served; how many they are.
 
-    The first wait is the one that a budget leaves anyway. Longer ones end with a run, of whoever is the same period's
-    or the next one's; the last is that of a run and a period, for which rates alone count.
+    The first wait is the one that a budget leaves anyway. Longer ones end with a run, of the same
+    period's or the next one's; the last is that of a run and a period, for which rates alone count.
     """
     (period, kept), count = about, 0
     for option in range(len(latency)):

@@ -326,7 +326,7 @@ class Master:
         return [(self.columns[key], n) for key, n in chosen.items()]
 
     def _recombined(self, goal: Goal, rest: Rest, watch: Watch) -> Chosen:
-        """A plan from the parts of all known patterns, put together anew.
+        """A plan from the parts of all known patterns, put together again.
 
         Counts x of parts and y of partitions, whole: x of a share is at most what the partitions of
         y have of it. Parts are taken to feel the most that any of them presses; what a combination

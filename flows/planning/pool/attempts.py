@@ -177,7 +177,7 @@ class Attempts:
     def improve(self, rows: NDArray[np.int64], *, thorough: bool) -> float:
         """Look for better plans over some configurations.
 
-        After each success the GPUs of models are narrowed anew. Without success, `thorough` makes
+        After each success the GPUs of models are narrowed again. Without success, `thorough` makes
         ever longer attempts; else that is the end.
 
         Returns:

@@ -10,7 +10,7 @@ not, and for parts of one GPU it is the rule of Nexus:
 
     b(rate) = max {b : l(b) + b / rate <= SLO}          gpus(rate) = rate l(b) / b
 
-A batch of one waits for nobody: it is possible wherever l(1) <= SLO. Between two changes of b the
+A batch of one does not wait: it is possible wherever l(1) <= SLO. Between two changes of b the
 GPUs grow with the rate; where the rate allows a larger batch they fall. So a rate may need fewer
 GPUs than a lower one; `least_gpus` is what any rate from a given one on needs at least.
 

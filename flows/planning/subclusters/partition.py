@@ -267,7 +267,7 @@ def _best_exchange(
             if other == one:
                 continue
             theirs = np.flatnonzero(part == other)
-            # the last row and column stand for nobody
+            # the last row and column stand for no model
             give = np.vstack([size[mine], np.zeros(2)])
             take = np.vstack([size[theirs], np.zeros(2)])
             moved = take[None, :, :] - give[:, None, :]  # into `one`, out of `other`

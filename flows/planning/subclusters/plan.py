@@ -55,7 +55,7 @@ from triton_backend.contract.workload import TURN
 AUTO = "auto"
 POLICY = "deferred"
 _TRIES = 8  # more sub-clusters, or GPUs, than the least that may do
-_ROUNDS = 4  # of scaling rates and dividing anew
+_ROUNDS = 4  # of scaling rates and dividing again
 _HALVINGS = 60
 _SHOWN = 6  # models in a complaint
 

@@ -81,7 +81,7 @@ def import_tables(warehouse: Warehouse, found: Tables, source: str) -> None:
     """Take tables into the warehouse; `source` says where they come from.
 
     Raises:
-        InputError: utilisation is given of a model that nobody knows; nothing is stored.
+        InputError: utilisation is given of an unknown model; nothing is stored.
     """
     now = now_utc()
     keys = {name: find_model(warehouse, name).model_key for name in found.utilisation}

@@ -1,7 +1,7 @@
 """One model measured on one GPU class, wherever a worker of that class runs.
 
 The worker's host keeps what it measures in a warehouse of its own for the class, cell by cell, so
-that nobody waits for the project's warehouse meanwhile and an interruption loses one cell. What
+that no process waits for the project's warehouse meanwhile and an interruption loses one cell. What
 comes back is plain data; the project's warehouse takes it in one piece.
 """
 

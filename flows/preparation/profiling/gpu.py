@@ -25,7 +25,7 @@ from triton_backend.runtimes.mps import MpsDaemon, gpu_environment
 class ProfiledGpu:
     """`name`: uuid or index of a GPU, or uuid of a MIG slice.
 
-    Its daemon runs while parts are measured and is stopped afterwards if nobody else uses it.
+    Its daemon runs while parts are measured and is stopped afterwards if no other process uses it.
     """
 
     name: str

@@ -156,7 +156,7 @@ class CellStore:
     """Cells on their way to the warehouse, which is open only while some of them are stored.
 
     They are stored every two seconds, and at the end however it comes: opening the file costs more
-    than measuring a quick cell, and whoever else needs the file finds it free in between.
+    than measuring a quick cell, and another process finds the file free in between.
     """
 
     def __init__(self, work: Workspace, split: SplitModel) -> None:

@@ -159,7 +159,7 @@ def sort_nodes(graph: onnx.GraphProto) -> bool:
 
 
 def drop_unread(graph: onnx.GraphProto) -> None:
-    """Remove nodes whose results nobody reads any more."""
+    """Remove nodes whose results are not read any more."""
     wanted = {output.name for output in graph.output}
     kept: list[onnx.NodeProto] = []
     for node in reversed(graph.node):

@@ -2,7 +2,7 @@
 
 Shapes found by running hold for every operator; rules about operators do not. A tensor may cross a
 boundary only if its dimension 0 is the batch, its other dimensions are fixed, and the row of a
-sample does not depend on which batch the sample is in (batches may be formed anew).
+sample does not depend on which batch the sample is in (batches may be formed again).
 """
 
 from collections.abc import Sequence

@@ -151,7 +151,7 @@ def split_model(
         split.write()
         try:
             unfinished.rename(folder)
-        except OSError:  # somebody else was first
+        except OSError:  # another process was first
             return SplitModel.read(folder)
     return replace(split, folder=folder)
 

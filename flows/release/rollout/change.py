@@ -73,10 +73,10 @@ from triton_backend.serve_folder.settings import SETTINGS_NAME, ServeSettings
 READY_SECONDS = 120.0
 READY_POLL_SECONDS = 0.1
 FLUSH_POLL_SECONDS = 0.005
-# Nobody waits for the old workers' end, and each question costs milliseconds of what serves.
+# No process waits for the old workers' end, and each question costs milliseconds of what serves.
 DRAIN_POLL_SECONDS = 0.05
 FLUSH_SLOS = 5
-# A gateway that was killed is loaded again within seconds; meanwhile nobody knows what is served.
+# A gateway that was killed is loaded again within seconds; meanwhile the plan served is unknown.
 GATEWAY_SECONDS = 60.0
 GATEWAY_POLL_SECONDS = 0.1
 

@@ -91,7 +91,7 @@ def _roll_out(work: Workspace, plan: Plan, options: RolloutOptions, say: Say) ->
     work.state.rollout_under_way.touch()
     rollout = _begin(plan.plan_id, in_force.plan_id, options)
     before = read_outcomes(state.metrics_urls)
-    # Open throughout: nobody may make the rollout wait between flush and swap.
+    # Open throughout: nothing may make the rollout wait between flush and swap.
     with work.open() as warehouse:
         add_plan(warehouse, plan, now_utc())
         begin_rollout(warehouse, rollout)

@@ -208,7 +208,7 @@ class OtherHosts:
 def have_look(there: ServerState, node: str) -> None:
     """Have a node begin and end generations now, as was written for it.
 
-    One that is being loaded anew does so by itself.
+    One that is being reloaded does so by itself.
 
     Raises:
         RefusedError: it cannot begin one.

@@ -55,7 +55,7 @@ def starting(folder: Path) -> Generator[None]:
     Until that one has a keeper, no state file says that the folder is in use.
 
     Raises:
-        InputError: somebody else is at it.
+        InputError: another process is at it.
     """
     folder.mkdir(parents=True, exist_ok=True)
     fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)

@@ -221,11 +221,11 @@ def status(folder: Path) -> dict[str, Any]:
         raise InputError(
             str(folder / STATE_NAME),
             "is left of a system that was killed, nothing is being served: `poolpipe serve` begins"
-            " anew",
+            " again",
         )
     (only, *others) = servers_of(state.data)
     if not others and only is not None and only.get("retry_us") is not None:
-        raise ServerError(f"the server {_gone(only)}, started anew {only['restarts']} times")
+        raise ServerError(f"the server {_gone(only)}, restarted {only['restarts']} times")
     return {
         "http": state.http_url,
         "grpc": state.grpc_url,
@@ -248,9 +248,7 @@ def gateways_of(state: dict[str, Any]) -> dict[str, str]:
         else:
             how = "runs"
         restarts = 0 if server is None else server["restarts"]
-        found[f"gateway {number}"] = (
-            how if not restarts else f"{how}, started anew {restarts} times"
-        )
+        found[f"gateway {number}"] = how if not restarts else f"{how}, restarted {restarts} times"
     return found
 
 
@@ -267,9 +265,7 @@ def keeper_of(state: dict[str, Any]) -> str:
     """True if anybody keeps the server well: `runs`, or what to do."""
     if keeper_runs(state):
         return "runs"
-    return (
-        "is gone, nobody would start the server anew: `poolpipe serve` of this plan takes it over"
-    )
+    return "is gone, nothing would restart the server: `poolpipe serve` of this plan takes it over"
 
 
 def _instant(at_us: int | None) -> str | None:

@@ -1,7 +1,7 @@
 """The running system now, worked out of samples of its metrics.
 
 Here: totals become rates, attainment, percentiles and utilisation over a short window, and one
-row per model and minute for the last day. Counters that start over (a front was loaded anew) count
+row per model and minute for the last day. Counters that start over (a front was reloaded) count
 from 0. Not here: fetching samples (`watch`), history from the warehouse (`history`).
 """
 
@@ -114,7 +114,7 @@ def _of(metrics: Metrics, name: str, *labels: str) -> dict[tuple[str, ...], floa
 
 
 def _single(metrics: Metrics, name: str) -> float | None:
-    # After a takeover the dead scheduler's series stays until its model is loaded anew.
+    # After a takeover the dead scheduler's series stays until its model is reloaded.
     return max(metrics.get(name, {}).values(), default=None)
 
 

@@ -26,7 +26,7 @@ INTERVAL_S = 2.0
 HISTORY_EVERY, HISTORY_SOONER = 30, 3  # samples
 FETCH_S = 3.0
 KEEPER_GONE = (
-    "The keeper of the server is gone: nobody would start the server or its models anew."
+    "The keeper of the server is gone: nothing would restart the server or its models."
     " `poolpipe serve` of the plan in force takes it over."
 )
 NO_STANDBY = "The scheduler has no standby now: the keeper is loading one."
@@ -118,7 +118,7 @@ class SystemWatch:
             self.sample()
 
     def _follow(self, folder: Path) -> None:
-        """Read the plan anew when another one is served."""
+        """Read the plan again when another one is served."""
         served = self._view.now()["plan"]
         if served is None:
             return

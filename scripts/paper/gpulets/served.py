@@ -204,7 +204,7 @@ class Rolled:
         return self._watch.restart()
 
     def in_force(self, known: Plan) -> Plan:
-        """Nobody else changes it."""
+        """It does not change otherwise."""
         return known
 
     def bring(self, plan: Plan) -> str:

@@ -9,8 +9,8 @@
 `workloads` seeks the highest rate of seven mixes by every planner and simulates it; `scenarios`
 decides which of the 19,682 mixes of nine models at 0, 100 or 200 requests/s fit the GPUs: a plan
 settles all mixes of no more, a proof all of no less. `sizes` plans nine models of equal rates on 4,
-100 and 1,000 GPUs in 10 and 20 s. `wave` plans a mix anew every 20 s while its load rises and falls
-twice; `overload` has one model offer three times its rate, by plans of 10 s.
+100 and 1,000 GPUs in 10 and 20 s. `wave` plans a mix again every 20 s while its load rises and
+falls twice; `overload` has one model offer three times its rate, by plans of 10 s.
 """
 
 import argparse
@@ -200,7 +200,7 @@ def size_figures(data: Path) -> list[Figure]:
 
 
 def wave_figures(data: Path, gpus: int) -> list[Figure]:
-    """A mix of which the load rises and falls twice, planned anew every 20 s.
+    """A mix of which the load rises and falls twice, planned again every 20 s.
 
     Its plan for the peak.
     """

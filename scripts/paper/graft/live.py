@@ -227,7 +227,7 @@ class Project(Served):
         return self
 
     def steer(self) -> None:
-        """Begin to steer, or anew."""
+        """Begin to steer, or restart."""
         program = [sys.executable, "-c", "from flows.cli.main import main; main()", "steer"]
         with (self.root / "steer.log").open("a") as log:
             self.steering = subprocess.Popen(

@@ -18,7 +18,7 @@ START_SECONDS = 120
 
 @pytest.fixture(scope="session")
 def prefect_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The API of a server that somebody else started, as far as those who use it know."""
+    """The API of a server that another project started, as far as those who use it know."""
     (port,) = free_ports(1)
     url = f"http://127.0.0.1:{port}/api"
     plain = {k: v for k, v in os.environ.items() if not k.startswith(("PREFECT_", "POOLPIPE_"))}

@@ -219,7 +219,7 @@ def test_jobs_in_flight_outlive_a_replan_and_the_way_back(project: Project) -> N
         finally:
             load.over.set()
         for one in asked:
-            one.result()  # nobody was refused
+            one.result()  # none was refused
     second = project.deployment(2)
     assert second.plan.plan_id == found["plan_id"]
     assert not runs_of(first.plan) & runs_of(second.plan)

@@ -288,7 +288,7 @@ def test_a_breach_while_watched_puts_the_former_plan_back(
     def hurry() -> None:
         while not over.is_set():
             with contextlib.suppress(InferenceServerException):
-                system.infer(timeout_us=1_000)  # nobody can be so fast
+                system.infer(timeout_us=1_000)  # none can be so fast
 
     clients = [threading.Thread(target=hurry) for _ in range(2)]
     for client in clients:

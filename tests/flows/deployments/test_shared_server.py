@@ -1,4 +1,4 @@
-"""Everything against a Prefect server that somebody else started: nothing here starts one."""
+"""Everything against a Prefect server that another project started: nothing here starts one."""
 
 import platform
 import subprocess

@@ -101,7 +101,7 @@ def test_planners_to_compare_with_are_loaded_where_one_is_asked_for(
         ({"own": {"gpus": True}}, "option gpus: True is not of type int"),
         ({"own": {"overflow": True}}, "option overflow: alone does not take it; it takes gpus"),
         ({"objective": "cost"}, "option objective: alone is defined for throughput alone"),
-        ({"pinned_models": ("net",)}, "option pinned_models: alone plans every model anew"),
+        ({"pinned_models": ("net",)}, "option pinned_models: alone plans every model again"),
     ],
 )
 def test_what_a_planner_does_not_take_is_refused(options: dict[str, Any], complaint: str) -> None:

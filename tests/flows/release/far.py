@@ -100,7 +100,7 @@ class FarHost:
         A patient one has more time than its SLO, so that a busy machine does not decide.
 
         Raises:
-            InferenceServerException: nobody answered.
+            InferenceServerException: no process answered.
         """
         x = np.arange(samples * 3, dtype=np.float32).reshape(samples, 3)
         given = grpc_client.InferInput("x", [samples, 3], "FP32")

@@ -59,7 +59,7 @@ def test_what_goes_too_slowly_is_given_up_at_a_tenth_of_its_time() -> None:
     assert hopeless == Upload(start_us=0, end_us=1_000, sent=1_000)
     patient = EmulatedLink(steady, patient=True).upload(0, 12_501, 10_000)
     assert patient == hoped
-    recovers = Trace([(0.0, 0.0), (0.002, 80.0)])  # nobody knows that at the first look
+    recovers = Trace([(0.0, 0.0), (0.002, 80.0)])  # unknown at the first look
     assert EmulatedLink(recovers).upload(0, 1_000, 10_000).sent == 0
 
 

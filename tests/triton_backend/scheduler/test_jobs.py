@@ -470,7 +470,7 @@ def dags(draw: st.DrawFn) -> tuple[Module, ...]:
 
 
 def hashed(job: int, _module: str, child: str, first: int, rows: int) -> int:
-    """Rows by chance, but the same for whoever gives them to a child."""
+    """Rows by chance, but the same for every parent that gives them."""
     return sum((job * 7 + len(child) * 3 + row * 5) % 4 for row in range(first, first + rows))
 
 

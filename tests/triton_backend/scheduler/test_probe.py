@@ -177,7 +177,7 @@ def test_who_boards_a_ride_that_stays_for_company_is_not_kept_waiting_for_a_vgpu
     scheduler = Scheduler(two_tails())
     scheduler.handle(Arrival(now_us=0, request_id=0, model=0, entry=1, deadline_us=100_000))
     tables = scheduler._tables
-    arrive(tables, 1, 1, 100_000, 1)  # the head, which nobody has looked at yet
+    arrive(tables, 1, 1, 100_000, 1)  # the head, not looked at yet
     probe(tables, 1, 1, 10, BY_FINISH)
     offer, quote = tables.offers[1, 0], tables.quotes[1]
     assert offer["ride"] != NONE

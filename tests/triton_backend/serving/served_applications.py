@@ -32,7 +32,7 @@ SLO_US = 1_500_000
 
 
 def one_stage(name: str) -> HandModel:
-    """A model of one stage whose tensors nobody states."""
+    """A model of one stage without stated tensors."""
     return small_plans.model(name, (small_plans.stage((0, 10), "FAST", 0),))
 
 

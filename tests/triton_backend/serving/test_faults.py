@@ -1,4 +1,7 @@
-"""A running system without Triton whose parts are taken away: nobody waits for ever, all heals."""
+"""A running system without Triton whose parts are taken away.
+
+No client waits for ever, all heals.
+"""
 
 import socket
 from collections.abc import Iterator
@@ -79,7 +82,7 @@ def test_without_a_scheduler_nobody_waits_past_the_deadline(system: LocalSystem)
         return answer.message
 
     assert "deadline" in refused()
-    # Once its front has seen the scheduler go, and has told nobody of a request.
+    # Once its front has seen the scheduler go, and has notified no client.
     wait_for(lambda: "the deadline cannot be met: no scheduler is there" in refused())
     system.scheduler = new_scheduler(system)
     wait_for(lambda: all_up(system))

@@ -270,7 +270,7 @@ def test_the_front_of_a_model_with_entries_takes_every_cut() -> None:
     assert names == {"input": True, "cut_4": True}
 
 
-# The plan that somebody wrote by hand: unequal shares, a shared pool, an entry
+# The plan written by hand: unequal shares, a shared pool, an entry
 
 
 def test_a_plan_of_unequal_shares_is_served(tmp_path: Path) -> None:

@@ -74,7 +74,7 @@ def test_what_runs_is_what_was_reserved() -> None:
 
 @pytest.mark.long
 def test_the_wait_in_a_queue_of_deterministic_service_follows_pollaczek_and_khinchine() -> None:
-    # M/D/1: mean wait = rho x service / (2 (1 - rho)); nobody is dropped with so long an SLO
+    # M/D/1: mean wait = rho x service / (2 (1 - rho)); none is dropped with so long an SLO
     service_us, rho = 1_000, 0.7
     plan = make_plan([[Own(latency_us=(service_us,))]], slo_us=10_000_000)
     result = simulate(plan, SimOptions(load_factor=rho, duration_s=600))

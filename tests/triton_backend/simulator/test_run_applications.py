@@ -46,7 +46,7 @@ def run(
 
 
 def check(result: SimResult) -> None:
-    """Offered = served + late + dropped, none late; nobody's rows are lost or run twice."""
+    """Offered = served + late + dropped, none late; no rows are lost or run twice."""
     for application in result.applications.values():
         jobs = application.outcome
         assert jobs.offered == jobs.served + jobs.late + jobs.dropped

@@ -2,8 +2,8 @@
 
 Imported when a stage is opened. Only the package that the workload names is imported here; what it
 imports in turn is its own affair. A zip holds that one package, so it can stand for no other.
-Stages of two artifacts may hold two versions of a package: each is imported anew, and the functions
-of the one before keep theirs.
+Stages of two artifacts may hold two versions of a package: each is imported again, and the
+functions of the one before keep theirs.
 """
 
 import hashlib

@@ -15,7 +15,7 @@ def open_stage(folder: Path, artifact: Artifact, *, share: int, clock: Clock) ->
     Raises:
         InputError: no GPU, no TensorRT, or an engine of another library or card.
     """
-    # Imported here, because whoever builds engines imports this package and needs no CUDA.
+    # Imported here, because programs that build engines import this package and need no CUDA.
     from triton_backend.runtimes.tensorrt.runtime import open_tensorrt  # noqa: PLC0415
 
     del share, clock

@@ -66,7 +66,7 @@ def out_of_room(tables: Tables) -> bool:
 def quoted_size(tables: Tables, number: int, pipeline: int) -> int:
     """Samples that the head's batch is chosen for: as planned, or the head alone.
 
-    A pipeline that begins where batches join needs nobody else of its queue: it takes seats at
+    A pipeline that begins where batches join needs no other of its queue: it takes seats at
     once.
     """
     row = tables.topology.pipelines[pipeline]

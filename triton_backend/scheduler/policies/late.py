@@ -11,7 +11,7 @@ at `latest`, and only when its whole path is free at once (less a lead for the w
           '---- b samples sent here end by d ------'
 
     latest = d - L(b)        L(b): path of b samples, transfers and lead in it, made monotone
-    frontrun = d - L(b + 1) + 1   from here on nobody who comes could join any more
+    frontrun = d - L(b + 1) + 1   from here on no new request could join
 
 Policies of the family differ in three rules (Symphony, sections 3.1 to 3.4; gpulets, 3.8):
 
@@ -21,7 +21,7 @@ Policies of the family differ in three rules (Symphony, sections 3.1 to 3.4; gpu
     timeout    head's arrival+k  window    least latest
     latest     latest            window    least latest
     turns      now               head      least recently served (planned batches, one stage)
-    turns-window: the same with window; who shares its vGPU with nobody may send larger batches
+    turns-window: the same with window; who shares its vGPU with no other may send larger batches
 
 Heads `window`: a head goes that would make every batch after it smaller than the target; else one
 bad burst leaves batches of one for ever. `head`: a head goes when nothing can serve it in time.
@@ -40,9 +40,9 @@ outnumber the vGPUs (`_open_crowded`), and a ready one that can wait lets one go
 (`_endangered`).
 
 But for these, windows depend on the queue alone, never on vGPUs, so a grant makes no other
-candidate stale. A candidate that nobody touches stays true until `keep`: the last instant at which
+candidate stale. A candidate that is not touched stays true until `keep`: the last instant at which
 its batch still ends in time and the rule for heads keeps its head (the target only shrinks until
-somebody comes, so no head goes before). So an event costs a few heap steps:
+a request comes, so no head goes before). So an event costs a few heap steps:
 
     timers       one heap over candidates (opens, retry, keep + 1) and pools (a vGPU gets free)
     ready        one heap per pool, of the candidates that may be sent and begin on it
@@ -201,7 +201,7 @@ def next_late_timer(tables: Tables) -> int:
 
 @kernel
 def _gather(tables: Tables, queue: int) -> int:
-    """Form the candidate of every pipeline anew, dropping heads that none of them keeps."""
+    """Form the candidate of every pipeline again, dropping heads that none of them keeps."""
     row = tables.queues[queue]
     while True:
         kept = row["first"] == NONE
@@ -324,7 +324,7 @@ def _form(tables: Tables, queue: int, pipeline: int) -> bool:
 def _first_kept(tables: Tables, queue: int, pipeline: int) -> int:
     """Let a candidate begin with the first request that the rule for heads keeps here.
 
-    Answers how many samples a batch with it must be able to hold; 0 where none is kept. Nobody is
+    Answers how many samples a batch with it must be able to hold; 0 where none is kept. None is
     passed over where no other pipeline could serve him.
     """
     topology = tables.topology
@@ -544,7 +544,7 @@ def _open_crowded(tables: Tables, pool: int) -> int:
     soonest = _pool_free_from(tables, pool) - _lead_us(tables, 1)
     if soonest > now:
         return soonest
-    # Where there is a vGPU for each that would be put in order, nobody goes before another.
+    # Where there is a vGPU for each that would be put in order, none goes before another.
     vgpus, _ = _free_at(tables, pool, FAR - 1, min(waiting, MOST_CROWDED) - 1)
     if vgpus >= min(waiting, MOST_CROWDED):
         return FAR

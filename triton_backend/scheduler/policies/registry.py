@@ -97,7 +97,7 @@ def queue_policies(
 def largest_batches(plan: Plan, policy: str | None = None) -> dict[str, tuple[int, ...]]:
     """By model, most samples of a batch of each of its pipelines: what engines and slots must hold.
 
-    Most policies of late binding send what the latency table allows, `turns-window` where nobody
+    Most policies of late binding send what the latency table allows, `turns-window` where none
     else waits for a turn; all others send the planned batch at most.
 
     Raises:

@@ -104,7 +104,7 @@ class Generation:
         return slot
 
     def give(self, slot: int) -> None:
-        """Nobody writes into a slot or reads it any more."""
+        """A slot is neither written nor read any more."""
         if slot in self._express_numbers:
             self.express.pop(slot, None)
             self._free_express.append(slot)
@@ -194,7 +194,7 @@ class Batch:
             at = end
 
     def hold(self, now_us: int) -> None:
-        """Nobody waits for its answer, but somebody may still write it."""
+        """No client waits for its answer, but a process may still write it."""
         self.held_until_us = now_us + self.generation.hold_us
         self.requests = []  # their tensors are Triton's
 
@@ -284,7 +284,7 @@ class FrontBatches:
             generation.waiting.append((header, body))
 
     def forget_waiting(self) -> None:
-        """The scheduler is gone: what waits for a slot is dispatched anew by the next one."""
+        """The scheduler is gone: what waits for a slot is dispatched again by the next one."""
         for generation in self._generations.values():
             generation.waiting.clear()
 
@@ -381,7 +381,7 @@ class FrontBatches:
         return generation.express_batch(body.answer_slot, body.express)
 
     def answered(self, header: Header, body: AnswerBody, now_us: int) -> Batch | None:
-        """A batch whose outputs are in its slot, until `replied`; None when nobody waits for it.
+        """A batch whose outputs are in its slot, until `replied`; None without a waiter.
 
         Raises:
             FrameError: size, plan or checksum do not fit.
@@ -405,7 +405,7 @@ class FrontBatches:
         return batch
 
     def failed(self, header: Header, message: FailureBody, now_us: int) -> Batch | None:
-        """A batch that its worker could not run; None when nobody waits for it."""
+        """A batch that its worker could not run; None without a waiter."""
         batch = self._batches.pop(header.batch_id, None)
         generation = self._generations.get(header.plan_tag)
         if message.express != NONE and generation and header.batch_id not in self._aborted:
@@ -444,7 +444,7 @@ class FrontBatches:
             self._free(self._replied.popleft(), now_us)
 
     def look(self, now_us: int) -> None:
-        """Hold the slots of batches that nobody waits for, and free those held long enough."""
+        """Hold the slots of batches without a waiter, and free those held long enough."""
         for batch_id, batch in list(self._batches.items()):
             given_up = now_us - batch.since_us > batch.generation.hold_us
             if batch.held_until_us is None and given_up:  # its scheduler died

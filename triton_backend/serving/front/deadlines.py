@@ -29,8 +29,8 @@ class DeadlineWatch:
         looked_us: when it last looked at all of them.
 
     Args:
-        cancel: called with the number of a request that nobody waits for any more.
-        give_up_us: when a request is answered that nobody else has answered.
+        cancel: called with the number of a request without a waiter.
+        give_up_us: when a request without an answer is answered.
     """
 
     def __init__(

@@ -8,7 +8,7 @@ an application uses too does the same, as an application of one module.
 
     free --> written --> free     when the request has left, in whatever way
 
-A slot is free at once: who still reads it does so for a job that nobody waits for.
+A slot is free at once: who still reads it does so for a job without a waiter.
 
 Workers of other hosts ask for what lies in these slots, and what lies on shelves there is asked for
 here (`transport.fetching`): the answer goes when all of it has come.

@@ -1,7 +1,7 @@
 """The requests a front has taken and not answered: each leaves exactly once, with its answer.
 
-Whoever takes a request out answers it, counts it and logs it; from any thread. Triton frees a
-request with its answer, and asking it whether one that is freed was cancelled ends the server
+The thread that takes a request out answers it, counts it and logs it; from any thread. Triton frees
+a request with its answer, and asking it whether one that is freed was cancelled ends the server
 (2.51): an answer that comes while its request is being asked is sent when the asking is over.
 
 Here: a request, how it is read and checked, the texts it is refused with, its log line. Not here:
@@ -73,7 +73,7 @@ class Request:
         entry: number of its model's entry by which it comes in, in the plan of `plan_tag`.
         announced: whether a scheduler may know of it.
         express: whether it may then be in flight without the front's knowing.
-        cancel_sent: whether the scheduler knows that nobody waits for it.
+        cancel_sent: whether the scheduler knows that it is not waited for.
     """
 
     tensors: Arrays
@@ -399,7 +399,7 @@ class PendingRequests:
             self._reply(request, Reply(request.reply, refusal))
 
     def expire(self, request: Request) -> None:
-        """Answer a request that nobody else has answered in time."""
+        """Answer a request without an answer in time."""
         if self._requests.pop(request.number, None) is None:
             return
         refusal = expired(self._model, request, self._clock.now_us())

@@ -300,9 +300,9 @@ class FrontService:
                 self._announce(request, express=False)
 
     def _give_up_us(self, request: Request) -> int:
-        """When a request is given up that nobody has answered.
+        """When a request without an answer is given up.
 
-        While there is no scheduler nothing is dispatched, and the next one begins every job anew:
+        While there is no scheduler nothing is dispatched, and the next one begins every job again:
         then as soon as that is too late, lest many answers wait for one another while Triton loads
         a scheduler.
         """
@@ -321,7 +321,7 @@ class FrontService:
         """Handle decisions of the scheduler and answers of workers.
 
         Raises:
-            FrameError: nobody may say this to a front.
+            FrameError: no peer may send this to a front.
         """
         self._check_sender(connection, header.kind)
         match header.kind:
@@ -365,7 +365,7 @@ class FrontService:
 
     def _check_sender(self, connection: Connection, kind: Kind) -> None:
         if kind in FROM_SCHEDULER and connection is not self._scheduler:
-            raise FrameError(f"{kind.name} from somebody who is not the scheduler")
+            raise FrameError(f"{kind.name} from a peer that is not the scheduler")
 
     def _check_life(self, batch_id: int) -> None:
         """Refuse a dispatch of a scheduler whose place another has taken."""
@@ -458,7 +458,7 @@ class FrontService:
     def _job_taken(self, number: int, outputs: Arrays | None) -> None:
         """Answer a request whose outputs are here.
 
-        Where their host is gone, have its job run anew.
+        Where their host is gone, have its job run again.
         """
         request = self._pending.get(number)
         read = partial(self._job_read, number)

@@ -50,7 +50,7 @@ class GatewayCounters:
 
     Attributes:
         bad: requests that more GPUs might have answered in time: dropped, failed or late ones, but
-            those that nobody waits for any more and those of models that have gone.
+            those without a waiter and those of models that have gone.
         rides: joint runs, by model; so `ride_batches`, `ride_samples` and `ride_entries`, the
             batches, samples and different entries in them.
         entries: requests offered by model and entry.

@@ -78,7 +78,7 @@ class EventLog:
     def write(
         self, item: Event | Decision | Refused | RefusedJob, decided: Iterable[Decision] = ()
     ) -> None:
-        """Note one item, and what was decided on it; nobody waits for their lines."""
+        """Note one item, and what was decided on it; their lines are not waited for."""
         self._items.append(item)
         self._items += decided
 

@@ -121,7 +121,7 @@ class Job:
         tasks: by module, those that have not ended.
         dropped: optional modules that go without.
         done: its modules have ended; it is in hand until its front has read it.
-        over: nobody wants anything of it, but tasks in batches may still end.
+        over: nothing of it is wanted, but tasks in batches may still end.
     """
 
     number: int
@@ -153,12 +153,12 @@ class Job:
                 self.release(producer)
 
     def release(self, module: int) -> None:
-        """Nobody wants the outputs of a module."""
+        """Drop the outputs of a module, which are not wanted any more."""
         for output in self.outputs.pop(module, ()):
             output.shelf.release()
 
     def end(self) -> None:
-        """Nobody wants anything."""
+        """Drop everything, which is not wanted any more."""
         self.over = True
         for module in list(self.outputs):
             self.release(module)
@@ -293,7 +293,7 @@ class Jobs:
                     del self._tasks[number]
 
     def pieces(self, deployment: Deployment, dispatch: Dispatch) -> list[Piece]:
-        """Where the rows of a batch are to be gathered from; rows that nobody wants are zeros."""
+        """Where the rows of a batch are to be gathered from; unwanted rows are zeros."""
         found: list[Piece] = []
         at = 0
         for number in dispatch.request_ids:

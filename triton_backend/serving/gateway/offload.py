@@ -12,8 +12,8 @@ A cut is `planned` where an entry there has pools of its own, `shadow` where onl
 anywhere serves it, else `closed`. Tails are what is to be expected by the plan: alone, and after as
 long a wait as half of the budget pays for. `least` is what a client decides by: where there is a
 shadow pool, what that takes, since it serves until a plan has another pool. A lease ends after 10
-s; a rate of 0 ends it at once. It says what a client wants, and reserves nothing. Nobody proves a
-name: only so many new ones are taken a second, so that a flood of them pushes out none that has a
+s; a rate of 0 ends it at once. It says what a client wants, and reserves nothing. Names are not
+proven: only so many new ones are taken a second, so that a flood of them pushes out none that has a
 lease; and where there are too many, the lease that was announced longest ago makes room, so that
 names which are made up once keep no client out for long. A client that is refused is served all the
 same, and announces again.
@@ -127,7 +127,7 @@ class Offload:
         )  # new names allowed now, and the instant of that count
 
     def answer(self, request: str, *, trusted: bool = False) -> dict[str, Any]:
-        """Answer one request; `trusted`: of somebody who has the token.
+        """Answer one request; `trusted`: of a client that has the token.
 
         Raises:
             InputError: it makes no sense; in one line.
@@ -213,7 +213,7 @@ class Offload:
 
 
 class PlanReader:
-    """The plan of the generation in force, read anew when that changes.
+    """The plan of the generation in force, read again when that changes.
 
     Args:
         generation: says which it is now.

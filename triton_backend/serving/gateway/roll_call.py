@@ -3,16 +3,16 @@
 A new scheduler takes all workers for lost until they say HELLO. Those of the life before may be
 busy with its batches; they say so at once, and until when. Dispatching before they have would drop
 what they could run in time, so the scheduler waits: for all workers, or a moment after the last
-report for whoever is left once every pool has somebody.
+report for those left once every pool has a worker.
 """
 
 from triton_backend.serving.deployment import Deployment
 
-# Workers that live connect anew within 20 ms; on a busy machine one after the other, as they get a
+# Workers that live connect again within 20 ms; on a busy machine one after the other, as they get a
 # processor.
 MOMENT_US = 40_000
 LONGEST_US = 150_000
-# Those of a pool that nobody of has reported are waited for so long.
+# Those of a pool without a report are waited for so long.
 PATIENCE_US = 1_000_000
 
 

@@ -264,7 +264,7 @@ class SchedulerService:
                 _LOG.exception("the scheduler goes on in %.2f s", pause_seconds)
                 self._stopping.wait(pause_seconds)
             else:
-                # A thread that only ever fails is not alive, and its process is started anew.
+                # A thread that only ever fails is not alive, and its process is restarted.
                 self._succeeded_us = self._polled_us
                 self._backoff.succeeded()
         self._loop.close()
@@ -335,7 +335,7 @@ class SchedulerService:
         """Turn a frame into a call of the gateway.
 
         Raises:
-            FrameError: nobody may say this here, or not before a HELLO.
+            FrameError: no peer may send this here, or not before a HELLO.
         """
         now_us = self._clock.now_us()
         if header.kind is Kind.HELLO:

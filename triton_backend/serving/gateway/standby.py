@@ -47,7 +47,7 @@ from triton_backend.serving.transport.wire import (
 
 SEAT_NAME = "scheduler.lock"
 LOOK_SECONDS = 0.05
-# Between two attempts to connect or to take the seat while nobody is active.
+# Between two attempts to connect or to take the seat while none is active.
 RETRY_SECONDS = 0.002
 # The scheduler beats four times a second: so much silence, where none of its threads wants to run.
 STUCK_US = 700_000
@@ -89,7 +89,7 @@ class Seat:
         self._fd: int | None = None
 
     def take(self, now_us: int) -> Life | None:
-        """The next life, where nobody has the seat; it is ours then until `release`.
+        """The next life, where no process has the seat; it is ours then until `release`.
 
         Raises:
             OSError: the file cannot be made.
@@ -120,7 +120,7 @@ class Seat:
         return Life(following, now_us, until_us if until_us > now_us else 0)
 
     def release(self) -> None:
-        """Somebody else may have it."""
+        """Another process may have it."""
         if self._fd is not None:
             os.close(self._fd)
             self._fd = None
@@ -201,7 +201,7 @@ class Standby:
             self._warm_up(self.served)
             self._is_warm = True
         finally:
-            # In this order: whoever asks in between must not see the look before it compiled.
+            # In this order: a query in between must not see the look before it compiled.
             self._looked_us = self._clock.now_us()
             self._warming_since_us = None
 
@@ -282,10 +282,10 @@ class Standby:
         """Beats of the active scheduler, and what it serves.
 
         Raises:
-            FrameError: nobody may say this to a standby.
+            FrameError: no peer may send this to a standby.
         """
         if connection is not self._active:
-            raise FrameError(f"{header.kind.name} from somebody who is not the scheduler")
+            raise FrameError(f"{header.kind.name} from a peer that is not the scheduler")
         self._heard_us = self._clock.now_us()
         if header.kind is Kind.PLAN:
             message = unpack_plan(body)

@@ -135,7 +135,7 @@ class StandbyAddress(NamedTuple):
 Address = FrontAddress | WorkerAddress | StandbyAddress
 
 Send = Callable[[Address, bytes], None]
-"""Sends a frame to an address; nobody gets it where nobody is connected."""
+"""Sends a frame to an address; lost where no peer is connected."""
 
 ThreadsOf = Callable[[WorkerAddress], Mapping[int, ThreadUse]]
 """The threads of a worker's process now (`WorkerSupervisor`)."""
@@ -455,7 +455,7 @@ class Gateway:
         self._unsaid_rides: dict[int, None] = {}  # whose workers do not know yet how they are
         # Of these, those that cannot be brought to the worker of a stage, until the next look.
         self._lost_batches: dict[int, int] = {}
-        # Frames that nobody waits for; of two to the same address the newer counts.
+        # Frames without a waiter; of two to the same address the newer counts.
         self._unhurried: dict[Address, bytes] = {}
         self._unhurried_at_once = 1
         self._unhurried_us = now_us  # when the next may leave
@@ -776,7 +776,7 @@ class Gateway:
             self._send_waiting()
 
     def front_lost(self, front: FrontAddress, now_us: int) -> None:
-        """A front is gone: nobody waits for its requests any more."""
+        """A front is gone, and its requests with it."""
         self._put_off.forget_front(front)
         for number in (*self._core.request_ids(), *self._jobs.numbers()):
             if number >= FIRST_TASK or self._front_of(number) != front:
@@ -840,7 +840,7 @@ class Gateway:
         self._begin_stranded_anew(worker, now_us)
 
     def _begin_stranded_anew(self, worker: WorkerAddress, now_us: int) -> None:
-        """Run jobs from their first module whose rows lie on a host of which nobody is left to ask.
+        """Run jobs from their first module whose rows lie on a host without a process left to ask.
 
         What the host itself has kept counts as lost with it: its memory may be new when it is back.
         """
@@ -1047,7 +1047,7 @@ class Gateway:
         last = stage == len(batch.slots) - 1 == batch.reported
         if not last or batch.shelf is None or batch.complete():
             return False
-        reason = "nobody says how many rows it gave"
+        reason = "no worker says how many rows it gave"
         self.batch_failed(self._first_batch + number, stage, self._last_us, reason)
         return True
 
@@ -1145,7 +1145,7 @@ class Gateway:
                 self._end_stage(number, batch, now_us, now_us)
 
     def _fail_jobs(self, batch: BatchInFlight, shelf: ShelfSlot, reason: str) -> None:
-        """Have the jobs of a batch answered as failed; the core knows that nobody wants them."""
+        """Have the jobs of a batch answered as failed; the core knows that they are not wanted."""
         batch.failed = True
         for number, module in self._jobs.failed(batch.dispatch, shelf):
             body = JobFailedBody(number % LOCALS, f"module {module!r}: {reason}")
@@ -1190,7 +1190,7 @@ class Gateway:
         return self._held.notices(peer)
 
     def _give_up(self, number: int) -> None:
-        """Have the requests of a batch run again that nobody will report of."""
+        """Have the requests of a batch run again that have no reporter."""
         self.counters.batches_lost += 1
         if number in self._batches:
             self._apply(BatchLost(now_us=self._last_us, batch_id=number))
@@ -1336,7 +1336,7 @@ class Gateway:
         return self._unhurried_us if self._unhurried else None
 
     def send_unhurried(self, now_us: int) -> None:
-        """Say what nobody waits for, to one after the other.
+        """Send frames without a waiter, one after the other.
 
         Each who hears of a generation reads its plan, some milliseconds in which he does nothing
         else; all at once would take every processor of the host from requests.

@@ -16,7 +16,7 @@ from triton_backend.scheduler.scheduler import Scheduler
 
 
 def warm_up(plan: Plan, *, policy: str | None, nic: str) -> None:
-    """Tell a scheduler that nobody needs one event."""
+    """Give one event to a scheduler that is thrown away."""
     Scheduler(plan, policy=policy, nic=nic).handle(Pause(now_us=0))
 
 

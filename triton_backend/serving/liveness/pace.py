@@ -78,7 +78,7 @@ class WorkerPaces:
         ]
 
     def has_recovered(self, vgpu: int, up: Iterable[int]) -> bool:
-        """True if the last probes of a vGPU were within bounds, or its pool has nobody else."""
+        """True if the last probes of a vGPU were within bounds, or its pool has no other."""
         pace = self._pace_of_others(vgpu, up)
         if pace is None:
             return True

@@ -9,7 +9,7 @@ Three watchers, each of processes of one kind (the picture is in the README of t
 
 Silence alone says little on busy cores: a process is taken for hung soon only where none of its
 threads wants to run (it is stopped, or waits for what never comes); one that runs or waits for a
-disk has more time. A machine that stands still for a while hangs nobody.
+disk has more time. A machine that stands still for a while hangs none.
 
 Not here: workers judged by their results (`supervisor`).
 """
@@ -252,7 +252,7 @@ class HealthWatch:
     def __init__(self, board: HealthBoard) -> None:
         self._board = board
         self._looked_us = 0
-        self._awake_us = 0  # nobody can have done anything between two looks far apart
+        self._awake_us = 0  # nothing can have happened between two looks far apart
         # Of workers that run a batch for long: when it began, and what they had no processor for
         # since.
         self._starvation: dict[int, tuple[int, Starvation]] = {}
@@ -404,7 +404,7 @@ class StubWatch:
     """Judges the files of a folder; to be asked a few times a second.
 
     Time in which a process wanted a processor and had none is no silence: one that compiles on a
-    busy machine would be started anew again and again.
+    busy machine would be restarted again and again.
     """
 
     def __init__(self, clock: Clock) -> None:

@@ -63,7 +63,7 @@ class Order(NamedTuple):
 
 
 class GiveUpBatch(NamedTuple):
-    """Count a batch as lost: nobody will ever report of it."""
+    """Count a batch as lost: no report of it will ever come."""
 
     batch_id: int
 
@@ -71,7 +71,7 @@ class GiveUpBatch(NamedTuple):
 Threads = Callable[[int], Mapping[int, ThreadUse]]
 """The threads of a vGPU's process as they are now, by their ids.
 
-None where nobody can tell, on another host say.
+None where it is not known, on another host say.
 """
 
 Action = TakeOut | Readmit | Order | GiveUpBatch | PaceChanged | LinkPaceChanged
@@ -271,7 +271,7 @@ class WorkerSupervisor:
     def _lost_batches(self, awaited: Iterable[Awaited], now_us: int) -> Iterator[Action]:
         """Batches of which nothing was reported for an SLO beyond what was reserved.
 
-        Whatever else their workers report: a frame of theirs got lost, and nobody will end them.
+        Whatever else their workers report: a frame of theirs got lost, and nothing will end them.
         """
         for one in awaited:
             last_us = max(one.hop.end_us, one.heard_us, self._awake_us)

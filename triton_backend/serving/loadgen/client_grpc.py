@@ -1,6 +1,6 @@
 """KServe v2 over gRPC: one channel or several in turn, bytes in and bytes out.
 
-The request is serialised once per payload and the answer is not parsed unless somebody looks at
+The request is serialised once per payload and the answer is not parsed unless a caller looks at
 it, so a call costs the event loop little more than gRPC's own work.
 """
 

@@ -85,7 +85,7 @@ _ABOUT_FILES = {
 class _Adopted:
     """A worker process that another process of this node's model has started.
 
-    Somebody else waits for it, so its number may become another's; its descriptor does not.
+    Another process waits for it, so its number may become another's; its descriptor does not.
 
     Raises:
         OSError: it is gone.
@@ -260,7 +260,7 @@ class Node:
         return found.st_ino, found.st_mtime_ns
 
     def _look_for_changes(self) -> None:
-        """As nobody may have said so.
+        """Its message may be lost.
 
         This process was being loaded, or it is that of the other gateway.
         """
@@ -525,7 +525,7 @@ class Node:
             lower_priority(forks.pid)
 
     def _end(self) -> None:
-        """End all workers: nobody else has them."""
+        """End all workers: no other process has them."""
         if not self._leads:
             self._leads = True
             self._find_workers([*self._workers.values(), *self._leaving])
@@ -606,6 +606,6 @@ class Node:
 def _is_beside_another(deployment: Deployment) -> bool:
     """True if the plan before goes on while a generation's workers load.
 
-    One that is started anew is missed, and hurries.
+    One that is restarted is missed, and hurries.
     """
     return deployment.workers is not None and deployment.workers.former is not None

@@ -1,6 +1,6 @@
 """Files that a host other than the gateway's needs for a plan change, and how they get there.
 
-The gateway's host has its own files. On another host whoever rolls a plan out asks a node that runs
+The gateway's host has its own files. On another host the rollout asks a node that runs
 there:
 
 1. `missing_artifacts`: which of the artifacts the host lacks;

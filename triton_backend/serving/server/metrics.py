@@ -222,8 +222,8 @@ class Publisher:
 
         Else every change of plan would leave some, and the page of metrics would grow for ever.
         Triton frees a metric that nothing refers to, but in the bundled server its family does:
-        gauges are let go with all of their family, and the others made anew. A counter, which would
-        begin at 0 again, stays on the page there.
+        gauges are let go with all of their family, and the others made again. A counter, which
+        would begin at 0 again, stays on the page there.
         """
         gauges = frozenset(key for key in values if METRICS[key[0]].kind == "gauge")
         if gauges != self._gauges:

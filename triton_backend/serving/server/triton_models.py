@@ -180,7 +180,7 @@ class FrontModel(_Model):
                 handed_on = HANDED_ON_PARAMETER in request.parameters()
                 sender = request.get_response_sender()
                 reply = partial(_reply, sender, wanted, handed_on=handed_on)
-            except Exception:  # noqa: BLE001  # without these nobody can be answered
+            except Exception:  # noqa: BLE001  # without these no client can be answered
                 _LOG.exception("a request of model %s", self.name)
             else:
                 self._service.take(request, reply)
@@ -240,7 +240,7 @@ class CutModel(_Model):
         for request in requests:
             try:
                 sender = request.get_response_sender()
-            except Exception:  # noqa: BLE001  # without it nobody can be answered
+            except Exception:  # noqa: BLE001  # without it no client can be answered
                 _LOG.exception("a request of model %s", self.name)
             else:
                 self._forwarding.take(request, partial(_send, sender))
@@ -274,7 +274,7 @@ class _JsonModel(_Model):
 
     @abstractmethod
     def answer(self, request: str) -> dict[str, Any]:
-        """Answer one request of somebody who has the token.
+        """Answer one request of a client that has the token.
 
         Raises:
             InputError: the request cannot be carried out.

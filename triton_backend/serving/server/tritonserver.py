@@ -4,11 +4,11 @@
 --metrics-port N [--address A] [--tls-cert C --tls-key K]` stays in the foreground until SIGTERM. It
 1. lays out a backend folder (links into the wheel), or takes the server of a Triton container
    (`--server-root`), and starts `tritonserver` on the rendered repository, with everything but
-   inference closed to whoever has no token (`serve_folder/endpoints.py`);
+   inference closed to clients without the token (`serve_folder/endpoints.py`);
 2. writes the state file (mode 0600) once the server is ready;
-3. loads models anew whose stub process died or hangs (Triton does not notice), each in a thread of
+3. reloads models whose stub process died or hangs (Triton does not notice), each in a thread of
    its own, so that a load that takes long hides no other death;
-4. starts the server anew when it died, or no longer answers `/v2/health/live`: after pauses of up
+4. restarts the server when it died, or no longer answers `/v2/health/live`: after pauses of up
    to a minute where it keeps dying, but for as long as it takes; where there are two gateways there
    are two servers, each of which is kept so by itself;
 5. at the end stops the server and removes sockets, shared memory and the state file.
@@ -111,7 +111,7 @@ class TritonApi:
     def is_there(self, timeout_s: float) -> bool:
         """True if anything is answered.
 
-        Of two servers that share a port nobody could choose whom to probe, so it is that of metrics
+        Of two servers that share a port the server cannot be chosen, so it is that of metrics
         then.
         """
         if self._server_id is None:
@@ -126,7 +126,7 @@ class TritonApi:
         return self._request("GET", path, None, timeout_s)
 
     def load(self, model: str) -> int:
-        """Load a model, anew where its configuration changed; the status code, or `NO_ANSWER`."""
+        """Load a model; reload it if its configuration changed: the status code, or `NO_ANSWER`."""
         return self._request("POST", f"/v2/repository/models/{model}/load", b"{}", LOAD_SECONDS)
 
     def unload(self, model: str) -> int:
@@ -191,7 +191,7 @@ class HealthProbe:
 
 
 class ModelReloads:
-    """Loads models whose stubs died anew, each in a thread of its own."""
+    """Reloads models whose stubs died, each in a thread of its own."""
 
     def __init__(self, settings: ServeSettings, api: TritonApi) -> None:
         self._repository = settings.place / "repository"
@@ -205,7 +205,7 @@ class ModelReloads:
         self._stopping.set()
 
     def begin(self, file: Path) -> None:
-        """Load a model anew, unless it is being loaded; `file` is that of its dead stub.
+        """Reload a model, unless it is being loaded; `file` is that of its dead stub.
 
         A load that fails (no memory, a full disk) is tried again with the next call after a pause;
         the file stays until the new process writes its own.
@@ -217,7 +217,7 @@ class ModelReloads:
             thread.start()
 
     def is_loading(self, model: str) -> bool:
-        """True if a model is being loaded anew."""
+        """True if a model is being reloaded."""
         thread = self._threads.get(model)
         return thread is not None and thread.is_alive()
 
@@ -226,7 +226,7 @@ class ModelReloads:
             file.name, Backoff(FIRST_RETRY_SECONDS, LONGEST_RETRY_SECONDS)
         )
         if not retry.failures:
-            _LOG.warning("%s is loaded anew", file.name)
+            _LOG.warning("%s is reloaded", file.name)
         try:
             failure = self._load(file)
         except Exception as error:  # noqa: BLE001  # of this thread alone; it is tried again
@@ -280,7 +280,7 @@ class TritonServer:
         self._child = child
 
     def ended(self) -> str | None:
-        """Its exit code, or words for one that nobody knows; None while it runs."""
+        """Its exit code, or words for an unknown one; None while it runs."""
         if self._child is not None:
             code = self._child.poll()
             return None if code is None else str(code)
@@ -324,7 +324,7 @@ class TritonServer:
         """Kill what a dead server left in its process group (stubs and workers)."""
         mine = os.getpid()
         if self._child is not None and self.group != mine:
-            return  # started in somebody else's group, which is not ours to clear
+            return  # started in another's group, which is not ours to clear
         for pid in _processes():
             with contextlib.suppress(OSError):
                 if pid != mine and os.getpgid(pid) == self.group and _is_of_triton(pid):
@@ -369,7 +369,7 @@ class KeptServer:
     """One tritonserver, started and kept well: what a gateway has of its own.
 
     Attributes:
-        restarts: how often it was started anew.
+        restarts: how often it was restarted.
         restarted_us: when, the last time.
         retry_us: when it will be, by the wall clock; None where it runs or is being started.
         ready: whether it answers, as far as is known.
@@ -472,7 +472,7 @@ class KeptServer:
         try:
             self._start()
         except KilledWhileLoadingError as error:
-            _LOG.warning("%s, started anew", error)
+            _LOG.warning("%s, restarted", error)
             self._clear_away()
             self._start()
 
@@ -568,7 +568,7 @@ class KeptServer:
             self._probe = None
         pause_s = self._pause_before_start()
         after = f" after {pause_s:g} s" if pause_s else ""
-        _LOG.warning("%s ended with %s, started anew%s", self._name, ended, after)
+        _LOG.warning("%s ended with %s, restarted%s", self._name, ended, after)
         self._clear_away()
         self.ready = False
         if pause_s:

@@ -23,7 +23,7 @@ class EmulatedLinks:
     """The links of all nodes of a cluster.
 
     Args:
-        name: of the shared file; made by whoever comes first.
+        name: of the shared file; made by the first process.
         nodes: in the cluster.
     """
 

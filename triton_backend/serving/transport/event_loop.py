@@ -6,7 +6,7 @@ back happen in the one thread that calls `EventLoop.poll`.
 
 What strangers can do is bounded: `MAX_UNPROVEN` TCP connections wait for their proof, `PROOF_US`
 each, and what is refused is logged a few times a second at most. Where the process has no
-descriptor left, it accepts nobody for a while instead of trying all the time.
+descriptor left, it accepts no connection for a while instead of trying all the time.
 
 Here: bytes and readiness. Not here: one peer's bytes (`connection`), what frames mean.
 """
@@ -68,7 +68,7 @@ def close_inherited_sockets() -> int:
     """Close every socket of this process, which has opened none itself yet; how many.
 
     Triton forks the process of a model with every connection that its clients have at that moment,
-    and with its listeners. A client would not see its connection end, and nobody else could have
+    and with its listeners. A client would not see its connection end, and no other could have
     the ports, until the model is unloaded too. What is loaded while the server serves has some
     twenty Unix sockets more: the pairs by which Triton's HTTP threads wake one another.
     """
@@ -145,7 +145,7 @@ class EventLoop:
         return address
 
     def connect(self, address: str) -> Connection | None:
-        """Connect to a peer, with a proof where it wants one; None when nobody answers there.
+        """Connect to a peer, with a proof where it wants one; None without an answer there.
 
         Raises:
             InputError: it is not an address.
@@ -176,7 +176,7 @@ class EventLoop:
         Else each batch to it would cost all others the wait.
 
         Raises:
-            OSError: nobody answers there, or where it is is not known.
+            OSError: no process answers there, or its address is not known.
         """
         if self._clock.now_us() < self._away_until_us.get(host, 0):
             raise TimeoutError
@@ -260,7 +260,7 @@ class EventLoop:
         pause_s = self._accepting.failed()
         self._epoll.unregister(listener)
         self._paused[listener.fileno()] = self._clock.now_us() + round(pause_s * 1e6)
-        self._note(f"{address}: accepts nobody for {pause_s:.2f} s: {error}")
+        self._note(f"{address}: accepts no connection for {pause_s:.2f} s: {error}")
 
     def _until_next_limit_s(self, timeout_s: float | None) -> float:
         """`timeout_s`, or less where a stranger's time or a pause ends before."""
@@ -322,7 +322,7 @@ class EventLoop:
             _LOG.exception("the end of %s", connection.name)
 
     def close(self) -> None:
-        """Close everything; nobody is notified."""
+        """Close everything, without notice."""
         # Paths first: who takes our place when our connections end, may use them at once.
         for path in self._paths:
             with contextlib.suppress(FileNotFoundError):

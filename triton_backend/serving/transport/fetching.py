@@ -39,7 +39,7 @@ from triton_backend.serving.transport.wire import (
 MOST_ASKED = 2  # processes of one host
 
 Fetched = Callable[[Arrays | None], None]
-"""Takes the rows, by tensor; None where nobody on their host answers."""
+"""Takes the rows, by tensor; None if no process on their host answers."""
 
 
 @dataclass(slots=True, eq=False)
@@ -72,7 +72,7 @@ class Fetches:
     ) -> None:
         """Ask for rows.
 
-        `done` is called once, later in the thread that polls, or at once where nobody is there.
+        `done` is called once, later in the thread that polls, or at once without a peer.
 
         Args:
             addresses: of processes that have them, the best one first.
@@ -90,7 +90,7 @@ class Fetches:
         self._put(self._asked, _Fetch(list(addresses[:MOST_ASKED]), body, rows, done))
 
     def _put(self, number: int, fetch: _Fetch) -> None:
-        """Ask the next address that somebody is at."""
+        """Ask the next address with a listener."""
         while fetch.addresses:
             connection = self._connect(fetch.addresses.pop(0))
             data = frame(Kind.FETCH, pack_fetch(fetch.body), batch_id=number)
@@ -113,11 +113,11 @@ class Fetches:
         """Where the rows of an answer are to be read into.
 
         Raises:
-            FrameError: nobody asked this peer.
+            FrameError: this peer was not asked.
         """
         fetch = self._waiting.get(header.batch_id)
         if fetch is None or fetch.connection is not connection:
-            raise FrameError(f"rows that nobody asked {connection.name} for")
+            raise FrameError(f"rows that {connection.name} was not asked for")
         return bytes_of(fetch.rows)
 
     def fetched(self, connection: Connection, header: Header, reason: bytes) -> None:
@@ -126,7 +126,7 @@ class Fetches:
         With a reason, and without rows, a refusal.
 
         Raises:
-            FrameError: nobody asked this peer.
+            FrameError: this peer was not asked.
         """
         self.target(connection, header)
         fetch = self._waiting.pop(header.batch_id)

@@ -3,7 +3,7 @@
 Short slices: on busy cores the kernel lets a process that asks for them run sooner.
 
 Everything here works for microseconds at a time, so short slices cost nothing, and a wake-up need
-not wait for the whole slice of whoever has the core. Linux 6.12 and later (`sched_setattr`, the
+not wait for the whole slice of the thread on the core. Linux 6.12 and later (`sched_setattr`, the
 slice is `sched_runtime`); others refuse or ignore it, and all is as before. Low priority: a process
 that loads its stages beside others that serve gives way to them, until it asks for short slices
 itself. And few of them load at a time: a processor that is free runs who wakes up at once, where

@@ -99,7 +99,7 @@ class Segment:
 
     @classmethod
     def kept(cls, name: str, layout: SlotLayout, slots: int) -> Self:
-        """The segment as somebody before left it, where it is of this size; else made.
+        """The segment as an earlier process left it, where it is of this size; else made.
 
         Raises:
             InputError: shared memory has no room for two slots.
@@ -135,7 +135,7 @@ class Segment:
 
     @classmethod
     def private(cls, layout: SlotLayout, slots: int) -> Self:
-        """Slots that nobody else sees."""
+        """Slots of one process."""
         return cls(None, layout, slots, mmap.mmap(-1, layout.slot_bytes * slots))
 
     def views(self, slot: int, samples: int) -> Arrays:

@@ -474,7 +474,7 @@ class RideBody(NamedTuple):
     """RIDE: batches that run together, as soon as all are there and `start_us` has come.
 
     It replaces what was said of the ride before; without batches it is over. From `leave_us` on
-    it leaves without who is missing: nobody says any more whom to wait for.
+    it leaves without who is missing: the members to wait for are not known any more.
     """
 
     start_us: int

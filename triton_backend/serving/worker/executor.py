@@ -309,7 +309,7 @@ class LeaderFollowers:
             self._report_failure(batch, error)
         else:
             if batch.body.express == SHELVED and losses != self._scheduler.losses:
-                target.release()  # nobody would read what it comes to
+                target.release()  # its result has no reader
                 return
             self._outbox.enqueue(self._outputs.send_result, batch, target, span_us)
 
@@ -335,11 +335,11 @@ class LeaderFollowers:
             if not self._pass_on(batch, rows, span_us[1]):
                 aboard.remove(batch)
             at = end
-        if ride.last:  # clients wait for the answers, nobody for the report
+        if ride.last:  # clients wait for the answers, none for the report
             self._outbox.enqueue(self._outputs.report_ride, ride, aboard, span_us)
 
     def _pass_on(self, batch: QueuedBatch, rows: Arrays, end_us: int) -> bool:
-        """Send a member of a ride what it has of the results; False where nobody takes them."""
+        """Send a member of a ride what it has of the results; False if they are not taken."""
         target: OutputTarget | None = None
         try:
             target = self._outputs.target_of(batch, self._outbox.flush)

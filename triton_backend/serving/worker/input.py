@@ -124,7 +124,7 @@ class InputGatherer:
         gathering = self._gathering[number] = _Gathering(len(elsewhere), ready)
         for addresses, theirs, piece in elsewhere:
             if self._gathering.get(number) is not gathering:
-                return False  # nobody has one of those before
+                return False  # none has one of those before
             application = deployment.applications[piece.application]
             feeds = deployment.feeds(piece.application, piece.module, piece.producer, piece.group)
             given = {name for _, name in feeds}
@@ -146,7 +146,7 @@ class InputGatherer:
         into: Arrays,
         rows: Arrays | None,
     ) -> None:
-        """Rows from another host are here, or nobody there answers."""
+        """Rows from another host are here, or no process there answers."""
         if self._gathering.get(number) is not gathering:
             return  # aborted, and its slot may be another batch's
         if rows is not None:
@@ -154,7 +154,7 @@ class InputGatherer:
             gathering.missing -= 1
         if rows is None or not gathering.missing:
             del self._gathering[number]
-            gathering.ready("" if rows is not None else f"nobody answers who has {piece}")
+            gathering.ready("" if rows is not None else f"no process answers that has {piece}")
 
     def remove(self, batch_id: int) -> None:
         """Forget a batch that was aborted."""
@@ -163,7 +163,7 @@ class InputGatherer:
     def remove_all(self) -> None:
         """Forget all batches that wait.
 
-        The scheduler is gone, and the next one begins their jobs anew.
+        The scheduler is gone, and the next one begins their jobs again.
         """
         self._gathering.clear()
 

@@ -1,7 +1,7 @@
 """A worker's messages on a batch: to the next worker, the front and the scheduler.
 
-Outputs of modules of an application go to nobody: they are written to this vGPU's own shelf, and
-whoever reads them hears from the scheduler.
+Outputs of modules of an application go to no process: they are written to this vGPU's own shelf,
+and the scheduler notifies their readers.
 
 Here: the frames of a batch that ran, and the instants of emulated links. Not here: running it, what
 it is given (`input`).
@@ -168,7 +168,7 @@ class OutputSender:
         self, batch: QueuedBatch, target: OutputTarget, span_us: tuple[int, int]
     ) -> None:
         """Hand on a batch that ran, and report when (gateway's time)."""
-        if target.last:  # the client waits for the answer, nobody for the report
+        if target.last:  # the client waits for the answer, none for the report
             self.pass_on(batch, target, span_us[1])
             self._report(Kind.STAGE_DONE, batch, span_us)
         else:  # reported before the next worker can report its transfer

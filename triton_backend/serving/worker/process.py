@@ -266,7 +266,7 @@ class StageWorker:
         """Batches from fronts, workers and scheduler, runs for the node, scheduler's orders.
 
         Raises:
-            FrameError: nobody may say this to a worker.
+            FrameError: no peer may send this to a worker.
         """
         if header.kind in FROM_SCHEDULER:
             self._obey(connection, header, body)
@@ -309,7 +309,7 @@ class StageWorker:
             self._queue.add(header, batch)
             return
         if not self._scheduler.is_peer_of(connection):
-            raise FrameError("an express request from somebody who is not the scheduler")
+            raise FrameError("an express request from a peer that is not the scheduler")
         self._scheduler.check_life(header.batch_id)
         inputs, slot = self._queue.written_by(header, batch)
         into = inputs.views(slot, batch.samples)
@@ -337,7 +337,7 @@ class StageWorker:
 
     def _obey(self, connection: Connection, header: Header, body: bytes) -> None:
         if not self._scheduler.is_peer_of(connection):
-            raise FrameError(f"{header.kind.name} from somebody who is not the scheduler")
+            raise FrameError(f"{header.kind.name} from a peer that is not the scheduler")
         match header.kind:
             case Kind.ABORT:
                 self._inputs.remove(header.batch_id)

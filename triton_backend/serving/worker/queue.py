@@ -176,7 +176,7 @@ class BatchQueue:
     def is_over(self, tag: int) -> bool:
         """True if a generation was served.
 
-        Whoever still sends batches of it has not heard of its end.
+        A peer that still sends batches of it has not heard of its end.
         """
         return tag in self._over
 
@@ -411,7 +411,7 @@ class BatchQueue:
             complete = len(members) == len(body.batches)
             if now_us < (body.start_us if complete else body.leave_us):
                 continue
-            if not members:  # nobody has come until its end
+            if not members:  # no member came until its end
                 del self._rides[ride_id]
                 self._left.append(ride_id)
                 continue
@@ -443,7 +443,7 @@ class BatchQueue:
                     del self._boarding[batch.batch_id]
 
     def next_due_us(self) -> int | None:
-        """When somebody must look again; what is due while a batch runs, follows it."""
+        """When the next look is due; what is due while a batch runs, follows it."""
         if not self._batches and not self._boarding:
             return None
         with self._lock:

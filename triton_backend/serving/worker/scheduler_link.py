@@ -66,7 +66,7 @@ class GatewayTime:
 
 
 class SchedulerLink:
-    """The connection of one vGPU's worker, made anew where it has ended."""
+    """The connection of one vGPU's worker, made again where it has ended."""
 
     def __init__(
         self, loop: EventLoop, deployment: Deployment, vgpu: int, time: GatewayTime

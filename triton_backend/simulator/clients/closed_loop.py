@@ -2,7 +2,7 @@
 
 Time goes on in ticks. In each, clients do what falls into it; what they send is offered to the
 server, which then catches up; who was answered hears of it at the next tick at the earliest. So
-nobody knows anything before it happened, and answers are known at most one tick late.
+no part knows anything before it happened, and answers are known at most one tick late.
 """
 
 import heapq

@@ -1,11 +1,11 @@
-"""Policy `nexus`: duty cycles with a queue per GPU, nobody looks at another's (Nexus, SOSP 2019).
+"""Policy `nexus`: duty cycles with a queue per GPU, none looks at another's (Nexus, SOSP 2019).
 
 Simulation only. For plans of the planner `nexus` (squishy bin packing); any plan of whole models
 will do. A request is sent to a vGPU when it comes, whatever waits there: of all that run its model,
 to the one furthest behind its share of the planned rate (ties: the lowest number), which is round
 robin where shares are equal.
 
-A vGPU runs its models in turn, in plan order, and leaves out those for which nobody waits. A
+A vGPU runs its models in turn, in plan order, and leaves out those without waiting requests. A
 model's turn is one batch of at most the planned size: heads go that would make every batch after
 them smaller (early drop, section 6.3), then the longest run of whole requests that ends by the
 head's deadline is run. What waits does not wait for a fuller batch, so an idle GPU takes one
@@ -51,7 +51,7 @@ class Nexus:
         self.freed(run, vgpu)
 
     def freed(self, run: Run, vgpu: int) -> None:
-        """The next turn for which somebody waits."""
+        """The next turn with a waiting request."""
         turns = self._turns[vgpu]
         for _ in range(len(turns)):
             if run.running[vgpu] is not None:

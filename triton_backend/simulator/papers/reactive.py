@@ -5,7 +5,7 @@ of deadlines. It takes the vGPU that is free first (ties: the lowest number) and
 <= planned whose latency and transfer fit into: deadline of the head - planned latencies and
 transfers of later stages - time until that vGPU is free. While a vGPU is busy one batch may be sent
 ahead to it, but only as large as fits; a free vGPU takes what there is. Heads that no longer fit
-are dropped. Batches are formed anew at every stage; links are first come, first served, and nobody
+are dropped. Batches are formed again at every stage; links are first come, first served, and none
 looks at them beforehand, so accepted requests can end late.
 
 Requests go to the pipelines of their model in proportion to the planned throughputs.

@@ -67,7 +67,7 @@ def result_of(
         busy_us: [resource] time in use, vGPUs first.
         now_us: the last instant.
         steps: events.
-        wall_seconds: of the loop; None where nobody measured.
+        wall_seconds: of the loop; None if not measured.
     """
     span_us = max(s_to_us(options.duration_s), now_us)
     links = busy_us[len(plan.vgpus()) :]

@@ -3,7 +3,7 @@
 `gpulets-greedy` is Algorithm 1 of gpulets (section 4.3) made whole: models by rate x SLO, rising;
 each takes the smallest part that is no smaller than its ideal size, which an uncut GPU is cut for;
 what fills a part badly is first merged into a part that others use, in turns. A newcomer may not
-break a promise: neighbours, slowed down, must still carry theirs with batches chosen anew.
+break a promise: neighbours, slowed down, must still carry theirs with batches chosen again.
 `ideal-static` tries every cut of every GPU and runs the same without cutting; `best-fit` takes the
 smallest part that carries the rate, one model each, blind to interference (GSLICE); `sbp` leaves
 GPUs whole (squishy bin packing).
@@ -239,7 +239,7 @@ class Greedy:
         return int(rows[fits][np.argmax(speeds[fits])])
 
     def _settled(self, gpu: Gpu, at: int) -> bool:
-        """Choose batches of a part anew, then its neighbours', then its own.
+        """Choose batches of a part again, then its neighbours', then its own.
 
         Whether all promises hold.
         """

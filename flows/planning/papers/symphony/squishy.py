@@ -7,7 +7,7 @@ arrives meanwhile. A request that just missed its turn waits d and then l(b):
     d + l(b) <= SLO        sum of l(b) over the models of the GPU <= d        b >= rate d
 
 A model first fills whole GPUs (d = l(b), the largest b with 2 l(b) <= SLO; a batch of one waits for
-nobody and may take the whole SLO, but then its GPU runs nothing else). What is left of its rate
+no other and may take the whole SLO, but then its GPU runs nothing else). What is left of its rate
 takes the largest b with b / rate + l(b) <= SLO, so d = b / rate, and l(b) / d of a GPU. These
 remainders are merged, the fullest first, each into the GPU that is fullest afterwards: the shorter
 duty cycle holds, so the other batches shrink with it, hence the name.

@@ -89,7 +89,7 @@ def plan_exactly(inputs: Inputs, options: PlanOptions) -> Outcome:
 
 def _check(options: PlanOptions, gathering: str, billing: str) -> None:
     if options.pinned_models:
-        raise InputError("option pinned_models", "applications are planned anew as a whole")
+        raise InputError("option pinned_models", "applications are planned again as a whole")
     if options.minimum_rps:
         raise InputError("option minimum_rps", "is for models; an application says its rate_rps")
     if options.own.get("overflow"):

@@ -71,7 +71,7 @@ class EngineSettings:
         library: `tensorrt` or `tensorrt-rtx`; None takes the first that is installed.
         compute_capabilities: of classes whose name does not say it, or that differ.
         devices: uuid of the GPU on which a class is built, where it is built on one; two builds
-            that name the same GPU wait for each other, whoever started them.
+            that name the same GPU wait for each other, in whichever process.
         time_limit_s: for one process, which builds all engines of one class.
     """
 

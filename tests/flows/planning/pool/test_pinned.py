@@ -73,7 +73,7 @@ def test_cost_counts_pinned_gpus_too() -> None:
         ({"pinned_models": ("net", "other")}, "none is left to plan"),
         ({"excluded_classes": {"net": ("fast",)}}, "'net': its pipeline of batch"),
         ({"minimum_rps": {"net": 1e6}}, "'net': its pools deliver"),
-        ({"planner": "no-partitioning"}, "plans every model anew"),
+        ({"planner": "no-partitioning"}, "plans every model again"),
     ],
 )
 def test_what_cannot_be_pinned_is_said(change: dict[str, Any], reason: str) -> None:

@@ -231,7 +231,7 @@ def groups(plan: Plan) -> set[frozenset[str]]:
         ({"objective": "gpus"}, "'m0', rate_rps: needed for the objective 'gpus'"),
         ({"objective": "power"}, "'m0', rate_rps: needed for the objective 'power'"),
         ({"slo_margin": 0.9}, "'m0': the whole model takes at least 3.600 ms, on fast"),
-        ({"pinned_models": ("m0",)}, "option pinned_models: subclusters plans every model anew"),
+        ({"pinned_models": ("m0",)}, "option pinned_models: subclusters plans every model again"),
     ],
 )
 def test_what_cannot_be_planned_is_said_in_one_line(change: dict[str, Any], complaint: str) -> None:

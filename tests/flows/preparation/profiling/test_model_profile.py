@@ -1,4 +1,4 @@
-"""A model measured cell by cell, beside whoever else needs the warehouse."""
+"""A model measured cell by cell, beside other users of the warehouse."""
 
 import os
 import subprocess

@@ -62,7 +62,7 @@ def test_a_host_that_is_cut_off_is_missed_and_taken_back(far: FarHost) -> None:
         wait_for(lambda: not far.ask("affine"))
         wait_for(lambda: far.ask("near"))
         wait_for(lambda: not far.is_whole())
-        # Nobody is up who could run it: refused at once, not at the deadline.
+        # No worker is up to run it: refused at once, not at the deadline.
         assert not far.ask("affine")
         wait_for(lambda: far.state.control("status")["in_flight"] == 0)
     wait_for(far.is_whole)

@@ -128,7 +128,7 @@ class Clients:
         self._threads = ThreadPoolExecutor(4)
 
     def ask(self, name: str, x: NDArray[np.float32]) -> dict[str, NDArray[np.generic]] | None:
-        """The answer; None where it is refused, or where its front is just being loaded anew."""
+        """The answer; None where it is refused, or where its front is just being reloaded."""
         client = Client(self._state, self._kind)
         try:
             answer = client.infer(name, {"x": x}, timeout=3_000_000)

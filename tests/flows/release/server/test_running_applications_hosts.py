@@ -123,7 +123,7 @@ def test_a_host_that_dies_takes_with_it_only_what_nobody_else_can_run(hosts: Two
     assert all(spared)
     assert not all(answered)
     wait_for(lambda: not hosts.state.control("status")["in_flight"])
-    # Refused at once: nobody is up who could run it.
+    # Refused at once: no worker is up to run it.
     for name, given in clients.requests(3, seed=3):
         assert clients.served([(name, given)]) == [name == "spared"]
     hosts.start_there()

@@ -1,4 +1,4 @@
-"""Late binding from its definition: everything is worked out anew at every instant.
+"""Late binding from its definition: everything is worked out again at every instant.
 
 No heaps, no timers, no arrays and nothing of the product: lists of requests, a table of latencies
 per model, one pool of equal vGPUs that all models share, and a decision at every single instant.
@@ -114,7 +114,7 @@ class Reference:
     def run(self, arrivals: Sequence[tuple[int, int, int, int]]) -> None:
         """Arrivals (instant, model, deadline, samples) in order.
 
-        Ends when nobody waits any more.
+        Ends when none waits any more.
         """
         waiting = list(enumerate(arrivals))
         now = 0

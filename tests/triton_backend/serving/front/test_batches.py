@@ -1,4 +1,4 @@
-"""The slots of a front: nobody's answer is written over, whatever becomes of a batch."""
+"""The slots of a front: no answer is written over, whatever becomes of a batch."""
 
 import socket
 from collections.abc import Iterator
@@ -222,7 +222,7 @@ def test_the_slot_of_an_aborted_batch_is_used_when_no_worker_of_it_can_be_alive(
     assert front.served(2) != slot
     front.batches.look(5 + hold_us)
     assert front.served(3) == slot
-    assert front.answered(1, slot) is None  # much too late, and nobody's
+    assert front.answered(1, slot) is None  # much too late, and not wanted
 
 
 def test_a_batch_that_nobody_reports_of_is_given_up_and_its_slot_held(front: Front) -> None:

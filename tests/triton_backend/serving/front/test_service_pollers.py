@@ -1,4 +1,4 @@
-"""The threads of a front that poll in turn: a reply that takes long keeps nobody else waiting."""
+"""The threads of a front that poll in turn: a reply that takes long keeps no other waiting."""
 
 import threading
 from pathlib import Path
@@ -48,7 +48,7 @@ def test_replies_that_block_keep_no_other_request_waiting(tmp_path: Path) -> Non
         )
         system.fronts["pair"].submit(request)
         wait_for(lambda number=number: len(begun) == number)
-    # More replies block than there are threads that poll, and still somebody polls.
+    # More replies block than there are threads that poll, and still one polls.
     assert not isinstance(system.ask("pair", picture(BATCH), PATIENT_US)(), Refusal)
     assert not any(isinstance(answer, Refusal) for answer in begun)
     go_on.set()

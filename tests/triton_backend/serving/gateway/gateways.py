@@ -30,7 +30,7 @@ EPOCH = 7
 
 
 class SentFrame(NamedTuple):
-    """A frame for somebody."""
+    """A frame for a process."""
 
     to: Address
     data: bytes

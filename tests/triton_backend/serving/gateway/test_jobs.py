@@ -113,7 +113,7 @@ def test_a_slot_is_free_when_all_that_read_it_have_ended(deployment: Deployment)
     books.jobs.aborted(batch)  # its worker died: the inputs are still there
     assert [one.producer for one in books.jobs.pieces(deployment, batch)] == [A]
     books.run(C, [c])
-    assert books.shelves.taken == 2  # of B and C; nobody wants A's any more
+    assert books.shelves.taken == 2  # of B and C; A's is not wanted any more
     books.run(D, books.ready(D, 3))
     (piece,) = books.jobs.done(JOB, deployment)
     assert piece[:6] == (0, 3, 0, NONE, D, 0)

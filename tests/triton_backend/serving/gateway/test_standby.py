@@ -127,7 +127,7 @@ class Scheduler:
             self.front, _ = self._listener.accept()
 
     def dispatch(self, life: int, tag: int) -> None:
-        """A batch of a request that nobody has."""
+        """A batch of a request that is unknown."""
         body = pack_dispatch(0, 1, (), (), (1,))
         data = frame(Kind.DISPATCH, body, batch_id=life << BATCH_BITS, plan_tag=tag)
         self.front.sendall(data)

@@ -45,7 +45,7 @@ def in_time(served: Served) -> int:
 
 
 def all_up(served: Served) -> bool:
-    """True if every worker takes batches; no while nobody answers."""
+    """True if every worker takes batches; False without an answer."""
     try:
         workers = served.state.control("status")["workers"]
     except PoolPipeError:

@@ -48,7 +48,7 @@ def gateway(tmp_path: Path) -> HeldGateway:
 
 
 def ask(gateway: HeldGateway, number: int, entry: int, now_us: int, samples: int = 2) -> None:
-    """A request of as many samples as a batch has, so that it waits for nobody of its queue."""
+    """A request of as many samples as a batch has, so that it waits for no other of its queue."""
     body = ArrivalBody(number, now_us + 300_000, samples, entry)
     gateway.arrival(CUT, body, now_us)
 

@@ -138,7 +138,7 @@ class World:
             self.ends.setdefault(drop.request, "dropped")
 
     def answer(self, batch_id: int) -> None:
-        """The last worker's answer; to a batch that was aborted nobody listens."""
+        """The last worker's answer; an aborted batch has no listener."""
         for request in self.batches.pop(batch_id, ()):
             self.ends.setdefault(request, "answered")
 

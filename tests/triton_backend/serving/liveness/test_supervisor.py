@@ -291,7 +291,7 @@ def test_a_batch_that_nobody_will_end_is_given_up_though_its_worker_goes_on_repo
     assert now_us <= 2 * SLO_US + 10 + lost_body.hops[-1].end_us
     assert (gateway.in_flight, gateway.counters.batches_lost) == (0, 1)
     assert up(gateway) == 3
-    finish(gateway, lost, lost_body, now_us)  # nobody listens any more
+    finish(gateway, lost, lost_body, now_us)  # no listener any more
     gateway.flush(now_us)
     assert gateway.status()["state"] == "flushed"
 

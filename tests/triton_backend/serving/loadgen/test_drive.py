@@ -253,7 +253,7 @@ def test_requests_above_the_limit_of_connections_wait_and_those_never_answered_a
         await client.close()
         return answers
 
-    with socket.socket() as silent:  # the kernel takes connections, and nobody answers
+    with socket.socket() as silent:  # the kernel takes connections, and no process answers
         silent.bind(("127.0.0.1", 0))
         silent.listen(2 * MAX_CONNECTIONS)
         answers = run_precisely(run(silent.getsockname()[1]))

@@ -107,7 +107,7 @@ def test_a_worker_outlives_the_server_which_is_replaced(server: ForkServer, tmp_
         assert server.fork(["wait"], {}, log.fileno()) is None  # the node starts this one itself
     server.look(0)
     assert server.pid not in {None, before}
-    assert not server.is_loading  # nobody waits for it a second time
+    assert not server.is_loading  # no second wait for it
     assert worker.poll() is None
     worker.kill()
     assert worker.wait() == -signal.SIGKILL
@@ -144,7 +144,7 @@ def test_a_process_with_threads_is_not_forked(tmp_path: Path) -> None:
         wait_for(lambda: (server.look(0), server.pid is None)[1])
         assert before is not None
     server.look(0)
-    assert server.pid is None  # nobody tries again
+    assert server.pid is None  # no retry
     server.stop()
     said = (tmp_path / "server.log").read_text().splitlines()
     assert set(said) == {"not forked: there are 2 threads after the imports of []"}

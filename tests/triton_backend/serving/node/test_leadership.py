@@ -46,7 +46,7 @@ def test_who_waits_leaves_the_workers_to_who_does_not(settings: ServeSettings) -
     first, second = begun(both, 0), begun(both, 1)
     assert first.acquire()
     assert second.release()
-    third = begun(both, 1)  # loaded anew
+    third = begun(both, 1)  # reloaded
     assert not third.acquire()
     assert first.release()
     assert third.acquire()

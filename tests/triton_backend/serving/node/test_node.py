@@ -100,7 +100,7 @@ def test_a_node_keeps_its_workers_alive_and_leaves_nothing_behind(
 
 
 def test_plans_follow_one_another_on_the_same_node(deployment: Deployment) -> None:
-    """Two workers go on, two are new; nobody but workers is started for the second plan."""
+    """Two workers go on, two are new; only workers are started for the second plan."""
     folder = deployment.settings.folder
     own = psutil.Process()
     before = own.children()
@@ -113,7 +113,7 @@ def test_plans_follow_one_another_on_the_same_node(deployment: Deployment) -> No
     # The same plan with a second model beside the first one's.
     following = plan(two_stage(), two_stage("other"), plan_id="following")
     second = deploy(folder, following, generation=2)
-    wait_for(lambda: node.status()["generations"] == [1, 2])  # though nobody says so
+    wait_for(lambda: node.status()["generations"] == [1, 2])  # without a message
     wait_for(lambda: are_up(second))
     both = pids(node)
     assert sorted(set(both) & set(first)) == sorted(first) == sorted(pids(node, 1))
@@ -234,7 +234,7 @@ def test_who_takes_the_lead_finds_the_workers_and_loads_nothing(tmp_path: Path) 
         nodes[1].stop()
         wait_for(lambda: not children())
         for pid in first:
-            with contextlib.suppress(ChildProcessError):  # adopted, so nobody has waited for it
+            with contextlib.suppress(ChildProcessError):  # adopted, so it was not waited for
                 os.waitpid(pid or 0, 0)
     finally:
         remove_segments(settings.segment_prefix)

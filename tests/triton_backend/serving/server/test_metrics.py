@@ -335,8 +335,8 @@ def test_every_metric_is_well_formed_and_late_binding_tells_its_batches(
     state: ServerState,
 ) -> None:
     with grpc_client.InferenceServerClient(state.grpc_url) as client:
-        # One waits for others until its last moment; the next are whole batches, and wait for
-        # nobody.
+        # One waits for others until its last moment; the next are whole batches, which do not
+        # wait.
         for rows in (1, *(BATCH,) * 4):
             given = grpc_client.InferInput("input", [rows, 4096], "UINT8")
             given.set_data_from_numpy(np.zeros((rows, 4096), np.uint8))

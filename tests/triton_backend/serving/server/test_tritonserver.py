@@ -47,7 +47,7 @@ SERVED = plan(model(NAME, (stage((0, 10), "FAST", 0),)))
 STUCK_MODEL = """
 class TritonPythonModel:
     def initialize(self, args):
-        with open({path!r}) as fifo:  # until somebody writes
+        with open({path!r}) as fifo:  # until a writer comes
             fifo.read()
 
     def execute(self, requests):
@@ -89,7 +89,7 @@ def answers(state: ServerState, model: str = NAME) -> bool:
 
 
 def stub_pid(state: ServerState, name: str) -> int | None:
-    """The process of a model; None while its file is made anew."""
+    """The process of a model; None while its file is made again."""
     try:
         words = (state.folder / "pids" / name).read_text().split()
     except FileNotFoundError:
@@ -174,7 +174,7 @@ def test_a_server_that_compiles_is_waited_for_as_long_as_it_shows_that_it_lives(
 
 
 def post(state: ServerState, body: bytes, *headers: str) -> int:
-    """The status of an infer with a body as it goes over the wire; 0 where nobody answers."""
+    """The status of an infer with a body as it goes over the wire; 0 without an answer."""
     host, port = state.http_url.split(":")
     head = [f"POST /v2/models/{NAME}/infer HTTP/1.1", f"Host: {host}", *headers]
     with (
@@ -230,7 +230,7 @@ def test_a_load_that_hangs_hides_no_other_death(state: ServerState, tmp_path: Pa
     with subprocess.Popen([sys.executable, "-c", ""]) as ended:
         ended.wait()
     (state.folder / "pids" / "stuck").write_text(f"{ended.pid} 1")
-    wait_for(lambda: "stuck is loaded anew" in keeper_log(state))
+    wait_for(lambda: "stuck is reloaded" in keeper_log(state))
     another = kill_stub(state, NAME)
     try:
         wait_for(another)
@@ -254,7 +254,7 @@ def test_a_server_that_hangs_is_started_anew(state: ServerState) -> None:
     wait_for(another)
     wait_for(lambda: answers(state))
     assert "tritonserver is killed: no answer to" in keeper_log(state)
-    assert "tritonserver ended with -9, started anew" in keeper_log(state)
+    assert "tritonserver ended with -9, restarted" in keeper_log(state)
     found = status(state.folder)
     assert (found["keeper"], found["restarts"]) == ("runs", 1)
     assert found["restarted"] is not None
@@ -279,7 +279,7 @@ def test_what_a_machine_that_went_down_left_is_no_obstacle(state: ServerState) -
     stop(state.folder)
     assert not list(Path("/dev/shm").glob(segments))
     render_repository(state.folder, SERVED, ServeOptions())
-    # Its next server is killed while it loads, as by a crash of its own, and started anew.
+    # Its next server is killed while it loads, as by a crash of its own, and restarted.
     crashed: list[int] = []
 
     def crash_once() -> None:
@@ -319,7 +319,7 @@ def test_a_killed_keeper_shows_and_the_next_one_takes_the_server_over(
     wait_for(kill_stub(state, NAME))
     os.kill(server, signal.SIGKILL)
     wait_for(lambda: read_state(folder).data["triton_pid"] != server and answers(state))
-    assert "tritonserver ended with an unknown code, started anew" in keeper_log(state)
+    assert "tritonserver ended with an unknown code, restarted" in keeper_log(state)
     groups = {taken.data["process_group"], taken.data["server_group"]}
     assert len(groups) == 2
     assert stop(folder)

@@ -162,7 +162,7 @@ def test_a_server_that_keeps_dying_ends_no_other(tmp_path: Path) -> None:
 def test_the_status_of_a_server_that_keeps_dying_says_when_it_is_started(tmp_path: Path) -> None:
     keeper = {"pid": os.getpid(), "arguments": []}
     write_state_file(tmp_path, {**LEFT, **keeper, "restarts": 6, "retry_us": 1_800_000_000_000_000})
-    said = "ended, starts at 2027-01-15T08:00:00+00:00, started anew 6 times"
+    said = "ended, starts at 2027-01-15T08:00:00+00:00, restarted 6 times"
     with pytest.raises(ServerError, match=re.escape(said)):
         status(tmp_path)
 
@@ -231,14 +231,14 @@ def test_a_model_is_loaded_when_a_full_disk_is_freed_and_that_is_said_once(
         begin()
     assert (api.loaded, pauses) == ([], [1, 2, 4, 8, 16, 30, 30])
     assert [record.message.split(":")[0] for record in caplog.records] == [
-        "line is loaded anew",
+        "line is reloaded",
         "line was not loaded, tried again until it is",
     ]
     monkeypatch.setattr(tritonserver, "write_whole", write_whole)
     begin()
     begin()
     assert (api.loaded, len(pauses)) == (["line"] * 2, 7)
-    assert caplog.records[-1].message == "line is loaded anew"
+    assert caplog.records[-1].message == "line is reloaded"
 
 
 def test_a_load_that_fails_in_an_unforeseen_way_is_tried_again_after_a_pause(

@@ -36,7 +36,7 @@ pytestmark = pytest.mark.slow
 CLIENTS = 4
 PATIENT_US = 10_000_000
 RETRY_SECONDS = 0.5
-PAUSE_SECONDS = 0.02  # of a client between two requests: what starts anew needs the processors
+PAUSE_SECONDS = 0.02  # of a client between two requests: what restarts needs the processors
 OWN_CONNECTION = [("grpc.use_local_subchannel_pool", 1)]
 
 
@@ -198,9 +198,9 @@ def test_a_server_that_is_killed_costs_a_client_that_retries_nothing(
     assert workers(folder) == lives  # they belong to both
     assert read_state(folder).data["servers"][killed]["triton_pid"] != pid
     log = (folder / "logs" / "server.log").read_text()
-    assert f"tritonserver of gateway-{killed + 1} ended with -9, started anew" in log
+    assert f"tritonserver of gateway-{killed + 1} ended with -9, restarted" in log
     gateways = status(folder)["gateways"]
-    assert gateways[f"gateway {killed + 1}"].startswith("runs, started anew")
+    assert gateways[f"gateway {killed + 1}"].startswith("runs, restarted")
     with Clients(read_state(folder)):  # both take requests, the new one too
         wait_for(lambda: min(offered(folder, 0), offered(folder, 1)) > 0)
 

@@ -469,7 +469,7 @@ def test_without_a_descriptor_left_nobody_is_accepted_for_a_while(
             poll_until_quiet(loop)
             poll_until_quiet(loop)
             assert [r.getMessage() for r in caplog.records] == [
-                f"{address}: accepts nobody for 0.05 s: [Errno 24] Too many open files"
+                f"{address}: accepts no connection for 0.05 s: [Errno 24] Too many open files"
             ]
             assert loop.connect(address) is None
             known.sendall(frame(Kind.HEARTBEAT))
@@ -614,6 +614,6 @@ def test_a_host_that_did_not_answer_is_left_alone_for_a_moment(
     clock.us += AWAY_US
     assert loop.connect("tcp:127.0.0.9:2") is None
     assert len(tried) == 2
-    for _ in range(2):  # where the host answers that nobody is there, one may be there at once
+    for _ in range(2):  # where the host answers that no process is there, one may be there at once
         assert loop.connect("tcp:127.0.0.1:1") is None
     assert len(tried) == 4

@@ -111,7 +111,7 @@ def waits_for_a_lock(pid: int) -> bool:
 
 @pytest.mark.slow
 def test_who_gives_way_loads_in_its_turn_and_nobody_else_waits(tmp_path: Path) -> None:
-    with contextlib.ExitStack() as turns:  # somebody else has them all
+    with contextlib.ExitStack() as turns:  # another process has them all
         for number in range(os.cpu_count() or 1):
             file = turns.enter_context((tmp_path / f"loading-{number}.lock").open("w"))
             fcntl.flock(file, fcntl.LOCK_EX)

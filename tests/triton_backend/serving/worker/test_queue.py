@@ -264,7 +264,7 @@ def boarding(tmp_path: Path) -> Iterator[Boarding]:
 
 def test_a_ride_leaves_when_its_start_has_come_and_all_are_there(boarding: Boarding) -> None:
     boarding.enter(1)
-    assert boarding.leaves() is None  # nobody has named its ride yet
+    assert boarding.leaves() is None  # its ride is not named yet
     boarding.queue.ride(7, RideBody(70, 1_000, (2, 1)))
     assert boarding.queue.next_due_us() == 1_000
     boarding.come(2, available_us=80)

@@ -1,0 +1,133 @@
+"""Sentences: words that hide the subject of a sentence stay out of prose, help and errors."""
+
+import ast
+import io
+import re
+import tokenize
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.repository.files import ROOT, tracked_files
+
+FORBIDDEN = re.compile(r"\b(whoever|nobody|somebody|anew)\b", re.IGNORECASE)
+FIRST = re.compile(r"\W*(who|what|whether|that)\b", re.IGNORECASE)
+PROSE = {".md", ".j2", ".toml", ".yaml"}
+# The rules themselves, and the table of older names.
+RULES = {
+    Path("docs/reference/glossary.md"),
+    Path("tests/flows/cli/test_registry_help.py"),
+    Path("tests/repository/test_sentences.py"),
+    Path("tests/repository/test_words.py"),
+}
+
+Place = tuple[int, str]
+
+
+def docstrings(tree: ast.AST) -> Iterator[Place]:
+    """Texts that stand alone in a body, those below fields too, with the numbers of their lines."""
+    for node in ast.walk(tree):
+        body = getattr(node, "body", None)
+        for each in body if isinstance(body, list) else []:
+            said = getattr(getattr(each, "value", None), "value", None)
+            if isinstance(each, ast.Expr) and isinstance(said, str):
+                yield each.lineno, said.strip()
+
+
+def comments(text: str) -> Iterator[tuple[int, str, bool]]:
+    """Comments with the numbers of their lines; False: it goes on with the line before."""
+    before = -1
+    for token in tokenize.generate_tokens(io.StringIO(text).readline):
+        if token.type == tokenize.COMMENT:
+            alone = token.line.lstrip().startswith("#")
+            yield token.start[0], token.string, not (alone and before == token.start[0] - 1)
+            before = token.start[0] if alone else -1
+
+
+def texts(tree: ast.AST) -> Iterator[Place]:
+    """String constants, f-strings in parts, with the numbers of their lines."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            yield node.lineno, node.value
+
+
+def forbidden(path: Path, text: str) -> Iterator[Place]:
+    """Numbers of lines with a forbidden word, and the word."""
+    if path.suffix != ".py":
+        places: list[Place] = list(enumerate(text.splitlines(), 1))
+    else:
+        tree = ast.parse(text)
+        # A test may name a model of its own `nobody`.
+        places = [*(docstrings(tree) if path.parts[0] == "tests" else texts(tree))]
+        places += [(number, comment) for number, comment, _ in comments(text)]
+    for number, said in places:
+        for word in FORBIDDEN.findall(said):
+            if said.lower() != word.lower():
+                yield number, word
+
+
+def first_words(path: Path, text: str) -> Iterator[Place]:
+    """Numbers of lines where a docstring, comment or heading begins without its subject."""
+    if path.suffix == ".md":
+        lines = list(enumerate(text.splitlines(), 1))
+        begun = [(number, line) for number, line in lines if line.startswith("#")]
+    elif path.suffix == ".py":
+        begun = [*docstrings(ast.parse(text))]
+        begun += [(number, comment) for number, comment, begins in comments(text) if begins]
+    else:
+        begun = []
+    for number, said in begun:
+        if found := FIRST.match(said):
+            yield number, found[1]
+
+
+def prose() -> Iterator[tuple[Path, str]]:
+    """Every tracked file that the rules hold for, with its text."""
+    for path in tracked_files():
+        if path not in RULES and path.suffix in PROSE | {".py"}:
+            yield path, (ROOT / path).read_text()
+
+
+def test_no_text_has_a_forbidden_word() -> None:
+    found = [
+        f"{path}:{number}: {word}"
+        for path, text in prose()
+        for number, word in forbidden(path, text)
+    ]
+    assert found == []
+
+
+def test_docstrings_comments_and_headings_begin_with_their_subject() -> None:
+    found = [
+        f"{path}:{number}: {word}"
+        for path, text in prose()
+        for number, word in first_words(path, text)
+    ]
+    assert found == []
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("a.md", "It waits for nobody.\n"),
+        ("flows/a.py", "def a():\n    raise ValueError('made anew')\n"),
+        ("flows/a.py", "a = f'{a} of Somebody'\n"),
+        ("tests/a.py", "a = 1  # whoever\n"),
+        ("tests/a.py", '"""Of nobody."""'),
+    ],
+)
+def test_a_forbidden_word_is_noticed(name: str, text: str) -> None:
+    assert len(list(forbidden(Path(name), text))) == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "count"),
+    [
+        ("a.md", "# Who is it\n\nWho is it\n", 1),
+        ("a.py", '"""What it is."""\na = 1  # that is one\n# whether\n# that goes on\n', 3),
+        ("a.py", '"""A name."""\n# It is\n# what it is.\n', 0),
+    ],
+)
+def test_a_first_word_is_noticed(name: str, text: str, count: int) -> None:
+    assert len(list(first_words(Path(name), text))) == count
