@@ -21,8 +21,8 @@ DEMANDS = (
 
 def planned(**options: object) -> Plan:
     """Two models on four fast and eight slow GPUs."""
-    # pyright: ignore[reportArgumentType] - the options of each test
-    plan = make_plan(PROFILES, cluster(4, 8), workload(*DEMANDS), PlanOptions(**options))
+    asked = PlanOptions(**options)  # pyright: ignore[reportArgumentType] - the options of each test
+    plan = make_plan(PROFILES, cluster(4, 8), workload(*DEMANDS), asked)
     assert verify_plan(plan, PROFILES) == []
     return plan
 

@@ -71,8 +71,8 @@ def ran(heads: Heads, server: FakeServer, **options: Any) -> list[Record]:
     seen: list[Record] = []
 
     async def go() -> list[Record]:
-        # pyright: ignore[reportArgumentType]
-        return await Client(heads, server, inputs, asked, seen.append).run()
+        client = Client(heads, server, inputs, asked, seen.append)  # pyright: ignore[reportArgumentType]
+        return await client.run()
 
     records = asyncio.run(go())
     assert sorted(r.request for r in seen) == [r.request for r in records] == [0, 1, 2, 3, 4]

@@ -41,8 +41,8 @@ def run(
     plan: Plan, load_factor: float = 1.0, arrivals: Arrivals = POISSON, **more: object
 ) -> SimResult:
     options: dict[str, object] = {"duration_s": 3.0, "applications": ("app",), **more}
-    # pyright: ignore[reportArgumentType]
-    return simulate(plan, SimOptions(load_factor=load_factor, arrivals=arrivals, **options))
+    options |= {"load_factor": load_factor, "arrivals": arrivals}
+    return simulate(plan, SimOptions(**options))  # pyright: ignore[reportArgumentType]
 
 
 def check(result: SimResult) -> None:

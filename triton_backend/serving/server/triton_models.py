@@ -22,8 +22,8 @@ from typing import Any
 
 import numpy as np
 
-# pyright: ignore[reportMissingImports]  # Triton's stub provides it
-import triton_python_backend_utils as triton
+# Triton's stub provides it.
+import triton_python_backend_utils as triton  # pyright: ignore[reportMissingImports]
 
 from triton_backend.contract.errors import InputError, PoolPipeError
 from triton_backend.contract.plan import Plan
