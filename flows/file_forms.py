@@ -90,7 +90,9 @@ class MigForm(FileForm):
     """How MIG divides the cards of a class into slices."""
 
     card: str = Field(
-        description="Card whose table of MIG profiles applies.", examples=["A100-40GB"]
+        description="Card whose table of MIG profiles applies: A100-40GB, A100-80GB, H100-80GB, "
+        "H200-141GB or B200-180GB.",
+        examples=["A100-40GB"],
     )
     profiles: list[str] | None = Field(
         default=None,

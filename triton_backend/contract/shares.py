@@ -224,7 +224,8 @@ def _profiles(*rows: tuple[str, int, float, tuple[int, ...]]) -> Mapping[str, Mi
 _ANYWHERE, _EVEN, _PAIRS, _HALVES = (0, 1, 2, 3, 4, 5, 6), (0, 2, 4, 6), (0, 2, 4), (0, 4)
 
 # As `nvidia-smi mig -lgip` and `-lgipp` list them (NVIDIA's MIG user guide, "Supported MIG
-# profiles"); where drivers differ in the memory that they leave, the least.
+# profiles"); where drivers differ in the memory that they leave, the least. No listing of `3g.71gb`
+# and `4g.71gb` was at hand: they count as two of `2g.35gb`, which is less than they have.
 MIG_CARDS: Mapping[str, Mapping[str, MigProfile]] = {
     "A100-40GB": _profiles(
         ("1g.5gb", 1, 4.75, _ANYWHERE),
@@ -241,6 +242,30 @@ MIG_CARDS: Mapping[str, Mapping[str, MigProfile]] = {
         ("3g.40gb", 4, 39.25, _HALVES),
         ("4g.40gb", 4, 39.25, (0,)),
         ("7g.80gb", 8, 79.0, (0,)),
+    ),
+    "H100-80GB": _profiles(
+        ("1g.10gb", 1, 9.75, _ANYWHERE),
+        ("1g.20gb", 2, 19.62, _EVEN),
+        ("2g.20gb", 2, 19.62, _PAIRS),
+        ("3g.40gb", 4, 39.5, _HALVES),
+        ("4g.40gb", 4, 39.5, (0,)),
+        ("7g.80gb", 8, 79.25, (0,)),
+    ),
+    "H200-141GB": _profiles(
+        ("1g.18gb", 1, 16.0, _ANYWHERE),
+        ("1g.35gb", 2, 32.5, _EVEN),
+        ("2g.35gb", 2, 32.5, _PAIRS),
+        ("3g.71gb", 4, 65.0, _HALVES),
+        ("4g.71gb", 4, 65.0, (0,)),
+        ("7g.141gb", 8, 140.0, (0,)),
+    ),
+    "B200-180GB": _profiles(
+        ("1g.23gb", 1, 20.5, _ANYWHERE),
+        ("1g.45gb", 2, 44.25, _EVEN),
+        ("2g.45gb", 2, 44.25, _PAIRS),
+        ("3g.90gb", 4, 89.0, _HALVES),
+        ("4g.90gb", 4, 89.0, (0,)),
+        ("7g.180gb", 8, 178.5, (0,)),
     ),
 }
 
