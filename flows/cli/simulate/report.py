@@ -16,9 +16,11 @@ from flows.cli.shared_options import WAREHOUSE, AsJson, WarehouseFile
 from triton_backend.contract.errors import InputError
 
 if TYPE_CHECKING:
-    from flows.reporting.data import ReportData
+    from flows.reporting.data import Outcomes, ReportData
     from flows.workspace import Workspace
     from triton_backend.contract.plan import Plan
+
+PAGES = ("simulate", "load")  # kinds of runs whose pages are drawn again
 
 
 @command("report", "poolpipe report simulate-1f2e3d4c -o report.html")
@@ -39,6 +41,14 @@ def report(
             help="Write the page to this file; by default among the project's reports.",
         ),
     ] = None,
+    perfetto: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Write the batches of the run to this file, too, as a Chrome trace for "
+            "ui.perfetto.dev.",
+        ),
+    ] = None,
     as_json: AsJson = False,
     warehouse: WarehouseFile = WAREHOUSE,
 ) -> None:
@@ -46,11 +56,32 @@ def report(
     from flows.workspace import workspace
 
     with progress("drawing"):
-        page = page_of(workspace(warehouse), run_id, output)
+        work = workspace(warehouse)
+        page = page_of(work, run_id, output)
+        trace = None if perfetto is None else trace_file(work, run_id, perfetto)
     if as_json:
-        print_json({"run_id": run_id, "report": page.resolve()})
+        written = {"run_id": run_id, "report": page.resolve()}
+        print_json(written if trace is None else written | {"perfetto": trace.resolve()})
         return
-    show(str(page))
+    show("\n".join(map(str, filter(None, (page, trace)))))
+
+
+def trace_file(work: "Workspace", run_id: str, path: Path) -> Path:
+    """Write the Chrome trace of a run; returns its path.
+
+    Raises:
+        InputError: no such run, its batches are not known, or the file cannot be written.
+    """
+    from flows.reporting.perfetto import write_trace
+
+    run, plan = _stored(work, run_id)
+    if plan is None or run["kind"] not in PAGES:
+        raise InputError(f"run {run_id!r}", f"no batches of a {run['kind']} are kept")
+    uses = _outcomes(work, run, plan).uses
+    if uses is None:
+        reason = "its batches are not known: events of another system, or of one that is gone"
+        raise InputError(f"run {run_id!r}", reason)
+    return write_trace(plan, uses, path)
 
 
 def page_of(work: "Workspace", run_id: str, output: Path | None) -> Path:
@@ -60,18 +91,15 @@ def page_of(work: "Workspace", run_id: str, output: Path | None) -> Path:
         InputError: no such run, it is of a kind without a page, or the page cannot be written.
     """
     from flows.reporting.html import write_report
-    from warehouse.plans import read_plan
-    from warehouse.runs import read_run, set_report
+    from warehouse.runs import set_report
 
-    with work.open(read_only=True) as warehouse:
-        run = read_run(warehouse, run_id)
-        plan = read_plan(warehouse, run["plan_id"]) if run["plan_id"] else None
+    run, plan = _stored(work, run_id)
     target = output or work.state.reports / f"{run_id}.html"
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         if run["kind"] == "quickstart":
             return _copy(run, target)
-        write_report(_data(run, plan), target)
+        write_report(_data(work, run, plan), target)
     except OSError as error:
         raise InputError(str(target), f"cannot be written: {error.strerror}") from error
     with work.open() as warehouse:
@@ -89,27 +117,56 @@ def _copy(run: Mapping[str, Any], target: Path) -> Path:
     return target
 
 
-def _data(run: Mapping[str, Any], plan: "Plan | None") -> "ReportData":
-    from flows.cli.simulate.request import SimulationRequest
+def _stored(work: "Workspace", run_id: str) -> "tuple[dict[str, Any], Plan | None]":
+    """A run of the warehouse, and its plan if it has one."""
+    from warehouse.plans import read_plan
+    from warehouse.runs import read_run
+
+    with work.open(read_only=True) as warehouse:
+        run = read_run(warehouse, run_id)
+        return run, read_plan(warehouse, run["plan_id"]) if run["plan_id"] else None
+
+
+def _data(work: "Workspace", run: Mapping[str, Any], plan: "Plan | None") -> "ReportData":
     from flows.clock import now_utc
     from flows.quickstart.machine import machine, versions
-    from flows.reporting.data import Outcomes, ReportData
-    from flows.reporting.runs import outcomes_of_simulation
+    from flows.reporting.data import ReportData
 
-    if plan is None or run["kind"] not in {"simulate", "load"}:
+    if plan is None or run["kind"] not in PAGES:
         raise InputError(f"run {run['run_id']!r}", f"a {run['kind']} has no page")
-    measured = simulated = None
-    if run["kind"] == "simulate":
-        simulated = outcomes_of_simulation(SimulationRequest.from_dict(run["options"]).run(plan))
-    else:
-        records = Path(run["options"]["records"])
-        measured = Outcomes.from_load(run["result"], records if records.is_file() else None)
+    found = _outcomes(work, run, plan)
+    measured = run["kind"] == "load"
     return ReportData(
         title=f"PoolPipe {run['run_id']}",
         plan=plan,
         created=f"{now_utc():%Y-%m-%d %H:%M} UTC",
-        measured=measured,
-        simulated=simulated,
+        measured=found if measured else None,
+        simulated=None if measured else found,
         machine=machine(),
         versions=versions(),
     )
+
+
+def _outcomes(work: "Workspace", run: Mapping[str, Any], plan: "Plan") -> "Outcomes":
+    """Outcomes of a run: of a simulation by running it again, else from its stored records.
+
+    Batches of a load are those in the event files of the project's own system.
+    """
+    from flows.cli.simulate.request import SimulationRequest
+    from flows.quickstart.load_process import span_of_load
+    from flows.reporting.data import Outcomes
+    from flows.reporting.runs import outcomes_of_simulation, uses_of_events
+
+    if run["kind"] == "simulate":
+        return outcomes_of_simulation(SimulationRequest.from_dict(run["options"]).run(plan))
+    records = Path(run["options"].get("records") or "")
+    if not records.is_file():
+        return Outcomes.from_load(run["result"])
+    start_us, end_us = span_of_load(records)
+    events = work.state.serve / "events"
+    uses = (
+        uses_of_events(events, plan.plan_id, from_us=start_us, to_us=end_us)
+        if events.is_dir()
+        else None
+    )
+    return Outcomes.from_load(run["result"], records, uses=uses or None)

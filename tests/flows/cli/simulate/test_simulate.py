@@ -185,6 +185,9 @@ def test_a_run_is_kept_and_its_page_written(poolpipe: Command) -> None:
     page = Path("pages/page.html").read_text()
     assert run_id in page
     assert "<svg" in page
+    traced = poolpipe("report", run_id, "--perfetto", "pages/trace.json", "--json").document
+    assert Path(traced["perfetto"]) == Path("pages/trace.json").resolve()
+    assert json.loads(Path("pages/trace.json").read_text())["traceEvents"]
     refused = poolpipe("report", "simulate-0")
     assert refused.code == 2
     assert run_id in refused.err
