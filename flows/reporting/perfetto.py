@@ -1,7 +1,8 @@
 """Runs of vGPUs as a Chrome trace, which ui.perfetto.dev and chrome://tracing open.
 
 A process is a node of the cluster, a thread one of its vGPUs, a slice a batch there, in Chrome's
-Trace Event Format: complete events (`X`) with times in µs. Not here: the page's own timeline (`timeline`).
+Trace Event Format: complete events (`X`) with times in µs. Not here: the page's own timeline
+(`timeline`).
 """
 
 import json
