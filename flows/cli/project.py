@@ -92,7 +92,7 @@ def naming(cluster: Path, workload: Path) -> Generator[None]:
 def check_known(
     work: Workspace, files: tuple[Path, Path], contents: tuple[Cluster, Workload]
 ) -> None:
-    """True if all models and classes of (cluster, workload) are known to the warehouse.
+    """Check that the warehouse knows all models and classes of (cluster, workload).
 
     Raises:
         InputError: one is not; named with the file and field that name it.

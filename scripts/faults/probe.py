@@ -1,4 +1,4 @@
-"""True if a running system is well.
+"""Probes of a running system.
 
 Its state and one answer of every model, asked by `bench_faults`.
 """

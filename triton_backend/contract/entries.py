@@ -69,7 +69,7 @@ def covering(budgets_us: Mapping[int, int], timeout_us: int) -> int:
 
 
 def check_entries(model: str, entries: Sequence[Entry], blocks: int | None = None) -> None:
-    """True if a model of so many blocks can have these entries.
+    """Check that a model of so many blocks can have these entries.
 
     Raises:
         InputError: a name is used twice, or an entry lies beyond the model's last block, where it

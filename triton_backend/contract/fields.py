@@ -314,7 +314,7 @@ def read_form(form: type, fields: Fields, **known: Any) -> dict[str, Any]:
 
 
 def check_form(where: str, form: Any) -> None:
-    """True if the numbers of an object are within the bounds that its fields state.
+    """Check that the numbers of an object are within the bounds that its fields state.
 
     Raises:
         InputError: one is not.

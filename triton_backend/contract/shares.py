@@ -93,7 +93,7 @@ def share_text(share: int) -> str:
 
 
 def check_share(where: str, share: int) -> None:
-    """True if a share can be written in a file.
+    """Check that a share can be written in a file.
 
     Raises:
         InputError: it is neither 1/v nor whole percents nor a part of a MIG slice.
@@ -288,7 +288,7 @@ class Mig:
     geometries: tuple[tuple[str, ...], ...] = ()
 
     def check(self, where: str) -> None:
-        """True if card, profiles and geometries exist and fit.
+        """Check that card, profiles and geometries exist and fit.
 
         Raises:
             InputError: one does not.

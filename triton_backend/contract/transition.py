@@ -198,7 +198,7 @@ def inherited_vgpus(before: Plan, after: Plan) -> tuple[Inherited, ...]:
 
 
 def _goes_on(before: Plan, after: Plan) -> Callable[[int, int], bool]:
-    """True if workers of a pool of the plan before go on in one of the plan after."""
+    """A test: do workers of a pool of the plan before go on in one of the plan after?"""
     held, wanted = contents(before), contents(after)
     had, needed = slot_needs(before), slot_needs(after)
 

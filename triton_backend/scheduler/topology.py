@@ -297,7 +297,7 @@ def _blocks(vgpus: Integers) -> Integers:
 
 
 def check_nic(nic: str) -> None:
-    """True if links can be shared so.
+    """Check that links can be shared so.
 
     Raises:
         InputError: they cannot.

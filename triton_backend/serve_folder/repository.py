@@ -376,7 +376,7 @@ def read_workers(folder: Path, generation: int) -> Workers:
 
 
 def check_node_models(nodes: Iterable[str]) -> None:
-    """True if nodes, of one plan or of two that live side by side, have a Triton model each.
+    """Check that nodes, of one plan or of two side by side, have a Triton model each.
 
     Raises:
         InputError: two would have the same.

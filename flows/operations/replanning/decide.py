@@ -1,4 +1,4 @@
-"""True if to roll out: the reasons for and against, in words an operator can act on."""
+"""The decision to roll out: reasons for and against, in words an operator can act on."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

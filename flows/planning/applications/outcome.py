@@ -131,7 +131,7 @@ def pipelines_of_sets(
 
 
 def require_gpus(problem: Problem, pipelines: Sequence[PlannedPipeline]) -> None:
-    """True if the cluster has the GPUs.
+    """Check that the cluster has the GPUs.
 
     Raises:
         InfeasibleError: it has fewer; the message names the class.

@@ -288,7 +288,7 @@ def _weights(text: str) -> tuple[float, float, float]:
 
 
 def require_reachable(field: Field, *, chains: bool = True) -> None:
-    """True if every entry can be served by itself.
+    """Check that every entry can be served by itself.
 
     Raises:
         InfeasibleError: one cannot; with its budget and its least latency.

@@ -83,7 +83,7 @@ class OtherHosts:
         return found
 
     def check(self, old: Plan, new: Plan) -> None:
-        """True if a plan can follow another one without a restart.
+        """Check that a plan can follow another one without a restart.
 
         Raises:
             InputError: a node of the new plan is at a host where no node of the old one is.

@@ -262,7 +262,7 @@ def _gone(server: dict[str, Any] | None) -> str:
 
 
 def keeper_of(state: dict[str, Any]) -> str:
-    """True if anybody keeps the server well: `runs`, or what to do."""
+    """State of the keeper: `runs`, or what to do."""
     if keeper_runs(state):
         return "runs"
     return "is gone, nothing would restart the server: `poolpipe serve` of this plan takes it over"

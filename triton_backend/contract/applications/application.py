@@ -364,7 +364,7 @@ class Application:
 
 
 def check_names(applications: Sequence[Application], models: Sequence[str]) -> None:
-    """True if applications can be served beside each other and beside models of those names.
+    """Check that applications can be served beside each other and beside models of those names.
 
     Raises:
         InputError: two have one name; both would be one endpoint.
@@ -381,7 +381,7 @@ def check_tensors(
     application: Application,
     tensors_of: Callable[[str], tuple[Sequence[TensorSpec], Sequence[TensorSpec]]],
 ) -> tuple[TensorSpec, ...]:
-    """True if bindings fit the tensors of the models, as far as these are known.
+    """Check that bindings fit the tensors of the models, as far as these are known.
 
     Args:
         application: the application.

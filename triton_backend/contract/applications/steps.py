@@ -52,7 +52,7 @@ class Step:
 
 
 def check_steps(steps: Sequence[Step]) -> None:
-    """True if every step has a name of its own.
+    """Check that every step has a name of its own.
 
     Raises:
         InputError: two have one name.

@@ -1,4 +1,4 @@
-"""True if a process lives and gets on: its end, its heartbeat, and the batch it runs.
+"""Life and progress of a process: its end, its heartbeat, and the batch it runs.
 
 Three watchers, each of processes of one kind (the picture is in the README of this folder):
 
@@ -87,7 +87,7 @@ def thread_states(pid: int) -> set[str]:
 
 
 class ThreadUse(NamedTuple):
-    """True if a thread runs or waits for a processor now, and its run time in all."""
+    """A thread's wish for a processor now, and its run time in all."""
 
     wants: bool
     ran_us: int

@@ -241,7 +241,7 @@ class ForkServer:
 
 
 def _adopt_orphans(*, adopt: bool) -> None:
-    """True if processes whose parent ends become children of this one, their ancestor."""
+    """Set if processes whose parent ends become children of this one, their ancestor."""
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, int(adopt), 0, 0, 0)
 
 

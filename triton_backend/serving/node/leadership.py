@@ -23,7 +23,7 @@ _FLAGS = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
 
 
 class NodeLeadership:
-    """True if one gateway's model of a node leads."""
+    """Leadership among the gateways' models of a node."""
 
     def __init__(self, settings: ServeSettings, node: str) -> None:
         self.alone = settings.gateways == 1

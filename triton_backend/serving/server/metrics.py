@@ -432,7 +432,7 @@ def node_values(status: Mapping[str, Any]) -> Values:
 
 
 def keeper_values(folder: Path) -> Values:
-    """True if the keeper of a serve folder runs.
+    """A gauge: 1 if the keeper of a serve folder runs.
 
     Nothing where there is none, in a program of its own.
     """

@@ -540,7 +540,7 @@ class KeptServer:
         )
 
     def _look_at_compiling(self) -> tuple[bool, str | None]:
-        """True if a model compiled since the last poll, and which one does without end."""
+        """If a model compiled since the last poll, and the model that compiles without end."""
         found = compiling(self._settings.place / "pids")
         hung = next((f"{one.model} {why}" for one in found if (why := one.complaint())), None)
         if not found or found[0].heard_us == self.compiled_us:

@@ -89,7 +89,7 @@ class Clients:
         return [self._threads.submit(self._served, *one) for one in asked]
 
     def served(self, asked: list[Asked]) -> list[bool]:
-        """True if each was served; every answer is right."""
+        """By request, True if it was served; every answer is right."""
         return [one.result() for one in self.begin(asked)]
 
     def _served(self, name: str, given: Arrays) -> bool:
