@@ -9,9 +9,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from google.protobuf import text_format
-from tritonclient.grpc import model_config_pb2
-
+from flows.preparation.triton_repository.configuration import read_configuration
 from triton_backend.contract.applications import REQUEST, Application, Module
 from triton_backend.contract.errors import InputError
 from triton_backend.contract.fields import Fields
@@ -31,14 +29,18 @@ def from_triton(text: str, where: str, slo_us: int) -> Imported:
     Raises:
         InputError: the text is no model configuration, with the line, or the model is no ensemble.
     """
-    messages: Any = model_config_pb2  # its classes are made when it is imported
-    config = messages.ModelConfig()
-    try:
-        text_format.Parse(text, config)
-    except text_format.ParseError as error:
-        line = error.GetLine()
-        place = where if line is None else f"{where}, line {line}"
-        raise InputError(place, _reason(error)) from error
+    read = read_configuration(text, where)
+    for name, line in read.unknown:
+        raise InputError(f"{where}, line {line}", f'has no field named "{name}"')
+    return from_ensemble(read.message, where, slo_us)
+
+
+def from_ensemble(config: Any, where: str, slo_us: int) -> Imported:
+    """The application of an ensemble's `inference.ModelConfig`.
+
+    Raises:
+        InputError: the model is no ensemble, or its tensors do not fit together.
+    """
     steps = list(config.ensemble_scheduling.step)
     if not steps:
         raise InputError(f"{where}, ensemble_scheduling", "has no step; is it an ensemble?")
@@ -63,12 +65,6 @@ def from_triton(text: str, where: str, slo_us: int) -> Imported:
         name=config.name or "ensemble", slo_us=slo_us, modules=tuple(modules), outputs=outputs
     )
     return Imported(application=application, notes=tuple(_triton_notes(config, steps)))
-
-
-def _reason(error: text_format.ParseError) -> str:
-    """The complaint alone, in one line: protobuf begins with line and column."""
-    text = " ".join(str(error).split())
-    return text.removeprefix(f"{error.GetLine()}:{error.GetColumn()} : ")
 
 
 def _triton_notes(config: Any, steps: list[Any]) -> Iterator[str]:

@@ -46,6 +46,11 @@ def read_shapes(texts: Iterable[str], where: str = OPTION) -> dict[str, tuple[in
     return found
 
 
+def open_inputs(model: onnx.ModelProto) -> set[str]:
+    """Names of the inputs with an open size beside the batch."""
+    return {name for name, value in _inputs(model.graph).items() if _open(value)}
+
+
 def fix_sizes(model: onnx.ModelProto, shapes: Shapes, where: str) -> None:
     """Write sizes into the inputs of `model`; inner shapes and outputs are inferred again.
 

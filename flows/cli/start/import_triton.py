@@ -1,0 +1,240 @@
+"""`import-triton`: a first plan from a Triton model repository that was tuned by hand."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from flows.cli.console import note, notes, print_json, progress, show, table
+from flows.cli.registry import command
+from flows.cli.shared_options import WAREHOUSE, AsJson, WarehouseFile, rates
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from flows.preparation.triton_repository.repository import Found
+    from flows.workspace import Workspace
+    from triton_backend.contract.plan import Plan
+
+ASSUMED_MS = 1_000.0
+PLANNING_S = 20.0
+
+
+@command(
+    "import-triton",
+    "poolpipe import-triton models --slo-ms 100",
+    "poolpipe import-triton models --slo-ms 100 --slo ranker=40 --rate ranker=300",
+)
+def import_triton(
+    repository: Annotated[
+        Path, typer.Argument(metavar="FOLDER", help="Triton's model repository; only read.")
+    ],
+    *,
+    slo_ms: Annotated[
+        float | None,
+        typer.Option(
+            metavar="MS",
+            min=0.001,
+            max=1e9,
+            help="SLO of every model whose config.pbtxt has no default timeout; 1000 by default.",
+        ),
+    ] = None,
+    slo: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME=MS", help="SLO of one model or ensemble; repeat it."),
+    ] = None,
+    rate: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME=RPS",
+            help="Requests per second of one model or ensemble; repeat it. With a rate for every "
+            "one the plan takes the fewest GPUs.",
+        ),
+    ] = None,
+    cluster: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="The cluster.yaml to plan for; by default one of this machine is written.",
+        ),
+    ] = None,
+    blocks: Annotated[
+        int, typer.Option(metavar="N", min=1, help="Number of blocks to cut each model into.")
+    ] = 10,
+    output: Annotated[
+        Path,
+        typer.Option("-o", "--output", metavar="FOLDER", help="Folder for the written files."),
+    ] = Path(),
+    plan: Annotated[
+        bool,
+        typer.Option(
+            "--plan/--no-plan",
+            help="Profile and plan too, where all classes of the cluster run in onnxruntime here.",
+        ),
+    ] = True,
+    as_json: AsJson = False,
+    warehouse: WarehouseFile = WAREHOUSE,
+) -> None:
+    """Read a Triton model repository and plan what can be planned.
+
+    ONNX models are split, ensembles become applications, other models are left beside the plan,
+    each with its reason. Writes cluster.yaml and workload.yaml, and shows the GPUs of today beside
+    the planned ones. Nothing in the repository changes.
+    """
+    import yaml
+
+    from flows.files import check_writable, read_cluster, write_text
+    from flows.operations.adoption.repository import (
+        CPU_CLASS,
+        Objectives,
+        cluster_of,
+        split_models,
+        workload_of,
+    )
+    from flows.preparation.triton_repository.repository import read_repository
+    from flows.workspace import workspace
+    from triton_backend.contract.units import ms_to_us
+
+    slos_us = {name: ms_to_us(ms) for name, ms in rates("--slo", slo).items()}
+    objectives = Objectives(
+        slo_us={"*": ms_to_us(ASSUMED_MS if slo_ms is None else slo_ms)} | slos_us,
+        rate_rps=rates("--rate", rate),
+    )
+    cluster_file, workload_file = output / "cluster.yaml", output / "workload.yaml"
+    output.mkdir(parents=True, exist_ok=True)
+    check_writable(workload_file)
+    if cluster is not None:
+        read_cluster(cluster)
+    work, found = workspace(warehouse), read_repository(repository)
+    workload_of(found, objectives)  # names are checked before anything takes long
+    with progress("splitting") as report:
+        found = split_models(work, found, blocks=blocks, report=report)
+    document = workload_of(found, objectives)
+    write_text(workload_file, yaml.safe_dump(document, sort_keys=False))
+    if cluster is None:
+        models = sum(each.kind == "model" for each in found)
+        check_writable(cluster_file)
+        proposed = cluster_of(models)
+        write_text(cluster_file, yaml.safe_dump(proposed, sort_keys=False))
+        if CPU_CLASS in proposed["gpu_classes"]:
+            note(
+                f"no GPU was found: in {cluster_file} one processor stands for {models}; give your"
+                " GPUs with --cluster to plan for them"
+            )
+    else:
+        cluster_file = cluster
+    unsaid = [f.name for f in found if f.kind != "beside" and not f.timeout_us]
+    if slo_ms is None and any(name not in slos_us for name in unsaid):
+        note(f"SLO: {ASSUMED_MS:g} ms is assumed; --slo-ms and --slo say others")
+    made = _planned(work, (cluster_file, workload_file), document, found) if plan else None
+    if as_json:
+        print_json(_document(found, made, (cluster_file, workload_file)))
+        return
+    _show(found, made, (cluster_file, workload_file))
+
+
+def _planned(
+    work: "Workspace",
+    files: tuple[Path, Path],
+    document: dict[str, Any],
+    found: "Sequence[Found]",
+) -> "Plan | None":
+    """The plan, after profiling; None where a class of the cluster does not run here."""
+    from flows.cli.prepare.selection import onnxruntime_classes
+    from flows.files import read_cluster, read_device_classes, read_workload
+    from flows.planning import PlanOptions
+    from flows.planning.stored_plans import plan_step
+    from flows.preparation.profiling.model_profile import profile_step
+    from flows.preparation.splitting.stored_split import read_split
+    from flows.release.artifacts import attach_artifacts
+    from triton_backend.contract.errors import InputError
+
+    known, devices = read_cluster(files[0]), read_device_classes(files[0])
+    if {each.name for each in known.gpu_classes} - set(devices):
+        return None
+    classes = onnxruntime_classes(files[0])
+    with progress("profiling") as report:
+        for each in found:
+            if each.kind == "model":
+                report(f"profiling {each.name}")
+                profile_step(work, read_split(work, each.name), classes)
+    served = (*document.get("models", ()), *document.get("applications", ()))
+    every = all("rate_rps" in each for each in served)
+    objective = "gpus" if every else "throughput"
+    workload = read_workload(files[1])
+    gpus, models = _gpus(files[0]), sum(each.kind == "model" for each in found)
+    shared = models > gpus  # then whole models share GPUs, as their instances do today
+    if shared and workload.applications:
+        reason = f"{gpus} GPUs are too few for {models} models and ensembles: give more"
+        raise InputError(f"{files[0]}, nodes", reason)
+    options = PlanOptions(
+        planner="subclusters" if shared else "pool", objective=objective, time_limit_s=PLANNING_S
+    )
+    with progress("planning"):
+        planned = plan_step(work, known, workload, options)
+    notes(planned.warnings)
+    return attach_artifacts(work, planned.plan, devices)
+
+
+def _document(
+    found: "Sequence[Found]", made: "Plan | None", files: tuple[Path, Path]
+) -> dict[str, Any]:
+    from dataclasses import asdict
+
+    from flows.operations.adoption.comparison import gpus_seen, gpus_today, rows_of
+
+    gpus = _gpus(files[0])
+    seen = gpus_seen(found, gpus)
+    return {
+        "cluster": files[0].resolve(),
+        "workload": files[1].resolve(),
+        "plan_id": None if made is None else made.plan_id,
+        "models": [asdict(row) for row in rows_of(found, made, seen)] if made else None,
+        "gpus": {
+            "today": gpus_today(found, seen),
+            "planned": None if made is None else sum(made.gpus_used.values()),
+            "cluster": gpus,
+        },
+        "planned": [each.name for each in found if each.kind != "beside"],
+        "beside": {each.name: each.reason for each in found if each.kind == "beside"},
+        "notes": {each.name: list(each.notes) for each in found if each.notes},
+    }
+
+
+def _gpus(cluster: Path) -> int:
+    from flows.files import read_cluster
+
+    known = read_cluster(cluster)
+    return sum(known.gpus(each.name) for each in known.gpu_classes)
+
+
+def _show(found: "Sequence[Found]", made: "Plan | None", files: tuple[Path, Path]) -> None:
+    from flows.operations.adoption.comparison import gpus_seen, gpus_today, rows_of
+
+    for each in found:
+        if each.kind != "beside":
+            notes(f"{each.name}: {text}" for text in each.notes)
+    gpus = _gpus(files[0])
+    seen = gpus_seen(found, gpus)
+    if made is not None:
+        rows = [
+            (row.name, str(row.instances), row.where, row.pools, f"{row.planned_rps:,.0f} rps")
+            for row in rows_of(found, made, seen)
+        ]
+        show(table(("model", "instances today", "on", "planned", "planned rate"), rows))
+        used = sum(made.gpus_used.values())
+        today = gpus_today(found, seen)
+        show(f"GPUs with instances today: {today} of {seen}; planned: {used} of {gpus}")
+    beside = [(each.name, each.reason) for each in found if each.kind == "beside"]
+    if beside:
+        show(table(("left beside the plan", "reason"), beside))
+    show(f"written to {files[0]} and {files[1]}")
+    if made is None:
+        first = next(each.name for each in found if each.kind == "model")
+        show(
+            f"next: poolpipe profile {first} --cluster {files[0]} --runtime tensorrt --gpu"
+            " CLASS=GPU\n"
+            f"      poolpipe plan --cluster {files[0]} --workload {files[1]} -o plan.json"
+        )
+    else:
+        show(f"plan {made.plan_id} is stored; next: poolpipe serve {made.plan_id}")

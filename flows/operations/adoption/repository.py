@@ -1,0 +1,136 @@
+"""A Triton model repository turned into the project's models, `cluster.yaml` and `workload.yaml`.
+
+Nothing in the repository changes. A model that cannot be split is left beside the plan, with the
+reason. Here: splitting, and the two files as plain data. Not here: reading configurations
+(`flows.preparation.triton_repository`), profiling and planning (`comparison`).
+"""
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from flows.planning.applications.importing import from_ensemble
+from flows.preparation.profiling.devices import list_devices, propose_cluster
+from flows.preparation.splitting.inputs.sizes import open_inputs
+from flows.preparation.splitting.loading import load_skeleton
+from flows.preparation.splitting.split import SplitChoices
+from flows.preparation.splitting.stored_split import split_step
+from flows.preparation.triton_repository.repository import APPLICATION, BESIDE, MODEL, Found
+from flows.workspace import Workspace
+from triton_backend.contract.errors import InputError
+from triton_backend.contract.units import us_to_ms
+
+CPU_CLASS = "cpu"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Objectives:
+    """Targets that a repository does not state.
+
+    Attributes:
+        slo_us: of every model whose configuration has no default timeout, by name; `*`: of all.
+        rate_rps: by name; a model without one is planned for as much as the GPUs carry.
+    """
+
+    slo_us: Mapping[str, int]
+    rate_rps: Mapping[str, float]
+
+    def slo_of(self, found: Found) -> int:
+        """The SLO (µs): as given by name, else Triton's timeout, else that of all."""
+        given = self.slo_us.get(found.name)
+        return given or found.timeout_us or self.slo_us["*"]
+
+
+def split_models(
+    work: Workspace,
+    found: Sequence[Found],
+    *,
+    blocks: int,
+    report: Callable[[str], None] = lambda _: None,
+) -> tuple[Found, ...]:
+    """Split every model to plan; those that cannot be split are left beside, with the reason."""
+    after: list[Found] = []
+    for each in found:
+        if each.kind == MODEL and each.file is not None:
+            report(f"splitting {each.name}")
+            try:
+                choices = SplitChoices(input_shapes=_open_shapes(each))
+                split_step(work, each.file, each.name, blocks=blocks, choices=choices)
+            except InputError as error:
+                after.append(replace(each, kind=BESIDE, reason=str(error)))
+                continue
+        after.append(each)
+    planned = {each.name for each in after if each.kind == MODEL}
+    return tuple(_without_lost_steps(each, planned) for each in after)
+
+
+def _open_shapes(found: Found) -> dict[str, tuple[int, ...]]:
+    """Sizes of the configuration for inputs that the ONNX file leaves open."""
+    assert found.file is not None
+    left_open = open_inputs(load_skeleton(found.file))
+    return {name: shape for name, shape in found.shapes.items() if name in left_open}
+
+
+def _without_lost_steps(found: Found, planned: set[str]) -> Found:
+    if found.kind != APPLICATION:
+        return found
+    steps = [step.model_name for step in found.message.ensemble_scheduling.step]
+    lost = [name for name in steps if name not in planned]
+    if not lost:
+        return found
+    return replace(found, kind=BESIDE, reason=f"its step {lost[0]} is not planned")
+
+
+def workload_of(found: Sequence[Found], objectives: Objectives) -> dict[str, Any]:
+    """The document of `workload.yaml`: models that clients may ask for, and applications.
+
+    Raises:
+        InputError: nothing can be planned, or a rate or SLO is given of another name.
+    """
+    served = [each for each in found if each.kind != BESIDE]
+    names = {each.name for each in served}
+    for name in (*objectives.slo_us, *objectives.rate_rps):
+        if name != "*" and name not in names:
+            known = ", ".join(sorted(names)) or "none"
+            raise InputError(f"model {name!r}", f"is not among those to plan: {known}")
+    if not served:
+        raise InputError("the repository", "has no model that can be planned; all are left beside")
+    document: dict[str, Any] = {}
+    models = [_demand(each, objectives) for each in served if each.kind == MODEL]
+    applications = [_application(each, objectives) for each in served if each.kind == APPLICATION]
+    if models:
+        document["models"] = models
+    if applications:
+        document["applications"] = applications
+    return document
+
+
+def _demand(found: Found, objectives: Objectives) -> dict[str, Any]:
+    demand: dict[str, Any] = {"name": found.name, "slo_ms": us_to_ms(objectives.slo_of(found))}
+    if found.name in objectives.rate_rps:
+        demand["rate_rps"] = objectives.rate_rps[found.name]
+    return demand
+
+
+def _application(found: Found, objectives: Objectives) -> dict[str, Any]:
+    made = from_ensemble(found.message, found.name, objectives.slo_of(found)).application
+    rate = objectives.rate_rps.get(found.name)
+    return replace(made, name=found.name, rate_rps=rate).to_dict()
+
+
+def cluster_of(models: int) -> dict[str, Any]:
+    """The document of `cluster.yaml` for this machine: its GPUs.
+
+    Without GPUs one processor stands for as many as there are models, which tries a repository out
+    and says nothing of how many GPUs it needs.
+    """
+    try:
+        return propose_cluster(list_devices())
+    except InputError:
+        core = min(os.sched_getaffinity(0))
+        return {
+            "name": "cluster",
+            "gpu_classes": {CPU_CLASS: {"runtime": {"cores": [core]}}},
+            "nodes": [{"count": 1, "gpu_class": CPU_CLASS, "gpus": models, "nic_gbps": 10}],
+        }

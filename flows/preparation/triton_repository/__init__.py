@@ -1,0 +1,1 @@
+"""A Triton model repository as an operator tuned it: read for planning, never changed."""

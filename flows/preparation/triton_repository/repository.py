@@ -1,0 +1,235 @@
+"""The models of a Triton model repository: those to plan, and those to leave beside the plan.
+
+    <repository>/<model>/config.pbtxt            may be missing for an ONNX model
+    <repository>/<model>/<version>/model.onnx    or the file that the configuration names
+
+An ONNX model is planned, once per served version; an ensemble is an application of models that are
+planned. Everything else goes on beside the plan, with the reason. Here: reading alone. Not here:
+what becomes of them (`workload`).
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from flows.files import read_text
+from flows.preparation.triton_repository.configuration import read_configuration
+from triton_backend.contract.errors import InputError
+from triton_backend.contract.fields import check_name
+
+MODEL, APPLICATION, BESIDE = "model", "application", "beside"
+CONFIGURATION = "config.pbtxt"
+_ONNX = {"onnxruntime", "onnxruntime_onnx"}
+_ENSEMBLE = "ensemble"
+# Fields that a plan or a split has in another form.
+_COUNTED = {
+    "name",
+    "platform",
+    "backend",
+    "max_batch_size",
+    "input",
+    "output",
+    "instance_group",
+    "version_policy",
+    "default_model_filename",
+    "ensemble_scheduling",
+}
+_INSTEAD = {
+    "dynamic_batching": "the plan chooses batches",
+    "model_warmup": "every stage is warmed up",
+    "optimization": "runtimes are chosen per GPU class",
+    "parameters": "no parameter reaches the runtime",
+    "response_cache": "answers are not cached",
+    "model_operations": "custom operator libraries are not loaded",
+    "cc_model_filenames": "engines are built per class",
+}
+_BACKENDS = {
+    "tensorrt": "an engine cannot be cut; give the ONNX file that it was built from",
+    "tensorrt_plan": "an engine cannot be cut; give the ONNX file that it was built from",
+    "python": "write its execute() as a Python step to plan it (docs/how-to/steps.md)",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """A model of the repository, in one version.
+
+    Attributes:
+        name: as clients ask for it; older versions have `@<version>` behind it.
+        kind: `MODEL`, `APPLICATION` or `BESIDE`.
+        reason: for those left beside; else empty.
+        file: the ONNX file of a model.
+        text: of its configuration; empty where it has none.
+        message: its configuration, an `inference.ModelConfig`.
+        timeout_us: how long Triton lets a request wait by default; 0 where it is not limited.
+        instances: by number of the GPU; key None: on GPUs not named, -1: on CPUs.
+        notes: parts of the configuration that the plan does not keep, or has in another form.
+    """
+
+    name: str
+    kind: str
+    message: Any
+    reason: str = ""
+    file: Path | None = None
+    text: str = ""
+    timeout_us: int = 0
+    instances: Mapping[int | None, int] = field(default_factory=dict[int | None, int])
+    notes: tuple[str, ...] = ()
+
+    @property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Sizes of the inputs without the batch, where the configuration fixes all of them.
+
+        Without a `max_batch_size` Triton's own dimensions begin with the batch.
+        """
+        first = 0 if self.message.max_batch_size > 0 else 1
+        found = {each.name: tuple(each.dims)[first:] for each in self.message.input}
+        return {name: dims for name, dims in found.items() if dims and min(dims) > 0}
+
+
+CPUS = -1  # in `Found.instances`
+
+
+def read_repository(folder: Path) -> tuple[Found, ...]:
+    """The models of a repository by name, newest version first.
+
+    Raises:
+        InputError: the folder is none, has no model, or a configuration cannot be read.
+    """
+    try:
+        folders = sorted(each for each in folder.iterdir() if each.is_dir())
+    except OSError as error:
+        raise InputError(str(folder), f"cannot be read: {error.strerror}") from error
+    found = [one for each in folders if not each.name.startswith(".") for one in _models(each)]
+    if not found:
+        raise InputError(str(folder), "holds no model: no folder with config.pbtxt or a version")
+    return tuple(_with_parts(found))
+
+
+def _models(folder: Path) -> Iterator[Found]:
+    """A model in each of its served versions."""
+    path = folder / CONFIGURATION
+    versions = sorted((int(v.name) for v in folder.iterdir() if v.name.isdigit()), reverse=True)
+    if not path.is_file() and not versions:
+        return
+    text = read_text(path) if path.is_file() else ""
+    read = read_configuration(text, str(path))
+    name = read.message.name or folder.name
+    check_name(str(folder), name)
+    notes = (
+        *_notes(read.message),
+        *(f"{field} (line {line}) is unknown here" for field, line in read.unknown),
+    )
+    about: dict[str, Any] = {
+        "message": read.message,
+        "text": text,
+        "timeout_us": _timeout_us(read.message),
+        "instances": _instances(read.message),
+        "notes": notes,
+    }
+    backend = read.message.backend or read.message.platform
+    if reason := _reason_beside(read.message, backend):
+        yield Found(name=name, kind=BESIDE, reason=reason, **about)
+    elif backend == _ENSEMBLE or read.message.HasField("ensemble_scheduling"):
+        yield Found(name=name, kind=APPLICATION, **about)
+    else:
+        yield from _versions(folder, name, _served(read.message, versions), about)
+
+
+def _versions(
+    folder: Path, name: str, versions: Sequence[int], about: Mapping[str, Any]
+) -> Iterator[Found]:
+    own_name = about["message"].default_model_filename or "model.onnx"
+    if not versions:
+        yield Found(name=name, kind=BESIDE, reason="has no served version", **about)
+    for number, version in enumerate(versions):
+        path = folder / str(version) / own_name
+        file = path / "model.onnx" if path.is_dir() else path
+        called = name if number == 0 else f"{name}@{version}"
+        if not file.is_file():
+            reason = f"{file.name} of version {version} is missing"
+            yield Found(name=called, kind=BESIDE, reason=reason, **about)
+            continue
+        found = Found(name=called, kind=MODEL, file=file, **about)
+        if number:
+            served = f"version {version} is served under the name {called}"
+            found = replace(found, notes=(served,))
+        yield found
+
+
+def _reason_beside(message: Any, backend: str) -> str:
+    """A reason not to plan a model; empty for one to plan."""
+    if message.model_transaction_policy.decoupled:
+        return "answers are decoupled from requests"
+    if message.HasField("sequence_batching"):
+        return "keeps state between requests (sequence_batching)"
+    if backend in _BACKENDS:
+        return _BACKENDS[backend]
+    known = backend in _ONNX or backend == _ENSEMBLE or message.HasField("ensemble_scheduling")
+    # Without a backend Triton goes by the file, and so does the split.
+    return "" if known or not backend else f"backend {backend} is not planned"
+
+
+def _served(message: Any, versions: Sequence[int]) -> Sequence[int]:
+    """The versions that Triton serves, the newest first: by default the newest alone."""
+    policy = message.version_policy
+    if policy.HasField("all"):
+        return versions
+    if policy.HasField("specific"):
+        wanted = set(policy.specific.versions)
+        return [version for version in versions if version in wanted]
+    return versions[: max(policy.latest.num_versions, 1)]
+
+
+def _timeout_us(message: Any) -> int:
+    return int(message.dynamic_batching.default_queue_policy.default_timeout_microseconds)
+
+
+def _instances(message: Any) -> dict[int | None, int]:
+    """Instances by GPU; a model without groups has one on every GPU."""
+    found: dict[int | None, int] = {}
+    for group in message.instance_group:
+        count = group.count or 1
+        on_cpu = group.kind == type(group).KIND_CPU
+        places: Sequence[int | None] = [CPUS] if on_cpu else list(group.gpus) or [None]
+        for place in places:
+            found[place] = found.get(place, 0) + count
+    return found or {None: 1}
+
+
+def _notes(message: Any) -> Iterator[str]:
+    for each, _ in message.ListFields():
+        if each.name in _INSTEAD:
+            yield f"{each.name}: {_INSTEAD[each.name]}"
+        elif each.name not in _COUNTED:
+            yield f"{each.name} is not kept"
+    if message.dynamic_batching.priority_levels:
+        yield "dynamic_batching.priority_levels is not kept: requests go by their deadlines"
+    if message.dynamic_batching.preserve_ordering:
+        yield "dynamic_batching.preserve_ordering is not kept"
+
+
+def _with_parts(found: Sequence[Found]) -> Iterator[Found]:
+    """The same, without ensembles of models that are left beside the plan."""
+    by_name = {each.name: each for each in found}
+    for each in found:
+        if each.kind != APPLICATION:
+            yield each
+            continue
+        steps = [step.model_name for step in each.message.ensemble_scheduling.step]
+        reason = ""
+        for name in steps:
+            part = by_name.get(name)
+            if part is None:
+                reason = f"its step {name} is not in the repository"
+            elif part.kind != MODEL:
+                reason = f"its step {name} is not planned"
+            if reason:
+                break
+        if reason:
+            yield Found(
+                name=each.name, kind=BESIDE, reason=reason, message=each.message, text=each.text
+            )
+        else:
+            yield each

@@ -1,0 +1,65 @@
+"""A repository becomes the project's models and two files."""
+
+from pathlib import Path
+
+import pytest
+
+from flows.operations.adoption.comparison import gpus_seen, gpus_today
+from flows.operations.adoption.repository import Objectives, split_models, workload_of
+from flows.preparation.triton_repository.repository import BESIDE, MODEL, Found, read_repository
+from flows.state import ProjectState
+from flows.workspace import Workspace
+from tests.flows.preparation.triton_repository.repositories import digest, write_repository
+from triton_backend.contract.errors import InputError
+from triton_backend.contract.workload import Workload
+
+
+@pytest.fixture
+def found(tmp_path: Path) -> tuple[Found, ...]:
+    return read_repository(write_repository(tmp_path / "models"))
+
+
+def test_objectives_come_from_options_then_from_timeouts(found: tuple[Found, ...]) -> None:
+    asked = Objectives(slo_us={"*": 90_000, "plain": 40_000}, rate_rps={"classify": 30.0})
+    workload = Workload.from_dict(workload_of(found, asked))
+    slos_us = {demand.name: demand.slo_us for demand in workload.models}
+    assert slos_us == {
+        "classify": 90_000,
+        "classify@1": 90_000,
+        "plain": 40_000,
+        "sharpen": 250_000,
+    }
+    assert [demand.rate_rps for demand in workload.models] == [30.0, None, None, None]
+    (application,) = workload.applications
+    assert application.name == "pipeline"
+    assert [module.model for module in application.modules] == ["sharpen", "classify"]
+
+
+def test_a_name_that_is_not_planned_is_refused(found: tuple[Found, ...]) -> None:
+    with pytest.raises(InputError, match=r"model 'chat': is not among those to plan: classify"):
+        workload_of(found, Objectives(slo_us={"*": 1_000, "chat": 5}, rate_rps={}))
+    beside = [each for each in found if each.kind == BESIDE]
+    with pytest.raises(InputError, match="no model that can be planned"):
+        workload_of(beside, Objectives(slo_us={"*": 1_000}, rate_rps={}))
+
+
+def test_a_model_that_cannot_be_split_is_left_beside_with_its_ensembles(tmp_path: Path) -> None:
+    folder = write_repository(tmp_path / "models")
+    (folder / "sharpen" / "1" / "model.onnx").write_bytes(b"no model")
+    before = digest(folder)
+    work = Workspace(state=ProjectState(home=tmp_path / "home"), warehouse=tmp_path / "w.duckdb")
+    after = {e.name: e for e in split_models(work, read_repository(folder), blocks=2)}
+    assert (after["plain"].kind, after["sharpen"].kind) == (MODEL, BESIDE)
+    assert "model.onnx" in after["sharpen"].reason
+    assert (after["pipeline"].kind, after["pipeline"].reason) == (
+        BESIDE,
+        "its step sharpen is not planned",
+    )
+    assert digest(folder) == before
+
+
+def test_gpus_of_today_are_those_that_instances_are_on(found: tuple[Found, ...]) -> None:
+    assert gpus_seen(found, 8) == 2  # classify names GPU 1
+    assert gpus_today(found, 2) == 2
+    sharpen = [each for each in found if each.name == "sharpen"]
+    assert gpus_today(sharpen, 2) == 1

@@ -1,0 +1,92 @@
+"""A repository of six models: versions, an ensemble, a Python model, a decoupled one."""
+
+import hashlib
+from pathlib import Path
+
+from tests.flows.preparation.splitting.tiny_models import chain, residual_net
+
+SHARPEN = """
+backend: "onnxruntime"
+max_batch_size: 8
+input [ { name: "x" data_type: TYPE_FP32 dims: [ 4, 6, 6 ] } ]
+output [ { name: "y" data_type: TYPE_FP32 dims: [ 4, 6, 6 ] } ]
+instance_group [ { count: 2 kind: KIND_GPU gpus: [ 0 ] } ]
+dynamic_batching {
+  preferred_batch_size: [ 4, 8 ]
+  max_queue_delay_microseconds: 500
+  default_queue_policy { default_timeout_microseconds: 250000 }
+}
+optimization { execution_accelerators { gpu_execution_accelerator : [ { name : "tensorrt" } ] } }
+"""
+CLASSIFY = """
+platform: "onnxruntime_onnx"
+max_batch_size: 4
+input [ { name: "x" data_type: TYPE_FP32 dims: [ 4, 6, 6 ] } ]
+output [ { name: "y" data_type: TYPE_FP32 dims: [ 144 ] } ]
+instance_group [ { count: 1 kind: KIND_GPU gpus: [ 0, 1 ] } ]
+version_policy { all { } }
+dynamic_batching { priority_levels: 2 default_priority_level: 2 }
+next_year_field { level: 3 }
+"""
+PIPELINE = """
+platform: "ensemble"
+max_batch_size: 4
+input [ { name: "PICTURE" data_type: TYPE_FP32 dims: [ 4, 6, 6 ] } ]
+output [ { name: "SCORES" data_type: TYPE_FP32 dims: [ 144 ] } ]
+ensemble_scheduling {
+  step [
+    {
+      model_name: "sharpen"
+      model_version: -1
+      input_map { key: "x" value: "PICTURE" }
+      output_map { key: "y" value: "sharp" }
+    },
+    {
+      model_name: "classify"
+      model_version: -1
+      input_map { key: "x" value: "sharp" }
+      output_map { key: "y" value: "SCORES" }
+    }
+  ]
+}
+"""
+TOKENS = """
+backend: "python"
+max_batch_size: 0
+input [ { name: "TEXT" data_type: TYPE_STRING dims: [ 1 ] } ]
+output [ { name: "IDS" data_type: TYPE_INT64 dims: [ -1 ] } ]
+"""
+CHAT = """
+backend: "vllm"
+model_transaction_policy { decoupled: True }
+instance_group [ { count: 1 kind: KIND_MODEL } ]
+"""
+
+
+def write_repository(folder: Path) -> Path:
+    """Write the six models; returns the folder."""
+    for name, text in (
+        ("sharpen", SHARPEN),
+        ("classify", CLASSIFY),
+        ("pipeline", PIPELINE),
+        ("tokens", TOKENS),
+        ("chat", CHAT),
+    ):
+        (folder / name / "1").mkdir(parents=True)
+        (folder / name / "config.pbtxt").write_text(text)
+    chain(folder / "sharpen" / "1" / "model.onnx")
+    residual_net(folder / "classify" / "1" / "model.onnx")
+    (folder / "classify" / "2").mkdir()
+    residual_net(folder / "classify" / "2" / "model.onnx")
+    (folder / "tokens" / "1" / "model.py").write_text("class TritonPythonModel: ...\n")
+    (folder / "plain" / "1").mkdir(parents=True)
+    chain(folder / "plain" / "1" / "model.onnx", layers=3)
+    return folder
+
+
+def digest(folder: Path) -> str:
+    """A hash over names and contents of all files."""
+    found = hashlib.sha256()
+    for path in sorted(each for each in folder.rglob("*") if each.is_file()):
+        found.update(str(path.relative_to(folder)).encode() + path.read_bytes())
+    return found.hexdigest()
