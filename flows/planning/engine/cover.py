@@ -23,7 +23,7 @@ import numpy as np
 
 from flows.planning.engine.columns import Columns, Pool
 from flows.planning.engine.master import Cover, Master, Mixed
-from flows.planning.engine.pricing import Duals, Priced, Pricer
+from flows.planning.engine.pricing import Duals, Priced, Pricer, ScreeningPricer
 from flows.planning.solver.arrays import Floats
 from flows.planning.watch import Watch
 
@@ -112,6 +112,7 @@ class Generation:
         pricer: the source of columns.
         pool: columns known; shared with other covers of the same pricer, which begin with them.
         close: relative gap between master program and bound at which it ends.
+        enough: a bound at which it ends, too.
         bound: no plan costs less.
         duals: the prices that prove it.
     """
@@ -123,6 +124,7 @@ class Generation:
     close: float = 0.0
     rounds: int = ROUNDS
     whole_costs: float = 0.0
+    enough: float = np.inf
     bound: float = -np.inf
     duals: Duals | None = None
 
@@ -155,6 +157,8 @@ class Generation:
         if not np.isfinite(self.bound):
             return False
         bound = raised(self.bound, self.whole_costs)
+        if bound >= self.enough:
+            return True
         return value - bound <= max(self.close, TOLERANCE) * abs(value)
 
     def _round(self, master: Master, prices: Duals) -> bool:
@@ -242,7 +246,9 @@ class Screen:
         return self.bound + reduced - self.base[columns.group]
 
 
-def screened(cover: Cover, pricer: Pricer, duals: Duals, known: float, most: int) -> Screen:
+def screened(
+    cover: Cover, pricer: ScreeningPricer, duals: Duals, known: float, most: int
+) -> Screen:
     """Columns that a plan cheaper than one known may have.
 
     Those that lose no more than is open to the bound.

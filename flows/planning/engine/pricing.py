@@ -115,6 +115,10 @@ class Pricer(Protocol):
         """
         ...
 
+
+class ScreeningPricer(Pricer, Protocol):
+    """A pricer that can also list all columns near the lowest reduced cost."""
+
     def within(self, duals: Duals, cap: Floats, slack: Floats, most: int) -> Within:
         """Columns of a reduced cost of at most slack [G]; nearly `most` if there are more."""
         ...

@@ -24,7 +24,7 @@ import numpy as np
 from flows.planning.engine.columns import Columns, Pool
 from flows.planning.engine.cover import Relaxed, at_prices, raised, screened
 from flows.planning.engine.master import Cover
-from flows.planning.engine.pricing import Duals, Pricer
+from flows.planning.engine.pricing import Duals, Pricer, ScreeningPricer
 from flows.planning.engine.rounding import Incumbent, Rung, Tools, restricted
 from flows.planning.solver.arrays import Floats
 from flows.planning.solver.solve import Limits
@@ -37,7 +37,7 @@ _LEAST_OPEN = 1e-7  # of what is needed: a group with less open is not looked at
 
 def by_slack(
     cover: Cover,
-    pricer: Pricer,
+    pricer: ScreeningPricer,
     pool: Pool,
     relaxed: Relaxed,
     incumbent: Incumbent,

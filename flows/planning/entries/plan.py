@@ -14,7 +14,6 @@ import numpy as np
 
 from flows.clock import Stopwatch
 from flows.planning.certificate import objective_of
-from flows.planning.entries.branch_and_price import MOST_PROVEN, by_branching, priceable
 from flows.planning.entries.groups import Field, Group, items_of
 from flows.planning.entries.partition import (
     MANY,
@@ -38,6 +37,7 @@ from flows.planning.entries.shadow import (
     shadow_pipelines,
     with_shadow_entries,
 )
+from flows.planning.entries.shared_stages import MOST_PROVEN, by_shared_stages, priceable
 from flows.planning.entries.similar import Grouping, alone, merged, realigned, similar_groups
 from flows.planning.entries.tables import (
     ANY_PHASE,
@@ -69,7 +69,6 @@ _WIDE, _WIDE_OF_MANY = (
 )  # gap of dozens, thousands of entries, above which groups are sought too
 _WEIGHTINGS, _DEARER = 16, 1.2  # tries to use less of a class that has too few GPUs
 _WASTES = (0.1, 0.3, 1.0)  # tries to have shares that fill GPUs, where there is one class
-_NODES = 400  # of the tree over shared stages
 _STEPS, _CLOSE = 40, 1e-3  # of the search for a throughput
 
 Runs = tuple[PlacementRun, ...]
@@ -124,7 +123,7 @@ def exactly(table: ModelTable, inputs: Inputs, options: PlanOptions) -> Solved:
     if inputs.most is not None and known <= inputs.most:
         found = _Found([], 0.0, 0.0, 0, GROUPS)
     elif 1 << len(field.items) > MOST_SUBSETS and priceable(field):
-        found = _by_branching(field, inputs, options, step=step, known=known)
+        found = _by_shared_stages(field, inputs, options, step=step, known=known)
     elif len(field.items) > MANY and one_rate(field):
         found = _by_seats(field, inputs, options, whole=whole)
     else:
@@ -152,26 +151,26 @@ def _step_of(table: ModelTable, options: PlanOptions) -> float:
     return step if all(abs(part - round(part)) < _TINY for part in parts) else 0.0
 
 
-def _by_branching(
+def _by_shared_stages(
     field: Field, inputs: Inputs, options: PlanOptions, *, step: float, known: float
 ) -> _Found:
     """Some dozens of entries of one rate; by groups too, where the gap of many stays wide."""
-    tree = by_branching(
+    shared = by_shared_stages(
         field,
         inputs.watch,
         gap=options.gap,
         step=step,
-        nodes=_NODES if inputs.prove else 1,
+        prove=inputs.prove,
         known=known,
-        most=inputs.most,
+        wanted=inputs.most,
     )
-    plans = [pooled(field, tree.groups, joined=True)]
+    plans = [pooled(field, shared.groups, joined=True)]
     value = min(known, plans[0].cost)
-    if len(field.items) > MOST_PROVEN and value * (1 - _WIDE) > tree.bound and inputs.prove:
+    if len(field.items) > MOST_PROVEN and value * (1 - _WIDE) > shared.bound and inputs.prove:
         groups = exact(field, inputs.watch, gap=options.gap, whole=step == 1.0).groups
         plans += [pooled(field, groups), best_joined(field, groups)]
     space = POOLS if field.table.chains else GROUPS
-    return _Found(plans, tree.bound, tree.bound, tree.columns, space)
+    return _Found(plans, shared.bound, shared.bound, shared.columns, space)
 
 
 def _by_seats(field: Field, inputs: Inputs, options: PlanOptions, *, whole: bool) -> _Found:

@@ -14,7 +14,7 @@ entries that need one (Hall):
 The entries are those from limit i up to the next; r_pi are seats left for larger limits.
 
 Here: the best plan of ways that are given; ways for thousands of entries. Not here: those of a
-proof (`branch_and_price`).
+proof (`shared_stages`).
 """
 
 import math

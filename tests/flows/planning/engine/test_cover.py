@@ -11,7 +11,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flows.planning.engine.columns import Columns, Pool
-from flows.planning.engine.cover import bound_at, raised, relax, restarted, screened
+from flows.planning.engine.cover import (
+    Generation,
+    bound_at,
+    raised,
+    relax,
+    restarted,
+    screened,
+)
 from flows.planning.engine.master import Cover, Master, whole_program
 from flows.planning.engine.pricing import Duals, Priced
 from flows.planning.solver.arrays import Floats
@@ -185,6 +192,15 @@ def test_a_run_that_ends_at_any_time_leaves_a_valid_bound(number: int, answers: 
     priced = problem.pricer.price(relaxed.duals, problem.cover.cap, thorough=True)
     proven = bound_at(problem.cover, problem.pricer, relaxed.duals, priced)[0]
     assert relaxed.bound <= proven + CLOSE * max(1.0, abs(proven))
+
+
+def test_a_bound_that_is_enough_ends_the_run() -> None:
+    problem = cutting_stock(60, np.array([35, 24, 14]), np.array([3.0, 5.0, 7.0]))
+    full = relax(problem.cover, problem.pricer, Pool(), Watch())
+    pool, enough = Pool(), full.bound / 2
+    early = Generation(problem.cover, problem.pricer, pool, Watch(), enough=enough).run()
+    assert enough <= early.bound <= full.bound + 1e-9
+    assert early.value > full.value
 
 
 def test_costs_are_raised_to_the_next_multiple() -> None:

@@ -5,15 +5,14 @@ Equal to all subsets where these are few, never below what is proven.
 
 import math
 
-import numpy as np
 import pytest
 
 from flows.planning import PlanOptions
-from flows.planning.entries.branch_and_price import Pricing, by_branching
 from flows.planning.entries.groups import Field, items_of
 from flows.planning.entries.partition import by_subsets
 from flows.planning.entries.pooling import joined_by_subsets, pooled
 from flows.planning.entries.seats import seated
+from flows.planning.entries.shared_stages import SharedStages, by_shared_stages
 from flows.planning.entries.tables import read_tables
 from flows.planning.registry import Inputs
 from flows.planning.solver.solve import Limits
@@ -30,12 +29,12 @@ def field_of(problem: Case, most_stages: int = 2) -> Field:
 
 @pytest.mark.parametrize("rate", [5, 30, 200])
 @pytest.mark.parametrize("seed", range(4))
-def test_the_tree_ends_at_the_least_of_all_subsets(seed: int, rate: float) -> None:
+def test_the_search_ends_at_the_least_of_all_subsets(seed: int, rate: float) -> None:
     field = field_of(case(seed, 8, rates=(rate,), classes=("G", "H")[: 1 + seed % 2]))
     joined = joined_by_subsets(field)
     assert joined is not None
     least = math.fsum(group.cost for group in joined)
-    found = by_branching(field, Watch(), gap=0.0, step=5.0, nodes=2_000)
+    found = by_shared_stages(field, Watch(), gap=0.0, step=5.0, prove=True)
     assert found.value == pytest.approx(least)
     assert found.bound == pytest.approx(least)
     assert sorted(i for g in found.groups for i in g.items) == list(range(8))
@@ -45,14 +44,14 @@ def test_the_tree_ends_at_the_least_of_all_subsets(seed: int, rate: float) -> No
 @pytest.mark.parametrize("seed", range(3))
 def test_few_entries_of_one_rate_cost_what_brute_force_finds(seed: int) -> None:
     problem = case(40 + seed, 5, rates=(30,), loose=6)
-    found = by_branching(field_of(problem), Watch(), gap=0.0, step=5.0, nodes=2_000)
+    found = by_shared_stages(field_of(problem), Watch(), gap=0.0, step=5.0, prove=True)
     assert found.value == pytest.approx(brute_force(problem))
 
 
 @pytest.mark.parametrize("seed", range(4))
 def test_ways_of_a_better_plan_are_not_left_out(seed: int) -> None:
     field = field_of(case(70 + seed, 9, rates=(30,), loose=6))
-    pricing = Pricing(field)
+    pricing = SharedStages(field)
     joined = joined_by_subsets(field)
     assert joined is not None
     least = math.fsum(group.cost for group in joined)
@@ -66,38 +65,21 @@ def test_ways_of_a_better_plan_are_not_left_out(seed: int) -> None:
 
 def test_without_alignment_stages_groups_are_those_of_subsets() -> None:
     field = field_of(case(3, 9, rates=(30,)), most_stages=1)
-    found = by_branching(field, Watch(), gap=0.0, step=5.0, nodes=2_000)
+    found = by_shared_stages(field, Watch(), gap=0.0, step=5.0, prove=True)
     assert found.value == pytest.approx(by_subsets(field).value)
 
 
-@pytest.mark.parametrize("nodes", [1, 20])
-def test_what_is_not_proven_is_bounded(nodes: int) -> None:
+@pytest.mark.parametrize("prove", [False, True])
+def test_what_is_not_proven_is_bounded(prove: bool) -> None:
     field = field_of(case(2, 24, blocks=4, rates=(30,)))
-    found = by_branching(field, Watch(), gap=0.0, step=5.0, nodes=nodes)
+    found = by_shared_stages(field, Watch(), gap=0.0, step=5.0, prove=prove)
     assert found.bound <= found.value
-    assert found.nodes <= nodes
     assert 0.9 * found.value <= found.bound
     assert sorted(i for g in found.groups for i in g.items) == list(range(24))
 
 
 def test_a_plan_that_is_known_is_a_cutoff() -> None:
     field = field_of(case(1, 8, rates=(30,)))
-    least = by_branching(field, Watch(), gap=0.0, step=5.0, nodes=2_000).value
-    known = by_branching(field, Watch(), gap=0.0, step=5.0, nodes=2_000, known=least)
+    least = by_shared_stages(field, Watch(), gap=0.0, step=5.0, prove=True).value
+    known = by_shared_stages(field, Watch(), gap=0.0, step=5.0, prove=True, known=least)
     assert known.bound == pytest.approx(least)
-
-
-@pytest.mark.parametrize("seed", range(4))
-def test_priced_groups_cost_what_their_members_cost(seed: int) -> None:
-    field = field_of(case(seed, 14, blocks=4, rates=(30,), classes=("G", "H")))
-    pricing, random = Pricing(field), np.random.default_rng(seed)
-    pi, everywhere = random.uniform(0, 40, 14), pricing.everywhere()
-    least, size = pricing.least(pricing.stages, pi, everywhere)
-    for stage, reduced, count in zip(pricing.stages, least, size, strict=True):
-        if not np.isfinite(reduced):
-            continue
-        column = pricing.column(int(stage), int(count), pi, everywhere)
-        assert len(column.items) == count
-        assert column.cost - pi[list(column.items)].sum() == pytest.approx(reduced)
-        group = pricing.group(column)
-        assert pooled(field, [group], joined=True).cost == pytest.approx(column.cost)

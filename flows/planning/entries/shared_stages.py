@@ -1,0 +1,523 @@
+"""Groups of entries of one rate, alignment stages shared or not, on the engine (space `pools`).
+
+A column of the engine is a group: a shared stage, the entries that board it, and bundles of others
+with an alignment stage each. The cover asks for every entry once; there is one group of a stage at
+most, for two on one stage are one, which never costs more. An entry of a longer limit can have the
+seat of another one of its start (free columns), so prices fall with limits. Pricing is exact
+(`bundles`).
+
+Plans are made of groups, seats passed on, then of ways in a few whole numbers (`seats`), which is a
+proof where no way is missing: no plan with a way of reduced cost r is below bound + r.
+
+Here: the pricer, plans, proof. Not here: groups in which entries of a start never share
+(`partition`).
+"""
+
+import math
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from flows.planning.engine.columns import Columns, Pool
+from flows.planning.engine.cover import Generation, raised
+from flows.planning.engine.master import Cover, Free
+from flows.planning.engine.pricing import Duals, Priced
+from flows.planning.engine.rounding import Incumbent, Tools, restricted
+from flows.planning.entries.bundles import (
+    Arrays,
+    Room,
+    cut,
+    members,
+    price,
+    price_options,
+    rows_needed,
+)
+from flows.planning.entries.groups import Field, Group
+from flows.planning.entries.seats import Way, one_rate, seated
+from flows.planning.solver.arrays import Floats, Ints
+from flows.planning.solver.solve import Limits
+from flows.planning.watch import Watch
+
+MOST_ITEMS = 60
+MOST_PROVEN = 25  # items for which the relaxation is solved to its end
+_FRESH = 40  # columns of a round
+_TINY = 1e-7
+_GROUPS, _GROUP_NODES = 150, 50  # of which a plan is made, and nodes
+_GROUP_GAP = 2e-3  # of that program, as of the relaxation (`_CLOSE`)
+_WAY_NODES = 200  # to prove
+_STEPS_BY_SEATS = 200  # that a plan of many items costs at most, where programs of seats find any
+_CLOSE = 2e-3  # of the relaxation of many items, where it ends
+_WAYS = ((45, 200), (100, 50))  # of which a plan is made, and nodes
+_MOST_WAYS = 1_000  # of all plans up to a cost, to prove that there is none, or to find one
+_LOOK = 200  # stages that are priced between two times that all are
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shared:
+    """A group: its stage, its items in the order of `Arrays`, its cost."""
+
+    stage: int
+    items: tuple[int, ...]
+    cost: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Proven:
+    """Groups whose entries of a start share alignment stages, and a bound on such plans."""
+
+    groups: list[Group]
+    value: float
+    bound: float
+    columns: int
+
+
+class SharedStages:
+    """A pricer of groups of items of one rate; those of a stage are a group of columns."""
+
+    quick = True
+
+    def __init__(self, items: Field) -> None:
+        table = items.table
+        self.field = items
+        count, rate = len(items.items), float(items.rate[0])
+        self.order = np.lexsort((-items.limit, items.block))
+        block, first = np.unique(items.block[self.order], return_index=True)
+        numbers = np.arange(count + 1)
+        vgpus = np.ceil(np.outer(items.root_work, numbers) * rate * (1 - 1e-9))
+        vgpus = np.maximum(1.0, vgpus)
+        cost = np.where(vgpus > table.most, np.inf, items.root_price[:, None] * vgpus)
+        kinds = len(table.kinds())
+        curve = np.zeros((len(block), table.blocks, kinds, 2), dtype=np.int64)
+        lowest_from = np.zeros((len(block), table.blocks, kinds), dtype=np.int64)
+        times: list[Floats] = []
+        lowest: list[Floats] = []
+        options_at = lowest_at = 0
+        for start, own in enumerate(block.tolist()):
+            for junction in range(own + 1, table.blocks) if table.chains else ():
+                for kind in range(kinds):
+                    options = table.options(own, junction, kind)
+                    costs = np.full((count + 1, len(options) + 1), np.inf)
+                    link = table.kinds()[kind][1][junction]
+                    for k in numbers[1:].tolist() if len(options) and rate <= link else ():
+                        costs[k, 1:] = np.minimum.accumulate(options.cost(k * rate, table.most))
+                    curve[start, junction, kind] = options_at, len(options)
+                    lowest_from[start, junction, kind] = lowest_at
+                    times.append(options.time_us)
+                    lowest.append(costs.ravel())
+                    options_at += len(options)
+                    lowest_at += costs.size
+        self.arrays = Arrays(
+            limit=items.limit[self.order],
+            first=np.append(first, count).astype(np.int64),
+            block=block.astype(np.int64),
+            junction=items.root_junction,
+            time=items.root_time,
+            kind=items.root_kind,
+            cost=cost,
+            curve=curve,
+            option_time=np.concatenate(times) if times else np.zeros(0),
+            lowest_from=lowest_from,
+            lowest=np.concatenate(lowest) if lowest else np.zeros(0),
+            part=items.parts_beside()[:, self.order],
+            others=np.append(block, -1)[:, None] != items.block[self.order],
+        )
+        self.room = Room(
+            best=np.zeros((count + 1, count + 2, count + 2)),
+            own=np.zeros((len(block), count + 2)),
+            total=np.zeros((len(block) + 1, count + 2)),
+        )
+        own = np.searchsorted(first, numbers[:-1], "right")
+        self.neighbours = np.flatnonzero(
+            own[1:] == own[:-1]
+        )  # of which the next one has the start, too
+        self._rows: dict[tuple[int, int, int, int, int], int] = {}
+        self.stages = self._needed()
+        self.fewest, self.most = np.zeros(len(self.stages)), np.ones(len(self.stages))
+        self.cheapest = cost[self.stages, 1]
+
+    def _needed(self) -> Ints:
+        """Stages that some number of entries makes cheaper than every faster one of their kind."""
+        arrays, kept = self.arrays, list[int]()
+        lowest: dict[tuple[int, int], Floats] = {}
+        last = float(arrays.limit.max())
+        for stage in range(len(arrays.time)):
+            key = (int(arrays.junction[stage]), int(arrays.kind[stage]))
+            cost = arrays.cost[stage, 1:]
+            known = lowest.setdefault(key, np.full(len(cost), np.inf))
+            if arrays.time[stage] <= last and (cost < known - 1e-9).any():
+                np.minimum(known, cost, out=known)
+                kept.append(stage)
+        return np.array(kept, dtype=np.int64)
+
+    def least(self, stages: Ints, pi: Floats, below: float = math.inf) -> tuple[Floats, Ints]:
+        """The least reduced cost on each of some stages, and the size of that group.
+
+        From `below` on a bound.
+        """
+        least, size = np.zeros(len(stages)), np.zeros(len(stages), dtype=np.int64)
+        price(stages, pi, below, self.arrays, self.room, least, size)
+        return least, size
+
+    def price(self, duals: Duals, cap: Floats, *, thorough: bool) -> Priced:
+        """Groups of low reduced cost.
+
+        Unless thorough, of the stages that look best; others are bounded.
+        """
+        del cap
+        pi = duals.demand
+        if thorough:
+            least, size = self.least(self.stages, pi, 0.0)
+        else:
+            least, size = self.least(self.stages, pi, -math.inf)
+            look = np.argsort(least, kind="stable")[:_LOOK]
+            least[look], size[look] = self.least(self.stages[look], pi, 0.0)
+        score = np.where(size > 0, least, math.inf)
+        order = np.argsort(score, kind="stable")[:_FRESH]
+        found = [
+            self.column(int(self.stages[n]), int(size[n]), pi)
+            for n in order.tolist()
+            if score[n] < -_TINY
+        ]
+        return Priced(columns=self.columns(found), least=least)
+
+    def columns(self, groups: Sequence[Shared]) -> Columns:
+        """For the engine."""
+        sizes = [len(g.items) for g in groups]
+        rows = [item for g in groups for item in g.items]
+        return Columns(
+            cost=np.array([g.cost for g in groups]),
+            starts=np.cumsum([0, *sizes]),
+            rows=np.array(rows, dtype=np.int64),
+            values=np.ones(len(rows)),
+            group=np.searchsorted(self.stages, [g.stage for g in groups]),
+            source=groups,
+        )
+
+    def cover(self) -> Cover:
+        """Every item once; one of a longer limit may have the seat of the next one of its start.
+
+        Without the latter prices move about between alike items, and hundreds of rounds go by.
+        """
+        count, longer = len(self.order), self.neighbours
+        exchange = np.zeros((len(longer), count))
+        exchange[np.arange(len(longer)), longer] = 1.0
+        exchange[np.arange(len(longer)), longer + 1] = -1.0
+        free = Columns.dense(
+            np.zeros(len(longer)),
+            exchange,
+            np.zeros((len(longer), 0)),
+            np.zeros(len(longer), dtype=np.int64),
+            [None] * len(longer),
+        )
+        most = np.full(len(longer), float(count))
+        return Cover(
+            need=np.ones(count),
+            capacity=np.zeros(0),
+            free=Free(columns=free, lower=np.zeros(len(longer)), upper=most),
+            cap=np.ones(count),
+            missed=np.full(count, np.inf),
+        )
+
+    def fluid(self) -> Floats:
+        """Duals that no group's cost is below: of every item the least of its parts of stages."""
+        arrays, whole = self.arrays, len(self.order)
+        unit = arrays.cost[:, 1:] / np.arange(1, whole + 1)
+        return (unit.min(axis=1)[:, None] + arrays.part).min(axis=0)
+
+    def ways(self, columns: Iterable[Shared]) -> set[Way]:
+        """How items of groups come to their stages."""
+        found: set[Way] = set()
+        for column in columns:
+            items = np.array(column.items, dtype=np.int64)
+            own = np.searchsorted(self.arrays.first, items, "right") - 1
+            for start in np.unique(own).tolist():
+                found |= self._ways(column.stage, start, items[own == start])
+        return found
+
+    def ways_within(self, stages: Ints, pi: Floats, slack: float) -> dict[Way, float] | None:
+        """Ways of groups with a reduced cost of at most `slack`, with the least; None: too many."""
+        found: dict[Way, float] = {}
+        count, arrays = len(self.order), self.arrays
+        own: dict[tuple[int, int, int], Floats] = {}
+        for stage in stages.tolist():
+            junction, kind = int(arrays.junction[stage]), int(arrays.kind[stage])
+            for start, block in enumerate(arrays.block.tolist()):
+                if block == junction:
+                    found[Way(stage, block, -1)] = -math.inf
+                link = self.field.table.kinds()[kind][1][junction]
+                if block >= junction or float(self.field.rate[0]) > link:
+                    continue
+                options = self.field.table.options(block, junction, kind)
+                key = (start, junction, kind)
+                if key not in own:
+                    rates = float(self.field.rate[0]) * np.arange(count + 1)
+                    own[key] = np.array([options.cost(rate) for rate in rates]).T.copy()
+                rows = np.zeros(len(options), dtype=np.int64)
+                rows = rows[: rows_needed(start, stage, own[key], arrays, rows)]
+                least = np.zeros(len(rows))
+                price_options(stage, start, pi, rows, own[key], arrays, self.room, least)
+                useful = np.flatnonzero(least <= slack)
+                found |= {Way(stage, block, int(rows[n])): float(least[n]) for n in useful}
+            if len(found) > 5 * _MOST_WAYS:
+                return None
+        return found
+
+    def _ways(self, stage: int, start: int, chosen: Ints) -> set[Way]:
+        block, junction = int(self.arrays.block[start]), int(self.arrays.junction[stage])
+        if block == junction:
+            return {Way(stage, block, -1)}
+        best = np.zeros(len(chosen) + 1)
+        before, row = np.zeros((2, len(chosen) + 1), dtype=np.int64)
+        cut(start, stage, chosen, self.arrays, best, before, row)
+        options = self.field.table.options(block, junction, int(self.arrays.kind[stage]))
+        found: set[Way] = set()
+        end = len(chosen)
+        while end:
+            first = int(before[end])
+            key = (start, junction, int(self.arrays.kind[stage]), end - first, int(row[end]))
+            if key not in self._rows:
+                cost = options.cost((end - first) * float(self.field.rate[0]))
+                self._rows[key] = int(cost[: key[-1]].argmin())
+            found.add(Way(stage, block, self._rows[key]))
+            end = first
+        return found
+
+    def column(self, stage: int, size: int, pi: Floats) -> Shared:
+        """The best group of a size on a stage."""
+        chosen = np.zeros(len(pi), dtype=np.bool_)
+        members(stage, size, pi, self.arrays.others[-1], self.arrays, self.room, chosen)
+        return self.made(stage, np.flatnonzero(chosen))
+
+    def made(self, stage: int, items: Sequence[int] | Ints) -> Shared:
+        """The group of given items on a stage; its cost is infinite where it cannot be."""
+        chosen, again = np.zeros((2, len(self.order)), dtype=np.bool_)
+        chosen[items] = True
+        nothing = np.zeros(len(self.order))
+        beside = members(stage, len(items), nothing, chosen, self.arrays, self.room, again)
+        cost = float(self.arrays.cost[stage, len(items)] - beside)
+        return Shared(stage=stage, items=tuple(int(i) for i in items), cost=cost)
+
+    def moved(self, columns: Sequence[Shared]) -> list[Shared]:
+        """Groups in which entries take seats of others of their start with shorter limits."""
+        seats = [(item, number) for number, column in enumerate(columns) for item in column.items]
+        seats.sort(reverse=True)  # the shortest limits of each start first
+        own: list[list[int]] = [[] for _ in columns]
+        ends = self.arrays.first[:0:-1].tolist()
+        at = 0
+        for end, first in zip(ends, self.arrays.first[-2::-1].tolist(), strict=True):
+            for item in range(end - 1, first - 1, -1):
+                if at == len(seats) or seats[at][0] < item:
+                    return []
+                own[seats[at][1]].append(item)
+                at += 1
+            while at < len(seats) and seats[at][0] >= first:
+                at += 1
+        return [
+            self.made(column.stage, sorted(items))
+            for column, items in zip(columns, own, strict=True)
+            if items
+        ]
+
+    def plan(self, groups: Sequence[Shared]) -> list[Shared]:
+        """One group of each stage, every item served once; none where an item has no seat."""
+        by_stage: dict[int, list[int]] = {}
+        for group in self.moved(groups):
+            by_stage.setdefault(group.stage, []).extend(group.items)
+        return [self.made(stage, sorted(items)) for stage, items in by_stage.items()]
+
+    def group(self, column: Shared) -> Group:
+        """As the rest of the planner knows it."""
+        items = [int(self.order[i]) for i in column.items]
+        return self.field.group(items, column.cost, column.stage)
+
+
+@dataclass(slots=True, kw_only=True)
+class _Search:
+    """Plans of groups and of ways, and what is open to a bound.
+
+    Attributes:
+        step: costs are multiples of it; 0: any.
+        gap: at which a proof is one.
+        wanted: any plan up to it is good enough, none above it is wanted; None: the cheapest is.
+        best: the best plan known.
+    """
+
+    pricer: SharedStages
+    watch: Watch
+    step: float
+    gap: float
+    wanted: float | None
+    pool: Pool
+    best: Incumbent
+
+    def closed(self, bound: float) -> bool:
+        """True if nothing better than the incumbent, or nothing wanted, is left above a bound."""
+        bound, wanted = raised(bound, self.step), self.wanted
+        if wanted is not None and (self.best.cost <= wanted or bound > wanted):
+            return True
+        return self.best.settled(bound, self.gap)
+
+    def enough(self) -> float:
+        """A bound with which it is closed."""
+        proven = self.best.cost * (1 - self.gap)
+        if self.wanted is None or self.best.cost <= self.wanted:
+            return proven
+        return min(proven, self.wanted * (1 + _TINY) + self.step)
+
+    def by_reduced(self, pi: Floats) -> Columns:
+        """Groups known, the least reduced costs first."""
+        columns = self.pool.columns
+        reduced = columns.cost - columns.priced(pi)
+        return columns.take(np.argsort(reduced, kind="stable"))
+
+    def groups(self, bound: float, pi: Floats) -> None:
+        """A plan of the groups of the least reduced costs, seats passed on."""
+        cover, columns = self.pricer.cover(), self.by_reduced(pi)
+        columns = columns.take(np.arange(min(len(columns), _GROUPS)))
+        limits = self._limits(bound, _GROUP_NODES)
+        if len(cover.need) > MOST_PROVEN:
+            limits = replace(limits, relative_gap=_GROUP_GAP)
+        restricted(cover, columns, self.best, limits, Tools(most=lambda some: np.ones(len(some))))
+
+    def seats(self, bound: float, pi: Floats) -> None:
+        """Plans of the ways that groups of the least reduced costs have: few of them, then more."""
+        order = iter(self.by_reduced(pi).source)
+        ways: set[Way] = set()
+        for most, nodes in _WAYS if self.wanted is None else _WAYS[:1]:
+            while len(ways) < most and (group := next(order, None)) is not None:
+                ways |= self.pricer.ways([group])
+            if not self.closed(bound):
+                self._seat(ways, self._limits(bound, nodes))
+
+    def prove(self, bound: float, pi: Floats) -> float:
+        """The best plan of all ways that better plans may have; returns a bound of all plans.
+
+        Where costs have steps, each one above the bound is tried by itself,
+        which few ways can have.
+        """
+        pricer = self.pricer
+        least, _ = pricer.least(pricer.stages, pi, self.best.cost - bound)
+        open_ = self._better() - bound + _TINY
+        known = pricer.ways_within(pricer.stages[least <= open_], pi, open_)
+        if known is None:
+            return bound
+        lowest = bound
+        for cost in self._costs(bound):
+            ways = [way for way, least in known.items() if least <= cost - bound + _TINY]
+            if len(ways) > _MOST_WAYS:
+                break
+            limits = self._limits(lowest, _WAY_NODES, most=cost)
+            without = math.inf if not ways else self._seat(ways, limits)
+            if self.closed(lowest) or without <= cost:
+                break
+            lowest = cost + self.step if self.step else cost
+        return lowest
+
+    def _costs(self, bound: float) -> list[float]:
+        """Values that a better plan can have, from the least on."""
+        most = self._better()
+        if not self.step:
+            return [most]
+        first, last = round(raised(bound, self.step) / self.step), round(most / self.step)
+        return [number * self.step for number in range(first, last + 1)]
+
+    def _better(self) -> float:
+        """The most that a plan costs that is better than the best known."""
+        wanted = self.best.cost * (1 - self.gap)
+        return (math.ceil(wanted / self.step - 1e-6) - 1) * self.step if self.step else wanted
+
+    def _limits(self, bound: float, nodes: int, most: float = math.inf) -> Limits:
+        """Limits of a program whose plans count if better than the incumbent, or wanted."""
+        bound = raised(bound, self.step)
+        most = min(self._better(), most, math.inf if self.wanted is None else self.wanted)
+        enough = bound if self.wanted is None else max(bound, self.wanted)
+        return Limits(
+            relative_gap=self.gap,
+            nodes=nodes,
+            seconds=self.watch.left_s(),
+            cutoff=-most * (1 + _TINY),
+            enough=-enough * (1 + self.gap),
+        )
+
+    def _seat(self, ways: Collection[Way], limits: Limits) -> float:
+        """Take the best plan of ways; what one within the limits costs at least."""
+        found = seated(self.pricer.field, ways, limits)
+        place = np.argsort(self.pricer.order)
+        self.offer([self.pricer.made(s, np.sort(place[i])) for s, i in found.items().items()])
+        return found.bound
+
+    def offer(self, groups: Sequence[Shared]) -> None:
+        """Take a plan if it is better."""
+        self.best.offer(self.pricer.columns(groups), np.ones(len(groups), dtype=np.int64))
+
+
+def priceable(items: Field) -> bool:
+    """True if groups of these items can be priced here: one rate, not too many."""
+    return one_rate(items) and len(items.items) <= MOST_ITEMS
+
+
+def by_shared_stages(
+    items: Field,
+    watch: Watch,
+    *,
+    gap: float,
+    step: float,
+    prove: bool,
+    known: float = math.inf,
+    wanted: float | None = None,
+) -> Proven:
+    """The cheapest groups found of items of one rate, and what any cost at least.
+
+    Args:
+        items: at most `MOST_ITEMS`; each can be served by itself.
+        watch: the clock of the run.
+        gap: relative; at which the search may end.
+        step: costs of plans are multiples of it; 0: any.
+        prove: the bound may be raised beyond the relaxation.
+        known: the cost of a plan; what does not beat it need not be found.
+        wanted: ends with any plan up to it, or where none can be; None: with the cheapest.
+    """
+    pricer, pool = SharedStages(items), Pool()
+
+    def judged(columns: Columns, counts: Ints) -> float:
+        del counts
+        return math.fsum(group.cost for group in pricer.plan(columns.source)) or math.inf
+
+    best = Incumbent(judge=judged)
+    search = _Search(
+        pricer=pricer, watch=watch, step=step, gap=gap, wanted=wanted, pool=pool, best=best
+    )
+    alone: list[Shared] = []
+    for at, item in enumerate(pricer.order.tolist()):
+        group = items.best([item])
+        alone.append(Shared(stage=group.root, items=(at,), cost=group.cost))
+    search.offer(alone)
+    pool.add(pricer.columns(alone))
+    best.cost = min(best.cost, known)
+    few = len(pricer.order) <= MOST_PROVEN
+    generation = Generation(
+        pricer.cover(),
+        pricer,
+        pool,
+        watch,
+        close=0.0 if few else _CLOSE,
+        whole_costs=step,
+        enough=search.enough(),
+    )
+    relaxed = generation.run(Duals(demand=pricer.fluid(), resource=np.zeros(0)))
+    lowest, pi = relaxed.bound, relaxed.duals.demand
+    if wanted is None or not search.closed(lowest):
+        search.groups(lowest, pi)
+    by_seats = few or best.cost <= _STEPS_BY_SEATS * step
+    if prove and by_seats and not search.closed(lowest):
+        lowest = search.prove(lowest, pi)
+    if by_seats and (prove or wanted is not None) and not search.closed(lowest):
+        search.seats(lowest, pi)
+    groups = pricer.plan(best.columns.source)
+    return Proven(
+        groups=[pricer.group(group) for group in groups],
+        value=math.fsum(group.cost for group in groups),
+        bound=min(raised(lowest, step), best.cost),
+        columns=len(pool),
+    )
