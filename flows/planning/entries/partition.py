@@ -28,6 +28,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from flows.planning.engine.cover import raised
 from flows.planning.entries.groups import (
     FAR,
     Field,
@@ -74,7 +75,7 @@ class Partition:
     columns: int = 0
 
 
-def exact(field: Field, watch: Watch, *, gap: float, whole: bool) -> Partition:
+def exact(field: Field, watch: Watch, *, gap: float, step: float) -> Partition:
     """The cheapest partition; `whole` says that costs are whole numbers.
 
     Every item can be served by itself.
@@ -83,7 +84,7 @@ def exact(field: Field, watch: Watch, *, gap: float, whole: bool) -> Partition:
         return Partition([], 0.0, 0.0)
     if 1 << len(field.items) <= MOST_SUBSETS:
         return by_subsets(field)
-    return by_columns(field, watch, gap=gap, whole=whole)
+    return by_columns(field, watch, gap=gap, step=step)
 
 
 def by_subsets(field: Field) -> Partition:
@@ -319,7 +320,7 @@ class _Look:
         )
 
 
-def by_columns(field: Field, watch: Watch, *, gap: float, whole: bool) -> Partition:
+def by_columns(field: Field, watch: Watch, *, gap: float, step: float) -> Partition:
     """The cheapest partition found over generated groups, with a bound over all groups."""
     classes = classes_of(field)
     counts = np.array([len(c.items) for c in classes], dtype=np.int64)
@@ -329,7 +330,7 @@ def by_columns(field: Field, watch: Watch, *, gap: float, whole: bool) -> Partit
     if any(c.least < c.largest for c in classes):
         upper = _Pricing(field.table, _items(field, classes, "largest"), counts)
         _, _, bound = _generate(upper, counts, watch, pi)
-    bound = raised(bound, whole=whole)
+    bound = raised(bound, step)
     groups = _rounded(field, classes, lower, columns, pi, (max(able, bound), gap, watch))
     value = math.fsum(group.cost for group in groups)
     proven = value - bound <= gap * value
@@ -352,11 +353,6 @@ def bound_of_pools(field: Field, watch: Watch) -> float:
     counts = np.array([len(c.items) for c in classes], dtype=np.int64)
     pricing = _Pricing(field.table, _items(field, classes, "largest"), counts, joint=True)
     return _generate(pricing, counts, watch)[2]
-
-
-def raised(bound: float, *, whole: bool) -> float:
-    """The bound at the next cost that a plan can have."""
-    return float(math.ceil(bound - 1e-6)) if whole else bound
 
 
 def classes_of(field: Field) -> list[_Class]:

@@ -14,13 +14,13 @@ import numpy as np
 
 from flows.clock import Stopwatch
 from flows.planning.certificate import objective_of
+from flows.planning.engine.cover import raised
 from flows.planning.entries.groups import Field, Group, items_of
 from flows.planning.entries.partition import (
     MANY,
     MOST_SUBSETS,
     bound_of_pools,
     exact,
-    raised,
 )
 from flows.planning.entries.pooling import (
     Pooled,
@@ -37,7 +37,7 @@ from flows.planning.entries.shadow import (
     shadow_pipelines,
     with_shadow_entries,
 )
-from flows.planning.entries.shared_stages import MOST_PROVEN, by_shared_stages, priceable
+from flows.planning.entries.shared_stages import by_shared_stages, priceable
 from flows.planning.entries.similar import Grouping, alone, merged, realigned, similar_groups
 from flows.planning.entries.tables import (
     ANY_PHASE,
@@ -63,10 +63,7 @@ from triton_backend.contract.workload import MARGIN
 
 GROUPS, POOLS = "groups", "pools"
 _TINY = 1e-9
-_WIDE, _WIDE_OF_MANY = (
-    0.02,
-    0.05,
-)  # gap of dozens, thousands of entries, above which groups are sought too
+_WIDE = 0.05  # gap of thousands of entries, above which groups are sought too
 _WEIGHTINGS, _DEARER = 16, 1.2  # tries to use less of a class that has too few GPUs
 _WASTES = (0.1, 0.3, 1.0)  # tries to have shares that fill GPUs, where there is one class
 _STEPS, _CLOSE = 40, 1e-3  # of the search for a throughput
@@ -117,7 +114,6 @@ def exactly(table: ModelTable, inputs: Inputs, options: PlanOptions) -> Solved:
     field = Field(table, items_of(table))
     require_reachable(field)
     step = _step_of(table, options)
-    whole = step == 1.0
     tried = _uniform(table, len(field.items))
     known = min(plan.cost for plan in tried)
     if inputs.most is not None and known <= inputs.most:
@@ -125,15 +121,15 @@ def exactly(table: ModelTable, inputs: Inputs, options: PlanOptions) -> Solved:
     elif 1 << len(field.items) > MOST_SUBSETS and priceable(field):
         found = _by_shared_stages(field, inputs, options, step=step, known=known)
     elif len(field.items) > MANY and one_rate(field):
-        found = _by_seats(field, inputs, options, whole=whole)
+        found = _by_seats(field, inputs, options, step=step)
     else:
-        found = _by_groups(field, inputs, options, whole=whole)
+        found = _by_groups(field, inputs, options, step=step)
     _, proven, least, looked_at, space = found
     best = min([*tried, *found.plans], key=lambda p: p.cost)
     if best.cost < max(proven, least) * (1 - _TINY):
         space = POOLS
         proven = bound_of_pools(field, inputs.watch) if inputs.prove else 0.0
-        proven = raised(proven, whole=whole)
+        proven = raised(proven, step)
     notes = [f"{table.name}: {len(field.items)} entries, {looked_at} groups looked at"]
     if options.own.get("phases") == ANY_PHASE and table.period_us is None:
         notes.append(f"{table.name}: entries of several rates, so not for any phases")
@@ -146,15 +142,16 @@ def _step_of(table: ModelTable, options: PlanOptions) -> float:
     """The step of costs, a percent of a GPU where GPUs are counted; 0: any."""
     if options.objective not in ("share", "gpus", "throughput"):
         return 0.0
-    step = 1.0 if options.objective == "share" else PER_PERCENT / WHOLE_GPU
-    parts = (size.price / step for size in table.sizes)
-    return step if all(abs(part - round(part)) < _TINY for part in parts) else 0.0
+    unit = 1.0 if options.objective == "share" else PER_PERCENT / WHOLE_GPU
+    parts = np.array([size.price / unit for size in table.sizes])
+    whole = np.rint(parts).astype(np.int64)
+    return unit * int(np.gcd.reduce(whole)) if np.abs(parts - whole).max() < _TINY else 0.0
 
 
 def _by_shared_stages(
     field: Field, inputs: Inputs, options: PlanOptions, *, step: float, known: float
 ) -> _Found:
-    """Some dozens of entries of one rate; by groups too, where the gap of many stays wide."""
+    """Up to hundreds of entries of one rate."""
     shared = by_shared_stages(
         field,
         inputs.watch,
@@ -165,32 +162,28 @@ def _by_shared_stages(
         wanted=inputs.most,
     )
     plans = [pooled(field, shared.groups, joined=True)]
-    value = min(known, plans[0].cost)
-    if len(field.items) > MOST_PROVEN and value * (1 - _WIDE) > shared.bound and inputs.prove:
-        groups = exact(field, inputs.watch, gap=options.gap, whole=step == 1.0).groups
-        plans += [pooled(field, groups), best_joined(field, groups)]
     space = POOLS if field.table.chains else GROUPS
     return _Found(plans, shared.bound, shared.bound, shared.columns, space)
 
 
-def _by_seats(field: Field, inputs: Inputs, options: PlanOptions, *, whole: bool) -> _Found:
+def _by_seats(field: Field, inputs: Inputs, options: PlanOptions, *, step: float) -> _Found:
     """Thousands of entries of one rate; by groups too, where the gap is wide."""
     many = many_seated(field, inputs.watch)
     plans = [pooled_ways(field, many.ways)] if many.ways else []
-    bound, looked_at = raised(many.bound, whole=whole), 0
-    if not plans or plans[0].cost * (1 - _WIDE_OF_MANY) > bound:
-        groups = exact(field, inputs.watch, gap=options.gap, whole=whole)
+    bound, looked_at = raised(many.bound, step), 0
+    if not plans or plans[0].cost * (1 - _WIDE) > bound:
+        groups = exact(field, inputs.watch, gap=options.gap, step=step)
         looked_at = groups.columns
         plans += [pooled(field, groups.groups), best_joined(field, groups.groups)]
     return _Found(plans, bound, bound, looked_at, POOLS if field.table.chains else GROUPS)
 
 
-def _by_groups(field: Field, inputs: Inputs, options: PlanOptions, *, whole: bool) -> _Found:
+def _by_groups(field: Field, inputs: Inputs, options: PlanOptions, *, step: float) -> _Found:
     """Entries of any rates.
 
     The cheapest groups, then alignment stages shared where that costs less.
     """
-    groups = exact(field, inputs.watch, gap=options.gap, whole=whole)
+    groups = exact(field, inputs.watch, gap=options.gap, step=step)
     found = _Found(
         [pooled(field, groups.groups)], groups.bound, groups.value, groups.columns, GROUPS
     )

@@ -15,7 +15,7 @@ Here: the pricer, plans, proof. Not here: groups in which entries of a start nev
 
 import math
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -23,7 +23,7 @@ from flows.planning.engine.columns import Columns, Pool
 from flows.planning.engine.cover import Generation, raised
 from flows.planning.engine.master import Cover, Free
 from flows.planning.engine.pricing import Duals, Priced
-from flows.planning.engine.rounding import Incumbent, Tools, restricted
+from flows.planning.engine.rounding import Incumbent, Tools, dive, restricted
 from flows.planning.entries.bundles import (
     Arrays,
     Room,
@@ -39,17 +39,16 @@ from flows.planning.solver.arrays import Floats, Ints
 from flows.planning.solver.solve import Limits
 from flows.planning.watch import Watch
 
-MOST_ITEMS = 60
-MOST_PROVEN = 25  # items for which the relaxation is solved to its end
+MOST_ITEMS = 400
+_FEW = 25  # items for which the relaxation is solved to its end, and all ways are listed
 _FRESH = 40  # columns of a round
 _TINY = 1e-7
 _GROUPS, _GROUP_NODES = 150, 50  # of which a plan is made, and nodes
-_GROUP_GAP = 2e-3  # of that program, as of the relaxation (`_CLOSE`)
 _WAY_NODES = 200  # to prove
-_STEPS_BY_SEATS = 200  # that a plan of many items costs at most, where programs of seats find any
 _CLOSE = 2e-3  # of the relaxation of many items, where it ends
 _WAYS = ((45, 200), (100, 50))  # of which a plan is made, and nodes
 _MOST_WAYS = 1_000  # of all plans up to a cost, to prove that there is none, or to find one
+_RECOMBINED = 2  # programs over the ways of all plans
 _LOOK = 200  # stages that are priced between two times that all are
 
 
@@ -122,8 +121,9 @@ class SharedStages:
             part=items.parts_beside()[:, self.order],
             others=np.append(block, -1)[:, None] != items.block[self.order],
         )
+        most = int(np.diff(first, append=count).max()) + 2  # items of one start, and two
         self.room = Room(
-            best=np.zeros((count + 1, count + 2, count + 2)),
+            best=np.zeros((most, most, most)),
             own=np.zeros((len(block), count + 2)),
             total=np.zeros((len(block) + 1, count + 2)),
         )
@@ -341,6 +341,7 @@ class _Search:
         gap: at which a proof is one.
         wanted: any plan up to it is good enough, none above it is wanted; None: the cheapest is.
         best: the best plan known.
+        ways: of all plans so far.
     """
 
     pricer: SharedStages
@@ -349,7 +350,18 @@ class _Search:
     gap: float
     wanted: float | None
     pool: Pool
-    best: Incumbent
+    best: Incumbent = field(default_factory=Incumbent)
+    ways: set[Way] = field(default_factory=set[Way])
+
+    def __post_init__(self) -> None:
+        """Let plans be judged by what is left of their groups."""
+        self.best.judge = self._judged
+
+    def _judged(self, columns: Columns, counts: Ints) -> float:
+        del counts
+        plan = self.pricer.plan(columns.source)
+        self.ways |= self.pricer.ways(plan)
+        return math.fsum(group.cost for group in plan) if plan else math.inf
 
     def closed(self, bound: float) -> bool:
         """True if nothing better than the incumbent, or nothing wanted, is left above a bound."""
@@ -375,10 +387,8 @@ class _Search:
         """A plan of the groups of the least reduced costs, seats passed on."""
         cover, columns = self.pricer.cover(), self.by_reduced(pi)
         columns = columns.take(np.arange(min(len(columns), _GROUPS)))
-        limits = self._limits(bound, _GROUP_NODES)
-        if len(cover.need) > MOST_PROVEN:
-            limits = replace(limits, relative_gap=_GROUP_GAP)
-        restricted(cover, columns, self.best, limits, Tools(most=lambda some: np.ones(len(some))))
+        tools = Tools(most=lambda some: np.ones(len(some)))
+        restricted(cover, columns, self.best, self._limits(bound, _GROUP_NODES), tools)
 
     def seats(self, bound: float, pi: Floats) -> None:
         """Plans of the ways that groups of the least reduced costs have: few of them, then more."""
@@ -389,6 +399,13 @@ class _Search:
                 ways |= self.pricer.ways([group])
             if not self.closed(bound):
                 self._seat(ways, self._limits(bound, nodes))
+
+    def dive(self, bound: float) -> None:
+        """Plans of groups taken a few at a time, then of the ways that all plans so far have."""
+        self.best.offer(*dive(self.pricer.cover(), self.pricer, self.pool, self.watch))
+        for _ in range(_RECOMBINED):
+            if not self.closed(bound):
+                self._seat(self.ways, self._limits(bound, _WAY_NODES))
 
     def prove(self, bound: float, pi: Floats) -> float:
         """The best plan of all ways that better plans may have; returns a bound of all plans.
@@ -479,15 +496,8 @@ def by_shared_stages(
         wanted: ends with any plan up to it, or where none can be; None: with the cheapest.
     """
     pricer, pool = SharedStages(items), Pool()
-
-    def judged(columns: Columns, counts: Ints) -> float:
-        del counts
-        return math.fsum(group.cost for group in pricer.plan(columns.source)) or math.inf
-
-    best = Incumbent(judge=judged)
-    search = _Search(
-        pricer=pricer, watch=watch, step=step, gap=gap, wanted=wanted, pool=pool, best=best
-    )
+    search = _Search(pricer=pricer, watch=watch, step=step, gap=gap, wanted=wanted, pool=pool)
+    best = search.best
     alone: list[Shared] = []
     for at, item in enumerate(pricer.order.tolist()):
         group = items.best([item])
@@ -495,7 +505,7 @@ def by_shared_stages(
     search.offer(alone)
     pool.add(pricer.columns(alone))
     best.cost = min(best.cost, known)
-    few = len(pricer.order) <= MOST_PROVEN
+    few = len(pricer.order) <= _FEW
     generation = Generation(
         pricer.cover(),
         pricer,
@@ -507,13 +517,14 @@ def by_shared_stages(
     )
     relaxed = generation.run(Duals(demand=pricer.fluid(), resource=np.zeros(0)))
     lowest, pi = relaxed.bound, relaxed.duals.demand
-    if wanted is None or not search.closed(lowest):
+    if few and not search.closed(lowest):
         search.groups(lowest, pi)
-    by_seats = few or best.cost <= _STEPS_BY_SEATS * step
-    if prove and by_seats and not search.closed(lowest):
+    if few and prove and not search.closed(lowest):
         lowest = search.prove(lowest, pi)
-    if by_seats and (prove or wanted is not None) and not search.closed(lowest):
+    if not search.closed(lowest):
         search.seats(lowest, pi)
+    if not few and prove and not search.closed(lowest):
+        search.dive(lowest)
     groups = pricer.plan(best.columns.source)
     return Proven(
         groups=[pricer.group(group) for group in groups],

@@ -35,7 +35,7 @@ def field_of(problem: Case) -> Field:
 def test_generated_groups_bound_the_least_partition(seed: int, rates: tuple[float, ...]) -> None:
     field = field_of(case(seed, 10, blocks=4, rates=rates, classes=("G", "H")))
     least = by_subsets(field).value
-    found = by_columns(field, Watch(), gap=1e-4, whole=True)
+    found = by_columns(field, Watch(), gap=1e-4, step=1.0)
     assert found.bound <= least + 1e-6
     assert least <= found.value + 1e-6
     assert sorted(i for g in found.groups for i in g.items) == list(range(10))
@@ -58,7 +58,7 @@ def test_many_items_are_put_in_classes_that_bound_and_serve_all() -> None:
     classes = classes_of(field)
     assert len(classes) <= 130
     assert sorted(i for c in classes for i in c.items) == list(range(300))
-    found = by_columns(field, Watch(), gap=1e-4, whole=True)
+    found = by_columns(field, Watch(), gap=1e-4, step=1.0)
     assert sorted(i for g in found.groups for i in g.items) == list(range(300))
     assert 0.9 * found.value <= found.bound <= found.value
 

@@ -34,7 +34,7 @@ def test_equal_stages_are_one_pool_unless_they_stay_apart() -> None:
 @pytest.mark.parametrize("seed", range(5))
 def test_sharing_alignment_stages_never_costs_more(seed: int) -> None:
     field = field_of(14, seed)
-    groups = by_columns(field, Watch(), gap=1e-4, whole=True).groups
+    groups = by_columns(field, Watch(), gap=1e-4, step=1.0).groups
     plain, shared = pooled(field, groups), pooled(field, groups, joined=True)
     assert shared.cost <= sum(group.cost for group in groups) + 1e-9
     assert plain.cost <= sum(group.cost for group in groups) + 1e-9

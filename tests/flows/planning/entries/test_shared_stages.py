@@ -83,3 +83,12 @@ def test_a_plan_that_is_known_is_a_cutoff() -> None:
     least = by_shared_stages(field, Watch(), gap=0.0, step=5.0, prove=True).value
     known = by_shared_stages(field, Watch(), gap=0.0, step=5.0, prove=True, known=least)
     assert known.bound == pytest.approx(least)
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_a_hundred_entries_are_served_near_their_bound(seed: int) -> None:
+    field = field_of(case(seed, 110, blocks=4, rates=(30,)))
+    found = by_shared_stages(field, Watch(), gap=0.01, step=5.0, prove=True)
+    assert sorted(i for g in found.groups for i in g.items) == list(range(110))
+    assert found.bound <= found.value <= 1.1 * found.bound
+    assert pooled(field, found.groups, joined=True).cost <= found.value + 1e-9
