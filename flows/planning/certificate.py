@@ -120,7 +120,7 @@ def decode(
             **trace.details,
         },
     )
-    plan = replace(plan, gpus_used=plan.gpus())
+    plan = plan.counted()
     if options.previous is not None:
         trace.notes.append(_moves(options.previous, plan))
         change = change_of(options.previous, plan)
@@ -192,15 +192,27 @@ def _as_planned(plan: Plan) -> Plan:
     return replace(plan, models=models)
 
 
+_NO_DECISIONS = (
+    "plan_id",
+    "solve_seconds",
+    "solver",
+    "certificate",
+    "waits",
+    "gathering_rule",
+    "price_paid",
+)
+
+
 def plan_identity(plan: Plan) -> str:
     """First digits of a hash over what was decided.
 
-    Not the times it took, nor artifacts and splits. Which accounting it was planned by follows from
-    planner and options, which count. Artifacts say with which files a decision is carried out, so a
-    plan keeps its id when they are attached: the plan that was verified is the plan that is served.
+    Not the times it took, prices, artifacts and splits. Which accounting it was planned by follows
+    from planner and options, which count. Artifacts say with which files a decision is carried out,
+    so a plan keeps its id when they are attached: the plan that was verified is the plan that is
+    served.
     """
     data: dict[str, Any] = plan.to_dict()
-    for key in ("plan_id", "solve_seconds", "solver", "certificate", "waits", "gathering_rule"):
+    for key in _NO_DECISIONS:
         data.pop(key, None)
     for stage in (s for m in data["models"] for p in m["pipelines"] for s in p["stages"]):
         stage.pop("artifact", None)

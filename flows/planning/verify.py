@@ -663,6 +663,11 @@ def _gpus(plan: Plan) -> Iterator[str]:
     used = {name: len(gpus) for name, gpus in held.items()}
     if dict(plan.gpus_used) != used:
         yield f"gpus_used is {dict(plan.gpus_used)}, derived {used}"
+    if plan.price_paid is not None:
+        costs = {name: plan.cluster.gpu_class(name).hourly_cost for name in used if used[name]}
+        paid = math.fsum(used[name] * (cost or math.inf) for name, cost in costs.items())
+        if not math.isclose(plan.price_paid, paid, rel_tol=_RELATIVE, abs_tol=_RELATIVE):
+            yield f"price_paid is {plan.price_paid}, derived {paid}"
     for name, count in used.items():
         if count > plan.cluster.gpus(name):
             yield f"{count} GPUs of class {name} used, {plan.cluster.gpus(name)} exist"

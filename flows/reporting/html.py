@@ -228,6 +228,8 @@ def _tiles(data: ReportData) -> list[Tile]:
     tiles.append(
         Tile(label=f"GPUs used: {used}", value=f"{sum(plan.gpus_used.values())} of {total}")
     )
+    if plan.price_paid is not None:
+        tiles.append(Tile(label="price paid an hour", value=words.number(plan.price_paid, 4)))
     if plan.solve_seconds:  # else it was written by hand
         solver = f" with {plan.solver}" if plan.solver not in {"", "none"} else ""
         tiles.append(Tile(label=f"to plan{solver}", value=words.seconds(plan.solve_seconds)))

@@ -37,6 +37,8 @@ def _head(plan: Plan) -> Text:
     text.append(words.number(objective.value, 4), "bold")
     text.append(f" (bound {words.number(objective.upper_bound, 4)},")
     text.append(f" gap {words.percent(objective.gap, 2)}, {words.seconds(plan.solve_seconds)})")
+    if plan.price_paid is not None:
+        text.append(f", price paid {words.number(plan.price_paid, 4)} an hour")
     return text
 
 

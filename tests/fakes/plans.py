@@ -141,7 +141,7 @@ def hand_plan(*models: HandModel, nodes: Sequence[NodeGroup], plan_id: str = "by
         pools=tuple(pools.values()),
         models=tuple(planned),
     )
-    return replace(plan, gpus_used=plan.gpus())
+    return plan.counted()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

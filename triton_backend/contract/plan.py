@@ -4,8 +4,9 @@ A plan is self-contained: simulator, verifier and gateway need nothing else. It 
 form when built; whether its numbers follow from the profiles is `flows/planning/verify`'s work.
 """
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from typing import Annotated, Any, NamedTuple, Self
 
@@ -557,6 +558,14 @@ class Plan:
     gpus_used: Annotated[
         Mapping[str, int], About("GPUs that hold at least one vGPU, by class.", {"L4": 2})
     ]
+    price_paid: Annotated[
+        float | None,
+        About(
+            "Sum of hourly_cost over `gpus_used`, per hour; missing if a used class states none.",
+            12.5,
+            least=0,
+        ),
+    ] = None
     pools: Annotated[
         tuple[Pool, ...], About("Pools of vGPUs, numbered in this order.", [], kind="pool[]")
     ]
@@ -717,6 +726,15 @@ class Plan:
             if tables:
                 used[name] = len(np.unique(np.concatenate(tables)[:, :2], axis=0))
         return used
+
+    def counted(self) -> "Plan":
+        """The plan with `gpus_used` and `price_paid` as its pools are placed."""
+        used = self.gpus()
+        costs = {c.name: c.hourly_cost for c in self.cluster.gpu_classes if used[c.name]}
+        paid = None
+        if all(cost is not None for cost in costs.values()):
+            paid = math.fsum(used[name] * (cost or 0.0) for name, cost in costs.items())
+        return replace(self, gpus_used=used, price_paid=paid)
 
     def stages_of(self, pool: int) -> tuple[Stage, ...]:
         """Every stage that names pool number `pool`, in the order of rows."""

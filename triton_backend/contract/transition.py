@@ -620,7 +620,7 @@ class _Stage:
             )
         except InputError:  # two workers at one place, or more than a GPU may be cut into
             return None
-        made.plan, made._old, made._new = replace(plan, gpus_used=plan.gpus()), old, new
+        made.plan, made._old, made._new = plan.counted(), old, new
         return made
 
     def _in_the_way(self, group: frozenset[str], full: Sequence[GpuPeak]) -> bool:

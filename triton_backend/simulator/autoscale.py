@@ -198,7 +198,7 @@ def with_gpus(plan: Plan, changes: Mapping[str, int]) -> Plan:
         for model in plan.models
     )
     resized = replace(plan, pools=tuple(pools), models=models)
-    return replace(resized, gpus_used=resized.gpus())
+    return resized.counted()
 
 
 def _first_slots(pool: Pool, gpus: int) -> list[Slot]:

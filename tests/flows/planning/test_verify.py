@@ -93,6 +93,27 @@ def no_margin(data: dict[str, Any]) -> None:
     data["options"]["slo_margin"] = "none"
 
 
+def test_the_price_paid_is_that_of_the_gpus_that_are_on() -> None:
+    priced = cluster(fast_hourly_cost=2.5, slow_hourly_cost=1.0)
+    plan = make_plan(PROFILES, priced, workload(DEMAND), PlanOptions())
+    on = plan.gpus_used
+    assert plan.price_paid == pytest.approx(2.5 * on["fast"] + on["slow"])
+    assert verify_plan(plan, PROFILES) == []
+    data = plan.to_dict()
+    assert data["price_paid"] == plan.price_paid
+    cheaper = Plan.from_dict({**data, "price_paid": data["price_paid"] - 1})
+    assert any("price_paid" in said for said in verify_plan(cheaper, PROFILES))
+    # A plan stored before prices were stated is still read and verified.
+    without = Plan.from_dict({k: v for k, v in data.items() if k != "price_paid"})
+    assert without.price_paid is None
+    assert verify_plan(without, PROFILES) == []
+
+
+def test_a_plan_on_gpus_without_a_price_states_none() -> None:
+    assert planned().price_paid is None
+    assert "price_paid" not in planned().to_dict()
+
+
 @pytest.mark.parametrize(
     ("change", "said"),
     [
