@@ -1,0 +1,77 @@
+"""`advise`: GPUs and money a day for the load of an access log, before anything is deployed."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from flows.cli.console import note, notes, print_json, progress, show, table
+from flows.cli.registry import command
+from flows.cli.shared_options import WAREHOUSE, AsJson, ClusterFile, WarehouseFile, WorkloadFile
+
+
+@command(
+    "advise",
+    "poolpipe advise --access-log access.log --cluster cluster.yaml --workload workload.yaml",
+)
+def advise(
+    *,
+    access_log: Annotated[
+        Path,
+        typer.Option(
+            metavar="FILE",
+            help="Log of nginx, Envoy or Triton (--log-verbose=1), gzipped or not.",
+        ),
+    ],
+    cluster: ClusterFile,
+    workload: WorkloadFile,
+    period_hours: Annotated[
+        float,
+        typer.Option(metavar="HOURS", min=1 / 60, max=1e4, help="Time between two replans."),
+    ] = 1.0,
+    as_json: AsJson = False,
+    warehouse: WarehouseFile = WAREHOUSE,
+) -> None:
+    """Say what the load of a log costs a day, with and without splitting and replanning.
+
+    Compares whole models sized for the highest minute, split models sized for it, and split models
+    replanned. All three are planned on the profiles of the warehouse; nothing is deployed. A rate
+    of a minute is taken as steady: bursts within it are in no figure.
+    """
+    from flows.cli.project import check_known
+    from flows.clock import now_utc
+    from flows.files import read_cluster, read_workload
+    from flows.operations.adoption.access_log import read_access_log
+    from flows.operations.adoption.savings import to_dict, ways_of
+    from flows.planning.stored_plans import load_profiles
+    from flows.workspace import workspace
+
+    contents = (read_cluster(cluster), read_workload(workload))
+    work = workspace(warehouse)
+    check_known(work, (cluster, workload), contents)
+    profiles, warnings = load_profiles(work, *contents)
+    notes(warnings)
+    with progress("reading the log") as report:
+        log = read_access_log(access_log, now=now_utc())
+        planned = {model.name for model in contents[1].models}
+        left_out = {name: n for name, n in log.requests.items() if name not in planned}
+        ways = ways_of(log, profiles, *contents, period_s=round(period_hours * 3600), report=report)
+    if left_out:
+        note(f"requests of models that the workload lacks are left out: {left_out}")
+    if as_json:
+        print_json(to_dict(log, ways))
+        return
+    total = sum(log.requests.values())
+    show(f"{total:,} requests in {log.hours:,.1f} h from {log.start:%Y-%m-%d %H:%M} UTC")
+    rows = [
+        (
+            way.name,
+            f"{way.gpus:.1f}",
+            f"{way.gpu_hours:,.0f}",
+            "-" if way.cost is None else f"{way.cost:,.2f}",
+            f"{way.served:.2%}",
+        )
+        for way in ways
+    ]
+    show(table(("served by", "GPUs", "GPU hours a day", "cost a day", "within capacity"), rows))
+    notes(f"{way.name}: {way.note}" for way in ways if way.note)

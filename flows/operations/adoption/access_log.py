@@ -1,0 +1,147 @@
+"""Requests per minute of every model, from the access log of a server or of a proxy before it.
+
+Three forms are distinguished line by line: nginx and Apache (`[25/Nov/2026:08:00:01 +0000]`), Envoy
+(`[2026-11-25T08:00:01.123Z]`), and Triton's own log with `--log-verbose=1`
+(`I1125 08:00:01.123456 ...`, without a year). A request of a model is one whose path is
+`/v2/models/<name>[/versions/<number>]/infer`; every other line is counted and left out. gRPC's path
+names no model. Lines are read one by one, so memory grows with minutes, not with lines.
+"""
+
+import gzip
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import numpy as np
+
+from flows.operations.replanning.rates import RateHistory
+from triton_backend.contract.errors import InputError
+
+MINUTE_S = 60
+MOST_MINUTES = 400 * 24 * 60  # a year and a month; a wrong date must not take the memory
+MOST_MODELS = 1_000
+_INFER = re.compile(r"/v2/models/([^/\s\"?]+)(?:/versions/[^/\s\"?]+)?/infer[\s\"?]")
+_NGINX = re.compile(r"\[(\d\d/[A-Z][a-z]{2}/\d{4}:\d\d:\d\d):\d\d ([+-]\d{4})\]")
+_ENVOY = re.compile(r"(\d{4}-\d\d-\d\dT\d\d:\d\d):\d\d(?:\.\d+)?(Z|[+-]\d\d:?\d\d)")
+_TRITON = re.compile(r"^[IWE](\d\d)(\d\d) (\d\d:\d\d):\d\d\.\d+")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AccessLog:
+    """A log as counts.
+
+    Attributes:
+        history: models by name; minutes without a request have rate 0.
+        start: the first minute.
+        requests: by model.
+        others: lines that are no request of a model, or have no time.
+    """
+
+    history: RateHistory
+    start: datetime
+    requests: Mapping[str, int]
+    others: int
+
+    @property
+    def hours(self) -> float:
+        """Length of the log."""
+        return len(self.history.rps) * MINUTE_S / 3600
+
+
+def read_access_log(path: Path, *, now: datetime) -> AccessLog:
+    """Read a log, gzipped or not, in any order of lines.
+
+    Args:
+        path: the file.
+        now: gives the year of Triton's own lines, the latest one not in the future.
+
+    Raises:
+        InputError: the file cannot be read, has no request of a model, or spans too long.
+    """
+    minute_of = _Minutes(now)
+    counts: Counter[tuple[int, str]] = Counter()
+    others = 0
+    try:
+        for line in _lines(path):
+            asked = _INFER.search(line)
+            minute = None if asked is None else minute_of(line)
+            if asked is None or minute is None:
+                others += 1
+                continue
+            counts[minute, asked[1]] += 1
+    except (OSError, EOFError) as error:
+        raise InputError(str(path), f"cannot be read: {error}") from error
+    if not counts:
+        reason = f"has no request of a model (/v2/models/NAME/infer) in {others} lines"
+        raise InputError(str(path), reason)
+    return _log(path, counts, others)
+
+
+def _log(path: Path, counts: Counter[tuple[int, str]], others: int) -> AccessLog:
+    minutes = [minute for minute, _ in counts]
+    first, last = min(minutes), max(minutes)
+    names = sorted({name for _, name in counts})
+    if last - first >= MOST_MINUTES:
+        days = (last - first) // (24 * 60)
+        raise InputError(str(path), f"spans {days} days, from a wrong date perhaps")
+    if len(names) > MOST_MODELS:
+        raise InputError(str(path), f"names {len(names)} models, of at most {MOST_MODELS}")
+    table = np.zeros((last - first + 1, len(names)))
+    column = {name: number for number, name in enumerate(names)}
+    for (minute, name), count in counts.items():
+        table[minute - first, column[name]] = count
+    return AccessLog(
+        history=RateHistory(names=tuple(names), interval_s=MINUTE_S, rps=table / MINUTE_S),
+        start=datetime.fromtimestamp(first * MINUTE_S, UTC),
+        requests={name: int(table[:, number].sum()) for name, number in column.items()},
+        others=others,
+    )
+
+
+def _lines(path: Path) -> Iterator[str]:
+    opened: Callable[..., Iterator[str]] = gzip.open if path.suffix == ".gz" else open
+    with opened(path, "rt", encoding="utf-8", errors="replace") as file:
+        yield from file
+
+
+class _Minutes:
+    """Minutes since 1970 of lines; texts of one minute are read once."""
+
+    def __init__(self, now: datetime) -> None:
+        self._now = now
+        self._known: dict[str, int | None] = {}
+
+    def __call__(self, line: str) -> int | None:
+        """The minute of a line; None without a time."""
+        found = _NGINX.search(line) or _ENVOY.search(line) or _TRITON.search(line)
+        if found is None:
+            return None
+        text = found.group()
+        key = "|".join(found.groups())
+        if key not in self._known:
+            if len(self._known) > MOST_MINUTES:
+                self._known.clear()
+            self._known[key] = self._read(text, found)
+        return self._known[key]
+
+    def _read(self, text: str, found: re.Match[str]) -> int | None:
+        parts = found.groups()
+        try:
+            if text.startswith("["):
+                at = datetime.strptime(" ".join(parts), "%d/%b/%Y:%H:%M %z")
+            elif "T" in parts[0]:
+                at = datetime.fromisoformat("".join(parts))
+            else:
+                at = self._of_triton(*parts)
+        except ValueError:
+            return None
+        return int(at.timestamp()) // MINUTE_S
+
+    def _of_triton(self, month: str, day: str, clock: str) -> datetime:
+        """Triton's lines have no year and are in UTC."""
+        text = f"{self._now.year}-{month}-{day}T{clock}+00:00"
+        at = datetime.fromisoformat(text)
+        return at.replace(year=at.year - 1) if at > self._now + timedelta(days=1) else at

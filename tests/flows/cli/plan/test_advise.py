@@ -1,0 +1,51 @@
+"""`advise` over a project with one profiled model."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.flows.cli.conftest import Command
+
+LINE = '[2026-11-24T{hour:02}:{minute:02}:00.000Z] "POST /v2/models/{name}/infer HTTP/2" 200\n'
+ADVISE = ("advise", "--cluster", "cluster.yaml", "--workload", "workload.yaml")
+
+
+def write_log(path: Path, name: str = "net") -> None:
+    """Four hours, the third one busier."""
+    times = [(h, m, 600 if h == 2 else 60) for h in range(4) for m in range(60)]
+    path.write_text(
+        "".join(LINE.format(hour=h, minute=m, name=name) * count for h, m, count in times)
+    )
+
+
+@pytest.mark.usefixtures("profiled")
+def test_three_ways_are_compared(poolpipe: Command) -> None:
+    write_log(Path("a.log"))
+    found = poolpipe(*ADVISE, "--access-log", "a.log", "--json").document
+    assert found["log"]["hours"] == 4
+    assert found["log"]["requests"] == {"net": 3 * 3600 + 36_000}
+    whole, split, replanned = found["ways"]
+    assert whole["served_fraction"] == split["served_fraction"] == 1.0
+    assert split["gpus"] <= whole["gpus"]
+    assert replanned["gpus"] <= split["gpus"]
+    assert split["cost_a_day"] is None
+    shown = poolpipe(*ADVISE, "--access-log", "a.log")
+    assert "GPU hours a day" in shown.out
+    assert "46,800 requests in 4.0 h from 2026-11-24 00:00 UTC" in shown.out
+
+
+@pytest.mark.usefixtures("profiled")
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("none.log", "none.log: cannot be read"),
+        ("other.log", "the log: has no request of net; its models: other"),
+        ("empty.log", "empty.log: has no request of a model"),
+    ],
+)
+def test_bad_logs_are_one_line(poolpipe: Command, name: str, reason: str) -> None:
+    write_log(Path("other.log"), "other")
+    Path("empty.log").touch()
+    ran = poolpipe(*ADVISE, "--access-log", name)
+    assert (ran.code, ran.out, ran.err.count("\n")) == (2, "", 1)
+    assert reason in ran.err

@@ -1,0 +1,80 @@
+"""Access logs of three servers become rates per minute."""
+
+import gzip
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+
+from flows.operations.adoption.access_log import read_access_log
+from triton_backend.contract.errors import InputError
+
+NOW = datetime(2026, 11, 25, 12, 0, tzinfo=UTC)
+NGINX = '10.0.0.1 - - [25/Nov/2026:{clock} +0100] "POST {path} HTTP/1.1" 200 512 "-" "curl/8.5"\n'
+ENVOY = '[2026-11-25T{clock}.123Z] "POST {path} HTTP/2" 200 - 602 146 7 6 "-" "py" "host"\n'
+TRITON = 'I1125 {clock}.123456 4711 http_server.cc:4522] "HTTP request: 2 {path} "\n'
+
+
+def infer(name: str, version: str = "") -> str:
+    return f"/v2/models/{name}{version}/infer"
+
+
+@pytest.mark.parametrize("form", [NGINX, ENVOY, TRITON])
+def test_requests_are_counted_by_model_and_minute(tmp_path: Path, form: str) -> None:
+    hour = "09" if form == NGINX else "08"  # nginx logs local time
+    lines = [
+        form.format(clock=f"{hour}:00:05", path=infer("net")),
+        form.format(clock=f"{hour}:02:59", path=infer("net", "/versions/3")),
+        form.format(clock=f"{hour}:02:00", path=infer("web")),
+        form.format(clock=f"{hour}:00:07", path=infer("net")),
+        form.format(clock=f"{hour}:01:00", path="/v2/health/ready"),
+        "a line of something else\n",
+    ]
+    (tmp_path / "a.log").write_text("".join(lines))
+    log = read_access_log(tmp_path / "a.log", now=NOW)
+    assert log.history.names == ("net", "web")
+    assert (log.history.rps * 60).tolist() == [[2, 0], [0, 0], [1, 1]]
+    assert log.start == datetime(2026, 11, 25, 8, 0, tzinfo=UTC)
+    assert (log.requests, log.others) == ({"net": 3, "web": 1}, 2)
+
+
+def test_a_log_may_be_gzipped(tmp_path: Path) -> None:
+    line = ENVOY.format(clock="08:00:00", path=infer("net"))
+    (tmp_path / "a.log.gz").write_bytes(gzip.compress(line.encode() * 60))
+    log = read_access_log(tmp_path / "a.log.gz", now=NOW)
+    assert log.history.rps.tolist() == [[1.0]]
+
+
+def test_lines_of_triton_are_of_the_last_year_where_they_would_be_in_the_future(
+    tmp_path: Path,
+) -> None:
+    line = TRITON.replace("I1125", "I1231").format(clock="08:00:00", path=infer("net"))
+    (tmp_path / "a.log").write_text(line)
+    assert read_access_log(tmp_path / "a.log", now=NOW).start.year == 2025
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("", "has no request of a model"),
+        ("nothing here\n", r"has no request of a model \(/v2/models/NAME/infer\) in 1 lines"),
+        (
+            ENVOY.format(clock="08:00:00", path=infer("net"))
+            + ENVOY.replace("2026", "1999").format(clock="08:00:00", path=infer("net")),
+            "spans 9862 days",
+        ),
+        (ENVOY.replace("11-25", "13-45").format(clock="08:00:00", path=infer("net")), "no request"),
+    ],
+)
+def test_a_log_that_says_nothing_is_refused(tmp_path: Path, text: str, reason: str) -> None:
+    (tmp_path / "a.log").write_text(text)
+    with pytest.raises(InputError, match=reason):
+        read_access_log(tmp_path / "a.log", now=NOW)
+
+
+def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"none\.log: cannot be read"):
+        read_access_log(tmp_path / "none.log", now=NOW)
+    (tmp_path / "a.log.gz").write_bytes(b"no gzip")
+    with pytest.raises(InputError, match=r"a\.log\.gz: cannot be read"):
+        read_access_log(tmp_path / "a.log.gz", now=NOW)

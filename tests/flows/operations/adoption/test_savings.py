@@ -1,0 +1,55 @@
+"""A day's load, served three ways."""
+
+from datetime import UTC, datetime
+
+import numpy as np
+import pytest
+
+from flows.operations.adoption.access_log import MINUTE_S, AccessLog
+from flows.operations.adoption.savings import ways_of
+from flows.operations.replanning.rates import RateHistory
+from tests.flows.planning.small import cluster, profile, workload
+from triton_backend.contract.errors import InputError
+from triton_backend.contract.workload import ModelDemand
+
+PROFILES = {"net": profile()}
+CLUSTER = cluster(10, 20, fast_hourly_cost=4.0, slow_hourly_cost=1.0)
+DEMAND = ModelDemand(name="net", slo_us=15_000)
+
+
+def log_of(rps: np.ndarray, name: str = "net") -> AccessLog:
+    history = RateHistory(names=(name,), interval_s=MINUTE_S, rps=rps[:, None])
+    counts = {name: int(rps.sum() * MINUTE_S)}
+    return AccessLog(
+        history=history, start=datetime(2026, 11, 25, tzinfo=UTC), requests=counts, others=0
+    )
+
+
+def test_replanning_takes_fewer_gpus_than_the_peak_and_splitting_no_more_than_whole() -> None:
+    hours = np.repeat([200.0, 200.0, 200.0, 200.0, 800.0, 800.0, 200.0, 200.0], 60)
+    whole, split, replanned = ways_of(
+        log_of(hours), PROFILES, CLUSTER, workload(DEMAND), period_s=3600
+    )
+    assert split.cost is not None
+    assert whole.cost is not None
+    assert replanned.cost is not None
+    assert split.cost <= whole.cost + 1e-9
+    assert replanned.cost < split.cost
+    assert whole.served == split.served == 1.0
+    assert 0.5 < replanned.served < 1.0  # the hour in which the load rises is not foreseen
+    assert split.gpu_hours == pytest.approx(24 * split.gpus)
+
+
+def test_a_cluster_that_is_too_small_serves_what_it_can() -> None:
+    tiny = cluster(1, 1)
+    whole, split, _ = ways_of(
+        log_of(np.full(120, 5_000.0)), PROFILES, tiny, workload(DEMAND), period_s=3600
+    )
+    assert 0 < whole.served <= split.served < 1
+    assert split.note
+    assert split.cost is None  # no class states a price
+
+
+def test_a_log_without_the_models_is_refused() -> None:
+    with pytest.raises(InputError, match="no request of net; its models: other"):
+        ways_of(log_of(np.ones(60), "other"), PROFILES, CLUSTER, workload(DEMAND), period_s=3600)
