@@ -13,22 +13,24 @@ more.
 Pricing, for every option s of every junction: items by falling (pi_i - alignment_is) / rate_i fill
 n vGPUs of s; the reduced cost is price_s n - sum (pi_i - alignment_is). Where rates are multiples
 of one rate g, what is left of n vGPUs is filled with a fraction of the next item in whole g: that
-bounds every group of the option from below. Duals scaled by the largest factor that leaves no group
-a negative reduced cost bound the whole (Farley). Where only whole percents are paid, the bound
-rises to the next.
+bounds every group of the option from below, and the engine the whole.
 
 With many items a class holds items of nearly equal limits: plans are made with its least limit, the
 bound with its largest.
 """
 
 import math
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
-from flows.planning.engine.cover import raised
+from flows.planning.engine.columns import Columns, Pool
+from flows.planning.engine.cover import Generation, Relaxed, raised
+from flows.planning.engine.master import Cover
+from flows.planning.engine.pricing import Duals, Priced
+from flows.planning.engine.rounding import Incumbent, Tools, restricted
 from flows.planning.entries.groups import (
     FAR,
     Field,
@@ -37,28 +39,26 @@ from flows.planning.entries.groups import (
     best_of_subsets,
     cheapest_partition,
 )
-from flows.planning.entries.tables import SLACK, ModelTable, vgpus_for
+from flows.planning.entries.tables import ANY_NUMBER, SLACK, ModelTable, vgpus_for
 from flows.planning.solver.arrays import Floats, Ints
-from flows.planning.solver.program import Program, ProgramBuilder
-from flows.planning.solver.solve import Covering, Limits, solve_integer
+from flows.planning.solver.solve import Limits
 from flows.planning.watch import Watch
-from triton_backend.contract.errors import InvariantError
 from triton_backend.scheduler.compiled import entry as kernel_entry
 
 MOST_SUBSETS = 1 << 12
 MOST_CLASSES = 120
 MANY = 400  # items, of which none is moved by itself
-_ROUNDS = 200
-_INNER = 8  # rounds over near options between two over all
 _NEAR = 600  # options
 _FRESH = 40  # columns of a round
 _CLOSE = 2e-3  # of the bound, where generating columns ends
 _ENOUGH = 6e-3  # of the bound, where the integer program ends
 _CLOSE_OF_CLASSES = 5e-3  # the same where classes round the limits of their items
 _NODES = 500
+_NEAR_GROUPS = 200
 _FEW = 25  # items, for which the relaxation is solved to the end
 _COLUMNS = 600  # of the integer program
 _TINY = 1e-9
+_ROUNDED = 1e-7  # of a cost: a reduced cost this little below 0 does not pay off
 _PARTS = 6  # numbers of vGPUs that a class may end at
 _MOST_LOADS = 4_000  # of which each is looked at to leave options out
 _MOST_UNITS = 20_000  # of rates together, for exact pricing
@@ -66,13 +66,18 @@ _MOST_UNITS = 20_000  # of rates together, for exact pricing
 
 @dataclass(slots=True)
 class Partition:
-    """Groups, what they cost, and what every plan by groups costs at least."""
+    """Groups, what they cost, and what every plan by groups costs at least.
+
+    Attributes:
+        near: groups that a plan may have as well, the likeliest first.
+    """
 
     groups: list[Group]
     value: float
     bound: float
     status: str = "optimal"
     columns: int = 0
+    near: list[Group] = field(default_factory=list[Group])
 
 
 def exact(field: Field, watch: Watch, *, gap: float, step: float) -> Partition:
@@ -134,15 +139,11 @@ class _Column:
     classes: Ints
     counts: Ints
 
-    @property
-    def key(self) -> tuple[float, frozenset[tuple[int, int]]]:
-        """Equal columns have equal keys."""
-        pairs = zip(self.classes.tolist(), self.counts.tolist(), strict=True)
-        return (self.cost, frozenset(pairs))
 
+class _Options:
+    """A pricer of groups on options of shared stages; those of an option are a group of columns."""
 
-class _Pricing:
-    """Reduced costs of every option of a shared stage."""
+    quick = True
 
     def __init__(
         self, table: ModelTable, items: Sequence[Item], counts: Ints, *, joint: bool = False
@@ -159,17 +160,57 @@ class _Pricing:
             useful &= _needed(field, self.unit * np.arange(1, self.units.sum() + 1))
         self.roots = np.flatnonzero(useful)
         self.beside = self.beside[useful]
-        self.price, self.work = field.root_price[useful], field.root_work[useful]
-        self.most = float(table.most)
+        self.cheapest, self.work = field.root_price[useful], field.root_work[useful]
+        self.vgpus = float(table.most)
         # else greedy filling is exact, or too many steps
         self.exactly = len(set(units.tolist())) > 1 and int(self.units.sum()) <= _MOST_UNITS
         self.one = np.repeat(np.arange(len(counts)), counts)
+        groups = 1.0 if table.most == ANY_NUMBER else math.inf
+        self.fewest = np.zeros(len(self.roots))
+        self.most = np.full(len(self.roots), groups)
+        self._near: Ints | None = None
+
+    def cover(self) -> Cover:
+        """All items of every class."""
+        return Cover(
+            need=self.counts,
+            capacity=np.zeros(0),
+            cap=self.counts,
+            missed=np.full(len(self.counts), np.inf),
+        )
+
+    def price(self, duals: Duals, cap: Floats, *, thorough: bool) -> Priced:
+        """Groups of low reduced cost; unless thorough, of the options that looked best only."""
+        del cap
+        thorough |= self._near is None
+        look = self.look(duals.demand, None if thorough else self._near)
+        least = look.least()
+        some = [look.column(row) for row in _spread(look, least)]
+        found = [c for c in some if _reduced(c, look.pi) < -_ROUNDED * max(1.0, c.cost)]
+        if not thorough:
+            return Priced(columns=self.columns(found), least=least, proven=False)
+        self._near, bound = np.argsort(least)[:_NEAR], look.bound()
+        if not found and self.exactly:
+            bound, found = look.exact(bound)
+        return Priced(columns=self.columns(found), least=bound)
+
+    def columns(self, groups: Sequence[_Column]) -> Columns:
+        """For the engine."""
+        none = np.zeros(0)
+        return Columns(
+            cost=np.array([g.cost for g in groups]),
+            starts=np.cumsum([0, *(len(g.classes) for g in groups)]),
+            rows=np.concatenate([none, *(g.classes for g in groups)]).astype(np.int64),
+            values=np.concatenate([none, *(g.counts for g in groups)]).astype(np.float64),
+            group=np.searchsorted(self.roots, [g.root for g in groups]),
+            source=groups,
+        )
 
     def column(self, at: int, classes: Ints, counts: Ints) -> _Column:
         """A group on an option."""
         load = float(counts @ self.field.rate[classes])
         vgpus = max(1.0, math.ceil(load * self.work[at] * (1 - SLACK)))
-        cost = self.price[at] * vgpus + float(counts @ self.beside[at, classes])
+        cost = self.cheapest[at] * vgpus + float(counts @ self.beside[at, classes])
         root = int(self.roots[at])
         return _Column(cost=float(cost), root=root, classes=classes, counts=counts)
 
@@ -186,14 +227,14 @@ class _Pricing:
         number = np.where(used, self.counts[order], 0.0)
         load = np.asarray(np.cumsum(number * rate[order], axis=1), dtype=np.float64)
         profit = np.asarray(np.cumsum(number * gain, axis=1), dtype=np.float64)
-        work, price = self.work[which][:, None], self.price[which][:, None]
+        work, price = self.work[which][:, None], self.cheapest[which][:, None]
         vgpus = np.maximum(1.0, np.ceil(load * work * (1 - SLACK)))
-        full = np.where(used & (vgpus <= self.most), price * vgpus - profit, np.inf)
+        full = np.where(used & (vgpus <= self.vgpus), price * vgpus - profit, np.inf)
         # the last class in part, so that fewer vGPUs are full
         before = load - number * rate[order]
         some, part = np.full(load.shape, np.inf), np.zeros(load.shape)
         for less in range(_PARTS if self.counts.max() > 1 else 1):
-            fewer = np.minimum(np.floor(load * work) - less, self.most)
+            fewer = np.minimum(np.floor(load * work) - less, self.vgpus)
             fits = np.floor((fewer / work - before) / rate[order] * (1 + SLACK) + SLACK)
             fits = np.clip(fits, 0.0, number)
             reduced = price * fewer - (profit - (number - fits) * gain)
@@ -226,7 +267,7 @@ class _Look:
     Reduced cost with the last class whole or in part.
     """
 
-    pricing: _Pricing
+    pricing: _Options
     pi: Floats
     which: Ints
     order: Ints
@@ -244,7 +285,7 @@ class _Look:
         """[options] no group of the option has a lower reduced cost."""
         load, profit, vgpus, density = self.more
         pricing = self.pricing
-        price, work = pricing.price[self.which][:, None], pricing.work[self.which][:, None]
+        price, work = pricing.cheapest[self.which][:, None], pricing.work[self.which][:, None]
         zero = np.zeros((len(load), 1))
         load, profit = np.hstack([zero, load]), np.hstack([zero, profit])
         vgpus = np.hstack([zero + 1, vgpus])
@@ -254,7 +295,7 @@ class _Look:
         lowest = np.full(len(load), np.inf)
 
         def reduced(held: Floats, unit: float) -> Floats:
-            held = np.minimum(held, pricing.most)
+            held = np.minimum(held, pricing.vgpus)
             left = np.maximum(0.0, held / work - load)
             left = np.floor(left / unit * (1 + SLACK) + SLACK) * unit
             return price * held - profit - density * np.minimum(left, next_load)
@@ -271,8 +312,8 @@ class _Look:
                 lowest = np.minimum(lowest, between.min(axis=1))
         return lowest
 
-    def exact(self, bound: Floats, pi: Floats) -> tuple[Floats, list[_Column]]:
-        """Bounds set to 0 where they were below, and groups that `pi` does not pay for."""
+    def exact(self, bound: Floats) -> tuple[Floats, list[_Column]]:
+        """Bounds that are reached where they were below 0, and the groups that reach them."""
         pricing = self.pricing
         bound, found = bound.copy(), list[_Column]()
         units, total = pricing.units, int(pricing.units.sum())
@@ -283,13 +324,12 @@ class _Look:
             at = int(self.which[row])
             gain[:] = (self.pi - pricing.beside[at])[pricing.one]
             work = pricing.work[at] * pricing.unit
-            bound[row] = fill(gain, units, pricing.price[at], work, pricing.most, *room, chosen)
+            bound[row] = fill(gain, units, pricing.cheapest[at], work, pricing.vgpus, *room, chosen)
             if bound[row] < -_TINY:
                 classes, counts = np.unique(pricing.one[chosen > 0], return_counts=True)
                 column = pricing.column(at, classes, counts)
-                if _reduced(column, pi) < -1e-7 * max(1.0, column.cost):
-                    found.append(column)
-        found.sort(key=lambda c: _reduced(c, pi))
+                found.append(column)
+        found.sort(key=lambda c: _reduced(c, self.pi))
         return bound, found[: 4 * _FRESH]
 
     def prefixes(self, most: int) -> list[_Column]:
@@ -320,39 +360,77 @@ class _Look:
         )
 
 
-def by_columns(field: Field, watch: Watch, *, gap: float, step: float) -> Partition:
-    """The cheapest partition found over generated groups, with a bound over all groups."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Generated:
+    """Groups of a relaxation by the limits that plans are made with, likely ones first.
+
+    Attributes:
+        able: no plan by those limits costs less.
+        bound: no plan costs less.
+    """
+
+    classes: list[_Class]
+    pricer: _Options
+    columns: Columns
+    able: float
+    bound: float
+
+    def near(self, field: Field) -> list[Group]:
+        """Groups that a plan may have, the likeliest first."""
+        return [_group(field, self.classes, c) for c in self.columns.source[:_NEAR_GROUPS]]
+
+
+def _generated(field: Field, watch: Watch, step: float, *, joint: bool) -> _Generated:
     classes = classes_of(field)
     counts = np.array([len(c.items) for c in classes], dtype=np.int64)
-    lower = _Pricing(field.table, _items(field, classes, "least"), counts)
-    columns, pi, bound = _generate(lower, counts, watch)
-    able = bound  # by the limits that plans are made with
+    lower = _Options(field.table, _items(field, classes, "least"), counts, joint=joint)
+    pool, relaxed = _generation(lower, watch, step)
+    bound = relaxed.bound
     if any(c.least < c.largest for c in classes):
-        upper = _Pricing(field.table, _items(field, classes, "largest"), counts)
-        _, _, bound = _generate(upper, counts, watch, pi)
-    bound = raised(bound, step)
-    groups = _rounded(field, classes, lower, columns, pi, (max(able, bound), gap, watch))
-    value = math.fsum(group.cost for group in groups)
-    proven = value - bound <= gap * value
-    return Partition(
-        groups,
-        value,
-        min(bound, value),
-        status="optimal" if proven else "feasible",
-        columns=len(columns),
+        upper = _Options(field.table, _items(field, classes, "largest"), counts, joint=joint)
+        bound = _generation(upper, watch, step, relaxed.duals)[1].bound
+    return _Generated(
+        classes=classes,
+        pricer=lower,
+        columns=_nearest(lower, pool, relaxed.duals.demand),
+        able=max(relaxed.bound, bound),
+        bound=raised(max(bound, 0.0), step),
     )
 
 
-def bound_of_pools(field: Field, watch: Watch) -> float:
-    """A bound on plans in which entries of one start may share alignment stages, too.
+def by_columns(field: Field, watch: Watch, *, gap: float, step: float) -> Partition:
+    """The cheapest partition found over generated groups, with a bound over all groups."""
+    found = _generated(field, watch, step, joint=False)
+    able = max(found.able, found.bound)
+    enough = gap if len(field.items) <= _FEW else _ENOUGH
+    limits = Limits(
+        relative_gap=gap,
+        nodes=_NODES,
+        seconds=watch.left_s(),
+        enough=-able * (1 + enough),
+    )
+    plan = Incumbent()
+    restricted(found.pricer.cover(), found.columns, plan, limits, Tools())
+    groups = improved(field, _rounded(field, found.classes, plan), able, gap)
+    value = math.fsum(group.cost for group in groups)
+    return Partition(
+        groups,
+        value,
+        min(found.bound, value),
+        status="optimal" if value - found.bound <= gap * value else "feasible",
+        columns=len(found.columns),
+        near=found.near(field),
+    )
+
+
+def in_pools(field: Field, watch: Watch, step: float) -> tuple[float, list[Group]]:
+    """A bound on plans in which entries of one start may share alignment stages; likely groups.
 
     An entry then pays its part of the cheapest vGPUs that are in time: all of them where all
     entries of its start fill them, else of one vGPU.
     """
-    classes = classes_of(field)
-    counts = np.array([len(c.items) for c in classes], dtype=np.int64)
-    pricing = _Pricing(field.table, _items(field, classes, "largest"), counts, joint=True)
-    return _generate(pricing, counts, watch)[2]
+    found = _generated(field, watch, step, joint=True)
+    return found.bound, found.near(field)
 
 
 def classes_of(field: Field) -> list[_Class]:
@@ -388,90 +466,19 @@ def _common_rate(rates: Floats) -> float:
     return math.gcd(*map(int, whole)) / 1e6
 
 
-def _generate(
-    pricing: _Pricing, counts: Ints, watch: Watch, start: Floats | None = None
-) -> tuple[list[_Column], Floats, float]:
-    """Groups of the linear relaxation's optimum, nearly, duals, and the bound that they prove."""
-    master = _Master(counts)
+def _generation(
+    pricer: _Options, watch: Watch, step: float, start: Duals | None = None
+) -> tuple[Pool, Relaxed]:
+    """Groups of the linear relaxation's optimum, nearly, and the bound that its prices prove."""
+    counts, pool = pricer.counts, Pool()
     close = 1e-6 if counts.sum() <= _FEW else _CLOSE if counts.max() == 1 else _CLOSE_OF_CLASSES
-    master.add(_single(pricing, counts))
-    best, highest = np.zeros(len(counts)), -np.inf
-    if start is not None:
-        look = pricing.look(start)
-        best, highest = start, float(start @ counts) * _factor(look, look.bound())
-        master.add(look.column(int(r)) for r in np.argsort(look.least())[: 4 * _FRESH])
-    pi = master.solve()
-    for _ in range(_ROUNDS):
-        fresh: list[_Column] = []
-        near = np.zeros(0, dtype=np.int64)
-        for duals in ((best + pi) / 2, pi) if highest > 0 else (pi,):
-            look = pricing.look(duals)
-            near = np.argsort(look.least())[:_NEAR]
-            bound = look.bound()
-            fresh = _fresh(look, pi)
-            if not fresh and pricing.exactly:
-                bound, fresh = look.exact(bound, pi)
-            score = float(duals @ counts) * _factor(look, bound)
-            if score > highest:
-                highest, best = score, duals
-            if fresh:
-                break
-        if not fresh or master.value - highest <= close * master.value or watch.over():
-            break
-        for _ in range(_INNER):  # the options that look best, before all are looked at again
-            master.add(fresh)
-            pi = master.solve()
-            fresh = _fresh(pricing.look(pi, near), pi)
-            if not fresh:
-                break
-    return master.columns, best, max(highest, 0.0)
-
-
-class _Master:
-    """The linear relaxation over the groups known."""
-
-    def __init__(self, counts: Ints) -> None:
-        self.counts = counts
-        self.columns: list[_Column] = []
-        self.value = np.inf
-        self._program = Covering(counts.astype(np.float64))
-
-    def add(self, fresh: Iterable[_Column]) -> None:
-        """Add groups."""
-        added = list(fresh)
-        sizes = [len(c.classes) for c in added]
-        self._program.add(
-            np.array([c.cost for c in added]),
-            np.cumsum([0, *sizes[:-1]]),
-            np.concatenate([c.classes for c in added]),
-            np.concatenate([c.counts for c in added]).astype(np.float64),
-        )
-        self.columns += added
-
-    def solve(self) -> Floats:
-        """Duals of the classes."""
-        answer = self._program.solve()
-        if answer is None:  # every class has a group of its own
-            raise InvariantError("the relaxation of a partition has no solution")
-        self.value = float(answer[1] @ self.counts)
-        return answer[1]
-
-
-def _fresh(look: _Look, pi: Floats) -> list[_Column]:
-    """Groups found that the duals of the master program do not pay for yet."""
-    found = [look.column(row) for row in _spread(look, look.least())]
-    return [c for c in found if _reduced(c, pi) < -1e-7 * max(1.0, c.cost)]
+    pool.add(pricer.columns(_single(pricer)))
+    generation = Generation(pricer.cover(), pricer, pool, watch, close=close, whole_costs=step)
+    return pool, generation.run(start)
 
 
 def _reduced(column: _Column, pi: Floats) -> float:
     return column.cost - float(column.counts @ pi[column.classes])
-
-
-def _factor(look: _Look, bound: Floats) -> float:
-    """A factor that leaves no group a negative reduced cost: a group costs its price at least."""
-    lowest = np.minimum(bound, 0.0)
-    price = look.pricing.price[look.which]
-    return float((price / (price - lowest)).min())
 
 
 @kernel_entry
@@ -539,15 +546,15 @@ def _spread(look: _Look, least: Floats) -> list[int]:
     return found
 
 
-def _single(pricing: _Pricing, counts: Ints) -> list[_Column]:
+def _single(pricing: _Options) -> list[_Column]:
     """Every class alone: one item of it, and all."""
     found: list[_Column] = []
-    for number, count in enumerate(counts.tolist()):
+    for number, count in enumerate(pricing.counts.astype(int).tolist()):
         for k in {1, count}:
             load = k * float(pricing.field.rate[number])
             vgpus = np.maximum(1.0, np.ceil(load * pricing.work * (1 - SLACK)))
-            cost = pricing.price * vgpus + k * pricing.beside[:, number]
-            cost = np.where(vgpus <= pricing.most, cost, np.inf)
+            cost = pricing.cheapest * vgpus + k * pricing.beside[:, number]
+            cost = np.where(vgpus <= pricing.vgpus, cost, np.inf)
             row = int(cost.argmin())
             if np.isfinite(cost[row]):
                 one = np.array([number])
@@ -562,56 +569,36 @@ def _single(pricing: _Pricing, counts: Ints) -> list[_Column]:
     return found
 
 
-def _program(columns: Sequence[_Column], counts: Ints) -> Program:
-    build = ProgramBuilder()
-    cost = np.array([c.cost for c in columns])
-    z = build.variables("groups", len(columns), cost=-cost, upper=float(counts.max()), whole=True)
-    cover = build.rows("cover", len(counts), upper=-counts.astype(np.float64))
-    rows = np.concatenate([c.classes for c in columns])
-    held = np.concatenate([c.counts for c in columns]).astype(np.float64)
-    build.entries(cover[rows], np.repeat(z, [len(c.classes) for c in columns]), -held)
-    return build.build()
-
-
 # From groups in parts to groups as a whole
 
 
-def _rounded(
-    field: Field,
-    classes: Sequence[_Class],
-    pricing: _Pricing,
-    columns: Sequence[_Column],
-    pi: Floats,
-    proof: tuple[float, float, Watch],
-) -> list[Group]:
-    """Groups of the integer program over the best columns, then moved about."""
-    bound, gap, watch = proof
-    counts = np.array([len(c.items) for c in classes], dtype=np.int64)
-    columns = [*columns, *pricing.look(pi).prefixes(_COLUMNS)]
-    slack = np.array([_reduced(c, pi) for c in columns])
-    order = np.argsort(slack, kind="stable")[:_COLUMNS]
-    single = [n for n, c in enumerate(columns) if len(c.classes) == 1]
-    kept = list(
-        {c.key: c for c in (columns[n] for n in sorted({*order.tolist(), *single}))}.values()
-    )
-    limits = Limits(
-        relative_gap=gap,
-        nodes=_NODES,
-        seconds=watch.left_s(),
-        enough=-bound * (1 + (gap if len(field.items) <= _FEW else _ENOUGH)),
-    )
-    answer = solve_integer(_program(kept, counts), limits)
-    left = [list(c.items) for c in classes]
-    by_root: dict[int, list[int]] = {}
-    values = np.zeros(len(kept)) if answer.values is None else np.rint(answer.values)
-    for column, value in zip(kept, values.astype(int).tolist(), strict=True):
-        for _ in range(value):
-            for number, count in zip(column.classes.tolist(), column.counts.tolist(), strict=True):
-                taken = [left[number].pop() for _ in range(min(count, len(left[number])))]
-                by_root.setdefault(column.root, []).extend(taken)
+def _nearest(pricer: _Options, pool: Pool, pi: Floats) -> Columns:
+    """Groups of the lowest reduced costs, and every class alone."""
+    pool.add(pricer.columns(pricer.look(pi).prefixes(_COLUMNS)))
+    columns = pool.columns
+    order = np.argsort(columns.cost - columns.priced(pi), kind="stable")
+    single = np.diff(columns.starts)[order] == 1
+    return columns.take(order[(np.arange(len(order)) < _COLUMNS) | single])
+
+
+def _group(items: Field, classes: Sequence[_Class], column: _Column) -> Group:
+    """A group of the first items of its classes."""
+    counted = zip(column.classes.tolist(), column.counts.tolist(), strict=True)
+    members = [item for number, count in counted for item in classes[number].items[:count]]
+    return items.group(members, column.cost, column.root)
+
+
+def _rounded(field: Field, classes: Sequence[_Class], plan: Incumbent) -> list[Group]:
+    """Groups of a plan by classes, items in their places."""
+    left, by_root = [list(c.items) for c in classes], dict[int, list[int]]()
+    for column, times in zip(plan.columns.source, plan.counts.tolist(), strict=True):
+        for number, count in zip(
+            times * column.classes.tolist(), times * column.counts.tolist(), strict=True
+        ):
+            taken = [left[number].pop() for _ in range(min(count, len(left[number])))]
+            by_root.setdefault(column.root, []).extend(taken)
     members = [m for m in by_root.values() if m] + [[i] for items in left for i in items]
-    groups = [field.best(m) for m in members]
-    return improved(field, groups, bound, gap)
+    return [field.best(m) for m in members]
 
 
 def improved(field: Field, groups: list[Group], bound: float, gap: float) -> list[Group]:

@@ -19,8 +19,8 @@ from flows.planning.entries.groups import Field, Group, items_of
 from flows.planning.entries.partition import (
     MANY,
     MOST_SUBSETS,
-    bound_of_pools,
     exact,
+    in_pools,
 )
 from flows.planning.entries.pooling import (
     Pooled,
@@ -28,8 +28,9 @@ from flows.planning.entries.pooling import (
     joined_by_subsets,
     pooled,
     pooled_ways,
+    ways_of,
 )
-from flows.planning.entries.seats import many_seated, one_rate
+from flows.planning.entries.seats import assigned, many_seated, one_rate
 from flows.planning.entries.shadow import (
     Shadow,
     places_in_force,
@@ -55,6 +56,7 @@ from flows.planning.registry import (
     PlanOptions,
     Trace,
 )
+from flows.planning.solver.solve import Limits
 from triton_backend.contract.errors import InfeasibleError, InputError
 from triton_backend.contract.plan import PlacementRun, worker_memory_gib
 from triton_backend.contract.shares import PER_PERCENT, WHOLE_GPU, divisor_of
@@ -66,6 +68,7 @@ _TINY = 1e-9
 _WIDE = 0.05  # gap of thousands of entries, above which groups are sought too
 _WEIGHTINGS, _DEARER = 16, 1.2  # tries to use less of a class that has too few GPUs
 _WASTES = (0.1, 0.3, 1.0)  # tries to have shares that fill GPUs, where there is one class
+_WAYS, _NODES = 60, 20  # of a program over the ways of plans
 _STEPS, _CLOSE = 40, 1e-3  # of the search for a throughput
 
 Runs = tuple[PlacementRun, ...]
@@ -107,6 +110,7 @@ class _Found(NamedTuple):
     least: float
     looked_at: int
     space: str
+    of_pools: float | None = None
 
 
 def exactly(table: ModelTable, inputs: Inputs, options: PlanOptions) -> Solved:
@@ -124,12 +128,12 @@ def exactly(table: ModelTable, inputs: Inputs, options: PlanOptions) -> Solved:
         found = _by_seats(field, inputs, options, step=step)
     else:
         found = _by_groups(field, inputs, options, step=step)
-    _, proven, least, looked_at, space = found
+    _, proven, least, looked_at, space, _ = found
     best = min([*tried, *found.plans], key=lambda p: p.cost)
     if best.cost < max(proven, least) * (1 - _TINY):
-        space = POOLS
-        proven = bound_of_pools(field, inputs.watch) if inputs.prove else 0.0
-        proven = raised(proven, step)
+        space, proven = POOLS, found.of_pools
+        if proven is None:
+            proven = in_pools(field, inputs.watch, step)[0] if inputs.prove else 0.0
     notes = [f"{table.name}: {len(field.items)} entries, {looked_at} groups looked at"]
     if options.own.get("phases") == ANY_PHASE and table.period_us is None:
         notes.append(f"{table.name}: entries of several rates, so not for any phases")
@@ -197,9 +201,23 @@ def _by_groups(field: Field, inputs: Inputs, options: PlanOptions, *, step: floa
         if proven < groups.value - _TINY * groups.value:
             return found._replace(proven=proven, least=0.0, space=POOLS)
         return found._replace(proven=proven)
-    if any(a >= 0 for g in groups.groups for a in g.aligned):
-        found.plans.append(best_joined(field, groups.groups))
-    return found
+    bound, near = in_pools(field, inputs.watch, step)
+    found.plans.append(best_joined(field, groups.groups))
+    best, ways = min(p.cost for p in found.plans), ways_of(field, groups.groups)
+    for group in (g for pair in zip(groups.near, near, strict=False) for g in pair):
+        if len(ways) >= _WAYS:
+            break
+        ways |= ways_of(field, [group])
+    limits = Limits(
+        relative_gap=options.gap,
+        nodes=_NODES,
+        seconds=inputs.watch.left_s(),
+        cutoff=-(best - _TINY * best - step),
+        enough=-bound * (1 + options.gap),
+    )
+    if mixed := assigned(field, ways, limits):
+        found.plans.append(pooled_ways(field, mixed))
+    return found._replace(of_pools=bound)
 
 
 def _uniform(table: ModelTable, entries: int) -> list[Pooled]:

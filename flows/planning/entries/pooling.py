@@ -158,6 +158,27 @@ def _single(field: Field, group: Group, parts: Iterator[int]) -> dict[int, Step]
 def _joined(field: Field, group: Group, parts: Iterator[int]) -> dict[int, Step]:
     """Alignment stages of a group, neighbours by time left joined where that costs less."""
     found: dict[int, Step] = {}
+    junction, kind = int(field.root_junction[group.root]), int(field.root_kind[group.root])
+    for first, members, row in _bundles(field, group):
+        options = field.table.options(first, junction, kind)
+        step = _step(options, (first, junction), row, next(parts))
+        found |= dict.fromkeys(members, step)
+    return found
+
+
+def ways_of(field: Field, groups: Sequence[Group]) -> set[Way]:
+    """Ways of items of groups to their shared stages, alignment stages joined."""
+    found: set[Way] = set()
+    for group in groups:
+        junction = int(field.root_junction[group.root])
+        if (field.block[list(group.items)] == junction).any():
+            found.add(Way(group.root, junction, -1))
+        found |= {Way(group.root, first, row) for first, _, row in _bundles(field, group)}
+    return found
+
+
+def _bundles(field: Field, group: Group) -> Iterator[tuple[int, list[int], int]]:
+    """Start, items and option of the alignment stages of a group, joined where that costs less."""
     junction = int(field.root_junction[group.root])
     kind, time = int(field.root_kind[group.root]), float(field.root_time[group.root])
     starts: dict[int, list[int]] = {}
@@ -171,9 +192,7 @@ def _joined(field: Field, group: Group, parts: Iterator[int]) -> dict[int, Step]
         if field.group_budget:
             left = np.full(len(items), field.limit[list(group.items)].min() - time)
         for members, row in _cuts(options, left, field.rate[items], field.table.most):
-            step = _step(options, (first, junction), row, next(parts))
-            found |= dict.fromkeys((items[m] for m in members), step)
-    return found
+            yield first, [items[m] for m in members], row
 
 
 def _cuts(

@@ -1,4 +1,4 @@
-"""Entries of one rate by seats.
+"""Which way every entry takes, of those that are given; by seats where rates are equal.
 
 Who sits where is sorted out afterwards, so that a plan is a few whole numbers. A way is a shared
 stage s and how entries of a start come to it: directly, or by an alignment stage a. It has seats,
@@ -12,6 +12,8 @@ entries that need one (Hall):
     cover_pi:   r_p(i-1) + sum over w of p in time from i on of x_w - r_pi >= entries
 
 The entries are those from limit i up to the next; r_pi are seats left for larger limits.
+
+Entries of several rates take ways one by one (`assigned`).
 
 Here: the best plan of ways that are given; ways for thousands of entries. Not here: those of a
 proof (`shared_stages`).
@@ -34,6 +36,7 @@ from flows.planning.watch import Watch
 _WEIGHTS = (0.05, 0.125, 0.25, 0.5)  # of a vGPU that is spare, in the choice of ways
 _NEARLY = 0.05  # above the least, where items still count for a way
 _NODES = 100
+_HALF = 0.5
 _CLOSE, _ENOUGH = 2e-3, 1.5e-2  # gap of the program; above the bound, where a plan is good enough
 
 
@@ -115,6 +118,61 @@ def seated(field: Field, ways: Collection[Way], limits: Limits) -> Seated:
     number = np.rint(answer.values[seats]).astype(np.int64)
     taken = [order[w] for w in _taken(field, (start, time), number).tolist()]
     return Seated(ways=taken, bound=-answer.bound)
+
+
+def assigned(field: Field, ways: Collection[Way], limits: Limits) -> list[Way]:
+    """The cheapest plan found of items of any rates that has these ways; empty where none was.
+
+    minimise    sum_p price_p n_p                          n_p vGPUs of every pool, whole
+    item_e:     sum over ways w in time of x_ew >= 1       x_ew whole
+    pool_p:     sum over ways w through p of rate_e x_ew <= c_p n_p
+
+    Args:
+        field: the items.
+        ways: different ones.
+        limits: of the solver; scores are costs below 0.
+    """
+    order = sorted(ways)
+    pools: dict[tuple[int, ...], tuple[float, float]] = {}
+    through: list[list[tuple[int, ...]]] = []
+    time = np.zeros(len(order))
+    for n, way in enumerate(order):
+        price, work, own = _beside(field, way)
+        root = (way.root,)
+        pools[root] = float(field.root_price[way.root]), float(field.root_work[way.root])
+        through.append([root])
+        if way.row >= 0:
+            junction, kind = field.root_junction[way.root], field.root_kind[way.root]
+            aligned = (way.start, int(junction), int(kind), way.row)
+            pools[aligned] = price, work
+            through[-1].append(aligned)
+        time[n] = own + field.root_time[way.root]
+    start = np.array([way.start for way in order])
+    able = (field.block[:, None] == start) & (time <= field.limit[:, None])
+    if not able.any(axis=1).all():
+        return []
+    item, of = np.nonzero(able)
+    build = ProgramBuilder()
+    x = build.variables("served", len(item), upper=1.0, whole=True)
+    cost, work = np.array(list(pools.values())).T
+    most = float(min(field.table.most, 1e6))
+    vgpus = build.variables("vgpus", len(pools), cost=-cost, upper=most, whole=True)
+    once = build.rows("item", len(field.items), upper=-1.0)
+    build.entries(once[item], x, -1.0)
+    room = build.rows("pool", len(pools), upper=0.0)
+    build.entries(room, vgpus, -(1 + SLACK) / work)
+    number = {key: n for n, key in enumerate(pools)}
+    for depth in range(2):
+        passing = np.array([number[t[depth]] if depth < len(t) else -1 for t in through])[of]
+        some = passing >= 0
+        build.entries(room[passing[some]], x[some], field.rate[item[some]])
+    answer = solve_integer(build.build(), limits)
+    if answer.values is None:
+        return []
+    chosen = np.full(len(field.items), -1)
+    taken = answer.values[x] > _HALF
+    chosen[item[taken]] = of[taken]
+    return [order[n] for n in chosen.tolist()]
 
 
 def _beside(field: Field, way: Way) -> tuple[float, float, float]:

@@ -9,12 +9,12 @@ import pytest
 from flows.planning import PlanOptions
 from flows.planning.entries.groups import FAR, Field, items_of
 from flows.planning.entries.partition import (
-    bound_of_pools,
     by_columns,
     by_subsets,
     cheapest_cut,
     classes_of,
     fill,
+    in_pools,
 )
 from flows.planning.entries.pooling import joined_by_subsets
 from flows.planning.entries.tables import read_tables
@@ -48,7 +48,9 @@ def test_the_bound_of_pools_is_below_groups_that_share_alignment_stages(seed: in
     joined = joined_by_subsets(field)
     assert joined is not None
     least = sum(group.cost for group in joined)
-    assert bound_of_pools(field, Watch()) <= least + 1e-6
+    bound, near = in_pools(field, Watch(), 1.0)
+    assert bound <= least + 1e-6
+    assert {i for group in near for i in group.items} == set(range(8))
     assert least <= by_subsets(field).value + 1e-6
 
 
@@ -61,6 +63,14 @@ def test_many_items_are_put_in_classes_that_bound_and_serve_all() -> None:
     found = by_columns(field, Watch(), gap=1e-4, step=1.0)
     assert sorted(i for g in found.groups for i in g.items) == list(range(300))
     assert 0.9 * found.value <= found.bound <= found.value
+
+
+def test_groups_near_a_partition_cost_what_they_are_said_to() -> None:
+    field = field_of(case(3, 14, rates=(5, 30)))
+    near = by_columns(field, Watch(), gap=1e-4, step=1.0).near
+    assert near
+    for group in near:
+        assert field.best(group.items).cost <= group.cost + 1e-9
 
 
 def test_the_cheapest_cut_takes_no_group_that_cannot_be() -> None:

@@ -6,9 +6,17 @@ import pytest
 from flows.planning import PlanOptions
 from flows.planning.entries.groups import Field, items_of
 from flows.planning.entries.partition import by_columns
-from flows.planning.entries.pooling import best_joined, joined_by_subsets, pooled
+from flows.planning.entries.pooling import (
+    best_joined,
+    joined_by_subsets,
+    pooled,
+    pooled_ways,
+    ways_of,
+)
+from flows.planning.entries.seats import assigned
 from flows.planning.entries.tables import read_tables
 from flows.planning.registry import Inputs
+from flows.planning.solver.solve import Limits
 from flows.planning.watch import Watch
 from tests.flows.planning.entries.entry_cases import case, entry, made, profile
 
@@ -39,6 +47,14 @@ def test_sharing_alignment_stages_never_costs_more(seed: int) -> None:
     assert shared.cost <= sum(group.cost for group in groups) + 1e-9
     assert plain.cost <= sum(group.cost for group in groups) + 1e-9
     assert best_joined(field, groups).cost <= shared.cost + 1e-9
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_ways_of_a_plan_serve_all_at_no_more(seed: int) -> None:
+    field = field_of(12, seed)
+    groups = by_columns(field, Watch(), gap=1e-4, step=1.0).groups
+    again = assigned(field, ways_of(field, groups), Limits(relative_gap=0.0, nodes=10_000))
+    assert pooled_ways(field, again).cost <= pooled(field, groups, joined=True).cost + 1e-9
 
 
 def test_rates_and_times_of_pools_are_kept() -> None:

@@ -8,7 +8,7 @@ import pytest
 from flows.planning import PlanOptions
 from flows.planning.entries.groups import Field, items_of
 from flows.planning.entries.pooling import pooled_ways
-from flows.planning.entries.seats import Way, many_seated, one_rate, seated
+from flows.planning.entries.seats import Way, assigned, many_seated, one_rate, seated
 from flows.planning.entries.tables import read_tables
 from flows.planning.registry import Inputs
 from flows.planning.solver.solve import Limits
@@ -56,6 +56,23 @@ def test_all_ways_give_the_plan_that_brute_force_finds(seed: int) -> None:
     least = brute_force(problem)
     assert pooled_ways(field, found.ways).cost == pytest.approx(least)
     assert found.bound == pytest.approx(least)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_all_ways_of_several_rates_give_no_dearer_plan_than_brute_force(seed: int) -> None:
+    problem = case(80 + seed, 5, rates=(5, 12.5, 30), classes=("G", "H")[: 1 + seed % 2])
+    field = field_of(problem)
+    found = assigned(field, every_way(field), LIMITS)
+    assert in_time(field, found)
+    cost = pooled_ways(field, found).cost
+    assert cost <= brute_force(problem) + 1e-9
+    assert assigned(field, set(found), LIMITS) != []
+
+
+def test_a_start_without_a_way_is_not_assigned() -> None:
+    field = field_of(case(1, 6, rates=(5, 30)))
+    first = int(field.block.min())
+    assert assigned(field, [w for w in every_way(field) if w.start != first], LIMITS) == []
 
 
 def test_without_a_way_for_somebody_there_is_no_plan() -> None:
