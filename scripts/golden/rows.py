@@ -59,6 +59,7 @@ class Row:
         seconds, cpu_seconds: from profiles in memory to the plan, placed and written.
         refused: why there is no plan.
         differences: what `verify` found; none in a good row.
+        commit: at which the row was taken, if not at that of its file.
     """
 
     name: str
@@ -70,6 +71,7 @@ class Row:
     cpu_seconds: float = 0.0
     refused: str = ""
     differences: tuple[str, ...] = ()
+    commit: str = ""
 
     @property
     def maximised(self) -> bool:
@@ -204,6 +206,17 @@ def write(path: Path, rows: Sequence[Row]) -> None:
     path.write_text(f'{text},\n "rows": [\n{lines}\n ]\n}}\n', encoding="utf-8")
 
 
+def kept_beside(path: Path, rows: Sequence[Row]) -> list[Row]:
+    """Stored rows in their order with the new ones in place of theirs; those keep their commit."""
+    if not path.is_file():
+        return list(rows)
+    taken = json.loads(path.read_text(encoding="utf-8"))["commit"]
+    new = {row.name: row for row in rows}
+    stored = read(path)
+    kept = [new.get(n) or replace(row, commit=row.commit or taken) for n, row in stored.items()]
+    return kept + [row for row in rows if row.name not in stored]
+
+
 def _commit() -> str:
     done = subprocess.run(
         ["git", "rev-parse", "--short", "HEAD"],  # noqa: S607 - of the checkout this file is in
@@ -218,7 +231,14 @@ def main() -> int:
     add = parser.add_argument
     add("--only", default="", help="families or problems, with commas")
     add("--processes", type=int, default=2, help="plans made at once")
-    add("--store", nargs="?", type=Path, const=STORED, metavar="FILE", help="write the rows here")
+    add(
+        "--store",
+        nargs="?",
+        type=Path,
+        const=STORED,
+        metavar="FILE",
+        help="write the rows here; others of the file stay",
+    )
     add("--against", type=Path, default=STORED, metavar="FILE", help="compare with these rows")
     asked = parser.parse_args()
     wanted = [name for name in asked.only.split(",") if name]
@@ -228,7 +248,7 @@ def main() -> int:
     chosen = [p for p in problems() if not wanted or {p.family, p.name} & set(wanted)]
     rows = measure_all(chosen, asked.processes)
     if asked.store is not None:
-        write(asked.store, rows)
+        write(asked.store, kept_beside(asked.store, rows) if asked.only else rows)
         print(f"{len(rows)} rows stored in {asked.store}")
         return 0
     lost = losses(read(asked.against), rows)

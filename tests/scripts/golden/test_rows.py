@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from scripts.golden.problems import problems
-from scripts.golden.rows import STORED, Row, losses, measure, read, write
+from scripts.golden.rows import STORED, Row, kept_beside, losses, measure, read, write
 
 MOST = Row(
     name="two-stages-00", family="two-stages", value=100.0, bound=101.0, gap=0.001, cpu_seconds=2.0
@@ -71,3 +71,15 @@ def test_a_problem_planned_again_holds_its_row(name: str) -> None:
     row = measure(name)
     held = read(STORED)[name]
     assert losses({name: replace(held, cpu_seconds=row.cpu_seconds)}, [row]) == []
+
+
+def test_rows_of_some_families_are_stored_beside_the_others(tmp_path: Path) -> None:
+    path = tmp_path / "rows.json"
+    write(path, [MOST, LEAST])
+    better = replace(LEAST, value=9.96)
+    write(path, kept_beside(path, [better]))
+    kept = read(path)
+    assert list(kept) == [MOST.name, LEAST.name]
+    assert kept[LEAST.name] == better
+    assert replace(kept[MOST.name], commit="") == MOST
+    assert kept[MOST.name].commit
