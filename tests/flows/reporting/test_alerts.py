@@ -1,0 +1,60 @@
+"""The alert rules: valid PromQL over published metrics, each with a page that says what to do."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import promql_parser
+import pytest
+import yaml
+
+import flows.reporting
+from tests.flows.reporting.test_grafana import PUBLISHED
+from tests.repository.files import ROOT
+from triton_backend.serving.server.metrics import METRICS
+
+PATH = Path(flows.reporting.__file__).parent / "alerts" / "poolpipe.rules.yaml"
+RULES: list[dict[str, Any]] = [
+    rule for group in yaml.safe_load(PATH.read_text())["groups"] for rule in group["rules"]
+]
+RECORDED = {rule["record"] for rule in RULES if "record" in rule}
+ALERTS = {rule["alert"]: rule for rule in RULES if "alert" in rule}
+SELECTOR = re.compile(r"\bpoolpipe[:_][\w:]+")
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.get("alert") or rule["record"])
+def test_a_rule_is_promql_over_metrics_that_exist(rule: dict[str, Any]) -> None:
+    promql_parser.parse(rule["expr"])
+    names = set(SELECTOR.findall(rule["expr"]))
+    assert names
+    assert names <= PUBLISHED | RECORDED
+
+
+def test_labels_that_rules_sum_by_are_labels_of_the_metric() -> None:
+    for rule in RULES:
+        for labels, metric in re.findall(
+            r"(?:sum|max) by \(([\w, ]+)\) \((?:rate\()?(poolpipe_\w+)", rule["expr"]
+        ):
+            known = METRICS[metric].labels
+            assert {label.strip() for label in labels.split(",")} <= set(known), metric
+
+
+@pytest.mark.parametrize("name", ALERTS)
+def test_every_alert_has_its_page(name: str) -> None:
+    rule = ALERTS[name]
+    assert rule["labels"]["severity"] in {"page", "ticket"}
+    page, anchor = rule["annotations"]["runbook_url"].split("#")
+    assert anchor == name.lower()
+    text = (ROOT / page).read_text()
+    section = text.partition(f"\n## {name}\n")[2].partition("\n## ")[0]
+    assert len(section.split()) > 20
+    assert f"[{name}](#{anchor})" in text
+
+
+def test_windows_of_a_budget_alert_are_recorded_a_long_and_a_short_one() -> None:
+    for name, windows in (
+        ("PoolPipeBudgetBurnsFast", ("1h", "5m")),
+        ("PoolPipeBudgetBurnsSlowly", ("6h", "30m")),
+    ):
+        used = re.findall(r"ratio_rate(\w+)", ALERTS[name]["expr"])
+        assert tuple(used) == windows
