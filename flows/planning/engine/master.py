@@ -20,6 +20,8 @@ from flows.planning.engine.columns import Columns
 from flows.planning.engine.pricing import Duals
 from flows.planning.solver.arrays import Floats, Ints
 from flows.planning.solver.program import Program, ProgramBuilder
+from flows.planning.solver.record import note_solver
+from flows.planning.solver.solve import HIGHS
 
 _SEED = 0
 _MISSED = 1e3
@@ -158,6 +160,7 @@ class Master:
 
     def solve(self) -> Mixed | None:
         """An optimum; None where the columns known cannot meet the demands."""
+        note_solver(HIGHS, integer=False)
         self._highs.run()
         status, solution = self._highs.getModelStatus(), self._highs.getSolution()
         values, duals = np.array(solution.col_value), np.array(solution.row_dual)

@@ -109,52 +109,6 @@ class Relaxation:
         self._highs.changeColBounds(variable, lower, upper)
 
 
-class Covering:
-    """Minimise cost · x with matrix · x >= demand, 0 <= x.
-
-    Columns are added, the solver is kept warm.
-    """
-
-    def __init__(self, demand: NDArray[np.float64]) -> None:
-        self._highs = highspy.Highs()
-        self._highs.silent()
-        for name, value in (("random_seed", _SEED), ("threads", 1), ("presolve", "off")):
-            self._highs.setOptionValue(name, value)
-        empty, none = np.zeros(len(demand), dtype=np.int32), np.zeros(0, dtype=np.int32)
-        most = np.full(len(demand), highspy.kHighsInf)
-        self._highs.addRows(len(demand), demand, most, 0, empty, none, np.zeros(0))
-
-    def add(
-        self,
-        cost: NDArray[np.float64],
-        starts: NDArray[np.int64],
-        rows: NDArray[np.int64],
-        values: NDArray[np.float64],
-    ) -> None:
-        """Add columns, sparse: column c has rows[starts[c] : starts[c + 1]], the last the rest."""
-        most = np.full(len(cost), highspy.kHighsInf)
-        count, entries = len(cost), len(rows)
-        self._highs.addCols(
-            count,
-            cost,
-            np.zeros(count),
-            most,
-            entries,
-            starts.astype(np.int32),
-            rows.astype(np.int32),
-            values,
-        )
-
-    def solve(self) -> tuple[NDArray[np.float64], NDArray[np.float64]] | None:
-        """Values of columns and prices of rows; None if infeasible."""
-        note_solver(HIGHS, integer=False)
-        self._highs.run()
-        if self._highs.getModelStatus() != highspy.HighsModelStatus.kOptimal:
-            return None
-        solution = self._highs.getSolution()
-        return np.array(solution.col_value), np.maximum(np.array(solution.row_dual), 0.0)
-
-
 def solve_integer(
     program: Program,
     limits: Limits,

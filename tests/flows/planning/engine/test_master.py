@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from flows.planning.engine.columns import Columns
 from flows.planning.engine.master import Cover, Free, Master, missed_prices, whole_program
+from flows.planning.solver.record import recorded
 from flows.planning.solver.solve import Limits, solve_integer
 from tests.flows.planning.engine.problems import meets, some
 
@@ -109,3 +110,10 @@ def test_free_columns_keep_their_bounds() -> None:
     assert mixed is not None
     assert (mixed.counts[0], mixed.free[0], mixed.missed[0]) == (3.0, 2.0, 1.0)
     assert mixed.value == pytest.approx(3 + 10 + 100)
+
+
+def test_the_solver_of_a_linear_program_is_noted() -> None:
+    problem = some(0)
+    with recorded() as record:
+        Master(problem.cover).solve()
+    assert record.named() == "highs"
