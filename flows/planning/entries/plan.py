@@ -201,8 +201,10 @@ def _by_groups(field: Field, inputs: Inputs, options: PlanOptions, *, step: floa
         if proven < groups.value - _TINY * groups.value:
             return found._replace(proven=proven, least=0.0, space=POOLS)
         return found._replace(proven=proven)
-    bound, near = in_pools(field, inputs.watch, step)
     found.plans.append(best_joined(field, groups.groups))
+    if not inputs.prove:
+        return found
+    bound, near = in_pools(field, inputs.watch, step)
     best, ways = min(p.cost for p in found.plans), ways_of(field, groups.groups)
     for group in (g for pair in zip(groups.near, near, strict=False) for g in pair):
         if len(ways) >= _WAYS:

@@ -491,7 +491,7 @@ def by_shared_stages(
         watch: the clock of the run.
         gap: relative; at which the search may end.
         step: costs of plans are multiples of it; 0: any.
-        prove: the bound may be raised beyond the relaxation.
+        prove: the bound may be raised beyond the relaxation, and plans be sought for long.
         known: the cost of a plan; what does not beat it need not be found.
         wanted: ends with any plan up to it, or where none can be; None: with the cheapest.
     """
@@ -517,11 +517,11 @@ def by_shared_stages(
     )
     relaxed = generation.run(Duals(demand=pricer.fluid(), resource=np.zeros(0)))
     lowest, pi = relaxed.bound, relaxed.duals.demand
-    if few and not search.closed(lowest):
+    if (few or not prove) and not search.closed(lowest):
         search.groups(lowest, pi)
     if few and prove and not search.closed(lowest):
         lowest = search.prove(lowest, pi)
-    if not search.closed(lowest):
+    if (prove or (few and wanted is not None)) and not search.closed(lowest):
         search.seats(lowest, pi)
     if not few and prove and not search.closed(lowest):
         search.dive(lowest)
