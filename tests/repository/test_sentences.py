@@ -89,6 +89,14 @@ def prose() -> Iterator[tuple[Path, str]]:
             yield path, (ROOT / path).read_text()
 
 
+@pytest.mark.parametrize("path", [p for p in tracked_files() if p.name == "DECISIONS.md"], ids=str)
+def test_decisions_are_numbered_records(path: Path) -> None:
+    text = (ROOT / path).read_text()
+    numbers = [int(n) for n in re.findall(r"^###? (\d+) \S", text, re.MULTILINE)]
+    assert numbers == list(range(1, len(numbers) + 1))
+    assert not re.search(r"^\* \*\*", text, re.MULTILINE)
+
+
 def test_no_text_has_a_forbidden_word() -> None:
     found = [
         f"{path}:{number}: {word}"
