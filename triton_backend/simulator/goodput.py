@@ -1,6 +1,13 @@
-"""Goodput: the highest rate on a grid at which attainment still holds."""
+"""Goodput: the highest rate on a grid at which attainment still holds.
 
-from dataclasses import replace
+And the goodput that a plan keeps when its profiles or rates are wrong (`tolerance`): every stage
+takes a factor longer than its table says, while the scheduler still expects the table; or one model
+offers a fifth more than planned. A running gateway corrects expected times as it measures; the
+simulator does not.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from math import floor
 from typing import Any
 
@@ -11,6 +18,8 @@ from triton_backend.simulator.scenario import SimOptions, loaded, rates_of
 
 ATTAINMENT = 0.99
 STEP = 0.05
+LATENCY_FACTORS = (1.0, 1.1, 1.2, 1.5)
+RATE_FACTOR = 1.2
 
 
 def grid_of(step: float = STEP) -> tuple[float, ...]:
@@ -55,3 +64,39 @@ def goodput_report(
             for name, only in alone.items()
         },
     }
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """A case, and the share of the planned rate at which every model still attains."""
+
+    case: str
+    load_factor: float
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain form, as `tolerance --json` prints it."""
+        return {"case": self.case, "load_factor": self.load_factor}
+
+
+def tolerance(
+    plan: Plan,
+    options: SimOptions,
+    *,
+    attainment: float = ATTAINMENT,
+    step: float = STEP,
+    report: Callable[[str], None] = lambda _: None,
+) -> tuple[Kept, ...]:
+    """Goodput for every factor of latencies, then with each model a fifth above its rate."""
+    cases: list[tuple[str, SimOptions]] = [
+        (f"latencies x {factor:g}", replace(options, latency_factor=factor))
+        for factor in LATENCY_FACTORS
+    ]
+    models, applications = loaded(plan, options)
+    for name in (*models, *applications):
+        more = replace(options, rate_factors={name: RATE_FACTOR})
+        cases.append((f"{name}: rate x {RATE_FACTOR:g}", more))
+    kept: list[Kept] = []
+    for case, changed in cases:
+        report(case)
+        kept.append(Kept(case, find_goodput(plan, changed, attainment, step).load_factor))
+    return tuple(kept)

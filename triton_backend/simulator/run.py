@@ -298,17 +298,18 @@ def _interfering(
 def _factors(options: SimOptions) -> Integers:
     """Factors of run times, as multiples of 1 / ONE.
 
-    Lognormal with mean 1 and the CV asked for, and with median 1 and the 90th percentile asked for.
+    The factor asked for, times lognormal draws with mean 1 and the CV asked for, and with median 1
+    and the 90th percentile asked for.
     """
     cv, off = options.latency_noise_cv, options.interference_noise
     if cv == 0 and off == 0:
-        return np.full(1, ONE, dtype=np.int64)
+        return np.full(1, round(options.latency_factor * ONE), dtype=np.int64)
     sigma = np.sqrt(np.log1p(cv * cv))
     rng = np.random.default_rng([options.seed, 1 << 20])
     draws = rng.lognormal(-sigma * sigma / 2, sigma, FACTORS)
     if off:
         draws *= rng.lognormal(0.0, np.log1p(off) / _P90, FACTORS)
-    return np.rint(draws * ONE).astype(np.int64)
+    return np.rint(draws * options.latency_factor * ONE).astype(np.int64)
 
 
 def _change_plan(now: _Run, options: SimOptions, change: PlanChange) -> _Run:

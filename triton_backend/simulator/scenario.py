@@ -1,7 +1,7 @@
 """The scenario of a simulation, and its rates."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from importlib import import_module
 from types import ModuleType
 
@@ -64,12 +64,14 @@ class SimOptions:
         reference: whose throughput that is; None = the plan simulated.
         models: names of the models that get load; None = all, or none where applications are named.
         applications: the same of applications; None = all, or none where models are named.
+        rate_factors: offered over planned rate of models and applications, by name; 1 for others.
         rows: how rows of modules are drawn where they vary, one of `offered.ROWS`.
         nic: "shared" or "isolated".
         count_io: reserve the transfers of the input and of the answer too.
         rides: batches join in stages that board, as is served; without, each runs there alone.
         admission: refuse what the gateway refuses under overload.
-        latency_noise_cv: coefficient of variation of a stage's run time; the mean is the table's.
+        latency_factor: true run times over those of the table, which the scheduler plans with.
+        latency_noise_cv: coefficient of variation of a stage's run time around that.
         interference: how vGPUs of a GPU slow each other down, one of `INTERFERENCE`.
         interference_noise: 90th percentile of a run's relative deviation from that, where it is
             overlap.
@@ -92,6 +94,7 @@ class SimOptions:
     reference: Plan | None = None
     models: tuple[str, ...] | None = None
     applications: tuple[str, ...] | None = None
+    rate_factors: Mapping[str, float] = field(default_factory=dict[str, float])
     rows: str = "poisson"
     nic: str = "shared"
     count_io: bool = False
@@ -99,6 +102,7 @@ class SimOptions:
     admission: bool = False
     duration_s: float = 30.0
     seed: int = 0
+    latency_factor: float = 1.0
     latency_noise_cv: float = 0.0
     interference: str = "planned"
     interference_noise: float = 0.0
@@ -108,6 +112,7 @@ class SimOptions:
 
     def __post_init__(self) -> None:
         self._check_numbers()
+        self._check_factors()
         instants = [change.at_s for change in self.changes]
         if instants != sorted(instants):
             raise InputError("changes of plan", f"their instants {instants} are not in order")
@@ -124,6 +129,13 @@ class SimOptions:
             raise InputError("interference", f"is not simulated under the policy {self.policy}")
         if self._ablations():
             from_papers("late_rules").check(self)
+
+    def _check_factors(self) -> None:
+        if not 0 < self.latency_factor < float("inf"):
+            raise InputError("latency_factor", f"{self.latency_factor} is not positive")
+        for name, factor in self.rate_factors.items():
+            if not 0 <= factor < float("inf"):
+                raise InputError(f"rate_factors.{name}", f"{factor} is not 0 or more")
 
     def _check_numbers(self) -> None:
         for name in ("lead_us", "lead_us_per_sample"):
@@ -190,6 +202,10 @@ def rates_of(plan: Plan, options: SimOptions) -> dict[str, float]:
     for name in names:
         planned_application(plan, name)
         rates[name] = planned_application(reference, name).application.rate_rps or 0.0
+    for name, factor in options.rate_factors.items():
+        if name not in rates:
+            raise InputError("rate_factors", f"{name!r} is none of {', '.join(rates)}")
+        rates[name] *= factor
     if options.rate_rps is None:
         return {name: rate * options.load_factor for name, rate in rates.items()}
     total = sum(rates.values())

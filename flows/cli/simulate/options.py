@@ -119,6 +119,16 @@ class ServedRun:
             help="Also send inputs and answers over the network links.",
         ),
     ] = False
+    latency_factor: Annotated[
+        float,
+        typer.Option(
+            metavar="FACTOR",
+            min=0.01,
+            max=100.0,
+            rich_help_panel=_HARDWARE,
+            help="True run times over those of the profile, which the scheduler still expects.",
+        ),
+    ] = 1.0
     noise: Annotated[
         float,
         typer.Option(
