@@ -13,17 +13,14 @@ whole one is built for either solver.
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-import highspy
 import numpy as np
 
 from flows.planning.engine.columns import Columns
 from flows.planning.engine.pricing import Duals
 from flows.planning.solver.arrays import Floats, Ints
 from flows.planning.solver.program import Program, ProgramBuilder
-from flows.planning.solver.record import note_solver
-from flows.planning.solver.solve import HIGHS
+from flows.planning.solver.warm import WarmProgram
 
-_SEED = 0
 _MISSED = 1e3
 """The cost of a missed demand, in units of all that the plan may otherwise cost."""
 
@@ -112,18 +109,11 @@ class Master:
 
     def __init__(self, cover: Cover) -> None:
         self._cover = cover
-        self._count = 0
-        self._highs = highspy.Highs()
-        self._highs.silent()
-        for name, value in (("random_seed", _SEED), ("threads", 1), ("presolve", "off")):
-            self._highs.setOptionValue(name, value)
-        infinite = highspy.kHighsInf
-        demands, resources = len(cover.need), len(cover.capacity)
-        lower = np.concatenate([cover.need, np.full(resources, -infinite)])
-        upper = np.concatenate([np.full(demands, infinite), cover.capacity.astype(np.float64)])
-        none = np.zeros(0, dtype=np.int32)
-        begin = np.zeros(cover.rows, dtype=np.int32)
-        self._highs.addRows(cover.rows, lower, upper, 0, begin, none, np.zeros(0))
+        none = np.full(len(cover.capacity), -np.inf)
+        beyond = np.full(len(cover.need), np.inf)
+        self._program = WarmProgram(
+            np.concatenate([cover.need, none]), np.concatenate([beyond, cover.capacity])
+        )
         free, self._missable = cover.free, np.flatnonzero(np.isfinite(cover.missed))
         self._add(free.columns, free.lower, free.upper)
         lost = self._missable
@@ -135,50 +125,34 @@ class Master:
             group=np.zeros(len(lost), np.int64),
             source=[None] * len(lost),
         )
-        self._add(one, np.zeros(len(lost)), np.full(len(lost), infinite))
+        self._add(one, np.zeros(len(lost)), np.full(len(lost), np.inf))
         self._first = len(free.columns) + len(lost)
 
     def _add(self, columns: Columns, lower: Floats, upper: Floats) -> None:
-        if not len(columns):
-            return
-        self._highs.addCols(
-            len(columns),
-            columns.cost,
-            lower,
-            np.minimum(upper, highspy.kHighsInf),
-            len(columns.rows),
-            columns.starts[:-1].astype(np.int32),
-            columns.rows.astype(np.int32),
-            columns.values,
-        )
+        entries = (columns.starts, columns.rows, columns.values)
+        self._program.add(columns.cost, (lower, upper), entries)
 
     def add(self, columns: Columns) -> None:
         """Let columns join; each counts up to the cover's caps."""
         columns = columns.capped(self._cover.caps)
         self._add(columns, np.zeros(len(columns)), np.full(len(columns), np.inf))
-        self._count += len(columns)
 
     def solve(self) -> Mixed | None:
         """An optimum; None where the columns known cannot meet the demands."""
-        note_solver(HIGHS, integer=False)
-        self._highs.run()
-        status, solution = self._highs.getModelStatus(), self._highs.getSolution()
-        values, duals = np.array(solution.col_value), np.array(solution.row_dual)
-        if status == highspy.HighsModelStatus.kModelEmpty and not (self._cover.need > 0).any():
-            duals = np.zeros(self._cover.rows)
-        elif status != highspy.HighsModelStatus.kOptimal:
+        found = self._program.solve()
+        if found is None:
             return None
         demands, free = len(self._cover.need), len(self._cover.free.columns)
         missed = np.zeros(demands)
-        missed[self._missable] = values[free : self._first]
+        missed[self._missable] = found.values[free : self._first]
         return Mixed(
-            value=float(self._highs.getInfo().objective_function_value),
-            counts=values[self._first :],
-            free=values[:free],
+            value=found.value,
+            counts=found.values[self._first :],
+            free=found.values[:free],
             missed=missed,
             duals=Duals(
-                demand=np.maximum(duals[:demands], 0.0),
-                resource=np.maximum(-duals[demands:], 0.0),
+                demand=np.maximum(found.duals[:demands], 0.0),
+                resource=np.maximum(-found.duals[demands:], 0.0),
             ),
         )
 
