@@ -25,7 +25,7 @@ BREAKS = {  # contract: a file, and the line in it that breaks the contract
     "Triton's own API enters through one file": (COMMON, "import triton_python_backend_utils"),
     "DuckDB enters through the warehouse": (COMMON, "import duckdb"),
     "TensorRT enters through one file": (COMMON, "import tensorrt_rtx"),
-    "Solvers enter through one file": (COMMON, "import highspy"),
+    "Solvers enter through one folder": (COMMON, "import highspy"),
     "Prefect stays in flows.deployments": (COMMON, "import prefect"),
     "The client imports nothing of the product": (
         Path("triton_backend/client/decide.py"),
