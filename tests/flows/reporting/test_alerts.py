@@ -58,3 +58,14 @@ def test_windows_of_a_budget_alert_are_recorded_a_long_and_a_short_one() -> None
     ):
         used = re.findall(r"ratio_rate(\w+)", ALERTS[name]["expr"])
         assert tuple(used) == windows
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.get("alert") or rule["record"])
+def test_a_counter_that_begins_with_its_first_drop_counts_as_zero_until_then(
+    rule: dict[str, Any],
+) -> None:
+    """In PromQL a sum has no value where one of its parts has none."""
+    for window in re.findall(r"dropped_total\[(\w+)\]", rule["expr"]):
+        dropped = f"sum by (model) (rate(poolpipe_requests_dropped_total[{window}]))"
+        served = f"sum by (model) (rate(poolpipe_requests_served_total[{window}]))"
+        assert f"({dropped} or {served} * 0)" in " ".join(rule["expr"].split())
