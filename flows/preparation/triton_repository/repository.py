@@ -8,6 +8,8 @@ planned. Everything else goes on beside the plan, with the reason. Here: reading
 what becomes of them (`workload`).
 """
 
+import re
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -22,6 +24,7 @@ MODEL, APPLICATION, BESIDE = "model", "application", "beside"
 CONFIGURATION = "config.pbtxt"
 _ONNX = {"onnxruntime", "onnxruntime_onnx"}
 _ENSEMBLE = "ensemble"
+_VERSION = re.compile(r"[1-9][0-9]*")  # Triton passes over folders with other names
 # Fields that a plan or a split has in another form.
 _COUNTED = {
     "name",
@@ -60,6 +63,7 @@ class Found:
         kind: `MODEL`, `APPLICATION` or `BESIDE`.
         reason: for those left beside; else empty.
         file: the ONNX file of a model.
+        version: of a model; 0 where no version is served.
         text: of its configuration; empty where it has none.
         message: its configuration, an `inference.ModelConfig`.
         timeout_us: how long Triton lets a request wait by default; 0 where it is not limited.
@@ -72,6 +76,7 @@ class Found:
     message: Any
     reason: str = ""
     file: Path | None = None
+    version: int = 0
     text: str = ""
     timeout_us: int = 0
     instances: Mapping[int | None, int] = field(default_factory=dict[int | None, int])
@@ -95,13 +100,18 @@ def read_repository(folder: Path) -> tuple[Found, ...]:
     """The models of a repository by name, newest version first.
 
     Raises:
-        InputError: the folder is none, has no model, or a configuration cannot be read.
+        InputError: the folder is none, has no model, two of them have one name, or a configuration
+            cannot be read.
     """
     try:
         folders = sorted(each for each in folder.iterdir() if each.is_dir())
+        found = [one for each in folders if not each.name.startswith(".") for one in _models(each)]
     except OSError as error:
-        raise InputError(str(folder), f"cannot be read: {error.strerror}") from error
-    found = [one for each in folders if not each.name.startswith(".") for one in _models(each)]
+        where = error.filename or folder
+        raise InputError(str(where), f"cannot be read: {error.strerror}") from error
+    for name, count in Counter(each.name for each in found).items():
+        if count > 1:
+            raise InputError(str(folder), f"{name!r} is the name of two models or versions")
     if not found:
         raise InputError(str(folder), "holds no model: no folder with config.pbtxt or a version")
     return tuple(_with_parts(found))
@@ -110,10 +120,11 @@ def read_repository(folder: Path) -> tuple[Found, ...]:
 def _models(folder: Path) -> Iterator[Found]:
     """A model in each of its served versions."""
     path = folder / CONFIGURATION
-    versions = sorted((int(v.name) for v in folder.iterdir() if v.name.isdigit()), reverse=True)
-    if not path.is_file() and not versions:
+    inside = [each.name for each in folder.iterdir() if each.is_dir()]
+    versions = sorted((int(name) for name in inside if _VERSION.fullmatch(name)), reverse=True)
+    if not path.exists() and not versions:
         return
-    text = read_text(path) if path.is_file() else ""
+    text = read_text(path) if path.exists() else ""
     read = read_configuration(text, str(path))
     name = read.message.name or folder.name
     check_name(str(folder), name)
@@ -141,6 +152,10 @@ def _versions(
     folder: Path, name: str, versions: Sequence[int], about: Mapping[str, Any]
 ) -> Iterator[Found]:
     own_name = about["message"].default_model_filename or "model.onnx"
+    if Path(own_name).is_absolute() or ".." in Path(own_name).parts:
+        reason = f"default_model_filename {own_name!r} leads out of its version's folder"
+        yield Found(name=name, kind=BESIDE, reason=reason, **about)
+        return
     if not versions:
         yield Found(name=name, kind=BESIDE, reason="has no served version", **about)
     for number, version in enumerate(versions):
@@ -149,9 +164,9 @@ def _versions(
         called = name if number == 0 else f"{name}@{version}"
         if not file.is_file():
             reason = f"{file.name} of version {version} is missing"
-            yield Found(name=called, kind=BESIDE, reason=reason, **about)
+            yield Found(name=called, kind=BESIDE, reason=reason, version=version, **about)
             continue
-        found = Found(name=called, kind=MODEL, file=file, **about)
+        found = Found(name=called, kind=MODEL, file=file, version=version, **about)
         if number:
             served = f"version {version} is served under the name {called}"
             found = replace(found, notes=(served,))
@@ -211,25 +226,38 @@ def _notes(message: Any) -> Iterator[str]:
 
 
 def _with_parts(found: Sequence[Found]) -> Iterator[Found]:
-    """The same, without ensembles of models that are left beside the plan."""
+    """The same; steps of ensembles name the model that runs the version they ask for.
+
+    Ensembles of models that are left beside the plan are left there, too.
+    """
     by_name = {each.name: each for each in found}
     for each in found:
         if each.kind != APPLICATION:
             yield each
             continue
-        steps = [step.model_name for step in each.message.ensemble_scheduling.step]
-        reason = ""
-        for name in steps:
-            part = by_name.get(name)
-            if part is None:
-                reason = f"its step {name} is not in the repository"
-            elif part.kind != MODEL:
-                reason = f"its step {name} is not planned"
-            if reason:
-                break
+        message = type(each.message)()
+        message.CopyFrom(each.message)
+        reasons = [_bound(step, by_name) for step in message.ensemble_scheduling.step]
+        reason = next(filter(None, reasons), "")
         if reason:
             yield Found(
                 name=each.name, kind=BESIDE, reason=reason, message=each.message, text=each.text
             )
         else:
-            yield each
+            yield replace(each, message=message)
+
+
+def _bound(step: Any, by_name: Mapping[str, Found]) -> str:
+    """Give a step the name of the version that it asks for; returns a reason where it cannot be."""
+    name, version = step.model_name, step.model_version
+    part = by_name.get(name)
+    if part is None:
+        return f"its step {name} is not in the repository"
+    if version > 0 and part.version and part.version != version:
+        part = by_name.get(f"{name}@{version}")
+        if part is None or part.version != version:
+            return f"version {version} of its step {name} is not served"
+    if part.kind != MODEL:
+        return f"its step {part.name} is not planned"
+    step.model_name, step.model_version = part.name, -1
+    return ""

@@ -1,5 +1,7 @@
 """Repositories become models to plan, applications, and models beside the plan."""
 
+from collections.abc import Iterator
+from errno import EACCES
 from pathlib import Path
 
 import pytest
@@ -50,6 +52,8 @@ def test_six_models_are_read_and_nothing_changes(tmp_path: Path) -> None:
         ('backend: "dali"', "backend dali is not planned"),
         ('backend: "onnxruntime" default_model_filename: "a.onnx"', "a.onnx of version 1"),
         ('backend: "onnxruntime" version_policy { specific { versions: 7 } }', "no served version"),
+        ('default_model_filename: "../../other/1/model.onnx"', "leads out of its version's folder"),
+        ('default_model_filename: "/etc/passwd"', "leads out of its version's folder"),
     ],
 )
 def test_a_model_that_cannot_be_planned_is_left_beside(
@@ -90,3 +94,78 @@ def test_a_folder_without_a_model_is_refused(tmp_path: Path) -> None:
     (tmp_path / "a b" / "1").mkdir(parents=True)
     with pytest.raises(InputError, match="a b"):
         read_repository(tmp_path)
+
+
+def test_versions_are_folders_that_triton_takes_for_versions(tmp_path: Path) -> None:
+    chain_of(tmp_path / "m" / "1")
+    for name in ("007", "0", "\N{SUPERSCRIPT TWO}", "v2"):
+        chain_of(tmp_path / "m" / name)
+    (tmp_path / "m" / "9").write_text("notes\n")
+    (found,) = read_repository(tmp_path)
+    assert (found.kind, found.file) == (MODEL, tmp_path / "m" / "1" / "model.onnx")
+
+
+def chain_of(folder: Path) -> None:
+    folder.mkdir(parents=True)
+    chain(folder / "model.onnx")
+
+
+def test_a_name_that_comes_twice_is_refused(tmp_path: Path) -> None:
+    chain_of(tmp_path / "a" / "1")
+    chain_of(tmp_path / "b" / "1")
+    (tmp_path / "b" / "config.pbtxt").write_text('name: "a"\n')
+    with pytest.raises(InputError, match=r"'a' is the name of two models"):
+        read_repository(tmp_path)
+
+
+def test_a_configuration_that_is_a_folder_is_refused(tmp_path: Path) -> None:
+    chain_of(tmp_path / "a" / "1")
+    (tmp_path / "a" / "config.pbtxt").mkdir()
+    with pytest.raises(InputError, match=r"config\.pbtxt: cannot be read: Is a directory"):
+        read_repository(tmp_path)
+
+
+def test_a_model_whose_folder_cannot_be_read_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chain_of(tmp_path / "a" / "1")
+    listed = Path.iterdir
+
+    def refused(folder: Path) -> Iterator[Path]:
+        if folder.name == "a":  # root reads every folder, so permissions would not do
+            raise PermissionError(EACCES, "Permission denied", str(folder))
+        return listed(folder)
+
+    monkeypatch.setattr(Path, "iterdir", refused)
+    with pytest.raises(InputError, match=r"/a: cannot be read: Permission denied"):
+        read_repository(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("version", "step"), [("-1", "classify"), ("2", "classify"), ("1", "classify@1")]
+)
+def test_a_step_runs_the_version_that_its_ensemble_names(
+    tmp_path: Path, version: str, step: str
+) -> None:
+    folder = write_repository(tmp_path / "models")
+    pin(folder, "classify", version)
+    found = {each.name: each for each in read_repository(folder)}
+    steps = found["pipeline"].message.ensemble_scheduling.step
+    assert [each.model_name for each in steps] == ["sharpen", step]
+
+
+def test_an_ensemble_of_a_version_that_is_not_served_is_left_beside(tmp_path: Path) -> None:
+    folder = write_repository(tmp_path / "models")
+    pin(folder, "classify", "7")
+    found = {each.name: each for each in read_repository(folder)}
+    assert (found["pipeline"].kind, found["pipeline"].reason) == (
+        BESIDE,
+        "version 7 of its step classify is not served",
+    )
+
+
+def pin(repository: Path, model: str, version: str) -> None:
+    config = repository / "pipeline" / "config.pbtxt"
+    before = f'model_name: "{model}"\n      model_version: -1'
+    assert before in config.read_text()
+    config.write_text(config.read_text().replace(before, before.replace("-1", version)))
