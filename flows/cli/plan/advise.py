@@ -41,11 +41,15 @@ def advise(
     from flows.cli.project import check_known
     from flows.clock import now_utc
     from flows.files import read_cluster, read_workload
-    from flows.operations.adoption.access_log import read_access_log
+    from flows.operations.adoption.access_log import MINUTE_S, read_access_log
     from flows.operations.adoption.savings import to_dict, ways_of
     from flows.planning.stored_plans import load_profiles
     from flows.workspace import workspace
+    from triton_backend.contract.errors import InputError
 
+    period_s = round(period_hours * 3600)
+    if period_s % MINUTE_S:
+        raise InputError("--period-hours", f"{period_s} s is no whole number of minutes")
     contents = (read_cluster(cluster), read_workload(workload))
     work = workspace(warehouse)
     check_known(work, (cluster, workload), contents)
@@ -55,7 +59,7 @@ def advise(
         log = read_access_log(access_log, now=now_utc())
         planned = {model.name for model in contents[1].models}
         left_out = {name: n for name, n in log.requests.items() if name not in planned}
-        ways = ways_of(log, profiles, *contents, period_s=round(period_hours * 3600), report=report)
+        ways = ways_of(log, profiles, *contents, period_s=period_s, report=report)
     if left_out:
         note(f"requests of models that the workload lacks are left out: {left_out}")
     if as_json:

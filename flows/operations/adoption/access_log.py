@@ -9,11 +9,14 @@ names no model. Lines are read one by one, so memory grows with minutes, not wit
 
 import gzip
 import re
+import zlib
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import MAXYEAR, UTC, datetime, timedelta
 from pathlib import Path
+from typing import BinaryIO, cast
+from urllib.parse import unquote
 
 import numpy as np
 
@@ -23,6 +26,9 @@ from triton_backend.contract.errors import InputError
 MINUTE_S = 60
 MOST_MINUTES = 400 * 24 * 60  # a year and a month; a wrong date must not take the memory
 MOST_MODELS = 1_000
+MOST_RATES = 100_000_000  # of a minute and a model: 800 MB
+MOST_BYTES = 64 * 1024  # of a line; servers refuse longer heads of requests
+_GZIP = b"\x1f\x8b"
 _INFER = re.compile(r"/v2/models/([^/\s\"?]+)(?:/versions/[^/\s\"?]+)?/infer[\s\"?]")
 _NGINX = re.compile(r"\[(\d\d/[A-Z][a-z]{2}/\d{4}:\d\d:\d\d):\d\d ([+-]\d{4})\]")
 _ENVOY = re.compile(r"(\d{4}-\d\d-\d\dT\d\d:\d\d):\d\d(?:\.\d+)?(Z|[+-]\d\d:?\d\d)")
@@ -63,6 +69,7 @@ def read_access_log(path: Path, *, now: datetime) -> AccessLog:
     """
     minute_of = _Minutes(now)
     counts: Counter[tuple[int, str]] = Counter()
+    names: set[str] = set()
     others = 0
     try:
         for line in _lines(path):
@@ -71,8 +78,12 @@ def read_access_log(path: Path, *, now: datetime) -> AccessLog:
             if asked is None or minute is None:
                 others += 1
                 continue
-            counts[minute, asked[1]] += 1
-    except (OSError, EOFError) as error:
+            name = unquote(asked[1])
+            names.add(name)
+            if len(names) > MOST_MODELS:
+                raise InputError(str(path), f"names more than {MOST_MODELS} models")
+            counts[minute, name] += 1
+    except (OSError, EOFError, zlib.error) as error:
         raise InputError(str(path), f"cannot be read: {error}") from error
     if not counts:
         reason = f"has no request of a model (/v2/models/NAME/infer) in {others} lines"
@@ -87,8 +98,10 @@ def _log(path: Path, counts: Counter[tuple[int, str]], others: int) -> AccessLog
     if last - first >= MOST_MINUTES:
         days = (last - first) // (24 * 60)
         raise InputError(str(path), f"spans {days} days, from a wrong date perhaps")
-    if len(names) > MOST_MODELS:
-        raise InputError(str(path), f"names {len(names)} models, of at most {MOST_MODELS}")
+    if (last - first + 1) * len(names) > MOST_RATES:
+        days = (last - first) // (24 * 60)
+        reason = f"names {len(names)} models in {days} days: more than {MOST_RATES:,} rates"
+        raise InputError(str(path), reason)
     table = np.zeros((last - first + 1, len(names)))
     column = {name: number for number, name in enumerate(names)}
     for (minute, name), count in counts.items():
@@ -102,9 +115,15 @@ def _log(path: Path, counts: Counter[tuple[int, str]], others: int) -> AccessLog
 
 
 def _lines(path: Path) -> Iterator[str]:
-    opened: Callable[..., Iterator[str]] = gzip.open if path.suffix == ".gz" else open
-    with opened(path, "rt", encoding="utf-8", errors="replace") as file:
-        yield from file
+    """Beginnings of lines; the rest of a line that is too long is passed over."""
+    with path.open("rb") as raw:
+        packed = path.suffix == ".gz" or raw.peek(2)[:2] == _GZIP
+        file = cast("BinaryIO", gzip.GzipFile(fileobj=raw)) if packed else raw
+        begins = True
+        while part := file.readline(MOST_BYTES):
+            if begins:
+                yield part.decode(errors="replace")
+            begins = part.endswith(b"\n")
 
 
 class _Minutes:
@@ -137,6 +156,8 @@ class _Minutes:
             else:
                 at = self._of_triton(*parts)
         except ValueError:
+            return None
+        if not 1 < at.year < MAXYEAR:  # in UTC it may be of a year that has no date
             return None
         return int(at.timestamp()) // MINUTE_S
 

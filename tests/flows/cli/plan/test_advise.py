@@ -49,3 +49,13 @@ def test_bad_logs_are_one_line(poolpipe: Command, name: str, reason: str) -> Non
     ran = poolpipe(*ADVISE, "--access-log", name)
     assert (ran.code, ran.out, ran.err.count("\n")) == (2, "", 1)
     assert reason in ran.err
+
+
+@pytest.mark.usefixtures("profiled")
+def test_a_period_of_no_whole_minutes_is_refused_before_anything_is_planned(
+    poolpipe: Command,
+) -> None:
+    write_log(Path("a.log"))
+    ran = poolpipe(*ADVISE, "--access-log", "a.log", "--period-hours", "0.51")
+    reason = "--period-hours: 1836 s is no whole number of minutes"
+    assert (ran.code, ran.out, ran.err) == (2, "", f"poolpipe: {reason}\n")

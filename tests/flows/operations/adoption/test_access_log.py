@@ -1,6 +1,7 @@
 """Access logs of three servers become rates per minute."""
 
 import gzip
+import tracemalloc
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -63,6 +64,18 @@ def test_lines_of_triton_are_of_the_last_year_where_they_would_be_in_the_future(
             + ENVOY.replace("2026", "1999").format(clock="08:00:00", path=infer("net")),
             "spans 9862 days",
         ),
+        (
+            ENVOY.replace("2026-11-25", "0001-01-01")
+            .replace("Z]", "+09:00]")
+            .format(clock="08:00:00", path=infer("net")),
+            "no request",
+        ),
+        (
+            ENVOY.replace("2026-11-25", "9999-12-31")
+            .replace("Z]", "-09:00]")
+            .format(clock="23:00:00", path=infer("net")),
+            "no request",
+        ),
         (ENVOY.replace("11-25", "13-45").format(clock="08:00:00", path=infer("net")), "no request"),
     ],
 )
@@ -78,3 +91,59 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     (tmp_path / "a.log.gz").write_bytes(b"no gzip")
     with pytest.raises(InputError, match=r"a\.log\.gz: cannot be read"):
         read_access_log(tmp_path / "a.log.gz", now=NOW)
+
+
+def test_damaged_gzip_is_named(tmp_path: Path) -> None:
+    lines = "".join(
+        ENVOY.format(clock=f"08:{n // 60:02}:{n % 60:02}", path=infer(f"net{n * 7919 % 997}"))
+        for n in range(3_600)
+    )
+    packed = bytearray(gzip.compress(lines.encode()))
+    path = tmp_path / "a.log.gz"
+    for place in range(10, len(packed), 997):  # which checks notice depends on the place
+        damaged = packed.copy()
+        damaged[place : place + 4] = b"\xff\xff\xff\xff"
+        path.write_bytes(damaged)
+        with pytest.raises(InputError, match=r"a\.log\.gz: cannot be read"):
+            read_access_log(path, now=NOW)
+
+
+def test_a_gzipped_log_may_have_any_name(tmp_path: Path) -> None:
+    line = ENVOY.format(clock="08:00:00", path=infer("net"))
+    (tmp_path / "a.log").write_bytes(gzip.compress(line.encode() * 60))
+    assert read_access_log(tmp_path / "a.log", now=NOW).requests == {"net": 60}
+
+
+def test_names_are_counted_as_they_are_without_the_signs_of_a_path(tmp_path: Path) -> None:
+    lines = [ENVOY.format(clock="08:00:00", path=infer(name)) for name in ("net%401", "net@1")]
+    (tmp_path / "a.log").write_text("".join(lines))
+    assert read_access_log(tmp_path / "a.log", now=NOW).requests == {"net@1": 2}
+
+
+def test_a_line_without_an_end_takes_no_memory(tmp_path: Path) -> None:
+    line = ENVOY.format(clock="08:00:00", path=infer("net"))
+    long = 64 * 2**20
+    with (tmp_path / "a.log").open("w") as file:
+        file.write(line)
+        file.seek(long)
+        file.write("\n" + line)
+    tracemalloc.start()
+    try:
+        log = read_access_log(tmp_path / "a.log", now=NOW)
+        _, most = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert (log.requests, log.others) == ({"net": 2}, 1)
+    assert most < long / 8
+
+
+def test_names_and_minutes_together_are_refused_before_they_take_memory(tmp_path: Path) -> None:
+    lines = [ENVOY.format(clock="08:00:00", path=infer(f"net{n}")) for n in range(200)]
+    lines.append(lines[0].replace("2026-11", "2025-11"))
+    (tmp_path / "a.log").write_text("".join(lines))
+    with pytest.raises(InputError, match="names 200 models in 365 days"):
+        read_access_log(tmp_path / "a.log", now=NOW)
+    lines = [ENVOY.format(clock="08:00:00", path=infer(f"net{n}")) for n in range(1_001)]
+    (tmp_path / "a.log").write_text("".join(lines) + "no line that is read\n")
+    with pytest.raises(InputError, match="names more than 1000 models"):
+        read_access_log(tmp_path / "a.log", now=NOW)
