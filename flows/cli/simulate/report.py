@@ -53,8 +53,13 @@ def report(
     warehouse: WarehouseFile = WAREHOUSE,
 ) -> None:
     """Write one self-contained page about a run."""
+    from flows.files import check_writable
     from flows.workspace import workspace
 
+    if perfetto is not None:
+        if output is not None and output.resolve() == perfetto.resolve():
+            raise InputError("--perfetto", f"{perfetto} is the page's file, too")
+        check_writable(perfetto, makes_folders=True)
     with progress("drawing"):
         work = workspace(warehouse)
         page = page_of(work, run_id, output)

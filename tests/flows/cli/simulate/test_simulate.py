@@ -188,6 +188,15 @@ def test_a_run_is_kept_and_its_page_written(poolpipe: Command) -> None:
     traced = poolpipe("report", run_id, "--perfetto", "pages/trace.json", "--json").document
     assert Path(traced["perfetto"]) == Path("pages/trace.json").resolve()
     assert json.loads(Path("pages/trace.json").read_text())["traceEvents"]
+    for path, reason in (
+        ("plan.json/t.json", "plan.json/t.json: cannot be written: there is no folder plan.json"),
+        ("pages", "pages: cannot be written: Is a directory"),
+        ("pages/new.html", "--perfetto: pages/new.html is the page's file, too"),
+    ):
+        ran = poolpipe("report", run_id, "-o", "pages/new.html", "--perfetto", path)
+        assert (ran.code, ran.out) == (2, "")
+        assert ran.err.splitlines()[-1] == f"poolpipe: {reason}"
+        assert not Path("pages/new.html").exists()
     refused = poolpipe("report", "simulate-0")
     assert refused.code == 2
     assert run_id in refused.err
