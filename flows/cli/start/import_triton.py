@@ -93,7 +93,9 @@ def import_triton(
     )
     from flows.preparation.triton_repository.repository import read_repository
     from flows.workspace import workspace
+    from triton_backend.contract.errors import InputError
     from triton_backend.contract.units import ms_to_us
+    from triton_backend.contract.workload import Workload
 
     slos_us = {name: ms_to_us(ms) for name, ms in rates("--slo", slo).items()}
     objectives = Objectives(
@@ -101,19 +103,25 @@ def import_triton(
         rate_rps=rates("--rate", rate),
     )
     cluster_file, workload_file = output / "cluster.yaml", output / "workload.yaml"
-    output.mkdir(parents=True, exist_ok=True)
-    check_writable(workload_file)
+    work = workspace(warehouse)
+    _check_apart(repository, (output, work.state.home, work.warehouse))
+    for file in (workload_file,) if cluster else (workload_file, cluster_file):
+        check_writable(file, makes_folders=True)
     if cluster is not None:
         read_cluster(cluster)
-    work, found = workspace(warehouse), read_repository(repository)
-    workload_of(found, objectives)  # names are checked before anything takes long
+    found = read_repository(repository)
+    # Names and objectives are checked before anything takes long.
+    Workload.from_dict(workload_of(found, objectives))
+    try:
+        output.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(str(output), f"cannot be made: {error.strerror}") from error
     with progress("splitting") as report:
         found = split_models(work, found, blocks=blocks, report=report)
     document = workload_of(found, objectives)
     write_text(workload_file, yaml.safe_dump(document, sort_keys=False))
     if cluster is None:
         models = sum(each.kind == "model" for each in found)
-        check_writable(cluster_file)
         proposed = cluster_of(models)
         write_text(cluster_file, yaml.safe_dump(proposed, sort_keys=False))
         if CPU_CLASS in proposed["gpu_classes"]:
@@ -131,6 +139,15 @@ def import_triton(
         print_json(_document(found, made, (cluster_file, workload_file)))
         return
     _show(found, made, (cluster_file, workload_file))
+
+
+def _check_apart(repository: Path, written: "Sequence[Path]") -> None:
+    """Refuse to write into the repository that is read."""
+    from triton_backend.contract.errors import InputError
+
+    for path in written:
+        if path.resolve().is_relative_to(repository.resolve()):
+            raise InputError(str(path), "lies in the repository, where nothing is written")
 
 
 def _planned(

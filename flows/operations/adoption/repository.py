@@ -38,8 +38,7 @@ class Objectives:
 
     def slo_of(self, found: Found) -> int:
         """The SLO (µs): as given by name, else Triton's timeout, else that of all."""
-        given = self.slo_us.get(found.name)
-        return given or found.timeout_us or self.slo_us["*"]
+        return self.slo_us.get(found.name, found.timeout_us or self.slo_us["*"])
 
 
 def split_models(
@@ -90,8 +89,8 @@ def workload_of(found: Sequence[Found], objectives: Objectives) -> dict[str, Any
     """
     served = [each for each in found if each.kind != BESIDE]
     names = {each.name for each in served}
-    for name in (*objectives.slo_us, *objectives.rate_rps):
-        if name != "*" and name not in names:
+    for name in (*(each for each in objectives.slo_us if each != "*"), *objectives.rate_rps):
+        if name not in names:
             known = ", ".join(sorted(names)) or "none"
             raise InputError(f"model {name!r}", f"is not among those to plan: {known}")
     if not served:

@@ -84,11 +84,22 @@ def test_files_are_written_for_gpus_that_are_elsewhere(poolpipe: Command, reposi
         (("models", "--rate", "chat=5"), "model 'chat': is not among those to plan"),
         (("models", "--slo", "plain"), "--slo: 'plain' is not NAME=VALUE"),
         (("models", "--cluster", "none.yaml"), "none.yaml"),
+        (("models", "--slo", "plain=0"), "model 'plain', slo_ms: 0.0 is not positive"),
+        (("models", "--rate", "plain=0"), "model 'plain', rate_rps: 0.0 is not a positive number"),
+        (("models", "--rate", "*=5"), "model '*': is not among those to plan"),
+        (("models", "-o", "models/out"), "models/out: lies in the repository, where nothing"),
+        (("models", "-o", "workload.yaml"), "workload.yaml/workload.yaml: cannot be written"),
+        (("models", "-o", "/proc/out"), "/proc/out: cannot be made"),
+        (("models", "--warehouse", "models/w.duckdb"), "models/w.duckdb: lies in the repository"),
+        ((".",), "lies in the repository, where nothing is written"),
     ],
 )
-@pytest.mark.usefixtures("repository")
-def test_bad_input_is_one_line(poolpipe: Command, arguments: tuple[str, ...], reason: str) -> None:
+def test_bad_input_is_one_line(
+    poolpipe: Command, repository: Path, arguments: tuple[str, ...], reason: str
+) -> None:
+    before = sorted(repository.rglob("*"))
     ran = poolpipe("import-triton", *arguments, "--blocks", "1")
     assert (ran.code, ran.out) == (2, "")
     assert ran.err.splitlines()[-1].startswith("poolpipe: ")
     assert reason in ran.err.splitlines()[-1]
+    assert sorted(repository.rglob("*")) == before
