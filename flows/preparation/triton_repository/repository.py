@@ -22,6 +22,7 @@ from triton_backend.contract.fields import check_name
 
 MODEL, APPLICATION, BESIDE = "model", "application", "beside"
 CONFIGURATION = "config.pbtxt"
+MOST_BYTES = 2**20  # of a configuration
 _ONNX = {"onnxruntime", "onnxruntime_onnx"}
 _ENSEMBLE = "ensemble"
 _VERSION = re.compile(r"[1-9][0-9]*")  # Triton passes over folders with other names
@@ -120,11 +121,12 @@ def read_repository(folder: Path) -> tuple[Found, ...]:
 def _models(folder: Path) -> Iterator[Found]:
     """A model in each of its served versions."""
     path = folder / CONFIGURATION
-    inside = [each.name for each in folder.iterdir() if each.is_dir()]
-    versions = sorted((int(name) for name in inside if _VERSION.fullmatch(name)), reverse=True)
-    if not path.exists() and not versions:
+    inside = list(folder.iterdir())
+    numbers = (int(each.name) for each in inside if _VERSION.fullmatch(each.name) and each.is_dir())
+    versions = sorted(numbers, reverse=True)
+    if path not in inside and not versions:
         return
-    text = read_text(path) if path.exists() else ""
+    text = _text(path) if path in inside else ""
     read = read_configuration(text, str(path))
     name = read.message.name or folder.name
     check_name(str(folder), name)
@@ -146,6 +148,15 @@ def _models(folder: Path) -> Iterator[Found]:
         yield Found(name=name, kind=APPLICATION, **about)
     else:
         yield from _versions(folder, name, _served(read.message, versions), about)
+
+
+def _text(path: Path) -> str:
+    if not path.is_file():  # a pipe would wait for its writer
+        raise InputError(str(path), "is no file")
+    size = path.stat().st_size
+    if size > MOST_BYTES:
+        raise InputError(str(path), f"has {size} bytes, of at most {MOST_BYTES}")
+    return read_text(path)
 
 
 def _versions(

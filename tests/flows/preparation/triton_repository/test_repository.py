@@ -1,7 +1,8 @@
 """Repositories become models to plan, applications, and models beside the plan."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from errno import EACCES
+from os import mkfifo
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ from flows.preparation.triton_repository.repository import (
     APPLICATION,
     BESIDE,
     MODEL,
+    MOST_BYTES,
     read_repository,
 )
 from tests.flows.preparation.splitting.tiny_models import chain
@@ -118,10 +120,29 @@ def test_a_name_that_comes_twice_is_refused(tmp_path: Path) -> None:
         read_repository(tmp_path)
 
 
-def test_a_configuration_that_is_a_folder_is_refused(tmp_path: Path) -> None:
+def dangling(path: Path) -> None:
+    path.symlink_to("gone")
+
+
+def too_long(path: Path) -> None:
+    path.write_bytes(b"a" * (MOST_BYTES + 1))
+
+
+@pytest.mark.parametrize(
+    ("make", "reason"),
+    [
+        (Path.mkdir, "is no file"),
+        (mkfifo, "is no file"),
+        (dangling, "is no file"),
+        (too_long, "has 1048577 bytes, of at most"),
+    ],
+)
+def test_a_configuration_that_is_no_text_of_its_size_is_refused(
+    tmp_path: Path, make: Callable[[Path], object], reason: str
+) -> None:
     chain_of(tmp_path / "a" / "1")
-    (tmp_path / "a" / "config.pbtxt").mkdir()
-    with pytest.raises(InputError, match=r"config\.pbtxt: cannot be read: Is a directory"):
+    make(tmp_path / "a" / "config.pbtxt")
+    with pytest.raises(InputError, match=rf"config\.pbtxt: {reason}"):
         read_repository(tmp_path)
 
 
