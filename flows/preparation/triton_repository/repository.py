@@ -248,6 +248,7 @@ def _with_parts(found: Sequence[Found]) -> Iterator[Found]:
             continue
         message = type(each.message)()
         message.CopyFrom(each.message)
+        message.name = each.name
         reasons = [_bound(step, by_name) for step in message.ensemble_scheduling.step]
         reason = next(filter(None, reasons), "")
         if reason:

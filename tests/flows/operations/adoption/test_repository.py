@@ -63,3 +63,11 @@ def test_gpus_of_today_are_those_that_instances_are_on(found: tuple[Found, ...])
     assert gpus_today(found, 2) == 2
     sharpen = [each for each in found if each.name == "sharpen"]
     assert gpus_today(sharpen, 2) == 1
+
+
+def test_a_complaint_about_an_ensemble_names_its_folder(tmp_path: Path) -> None:
+    folder = write_repository(tmp_path / "models")
+    config = folder / "pipeline" / "config.pbtxt"
+    config.write_text(config.read_text().replace('value: "PICTURE"', 'value: "SCORES"'))
+    with pytest.raises(InputError, match=r"application 'pipeline', .* runs in a circle"):
+        workload_of(read_repository(folder), Objectives(slo_us={"*": 1_000}, rate_rps={}))
