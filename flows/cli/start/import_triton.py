@@ -89,6 +89,7 @@ def import_triton(
         Objectives,
         cluster_of,
         split_models,
+        without_broken_ensembles,
         workload_of,
     )
     from flows.preparation.triton_repository.repository import read_repository
@@ -106,10 +107,12 @@ def import_triton(
     work = workspace(warehouse)
     _check_apart(repository, (output, work.state.home, work.warehouse))
     for file in (workload_file,) if cluster else (workload_file, cluster_file):
+        if file.exists():
+            raise InputError(str(file), "is there already; give another folder with -o")
         check_writable(file, makes_folders=True)
     if cluster is not None:
         read_cluster(cluster)
-    found = read_repository(repository)
+    found = without_broken_ensembles(read_repository(repository))
     # Names and objectives are checked before anything takes long.
     Workload.from_dict(workload_of(found, objectives))
     try:

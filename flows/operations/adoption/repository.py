@@ -41,6 +41,20 @@ class Objectives:
         return self.slo_us.get(found.name, found.timeout_us or self.slo_us["*"])
 
 
+def without_broken_ensembles(found: Sequence[Found]) -> tuple[Found, ...]:
+    """The same; ensembles whose tensors do not fit together are left beside, with the reason."""
+    after: list[Found] = []
+    for each in found:
+        reason = ""
+        if each.kind == APPLICATION:
+            try:
+                from_ensemble(each.message, each.name, 1)
+            except InputError as error:
+                reason = str(error)
+        after.append(replace(each, kind=BESIDE, reason=reason) if reason else each)
+    return tuple(after)
+
+
 def split_models(
     work: Workspace,
     found: Sequence[Found],

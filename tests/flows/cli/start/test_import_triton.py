@@ -65,22 +65,23 @@ def test_files_are_written_for_gpus_that_are_elsewhere(poolpipe: Command, reposi
     )
     ran = poolpipe(
         "import-triton", str(repository), "--cluster", "gpus.yaml", "--rate", "plain=20",
-        "--slo", "pipeline=300", "--blocks", "2",
+        "--slo", "pipeline=300", "--blocks", "2", "-o", "out",
     )  # fmt: skip
     assert ran.code == 0
     assert "next: poolpipe profile classify --cluster gpus.yaml --runtime tensorrt" in ran.out
     assert "left beside the plan" in ran.out
     assert "note: SLO: 1000 ms is assumed" in ran.err
-    written = yaml.safe_load(Path("workload.yaml").read_text())
+    written = yaml.safe_load(Path("out/workload.yaml").read_text())
     assert {m["name"]: m.get("rate_rps") for m in written["models"]}["plain"] == 20.0
     assert written["applications"][0]["slo_ms"] == 300.0
-    assert not Path("cluster.yaml").read_text().startswith("name: cluster\n")
+    assert not Path("out/cluster.yaml").exists()
 
 
 @pytest.mark.parametrize(
     ("arguments", "reason"),
     [
         (("none",), "none: cannot be read"),
+        (("models", "-o", "."), "workload.yaml: is there already; give another folder with -o"),
         (("models", "--rate", "chat=5"), "model 'chat': is not among those to plan"),
         (("models", "--slo", "plain"), "--slo: 'plain' is not NAME=VALUE"),
         (("models", "--cluster", "none.yaml"), "none.yaml"),
@@ -98,7 +99,8 @@ def test_bad_input_is_one_line(
     poolpipe: Command, repository: Path, arguments: tuple[str, ...], reason: str
 ) -> None:
     before = sorted(repository.rglob("*"))
-    ran = poolpipe("import-triton", *arguments, "--blocks", "1")
+    elsewhere = () if "-o" in arguments else ("-o", "out")
+    ran = poolpipe("import-triton", *arguments, *elsewhere, "--blocks", "1")
     assert (ran.code, ran.out) == (2, "")
     assert ran.err.splitlines()[-1].startswith("poolpipe: ")
     assert reason in ran.err.splitlines()[-1]

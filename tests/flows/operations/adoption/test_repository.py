@@ -5,7 +5,12 @@ from pathlib import Path
 import pytest
 
 from flows.operations.adoption.comparison import gpus_seen, gpus_today
-from flows.operations.adoption.repository import Objectives, split_models, workload_of
+from flows.operations.adoption.repository import (
+    Objectives,
+    split_models,
+    without_broken_ensembles,
+    workload_of,
+)
 from flows.preparation.triton_repository.repository import BESIDE, MODEL, Found, read_repository
 from flows.state import ProjectState
 from flows.workspace import Workspace
@@ -56,6 +61,16 @@ def test_a_model_that_cannot_be_split_is_left_beside_with_its_ensembles(tmp_path
         "its step sharpen is not planned",
     )
     assert digest(folder) == before
+
+
+def test_an_ensemble_whose_tensors_do_not_fit_is_left_beside(tmp_path: Path) -> None:
+    folder = write_repository(tmp_path / "models")
+    config = folder / "pipeline" / "config.pbtxt"
+    config.write_text(config.read_text().replace('value: "sharp" }', 'value: "blunt" }', 1))
+    after = {each.name: each for each in without_broken_ensembles(read_repository(folder))}
+    assert after["pipeline"].kind == BESIDE
+    assert "no step gives 'sharp'" in after["pipeline"].reason
+    assert after["sharpen"].kind == MODEL
 
 
 def test_gpus_of_today_are_those_that_instances_are_on(found: tuple[Found, ...]) -> None:
