@@ -13,7 +13,7 @@ from flows.cli.main import app
 from flows.cli.registry import GROUPS
 from tests.flows.cli.conftest import Command
 
-TAKING_ONE = ("engines", "verify", "simulate", "serve", "load", "render", "rollout")
+TAKING_ONE = ("engines", "verify", "simulate", "serve", "load", "render", "rollout", "tolerance")
 
 
 def test_these_commands_take_a_plan_and_no_other_does() -> None:
