@@ -100,6 +100,8 @@ def search(
     columns = feasible.take(undominated(problem, feasible, np.arange(len(feasible))))
     trace.configurations = {"enumerated": feasible.enumerated, "feasible": len(feasible)}
     trace.seconds["enumerate"] = laps.restart()
+    if len(problem.models) > problem.gpus.sum():  # a search would end no sooner than its limits
+        _check_placeable(problem, columns)
     bound = solve_bound(problem, columns, goal)
     trace.seconds["bound"] = laps.restart()
     best = Best(problem, columns, goal)
@@ -147,16 +149,27 @@ def _no_plan(best: Best, watch: Watch) -> InfeasibleError:
     """Why there is no plan: models that find no GPU, or rates out of reach."""
     if watch.over():
         return watch.no_plan()
-    problem = best.problem
-    out = placeable(problem, best.columns)[1]
+    try:
+        _check_placeable(best.problem, best.columns)
+    except InfeasibleError as error:
+        return error
+    return InfeasibleError("workload", "no plan in whole GPUs was found for the rates asked for")
+
+
+def _check_placeable(problem: Problem, columns: Columns) -> None:
+    """Check that every model finds GPUs beside the others.
+
+    Raises:
+        InfeasibleError: the GPUs are too few, with the models that are left out.
+    """
+    out = placeable(problem, columns)[1]
     if out:
         names = [problem.models[number].name for number in out]
-        return InfeasibleError(
+        raise InfeasibleError(
             f"workload model {names[0]!r}",
             f"the GPUs are too few for {len(problem.models)} models: at most "
             f"{len(problem.models) - len(names)} can be placed, all but {', '.join(names)}",
         )
-    return InfeasibleError("workload", "no plan in whole GPUs was found for the rates asked for")
 
 
 def _with_fewer_stages(best: Best, options: PlanOptions, watch: Watch) -> None:

@@ -9,6 +9,7 @@ from flows.planning.verify import verify_plan
 from flows.planning.watch import Watch
 from scripts.golden.problems import named
 from tests.flows.planning.small import cluster, profile, workload
+from triton_backend.contract.cluster import Cluster
 from triton_backend.contract.errors import InfeasibleError, InputError
 from triton_backend.contract.plan import Plan
 from triton_backend.contract.profiles import ModelProfile, profile_from_cells
@@ -93,6 +94,17 @@ def test_a_model_that_cannot_meet_its_slo_is_named_with_its_best_latency() -> No
     hopeless = ModelDemand(name="other", slo_us=2_000, weight=1.0, batch_building_rate_rps=1e9)
     with pytest.raises(InfeasibleError, match=r"'other'.*the best takes 3\.000 ms.*allow 1\.200"):
         make_plan(PROFILES, cluster(), workload(*workload().models, hopeless))
+
+
+def test_more_models_than_the_gpus_hold_are_refused_with_their_names() -> None:
+    made = named("two-stages-00").make()
+    data = made.cluster.to_dict()
+    data["nodes"] = [nodes | {"count": 1, "gpus": 1} for nodes in data["nodes"]]
+    two = Cluster.from_dict(data)
+    assert sum(two.gpus(each.name) for each in two.gpu_classes) == 2 < len(made.workload.models)
+    # The search for a plan alone would end with its time limit, and say so.
+    with pytest.raises(InfeasibleError, match="too few for 4 models: at most 2 can be placed"):
+        make_plan(made.profiles, two, made.workload, PlanOptions(time_limit_s=5))
 
 
 def test_missing_rates_come_from_no_partitioning_without_gathering_time() -> None:
