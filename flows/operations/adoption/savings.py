@@ -66,6 +66,12 @@ def ways_of(
             fit together.
     """
     history = _of(log, workload)
+    if len(history.rps) < WARM_UP_PART:
+        raise InputError(
+            "the log",
+            f"spans {len(history.rps)} min; {WARM_UP_PART} at least are needed, since rates are "
+            "forecast from its first part",
+        )
     costs = all(c.hourly_cost is not None for c in cluster.gpu_classes)
     counted = priced(cluster)
     peak = {n: float(r) for n, r in zip(history.names, history.rps.max(axis=0), strict=True)}

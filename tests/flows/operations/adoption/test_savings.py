@@ -53,3 +53,13 @@ def test_a_cluster_that_is_too_small_serves_what_it_can() -> None:
 def test_a_log_without_the_models_is_refused() -> None:
     with pytest.raises(InputError, match="no request of net; its models: other"):
         ways_of(log_of(np.ones(60), "other"), PROFILES, CLUSTER, workload(DEMAND), period_s=3600)
+
+
+def test_a_log_of_less_than_four_minutes_is_refused_before_a_plan_is_made() -> None:
+    with pytest.raises(InputError, match="spans 3 min; 4 at least are needed"):
+        ways_of(log_of(np.ones(3)), PROFILES, CLUSTER, workload(DEMAND), period_s=3600)
+
+
+def test_a_log_of_four_minutes_is_enough() -> None:
+    ways = ways_of(log_of(np.ones(4)), PROFILES, CLUSTER, workload(DEMAND), period_s=3600)
+    assert [way.served for way in ways] == [1.0, 1.0, 1.0]
