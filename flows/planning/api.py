@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from math import fsum
 
+from flows.planning.auto.plan import best_plan
 from flows.planning.certificate import decode
 from flows.planning.entries import MARGIN
 from flows.planning.pool.applications.exact import application_rates
@@ -49,6 +50,16 @@ def make_plan(
     """
     options = options or PlanOptions()
     planner = planner_named(options.planner)
+    watch = watch or Watch(limit_s=options.time_limit_s)
+    if planner.plan is None:
+        inputs = Inputs(
+            profiles=profiles,
+            cluster=cluster,
+            workload=workload,
+            watch=watch,
+            interference=interference or {},
+        )
+        return best_plan(_made, inputs, options)
     if planner.most_stages is not None and options.max_partitions > planner.most_stages:
         options = replace(options, max_partitions=planner.most_stages)
     if workload.applications and "applications" not in planner.demands:
@@ -69,7 +80,6 @@ def make_plan(
         known = ", ".join(p.name for p in product_planners().values() if p.mig)
         reason = f"{planner.name} plans no MIG slices, which class {divided[0]} has; {known} does"
         raise InputError("option planner", reason)
-    watch = watch or Watch(limit_s=options.time_limit_s)
     workload, rates_from = with_rates(profiles, cluster, workload, options, watch)
     inputs = Inputs(
         profiles=profiles,
@@ -81,6 +91,17 @@ def make_plan(
     with recorded() as solvers:
         outcome = planner.plan(inputs, options)
     return decode(inputs, options, outcome, rates_from, solvers)
+
+
+def _made(inputs: Inputs, options: PlanOptions) -> Plan:
+    return make_plan(
+        inputs.profiles,
+        inputs.cluster,
+        inputs.workload,
+        options,
+        inputs.watch,
+        interference=inputs.interference,
+    )
 
 
 def with_rates(
@@ -140,7 +161,10 @@ def _rated(demand: ModelDemand, rate_rps: float) -> ModelDemand:
 def _throughputs(inputs: Inputs, options: PlanOptions) -> dict[str, float]:
     """The rate of every model without gathering time (requests/s)."""
     bare = inputs.workload
-    outcome = planner_named(options.planner).plan(inputs, options)
+    plan = planner_named(options.planner).plan
+    if plan is None:
+        raise InvariantError("rates come from a planner that asks others")
+    outcome = plan(inputs, options)
     served = outcome.promised_rps or [
         fsum(p.rate_rps for p in outcome.pipelines if p.model == number)
         for number in range(len(bare.models))

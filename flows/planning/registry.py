@@ -270,7 +270,8 @@ class Planner:
     """A planner by name.
 
     Attributes:
-        plan: from inputs and options to what was decided.
+        plan: from inputs and options to what was decided; None: it asks the other planners
+            (`auto.best_plan`).
         space: the plans that its bound covers; a bound of one space says nothing of another.
         objectives: the objectives it is defined for.
         demands: what a workload may ask of it: `models`, `entries`, `applications`.
@@ -284,7 +285,7 @@ class Planner:
     """
 
     name: str
-    plan: Callable[[Inputs, PlanOptions], Outcome]
+    plan: Callable[[Inputs, PlanOptions], Outcome] | None
     space: str
     objectives: tuple[str, ...] = ("throughput",)
     demands: tuple[str, ...] = ("models",)

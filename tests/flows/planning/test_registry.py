@@ -112,6 +112,7 @@ def test_what_a_planner_does_not_take_is_refused(options: dict[str, Any], compla
 def test_every_planner_of_the_folder_is_found_and_an_unknown_one_is_refused() -> None:
     assert {"pool", "no-partitioning", "dart-r"} <= set(planners())
     assert set(product_planners()) == {
+        "auto",
         "gpulets",
         "gpulets-open",
         "graft",

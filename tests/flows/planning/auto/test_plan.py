@@ -1,0 +1,86 @@
+"""The planner that asks the others."""
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from flows.planning import PlanOptions, make_plan
+from flows.planning.auto.plan import ARRIVALS, HELD
+from flows.planning.registry import product_planners
+from flows.planning.verify import verify_plan
+from scripts.golden.problems import named
+from tests.flows.planning.small import cluster, profile, workload
+from triton_backend.contract.errors import InfeasibleError, InputError
+from triton_backend.contract.plan import Plan
+from triton_backend.contract.workload import ModelDemand
+from triton_backend.simulator.goodput import ATTAINMENT, find_goodput
+from triton_backend.simulator.run import simulate
+from triton_backend.simulator.scenario import SimOptions
+
+AUTO = PlanOptions(planner="auto")
+
+
+def test_the_plan_that_serves_most_is_taken_and_verifies() -> None:
+    profiles = {"net": profile(), "other": profile("other", (500, 2000, 500))}
+    asked = workload(
+        ModelDemand(name="net", slo_us=15_000), ModelDemand(name="other", slo_us=15_000)
+    )
+    chosen = make_plan(profiles, cluster(3, 6), asked, AUTO)
+    assert verify_plan(chosen, profiles) == []
+    assert verify_plan(Plan.from_dict(json.loads(json.dumps(chosen.to_dict()))), profiles) == []
+
+    def served(plan: Plan) -> float:  # with arrivals of a seed that `auto` has not seen
+        return plan.objective.value * find_goodput(plan, SimOptions(seed=7)).load_factor
+
+    for name in ("pool", "no-partitioning", "subclusters"):
+        other = make_plan(profiles, cluster(3, 6), asked, PlanOptions(planner=name))
+        assert served(chosen) >= 0.9 * served(other)
+
+
+def test_more_models_than_gpus_are_planned_on_shared_ones() -> None:
+    profiles = {name: profile(name) for name in "abcd"}
+    asked = workload(*(ModelDemand(name=name, slo_us=40_000) for name in profiles))
+    with pytest.raises(InfeasibleError):
+        make_plan(profiles, cluster(1, 1), asked, PlanOptions())
+    plan = make_plan(profiles, cluster(1, 1), asked, AUTO)
+    assert plan.planner in {"subclusters", "gpulets", "gpulets-open"}
+    assert plan.options["slo_margin"] == product_planners()[plan.planner].slo_margin
+    said = "\n".join(plan.certificate["notes"])
+    assert "auto: pool has no plan" in said
+    assert f"auto: {plan.planner} " in said
+
+
+@pytest.mark.parametrize("problem", ["entries-mixed-01", "applications-padded-00"])
+def test_other_kinds_of_workload_are_planned_by_those_that_can(problem: str) -> None:
+    made = named(problem).make()
+    options = PlanOptions(planner="auto", objective=made.options.objective, time_limit_s=20)
+    plan = make_plan(made.profiles, made.cluster, made.workload, options)
+    assert plan.planner != "auto"
+    assert verify_plan(plan, made.profiles) == []
+
+
+def test_the_cheapest_plan_that_holds_its_rates_is_taken() -> None:
+    dear = cluster(10, 20, fast_hourly_cost=4.0, slow_hourly_cost=1.0)
+    asked = workload(ModelDemand(name="net", slo_us=15_000, rate_rps=300.0))
+    profiles, options = {"net": profile()}, PlanOptions(planner="auto", objective="cost")
+    plan = make_plan(profiles, dear, asked, options)
+    held = simulate(plan, SimOptions(seed=7, load_factor=HELD))
+    assert held.least_attainment >= ATTAINMENT - 0.01
+    for name in ("pool", "subclusters", "gpulets"):
+        other = make_plan(profiles, dear, asked, PlanOptions(planner=name, objective="cost"))
+        cheaper = other.objective.value < plan.objective.value - 1e-9
+        tried = simulate(other, replace(ARRIVALS, load_factor=HELD))
+        assert not (cheaper and tried.least_attainment >= ATTAINMENT)
+
+
+def test_a_demand_that_no_planner_meets_is_refused_with_the_first_reason() -> None:
+    with pytest.raises(InfeasibleError, match="net"):
+        make_plan({"net": profile()}, cluster(), workload(ModelDemand(name="net", slo_us=1)), AUTO)
+
+
+def test_what_no_planner_is_defined_for_is_refused() -> None:
+    made = named("mig-01").make()
+    options = PlanOptions(planner="auto", objective="share")
+    with pytest.raises(InputError, match="no planner has objective share"):
+        make_plan(made.profiles, made.cluster, made.workload, options)
