@@ -25,7 +25,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
-from statistics import mean
+from statistics import geometric_mean, mean
 
 from flows.planning import PlanOptions, make_plan
 from scripts.benchmarks.figures import Figure, add_destinations, conclude
@@ -190,11 +190,12 @@ def figures_of(found: Sequence[Found]) -> list[Figure]:
         (ONE_CLASS, [f for f in found if f.problem.cluster == ONE_CLASS]),
     ):
         if chosen:
-            ratio = sum(f.ours_rps for f in chosen) / max(1e-9, sum(f.triton_rps for f in chosen))
+            ratios = [f.ours_rps / max(1e-9, f.triton_rps) for f in chosen]
             ahead = sum(f.triton_rps > f.ours_rps for f in chosen)
             equal = sum(f.triton_rps == f.ours_rps for f in chosen)
             figures += [
-                Figure(name=f"{name}: PoolPipe / Triton, sum of goodput", value=ratio),
+                Figure(name=f"{name}: PoolPipe / Triton, goodput", value=geometric_mean(ratios)),
+                Figure(name=f"{name}: PoolPipe / Triton, least", value=min(ratios)),
                 Figure(name=f"{name}: problems where Triton is ahead", value=ahead),
                 Figure(name=f"{name}: problems where both are equal", value=equal),
                 Figure(name=f"{name}: problems", value=len(chosen)),

@@ -22,7 +22,7 @@ def test_halving_finds_the_highest_load_that_holds(
     assert highest(None, (0,), above) == max(carries, above)  # type: ignore[arg-type]
 
 
-def test_ratios_are_of_sums_and_ahead_is_counted_by_problem() -> None:
+def test_ratios_and_leads_count_every_problem_alike() -> None:
     def found(cluster: str, triton: float, ours: float) -> Found:
         problem = Problem(folder=Path(), group="G1", cluster=cluster, seconds=1)
         return Found(
@@ -35,10 +35,11 @@ def test_ratios_are_of_sums_and_ahead_is_counted_by_problem() -> None:
         )
 
     figures = figures_of(
-        [found("HC1-L", 50, 100), found("HC2-L", 100, 50), found("one class", 80, 80)]
+        [found("HC1-L", 100, 600), found("HC2-L", 100, 50), found("one class", 80, 80)]
     )
     values = {figure.name: figure.value for figure in figures}
-    assert values["mixed: PoolPipe / Triton, sum of goodput"] == 1
+    assert values["mixed: PoolPipe / Triton, goodput"] == pytest.approx(3**0.5)
+    assert values["mixed: PoolPipe / Triton, least"] == 0.5
     assert values["mixed: problems where Triton is ahead"] == 1
     assert values["one class: problems where both are equal"] == 1
-    assert values["HC1-L: goodput of PoolPipe, tuned"] == 100
+    assert values["HC1-L: goodput of PoolPipe, tuned"] == 600
