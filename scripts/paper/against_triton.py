@@ -190,11 +190,15 @@ def figures_of(found: Sequence[Found]) -> list[Figure]:
         (ONE_CLASS, [f for f in found if f.problem.cluster == ONE_CLASS]),
     ):
         if chosen:
-            ratios = [f.ours_rps / max(1e-9, f.triton_rps) for f in chosen]
+            sums = sum(f.ours_rps for f in chosen) / max(1e-9, sum(f.triton_rps for f in chosen))
+            ratios = [max(1e-9, f.ours_rps) / max(1e-9, f.triton_rps) for f in chosen]
             ahead = sum(f.triton_rps > f.ours_rps for f in chosen)
             equal = sum(f.triton_rps == f.ours_rps for f in chosen)
             figures += [
-                Figure(name=f"{name}: PoolPipe / Triton, goodput", value=geometric_mean(ratios)),
+                Figure(name=f"{name}: PoolPipe / Triton, sum of goodput", value=sums),
+                Figure(
+                    name=f"{name}: PoolPipe / Triton, mean of ratios", value=geometric_mean(ratios)
+                ),
                 Figure(name=f"{name}: PoolPipe / Triton, least", value=min(ratios)),
                 Figure(name=f"{name}: problems where Triton is ahead", value=ahead),
                 Figure(name=f"{name}: problems where both are equal", value=equal),

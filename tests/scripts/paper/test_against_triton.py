@@ -38,7 +38,8 @@ def test_ratios_and_leads_count_every_problem_alike() -> None:
         [found("HC1-L", 100, 600), found("HC2-L", 100, 50), found("one class", 80, 80)]
     )
     values = {figure.name: figure.value for figure in figures}
-    assert values["mixed: PoolPipe / Triton, goodput"] == pytest.approx(3**0.5)
+    assert values["mixed: PoolPipe / Triton, sum of goodput"] == 650 / 200
+    assert values["mixed: PoolPipe / Triton, mean of ratios"] == pytest.approx(3**0.5)
     assert values["mixed: PoolPipe / Triton, least"] == 0.5
     assert values["mixed: problems where Triton is ahead"] == 1
     assert values["one class: problems where both are equal"] == 1
