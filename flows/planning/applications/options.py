@@ -12,8 +12,7 @@ OPTIONS = (
         default=AUTO,
         choices=(AUTO, *ACCOUNTINGS),
         help="How the time to gather a batch is counted; auto: fixed, for applications at "
-        "least cost"
-        " tc-padded (billing gpu) or tc-tail (occupancy).",
+        "least cost tc-padded (billing gpu) or tc-tail (occupancy).",
     ),
     Option(
         name="dummies",
@@ -25,10 +24,9 @@ OPTIONS = (
         name="billing",
         kind=str,
         default=AUTO,
-        choices=(AUTO, "gpu", "share", "occupancy"),
-        help="Pay whole GPUs, the share of each that is held, or the part in use; auto: "
-        "share where a"
-        " model lists entries, else gpu.",
+        choices=(AUTO, "gpu", "paid", "share", "occupancy"),
+        help="Pay whole GPUs (gpu, or paid: the plan's price_paid), the share of each that is "
+        "held, or the part in use; auto: share where a model lists entries, else gpu.",
     ),
 )
 
@@ -57,4 +55,4 @@ def billing_of(options: PlanOptions) -> str:
     asked = str(options.own["billing"])
     if asked == "share":
         raise InputError("option billing", "share is for models that list entries")
-    return "gpu" if asked == AUTO else asked
+    return "gpu" if asked in (AUTO, "paid") else asked

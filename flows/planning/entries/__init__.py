@@ -71,8 +71,9 @@ OPTIONS = (
         name="billing",
         kind=str,
         default="share",
-        choices=("gpu", "share"),
-        help="Pay whole GPUs, or the share of each that is held.",
+        choices=("gpu", "paid", "share"),
+        help="Pay whole GPUs (gpu, or paid: the plan's price_paid), or the share of each that is "
+        "held.",
         stated=True,
     ),
 )

@@ -394,7 +394,7 @@ def billing_of(options: PlanOptions) -> str:
         raise InputError(
             "option billing", "occupancy is for models and applications without entries"
         )
-    return "share" if asked == "auto" else asked
+    return {"auto": "share", "paid": "gpu"}.get(asked, asked)
 
 
 def _whole_gpus(options: PlanOptions) -> bool:

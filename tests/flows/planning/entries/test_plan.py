@@ -78,10 +78,11 @@ def test_throughput_is_the_largest_multiple_of_all_rates() -> None:
     assert plan.objective.value <= plan.objective.upper_bound
 
 
-def test_billing_by_gpus_pays_whole_ones() -> None:
+@pytest.mark.parametrize("billing", ["gpu", "paid"])
+def test_billing_by_gpus_pays_whole_ones(billing: str) -> None:
     problem = case(2, 6)
-    plan = planned(problem, objective="cost", own={"billing": "gpu"})
-    assert plan.objective.value == 2.0 * plan.gpus_used["G"]
+    plan = planned(problem, objective="cost", own={"billing": billing})
+    assert plan.objective.value == plan.price_paid == 2.0 * plan.gpus_used["G"]
 
 
 def test_an_entry_that_aligns_boards_a_batch_of_the_entry_at_the_junction() -> None:
@@ -243,7 +244,7 @@ def test_divisors_stay_apart_by_size_and_model() -> None:
 
 def test_a_planner_of_whole_models_refuses_entries() -> None:
     with pytest.raises(
-        InputError, match="gpulets plans whole models; entries are planned by graft"
+        InputError, match="gpulets plans whole models; entries are planned by auto, graft"
     ):
         planned(one(entry("a", 0, 40, 1)), "gpulets", "gpus")
 

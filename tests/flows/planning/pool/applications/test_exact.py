@@ -222,6 +222,17 @@ def test_a_diamond_is_planned_with_proof_by_every_accounting(own: dict[str, Any]
     assert planned.tails_us["one"] > planned.tails_us["left"] > planned.tails_us["join"] == 0
 
 
+def test_billing_of_what_is_paid_minimises_the_price_of_the_gpus_that_are_on() -> None:
+    workload = asked(60, *DIAMOND)
+    plan = made(workload, objective="cost", own={"billing": "paid"})
+    assert plan.objective.value == pytest.approx(plan.price_paid)
+    assert plan.options["billing"] == "gpu"
+    occupied = made(workload, objective="cost", own={"billing": "occupancy"})
+    assert plan.price_paid is not None
+    assert occupied.price_paid is not None
+    assert plan.price_paid <= occupied.price_paid + 1e-9
+
+
 def test_planners_of_the_paper_cost_no_less_than_the_exact_one() -> None:
     workload = asked(60, *DIAMOND)
     exact = made(workload, objective="cost", own={"billing": "occupancy"}).objective.value
