@@ -92,7 +92,11 @@ def _require_batch(value: onnx.ValueInfoProto, where: str) -> None:
     """Refuse an input without dimensions; sizes below 0, as old exporters write them, are open."""
     if not value.type.tensor_type.HasField("shape") or not _dims(value):
         place = f"{where}, input {value.name!r}"
-        raise InputError(place, "has no batch dimension (a scalar or an unknown shape)")
+        raise InputError(
+            place,
+            "has no batch dimension (a scalar or an unknown shape); make a value that never "
+            "changes an initializer of the model",
+        )
     for dim in _dims(value):
         if dim.HasField("dim_value") and dim.dim_value < 0:
             dim.Clear()
@@ -182,6 +186,7 @@ def _advice(model: onnx.ModelProto, inputs: Mapping[str, onnx.ValueInfoProto]) -
     listed = "; ".join(_in_words(value) for value in opened.values())
     size = _picture_size(model)
     options: list[str] = []
+    hints: list[str] = []
     known = True
     for name, value in opened.items():
         dims = _dims(value)
@@ -189,9 +194,12 @@ def _advice(model: onnx.ModelProto, inputs: Mapping[str, onnx.ValueInfoProto]) -
         if len(dims) == PICTURE_RANK and size is not None and sizes[-2:] == ["SIZE", "SIZE"]:
             sizes[-2:] = map(str, size)
         known = known and "SIZE" not in sizes
+        if dims[0].dim_value > 1:
+            hints.append(f"the batch is the first dimension; transpose {name} where it is another")
         options.append(f"{OPTION} {name}={'x'.join(sizes)}")
     multiple = _multiple(model.graph)
-    hints = ["these sizes are in the file's metadata"] if known else []
+    if known:
+        hints.append("these sizes are in the file's metadata")
     if multiple > 1:
         hints.append(f"height and width: multiples of {multiple}")
     said = f" ({', '.join(hints)})" if hints else ""

@@ -187,3 +187,60 @@ def test_layers_in_half_precision_are_compared_with_its_tolerance(tmp_path: Path
     stage.write_bytes(model.SerializeToString())
     with pytest.raises(InputError, match=r"more than 2e-03; .*'node_of_b' \(Conv\)"):
         check_split(half)
+
+
+def test_int8_models_with_fixed_ranges_are_split_and_their_stages_are_the_model(
+    tmp_path: Path,
+) -> None:
+    """As static quantisation leaves a model: a pair of nodes around each tensor and weight."""
+    constants = {"s": np.array(0.05, np.float32), "z": np.array(0, np.int8)}
+    nodes: list[onnx.NodeProto] = []
+    last = "x"
+    for number, weights in enumerate(tiny_models.conv_weights(3).values()):
+        constants[f"q{number}"] = np.clip(np.round(weights / 0.01), -128, 127).astype(np.int8)
+        constants[f"t{number}"] = np.array(0.01, np.float32)
+        nodes += [
+            helper.make_node("QuantizeLinear", [last, "s", "z"], [f"a{number}"]),
+            helper.make_node("DequantizeLinear", [f"a{number}", "s", "z"], [f"b{number}"]),
+            helper.make_node("DequantizeLinear", [f"q{number}", f"t{number}", "z"], [f"w{number}"]),
+            tiny_models.conv(number, f"b{number}", f"c{number}"),
+        ]
+        last = f"c{number}"
+    nodes.append(helper.make_node("Relu", [last], ["y"]))
+    shape = ["n", tiny_models.CHANNELS, tiny_models.SIZE, tiny_models.SIZE]
+    path = tiny_models.save(
+        tmp_path / "m.onnx", nodes, inputs={"x": shape}, outputs=["y"], constants=constants
+    )
+    whole = split_model(path, name="m", blocks=6, out=tmp_path / "models")
+    feed = random_inputs(whole.inputs, 5, np.random.default_rng(5))
+    expected = run_session(open_session(whole.model_path, "whole"), feed)
+    found = compose(whole, (0, 2, 4, len(whole.boundaries) + 1), feed)
+    assert whole.check["max_relative_error"] == 0.0  # layers as they are written
+    step = 0.05  # of the tensors between; fused layers round at other places
+    assert np.abs(found["y"] - expected["y"]).max() <= 2 * step
+    assert np.abs(found["y"] - expected["y"]).mean() <= step / 2
+
+
+def test_models_of_old_opsets_are_split_as_they_are(tmp_path: Path) -> None:
+    """Attributes that later opsets have as inputs: Clip's bounds, Upsample's scales."""
+    nodes = [
+        tiny_models.conv(0, "x", "a"),
+        helper.make_node("Dropout", ["a"], ["b"], ratio=0.5),
+        helper.make_node("Upsample", ["b"], ["c"], mode="nearest", scales=[1.0, 1.0, 2.0, 2.0]),
+        tiny_models.conv(1, "c", "d"),
+        helper.make_node("Clip", ["d"], ["y"], min=0.0, max=6.0),
+    ]
+    shape = ["n", tiny_models.CHANNELS, tiny_models.SIZE, tiny_models.SIZE]
+    path = tiny_models.save(
+        tmp_path / "m.onnx",
+        nodes,
+        inputs={"x": shape},
+        outputs=["y"],
+        constants=tiny_models.conv_weights(2),
+        opset=8,
+    )
+    whole = split_model(path, name="m", blocks=4, out=tmp_path / "models")
+    feed = random_inputs(whole.inputs, 3, np.random.default_rng(5))
+    expected = run_session(open_session(whole.model_path, "whole"), feed)
+    found = compose(whole, (0, 2, len(whole.boundaries) + 1), feed)
+    assert relative_error(found["y"], expected["y"]) <= 1e-5

@@ -119,7 +119,15 @@ def test_several_dynamic_dimensions_are_refused(tmp_path: Path) -> None:
 def test_an_input_without_dimensions_is_refused(tmp_path: Path) -> None:
     node = helper.make_node("Relu", ["x"], ["y"])
     path = tiny_models.save(tmp_path / "m.onnx", [node], inputs={"x": []}, outputs=["y"])
-    refused(path, "no batch dimension")
+    refused(path, "no batch dimension .*; make a value that never changes an initializer")
+
+
+def test_an_input_whose_batch_may_be_another_dimension_than_the_first_is_named(
+    tmp_path: Path,
+) -> None:
+    node = helper.make_node("Relu", ["x"], ["y"])
+    path = tiny_models.save(tmp_path / "m.onnx", [node], inputs={"x": [7, "n", 4]}, outputs=["y"])
+    refused(path, "the batch is the first dimension; transpose x where it is another")
 
 
 @pytest.mark.parametrize("shape", [[0, 3], [1, 0], ["n", 0, 2]])
