@@ -216,9 +216,8 @@ def test_int8_models_with_fixed_ranges_are_split_and_their_stages_are_the_model(
     expected = run_session(open_session(whole.model_path, "whole"), feed)
     found = compose(whole, (0, 2, 4, len(whole.boundaries) + 1), feed)
     assert whole.check["max_relative_error"] == 0.0  # layers as they are written
-    step = 0.05  # of the tensors between; fused layers round at other places
-    assert np.abs(found["y"] - expected["y"]).max() <= 2 * step
-    assert np.abs(found["y"] - expected["y"]).mean() <= step / 2
+    # Fused layers round at other places: by a step or two, of about 70 to the largest value.
+    assert relative_error(found["y"], expected["y"]) <= 0.03
 
 
 def test_models_of_old_opsets_are_split_as_they_are(tmp_path: Path) -> None:
