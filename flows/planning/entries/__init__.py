@@ -1,5 +1,6 @@
 """Entries: requests that come in at any block of a model, and share stages with others (Graft)."""
 
+from dataclasses import replace
 from functools import partial
 
 from flows.planning.entries.plan import Rule, graft, plan
@@ -7,6 +8,7 @@ from flows.planning.entries.shadow import SHADOW_OPTIONS
 from flows.planning.entries.tables import ANY_PHASE
 from flows.planning.registry import Option, Planner
 
+EVEN = "even"
 MARGIN = 0.5  # half a budget pays for waiting (Graft, section 4.3)
 OBJECTIVES = ("share", "cost", "power", "gpus", "throughput")
 INSTANCES = Option(
@@ -26,10 +28,10 @@ HEADROOM = Option(
 PHASES = Option(
     name="phases",
     kind=str,
-    default="even",
-    choices=(ANY_PHASE, "even"),
-    help="Pools serve clients that send at equal gaps in any phase, or by their rates alone. "
-    "Any: entries of one rate.",
+    default=ANY_PHASE,
+    choices=(ANY_PHASE, EVEN),
+    help="Pools serve clients that send at equal gaps in any phase, or (even) by their rates "
+    "alone: for clients in step.",
 )
 OPTIONS = (
     INSTANCES,
@@ -79,13 +81,16 @@ OPTIONS = (
 )
 
 
-def planner_by_rule(name: str, rule: Rule, most_stages: int | None = None) -> Planner:
+def planner_by_rule(
+    name: str, rule: Rule, most_stages: int | None = None, *, phases: str = EVEN
+) -> Planner:
     """A planner of entries that follows a rule, with the options of all such.
 
     Args:
         name: as on the command line.
         rule: how the entries of one model are served.
         most_stages: of a pipeline; None: any number.
+        phases: that its pools serve unless another choice is made.
     """
     return Planner(
         name=name,
@@ -93,11 +98,11 @@ def planner_by_rule(name: str, rule: Rule, most_stages: int | None = None) -> Pl
         space="its own rule",
         objectives=OBJECTIVES,
         demands=("models", "entries"),
-        options=OPTIONS,
+        options=tuple(replace(o, default=phases) if o is PHASES else o for o in OPTIONS),
         most_stages=most_stages,
         rates_from=(),
         slo_margin=MARGIN,
     )
 
 
-PLANNERS = (planner_by_rule("graft", graft),)
+PLANNERS = (planner_by_rule("graft", graft, phases=ANY_PHASE),)

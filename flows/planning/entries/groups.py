@@ -36,7 +36,7 @@ class Item:
     """Entries of one start and one budget that are planned as one.
 
     Attributes:
-        rate_rps: that pools carry for it, with headroom.
+        rate_rps: that pools carry for it (`ModelTable.rates_rps`).
         members: their numbers in the model.
     """
 
@@ -52,7 +52,7 @@ def items_of(table: ModelTable) -> list[Item]:
         Item(
             block=e.block,
             limit_us=float(limit),
-            rate_rps=e.rate_rps * table.headroom,
+            rate_rps=table.rates_rps[number],
             members=(number,),
         )
         for number, (e, limit) in enumerate(zip(table.entries, table.limits_us, strict=True))

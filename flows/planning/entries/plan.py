@@ -41,8 +41,8 @@ from flows.planning.entries.shadow import (
 from flows.planning.entries.shared_stages import by_shared_stages, priceable
 from flows.planning.entries.similar import Grouping, alone, merged, realigned, similar_groups
 from flows.planning.entries.tables import (
-    ANY_PHASE,
     ModelTable,
+    in_periods_of,
     read_tables,
 )
 from flows.planning.inputs import gpu_price, stage_memory
@@ -135,8 +135,6 @@ def exactly(table: ModelTable, inputs: Inputs, options: PlanOptions) -> Solved:
         if proven is None:
             proven = in_pools(field, inputs.watch, step)[0] if inputs.prove else 0.0
     notes = [f"{table.name}: {len(field.items)} entries, {looked_at} groups looked at"]
-    if options.own.get("phases") == ANY_PHASE and table.period_us is None:
-        notes.append(f"{table.name}: entries of several rates, so not for any phases")
     return Solved(
         table=table, pooled=best, bound=min(proven, best.cost), space=space, notes=tuple(notes)
     )
@@ -331,6 +329,36 @@ def require_reachable(field: Field, *, chains: bool = True) -> None:
         raise InfeasibleError(where, reason)
 
 
+def in_any_phase(rule: Rule, table: ModelTable, inputs: Inputs, options: PlanOptions) -> Solved:
+    """A model by a rule; entries of several rates at the period at which they cost least.
+
+    Their bound is that of plans by rates alone, which hold no more than plans for any phases.
+    """
+    by_rates = rule(table, inputs, options)
+    if not table.references_us:
+        return by_rates
+    found: list[Solved] = []
+    failed: InfeasibleError | None = None
+    for period_us in table.references_us:
+        try:
+            found.append(
+                rule(in_periods_of(table, period_us), replace(inputs, prove=False), options)
+            )
+        except InfeasibleError as error:
+            failed = error
+    if not found:
+        assert failed is not None
+        raise failed
+    best = min(found, key=lambda solved: solved.pooled.cost)
+    note = f"{table.name}: entries of several rates, bounded by rates alone"
+    return replace(
+        best,
+        bound=by_rates.bound,
+        space=by_rates.space,
+        notes=(*best.notes, note) if by_rates.bound is not None else best.notes,
+    )
+
+
 # All models
 
 
@@ -415,7 +443,7 @@ def _within(rule: Rule, inputs: Inputs, options: PlanOptions, level: float) -> t
     waste, bound = 0.0, 0.0
     for attempt in range(_WEIGHTINGS):
         tables = read_tables(inputs, options, level, weights, waste)
-        models = [rule(table, inputs, options) for table in tables]
+        models = [in_any_phase(rule, table, inputs, options) for table in tables]
         shadows = [
             shadow_of(table, demand.slo_us, options)
             for table, demand in zip(tables, inputs.workload.models, strict=True)

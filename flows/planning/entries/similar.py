@@ -14,6 +14,7 @@ grows least. With `similarity` an edge is the largest distance less the distance
 re-aligned in the same way; at the end of the model everyone is alone.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -66,7 +67,7 @@ def _item(table: ModelTable, block: int, members: Sequence[int]) -> Item:
     return Item(
         block=block,
         limit_us=float(min(table.limits_us[n] for n in members)),
-        rate_rps=table.headroom * sum(table.entries[n].rate_rps for n in members),
+        rate_rps=math.fsum(table.rates_rps[n] for n in members),
         members=tuple(members),
     )
 

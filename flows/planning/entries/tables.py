@@ -15,8 +15,8 @@ Here: entries, and what each range of blocks may run on. Not here: reading profi
 """
 
 import math
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -36,6 +36,7 @@ SLACK = 1e-9  # of a rate: sums of rates are floats
 ANY_NUMBER = 1 << 30  # of vGPUs
 ANY_PHASE = "any"
 _PERIODS = 256  # in which clients may come together again and again
+_REFERENCES = 3  # periods that entries of several rates are read at
 _LATER, _AGAIN = 8, 2  # waits of an option that are looked at: runs, periods
 
 
@@ -101,10 +102,11 @@ class ModelTable:
             whole).
         limits_us: by entry.
         most: vGPUs that a stage may have.
-        headroom: times the planned rates that pools carry.
         chains: whether a pipeline may have two stages.
         kept: part of a budget that is not kept for waiting.
-        period_us: of every entry's requests, where pools serve them in any phase; else None.
+        period_us: of clients that pools serve in any phase; None: by rates alone.
+        references_us: periods that entries of several rates can be read at (`in_periods_of`).
+        rates_rps: by entry, that pools carry for it.
     """
 
     number: int
@@ -114,10 +116,11 @@ class ModelTable:
     limits_us: tuple[int, ...]
     sizes: tuple[Size, ...]
     most: int
-    headroom: float
     chains: bool
     kept: float
     period_us: float | None
+    references_us: tuple[float, ...]
+    rates_rps: tuple[float, ...]
     _known: dict[tuple[int, int, int], Options] = field(
         default_factory=dict[tuple[int, int, int], Options]
     )
@@ -203,6 +206,9 @@ def _model_table(
             ),
         )
     )
+    any_phase = options.own.get("phases") == ANY_PHASE and demand.entries
+    rates = sorted({entry.rate_rps for entry in entries} if any_phase else ())
+    headroom = options.own.get("headroom") or 1.0
     return ModelTable(
         number=number,
         profile=profile,
@@ -211,19 +217,41 @@ def _model_table(
         limits_us=tuple(math.floor(kept * entry.budget_us + 1e-6) for entry in entries),
         sizes=sizes,
         most=options.own.get("max_instances") or ANY_NUMBER,
-        headroom=options.own.get("headroom") or 1.0,
         chains=options.max_partitions > 1,
         kept=kept,
-        period_us=_period_us(entries, options),
+        period_us=US / rates[0] if len(rates) == 1 else None,
+        references_us=_references_us(entries) if len(rates) > 1 else (),
+        rates_rps=tuple(headroom * entry.rate_rps for entry in entries),
     )
 
 
-def _period_us(entries: tuple[Entry, ...], options: PlanOptions) -> float | None:
-    """Of entries of one rate, where pools are to serve them in any phase."""
-    rates = {entry.rate_rps for entry in entries}
-    if options.own.get("phases") != ANY_PHASE or len(rates) != 1:
-        return None
-    return US / rates.pop()
+def _references_us(entries: Sequence[Entry]) -> tuple[float, ...]:
+    """Periods of entries of several rates, those at which they count least."""
+    periods = {US / entry.rate_rps for entry in entries}
+    total = {p: math.fsum(_counted(entry, p) for entry in entries) / p for p in periods}
+    return tuple(sorted(periods, key=lambda p: (total[p], p))[:_REFERENCES])
+
+
+def _counted(entry: Entry, period_us: float) -> int:
+    """How many clients of a period an entry counts as: no two requests of one are closer."""
+    return math.ceil(entry.rate_rps * period_us / US * (1 - SLACK))
+
+
+def in_periods_of(table: ModelTable, period_us: float) -> ModelTable:
+    """Entries of several rates as clients of one period, whatever their phases.
+
+    The requests of one that sends more often go to several such clients in turns, ceil(period /
+    own); one that sends less often is one of them that skips requests. `clients_of` holds where
+    two requests of a client are a period apart or more, so it holds for these.
+    """
+    rates = zip(table.rates_rps, table.entries, strict=True)
+    return replace(
+        table,
+        period_us=period_us,
+        references_us=(),
+        rates_rps=tuple(r / e.rate_rps * _counted(e, period_us) * US / period_us for r, e in rates),
+        _known={},
+    )
 
 
 def _sizes(

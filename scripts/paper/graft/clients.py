@@ -89,8 +89,7 @@ def rides(
     figures: list[Figure] = []
     for planner in ("gslice-plus", "graft", "pool"):
         own: dict[str, Any] = {"headroom": headroom}
-        if planner == "pool":
-            own["phases"] = phases
+        own["phases"] = phases if planner == "pool" else "even"
         for name in names:
             random = np.random.default_rng(0)
             percents: list[float] = []
@@ -289,7 +288,7 @@ def first_plan(
         planner=how.planner,
         objective="share",
         slo_margin=0.5,
-        own={"shadow_rps": how.shadow * total_rps},
+        own={"shadow_rps": how.shadow * total_rps, "phases": "even"},
     )
     idle = make_plan(inputs.profiles, inputs.cluster, inputs.workload, options)
     entries = entries_of(at_mean_rates(clients, idle, how.seconds))

@@ -23,7 +23,7 @@ import numpy as np
 
 from flows.clock import Stopwatch
 from flows.planning import PlanOptions, make_plan
-from flows.planning.entries.plan import Rule, exactly, graft
+from flows.planning.entries.plan import Rule, exactly, graft, in_any_phase
 from flows.planning.entries.tables import read_tables
 from flows.planning.papers.graft.rules import gslice
 from flows.planning.registry import Inputs
@@ -65,9 +65,11 @@ class Run:
 
 def run(rule: Rule, planner: str, inputs: Inputs, **more: Any) -> Run:
     """A planner's percents, without placing them."""
-    options = PlanOptions(planner=planner, objective="share", slo_margin=0.5, own=more)
+    options = PlanOptions(
+        planner=planner, objective="share", slo_margin=0.5, own={"phases": "even"} | more
+    )
     watch = Stopwatch()
-    solved = rule(read_tables(inputs, options)[0], inputs, options)
+    solved = in_any_phase(rule, read_tables(inputs, options)[0], inputs, options)
     seconds = watch.seconds()
     bound = solved.pooled.cost if solved.bound is None else solved.bound
     return Run(value=solved.pooled.cost, bound=bound, seconds=seconds)
@@ -258,7 +260,7 @@ def largest_multiple(inputs: Inputs, planner: str) -> tuple[float, float]:
 
     0 where these serve the entries at none.
     """
-    options = PlanOptions(planner=planner, objective="throughput")
+    options = PlanOptions(planner=planner, objective="throughput", own={"phases": "even"})
     try:
         plan = make_plan(inputs.profiles, inputs.cluster, inputs.workload, options)
     except InfeasibleError:
@@ -276,7 +278,9 @@ def _by_clients(data: Path, name: str, gpus: int, random: np.random.Generator) -
             more, _ = fleet(data, name, FLEETS["homogeneous"][1], random)
             row.extend(replace(e, name=f"c{first + n}") for n, e in enumerate(more))
         inputs = inputs_of(data, name, row[:count], gpus)
-        options = PlanOptions(planner=planner, objective="share", gap=_CLOSE)
+        options = PlanOptions(
+            planner=planner, objective="share", gap=_CLOSE, own={"phases": "even"}
+        )
         try:
             make_plan(inputs.profiles, inputs.cluster, inputs.workload, options)
         except InfeasibleError:

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from flows.planning import PlanOptions, make_plan
+from flows.planning.registry import planner_named
 from flows.planning.verify import verify_plan
 from triton_backend.contract.cluster import Cluster, GpuClass, NodeGroup
 from triton_backend.contract.entries import Entry
@@ -214,9 +215,14 @@ def brute_force(problem: Case, *, shared: bool = True, margin: float = 0.5) -> f
     return min(sum(map(cost, parts)) for parts in partitions(numbers))
 
 
+EVEN = PlanOptions(objective="share", slo_margin=0.5, own={"phases": "even"})
+"""Plans by rates alone."""
+
+
 def planned(problem: Case, planner: str = "pool", objective: str = "share", **more: Any) -> Plan:
-    """A plan that is verified, from its own file too."""
-    own = more.pop("own", {})
+    """A plan by rates alone, unless `own` has other phases, verified, from its own file too."""
+    takes = any(option.name == "phases" for option in planner_named(planner).options)
+    own = ({"phases": "even"} if takes else {}) | more.pop("own", {})
     options = PlanOptions(planner=planner, objective=objective, own=own, **more)
     plan = make_plan(problem.profiles, problem.cluster, problem.workload, options)
     assert verify_plan(plan, problem.profiles) == []

@@ -6,7 +6,6 @@ Never below their bound, never above what is simple, the bound never too high.
 import numpy as np
 import pytest
 
-from flows.planning import PlanOptions
 from flows.planning.entries.groups import FAR, Field, items_of
 from flows.planning.entries.partition import (
     by_columns,
@@ -20,13 +19,12 @@ from flows.planning.entries.pooling import joined_by_subsets
 from flows.planning.entries.tables import read_tables
 from flows.planning.registry import Inputs
 from flows.planning.watch import Watch
-from tests.flows.planning.entries.entry_cases import Case, case
+from tests.flows.planning.entries.entry_cases import EVEN, Case, case
 
 
 def field_of(problem: Case) -> Field:
     inputs = Inputs(profiles=problem.profiles, cluster=problem.cluster, workload=problem.workload)
-    options = PlanOptions(objective="share", slo_margin=0.5)
-    table = read_tables(inputs, options)[0]
+    table = read_tables(inputs, EVEN)[0]
     return Field(table, items_of(table))
 
 

@@ -5,7 +5,6 @@ Everybody has a seat in time, never below the bound, equal to brute force where 
 
 import pytest
 
-from flows.planning import PlanOptions
 from flows.planning.entries.groups import Field, items_of
 from flows.planning.entries.pooling import pooled_ways
 from flows.planning.entries.seats import Way, assigned, many_seated, one_rate, seated
@@ -13,14 +12,14 @@ from flows.planning.entries.tables import read_tables
 from flows.planning.registry import Inputs
 from flows.planning.solver.solve import Limits
 from flows.planning.watch import Watch
-from tests.flows.planning.entries.entry_cases import Case, brute_force, case
+from tests.flows.planning.entries.entry_cases import EVEN, Case, brute_force, case
 
 LIMITS = Limits(relative_gap=0.0, nodes=10_000)
 
 
 def field_of(problem: Case) -> Field:
     inputs = Inputs(profiles=problem.profiles, cluster=problem.cluster, workload=problem.workload)
-    table = read_tables(inputs, PlanOptions(objective="share", slo_margin=0.5))[0]
+    table = read_tables(inputs, EVEN)[0]
     return Field(table, items_of(table))
 
 

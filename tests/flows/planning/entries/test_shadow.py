@@ -19,7 +19,8 @@ from triton_backend.contract.transition import transition
 def planned(
     problem: Case, planner: str = "pool", previous: Plan | None = None, **own: float
 ) -> Plan:
-    options = PlanOptions(planner=planner, objective="share", own=own, previous=previous)
+    own_options = {"phases": "even"} | own
+    options = PlanOptions(planner=planner, objective="share", own=own_options, previous=previous)
     plan = make_plan(problem.profiles, problem.cluster, problem.workload, options)
     assert verify_plan(plan, problem.profiles) == []
     return plan

@@ -22,7 +22,9 @@ from tests.flows.planning.entries.entry_cases import Case, brute_force, case
 
 def field_of(problem: Case, most_stages: int = 2) -> Field:
     inputs = Inputs(profiles=problem.profiles, cluster=problem.cluster, workload=problem.workload)
-    options = PlanOptions(objective="share", slo_margin=0.5, max_partitions=most_stages)
+    options = PlanOptions(
+        objective="share", slo_margin=0.5, max_partitions=most_stages, own={"phases": "even"}
+    )
     table = read_tables(inputs, options)[0]
     return Field(table, items_of(table))
 

@@ -4,20 +4,32 @@ No phases make one late, against brute force over all of them.
 """
 
 import itertools
+import math
 from collections.abc import Sequence
 
 import numpy as np
 import pytest
 
+from flows.planning import PlanOptions, make_plan
 from flows.planning.entries.tables import clients_of
+from flows.planning.verify import verify_plan
 from tests.flows.planning.entries.entry_cases import Case, case
 from tests.flows.planning.entries.test_plan import planned
+from triton_backend.contract.arrivals import StatedRequests
 from triton_backend.contract.plan import Plan
+from triton_backend.simulator.offered import Stated
+from triton_backend.simulator.run import simulate
+from triton_backend.simulator.scenario import SimOptions
 
 
 def most_waited(phases: Sequence[int], period: int, latency: int, batch: int, vgpus: int) -> int:
     """The longest wait if every free vGPU takes the longest-waiting request."""
     arrivals = sorted(p + k * period for p in phases for k in range(4))
+    return longest_wait(arrivals, latency, batch, vgpus)
+
+
+def longest_wait(arrivals: Sequence[int], latency: int, batch: int, vgpus: int) -> int:
+    """The longest wait of requests that come at these times, in order."""
     free, worst, at = [0] * vgpus, 0, 0
     while at < len(arrivals):
         free.sort()
@@ -89,8 +101,69 @@ def test_pools_for_any_phase_serve_clients_that_come_together(seed: int) -> None
     assert plan.objective.gap == 0
 
 
-def test_entries_of_several_rates_are_planned_by_these() -> None:
-    problem = case(0, 5, rates=(2.0, 3.0))
-    plan = planned(problem, own={"phases": "any"})
-    assert plan.objective.value == planned(problem).objective.value
-    assert any("phases" in note for note in plan.certificate["notes"])
+def late_in_drawn_phases(problem: Case, plan: Plan, random: np.random.Generator) -> bool:
+    """True if simulated clients at equal gaps, of drawn phases, miss half a percent."""
+    times = [
+        np.arange(random.uniform(0, 1e6 / e.rate_rps), 4e6, 1e6 / e.rate_rps).astype(np.int64)
+        for e in problem.entries
+    ]
+    count = sum(map(len, times))
+    requests = StatedRequests(
+        arrival_us=np.concatenate(times),
+        deadline_us=np.full(count, -1),
+        samples=np.ones(count, dtype=np.int64),
+        models=("",) * count,
+        entries=tuple(e.name for e, own in zip(problem.entries, times, strict=True) for _ in own),
+    )
+    arrivals = Stated(requests=requests)
+    result = simulate(plan, SimOptions(arrivals=arrivals, duration_s=5, keep_uses=False))
+    return result.attainment < 0.995
+
+
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("rates", [(20.0,), (40.0, 90.0), (5.0, 12.5, 30.0, 120.0)])
+def test_plans_attain_their_planned_rates_in_drawn_phases(
+    seed: int, rates: tuple[float, ...]
+) -> None:
+    problem = case(seed, 16, rates=rates, blocks=1 + seed % 2, loose=3)
+    random = np.random.default_rng(seed)
+    options = PlanOptions(planner="pool", objective="share")
+    plan = make_plan(problem.profiles, problem.cluster, problem.workload, options)
+    assert verify_plan(plan, problem.profiles) == []
+    assert not any(late_in_drawn_phases(problem, plan, random) for _ in range(3))
+
+
+def test_plans_by_rates_alone_miss_some_phases() -> None:
+    random = np.random.default_rng(0)
+    problems = [case(seed, 16, rates=(40.0, 90.0), blocks=1, loose=3) for seed in range(3)]
+    assert any(late_in_drawn_phases(problem, planned(problem), random) for problem in problems)
+
+
+@pytest.mark.parametrize("periods", [(12, 6), (12, 5), (10, 8), (9, 4)])
+@pytest.mark.parametrize(("latency", "batch", "vgpus"), [(2, 1, 1), (3, 2, 1), (4, 1, 2)])
+def test_no_request_waits_longer_beside_clients_of_another_rate(
+    periods: tuple[int, int], latency: int, batch: int, vgpus: int
+) -> None:
+    """Against brute force over all phases of three clients."""
+    three = (*periods, periods[0])
+    worst = 0
+    for phases in itertools.product(*map(range, three)):
+        arrivals = sorted(
+            p + k * period
+            for p, period in zip(phases, three, strict=True)
+            for k in range(4 * periods[0] // period)
+        )
+        worst = max(worst, longest_wait(arrivals, latency, batch, vgpus))
+    for reference in periods:
+        counted = sum(math.ceil(reference / period) for period in three)
+        for wait in range(worst):
+            assert counted > vgpus * clients_of(wait, latency, batch, reference)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_entries_of_several_rates_are_bounded_by_plans_by_rates(seed: int) -> None:
+    problem = case(seed, 6, rates=(2.0, 3.0))
+    plan, even = planned(problem, own={"phases": "any"}), planned(problem)
+    assert plan.objective.value >= plan.objective.upper_bound
+    assert plan.objective.upper_bound == pytest.approx(even.objective.upper_bound)
+    assert any("several rates" in note for note in plan.certificate["notes"])
