@@ -7,6 +7,7 @@ from math import fsum
 from flows.planning.auto.plan import best_plan
 from flows.planning.certificate import decode
 from flows.planning.entries import MARGIN
+from flows.planning.entries.poisson import POISSON, plan_for_poisson
 from flows.planning.pool.applications.exact import application_rates
 from flows.planning.registry import Inputs, PlanOptions, planner_named, product_planners
 from flows.planning.solver.record import recorded
@@ -75,6 +76,13 @@ def make_plan(
             raise InputError("option planner", reason)
         if not options.margin_given:
             options = replace(options, slo_margin=MARGIN)
+        if options.own.get("headroom") == POISSON:
+            return plan_for_poisson(
+                lambda own: make_plan(
+                    profiles, cluster, workload, own, watch, interference=interference
+                ),
+                options,
+            )
     divided = [c.name for c in cluster.gpu_classes if c.mig is not None]
     if divided and not planner.mig:
         known = ", ".join(p.name for p in product_planners().values() if p.mig)

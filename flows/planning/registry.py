@@ -315,9 +315,15 @@ class Planner:
                     f"option {name}", f"{self.name} does not take it; it takes {known}"
                 )
         return {
-            name: option.checked(options.own.get(name, option.default))
+            name: option.checked(_spelled(option, options.own.get(name, option.default)))
             for name, option in declared.items()
         }
+
+
+def _spelled(option: Option, value: Any) -> Any:
+    """A number given for a text, as in plans of an option that was a number, as a text."""
+    number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    return f"{value:g}" if number and option.value is str else value
 
 
 @cache

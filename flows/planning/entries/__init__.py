@@ -4,6 +4,7 @@ from dataclasses import replace
 from functools import partial
 
 from flows.planning.entries.plan import Rule, graft, plan
+from flows.planning.entries.poisson import NO_HEADROOM
 from flows.planning.entries.shadow import SHADOW_OPTIONS
 from flows.planning.entries.tables import ANY_PHASE
 from flows.planning.registry import Option, Planner
@@ -20,10 +21,10 @@ INSTANCES = Option(
 )
 HEADROOM = Option(
     name="headroom",
-    kind=float,
-    default=1.0,
-    help="Pools of entries carry this many times the rates listed: arrivals come in bursts.",
-    least=1.0,
+    kind=str,
+    default=NO_HEADROOM,
+    help="Pools of entries carry the rates listed (none), a factor times these, or (poisson99) the "
+    "least factor in steps of 0.05 that holds 99 % of Poisson arrivals at 0.9 of the rates.",
 )
 PHASES = Option(
     name="phases",

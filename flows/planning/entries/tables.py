@@ -20,6 +20,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from flows.planning.entries.poisson import NO_HEADROOM, factor_of
 from flows.planning.inputs import gpu_price, link_rps, moves_us, profile_of, require_rates, room_gib
 from flows.planning.registry import Inputs, PlanOptions
 from flows.planning.solver.arrays import Floats, Ints
@@ -208,7 +209,7 @@ def _model_table(
     )
     any_phase = options.own.get("phases") == ANY_PHASE and demand.entries
     rates = sorted({entry.rate_rps for entry in entries} if any_phase else ())
-    headroom = options.own.get("headroom") or 1.0
+    headroom = factor_of(str(options.own.get("headroom") or NO_HEADROOM))
     return ModelTable(
         number=number,
         profile=profile,
