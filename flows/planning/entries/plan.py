@@ -22,6 +22,7 @@ from flows.planning.entries.partition import (
     exact,
     in_pools,
 )
+from flows.planning.entries.phases import fitted
 from flows.planning.entries.pooling import (
     Pooled,
     best_joined,
@@ -332,7 +333,8 @@ def require_reachable(field: Field, *, chains: bool = True) -> None:
 def in_any_phase(rule: Rule, table: ModelTable, inputs: Inputs, options: PlanOptions) -> Solved:
     """A model by a rule; entries of several rates at the period at which they cost least.
 
-    Their bound is that of plans by rates alone, which hold no more than plans for any phases.
+    Then every pool has the vGPUs that its own clients need. Their bound is that of plans by rates
+    alone, which hold no more than plans for any phases.
     """
     by_rates = rule(table, inputs, options)
     if not table.references_us:
@@ -341,9 +343,8 @@ def in_any_phase(rule: Rule, table: ModelTable, inputs: Inputs, options: PlanOpt
     failed: InfeasibleError | None = None
     for period_us in table.references_us:
         try:
-            found.append(
-                rule(in_periods_of(table, period_us), replace(inputs, prove=False), options)
-            )
+            solved = rule(in_periods_of(table, period_us), replace(inputs, prove=False), options)
+            found.append(replace(solved, pooled=fitted(solved.pooled, table)))
         except InfeasibleError as error:
             failed = error
     if not found:

@@ -36,12 +36,14 @@ class Step:
             stage.
         price, work: of a vGPU; vGPUs per sample/s. Stages of other waits, which need others, are
             other pools.
+        time_us: of a budget that the stage takes.
     """
 
     key: Key
     part: int
     price: float
     work: float
+    time_us: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,6 +144,7 @@ def _step(options: Options, blocks: tuple[int, int], row: int, part: int) -> Ste
         part=part,
         price=float(options.price[row]),
         work=float(options.work[row]),
+        time_us=float(options.time_us[row]),
     )
 
 
