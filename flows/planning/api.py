@@ -82,6 +82,7 @@ def make_plan(
                     profiles, cluster, workload, own, watch, interference=interference
                 ),
                 options,
+                watch,
             )
     divided = [c.name for c in cluster.gpu_classes if c.mig is not None]
     if divided and not planner.mig:

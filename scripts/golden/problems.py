@@ -24,6 +24,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from flows.planning import PlanOptions, make_plan
+from flows.planning.entries import AS_LISTED
 from triton_backend.contract.cluster import Cluster
 from triton_backend.contract.errors import InfeasibleError
 from triton_backend.contract.plan import Plan
@@ -159,16 +160,16 @@ FAMILIES: dict[str, Recipe] = {
     ),
     "entries-one-rate": Recipe(
         count=10, models=(1, 1), gpus={"fast": 200}, cut="percents", entries=(6, 24),
-        objective="share", rates_rps=(20.0,), gap=0.01, own={"phases": "even"},
+        objective="share", rates_rps=(20.0,), gap=0.01, own=AS_LISTED,
     ),
     "entries-mixed": Recipe(
         count=10, models=(1, 2), gpus={"fast": 200}, cut="percents", entries=(5, 20),
         objective="share", rates_rps=(5.0, 12.0, 30.0, 60.0), gap=0.01,
-        own={"phases": "even"},
+        own=AS_LISTED,
     ),
     "entries-many": Recipe(
         count=4, models=(1, 1), gpus={"fast": 900}, cut="percents", entries=(100, 420),
-        objective="share", rates_rps=(10.0,), gap=0.02, own={"phases": "even"},
+        objective="share", rates_rps=(10.0,), gap=0.02, own=AS_LISTED,
     ),
     "gpulets": Recipe(
         count=10, models=(3, 9), gpus={"fast": 4}, cut="percents", blocks=1, planner="gpulets",

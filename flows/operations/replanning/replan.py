@@ -23,6 +23,7 @@ from flows.operations.replanning.options import ForecastOptions, Thresholds
 from flows.operations.replanning.rates import RateHistory
 from flows.operations.replanning.rows import as_measured, measured_rows, with_rows
 from flows.planning import PlanOptions
+from flows.planning.entries import AS_LISTED
 from flows.planning.stored_plans import plan_step
 from flows.workspace import Workspace
 from triton_backend.contract.cluster import Cluster
@@ -64,12 +65,15 @@ class Replanned:
 def options_of(in_force: Plan | None) -> PlanOptions:
     """How the plan in force was planned; how plans are made by default where there is none.
 
+    Plans of entries state phases and headroom; one that states none was made by rates alone.
+
     Raises:
         InputError: its planner is not known any more.
     """
     if in_force is None:
         return PlanOptions()
-    return PlanOptions.from_dict(in_force.planner, in_force.options)
+    usual = AS_LISTED if in_force.workload.has_entries else {}
+    return PlanOptions.from_dict(in_force.planner, {**usual, **in_force.options})
 
 
 def measured_rates(

@@ -1,10 +1,12 @@
 """Entries: requests that come in at any block of a model, and share stages with others (Graft)."""
 
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 from flows.planning.entries.plan import Rule, graft, plan
-from flows.planning.entries.poisson import NO_HEADROOM
+from flows.planning.entries.poisson import NO_HEADROOM, POISSON
 from flows.planning.entries.shadow import SHADOW_OPTIONS
 from flows.planning.entries.tables import ANY_PHASE
 from flows.planning.registry import Option, Planner
@@ -22,9 +24,9 @@ INSTANCES = Option(
 HEADROOM = Option(
     name="headroom",
     kind=str,
-    default=NO_HEADROOM,
-    help="Pools of entries carry the rates listed (none), a factor times these, or (poisson99) the "
-    "least factor in steps of 0.05 that holds 99 % of Poisson arrivals at 0.9 of the rates.",
+    default=POISSON,
+    help="Rates that pools of entries carry: as listed (none), times a factor, or (poisson99) times "
+    "the least factor that holds 99 % of Poisson arrivals at 0.9.",
 )
 PHASES = Option(
     name="phases",
@@ -82,8 +84,16 @@ OPTIONS = (
 )
 
 
+AS_LISTED: dict[str, Any] = {"phases": EVEN, "headroom": NO_HEADROOM}
+"""Pools carry the rates as they are listed and no more, as the papers' systems plan."""
+
+
 def planner_by_rule(
-    name: str, rule: Rule, most_stages: int | None = None, *, phases: str = EVEN
+    name: str,
+    rule: Rule,
+    most_stages: int | None = None,
+    *,
+    defaults: Mapping[str, Any] = AS_LISTED,
 ) -> Planner:
     """A planner of entries that follows a rule, with the options of all such.
 
@@ -91,7 +101,7 @@ def planner_by_rule(
         name: as on the command line.
         rule: how the entries of one model are served.
         most_stages: of a pipeline; None: any number.
-        phases: that its pools serve unless another choice is made.
+        defaults: of options, where they differ from those of planners of the product.
     """
     return Planner(
         name=name,
@@ -99,11 +109,11 @@ def planner_by_rule(
         space="its own rule",
         objectives=OBJECTIVES,
         demands=("models", "entries"),
-        options=tuple(replace(o, default=phases) if o is PHASES else o for o in OPTIONS),
+        options=tuple(replace(o, default=defaults.get(o.name, o.default)) for o in OPTIONS),
         most_stages=most_stages,
         rates_from=(),
         slo_margin=MARGIN,
     )
 
 
-PLANNERS = (planner_by_rule("graft", graft, phases=ANY_PHASE),)
+PLANNERS = (planner_by_rule("graft", graft, defaults={}),)

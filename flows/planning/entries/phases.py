@@ -56,7 +56,7 @@ def _sent(x: float, wait: float, period: float) -> float:
 
 @kernel
 def _left(x: float, wait: float, period: float, latency: float, batch: int) -> float:
-    """What a vGPU that is busy with a client carries of those that have to start within x."""
+    """Requests that a vGPU busy with a client carries of those that have to start within x."""
     whole = _started(x, latency)
     if period < (wait + latency) * (1 - _SLACK):
         return batch * whole
@@ -70,7 +70,7 @@ def _left(x: float, wait: float, period: float, latency: float, batch: int) -> f
 def _carried(
     vgpus: int, free: float, room: Floats, waits: Floats, periods: Floats, latency: float
 ) -> float:
-    """What vGPUs carry at least: the clients that leave least (room[1] in order) keep them busy."""
+    """Requests that vGPUs carry at least, kept busy by the clients that leave least (room[2])."""
     carried, taken = 0.0, 0
     for n in range(len(waits)):
         c = int(room[2, n])

@@ -407,7 +407,11 @@ def plan(rule: Rule, inputs: Inputs, options: PlanOptions) -> Outcome:
         objective=objective,
         trace=trace,
         space=spaces[-1],
-        settled={"billing": billing_of(options)},
+        settled={
+            "billing": billing_of(options),
+            "phases": options.own["phases"],
+            "headroom": options.own["headroom"],
+        },
         waits=MARGIN,
     )
 

@@ -1,9 +1,11 @@
 """Headroom of entries for Poisson arrivals: the least factor that holds in the simulator."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
+from flows.planning.certificate import plan_identity
 from flows.planning.registry import PlanOptions
+from flows.planning.watch import Watch
 from triton_backend.contract.errors import InfeasibleError, InputError
 from triton_backend.contract.plan import Plan
 from triton_backend.simulator.offered import POISSON as ARRIVALS
@@ -12,8 +14,8 @@ from triton_backend.simulator.scenario import SimOptions
 
 POISSON, NO_HEADROOM = "poisson99", "none"
 ATTAINED, LOAD = 0.99, 0.9
-_GRID, _MOST = 20, 4  # factors are multiples of 1 / 20
-_SECONDS = 20.0
+_GRID, _MOST = 20, 80  # factors are 1 to 4 in steps of 1 / 20
+_HOW = SimOptions(arrivals=ARRIVALS, load_factor=LOAD, duration_s=20, seed=0, keep_uses=False)
 
 
 def factor_of(given: str) -> float:
@@ -35,25 +37,61 @@ def factor_of(given: str) -> float:
     return factor
 
 
-def plan_for_poisson(made: Callable[[PlanOptions], Plan], options: PlanOptions) -> Plan:
-    """The plan of the least factor that attains; its options state the factor.
+def plan_for_poisson(
+    made: Callable[[PlanOptions], Plan], options: PlanOptions, watch: Watch
+) -> Plan:
+    """The plan of the least factor that attains; `headroom_factor` of its options states it.
 
-    It attains if every model answers 99 % in time of Poisson arrivals at 0.9 of its rates.
+    It attains if every model answers 99 % in time of Poisson arrivals at 0.9 of its rates. Factors
+    grow by doubled steps, then halves are tried. Where the GPUs are too few for a factor that
+    attains, or the time is over, the plan that attains most is returned; its notes say so. Weights,
+    which throughput plans, need no headroom.
 
     Raises:
-        InputError: there are no rates under this objective.
-        InfeasibleError: no factor up to 4 attains, or the cluster is too small for one that does.
+        InfeasibleError: the cluster is too small for the rates as they are.
     """
     if options.objective == "throughput":
-        reason = f"{POISSON} needs rates; throughput plans weights"
-        raise InputError("option headroom", reason)
-    for step in range(_GRID, _MOST * _GRID + 1):
-        factor = f"{step / _GRID:g}"
-        plan = made(replace(options, own={**options.own, "headroom": factor}))
-        how = SimOptions(
-            arrivals=ARRIVALS, load_factor=LOAD, duration_s=_SECONDS, seed=0, keep_uses=False
+        return _as_asked(made(_with_factor(options, _GRID)), _GRID)
+    tried: dict[int, tuple[float, Plan]] = {}
+    fails, enough = _GRID - 1, _MOST + 1
+    step, growth = _GRID, 1
+    while enough - fails > 1 and (not tried or not watch.over()):
+        try:
+            plan = made(_with_factor(options, step))
+        except InfeasibleError:
+            if step == _GRID:
+                raise
+            enough = step
+        else:
+            attained = simulate(plan, _HOW).least_attainment
+            tried[step] = attained, plan
+            fails, enough = (fails, step) if attained >= ATTAINED else (step, enough)
+        growth *= 2
+        step = min(fails + growth, _MOST) if enough > _MOST else (fails + enough) // 2
+    return _stated(tried)
+
+
+def _with_factor(options: PlanOptions, step: int) -> PlanOptions:
+    return replace(options, own={**options.own, "headroom": f"{step / _GRID:g}"})
+
+
+def _stated(tried: Mapping[int, tuple[float, Plan]]) -> Plan:
+    """The plan that attains by the least factor, or attains most, as one of `poisson99`."""
+    able = [step for step in sorted(tried) if tried[step][0] >= ATTAINED]
+    step = able[0] if able else max(sorted(tried), key=lambda each: tried[each][0])
+    attained, plan = tried[step]
+    if not able:
+        note = (
+            f"headroom: {attained:.2%} of Poisson arrivals at {LOAD:g} in time by a factor of "
+            f"{step / _GRID:g}, not {ATTAINED:.0%}"
         )
-        if simulate(plan, how).least_attainment >= ATTAINED:
-            return plan
-    reason = f"no factor up to {_MOST} holds {ATTAINED:.0%} of Poisson arrivals at {LOAD:g}"
-    raise InfeasibleError("option headroom", reason)
+        notes = [*plan.certificate.get("notes", ()), note]
+        plan = replace(plan, certificate={**plan.certificate, "notes": notes})
+    return _as_asked(plan, step)
+
+
+def _as_asked(plan: Plan, step: int) -> Plan:
+    """The plan of a factor as one for which the factor was sought, so that replanning seeks it."""
+    options = {**plan.options, "headroom": POISSON, "headroom_factor": step / _GRID}
+    plan = replace(plan, options=options)
+    return replace(plan, plan_id=plan_identity(plan))

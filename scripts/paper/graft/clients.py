@@ -41,6 +41,7 @@ from flows.operations.replanning.steering import (
     with_entries,
 )
 from flows.planning import PlanOptions, make_plan
+from flows.planning.entries import AS_LISTED
 from flows.planning.registry import Inputs
 from scripts.benchmarks.figures import Figure
 from scripts.paper.graft.fleets import (
@@ -288,7 +289,7 @@ def first_plan(
         planner=how.planner,
         objective="share",
         slo_margin=0.5,
-        own={"shadow_rps": how.shadow * total_rps, "phases": "even"},
+        own=AS_LISTED | {"shadow_rps": how.shadow * total_rps},
     )
     idle = make_plan(inputs.profiles, inputs.cluster, inputs.workload, options)
     entries = entries_of(at_mean_rates(clients, idle, how.seconds))

@@ -23,6 +23,7 @@ import numpy as np
 
 from flows.clock import Stopwatch
 from flows.planning import PlanOptions, make_plan
+from flows.planning.entries import AS_LISTED
 from flows.planning.entries.plan import Rule, exactly, graft, in_any_phase
 from flows.planning.entries.tables import read_tables
 from flows.planning.papers.graft.rules import gslice
@@ -65,9 +66,7 @@ class Run:
 
 def run(rule: Rule, planner: str, inputs: Inputs, **more: Any) -> Run:
     """A planner's percents, without placing them."""
-    options = PlanOptions(
-        planner=planner, objective="share", slo_margin=0.5, own={"phases": "even"} | more
-    )
+    options = PlanOptions(planner=planner, objective="share", slo_margin=0.5, own=AS_LISTED | more)
     watch = Stopwatch()
     solved = in_any_phase(rule, read_tables(inputs, options)[0], inputs, options)
     seconds = watch.seconds()
@@ -260,7 +259,7 @@ def largest_multiple(inputs: Inputs, planner: str) -> tuple[float, float]:
 
     0 where these serve the entries at none.
     """
-    options = PlanOptions(planner=planner, objective="throughput", own={"phases": "even"})
+    options = PlanOptions(planner=planner, objective="throughput", own=AS_LISTED)
     try:
         plan = make_plan(inputs.profiles, inputs.cluster, inputs.workload, options)
     except InfeasibleError:
@@ -278,9 +277,7 @@ def _by_clients(data: Path, name: str, gpus: int, random: np.random.Generator) -
             more, _ = fleet(data, name, FLEETS["homogeneous"][1], random)
             row.extend(replace(e, name=f"c{first + n}") for n, e in enumerate(more))
         inputs = inputs_of(data, name, row[:count], gpus)
-        options = PlanOptions(
-            planner=planner, objective="share", gap=_CLOSE, own={"phases": "even"}
-        )
+        options = PlanOptions(planner=planner, objective="share", gap=_CLOSE, own=AS_LISTED)
         try:
             make_plan(inputs.profiles, inputs.cluster, inputs.workload, options)
         except InfeasibleError:

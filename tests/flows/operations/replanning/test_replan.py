@@ -9,13 +9,14 @@ import pytest
 
 from flows.clock import now_utc
 from flows.deployments.parameters import ReplanParameters
-from flows.operations.replanning.replan import ReplanOptions, priced, replan
+from flows.operations.replanning.replan import ReplanOptions, options_of, priced, replan
 from flows.planning import PlanOptions
 from flows.planning.stored_plans import plan_step
 from flows.workspace import Workspace
 from tests.fakes.applications import hand_module
 from tests.fakes.minutes import model_minute
 from tests.flows.operations.fake_gateway import workspace_of
+from tests.flows.planning.entries.entry_cases import case, planned
 from tests.flows.planning.small import cluster, profile, workload
 from triton_backend.contract.applications import Application
 from triton_backend.contract.errors import InputError
@@ -185,3 +186,14 @@ def test_options_of_an_older_plan_are_read_as_far_as_they_still_are() -> None:
     assert PlanOptions.from_dict("pool", old) == PlanOptions(
         max_partitions=3, gap=1e-3, own={"overflow": True}
     )
+
+
+def test_a_plan_of_entries_that_states_no_phases_was_made_by_rates_alone() -> None:
+    problem = case(0, 3)
+    plan = planned(problem)
+    stated = {k: v for k, v in plan.options.items() if k not in {"phases", "headroom"}}
+    assert options_of(replace(plan, options=stated)) == options_of(plan)
+    assert options_of(plan).own["headroom"] == "none"
+    promised = planned(problem, own={"phases": "any", "headroom": "poisson99"})
+    assert "headroom_factor" in promised.options
+    assert options_of(promised).own["headroom"] == "poisson99"

@@ -215,14 +215,15 @@ def brute_force(problem: Case, *, shared: bool = True, margin: float = 0.5) -> f
     return min(sum(map(cost, parts)) for parts in partitions(numbers))
 
 
-EVEN = PlanOptions(objective="share", slo_margin=0.5, own={"phases": "even"})
+EVEN = PlanOptions(objective="share", slo_margin=0.5, own={"phases": "even", "headroom": "none"})
 """Plans by rates alone."""
 
 
 def planned(problem: Case, planner: str = "pool", objective: str = "share", **more: Any) -> Plan:
-    """A plan by rates alone, unless `own` has other phases, verified, from its own file too."""
-    takes = any(option.name == "phases" for option in planner_named(planner).options)
-    own = ({"phases": "even"} if takes else {}) | more.pop("own", {})
+    """A plan by rates alone, unless `own` says more, verified, from its own file too."""
+    takes = {option.name for option in planner_named(planner).options}
+    own = {k: v for k, v in EVEN.own.items() if k in {"phases", "headroom"} & takes}
+    own |= more.pop("own", {})
     options = PlanOptions(planner=planner, objective=objective, own=own, **more)
     plan = make_plan(problem.profiles, problem.cluster, problem.workload, options)
     assert verify_plan(plan, problem.profiles) == []
