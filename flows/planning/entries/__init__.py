@@ -25,8 +25,8 @@ HEADROOM = Option(
     name="headroom",
     kind=str,
     default=POISSON,
-    help="Rates that pools of entries carry: as listed (none), times a factor, or (poisson99) times "
-    "the least factor that holds 99 % of Poisson arrivals at 0.9.",
+    help="Rates that pools of entries carry: as listed (none), times a factor, or (poisson99) "
+    "times the least factor that holds 99 % of Poisson arrivals at 0.9.",
 )
 PHASES = Option(
     name="phases",
