@@ -41,8 +41,9 @@ def best_plan(
         InfeasibleError: no planner has a plan; the reason of the first one.
         InputError: no planner is defined for what is asked together.
     """
-    able = [each for each in product_planners().values() if _able(each, inputs, options)]
-    if not able:
+    others = [each for each in product_planners().values() if each.plan is not None]
+    asked = [each for each in others if able(each, inputs, options)]
+    if not asked:
         raise InputError(
             "option planner",
             f"auto: no planner has objective {options.objective} for this workload",
@@ -50,8 +51,8 @@ def best_plan(
     found: list[tuple[Rank, Plan]] = []
     notes: list[str] = []
     errors: list[InfeasibleError | InputError] = []
-    for number, each in enumerate(able):
-        watch = inputs.watch.part(1 / (len(able) - number))
+    for number, each in enumerate(asked):
+        watch = inputs.watch.part(1 / (len(asked) - number))
         try:
             plan = make(replace(inputs, watch=watch), _asked(options, each))
         except (InfeasibleError, InputError) as error:
@@ -68,13 +69,12 @@ def best_plan(
     return replace(best, certificate={**best.certificate, "notes": [*known, *notes]})
 
 
-def _able(planner: Planner, inputs: Inputs, options: PlanOptions) -> bool:
+def able(planner: Planner, inputs: Inputs, options: PlanOptions) -> bool:
     """True if the planner is defined for the objective, the workload and the cluster."""
     workload = inputs.workload
     divided = any(each.mig is not None for each in inputs.cluster.gpu_classes)
     return (
-        planner.name != options.planner
-        and options.objective in planner.objectives
+        options.objective in planner.objectives
         and (not workload.applications or "applications" in planner.demands)
         and (not workload.has_entries or "entries" in planner.demands)
         and (not workload.models or "models" in planner.demands or workload.has_entries)

@@ -15,6 +15,7 @@ import numpy as np
 from flows.clock import Stopwatch
 from flows.planning.certificate import objective_of
 from flows.planning.engine.cover import raised
+from flows.planning.entries.batches import filled
 from flows.planning.entries.groups import Field, Group, items_of
 from flows.planning.entries.partition import (
     MANY,
@@ -130,11 +131,12 @@ def exactly(table: ModelTable, inputs: Inputs, options: PlanOptions) -> Solved:
     else:
         found = _by_groups(field, inputs, options, step=step)
     _, proven, least, looked_at, space, _ = found
-    best = min([*tried, *found.plans], key=lambda p: p.cost)
-    if best.cost < max(proven, least) * (1 - _TINY):
+    plans = [*tried, *found.plans]
+    if min(p.cost for p in plans) < max(proven, least) * (1 - _TINY):
         space, proven = POOLS, found.of_pools
         if proven is None:
             proven = in_pools(field, inputs.watch, step)[0] if inputs.prove else 0.0
+    best = min((filled(p, table) for p in plans), key=lambda p: p.cost)
     notes = [f"{table.name}: {len(field.items)} entries, {looked_at} groups looked at"]
     return Solved(
         table=table, pooled=best, bound=min(proven, best.cost), space=space, notes=tuple(notes)
@@ -248,7 +250,7 @@ def by_rule(table: ModelTable, field: Field, groups: Sequence[Group]) -> Solved:
     note = f"{table.name}: {len(table.entries)} entries in {len(field.items)} fragments"
     return Solved(
         table=table,
-        pooled=pooled(field, groups, apart=True),
+        pooled=filled(pooled(field, groups, apart=True), table, common=field.group_budget),
         bound=None,
         space="its own rule",
         notes=(note,),
@@ -343,7 +345,8 @@ def in_any_phase(rule: Rule, table: ModelTable, inputs: Inputs, options: PlanOpt
     failed: InfeasibleError | None = None
     for period_us in table.references_us:
         try:
-            solved = rule(in_periods_of(table, period_us), replace(inputs, prove=False), options)
+            reading = in_periods_of(table, period_us)
+            solved = rule(reading, replace(inputs, prove=False), options)
             found.append(replace(solved, pooled=fitted(solved.pooled, table)))
         except InfeasibleError as error:
             failed = error
@@ -670,7 +673,13 @@ def _pipelines(inputs: Inputs, placed: Placed) -> list[PlannedPipeline]:
         for chain, passes in zip(solved.pooled.chains, solved.pooled.passes, strict=True):
             batch = pools[passes[0]][0][3]
             stages = tuple(
-                _stage(table, pools[p], runs[p], (first + p, batch), joint=boarding[p] > 1)
+                _stage(
+                    table,
+                    pools[p],
+                    runs[p],
+                    (first + p, batch),
+                    joint=boarding[p] > 1 or pools[p][0][3] != batch,
+                )
                 for p in passes
             )
             found += [

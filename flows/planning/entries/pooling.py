@@ -45,6 +45,11 @@ class Step:
     work: float
     time_us: float
 
+    @property
+    def batch(self) -> int:
+        """Requests of a full batch."""
+        return self.key[3]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chain:
@@ -61,12 +66,14 @@ class Pooled:
     Attributes:
         pools: blocks, size and batch of each, with its vGPUs.
         passes: by chain the numbers of its pools.
+        most: vGPUs of a pool of equal stages; 0: these are apart.
     """
 
     chains: tuple[Chain, ...]
     pools: tuple[tuple[Key, int], ...]
     passes: tuple[tuple[int, ...], ...]
     cost: float
+    most: int
 
 
 def pooled(
@@ -81,7 +88,7 @@ def pooled(
         for item in group.items:
             first = (aligned[item],) if item in aligned else ()
             chains.append(Chain(item=field.items[item], steps=(*first, root)))
-    return _pools(chains, 0 if apart else field.table.most)
+    return pools_of(chains, 0 if apart else field.table.most)
 
 
 def pooled_ways(field: Field, ways: Sequence[Way]) -> Pooled:
@@ -97,13 +104,13 @@ def pooled_ways(field: Field, ways: Sequence[Way]) -> Pooled:
         if way.row >= 0:
             junction, kind = root.key[0], int(field.root_kind[way.root])
             options = field.table.options(way.start, junction, kind)
-            first = (_step(options, (way.start, junction), way.row, number[way]),)
+            first = (step_of(options, (way.start, junction), way.row, number[way]),)
         chains.append(Chain(item=item, steps=(*first, root)))
-    return _pools(chains, field.table.most)
+    return pools_of(chains, field.table.most)
 
 
-def _pools(chains: Sequence[Chain], most: int) -> Pooled:
-    """Equal stages in one pool, unless that has too many vGPUs: then one for each part."""
+def pools_of(chains: Sequence[Chain], most: int) -> Pooled:
+    """Equal stages in one pool, unless that has more than `most` vGPUs: then one for each part."""
     loads: dict[Step, list[float]] = {}
     for chain in chains:
         for step in chain.steps:
@@ -125,7 +132,7 @@ def _pools(chains: Sequence[Chain], most: int) -> Pooled:
             cost += step.price * vgpus
         numbers[step.key, step.work, step.part] = numbers[place]
     passes = tuple(tuple(numbers[s.key, s.work, s.part] for s in chain.steps) for chain in chains)
-    return Pooled(chains=tuple(chains), pools=tuple(pools), passes=passes, cost=cost)
+    return Pooled(chains=tuple(chains), pools=tuple(pools), passes=passes, cost=cost, most=most)
 
 
 def _vgpus(rates: Sequence[float], step: Step) -> int:
@@ -135,10 +142,11 @@ def _vgpus(rates: Sequence[float], step: Step) -> int:
 def _root(field: Field, root: int, part: int) -> Step:
     junction = int(field.root_junction[root])
     row = root - int(field.root_start[junction])
-    return _step(field.root_options[junction], (junction, field.table.blocks), row, part)
+    return step_of(field.root_options[junction], (junction, field.table.blocks), row, part)
 
 
-def _step(options: Options, blocks: tuple[int, int], row: int, part: int) -> Step:
+def step_of(options: Options, blocks: tuple[int, int], row: int, part: int) -> Step:
+    """The stage of these blocks by an option."""
     return Step(
         key=(*blocks, int(options.size[row]), int(options.batch[row])),
         part=part,
@@ -154,7 +162,7 @@ def _single(field: Field, group: Group, parts: Iterator[int]) -> dict[int, Step]
         if number >= 0:
             first, junction, kind, row = field.align[number]
             options = field.table.options(first, junction, kind)
-            found[item] = _step(options, (first, junction), row, next(parts))
+            found[item] = step_of(options, (first, junction), row, next(parts))
     return found
 
 
@@ -164,7 +172,7 @@ def _joined(field: Field, group: Group, parts: Iterator[int]) -> dict[int, Step]
     junction, kind = int(field.root_junction[group.root]), int(field.root_kind[group.root])
     for first, members, row in _bundles(field, group):
         options = field.table.options(first, junction, kind)
-        step = _step(options, (first, junction), row, next(parts))
+        step = step_of(options, (first, junction), row, next(parts))
         found |= dict.fromkeys(members, step)
     return found
 

@@ -152,8 +152,10 @@ def move_us(problem: Case, before: int, batch: int, ends: tuple[str, str]) -> in
     return ceil(problem.profile.boundary_bytes[before - 1] * batch * 8 / (gbps * 1e3) - 1e-6)
 
 
-def group_cost(problem: Case, members: Sequence[int], *, shared: bool, margin: float) -> float:
-    """The least percents of a group."""
+def group_cost(
+    problem: Case, members: Sequence[int], *, shared: bool, margin: float, whole: bool = False
+) -> float:
+    """The least percents of a group; `whole` as of `brute_force`."""
     entries = [problem.entries[m] for m in members]
     limits = [floor((1 - margin) * e.budget_us + 1e-6) for e in entries]
     rates = [Fraction(str(e.rate_rps)) for e in entries]
@@ -174,6 +176,7 @@ def group_cost(problem: Case, members: Sequence[int], *, shared: bool, margin: f
                             (start, junction, root),
                             min(limits[n] for n in part) - root[3],
                             sum((rates[n] for n in part), Fraction(0)),
+                            whole=whole,
                         )
                         for part in way
                     )
@@ -184,7 +187,12 @@ def group_cost(problem: Case, members: Sequence[int], *, shared: bool, margin: f
 
 
 def aligned(
-    problem: Case, where: tuple[int, int, tuple[str, int, int, int]], left: int, rate: Fraction
+    problem: Case,
+    where: tuple[int, int, tuple[str, int, int, int]],
+    left: int,
+    rate: Fraction,
+    *,
+    whole: bool,
 ) -> float:
     """The least percents of an alignment stage within a time."""
     start, junction, root = where
@@ -193,22 +201,26 @@ def aligned(
             percent * vgpus(rate, batch, latency)
             for gpu_class, percent, batch, latency in stages(problem, start, junction)
             if latency + move_us(problem, junction, batch, (gpu_class, root[0])) <= left
+            and not (whole and root[2] % batch)
         ),
         default=inf,
     )
 
 
-def brute_force(problem: Case, *, shared: bool = True, margin: float = 0.5) -> float:
+def brute_force(
+    problem: Case, *, shared: bool = True, margin: float = 0.5, whole: bool = False
+) -> float:
     """The least percents of any plan by groups.
 
-    `shared`: alignment stages may be shared within a group.
+    `shared`: alignment stages may be shared within a group. `whole`: batches of a shared stage are
+    multiples of those that come to it.
     """
     known: dict[tuple[int, ...], float] = {}
 
     def cost(part: list[int]) -> float:
         key = tuple(part)
         if key not in known:
-            known[key] = group_cost(problem, part, shared=shared, margin=margin)
+            known[key] = group_cost(problem, part, shared=shared, margin=margin, whole=whole)
         return known[key]
 
     numbers = list(range(len(problem.entries)))
