@@ -238,6 +238,16 @@ CutModels = Annotated[
     ),
 ]
 
+BesideModels = Annotated[
+    list[Path] | None,
+    typer.Option(
+        "--beside",
+        metavar="FOLDER",
+        help="Load the models of this Triton repository that are not planned too, or the model "
+        "of this folder; repeat it. The folder is only read.",
+    ),
+]
+
 InputShapes = Annotated[
     list[str] | None,
     typer.Option(

@@ -30,6 +30,7 @@ from triton_backend.runtimes.stage_tensors import (
     served_models,
 )
 from triton_backend.serve_folder.batches import BATCHES_NAME, batches_text
+from triton_backend.serve_folder.beside import BESIDE_NAME
 from triton_backend.serve_folder.files import write_whole
 from triton_backend.serve_folder.names import RESERVED_PREFIX, check_name
 from triton_backend.serve_folder.settings import (
@@ -146,6 +147,7 @@ def render_settings(folder: Path, plan: Plan, options: ServeOptions) -> ServeSet
 def _begin(settings: ServeSettings) -> ServeSettings:
     for name in (
         "repository",
+        BESIDE_NAME,
         "generations",
         "pids",
         "gauges",
@@ -173,11 +175,12 @@ def render_repository(folder: Path, plan: Plan, options: ServeOptions) -> ServeS
     """A whole serve folder for a plan, to be started by `admin.start`; its settings.
 
     Raises:
-        InputError: a model's name cannot be a Triton model's.
+        InputError: a model's name cannot be a Triton model's, or is that of one beside the plan.
     """
     plan = complete_tensors(plan)
     for model in served_models(plan):
         check_name(model.name)
+    check_beside(options, plan)
     settings = render_settings(folder, plan, options)
     here = [node for node in used_nodes(plan) if node not in options.hosts]
     names = first_names(plan, settings)
@@ -415,6 +418,18 @@ def for_clients(plan: Plan, *, cut_models: bool) -> tuple[str, ...]:
             reason = "is the name of a cut's model (--cut-models) too; give it another"
             raise InputError(f"plan {plan.plan_id}, model {model.name!r}", reason)
     return (OFFLOAD_MODEL, *cuts)
+
+
+def check_beside(options: ServeOptions, plan: Plan) -> None:
+    """Refuse a plan that cannot be served beside the models that go on beside it.
+
+    Raises:
+        InputError: as `Beside.check`.
+    """
+    if options.beside is not None:
+        served = [model.name for model in served_models(plan)]
+        others = for_clients(plan, cut_models=options.cut_models)
+        options.beside.check(f"plan {plan.plan_id}", served, others)
 
 
 def cut_models_of(plan: Plan) -> dict[str, tuple[ModelPlan, Entry]]:

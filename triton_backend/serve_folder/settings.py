@@ -16,6 +16,7 @@ from typing import Any, Self
 
 from triton_backend.contract.errors import InputError
 from triton_backend.contract.plan import Plan
+from triton_backend.serve_folder.beside import Beside
 from triton_backend.serve_folder.files import PRIVATE, write_whole
 from triton_backend.serve_folder.names import short_name
 
@@ -56,6 +57,7 @@ class ServeOptions:
             of its own, one the scheduler and the other its standby.
         cut_models: a model with entries has, for every open cut, a Triton model that takes the
             tensors of that cut alone.
+        beside: models of another repository that the same server loads; None: there are none.
 
     Raises:
         InputError: a value that the scheduler or an emulated stage would refuse once it is started,
@@ -79,6 +81,7 @@ class ServeOptions:
     standby: bool = True
     gateways: int = 1
     cut_models: bool = False
+    beside: Beside | None = None
 
     def __post_init__(self) -> None:
         if self.gateways not in {1, 2}:
@@ -88,6 +91,9 @@ class ServeOptions:
         if self.gateways > 1 and self.hosts:
             named = ", ".join(self.hosts)
             raise InputError("--gateways 2", f"all nodes must run on this host, {named} do not")
+        if self.gateways > 1 and self.beside is not None:
+            reason = "does not go with --beside: each server would load those models for itself"
+            raise InputError("--gateways 2", reason)
         if self.policy is not None or self.nic != USUAL_NIC:
             _check_choices(self.policy, self.nic)
         if not (0 <= self._guard_fraction < 1 and self.noise >= 0 and self.time_stretch > 0):
@@ -148,7 +154,7 @@ class ServeSettings(ServeOptions):
 
     def for_host(self, folder: Path, artifacts: Path | None) -> Self:
         """The same system's settings on another host than the gateway's."""
-        return self.of(self, **_own(folder, artifacts))
+        return self.of(self, **_own(folder, artifacts), beside=None)
 
     @classmethod
     def read(cls, path: Path) -> Self:
@@ -160,10 +166,12 @@ class ServeSettings(ServeOptions):
         try:
             data: dict[str, Any] = json.loads(path.read_text())
             artifacts = data.pop("artifacts", None)
+            beside = data.pop("beside", None)
             return cls(
                 folder=Path(data.pop("folder")),
                 socket_folder=Path(data.pop("socket_folder")),
                 artifacts=None if artifacts is None else Path(artifacts),
+                beside=None if beside is None else Beside.from_dict(beside),
                 **data,
             )
         except (OSError, ValueError, KeyError, TypeError) as error:
@@ -174,7 +182,7 @@ class ServeSettings(ServeOptions):
         return {
             name: str(value) if isinstance(value, Path) else value
             for name, value in _chosen(self).items()
-        }
+        } | {"beside": None if self.beside is None else self.beside.to_dict()}
 
     def write(self, path: Path) -> None:
         """Write the settings file, for its owner alone."""

@@ -119,9 +119,15 @@ def _preview(
     from flows.release.rollout.change import plan_in_force
     from flows.release.rollout.preview import preview
     from flows.workspace import find_plan, workspace
+    from triton_backend.serve_folder.repository import check_beside
+    from triton_backend.serve_folder.settings import SETTINGS_NAME, ServeSettings
 
     work = workspace(warehouse)
-    in_force = find_plan(work, previous) if previous else plan_in_force(work.state.serve)
+    if previous:
+        in_force = find_plan(work, previous)
+    else:
+        in_force = plan_in_force(work.state.serve)
+        check_beside(ServeSettings.read(work.state.serve / SETTINGS_NAME), wanted)
     found = preview(in_force, wanted, at_once=at_once)
     seconds = _seconds_of_former_changes(warehouse)
     if as_json:

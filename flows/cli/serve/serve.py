@@ -14,13 +14,18 @@ from flows.cli.shared_options import WAREHOUSE, AsJson, PlanArgument, PlanOption
 from triton_backend.contract.errors import InputError
 
 if TYPE_CHECKING:
+    from flows.release.beside import Chosen
     from flows.release.server.running import ServerState
     from triton_backend.contract.plan import Plan
     from triton_backend.serve_folder.endpoints import Endpoints
     from triton_backend.serve_folder.settings import ServeOptions, ServeSettings
 
 
-@command("serve", "poolpipe serve plan.json --http-port 8000")
+@command(
+    "serve",
+    "poolpipe serve plan.json --http-port 8000",
+    "poolpipe serve plan.json --beside models",
+)
 def serve(
     plan: PlanArgument = None,
     *,
@@ -29,6 +34,7 @@ def serve(
     policy: shared_options.PolicyOfAll = None,
     emulated: EmulatedHardware,
     hosts: OtherHosts,
+    beside: shared_options.BesideModels = None,
     standby: Annotated[
         bool,
         typer.Option(
@@ -43,6 +49,7 @@ def serve(
 
     Until `poolpipe stop`. Nodes whose `host` in the cluster is another one are served there:
     `poolpipe serve PLAN --join settings.json --host ADDRESS`, with a copy of the gateway's file.
+    Models of a Triton repository that are not planned go on in the same server with `--beside`.
     """
     from flows.cli.project import the_plan
     from flows.release.server.admin import starting
@@ -51,6 +58,7 @@ def serve(
 
     state, found = project_state(), the_plan(plan, plan_option, warehouse)
     ports = endpoints.endpoints()
+    chosen = _beside(beside, found, hosts)
     asked = ServeOptions(
         artifacts=state.artifacts if _needs_artifacts(found) else None,
         policy=policy,
@@ -60,10 +68,11 @@ def serve(
         standby=standby,
         gateways=endpoints.gateways,
         cut_models=endpoints.cut_models,
+        beside=None if chosen is None else chosen.beside,
     )
     with starting(state.serve), progress("starting the server") as report:
         running = _start(state.serve, found, asked, ports, (hosts.join, hosts.host), report)
-    notes(ports.cautions())
+    notes((*ports.cautions(), *(() if chosen is None else chosen.notes)))
     addresses = {
         "http": running.http_url,
         "grpc": running.grpc_url,
@@ -71,12 +80,30 @@ def serve(
         **dict(zip(("second_metrics",), running.metrics_urls[1:], strict=False)),
         "state_file": state.serve / "state.json",
     }
+    others = [] if chosen is None else [*chosen.beside.folders]
     if as_json:
-        print_json({"plan_id": found.plan_id} | addresses)
+        print_json({"plan_id": found.plan_id, "beside": others} | addresses)
         return
     show(f"serving {found.plan_id}: {', '.join(model.name for model in found.models)}")
+    if others:
+        show(f"beside it: {', '.join(others)}")
     for name, place in addresses.items():
         show(f"  {name.replace('_', ' ')}: {place}")
+
+
+def _beside(given: "list[Path] | None", plan: "Plan", hosts: OtherHosts) -> "Chosen | None":
+    """The models of `--beside`; None where it is not given.
+
+    Raises:
+        InputError: they cannot be served beside the plan.
+    """
+    from flows.release.beside import backends_here, models_beside
+
+    if not given:
+        return None
+    if hosts.join is not None:
+        raise InputError("--beside", "goes with the gateway's server, not with --join")
+    return models_beside(given, plan, backends_here())
 
 
 def _needs_artifacts(plan: "Plan") -> bool:

@@ -1,5 +1,6 @@
 """`import-triton`: a first plan from a Triton model repository that was tuned by hand."""
 
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -141,7 +142,7 @@ def import_triton(
     if as_json:
         print_json(_document(found, made, (cluster_file, workload_file)))
         return
-    _show(found, made, (cluster_file, workload_file))
+    _show(found, made, (cluster_file, workload_file), repository)
 
 
 def _check_apart(repository: Path, written: "Sequence[Path]") -> None:
@@ -228,7 +229,9 @@ def _gpus(cluster: Path) -> int:
     return sum(known.gpus(each.name) for each in known.gpu_classes)
 
 
-def _show(found: "Sequence[Found]", made: "Plan | None", files: tuple[Path, Path]) -> None:
+def _show(
+    found: "Sequence[Found]", made: "Plan | None", files: tuple[Path, Path], repository: Path
+) -> None:
     from flows.operations.adoption.comparison import gpus_seen, gpus_today, rows_of
 
     for each in found:
@@ -257,4 +260,5 @@ def _show(found: "Sequence[Found]", made: "Plan | None", files: tuple[Path, Path
             f"      poolpipe plan --cluster {files[0]} --workload {files[1]} -o plan.json"
         )
     else:
-        show(f"plan {made.plan_id} is stored; next: poolpipe serve {made.plan_id}")
+        with_others = f" --beside {shlex.quote(str(repository))}" if beside else ""
+        show(f"plan {made.plan_id} is stored; next: poolpipe serve {made.plan_id}{with_others}")

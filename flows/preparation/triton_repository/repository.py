@@ -62,6 +62,7 @@ class Found:
     Attributes:
         name: as clients ask for it; older versions have `@<version>` behind it.
         kind: `MODEL`, `APPLICATION` or `BESIDE`.
+        folder: its own, in the repository.
         reason: for those left beside; else empty.
         file: the ONNX file of a model.
         version: of a model; 0 where no version is served.
@@ -75,6 +76,7 @@ class Found:
     name: str
     kind: str
     message: Any
+    folder: Path
     reason: str = ""
     file: Path | None = None
     version: int = 0
@@ -136,6 +138,7 @@ def _models(folder: Path) -> Iterator[Found]:
     )
     about: dict[str, Any] = {
         "message": read.message,
+        "folder": folder,
         "text": text,
         "timeout_us": _timeout_us(read.message),
         "instances": _instances(read.message),
@@ -252,9 +255,7 @@ def _with_parts(found: Sequence[Found]) -> Iterator[Found]:
         reasons = [_bound(step, by_name) for step in message.ensemble_scheduling.step]
         reason = next(filter(None, reasons), "")
         if reason:
-            yield Found(
-                name=each.name, kind=BESIDE, reason=reason, message=each.message, text=each.text
-            )
+            yield replace(each, kind=BESIDE, reason=reason)
         else:
             yield replace(each, message=message)
 

@@ -51,6 +51,7 @@ from triton_backend.serve_folder.names import RESERVED_PREFIX, check_name
 from triton_backend.serve_folder.repository import (
     OFFLOAD_MODEL,
     GenerationNames,
+    check_beside,
     check_node_models,
     for_clients,
     front_ports,
@@ -200,6 +201,7 @@ def change_plan(
         ServerError: a step failed; before the swap, the plan before it is being served as before.
     """
     before = plan_in_force(folder)
+    check_beside(_settings(folder), plan)
     *between, last = steps(before, complete_tensors(plan), at_once=way is Way.IN_PLACE_ONLY)
     done: list[StepDone] = []
     for following in between:

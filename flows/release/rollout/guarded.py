@@ -38,6 +38,8 @@ from triton_backend.contract.errors import InputError, PoolPipeError
 from triton_backend.contract.plan import Plan
 from triton_backend.runtimes.base import MANIFEST_NAME
 from triton_backend.runtimes.stage_tensors import served_models
+from triton_backend.serve_folder.repository import check_beside
+from triton_backend.serve_folder.settings import SETTINGS_NAME, ServeSettings
 from warehouse.db import Warehouse
 from warehouse.observations import (
     Rollout,
@@ -88,6 +90,7 @@ def _roll_out(work: Workspace, plan: Plan, options: RolloutOptions, say: Say) ->
     if is_same_plan(in_force, plan):
         return _nothing_to_do(plan)
     check_plan(work, plan)
+    check_beside(ServeSettings.read(work.state.serve / SETTINGS_NAME), plan)
     work.state.rollout_under_way.touch()
     rollout = _begin(plan.plan_id, in_force.plan_id, options)
     before = read_outcomes(state.metrics_urls)

@@ -245,6 +245,9 @@ def _wait_started(
             said_us = state.data.get("compiled_us")
             if said_us != compiled_us:  # it gets on, however slowly
                 compiled_us, polls, text = said_us, 0, COMPILING
+            loading = [n for n, how in state.data.get("beside", {}).items() if how == "loading"]
+            if loading:  # a large model takes long; the keeper gives it up
+                polls, text = 0, f"loading {loading[0]}, beside the plan"
             if state.data["ready"] and not wait_for_workers:
                 return state
             if state.data["ready"]:

@@ -233,6 +233,7 @@ def status(folder: Path) -> dict[str, Any]:
         "restarts": state.data.get("restarts", 0),
         "restarted": _instant(state.data.get("restarted_us")),
         **({"gateways": gateways_of(state.data)} if len(state.gateways) > 1 else {}),
+        **({"beside": state.data["beside"]} if "beside" in state.data else {}),
         **state.control("status"),
     }
 

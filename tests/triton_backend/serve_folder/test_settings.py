@@ -10,6 +10,7 @@ import pytest
 
 from tests.triton_backend.serving.small_plans import plan, two_stage
 from triton_backend.contract.errors import InputError
+from triton_backend.serve_folder.beside import Beside
 from triton_backend.serve_folder.settings import ServeOptions, ServeSettings
 
 CHOSEN = ServeOptions(
@@ -29,6 +30,7 @@ CHOSEN = ServeOptions(
     host_http_port=8100,
     standby=False,
     cut_models=True,
+    beside=Beside(folders={"chat": Path("/models/chat")}, needs=("net",), completes=True),
 )
 
 
@@ -52,7 +54,7 @@ def test_another_host_has_the_system_and_names_of_its_own(tmp_path: Path) -> Non
     differs = {
         f.name for f in fields(gateway) if getattr(gateway, f.name) != getattr(other, f.name)
     }
-    assert differs == {"instance", "folder", "socket_folder", "artifacts"}
+    assert differs == {"instance", "folder", "socket_folder", "artifacts", "beside"}
 
 
 @pytest.mark.parametrize(

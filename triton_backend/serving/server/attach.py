@@ -77,6 +77,8 @@ def attach(
     asked = options or ServeOptions()
     if asked.artifacts is None and plan_artifacts(found):
         asked = replace(asked, artifacts=ARTIFACTS)
+    if asked.beside is not None:
+        raise InputError("attach", "models beside the plan are served by `poolpipe serve`")
     if asked.hosts or any(group.host for group in found.cluster.nodes):
         raise InputError("attach", "a plan of several hosts is served by `poolpipe serve`")
     place = folder or Path(tempfile.mkdtemp(prefix="poolpipe-attached-"))

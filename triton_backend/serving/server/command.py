@@ -13,12 +13,14 @@ from collections.abc import Generator
 from pathlib import Path
 
 from triton_backend.contract.errors import InputError
+from triton_backend.serve_folder.beside import BESIDE_NAME
 from triton_backend.serve_folder.endpoints import NO_TRITON, TOKEN_HEADER, Endpoints
 from triton_backend.serve_folder.settings import ServeSettings
 
 STAGE_PREFIX = "poolpipe_stage_"  # engines as models of their own, loaded only on demand
 EXIT_TIMEOUT_SECONDS = 3
 STACK_BYTES = 1 << 30
+AS_WRITTEN = "--disable-auto-complete-config"  # configurations are complete; a load is faster
 
 
 def wheel_folder() -> Path:
@@ -115,6 +117,7 @@ def server_command(
     return [
         str(root / "bin" / "tritonserver"),
         f"--model-repository={repository}",
+        *_beside_flags(settings),
         f"--backend-directory={backends}",
         f"--backend-config=python,shm-region-prefix-name={settings.stub_prefix}",
         "--backend-config=python,shm-default-byte-size=4194304",
@@ -123,7 +126,6 @@ def server_command(
         f"--grpc-port={endpoints.grpc}",
         f"--metrics-port={endpoints.metrics_port(settings.gateway)}",
         *_sharing_flags(settings.server_id),
-        "--disable-auto-complete-config",
         "--model-control-mode=explicit",
         *(f"--load-model={name}" for name in models),
         f"--exit-timeout-secs={EXIT_TIMEOUT_SECONDS}",
@@ -133,6 +135,19 @@ def server_command(
         "--http-header-forward-pattern=(?i)traceparent",
         "--grpc-header-forward-pattern=(?i)traceparent",
     ]
+
+
+def _beside_flags(settings: ServeSettings) -> list[str]:
+    """Of a server that has models beside the plan, which are loaded once it is ready.
+
+    One that is not loaded must not make planned models look as if they were not ready.
+    """
+    complete = [] if settings.beside and settings.beside.completes else [AS_WRITTEN]
+    if settings.beside is None:
+        return complete
+    links = settings.place / BESIDE_NAME
+    links.mkdir(exist_ok=True)
+    return [*complete, f"--model-repository={links}", "--strict-readiness=false"]
 
 
 def _sharing_flags(server_id: str | None) -> list[str]:

@@ -11,7 +11,8 @@
 4. restarts the server when it died, or no longer answers `/v2/health/live`: after pauses of up
    to a minute where it keeps dying, but for as long as it takes; where there are two gateways there
    are two servers, each of which is kept so by itself;
-5. at the end stops the server and removes sockets, shared memory and the state file.
+5. loads the models beside the plan, again where their processes died (`beside`);
+6. at the end stops the server and removes sockets, shared memory and the state file.
 
 A keeper that was killed leaves the server running. With `--take-over` the next keeper goes on with
 it.
@@ -28,7 +29,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -60,6 +61,7 @@ from triton_backend.serving.liveness.processes import (
     is_alive,
     thread_states,
 )
+from triton_backend.serving.server.beside import ModelsBeside
 from triton_backend.serving.server.command import (
     EXIT_TIMEOUT_SECONDS,
     environment_folders,
@@ -87,6 +89,7 @@ NO_ANSWER = 0
 # Of a model that cannot be loaded again, for want of memory or of room on a disk.
 FIRST_RETRY_SECONDS, LONGEST_RETRY_SECONDS = 1.0, 30.0
 LOAD_SECONDS = 120
+LOAD_BESIDE_SECONDS = 1800  # of a model beside the plan, which may be a large one
 # Each probe is a new connection, which the server hands to one of its eight HTTP threads: a few of
 # them may be busy with slow loads, so one failure says nothing.
 PROBE_SECONDS = 0.5
@@ -133,6 +136,12 @@ class TritonApi:
         """Unload a model; the status code, or `NO_ANSWER`."""
         return self._request("POST", f"/v2/repository/models/{model}/unload", b"{}", LOAD_SECONDS)
 
+    def load_beside(self, model: str) -> str | None:
+        """Load a model beside the plan; Triton's words where it is not loaded."""
+        path = f"/v2/repository/models/{model}/load"
+        code, text = self._answer("POST", path, b"{}", LOAD_BESIDE_SECONDS)
+        return None if code == HTTP_OK else text or "the server does not answer"
+
     def _request(
         self,
         method: str,
@@ -141,6 +150,16 @@ class TritonApi:
         timeout_s: float,
         at: tuple[str, int] | None = None,
     ) -> int:
+        return self._answer(method, path, body, timeout_s, at)[0]
+
+    def _answer(
+        self,
+        method: str,
+        path: str,
+        body: bytes | None,
+        timeout_s: float,
+        at: tuple[str, int] | None = None,
+    ) -> tuple[int, str]:
         address, port = at or (self._address, self._port)
         try:
             if at is None and self._server_id is not None:
@@ -150,10 +169,9 @@ class TritonApi:
             with contextlib.closing(connection):
                 connection.request(method, path, body, self._headers)
                 answer = connection.getresponse()
-                answer.read()
-                return answer.status
+                return answer.status, answer.read().decode(errors="replace")
         except (OSError, ValueError, http.client.HTTPException):
-            return NO_ANSWER
+            return NO_ANSWER, ""
 
 
 class HealthProbe:
@@ -301,13 +319,13 @@ class TritonServer:
         with contextlib.suppress(ProcessLookupError):
             os.kill(self.pid, number)
 
-    def drain(self, repository: Path, exits: ExitWatch, timeout_s: float) -> None:
+    def drain(self, repositories: Sequence[Path], exits: ExitWatch, timeout_s: float) -> None:
         """Answer what is in flight, unload the models, and end when their processes are gone.
 
         It looks once a second itself whether its models are. It is killed where that takes longer
         than the time given.
         """
-        stubs = self._stubs(repository)
+        stubs = [pid for repository in repositories for pid in self.stubs(repository)]
         for pid in stubs:
             exits.watch(pid)
         self._signal(signal.SIGTERM, exits)
@@ -332,17 +350,17 @@ class TritonServer:
 
     def kill_stubs(self, repository: Path) -> None:
         """Kill the stubs that a dead server left."""
-        for pid in self._stubs(repository):
+        for pid in self.stubs(repository):
             with contextlib.suppress(OSError):
                 os.kill(pid, signal.SIGKILL)
 
     def restore_priority(self, repository: Path) -> None:
         """Serve at the usual priority, after it was loaded at a lower one."""
-        for pid in (self.pid, *self._stubs(repository)):
+        for pid in (self.pid, *self.stubs(repository)):
             restore_priority(pid)
 
-    def _stubs(self, repository: Path) -> list[int]:
-        """Stubs of a repository, which are known by their models' files."""
+    def stubs(self, repository: Path) -> list[int]:
+        """Stubs of a repository or a model of one, which are known by their models' files."""
         found: list[int] = []
         for pid in _processes():
             with contextlib.suppress(OSError):
@@ -413,6 +431,10 @@ class KeptServer:
         self._exits = ExitWatch()
         self._stubs = StubWatch(self._clock)
         self._reloads = ModelReloads(settings, self._api)
+        self._beside = ModelsBeside(
+            settings, self._api.load_beside, self._api.unload, stopping, note
+        )
+        self._served = False
         number = f" of {settings.server_id}" if settings.server_id else ""
         self._name = f"tritonserver{number}"
 
@@ -433,6 +455,10 @@ class KeptServer:
         self.ready = one_server_runs(dict(state))
         if self.ready:
             _LOG.warning("%s %d is taken over", self._name, self._server.pid)
+            self._served = True
+            self._beside.take_over(
+                lambda name: self._api.get(f"/v2/models/{name}/ready", 1) == HTTP_OK
+            )
             self._watch_health()
         self._note()
 
@@ -447,7 +473,7 @@ class KeptServer:
             self._start_first()
         while not self._stopping.is_set():
             self._exits.wait(WATCH_SECONDS)
-            for look in (self._watch_server, self._watch_stubs):
+            for look in (self._watch_server, self._watch_stubs, self._watch_beside):
                 try:
                     look()
                 except Exception as error:  # noqa: BLE001  # the next look tries again; a server must not end of it
@@ -507,6 +533,9 @@ class KeptServer:
         finally:
             self._temporary |= environment_folders() - before
         self._server.restore_priority(settings.place / "repository")
+        if not self._served:
+            self._beside.load_first()
+            self._served = True
         self.ready = True
         self._note()
         self._watch_health()
@@ -597,6 +626,7 @@ class KeptServer:
     def _clear_away(self) -> None:
         """Remove the remains of an ended server before its restart."""
         assert self._server is not None
+        self._beside.forget()
         self.restarts += 1
         self.restarted_us = self._clock.wall_us()
         self._remove_temporary()
@@ -628,6 +658,15 @@ class KeptServer:
                     os.kill(seen.pid, signal.SIGKILL)
             self._reloads.begin(file)
 
+    def _watch_beside(self) -> None:
+        if self._server is not None and self.ready:
+            self._beside.look(self._server.stubs)
+
+    @property
+    def beside(self) -> dict[str, str]:
+        """How the models beside the plan are, by name."""
+        return dict(self._beside.states)
+
     def to_state(self) -> dict[str, Any] | None:
         """Its part of the state file; None before it has been started."""
         if self._server is None:
@@ -651,8 +690,8 @@ class KeptServer:
         if self._probe is not None:
             self._probe.stop()
         if self._server is not None and self._server.ended() is None:
-            repository = self._settings.place / "repository"
-            self._server.drain(repository, self._exits, EXIT_TIMEOUT_SECONDS + 5)
+            repositories = (self._settings.place / "repository", self._beside.repository)
+            self._server.drain(repositories, self._exits, EXIT_TIMEOUT_SECONDS + 5)
         self._remove_temporary()
 
 
@@ -782,6 +821,8 @@ class Keeper:
             "compiled_us": max(one["compiled_us"] or 0 for one in known) or None,
             **self._endpoints.to_state(),
         }
+        if self._settings.beside is not None:
+            state["beside"] = self._servers[0].beside
         if len(kept) > 1:
             state["servers"] = kept
         # Kept over a restart: what others noted (the plan being served).

@@ -1,4 +1,5 @@
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -6,6 +7,7 @@ import pytest
 from flows.release.server.admin import starting
 from flows.state import project_state
 from tests.flows.cli.conftest import Command
+from tests.flows.preparation.triton_repository.repositories import TOKENS, digest
 from tests.ports import free_ports, taken_port
 from tests.triton_backend.serve_folder.state_files import LEFT
 from triton_backend.serve_folder.state import STATE_NAME
@@ -95,3 +97,49 @@ def test_stretched_times_and_the_port_of_other_hosts_reach_the_server(poolpipe: 
         poolpipe("stop")
     # An emulated GPU that is a hundred times slower than planned answers nothing in time.
     assert slow["offered"] > slow["served"] == 0
+
+
+def write_tokens(project: Path) -> Path:
+    """A repository of one model that has no weights."""
+    folder = project / "models" / "tokens" / "1"
+    folder.mkdir(parents=True)
+    (folder.parent / "config.pbtxt").write_text(TOKENS)
+    (folder / "model.py").write_text('raise RuntimeError("no weights")\n')
+    return project / "models"
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("planned")
+def test_a_model_beside_the_plan_that_cannot_be_loaded_is_named(
+    poolpipe: Command, project: Path
+) -> None:
+    models = write_tokens(project)
+    before = digest(models)
+    names = ("--http-port", "--grpc-port", "--metrics-port")
+    ports = [each for pair in zip(names, map(str, free_ports(3)), strict=True) for each in pair]
+    ran = poolpipe("serve", "plan.json", "--beside", "models", *ports)
+    assert (ran.code, ran.out) == (2, "")
+    assert ran.err.splitlines()[-1].startswith("poolpipe: model 'tokens' beside the plan: load fa")
+    assert ran.err.splitlines()[-1].endswith("no weights")
+    assert poolpipe("status").code == 2
+    assert digest(models) == before
+
+
+@pytest.mark.usefixtures("planned")
+def test_models_beside_the_plan_go_with_one_gateway_of_this_host(
+    poolpipe: Command, project: Path
+) -> None:
+    write_tokens(project)
+    for arguments, reason in (
+        (("--beside", "none"), "/none: cannot be read: No such file or directory"),
+        (("--beside", "plan.json"), "/plan.json: cannot be read: Not a directory"),
+        (("--beside", "models", "--gateways", "2"), "--gateways 2: does not go with --beside"),
+        (
+            ("--beside", "models", "--join", "settings.json", "--host", "10.0.0.2"),
+            "--beside: goes with the gateway's server, not with --join",
+        ),
+    ):
+        ran = poolpipe("serve", "plan.json", *arguments)
+        assert (ran.code, ran.out, ran.err.count("\n")) == (2, "", 1)
+        assert reason in ran.err
+    assert not project_state().serve.exists()

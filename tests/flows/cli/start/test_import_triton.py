@@ -1,16 +1,29 @@
 """A repository that was tuned by hand: planned and served, and left as it is."""
 
+import contextlib
+import http.client
+import json
+import queue
+import threading
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
 import yaml
 from tritonclient import grpc
+from tritonclient.utils import InferenceServerException
 
+from flows.state import project_state
 from tests.flows.cli.conftest import Command
-from tests.flows.preparation.triton_repository.repositories import digest, write_repository
+from tests.flows.preparation.triton_repository.repositories import (
+    digest,
+    make_others_run,
+    write_repository,
+)
 from tests.ports import free_ports
+from tests.triton_backend.serving.system import wait_for
 
 
 @pytest.fixture
@@ -27,10 +40,70 @@ def answered(url: str, name: str, tensor: str, output: str) -> Any:
         return answer.as_numpy(output)
 
 
+def text(value: bytes) -> grpc.InferInput:
+    given = grpc.InferInput("TEXT", [1], "BYTES")
+    given.set_data_from_numpy(np.array([value], dtype=object))
+    return given
+
+
+def tokens(client: grpc.InferenceServerClient) -> list[int]:
+    answer = client.infer("tokens", [text(b"ab")])
+    assert answer is not None
+    found = answer.as_numpy("IDS")
+    assert found is not None
+    return list(found)
+
+
+class Chat:
+    """A stream of a decoupled model: three words for each text."""
+
+    def __init__(self, client: grpc.InferenceServerClient) -> None:
+        self._client = client
+        self._answers: queue.Queue[Any] = queue.Queue()
+        client.start_stream(self._take)
+
+    def _take(self, result: Any, error: Any) -> None:
+        self._answers.put(error or result.as_numpy("WORD")[0])
+
+    def ask(self) -> list[Any]:
+        self._client.async_stream_infer("chat", [text(b"hi")])
+        return [self._answers.get(timeout=30) for _ in range(3)]
+
+
+class Asking(threading.Thread):
+    """Asks the models beside the plan again and again, and keeps what is not answered well."""
+
+    def __init__(self, url: str) -> None:
+        super().__init__()
+        self._url = url
+        self.ending = threading.Event()
+        self.answered = 0
+        self.lost: list[str] = []
+
+    def run(self) -> None:
+        with grpc.InferenceServerClient(self._url) as client:
+            chat = Chat(client)
+            while not self.ending.is_set():
+                try:
+                    assert (tokens(client), chat.ask()) == ([97, 98], [b"hi"] * 3)
+                    self.answered += 1
+                except Exception as error:  # noqa: BLE001  # each is one that was lost
+                    self.lost.append(repr(error))
+
+
+def code_of(url: str, path: str, body: bytes | None = None) -> int:
+    host, _, port = url.partition(":")
+    connection = http.client.HTTPConnection(host, int(port), timeout=30)
+    with contextlib.closing(connection):
+        connection.request("GET" if body is None else "POST", path, body)
+        return connection.getresponse().status
+
+
 @pytest.mark.slow
 def test_a_repository_is_planned_and_served_and_stays_as_it_is(
     poolpipe: Command, repository: Path
 ) -> None:
+    make_others_run(repository)
     before = digest(repository)
     asked = ("--slo-ms", "400", "--blocks", "2", "-o", "out", "--json")
     found = poolpipe("import-triton", str(repository), *asked).document
@@ -45,17 +118,82 @@ def test_a_repository_is_planned_and_served_and_stays_as_it_is(
         "sharpen": 2,
     }
     assert digest(repository) == before
-    http, rpc, metrics = map(str, free_ports(3))
-    ports = ("--http-port", http, "--grpc-port", rpc, "--metrics-port", metrics)
+    web, rpc, metrics = map(str, free_ports(3))
+    ports = ("--http-port", web, "--grpc-port", rpc, "--metrics-port", metrics)
+    files = ("--cluster", "out/cluster.yaml", "--workload", "out/workload.yaml")
+    assert poolpipe("plan", *files, "--slo-margin", "0.3", "-o", "second.json").code == 0
+    url = f"127.0.0.1:{rpc}"
     try:
-        assert poolpipe("serve", found["plan_id"], *ports).code == 0
-        url = f"127.0.0.1:{rpc}"
-        for name in ("classify", "classify@1", "plain", "sharpen"):
-            assert np.isfinite(answered(url, name, "x", "y")).all()
-        scores = answered(url, "pipeline", "PICTURE", "SCORES")
-        assert scores.sum() == pytest.approx(1, abs=1e-4)
+        serving = ("serve", found["plan_id"], "--beside", "models", *ports)
+        assert poolpipe(*serving, "--json").document["beside"] == ["chat", "tokens"]
+        _all_answer(url)
+        asking = Asking(url)
+        asking.start()
+        try:
+            assert poolpipe("rollout", "second.json", "--bake-seconds", "0.2").code == 0
+            assert poolpipe("rollout", "--rollback", "--bake-seconds", "0.2").code == 0
+        finally:
+            asking.ending.set()
+            asking.join()
+        assert asking.lost == []
+        assert asking.answered > 10
+        status = poolpipe("status", "--json").document
+        assert (status["plan_id"], status["beside"]) == (
+            found["plan_id"],
+            {"chat": "ready", "tokens": "ready"},
+        )
+        # Strangers reach no more than of a plan alone.
+        http_url = f"127.0.0.1:{web}"
+        for path in ("models/tokens/unload", "models/tokens/load", "index"):
+            assert code_of(http_url, f"/v2/repository/{path}", b"{}") == 403
+        assert code_of(http_url, "/v2/models/tokens/config") == 403
+        _killed_processes_come_back(url)
+        _all_answer(url)
     finally:
         poolpipe("stop")
+    assert digest(repository) == before
+
+
+def _all_answer(url: str) -> None:
+    for name in ("classify", "classify@1", "plain", "sharpen"):
+        assert np.isfinite(answered(url, name, "x", "y")).all()
+    scores = answered(url, "pipeline", "PICTURE", "SCORES")
+    assert scores.sum() == pytest.approx(1, abs=1e-4)
+    with grpc.InferenceServerClient(url) as client:
+        assert (tokens(client), Chat(client).ask()) == ([97, 98], [b"hi"] * 3)
+
+
+def _killed_processes_come_back(url: str) -> None:
+    """The process of a model beside the plan, then the whole server."""
+    serve = project_state().serve
+    links = str(serve.resolve() / "beside" / "tokens")
+    (stub,) = [
+        process
+        for process in psutil.process_iter(["cmdline"])
+        if any(word.startswith(links) for word in process.info["cmdline"] or ())
+    ]
+    stub.kill()
+    _wait_for_tokens(url)
+    psutil.Process(json.loads((serve / "state.json").read_text())["triton_pid"]).kill()
+    _wait_for_tokens(url)
+    wait_for(
+        lambda: (
+            json.loads((serve / "state.json").read_text())["beside"]
+            == {"chat": "ready", "tokens": "ready"}
+        )
+    )
+
+
+def _wait_for_tokens(url: str) -> None:
+    def answer() -> bool:
+        with grpc.InferenceServerClient(url) as client:
+            try:
+                return tokens(client) == [97, 98]
+            except InferenceServerException:
+                return False
+
+    wait_for(lambda: not answer())
+    wait_for(answer)
 
 
 def test_files_are_written_for_gpus_that_are_elsewhere(poolpipe: Command, repository: Path) -> None:

@@ -90,3 +90,47 @@ def digest(folder: Path) -> str:
     for path in sorted(each for each in folder.rglob("*") if each.is_file()):
         found.update(str(path.relative_to(folder)).encode() + path.read_bytes())
     return found.hexdigest()
+
+
+RUNNING_TOKENS = """
+import numpy as np
+import triton_python_backend_utils as triton
+
+
+class TritonPythonModel:
+    def execute(self, requests):
+        answers = []
+        for request in requests:
+            text = triton.get_input_tensor_by_name(request, "TEXT").as_numpy()[0]
+            ids = np.frombuffer(text, np.uint8).astype(np.int64)
+            answers.append(triton.InferenceResponse([triton.Tensor("IDS", ids)]))
+        return answers
+"""
+RUNNING_CHAT = """
+import triton_python_backend_utils as triton
+
+
+class TritonPythonModel:
+    def execute(self, requests):
+        for request in requests:
+            text = triton.get_input_tensor_by_name(request, "TEXT")
+            sender = request.get_response_sender()
+            for _ in range(3):
+                word = triton.Tensor("WORD", text.as_numpy())
+                sender.send(triton.InferenceResponse([word]))
+            sender.send(flags=triton.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+"""
+CHAT_IN_PYTHON = """
+backend: "python"
+max_batch_size: 0
+input [ { name: "TEXT" data_type: TYPE_STRING dims: [ 1 ] } ]
+output [ { name: "WORD" data_type: TYPE_STRING dims: [ 1 ] } ]
+model_transaction_policy { decoupled: True }
+"""
+
+
+def make_others_run(folder: Path) -> None:
+    """Give the models that are not planned code that the server of the PyTriton wheel runs."""
+    (folder / "chat" / "config.pbtxt").write_text(CHAT_IN_PYTHON)
+    for name, text in (("tokens", RUNNING_TOKENS), ("chat", RUNNING_CHAT)):
+        (folder / name / "1" / "model.py").write_text(text)

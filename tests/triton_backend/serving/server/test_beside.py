@@ -1,0 +1,139 @@
+"""Models beside the plan: loaded, tried again, loaded again where their processes died."""
+
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from tests.triton_backend.serving.small_plans import plan, two_stage
+from tests.triton_backend.serving.system import wait_for
+from triton_backend.contract.errors import InputError
+from triton_backend.serve_folder.beside import Beside
+from triton_backend.serve_folder.repository import render_repository
+from triton_backend.serve_folder.settings import ServeOptions
+from triton_backend.serving.server.beside import ModelsBeside, in_one_line
+
+TRACE = '{"error":"load failed for model \'chat\': no\\nweights\\n\\nAt:\\n  /x/model.py(1)"}'
+
+
+class Server:
+    """Keeps the orders that Triton would get, and refuses the models in `bad`."""
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[str, str]] = []
+        self.bad: set[str] = set()
+
+    def load(self, name: str) -> str | None:
+        self.asked.append(("load", name))
+        return TRACE if name in self.bad else None
+
+    def unload(self, name: str) -> int:
+        self.asked.append(("unload", name))
+        return 200
+
+    def loads(self) -> list[str]:
+        return [name for verb, name in self.asked if verb == "load"]
+
+
+@pytest.fixture
+def server() -> Server:
+    return Server()
+
+
+@pytest.fixture
+def models(tmp_path: Path, server: Server) -> ModelsBeside:
+    folders = {name: tmp_path / "models" / name for name in ("chat", "tokens")}
+    for folder in folders.values():
+        folder.mkdir(parents=True)
+        (folder / "config.pbtxt").touch()
+    options = ServeOptions(beside=Beside(folders=folders))
+    settings = render_repository(tmp_path / "serve", plan(two_stage()), options)
+    return ModelsBeside(settings, server.load, server.unload, threading.Event(), lambda: None)
+
+
+def none_of(_: Path) -> list[int]:
+    return []
+
+
+def test_all_are_loaded_one_after_the_other_before_the_first_request(
+    models: ModelsBeside, server: Server
+) -> None:
+    models.load_first()
+    assert server.loads() == ["chat", "tokens"]
+    assert models.states == {"chat": "ready", "tokens": "ready"}
+    assert (models.repository / "chat" / "config.pbtxt").is_symlink()
+
+
+def test_one_that_cannot_be_loaded_at_the_start_is_named_in_one_line(
+    models: ModelsBeside, server: Server
+) -> None:
+    server.bad.add("chat")
+    with pytest.raises(InputError) as caught:
+        models.load_first()
+    reason = "load failed for model 'chat': no weights"
+    assert str(caught.value) == f"model 'chat' beside the plan: {reason}"
+    assert server.loads() == ["chat"]
+
+
+def test_later_it_is_tried_again_until_it_is_loaded(models: ModelsBeside, server: Server) -> None:
+    server.bad.add("chat")
+    models.look(none_of)
+    wait_for(lambda: server.loads().count("chat") == 1 and models.states["tokens"] == "ready")
+    server.bad.clear()
+
+    def loaded() -> bool:
+        models.look(none_of)
+        return models.states["chat"] == "ready"
+
+    wait_for(loaded)
+
+
+@pytest.mark.slow
+def test_a_model_whose_process_died_is_loaded_again(models: ModelsBeside, server: Server) -> None:
+    models.load_first()
+    words = [sys.executable, "-c", "input()", f"{models.repository}/tokens/1/model.py"]
+    stub = subprocess.Popen(words, stdin=subprocess.PIPE)
+
+    def stubs_of(folder: Path) -> list[int]:
+        return [stub.pid] if folder.name == "tokens" else []
+
+    wait_for(lambda: Path(f"/proc/{stub.pid}/cmdline").read_bytes().endswith(b"model.py\0"))
+    models.look(stubs_of)
+    models.look(stubs_of)
+    assert server.loads() == ["chat", "tokens"]
+    stub.kill()
+    stub.communicate()
+    models.look(stubs_of)
+    wait_for(lambda: server.loads() == ["chat", "tokens", "tokens"])
+    assert server.asked[-2:] == [("unload", "tokens"), ("load", "tokens")]
+
+
+def test_a_server_that_is_taken_over_keeps_what_it_has(
+    models: ModelsBeside, server: Server
+) -> None:
+    models.take_over(lambda name: name == "chat")
+    assert models.states == {"chat": "ready", "tokens": "waits"}
+    models.look(none_of)
+    wait_for(lambda: models.states["tokens"] == "ready")
+    assert server.loads() == ["tokens"]
+
+
+def test_what_a_server_was_asked_for_says_nothing_of_the_next(models: ModelsBeside) -> None:
+    models.load_first()
+    models.forget()
+    assert models.states == {"chat": "waits", "tokens": "waits"}
+
+
+@pytest.mark.parametrize(
+    ("answer", "line"),
+    [
+        (TRACE, "load failed for model 'chat': no weights"),
+        ("{", "{"),
+        ("", ""),
+        ("x\ny" * 500, ("x yx y" * 500)[:300]),
+    ],
+)
+def test_an_answer_becomes_one_line(answer: str, line: str) -> None:
+    assert in_one_line(answer) == line
