@@ -144,6 +144,12 @@ class GpuClassForm(FileForm):
         description="Memory of one GPU in GiB. Plans are not limited by memory without it.",
         examples=[24],
     )
+    taken_gib: PositiveFloat | None = Field(
+        default=None,
+        description="Memory of each GPU that models beside the plan (`serve --beside`) hold, "
+        "in GiB; 0 by default.",
+        examples=[8],
+    )
     process_memory_gib: PositiveFloat | None = Field(
         default=None,
         description="Memory that each worker process takes beside its stage, in GiB "
@@ -190,8 +196,8 @@ class NodeGroupForm(FileForm):
     )
     devices: list[str] | None = Field(
         default=None,
-        description="CUDA uuids of the GPUs (or MIG slices) of a single node, in order; "
-        "numbers by default.",
+        description="CUDA's uuids or numbers of the GPUs (or MIG slices) of a single node, in "
+        "order; 0, 1, … by default.",
         examples=[["GPU-8f6a7c5e-0000-0000-0000-000000000000"]],
     )
 

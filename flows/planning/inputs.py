@@ -64,8 +64,8 @@ def gpu_prices(cluster: Cluster, objective: str) -> Floats:
 
 
 def gpu_gib(gpu_class: GpuClass) -> float:
-    """Memory of a GPU; infinite where not stated."""
-    return math.inf if gpu_class.memory_gib is None else gpu_class.memory_gib
+    """Memory of a GPU that a plan may use; infinite where not stated."""
+    return math.inf if gpu_class.usable_gib is None else gpu_class.usable_gib
 
 
 def part_gib(gpu_class: GpuClass, share: int) -> float:
@@ -315,7 +315,7 @@ def _sizes(gpu_class: GpuClass, percents: int) -> list[tuple[int, int]]:
 def parts_alike(gpu_class: GpuClass, share: int) -> int:
     """How many vGPUs of one share a GPU holds."""
     counts = range(min(gpu_class.most_vgpus, WHOLE_GPU // share) + 1)
-    bare = replace(gpu_class, memory_gib=None)
+    bare = replace(gpu_class, memory_gib=None, taken_gib=None)
     return max(n for n in counts if fits_gpu(bare, [Part(share=share)] * n))
 
 

@@ -90,7 +90,7 @@ def fits_gpu(gpu_class: GpuClass, parts: Sequence[Part]) -> bool:
     """True if one GPU can hold all of these."""
     if len(parts) > gpu_class.most_vgpus or sum(part.share for part in parts) > WHOLE_GPU:
         return False
-    room_gib = gpu_class.memory_gib
+    room_gib = gpu_class.usable_gib
     held_gib = sum(part.memory_gib for part in parts)
     if room_gib is not None and held_gib > room_gib * (1 + ROUNDING):
         return False
@@ -135,8 +135,8 @@ def _least(gpu_class: GpuClass, kinds: Sequence[Part], wanted: Sequence[int]) ->
         -(-sum(wanted) // gpu_class.most_vgpus),
         sum(count for kind, count in pairs if 2 * kind.share > WHOLE_GPU),
     ]
-    if gpu_class.memory_gib is not None:
-        held = sum(kind.memory_gib * count for kind, count in pairs) / gpu_class.memory_gib
+    if gpu_class.usable_gib is not None:
+        held = sum(kind.memory_gib * count for kind, count in pairs) / gpu_class.usable_gib
         bounds.append(int(np.ceil(held * (1 - ROUNDING) - ROUNDING)))
     return max(bounds)
 

@@ -717,7 +717,7 @@ def _cut(plan: Plan, pools: list[Pool], held: float) -> Iterator[str]:
         percents <= Counter(map(float, cut)) for cut in gpu_class.partitions
     ):
         yield f"cut into {sorted(percents.elements())}, no such partition is listed"
-    memory_gib = gpu_class.memory_gib
+    memory_gib = gpu_class.usable_gib
     if memory_gib is not None and held > memory_gib * _GIB * (1 + 1e-6):
         yield f"{held / _GIB:.4g} GiB needed, it has {memory_gib:g}"
 

@@ -206,7 +206,7 @@ class _Stages:
         self._slower = np.minimum(nics[:, None], nics)
         self._link = nics * 1e9 / (on_node * divisors)
         self._price = np.array([gpu[c.name] for c in classes]) / divisors
-        self._room = np.array([c.memory_gib or np.inf for c in classes]) * _GIB / divisors
+        self._room = np.array([c.usable_gib or np.inf for c in classes]) * _GIB / divisors
         self._known: dict[tuple[int, int], _Pair] = {}
 
     def of(self, first: int, last: int) -> "_Pair":

@@ -26,7 +26,7 @@ from triton_backend.contract.shares import (
 
 MAX_GPUS = 10_000_000  # of a cluster
 NIC_GBPS = (1e-6, 1e6)  # slowest and fastest link
-CLASS_NUMBERS = ("memory_gib", "process_memory_gib", "hourly_cost", "power_w")
+CLASS_NUMBERS = ("memory_gib", "taken_gib", "process_memory_gib", "hourly_cost", "power_w")
 PERCENT_VGPUS = 2  # per GPU, where a class of percents does not say how many
 
 
@@ -40,6 +40,7 @@ class GpuClass:
         max_vgpus_per_gpu: None is the largest divisor, or 2 for percents.
         partitions: the only cuts of a GPU that are allowed, in percents; empty: any.
         mig: how its cards are divided into slices, in place of divisors and percents.
+        taken_gib: memory of every GPU that others hold: models that are served beside a plan.
         process_memory_gib: what every process on the GPU takes beside its stages.
     """
 
@@ -50,6 +51,7 @@ class GpuClass:
     partitions: tuple[tuple[int, ...], ...] = ()
     mig: Mig | None = None
     memory_gib: float | None = None
+    taken_gib: float | None = None
     process_memory_gib: float | None = None
     hourly_cost: float | None = None
     power_w: float | None = None
@@ -80,6 +82,19 @@ class GpuClass:
             value = getattr(self, field)
             if value is not None and not value > 0:
                 raise InputError(f"gpu_classes.{self.name}.{field}", f"{value} is not positive")
+        if self.taken_gib is not None:
+            self._check_taken(self.taken_gib)
+
+    def _check_taken(self, taken_gib: float) -> None:
+        where = f"gpu_classes.{self.name}.taken_gib"
+        if self.mig is not None:
+            reason = "slices have memory of their own: leave those that are taken out of `devices`"
+            raise InputError(where, reason)
+        if self.memory_gib is None:
+            raise InputError(where, "needs memory_gib, of which it is a part")
+        if taken_gib >= self.memory_gib:
+            reason = f"{taken_gib:g} of {self.memory_gib:g} GiB leaves nothing to plan with"
+            raise InputError(where, reason)
 
     def _check_sizes(self, field: str, sizes: tuple[int, ...], most: int) -> None:
         if len(set(sizes)) < len(sizes) or not all(1 <= size <= most for size in sizes):
@@ -105,6 +120,11 @@ class GpuClass:
             return self.mig.shares
         divisors = tuple(WHOLE_GPU // divisor for divisor in self.vgpu_divisors)
         return divisors + tuple(percent * PER_PERCENT for percent in self.vgpu_percents)
+
+    @property
+    def usable_gib(self) -> float | None:
+        """Memory of one GPU that a plan may use; None where it is not limited."""
+        return None if self.memory_gib is None else self.memory_gib - (self.taken_gib or 0.0)
 
     @property
     def basis(self) -> str:

@@ -893,7 +893,7 @@ def _check_gpus(plan: Plan) -> None:
     _check_partitions(classes, (share, owner, gpu, at), complain)
     needed = np.array([_memory_gib(plan, number) for number in range(len(plan.pools))])
     held = np.bincount(gpu, weights=needed[owner])
-    room = np.array([c.memory_gib or np.inf for c in classes])[owner[at]]
+    room = np.array([c.usable_gib or np.inf for c in classes])[owner[at]]
     complain(
         held > room * (1 + TOLERANCE),
         "memory",
@@ -995,8 +995,9 @@ def _memory_gib(plan: Plan, number: int) -> float:
             reason = f"{needed:.3f} GiB needed, {part} of a {gpu_class.mig.card} has {room:.4g}"
             raise InputError(f"pool {pool.name!r}, memory", reason)
     divisor = divisor_of(pool.share) if gpu_class.vgpu_divisors else None
-    if divisor and gpu_class.memory_gib is not None and needed > gpu_class.memory_gib / divisor:
-        reason = f"{needed:.3f} GiB needed, 1/{divisor} of {gpu_class.memory_gib:g} GiB is there"
+    usable_gib = gpu_class.usable_gib
+    if divisor and usable_gib is not None and needed > usable_gib / divisor:
+        reason = f"{needed:.3f} GiB needed, 1/{divisor} of {usable_gib:g} GiB is there"
         raise InputError(f"pool {pool.name!r}, memory", reason)
     return needed
 

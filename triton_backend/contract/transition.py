@@ -379,7 +379,7 @@ def _memories(plan: Plan) -> dict[str, float | None]:
     """Memory (GiB) of a node's GPUs, by the node's name."""
     cluster = plan.cluster
     return {
-        cluster.node_name(node): cluster.gpu_class(cluster.node_group_of(node).gpu_class).memory_gib
+        cluster.node_name(node): cluster.gpu_class(cluster.node_group_of(node).gpu_class).usable_gib
         for node in range(cluster.node_count)
     }
 

@@ -8,11 +8,12 @@ import typer
 
 from flows.cli.console import note, notes, print_json, progress, show, table
 from flows.cli.registry import command
-from flows.cli.shared_options import WAREHOUSE, AsJson, WarehouseFile, rates
+from flows.cli.shared_options import WAREHOUSE, AsJson, WarehouseFile, pairs, rates
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
+    from flows.operations.adoption.taken import Taken
     from flows.preparation.triton_repository.repository import Found
     from flows.workspace import Workspace
     from triton_backend.contract.plan import Plan
@@ -59,6 +60,14 @@ def import_triton(
             help="The cluster.yaml to plan for; by default one of this machine is written.",
         ),
     ] = None,
+    taken: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME=GPUS[:GIB]",
+            help="GPUs that a model left beside the plan holds, such as 0,1, or none; with :16 it "
+            "holds 16 GiB of each. By default the GPUs of its instance groups, whole. Repeat it.",
+        ),
+    ] = None,
     blocks: Annotated[
         int, typer.Option(metavar="N", min=1, help="Number of blocks to cut each model into.")
     ] = 10,
@@ -84,14 +93,18 @@ def import_triton(
     """
     import yaml
 
-    from flows.files import check_writable, read_cluster, write_text
+    from flows.files import read_cluster, read_yaml, write_text
     from flows.operations.adoption.repository import (
-        CPU_CLASS,
         Objectives,
-        cluster_of,
         split_models,
         without_broken_ensembles,
         workload_of,
+    )
+    from flows.operations.adoption.taken import (
+        check_stated,
+        parse_taken,
+        taken_beside,
+        without_taken,
     )
     from flows.preparation.triton_repository.repository import read_repository
     from flows.workspace import workspace
@@ -107,14 +120,16 @@ def import_triton(
     cluster_file, workload_file = output / "cluster.yaml", output / "workload.yaml"
     work = workspace(warehouse)
     _check_apart(repository, (output, work.state.home, work.warehouse))
-    for file in (workload_file,) if cluster else (workload_file, cluster_file):
-        if file.exists():
-            raise InputError(str(file), "is there already; give another folder with -o")
-        check_writable(file, makes_folders=True)
+    stated = parse_taken(pairs("--taken", taken))
+    for file in (workload_file, cluster_file):
+        _check_new(file, wanted=file == workload_file or cluster is None)
     if cluster is not None:
         read_cluster(cluster)
     found = without_broken_ensembles(read_repository(repository))
-    # Names and objectives are checked before anything takes long.
+    # Names, objectives and what is taken are checked before anything takes long.
+    check_stated(stated, (each.name for each in found))
+    if cluster is not None:
+        without_taken(read_yaml(cluster), taken_beside(found, stated)[0], {}, str(cluster))
     Workload.from_dict(workload_of(found, objectives))
     try:
         output.mkdir(parents=True, exist_ok=True)
@@ -124,17 +139,7 @@ def import_triton(
         found = split_models(work, found, blocks=blocks, report=report)
     document = workload_of(found, objectives)
     write_text(workload_file, yaml.safe_dump(document, sort_keys=False))
-    if cluster is None:
-        models = sum(each.kind == "model" for each in found)
-        proposed = cluster_of(models)
-        write_text(cluster_file, yaml.safe_dump(proposed, sort_keys=False))
-        if CPU_CLASS in proposed["gpu_classes"]:
-            note(
-                f"no GPU was found: in {cluster_file} one processor stands for {models}; give your"
-                " GPUs with --cluster to plan for them"
-            )
-    else:
-        cluster_file = cluster
+    cluster_file = _written_cluster(cluster, cluster_file, found, stated)
     unsaid = [f.name for f in found if f.kind != "beside" and not f.timeout_us]
     if slo_ms is None and any(name not in slos_us for name in unsaid):
         note(f"SLO: {ASSUMED_MS:g} ms is assumed; --slo-ms and --slo say others")
@@ -143,6 +148,61 @@ def import_triton(
         print_json(_document(found, made, (cluster_file, workload_file)))
         return
     _show(found, made, (cluster_file, workload_file), repository)
+
+
+def _check_new(file: Path, *, wanted: bool) -> None:
+    """Refuse to write a file over another, or where none can be written."""
+    from flows.files import check_writable
+    from triton_backend.contract.errors import InputError
+
+    if not wanted:
+        return
+    if file.exists():
+        raise InputError(str(file), "is there already; give another folder with -o")
+    check_writable(file, makes_folders=True)
+
+
+def _written_cluster(
+    given: Path | None, written: Path, found: "Sequence[Found]", stated: "Mapping[str, Taken]"
+) -> Path:
+    """The cluster to plan for, without what models beside the plan hold of it.
+
+    It is written where none is given, and where something of the given one is held.
+    """
+    import yaml
+
+    from flows.files import read_cluster, read_yaml, write_text
+    from flows.operations.adoption.repository import CPU_CLASS, cluster_of
+    from flows.operations.adoption.taken import (
+        check_stated,
+        devices_by_number,
+        in_words,
+        taken_beside,
+        without_taken,
+    )
+    from flows.preparation.triton_repository.repository import BESIDE
+
+    models = sum(each.kind == "model" for each in found)
+    check_stated(stated, (each.name for each in found if each.kind == BESIDE))
+    held, unknown = taken_beside(found, stated)
+    document = cluster_of(models) if given is None else read_yaml(given)
+    if given is None and CPU_CLASS in document["gpu_classes"]:
+        note(
+            f"no GPU was found: in {written} one processor stands for {models}; give your"
+            " GPUs with --cluster to plan for them"
+        )
+        held, unknown = {}, ()
+    for name in unknown:
+        note(f"{name}: its configuration names no GPU; take those that it holds out by --taken")
+    if held:
+        document = without_taken(document, held, devices_by_number(), str(given or written))
+        note(f"held beside the plan, and taken out of {written}: {in_words(held)}")
+    elif given is not None:
+        return given
+    _check_new(written, wanted=True)
+    write_text(written, yaml.safe_dump(document, sort_keys=False))
+    read_cluster(written)
+    return written
 
 
 def _check_apart(repository: Path, written: "Sequence[Path]") -> None:

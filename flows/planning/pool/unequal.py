@@ -129,7 +129,7 @@ def cuts_of_problem(problem: Problem, cluster: Cluster) -> Cuts | None:
             continue
         found = [[problem.types[t][1] if t == only else 0 for t in types] for only in types]
         if gpu_class.vgpu_percents:  # memory is bound per part, so every cut fits it
-            bare = replace(gpu_class, memory_gib=None)
+            bare = replace(gpu_class, memory_gib=None, taken_gib=None)
             parts = [Part(share=problem.shares[t]) for t in types]
             every = cuts_of(bare, parts, [problem.types[t][1] for t in types])
             if every is None:

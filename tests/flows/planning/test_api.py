@@ -177,6 +177,13 @@ def test_rates_come_from_the_pool_plan_where_a_model_fits_no_gpu_as_a_whole() ->
     assert verify_plan(plan, profiles) == []
     with pytest.raises(InfeasibleError, match="'parted'"):
         make_plan(profiles, roomy, asked, PlanOptions(planner="no-partitioning"))
+    # Memory that others hold is as if it were not there.
+    held = {"fast_taken_gib": 8, "slow_taken_gib": 28}
+    beside = make_plan(
+        profiles, cluster(2, 4, fast_memory_gib=20, slow_memory_gib=40, **held), asked
+    )
+    assert verify_plan(beside, profiles) == []
+    assert beside.pools == plan.pools
 
 
 def test_a_model_too_slow_in_any_form_is_named_with_its_best_latency() -> None:

@@ -66,6 +66,8 @@ def test_equal_parts_have_their_part_of_the_memory_and_percents_share_it() -> No
     shared = replace(parted, vgpu_divisors=(), vgpu_percents=(20, 100))
     assert (part_gib(parted, THIRD), room_gib(parted, THIRD)) == (4.0, 3.5)
     assert (part_gib(shared, FIFTH), room_gib(shared, FIFTH)) == (np.inf, 11.5)
+    held = [replace(each, memory_gib=14.0, taken_gib=2.0) for each in (parted, shared)]
+    assert (room_gib(held[0], THIRD), room_gib(held[1], FIFTH)) == (3.5, 11.5)
     bare = replace(shared, memory_gib=None)
     assert gpu_gib(bare) == room_gib(bare, FIFTH) == np.inf
 

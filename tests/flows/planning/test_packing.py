@@ -4,6 +4,7 @@ Against all ways to share them out, and where the bound is not met.
 """
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -110,3 +111,5 @@ def test_with_too_many_cuts_a_bound_is_told(monkeypatch: pytest.MonkeyPatch) -> 
 def test_a_part_that_fits_no_gpu_is_named() -> None:
     with pytest.raises(InputError, match=r"class G: a vGPU of 40 % with 9\.000 GiB fits no GPU"):
         pack(gpu_class(memory_gib=8.0), parts_of(40, memory_gib=9.0))
+    with pytest.raises(InputError, match=r"class G: a vGPU of 40 % with 9\.000 GiB fits no GPU"):
+        pack(replace(gpu_class(memory_gib=16.0), taken_gib=8.0), parts_of(40, memory_gib=9.0))

@@ -297,6 +297,8 @@ def cut_plan() -> Plan:
         ({}, ""),
         ({"memory_gib": 2.0}, ""),  # just enough
         ({"memory_gib": 1.5}, "GPU (0, 0): 2 GiB needed, it has 1.5"),
+        ({"memory_gib": 4.0, "taken_gib": 2.0}, ""),
+        ({"memory_gib": 4.0, "taken_gib": 2.5}, "GPU (0, 0): 2 GiB needed, it has 1.5"),
         ({"max_vgpus_per_gpu": 1}, "GPU (0, 0): 2 vGPUs, 1 allowed"),
         (
             {"vgpu_percents": (20, 50, 80), "partitions": ((50, 50),)},

@@ -1,14 +1,17 @@
 """Clusters: counts, names, checks."""
 
+from typing import Any
+
 import pytest
 
 from triton_backend.contract.cluster import NIC_GBPS, Cluster, GpuClass, NodeGroup
 from triton_backend.contract.errors import InputError
+from triton_backend.contract.shares import Mig
 
 CLUSTER = Cluster(
     name="c",
     gpu_classes=(
-        GpuClass(name="A", vgpu_divisors=(1, 2), memory_gib=24, hourly_cost=0.7),
+        GpuClass(name="A", vgpu_divisors=(1, 2), memory_gib=24, taken_gib=2.5, hourly_cost=0.7),
         GpuClass(name="B"),
     ),
     nodes=(
@@ -96,6 +99,22 @@ def test_numbers_must_be_positive() -> None:
         GpuClass(name="A", hourly_cost=0)
     with pytest.raises(InputError, match="nic_gbps"):
         NodeGroup(count=1, gpu_class="A", gpus=1, nic_gbps=0)
+
+
+def test_memory_that_others_hold_is_no_plans() -> None:
+    held = GpuClass(name="A", memory_gib=24, taken_gib=8)
+    assert (held.usable_gib, GpuClass(name="A", memory_gib=24).usable_gib) == (16, 24)
+    assert GpuClass(name="A").usable_gib is None
+    sliced = Mig(card="A100-40GB")
+    wrong: list[tuple[dict[str, Any], str]] = [
+        ({"taken_gib": 8}, "gpu_classes.A.taken_gib: needs memory_gib, of which it is a part"),
+        ({"taken_gib": 24, "memory_gib": 24}, "24 of 24 GiB leaves nothing to plan with"),
+        ({"taken_gib": 0, "memory_gib": 24}, "gpu_classes.A.taken_gib: 0 is not positive"),
+        ({"taken_gib": 5, "mig": sliced, "vgpu_divisors": ()}, "slices have memory of their own"),
+    ]
+    for given, reason in wrong:
+        with pytest.raises(InputError, match=reason):
+            GpuClass(name="A", **given)
 
 
 @pytest.mark.parametrize("nic_gbps", NIC_GBPS)

@@ -37,6 +37,16 @@ def with_memory(plan: Plan, memory_gib: float, process_gib: float | None = None)
     return replace(plan, cluster=replace(plan.cluster, gpu_classes=classes))
 
 
+def test_memory_that_others_hold_is_no_room_for_old_and_new() -> None:
+    one, two = (full_gpus({name: (0,)}, {name: 4}, plan_id=name) for name in ("a", "b"))
+    assert transition(one, two).fits
+    (kind,) = one.cluster.gpu_classes
+    held = replace(one.cluster, gpu_classes=(replace(kind, taken_gib=2.0),))
+    change = transition(replace(one, cluster=held), replace(two, cluster=held))
+    assert not change.fits
+    assert {gpu.memory_gib for gpu in change.gpus} == {ROOM_GIB - 2.0}
+
+
 def full_gpus(where: Mapping[str, Sequence[int]], gib: Mapping[str, int], *, plan_id: str) -> Plan:
     """Models on whole GPUs of one node, a worker of so many GiB on each of theirs."""
     models: list[HandModel] = []

@@ -148,10 +148,17 @@ def test_a_repository_is_planned_and_served_and_stays_as_it_is(
             assert code_of(http_url, f"/v2/repository/{path}", b"{}") == 403
         assert code_of(http_url, "/v2/models/tokens/config") == 403
         _killed_processes_come_back(url)
+        workers = {"up": 4, "total": 4}
+        wait_for(lambda: workers.items() <= _status(poolpipe).get("workers", {}).items())
         _all_answer(url)
     finally:
         poolpipe("stop")
     assert digest(repository) == before
+
+
+def _status(poolpipe: Command) -> dict[str, Any]:
+    ran = poolpipe("status", "--json")
+    return ran.document if ran.code == 0 else {}
 
 
 def _all_answer(url: str) -> None:
@@ -215,9 +222,41 @@ def test_files_are_written_for_gpus_that_are_elsewhere(poolpipe: Command, reposi
     assert not Path("out/cluster.yaml").exists()
 
 
+@pytest.mark.usefixtures("repository")
+def test_what_models_beside_the_plan_hold_is_taken_out_of_the_cluster(poolpipe: Command) -> None:
+    Path("gpus.yaml").write_text(
+        "gpu_classes: {L4: {memory_gib: 24}}\n"
+        "nodes: [{count: 1, gpu_class: L4, gpus: 4, nic_gbps: 25}]\n"
+    )
+    before = Path("gpus.yaml").read_text()
+    asked = ("import-triton", "models", "--cluster", "gpus.yaml", "--blocks", "1")
+    held = ("--taken", "chat=0,1:8", "--taken", "tokens=3")
+    ran = poolpipe(*asked, *held, "-o", "out")
+    assert ran.code == 0
+    assert (
+        "note: held beside the plan, and taken out of out/cluster.yaml: 8 GiB of GPU 0" in ran.err
+    )
+    assert "next: poolpipe profile classify --cluster out/cluster.yaml" in ran.out
+    written = yaml.safe_load(Path("out/cluster.yaml").read_text())
+    assert written["gpu_classes"] == {"L4": {"memory_gib": 24, "taken_gib": 8.0}}
+    assert (written["nodes"][0]["gpus"], written["nodes"][0]["devices"]) == (3, ["0", "1", "2"])
+    assert Path("gpus.yaml").read_text() == before
+    # Nothing is taken out for a model whose GPUs are unknown, and that is said.
+    unsaid = poolpipe(*asked, "-o", "other")
+    assert "note: chat: its configuration names no GPU; take those that it holds" in unsaid.err
+    assert not Path("other/cluster.yaml").exists()
+
+
 @pytest.mark.parametrize(
     ("arguments", "reason"),
     [
+        (("models", "--taken", "chat=x"), "--taken chat=x: is not GPUS, GPUS:GIB or none"),
+        (("models", "--taken", "absent=0"), "--taken, model 'absent': is not left beside the plan"),
+        (("models", "--taken", "plain=0"), "--taken, model 'plain': is not left beside the plan"),
+        (
+            ("models", "--taken", "chat=7", "--cluster", "cluster.yaml"),
+            "cluster.yaml, nodes: a model beside the plan holds GPU 7",
+        ),
         (("none",), "none: cannot be read"),
         (("models", "-o", "."), "workload.yaml: is there already; give another folder with -o"),
         (("models", "--rate", "chat=5"), "model 'chat': is not among those to plan"),
