@@ -42,6 +42,7 @@ from triton_backend.serve_folder.repository import (
     FIRST_GENERATION,
     FIRST_WORKER_PORT,
     GenerationNames,
+    check_beside,
     first_names,
     render_control,
     render_for_clients,
@@ -71,6 +72,7 @@ LONGEST_LABEL = 63 - len("-0000")
 MIB = 1 << 20
 STUB_MIB = 64  # of shared memory for the Python backend of one model
 BUSY_SLOTS = 8  # of a worker's receive slots that are ever touched at once, generously
+BESIDE_MIB = 256  # of a model beside the plan: it may have several instances
 TAKEN_MIB = 64  # of slots and shelf of a worker, taken when it starts
 ROUND_MIB = 256
 EXECUTABLE = 0o755
@@ -97,8 +99,10 @@ class ContainerOptions:
         class_values: value of that label by GPU class, where it is not the class's name.
         tls: `off`, `server` or `mutual`: of the gateway's gRPC; HTTP is then on loopback only.
         metrics_address: where every Triton's Prometheus endpoint listens inside its container.
+        beside_gpus: GPUs of the gateway's container, for the models beside the plan.
         request_gpus: False leaves `nvidia.com/gpu` out, for a rehearsal with emulated stages.
-        bundle_folder, serve_folder, socket_folder: paths inside the containers.
+        bundle_folder, serve_folder, socket_folder, beside_folder: paths inside the containers; the
+            last is the repository of the models beside the plan.
     """
 
     serve: ServeOptions = field(default_factory=ServeOptions)
@@ -110,6 +114,7 @@ class ContainerOptions:
     class_values: Mapping[str, str] = field(default_factory=dict[str, str])
     tls: str = "off"
     metrics_address: str = "127.0.0.1"
+    beside_gpus: int = 0
     request_gpus: bool = True
     http_port: int = 8000
     grpc_port: int = 8001
@@ -117,10 +122,18 @@ class ContainerOptions:
     bundle_folder: Path = Path("/opt/poolpipe/bundle")
     serve_folder: Path = Path("/var/lib/poolpipe/serve")
     socket_folder: Path = Path("/run/poolpipe")
+    beside_folder: Path = Path("/opt/poolpipe/beside")
 
     def __post_init__(self) -> None:
         if self.tls not in TLS_KINDS:
             raise InputError("--tls", f"{self.tls!r} is none of {', '.join(TLS_KINDS)}")
+        if self.beside_gpus and self.serve.beside is None:
+            raise InputError(f"--beside-gpus {self.beside_gpus}", "needs --beside")
+        if self.serve.beside is not None:
+            places = sorted({str(folder.parent) for folder in self.serve.beside.folders.values()})
+            if len(places) > 1:
+                reason = "a container has one repository beside the plan, these are of "
+                raise InputError("--beside", reason + ", ".join(places))
         self._check_names()
 
     def _check_names(self) -> None:
@@ -353,6 +366,7 @@ def render_container(plan: Plan, folder: Path, options: ContainerOptions) -> Bun
     plan = complete_tensors(plan)
     for model in served_models(plan):
         check_name(model.name)
+    check_beside(options.serve, plan)
     containers = node_containers(plan, options.name, artifacts)
     _check_hosts(options, containers)
     _clear(folder)
@@ -425,7 +439,12 @@ def _settings(
         if given.gateway_host == THIS_HOST
         else given.gateway_host,
         host_http_port=options.http_port,
+        beside=None,
     )
+    beside = given.beside
+    if beside is not None:
+        inside = {name: options.beside_folder / name for name in beside.folders}
+        beside = replace(beside, folders=inside)
     system = _hexadecimal(f"{options.name}/{plan.plan_id}")
     return {
         name: ServeSettings.of(
@@ -436,6 +455,7 @@ def _settings(
             socket_folder=options.socket_folder,
             token="",
             python="python3",
+            **({"beside": beside} if name == GATEWAY else {}),
         )
         for name in (GATEWAY, *(container.name for container in _apart(containers, options)))
     }
@@ -464,6 +484,8 @@ def _variables(
         groups.setdefault(container.group, []).append(container)
     rendered = [_group(name, members, options) for name, members in groups.items()]
     apart, memory_mib = _apart(containers, options), gateway_memory_mib(plan)
+    beside = () if options.serve.beside is None else tuple(options.serve.beside.folders)
+    memory_mib += BESIDE_MIB * len(beside)
     here = None if apart else rendered[0]
     if here is not None:
         memory_mib = 2 * memory_mib + here["shared_memory_mib"] + TAKEN_MIB * here["vgpus"]
@@ -474,6 +496,7 @@ def _variables(
         "image": options.image or f"{options.name}-serving:{tag}",
         "gateway": f"{options.name}-{GATEWAY}",
         "gateway_memory_mib": memory_mib,
+        "beside": beside,
         "containers": apart,
         "groups": rendered if apart else [],
         "here": here,

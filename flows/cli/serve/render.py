@@ -116,6 +116,17 @@ def render(
     ] = None,
     gateways: shared_options.Gateways = 1,
     cut_models: shared_options.CutModels = False,
+    beside: shared_options.BesideModels = None,
+    beside_gpus: Annotated[
+        int,
+        typer.Option(
+            metavar="N",
+            min=0,
+            max=64,
+            rich_help_panel="Containers",
+            help="GPUs of the gateway's container, for the models of --beside.",
+        ),
+    ] = 0,
     request_gpus: Annotated[
         bool,
         typer.Option(
@@ -133,10 +144,13 @@ def render(
     Model repositories, artifacts, a start script, compose and Kubernetes examples.
     """
     from flows.cli.project import the_plan
+    from flows.release.beside import models_beside
     from flows.release.container import TRITON_IMAGE, ContainerOptions, render_container
     from flows.state import project_state
     from triton_backend.serve_folder.settings import THIS_HOST, ServeOptions
 
+    found = the_plan(plan, plan_option, warehouse)
+    chosen = models_beside(beside, found) if beside else None
     asked = ContainerOptions(
         serve=ServeOptions(
             artifacts=project_state().artifacts,
@@ -146,6 +160,7 @@ def render(
             nic=nic,
             gateways=gateways,
             cut_models=cut_models,
+            beside=None if chosen is None else chosen.beside,
         ),
         name=name,
         image=image,
@@ -156,9 +171,10 @@ def render(
         tls=tls,
         metrics_address=metrics_address,
         request_gpus=request_gpus,
+        beside_gpus=beside_gpus,
     )
-    bundle = render_container(the_plan(plan, plan_option, warehouse), output, asked)
-    notes(bundle.notes)
+    bundle = render_container(found, output, asked)
+    notes((*bundle.notes, *(() if chosen is None else chosen.notes)))
     if as_json:
         print_json(
             {

@@ -27,6 +27,7 @@ from triton_backend.contract.cluster import NodeGroup
 from triton_backend.contract.errors import InputError
 from triton_backend.contract.plan import PlacementRun, Plan
 from triton_backend.runtimes.base import Artifact
+from triton_backend.serve_folder.beside import Beside
 from triton_backend.serve_folder.repository import (
     CONTROL_MODEL,
     OFFLOAD_MODEL,
@@ -215,6 +216,42 @@ def on_one_node(artifacts: Path) -> Plan:
     both = model("engines", stages, inputs=(tensor("x", 3),), outputs=(tensor("y", 3),))
     nodes = [NodeGroup(count=1, gpu_class="FAST", gpus=2, nic_gbps=10.0)]
     return hand_plan(both, nodes=nodes, plan_id="test-plan")
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("tls", "gpus"), [("off", 2), ("server", 0)])
+def test_models_beside_the_plan_are_mounted_into_the_gateway(
+    tmp_path: Path, artifacts: Path, served: Plan, tls: str, gpus: int
+) -> None:
+    models = {name: tmp_path / "models" / name for name in ("chat", "tokens")}
+    serve = ServeOptions(artifacts=artifacts, beside=Beside(folders=models))
+    options = ContainerOptions(serve=serve, tls=tls, beside_gpus=gpus)
+    bundle = render_container(served, tmp_path / "bundle", options)
+    inside = {name: Path("/opt/poolpipe/beside") / name for name in models}
+    for name in bundle.containers:
+        settings = ServeSettings.read(bundle.folder / "nodes" / name / "settings.json")
+        found = None if settings.beside is None else settings.beside.folders
+        assert found == (inside if name == "gateway" else None)
+    for item in manifests(bundle).values():
+        for version in KUBERNETES:
+            kubernetes_validate.validate(item, version, strict=True)
+    pod = pod_of(bundle, "poolpipe-gateway")
+    (container,) = pod["containers"]
+    mount = {"name": "beside", "mountPath": "/opt/poolpipe/beside", "readOnly": True}
+    assert mount in container["volumeMounts"]
+    claim = {"claimName": "poolpipe-beside", "readOnly": True}
+    assert {"name": "beside", "persistentVolumeClaim": claim} in pod["volumes"]
+    limits = container["resources"].get("limits")
+    assert limits == ({"nvidia.com/gpu": gpus} if gpus else None)
+    whole = yaml.safe_load((bundle.folder / "compose.yaml").read_text())
+    chosen = yaml.safe_dump(whole).replace("${POOLPIPE_BESIDE:-./beside}", "./beside")
+    assert PyCompose.from_yaml(chosen).to_spec().services is not None  # it puts no values in
+    gateway = whole["services"]["gateway"]
+    assert "${POOLPIPE_BESIDE:-./beside}:/opt/poolpipe/beside:ro" in gateway["volumes"]
+    assert ("mem_limit" in gateway, "deploy" in gateway) == (False, bool(gpus))
+    texts = [p.read_text() for p in bundle.folder.rglob("*") if p.suffix in {".yaml", ".sh", ".md"}]
+    assert not any(str(tmp_path) in text for text in texts)
+    assert 'fail "/opt/poolpipe/beside has no model $model' in "".join(texts)
 
 
 @pytest.mark.parametrize("tls", ["off", "mutual"])
@@ -517,6 +554,14 @@ def test_what_cannot_be_rendered_is_named(tmp_path: Path, artifacts: Path, serve
         render_container(
             twins, tmp_path / "bundle", ContainerOptions(serve=ServeOptions(artifacts=artifacts))
         )
+    apart = Beside(folders={name: tmp_path / name / name for name in "ab"})
+    with pytest.raises(InputError, match="--beside: a container has one repository beside the"):
+        ContainerOptions(serve=ServeOptions(beside=apart))
+    with pytest.raises(InputError, match="--beside-gpus 1: needs --beside"):
+        ContainerOptions(beside_gpus=1)
+    taken = ServeOptions(artifacts=artifacts, beside=Beside(folders={"engines": tmp_path}))
+    with pytest.raises(InputError, match="model 'engines': is the name of a model beside the plan"):
+        render_container(served, tmp_path / "bundle", ContainerOptions(serve=taken))
     assert label("A100 (80 GB).2") == "a100-80-gb-2"
 
 

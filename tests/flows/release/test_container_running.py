@@ -20,11 +20,13 @@ from tritonclient.utils import InferenceServerException
 from flows.release.container import ContainerOptions, render_container
 from flows.release.server.running import ServerError, ServerState
 from tests.fakes.plans import hand_plan
+from tests.flows.preparation.triton_repository.repositories import RUNNING_TOKENS, TOKENS
 from tests.ports import free_ports
 from tests.triton_backend.serving.artifacts import FACTOR, OFFSET, affine
 from tests.triton_backend.serving.small_plans import plan
 from tests.triton_backend.serving.system import wait_for
 from triton_backend.contract.cluster import NodeGroup
+from triton_backend.serve_folder.beside import Beside
 from triton_backend.serve_folder.endpoints import TOKEN_HEADER
 from triton_backend.serve_folder.settings import ServeOptions
 from triton_backend.serving.gateway.warm_up import warm_up
@@ -62,6 +64,10 @@ def gateway(tmp_path_factory: pytest.TempPathFactory, server_root: Path) -> Iter
     root = tmp_path_factory.mktemp("bundles")
     served = plan(affine(root / "artifacts"))
     warm_up(served, policy="reservation", nic="shared")  # or the gateway compiles for a minute
+    tokens = root / "models" / "tokens"
+    (tokens / "1").mkdir(parents=True)
+    (tokens / "config.pbtxt").write_text(TOKENS)
+    (tokens / "1" / "model.py").write_text(RUNNING_TOKENS)
     subnet = f"127.{os.getpid() % 200 + 20}.{os.getpid() // 200 % 200}"
     hosts = {"FAST": f"{subnet}.2", "SLOW": f"{subnet}.3"}
     started: list[Started] = []
@@ -72,8 +78,12 @@ def gateway(tmp_path_factory: pytest.TempPathFactory, server_root: Path) -> Iter
         # In containers the paths are the same everywhere; on one machine they must differ.
         options = ContainerOptions(
             serve=ServeOptions(
-                artifacts=root / "artifacts", hosts=hosts, gateway_host=f"{subnet}.1"
+                artifacts=root / "artifacts",
+                hosts=hosts,
+                gateway_host=f"{subnet}.1",
+                beside=Beside(folders={"tokens": tokens}),
             ),
+            beside_folder=tokens.parent,
             bundle_folder=root / name,
             serve_folder=root / f"{name}-serve",
             socket_folder=short,
@@ -184,6 +194,15 @@ def test_a_request_crosses_three_containers_and_is_right(gateway: Started) -> No
         given.set_data_from_numpy(samples)
         answer: Any = client.infer("affine", [given], timeout=PATIENT_US)
     np.testing.assert_array_equal(answer.as_numpy("y"), samples * FACTOR + OFFSET)
+
+
+def test_a_model_beside_the_plan_answers_at_the_gateway(gateway: Started) -> None:
+    made: Any = http_client.InferenceServerClient(f"127.0.0.1:{gateway.http}")
+    with made as client:
+        wait_for(lambda: client.is_model_ready("tokens"))
+        given = http_client.InferInput("TEXT", [1], "BYTES")
+        given.set_data_from_numpy(np.array([b"ab"], dtype=object))
+        assert client.infer("tokens", [given]).as_numpy("IDS").tolist() == [97, 98]
 
 
 def test_the_token_of_the_secret_opens_what_is_closed(gateway: Started) -> None:
