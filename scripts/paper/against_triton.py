@@ -2,8 +2,8 @@
 
 The highest rate at which every model answers 99 % in time.
 
-    .venv/bin/python -m scripts.paper.against_triton --data DIR [--groups G1,G2] [--seconds 10]
-        [--processes N] [--out FILE.json] [--warehouse FILE]
+    .venv/bin/python -m scripts.paper.against_triton --data DIR [--groups G1,G2]
+        [--clusters HC1-L] [--seconds 10] [--processes N] [--out FILE.json] [--warehouse FILE]
 
 DIR holds the tables of the PPipe paper. A problem is one published group of three models on one
 cluster of 100 GPUs: four clusters of two GPU classes, and one of a single class. All three models
@@ -214,6 +214,7 @@ def main(arguments: Sequence[str]) -> int:
     )
     parser.add_argument("--data", type=Path, required=True, metavar="DIR")
     parser.add_argument("--groups", default=",".join(GROUPS), metavar="NAME,NAME")
+    parser.add_argument("--clusters", default=",".join((*CLUSTERS, ONE_CLASS)), metavar="NAME,NAME")
     parser.add_argument("--seconds", type=float, default=10.0, help="simulated, per point")
     parser.add_argument("--processes", type=int, help="problems at once; by default one per core")
     add_destinations(parser)
@@ -221,12 +222,20 @@ def main(arguments: Sequence[str]) -> int:
     problems = [
         Problem(folder=asked.data, group=group, cluster=cluster, seconds=asked.seconds)
         for group in asked.groups.split(",")
-        for cluster in (*CLUSTERS, ONE_CLASS)
+        for cluster in asked.clusters.split(",")
     ]
+    found: list[Found] = []
     try:
         PaperData.read(asked.data)
         with ProcessPoolExecutor(asked.processes) as pool:
-            found = list(pool.map(compare, problems))
+            for one in pool.map(compare, problems):
+                found.append(one)
+                print(
+                    f"{one.problem.group}, {one.problem.cluster}: Triton {one.triton_rps:.0f}"
+                    f" ({one.triton_chosen}), PoolPipe {one.ours_rps:.0f} ({one.ours_chosen})",
+                    file=sys.stderr,
+                    flush=True,
+                )
     except InputError as error:
         parser.error(str(error))
     rows = [
