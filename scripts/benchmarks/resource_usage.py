@@ -3,6 +3,7 @@
 What one that ended left over.
 """
 
+import re
 import threading
 from collections import Counter
 from collections.abc import Iterable, Mapping
@@ -14,7 +15,7 @@ import psutil
 from flows.release.server.running import ServerState
 from flows.system_metrics import MetricsError, read_all_metrics
 from scripts.benchmarks.figures import Figure
-from scripts.benchmarks.served import Served, processes_of, segments_of
+from scripts.benchmarks.served import SHARED_FOLDER, Served, processes_of, segments_of
 
 SAMPLE_SECONDS = 2.0
 # How many more of each there may be at the end; None: that is reported alone.
@@ -26,31 +27,41 @@ GROWING: Mapping[str, int | None] = {
     "series": 5,
 }
 PAGE_SECONDS = 10.0
+TCP_ESTABLISHED = "01"
+STUB = "triton_python_backend_stub"
+GROWN_NAMED = 12  # kinds of descriptors, or series, that a note names
 
 
 def resources(served: Served) -> dict[str, Any]:
     """Resources of the system now; memory in MB, of processes and of /dev/shm.
 
     A process's RSS counts pages of shared segments and files, too, which grow until every slot has
-    been used once. `own_mb` is without them.
+    been used once. `own_mb` is without them. `descriptors` counts by process and kind, numbers in
+    names as `#`, so that the workers of one generation are compared with those of another;
+    `series_names` are the series counted.
     """
     rss = files = sockets = processes = 0
     names, owns, numbers = Counter[str](), Counter[str](), Counter[str]()
+    descriptors = Counter[str]()
     for process in served.processes():
         try:
             memory, fds = process.memory_info(), list(Path(f"/proc/{process.pid}/fd").iterdir())
             targets = [_target(fd) for fd in fds]
+            sockets_here = _named_sockets(process.pid)
             name = process.name()
+            role = _role(process)
         except (psutil.Error, OSError):
             continue
         rss += memory.rss
         owns[name] += memory.rss - memory.shared
         files += len(fds)
         sockets += sum(target.startswith("socket:") for target in targets)
+        for target in targets:
+            descriptors[f"{role}: {descriptor_kind(target, sockets_here)}"] += 1
         processes += 1
         names[name] += memory.rss
         numbers[name] += 1
-    segments = served.segments()
+    segments, series = served.segments(), _series(served.state)
     return {
         "rss_mb": rss / 1e6,
         "own_mb": owns.total() / 1e6,
@@ -58,7 +69,9 @@ def resources(served: Served) -> dict[str, Any]:
         "own_mb_by_process": {name: size / 1e6 for name, size in sorted(owns.items())},
         "processes": processes,
         "processes_by_name": dict(sorted(numbers.items())),
-        "series": _series(served.state),
+        "series": None if series is None else len(series),
+        "series_names": series,
+        "descriptors": dict(sorted(descriptors.items())),
         "files": files,
         "sockets": sockets,
         "segments": len(segments),
@@ -95,7 +108,10 @@ def growth_figures(
         ),
         *(
             Figure(
-                name=f"{what} more than after warm-up", value=_more(what, first, last), most=most
+                name=f"{what} more than after warm-up",
+                value=_more(what, first, last),
+                most=most,
+                note=_grown(what, first, last),
             )
             for what, most in GROWING.items()
         ),
@@ -108,8 +124,8 @@ def growth_figures(
     ]
 
 
-def _series(state: ServerState) -> int | None:
-    """How many series of ours its metrics have, those of both schedulers once.
+def _series(state: ServerState) -> list[str] | None:
+    """The series of ours that its metrics have, those of both schedulers once.
 
     None where no server answers. From the first takeover on there are twice as many counters of a
     scheduler, and never more.
@@ -118,14 +134,96 @@ def _series(state: ServerState) -> int | None:
         metrics = read_all_metrics(state.metrics_urls, PAGE_SECONDS)
     except MetricsError:
         return None
-    return sum(
-        len({tuple(label for label in labels if label[0] != "scheduler") for labels in series})
-        for series in metrics.values()
+    found = {
+        (name, tuple(label for label in labels if label[0] != "scheduler"))
+        for name, series in metrics.items()
+        for labels in series
+    }
+    return sorted(
+        f"{name}{{{','.join(f'{label}={value}' for label, value in labels)}}}"
+        for name, labels in found
     )
 
 
 def _more(what: str, first: Mapping[str, Any], last: Mapping[str, Any]) -> int | None:
     return None if None in (first[what], last[what]) else last[what] - first[what]
+
+
+def _grown(what: str, first: Mapping[str, Any], last: Mapping[str, Any]) -> str:
+    """What there is more of, the most first."""
+    only_sockets = what == "sockets"
+    if what == "series":
+        before, now = (
+            Counter(map(_of_any_plan, one["series_names"] or ())) for one in (first, last)
+        )
+    elif what == "files" or only_sockets:
+        before, now = first["descriptors"], last["descriptors"]
+    else:
+        return ""
+    more = Counter({kind: count - before.get(kind, 0) for kind, count in now.items()})
+    found = [
+        f"{kind} +{count}"
+        for kind, count in more.most_common()
+        if count > 0 and (not only_sockets or ": socket" in kind)
+    ]
+    return "; ".join(found[:GROWN_NAMED])
+
+
+def _of_any_plan(series: str) -> str:
+    return re.sub(r"(generation|plan_id)=[^,}]*", r"\1=#", series)
+
+
+def in_short(look: Mapping[str, Any]) -> dict[str, Any]:
+    """Resources without the names of the series, which are many and alike in all looks."""
+    return {key: value for key, value in look.items() if key != "series_names"}
+
+
+def _role(process: psutil.Process) -> str:
+    """A process's name without numbers, with its model where it is Triton's stub of one."""
+    name = process.name()
+    if STUB.startswith(name):
+        models = [Path(word).parts[-3] for word in process.cmdline() if word.endswith("/model.py")]
+        name = " ".join(["stub", *models[:1]])
+    return re.sub(r"\d+", "#", name)
+
+
+def descriptor_kind(target: str, sockets: Mapping[str, str]) -> str:
+    """What a descriptor is, of what its link in `/proc` says; numbers in names as `#`.
+
+    Args:
+        target: the link; of a socket or pipe its number.
+        sockets: names of sockets by their links.
+    """
+    if target.startswith("socket:"):
+        kind = f"socket {sockets.get(target, 'of another kind')}"
+    elif target.startswith("/"):
+        path = Path(target)
+        kind = path.name if path.parent == SHARED_FOLDER else f"{path.parent.name}/{path.name}"
+    else:
+        kind = re.sub(r":\[\d+\]", "", target)
+    kind = re.sub(r"poolpipe-[0-9a-f]+", "poolpipe-#", kind)
+    return re.sub(r"\d+", "#", kind)
+
+
+def _named_sockets(pid: int) -> dict[str, str]:
+    """Names of sockets of a process's network, by the links of their descriptors."""
+    found: dict[str, str] = {}
+    for line in _lines(pid, "unix"):
+        fields = line.split()
+        found[f"socket:[{fields[6]}]"] = f"unix {' '.join(fields[7:]) or 'without a name'}"
+    for line in _lines(pid, "tcp") + _lines(pid, "tcp6"):
+        fields = line.split()
+        is_open = fields[3] == TCP_ESTABLISHED
+        state = "connected" if is_open else "listening or closing"
+        found[f"socket:[{fields[9]}]"] = f"tcp {state}"
+    return found
+
+
+def _lines(pid: int, table: str) -> list[str]:
+    try:
+        return Path(f"/proc/{pid}/net/{table}").read_text().splitlines()[1:]
+    except OSError:
+        return []
 
 
 def _target(link: Path) -> str:
@@ -154,7 +252,7 @@ class Sampler(threading.Thread):
     def run(self) -> None:
         """Sample."""
         while not self._over.wait(SAMPLE_SECONDS):
-            self.samples.append(resources(self._served))
+            self.samples.append(in_short(resources(self._served)))
 
     def end(self) -> list[dict[str, Any]]:
         """Stop; all samples."""

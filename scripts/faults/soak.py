@@ -19,8 +19,8 @@ Per fault: requests late, dropped and failed until the next one; answers later t
 and 100 ms; seconds until it is repaired (every worker up, every model answers, for five seconds),
 against the time of its row; seconds from then until two seconds attain 99 %. In the end: wrong
 answers, memory (without the fork servers of nodes, which come and go), processes, files, sockets
-and segments of shared memory against those after the warm-up, and what is left over when all has
-stopped.
+and segments of shared memory against those after the warm-up, with what kinds of
+descriptors and which series are more, and what is left over when all has stopped.
 """
 
 import argparse
@@ -36,7 +36,7 @@ import numpy as np
 
 from flows.clock import Stopwatch
 from scripts.benchmarks.figures import Figure, add_destinations, conclude
-from scripts.benchmarks.resource_usage import growth_figures, left_over, resources
+from scripts.benchmarks.resource_usage import growth_figures, in_short, left_over, resources
 from scripts.benchmarks.served import SERVED, Loaded, Served
 from scripts.faults.bench_faults import (
     GOOD,
@@ -119,7 +119,7 @@ def soak(options: argparse.Namespace, plan: Plan, within: Path | None) -> dict[s
         "offered": len(loaded.records),
         "wrong": sum(model["checked"]["wrong"] for model in models),
         "messages": loaded.summary["messages"],
-        "resources": looks,
+        "resources": [looks[0], *map(in_short, looks[1:-1]), looks[-1]],
         "changes": [] if changes is None else changes.rows,
         "left_over": left_over(states),
     }

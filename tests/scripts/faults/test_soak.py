@@ -59,6 +59,8 @@ def test_a_repair_that_takes_longer_than_its_row_says_is_missed() -> None:
         "own_mb_by_process": {},
         "processes_by_name": {},
         "series": 100,
+        "series_names": [],
+        "descriptors": {},
         "processes": 9,
         "segments": 5,
         "sockets": 3,

@@ -1,0 +1,61 @@
+"""Resources of a running system: how a growth is named."""
+
+from typing import Any
+
+from scripts.benchmarks.resource_usage import descriptor_kind, growth_figures
+
+LOOK: dict[str, Any] = {
+    "rss_mb": 100.0,
+    "own_mb": 60.0,
+    "processes": 9,
+    "segments": 5,
+    "sockets": 3,
+    "files": 4,
+    "descriptors": {"worker-#: socket unix": 3, "worker-#: anon_inode": 1},
+    "series": 2,
+    "series_names": ["drops{reason=late}", "plan{generation=1,plan_id=a}"],
+}
+
+
+def test_what_grew_is_named() -> None:
+    later = {
+        **LOOK,
+        "sockets": 5,
+        "files": 7,
+        "descriptors": {"worker-#: socket unix": 5, "worker-#: anon_inode": 2},
+        "series": 3,
+        "series_names": [
+            "drops{reason=late}",
+            "drops{reason=worker}",
+            "plan{generation=2,plan_id=b}",
+        ],
+    }
+    figures = growth_figures(LOOK, later, 0.01, [])
+    notes = {figure.name: figure.note for figure in figures}
+    assert notes["sockets more than after warm-up"] == "worker-#: socket unix +2"
+    files = "worker-#: socket unix +2; worker-#: anon_inode +1"
+    assert notes["files more than after warm-up"] == files
+    assert notes["series more than after warm-up"] == "drops{reason=worker} +1"
+
+
+def test_descriptors_are_of_one_kind_whatever_their_numbers() -> None:
+    sockets = {"socket:[12]": "unix /tmp/poolpipe-0a1b2c3d/g4-worker-7"}
+    kinds = [
+        descriptor_kind(target, sockets)
+        for target in (
+            "socket:[12]",
+            "socket:[13]",
+            "pipe:[9]",
+            "anon_inode:[eventpoll]",
+            "/dev/shm/poolpipe-0a1b2c3d-g4-worker-7 (deleted)",
+            "/serve/logs/worker-g4-7.log",
+        )
+    ]
+    assert kinds == [
+        "socket unix /tmp/poolpipe-#/g#-worker-#",
+        "socket of another kind",
+        "pipe",
+        "anon_inode:[eventpoll]",
+        "poolpipe-#-g#-worker-# (deleted)",
+        "logs/worker-g#-#.log",
+    ]
