@@ -150,7 +150,7 @@ def _more(what: str, first: Mapping[str, Any], last: Mapping[str, Any]) -> int |
 
 
 def _grown(what: str, first: Mapping[str, Any], last: Mapping[str, Any]) -> str:
-    """What there is more of, the most first."""
+    """The kinds of which there are more, the most first."""
     only_sockets = what == "sockets"
     if what == "series":
         before, now = (
@@ -188,7 +188,7 @@ def _role(process: psutil.Process) -> str:
 
 
 def descriptor_kind(target: str, sockets: Mapping[str, str]) -> str:
-    """What a descriptor is, of what its link in `/proc` says; numbers in names as `#`.
+    """The kind of a descriptor, of its link in `/proc`; numbers in names as `#`.
 
     Args:
         target: the link; of a socket or pipe its number.

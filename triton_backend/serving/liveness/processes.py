@@ -482,26 +482,35 @@ class OwnerWatch:
     def __init__(self, parent: int) -> None:
         self._poll = select.poll()
         self._owners: dict[int, int] = {}  # process id by file descriptor
-        self._lock = threading.Lock()
+        self._coming: list[int] = []  # owners that are watched once it outlives its parent
+        self._lock = threading.RLock()  # a signal may come while another one is handled
         self._running = False
         self._parent = parent
         # Python runs it in the main thread, whose parent the kernel watches.
-        signal.signal(signal.SIGUSR1, _outlive_parent)
+        signal.signal(signal.SIGUSR1, self._outlive_parent)
 
     def add(self, owner: int) -> None:
-        """It belongs to another process, too.
+        """It belongs to another process, too, as soon as its main thread takes the signal.
+
+        Only then is that one watched: a process seen to watch another owner outlives its parent.
 
         Raises:
-            OSError: that is gone already.
+            OSError: the parent is gone already.
         """
         with self._lock:
             if not self._running:
                 self._watch(self._parent)
-            self._watch(owner)
-            if not self._running:
                 self._running = True
                 threading.Thread(target=self._run, name="owners", daemon=True).start()
+            self._coming.append(owner)
         os.kill(os.getpid(), signal.SIGUSR1)
+
+    def _outlive_parent(self, _number: int, _frame: object) -> None:
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, 0)
+        with self._lock:
+            while self._coming:
+                with contextlib.suppress(OSError):  # it is gone already
+                    self._watch(self._coming.pop())
 
     def _watch(self, pid: int) -> None:
         if pid not in self._owners.values():
@@ -518,10 +527,6 @@ class OwnerWatch:
                     os.close(fd)
             if not self._owners:
                 os.kill(os.getpid(), signal.SIGKILL)
-
-
-def _outlive_parent(_number: int, _frame: object) -> None:
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, 0)
 
 
 def parent_named(name: str) -> int | None:

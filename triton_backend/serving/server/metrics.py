@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from triton_backend.contract.decisions import DropReason
 from triton_backend.contract.units import US_PER_S
 from triton_backend.serve_folder.files import write_whole
 from triton_backend.serve_folder.repository import STANDBY_MODEL
@@ -349,8 +350,9 @@ def front_values(
     for direction, count in zip(("in", "out"), job_bytes, strict=True):
         if count:
             values["poolpipe_front_bytes_total", (*own, ("direction", direction))] = count
-    for reason, count in dict(counters.dropped).items():
-        values["poolpipe_requests_dropped_total", (*own, ("reason", reason))] = count
+    for reason in DropReason:  # those of none, too: a rate begins at 0, and no series comes later
+        series = "poolpipe_requests_dropped_total", (*own, ("reason", reason.text))
+        values[series] = counters.dropped[reason.text]
     return values
 
 

@@ -8,12 +8,15 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
+import psutil
 import pytest
 
 from tests.triton_backend.serving.small_plans import plan, two_stage
-from tests.triton_backend.serving.system import deploy, wait_for
+from tests.triton_backend.serving.system import deploy, owners, wait_for
 from triton_backend.runtimes.clock import SystemClock
 from triton_backend.serve_folder.settings import ServeOptions
 from triton_backend.serving.liveness import processes
@@ -33,6 +36,7 @@ from triton_backend.serving.liveness.processes import (
     StubWatch,
     ThreadUse,
     compiling,
+    is_alive,
     thread_states,
     thread_uses,
 )
@@ -41,6 +45,32 @@ NOW_US = 10**9
 BATCH_US = 5_000
 LOOK_US = STALL_US // 5
 WANTS_TO_RUN = os.getpid()  # this very thread
+# Belongs to a server too, once its main thread, which takes no signal before, has gone on.
+OWNED = """
+import ctypes, os, sys, threading
+from triton_backend.serving.liveness.processes import OwnerWatch, end_with_parent
+
+parent, server = map(int, sys.argv[1:])
+end_with_parent(parent)
+owners, libc, mutex = OwnerWatch(parent), ctypes.CDLL(None), ctypes.create_string_buffer(64)
+libc.pthread_mutex_lock(mutex)
+
+def other():
+    owners.add(server)
+    print("added", flush=True)
+    sys.stdin.readline()
+    libc.pthread_mutex_unlock(mutex)
+
+threading.Thread(target=other).start()
+libc.pthread_mutex_lock(mutex)  # no signal ends it
+threading.Event().wait()
+"""
+PARENT = """
+import os, signal, subprocess, sys
+code, server = sys.argv[1:]
+subprocess.Popen([sys.executable, "-c", code, str(os.getpid()), server], stdin=0, stdout=1)
+signal.pause()
+"""
 
 
 @pytest.fixture
@@ -345,3 +375,29 @@ def test_the_end_of_a_process_wakes_its_watcher() -> None:
     assert watch.wait(0) == []
     watch.watch(process.pid)
     assert watch.wait(0) == []
+
+
+@pytest.mark.slow
+def test_a_process_shows_another_owner_once_it_outlives_its_parent() -> None:
+    """Its main thread may be at work then, and takes the signal that says so only afterwards."""
+    command = [sys.executable, "-c", PARENT, OWNED]
+    pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    with ExitStack() as stack:
+        server = stack.enter_context(subprocess.Popen(["sleep", "600"]))
+        stack.callback(server.kill)
+        parent = stack.enter_context(subprocess.Popen([*command, str(server.pid)], **pipes))
+        stack.callback(parent.kill)
+        assert parent.stdin is not None
+        assert parent.stdout is not None
+        assert parent.stdout.readline() == "added\n"
+        (child,) = psutil.Process(parent.pid).children()
+        assert server.pid not in owners(child.pid)
+        parent.stdin.write("go on\n")
+        parent.stdin.flush()
+        wait_for(lambda: server.pid in owners(child.pid))
+        parent.kill()
+        parent.wait()
+        wait_for(lambda: owners(child.pid) == {server.pid})
+        server.kill()
+        server.wait()
+        wait_for(lambda: not is_alive(child.pid))

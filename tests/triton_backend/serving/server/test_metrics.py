@@ -31,6 +31,7 @@ from tests.triton_backend.serving.gateway.gateways import (
 )
 from tests.triton_backend.serving.small_plans import BATCH, model, on_gpus, plan, stage, two_stage
 from tests.triton_backend.serving.system import deploy, wait_for
+from triton_backend.contract.decisions import DropReason
 from triton_backend.serve_folder.endpoints import Endpoints
 from triton_backend.serve_folder.repository import render_repository
 from triton_backend.serve_folder.settings import ServeOptions
@@ -218,6 +219,19 @@ def test_latencies_are_observed_bucket_by_bucket_and_their_sum_is_right() -> Non
     assert observed() == []
     counters.answered(100_000, late=False)
     assert observed() == [pytest.approx(0.1)]
+
+
+def test_a_front_has_a_series_of_every_reason_before_the_first_drop() -> None:
+    counters = FrontCounters(latency_bounds_s(SLO_US))
+
+    def drops() -> dict[str, float | Histogram]:
+        name = "poolpipe_requests_dropped_total"
+        values = front_values("m", counters, held=0)
+        return {dict(of)["reason"]: values[key, of] for key, of in values if key == name}
+
+    assert drops() == {reason.text: 0 for reason in DropReason}
+    counters.dropped["worker_lost"] += 2
+    assert drops() == {reason.text: 0 for reason in DropReason} | {"worker_lost": 2}
 
 
 def test_a_sum_that_is_ahead_of_its_count_stays_in_its_bucket() -> None:
