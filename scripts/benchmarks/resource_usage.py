@@ -7,6 +7,7 @@ import re
 import threading
 from collections import Counter
 from collections.abc import Iterable, Mapping
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from flows.release.server.running import ServerState
 from flows.system_metrics import MetricsError, read_all_metrics
 from scripts.benchmarks.figures import Figure
 from scripts.benchmarks.served import SHARED_FOLDER, Served, processes_of, segments_of
+from triton_backend.contract.plan import Plan
 
 SAMPLE_SECONDS = 2.0
 # How many more of each there may be at the end; None: that is reported alone.
@@ -24,9 +26,16 @@ GROWING: Mapping[str, int | None] = {
     "segments": None,
     "sockets": 5,
     "files": 5,
+    "lasting sockets": 5,
+    "lasting files": 5,
     "series": 5,
 }
 PAGE_SECONDS = 10.0
+# Descriptors of workers and fronts for one another.
+AT_NEED = re.compile(
+    r"poolpipe-#-g#-[wf].*"
+    r"|socket (tcp connected|unix without a name|unix .*/g#-w#|unix .*/front-.*)"
+)
 TCP_ESTABLISHED = "01"
 STUB = "triton_python_backend_stub"
 GROWN_NAMED = 12  # kinds of descriptors, or series, that a note names
@@ -38,7 +47,10 @@ def resources(served: Served) -> dict[str, Any]:
     A process's RSS counts pages of shared segments and files, too, which grow until every slot has
     been used once. `own_mb` is without them. `descriptors` counts by process and kind, numbers in
     names as `#`, so that the workers of one generation are compared with those of another;
-    `series_names` are the series counted.
+    `series_names` are the series counted. Workers and fronts open links to one another, and map
+    segments of one another, with the first tensors that go there after a change of plan: the
+    lasting files and sockets are all others, `links` the ends of those links, `most_links` as many
+    as the plan can have.
     """
     rss = files = sockets = processes = 0
     names, owns, numbers = Counter[str](), Counter[str](), Counter[str]()
@@ -61,6 +73,8 @@ def resources(served: Served) -> dict[str, Any]:
         processes += 1
         names[name] += memory.rss
         numbers[name] += 1
+    lasting = {kind: count for kind, count in descriptors.items() if not _is_at_need(kind)}
+    lasting_sockets = sum(count for kind, count in lasting.items() if ": socket " in kind)
     segments, series = served.segments(), _series(served.state)
     return {
         "rss_mb": rss / 1e6,
@@ -74,6 +88,10 @@ def resources(served: Served) -> dict[str, Any]:
         "descriptors": dict(sorted(descriptors.items())),
         "files": files,
         "sockets": sockets,
+        "lasting files": sum(lasting.values()),
+        "lasting sockets": lasting_sockets,
+        "links": sockets - lasting_sockets,
+        "most_links": most_links(served.plan),
         "segments": len(segments),
         "segments_mb": sum(_allocated(path) for path in segments) / 1e6,
     }
@@ -116,6 +134,12 @@ def growth_figures(
             for what, most in GROWING.items()
         ),
         Figure(
+            name="links at the end, of the most that the plan can have",
+            value=last["links"] / last["most_links"],
+            most=1,
+            note=f"{first['links']} -> {last['links']}",
+        ),
+        Figure(
             name="processes, segments and folders left over",
             value=len(left),
             most=0,
@@ -151,12 +175,12 @@ def _more(what: str, first: Mapping[str, Any], last: Mapping[str, Any]) -> int |
 
 def _grown(what: str, first: Mapping[str, Any], last: Mapping[str, Any]) -> str:
     """The kinds of which there are more, the most first."""
-    only_sockets = what == "sockets"
+    only_sockets = what.endswith("sockets")
     if what == "series":
         before, now = (
             Counter(map(_of_any_plan, one["series_names"] or ())) for one in (first, last)
         )
-    elif what == "files" or only_sockets:
+    elif what.endswith("files") or only_sockets:
         before, now = first["descriptors"], last["descriptors"]
     else:
         return ""
@@ -164,7 +188,9 @@ def _grown(what: str, first: Mapping[str, Any], last: Mapping[str, Any]) -> str:
     found = [
         f"{kind} +{count}"
         for kind, count in more.most_common()
-        if count > 0 and (not only_sockets or ": socket" in kind)
+        if count > 0
+        and (not only_sockets or ": socket " in kind)
+        and not (what.startswith("lasting") and _is_at_need(kind))
     ]
     return "; ".join(found[:GROWN_NAMED])
 
@@ -176,6 +202,32 @@ def _of_any_plan(series: str) -> str:
 def in_short(look: Mapping[str, Any]) -> dict[str, Any]:
     """Resources without the names of the series, which are many and alike in all looks."""
     return {key: value for key, value in look.items() if key != "series_names"}
+
+
+def most_links(plan: Plan) -> int:
+    """The most ends of links between workers and fronts that a plan can have.
+
+    One link from a front to each worker of a first stage and from each of a last one to the front,
+    one for each two workers of stages after one another, and one of each worker and front with the
+    scheduler; each with its socket that listens.
+    """
+    vgpus = {pool.name: pool.vgpus for pool in plan.pools}
+    links = 0
+    for model in plan.models:
+        for pipeline in model.pipelines:
+            hops = [1, *(vgpus[stage.pool] for stage in pipeline.stages), 1]
+            links += sum(a * b for a, b in pairwise(hops))
+    peers = sum(vgpus.values()) + len(plan.models)
+    return 2 * (links + peers) + 2 * peers  # a worker of a plan over hosts listens twice
+
+
+def _is_at_need(kind: str) -> bool:
+    """True if a worker or front opens a descriptor of this kind with the first tensors."""
+    role, _, what = kind.partition(": ")
+    of_data_path = role.startswith("worker-") or (
+        role.startswith("stub ") and not role.startswith("stub poolpipe_")
+    )
+    return of_data_path and AT_NEED.fullmatch(what) is not None
 
 
 def _role(process: psutil.Process) -> str:
@@ -201,7 +253,8 @@ def descriptor_kind(target: str, sockets: Mapping[str, str]) -> str:
         kind = path.name if path.parent == SHARED_FOLDER else f"{path.parent.name}/{path.name}"
     else:
         kind = re.sub(r":\[\d+\]", "", target)
-    kind = re.sub(r"poolpipe-[0-9a-f]+", "poolpipe-#", kind)
+    kind = re.sub(r"(?<![a-z])[0-9a-f]{6,}(-[0-9a-f]+)*(?![a-z])", "#", kind)  # ids of systems
+    kind = re.sub(r"-stub[0-9a-f-]+", "-stub#", kind)
     return re.sub(r"\d+", "#", kind)
 
 

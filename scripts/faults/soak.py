@@ -20,7 +20,9 @@ and 100 ms; seconds until it is repaired (every worker up, every model answers, 
 against the time of its row; seconds from then until two seconds attain 99 %. In the end: wrong
 answers, memory (without the fork servers of nodes, which come and go), processes, files, sockets
 and segments of shared memory against those after the warm-up, with what kinds of
-descriptors and which series are more, and what is left over when all has stopped.
+descriptors and which series are more, and what is left over when all has stopped. Workers and
+fronts open links to one another when tensors first go there, so files and sockets are also counted
+without these (lasting), and the links against the most that the plan can have.
 """
 
 import argparse

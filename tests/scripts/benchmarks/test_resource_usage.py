@@ -2,7 +2,8 @@
 
 from typing import Any
 
-from scripts.benchmarks.resource_usage import descriptor_kind, growth_figures
+from scripts.benchmarks.resource_usage import descriptor_kind, growth_figures, most_links
+from tests.triton_backend.serving.small_plans import plan, two_stage
 
 LOOK: dict[str, Any] = {
     "rss_mb": 100.0,
@@ -11,7 +12,11 @@ LOOK: dict[str, Any] = {
     "segments": 5,
     "sockets": 3,
     "files": 4,
-    "descriptors": {"worker-#: socket unix": 3, "worker-#: anon_inode": 1},
+    "descriptors": {"worker-#: socket unix without a name": 3, "worker-#: anon_inode": 1},
+    "lasting files": 1,
+    "lasting sockets": 0,
+    "links": 3,
+    "most_links": 6,
     "series": 2,
     "series_names": ["drops{reason=late}", "plan{generation=1,plan_id=a}"],
 }
@@ -22,7 +27,9 @@ def test_what_grew_is_named() -> None:
         **LOOK,
         "sockets": 5,
         "files": 7,
-        "descriptors": {"worker-#: socket unix": 5, "worker-#: anon_inode": 2},
+        "descriptors": {"worker-#: socket unix without a name": 5, "worker-#: anon_inode": 2},
+        "lasting files": 2,
+        "links": 5,
         "series": 3,
         "series_names": [
             "drops{reason=late}",
@@ -32,10 +39,17 @@ def test_what_grew_is_named() -> None:
     }
     figures = growth_figures(LOOK, later, 0.01, [])
     notes = {figure.name: figure.note for figure in figures}
-    assert notes["sockets more than after warm-up"] == "worker-#: socket unix +2"
-    files = "worker-#: socket unix +2; worker-#: anon_inode +1"
+    assert notes["sockets more than after warm-up"] == "worker-#: socket unix without a name +2"
+    files = "worker-#: socket unix without a name +2; worker-#: anon_inode +1"
     assert notes["files more than after warm-up"] == files
+    assert notes["lasting files more than after warm-up"] == "worker-#: anon_inode +1"
+    assert notes["lasting sockets more than after warm-up"] == ""
     assert notes["series more than after warm-up"] == "drops{reason=worker} +1"
+
+
+def test_links_of_a_plan_are_bounded_by_its_pairs_of_workers() -> None:
+    """Two pools of one and two vGPUs, a front: 1 + 2 + 2 links, and 4 with the scheduler."""
+    assert most_links(plan(two_stage())) == 2 * (1 + 2 + 2 + 4) + 2 * 4
 
 
 def test_descriptors_are_of_one_kind_whatever_their_numbers() -> None:
@@ -48,7 +62,8 @@ def test_descriptors_are_of_one_kind_whatever_their_numbers() -> None:
             "pipe:[9]",
             "anon_inode:[eventpoll]",
             "/dev/shm/poolpipe-0a1b2c3d-g4-worker-7 (deleted)",
-            "/serve/logs/worker-g4-7.log",
+            "/dev/shm/poolpipe-0a1b2c3d-stub1c2f-93d-11ee",
+            "/serve/logs/requests-62ed0f8ad1-12-9.jsonl",
         )
     ]
     assert kinds == [
@@ -57,5 +72,6 @@ def test_descriptors_are_of_one_kind_whatever_their_numbers() -> None:
         "pipe",
         "anon_inode:[eventpoll]",
         "poolpipe-#-g#-worker-# (deleted)",
-        "logs/worker-g#-#.log",
+        "poolpipe-#-stub#",
+        "logs/requests-#.jsonl",
     ]
