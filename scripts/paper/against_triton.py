@@ -152,8 +152,12 @@ def tuned(problem: Problem, side: str, reference: Plan) -> tuple[str, float]:
             best, chosen = found, configuration
     if chosen is None:
         return "none holds", 0.0
-    again = highest(chosen, REPORTED)
-    return chosen.name, LOADS[again - 1] if again else 0.0
+    # From there, not by halving: at the lowest loads one late request can be above a percent.
+    while best and not holds(chosen, LOADS[best - 1], REPORTED):
+        best -= 1
+    while best < len(LOADS) and holds(chosen, LOADS[best], REPORTED):
+        best += 1
+    return chosen.name, LOADS[best - 1] if best else 0.0
 
 
 def compare(problem: Problem) -> Found:
