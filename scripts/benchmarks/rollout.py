@@ -25,8 +25,9 @@ from typing import Any
 import numpy as np
 
 from flows.clock import Stopwatch
-from flows.release.rollout.change import Way, change_plan, steps_to_dicts
-from flows.release.rollout.guarded import RolloutOptions, roll_out
+from flows.release.rollout.change import change_plan, steps_to_dicts
+from flows.release.rollout.guarded import roll_out
+from flows.release.rollout.options import RolloutOptions, Way
 from flows.state import ProjectState
 from flows.workspace import Workspace
 from scripts.benchmarks.figures import Figure, add_destinations, conclude
@@ -64,7 +65,8 @@ def rollout(options: argparse.Namespace) -> dict[str, Any]:
             *checks,
         )
         time.sleep(options.seconds / 2)
-        change = change_plan(served.folder, new, way=Way.FLUSH if options.flush else Way.IN_PLACE)
+        how = RolloutOptions(way=Way.FLUSH if options.flush else Way.IN_PLACE)
+        change = change_plan(served.folder, new, options=how)
         changed_us = time.monotonic_ns() // 1000
         time.sleep(2 * AROUND_S)  # the rest is no part of the change
         again_s = roll_out_again(served, new)

@@ -40,7 +40,8 @@ from triton_backend.serve_folder.repository import (
 )
 from warehouse.observations import unfinished_rollout
 
-STEPS = ("checked", *(str(step) for step in Step if step not in {Step.FLUSH, Step.ABORT}), "bake")
+LEFT_OUT = {Step.COMPARE, Step.FLUSH, Step.ABORT}
+STEPS = ("checked", *(str(step) for step in Step if step not in LEFT_OUT), "bake")
 FLOW, WORKER, SERVER = "flow", "Prefect worker", "Prefect server"
 GATEWAY, NODE = "gateway", "node"
 BY_PREFECT = (FLOW, WORKER, SERVER)

@@ -5,6 +5,8 @@
 2. *preload*: nodes hear of the generation (its workers start); each host's Triton loads the models
    of new nodes, fronts of added models too.
 3. *prepare*: scheduler and fronts read the plan; wait until every new worker is ready.
+   With requests to compare, the old plan has answered them before step 1, and the new workers
+   answer them here (`comparing`); a difference ends the change.
 4. *flush*, only where it is asked for (PPipe's migration): nothing more is dispatched; requests
    wait; what is in flight ends (at most one SLO).
 5. *swap*: the scheduler goes on under the new plan; what is in flight ends under the old one.
@@ -29,8 +31,15 @@ from pathlib import Path
 from typing import Any
 
 from flows.clock import Stopwatch
+from flows.release.rollout.comparing import (
+    Compared,
+    Expected,
+    ask_in_force,
+    check_comparable,
+    compare,
+)
 from flows.release.rollout.hosts import OtherHosts, have_look
-from flows.release.rollout.options import Way
+from flows.release.rollout.options import RolloutOptions, Way
 from flows.release.server.running import (
     RefusedError,
     ServerError,
@@ -80,6 +89,7 @@ FLUSH_SLOS = 5
 # A gateway that was killed is loaded again within seconds; meanwhile the plan served is unknown.
 GATEWAY_SECONDS = 60.0
 GATEWAY_POLL_SECONDS = 0.1
+AS_USUAL = RolloutOptions()
 
 
 class Step(StrEnum):
@@ -88,6 +98,7 @@ class Step(StrEnum):
     RENDER = "render"
     PRELOAD = "preload"
     PREPARE = "prepare"
+    COMPARE = "compare"
     FLUSH = "flush"
     SWAP = "swap"
     SETTLE = "settle"
@@ -97,12 +108,13 @@ class Step(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepDone:
-    """One step that has ended."""
+    """One step that has ended; `compared` has what was compared, where something was."""
 
     step: Step
     seconds: float
     plan_id: str
     generation: int
+    compared: tuple[Compared, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -184,7 +196,7 @@ def change_plan(
     on_step: Callable[[StepDone], None] = lambda _: None,
     *,
     ready_seconds: float = READY_SECONDS,
-    way: Way = Way.IN_PLACE,
+    options: RolloutOptions = AS_USUAL,
 ) -> PlanChange:
     """Bring another plan into force on the system served from `folder`.
 
@@ -193,41 +205,48 @@ def change_plan(
         plan: what is served from then on.
         on_step: called with each step when it has ended.
         ready_seconds: how long the new workers may take to come up.
-        way: how; after `FLUSH` nothing is dispatched until all that is in flight has ended.
+        options: its `way` and what is compared; after `FLUSH` nothing is dispatched until all that
+            is in flight has ended.
 
     Raises:
         InputError: nothing is served there, the plan cannot follow the one being served, or GPUs
-            cannot hold both, not even step by step (`IN_PLACE_ONLY`: not at once).
+            cannot hold both, not even step by step (`IN_PLACE_ONLY`, or with requests to compare:
+            not at once); or they cannot be compared.
+        DifferenceError: the plans answer differently; the one before is being served as before.
         ServerError: a step failed; before the swap, the plan before it is being served as before.
     """
     before = plan_in_force(folder)
     check_beside(_settings(folder), plan)
-    *between, last = steps(before, complete_tensors(plan), at_once=way is Way.IN_PLACE_ONLY)
+    # A plan between would serve before the last one is compared.
+    at_once = options.way is Way.IN_PLACE_ONLY or options.compare_requests > 0
+    *between, last = steps(before, complete_tensors(plan), at_once=at_once)
     done: list[StepDone] = []
     for following in between:
-        change = _change_at_once(folder, following, on_step, (ready_seconds, way))
+        change = _change_at_once(folder, following, on_step, (ready_seconds, options))
         done += change.steps
-    change = _change_at_once(folder, last, on_step, (ready_seconds, way))
+    change = _change_at_once(folder, last, on_step, (ready_seconds, options))
     return replace(change, steps=(*done, *change.steps))
 
 
 def _change_at_once(
-    folder: Path, plan: Plan, on_step: Callable[[StepDone], None], how: tuple[float, Way]
+    folder: Path, plan: Plan, on_step: Callable[[StepDone], None], how: tuple[float, RolloutOptions]
 ) -> PlanChange:
     """Bring a plan into force that every GPU holds beside the one in force."""
-    ready_seconds, way = how
+    ready_seconds, options = how
     change = _plan_change(folder, plan)
+    expected = _expected(change, options)
     done: list[StepDone] = []
 
-    def run(step: Step, work: Callable[[_Change], None]) -> None:
+    def run(step: Step, work: Callable[[_Change], tuple[Compared, ...] | None]) -> None:
         watch = Stopwatch()
-        work(change)
+        compared = work(change) or ()
         done.append(
             StepDone(
                 step=step,
                 seconds=watch.seconds(),
                 plan_id=plan.plan_id,
                 generation=change.generation,
+                compared=compared,
             )
         )
         on_step(done[-1])
@@ -236,7 +255,9 @@ def _change_at_once(
         run(Step.RENDER, _render)
         run(Step.PRELOAD, _preload)
         run(Step.PREPARE, lambda change: _prepare(change, ready_seconds))
-        if way is Way.FLUSH:
+        if expected:
+            run(Step.COMPARE, lambda change: compare(change.state, change.new, expected, options))
+        if options.way is Way.FLUSH:
             run(Step.FLUSH, _flush)
         run(Step.SWAP, _swap)
     except BaseException:
@@ -245,6 +266,14 @@ def _change_at_once(
     run(Step.SETTLE, _settle)
     run(Step.UNLOAD, _unload)
     return PlanChange(plan_id=plan.plan_id, generation=change.generation, steps=tuple(done))
+
+
+def _expected(change: _Change, options: RolloutOptions) -> dict[str, Expected]:
+    """Answers of the plan in force to the requests that are compared; empty where none are."""
+    if not options.compare_requests:
+        return {}
+    check_comparable(change.old, change.new, change.hosts.addresses)
+    return ask_in_force(change.state, change.old, change.new, options)
 
 
 def _plan_change(folder: Path, plan: Plan) -> _Change:

@@ -22,6 +22,7 @@ from flows.clock import Stopwatch, now_utc
 from flows.planning.verify import verify_plan
 from flows.progress import Say, quiet
 from flows.release.rollout.change import (
+    AS_USUAL,
     StepDone,
     change_plan,
     finish_or_undo_change,
@@ -29,7 +30,7 @@ from flows.release.rollout.change import (
     plan_in_force,
 )
 from flows.release.rollout.lock import one_change
-from flows.release.rollout.options import RolloutOptions, Way
+from flows.release.rollout.options import RolloutOptions
 from flows.release.rollout.outcomes import ENOUGH_REQUESTS, Outcomes, read_outcomes
 from flows.release.server.running import ServerState, read_state
 from flows.system_metrics import MetricsError
@@ -73,7 +74,7 @@ def roll_out(
     Raises:
         InputError: nothing is being served, the plan fails a check, or another rollout is under way
             and not to be waited for; the old plan goes on.
-        PoolPipeError: a step failed before the swap; the old plan goes on.
+        PoolPipeError: a step failed before the swap, or its answers differ; the old plan goes on.
     """
     read_state(work.state.serve)  # where nothing is served, nothing is waited for
     with one_change(work.state.change_lock, wait=options.wait):
@@ -99,7 +100,7 @@ def _roll_out(work: Workspace, plan: Plan, options: RolloutOptions, say: Say) ->
         add_plan(warehouse, plan, now_utc())
         begin_rollout(warehouse, rollout)
         record_step(warehouse, rollout, "checked", "plan verified, artifacts present", 0.0)
-        failure = _change_plan(work, warehouse, rollout, plan, say, options.way)
+        failure = _change_plan(work, warehouse, rollout, plan, say, options)
     if failure is not None:
         # The running system itself knows whether the step that failed came before the swap.
         if is_same_plan(finish_or_undo_change(work.state.serve), plan):
@@ -222,17 +223,20 @@ def _change_plan(
     rollout: Rollout,
     plan: Plan,
     say: Say,
-    way: Way = Way.IN_PLACE,
+    options: RolloutOptions = AS_USUAL,
 ) -> PoolPipeError | None:
     """Every step recorded when it has ended; what it failed with, if it did."""
 
     def record(step: StepDone) -> None:
         say(f"  {step.step} {step.seconds:.2f} s")
         detail = f"plan {step.plan_id}, generation {step.generation}"
+        for compared in step.compared:
+            say(f"    {compared}")
+            detail += f"; {compared}"
         record_step(warehouse, rollout, str(step.step), detail, step.seconds)
 
     try:
-        change_plan(work.state.serve, plan, record, way=way)
+        change_plan(work.state.serve, plan, record, options=options)
     except PoolPipeError as error:
         return error
     return None

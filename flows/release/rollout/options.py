@@ -30,6 +30,10 @@ class RolloutOptions:
             back.
         latency_factor: and if a model's mean latency exceeds so many times its SLO.
         way: in place, in place without plans between, or with a flush first.
+        compare_requests: how many requests of each model both plans answer before the switch; 0
+            compares nothing.
+        compare_latency: the former plan goes on if one sample takes more than so many times what
+            the new plan says.
         wait: for another rollout that is under way, as long as it takes; else it is an error.
     """
 
@@ -51,6 +55,22 @@ class RolloutOptions:
         panel="Rollout",
     )
     latency_factor: float = 1.0
+    compare_requests: int = option(
+        0,
+        help="Before the switch, compare both plans' answers to this many random requests a model.",
+        least=0,
+        most=1000,
+        metavar="REQUESTS",
+        panel="Rollout",
+    )
+    compare_latency: float = option(
+        2.0,
+        help="With --compare-requests: refuse stages this many times slower than planned.",
+        least=1.0,
+        most=1000.0,
+        metavar="FACTOR",
+        panel="Rollout",
+    )
     reason: str = option(
         "requested", help="Reason that the history of rollouts records.", panel="Rollout"
     )

@@ -403,7 +403,7 @@ class Node:
             request: `model`, `pipeline` (0 where absent), `stage`, and `inputs` as in `direct`.
 
         Returns:
-            `vgpu` and `outputs`.
+            `vgpu`, `outputs`, and `took_us`, how long its worker took to answer.
 
         Raises:
             InputError: no such stage here, wrong tensors, or its worker cannot run it.
@@ -413,8 +413,11 @@ class Node:
         vgpu, row = self._stage_asked(deployment, request)
         most = deployment.largest_of(row)
         tensors, samples = read_tensors(request.get("inputs"), deployment.inputs_of(row), most)
+        began_us = self._clock.now_us()
         made = run_stage(deployment, vgpu, row, tensors, samples)
-        return {"vgpu": vgpu, "outputs": write_tensors(made, deployment.outputs_of(row))}
+        took_us = self._clock.now_us() - began_us
+        outputs = write_tensors(made, deployment.outputs_of(row))
+        return {"vgpu": vgpu, "outputs": outputs, "took_us": took_us}
 
     def _stage_asked(
         self, deployment: Deployment, request: Mapping[str, Any]

@@ -17,7 +17,8 @@ import pytest
 import tritonclient.grpc as grpc_client
 from tritonclient.utils import InferenceServerException
 
-from flows.release.rollout.change import Way, change_plan
+from flows.release.rollout.change import change_plan
+from flows.release.rollout.options import RolloutOptions, Way
 from flows.release.rollout.outcomes import read_outcomes
 from flows.release.server.admin import start, stop, take_over
 from flows.release.server.running import ServerState, read_state, served_without_keeper, status
@@ -226,7 +227,9 @@ def test_a_rollout_changes_both(folder: Path, line: HandModel, way: Way) -> None
     wait_for(lambda: is_whole(folder))
     name = f"added-{way}"
     with nothing_lost(folder):
-        change_plan(folder, plan(line, two_stage(name), plan_id=name), way=way)
+        change_plan(
+            folder, plan(line, two_stage(name), plan_id=name), options=RolloutOptions(way=way)
+        )
         assert status(folder)["plan_id"] == name
     wait_for(lambda: is_whole(folder))
     state = read_state(folder)
