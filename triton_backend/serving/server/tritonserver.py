@@ -38,7 +38,7 @@ from triton_backend.contract.errors import InputError, PoolPipeError
 from triton_backend.runtimes.clock import SystemClock
 from triton_backend.serve_folder.connect import connect_to
 from triton_backend.serve_folder.endpoints import TOKEN_HEADER, Endpoints, reached_at
-from triton_backend.serve_folder.files import make_private_folder, write_whole
+from triton_backend.serve_folder.files import write_whole
 from triton_backend.serve_folder.names import RESERVED_PREFIX
 from triton_backend.serve_folder.settings import SETTINGS_NAME, ServeSettings
 from triton_backend.serve_folder.state import (
@@ -69,6 +69,7 @@ from triton_backend.serving.server.command import (
     server_command,
     server_environment,
 )
+from triton_backend.serving.server.socket_folder import hold, note_environments, remove_abandoned
 from triton_backend.serving.transport.backoff import Backoff
 from triton_backend.serving.transport.sched_tuning import (
     ask_for_short_slices,
@@ -514,13 +515,20 @@ class KeptServer:
         command = server_command(settings, self._endpoints, self._server_root)
         before = environment_folders()
         ask_for_short_slices()  # the server inherits them: every request passes its threads twice
-        with _ONE_START, self._log_path.open("ab") as log, large_stack():
+        held = hold(settings.socket_folder)
+        with (
+            _ONE_START,
+            self._log_path.open("ab") as log,
+            os.fdopen(held),  # the server has its own from then on
+            large_stack(),
+        ):
             child = subprocess.Popen(
                 command,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
                 env=server_environment(),
+                pass_fds=(held,),
             )
         if settings.gateways > 1 and self.restarts:
             lower_priority(child.pid)  # the other one serves all clients meanwhile
@@ -531,7 +539,9 @@ class KeptServer:
         try:
             self._wait_ready(self._server)
         finally:
-            self._temporary |= environment_folders() - before
+            made = environment_folders() - before
+            self._temporary |= made
+            note_environments(settings.socket_folder, made)
         self._server.restore_priority(settings.place / "repository")
         if not self._served:
             self._beside.load_first()
@@ -743,8 +753,9 @@ class Keeper:
             signal.signal(number, self._on_signal)
         if take_over:
             self._take_over()
-        else:
-            make_private_folder(self._settings.socket_folder)
+        held = hold(self._settings.socket_folder)
+        remove_abandoned(self._settings.socket_folder)
+        if not take_over:
             remove_segments(self._settings.segment_prefix)
         threads = [
             threading.Thread(target=self._keep, args=(server,), daemon=True)
@@ -761,6 +772,7 @@ class Keeper:
             for thread in threads:
                 thread.join()
             self._clean()
+            os.close(held)
         if self._failure is not None:
             raise self._failure
 
