@@ -28,6 +28,9 @@ _TEXTS = (
     *("instance", "folder", "socket_folder", "token", "token_header"),
     *("address", "http_address", "grpc_address"),
 )
+# Those that are null or not there as yet, and those that rollouts note.
+_LATER_NUMBERS = ("restarts", "restarted_us", "retry_us", "compiled_us", "generation")
+_LATER_TEXTS = ("boot_id", "plan_id")
 _PORTS = ("http", "grpc", "metrics")
 _REMEDY = ": remove the file where no system runs"
 
@@ -70,6 +73,7 @@ def _check(state: Fields) -> None:
         state.inner("ports").integer(name, most=65_535)
     if state.has("server_group"):
         state.integer("server_group", least=1)
+    _check_later(state)
     servers = state.plain().get("servers", [])
     if not isinstance(servers, list):
         raise state.wrong("servers", "is not a list")
@@ -83,6 +87,16 @@ def _check_server(server: Fields) -> None:
         server.integer(name, least=1)
     server.integer("metrics_port", most=65_535)
     server.text("repository")
+    _check_later(server)
+
+
+def _check_later(fields: Fields) -> None:
+    for name in _LATER_NUMBERS:
+        if fields.plain().get(name) is not None:
+            fields.integer(name)
+    for name in _LATER_TEXTS:
+        if fields.plain().get(name) is not None:
+            fields.text(name)
 
 
 def write_state_file(folder: Path, state: dict[str, Any]) -> None:
