@@ -30,6 +30,7 @@ _TEXTS = (
 )
 # Those that are null or not there as yet, and those that rollouts note.
 _LATER_NUMBERS = ("restarts", "restarted_us", "retry_us", "compiled_us", "generation")
+_LARGEST = 1 << 62  # instants of the wall clock in µs are above most limits
 _LATER_TEXTS = ("boot_id", "plan_id")
 _PORTS = ("http", "grpc", "metrics")
 _REMEDY = ": remove the file where no system runs"
@@ -93,7 +94,7 @@ def _check_server(server: Fields) -> None:
 def _check_later(fields: Fields) -> None:
     for name in _LATER_NUMBERS:
         if fields.plain().get(name) is not None:
-            fields.integer(name)
+            fields.integer(name, most=_LARGEST)
     for name in _LATER_TEXTS:
         if fields.plain().get(name) is not None:
             fields.text(name)

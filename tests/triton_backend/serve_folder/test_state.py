@@ -10,7 +10,7 @@ from tests.triton_backend.serve_folder.state_files import LEFT
 from tests.triton_backend.serving.small_plans import plan, two_stage
 from triton_backend.serve_folder.endpoints import Endpoints
 from triton_backend.serve_folder.settings import ServeOptions, ServeSettings
-from triton_backend.serve_folder.state import read_state_file, write_state_file
+from triton_backend.serve_folder.state import read_state_file, whole_state_file, write_state_file
 from triton_backend.serving.server.tritonserver import Keeper
 
 WRITES = 100
@@ -55,3 +55,9 @@ def test_keeper_and_rollout_write_the_state_file_in_turns(tmp_path: Path) -> Non
     for thread in threads:
         thread.join()
     assert went_back == []
+
+
+def test_instants_of_the_wall_clock_are_no_reason_to_refuse_a_state_file(tmp_path: Path) -> None:
+    instants = {"restarted_us": 1_795_631_158_016_617, "retry_us": None, "restarts": 2}
+    write_state_file(tmp_path, {**LEFT, **instants})
+    assert whole_state_file(tmp_path) == {**LEFT, **instants}
