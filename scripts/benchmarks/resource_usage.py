@@ -33,7 +33,7 @@ GROWING: Mapping[str, int | None] = {
 PAGE_SECONDS = 10.0
 # Descriptors of workers and fronts for one another.
 AT_NEED = re.compile(
-    r"poolpipe-#-g#-[wf].*"
+    r"poolpipe-#-g#-[wef#].*"
     r"|socket (tcp connected|unix without a name|unix .*/g#-w#|unix .*/front-.*)"
 )
 TCP_ESTABLISHED = "01"

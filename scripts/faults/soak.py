@@ -82,6 +82,7 @@ SETTLED_WINDOWS = 4
 CALM_S = 5.0  # a fault is repaired when nothing is amiss for so long
 MEGABYTES, SHARED_MEGABYTES = 512, 512  # the event files of half an hour take 150 MB
 POLL_S = 0.1
+LONG_MINUTES = 25.0
 
 
 def soak(options: argparse.Namespace, plan: Plan, within: Path | None) -> dict[str, Any]:
@@ -329,8 +330,14 @@ def main() -> int:
         result = soak(options, paused_plan("faults", quick=True), within)
     figures = figures_of(result, options.fault_seconds)
     return conclude(
-        options, "soak with faults", figures, {**result, "wall_seconds": watch.seconds()}
+        options, benchmark_name(options), figures, {**result, "wall_seconds": watch.seconds()}
     )
+
+
+def benchmark_name(options: argparse.Namespace) -> str:
+    """The name of a run: figures of short ones, and of two gateways, are claims of their own."""
+    name = "soak with faults" if options.minutes >= LONG_MINUTES else "short soak with faults"
+    return f"{name}, two gateways" if options.two_gateways else name
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 What each fault cost, when all was well again, what is judged.
 """
 
+from argparse import Namespace
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,7 @@ from numpy.typing import NDArray
 
 from scripts.benchmarks.served import FAILED, SERVED, Loaded
 from scripts.faults.probe import well_from_us
-from scripts.faults.soak import figures_of, judged, settled_s
+from scripts.faults.soak import benchmark_name, figures_of, judged, settled_s
 from triton_backend.serving.loadgen.record import RECORD
 
 S = 1_000_000
@@ -110,3 +111,12 @@ def test_a_fault_is_repaired_once_nothing_is_amiss_for_seconds() -> None:
     assert well_from_us(bad_us, 1 * S, 5.0) == 6 * S
     assert well_from_us(bad_us, 3 * S, 1.0) == 3 * S
     assert well_from_us([], 3 * S, 5.0) == 3 * S
+
+
+def test_runs_of_another_length_or_with_two_gateways_give_other_claims_a_value() -> None:
+    def name(minutes: float, *, two: bool = False) -> str:
+        return benchmark_name(Namespace(minutes=minutes, two_gateways=two))
+
+    assert name(29.0) == "soak with faults"
+    assert name(8.0) == "short soak with faults"
+    assert name(30.0, two=True) == "soak with faults, two gateways"
