@@ -6,12 +6,13 @@ models. Here: which models, and whether this server can have them. Not here: lin
 """
 
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
 from flows.files import read_text
+from flows.preparation.triton_repository.configuration import read_configuration
 from flows.preparation.triton_repository.repository import (
     APPLICATION,
     BESIDE,
@@ -77,13 +78,12 @@ def models_beside(
     if not found:
         places = ", ".join(map(str, given))
         raise InputError(f"--beside {places}", "every model there is served by the plan")
-    needs = sorted({name for each in found.values() for name in _calls(each, found, served)})
     for each in found.values():
+        _check_calls(each, found, served)
         _check_backend(each, backends)
     first = sorted(found.items(), key=lambda item: _is_ensemble(item[1]))  # an ensemble last
     beside = Beside(
         folders={name: each.folder for name, each in first},
-        needs=tuple(needs),
         completes=any(map(_is_incomplete, found.values())),
     )
     return Chosen(beside=beside, notes=tuple(notes))
@@ -141,20 +141,24 @@ def _is_ensemble(found: Found) -> bool:
     return found.kind == APPLICATION or found.message.HasField("ensemble_scheduling")
 
 
-def _calls(found: Found, beside: Mapping[str, Found], served: Collection[str]) -> Iterator[str]:
-    """Planned models that an ensemble calls."""
-    for step in found.message.ensemble_scheduling.step:
-        name = step.model_name
-        where = f"ensemble {found.name!r} in {found.folder.parent}"
-        if name in beside:
+def _check_calls(found: Found, beside: Collection[str], served: Collection[str]) -> None:
+    """Refuse an ensemble that calls others than models beside the plan.
+
+    With every load of an ensemble Triton loads the models that it calls again: a planned one would
+    drop the requests that wait there, and 2.51 ends.
+    """
+    if not _is_ensemble(found):
+        return
+    read = read_configuration(found.text, str(found.folder / CONFIGURATION))
+    for step in read.message.ensemble_scheduling.step:
+        if step.model_name in beside:
             continue
-        if name not in served:
-            raise InputError(where, f"calls {name!r}, which neither the plan nor --beside has")
-        if found.message.max_batch_size > 0:
-            reason = f"calls {name!r} of the plan, whose max_batch_size is 0: a planned model takes"
-            reason += f" the batch as a dimension; the ensemble has {found.message.max_batch_size}"
-            raise InputError(where, reason)
-        yield name
+        where = f"ensemble {found.name!r} in {found.folder.parent}"
+        reason = f"calls {step.model_name!r}, which neither the plan nor --beside has"
+        if step.model_name in served:
+            reason = f"calls {step.model_name!r} of the plan, but Triton would load that again with"
+            reason += " the ensemble: plan its Python models as steps (docs/how-to/steps.md)"
+        raise InputError(where, reason)
 
 
 def _check_backend(found: Found, backends: Collection[str] | None) -> None:

@@ -27,13 +27,11 @@ class Beside:
 
     Attributes:
         folders: where each lies, by name, in the order in which they are loaded.
-        needs: names of planned models that ensembles among them call.
         completes: Triton completes configurations, as it does by default. Every load of a Python
             model, of the plan's too, then takes about a second longer.
     """
 
     folders: Mapping[str, Path]
-    needs: tuple[str, ...] = ()
     completes: bool = False
 
     def check(self, where: str, served: Iterable[str], others: Iterable[str] = ()) -> None:
@@ -45,23 +43,18 @@ class Beside:
             others: names that its server has beside those.
 
         Raises:
-            InputError: it has the name of a model beside it, or lacks a model that one calls.
+            InputError: it has the name of a model beside it.
         """
         names = set(served)
         for name in self.folders:
             if name in names or name in others:
                 reason = f"is the name of a model beside the plan too ({self.folders[name]})"
                 raise InputError(f"{where}, model {name!r}", reason)
-        for name in self.needs:
-            if name not in names:
-                reason = f"is missing: an ensemble beside the plan (--beside) calls {name!r}"
-                raise InputError(f"{where}, model {name!r}", reason)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain form, as in the settings."""
         return {
             "folders": {name: str(folder) for name, folder in self.folders.items()},
-            "needs": list(self.needs),
             "completes": self.completes,
         }
 
@@ -70,7 +63,6 @@ class Beside:
         """Inverse of `to_dict`."""
         return cls(
             folders={name: Path(folder) for name, folder in data["folders"].items()},
-            needs=tuple(data["needs"]),
             completes=bool(data["completes"]),
         )
 

@@ -35,7 +35,7 @@ def test_models_that_are_not_planned_go_on_beside(repository: Path) -> None:
     before = digest(repository)
     chosen = models_beside([repository], IMPORTED, {"python"})
     assert chosen.beside.folders == {n: repository.resolve() / n for n in ("chat", "tokens")}
-    assert (chosen.beside.needs, chosen.beside.completes, chosen.notes) == ((), False, ())
+    assert (chosen.beside.completes, chosen.notes) == (False, ())
     assert digest(repository) == before
 
 
@@ -52,16 +52,18 @@ def test_ensembles_come_after_what_they_call(repository: Path) -> None:
     assert chosen.beside.completes  # Triton's onnxruntime may complete a configuration
 
 
-def test_an_ensemble_may_call_planned_models_without_a_batch(repository: Path) -> None:
+def test_an_ensemble_that_calls_planned_models_is_refused(repository: Path) -> None:
     alone = [repository / "pipeline"]
-    with pytest.raises(InputError, match="calls 'sharpen' of the plan, whose max_batch_size is 0"):
+    with pytest.raises(InputError, match="calls 'sharpen' of the plan, but Triton would load that"):
         models_beside(alone, planned("sharpen", "classify"))
-    text = PIPELINE.replace("max_batch_size: 4", "max_batch_size: 0")
+    with pytest.raises(InputError, match="calls 'sharpen', which neither the plan nor --beside"):
+        models_beside(alone, planned("plain"))
+
+
+def test_an_ensemble_calls_versions_beside_the_plan_by_their_number(repository: Path) -> None:
+    text = PIPELINE.replace("model_version: -1", "model_version: 1")
     (repository / "pipeline" / "config.pbtxt").write_text(text)
-    chosen = models_beside(alone, planned("sharpen", "classify"))
-    assert chosen.beside.needs == ("classify", "sharpen")
-    with pytest.raises(InputError, match="calls 'classify', which neither the plan nor --beside"):
-        models_beside(alone, planned("sharpen"))
+    assert "pipeline" in models_beside([repository], planned("plain")).beside.folders
 
 
 def test_a_version_that_the_plan_leaves_out_is_said(repository: Path) -> None:

@@ -11,23 +11,22 @@ from triton_backend.serve_folder.repository import render_repository
 from triton_backend.serve_folder.settings import SETTINGS_NAME, ServeOptions, ServeSettings
 
 
-def test_a_plan_with_their_names_or_without_their_steps_is_refused(tmp_path: Path) -> None:
-    beside = Beside(folders={"chat": tmp_path}, needs=("net",))
+def test_a_plan_with_one_of_their_names_is_refused(tmp_path: Path) -> None:
+    beside = Beside(folders={"chat": tmp_path})
     beside.check("plan p", ["net", "other"])
     for served, others, reason in (
         (["net", "chat"], [], rf"plan p, model 'chat': is the name .* too \({tmp_path}\)"),
         (["net"], ["chat"], "plan p, model 'chat': is the name of a model beside the plan"),
-        (["other"], [], "plan p, model 'net': is missing: an ensemble beside the plan"),
     ):
         with pytest.raises(InputError, match=reason):
             beside.check("plan p", served, others)
 
 
 def test_they_stand_in_the_settings_of_the_gateway_alone(tmp_path: Path) -> None:
-    beside = Beside(folders={"chat": tmp_path / "chat"}, needs=("net",), completes=True)
+    beside = Beside(folders={"chat": tmp_path / "chat"}, completes=True)
     served = plan(two_stage())
     name = served.models[0].name
-    options = ServeOptions(beside=Beside(folders=beside.folders, needs=(name,), completes=True))
+    options = ServeOptions(beside=Beside(folders=beside.folders, completes=True))
     settings = render_repository(tmp_path / "serve", served, options)
     assert ServeSettings.read(tmp_path / "serve" / SETTINGS_NAME) == settings
     assert settings.beside == options.beside

@@ -30,7 +30,7 @@ CHOSEN = ServeOptions(
     host_http_port=8100,
     standby=False,
     cut_models=True,
-    beside=Beside(folders={"chat": Path("/models/chat")}, needs=("net",), completes=True),
+    beside=Beside(folders={"chat": Path("/models/chat")}, completes=True),
 )
 
 

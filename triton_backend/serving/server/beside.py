@@ -20,6 +20,7 @@ from triton_backend.serving.transport.backoff import Backoff
 
 WAITING, LOADING, READY = "waits", "loading", "ready"
 FIRST_RETRY_SECONDS, LONGEST_RETRY_SECONDS = 1.0, 60.0
+END_SECONDS, POLL_SECONDS = 10.0, 0.05  # of the processes of a model that was unloaded
 LONGEST_REASON = 300
 _LOG = logging.getLogger(__name__)
 
@@ -82,35 +83,39 @@ class ModelsBeside:
     def take_over(self, is_ready: Callable[[str], bool]) -> None:
         """Go on with those that a server has already."""
         self.states = {name: READY if is_ready(name) else WAITING for name in self._folders}
+        self._stubs = {name: self._stubs_of(name) for name in self._folders}
 
     def forget(self) -> None:
         """The server that had them is gone."""
         self._server += 1
-        self._stubs.clear()
         self.states = dict.fromkeys(self._folders, WAITING)
 
-    def look(self, stubs_of: Callable[[Path], list[int]]) -> None:
-        """Begin to load those that are not, or whose processes have died.
-
-        Args:
-            stubs_of: process ids of the stubs of models below a folder.
-        """
+    def look(self) -> None:
+        """Begin to load those that are not, or whose processes have died."""
         for name in self._folders:
             thread = self._threads.get(name)
             if thread is not None and thread.is_alive():
                 continue
             if self.states[name] != READY:
                 self._begin(name, self._load_again)
-            elif name not in self._stubs:
-                self._stubs[name] = stubs_of(self.repository / name)
-            elif not all(map(self._is_stub, self._stubs[name])):
+            elif not all(self._is_stub(name, pid) for pid in self._stubs[name]):
                 _LOG.warning("a process of %s, beside the plan, has died: it is reloaded", name)
-                del self._stubs[name]
                 self._begin(name, self._load_again)
 
-    def _is_stub(self, pid: int) -> bool:
-        """True if a stub lives, and no other program has its number."""
-        return any(word.startswith(f"{self.repository}/") for word in command_line(pid)[1:])
+    def _is_stub(self, name: str, pid: int) -> bool:
+        """True if a stub of a model lives, and no other program has its number."""
+        folder = f"{self.repository / name}/"
+        return any(word.startswith(folder) for word in command_line(pid)[1:])
+
+    def _stubs_of(self, name: str) -> list[int]:
+        pids = (int(entry.name) for entry in Path("/proc").glob("[0-9]*"))
+        return [pid for pid in pids if self._is_stub(name, pid)]
+
+    def _wait_ended(self, name: str) -> None:
+        """Wait for the stubs of a model that was unloaded: they are not those of its next load."""
+        for _ in range(int(END_SECONDS / POLL_SECONDS)):
+            if not self._stubs_of(name) or self._stopping.wait(POLL_SECONDS):
+                return
 
     def _begin(self, name: str, work: Callable[[str], None]) -> None:
         thread = threading.Thread(target=work, args=(name,), daemon=True)
@@ -134,12 +139,14 @@ class ModelsBeside:
         self._set(name, LOADING, server)
         # An unchanged configuration is not loaded again, and files must not change below a model.
         self._unload_model(name)
+        self._wait_ended(name)
         try:
             link_model(self._place, name, self._folders[name])
         except (OSError, PoolPipeError) as error:
             failure: str | None = str(error)
         else:
             failure = self._load_model(name)
+        self._stubs[name] = self._stubs_of(name)
         self._set(name, READY if failure is None else in_one_line(failure), server)
 
     def _set(self, name: str, state: str, server: int) -> None:

@@ -670,7 +670,7 @@ class KeptServer:
 
     def _watch_beside(self) -> None:
         if self._server is not None and self.ready:
-            self._beside.look(self._server.stubs)
+            self._beside.look()
 
     @property
     def beside(self) -> dict[str, str]:

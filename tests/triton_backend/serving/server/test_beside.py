@@ -53,10 +53,6 @@ def models(tmp_path: Path, server: Server) -> ModelsBeside:
     return ModelsBeside(settings, server.load, server.unload, threading.Event(), lambda: None)
 
 
-def none_of(_: Path) -> list[int]:
-    return []
-
-
 def test_all_are_loaded_one_after_the_other_before_the_first_request(
     models: ModelsBeside, server: Server
 ) -> None:
@@ -79,35 +75,61 @@ def test_one_that_cannot_be_loaded_at_the_start_is_named_in_one_line(
 
 def test_later_it_is_tried_again_until_it_is_loaded(models: ModelsBeside, server: Server) -> None:
     server.bad.add("chat")
-    models.look(none_of)
+    models.look()
     wait_for(lambda: server.loads().count("chat") == 1 and models.states["tokens"] == "ready")
     server.bad.clear()
 
     def loaded() -> bool:
-        models.look(none_of)
+        models.look()
         return models.states["chat"] == "ready"
 
     wait_for(loaded)
 
 
+class Stubs:
+    """A server that starts a process for `tokens`, as Triton does, and ends it late."""
+
+    def __init__(self, links: Path) -> None:
+        self._words = [sys.executable, "-c", "input()", f"{links}/tokens/1/model.py"]
+        self._running: list[subprocess.Popen[bytes]] = []
+        self.started: list[subprocess.Popen[bytes]] = []
+
+    def load(self, name: str) -> None:
+        if name == "tokens":
+            made = subprocess.Popen(self._words, stdin=subprocess.PIPE)
+            wait_for(lambda: Path(f"/proc/{made.pid}/cmdline").read_bytes().endswith(b"model.py\0"))
+            self._running.append(made)
+            self.started.append(made)
+
+    def unload(self, name: str) -> None:
+        if name == "tokens":
+            for stub in self._running:
+                threading.Timer(0.2, stub.communicate).start()  # it ends with its input
+            self._running.clear()
+
+
 @pytest.mark.slow
-def test_a_model_whose_process_died_is_loaded_again(models: ModelsBeside, server: Server) -> None:
+def test_a_model_whose_process_died_is_loaded_again_and_once(models: ModelsBeside) -> None:
+    stubs = Stubs(models.repository)
+    models._load_model, models._unload_model = stubs.load, stubs.unload
     models.load_first()
-    words = [sys.executable, "-c", "input()", f"{models.repository}/tokens/1/model.py"]
-    stub = subprocess.Popen(words, stdin=subprocess.PIPE)
+    models.look()
+    assert len(stubs.started) == 1
+    stubs.started[0].kill()
+    stubs.started[0].wait()
 
-    def stubs_of(folder: Path) -> list[int]:
-        return [stub.pid] if folder.name == "tokens" else []
+    def looked() -> bool:
+        models.look()
+        return len(stubs.started) == 2 and models.states["tokens"] == "ready"
 
-    wait_for(lambda: Path(f"/proc/{stub.pid}/cmdline").read_bytes().endswith(b"model.py\0"))
-    models.look(stubs_of)
-    models.look(stubs_of)
-    assert server.loads() == ["chat", "tokens"]
-    stub.kill()
-    stub.communicate()
-    models.look(stubs_of)
-    wait_for(lambda: server.loads() == ["chat", "tokens", "tokens"])
-    assert server.asked[-2:] == [("unload", "tokens"), ("load", "tokens")]
+    wait_for(looked)
+    # The next load waits for processes of the one before: they are not taken for its own.
+    models._load("tokens")
+    assert models._stubs["tokens"] == [stubs.started[2].pid]
+    models.look()
+    stubs.unload("tokens")
+    stubs.started[2].wait()
+    assert len(stubs.started) == 3
 
 
 def test_a_server_that_is_taken_over_keeps_what_it_has(
@@ -115,7 +137,7 @@ def test_a_server_that_is_taken_over_keeps_what_it_has(
 ) -> None:
     models.take_over(lambda name: name == "chat")
     assert models.states == {"chat": "ready", "tokens": "waits"}
-    models.look(none_of)
+    models.look()
     wait_for(lambda: models.states["tokens"] == "ready")
     assert server.loads() == ["tokens"]
 
