@@ -24,3 +24,8 @@ class Stopwatch:
 def now_utc() -> datetime:
     """The instant, in UTC."""
     return datetime.now(UTC)
+
+
+def boot_wall_us() -> int:
+    """Wall clock at instant 0 of this host's monotonic clock, in µs since 1970."""
+    return (time.time_ns() - time.monotonic_ns()) // 1000

@@ -46,6 +46,10 @@ BREAKS = {  # contract: a file, and the line in it that breaks the contract
     ),
     "Inside flows": (Path("flows/clock.py"), "import flows.files"),
     "Flows never load the online code": (Path("flows/clock.py"), "import triton_backend.serving"),
+    "OpenTelemetry enters through one file": (
+        Path("flows/clock.py"),
+        "import opentelemetry",
+    ),
     "Only the builder and the runtime of TensorRT use that file": (
         Path("flows/clock.py"),
         "import triton_backend.runtimes.tensorrt.library",

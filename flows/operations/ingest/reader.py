@@ -133,19 +133,23 @@ class _Life:
         return Ingested(minutes=len(rows.models))
 
     def _plan(self, header: Header) -> Plan | None:
-        """The plan of a header: beside the event files, else in the warehouse."""
-        path = self._folder / "generations" / str(header.generation) / "plan.json"
-        try:
-            plan = Plan.from_dict(json.loads(path.read_text()))
-            if plan.plan_id == header.plan_id:
-                return plan
-        except (OSError, ValueError, InputError):
-            pass  # a later start has taken the folder; the warehouse knows older plans
-        try:
-            with self._work.open(read_only=True) as warehouse:
-                return read_plan(warehouse, header.plan_id)
-        except InputError:
-            return None
+        return plan_of(self._work, self._folder, header.plan_id, header.generation)
+
+
+def plan_of(work: Workspace, folder: Path, plan_id: str, generation: int) -> Plan | None:
+    """The plan that a header of event files names: beside them, else in the warehouse."""
+    path = folder / "generations" / str(generation) / "plan.json"
+    try:
+        plan = Plan.from_dict(json.loads(path.read_text()))
+        if plan.plan_id == plan_id:
+            return plan
+    except (OSError, ValueError, InputError):
+        pass  # a later start has taken the folder; the warehouse knows older plans
+    try:
+        with work.open(read_only=True) as warehouse:
+            return read_plan(warehouse, plan_id)
+    except InputError:
+        return None
 
 
 def _lines(path: Path, begin: int) -> Iterator[bytes]:

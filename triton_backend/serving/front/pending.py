@@ -28,6 +28,7 @@ from triton_backend.runtimes.base import NUMPY_DTYPES
 from triton_backend.runtimes.clock import Clock
 from triton_backend.runtimes.stage_tensors import half_tensors
 from triton_backend.serve_folder.names import short_name
+from triton_backend.serve_folder.traceparent import TraceParent
 from triton_backend.serving.deployment import Deployment
 from triton_backend.serving.front.counters import FrontCounters
 from triton_backend.serving.front.guard import Guard
@@ -83,7 +84,7 @@ class Request:
     reply: Callable[[Result], None]
     is_cancelled: Callable[[], bool]
     client_id: str = ""
-    trace: str = ""  # W3C traceparent
+    trace: str = ""  # W3C traceparent, valid
     number: int = 0
     entry: int = 0
     plan_tag: int = 0
@@ -168,7 +169,7 @@ class RequestReader:
             reply=reply,
             is_cancelled=incoming.is_cancelled,
             client_id=incoming.request_id(),
-            trace=_parameter(parameters, TRACE_HEADER),
+            trace=_valid_trace(parameters),
             entry=number,
             plan_tag=self._tag,
         )
@@ -273,7 +274,22 @@ def _parameter(parameters: str, name: str) -> str:
     try:
         return str(json.loads(parameters).get(name, ""))
     except (ValueError, AttributeError, RecursionError):
+        return ""
+
+
+def _valid_trace(parameters: str) -> str:
+    """The client's `traceparent`; a malformed one is as none.
+
+    HTTP clients spell headers as they like: Go's send `Traceparent`.
+    """
+    if TRACE_HEADER not in parameters.lower():
+        return ""
+    try:
+        named = {name.lower(): value for name, value in json.loads(parameters).items()}
+    except (ValueError, AttributeError, RecursionError):
         return ""  # a request without a usable trace is served all the same
+    trace = str(named.get(TRACE_HEADER, ""))
+    return trace if TraceParent.parse(trace) else ""
 
 
 def arrival_frame(request: Request, guard: Guard, ticket: ExpressTicket | None = None) -> bytes:
@@ -475,7 +491,7 @@ class PendingRequests:
         """Count and log a request that is answered with outputs."""
         late = now_us > request.deadline_us
         self.counters.answered(now_us - request.arrival_us, late)
-        if late or request.trace:
+        if late or (request.trace and _is_sampled(request.trace)):
             self._log.note(request, "late" if late else "served")
 
 
@@ -530,8 +546,16 @@ def expired(model: str, request: Request, now_us: int) -> Refusal:
     )
 
 
+def _is_sampled(trace: str) -> bool:
+    parent = TraceParent.parse(trace)
+    return parent is not None and parent.sampled
+
+
 class RequestLog:
-    """The lines `requests-*.jsonl`: requests not served in time, and those their clients trace."""
+    """The lines `requests-*.jsonl`: requests not served in time, and those their clients trace.
+
+    A client traces a request if its `traceparent` is valid and says `sampled`.
+    """
 
     def __init__(self, folder: Path, model: str, clock: Clock) -> None:
         self._model = model

@@ -1,6 +1,7 @@
 """A real Triton server, started from a rendered repository, asked with the stock clients."""
 
 import contextlib
+import json
 import os
 import re
 import signal
@@ -19,9 +20,15 @@ import tritonclient.grpc as grpc_client
 import tritonclient.http as http_client
 from tritonclient.utils import InferenceServerException
 
+from flows.operations.traces.export import export
+from flows.operations.traces.otlp import Receiver
+from flows.operations.traces.reading import TraceReader
 from flows.release.rollout.change import Step, StepDone, change_plan, is_same_plan, plan_in_force
 from flows.release.server.admin import start, stop
 from flows.release.server.running import ServerError, ServerState, read_state
+from flows.state import ProjectState
+from flows.workspace import Workspace
+from tests.fakes.otlp_receiver import attributes, otlp_receiver, took_us
 from tests.fakes.plans import HandModel, hand_plan
 from tests.ports import free_ports
 from tests.triton_backend.serving.artifacts import FACTOR, OFFSET, affine
@@ -81,6 +88,7 @@ class Client:
 
     def __init__(self, state: ServerState, kind: str) -> None:
         self._module: Any = CLIENTS[kind]
+        self.is_http = kind == "http"
         url = state.grpc_url if kind == "grpc" else state.http_url
         self._client = self._module.InferenceServerClient(url)
         self.close = self._client.close
@@ -226,6 +234,64 @@ def test_a_traced_request_is_found_in_the_request_log(state: ServerState, client
         return f'"request_id": "traced", "traceparent": "{trace}"' in text
 
     wait_for(logged)
+
+
+def test_a_traced_request_is_one_tree_of_what_the_event_files_say(
+    state: ServerState, client: Client, tmp_path: Path
+) -> None:
+    number = f"{id(client) % 16**8:08x}"
+    traced = [f"{each}{number}".zfill(32) for each in "abc"]
+    parents = [f"00-{trace}-00f067aa0ba902b7-01" for trace in traced]
+    tensors = {"image": np.zeros((4, 3, 16), np.float32), "mask": np.ones((4, 4), np.uint8)}
+    client.infer("pair", tensors, headers={"traceparent": parents[0]})
+    if client.is_http:
+        client.infer("pair", tensors, headers={"Traceparent": parents[1]})  # as Go's clients spell
+    else:
+        client.infer("pair", tensors, headers={"traceparent": parents[1]})
+    client.infer("pair", tensors, parameters={"traceparent": parents[2]})
+    for other in (f"00-{'d' * 32}-00f067aa0ba902b7-00", "00-wrong"):
+        client.infer("pair", tensors, headers={"traceparent": other})
+
+    work = Workspace(state=ProjectState(home=tmp_path), warehouse=tmp_path / "w.duckdb")
+    with otlp_receiver() as received:
+
+        def told() -> bool:
+            received.spans.clear()
+            receiver = Receiver(received.url, patience_s=5.0)
+            export(TraceReader(work, state.folder), receiver)
+            receiver.close()
+            return all(received.names(trace)[-1:] == ["answer"] for trace in traced)
+
+        wait_for(told)
+        sent = {span.trace_id.hex() for span in received.spans}
+        assert "d" * 32 not in sent
+        body = b"".join(received.bodies)
+    assert tensors["mask"].tobytes() not in body
+    assert tensors["image"].tobytes() not in body
+    ran = runs_of(state.folder)
+    for trace, parent in zip(traced, parents, strict=True):
+        (root,) = received.roots(trace)
+        assert root.parent_span_id.hex() == parent.split("-")[2]
+        children = received.children(root)
+        names = ["front", "gather", "vgpu 0", "link 1", "vgpu 1", "answer"]
+        assert [each.name for each in children if each.name != "wait"] == names
+        (batch,) = {attributes(each)["batch"] for each in children if each.name == "vgpu 1"}
+        spans_us = {s.name: took_us(s) for s in children if s.name[:4] in {"vgpu", "link"}}
+        assert spans_us == ran[batch]
+        assert sum(map(took_us, children)) == took_us(root)
+
+
+def runs_of(folder: Path) -> dict[int, dict[str, int]]:
+    """How long stages and links of each batch took (µs), by the event files."""
+    found: dict[int, dict[str, int]] = {}
+    kinds = {"StageDone": "vgpu", "TransferDone": "link"}
+    for path in (folder / "events").glob("events-*.jsonl"):
+        for item in map(json.loads, path.read_text().splitlines()):
+            if item["t"] in kinds:
+                name = f"{kinds[item['t']]} {item['stage']}"
+                batch = found.setdefault(item["batch_id"], {})
+                batch[name] = item["end_us"] - item["start_us"]
+    return found
 
 
 def test_only_who_has_the_token_controls_and_loads(state: ServerState) -> None:

@@ -18,12 +18,18 @@ from numpy.typing import NDArray
 from tritonclient.utils import InferenceServerException
 
 from flows.device_class import DeviceClass
+from flows.operations.traces.export import export
+from flows.operations.traces.otlp import Receiver
+from flows.operations.traces.reading import TraceReader
 from flows.preparation.building.onnxruntime import build_stage
 from flows.preparation.splitting import extract_stage, split_model
 from flows.release.rollout.change import change_plan, plan_in_force
 from flows.release.server.admin import start, stop
 from flows.release.server.running import ServerState
+from flows.state import ProjectState
+from flows.workspace import Workspace
 from tests.fakes.applications import with_applications
+from tests.fakes.otlp_receiver import otlp_receiver
 from tests.fakes.plans import HandModel, HandStage
 from tests.flows.preparation.splitting.exported_models import (
     MOST,
@@ -208,6 +214,37 @@ def test_a_detector_cut_before_its_choice_of_boxes_answers_as_its_file(
             np.testing.assert_allclose(walked, steps, rtol=1e-4)
         seen |= {*wanted["rows"].tolist()}
     assert len(seen) > 1  # pictures have more boxes or fewer
+
+
+def test_a_traced_job_has_a_span_for_every_module(state: ServerState, tmp_path: Path) -> None:
+    work = Workspace(state=ProjectState(home=tmp_path), warehouse=tmp_path / "w.duckdb")
+    with closing(Client(state, "http")) as client, otlp_receiver() as received:
+        parent = f"00-{'c' * 32}-00f067aa0ba902b7-01"
+        x = np.ones((4, 3), np.float32)
+        client.infer("diamond", {"x": x}, timeout=3_000_000, headers={"traceparent": parent})
+
+        def told() -> bool:
+            received.spans.clear()
+            receiver = Receiver(received.url, patience_s=5.0)
+            export(TraceReader(work, state.folder), receiver)
+            receiver.close()
+            return received.names("c" * 32)[-1:] == ["answer"]
+
+        wait_for(told)
+    (root,) = received.roots("c" * 32)
+    children = received.children(root)
+    graph = next(
+        a for a in plan_in_force(state.folder).applications if a.name == "diamond"
+    ).application
+    modules = {f"module {each.name}" for each in graph.modules}
+    assert {each.name for each in children} == {"front", "answer", *modules}
+    for each in children:
+        assert root.start_time_unix_nano <= each.start_time_unix_nano
+        assert each.end_time_unix_nano <= root.end_time_unix_nano
+        if each.name in modules:
+            below = [span.name for span in received.children(each)]
+            assert below[0] == "wait"
+            assert "vgpu 0" in below
 
 
 def test_metrics_tell_modules_apart_and_what_passes_the_front(

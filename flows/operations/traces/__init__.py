@@ -1,0 +1,1 @@
+"""Traces of requests, made from the gateway's event files and request logs."""
