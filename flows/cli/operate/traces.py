@@ -45,7 +45,10 @@ def traces(
     patience: Annotated[
         float,
         typer.Option(
-            metavar="S", min=0.1, max=600, help="Seconds in which the receiver must take a batch."
+            metavar="SECONDS",
+            min=0.1,
+            max=600,
+            help="Seconds in which the receiver must take a batch.",
         ),
     ] = 10.0,
     folder: Annotated[

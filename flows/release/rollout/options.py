@@ -60,7 +60,7 @@ class RolloutOptions:
         help="Before the switch, compare both plans' answers to this many random requests a model.",
         least=0,
         most=1000,
-        metavar="REQUESTS",
+        metavar="N",
         panel="Rollout",
     )
     compare_latency: float = option(
