@@ -320,5 +320,18 @@ def _show(
             f"      poolpipe plan --cluster {files[0]} --workload {files[1]} -o plan.json"
         )
     else:
-        with_others = f" --beside {shlex.quote(str(repository))}" if beside else ""
+        with_others = _beside_option(repository, made) if beside else ""
         show(f"plan {made.plan_id} is stored; next: poolpipe serve {made.plan_id}{with_others}")
+
+
+def _beside_option(repository: Path, made: "Plan") -> str:
+    """The option that serves the others too; none, and a note, where `serve` would refuse them."""
+    from flows.release.beside import models_beside
+    from triton_backend.contract.errors import InputError
+
+    try:
+        models_beside([repository], made)
+    except InputError as error:
+        note(f"the others cannot go on together with this plan: {error}")
+        return ""
+    return f" --beside {shlex.quote(str(repository))}"

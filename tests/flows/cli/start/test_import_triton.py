@@ -203,6 +203,18 @@ def _wait_for_tokens(url: str) -> None:
     wait_for(answer)
 
 
+@pytest.mark.slow
+def test_an_ensemble_that_cannot_go_on_beside_the_plan_is_said(
+    poolpipe: Command, repository: Path
+) -> None:
+    config = repository / "pipeline" / "config.pbtxt"
+    config.write_text(config.read_text().replace('model_name: "sharpen"', 'model_name: "tokens"'))
+    ran = poolpipe("import-triton", str(repository), "--blocks", "2", "-o", "out")
+    assert ran.code == 0
+    assert "note: the others cannot go on together with this plan: ensemble 'pipeline'" in ran.err
+    assert "--beside" not in ran.out
+
+
 def test_files_are_written_for_gpus_that_are_elsewhere(poolpipe: Command, repository: Path) -> None:
     Path("gpus.yaml").write_text(
         "gpu_classes: {L4: {vgpu_divisors: [1, 2]}}\n"
