@@ -32,33 +32,32 @@ from dataclasses import replace
 import numpy as np
 
 from flows.planning.entries.pooling import Key, Pooled
-from flows.planning.entries.tables import US, ModelTable, vgpus_for
+from flows.planning.entries.tables import SLACK, US, ModelTable, vgpus_for
 from flows.planning.inputs import moves_us
 from flows.planning.solver.arrays import Floats
 from triton_backend.scheduler.compiled import entry as kernel_entry
 from triton_backend.scheduler.compiled import kernel
 
-_SLACK = 1e-9
 _POINTS = 4_096  # instants that are looked at one by one; beyond them a line bounds what comes
 
 
 @kernel
 def _started(x: float, latency: float) -> float:
-    return np.floor(x / latency * (1 + _SLACK) + _SLACK)
+    return np.floor(x / latency * (1 + SLACK) + SLACK)
 
 
 @kernel
 def _sent(x: float, wait: float, period: float) -> float:
-    if x < wait * (1 - _SLACK):
+    if x < wait * (1 - SLACK):
         return 0.0
-    return np.floor((x - wait) / period * (1 + _SLACK) + _SLACK) + 1
+    return np.floor((x - wait) / period * (1 + SLACK) + SLACK) + 1
 
 
 @kernel
 def _left(x: float, wait: float, period: float, latency: float, batch: int) -> float:
     """Requests that a vGPU busy with a client carries of those that have to start within x."""
     whole = _started(x, latency)
-    if period < (wait + latency) * (1 - _SLACK):
+    if period < (wait + latency) * (1 - SLACK):
         return batch * whole
     late = latency
     if x >= wait:
@@ -74,7 +73,7 @@ def _carried(
     carried, taken = 0.0, 0
     for n in range(len(waits)):
         c = int(room[2, n])
-        several = max(1, int(np.ceil((waits[c] + latency) / periods[c] * (1 - _SLACK))))
+        several = max(1, int(np.ceil((waits[c] + latency) / periods[c] * (1 - SLACK))))
         some = min(several, vgpus - taken)
         carried += some * min(room[1, c], free)
         taken += some
@@ -102,21 +101,19 @@ def _least_vgpus(
     for c in range(len(waits)):
         rate += 1 / periods[c]
         room[0, c] = waits[c]  # the next x at which its last request counts
-    vgpus, x = max(1, int(np.ceil(rate * latency / batch * (1 - _SLACK)))), 0.0
+    vgpus, x = max(1, int(np.ceil(rate * latency / batch * (1 - SLACK)))), 0.0
     for _ in range(_POINTS):
         x, sent = room[0, 0], 0.0
         for c in range(1, len(waits)):
             x = min(x, room[0, c])
         for c in range(len(waits)):
-            while room[0, c] <= x * (1 + _SLACK):
+            while room[0, c] <= x * (1 + SLACK):
                 room[0, c] += periods[c]
             sent += _sent(x, waits[c], periods[c])
             room[1, c] = _left(x, waits[c], periods[c], latency, batch)
         _in_order(room)
         free = batch * (_started(x, latency) + 1)
-        while (
-            vgpus <= most and sent > _carried(vgpus, free, room, waits, periods, latency) + _SLACK
-        ):
+        while vgpus <= most and sent > _carried(vgpus, free, room, waits, periods, latency) + SLACK:
             vgpus += 1
         if vgpus > most:
             return vgpus
@@ -132,7 +129,7 @@ def _holds_beyond(x: float, waits: Floats, periods: Floats, latency: float, widt
     for c in range(len(waits)):
         slope += 1 / periods[c]
         sent += max(0.0, (x - waits[c]) / periods[c] + 1)
-    return sent <= width * (x / latency - 1) and slope <= width / latency * (1 + _SLACK)
+    return sent <= width * (x / latency - 1) and slope <= width / latency * (1 + SLACK)
 
 
 def least_vgpus(waits: Floats, periods: Floats, latency: float, batch: int, most: int) -> int:

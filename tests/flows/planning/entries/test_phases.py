@@ -80,6 +80,12 @@ def test_a_client_alone_needs_what_its_rate_asks() -> None:
     assert least_vgpus(np.array([200.0]), np.array([100.0]), 180.0, 1, 3) == 2
 
 
+def test_two_clients_fill_a_vgpu_nearly_whole() -> None:
+    """The proof takes thousands of instants, for hardly any of its time is spare."""
+    waits, periods = np.full(2, 50.01), np.full(2, 100.0)
+    assert least_vgpus(waits, periods, 49.98, 1, 1) == 1
+
+
 @pytest.mark.parametrize("rates", [(40.0, 90.0), (5.0, 12.5, 30.0, 120.0)])
 def test_pools_for_their_own_clients_hold_less_than_for_clients_of_one_period(
     rates: tuple[float, ...],
