@@ -503,7 +503,13 @@ class OwnerWatch:
                 self._running = True
                 threading.Thread(target=self._run, name="owners", daemon=True).start()
             self._coming.append(owner)
-        os.kill(os.getpid(), signal.SIGUSR1)
+        self._tell_main_thread()
+
+    def _tell_main_thread(self) -> None:
+        """Signal it, not its process: a signal to that may be taken by another thread."""
+        ident = threading.main_thread().ident
+        assert ident is not None, "it runs"
+        signal.pthread_kill(ident, signal.SIGUSR1)
 
     def _outlive_parent(self, _number: int, _frame: object) -> None:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, 0)
@@ -527,6 +533,8 @@ class OwnerWatch:
                     os.close(fd)
             if not self._owners:
                 os.kill(os.getpid(), signal.SIGKILL)
+            if self._coming:  # a signal right before the main thread begins to wait wakes it not
+                self._tell_main_thread()
 
 
 def parent_named(name: str) -> int | None:

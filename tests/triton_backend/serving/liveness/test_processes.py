@@ -72,6 +72,21 @@ threading.Thread(target=other).start()
 libc.pthread_mutex_lock(mutex)  # no signal ends it
 threading.Event().wait()
 """
+# Belongs to a server too, though the signal that was to say so never came.
+UNHEARD = """
+import ctypes, signal, sys, threading
+from triton_backend.serving.liveness.processes import OwnerWatch, end_with_parent
+
+parent, server = map(int, sys.argv[1:])
+end_with_parent(parent)
+owners = OwnerWatch(parent)
+handler = signal.getsignal(signal.SIGUSR1)
+signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+owners.add(server)
+signal.signal(signal.SIGUSR1, handler)
+print("added", flush=True)
+threading.Event().wait()
+"""
 PARENT = """
 import os, signal, subprocess, sys
 code, server = sys.argv[1:]
@@ -408,3 +423,22 @@ def test_a_process_shows_another_owner_once_it_outlives_its_parent() -> None:
         server.kill()
         server.wait()
         wait_for(lambda: not is_alive(child.pid))
+
+
+@pytest.mark.slow
+def test_a_process_whose_main_thread_missed_the_signal_outlives_its_parent_too() -> None:
+    """It came just before the thread began to wait, which it does for good where it is idle."""
+    command = [sys.executable, "-c", PARENT, UNHEARD]
+    pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    with ExitStack() as stack:
+        server = stack.enter_context(subprocess.Popen(["sleep", "600"]))
+        stack.callback(server.kill)
+        parent = stack.enter_context(subprocess.Popen([*command, str(server.pid)], **pipes))
+        stack.callback(parent.kill)
+        assert parent.stdout is not None
+        assert parent.stdout.readline() == "added\n"
+        (child,) = psutil.Process(parent.pid).children()
+        wait_for(lambda: server.pid in owners(child.pid))
+        parent.kill()
+        parent.wait()
+        wait_for(lambda: owners(child.pid) == {server.pid})
