@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, create_model
 from flows.operations.replanning.options import ForecastOptions, Thresholds
 from flows.options import Option, asked, options_given
 from flows.planning.options import SWEPT, CommonOptions
-from flows.release.rollout.options import RolloutOptions, Way
+from flows.release.rollout.options import RolloutMode, RolloutOptions
 from flows.state import warehouse_path
 from triton_backend.contract.shares import LOADED, WHOLE_GPU, Part
 
@@ -208,8 +208,8 @@ class RolloutParameters(form(Parameters, asked(RolloutOptions))):
     """Of `rollout`."""
 
     plan_id: str = Field(description="A file, the id of a stored plan, or the beginning of one.")
-    way: Way = Field(
-        default=Way.IN_PLACE,
+    way: RolloutMode = Field(
+        default=RolloutMode.IN_PLACE,
         description="With work in flight, without plans between, or when all in flight has ended.",
     )
 

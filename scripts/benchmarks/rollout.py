@@ -27,7 +27,7 @@ import numpy as np
 from flows.clock import Stopwatch
 from flows.release.rollout.change import change_plan, steps_to_dicts
 from flows.release.rollout.guarded import roll_out
-from flows.release.rollout.options import RolloutOptions, Way
+from flows.release.rollout.options import RolloutMode, RolloutOptions
 from flows.state import ProjectState
 from flows.workspace import Workspace
 from scripts.benchmarks.figures import Figure, add_destinations, conclude
@@ -65,7 +65,7 @@ def rollout(options: argparse.Namespace) -> dict[str, Any]:
             *checks,
         )
         time.sleep(options.seconds / 2)
-        how = RolloutOptions(way=Way.FLUSH if options.flush else Way.IN_PLACE)
+        how = RolloutOptions(way=RolloutMode.FLUSH if options.flush else RolloutMode.IN_PLACE)
         change = change_plan(served.folder, new, options=how)
         changed_us = time.monotonic_ns() // 1000
         time.sleep(2 * AROUND_S)  # the rest is no part of the change

@@ -394,7 +394,7 @@ SHARES = {
 def seeds() -> Iterator[tuple[str, bytes]]:
     """One good input of every kind."""
     hops = (Hop(0, 1, 2, 3, 4), Hop(1, 2, 3, 4, 5))
-    piece = wire.Piece(0, 1, 0, 1, 0, 0, 1, 0, 2, 3)
+    piece = wire.RowSlice(0, 1, 0, 1, 0, 0, 1, 0, 2, 3)
     good = {
         Kind.HELLO: wire.pack_hello(wire.WorkerHello(1, 2)),
         Kind.HEARTBEAT: wire.pack_heartbeat(5),

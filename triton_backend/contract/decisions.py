@@ -93,7 +93,7 @@ class Dispatch:
     hops: tuple[Hop, ...]
 
 
-class Seat(NamedTuple):
+class Member(NamedTuple):
     """Rows [first_row, first_row + rows) of a shared batch are a batch's at one stage."""
 
     batch_id: int
@@ -122,7 +122,7 @@ class Ride:
     start_us: int
     end_us: int
     seats: int
-    members: tuple[Seat, ...]
+    members: tuple[Member, ...]
 
 
 @message

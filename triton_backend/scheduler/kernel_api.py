@@ -22,9 +22,9 @@ from triton_backend.contract.decisions import (
     DropReason,
     Hop,
     JobDropped,
+    Member,
     ModuleSkipped,
     Ride,
-    Seat,
     TaskReady,
 )
 from triton_backend.contract.errors import InputError
@@ -636,7 +636,7 @@ def decode_drop(answer: list[int], at: int) -> Drop:
 def decode_ride(answer: list[int], at: int, end: int) -> Ride:
     """The ride that lies at `at` .. `end` of an answer."""
     number, _, start_us, end_us, seats = answer[at + 2 : at + HEAD - 1]
-    seated = [Seat(*answer[k : k + SEAT]) for k in range(at + HEAD, end, SEAT)]
+    seated = [Member(*answer[k : k + SEAT]) for k in range(at + HEAD, end, SEAT)]
     return Ride(
         ride_id=number,
         start_us=start_us,

@@ -9,7 +9,7 @@ from flows.cli.console import print_json, say, show, table
 from flows.cli.registry import command
 from flows.cli.shared_options import WAREHOUSE, AsJson, PlanArgument, PlanOption, WarehouseFile
 from flows.options import asked
-from flows.release.rollout.options import RolloutOptions, Way
+from flows.release.rollout.options import RolloutMode, RolloutOptions
 
 if TYPE_CHECKING:
     from triton_backend.contract.plan import Plan
@@ -96,7 +96,11 @@ def rollout(
 
     options = RolloutOptions(
         **guard,
-        way=Way.FLUSH if flush else Way.IN_PLACE_ONLY if in_place_only else Way.IN_PLACE,
+        way=RolloutMode.FLUSH
+        if flush
+        else RolloutMode.IN_PLACE_ONLY
+        if in_place_only
+        else RolloutMode.IN_PLACE,
         wait=not no_wait,
     )
     work, report = workspace(warehouse), say(quiet=as_json)

@@ -321,7 +321,7 @@ def follow_simulated(
 # In a running system
 
 
-class Brought(Protocol):
+class PlanDeployer(Protocol):
     """The served system, as rollouts see it."""
 
     def wait(self, seconds: float) -> float:
@@ -337,7 +337,7 @@ class Brought(Protocol):
         ...
 
 
-class System(Brought, Protocol):
+class System(PlanDeployer, Protocol):
     """The same, with rates of models."""
 
     def offered(self) -> Mapping[str, int]:
@@ -426,7 +426,7 @@ class Guide(Protocol):
 
 def bring_plans(
     guide: Guide,
-    system: Brought,
+    system: PlanDeployer,
     say: Callable[[str], None],
     *,
     decisions: int | None = None,
@@ -467,7 +467,7 @@ def bring_plans(
 
 
 def _look_at_served(
-    guide: Guide, system: Brought, served: Plan, say: Callable[[str], None]
+    guide: Guide, system: PlanDeployer, served: Plan, say: Callable[[str], None]
 ) -> tuple[Plan, bool]:
     """The plan in force, `served` where that is still it, and whether the guide goes on from it.
 

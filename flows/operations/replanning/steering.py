@@ -19,7 +19,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, Protocol
 
 from flows.clock import Stopwatch
-from flows.operations.replanning.autoscale import Brought, bring_plans
+from flows.operations.replanning.autoscale import PlanDeployer, bring_plans
 from flows.operations.replanning.replan import options_of
 from flows.planning import PlanOptions, make_plan
 from flows.planning.stored_plans import load_profiles
@@ -524,7 +524,7 @@ def steer_simulated(
 # In a running system
 
 
-class SteeredSystem(Brought, Protocol):
+class SteeredSystem(PlanDeployer, Protocol):
     """The served system, as steering sees it."""
 
     def offered(self) -> Mapping[tuple[str, str], int]:

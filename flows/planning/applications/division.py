@@ -102,7 +102,7 @@ class Separate:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Division:
+class BudgetSplit:
     """Budgets by line (µs), their cost, and what no division costs less than."""
 
     times: tuple[int, ...]
@@ -128,7 +128,7 @@ def divide(
     watch: Watch | None = None,
     start: Sequence[int] | None = None,
     most_boxes: int = MOST_BOXES,
-) -> Division | None:
+) -> BudgetSplit | None:
     """The cheapest division within a gap; None where there is none.
 
     Args:
@@ -150,7 +150,7 @@ class _Search:
         self.open: list[tuple[float, int, _Box]] = []
         self.seen = 0
 
-    def run(self, start: Sequence[int] | None, most_boxes: int) -> Division | None:
+    def run(self, start: Sequence[int] | None, most_boxes: int) -> BudgetSplit | None:
         if start is not None:
             self._offer(start)
         least = (1,) * len(self.lines)
@@ -165,7 +165,7 @@ class _Search:
         if cost == inf:
             return None
         bound = min(cost, self.floor, self.open[0][0] if self.open else inf)
-        return Division(times=times, cost=cost, bound=bound, boxes=self.seen)
+        return BudgetSplit(times=times, cost=cost, bound=bound, boxes=self.seen)
 
     def _settled(self, bound: float) -> bool:
         return self.best[0] < inf and bound >= self.best[0] - self.gap * abs(self.best[0])

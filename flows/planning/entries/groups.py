@@ -32,7 +32,7 @@ FAR = 1e300
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Item:
+class EntryClass:
     """Entries of one start and one budget that are planned as one.
 
     Attributes:
@@ -46,10 +46,10 @@ class Item:
     members: tuple[int, ...]
 
 
-def items_of(table: ModelTable) -> list[Item]:
+def items_of(table: ModelTable) -> list[EntryClass]:
     """Every entry by itself."""
     return [
-        Item(
+        EntryClass(
             block=e.block,
             limit_us=float(limit),
             rate_rps=table.rates_rps[number],
@@ -65,9 +65,9 @@ class Group:
 
     Attributes:
         items: their numbers.
-        root: option of the shared stage, by its number among all (`Field`).
-        aligned: by item the option of its alignment stage, by its number in `Field.align`; -1:
-            none.
+        root: option of the shared stage, by its number among all (`GroupingProblem`).
+        aligned: by item the option of its alignment stage, by its number in
+            `GroupingProblem.align`; -1: none.
     """
 
     items: tuple[int, ...]
@@ -77,7 +77,7 @@ class Group:
 
 
 class Arrays(NamedTuple):
-    """Arrays of a `Field`, for kernels.
+    """Arrays of a `GroupingProblem`, for kernels.
 
     Most vGPUs of a stage; whether a group has its least limit.
     """
@@ -98,7 +98,7 @@ class Arrays(NamedTuple):
     common: bool
 
 
-class Field:
+class GroupingProblem:
     """Items of one model, options of shared stages and curves of alignment stages, as arrays.
 
     Shared stages ("roots"), by junction and rising time; R of them:
@@ -110,7 +110,7 @@ class Field:
     """
 
     def __init__(
-        self, table: ModelTable, items: Sequence[Item], *, group_budget: bool = False
+        self, table: ModelTable, items: Sequence[EntryClass], *, group_budget: bool = False
     ) -> None:
         """Read the options of every range that these items can use."""
         self.table = table
@@ -423,7 +423,7 @@ def cheapest_partition(cost: Floats, total: Floats, last: Ints) -> None:
 
 @kernel_entry
 def beside_roots(junction_of: Ints, out: Floats, arrays: Arrays) -> None:
-    """Fill in `Field.costs_beside`."""
+    """Fill in `GroupingProblem.costs_beside`."""
     for root in range(out.shape[0]):
         junction = junction_of[root]
         for e in range(out.shape[1]):

@@ -33,9 +33,9 @@ from flows.planning.engine.pricing import Duals, Priced
 from flows.planning.engine.rounding import Incumbent, Tools, restricted
 from flows.planning.entries.groups import (
     FAR,
-    Field,
+    EntryClass,
     Group,
-    Item,
+    GroupingProblem,
     best_of_subsets,
     cheapest_partition,
 )
@@ -80,7 +80,7 @@ class Partition:
     near: list[Group] = field(default_factory=list[Group])
 
 
-def exact(field: Field, watch: Watch, *, gap: float, step: float) -> Partition:
+def exact(field: GroupingProblem, watch: Watch, *, gap: float, step: float) -> Partition:
     """The cheapest partition; `whole` says that costs are whole numbers.
 
     Every item can be served by itself.
@@ -92,7 +92,7 @@ def exact(field: Field, watch: Watch, *, gap: float, step: float) -> Partition:
     return by_columns(field, watch, gap=gap, step=step)
 
 
-def by_subsets(field: Field) -> Partition:
+def by_subsets(field: GroupingProblem) -> Partition:
     """The cheapest partition of few items."""
     count = len(field.items)
     cost, root = np.full(1 << count, FAR), np.full(1 << count, -1, dtype=np.int64)
@@ -146,9 +146,9 @@ class _Options:
     quick = True
 
     def __init__(
-        self, table: ModelTable, items: Sequence[Item], counts: Ints, *, joint: bool = False
+        self, table: ModelTable, items: Sequence[EntryClass], counts: Ints, *, joint: bool = False
     ) -> None:
-        self.field = Field(table, items)
+        self.field = GroupingProblem(table, items)
         field = self.field
         self.counts = counts.astype(np.float64)
         self.beside = field.parts_beside(counts) if joint else field.costs_beside()
@@ -245,7 +245,7 @@ class _Options:
         )
 
 
-def _needed(field: Field, loads: Floats) -> NDArray[np.bool_]:
+def _needed(field: GroupingProblem, loads: Floats) -> NDArray[np.bool_]:
     """[roots] whether some load costs less than on every faster root of the junction and kind."""
     needed = np.zeros(len(field.root_time), dtype=np.bool_)
     for junction in range(field.table.blocks):
@@ -375,12 +375,12 @@ class _Generated:
     able: float
     bound: float
 
-    def near(self, field: Field) -> list[Group]:
+    def near(self, field: GroupingProblem) -> list[Group]:
         """Groups that a plan may have, the likeliest first."""
         return [_group(field, self.classes, c) for c in self.columns.source[:_NEAR_GROUPS]]
 
 
-def _generated(field: Field, watch: Watch, step: float, *, joint: bool) -> _Generated:
+def _generated(field: GroupingProblem, watch: Watch, step: float, *, joint: bool) -> _Generated:
     classes = classes_of(field)
     counts = np.array([len(c.items) for c in classes], dtype=np.int64)
     lower = _Options(field.table, _items(field, classes, "least"), counts, joint=joint)
@@ -398,7 +398,7 @@ def _generated(field: Field, watch: Watch, step: float, *, joint: bool) -> _Gene
     )
 
 
-def by_columns(field: Field, watch: Watch, *, gap: float, step: float) -> Partition:
+def by_columns(field: GroupingProblem, watch: Watch, *, gap: float, step: float) -> Partition:
     """The cheapest partition found over generated groups, with a bound over all groups."""
     found = _generated(field, watch, step, joint=False)
     able = max(found.able, found.bound)
@@ -423,7 +423,7 @@ def by_columns(field: Field, watch: Watch, *, gap: float, step: float) -> Partit
     )
 
 
-def in_pools(field: Field, watch: Watch, step: float) -> tuple[float, list[Group]]:
+def in_pools(field: GroupingProblem, watch: Watch, step: float) -> tuple[float, list[Group]]:
     """A bound on plans in which entries of one start may share alignment stages; likely groups.
 
     An entry then pays its part of the cheapest vGPUs that are in time: all of them where all
@@ -433,7 +433,7 @@ def in_pools(field: Field, watch: Watch, step: float) -> tuple[float, list[Group
     return found.bound, found.near(field)
 
 
-def classes_of(field: Field) -> list[_Class]:
+def classes_of(field: GroupingProblem) -> list[_Class]:
     """Items by start and rate, and by limit: equal ones, or where they are many, close ones."""
     alike: dict[tuple[int, float], dict[float, list[int]]] = {}
     for number, item in enumerate(field.items):
@@ -452,7 +452,7 @@ def classes_of(field: Field) -> list[_Class]:
     return found
 
 
-def _items(field: Field, classes: Sequence[_Class], limit: str) -> list[Item]:
+def _items(field: GroupingProblem, classes: Sequence[_Class], limit: str) -> list[EntryClass]:
     return [
         replace(field.items[c.items[0]], limit_us=getattr(c, limit), members=()) for c in classes
     ]
@@ -581,14 +581,14 @@ def _nearest(pricer: _Options, pool: Pool, pi: Floats) -> Columns:
     return columns.take(order[(np.arange(len(order)) < _COLUMNS) | single])
 
 
-def _group(items: Field, classes: Sequence[_Class], column: _Column) -> Group:
+def _group(items: GroupingProblem, classes: Sequence[_Class], column: _Column) -> Group:
     """A group of the first items of its classes."""
     counted = zip(column.classes.tolist(), column.counts.tolist(), strict=True)
     members = [item for number, count in counted for item in classes[number].items[:count]]
     return items.group(members, column.cost, column.root)
 
 
-def _rounded(field: Field, classes: Sequence[_Class], plan: Incumbent) -> list[Group]:
+def _rounded(field: GroupingProblem, classes: Sequence[_Class], plan: Incumbent) -> list[Group]:
     """Groups of a plan by classes, items in their places."""
     left, by_root = [list(c.items) for c in classes], dict[int, list[int]]()
     for column, times in zip(plan.columns.source, plan.counts.tolist(), strict=True):
@@ -601,7 +601,7 @@ def _rounded(field: Field, classes: Sequence[_Class], plan: Incumbent) -> list[G
     return [field.best(m) for m in members]
 
 
-def improved(field: Field, groups: list[Group], bound: float, gap: float) -> list[Group]:
+def improved(field: GroupingProblem, groups: list[Group], bound: float, gap: float) -> list[Group]:
     """Move single items between groups, join groups, while that pays."""
     if len(field.items) > MANY:
         return groups
@@ -613,7 +613,7 @@ def improved(field: Field, groups: list[Group], bound: float, gap: float) -> lis
     return groups
 
 
-def _moved(field: Field, groups: list[Group]) -> list[Group]:
+def _moved(field: GroupingProblem, groups: list[Group]) -> list[Group]:
     groups = list(groups)
     for item in range(len(field.items)):
         at = next(n for n, g in enumerate(groups) if item in g.items)
@@ -637,7 +637,7 @@ def _moved(field: Field, groups: list[Group]) -> list[Group]:
     return groups
 
 
-def _joined(field: Field, groups: list[Group]) -> list[Group]:
+def _joined(field: GroupingProblem, groups: list[Group]) -> list[Group]:
     groups = list(groups)
     a = 0
     while a < len(groups):

@@ -16,7 +16,7 @@ from flows.clock import Stopwatch
 from flows.planning.certificate import objective_of
 from flows.planning.engine.cover import raised
 from flows.planning.entries.batches import filled
-from flows.planning.entries.groups import Field, Group, items_of
+from flows.planning.entries.groups import Group, GroupingProblem, items_of
 from flows.planning.entries.partition import (
     MANY,
     MOST_SUBSETS,
@@ -117,7 +117,7 @@ class _Found(NamedTuple):
 
 def exactly(table: ModelTable, inputs: Inputs, options: PlanOptions) -> Solved:
     """The cheapest groups, or pools where alignment stages are better shared."""
-    field = Field(table, items_of(table))
+    field = GroupingProblem(table, items_of(table))
     require_reachable(field)
     step = _step_of(table, options)
     tried = _uniform(table, len(field.items))
@@ -154,7 +154,7 @@ def _step_of(table: ModelTable, options: PlanOptions) -> float:
 
 
 def _by_shared_stages(
-    field: Field, inputs: Inputs, options: PlanOptions, *, step: float, known: float
+    field: GroupingProblem, inputs: Inputs, options: PlanOptions, *, step: float, known: float
 ) -> _Found:
     """Up to hundreds of entries of one rate."""
     shared = by_shared_stages(
@@ -171,7 +171,9 @@ def _by_shared_stages(
     return _Found(plans, shared.bound, shared.bound, shared.columns, space)
 
 
-def _by_seats(field: Field, inputs: Inputs, options: PlanOptions, *, step: float) -> _Found:
+def _by_seats(
+    field: GroupingProblem, inputs: Inputs, options: PlanOptions, *, step: float
+) -> _Found:
     """Thousands of entries of one rate; by groups too, where the gap is wide."""
     many = many_seated(field, inputs.watch)
     plans = [pooled_ways(field, many.ways)] if many.ways else []
@@ -183,7 +185,9 @@ def _by_seats(field: Field, inputs: Inputs, options: PlanOptions, *, step: float
     return _Found(plans, bound, bound, looked_at, POOLS if field.table.chains else GROUPS)
 
 
-def _by_groups(field: Field, inputs: Inputs, options: PlanOptions, *, step: float) -> _Found:
+def _by_groups(
+    field: GroupingProblem, inputs: Inputs, options: PlanOptions, *, step: float
+) -> _Found:
     """Entries of any rates.
 
     The cheapest groups, then alignment stages shared where that costs less.
@@ -227,7 +231,7 @@ def _uniform(table: ModelTable, entries: int) -> list[Pooled]:
     """Plans of uniform entries: each alone, and as the paper groups them."""
     found: list[Pooled] = []
     for threshold in (0.2, -math.inf):
-        uniform = Field(table, merged(table, threshold))
+        uniform = GroupingProblem(table, merged(table, threshold))
         found.append(pooled(uniform, alone(uniform)))
         if entries <= MANY:
             found.append(pooled(uniform, _similar(uniform, _PAPER)))
@@ -237,12 +241,12 @@ def _uniform(table: ModelTable, entries: int) -> list[Pooled]:
 _PAPER = Grouping(size=5, weights=(1.0, 1.0, 1.0), distance=False, seed=0)
 
 
-def _similar(field: Field, grouping: Grouping) -> list[Group]:
+def _similar(field: GroupingProblem, grouping: Grouping) -> list[Group]:
     groups = similar_groups(field.items, grouping)
     return [plan for group in groups for plan in realigned(field, group)]
 
 
-def by_rule(table: ModelTable, field: Field, groups: Sequence[Group]) -> Solved:
+def by_rule(table: ModelTable, field: GroupingProblem, groups: Sequence[Group]) -> Solved:
     """Groups as a plan whose equal stages stay apart, as the papers' systems run them.
 
     It has no bound.
@@ -272,7 +276,7 @@ def graft(table: ModelTable, inputs: Inputs, options: PlanOptions) -> Solved:
 
 def fragments(
     table: ModelTable, options: PlanOptions, threshold: float, *, chains: bool = True
-) -> Field:
+) -> GroupingProblem:
     """Entries of a model, uniform ones merged where their spare rate is above a threshold.
 
     Args:
@@ -284,9 +288,9 @@ def fragments(
     Raises:
         InfeasibleError: an entry cannot be served by itself.
     """
-    require_reachable(Field(table, items_of(table)), chains=chains)
+    require_reachable(GroupingProblem(table, items_of(table)), chains=chains)
     common = options.own["budget_rule"] == "group"
-    return Field(table, merged(table, threshold), group_budget=common)
+    return GroupingProblem(table, merged(table, threshold), group_budget=common)
 
 
 def _weights(text: str) -> tuple[float, float, float]:
@@ -300,7 +304,7 @@ def _weights(text: str) -> tuple[float, float, float]:
     return (start, budget, rate)
 
 
-def require_reachable(field: Field, *, chains: bool = True) -> None:
+def require_reachable(field: GroupingProblem, *, chains: bool = True) -> None:
     """Check that every entry can be served by itself.
 
     Raises:
@@ -530,7 +534,7 @@ def _highest(rule: Rule, inputs: Inputs, options: PlanOptions) -> tuple[float, f
 
 def _least_work(table: ModelTable) -> float:
     """GPUs that the rates of a model keep busy at least, whatever the plan."""
-    field = Field(table, items_of(table))
+    field = GroupingProblem(table, items_of(table))
     require_reachable(field)
     total = 0.0
     for item in field.items:

@@ -14,9 +14,9 @@ from itertools import count
 
 import numpy as np
 
-from flows.planning.entries.groups import FAR, Field, Group, Item
+from flows.planning.entries.groups import FAR, EntryClass, Group, GroupingProblem
 from flows.planning.entries.partition import cheapest_cut
-from flows.planning.entries.seats import Way
+from flows.planning.entries.seats import SeatRoute
 from flows.planning.entries.tables import SLACK, Options, vgpus_for
 from flows.planning.solver.arrays import Floats, Ints
 
@@ -55,7 +55,7 @@ class Step:
 class Chain:
     """How an item is served: its alignment stage, where it has one, and its shared stage."""
 
-    item: Item
+    item: EntryClass
     steps: tuple[Step, ...]
 
 
@@ -77,7 +77,7 @@ class Pooled:
 
 
 def pooled(
-    field: Field, groups: Sequence[Group], *, joined: bool = False, apart: bool = False
+    field: GroupingProblem, groups: Sequence[Group], *, joined: bool = False, apart: bool = False
 ) -> Pooled:
     """Pools of groups as they are, with joined alignment stages, or all stages apart."""
     chains: list[Chain] = []
@@ -91,9 +91,9 @@ def pooled(
     return pools_of(chains, 0 if apart else field.table.most)
 
 
-def pooled_ways(field: Field, ways: Sequence[Way]) -> Pooled:
+def pooled_ways(field: GroupingProblem, ways: Sequence[SeatRoute]) -> Pooled:
     """Pools of items that come to their stages so, a way for each item."""
-    parts, number = count(), dict[Way | int, int]()
+    parts, number = count(), dict[SeatRoute | int, int]()
     chains: list[Chain] = []
     for item, way in zip(field.items, ways, strict=True):
         for one in (way, way.root):
@@ -139,7 +139,7 @@ def _vgpus(rates: Sequence[float], step: Step) -> int:
     return int(vgpus_for(math.fsum(rates), np.array([step.work]))[0])
 
 
-def _root(field: Field, root: int, part: int) -> Step:
+def _root(field: GroupingProblem, root: int, part: int) -> Step:
     junction = int(field.root_junction[root])
     row = root - int(field.root_start[junction])
     return step_of(field.root_options[junction], (junction, field.table.blocks), row, part)
@@ -156,7 +156,7 @@ def step_of(options: Options, blocks: tuple[int, int], row: int, part: int) -> S
     )
 
 
-def _single(field: Field, group: Group, parts: Iterator[int]) -> dict[int, Step]:
+def _single(field: GroupingProblem, group: Group, parts: Iterator[int]) -> dict[int, Step]:
     found: dict[int, Step] = {}
     for item, number in zip(group.items, group.aligned, strict=True):
         if number >= 0:
@@ -166,7 +166,7 @@ def _single(field: Field, group: Group, parts: Iterator[int]) -> dict[int, Step]
     return found
 
 
-def _joined(field: Field, group: Group, parts: Iterator[int]) -> dict[int, Step]:
+def _joined(field: GroupingProblem, group: Group, parts: Iterator[int]) -> dict[int, Step]:
     """Alignment stages of a group, neighbours by time left joined where that costs less."""
     found: dict[int, Step] = {}
     junction, kind = int(field.root_junction[group.root]), int(field.root_kind[group.root])
@@ -177,18 +177,18 @@ def _joined(field: Field, group: Group, parts: Iterator[int]) -> dict[int, Step]
     return found
 
 
-def ways_of(field: Field, groups: Sequence[Group]) -> set[Way]:
+def ways_of(field: GroupingProblem, groups: Sequence[Group]) -> set[SeatRoute]:
     """Ways of items of groups to their shared stages, alignment stages joined."""
-    found: set[Way] = set()
+    found: set[SeatRoute] = set()
     for group in groups:
         junction = int(field.root_junction[group.root])
         if (field.block[list(group.items)] == junction).any():
-            found.add(Way(group.root, junction, -1))
-        found |= {Way(group.root, first, row) for first, _, row in _bundles(field, group)}
+            found.add(SeatRoute(group.root, junction, -1))
+        found |= {SeatRoute(group.root, first, row) for first, _, row in _bundles(field, group)}
     return found
 
 
-def _bundles(field: Field, group: Group) -> Iterator[tuple[int, list[int], int]]:
+def _bundles(field: GroupingProblem, group: Group) -> Iterator[tuple[int, list[int], int]]:
     """Start, items and option of the alignment stages of a group, joined where that costs less."""
     junction = int(field.root_junction[group.root])
     kind, time = int(field.root_kind[group.root]), float(field.root_time[group.root])
@@ -249,7 +249,7 @@ def _neighbours(
     return found
 
 
-def joined_by_subsets(field: Field) -> list[Group] | None:
+def joined_by_subsets(field: GroupingProblem) -> list[Group] | None:
     """The cheapest groups when entries of one start may share alignment stages.
 
     None: too many of a start. cost[G, s] of every subset G on every shared stage s: its own vGPUs,
@@ -284,7 +284,7 @@ def joined_by_subsets(field: Field) -> list[Group] | None:
     return groups
 
 
-def _shared(field: Field, start: int, items: Ints, roots: Ints) -> Floats:
+def _shared(field: GroupingProblem, start: int, items: Ints, roots: Ints) -> Floats:
     """[subsets of the items, roots] the least cost of alignment stages of entries of one start."""
     junction = int(field.root_junction[roots[0]])
     size = 1 << len(items)
@@ -313,7 +313,7 @@ def _shared(field: Field, start: int, items: Ints, roots: Ints) -> Floats:
 
 
 def _one_stage(
-    field: Field, blocks: tuple[int, int], rate: float, left: Floats, roots: Ints
+    field: GroupingProblem, blocks: tuple[int, int], rate: float, left: Floats, roots: Ints
 ) -> Floats:
     """[roots] the cheapest alignment stage within the time that each root leaves."""
     found = np.full(len(roots), np.inf)
@@ -327,7 +327,7 @@ def _one_stage(
     return found
 
 
-def best_joined(field: Field, groups: Sequence[Group]) -> Pooled:
+def best_joined(field: GroupingProblem, groups: Sequence[Group]) -> Pooled:
     """Groups with joined alignment stages, moved to other junctions and joined while that pays."""
     chosen = list(groups)
     chosen = [_moved(field, group) for group in chosen]
@@ -350,11 +350,11 @@ def best_joined(field: Field, groups: Sequence[Group]) -> Pooled:
     return pooled(field, chosen, joined=True)
 
 
-def _value(field: Field, groups: Sequence[Group]) -> float:
+def _value(field: GroupingProblem, groups: Sequence[Group]) -> float:
     return pooled(field, groups, joined=True).cost
 
 
-def _moved(field: Field, group: Group) -> Group:
+def _moved(field: GroupingProblem, group: Group) -> Group:
     """The group at the junction where it costs least with joined alignment stages."""
     last = max(int(field.block[i]) for i in group.items)
     tried = [field.at(group.items, junction) for junction in range(last, field.table.blocks)]

@@ -26,7 +26,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from flows.planning.entries.groups import Field
+from flows.planning.entries.groups import GroupingProblem
 from flows.planning.entries.tables import ANY_NUMBER, SLACK
 from flows.planning.solver.arrays import Floats, Ints
 from flows.planning.solver.program import ProgramBuilder
@@ -40,8 +40,9 @@ _HALF = 0.5
 _CLOSE, _ENOUGH = 2e-3, 1.5e-2  # gap of the program; above the bound, where a plan is good enough
 
 
-class Way(NamedTuple):
-    """A root (`Field`), the block that entries start at, and the row of their alignment stage.
+class SeatRoute(NamedTuple):
+    """A root (`GroupingProblem`), the block that entries start at, and the row of their alignment
+    stage.
 
     -1: they board directly.
     """
@@ -59,7 +60,7 @@ class Seated:
         bound: what any plan of these ways costs at least that is below the cutoff.
     """
 
-    ways: list[Way]
+    ways: list[SeatRoute]
     bound: float
 
     def items(self) -> dict[int, list[int]]:
@@ -70,7 +71,7 @@ class Seated:
         return found
 
 
-def one_rate(field: Field) -> bool:
+def one_rate(field: GroupingProblem) -> bool:
     """True if seats count for these items.
 
     Equal rates, and any number of vGPUs, so that equal stages are one.
@@ -78,7 +79,7 @@ def one_rate(field: Field) -> bool:
     return field.table.most == ANY_NUMBER and len(set(field.rate.tolist())) == 1
 
 
-def seated(field: Field, ways: Collection[Way], limits: Limits) -> Seated:
+def seated(field: GroupingProblem, ways: Collection[SeatRoute], limits: Limits) -> Seated:
     """The cheapest plan found that has these ways.
 
     Args:
@@ -120,7 +121,9 @@ def seated(field: Field, ways: Collection[Way], limits: Limits) -> Seated:
     return Seated(ways=taken, bound=-answer.bound)
 
 
-def assigned(field: Field, ways: Collection[Way], limits: Limits) -> list[Way]:
+def assigned(
+    field: GroupingProblem, ways: Collection[SeatRoute], limits: Limits
+) -> list[SeatRoute]:
     """The cheapest plan found of items of any rates that has these ways; empty where none was.
 
     minimise    sum_p price_p n_p                          n_p vGPUs of every pool, whole
@@ -175,7 +178,7 @@ def assigned(field: Field, ways: Collection[Way], limits: Limits) -> list[Way]:
     return [order[n] for n in chosen.tolist()]
 
 
-def _beside(field: Field, way: Way) -> tuple[float, float, float]:
+def _beside(field: GroupingProblem, way: SeatRoute) -> tuple[float, float, float]:
     """Price and work of an alignment stage, and its time; 0 where there is none."""
     if way.row < 0:
         return 0.0, 0.0, 0.0
@@ -202,7 +205,7 @@ def _cover(build: ProgramBuilder, limit: Floats, time: Floats, seats: Ints) -> b
     return True
 
 
-def _taken(field: Field, ways: tuple[Ints, Floats], seats: Ints) -> Ints:
+def _taken(field: GroupingProblem, ways: tuple[Ints, Floats], seats: Ints) -> Ints:
     """[items] numbers of ways: entries of the least limits on the seats of the least times."""
     start, time = ways
     found = np.zeros(len(field.items), dtype=np.int64)
@@ -218,7 +221,7 @@ def _taken(field: Field, ways: tuple[Ints, Floats], seats: Ints) -> Ints:
 # Thousands of entries
 
 
-def many_seated(field: Field, watch: Watch) -> Seated:
+def many_seated(field: GroupingProblem, watch: Watch) -> Seated:
     """A plan of many items of one rate, and what any plan costs at least.
 
     Every item costs its part of the cheapest stages that are in time at least: that is the bound.
@@ -229,7 +232,7 @@ def many_seated(field: Field, watch: Watch) -> Seated:
     whole = float(field.rate.sum())
     parts += (field.root_price * np.maximum(field.root_work, 1 / whole))[:, None] * field.rate[0]
     bound = float(parts.min(axis=0).sum())
-    ways: set[Way] = set()
+    ways: set[SeatRoute] = set()
     for weight in _WEIGHTS:
         roots, lowest = _opened(parts, weight * field.root_price)
         for root in roots:
@@ -263,15 +266,15 @@ def _opened(cost: Floats, fixed: Floats) -> tuple[list[int], Floats]:
         np.minimum(lowest, cost[best], out=lowest)
 
 
-def _ways(field: Field, root: int, items: Ints, weight: float) -> set[Way]:
+def _ways(field: GroupingProblem, root: int, items: Ints, weight: float) -> set[SeatRoute]:
     """Ways of a root for items of one start."""
     block, junction = int(field.block[items[0]]), int(field.root_junction[root])
     if block == junction:
-        return {Way(root, block, -1)}
+        return {SeatRoute(root, block, -1)}
     options = field.table.options(block, junction, int(field.root_kind[root]))
     together = float(field.rate[items].sum())
     part = options.price * np.maximum(options.work, 1 / together) * field.rate[0]
     left = field.limit[items] - field.root_time[root]
     cost = np.where(options.time_us[:, None] <= left, part[:, None], np.inf)
     rows, _ = _opened(cost, weight * options.price)
-    return {Way(root, block, row) for row in rows}
+    return {SeatRoute(root, block, row) for row in rows}

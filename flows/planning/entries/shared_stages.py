@@ -33,8 +33,8 @@ from flows.planning.entries.bundles import (
     price_options,
     rows_needed,
 )
-from flows.planning.entries.groups import Field, Group
-from flows.planning.entries.seats import Way, one_rate, seated
+from flows.planning.entries.groups import Group, GroupingProblem
+from flows.planning.entries.seats import SeatRoute, one_rate, seated
 from flows.planning.solver.arrays import Floats, Ints
 from flows.planning.solver.solve import Limits
 from flows.planning.watch import Watch
@@ -76,7 +76,7 @@ class SharedStages:
 
     quick = True
 
-    def __init__(self, items: Field) -> None:
+    def __init__(self, items: GroupingProblem) -> None:
         table = items.table
         self.field = items
         count, rate = len(items.items), float(items.rate[0])
@@ -225,9 +225,9 @@ class SharedStages:
         unit = arrays.cost[:, 1:] / np.arange(1, whole + 1)
         return (unit.min(axis=1)[:, None] + arrays.part).min(axis=0)
 
-    def ways(self, columns: Iterable[Shared]) -> set[Way]:
+    def ways(self, columns: Iterable[Shared]) -> set[SeatRoute]:
         """How items of groups come to their stages."""
-        found: set[Way] = set()
+        found: set[SeatRoute] = set()
         for column in columns:
             items = np.array(column.items, dtype=np.int64)
             own = np.searchsorted(self.arrays.first, items, "right") - 1
@@ -235,16 +235,16 @@ class SharedStages:
                 found |= self._ways(column.stage, start, items[own == start])
         return found
 
-    def ways_within(self, stages: Ints, pi: Floats, slack: float) -> dict[Way, float] | None:
+    def ways_within(self, stages: Ints, pi: Floats, slack: float) -> dict[SeatRoute, float] | None:
         """Ways of groups with a reduced cost of at most `slack`, with the least; None: too many."""
-        found: dict[Way, float] = {}
+        found: dict[SeatRoute, float] = {}
         count, arrays = len(self.order), self.arrays
         own: dict[tuple[int, int, int], Floats] = {}
         for stage in stages.tolist():
             junction, kind = int(arrays.junction[stage]), int(arrays.kind[stage])
             for start, block in enumerate(arrays.block.tolist()):
                 if block == junction:
-                    found[Way(stage, block, -1)] = -math.inf
+                    found[SeatRoute(stage, block, -1)] = -math.inf
                 link = self.field.table.kinds()[kind][1][junction]
                 if block >= junction or float(self.field.rate[0]) > link:
                     continue
@@ -258,20 +258,20 @@ class SharedStages:
                 least = np.zeros(len(rows))
                 price_options(stage, start, pi, rows, own[key], arrays, self.room, least)
                 useful = np.flatnonzero(least <= slack)
-                found |= {Way(stage, block, int(rows[n])): float(least[n]) for n in useful}
+                found |= {SeatRoute(stage, block, int(rows[n])): float(least[n]) for n in useful}
             if len(found) > 5 * _MOST_WAYS:
                 return None
         return found
 
-    def _ways(self, stage: int, start: int, chosen: Ints) -> set[Way]:
+    def _ways(self, stage: int, start: int, chosen: Ints) -> set[SeatRoute]:
         block, junction = int(self.arrays.block[start]), int(self.arrays.junction[stage])
         if block == junction:
-            return {Way(stage, block, -1)}
+            return {SeatRoute(stage, block, -1)}
         best = np.zeros(len(chosen) + 1)
         before, row = np.zeros((2, len(chosen) + 1), dtype=np.int64)
         cut(start, stage, chosen, self.arrays, best, before, row)
         options = self.field.table.options(block, junction, int(self.arrays.kind[stage]))
-        found: set[Way] = set()
+        found: set[SeatRoute] = set()
         end = len(chosen)
         while end:
             first = int(before[end])
@@ -279,7 +279,7 @@ class SharedStages:
             if key not in self._rows:
                 cost = options.cost((end - first) * float(self.field.rate[0]))
                 self._rows[key] = int(cost[: key[-1]].argmin())
-            found.add(Way(stage, block, self._rows[key]))
+            found.add(SeatRoute(stage, block, self._rows[key]))
             end = first
         return found
 
@@ -351,7 +351,7 @@ class _Search:
     wanted: float | None
     pool: Pool
     best: Incumbent = field(default_factory=Incumbent)
-    ways: set[Way] = field(default_factory=set[Way])
+    ways: set[SeatRoute] = field(default_factory=set[SeatRoute])
 
     def __post_init__(self) -> None:
         """Let plans be judged by what is left of their groups."""
@@ -393,7 +393,7 @@ class _Search:
     def seats(self, bound: float, pi: Floats) -> None:
         """Plans of the ways that groups of the least reduced costs have: few of them, then more."""
         order = iter(self.by_reduced(pi).source)
-        ways: set[Way] = set()
+        ways: set[SeatRoute] = set()
         for most, nodes in _WAYS if self.wanted is None else _WAYS[:1]:
             while len(ways) < most and (group := next(order, None)) is not None:
                 ways |= self.pricer.ways([group])
@@ -457,7 +457,7 @@ class _Search:
             enough=-enough * (1 + self.gap),
         )
 
-    def _seat(self, ways: Collection[Way], limits: Limits) -> float:
+    def _seat(self, ways: Collection[SeatRoute], limits: Limits) -> float:
         """Take the best plan of ways; what one within the limits costs at least."""
         found = seated(self.pricer.field, ways, limits)
         place = np.argsort(self.pricer.order)
@@ -469,13 +469,13 @@ class _Search:
         self.best.offer(self.pricer.columns(groups), np.ones(len(groups), dtype=np.int64))
 
 
-def priceable(items: Field) -> bool:
+def priceable(items: GroupingProblem) -> bool:
     """True if groups of these items can be priced here: one rate, not too many."""
     return one_rate(items) and len(items.items) <= MOST_ITEMS
 
 
 def by_shared_stages(
-    items: Field,
+    items: GroupingProblem,
     watch: Watch,
     *,
     gap: float,

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from flows.planning.entries.groups import FAR, Field, Group, Item
+from flows.planning.entries.groups import FAR, EntryClass, Group, GroupingProblem
 from flows.planning.entries.tables import ModelTable, Options
 from flows.planning.solver.arrays import Floats
 from triton_backend.contract.units import us_to_ms
@@ -43,13 +43,13 @@ class Grouping:
     seed: int
 
 
-def merged(table: ModelTable, threshold: float) -> list[Item]:
+def merged(table: ModelTable, threshold: float) -> list[EntryClass]:
     """Uniform entries as one item each, as far as the threshold lets them; -infinity merges all."""
     classes: dict[tuple[int, str | None, int], list[int]] = {}
     for number, entry in enumerate(table.entries):
         key = (entry.block, entry.dtype, int(us_to_ms(entry.budget_us)))
         classes.setdefault(key, []).append(number)
-    found: list[Item] = []
+    found: list[EntryClass] = []
     for (block, _, _), members in classes.items():
         members.sort(key=lambda n: (-table.entries[n].rate_rps, table.entries[n].name))
         options = table.options(block, table.blocks)
@@ -63,8 +63,8 @@ def merged(table: ModelTable, threshold: float) -> list[Item]:
     return sorted(found, key=lambda item: item.members)
 
 
-def _item(table: ModelTable, block: int, members: Sequence[int]) -> Item:
-    return Item(
+def _item(table: ModelTable, block: int, members: Sequence[int]) -> EntryClass:
+    return EntryClass(
         block=block,
         limit_us=float(min(table.limits_us[n] for n in members)),
         rate_rps=math.fsum(table.rates_rps[n] for n in members),
@@ -72,7 +72,7 @@ def _item(table: ModelTable, block: int, members: Sequence[int]) -> Item:
     )
 
 
-def _margin(options: Options, item: Item, most: int) -> float:
+def _margin(options: Options, item: EntryClass, most: int) -> float:
     """Spare rate of the cheapest way to serve an item alone, per rate asked.
 
     None where there is no way.
@@ -85,7 +85,7 @@ def _margin(options: Options, item: Item, most: int) -> float:
     return float(able / item.rate_rps - 1)
 
 
-def similar_groups(items: Sequence[Item], grouping: Grouping) -> list[list[int]]:
+def similar_groups(items: Sequence[EntryClass], grouping: Grouping) -> list[list[int]]:
     """Numbers of the items of every group."""
     count = len(items)
     groups = -(-count // grouping.size)
@@ -117,7 +117,7 @@ def similar_groups(items: Sequence[Item], grouping: Grouping) -> list[list[int]]
     return [np.flatnonzero(group == g).tolist() for g in range(groups)]
 
 
-def _edges(items: Sequence[Item], grouping: Grouping) -> Floats:
+def _edges(items: Sequence[EntryClass], grouping: Grouping) -> Floats:
     factors = np.array([[i.block, i.limit_us, i.rate_rps] for i in items], dtype=np.float64)
     spread = np.ptp(factors, axis=0)
     scaled = (factors - factors.min(axis=0)) / np.where(spread > 0, spread, 1.0)
@@ -133,7 +133,7 @@ def _variance(total: Floats, squares: Floats, sizes: Floats) -> Floats:
     return np.maximum(0.0, squares / count - (total / count) ** 2)
 
 
-def realigned(field: Field, members: Sequence[int]) -> list[Group]:
+def realigned(field: GroupingProblem, members: Sequence[int]) -> list[Group]:
     """The best plan of a group by algorithm 1."""
     known: dict[tuple[int, ...], tuple[float, list[Group]]] = {(): (0.0, [])}
 
@@ -156,6 +156,6 @@ def realigned(field: Field, members: Sequence[int]) -> list[Group]:
     return plan(tuple(members))[1]
 
 
-def alone(field: Field) -> list[Group]:
+def alone(field: GroupingProblem) -> list[Group]:
     """Every item on a stage of its own, without a junction (GSLICE)."""
     return [field.at([item], int(field.block[item])) for item in range(len(field.items))]

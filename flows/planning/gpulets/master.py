@@ -43,7 +43,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from flows.planning.gpulets.pairs import FULL
-from flows.planning.gpulets.patterns import Parts, Pattern, Patterns, Worth, undominated
+from flows.planning.gpulets.patterns import DualPrices, Parts, Pattern, Patterns, undominated
 from flows.planning.gpulets.tables import Tables
 from flows.planning.registry import Trace
 from flows.planning.solver.arrays import Floats, Ints
@@ -130,7 +130,7 @@ class Master:
         self.columns: dict[Key, Pattern] = {}
         self._gpus = tables.gpus
 
-    def most(self, worth: Worth) -> tuple[Floats, list[Pattern]]:
+    def most(self, worth: DualPrices) -> tuple[Floats, list[Pattern]]:
         """[class] the most that a pattern is worth at prices, and the best ones."""
         values = np.zeros(len(self.tables.classes))
         found: list[Pattern] = []
@@ -145,7 +145,7 @@ class Master:
         self.columns = {}
         models = len(goal.demand)
         for number in range(models):
-            self._take(self.most(Worth.of(np.eye(models)[number], np.full(models, np.inf)))[1])
+            self._take(self.most(DualPrices.of(np.eye(models)[number], np.full(models, np.inf)))[1])
         bound, worth, rest = self._bound(goal, watch)
         trace = Trace()
         best: Chosen = []
@@ -223,7 +223,7 @@ class Master:
     def _few(self) -> bool:
         return int(self._gpus.sum()) <= FEW
 
-    def _bound(self, goal: Goal, watch: Watch) -> tuple[float, Worth, Rest]:
+    def _bound(self, goal: Goal, watch: Watch) -> tuple[float, DualPrices, Rest]:
         """The score that no plan exceeds, the prices that prove it, and the caps it holds with."""
         caps = np.full(len(goal.demand), np.inf)
         if goal.prices is not None:
@@ -250,9 +250,9 @@ class Master:
 
     def _relaxed(
         self, goal: Goal, rest: Rest, rounds: int, watch: Watch
-    ) -> tuple[float, Worth, Floats]:
+    ) -> tuple[float, DualPrices, Floats]:
         """The least bound, the prices that gave it, counts of the columns known now."""
-        bound, worth = np.inf, Worth.of(np.zeros(len(goal.demand)), rest.caps)
+        bound, worth = np.inf, DualPrices.of(np.zeros(len(goal.demand)), rest.caps)
         counts = np.zeros(0)
         for _ in range(rounds):
             columns = list(self.columns.values())
@@ -428,7 +428,7 @@ class Master:
         if not missing.any():
             return None
         prices = np.where(missing, 1.0 / np.where(missing, rest.caps, 1.0), 0.0)
-        worth = Worth.of(prices, rest.caps)
+        worth = DualPrices.of(prices, rest.caps)
         found = [p for p in self.most(worth)[1] if rest.gpus[p.gpu_class]]
         self._take(found)
 
@@ -563,7 +563,7 @@ class Master:
     def _screened(
         self,
         asked: tuple[Goal, Rest],
-        worth: Worth,
+        worth: DualPrices,
         between: tuple[float, float],
         most: int,
         watch: Watch,
@@ -679,17 +679,17 @@ def _halves(rates: Floats, rest: Rest) -> Floats:
     return 0.5 * (rates > 0) + 0.5 * (rates >= rest.caps * FULL)
 
 
-def _prices(goal: Goal, rest: Rest, duals: Floats) -> Worth:
+def _prices(goal: Goal, rest: Rest, duals: Floats) -> DualPrices:
     """Prices of demand from the duals of the rows."""
     models = len(goal.demand)
     rate = np.maximum(0.0, duals[:models]) / goal.demand
     at_all = np.zeros(models)
     if goal.prices is not None:
         at_all = np.where(_wanted(rest), np.maximum(0.0, duals[models : 2 * models]), 0.0)
-    return Worth(rate=rate, at_all=at_all, caps=rest.caps)
+    return DualPrices(rate=rate, at_all=at_all, caps=rest.caps)
 
 
-def dual_bound(goal: Goal, rest: Rest, worth: Worth, values: Floats) -> float:
+def dual_bound(goal: Goal, rest: Rest, worth: DualPrices, values: Floats) -> float:
     """The score that no plan exceeds, from any prices."""
     of_all = float(worth.rate @ goal.demand)
     if goal.prices is None:

@@ -44,7 +44,7 @@ from flows.planning.gpulets.master import (
     dual_bound,
     settled,
 )
-from flows.planning.gpulets.patterns import Pattern, Patterns, Worth, undominated
+from flows.planning.gpulets.patterns import DualPrices, Pattern, Patterns, undominated
 from flows.planning.gpulets.tables import Tables
 from flows.planning.registry import Trace
 from flows.planning.solver.arrays import Floats, Ints
@@ -98,7 +98,7 @@ class Kind:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Division:
+class MigLayout:
     """Slices of a card by number of the kind."""
 
     gpu_class: int
@@ -124,7 +124,7 @@ class SliceMaster(Master):
         """
         super().__init__(tables)
         self._kinds: list[Kind] = []
-        self._divisions: list[Division] = []
+        self._divisions: list[MigLayout] = []
         for own in self.patterns:
             _check_apart(own)
             self._add(own)
@@ -144,7 +144,7 @@ class SliceMaster(Master):
             names = map(_kind_name, partition)
             found.add(tuple(sorted(numbers[name] for name in names if name in numbers)))
         self._divisions += [
-            Division(gpu_class=own.number, slices=slices)
+            MigLayout(gpu_class=own.number, slices=slices)
             for slices in sorted(found)
             if slices and not any(Counter(slices) < Counter(other) for other in found)
         ]
@@ -182,7 +182,7 @@ class SliceMaster(Master):
         chosen = [(c, n) for c, n in chosen if n and c.rates_rps.any()]
         return Answer(chosen=chosen, score=score, bound=max(bound, score), trace=trace)
 
-    def _tightened(self, goal: Goal, watch: Watch) -> tuple["_Asked", Worth, float]:
+    def _tightened(self, goal: Goal, watch: Watch) -> tuple["_Asked", DualPrices, float]:
         """The problem with what counts at most, the prices of its least bound, and that bound."""
         caps = np.full(len(goal.demand), np.inf)
         if goal.prices is not None:
@@ -220,16 +220,16 @@ class _Asked:
     goal: Goal
     gpus: Ints
     kinds: tuple[Kind, ...]
-    divisions: tuple[Division, ...]
+    divisions: tuple[MigLayout, ...]
 
-    def relaxed(self, watch: Watch) -> tuple[Worth, float]:
+    def relaxed(self, watch: Watch) -> tuple[DualPrices, float]:
         """The prices of the least bound, and that bound."""
         known: dict[tuple[int, int], None] = {}
         for number, kind in enumerate(self.kinds):
             for option in np.unique(kind.counted.argmax(axis=0)).tolist():
                 known[number, option] = None
         goal, models = self.goal, len(self.goal.demand)
-        bound, worth = np.inf, Worth.of(np.zeros(models), np.full(models, np.inf))
+        bound, worth = np.inf, DualPrices.of(np.zeros(models), np.full(models, np.inf))
         for _ in range(ROUNDS):
             pairs = np.array(list(known), dtype=np.int64).reshape(-1, 2)
             columns = Columns(kind=pairs[:, 0], option=pairs[:, 1])
@@ -238,7 +238,7 @@ class _Asked:
             if solved is None:
                 break
             rate = np.maximum(0.0, solved[1][:models]) / goal.demand
-            prices = Worth.of(rate, worth.caps)
+            prices = DualPrices.of(rate, worth.caps)
             values = self._values(prices)
             limit = self._limit(prices, values)
             if limit < bound:
@@ -250,7 +250,7 @@ class _Asked:
                 break
         return worth, bound
 
-    def by_loss(self, worth: Worth) -> tuple[Columns, Floats, float]:
+    def by_loss(self, worth: DualPrices) -> tuple[Columns, Floats, float]:
         """All options with their least cost to a plan, rising, and the bound on every plan."""
         values = self._values(worth)
         losses = np.concatenate([v.max() - v for v in values])
@@ -260,11 +260,11 @@ class _Asked:
         order = Columns(kind=kinds[rising], option=options[rising])
         return order, losses[rising], self._limit(worth, values)
 
-    def _values(self, worth: Worth) -> list[Floats]:
+    def _values(self, worth: DualPrices) -> list[Floats]:
         """[kind] what options are worth."""
         return [kind.counted @ worth.rate for kind in self.kinds]
 
-    def _limit(self, worth: Worth, values: list[Floats]) -> float:
+    def _limit(self, worth: DualPrices, values: list[Floats]) -> float:
         """The score that no plan exceeds, from any prices."""
         tops = [float(v.max()) for v in values]
         by_class = np.zeros(len(self.gpus))

@@ -48,7 +48,7 @@ import numpy as np
 
 from flows.planning.certificate import objective_of
 from flows.planning.gpulets.master import Chosen, Key, Master
-from flows.planning.gpulets.patterns import Pattern, Worth
+from flows.planning.gpulets.patterns import DualPrices, Pattern
 from flows.planning.gpulets.plan import POLICY, places, seat_pipelines, slot_runs
 from flows.planning.gpulets.plan import plan as plan_turns
 from flows.planning.gpulets.tables import Cell, ClassTable, Tables, read_tables
@@ -94,7 +94,7 @@ _BEFORE = 0.25  # of the time that is left: what planning with one kind alone ma
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Seat:
+class OpenPartType:
     """A type of open seats.
 
     Attributes:
@@ -118,7 +118,7 @@ class Seat:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Both:
+class OpenSeatProblem:
     """Patterns with open seats, and the configurations that may take them.
 
     Attributes:
@@ -130,7 +130,7 @@ class Both:
 
     weights: Floats
     master: Master
-    seats: tuple[Seat, ...]
+    seats: tuple[OpenPartType, ...]
     problem: Problem
     columns: Columns
     priced: Floats
@@ -167,7 +167,7 @@ class Both:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Mixed:
+class OpenSeatPlan:
     """A plan of both kinds.
 
     Patterns with their GPUs, configurations and the vGPUs of their stages [n, S].
@@ -214,7 +214,7 @@ def plan(inputs: Inputs, options: PlanOptions) -> Outcome:
     return replace(best, objective=objective, trace=trace)
 
 
-def read(inputs: Inputs, options: PlanOptions, trace: Trace) -> Both:
+def read(inputs: Inputs, options: PlanOptions, trace: Trace) -> OpenSeatProblem:
     """Both kinds as arrays.
 
     Raises:
@@ -236,7 +236,7 @@ def read(inputs: Inputs, options: PlanOptions, trace: Trace) -> Both:
     tables = _with_open(inputs, tables, seats)
     priced = np.concatenate([np.ones(len(problem.models)), [seat.inflation for seat in seats]])
     master = Master(tables)
-    return Both(
+    return OpenSeatProblem(
         weights=np.array([d.normaliser("throughput") for d in inputs.workload.models]),
         master=master,
         seats=seats,
@@ -258,11 +258,11 @@ def _of_gpulets(options: PlanOptions) -> PlanOptions:
     return replace(options.for_planner("gpulets"), own=own)
 
 
-def _seat(tables: Tables, gpu_class: int, share: int) -> Seat:
+def _seat(tables: Tables, gpu_class: int, share: int) -> OpenPartType:
     """Pressure and sensitivity of an open seat of a share."""
     table = tables.classes[gpu_class]
     if not table.interference:
-        return Seat(gpu_class=gpu_class, share=share)
+        return OpenPartType(gpu_class=gpu_class, share=share)
     most = {
         other: max((float(cell.pressure.max()) for cell in cells.values()), default=0.0)
         for other, cells in table.cells.items()
@@ -272,7 +272,7 @@ def _seat(tables: Tables, gpu_class: int, share: int) -> Seat:
         if share in cut:
             felt = max(felt, math.fsum(most[other] for other in cut) - most[share])
     beside = any(share in cut and len(cut) > 1 for cut in table.partitions)
-    return Seat(
+    return OpenPartType(
         gpu_class=gpu_class,
         share=share,
         pressure=most[share],
@@ -281,7 +281,7 @@ def _seat(tables: Tables, gpu_class: int, share: int) -> Seat:
     )
 
 
-def _slowed(inputs: Inputs, problem: Problem, seats: tuple[Seat, ...]) -> Problem:
+def _slowed(inputs: Inputs, problem: Problem, seats: tuple[OpenPartType, ...]) -> Problem:
     """Latencies as they are on open seats."""
     if not any(seat.felt for seat in seats):
         return problem
@@ -297,7 +297,7 @@ def _slowed(inputs: Inputs, problem: Problem, seats: tuple[Seat, ...]) -> Proble
     return replace(problem, models=tuple(models))
 
 
-def _susceptibility(inputs: Inputs, model: str, seat: Seat) -> Floats:
+def _susceptibility(inputs: Inputs, model: str, seat: OpenPartType) -> Floats:
     """[batch] of a model on open seats of a type."""
     name = inputs.cluster.gpu_classes[seat.gpu_class].name
     used = inputs.profiles[model].utilisation(name, seat.share)
@@ -308,7 +308,7 @@ def _susceptibility(inputs: Inputs, model: str, seat: Seat) -> Floats:
     return np.asarray(known.susceptibility(*used))
 
 
-def _with_open(inputs: Inputs, tables: Tables, seats: tuple[Seat, ...]) -> Tables:
+def _with_open(inputs: Inputs, tables: Tables, seats: tuple[OpenPartType, ...]) -> Tables:
     """The tables with a model more for every type of open seat."""
     models = len(tables.models)
     cells = [{s: dict(own) for s, own in table.cells.items()} for table in tables.classes]
@@ -380,7 +380,9 @@ def _columns(master: Master, problem: Problem, max_partitions: int) -> Columns:
     return found.take(undominated(problem, found, np.arange(len(found))))
 
 
-def _of_one_kind(inputs: Inputs, options: PlanOptions, both: Both, trace: Trace) -> list[Outcome]:
+def _of_one_kind(
+    inputs: Inputs, options: PlanOptions, both: OpenSeatProblem, trace: Trace
+) -> list[Outcome]:
     """Plans of turns alone and of pipelines alone, where there are any."""
     found: list[Outcome] = []
     bare = replace(options, previous=None)
@@ -403,8 +405,8 @@ def _of_one_kind(inputs: Inputs, options: PlanOptions, both: Both, trace: Trace)
 
 
 def _search(
-    both: Both, known: float, inputs: Inputs, options: PlanOptions, trace: Trace
-) -> tuple[float, Mixed | None]:
+    both: OpenSeatProblem, known: float, inputs: Inputs, options: PlanOptions, trace: Trace
+) -> tuple[float, OpenSeatPlan | None]:
     """The bound, and a plan better than what is known where one is found."""
     patterns: dict[Key, Pattern] = {}
     bound, worth, prices = _relaxed(both, patterns, inputs)
@@ -441,17 +443,19 @@ def _search(
         return bound, None
     used = np.flatnonzero(vgpus.any(axis=1))
     chosen = [(p, int(n)) for p, n in zip(kept, counts, strict=True) if n]
-    return bound, Mixed(score=score, chosen=chosen, columns=columns.take(used), vgpus=vgpus[used])
+    return bound, OpenSeatPlan(
+        score=score, chosen=chosen, columns=columns.take(used), vgpus=vgpus[used]
+    )
 
 
 def _relaxed(
-    both: Both, patterns: dict[Key, Pattern], inputs: Inputs
-) -> tuple[float, Worth, Floats]:
+    both: OpenSeatProblem, patterns: dict[Key, Pattern], inputs: Inputs
+) -> tuple[float, DualPrices, Floats]:
     """The bound by column generation, with the prices of patterns and [model or type] behind it."""
     every = both.models + len(both.seats)
     uncapped = np.full(every, np.inf)
     for number in range(every):
-        _take(patterns, both.master.most(Worth.of(np.eye(every)[number], uncapped))[1])
+        _take(patterns, both.master.most(DualPrices.of(np.eye(every)[number], uncapped))[1])
     used = both.usage(both.columns)
     gpus = both.master.tables.gpus
     bound, prices = np.inf, np.zeros(every)
@@ -467,7 +471,7 @@ def _relaxed(
         np.minimum.at(least, both.columns.model, used @ paid)
         asked = np.minimum(asked, least)
         now = np.concatenate([asked, paid])
-        values, found = both.master.most(Worth.of(now * both.priced, uncapped))
+        values, found = both.master.most(DualPrices.of(now * both.priced, uncapped))
         scale = float(asked @ both.weights)
         limit = float(gpus @ values) / scale if scale > 0 else np.inf
         if limit < bound:
@@ -475,7 +479,7 @@ def _relaxed(
         value = float(solved[0][where["z"][0]])
         if not _take(patterns, found) or bound - value <= _CLOSE * bound or inputs.watch.over():
             break
-    return bound, Worth.of(prices * both.priced, uncapped), prices
+    return bound, DualPrices.of(prices * both.priced, uncapped), prices
 
 
 def _take(patterns: dict[Key, Pattern], found: list[Pattern]) -> int:
@@ -486,10 +490,10 @@ def _take(patterns: dict[Key, Pattern], found: list[Pattern]) -> int:
 
 
 def _screened(
-    both: Both,
+    both: OpenSeatProblem,
     patterns: dict[Key, Pattern],
     between: tuple[float, float],
-    worth: Worth,
+    worth: DualPrices,
     prices: Floats,
 ) -> tuple[list[Pattern], Ints, float]:
     """Patterns and configurations that a better plan may use, and the bound on all others."""
@@ -527,7 +531,12 @@ def _screened(
 
 
 def _program(
-    both: Both, patterns: list[Pattern], columns: Columns, bound: float, *, whole: bool = True
+    both: OpenSeatProblem,
+    patterns: list[Pattern],
+    columns: Columns,
+    bound: float,
+    *,
+    whole: bool = True,
 ) -> tuple[Program, Mapping[str, Ints]]:
     """The program (head of this file) and where its variables and rows are.
 
@@ -580,7 +589,7 @@ def _program(
 
 
 def _outcome(
-    both: Both, inputs: Inputs, mixed: Mixed, objective: Objective, trace: Trace
+    both: OpenSeatProblem, inputs: Inputs, mixed: OpenSeatPlan, objective: Objective, trace: Trace
 ) -> Outcome:
     """Pools of closed parts with their seats, and pools of open seats for stages."""
     promised = both.weights * mixed.score
@@ -625,7 +634,7 @@ def _outcome(
 
 
 def _stage(
-    both: Both,
+    both: OpenSeatProblem,
     inputs: Inputs,
     planned: tuple[PlannedPipeline, PlannedStage],
     kind: int,

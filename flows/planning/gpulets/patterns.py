@@ -5,14 +5,14 @@ on the others and feels t_p = sum of e_q over the others; its turns are ceil(sol
 inflation), or solo where it is alone on the GPU. So interference, turns and memory are constants of
 a pattern, and what a plan must choose is how many GPUs follow which pattern: cutting stock.
 
-A pattern's value at prices is a sum over models (`Worth`): price x rate, counted up to a cap, the
-whole demand of the model; and a price of carrying it at all, half of which is for any rate and all
-of it for the cap. The best pattern is found without looking at all of them: pressures are put into
-buckets; with every neighbour at the lower edge of its bucket a part can only be faster, so the sum
-of the best options under these edges bounds every pattern of those buckets. Two parts are searched
-by `pairs`. Of three parts and more, buckets are searched by falling bound, options likewise, until
-no bound exceeds the best found; there a model with seats on two parts is counted up to its cap
-twice, so values never fall short.
+A pattern's value at prices is a sum over models (`DualPrices`): price x rate, counted up to a cap,
+the whole demand of the model; and a price of carrying it at all, half of which is for any rate and
+all of it for the cap. The best pattern is found without looking at all of them: pressures are put
+into buckets; with every neighbour at the lower edge of its bucket a part can only be faster, so the
+sum of the best options under these edges bounds every pattern of those buckets. Two parts are
+searched by `pairs`. Of three parts and more, buckets are searched by falling bound, options
+likewise, until no bound exceeds the best found; there a model with seats on two parts is counted up
+to its cap twice, so values never fall short.
 
 Here: patterns of one class at prices. Not here: how many GPUs follow which (`master`).
 """
@@ -53,7 +53,7 @@ Parts = tuple[tuple[int, int], ...]  # (share, row of its options), rising
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Worth:
+class DualPrices:
     """The worth of a pattern's rates; see the head of this file.
 
     Attributes:
@@ -67,7 +67,7 @@ class Worth:
     caps: Floats
 
     @classmethod
-    def of(cls, rate: Floats, caps: Floats) -> "Worth":
+    def of(cls, rate: Floats, caps: Floats) -> "DualPrices":
         """Prices of requests alone."""
         return cls(rate=rate, at_all=np.zeros(len(rate)), caps=caps)
 
@@ -139,7 +139,7 @@ class Patterns:
             for share, options in self.options.items()
         }
 
-    def best(self, worth: Worth) -> list[tuple[float, Pattern]]:
+    def best(self, worth: DualPrices) -> list[tuple[float, Pattern]]:
         """The best pattern and those of other partitions near it, if any is worth something."""
         priced = self._priced(worth)
         found: list[tuple[float, Pattern]] = []
@@ -153,7 +153,7 @@ class Patterns:
         return found
 
     def above(
-        self, worth: Worth, least: float, most: int, watch: Watch | None = None
+        self, worth: DualPrices, least: float, most: int, watch: Watch | None = None
     ) -> tuple[list[Pattern], float]:
         """Up to about `most` dearest patterns worth more than `least`, without dominated ones.
 
@@ -220,7 +220,7 @@ class Patterns:
                 rates[every, own.model[rows, seat]] += own.batch[rows, seat] * speed
         return rates[:, :-1]
 
-    def _priced(self, worth: Worth) -> "dict[int, _Priced]":
+    def _priced(self, worth: DualPrices) -> "dict[int, _Priced]":
         """By share that has options: these at prices."""
         return {
             share: _Priced(own, worth) for share, own in self._shares.items() if own.options.count
@@ -275,7 +275,7 @@ class Patterns:
         self,
         partition: tuple[int, ...],
         priced: "dict[int, _Priced]",
-        worth: Worth,
+        worth: DualPrices,
         least: float,
     ) -> Found | None:
         """The best pattern of a partition, where one is worth more than `least`."""
@@ -298,7 +298,7 @@ class Patterns:
         self,
         partition: tuple[int, ...],
         priced: "dict[int, _Priced]",
-        worth: Worth,
+        worth: DualPrices,
         floor: list[float],
         watch: Watch,
     ) -> Iterator[Found]:
@@ -327,7 +327,7 @@ class Patterns:
         self,
         partition: tuple[int, ...],
         priced: "dict[int, _Priced]",
-        worth: Worth,
+        worth: DualPrices,
         asked: tuple[float, int],
         *,
         best_only: bool,
@@ -505,7 +505,7 @@ class _Priced:
         tops: what they are worth at every level.
     """
 
-    def __init__(self, share: _Share, worth: Worth) -> None:
+    def __init__(self, share: _Share, worth: DualPrices) -> None:
         self.share = share
         self._worth = worth
         levels = share.speed.shape[1]

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from flows.planning.decomposition.blocks import Demands
 from flows.planning.decomposition.decompose import Decomposition, Start
 from flows.planning.inputs import Problem
-from flows.planning.pool.attempts import Best, round_down
+from flows.planning.pool.attempts import Incumbent, round_down
 from flows.planning.pool.blocks import ModelBlocks, placeable
 from flows.planning.pool.bound import Bound, Goal
 from flows.planning.pool.columns import Columns, Way, ways_in_force
@@ -22,7 +22,7 @@ from flows.planning.watch import Watch
 
 
 def plan_at_prices(
-    best: Best, bound: Bound, options: PlanOptions, watch: Watch, *, proof: bool
+    best: Incumbent, bound: Bound, options: PlanOptions, watch: Watch, *, proof: bool
 ) -> tuple[float, NDArray[np.float64]]:
     """Improve the best plan model by model, at prices of GPUs.
 
@@ -74,7 +74,7 @@ class _Run:
         ways: models with ways.
     """
 
-    best: Best
+    best: Incumbent
     options: PlanOptions
     watch: Watch
     proven: float

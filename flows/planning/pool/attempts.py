@@ -1,6 +1,6 @@
 """The best plan known, and attempts to better it by integer programs, ever longer.
 
-Here: `Best`, which makes what it is offered lean, scores it and compares it; a first plan by
+Here: `Incumbent`, which makes what it is offered lean, scores it and compares it; a first plan by
 rounding the relaxation; integer programs over some configurations until proven or the limits end.
 Before each, the GPUs that every model can own in a *better* plan are narrowed (`integer.tighten`),
 which often is the whole proof. Not here: which configurations are tried, and what the bound over
@@ -34,7 +34,7 @@ from flows.planning.watch import Watch
 
 
 @dataclass(slots=True)
-class Best:
+class Incumbent:
     """The best plan known.
 
     Attributes:
@@ -165,7 +165,7 @@ class Attempts:
         effort: simplex iterations so far.
     """
 
-    best: Best
+    best: Incumbent
     ceiling: float
     options: PlanOptions
     trace: Trace

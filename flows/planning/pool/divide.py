@@ -25,7 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flows.planning.inputs import Problem
-from flows.planning.pool.attempts import Best
+from flows.planning.pool.attempts import Incumbent
 from flows.planning.pool.bound import Bound, Goal, solve_bound
 from flows.planning.pool.columns import Columns
 from flows.planning.solver.program import ProgramBuilder
@@ -41,7 +41,7 @@ Gpus = tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Alone:
+class SingleModelResult:
     """One model on some GPUs: vGPUs [its configurations, S], rate, bound, effort."""
 
     vgpus: NDArray[np.int64] | None
@@ -65,12 +65,12 @@ class Part:
         return replace(self, problem=replace(self.problem, gpus=np.array(gpus, dtype=np.int64)))
 
 
-Solve = Callable[[Part, Bound, float, int], Alone]
+Solve = Callable[[Part, Bound, float, int], SingleModelResult]
 """Plans a model until its rate is enough (samples/s); the last argument lengthens the search."""
 
 
 @dataclass(slots=True)
-class Division:
+class GpuSplit:
     """One division: rows of the master program, and what models were seen to do alone.
 
     Attributes:
@@ -80,7 +80,7 @@ class Division:
         watch: the clock.
     """
 
-    best: Best
+    best: Incumbent
     ceiling: float
     solve: Solve
     watch: Watch
@@ -88,7 +88,9 @@ class Division:
     prices: list[tuple[int, NDArray[np.float64]]] = field(
         default_factory=list[tuple[int, NDArray[np.float64]]]
     )
-    seen: dict[tuple[int, Gpus], Alone] = field(default_factory=dict[tuple[int, Gpus], Alone])
+    seen: dict[tuple[int, Gpus], SingleModelResult] = field(
+        default_factory=dict[tuple[int, Gpus], SingleModelResult]
+    )
 
     def __post_init__(self) -> None:
         models = range(len(self.best.problem.models))
@@ -148,7 +150,7 @@ class Division:
         self.best.offer(counts)
         return spent
 
-    def _alone(self, number: int, gpus: Gpus, hoped: float, effort: int) -> Alone:
+    def _alone(self, number: int, gpus: Gpus, hoped: float, effort: int) -> SingleModelResult:
         """The result of a model on some GPUs; solved again, longer, while it is open."""
         known, least = self.seen.get((number, gpus)), hoped * (1 - _SLACK)
         if known is not None and (
@@ -239,7 +241,7 @@ def _steps(
     return found
 
 
-def _part(best: Best, number: int) -> Part:
+def _part(best: Incumbent, number: int) -> Part:
     """A model by itself, its rate the score."""
     rows = np.flatnonzero(best.columns.model == number)
     columns = best.columns.take(rows)

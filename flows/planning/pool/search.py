@@ -17,11 +17,11 @@ from numpy.typing import NDArray
 from flows.clock import Stopwatch
 from flows.planning.inputs import Problem
 from flows.planning.pool.at_prices import plan_at_prices
-from flows.planning.pool.attempts import Attempts, Best, round_down
+from flows.planning.pool.attempts import Attempts, Incumbent, round_down
 from flows.planning.pool.blocks import placeable
 from flows.planning.pool.bound import Bound, Goal, least_loss, solve_bound, undominated
 from flows.planning.pool.columns import Columns, enumerate_columns
-from flows.planning.pool.divide import Alone, Division, Part
+from flows.planning.pool.divide import GpuSplit, Part, SingleModelResult
 from flows.planning.pool.integer import prove, tighten
 from flows.planning.registry import PlanOptions, Trace
 from flows.planning.watch import Watch
@@ -104,7 +104,7 @@ def search(
         _check_placeable(problem, columns)
     bound = solve_bound(problem, columns, goal)
     trace.seconds["bound"] = laps.restart()
-    best = Best(problem, columns, goal)
+    best = Incumbent(problem, columns, goal)
     proven = bound.score
     if not _prices_first(problem, proof=proof):
         proven = _Run(Attempts(best, bound.score, options, trace, watch), bound).solve()
@@ -145,7 +145,7 @@ def _prices_first(problem: Problem, *, proof: bool) -> bool:
     return len(problem.models) >= (_SEVERAL if several else MANY)
 
 
-def _no_plan(best: Best, watch: Watch) -> InfeasibleError:
+def _no_plan(best: Incumbent, watch: Watch) -> InfeasibleError:
     """Why there is no plan: models that find no GPU, or rates out of reach."""
     if watch.over():
         return watch.no_plan()
@@ -172,7 +172,7 @@ def _check_placeable(problem: Problem, columns: Columns) -> None:
         )
 
 
-def _with_fewer_stages(best: Best, options: PlanOptions, watch: Watch) -> None:
+def _with_fewer_stages(best: Incumbent, options: PlanOptions, watch: Watch) -> None:
     """Offer the best plan of fewer stages too, so that more freedom never is worse."""
     fewer = np.flatnonzero(best.columns.stages < options.max_partitions)
     models = np.unique(best.columns.model[fewer])
@@ -184,7 +184,7 @@ def _with_fewer_stages(best: Best, options: PlanOptions, watch: Watch) -> None:
         return
     columns = best.columns.take(fewer)
     bound = solve_bound(best.problem, columns, best.goal)
-    alone = Best(best.problem, columns, best.goal, score=best.score)
+    alone = Incumbent(best.problem, columns, best.goal, score=best.score)
     attempts = Attempts(alone, bound.score, less, Trace(), watch.part(1.0))
     proven = _Run(attempts, bound).solve()
     if alone.gap_to(proven) > min(options.gap, _SURE) and not watch.over():
@@ -201,7 +201,7 @@ class _Run:
 
     attempts: Attempts
     bound: Bound
-    best: Best = field(init=False)
+    best: Incumbent = field(init=False)
     trace: Trace = field(init=False)
 
     def __post_init__(self) -> None:
@@ -251,7 +251,7 @@ class _Run:
             self.attempts.watch.report(self.best.score, bound)
             return self.attempts.settled(bound) or self.attempts.watch.over()
 
-        proven = Division(self.best, proven, self._alone, self.attempts.watch).improve(
+        proven = GpuSplit(self.best, proven, self._alone, self.attempts.watch).improve(
             _DIVISION_EFFORT, done
         )
         self.trace.status = "optimal" if self.attempts.settled(proven) else "effort limit reached"
@@ -259,16 +259,16 @@ class _Run:
             self.trace.status = "time limit reached"
         return proven
 
-    def _alone(self, part: Part, bound: Bound, enough: float, times: int) -> Alone:
+    def _alone(self, part: Part, bound: Bound, enough: float, times: int) -> SingleModelResult:
         """Plan one model on the GPUs it was given."""
         options, watch = self.attempts.options, self.attempts.watch.part(1.0)
-        best = Best(part.problem, part.columns, part.goal)
+        best = Incumbent(part.problem, part.columns, part.goal)
         trace = Trace()
         attempts = Attempts(
             best, bound.score, options, trace, watch, enough, nodes=_ALONE_NODES * times
         )
         most = _Run(attempts, bound).solve()
-        return Alone(
+        return SingleModelResult(
             vgpus=best.vgpus,
             rate_rps=best.score,
             most_rps=max(most, best.score),

@@ -48,7 +48,7 @@ _OVER = 1e-9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ToPart:
+class PartitionProblem:
     """The models to divide.
 
     Attributes:
@@ -93,7 +93,7 @@ class ToPart:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Parted:
+class ClusterPartition:
     """An assignment, and what is known of the best.
 
     Attributes:
@@ -115,7 +115,9 @@ class Parted:
         return max(0.0, self.value - self.bound)
 
 
-def divide(asked: ToPart, watch: Watch, solver: str = "highs", gap: float = 1e-4) -> Parted | None:
+def divide(
+    asked: PartitionProblem, watch: Watch, solver: str = "highs", gap: float = 1e-4
+) -> ClusterPartition | None:
     """The most even assignment that fits; None where none is known to fit."""
     if asked.parts > min(len(asked.load), asked.gpus):
         return None
@@ -140,7 +142,7 @@ def sums(part: Ints, values: Floats, parts: int) -> Floats:
     return np.bincount(part, weights=values, minlength=parts).astype(np.float64)
 
 
-def fits(asked: ToPart, part: Ints, gpus: Ints) -> bool:
+def fits(asked: PartitionProblem, part: Ints, gpus: Ints) -> bool:
     """True if load and memory of every part are within what its GPUs have."""
     load = sums(part, asked.load, asked.parts)
     static = sums(part, asked.static_bytes, asked.parts)
@@ -155,7 +157,7 @@ def fits(asked: ToPart, part: Ints, gpus: Ints) -> bool:
     )
 
 
-def value_of(asked: ToPart, part: Ints, gpus: Ints) -> float:
+def value_of(asked: PartitionProblem, part: Ints, gpus: Ints) -> float:
     """dR + w dS + M of an assignment."""
     load, static = (sums(part, v, asked.parts) for v in (asked.load, asked.static_bytes))
     total, all_bytes = float(asked.load.sum()), float(asked.static_bytes.sum())
@@ -168,7 +170,7 @@ def value_of(asked: ToPart, part: Ints, gpus: Ints) -> float:
 # Greedy, with exchanges
 
 
-def _greedy(asked: ToPart) -> Parted | None:
+def _greedy(asked: PartitionProblem) -> ClusterPartition | None:
     """The best of two starts that fits.
 
     The parts of now, and the largest model where most is left.
@@ -176,17 +178,19 @@ def _greedy(asked: ToPart) -> Parted | None:
     starts = [_largest_first(asked)]
     if asked.labelled:
         starts.append(_as_before(asked, starts[0]))
-    found: list[Parted] = []
+    found: list[ClusterPartition] = []
     for start in starts:
         part = _exchanged(asked, start)
         gpus = _gpus_of_parts(asked, part)
         if gpus is not None and fits(asked, part, gpus):
             value = value_of(asked, part, gpus)
-            found.append(Parted(part=part, gpus=gpus, value=value, bound=0.0, status="exchanges"))
+            found.append(
+                ClusterPartition(part=part, gpus=gpus, value=value, bound=0.0, status="exchanges")
+            )
     return min(found, key=lambda each: each.value, default=None)
 
 
-def _largest_first(asked: ToPart) -> Ints:
+def _largest_first(asked: PartitionProblem) -> Ints:
     """Every model where load and bytes would stay lowest, largest models first."""
     size = _sizes(asked)
     order = np.argsort(-size.max(axis=1), kind="stable")
@@ -203,18 +207,18 @@ def _largest_first(asked: ToPart) -> Ints:
     return part
 
 
-def _as_before(asked: ToPart, otherwise: Ints) -> Ints:
+def _as_before(asked: PartitionProblem, otherwise: Ints) -> Ints:
     return np.where(asked.before >= 0, asked.before, otherwise)
 
 
-def _sizes(asked: ToPart) -> Floats:
+def _sizes(asked: PartitionProblem) -> Floats:
     """[m, 2] load and static bytes in shares of a part's mean."""
     load, static = asked.load.sum() or 1.0, asked.static_bytes.sum() or 1.0
     weight = np.sqrt(asked.memory_weight)
     return asked.parts * np.column_stack([asked.load / load, weight * asked.static_bytes / static])
 
 
-def _exchanged(asked: ToPart, part: Ints) -> Ints:
+def _exchanged(asked: PartitionProblem, part: Ints) -> Ints:
     """Make the exchange or move that evens parts most (least squares), until none does.
 
     A move of bytes away from where they are now pays its share of all bytes; coming home earns it.
@@ -239,7 +243,7 @@ def _exchanged(asked: ToPart, part: Ints) -> Ints:
     return part
 
 
-def _targets(asked: ToPart, part: Ints) -> Floats:
+def _targets(asked: PartitionProblem, part: Ints) -> Floats:
     """[parts, 2] sizes that parts should have: load as their GPUs, bytes alike."""
     gpus = _gpus_of_parts(asked, part)
     if gpus is None:
@@ -293,7 +297,7 @@ def _best_exchange(
     return None
 
 
-def _gpus_of_parts(asked: ToPart, part: Ints) -> Ints | None:
+def _gpus_of_parts(asked: PartitionProblem, part: Ints) -> Ints | None:
     """The needs of each part, and the room left where load per GPU is highest.
 
     None beyond all GPUs.
@@ -317,8 +321,11 @@ def spread(load: Floats, gpus: Ints, more: int, most: int) -> Ints:
 
 
 def _exact(
-    asked: ToPart, start: Parted | None, watch: Watch, effort: tuple[str, float, int]
-) -> Parted | None:
+    asked: PartitionProblem,
+    start: ClusterPartition | None,
+    watch: Watch,
+    effort: tuple[str, float, int],
+) -> ClusterPartition | None:
     solver, gap, nodes = effort
     program = _program(asked)
     first = None if start is None else _solution(asked, start)
@@ -338,7 +345,9 @@ def _exact(
             return None
         part, gpus, value = start.part, start.gpus, start.value
     status = "optimal" if value - bound <= max(gap * value, 1e-6) else answer.status
-    return Parted(part=part, gpus=gpus, value=value, bound=min(bound, value), status=status)
+    return ClusterPartition(
+        part=part, gpus=gpus, value=value, bound=min(bound, value), status=status
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -352,7 +361,7 @@ class _Variables:
     uneven: int
 
 
-def _program(asked: ToPart) -> Program:
+def _program(asked: PartitionProblem) -> Program:
     """The program of the head of this file; families in the order x, g, D, dR, dS."""
     builder = ProgramBuilder()
     made = _variables(builder, asked)
@@ -375,7 +384,7 @@ def _program(asked: ToPart) -> Program:
     return builder.build()
 
 
-def _variables(builder: ProgramBuilder, asked: ToPart) -> _Variables:
+def _variables(builder: ProgramBuilder, asked: PartitionProblem) -> _Variables:
     m, parts = len(asked.load), asked.parts
     cost, upper = np.zeros((m, parts)), np.ones((m, parts))
     if asked.labelled:
@@ -395,12 +404,14 @@ def _variables(builder: ProgramBuilder, asked: ToPart) -> _Variables:
     )
 
 
-def _part_bytes(asked: ToPart) -> float:
+def _part_bytes(asked: PartitionProblem) -> float:
     """Mean static bytes of a part, the unit of bytes in the program."""
     return float(asked.static_bytes.sum()) / asked.parts or 1.0
 
 
-def _even_rows(builder: ProgramBuilder, asked: ToPart, made: _Variables, sign: float) -> None:
+def _even_rows(
+    builder: ProgramBuilder, asked: PartitionProblem, made: _Variables, sign: float
+) -> None:
     """One side of `load` and of `static`."""
     m, parts = made.x.shape
     part_of = np.tile(np.arange(parts), m)
@@ -418,7 +429,7 @@ def _even_rows(builder: ProgramBuilder, asked: ToPart, made: _Variables, sign: f
         builder.entries(rows, np.full(parts, made.uneven), -1.0)
 
 
-def _memory_rows(builder: ProgramBuilder, asked: ToPart, made: _Variables) -> None:
+def _memory_rows(builder: ProgramBuilder, asked: PartitionProblem, made: _Variables) -> None:
     """Rows `memory` and `dynamic`."""
     m, parts = made.x.shape
     unit = _part_bytes(asked)
@@ -431,7 +442,7 @@ def _memory_rows(builder: ProgramBuilder, asked: ToPart, made: _Variables) -> No
     builder.entries(rows, np.tile(made.dynamic, m), -1.0)
 
 
-def _solution(asked: ToPart, known: Parted) -> Floats:
+def _solution(asked: PartitionProblem, known: ClusterPartition) -> Floats:
     """Values of all variables for an assignment, parts numbered as the program numbers them."""
     m, parts = len(asked.load), asked.parts
     part, gpus = known.part, known.gpus

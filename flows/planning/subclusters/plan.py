@@ -40,8 +40,8 @@ from flows.planning.solver.arrays import Floats, Ints
 from flows.planning.subclusters.classes import Chosen, ToClass, cheapest, evenest
 from flows.planning.subclusters.gathering import Curves, curves
 from flows.planning.subclusters.partition import (
-    Parted,
-    ToPart,
+    ClusterPartition,
+    PartitionProblem,
     divide,
     imbalance,
     spread,
@@ -262,7 +262,7 @@ def _to_class(asked: Demands, load: Floats, options: PlanOptions) -> ToClass:
 
 def _fewest_gpus(
     asked: Demands, options: PlanOptions, inputs: Inputs, wanted: int | None
-) -> tuple[list[Subcluster], list[Parted], float]:
+) -> tuple[list[Subcluster], list[ClusterPartition], float]:
     """Sub-clusters for given rates, and the least that their GPUs can cost."""
     load = asked.load(asked.rates(1.0))
     to_class = _to_class(asked, load, options)
@@ -274,7 +274,7 @@ def _fewest_gpus(
     if options.objective == "gpus":
         bound = float(np.ceil(bound - 1e-6))
     found: list[Subcluster] = []
-    parted: list[Parted] = []
+    parted: list[ClusterPartition] = []
     for kind, count in _counts(asked, chosen, load, wanted).items():
         models = np.flatnonzero(chosen.kind == kind)
         need = float(load[models, kind].sum()) / options.own["utilisation"]
@@ -326,12 +326,14 @@ def _counts(asked: Demands, chosen: Chosen, load: Floats, wanted: int | None) ->
     return counts
 
 
-def _to_part(asked: Demands, models: Ints, kind: int, load: Floats, options: PlanOptions) -> ToPart:
+def _to_part(
+    asked: Demands, models: Ints, kind: int, load: Floats, options: PlanOptions
+) -> PartitionProblem:
     """The division on one class; `_parted` fills in parts, GPUs and labels."""
     mine = [number for number, (_, at) in enumerate(asked.pools) if at == kind]
     label = {number: place for place, number in enumerate(mine)}
     before = [label.get(int(number), -1) for number in asked.before[models]]
-    return ToPart(
+    return PartitionProblem(
         load=load,
         static_bytes=asked.static_bytes[models],
         dynamic_bytes=asked.dynamic_bytes[models],
@@ -344,13 +346,13 @@ def _to_part(asked: Demands, models: Ints, kind: int, load: Floats, options: Pla
 
 
 def _parted(
-    whole: ToPart,
+    whole: PartitionProblem,
     least: tuple[int, int],
     options: PlanOptions,
     inputs: Inputs,
     *,
     fixed: bool,
-) -> Parted | None:
+) -> ClusterPartition | None:
     """The first division that fits, from the least sub-clusters and GPUs on."""
     parts, gpus = least
     most = parts if fixed else min(len(whole.load), whole.gpus, parts + _TRIES)
@@ -367,14 +369,14 @@ def _parted(
     return None
 
 
-def _share(to_part: ToPart) -> float:
+def _share(to_part: PartitionProblem) -> float:
     """Load that the largest of equal parts may have."""
     if np.isfinite(to_part.utilisation):
         return to_part.utilisation * to_part.most
     return float(to_part.load.sum()) / to_part.parts
 
 
-def _relabelled(whole: ToPart, parts: int) -> Ints:
+def _relabelled(whole: PartitionProblem, parts: int) -> Ints:
     """Labels 0 .. parts - 1 for the parts of now that hold the most bytes; -1 for the others."""
     labels = int(whole.before.max(initial=-1)) + 1
     if labels <= parts:
@@ -382,7 +384,7 @@ def _relabelled(whole: ToPart, parts: int) -> Ints:
     return np.where(whole.before < parts, whole.before, -1)
 
 
-def _named(asked: Demands, kind: int, models: Ints, part: Parted) -> list[Subcluster]:
+def _named(asked: Demands, kind: int, models: Ints, part: ClusterPartition) -> list[Subcluster]:
     """Parts as sub-clusters; each goes on with the pool of its label."""
     mine = [name for name, at in asked.pools if at == kind]
     return [
@@ -401,10 +403,10 @@ def _named(asked: Demands, kind: int, models: Ints, part: Parted) -> list[Subclu
 
 def _largest_scale(
     asked: Demands, options: PlanOptions, inputs: Inputs, wanted: int | None
-) -> tuple[float, float, list[Subcluster], list[Parted]]:
+) -> tuple[float, float, list[Subcluster], list[ClusterPartition]]:
     """The largest scale of the weights found, its bound, and the sub-clusters that carry it."""
     bound = _scale_bound(asked, options)
-    best: tuple[float, list[Subcluster], list[Parted]] | None = None
+    best: tuple[float, list[Subcluster], list[ClusterPartition]] | None = None
     scale = bound
     for even_memory in (True, False):
         for _ in range(_ROUNDS):
@@ -503,7 +505,7 @@ def _divided_at(
     wanted: int | None,
     *,
     even_memory: bool,
-) -> tuple[list[Subcluster], list[Parted]] | None:
+) -> tuple[list[Subcluster], list[ClusterPartition]] | None:
     """Sub-clusters on all GPUs, as even as can be at a scale, whether or not it fits."""
     load = asked.load(asked.rates(scale))
     to_class = _to_class(asked, load, options)
@@ -511,7 +513,7 @@ def _divided_at(
     if chosen is None:
         return None
     found: list[Subcluster] = []
-    parted: list[Parted] = []
+    parted: list[ClusterPartition] = []
     for kind, count in _counts(asked, chosen, load, wanted).items():
         models = np.flatnonzero(chosen.kind == kind)
         whole = _to_part(asked, models, kind, load[models, kind], options)
@@ -544,7 +546,7 @@ def _scale_of(asked: Demands, found: list[Subcluster], bound: float, utilisation
 
 
 def _with_spare(
-    asked: Demands, best: tuple[float, list[Subcluster], list[Parted]]
+    asked: Demands, best: tuple[float, list[Subcluster], list[ClusterPartition]]
 ) -> list[Subcluster]:
     """GPUs as the scale needs them, and what is left of a class where load per GPU is highest."""
     scale, found, _ = best
@@ -624,7 +626,7 @@ def _pipelines(
 
 
 def _certificate(
-    asked: Demands, rates: Floats, found: list[Subcluster], parted: list[Parted]
+    asked: Demands, rates: Floats, found: list[Subcluster], parted: list[ClusterPartition]
 ) -> dict[str, Any]:
     load = [asked.curves[s.kind].gpus(rates)[s.models] for s in found]
     held = [asked.static_bytes[s.models] for s in found]

@@ -39,7 +39,7 @@ from flows.release.rollout.comparing import (
     compare,
 )
 from flows.release.rollout.hosts import OtherHosts, have_look
-from flows.release.rollout.options import RolloutOptions, Way
+from flows.release.rollout.options import RolloutMode, RolloutOptions
 from flows.release.server.running import (
     RefusedError,
     ServerError,
@@ -218,7 +218,7 @@ def change_plan(
     before = plan_in_force(folder)
     check_beside(_settings(folder), plan)
     # A plan between would serve before the last one is compared.
-    at_once = options.way is Way.IN_PLACE_ONLY or options.compare_requests > 0
+    at_once = options.way is RolloutMode.IN_PLACE_ONLY or options.compare_requests > 0
     *between, last = steps(before, complete_tensors(plan), at_once=at_once)
     done: list[StepDone] = []
     for following in between:
@@ -257,7 +257,7 @@ def _change_at_once(
         run(Step.PREPARE, lambda change: _prepare(change, ready_seconds))
         if expected:
             run(Step.COMPARE, lambda change: compare(change.state, change.new, expected, options))
-        if options.way is Way.FLUSH:
+        if options.way is RolloutMode.FLUSH:
             run(Step.FLUSH, _flush)
         run(Step.SWAP, _swap)
     except BaseException:

@@ -7,7 +7,7 @@ from flows.options import check_options, option
 from triton_backend.contract.errors import InputError
 
 
-class Way(StrEnum):
+class RolloutMode(StrEnum):
     """How a plan follows another.
 
     `in-place`: with work in flight; where a GPU cannot hold the new workers beside the old, by
@@ -74,7 +74,7 @@ class RolloutOptions:
     reason: str = option(
         "requested", help="Reason that the history of rollouts records.", panel="Rollout"
     )
-    way: Way = Way.IN_PLACE
+    way: RolloutMode = RolloutMode.IN_PLACE
     wait: bool = True
 
     def __post_init__(self) -> None:

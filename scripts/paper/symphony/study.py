@@ -26,7 +26,14 @@ from numpy.typing import NDArray
 
 from flows.clock import Stopwatch
 from flows.planning import PlanOptions, make_plan
-from flows.planning.subclusters.partition import ToPart, divide, fits, imbalance, sums, value_of
+from flows.planning.subclusters.partition import (
+    PartitionProblem,
+    divide,
+    fits,
+    imbalance,
+    sums,
+    value_of,
+)
 from flows.planning.watch import Watch
 from scripts.benchmarks.figures import Figure, add_destinations, exit_code, show, store
 from scripts.paper.symphony.analytic import staggered, uncoordinated
@@ -692,7 +699,7 @@ def _partition(models: int, parts: int, seed: int) -> tuple[float, ...]:
     rng = np.random.default_rng(seed)
     load = rng.exponential(size=models)  # the paper draws rates so
     static = rng.uniform(5e6, 550e6, models)  # from MobileNet to VGG
-    asked = ToPart(
+    asked = PartitionProblem(
         load=load,
         static_bytes=static,
         dynamic_bytes=static / 2,

@@ -13,8 +13,8 @@ from triton_backend.contract.decisions import (
     Dispatch,
     Drop,
     DropReason,
+    Member,
     Ride,
-    Seat,
 )
 from triton_backend.contract.errors import InputError
 from triton_backend.contract.events import (
@@ -107,8 +107,8 @@ def test_batches_of_two_entries_sit_in_one_run_at_rows_of_their_own() -> None:
     ride = the_ride(told.arrive(100, AT_JUNCTION, samples=2))
     assert ride.ride_id == first.ride_id
     assert ride.members == (
-        Seat(batch_id=0, stage=1, first_row=0, rows=1),
-        Seat(batch_id=2, stage=0, first_row=1, rows=2),
+        Member(batch_id=0, stage=1, first_row=0, rows=1),
+        Member(batch_id=2, stage=0, first_row=1, rows=2),
     )
     assert (ride.start_us, ride.end_us) == (11_000, 18_000)
 
@@ -385,7 +385,7 @@ def test_a_lost_member_leaves_a_hole_and_a_lost_ride_takes_all_along() -> None:
     ride = the_ride(told.arrive(1, AT_JUNCTION))
     told.tell(Pause(now_us=2))
     (left,) = [d for d in told.tell(BatchLost(now_us=3, batch_id=0)) if isinstance(d, Ride)]
-    assert left.members == (Seat(batch_id=2, stage=0, first_row=1, rows=1),)
+    assert left.members == (Member(batch_id=2, stage=0, first_row=1, rows=1),)
     decided = told.tell(BatchLost(now_us=4, batch_id=ride.ride_id))
     assert [d.batch_id for d in decided if isinstance(d, Abort)] == [2]
     assert told.scheduler.queue_lengths() == (2,)

@@ -29,11 +29,11 @@ from triton_backend.serving.deployment import Deployment
 from triton_backend.serving.front.replies import Refusal
 from triton_backend.serving.transport.fetching import Fetches
 from triton_backend.serving.transport.shared_memory import SHARED_FOLDER, Arrays
-from triton_backend.serving.transport.wire import NONE, Piece
+from triton_backend.serving.transport.wire import NONE, RowSlice
 
 pytestmark = pytest.mark.slow
 PATIENT_US = 4_000_000
-asked: list[Piece] = []  # of other hosts
+asked: list[RowSlice] = []  # of other hosts
 NAMES = ("actdet", "chain", "fork", "traffic", "alone", "m_a")
 
 

@@ -33,8 +33,8 @@ from triton_backend.serving.front.pending import ExpressTicket, PendingRequests,
 from triton_backend.serving.liveness.processes import DEAD_BY_NOW_US
 from triton_backend.serving.transport.fetching import Fetches, holders
 from triton_backend.serving.transport.shared_memory import Arrays, Segment
-from triton_backend.serving.transport.shelves import Shelves, rows_of
-from triton_backend.serving.transport.wire import NONE, FrameError, JobDoneBody, Piece
+from triton_backend.serving.transport.shelves import RetainedSegments, rows_of
+from triton_backend.serving.transport.wire import NONE, FrameError, JobDoneBody, RowSlice
 
 
 class _Generation:
@@ -77,7 +77,7 @@ class _Generation:
         """The group of rows that an output of a module belongs to."""
         return self.deployment.group_of(self.graph.module(module).model, tensor)
 
-    def wanted(self, piece: Piece) -> list[TensorSpec]:
+    def wanted(self, piece: RowSlice) -> list[TensorSpec]:
         """The outputs of its module that lie in a piece and that the answer names."""
         module = self.graph.modules[piece.producer]
         sources = (source.partition(".") for source in self.graph.outputs.values())
@@ -111,7 +111,7 @@ class FrontJobs:
     ) -> None:
         self._name = name
         self._fetches = fetches
-        self._shelves = Shelves(settings)
+        self._shelves = RetainedSegments(settings)
         self._pending = pending
         self._generations: dict[int, _Generation] = {}  # by tag
         self._current: _Generation | None = None
@@ -168,8 +168,8 @@ class FrontJobs:
         if generation is None:
             raise FrameError(f"a job of plan {tag:016x}, which is not known here")
         pieces = _with_rows(body)
-        taken: dict[Piece, Arrays] = {}
-        elsewhere: list[tuple[list[str], Piece]] = []
+        taken: dict[RowSlice, Arrays] = {}
+        elsewhere: list[tuple[list[str], RowSlice]] = []
         for piece in pieces:
             addresses = holders(self._shelves.deployment(piece.generation), self._name, piece, None)
             if addresses:
@@ -177,7 +177,7 @@ class FrontJobs:
             else:
                 taken[piece] = self._shelves.tensors(self._name, piece)
 
-        def come(piece: Piece, rows: Arrays | None) -> None:
+        def come(piece: RowSlice, rows: Arrays | None) -> None:
             if rows is None:
                 if None not in missing:
                     missing.add(None)
@@ -188,7 +188,7 @@ class FrontJobs:
             if not missing:
                 reply(self._outputs(generation, body, taken))
 
-        missing: set[Piece | None] = {piece for _, piece in elsewhere}
+        missing: set[RowSlice | None] = {piece for _, piece in elsewhere}
         if not missing:
             reply(self._outputs(generation, body, taken))
         for addresses, piece in elsewhere:
@@ -196,7 +196,7 @@ class FrontJobs:
             self._fetches.ask(addresses, self._name, piece, wanted, partial(come, piece))
 
     def _outputs(
-        self, generation: _Generation, body: JobDoneBody, taken: Mapping[Piece, Arrays]
+        self, generation: _Generation, body: JobDoneBody, taken: Mapping[RowSlice, Arrays]
     ) -> Arrays:
         """The outputs of a job whose pieces have been taken."""
         found: Arrays = {}
@@ -213,7 +213,7 @@ class FrontJobs:
         self.bytes_out += sum(tensor.nbytes for tensor in found.values())
         return found
 
-    def rows(self, application: str, piece: Piece) -> Arrays:
+    def rows(self, application: str, piece: RowSlice) -> Arrays:
         """A piece's view of a request's inputs, [rows, ...] in its slot.
 
         Raises:
@@ -261,13 +261,13 @@ class FrontJobs:
         self._shelves.close()
 
 
-def _with_rows(body: JobDoneBody) -> list[Piece]:
+def _with_rows(body: JobDoneBody) -> list[RowSlice]:
     """The pieces of a job in the order of their rows; not those that say what was dropped.
 
     Raises:
         FrameError: rows before one are missing.
     """
-    found: list[Piece] = []
+    found: list[RowSlice] = []
     after: dict[tuple[int, int], int] = {}
     for piece in sorted(piece for piece in body.pieces if piece.slot != NONE):
         key = piece.producer, piece.group

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from triton_backend.contract import decisions, events
-from triton_backend.contract.decisions import Decision, Dispatch, DropReason, Hop, Seat
+from triton_backend.contract.decisions import Decision, Dispatch, DropReason, Hop, Member
 from triton_backend.contract.events import Event, PlanChanged
 from triton_backend.runtimes.clock import Clock
 from triton_backend.serving.deployment import Deployment
@@ -182,7 +182,7 @@ def read_events(lines: Iterable[str]) -> Iterator[Event | Decision | Gap | dict[
         if data.get("reason") is not None:
             data["reason"] = DropReason.parse(data["reason"])
         if kind == "Ride":
-            data["members"] = tuple(Seat(*member) for member in data["members"])
+            data["members"] = tuple(Member(*member) for member in data["members"])
         if kind == "Emitted":
             data["rows"] = tuple(data["rows"])
         yield _KINDS[kind](**data)

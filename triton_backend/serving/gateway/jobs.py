@@ -26,7 +26,7 @@ from triton_backend.contract.applications import Application
 from triton_backend.contract.decisions import FIRST_TASK, Dispatch, TaskReady
 from triton_backend.serving.deployment import THE_REQUEST, Deployment
 from triton_backend.serving.transport.shared_memory import SlotPool
-from triton_backend.serving.transport.wire import NONE, Piece
+from triton_backend.serving.transport.wire import NONE, RowSlice
 
 _THE_ANSWER = -1  # among those that read a module
 
@@ -53,7 +53,7 @@ class _Place(NamedTuple):
 _NOWHERE = _Place(NONE, NONE, NONE)
 
 
-class ShelfSlots:
+class RetainedOutputs:
     """The shelves of a generation: which of their slots are free.
 
     Of every life its own (`WorkerSlots`).
@@ -72,14 +72,18 @@ class ShelfSlots:
         """Slots taken, on all of them."""
         return sum(pool.taken for pool in self._pools)
 
-    def grant(self, vgpu: int) -> "ShelfSlot | None":
+    def grant(self, vgpu: int) -> "RetainedOutputSlot | None":
         """A slot of a vGPU's shelf, or None where none is free."""
         slot = self._pools[vgpu].take()
-        return None if slot is None else ShelfSlot(self._generation, vgpu, slot, self._pools[vgpu])
+        return (
+            None
+            if slot is None
+            else RetainedOutputSlot(self._generation, vgpu, slot, self._pools[vgpu])
+        )
 
 
 @dataclass(slots=True, eq=False)
-class ShelfSlot:
+class RetainedOutputSlot:
     """A slot that is granted to a batch, which holds it to its end as every output in it does."""
 
     generation: int
@@ -104,7 +108,7 @@ class _Output:
 
     first_row: int
     rows: tuple[int, ...]
-    shelf: ShelfSlot
+    shelf: RetainedOutputSlot
     row: tuple[int, ...]
 
 
@@ -292,9 +296,9 @@ class Jobs:
                 if not task.wanted or task.job.over:
                     del self._tasks[number]
 
-    def pieces(self, deployment: Deployment, dispatch: Dispatch) -> list[Piece]:
+    def pieces(self, deployment: Deployment, dispatch: Dispatch) -> list[RowSlice]:
         """Where the rows of a batch are to be gathered from; unwanted rows are zeros."""
-        found: list[Piece] = []
+        found: list[RowSlice] = []
         at = 0
         for number in dispatch.request_ids:
             task = self._tasks[number]
@@ -302,7 +306,7 @@ class Jobs:
             for producer, group in deployment.producers(application, task.module):
                 for offset, rows, (generation, where, slot), row in _sources(task, producer, group):
                     found.append(
-                        Piece(
+                        RowSlice(
                             at + offset,
                             rows,
                             application,
@@ -322,7 +326,7 @@ class Jobs:
         self,
         deployment: Deployment,
         dispatch: Dispatch,
-        shelf: ShelfSlot,
+        shelf: RetainedOutputSlot,
         given: Sequence[Sequence[int]],
     ) -> list[tuple[int, tuple[int, ...]]]:
         """A batch has ended, its outputs on a shelf.
@@ -361,7 +365,7 @@ class Jobs:
         shelf.release()
         return emitted
 
-    def failed(self, dispatch: Dispatch, shelf: ShelfSlot) -> list[tuple[int, str]]:
+    def failed(self, dispatch: Dispatch, shelf: RetainedOutputSlot) -> list[tuple[int, str]]:
         """A batch could not be run: jobs that it concerns, with the names of the modules."""
         concerned: dict[int, str] = {}
         for number in dispatch.request_ids:
@@ -374,12 +378,12 @@ class Jobs:
 
     # Answers
 
-    def done(self, number: int, deployment: Deployment) -> list[Piece]:
+    def done(self, number: int, deployment: Deployment) -> list[RowSlice]:
         """A job is done, and has to be read: where its outputs lie."""
         job = self._jobs[number]
         job.done = True
         application = deployment.application_numbers[job.graph.name]
-        found: list[Piece] = []
+        found: list[RowSlice] = []
         for module, outputs in job.outputs.items():
             groups = 1 + len(deployment.row_groups(job.graph.modules[module].model))
             for group in range(groups):
@@ -388,10 +392,10 @@ class Jobs:
                     shelf, rows = output.shelf, output.rows[group]
                     if rows:
                         place = shelf.generation, shelf.vgpu, shelf.slot, output.row[group]
-                        found.append(Piece(at, rows, application, NONE, module, group, *place))
+                        found.append(RowSlice(at, rows, application, NONE, module, group, *place))
                     at += rows
         nowhere = NONE, NONE, NONE, 0
-        found += [Piece(0, 1, application, NONE, m, 0, *nowhere) for m in sorted(job.dropped)]
+        found += [RowSlice(0, 1, application, NONE, m, 0, *nowhere) for m in sorted(job.dropped)]
         return found
 
 

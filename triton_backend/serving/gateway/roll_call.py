@@ -16,7 +16,7 @@ LONGEST_US = 150_000
 PATIENCE_US = 1_000_000
 
 
-class RollCall:
+class StartupBarrier:
     """Of the workers of one generation, from `now_us` on.
 
     Attributes:

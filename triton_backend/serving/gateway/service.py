@@ -24,7 +24,7 @@ from triton_backend.serve_folder.settings import ServeSettings
 from triton_backend.serving.deployment import Deployment
 from triton_backend.serving.gateway.event_log import EventLog
 from triton_backend.serving.gateway.pool_use import advice_document
-from triton_backend.serving.gateway.standby import Life, Seat, Standby
+from triton_backend.serving.gateway.standby import Life, SchedulerLock, Standby
 from triton_backend.serving.gateway.state import (
     HELD_BACK_SLOS,
     Address,
@@ -90,7 +90,7 @@ class SchedulerService:
         self._clock = clock
         self._name = name
         longest_us = max(deployment.longest_slos_us)
-        self._seat = Seat(settings.socket_folder, HELD_BACK_SLOS * longest_us)
+        self._seat = SchedulerLock(settings.socket_folder, HELD_BACK_SLOS * longest_us)
         self._standby = Standby(deployment, name, clock, self._seat, self._warm_up)
         self._life: Life | None = None
         self._shown: list[bytes] = []  # to the standby, of plans

@@ -73,7 +73,7 @@ class Life(NamedTuple):
     slots_used_until_us: int
 
 
-class Seat:
+class SchedulerLock:
     """The right to dispatch, of one process at a time.
 
     A lock on a file that says whose life it was last.
@@ -152,7 +152,7 @@ class Standby:
         deployment: Deployment,
         name: str,
         clock: Clock,
-        seat: Seat,
+        seat: SchedulerLock,
         warm_up: Callable[[Deployment], None],
     ) -> None:
         self.served = deployment

@@ -26,9 +26,9 @@ from triton_backend.contract.decisions import (
     Hop,
     JobDone,
     JobDropped,
+    Member,
     ModuleSkipped,
     Ride,
-    Seat,
     SetTimer,
     TaskReady,
 )
@@ -59,10 +59,16 @@ from triton_backend.serving.deployment import Deployment
 from triton_backend.serving.gateway.admission import Admission, Refused, RefusedJob
 from triton_backend.serving.gateway.counters import GatewayCounters, StageUse
 from triton_backend.serving.gateway.held_slots import HeldSlot, HeldSlots
-from triton_backend.serving.gateway.jobs import InputSlot, Job, Jobs, ShelfSlot, ShelfSlots
+from triton_backend.serving.gateway.jobs import (
+    InputSlot,
+    Job,
+    Jobs,
+    RetainedOutputs,
+    RetainedOutputSlot,
+)
 from triton_backend.serving.gateway.pool_use import PoolAdvice, PoolUse
 from triton_backend.serving.gateway.put_off import Offered, PutOff
-from triton_backend.serving.gateway.roll_call import RollCall
+from triton_backend.serving.gateway.roll_call import StartupBarrier
 from triton_backend.serving.gateway.rollout import Rollout, State
 from triton_backend.serving.liveness.processes import ThreadUse, dead_after_us
 from triton_backend.serving.liveness.supervisor import (
@@ -165,7 +171,7 @@ class BatchInFlight:
     heard_us: int
     reported: int = 0
     early: dict[int, TimesBody | None] = field(default_factory=dict[int, TimesBody | None])
-    shelf: ShelfSlot | None = None
+    shelf: RetainedOutputSlot | None = None
     given: tuple[tuple[int, ...], ...] = ()
     failed: bool = False
 
@@ -369,7 +375,7 @@ class _Generation:
         self.admission = Admission(deployment.plan, settings.policy, settings.guard_us)
         self.slots = slots
         self.express = ExpressArrivals(deployment)
-        self.shelves = ShelfSlots(deployment, slots.life)
+        self.shelves = RetainedOutputs(deployment, slots.life)
         self.applications = frozenset(one.name for one in deployment.plan.applications)
         self.shelved = [model.name in deployment.shelved for model in models]
         self.supervise(now_us)
@@ -470,7 +476,7 @@ class Gateway:
             self._apply(WorkerLost(now_us=self._at(now_us), vgpu=vgpu.index))
         # The workers of an earlier life are about to report; what fronts announce again waits for
         # them.
-        self._roll_call: RollCall | None = RollCall(deployment, now_us)
+        self._roll_call: StartupBarrier | None = StartupBarrier(deployment, now_us)
         self._apply(Pause(now_us=self._at(now_us)))
 
     # Its state
@@ -1144,7 +1150,7 @@ class Gateway:
             if number in self._batches:
                 self._end_stage(number, batch, now_us, now_us)
 
-    def _fail_jobs(self, batch: BatchInFlight, shelf: ShelfSlot, reason: str) -> None:
+    def _fail_jobs(self, batch: BatchInFlight, shelf: RetainedOutputSlot, reason: str) -> None:
         """Have the jobs of a batch answered as failed; the core knows that they are not wanted."""
         batch.failed = True
         for number, module in self._jobs.failed(batch.dispatch, shelf):
@@ -1526,7 +1532,7 @@ class Gateway:
         raise InvariantError(f"ride {decision.ride_id} of batches {list(seats)}, not dispatched")
 
     def _add_ride(
-        self, generation: _Generation, dispatch: Dispatch, seat: Seat, decision: Ride
+        self, generation: _Generation, dispatch: Dispatch, seat: Member, decision: Ride
     ) -> RideInFlight:
         vgpu = dispatch.hops[seat.stage].vgpu
         ride = self._rides[decision.ride_id] = RideInFlight(generation, vgpu, decision)
@@ -1563,7 +1569,7 @@ class Gateway:
                 self._send_tasks(generation, dispatch, slots, shelf)
 
     def _send_tasks(
-        self, served: _Generation, dispatch: Dispatch, slots: list[int], shelf: ShelfSlot
+        self, served: _Generation, dispatch: Dispatch, slots: list[int], shelf: RetainedOutputSlot
     ) -> None:
         """To its first worker, which gathers it from where the rows lie."""
         number, deployment = dispatch.batch_id, served.deployment

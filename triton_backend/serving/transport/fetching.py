@@ -31,7 +31,7 @@ from triton_backend.serving.transport.wire import (
     FrameError,
     Header,
     Kind,
-    Piece,
+    RowSlice,
     frame,
     pack_fetch,
 )
@@ -66,7 +66,7 @@ class Fetches:
         self,
         addresses: Sequence[str],
         application: str,
-        piece: Piece,
+        piece: RowSlice,
         wanted: Sequence[TensorSpec],
         done: Fetched,
     ) -> None:
@@ -144,7 +144,10 @@ class Fetches:
 
 
 def answer_fetch(
-    connection: Connection, header: Header, wanted: FetchBody, find: Callable[[str, Piece], Arrays]
+    connection: Connection,
+    header: Header,
+    wanted: FetchBody,
+    find: Callable[[str, RowSlice], Arrays],
 ) -> None:
     """Send the rows that a peer asked for, or why there are none.
 
@@ -172,7 +175,9 @@ def bytes_of(arrays: Arrays) -> list[memoryview]:
     return [memoryview(cast("Any", a.reshape(-1).view(np.uint8))) for a in arrays.values()]
 
 
-def holders(deployment: Deployment, application: str, piece: Piece, node: str | None) -> list[str]:
+def holders(
+    deployment: Deployment, application: str, piece: RowSlice, node: str | None
+) -> list[str]:
     """Addresses of those who have the memory of a piece, where it lies on another host.
 
     None where it is here.

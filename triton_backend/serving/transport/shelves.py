@@ -16,10 +16,10 @@ from triton_backend.serve_folder.settings import ServeSettings
 from triton_backend.serving.deployment import Deployment
 from triton_backend.serving.layout import SlotLayout
 from triton_backend.serving.transport.shared_memory import SHARED_FOLDER, Arrays, Segment
-from triton_backend.serving.transport.wire import FrameError, Piece
+from triton_backend.serving.transport.wire import FrameError, RowSlice
 
 
-class Shelves:
+class RetainedSegments:
     """Shelves of all generations that matter here, mapped when first needed."""
 
     def __init__(self, settings: ServeSettings) -> None:
@@ -78,7 +78,7 @@ class Shelves:
             known = self._segments[key] = Segment.attach(name, layout)
         return known.laid_out(deployment.shelf_layout(deployment.plan.model(model), vgpu))
 
-    def tensors(self, application: str, piece: Piece) -> Arrays:
+    def tensors(self, application: str, piece: RowSlice) -> Arrays:
         """A piece's view of its producer's outputs, [rows, ...] on the memory itself.
 
         Raises:
@@ -94,7 +94,7 @@ class Shelves:
             known = self._tensors[place] = mine, min(map(len, mine.values()), default=0)
         return rows_of(known[0], piece, known[1])
 
-    def _all_of(self, application: str, piece: Piece) -> Arrays:
+    def _all_of(self, application: str, piece: RowSlice) -> Arrays:
         """The whole slot in which a piece lies.
 
         Of the outputs of its producer, those of its group.
@@ -137,7 +137,7 @@ def remove_shelves(deployment: Deployment, vgpus: Iterable[int]) -> None:
         (SHARED_FOLDER / deployment.shelf_segment(vgpu)).unlink(missing_ok=True)
 
 
-def rows_of(tensors: Arrays, piece: Piece, most: int) -> Arrays:
+def rows_of(tensors: Arrays, piece: RowSlice, most: int) -> Arrays:
     """The rows of a piece, of the tensors of a whole slot of `most` rows.
 
     Raises:

@@ -427,7 +427,7 @@ class AnswerBody(NamedTuple):
     planned_end_us: int = 0
 
 
-class Piece(NamedTuple):
+class RowSlice(NamedTuple):
     """Gathered rows [at, at + rows) lie in rows [row, row + rows) of a generation's slot.
 
     `group`: which of the producer's outputs, those with one row per sample (0) or those of one
@@ -454,7 +454,7 @@ class Piece(NamedTuple):
 class FetchBody(NamedTuple):
     """FETCH: the rows of a piece of an application, of these tensors in this order."""
 
-    piece: Piece
+    piece: RowSlice
     application: str
     tensors: tuple[str, ...]
 
@@ -467,7 +467,7 @@ class JobDoneBody(NamedTuple):
     """
 
     request: int
-    pieces: tuple[Piece, ...]
+    pieces: tuple[RowSlice, ...]
 
 
 class RideBody(NamedTuple):
@@ -589,12 +589,12 @@ def unpack_batch(body: bytes) -> BatchBody:
     return BatchBody._make([*fields, *_path(body, _BATCH.size, hops)])
 
 
-def pack_gather(batch: BatchBody, pieces: Sequence[Piece]) -> bytes:
+def pack_gather(batch: BatchBody, pieces: Sequence[RowSlice]) -> bytes:
     """Body of GATHER."""
     return pack_batch(batch) + _pack_pieces(pieces)
 
 
-def unpack_gather(body: bytes) -> tuple[BatchBody, tuple[Piece, ...]]:
+def unpack_gather(body: bytes) -> tuple[BatchBody, tuple[RowSlice, ...]]:
     """Inverse of `pack_gather`."""
     *_, hops = _unpack_start(_BATCH, body)
     end = _BATCH.size + hops * _HOP_AND_SLOT_BYTES
@@ -645,7 +645,7 @@ def pack_fetch(message: FetchBody) -> bytes:
 
 def unpack_fetch(body: bytes) -> FetchBody:
     """Inverse of `pack_fetch`."""
-    piece = Piece(*_unpack_start(_PIECE, body))
+    piece = RowSlice(*_unpack_start(_PIECE, body))
     if piece.rows < 1 or piece.row < 0 or piece.slot < 0:
         raise FrameError(f"no rows: {piece}")
     try:
@@ -655,14 +655,14 @@ def unpack_fetch(body: bytes) -> FetchBody:
     return FetchBody(piece, application, tuple(tensors))
 
 
-def _pack_pieces(pieces: Sequence[Piece]) -> bytes:
+def _pack_pieces(pieces: Sequence[RowSlice]) -> bytes:
     return b"".join(starmap(_PIECE.pack, pieces))
 
 
-def _unpack_pieces(body: bytes) -> tuple[Piece, ...]:
+def _unpack_pieces(body: bytes) -> tuple[RowSlice, ...]:
     if len(body) % _PIECE.size:
         raise FrameError(f"{len(body)} bytes are no pieces of {_PIECE.size}")
-    pieces = tuple(starmap(Piece, _PIECE.iter_unpack(body)))
+    pieces = tuple(starmap(RowSlice, _PIECE.iter_unpack(body)))
     for piece in pieces:
         if piece.at < 0 or piece.rows < 1 or piece.row < 0 or piece.slot < NONE:
             raise FrameError(f"no rows: {piece}")

@@ -22,8 +22,8 @@ from triton_backend.serving.deployment import Deployment
 from triton_backend.serving.transport.channel import Channels
 from triton_backend.serving.transport.fetching import Fetches, holders
 from triton_backend.serving.transport.shared_memory import Arrays, Segment
-from triton_backend.serving.transport.shelves import Shelves, rows_of
-from triton_backend.serving.transport.wire import NONE, BatchBody, FrameError, Piece
+from triton_backend.serving.transport.shelves import RetainedSegments, rows_of
+from triton_backend.serving.transport.wire import NONE, BatchBody, FrameError, RowSlice
 
 Ready = Callable[[str], None]
 """Takes why a batch's rows cannot be had; empty where they are all there."""
@@ -46,7 +46,9 @@ class InputGatherer:
         fetches: the way to other hosts.
     """
 
-    def __init__(self, node: str, channels: Channels, shelves: Shelves, fetches: Fetches) -> None:
+    def __init__(
+        self, node: str, channels: Channels, shelves: RetainedSegments, fetches: Fetches
+    ) -> None:
         self._node = node
         self._channels = channels
         self._shelves = shelves
@@ -82,7 +84,7 @@ class InputGatherer:
         self,
         batch: tuple[int, int],
         body: BatchBody,
-        pieces: Sequence[Piece],
+        pieces: Sequence[RowSlice],
         into: Arrays,
         ready: Ready,
     ) -> bool:
@@ -102,7 +104,7 @@ class InputGatherer:
         """
         number, tag = batch
         deployment = self._served[tag]
-        elsewhere: list[tuple[list[str], Deployment, Piece]] = []
+        elsewhere: list[tuple[list[str], Deployment, RowSlice]] = []
         for piece in pieces:
             end = piece.at + piece.rows
             feeds = deployment.feeds(piece.application, piece.module, piece.producer, piece.group)
@@ -142,7 +144,7 @@ class InputGatherer:
         number: int,
         gathering: _Gathering,
         feeds: Sequence[tuple[str, str]],
-        piece: Piece,
+        piece: RowSlice,
         into: Arrays,
         rows: Arrays | None,
     ) -> None:
@@ -167,7 +169,7 @@ class InputGatherer:
         """
         self._gathering.clear()
 
-    def rows(self, application: str, piece: Piece) -> Arrays:
+    def rows(self, application: str, piece: RowSlice) -> Arrays:
         """A piece's view, [rows, ...], on this host's memory.
 
         Raises:
@@ -192,13 +194,13 @@ class InputGatherer:
         most = requests.layout.batch
         return rows_of(requests.views(piece.slot, most), piece, most)
 
-    def _deployment_of(self, piece: Piece) -> Deployment:
+    def _deployment_of(self, piece: RowSlice) -> Deployment:
         try:
             return self._shelves.deployment(piece.generation)
         except InputError as error:
             raise FrameError(f"{piece} is nowhere: {error}") from error
 
 
-def _copy(feeds: Sequence[tuple[str, str]], piece: Piece, rows: Arrays, into: Arrays) -> None:
+def _copy(feeds: Sequence[tuple[str, str]], piece: RowSlice, rows: Arrays, into: Arrays) -> None:
     for wanted, name in feeds:
         np.copyto(into[wanted][piece.at : piece.at + piece.rows], rows[name])

@@ -19,7 +19,7 @@ from triton_backend.serving.transport.channel import Channel, Channels, checksum
 from triton_backend.serving.transport.connection import Connection
 from triton_backend.serving.transport.emulated_links import EmulatedLinks
 from triton_backend.serving.transport.shared_memory import Arrays, Segment
-from triton_backend.serving.transport.shelves import Shelves
+from triton_backend.serving.transport.shelves import RetainedSegments
 from triton_backend.serving.transport.wire import (
     NONE,
     SHELVED,
@@ -81,7 +81,11 @@ class OutputSender:
     """Sends what the batches of one vGPU come to."""
 
     def __init__(
-        self, deployment: Deployment, channels: Channels, shelves: Shelves, scheduler: SchedulerLink
+        self,
+        deployment: Deployment,
+        channels: Channels,
+        shelves: RetainedSegments,
+        scheduler: SchedulerLink,
     ) -> None:
         self._scheduler = scheduler
         # By tag: the generations served, and the vGPU's number there.

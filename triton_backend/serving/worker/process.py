@@ -44,14 +44,14 @@ from triton_backend.serving.transport.sched_tuning import (
     turn_to_load,
 )
 from triton_backend.serving.transport.shared_memory import Segment
-from triton_backend.serving.transport.shelves import Shelves
+from triton_backend.serving.transport.shelves import RetainedSegments
 from triton_backend.serving.transport.wire import (
     NONE,
     BatchBody,
     FrameError,
     Header,
     Kind,
-    Piece,
+    RowSlice,
     frame,
     pack_stage_result,
     unpack_adopt,
@@ -119,7 +119,10 @@ class StageWorker:
         self._loop = EventLoop(self, clock, transport_key(self._settings.token))
         self._scheduler = SchedulerLink(self._loop, deployment, vgpu, time)
         node = deployment.node_name_of(vgpu)
-        channels, shelves = Channels(self._loop, self._settings, node), Shelves(self._settings)
+        channels, shelves = (
+            Channels(self._loop, self._settings, node),
+            RetainedSegments(self._settings),
+        )
         self._fetches = Fetches(self._loop)
         self._inputs = InputGatherer(node, channels, shelves, self._fetches)
         self._outputs = OutputSender(deployment, channels, shelves, self._scheduler)
@@ -293,7 +296,7 @@ class StageWorker:
         connection: Connection,
         header: Header,
         batch: BatchBody,
-        pieces: Sequence[Piece] = (),
+        pieces: Sequence[RowSlice] = (),
     ) -> None:
         """Accept a batch; its tensors are in its slot, or are copied there now."""
         self._end_receiving(connection)

@@ -7,7 +7,7 @@ leaves.
 
 import math
 
-from flows.planning.entries.groups import Field, items_of
+from flows.planning.entries.groups import GroupingProblem, items_of
 from flows.planning.entries.partition import MOST_SUBSETS, by_subsets
 from flows.planning.entries.plan import Solved, by_rule, fragments, require_reachable
 from flows.planning.entries.similar import alone
@@ -26,7 +26,9 @@ def gslice(table: ModelTable, inputs: Inputs, options: PlanOptions, *, merge: bo
     if merge:
         field = fragments(table, options, -math.inf, chains=False)
     else:
-        field = Field(table, items_of(table), group_budget=options.own["budget_rule"] == "group")
+        field = GroupingProblem(
+            table, items_of(table), group_budget=options.own["budget_rule"] == "group"
+        )
         require_reachable(field, chains=False)
     return by_rule(table, field, alone(field))
 

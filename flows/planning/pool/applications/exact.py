@@ -22,7 +22,7 @@ from flows.clock import Stopwatch
 from flows.planning.applications.division import (
     MOST_BOXES,
     Answer,
-    Division,
+    BudgetSplit,
     Separate,
     Steps,
     divide,
@@ -158,7 +158,7 @@ def _on_pools(inputs: Inputs, options: PlanOptions, lines: Lines, problem: Probl
     return answer(inputs, options, lines, decided, least_times(problem))
 
 
-def _divided(pools: Pools, options: PlanOptions) -> tuple[Found, Division] | None:
+def _divided(pools: Pools, options: PlanOptions) -> tuple[Found, BudgetSplit] | None:
     """The best plan known, and its division with a bound; None where nothing was found.
 
     The best plan of fewer stages first, so that more freedom never is worse.
@@ -218,14 +218,14 @@ class _Search:
         if not self._settled():
             self._look(MOST_BOXES, plans=self.best is None)
 
-    def found(self) -> tuple[Found, Division] | None:
+    def found(self) -> tuple[Found, BudgetSplit] | None:
         """The best plan with its bound."""
         best = self.best
         if best is None:
             return None
         bound = max(self.bound, best.score)
         times = tuple(self.pools.used(best))
-        return best, Division(times=times, cost=-best.score, bound=-bound, boxes=self.boxes)
+        return best, BudgetSplit(times=times, cost=-best.score, bound=-bound, boxes=self.boxes)
 
     def _settled(self) -> bool:
         best, watch = self.best, self.pools.watch
@@ -330,7 +330,7 @@ def _of_fewer_stages(pools: Pools, options: PlanOptions) -> Found | None:
     return search.best
 
 
-def _trace(laps: Stopwatch, division: Division, options: PlanOptions) -> Trace:
+def _trace(laps: Stopwatch, division: BudgetSplit, options: PlanOptions) -> Trace:
     trace = Trace()
     trace.seconds["divide"] = laps.seconds()
     trace.details["division"] = {"boxes": division.boxes, "bound": division.bound}

@@ -37,7 +37,7 @@ _SHORT = 1e-6  # GPUs this much too few, relatively, are too few
 
 
 @dataclass(slots=True)
-class Hull:
+class LineLowerBounds:
     """The needs of one line.
 
     Attributes:
@@ -127,7 +127,7 @@ def hand_out(
     lines: Lines,
     gpus: NDArray[np.int64],
     price: NDArray[np.float64],
-    hulls: Sequence[Hull],
+    hulls: Sequence[LineLowerBounds],
     watch: Watch,
     cutoff: float,
 ) -> HandedOut:
@@ -170,7 +170,7 @@ def hand_out(
     return best
 
 
-def _refine(hulls: Sequence[Hull], master: _Master, values: NDArray[np.float64]) -> bool:
+def _refine(hulls: Sequence[LineLowerBounds], master: _Master, values: NDArray[np.float64]) -> bool:
     """Find prices at which what was handed out is worth too little; whether there are any."""
     found = False
     for own, at, chosen, owned in zip(hulls, master.rows, master.chosen, master.owned, strict=True):
@@ -191,7 +191,7 @@ def _master(
     lines: Lines,
     gpus: NDArray[np.int64],
     price: NDArray[np.float64],
-    hulls: Sequence[Hull],
+    hulls: Sequence[LineLowerBounds],
     *,
     whole: bool,
 ) -> _Master:

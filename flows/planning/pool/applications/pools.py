@@ -15,10 +15,10 @@ from math import inf
 import numpy as np
 from numpy.typing import NDArray
 
-from flows.planning.applications.division import Division, divide
+from flows.planning.applications.division import BudgetSplit, divide
 from flows.planning.applications.lines import Lines
 from flows.planning.inputs import Problem
-from flows.planning.pool.applications.hulls import HandedOut, Hull, hand_out
+from flows.planning.pool.applications.hulls import HandedOut, LineLowerBounds, hand_out
 from flows.planning.pool.applications.levels import (
     only_used,
     solve_levels,
@@ -60,7 +60,7 @@ class Apart:
         beyond: [C] GPUs that it uses less those that there are.
     """
 
-    division: Division
+    division: BudgetSplit
     extra: NDArray[np.float64]
     beyond: NDArray[np.int64]
 
@@ -96,7 +96,7 @@ class Pools:
     offered: list[Found] = field(default_factory=list[Found])
     priced: list[AtPrices] = field(default_factory=list[AtPrices])
     bricks: dict[int, list[Stair]] = field(default_factory=dict[int, list[Stair]])
-    hulls: list[Hull] = field(default_factory=list[Hull])
+    hulls: list[LineLowerBounds] = field(default_factory=list[LineLowerBounds])
     configurations: dict[str, int] = field(default_factory=dict[str, int])
     _columns: Columns | None = None
     _times: NDArray[np.float64] | None = None
@@ -218,7 +218,7 @@ class Pools:
         for number, rate in enumerate(self.goal.weight):
             rows = np.flatnonzero(columns.model == number)
             rows = rows[np.argsort(times[rows], kind="stable")]
-            self.hulls.append(Hull(times[rows], columns.usage[rows] * rate))
+            self.hulls.append(LineLowerBounds(times[rows], columns.usage[rows] * rate))
         found = hand_out(self.lines, self.problem.gpus, self.goal.price, self.hulls, watch, cutoff)
         if found.times is not None:
             times = self._of_bricks(found.times, found.extra, -found.bound)

@@ -28,9 +28,9 @@ from triton_backend.contract.decisions import (
     DropReason,
     JobDone,
     JobDropped,
+    Member,
     ModuleSkipped,
     Ride,
-    Seat,
     TaskReady,
 )
 from triton_backend.contract.events import JobArrival, RideDone
@@ -133,7 +133,7 @@ def test_the_end_of_a_ride_is_that_of_its_members_and_one_run(tmp_path: Path) ->
     batches = [log.dispatch((log.arrive(SECOND_US),), (0, 2)) for _ in range(2)]
     for batch in batches:
         log.done(batch, 0, SECOND_US, SECOND_US + 3_000)
-    seats = tuple(Seat(batch, 1, row, 1) for row, batch in enumerate(batches))
+    seats = tuple(Member(batch, 1, row, 1) for row, batch in enumerate(batches))
     start_us = log.start_us + SECOND_US
     ride: dict[str, int] = {"ride_id": 9, "start_us": start_us, "end_us": start_us + 6_000}
     log.say(Ride(**ride, seats=2, members=seats))

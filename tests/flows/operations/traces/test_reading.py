@@ -17,9 +17,9 @@ from triton_backend.contract.decisions import (
     Abort,
     DropReason,
     JobDone,
+    Member,
     ModuleSkipped,
     Ride,
-    Seat,
     TaskReady,
 )
 from triton_backend.contract.events import JobArrival, RideDone, TransferDone
@@ -199,7 +199,7 @@ def test_a_member_of_a_shared_batch_has_its_stage(tmp_path: Path) -> None:
     batches = [log.dispatch((number,), (0, 2)) for number in numbers]
     for batch in batches:
         log.done(batch, 0, AT_US, AT_US + 100)
-    seats = tuple(Seat(batch, 1, row, 1) for row, batch in enumerate(batches))
+    seats = tuple(Member(batch, 1, row, 1) for row, batch in enumerate(batches))
     start_us = STARTED_US + AT_US + 200
     ride: dict[str, int] = {"ride_id": 9, "start_us": start_us, "end_us": start_us + 50}
     log.say(Ride(**ride, seats=2, members=seats))

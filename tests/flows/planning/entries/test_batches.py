@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 
 from flows.planning.entries.batches import filled
-from flows.planning.entries.groups import Field, items_of
+from flows.planning.entries.groups import GroupingProblem, items_of
 from flows.planning.entries.partition import exact
 from flows.planning.entries.pooling import Pooled, best_joined
 from flows.planning.entries.tables import ModelTable, read_tables
@@ -23,7 +23,7 @@ def searched(seed: int) -> tuple[Pooled, ModelTable]:
     problem = problem_of(seed)
     inputs = Inputs(profiles=problem.profiles, cluster=problem.cluster, workload=problem.workload)
     (table,) = read_tables(inputs, EVEN)
-    field = Field(table, items_of(table))
+    field = GroupingProblem(table, items_of(table))
     return best_joined(field, exact(field, Watch(), gap=1e-3, step=1.0).groups), table
 
 

@@ -6,7 +6,7 @@ Never below their bound, never above what is simple, the bound never too high.
 import numpy as np
 import pytest
 
-from flows.planning.entries.groups import FAR, Field, items_of
+from flows.planning.entries.groups import FAR, GroupingProblem, items_of
 from flows.planning.entries.partition import (
     by_columns,
     by_subsets,
@@ -22,10 +22,10 @@ from flows.planning.watch import Watch
 from tests.flows.planning.entries.entry_cases import EVEN, Case, case
 
 
-def field_of(problem: Case) -> Field:
+def field_of(problem: Case) -> GroupingProblem:
     inputs = Inputs(profiles=problem.profiles, cluster=problem.cluster, workload=problem.workload)
     table = read_tables(inputs, EVEN)[0]
-    return Field(table, items_of(table))
+    return GroupingProblem(table, items_of(table))
 
 
 @pytest.mark.parametrize("rates", [(30,), (5, 12.5, 30, 0.1), (7.3, 11.1, 29.9)])

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from flows.planning.entries.groups import Field, items_of
+from flows.planning.entries.groups import GroupingProblem, items_of
 from flows.planning.entries.partition import by_columns
 from flows.planning.entries.pooling import (
     best_joined,
@@ -20,18 +20,18 @@ from flows.planning.watch import Watch
 from tests.flows.planning.entries.entry_cases import EVEN, case, entry, made, profile
 
 
-def field_of(count: int, seed: int = 0) -> Field:
+def field_of(count: int, seed: int = 0) -> GroupingProblem:
     problem = case(seed, count, rates=(5, 30))
     inputs = Inputs(profiles=problem.profiles, cluster=problem.cluster, workload=problem.workload)
     table = read_tables(inputs, EVEN)[0]
-    return Field(table, items_of(table))
+    return GroupingProblem(table, items_of(table))
 
 
 def test_equal_stages_are_one_pool_unless_they_stay_apart() -> None:
     problem = made(profile(7), [entry(f"c{n}", 1, 40, 3) for n in range(4)])
     inputs = Inputs(profiles=problem.profiles, cluster=problem.cluster, workload=problem.workload)
     table = read_tables(inputs, EVEN)[0]
-    field = Field(table, items_of(table))
+    field = GroupingProblem(table, items_of(table))
     alone = [field.best([item]) for item in range(4)]
     assert len(pooled(field, alone).pools) == 1
     assert len(pooled(field, alone, apart=True).pools) == 4

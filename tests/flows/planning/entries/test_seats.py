@@ -5,9 +5,9 @@ Everybody has a seat in time, never below the bound, equal to brute force where 
 
 import pytest
 
-from flows.planning.entries.groups import Field, items_of
+from flows.planning.entries.groups import GroupingProblem, items_of
 from flows.planning.entries.pooling import pooled_ways
-from flows.planning.entries.seats import Way, assigned, many_seated, one_rate, seated
+from flows.planning.entries.seats import SeatRoute, assigned, many_seated, one_rate, seated
 from flows.planning.entries.tables import read_tables
 from flows.planning.registry import Inputs
 from flows.planning.solver.solve import Limits
@@ -17,25 +17,25 @@ from tests.flows.planning.entries.entry_cases import EVEN, Case, brute_force, ca
 LIMITS = Limits(relative_gap=0.0, nodes=10_000)
 
 
-def field_of(problem: Case) -> Field:
+def field_of(problem: Case) -> GroupingProblem:
     inputs = Inputs(profiles=problem.profiles, cluster=problem.cluster, workload=problem.workload)
     table = read_tables(inputs, EVEN)[0]
-    return Field(table, items_of(table))
+    return GroupingProblem(table, items_of(table))
 
 
-def every_way(field: Field) -> list[Way]:
-    found: list[Way] = []
+def every_way(field: GroupingProblem) -> list[SeatRoute]:
+    found: list[SeatRoute] = []
     for root, junction in enumerate(field.root_junction.tolist()):
         for start in sorted(set(field.block.tolist())):
             if start == junction:
-                found.append(Way(root, start, -1))
+                found.append(SeatRoute(root, start, -1))
             if start < junction:
                 options = field.table.options(start, junction, int(field.root_kind[root]))
-                found += [Way(root, start, row) for row in range(len(options))]
+                found += [SeatRoute(root, start, row) for row in range(len(options))]
     return found
 
 
-def in_time(field: Field, ways: list[Way]) -> bool:
+def in_time(field: GroupingProblem, ways: list[SeatRoute]) -> bool:
     for item, way in enumerate(ways):
         time = float(field.root_time[way.root])
         if way.row >= 0:

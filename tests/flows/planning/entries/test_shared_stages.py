@@ -8,7 +8,7 @@ import math
 import pytest
 
 from flows.planning import PlanOptions
-from flows.planning.entries.groups import Field, items_of
+from flows.planning.entries.groups import GroupingProblem, items_of
 from flows.planning.entries.partition import by_subsets
 from flows.planning.entries.pooling import joined_by_subsets, pooled
 from flows.planning.entries.seats import seated
@@ -20,13 +20,13 @@ from flows.planning.watch import Watch
 from tests.flows.planning.entries.entry_cases import Case, brute_force, case
 
 
-def field_of(problem: Case, most_stages: int = 2) -> Field:
+def field_of(problem: Case, most_stages: int = 2) -> GroupingProblem:
     inputs = Inputs(profiles=problem.profiles, cluster=problem.cluster, workload=problem.workload)
     options = PlanOptions(
         objective="share", slo_margin=0.5, max_partitions=most_stages, own={"phases": "even"}
     )
     table = read_tables(inputs, options)[0]
-    return Field(table, items_of(table))
+    return GroupingProblem(table, items_of(table))
 
 
 @pytest.mark.parametrize("rate", [5, 30, 200])

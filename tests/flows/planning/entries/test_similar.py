@@ -6,7 +6,7 @@ from collections.abc import Callable
 import pytest
 
 from flows.planning import PlanOptions, make_plan
-from flows.planning.entries.groups import Field, items_of
+from flows.planning.entries.groups import GroupingProblem, items_of
 from flows.planning.entries.similar import Grouping, merged, realigned, similar_groups
 from flows.planning.entries.tables import ModelTable, read_tables
 from flows.planning.registry import Inputs
@@ -73,7 +73,7 @@ def test_re_alignment_is_between_everyone_alone_and_the_best_of_all_groups(seed:
     problem = case(seed, 5)
     inputs = Inputs(profiles=problem.profiles, cluster=problem.cluster, workload=problem.workload)
     table = read_tables(inputs, EVEN)[0]
-    field = Field(table, items_of(table))
+    field = GroupingProblem(table, items_of(table))
     groups = realigned(field, range(5))
     assert sorted(i for g in groups for i in g.items) == list(range(5))
     value = sum(group.cost for group in groups)

@@ -9,7 +9,7 @@ import pytest
 
 from flows.planning import PlanOptions, make_plan
 from flows.planning.gpulets.master import Master
-from flows.planning.gpulets.patterns import Worth
+from flows.planning.gpulets.patterns import DualPrices
 from flows.planning.gpulets.tables import read_tables
 from flows.planning.registry import Inputs
 from flows.planning.verify import verify_plan
@@ -311,7 +311,7 @@ def test_patterns_are_not_enumerated_when_time_is_over() -> None:
         interference={"G": MODEL},
     )
     (own,) = Master(read_tables(inputs, options)).patterns
-    worth = Worth.of(np.ones(3), np.full(3, np.inf))
+    worth = DualPrices.of(np.ones(3), np.full(3, np.inf))
     every, _ = own.above(worth, 0.0, 10_000, Watch())
     assert len(every) > 1
     over = Watch()

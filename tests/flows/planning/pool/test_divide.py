@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from flows.planning import PlanOptions
 from flows.planning.inputs import Problem, build_problem
-from flows.planning.pool.attempts import Attempts, Best
+from flows.planning.pool.attempts import Attempts, Incumbent
 from flows.planning.pool.bound import Goal, goal_of, solve_bound
 from flows.planning.pool.columns import enumerate_columns
 from flows.planning.pool.search import _Run
@@ -33,7 +33,7 @@ def divided(problem: Problem, goal: Goal, stages: int) -> tuple[float, float]:
     """Score and bound of a division that starts without any plan."""
     columns = enumerate_columns(problem, stages)
     bound = solve_bound(problem, columns, goal)
-    best = Best(problem, columns, goal)
+    best = Incumbent(problem, columns, goal)
     run = _Run(Attempts(best, bound.score, OPTIONS, Trace(), Watch()), bound)
     proven = run._divide(bound.score)
     return best.score, proven

@@ -7,17 +7,24 @@ from typing import Any
 import numpy as np
 import pytest
 
-from flows.planning.subclusters.partition import Parted, ToPart, divide, fits, imbalance, sums
+from flows.planning.subclusters.partition import (
+    ClusterPartition,
+    PartitionProblem,
+    divide,
+    fits,
+    imbalance,
+    sums,
+)
 from flows.planning.watch import Watch
 
 NOWHERE = -1
 
 
-def problem(seed: int, models: int = 6, parts: int = 2, **more: Any) -> ToPart:
+def problem(seed: int, models: int = 6, parts: int = 2, **more: Any) -> PartitionProblem:
     rng = np.random.default_rng(seed)
     load = rng.uniform(0.2, 1.6, models)
     static = rng.integers(1, 20, models) * 1e8
-    plain = ToPart(
+    plain = PartitionProblem(
         load=load,
         static_bytes=static,
         dynamic_bytes=static * rng.uniform(0.1, 0.6, models),
@@ -30,7 +37,7 @@ def problem(seed: int, models: int = 6, parts: int = 2, **more: Any) -> ToPart:
     return replace(plain, **more)
 
 
-def best_by_trying(asked: ToPart) -> float:
+def best_by_trying(asked: PartitionProblem) -> float:
     """Lowest dR + w dS + M over all assignments and numbers of GPUs; infinite where none fits."""
     best = np.inf
     models, parts = len(asked.load), asked.parts
@@ -63,7 +70,7 @@ def best_by_trying(asked: ToPart) -> float:
     return best
 
 
-def checked(asked: ToPart) -> Parted | None:
+def checked(asked: PartitionProblem) -> ClusterPartition | None:
     found = divide(asked, Watch(), gap=0.0)
     if found is not None:
         assert fits(asked, found.part, found.gpus)
@@ -138,7 +145,7 @@ def test_many_models_are_divided_evenly(models: int, parts: int) -> None:
     rng = np.random.default_rng(0)
     load = rng.exponential(size=models)
     static = rng.choice([14e6, 25e6, 88e6, 98e6, 143e6, 528e6], models)
-    asked = ToPart(
+    asked = PartitionProblem(
         load=load,
         static_bytes=static,
         dynamic_bytes=static / 2,

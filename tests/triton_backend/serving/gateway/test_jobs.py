@@ -9,8 +9,14 @@ from tests.triton_backend.serving.system import deploy
 from triton_backend.contract.applications import Module
 from triton_backend.contract.decisions import FIRST_TASK, Dispatch, TaskReady
 from triton_backend.serving.deployment import Deployment
-from triton_backend.serving.gateway.jobs import InputSlot, Job, Jobs, ShelfSlot, ShelfSlots
-from triton_backend.serving.transport.wire import NONE, Piece
+from triton_backend.serving.gateway.jobs import (
+    InputSlot,
+    Job,
+    Jobs,
+    RetainedOutputs,
+    RetainedOutputSlot,
+)
+from triton_backend.serving.transport.wire import NONE, RowSlice
 
 A, B, C, D = range(4)
 JOB = 5
@@ -29,7 +35,7 @@ class Books:
 
     def __init__(self, deployment: Deployment, samples: int = 3) -> None:
         self.deployment = deployment
-        self.shelves = ShelfSlots(deployment, 0)
+        self.shelves = RetainedOutputs(deployment, 0)
         self.jobs = Jobs()
         inputs = InputSlot(1, 0, 9)
         self.jobs.begin(Job(JOB, deployment.applications[0], samples, inputs, deadline_us=10**6))
@@ -53,7 +59,7 @@ class Books:
             self._next += 1
         return numbers
 
-    def batch(self, module: int, tasks: Sequence[int]) -> tuple[Dispatch, ShelfSlot]:
+    def batch(self, module: int, tasks: Sequence[int]) -> tuple[Dispatch, RetainedOutputSlot]:
         batch = Dispatch(
             batch_id=0, model=module, pipeline=0, request_ids=tuple(tasks), samples=0, hops=()
         )
@@ -68,7 +74,7 @@ class Books:
         batch, shelf = self.batch(module, tasks)
         return self.jobs.ended(self.deployment, batch, shelf, given)
 
-    def pieces(self, module: int, tasks: Sequence[int]) -> list[Piece]:
+    def pieces(self, module: int, tasks: Sequence[int]) -> list[RowSlice]:
         batch, _ = self.batch(module, tasks)
         return self.jobs.pieces(self.deployment, batch)
 
@@ -76,7 +82,7 @@ class Books:
 def test_two_lives_of_the_scheduler_grant_none_of_each_others_slots(deployment: Deployment) -> None:
     granted: list[set[int]] = []
     for life in (8, 9):
-        shelves, slots = ShelfSlots(deployment, life), set[int]()
+        shelves, slots = RetainedOutputs(deployment, life), set[int]()
         while (shelf := shelves.grant(A)) is not None:
             slots.add(shelf.slot)
         granted.append(slots)
@@ -88,8 +94,8 @@ def test_rows_come_from_the_request_and_then_from_the_shelves(deployment: Deploy
     books = Books(deployment)
     first = books.ready(A, 2, 1)
     assert books.pieces(A, first) == [
-        Piece(0, 2, 0, A, NONE, 0, 1, 0, 9, 0),
-        Piece(2, 1, 0, A, NONE, 0, 1, 0, 9, 2),
+        RowSlice(0, 2, 0, A, NONE, 0, 1, 0, 9, 0),
+        RowSlice(2, 1, 0, A, NONE, 0, 1, 0, 9, 2),
     ]
     books.run(A, first[1:])  # the later rows are there first, on a shelf of their own
     books.run(A, first[:1])

@@ -22,7 +22,7 @@ from triton_backend.serve_folder.settings import ServeOptions
 from triton_backend.serving.deployment import Deployment
 from triton_backend.serving.front.replies import Refusal
 from triton_backend.serving.gateway.service import NotActiveError, SchedulerService
-from triton_backend.serving.gateway.standby import COURTESY_US, SEAT_NAME, Seat, Standby
+from triton_backend.serving.gateway.standby import COURTESY_US, SEAT_NAME, SchedulerLock, Standby
 from triton_backend.serving.gateway.state import StandbyAddress, WorkerAddress
 from triton_backend.serving.liveness.processes import SILENT_US
 from triton_backend.serving.transport.connection import CloseReason, Connection
@@ -51,7 +51,7 @@ EXPRESS_IS_LEFT_OUT = ServeOptions(emulate_links=False)
 
 
 def test_one_at_a_time_has_the_seat_and_every_life_has_its_number(tmp_path: Path) -> None:
-    seats = [Seat(tmp_path, HELD_US) for _ in range(3)]
+    seats = [SchedulerLock(tmp_path, HELD_US) for _ in range(3)]
     first = seats[0].take(5_000_000)
     assert first is not None
     assert (first.number, first.slots_used_until_us) == (5, 0)
@@ -70,7 +70,7 @@ def test_one_at_a_time_has_the_seat_and_every_life_has_its_number(tmp_path: Path
 def test_lives_are_odd_and_even_in_turn_however_late_the_next_comes(tmp_path: Path) -> None:
     numbers: list[int] = []
     for now_us in (7_000_000, 9_000_000, 20_000_000, 20_000_000):
-        seat = Seat(tmp_path, HELD_US)
+        seat = SchedulerLock(tmp_path, HELD_US)
         life = seat.take(now_us)
         assert life is not None
         numbers.append(life.number)
@@ -81,7 +81,7 @@ def test_lives_are_odd_and_even_in_turn_however_late_the_next_comes(tmp_path: Pa
 @pytest.mark.parametrize("text", ["", "nonsense", "12", "1 2 3", "x" * 500])
 def test_a_seat_whose_file_says_nothing_is_taken_all_the_same(tmp_path: Path, text: str) -> None:
     (tmp_path / SEAT_NAME).write_text(text)
-    assert Seat(tmp_path, HELD_US).take(3_000_000) == (3, 3_000_000, 0)
+    assert SchedulerLock(tmp_path, HELD_US).take(3_000_000) == (3, 3_000_000, 0)
 
 
 # Lives keep out of each other's way
@@ -197,12 +197,12 @@ def test_a_scheduler_compiles_before_it_has_the_seat_and_shows_that_it_lives(
         assert standby.alive_us() >= clock.now_us() - SILENT_US
         assert standby.compiles_since_us is not None
         assert clock.now_us() - standby.compiles_since_us >= 60_000_000
-        other = Seat(folder, HELD_US)
+        other = SchedulerLock(folder, HELD_US)
         assert other.take(clock.now_us()) is not None
         other.release()
         compiled.append(served)
 
-    standby = Standby(deployment, name, clock, Seat(folder, HELD_US), compile_for_a_minute)
+    standby = Standby(deployment, name, clock, SchedulerLock(folder, HELD_US), compile_for_a_minute)
     if name == STANDBY_MODEL:  # leaves it to the other one first
         assert standby.take_seat() is None
         assert not compiled

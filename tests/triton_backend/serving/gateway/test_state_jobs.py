@@ -22,7 +22,7 @@ from triton_backend.serving.transport.wire import (
     ArrivalBody,
     BatchBody,
     Kind,
-    Piece,
+    RowSlice,
     TimesBody,
     parse_header,
     unpack_gather,
@@ -46,7 +46,7 @@ def gateway_of(folder: Path, hosts: dict[str, str]) -> HeldGateway:
     return serving(deploy(folder, plan, ServeOptions(hosts=hosts)))
 
 
-def gathers(frames: list[SentFrame]) -> list[tuple[int, BatchBody, tuple[Piece, ...]]]:
+def gathers(frames: list[SentFrame]) -> list[tuple[int, BatchBody, tuple[RowSlice, ...]]]:
     return [
         (parse_header(sent.data).batch_id, *unpack_gather(sent.data[HEADER_BYTES:]))
         for sent in frames

@@ -18,7 +18,7 @@ import tritonclient.grpc as grpc_client
 from tritonclient.utils import InferenceServerException
 
 from flows.release.rollout.change import change_plan
-from flows.release.rollout.options import RolloutOptions, Way
+from flows.release.rollout.options import RolloutMode, RolloutOptions
 from flows.release.rollout.outcomes import read_outcomes
 from flows.release.server.admin import start, stop, take_over
 from flows.release.server.running import ServerState, read_state, served_without_keeper, status
@@ -222,8 +222,8 @@ def test_a_node_that_is_killed_keeps_its_workers(folder: Path) -> None:
     wait_for(lambda: is_whole(folder))
 
 
-@pytest.mark.parametrize("way", [Way.IN_PLACE, Way.FLUSH])
-def test_a_rollout_changes_both(folder: Path, line: HandModel, way: Way) -> None:
+@pytest.mark.parametrize("way", [RolloutMode.IN_PLACE, RolloutMode.FLUSH])
+def test_a_rollout_changes_both(folder: Path, line: HandModel, way: RolloutMode) -> None:
     wait_for(lambda: is_whole(folder))
     name = f"added-{way}"
     with nothing_lost(folder):

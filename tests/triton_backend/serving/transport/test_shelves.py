@@ -9,10 +9,10 @@ from tests.triton_backend.serving.served_applications import application, module
 from tests.triton_backend.serving.system import deploy
 from triton_backend.serving.deployment import Deployment
 from triton_backend.serving.transport.shared_memory import remove_segments
-from triton_backend.serving.transport.shelves import Shelves, remove_shelves
-from triton_backend.serving.transport.wire import FrameError, Piece
+from triton_backend.serving.transport.shelves import RetainedSegments, remove_shelves
+from triton_backend.serving.transport.wire import FrameError, RowSlice
 
-PIECE = Piece(0, 2, 0, 1, 0, 0, generation=1, vgpu=0, slot=3, row=1)
+PIECE = RowSlice(0, 2, 0, 1, 0, 0, generation=1, vgpu=0, slot=3, row=1)
 
 
 @pytest.fixture
@@ -24,8 +24,8 @@ def deployment(tmp_path: Path) -> Iterator[Deployment]:
     remove_segments(made.settings.segment_prefix)
 
 
-def made(deployment: Deployment) -> Shelves:
-    shelves = Shelves(deployment.settings)
+def made(deployment: Deployment) -> RetainedSegments:
+    shelves = RetainedSegments(deployment.settings)
     shelves.add(deployment)
     shelves.make(deployment, 0)
     return shelves
@@ -39,13 +39,13 @@ def test_what_a_worker_left_on_its_shelf_is_there_for_who_reads_it_later(
     rows = np.arange(small_plans.BATCH, dtype=np.uint8)[:, None]
     slots.views(3, small_plans.BATCH)["output"][...] = rows
     first.close()  # its process dies
-    again, reader = made(deployment), Shelves(deployment.settings)
+    again, reader = made(deployment), RetainedSegments(deployment.settings)
     for shelves in (again, reader):
         np.testing.assert_array_equal(shelves.tensors("chain", PIECE)["output"][:, 0], [1, 2])
     reader.close()
     remove_shelves(deployment, [0])
     with pytest.raises(FrameError, match="is nowhere"):
-        Shelves(deployment.settings).tensors("chain", PIECE)
+        RetainedSegments(deployment.settings).tensors("chain", PIECE)
 
 
 @pytest.mark.parametrize(
@@ -68,7 +68,7 @@ def test_rows_that_no_shelf_has_are_refused(deployment: Deployment, wrong: dict[
 def test_generations_that_only_pieces_named_go_with_those_before_one_in_force(
     deployment: Deployment,
 ) -> None:
-    writer, reader = made(deployment), Shelves(deployment.settings)
+    writer, reader = made(deployment), RetainedSegments(deployment.settings)
     reader.tensors("chain", PIECE)
     reader.forget_before(1)
     remove_shelves(deployment, [0])

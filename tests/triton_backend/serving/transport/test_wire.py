@@ -33,7 +33,7 @@ def batches(draw: st.DrawFn) -> wire.BatchBody:
 
 ANSWERS = st.builds(wire.AnswerBody, I32, I32, U32, I64, I64)
 PIECES = st.lists(
-    st.builds(wire.Piece, COUNTS, st.integers(1, 2**31 - 1), *[I32] * 6, COUNTS, COUNTS),
+    st.builds(wire.RowSlice, COUNTS, st.integers(1, 2**31 - 1), *[I32] * 6, COUNTS, COUNTS),
     max_size=4,
 ).map(tuple)
 UNPACK = (
@@ -93,12 +93,12 @@ def test_rides_come_back_and_no_other_number_of_batches_fits(
 
 @given(batches(), PIECES, I64)
 def test_pieces_come_back_and_those_that_are_no_rows_are_refused(
-    batch: wire.BatchBody, pieces: tuple[wire.Piece, ...], request: int
+    batch: wire.BatchBody, pieces: tuple[wire.RowSlice, ...], request: int
 ) -> None:
     assert wire.unpack_gather(wire.pack_gather(batch, pieces)) == (batch, pieces)
     done = wire.JobDoneBody(request, pieces)
     assert wire.unpack_job_done(wire.pack_job_done(done)) == done
-    good = wire.Piece(0, 1, 0, 0, 0, 0, 1, 0, 0, 0)
+    good = wire.RowSlice(0, 1, 0, 0, 0, 0, 1, 0, 0, 0)
     for wrong in ({"rows": 0}, {"at": -1}, {"row": -1}, {"slot": -2}):
         with pytest.raises(FrameError, match="no rows"):
             wire.unpack_gather(wire.pack_gather(batch, [good._replace(**wrong)]))

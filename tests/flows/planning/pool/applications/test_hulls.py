@@ -8,7 +8,7 @@ import pytest
 from scipy.optimize import linprog
 
 from flows.planning.applications.lines import lines_to_plan
-from flows.planning.pool.applications.hulls import Hull, hand_out
+from flows.planning.pool.applications.hulls import LineLowerBounds, hand_out
 from flows.planning.watch import Watch
 from triton_backend.contract.workload import Workload
 
@@ -35,18 +35,18 @@ LINES = lines_to_plan(
 )
 
 
-def drawn(seed: int) -> list[Hull]:
+def drawn(seed: int) -> list[LineLowerBounds]:
     draw = np.random.default_rng(seed)
-    hulls: list[Hull] = []
+    hulls: list[LineLowerBounds] = []
     for _ in range(len(LINES)):
         times = np.sort(draw.integers(2_000, 25_000, 6)).astype(float)
         usage = draw.uniform(0.1, 4.0, (6, 2)) * (draw.random((6, 2)) < 0.7)
         usage[usage.sum(axis=1) == 0] = 2.5
-        hulls.append(Hull(times, usage))
+        hulls.append(LineLowerBounds(times, usage))
     return hulls
 
 
-def suffices(hull: Hull, budget_us: float, gpus: tuple[int, ...]) -> bool:
+def suffices(hull: LineLowerBounds, budget_us: float, gpus: tuple[int, ...]) -> bool:
     usage = hull.usage[hull.times <= budget_us]
     found = linprog(
         np.zeros(len(usage)), A_ub=usage.T, b_ub=gpus, A_eq=np.ones((1, len(usage))), b_eq=[1]
@@ -54,7 +54,7 @@ def suffices(hull: Hull, budget_us: float, gpus: tuple[int, ...]) -> bool:
     return found.status == 0
 
 
-def least(hulls: list[Hull]) -> float:
+def least(hulls: list[LineLowerBounds]) -> float:
     every = list(product(*(range(count + 1) for count in GPUS)))
     ways = [
         [(time, gpus) for time in hull.times for gpus in every if suffices(hull, time, gpus)]
