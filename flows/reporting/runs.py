@@ -59,7 +59,9 @@ class _Reading:
     hops: dict[int, tuple[list[int], int, int]] = field(
         default_factory=dict[int, tuple[list[int], int, int]]
     )
-    rides: dict[int, list[list[int]]] = field(default_factory=dict[int, list[list[int]]])  # seats
+    shared_batches: dict[int, list[list[int]]] = field(
+        default_factory=dict[int, list[list[int]]]
+    )  # rows
     rows: list[tuple[int, ...]] = field(default_factory=list[tuple[int, ...]])  # as `_COLUMNS`
     matches: bool = True
 
@@ -78,15 +80,15 @@ class _Reading:
             if stage < len(vgpus):
                 times = line["start_us"], line["end_us"]
                 self.rows.append((vgpus[stage], model, batch_id, *times, samples))
-        elif kind == "Ride":
-            self.rides[line["ride_id"]] = line["members"]
-        elif kind == "RideDone":
-            seats = self.rides.pop(line["ride_id"], [])
-            if self.matches and seats and seats[0][0] in self.hops:
-                batch_id, stage, *_ = seats[0]
+        elif kind == "SharedBatch":
+            self.shared_batches[line["shared_batch_id"]] = line["members"]
+        elif kind == "SharedBatchDone":
+            places = self.shared_batches.pop(line["shared_batch_id"], [])
+            if self.matches and places and places[0][0] in self.hops:
+                batch_id, stage, *_ = places[0]
                 vgpus, model, _ = self.hops[batch_id]
-                times, samples = (line["start_us"], line["end_us"]), sum(s[-1] for s in seats)
-                self.rows.append((vgpus[stage], model, line["ride_id"], *times, samples))
+                times, samples = (line["start_us"], line["end_us"]), sum(s[-1] for s in places)
+                self.rows.append((vgpus[stage], model, line["shared_batch_id"], *times, samples))
 
 
 def uses_of_events(folder: Path, plan_id: str, *, from_us: int = 0, to_us: int = 2**62) -> Uses:

@@ -21,7 +21,7 @@ from triton_backend.contract.errors import InputError
 from triton_backend.contract.events import Event, PlanChanged
 from triton_backend.contract.plan import Plan
 from triton_backend.scheduler.scheduler import Scheduler
-from triton_backend.scheduler.topology import PUNCTUAL, RideTimes
+from triton_backend.scheduler.topology import PUNCTUAL, SharedBatchTimes
 from triton_backend.serve_folder.line_files import files_in_order
 from triton_backend.serving.gateway.event_log import Gap, read_events
 
@@ -81,9 +81,9 @@ class Replay:
             return
         self._lost = False
         plan = plan_of(self._folder, header)
-        times = header.get("ride_times")  # logs of gateways that joined nothing have none
+        times = header.get("shared_batch_times")  # logs of gateways that joined nothing have none
         if self._core is not None and header["rollout"]:
-            self._core.set_ride_times(RideTimes(*(times or PUNCTUAL)))
+            self._core.set_shared_batch_times(SharedBatchTimes(*(times or PUNCTUAL)))
             inherited = tuple((old, new) for old, new in header.get("inherited", ()))
             self._tell(PlanChanged(now_us=header["now_us"], plan=plan, inherited=inherited))
         else:
@@ -91,8 +91,8 @@ class Replay:
                 plan,
                 policy=header["policy"],
                 nic=header["nic"],
-                rides=times is not None,
-                ride_times=RideTimes(*(times or PUNCTUAL)),
+                shared_batches=times is not None,
+                shared_batch_times=SharedBatchTimes(*(times or PUNCTUAL)),
             )
 
     def _tell(self, event: Event) -> None:

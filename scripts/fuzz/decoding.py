@@ -91,8 +91,8 @@ BODIES: Mapping[Kind, Callable[[bytes], object]] = {
     Kind.RUN_STAGE: wire.unpack_run_stage,
     Kind.STAGE_RESULT: wire.unpack_stage_result,
     Kind.FETCH: wire.unpack_fetch,
-    Kind.RIDE: wire.unpack_ride,
-    Kind.RIDE_DONE: wire.unpack_ride_done,
+    Kind.SHARED_BATCH: wire.unpack_shared_batch,
+    Kind.SHARED_BATCH_DONE: wire.unpack_shared_batch_done,
 }
 
 
@@ -406,7 +406,7 @@ def seeds() -> Iterator[tuple[str, bytes]]:
         Kind.BATCH: wire.pack_batch(wire.BatchBody(0, 0, 1, 2, 3, 4, 5, 6, hops, (1, 2))),
         Kind.ANSWER: wire.pack_answer(wire.AnswerBody(1, 2, 3)),
         Kind.GATHER: wire.pack_gather(
-            wire.BatchBody(0, 0, 1, 2, 0, 4, 5, wire.SHELVED, hops, (1, 2)), [piece]
+            wire.BatchBody(0, 0, 1, 2, 0, 4, 5, wire.RETAINED, hops, (1, 2)), [piece]
         ),
         Kind.JOB_DONE: wire.pack_job_done(wire.JobDoneBody(1, (piece,))),
         Kind.EMITTED: wire.pack_rows([(1, 2), (0, 3)]),
@@ -416,8 +416,8 @@ def seeds() -> Iterator[tuple[str, bytes]]:
         Kind.RUN_STAGE: wire.pack_run_stage(wire.RunStageBody(0, 0, 0, 1)),
         Kind.STAGE_RESULT: wire.pack_stage_result(""),
         Kind.FETCH: wire.pack_fetch(wire.FetchBody(piece, "a", ("x", "y"))),
-        Kind.RIDE: wire.pack_ride(wire.RideBody(1, 2, (3, 4))),
-        Kind.RIDE_DONE: wire.pack_ride_done(wire.TimesBody(1, 2, 3), (4, 5)),
+        Kind.SHARED_BATCH: wire.pack_shared_batch(wire.SharedBatchBody(1, 2, (3, 4))),
+        Kind.SHARED_BATCH_DONE: wire.pack_shared_batch_done(wire.TimesBody(1, 2, 3), (4, 5)),
     }
     kinds = list(Kind)
     for number, (kind, made) in enumerate(good.items()):

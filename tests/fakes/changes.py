@@ -59,7 +59,7 @@ def random_run(seed: int) -> ChangingRun:
         models = _redrawn(draw, models)
         plans.append(_plan(models, slo_us, policy, number))
     instants = sorted(draw.uniform(0.1, 0.5, count).tolist())
-    if draw.random() < 0.3:  # the second before the guests of the first have ended
+    if draw.random() < 0.3:  # the second before the former batches of the first have ended
         instants = [instants[0] + 0.004 * number for number in range(count)]
     faults = draw.random() < 0.5
     failures = _failures(draw, plans[0]) if faults else ()

@@ -13,8 +13,8 @@ from triton_backend.contract.decisions import (
     JobDone,
     JobDropped,
     ModuleSkipped,
-    Ride,
     SetTimer,
+    SharedBatch,
     TaskReady,
 )
 from triton_backend.contract.events import (
@@ -168,7 +168,7 @@ class JobShell:
                 self.hand[decision.job_id].skipped[name] = decision
             case JobDone():
                 self._done(decision.job_id)
-            case Ride():
+            case SharedBatch():
                 raise AssertionError(decision)
             case JobDropped():
                 self.ends[decision.job_id] = decision

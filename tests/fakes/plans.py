@@ -273,13 +273,13 @@ def make_boarding_plan(
     return hand_plan(model, nodes=nodes, plan_id=plan_id)
 
 
-def two_tails(seats: int = 4, vgpus: int = 1) -> Plan:
+def two_tails(capacity: int = 4, vgpus: int = 1) -> Plan:
     """Two entries that meet in a shared stage of 4 ms alone and 1 ms for each sample more.
 
     The first aligns for 3 ms, on two vGPUs, and moves 1 ms a sample; the second begins at the
     junction.
     """
-    shared = Own(latency_us=tuple(4_000 + 1_000 * n for n in range(seats)), gpus=vgpus)
+    shared = Own(latency_us=tuple(4_000 + 1_000 * n for n in range(capacity)), gpus=vgpus)
     align = Own(latency_us=(3_000,), gpus=2, bytes_out=1_000_000)
     return make_boarding_plan(
         [((0, 2), align), ((2, 4), shared)], Way(pools=(0, 1)), Way(pools=(1,))

@@ -103,25 +103,25 @@ class Member(NamedTuple):
 
 
 @message
-class Ride:
+class SharedBatch:
     """A joint run of several batches, as it is from now on.
 
-    Replaces what was said of the ride before. It runs once, on the vGPU that its members' paths
-    name for the stage, as soon as its start has come and all members' rows are there. It may start
-    sooner or with others than was said; once it runs, what comes later changes nothing of the run.
-    Rows without a member are holes. Each member goes on from it by itself. Its end is one
-    `RideDone`, in place of the members' `StageDone`.
+    Replaces what was said of the shared batch before. It runs once, on the vGPU that its members'
+    paths name for the stage, as soon as its start has come and all members' rows are there. It may
+    start sooner or with others than was said; once it runs, what comes later changes nothing of the
+    run. Rows without a member are holes. Each member goes on from it by itself. Its end is one
+    `SharedBatchDone`, in place of the members' `StageDone`.
 
     Attributes:
-        ride_id: numbered as batches are.
-        seats: rows that it has at most.
+        shared_batch_id: numbered as batches are.
+        rows: rows that it has at most.
         members: by first row; none: no member is left, forget it.
     """
 
-    ride_id: int
+    shared_batch_id: int
     start_us: int
     end_us: int
-    seats: int
+    capacity: int
     members: tuple[Member, ...]
 
 
@@ -141,8 +141,8 @@ class Drop:
 class Abort:
     """Forget this batch. Its requests were queued again or dropped.
 
-    A vGPU on its path died, it is too late for its ride, or its only request was cancelled before
-    it ran.
+    A vGPU on its path died, it is too late for its shared batch, or its only request was cancelled
+    before it ran.
     """
 
     batch_id: int
@@ -228,5 +228,13 @@ class JobDropped:
 
 
 Decision = (
-    Dispatch | Ride | Drop | Abort | SetTimer | TaskReady | ModuleSkipped | JobDone | JobDropped
+    Dispatch
+    | SharedBatch
+    | Drop
+    | Abort
+    | SetTimer
+    | TaskReady
+    | ModuleSkipped
+    | JobDone
+    | JobDropped
 )

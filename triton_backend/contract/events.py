@@ -24,8 +24,8 @@ class Arrival:
 class Cancel:
     """The client gave up; a request that is not dispatched yet is dropped.
 
-    So is one that is alone in its batch, where nothing of it ran yet and it sits in a ride that has
-    not left.
+    So is one that is alone in its batch, where nothing of it ran yet and it sits in a shared batch
+    that has not left.
     """
 
     now_us: int
@@ -94,7 +94,7 @@ class StageDone:
 
 
 @message
-class RideLeft:
+class SharedBatchStarted:
     """A joint run has begun: no batch boards it any more, though it should not have started yet.
 
     Only needed before members are given up (`BatchLost`) that were not aboard: their requests would
@@ -102,18 +102,18 @@ class RideLeft:
     """
 
     now_us: int
-    ride_id: int
+    shared_batch_id: int
 
 
 @message
-class RideDone:
-    """A joint run (`decisions.Ride`) is over, which really lasted from `start_us` to `end_us`.
+class SharedBatchDone:
+    """A joint run (`decisions.SharedBatch`) is over: it lasted from `start_us` to `end_us`.
 
     Its members have all left the stage for which they sat in it.
     """
 
     now_us: int
-    ride_id: int
+    shared_batch_id: int
     start_us: int
     end_us: int
 
@@ -161,7 +161,8 @@ class WorkerBack:
 class BatchLost:
     """A batch will never end, because it got lost between two processes; its vGPUs are well.
 
-    Its requests are queued again at their old place. The number of a ride means all its members.
+    Its requests are queued again at their old place. The number of a shared batch means all its
+    members.
     """
 
     now_us: int
@@ -249,8 +250,8 @@ Event = (
     | Emitted
     | JobCancel
     | StageDone
-    | RideLeft
-    | RideDone
+    | SharedBatchStarted
+    | SharedBatchDone
     | TransferDone
     | WorkerLost
     | WorkerBack

@@ -339,7 +339,7 @@ def _complete_model(model: ModelPlan) -> ModelPlan:
 def _complete_pipeline(pipeline: Pipeline, cuts: Mapping[int, Specs], outputs: Specs) -> Pipeline:
     """With every boundary named.
 
-    At the block of an entry as there, because both may board one ride.
+    At the block of an entry as there, because both may board one shared batch.
     """
     last = len(pipeline.stages) - 1
 

@@ -12,23 +12,23 @@ starts do:
 An early end moves nothing forward: workers hold the reserved starts. It frees the rest of the
 interval for batches to come.
 
-A ride's end is that of its members' stage. A batch that comes too late for its ride, and for all
-who would have to wait, is aborted.
+A shared batch's end is that of its members' stage. A batch that comes too late for its shared
+batch, and for all who would have to wait, is aborted.
 
-Here: the ends of stages, transfers and rides, lost and returned vGPUs. Not here: what is decided
-then.
+Here: the ends of stages, transfers and shared batches, lost and returned vGPUs. Not here: what is
+decided then.
 """
 
 from triton_backend.scheduler.compiled import FAR, NONE, inlined, kernel
 from triton_backend.scheduler.jobs import end_tasks, queue_again, touch
 from triton_backend.scheduler.queues import enqueue, free_batch, serve_batch
-from triton_backend.scheduler.rides import (
+from triton_backend.scheduler.shared_batches import (
     arrived,
     batch_of,
     bring_forward,
     close,
+    emit_update,
     members_follow,
-    note,
     overdue_member,
 )
 from triton_backend.scheduler.tables import (
@@ -53,7 +53,9 @@ def stage_done(tables: Tables, batch: int, stage: int, end_us: int) -> bool:
     """A batch left a stage at end_us; True where that was not the reserved instant."""
     i = interval_of(tables, batch, stage, VGPU)
     deviates = _correct(tables, i, end_us)
-    if tables.counts[0]["first_ride"] != NONE and not arrived(tables, batch, stage + 1, end_us):
+    if tables.counts[0]["first_shared_batch"] != NONE and not arrived(
+        tables, batch, stage + 1, end_us
+    ):
         abort(tables, batch)
         return True
     _leave_stage(tables, batch, stage, end_us)
@@ -76,22 +78,22 @@ def _leave_stage(tables: Tables, batch: int, stage: int, end_us: int) -> None:
 
 
 @kernel
-def ride_done(tables: Tables, ride: int, end_us: int) -> bool:
-    """All members of a ride left its stage at end_us; True where that was not the reserved instant.
+def shared_batch_done(tables: Tables, shared_batch: int, end_us: int) -> bool:
+    """All members of a shared batch left its stage at end_us; True where reserved otherwise.
 
     Leaves a row of `BATCH_DONE` for every batch that ended with it.
     """
-    i = interval_of(tables, ride, 0, VGPU)
+    i = interval_of(tables, shared_batch, 0, VGPU)
     following = tables.intervals[i]["next"]
     deviates = _correct(tables, i, end_us)
     hops = tables.offers.shape[1]
-    member = tables.batches[ride]["aboard"]
+    member = tables.batches[shared_batch]["aboard"]
     while member != NONE:
         behind = tables.intervals[member]["next"]
-        tables.intervals[member]["ride"] = NONE
+        tables.intervals[member]["shared_batch"] = NONE
         batch = batch_of(tables, member)
         number, hop = tables.batches[batch]["number"], member // KINDS % hops
-        # Where the answer is full they go on, and the next ride leaves without them.
+        # Where the answer is full they go on, and the next shared batch leaves without them.
         full = tables.counts[0]["out"] + hops + MOST_SEATS > len(tables.out)
         if arrived(tables, batch, hop + 1, end_us) or full:
             _leave_stage(tables, batch, hop, end_us)
@@ -100,18 +102,18 @@ def ride_done(tables: Tables, ride: int, end_us: int) -> bool:
         else:
             abort(tables, batch)
         member = behind
-    close(tables, ride)
+    close(tables, shared_batch)
     if following != NONE and deviates:  # it may leave sooner where it only waited for this one
         other = batch_of(tables, following)
-        if tables.batches[other]["seats"] > 0 and bring_forward(tables, other):
-            note(tables, other)
+        if tables.batches[other]["capacity"] > 0 and bring_forward(tables, other):
+            emit_update(tables, other)
             members_follow(tables, other)
     return deviates
 
 
 @kernel
 def leave_behind(tables: Tables) -> bool:
-    """Rides leave without members whom they can no longer wait for.
+    """Shared batches leave without members whom they can no longer wait for.
 
     True where a member was left.
     """
@@ -137,7 +139,7 @@ def transfer_done(tables: Tables, batch: int, stage: int, end_us: int) -> bool:
         if tables.intervals[i]["resource"] != NONE:
             deviates = _correct(tables, i, end_us)
     delay(tables, interval_of(tables, batch, stage, VGPU), end_us)
-    if tables.counts[0]["first_ride"] != NONE and not arrived(tables, batch, stage, end_us):
+    if tables.counts[0]["first_shared_batch"] != NONE and not arrived(tables, batch, stage, end_us):
         abort(tables, batch)
         return True
     if stage == tables.batches[batch]["stages"]:
@@ -190,16 +192,16 @@ def _needs(tables: Tables, batch: int, vgpu: int) -> bool:
     """True if a batch has yet to run on a vGPU, or its output there has yet to leave.
 
     Both are over when the interval is released: the run at `stage_done`, the transfer out of it
-    (the next hop's uplink) at `transfer_done`. A seat is given back when the ride is over; a ride
-    is over when no batch sits in it any more.
+    (the next hop's uplink) at `transfer_done`. A place is given back when the shared batch is over;
+    a shared batch is over when no batch sits in it any more.
     """
-    if tables.batches[batch]["seats"] > 0:
+    if tables.batches[batch]["capacity"] > 0:
         return False
     for hop in range(tables.offers.shape[1] - 1):
         if tables.paths[batch, hop] == vgpu:
             run = tables.intervals[interval_of(tables, batch, hop, VGPU)]
             leave = tables.intervals[interval_of(tables, batch, hop + 1, UPLINK)]["resource"]
-            return run["resource"] != NONE or run["ride"] != NONE or leave != NONE
+            return run["resource"] != NONE or run["shared_batch"] != NONE or leave != NONE
     return False
 
 
@@ -225,11 +227,11 @@ def abort(tables: Tables, batch: int) -> None:
 
 @kernel
 def lose(tables: Tables, batch: int) -> int:
-    """A batch, or all that sit in a ride, got lost between two processes.
+    """A batch, or all that sit in a shared batch, got lost between two processes.
 
     Returns `NEEDS_ROOM` where `out` has no row for all of them; empty it and call again then.
     """
-    if tables.batches[batch]["seats"] == 0:
+    if tables.batches[batch]["capacity"] == 0:
         abort(tables, batch)
         return SETTLED
     number = tables.batches[batch]["number"]

@@ -1,21 +1,21 @@
 """From one plan's tables to the next.
 
 Who waits keeps its place, what is in flight ends as reserved. Requests that wait go to the queue of
-the same model and entry in the new plan. Batches in flight go on as *guests*: they keep number,
-slot, path and every reserved instant, and what they use is counted in the new tables:
+the same model and entry in the new plan. Batches in flight go on as *former batches*: they keep
+number, slot, path and every reserved instant, and what they use is counted in the new tables:
 
     old resource                              new resource
     vGPU that both plans have            -->  that vGPU, under its new number
     link of a node that both plans use   -->  that link
-    anything else a guest still uses     -->  one past the new plan's own, until the next change
+    anything else a former batch uses     -->  one past the new plan's own, until the next change
 
-Rides go on as guests too: who is aboard keeps the seat, no batch boards any more. Jobs go on where
-the new plan has an application of the same name and the same modules (other mean rows are no
-difference); others are dropped, and their tasks leave the old tables. So new batches and guests
-never meet on a vGPU or a link. Requests of a model that the new plan does not have end as guests
-too; where one comes back, because its batch was lost, it joins the queue of orphans
-(`topology.with_orphans`) and is dropped. A second change before the guests of the first have ended
-does the same once more.
+Shared batches go on as former batches too: who is aboard keeps the place, no batch boards any more.
+Jobs go on where the new plan has an application of the same name and the same modules (other mean
+rows are no difference); others are dropped, and their tasks leave the old tables. So new batches
+and former batches never meet on a vGPU or a link. Requests of a model that the new plan does not
+have end as former batches too; where one comes back, because its batch was lost, it joins the queue
+of orphans (`topology.with_orphans`) and is dropped. A second change before the former batches of
+the first have ended does the same once more.
 
 Not here: when a plan changes, which vGPUs go on (`contract.transition`), what is decided then.
 """
@@ -79,7 +79,7 @@ class Numbering:
     Attributes:
         plan: in force.
         number: plans before it in this scheduler's life.
-        links: resources of shared links, those included that only guests use.
+        links: resources of shared links, those included that only former batches use.
         earlier: by number of a plan, as long as batches of it (or of an older one) are in flight.
     """
 
@@ -438,13 +438,13 @@ def _move_batches(old: Tables, new: Tables, flying: Integers, to: Integers) -> N
     order = np.lexsort((new.intervals["start_us"][reserved], resources))
     _chain(new.intervals, reserved[order], resources[order], new.resources)
     for records, link, rows in (
-        (new.intervals, "next", np.flatnonzero(new.intervals["ride"] != NONE)),
-        (new.batches, "aboard", flying[old.batches["seats"][flying] > 0]),
+        (new.intervals, "next", np.flatnonzero(new.intervals["shared_batch"] != NONE)),
+        (new.batches, "aboard", flying[old.batches["capacity"][flying] > 0]),
     ):
         at = records[link][rows]
         moved = at // (before * KINDS) * (after * KINDS) + at % (before * KINDS)
         records[link][rows] = np.where(at == NONE, NONE, moved)
-    new.batches["pool"][flying] = NONE  # a ride goes on with who is aboard
+    new.batches["pool"][flying] = NONE  # a shared batch goes on with who is aboard
     paths = _paths(old, flying)[:, :hops]
     new.paths[flying, :hops] = np.where(paths == NONE, NONE, to[paths])
 

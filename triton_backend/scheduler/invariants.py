@@ -40,7 +40,7 @@ def check_invariants(tables: Tables) -> None:
         *_queues(tables),
         *_candidates(tables),
         *_batches(tables),
-        *_rides(tables),
+        *_shared_batches(tables),
         *_free_slots(tables),
         *_conservation(tables),
         *_jobs(tables),
@@ -146,7 +146,7 @@ def _candidates(tables: Tables) -> Iterator[str]:
 
 def _batches(tables: Tables) -> Iterator[str]:
     """A batch holds what it counts, and each step of its path follows the one before."""
-    used = np.flatnonzero((tables.batches["number"] != NONE) & (tables.batches["seats"] <= 0))
+    used = np.flatnonzero((tables.batches["number"] != NONE) & (tables.batches["capacity"] <= 0))
     for slot in used.tolist():
         batch = tables.batches[slot]
         rows = [tables.requests[r] for r in _chain(tables.requests, batch["first"])]
@@ -176,8 +176,8 @@ def _path(tables: Tables, slot: int) -> Iterator[str]:
             yield f"batch slot {slot} moves at two times into hop {hop}: {moves}"
         for row in (*moves[:1], tables.intervals[base + VGPU]):
             if row["resource"] == NONE:
-                if row["ride"] != NONE:
-                    joint = tables.intervals[int(row["ride"]) * hops * KINDS + VGPU]
+                if row["shared_batch"] != NONE:
+                    joint = tables.intervals[int(row["shared_batch"]) * hops * KINDS + VGPU]
                     at = max(at, int(joint["end_us"]))
                 continue
             if row["start_us"] < at:
@@ -185,48 +185,59 @@ def _path(tables: Tables, slot: int) -> Iterator[str]:
             at = int(row["end_us"])
 
 
-def _rides(tables: Tables) -> Iterator[str]:
-    """A ride holds one interval and who is aboard.
+def _shared_batches(tables: Tables) -> Iterator[str]:
+    """A shared batch holds one interval and who is aboard.
 
-    Seats apart, counted, none planned to come too late.
+    Places apart, counted, none planned to come too late.
     """
-    listed = _chain(tables.batches, tables.counts[0]["first_ride"], "next_ride")
-    rides = np.flatnonzero((tables.batches["number"] != NONE) & (tables.batches["seats"] > 0))
-    if sorted(listed) != rides.tolist():
-        yield f"rides {rides} are in flight, {listed} are listed"
-    for slot in rides.tolist():
-        yield from _ride(tables, slot)
-    seats = tables.intervals["ride"]
-    sitting = sum(len(_chain(tables.intervals, tables.batches[slot]["aboard"])) for slot in rides)
-    if (seats != NONE).sum() != sitting or not set(seats[seats != NONE]) <= set(rides.tolist()):
-        yield f"{(seats != NONE).sum()} runs say they are seats, rides have {sitting}"
+    listed = _chain(tables.batches, tables.counts[0]["first_shared_batch"], "next_shared_batch")
+    shared_batches = np.flatnonzero(
+        (tables.batches["number"] != NONE) & (tables.batches["capacity"] > 0)
+    )
+    if sorted(listed) != shared_batches.tolist():
+        yield f"shared batches {shared_batches} are in flight, {listed} are listed"
+    for slot in shared_batches.tolist():
+        yield from _shared_batch(tables, slot)
+    places = tables.intervals["shared_batch"]
+    sitting = sum(
+        len(_chain(tables.intervals, tables.batches[slot]["aboard"])) for slot in shared_batches
+    )
+    if (places != NONE).sum() != sitting or not set(places[places != NONE]) <= set(
+        shared_batches.tolist()
+    ):
+        yield f"{(places != NONE).sum()} runs say they are rows, shared batches have {sitting}"
 
 
-def _ride(tables: Tables, slot: int) -> Iterator[str]:
+def _shared_batch(tables: Tables, slot: int) -> Iterator[str]:
     hops = tables.offers.shape[1]
-    ride, run = tables.batches[slot], tables.intervals[slot * hops * KINDS + VGPU]
-    name = f"ride {ride['number']}"
-    members = _chain(tables.intervals, ride["aboard"])
-    seats = [tables.intervals[m] for m in members]
+    shared_batch, run = tables.batches[slot], tables.intervals[slot * hops * KINDS + VGPU]
+    name = f"shared batch {shared_batch['number']}"
+    members = _chain(tables.intervals, shared_batch["aboard"])
+    places = [tables.intervals[m] for m in members]
     batches = [m // (hops * KINDS) for m in members]
     rows = [
-        int(seat["row"]) + k
-        for seat, batch in zip(seats, batches, strict=True)
+        int(place["row"]) + k
+        for place, batch in zip(places, batches, strict=True)
         for k in range(tables.batches[batch]["samples"])
     ]
-    if not rows or len(set(rows)) != len(rows) or not set(rows) <= set(range(ride["seats"])):
-        yield f"{name} of {ride['seats']} seats has members at rows {rows}"
-    missing = sum(int(seat["previous"]) == 0 for seat in seats)
-    if (len(rows), missing) != (ride["samples"], ride["missing"]):
-        yield f"{name} has {len(rows)} seats taken, {missing} members missing, and says {ride}"
+    if (
+        not rows
+        or len(set(rows)) != len(rows)
+        or not set(rows) <= set(range(shared_batch["capacity"]))
+    ):
+        yield f"{name} of {shared_batch['capacity']} rows has members at rows {rows}"
+    missing = sum(int(place["previous"]) == 0 for place in places)
+    if (len(rows), missing) != (shared_batch["samples"], shared_batch["missing"]):
+        yield f"{name} has {len(rows)} places taken, {missing} members missing"
+        yield f"{name} says {shared_batch}"
     if run["resource"] == NONE or run["resource"] != tables.paths[slot, 0]:
         yield f"{name} runs on {run['resource']}, its path is {tables.paths[slot, 0]}"
-    if run["start_us"] < ride["arrival_us"]:
-        yield f"{name} starts at {run['start_us']}, a member comes at {ride['arrival_us']}"
-    for m, seat, batch in zip(members, seats, batches, strict=True):
+    if run["start_us"] < shared_batch["arrival_us"]:
+        yield f"{name} starts at {run['start_us']}, a member comes at {shared_batch['arrival_us']}"
+    for m, place, batch in zip(members, places, batches, strict=True):
         path = tables.paths[batch, m // KINDS % hops]
-        if seat["ride"] != slot or seat["resource"] != NONE or path != run["resource"]:
-            yield f"{name} chains {seat} of batch slot {batch}, which comes by vGPU {path}"
+        if place["shared_batch"] != slot or place["resource"] != NONE or path != run["resource"]:
+            yield f"{name} chains {place} of batch slot {batch}, which comes by vGPU {path}"
         if tables.batches[batch]["number"] == NONE:
             yield f"{name} has a member in batch slot {batch}, which is free"
 

@@ -24,7 +24,7 @@ from triton_backend.contract.decisions import (
     JobDropped,
     Member,
     ModuleSkipped,
-    Ride,
+    SharedBatch,
     TaskReady,
 )
 from triton_backend.contract.errors import InputError
@@ -34,7 +34,7 @@ from triton_backend.contract.events import (
     JobArrival,
     LinkPaceChanged,
     PaceChanged,
-    RideDone,
+    SharedBatchDone,
     StageDone,
     TransferDone,
 )
@@ -43,7 +43,7 @@ from triton_backend.scheduler.compiled import FAR, NONE, Integers, entry, inline
 from triton_backend.scheduler.feedback import (
     leave_behind,
     lose,
-    ride_done,
+    shared_batch_done,
     stage_done,
     transfer_done,
     worker_back,
@@ -62,7 +62,7 @@ from triton_backend.scheduler.policies.late import (
 )
 from triton_backend.scheduler.policies.registry import decide
 from triton_backend.scheduler.queues import drop, enqueue, free_batch, free_request, new_request
-from triton_backend.scheduler.rides import batch_of, ride_timer
+from triton_backend.scheduler.shared_batches import batch_of, shared_batch_timer
 from triton_backend.scheduler.tables import (
     ABORT,
     BATCH_DONE,
@@ -76,9 +76,9 @@ from triton_backend.scheduler.tables import (
     MODULE_SKIPPED,
     NEEDS_ROOM,
     OUT_ROWS,
-    RIDE,
     SET_TIMER,
     SETTLED,
+    SHARED_BATCH,
     SLOT_BITS,
     TASK_MODULE,
     TASK_READY,
@@ -111,7 +111,7 @@ RESUME = 10
 REFRESH = 11  # no event: `SETTLE` where vGPUs were lost or reserved without the kernels
 JOB_ARRIVAL = 12  # first module, job id, deadline, samples
 JOB_CANCEL = 13  # job slot
-RIDE_DONE = 14  # batch slot of the ride, end
+SHARED_BATCH_DONE = 14  # batch slot of the shared batch, end
 
 # Which queues to settle: one by its number, none of them (NONE), or
 ALL = -2
@@ -129,7 +129,7 @@ FREED = -4  # all: something ended off its plan
 #   JOB_DONE     end  job
 #   JOB_DROPPED  end  job     module or NONE  deadline_us  reason  finish_us  position
 #   BATCH_DONE   end  number
-#   RIDE         end  number slot   start_us     end_us    seats                 members
+#   SHARED_BATCH end  number slot   start_us     end_us    capacity              members
 #   SET_TIMER    end  at_us
 #   MAKE_ROOM    end  status                        NEEDS_ROOM: and `SETTLE` again afterwards
 #                                                   UNFINISHED: no room, the same event again
@@ -138,25 +138,25 @@ FREED = -4  # all: something ended off its plan
 #
 #   vGPU   transfer_start_us   transfer_end_us   start_us   end_us
 #
-# and SEAT integers for each member of a ride; a ride that is over has none:
+# and MEMBER integers for each member of a shared batch; a shared batch that is over has none:
 #
 #   batch number   stage   first row   rows
 HEAD = 8
 HOP = 5
-SEAT = 4
+MEMBER = 4
 
 
 def answer_length(tables: Tables) -> int:
     """Integers that the longest answer takes: what all rows of `Tables.out` say, once.
 
-    A row says most of a dispatch, whose ids are counted apart, or of a ride with a member in every
-    seat.
+    A row says most of a dispatch, whose ids are counted apart, or of a shared batch with a member
+    in every place.
     """
     topology = tables.topology
-    seats = int(
-        max(topology.stages["seats"].max(initial=0), tables.batches["seats"].max(initial=0))
+    capacity = int(
+        max(topology.stages["capacity"].max(initial=0), tables.batches["capacity"].max(initial=0))
     )
-    dispatch = HEAD + max(HOP * tables.offers.shape[1], SEAT * seats)
+    dispatch = HEAD + max(HOP * tables.offers.shape[1], MEMBER * capacity)
     return OUT_ROWS * dispatch + len(tables.requests) + 3 * len(tables.batches) + 4 * HEAD
 
 
@@ -194,8 +194,8 @@ def handle_event(memory: Integers, event: int, now_us: int, a: int, b: int, c: i
         queues = FREED if deviates else NONE
         if tables.batches[a]["number"] == NONE and not _was_aborted(tables, number):
             length = _item(answer, length, BATCH_DONE, number)
-    elif event == RIDE_DONE:
-        queues = FREED if ride_done(tables, a, b) else NONE
+    elif event == SHARED_BATCH_DONE:
+        queues = FREED if shared_batch_done(tables, a, b) else NONE
     elif event == TIMER:
         counts["armed_timer_us"] = FAR
         queues = DUE
@@ -297,7 +297,7 @@ def settle_due(tables: Tables) -> int:
     """A timer fired: decide for the queues whose time has come, which wait no longer."""
     now = tables.counts[0]["now_us"]
     left = False
-    if tables.counts[0]["first_ride"] != NONE:
+    if tables.counts[0]["first_shared_batch"] != NONE:
         left = leave_behind(tables)
     for number in range(_early_queues(tables)):
         queue = tables.queues[number]
@@ -316,8 +316,8 @@ def next_timer(tables: Tables) -> int:
     earliest = next_late_timer(tables)
     for queue in range(_early_queues(tables)):
         earliest = min(earliest, tables.queues[queue]["timer_us"])
-    if tables.counts[0]["first_ride"] != NONE:
-        earliest = min(earliest, ride_timer(tables))
+    if tables.counts[0]["first_shared_batch"] != NONE:
+        earliest = min(earliest, shared_batch_timer(tables))
     return earliest
 
 
@@ -332,7 +332,7 @@ def _early_queues(tables: Tables) -> int:
 
 @inlined
 def _was_aborted(tables: Tables, number: int) -> bool:
-    """True if what was decided just now aborts a batch; one that failed may end in a ride, too."""
+    """True if this decision aborts a batch; one that failed may end in a shared batch, too."""
     for row in range(tables.counts[0]["out"]):
         if tables.out[row, 0] == ABORT and tables.out[row, 1] == number:
             return True
@@ -363,7 +363,7 @@ def _cancel(tables: Tables, request_id: int) -> int:
         slot += 1
     queue = requests[slot]["queue"]
     if requests[slot]["batch"] != NONE:
-        if tables.counts[0]["first_ride"] == NONE or not _give_seat_back(tables, slot):
+        if tables.counts[0]["first_shared_batch"] == NONE or not _give_rows_back(tables, slot):
             return NONE
         queue = FREED
     drop(tables, slot, CANCELLED, FAR)
@@ -371,11 +371,11 @@ def _cancel(tables: Tables, request_id: int) -> int:
 
 
 @kernel
-def _give_seat_back(tables: Tables, request: int) -> bool:
-    """Take a request out of its batch into its queue, where that frees a seat and stops no run.
+def _give_rows_back(tables: Tables, request: int) -> bool:
+    """Take a request out of its batch into its queue, where that frees a place and stops no run.
 
-    It is alone in its batch, nothing of which runs or should run already, and one of its rides has
-    not left.
+    It is alone in its batch, nothing of which runs or should run already, and one of its shared
+    batches has not left.
     """
     slot = tables.requests[request]["batch"]
     batch, now = tables.batches[slot], tables.counts[0]["now_us"]
@@ -384,9 +384,9 @@ def _give_seat_back(tables: Tables, request: int) -> bool:
     sits = False
     for hop in range(batch["stages"]):
         i = interval_of(tables, slot, hop, VGPU)
-        if tables.intervals[i]["ride"] != NONE:
+        if tables.intervals[i]["shared_batch"] != NONE:
             sits = True
-            i = interval_of(tables, tables.intervals[i]["ride"], 0, VGPU)
+            i = interval_of(tables, tables.intervals[i]["shared_batch"], 0, VGPU)
         if tables.intervals[i]["resource"] != NONE and tables.intervals[i]["start_us"] <= now:
             return False
     if sits:
@@ -431,8 +431,8 @@ def _write_decisions(tables: Tables, answer: Integers, at: int) -> int:
             at = _write_dispatch(tables, answer, at, slot)
         elif kind in (ABORT, JOB_DONE, BATCH_DONE):
             at = _item(answer, at, kind, slot)
-        elif kind == RIDE:
-            at = _write_ride(tables, answer, at, row)
+        elif kind == SHARED_BATCH:
+            at = _write_shared_batch(tables, answer, at, row)
         elif kind != DROP:
             at = _write_job_item(tables, answer, at, row)
         elif tables.requests[slot]["job"] != NONE:
@@ -536,8 +536,8 @@ def _write_dispatch(tables: Tables, answer: Integers, at: int, batch: int) -> in
     for hop in range(topology.pipelines[pipeline]["stages"]):
         i = interval_of(tables, batch, hop, VGPU)
         move = i + 2  # the downlink is reserved whenever anything is moved
-        if tables.intervals[i]["ride"] != NONE:
-            i = interval_of(tables, tables.intervals[i]["ride"], 0, VGPU)
+        if tables.intervals[i]["shared_batch"] != NONE:
+            i = interval_of(tables, tables.intervals[i]["shared_batch"], 0, VGPU)
         moves = tables.intervals[move]["resource"] != NONE
         answer[at] = tables.paths[batch, hop]
         answer[at + 1] = tables.intervals[move]["start_us"] if moves else before
@@ -551,10 +551,10 @@ def _write_dispatch(tables: Tables, answer: Integers, at: int, batch: int) -> in
 
 
 @kernel
-def _write_ride(tables: Tables, answer: Integers, at: int, row: int) -> int:
-    """Write how a ride is now; returns where the next item begins."""
+def _write_shared_batch(tables: Tables, answer: Integers, at: int, row: int) -> int:
+    """Write how a shared batch is now; returns where the next item begins."""
     slot, number = tables.out[row, 1], tables.out[row, 2]
-    _fill(answer, at, RIDE, number, slot)
+    _fill(answer, at, SHARED_BATCH, number, slot)
     first = at
     for k in range(4, HEAD):
         answer[at + k] = 0
@@ -563,7 +563,7 @@ def _write_ride(tables: Tables, answer: Integers, at: int, row: int) -> int:
         run = tables.intervals[interval_of(tables, slot, 0, VGPU)]
         answer[first + 4] = run["start_us"]
         answer[first + 5] = run["end_us"]
-        answer[first + 6] = tables.batches[slot]["seats"]
+        answer[first + 6] = tables.batches[slot]["capacity"]
         member = tables.batches[slot]["aboard"]
         while member != NONE:
             batch = tables.batches[batch_of(tables, member)]
@@ -572,7 +572,7 @@ def _write_ride(tables: Tables, answer: Integers, at: int, row: int) -> int:
             answer[at + 2] = tables.intervals[member]["row"]
             answer[at + 3] = batch["samples"]
             member = tables.intervals[member]["next"]
-            at += SEAT
+            at += MEMBER
     answer[first + 1] = at
     return at
 
@@ -633,16 +633,16 @@ def decode_drop(answer: list[int], at: int) -> Drop:
     )
 
 
-def decode_ride(answer: list[int], at: int, end: int) -> Ride:
-    """The ride that lies at `at` .. `end` of an answer."""
-    number, _, start_us, end_us, seats = answer[at + 2 : at + HEAD - 1]
-    seated = [Member(*answer[k : k + SEAT]) for k in range(at + HEAD, end, SEAT)]
-    return Ride(
-        ride_id=number,
+def decode_shared_batch(answer: list[int], at: int, end: int) -> SharedBatch:
+    """The shared batch that lies at `at` .. `end` of an answer."""
+    number, _, start_us, end_us, capacity = answer[at + 2 : at + HEAD - 1]
+    members = [Member(*answer[k : k + MEMBER]) for k in range(at + HEAD, end, MEMBER)]
+    return SharedBatch(
+        shared_batch_id=number,
         start_us=start_us,
         end_us=end_us,
-        seats=seats,
-        members=tuple(sorted(seated, key=lambda seat: seat.first_row)),
+        capacity=capacity,
+        members=tuple(sorted(members, key=lambda place: place.first_row)),
     )
 
 
@@ -745,7 +745,7 @@ def check_emitted(tables: Tables, event: Emitted) -> int:
     return slot
 
 
-def check_ride(event: RideDone) -> None:
+def check_shared_batch(event: SharedBatchDone) -> None:
     """A joint run that is over by the time of its delivery.
 
     Raises:
@@ -753,7 +753,7 @@ def check_ride(event: RideDone) -> None:
     """
     if not event.start_us <= event.end_us <= event.now_us:
         raise InputError(
-            f"ride {event.ride_id}",
+            f"shared batch {event.shared_batch_id}",
             f"ran from {event.start_us} to {event.end_us}, reported at {event.now_us}",
         )
 

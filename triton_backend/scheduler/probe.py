@@ -12,29 +12,29 @@ probe of a pipeline found. A path of two stages:
     vGPU of stage 1     |                               ..wait..[ run )       |
     offers              hop 0: start, end       hop 1: move, start, end     hop 2: answer's move
 
-Where a stage boards, a batch takes seats in a ride that ends in time for the head of its queue, the
-one that leaves first; else it opens one, with as many seats as still end in time. Where these are
-fewer than planned, it takes the seats of a member that has time for a later ride, or opens one
-before others that can wait. Time spent in waiting for a ride is no waiting for a resource. With
-`counts.hold` a ride that is opened starts later, by its own length at most, inside the gap that it
-has: who comes meanwhile boards.
+Where a stage boards, a batch takes rows in a shared batch that ends in time for the head of its
+queue, the one that leaves first; else it opens one, with as many rows as still end in time. Where
+these are fewer than planned, it takes the rows of a member that has time for a later shared batch,
+or opens one before others that can wait. Time spent in waiting for a shared batch is no waiting for
+a resource. With `counts.hold` a shared batch that is opened starts later, by its own length at
+most, inside the gap that it has: who comes meanwhile boards.
 """
 
 from triton_backend.scheduler.compiled import FAR, NONE, Record, inlined, kernel
-from triton_backend.scheduler.rides import (
+from triton_backend.scheduler.shared_batches import (
     before_whom,
     can_change,
     can_wait,
     fill_from_later,
     first_row,
-    give_way,
-    gives_way,
+    join,
+    member_to_move,
     members_follow,
-    open_ride,
+    move_to_later,
+    open_shared_batch,
     put_off,
     spare_rows,
     start_by,
-    take_seat,
 )
 from triton_backend.scheduler.tables import DOWNLINK, UPLINK, VGPU, Tables, interval_of
 from triton_backend.scheduler.timeline import earliest_move, earliest_start, reserve
@@ -64,10 +64,10 @@ def probe(tables: Tables, pipeline: int, samples: int, now_us: int, rank_by: int
     sender = NONE
     for stage in range(first, last):
         hop = stage - first
-        if topology.stages[stage]["seats"] > 0:
-            if not _offer_seat(tables, offers[hop], stage, sender, samples, at, rank_by):
+        if topology.stages[stage]["capacity"] > 0:
+            if not _offer_place(tables, offers[hop], stage, sender, samples, at, rank_by):
                 return FAR
-            if offers[hop]["ride"] != NONE:
+            if offers[hop]["shared_batch"] != NONE:
                 work += offers[hop]["start_us"] - offers[hop]["move_end_us"]
         elif not _best_vgpu(tables, offers[hop], stage, sender, samples, samples, at, rank_by):
             return FAR
@@ -107,10 +107,10 @@ def probe_in_time(
 
 
 @kernel
-def _offer_seat(
+def _offer_place(
     tables: Tables, offer: Record, stage: int, sender: int, samples: int, at_us: int, rank_by: int
 ) -> bool:
-    """Fill one hop of an offer with seats in a ride; False where the stage has no vGPU left."""
+    """Fill one hop of an offer with rows of a shared batch; False where no vGPU is left."""
     topology = tables.topology
     counts = tables.counts[0]
     pipeline = topology.stages[stage]["pipeline"]
@@ -119,28 +119,29 @@ def _offer_seat(
     offer["displaced"] = NONE
     if counts["alone"] == 0 and _board(tables, offer, stage, sender, samples, at_us, latest):
         return True
-    # A ride with more seats never ends sooner, so the most that end in time are found by halves.
-    seats = topology.stages[stage]["seats"]
-    fits, tried = samples, seats
+    # A shared batch with more rows never ends sooner, so the most that end in time are found by
+    # halves.
+    capacity = topology.stages[stage]["capacity"]
+    fits, tried = samples, capacity
     while True:
         if not _best_vgpu(tables, offer, stage, sender, samples, tried, at_us, rank_by):
             return False
         if offer["end_us"] <= latest:
             fits = tried
-            if tried == seats:
+            if tried == capacity:
                 break
         elif tried == samples:
             break
         else:
-            seats = tried - 1
-        if fits == seats:
+            capacity = tried - 1
+        if fits == capacity:
             if tried != fits:
                 _best_vgpu(tables, offer, stage, sender, samples, fits, at_us, rank_by)
             break
-        tried = (fits + seats + 1) // 2
-    offer["ride"] = NONE
-    offer["seats"] = fits
-    planned = topology.stages[stage]["seats"]
+        tried = (fits + capacity + 1) // 2
+    offer["shared_batch"] = NONE
+    offer["capacity"] = fits
+    planned = topology.stages[stage]["capacity"]
     short = fits < planned or offer["end_us"] > latest
     if short and _offer_others(tables, offer, stage, sender, samples, at_us, latest):
         return True
@@ -152,8 +153,8 @@ def _offer_seat(
 def _wait_for_company(
     tables: Tables, offer: Record, stage: int, samples: int, latest_us: int
 ) -> None:
-    """With `counts.hold` a ride starts later within its gap, by its own length at most."""
-    if tables.counts[0]["hold"] == 0 or offer["seats"] == samples:
+    """With `counts.hold` a shared batch starts later within its gap, by its own length at most."""
+    if tables.counts[0]["hold"] == 0 or offer["capacity"] == samples:
         return
     lasts = offer["end_us"] - offer["start_us"]
     until = min(
@@ -169,17 +170,17 @@ def _wait_for_company(
 def _offer_others(
     tables: Tables, offer: Record, stage: int, sender: int, samples: int, at_us: int, latest_us: int
 ) -> bool:
-    """Offer seats that others give up, or a ride before theirs, where they have more time.
+    """Offer rows that others give up, or a shared batch before theirs, where they have more time.
 
     False where none can.
     """
-    seats = tables.topology.stages[stage]["seats"]
+    capacity = tables.topology.stages[stage]["capacity"]
     if tables.counts[0]["alone"] == 1 or not _is_alone(tables, stage):
         return False
     if _displace(tables, offer, stage, sender, samples, at_us, latest_us):
         return True
     late = offer["end_us"] > latest_us
-    if _go_before(tables, offer, stage, sender, samples, seats, at_us, latest_us):
+    if _go_before(tables, offer, stage, sender, samples, capacity, at_us, latest_us):
         return True
     return late and _go_before(tables, offer, stage, sender, samples, samples, at_us, latest_us)
 
@@ -202,32 +203,32 @@ def _is_alone(tables: Tables, stage: int) -> bool:
 def _displace(
     tables: Tables, offer: Record, stage: int, sender: int, samples: int, at_us: int, latest_us: int
 ) -> bool:
-    """Offer the seats of a member that can sit in a later ride.
+    """Offer the rows of a member that can sit in a later shared batch.
 
-    False, and nothing changed, where none can. In the ride that starts first (ties: the one
+    False, and nothing changed, where none can. In the shared batch that starts first (ties: the one
     opened last).
     """
     counts = tables.counts[0]
     pool = tables.topology.stages[stage]["pool"]
     start = FAR
-    ride = counts["first_ride"]
-    while ride != NONE and spare_rows(tables) > 0:
-        run = tables.intervals[interval_of(tables, ride, 0, VGPU)]
-        sooner = tables.batches[ride]["pool"] == pool and run["start_us"] < start
-        vgpu = tables.paths[ride, 0]
+    shared_batch = counts["first_shared_batch"]
+    while shared_batch != NONE and spare_rows(tables) > 0:
+        run = tables.intervals[interval_of(tables, shared_batch, 0, VGPU)]
+        sooner = tables.batches[shared_batch]["pool"] == pool and run["start_us"] < start
+        vgpu = tables.paths[shared_batch, 0]
         if (
             sooner
             and run["end_us"] <= latest_us
-            and can_change(tables, interval_of(tables, ride, 0, VGPU))
+            and can_change(tables, interval_of(tables, shared_batch, 0, VGPU))
             and _comes_us(tables, stage, sender, vgpu, samples, at_us) <= run["start_us"]
         ):
-            member = gives_way(tables, ride, samples)
+            member = member_to_move(tables, shared_batch, samples)
             if member != NONE:
                 start = run["start_us"]
                 _offer_move(tables, offer, stage, sender, vgpu, samples, at_us)
                 offer["start_us"], offer["end_us"] = start, run["end_us"]
-                offer["ride"], offer["displaced"] = ride, member
-        ride = tables.batches[ride]["next_ride"]
+                offer["shared_batch"], offer["displaced"] = shared_batch, member
+        shared_batch = tables.batches[shared_batch]["next_shared_batch"]
     return start < FAR
 
 
@@ -242,10 +243,11 @@ def _go_before(
     at_us: int,
     latest_us: int,
 ) -> bool:
-    """Offer a ride before others that have more time and can wait.
+    """Offer a shared batch before others that have more time and can wait.
 
-    False, and nothing changed, where none can. It stands before the first ride that need not end as
-    early, so the rides of a vGPU are in the order of deadlines as far as what was promised allows.
+    False, and nothing changed, where none can. It stands before the first shared batch that need
+    not end as early, so the shared batches of a vGPU are in the order of deadlines as far as what
+    was promised allows.
     Ties: the earliest end, then the lowest vGPU.
     """
     topology = tables.topology
@@ -267,7 +269,7 @@ def _go_before(
             best = end
             _offer_move(tables, offer, stage, sender, vgpu, samples, at_us)
             offer["start_us"], offer["end_us"] = start, end
-            offer["ride"], offer["seats"] = NONE, size
+            offer["shared_batch"], offer["capacity"] = NONE, size
     return best < FAR
 
 
@@ -310,58 +312,58 @@ def _offer_move(
 def _board(
     tables: Tables, offer: Record, stage: int, sender: int, samples: int, at_us: int, latest_us: int
 ) -> bool:
-    """Offer seats in the ride that starts first (ties: the lower number) and ends in time, if any.
+    """Offer rows of the shared batch that starts first (ties: lower number) and is in time.
 
-    One that waits for company can start sooner for the sake of a tighter deadline: a second ride
-    beside it would leave both of them half empty.
+    One that waits for company can start sooner for the sake of a tighter deadline: a second one
+    beside it would leave both half empty.
     """
     topology = tables.topology
     counts = tables.counts[0]
     pool = topology.stages[stage]["pool"]
     best = NONE
-    ride = counts["first_ride"]
-    while ride != NONE:
-        row = tables.batches[ride]
-        following = row["next_ride"]
-        if row["pool"] == pool and row["samples"] + samples <= row["seats"]:
-            start = _leaves_us(tables, ride, latest_us)
+    shared_batch = counts["first_shared_batch"]
+    while shared_batch != NONE:
+        row = tables.batches[shared_batch]
+        following = row["next_shared_batch"]
+        if row["pool"] == pool and row["samples"] + samples <= row["capacity"]:
+            start = _leaves_us(tables, shared_batch, latest_us)
             sooner = start < FAR if best == NONE else start < offer["start_us"]
             if best != NONE and start == offer["start_us"]:
                 sooner = row["number"] < tables.batches[best]["number"]
-            if sooner and first_row(tables, ride, samples) != NONE:
-                vgpu = tables.paths[ride, 0]
+            if sooner and first_row(tables, shared_batch, samples) != NONE:
+                vgpu = tables.paths[shared_batch, 0]
                 if _comes_us(tables, stage, sender, vgpu, samples, at_us) <= start:
-                    best = ride
+                    best = shared_batch
                     _offer_move(tables, offer, stage, sender, vgpu, samples, at_us)
                     offer["start_us"] = start
-                    offer["end_us"] = start + _lasts_us(tables, ride)
-        ride = following
-    offer["ride"] = best
+                    offer["end_us"] = start + _lasts_us(tables, shared_batch)
+        shared_batch = following
+    offer["shared_batch"] = best
     return best != NONE
 
 
 @inlined
-def _lasts_us(tables: Tables, ride: int) -> int:
-    """How long a ride runs."""
-    run = tables.intervals[interval_of(tables, ride, 0, VGPU)]
+def _lasts_us(tables: Tables, shared_batch: int) -> int:
+    """How long a shared batch runs."""
+    run = tables.intervals[interval_of(tables, shared_batch, 0, VGPU)]
     return run["end_us"] - run["start_us"]
 
 
 @kernel
-def _leaves_us(tables: Tables, ride: int, latest_us: int) -> int:
-    """When a ride starts with a member aboard for which it must end by an instant.
+def _leaves_us(tables: Tables, shared_batch: int, latest_us: int) -> int:
+    """When a shared batch starts with a member aboard for which it must end by an instant.
 
     FAR where that cannot be. Sooner than reserved where it waits for company: not before its
     members are there, nor before its vGPU is free.
     """
-    run = tables.intervals[interval_of(tables, ride, 0, VGPU)]
+    run = tables.intervals[interval_of(tables, shared_batch, 0, VGPU)]
     doors_open = tables.counts[0]["now_us"] + tables.counts[0]["doors_us"]
-    start = min(run["start_us"], latest_us - _lasts_us(tables, ride))
+    start = min(run["start_us"], latest_us - _lasts_us(tables, shared_batch))
     if start <= doors_open:
         return FAR
     if start == run["start_us"]:
         return start
-    least = tables.batches[ride]["arrival_us"]
+    least = tables.batches[shared_batch]["arrival_us"]
     if run["previous"] != NONE:
         least = max(least, tables.intervals[run["previous"]]["end_us"])
     return start if least <= start else FAR
@@ -408,8 +410,8 @@ def _best_vgpu(
 ) -> bool:
     """Fill one hop of an offer; False where the stage has no vGPU left.
 
-    `samples` are moved, and the run lasts as `size` samples do: in a ride others come to them.
-    `sender` is the vGPU of the stage before (`NONE` at the first), which is done at `at_us`.
+    `samples` are moved, and the run lasts as `size` samples do: in a shared batch others come to
+    them. `sender` is the vGPU of the stage before (`NONE` at the first), which is done at `at_us`.
 
     No vGPU can start before `floor`: the instant at which the input would have arrived over the
     fastest link, with the sender's uplink as reserved. So the search ends at the first vGPU that
@@ -528,7 +530,7 @@ def commit(tables: Tables, pipeline: int, batch: int) -> None:
         tables.paths[batch, hop] = NONE
         if hop < stages:
             tables.paths[batch, hop] = offer["vgpu"]
-            if tables.topology.stages[first + hop]["seats"] == 0:
+            if tables.topology.stages[first + hop]["capacity"] == 0:
                 i = interval_of(tables, batch, hop, VGPU)
                 reserve(tables, i, offer["vgpu"], offer["start_us"], offer["end_us"])
             if offer["downlink"] != NONE:
@@ -537,26 +539,26 @@ def commit(tables: Tables, pipeline: int, batch: int) -> None:
         if offer["uplink"] != NONE:
             i = interval_of(tables, batch, hop, UPLINK)
             reserve(tables, i, offer["uplink"], offer["move_start_us"], offer["move_end_us"])
-        if hop < stages and tables.topology.stages[first + hop]["seats"] > 0:
-            _commit_seat(tables, first + hop, batch, hop, offer)
+        if hop < stages and tables.topology.stages[first + hop]["capacity"] > 0:
+            _commit_place(tables, first + hop, batch, hop, offer)
     for hop in range(stages - 1):
-        ride = tables.intervals[interval_of(tables, batch, hop, VGPU)]["ride"]
-        if ride != NONE:
-            members_follow(tables, ride)
+        shared_batch = tables.intervals[interval_of(tables, batch, hop, VGPU)]["shared_batch"]
+        if shared_batch != NONE:
+            members_follow(tables, shared_batch)
 
 
 @kernel
-def _commit_seat(tables: Tables, stage: int, batch: int, hop: int, offer: Record) -> None:
-    """Board the ride that was offered, or open it."""
-    ride = offer["ride"]
-    if ride == NONE:
+def _commit_place(tables: Tables, stage: int, batch: int, hop: int, offer: Record) -> None:
+    """Board the shared batch that was offered, or open it."""
+    shared_batch = offer["shared_batch"]
+    if shared_batch == NONE:
         pool = tables.topology.stages[stage]["pool"]
         start, end = offer["start_us"], offer["end_us"]
         put_off(tables, offer["vgpu"], start, end)
-        ride = open_ride(tables, pool, offer["vgpu"], offer["seats"], start, end)
+        shared_batch = open_shared_batch(tables, pool, offer["vgpu"], offer["capacity"], start, end)
     elif offer["displaced"] != NONE:
-        give_way(tables, offer["displaced"])
+        move_to_later(tables, offer["displaced"])
     else:
-        start_by(tables, ride, offer["start_us"])
-    take_seat(tables, ride, batch, hop, offer["move_end_us"])
-    fill_from_later(tables, ride)
+        start_by(tables, shared_batch, offer["start_us"])
+    join(tables, shared_batch, batch, hop, offer["move_end_us"])
+    fill_from_later(tables, shared_batch)

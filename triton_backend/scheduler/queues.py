@@ -12,7 +12,7 @@ vGPU died takes its old place again.
 """
 
 from triton_backend.scheduler.compiled import FAR, NONE, inlined, kernel
-from triton_backend.scheduler.rides import leave_rides
+from triton_backend.scheduler.shared_batches import leave_shared_batches
 from triton_backend.scheduler.tables import (
     DEADLINE,
     DISPATCH,
@@ -186,8 +186,8 @@ def make_batch(tables: Tables, first: int, pipeline: int) -> int:
 def free_batch(tables: Tables, slot: int) -> None:
     """Forget a batch and whatever it still reserves; its requests are the caller's concern."""
     counts = tables.counts[0]
-    if counts["first_ride"] != NONE:
-        leave_rides(tables, slot)
+    if counts["first_shared_batch"] != NONE:
+        leave_shared_batches(tables, slot)
     first = interval_of(tables, slot, 0, 0)
     for i in range(first, first + tables.offers.shape[1] * KINDS):
         release(tables, i)

@@ -23,8 +23,8 @@ from triton_backend.contract.decisions import (
     DropReason,
     JobDone,
     JobDropped,
-    Ride,
     SetTimer,
+    SharedBatch,
 )
 from triton_backend.contract.errors import InputError, InvariantError
 from triton_backend.contract.events import (
@@ -40,8 +40,8 @@ from triton_backend.contract.events import (
     Pause,
     PlanChanged,
     Resume,
-    RideDone,
-    RideLeft,
+    SharedBatchDone,
+    SharedBatchStarted,
     StageDone,
     Timer,
     TransferDone,
@@ -62,8 +62,8 @@ from triton_backend.scheduler.kernel_api import (
     PAUSE,
     REFRESH,
     RESUME,
-    RIDE_DONE,
     SETTLE,
+    SHARED_BATCH_DONE,
     STAGE_DONE,
     TIMER,
     TRANSFER_DONE,
@@ -76,11 +76,11 @@ from triton_backend.scheduler.kernel_api import (
     check_link_pace,
     check_pace,
     check_report,
-    check_ride,
+    check_shared_batch,
     decode_dispatch,
     decode_drop,
     decode_job_drop,
-    decode_ride,
+    decode_shared_batch,
     decode_skip,
     decode_task,
     handle_event,
@@ -95,8 +95,8 @@ from triton_backend.scheduler.tables import (
     MAKE_ROOM,
     MODULE_SKIPPED,
     NEEDS_ROOM,
-    RIDE,
     SET_TIMER,
+    SHARED_BATCH,
     TASK_EMITTED,
     TASK_READY,
     UNFINISHED,
@@ -114,7 +114,7 @@ from triton_backend.scheduler.topology import (
     LateRules,
     Lead,
     LinkPace,
-    RideTimes,
+    SharedBatchTimes,
     Topology,
     build_topology,
     edge_rows,
@@ -147,8 +147,8 @@ class Scheduler:
         count_io: reserve the transfers of the input and of the answer too.
         lead: how long before its start a batch of late binding is sent.
         adjust: changes rules of late binding, for ablations.
-        rides: whether batches join in stages that board; else each runs there alone.
-        ride_times: what rides are allowed where messages take time.
+        shared_batches: whether batches join in stages that board; else each runs there alone.
+        shared_batch_times: what shared batches are allowed where messages take time.
     """
 
     def __init__(
@@ -160,11 +160,11 @@ class Scheduler:
         count_io: bool = False,
         lead: Lead = NO_LEAD,
         adjust: Callable[[LateRules], LateRules] = lambda rules: rules,
-        rides: bool = True,
-        ride_times: RideTimes = PUNCTUAL,
+        shared_batches: bool = True,
+        shared_batch_times: SharedBatchTimes = PUNCTUAL,
     ) -> None:
-        self._rides_open = rides
-        self._ride_times = ride_times
+        self._shared_batches_open = shared_batches
+        self._shared_batch_times = shared_batch_times
         self._nic = nic
         self._adjust = adjust
         self._lead = lead
@@ -181,7 +181,7 @@ class Scheduler:
         self._requests: set[int] = set()  # queued or in flight
         self._jobs: dict[int, int] = {}  # in hand, with their slots
         self._batches: dict[int, tuple[int, Dispatch]] = {}  # in flight, with its slot
-        self._rides: dict[int, int] = {}  # with their slots
+        self._shared_batches: dict[int, int] = {}  # with their slots
         self._handlers: dict[type, _Handler] = {
             Arrival: self._arrival,
             Cancel: self._cancel,
@@ -189,8 +189,8 @@ class Scheduler:
             Emitted: self._emitted,
             JobCancel: self._job_cancel,
             StageDone: self._stage_done,
-            RideLeft: self._ride_left,
-            RideDone: self._ride_done,
+            SharedBatchStarted: self._shared_batch_started,
+            SharedBatchDone: self._shared_batch_done,
             TransferDone: self._transfer_done,
             WorkerLost: self._worker_lost,
             WorkerBack: self._worker_back,
@@ -234,12 +234,12 @@ class Scheduler:
         inherited = inherited_vgpus(self._plan, plan)
         self._prepared = _Prepared(self._plan, plan, self._topology(plan, {}), inherited)
 
-    def set_ride_times(self, times: RideTimes) -> None:
-        """From now on rides are allowed this.
+    def set_shared_batch_times(self, times: SharedBatchTimes) -> None:
+        """From now on shared batches are allowed this.
 
         To be said before a change to the plan that it is for.
         """
-        self._ride_times = times
+        self._shared_batch_times = times
         counts = self._tables.counts[0]
         counts["doors_us"], counts["patience_us"] = times
 
@@ -302,12 +302,12 @@ class Scheduler:
             lead=self._lead,
             count_io=self._count_io,
             link_paces=link_paces,
-            rides=self._rides_open,
+            shared_batches=self._shared_batches_open,
         )
 
     def _use(self, tables: Tables) -> None:
         self._tables = tables
-        self.set_ride_times(self._ride_times)
+        self.set_shared_batch_times(self._shared_batch_times)
         self._memory = np.zeros(WORDS + answer_length(tables), dtype=np.int64)
         self._memory[:WORDS] = addresses(tables)
         self._answer = memoryview(self._memory[WORDS:])  # type: ignore[arg-type]
@@ -371,22 +371,22 @@ class Scheduler:
         check_report(event, len(dispatch.hops))
         return self._take(STAGE_DONE, event.now_us, slot, event.stage, event.end_us)
 
-    def _ride_left(self, event: RideLeft) -> list[Decision]:
-        slot = self._rides.get(event.ride_id)
+    def _shared_batch_started(self, event: SharedBatchStarted) -> list[Decision]:
+        slot = self._shared_batches.get(event.shared_batch_id)
         if slot is None:
-            raise InputError(f"ride {event.ride_id}", "is not in flight")
+            raise InputError(f"shared batch {event.shared_batch_id}", "is not in flight")
         self._now_us = event.now_us
         self._tables.counts[0]["now_us"] = event.now_us
-        self._tables.batches[slot]["pool"] = NONE  # a ride of no pool is boarded by none
+        self._tables.batches[slot]["pool"] = NONE  # a shared batch of no pool is boarded by none
         return []
 
-    def _ride_done(self, event: RideDone) -> list[Decision]:
-        slot = self._rides.get(event.ride_id)
+    def _shared_batch_done(self, event: SharedBatchDone) -> list[Decision]:
+        slot = self._shared_batches.get(event.shared_batch_id)
         if slot is None:
-            raise InputError(f"ride {event.ride_id}", "is not in flight")
-        check_ride(event)
-        del self._rides[event.ride_id]
-        return self._take(RIDE_DONE, event.now_us, slot, event.end_us)
+            raise InputError(f"shared batch {event.shared_batch_id}", "is not in flight")
+        check_shared_batch(event)
+        del self._shared_batches[event.shared_batch_id]
+        return self._take(SHARED_BATCH_DONE, event.now_us, slot, event.end_us)
 
     def _transfer_done(self, event: TransferDone) -> list[Decision]:
         slot, dispatch = self._in_flight(event.batch_id)
@@ -404,7 +404,7 @@ class Scheduler:
         return self._take(WORKER_BACK, event.now_us, resource, event.idle_us)
 
     def _batch_lost(self, event: BatchLost) -> list[Decision]:
-        slot = self._rides.get(event.batch_id)
+        slot = self._shared_batches.get(event.batch_id)
         if slot is None:
             slot, _ = self._in_flight(event.batch_id)
         return self._take(BATCH_LOST, event.now_us, slot)
@@ -534,8 +534,8 @@ class Scheduler:
                 self._forget(self._batches.pop(number)[1].request_ids)
             elif kind == SET_TIMER:
                 decided.append(SetTimer(at_us=number))
-            elif kind == RIDE:
-                decided.append(self._of_ride(answer, at))
+            elif kind == SHARED_BATCH:
+                decided.append(self._of_shared_batch(answer, at))
             elif kind == DROP:
                 self._requests.discard(number)
                 drop = decode_drop(answer, at)
@@ -564,12 +564,12 @@ class Scheduler:
         if self._orphans:
             self._orphans = {k: v for k, v in self._orphans.items() if k not in ids}
 
-    def _of_ride(self, answer: list[int], at: int) -> Ride:
-        ride = decode_ride(answer, at, answer[at + 1])
-        self._rides[ride.ride_id] = answer[at + 3]
-        if not ride.members:
-            del self._rides[ride.ride_id]
-        return ride
+    def _of_shared_batch(self, answer: list[int], at: int) -> SharedBatch:
+        shared_batch = decode_shared_batch(answer, at, answer[at + 1])
+        self._shared_batches[shared_batch.shared_batch_id] = answer[at + 3]
+        if not shared_batch.members:
+            del self._shared_batches[shared_batch.shared_batch_id]
+        return shared_batch
 
     def _of_job(self, kind: int, answer: list[int], at: int) -> Decision:
         if kind == TASK_READY:

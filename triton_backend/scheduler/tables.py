@@ -77,7 +77,9 @@ TASK_READY = 6  # row: request id, part, first row, rows
 MODULE_SKIPPED = 7  # row: part, reason or NONE
 JOB_DONE = 8  # row: job id
 JOB_DROPPED = 9  # row: job slot, reason; that of a task is a row of DROP
-RIDE = 10  # row: slot, number; where the slot has another number now the ride is over
+SHARED_BATCH = (
+    10  # row: slot, number; where the slot has another number now the shared batch is over
+)
 OUT_COLUMNS = 5
 OUT_ROWS = 256
 
@@ -102,11 +104,11 @@ INTERVAL = np.dtype(
             "start_us",
             "end_us",
             "next",
-            "previous",  # of a seat: 1 once its rows are there
+            "previous",  # of a place: 1 once its rows are there
             "resource",
             "pending",
-            "ride",  # of a run that is a seat: the slot of its ride; else NONE
-            "row",  # of a seat: its first row
+            "shared_batch",  # of a run that is a place: the slot of its shared batch; else NONE
+            "row",  # of a place: its first row
         )
     ]
 )
@@ -124,14 +126,14 @@ BATCH = np.dtype(
             "last",
             "dispatch_us",
             "next_free",
-            # of a ride: rows of the joint run; 0 of a batch. Its `samples` are those taken
-            "seats",
-            "pool",  # of a ride: whose batches may board; NONE where an earlier plan opened it
+            # of a shared batch: rows of the joint run; 0 of a batch. Its `samples` are those taken
+            "capacity",
+            "pool",  # of a shared batch: whose batches board; NONE where an earlier plan opened it
             "aboard",  # the first member's run (an interval); NONE only while it is opened
             "missing",  # members whose rows are not there
             "arrival_us",  # when the last of them was to come
             "leave_us",  # until when it waits for them, at least until its start
-            "next_ride",
+            "next_shared_batch",
         )
     ]
 )
@@ -234,9 +236,9 @@ OFFER = np.dtype(
             "start_us",
             "end_us",
             "key_us",  # key of the order of vGPUs
-            "ride",  # slot of the ride that is boarded; NONE where one is opened
-            "seats",  # of that ride, where the stage boards
-            "displaced",  # the member whose seat is taken, which sits in a later ride then; NONE
+            "shared_batch",  # slot of the shared batch that is boarded; NONE where one is opened
+            "capacity",  # of that shared batch, where the stage boards
+            "displaced",  # the member whose rows are taken, which joins a later shared batch; NONE
         )
     ]
 )
@@ -302,11 +304,11 @@ COUNTS = np.dtype(
             "jobs_done",
             "jobs_dropped",
             "boards",  # stages that board of any pipeline, at most
-            "first_ride",
-            "hold",  # 1 while a probe lets rides that it opens wait for company,
+            "first_shared_batch",
+            "hold",  # 1 while a probe lets shared batches that it opens wait for company,
             "alone",  # and boards none
-            "doors_us",  # so long before its start no batch boards a ride (`RideTimes`)
-            "patience_us",  # a ride waits so long at least for a late member
+            "doors_us",  # no batch boards so long before the start (`SharedBatchTimes`)
+            "patience_us",  # a shared batch waits so long at least for a late member
         )
     ]
 )
@@ -413,7 +415,7 @@ def new_tables(
     counts["lead_us"], counts["lead_us_per_sample"] = lead
     counts["early"] = (topology.queues["late"] == 0).sum()
     counts["boards"] = topology.pipelines["boards"].max(initial=0)
-    counts["first_ride"] = NONE
+    counts["first_shared_batch"] = NONE
     heaps = np.zeros(2 * pipelines + len(topology.pools), dtype=HEAP)
     heaps["place"] = NONE
     counts["free_batch"] = counts["free_request"] = counts["free_job"] = NONE
@@ -458,7 +460,7 @@ def with_room(tables: Tables, *, batches: int, requests: int, jobs: int) -> Tabl
     old_batches, old_requests = len(tables.batches), len(tables.requests)
     intervals = _longer(tables.intervals, batches * hops * KINDS)
     intervals["resource"][len(tables.intervals) :] = NONE
-    intervals["ride"][len(tables.intervals) :] = NONE
+    intervals["shared_batch"][len(tables.intervals) :] = NONE
     batch_rows = _longer(tables.batches, batches)
     batch_rows["number"][old_batches:] = NONE
     request_rows = _longer(tables.requests, requests)
@@ -536,7 +538,7 @@ def _chain(records: Records, link: str, first_new: int, first_free: int) -> int:
 def lacks_batches(tables: Tables) -> bool:
     """True if fewer slots are free than one dispatch may take.
 
-    Its own, and one per ride that it opens. Where it boards, another may open one.
+    Its own, and one per shared batch that it opens. Where it boards, another may open one.
     """
     counts = tables.counts[0]
     slot = counts["free_batch"]

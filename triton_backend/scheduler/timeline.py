@@ -125,8 +125,9 @@ def delay(tables: Tables, i: int, not_before_us: int) -> None:
     What follows: the next interval of the same resource, the same transfer on the other link, and
     the next step of the same batch. `Tables.pending` is the list of intervals whose followers are
     yet to be looked at; an interval stands in it once (`pending` of its row), so it cannot
-    overflow. Starts only grow and every follower lies later, so this ends. A ride does not follow
-    its members: who comes too late for it is `rides`' matter.
+    overflow. Starts only grow and every follower lies later, so this ends. A shared batch does not
+    follow
+    its members: who comes too late for it is `shared batches`' matter.
     """
     intervals = tables.intervals
     hops = tables.offers.shape[1]
@@ -144,9 +145,9 @@ def delay(tables: Tables, i: int, not_before_us: int) -> None:
             twin = DOWNLINK if kind == UPLINK else UPLINK
             count = _postpone(tables, base + twin, start, count)
             count = _postpone(tables, base + VGPU, end, count)  # the run that the move leads to
-        elif tables.batches[i // (KINDS * hops)]["seats"] > 0:
+        elif tables.batches[i // (KINDS * hops)]["capacity"] > 0:
             member = tables.batches[i // (KINDS * hops)]["aboard"]
-            while member != NONE:  # they go on when the ride ends
+            while member != NONE:  # they go on when the shared batch ends
                 for following in range(KINDS):
                     count = _postpone(tables, member + KINDS - VGPU + following, end, count)
                 member = intervals[member]["next"]

@@ -92,21 +92,21 @@ class Lead(NamedTuple):
 NO_LEAD = Lead()
 
 
-class RideTimes(NamedTuple):
-    """The time rides get where messages take time (µs); 0 where they take none.
+class SharedBatchTimes(NamedTuple):
+    """The time shared batches get where messages take time (µs); 0 where they take none.
 
     Attributes:
         doors_us: so long before its start no batch boards any more: the worker would not hear of
             it.
-        patience_us: a ride waits so long at least for a member that is late, though others become
-            later than reserved: what the shell keeps back of deadlines pays for that.
+        patience_us: a shared batch waits so long at least for a member that is late, though others
+            become later than reserved: what the shell keeps back of deadlines pays for that.
     """
 
     doors_us: int = 0
     patience_us: int = 0
 
 
-PUNCTUAL = RideTimes()
+PUNCTUAL = SharedBatchTimes()
 
 QUEUE_PLAN = np.dtype(
     [
@@ -155,7 +155,7 @@ STAGE = np.dtype(
             "pipeline",
             "last",  # 1 for the last stage of a pipeline
             "pool",
-            "seats",  # samples of one joint batch; 0 where batches run alone
+            "capacity",  # samples of one joint batch; 0 where batches run alone
             "company_us",  # time that stages after it want for company, beyond the batch alone
         )
     ]
@@ -339,7 +339,7 @@ def build_topology(
     lead: Lead = NO_LEAD,
     count_io: bool = False,
     link_paces: Mapping[int, LinkPace] = MappingProxyType({}),
-    rides: bool = True,
+    shared_batches: bool = True,
 ) -> Topology:
     """Arrays of a plan.
 
@@ -350,19 +350,19 @@ def build_topology(
         lead: of late binding.
         count_io: also charge the transfers of the input and of the answer.
         link_paces: by node, where its links are not as fast as the cluster says.
-        rides: whether stages that board do.
+        shared_batches: whether stages that board do.
     """
     check_nic(nic)
     policies = policies or [QueuePolicy(0)] * len(plan.models)
     pipelines = pipelines_by_queue(plan)
     node_rates = _node_rates(plan, link_paces)
     rates = sorted({rate for both in node_rates for rate in both})
-    seats = _seats(pipelines, policies, rides=rides)
-    rows = _pipeline_rows(plan, pipelines, policies, seats)
+    capacities = _capacities(pipelines, policies, shared_batches=shared_batches)
+    rows = _pipeline_rows(plan, pipelines, policies, capacities)
     rates_rps = np.asarray([known.pipeline.throughput_rps for known in pipelines])
     _share_rates(rows, rates_rps)
     _rank(plan, pipelines, rows)
-    most = max(int(rows["largest"].max(initial=0)), max(map(max, seats), default=0))
+    most = max(int(rows["largest"].max(initial=0)), max(map(max, capacities), default=0))
     stages = int(rows["stages"].sum())
     topology = Topology(
         queues=_queue_rows(plan, rows, policies, rates_rps),
@@ -381,12 +381,12 @@ def build_topology(
         model, largest = plan.models[known.model], int(rows[number]["largest"])
         row = int(rows[number]["first_stage"])
         into = total_bytes_per_sample(model.inputs) if count_io else 0
-        for stage, aboard in zip(known.pipeline.stages, seats[number], strict=True):
+        for stage, aboard in zip(known.pipeline.stages, capacities[number], strict=True):
             sizes = max(largest, aboard)
             topology.latency_us[row, 1 : sizes + 1] = stage.latency_us_by_batch[:sizes]
             if aboard:  # missing members make no shared batch longer
                 np.maximum.accumulate(topology.latency_us[row], out=topology.latency_us[row])
-            topology.stages[row]["seats"] = aboard
+            topology.stages[row]["capacity"] = aboard
             topology.move_us[row] = _transfers(into, rates, largest, most)
             topology.stages[row]["pipeline"] = number
             topology.stages[row]["pool"] = numbers[stage.pool]
@@ -402,20 +402,20 @@ def build_topology(
     return topology
 
 
-def _seats(
-    pipelines: Sequence[QueuedPipeline], policies: Sequence[QueuePolicy], *, rides: bool
+def _capacities(
+    pipelines: Sequence[QueuedPipeline], policies: Sequence[QueuePolicy], *, shared_batches: bool
 ) -> list[list[int]]:
     """[pipeline][stage] samples of a joint batch; 0 where it runs alone."""
     return [
         [
-            seats_of(stage, known.pipeline, policies[known.model]) if rides else 0
+            capacity_of(stage, known.pipeline, policies[known.model]) if shared_batches else 0
             for stage in known.pipeline.stages
         ]
         for known in pipelines
     ]
 
 
-def seats_of(stage: Stage, pipeline: Pipeline, policy: QueuePolicy) -> int:
+def capacity_of(stage: Stage, pipeline: Pipeline, policy: QueuePolicy) -> int:
     """Samples of a joint batch of a stage; 0 where each batch runs alone, as under late binding."""
     joins = stage.boards and policy.rules is None
     return min(stage.batch or pipeline.batch, MOST_SEATS) if joins else 0
@@ -431,14 +431,14 @@ def _reckon_company(topology: Topology, number: int, budget_us: int) -> None:
     row = topology.pipelines[number]
     first, batch = int(row["first_stage"]), int(row["batch"])
     stages = topology.stages[first : first + int(row["stages"])]
-    row["boards"] = (stages["seats"] > 0).sum()
+    row["boards"] = (stages["capacity"] > 0).sum()
     latency = topology.latency_us[first : first + len(stages)]
-    lasts = [int(us[max(batch, n)]) for us, n in zip(latency, stages["seats"], strict=True)]
+    lasts = [int(us[max(batch, n)]) for us, n in zip(latency, stages["capacity"], strict=True)]
     slack_us = max(0, budget_us - sum(lasts))
     after = 0
     for k in range(len(stages) - 1, -1, -1):
         stages[k]["company_us"] = after
-        if stages[k]["seats"] > 0:
+        if stages[k]["capacity"] > 0:
             longer = lasts[k] - int(latency[k, batch])
             after += longer + min(lasts[k], slack_us * lasts[k] // sum(lasts))
 
@@ -471,15 +471,15 @@ def _pipeline_rows(
     plan: Plan,
     pipelines: Sequence[QueuedPipeline],
     policies: Sequence[QueuePolicy],
-    seats: Sequence[Sequence[int]],
+    capacities: Sequence[Sequence[int]],
 ) -> Records:
-    """All of `PIPELINE`; `seats` are of every stage, 0 where it does not board."""
+    """All of `PIPELINE`; `rows` are of every stage, 0 where it does not board."""
     rows = np.zeros(len(pipelines), dtype=PIPELINE)
     numbers, unshared = (
         {p.name: number for number, p in enumerate(plan.pools)},
         unshared_pools(plan),
     )
-    for row, known, aboard in zip(rows, pipelines, seats, strict=True):
+    for row, known, aboard in zip(rows, pipelines, capacities, strict=True):
         rules = policies[known.model].rules
         row["queue"], row["number"] = known.queue, known.number
         # A batch is never split, so it is no larger than what the smallest stage takes.

@@ -22,18 +22,20 @@ class ModelBatches(NamedTuple):
     Attributes:
         late: whether batches stay open until they are sent.
         largest: by pipeline, most samples of a batch.
-        seats: by pipeline and stage, most samples of a joint run; 0 where each batch runs alone.
+        rows: by pipeline and stage, most samples of a joint run; 0 where each batch runs alone.
     """
 
     late: bool
     largest: tuple[int, ...]
-    seats: tuple[tuple[int, ...], ...]
+    capacities: tuple[tuple[int, ...], ...]
 
     @classmethod
     def from_list(cls, data: list[Any]) -> Self:
         """Inverse of what the file has."""
-        late, largest, seats = data
-        return cls(bool(late), tuple(map(int, largest)), tuple(tuple(map(int, s)) for s in seats))
+        late, largest, capacities = data
+        return cls(
+            bool(late), tuple(map(int, largest)), tuple(tuple(map(int, s)) for s in capacities)
+        )
 
 
 def plan_batches(plan: Plan, policy: str | None) -> dict[str, ModelBatches]:
@@ -47,15 +49,15 @@ def plan_batches(plan: Plan, policy: str | None) -> dict[str, ModelBatches]:
         largest_batches,
         queue_policies,
     )
-    from triton_backend.scheduler.topology import seats_of  # noqa: PLC0415
+    from triton_backend.scheduler.topology import capacity_of  # noqa: PLC0415
 
     largest = largest_batches(plan, policy)
     return {
         model.name: ModelBatches(
             late=of_model.rules is not None,
             largest=largest[model.name],
-            seats=tuple(
-                tuple(seats_of(stage, pipeline, of_model) for stage in pipeline.stages)
+            capacities=tuple(
+                tuple(capacity_of(stage, pipeline, of_model) for stage in pipeline.stages)
                 for pipeline in model.pipelines
             ),
         )

@@ -44,7 +44,7 @@ from triton_backend.serve_folder.settings import ServeSettings, gateway_suffix
 from triton_backend.serving.layout import SlotLayout
 
 if TYPE_CHECKING:
-    from triton_backend.scheduler.topology import RideTimes
+    from triton_backend.scheduler.topology import SharedBatchTimes
 
 MAX_SHELF_SLOTS = 4 * MAX_SLOTS
 # Requests that are larger, take longer or wait for company gain little from a hand-over less.
@@ -177,32 +177,34 @@ class Deployment:
         """Most samples of a batch at a stage."""
         return self._batches_of(row).largest[row.pipeline]
 
-    def seats_of(self, row: StageRow) -> int:
+    def capacity_of(self, row: StageRow) -> int:
         """Most samples of a joint run of a stage; 0 where each batch runs alone."""
-        return self._batches_of(row).seats[row.pipeline][row.stage]
+        return self._batches_of(row).capacities[row.pipeline][row.stage]
 
     def most_in_a_run(self, row: StageRow) -> int:
-        """Most samples that a stage runs at once: of a batch, or of all in a ride."""
-        return max(self.largest_of(row), self.seats_of(row))
+        """Most samples that a stage runs at once: of a batch, or of all in a shared batch."""
+        return max(self.largest_of(row), self.capacity_of(row))
 
     @cached_property
     def boards(self) -> bool:
         """True if batches of several pipelines run as one in any stage."""
         models = self._batches.values()
-        return any(seats for model in models for stages in model.seats for seats in stages)
+        return any(
+            capacities for model in models for stages in model.capacities for capacities in stages
+        )
 
     @cached_property
-    def ride_times(self) -> "RideTimes":
-        """The time rides get, paid by the guard of every request.
+    def shared_batch_times(self) -> "SharedBatchTimes":
+        """The time shared batches get, paid by the guard of every request.
 
         Timers of the scheduler ring before their instant by as much as `guard_us` is; half as long
         is left for a member that is late.
         """
         # Imported here, because of all processes only the scheduler's has its kernels.
-        from triton_backend.scheduler.topology import RideTimes  # noqa: PLC0415
+        from triton_backend.scheduler.topology import SharedBatchTimes  # noqa: PLC0415
 
         guard_us = min(self.settings.guard_us(model.slo_us) for model in self.plan.models)
-        return RideTimes(DOORS_US, guard_us + guard_us // 2)
+        return SharedBatchTimes(DOORS_US, guard_us + guard_us // 2)
 
     def largest_request(self, model: ModelPlan, entry: Entry | None = None) -> int:
         """Most samples of a request of a model, of one of its entries, or of an application."""
@@ -255,8 +257,8 @@ class Deployment:
         return served_model(self.plan, name)
 
     @cached_property
-    def shelved(self) -> frozenset[str]:
-        """Models whose outputs go to shelves, for any client.
+    def retained_models(self) -> frozenset[str]:
+        """Models whose outputs are retained, for any client.
 
         Those that modules of applications run. With two gateways all do: then a batch holds
         requests of two fronts, neither of which could gather it, nor take the other's part of the
@@ -272,8 +274,8 @@ class Deployment:
         graphs = (planned.application for planned in self.plan.applications)
         return frozenset(module.model for graph in graphs for module in graph.modules)
 
-    def answers_from_shelves(self, name: str) -> bool:
-        """True if a front's answers come from shelves.
+    def answers_from_retained(self, name: str) -> bool:
+        """True if a front's answers come from retained outputs.
 
         Those of applications and of their models.
         """
@@ -286,7 +288,7 @@ class Deployment:
         Such a model is an application of one module.
         """
         graphs = [planned.application for planned in self.plan.applications]
-        alone = (self.plan.model(name) for name in self.served if name in self.shelved)
+        alone = (self.plan.model(name) for name in self.served if name in self.retained_models)
         return (*graphs, *map(_alone, alone))
 
     @cached_property
@@ -420,21 +422,21 @@ class Deployment:
         """
         return any(self.stage_of(row).artifact is not None for row in self.rows_of(vgpu))
 
-    def shelf_models(self, vgpu: int) -> tuple[ModelPlan, ...]:
-        """The models whose outputs a vGPU puts on its shelf."""
+    def retaining_models(self, vgpu: int) -> tuple[ModelPlan, ...]:
+        """The models whose outputs a vGPU retains."""
         last = (
             self.model_of(row)
             for row in self.rows_of(vgpu)
             if row.stage == len(self.pipeline_of(row).stages) - 1
         )
-        return tuple({m.name: m for m in last if m.name in self.shelved}.values())
+        return tuple({m.name: m for m in last if m.name in self.retained_models}.values())
 
-    def shelf_slots(self, vgpu: int) -> int:
-        """Slots of a vGPU's shelf, of both sets.
+    def retained_slots(self, vgpu: int) -> int:
+        """Slots for retained outputs of a vGPU, of both sets.
 
         Batches of one that end within the longest SLO of a job.
         """
-        if not self.shelf_models(vgpu):
+        if not self.retaining_models(vgpu):
             return 0
         slo_us = max(self.served[graph.name].slo_us for graph in self.applications)
         rows = self.rows_of(vgpu)
@@ -442,26 +444,26 @@ class Deployment:
         own = min(math.ceil(slo_us / least_us) + MIN_SLOTS, MAX_SHELF_SLOTS)
         return self.slot_sets * own
 
-    def shelf_layout(self, model: ModelPlan, vgpu: int) -> SlotLayout:
-        """How the outputs of a batch of a model lie in a slot of a vGPU's shelf."""
-        known = self._shelf_layouts.get((model.name, vgpu))
+    def retained_layout(self, model: ModelPlan, vgpu: int) -> SlotLayout:
+        """How the outputs of a batch of a model lie in a slot for retained outputs of a vGPU."""
+        known = self._retained_layouts.get((model.name, vgpu))
         if known is None:
-            own = [self._outputs_layout(one) for one in self.shelf_models(vgpu)]
+            own = [self._outputs_layout(one) for one in self.retaining_models(vgpu)]
             least_bytes = max(layout.slot_bytes for layout in own)
             known = replace(self._outputs_layout(model), least_bytes=least_bytes)
-            self._shelf_layouts[model.name, vgpu] = known
+            self._retained_layouts[model.name, vgpu] = known
         return known
 
     @cached_property
-    def _shelf_layouts(self) -> dict[tuple[str, int], SlotLayout]:
+    def _retained_layouts(self) -> dict[tuple[str, int], SlotLayout]:
         return {}
 
     def _outputs_layout(self, model: ModelPlan) -> SlotLayout:
         specs = self._with_room(model.name, model.outputs)
         return SlotLayout(specs=specs, batch=self.largest_request(model))
 
-    def shelf_segment(self, vgpu: int) -> str:
-        """Name of the segment of a vGPU's shelf; it outlives the worker that makes it."""
+    def retained_segment(self, vgpu: int) -> str:
+        """Name of the segment of a vGPU's retained outputs; it outlives its worker."""
         return f"{self.settings.segment_prefix}g{self.generation}-s{vgpu}"
 
     # vGPUs
@@ -605,7 +607,7 @@ class Deployment:
         return f"{self.settings.segment_prefix}g{self.generation}-f{short_name(model)}"
 
     def request_slots(self, model: ModelPlan) -> int:
-        """Slots of a front whose answers come from shelves: one for the inputs of every request."""
+        """Slots of a front that answers from retained outputs: one for a request's inputs."""
         return 2 * self.max_waiting(model)
 
     def express_slots(self, model: int) -> range:
@@ -617,7 +619,7 @@ class Deployment:
             if pipeline.batch == 1 and pipeline.latency_us < EXPRESS_LATENCY_US
         }
         small = self.express_layout(plan).bytes_per_sample <= EXPRESS_BYTES
-        used = small and not plan.entries and plan.name not in self.shelved
+        used = small and not plan.entries and plan.name not in self.retained_models
         used = used and any(v.pool in quick and self.at_gateway(v.index) for v in self.vgpus)
         return range(slots, 2 * slots if used else slots)
 

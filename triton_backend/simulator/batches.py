@@ -4,15 +4,15 @@
     the stage               RESTING --> WAITING_VGPU --> RUNNING   then the next stage or answer
 
 It is RESTING until the reserved start of its next step, which is an event in the heap, and WAITING
-while another batch has the resource. Where it sits in a ride it is ABOARD, and the ride, which has
-a batch slot of its own, takes these steps for all. At most one event of a batch lies ahead of it.
-The end of a stage or transfer is reported to the scheduler at once, with the true instant. Not
-here: who goes first (`workers`, `links`).
+while another batch has the resource. Where it sits in a shared batch it is ABOARD, and the shared
+batch, which has a batch slot of its own, takes these steps for all. At most one event of a batch
+lies ahead of it. The end of a stage or transfer is reported to the scheduler at once, with the true
+instant. Not here: who goes first (`workers`, `links`).
 """
 
 from triton_backend.scheduler.compiled import NONE, Record, inlined, kernel
-from triton_backend.scheduler.feedback import ride_done, stage_done, transfer_done
-from triton_backend.scheduler.rides import batch_of
+from triton_backend.scheduler.feedback import shared_batch_done, stage_done, transfer_done
+from triton_backend.scheduler.shared_batches import batch_of
 from triton_backend.scheduler.tables import DOWNLINK, KINDS, UPLINK, VGPU, interval_of
 from triton_backend.simulator.heap import STAGE_START, TRANSFER_START
 from triton_backend.simulator.links import leave_links, next_moves, try_move
@@ -73,8 +73,8 @@ def _copy_hop(world: World, slot: int, hop: int) -> None:
     intervals = world.tables.intervals
     to = world.hops[slot, hop]
     run = intervals[interval_of(world.tables, slot, hop, VGPU)]
-    if run["ride"] != NONE:
-        run = intervals[interval_of(world.tables, run["ride"], 0, VGPU)]
+    if run["shared_batch"] != NONE:
+        run = intervals[interval_of(world.tables, run["shared_batch"], 0, VGPU)]
     to["vgpu"] = to["number"] = run["resource"]
     to["start_us"] = run["start_us"]
     to["end_us"] = run["end_us"]
@@ -103,8 +103,8 @@ def _copy_seat(world: World, to: Record, stage: int) -> None:
 
 
 @kernel
-def carry_ride(world: World, slot: int, number: int, now_us: int) -> None:
-    """A ride is opened, other than it was, or over without a run.
+def carry_shared_batch(world: World, slot: int, number: int, now_us: int) -> None:
+    """A shared batch is opened, other than it was, or over without a run.
 
     `number` is the one that was noted.
     """
@@ -127,7 +127,7 @@ def carry_ride(world: World, slot: int, number: int, now_us: int) -> None:
     interval = tables.intervals[interval_of(tables, slot, 0, VGPU)]
     before, hop["start_us"] = hop["start_us"], interval["start_us"]
     run["samples"] = tables.batches[slot]["samples"]
-    hop["end_us"] = hop["start_us"] + _ride_lasts(world, slot)
+    hop["end_us"] = hop["start_us"] + _shared_batch_lasts(world, slot)
     if interval["start_us"] <= now_us:
         depart(world, slot, now_us)
     elif new or interval["start_us"] != before:
@@ -135,8 +135,8 @@ def carry_ride(world: World, slot: int, number: int, now_us: int) -> None:
 
 
 @kernel
-def _ride_lasts(world: World, slot: int) -> int:
-    """Run time of a ride up to its last row taken; as before where an earlier plan opened it."""
+def _shared_batch_lasts(world: World, slot: int) -> int:
+    """Run time of a shared batch up to its last row; as before where an earlier plan opened it."""
     tables, hop = world.tables, world.hops[slot, 0]
     rows = 0
     lasts = hop["end_us"] - hop["start_us"]
@@ -161,7 +161,7 @@ def advance(world: World, slot: int, now_us: int) -> None:
     """Set out for the next step of a batch: the move into its stage, or the stage where none."""
     run = world.runs[slot]
     hop = world.hops[slot, run["stage"]]
-    if world.tables.counts[0]["first_ride"] != NONE:
+    if world.tables.counts[0]["first_shared_batch"] != NONE:
         _move_as_reserved(world, slot)
     if hop["move_end_us"] == hop["move_start_us"]:
         await_stage(world, slot, now_us)
@@ -174,7 +174,7 @@ def advance(world: World, slot: int, now_us: int) -> None:
 
 @kernel
 def _move_as_reserved(world: World, slot: int) -> None:
-    """A batch whose ride left sooner than said at its dispatch is moved sooner."""
+    """A batch whose shared batch left sooner than said at its dispatch is moved sooner."""
     run = world.runs[slot]
     hop = world.hops[slot, run["stage"]]
     move = world.tables.intervals[interval_of(world.tables, slot, run["stage"], DOWNLINK)]
@@ -191,8 +191,8 @@ def end_stage(world: World, slot: int, now_us: int) -> bool:
     stage = run["stage"]
     vgpu = world.hops[slot, stage]["vgpu"]
     leave_vgpu(world, slot, now_us)
-    if world.tables.batches[slot]["seats"] > 0:
-        deviates = _end_ride(world, slot, now_us)
+    if world.tables.batches[slot]["capacity"] > 0:
+        deviates = _end_shared_batch(world, slot, now_us)
         next_on_vgpu(world, vgpu, now_us)
         return deviates
     last = _answers(world, slot)
@@ -204,15 +204,15 @@ def end_stage(world: World, slot: int, now_us: int) -> bool:
     elif world.tables.batches[slot]["number"] == run["number"]:
         run["stage"] += 1
         advance(world, slot, now_us)
-    else:  # too late for its ride
+    else:  # too late for its shared batch
         run["phase"] = RESTING
     next_on_vgpu(world, vgpu, now_us)
     return deviates
 
 
 @kernel
-def _end_ride(world: World, slot: int, now_us: int) -> bool:
-    """The stage of all members of a ride is over; True where not at the reserved instant."""
+def _end_shared_batch(world: World, slot: int, now_us: int) -> bool:
+    """A stage of all members of a shared batch is over; True where not at the reserved instant."""
     tables = world.tables
     aboard = tables.batches[slot]["aboard"]
     member = aboard
@@ -223,7 +223,7 @@ def _end_ride(world: World, slot: int, now_us: int) -> bool:
         if _answers(world, batch):
             answer(world, batch, now_us)
         member = tables.intervals[member]["next"]
-    deviates = ride_done(tables, slot, now_us)
+    deviates = shared_batch_done(tables, slot, now_us)
     world.runs[slot]["number"] = NONE
     while aboard != NONE:  # the chain stays as it was until something is dispatched
         batch = batch_of(tables, aboard)
@@ -259,7 +259,9 @@ def end_move(world: World, slot: int, now_us: int) -> bool:
         run["number"] = NONE
     else:
         run["phase"] = RESTING
-        if world.tables.batches[slot]["number"] == run["number"]:  # it is in time for its ride
+        if (
+            world.tables.batches[slot]["number"] == run["number"]
+        ):  # it is in time for its shared batch
             await_stage(world, slot, now_us)
     if world.cursor[0]["moves_waiting"] > 0:
         next_moves(world, now_us)

@@ -28,8 +28,8 @@ from triton_backend.scheduler.tables import (
     NEEDS_ROOM,
     OUT_ROWS,
     OVERLOAD,
-    RIDE,
     SETTLED,
+    SHARED_BATCH,
     SLOT_BITS,
     TASK_MODULE,
     TASK_READY,
@@ -37,7 +37,7 @@ from triton_backend.scheduler.tables import (
     lacks_batches,
     lacks_slots,
 )
-from triton_backend.simulator.batches import carry_ride, end_move, end_stage, forget, launch
+from triton_backend.simulator.batches import carry_shared_batch, end_move, end_stage, forget, launch
 from triton_backend.simulator.heap import (
     ARRIVAL,
     STAGE_DONE,
@@ -85,7 +85,7 @@ def run(world: World) -> int:
             status = settle_due(world.tables)
             _count(world, before)
         else:
-            status = _happen(world, at)
+            status = _process_event(world, at)
             if status == NOTHING:
                 continue
         if not _finish(world, status):
@@ -94,7 +94,7 @@ def run(world: World) -> int:
     return FULL
 
 
-NOTHING = 2  # answer of `_happen`: what ends as reserved settles no queue
+NOTHING = 2  # answer of `_process_event`: what ends as reserved settles no queue
 
 
 @inlined
@@ -194,7 +194,7 @@ def _count(world: World, before: int) -> None:
 
 
 @inlined
-def _happen(world: World, now_us: int) -> int:
+def _process_event(world: World, now_us: int) -> int:
     """The first event of the heap happens."""
     cursor = world.cursor[0]
     kind = world.heap[0]["kind"]
@@ -279,8 +279,8 @@ def carry_out(world: World) -> None:  # noqa: C901 - a branch per decision
         kind, slot = tables.out[row, 0], tables.out[row, 1]
         if kind == DISPATCH:
             launch(world, slot)
-        elif kind == RIDE:
-            carry_ride(world, slot, tables.out[row, 2], now)
+        elif kind == SHARED_BATCH:
+            carry_shared_batch(world, slot, tables.out[row, 2], now)
         elif kind == ABORT:
             forget(world, tables.out[row, 2], now)
         elif kind == DROP:

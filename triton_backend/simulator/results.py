@@ -22,10 +22,10 @@ from triton_backend.scheduler.topology import pipelines_by_queue
 from triton_backend.simulator.world import (
     DROPPED,
     LATE,
-    RIDE_ENTRIES,
-    RIDE_SAMPLES,
-    RIDES,
     SERVED,
+    SHARED_BATCH_ENTRIES,
+    SHARED_BATCH_SAMPLES,
+    SHARED_BATCHES,
     TASK_RECORD,
 )
 
@@ -111,44 +111,48 @@ class Outcome:
         )
 
 
-class RideFill(NamedTuple):
+class SharedBatchFill(NamedTuple):
     """Joint runs that requests of an entry sat in, and means of what was in them.
 
     Attributes:
-        rides: how many.
+        shared_batches: how many.
         samples: per run, those of others too.
         entries: per run.
     """
 
-    rides: int
+    shared_batches: int
     samples: float
     entries: float
 
     @classmethod
-    def of(cls, row: Integers) -> "RideFill | None":
+    def of(cls, row: Integers) -> "SharedBatchFill | None":
         """Of a row of `World.queues`; None where there was no joint run."""
-        rides = int(row[RIDES])
-        if rides == 0:
+        shared_batches = int(row[SHARED_BATCHES])
+        if shared_batches == 0:
             return None
-        return cls(rides, float(row[RIDE_SAMPLES] / rides), float(row[RIDE_ENTRIES] / rides))
+        return cls(
+            shared_batches,
+            float(row[SHARED_BATCH_SAMPLES] / shared_batches),
+            float(row[SHARED_BATCH_ENTRIES] / shared_batches),
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EntryResult:
-    """Outcomes of an entry's requests, and of their rides.
+    """Outcomes of an entry's requests, and of their shared batches.
 
     Times of answered requests.
     """
 
     outcome: Outcome
     latency_ms: Quantiles
-    ride_fill: RideFill | None
+    shared_batch_fill: SharedBatchFill | None
 
     def to_dict(self) -> dict[str, Any]:
         """Plain form."""
-        fill = self.ride_fill._asdict() if self.ride_fill else None
+        fill = self.shared_batch_fill._asdict() if self.shared_batch_fill else None
         latency = self.latency_ms._asdict()
-        return self.outcome.to_dict() | {"latency_ms": latency, "ride_fill": fill}
+        return self.outcome.to_dict() | {"latency_ms": latency, "shared_batch_fill": fill}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -450,7 +454,7 @@ def entry_results(
         return EntryResult(
             outcome=Outcome.of(rows),
             latency_ms=Quantiles.of(answered["finish_us"] - answered["arrival_us"]),
-            ride_fill=RideFill.of(queues[queue]),
+            shared_batch_fill=SharedBatchFill.of(queues[queue]),
         )
 
     return {

@@ -176,7 +176,7 @@ class Stepwise:
         # in force.
         self._number_queues(_queues(self._run.plans[0]))
         self._run = _change_plan(self._run, self._options, change)
-        # Those of before may still sit in rides, which count by their number.
+        # Those of before may still sit in shared batches, which count by their number.
         self._number_queues(max(map(_queues, self._run.plans)))
         check_invariants(self._run.world.tables)
 
@@ -190,7 +190,7 @@ def _queues(plan: Plan) -> int:
 
 
 def _own_queues(count: int) -> Integers:
-    """Queues of a plan that is itself in force, before anything rides."""
+    """Queues of a plan that is itself in force, before anything shared batches."""
     queues = np.zeros((count, QUEUE_COLUMNS), dtype=np.int64)
     queues[:, NOW] = np.arange(count)
     return queues
@@ -261,7 +261,7 @@ def _topology(plan: Plan, options: SimOptions) -> Topology:
         policies=policies,
         lead=_lead(options),
         count_io=options.count_io,
-        rides=options.rides,
+        shared_batches=options.shared_batches,
     )
 
 
@@ -336,7 +336,7 @@ def _change_plan(now: _Run, options: SimOptions, change: PlanChange) -> _Run:
     changed = Changed(start_us, swap_us, len(inherited), int(done.tables.counts[0]["in_flight"]))
     renewed = _taken_over(world, options, now.plans[0], change.plan, done)
     gpus = _gpus(renewed, change.plan)
-    for resource, gpu in enumerate(now.gpus):  # of guests, which are on no vGPU of the plan
+    for resource, gpu in enumerate(now.gpus):  # of former batches, which are on no vGPU of the plan
         if gpu is not None and done.resources[resource] != NONE:
             gpus[done.resources[resource]] = gpu
     if options.interference != "planned":

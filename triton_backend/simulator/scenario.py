@@ -68,7 +68,8 @@ class SimOptions:
         rows: how rows of modules are drawn where they vary, one of `offered.ROWS`.
         nic: "shared" or "isolated".
         count_io: reserve the transfers of the input and of the answer too.
-        rides: batches join in stages that board, as is served; without, each runs there alone.
+        shared_batches: batches join in stages that board, as is served; without, each runs there
+            alone.
         admission: refuse what the gateway refuses under overload.
         latency_factor: true run times over those of the table, which the scheduler plans with.
         latency_noise_cv: coefficient of variation of a stage's run time around that.
@@ -98,7 +99,7 @@ class SimOptions:
     rows: str = "poisson"
     nic: str = "shared"
     count_io: bool = False
-    rides: bool = True
+    shared_batches: bool = True
     admission: bool = False
     duration_s: float = 30.0
     seed: int = 0

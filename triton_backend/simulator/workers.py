@@ -11,7 +11,8 @@ What a batch lasts beside those on other vGPUs of its GPU (`cursor.interference`
               that run on the other vGPUs at this moment (`contract.profiles.InterferenceModel`)
     off       as if it were alone
 
-A ride runs once for all who sit in it, as soon as its start has come and no member is missing.
+A shared batch runs once for all who sit in it, as soon as its start has come and no member is
+missing.
 
 At every start and end on a GPU the batches that run there are timed again. Work is whole 1/1024 µs
 and factors are whole 1/2**20, so that every machine agrees; ends are rounded to whole µs.
@@ -23,7 +24,7 @@ import numpy as np
 
 from triton_backend.contract.plan import Plan
 from triton_backend.scheduler.compiled import NONE, Integers, Records, inlined, kernel
-from triton_backend.scheduler.rides import batch_of
+from triton_backend.scheduler.shared_batches import batch_of
 from triton_backend.scheduler.tables import (
     LIVE,
     TASK_EMITTED,
@@ -41,12 +42,12 @@ from triton_backend.simulator.world import (
     OVERLAP,
     PLANNED,
     RESTING,
-    RIDE_ENTRIES,
-    RIDE_SAMPLES,
-    RIDES,
     RUNNING,
     SEAT,
     SERVED,
+    SHARED_BATCH_ENTRIES,
+    SHARED_BATCH_SAMPLES,
+    SHARED_BATCHES,
     WAITING_VGPU,
     World,
     jobs_in,
@@ -100,13 +101,13 @@ def beside(gpus: Sequence[Gpu | None]) -> Integers:
 
 @inlined
 def await_stage(world: World, slot: int, now_us: int) -> None:
-    """A batch's input is there: it runs from its reserved start on, or with its ride."""
+    """A batch's input is there: it runs from its reserved start on, or with its shared batch."""
     run = world.runs[slot]
-    if world.tables.counts[0]["first_ride"] != NONE:
+    if world.tables.counts[0]["first_shared_batch"] != NONE:
         seat = world.tables.intervals[interval_of(world.tables, slot, run["stage"], VGPU)]
-        if seat["ride"] != NONE:
+        if seat["shared_batch"] != NONE:
             run["phase"] = ABOARD
-            depart(world, seat["ride"], now_us)
+            depart(world, seat["shared_batch"], now_us)
             return
     start = world.hops[slot, run["stage"]]["start_us"]
     if start <= now_us:
@@ -117,20 +118,23 @@ def await_stage(world: World, slot: int, now_us: int) -> None:
 
 
 @kernel
-def depart(world: World, ride: int, now_us: int) -> None:
-    """Run a ride whose start has come, with all members, or let it wait for its vGPU."""
-    if world.runs[ride]["number"] != world.tables.batches[ride]["number"]:
+def depart(world: World, shared_batch: int, now_us: int) -> None:
+    """Run a shared batch whose start has come, with all members, or let it wait for its vGPU."""
+    if world.runs[shared_batch]["number"] != world.tables.batches[shared_batch]["number"]:
         return  # opened at this instant: it is yet to be carried out
-    if world.runs[ride]["phase"] != RESTING or world.tables.batches[ride]["missing"] > 0:
+    if (
+        world.runs[shared_batch]["phase"] != RESTING
+        or world.tables.batches[shared_batch]["missing"] > 0
+    ):
         return
-    if world.hops[ride, 0]["start_us"] <= now_us:
-        try_stage(world, ride, now_us)
+    if world.hops[shared_batch, 0]["start_us"] <= now_us:
+        try_stage(world, shared_batch, now_us)
 
 
 @inlined
 def start_stage(world: World, slot: int, now_us: int) -> None:
-    """The reserved start of a batch or a ride has come."""
-    if world.tables.batches[slot]["seats"] > 0:
+    """The reserved start of a batch or a shared batch has come."""
+    if world.tables.batches[slot]["capacity"] > 0:
         depart(world, slot, now_us)
     else:
         try_stage(world, slot, now_us)
@@ -182,8 +186,8 @@ def _start_stage(world: World, slot: int, now_us: int) -> None:
         push(world, run["due_us"], STAGE_DONE, slot, run["number"])
     run["phase"] = RUNNING
     run["since_us"] = now_us
-    if world.tables.batches[slot]["seats"] > 0:
-        _note_ride(world, slot, now_us)
+    if world.tables.batches[slot]["capacity"] > 0:
+        _note_shared_batch(world, slot, now_us)
     elif run["stage"] == 0:
         _note_starts(world, slot, now_us)
 
@@ -197,8 +201,8 @@ def _note_starts(world: World, slot: int, now_us: int) -> None:
 
 
 @kernel
-def _note_ride(world: World, slot: int, now_us: int) -> None:
-    """A ride leaves: how full it is, for every queue that has requests in it."""
+def _note_shared_batch(world: World, slot: int, now_us: int) -> None:
+    """A shared batch leaves: how full it is, for every queue that has requests in it."""
     tables = world.tables
     queues = 0
     for counting in (True, False):
@@ -210,9 +214,9 @@ def _note_ride(world: World, slot: int, now_us: int) -> None:
                 if counting:
                     queues += 1
                 else:
-                    world.queues[queue, RIDES] += 1
-                    world.queues[queue, RIDE_SAMPLES] += tables.batches[slot]["samples"]
-                    world.queues[queue, RIDE_ENTRIES] += queues
+                    world.queues[queue, SHARED_BATCHES] += 1
+                    world.queues[queue, SHARED_BATCH_SAMPLES] += tables.batches[slot]["samples"]
+                    world.queues[queue, SHARED_BATCH_ENTRIES] += queues
             if counting and world.runs[batch]["stage"] == 0:
                 _note_starts(world, batch, now_us)
             member = tables.intervals[member]["next"]
@@ -227,7 +231,7 @@ def _queue_of(world: World, batch: int) -> int:
 
 @kernel
 def _is_first(world: World, slot: int, member: int, queue: int) -> bool:
-    """True if no later member of a ride is of its queue."""
+    """True if no later member of a shared batch is of its queue."""
     other = world.tables.batches[slot]["aboard"]
     while other != member:
         if _queue_of(world, batch_of(world.tables, other)) == queue:

@@ -27,13 +27,13 @@ WAITING_VGPU = 1
 RUNNING = 2
 WAITING_LINK = 3
 MOVING = 4
-ABOARD = 5  # its rows are where the ride is that it sits in, which has a phase of its own
+ABOARD = 5  # its rows are where the shared batch is that it sits in, which has a phase of its own
 
 # Columns of `World.queues`.
 NOW = 0
-RIDES = 1
-RIDE_SAMPLES = 2
-RIDE_ENTRIES = 3
+SHARED_BATCHES = 1
+SHARED_BATCH_SAMPLES = 2
+SHARED_BATCH_ENTRIES = 3
 QUEUE_COLUMNS = 4
 
 REQUEST_RECORD = np.dtype(
@@ -173,7 +173,7 @@ class World(NamedTuple):
         uses: [stage run] which vGPU ran which batch when, by end.
         factors: what table latencies are multiplied with, in turn, in 1 / `workers.ONE`.
         queues: [queue of the first plan, column] its number in the plan in force, NONE where it is
-            gone; rides that its requests sat in, samples and queues in those.
+            gone; shared batches that its requests sat in, samples and queues in those.
         admission: [queue] rows of `admission`, of the plan in force; none where all are admitted.
         seats: [stage row] `SEAT`, of the plan in force; none where all is as planned.
         beside: [resource, k] the other vGPUs of its GPU, then NONE; the same.

@@ -49,12 +49,12 @@ class ServedRun:
             help="Additional lead time per sample in the batch.",
         ),
     ] = 0
-    rides: Annotated[
+    shared_batches: Annotated[
         bool,
         typer.Option(
             rich_help_panel=_DISPATCH,
             help="Share batches between pipelines in the stages where the plan joins them; with "
-            "--no-rides each pipeline runs its own.",
+            "--no-shared-batches each pipeline runs its own.",
         ),
     ] = True
     admission: Annotated[

@@ -134,11 +134,11 @@ def _print_entries(result: "SimResult") -> None:
         )
         for model, entries in result.entries.items()
         for name, found in entries.items()
-        for fill in [found.ride_fill]
+        for fill in [found.shared_batch_fill]
     ]
     head = ("model", "entry", "offered", "served", "late", "dropped", "attainment", "p50", "p99")
     if rows:
-        show(table((*head, "samples/ride", "entries/ride"), rows, texts=2))
+        show(table((*head, "samples/batch", "entries/batch"), rows, texts=2))
 
 
 def _print_applications(result: "SimResult") -> None:

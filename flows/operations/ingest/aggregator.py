@@ -36,8 +36,8 @@ KINDS = (
     "Arrival",
     "Dispatch",
     "StageDone",
-    "Ride",
-    "RideDone",
+    "SharedBatch",
+    "SharedBatchDone",
     "Drop",
     "Refused",
     "Abort",
@@ -117,8 +117,8 @@ class EventAggregator:
         default_factory=dict[int, tuple[OpenRequest, str]]
     )
     batches: dict[int, DispatchedBatch] = field(default_factory=dict[int, DispatchedBatch])
-    # Members of a ride: batch, stage, first row, rows.
-    rides: dict[int, list[list[int]]] = field(default_factory=dict[int, list[list[int]]])
+    # Members of a shared batch: batch, stage, first row, rows.
+    shared_batches: dict[int, list[list[int]]] = field(default_factory=dict[int, list[list[int]]])
     minutes: MinuteStats = field(default_factory=MinuteStats)
     neighbours: Neighbours = field(default_factory=Neighbours)
 
@@ -138,8 +138,8 @@ class EventAggregator:
             )
         elif kind == "StageDone":
             self._stage_done(item)
-        elif kind in {"Ride", "RideDone"}:
-            self._ride(item)
+        elif kind in {"SharedBatch", "SharedBatchDone"}:
+            self._shared_batch(item)
         elif kind == "Drop":
             self._drop(item)
         elif kind == "Refused":
@@ -173,7 +173,7 @@ class EventAggregator:
         self.now_us = item["now_us"]
         if not item["rollout"]:
             self.batches.clear()  # their ids begin again
-            self.rides.clear()
+            self.shared_batches.clear()
         self.use(anchor._replace(plan_id=item["plan_id"], generation=item["generation"]))
 
     def use(self, header: Header) -> None:
@@ -249,14 +249,14 @@ class EventAggregator:
         self._arrival({**item, "request_id": REFUSED}, plan)
         self._drop({"request_id": REFUSED, "reason": DropReason.OVERLOAD.text})
 
-    def _ride(self, item: Mapping[str, Any]) -> None:
-        """The members of a ride, or its end, which is that of its members' stage."""
-        if item["t"] == "Ride":
-            self.rides[item["ride_id"]] = item["members"]
+    def _shared_batch(self, item: Mapping[str, Any]) -> None:
+        """The members of a shared batch, or its end, which is that of its members' stage."""
+        if item["t"] == "SharedBatch":
+            self.shared_batches[item["shared_batch_id"]] = item["members"]
             return
-        seats = self.rides.pop(item["ride_id"], [])
-        rows = sum(seat[-1] for seat in seats)
-        for number, (batch_id, stage, *_) in enumerate(seats):
+        places = self.shared_batches.pop(item["shared_batch_id"], [])
+        rows = sum(place[-1] for place in places)
+        for number, (batch_id, stage, *_) in enumerate(places):
             done = {**item, "batch_id": batch_id, "stage": stage}
             self._stage_done(done, 0 if number else rows)
 
@@ -292,7 +292,7 @@ class EventAggregator:
             counts.samples += batch.samples
 
     def _profiled_us(self, batch: DispatchedBatch, stage: int, rows: int | None) -> int:
-        """The planned time of a run: of a batch, or of so many rows in a ride."""
+        """The planned time of a run: of a batch, or of so many rows in a shared batch."""
         if rows is not None and self.plan is not None and batch.plan_id == self._header.plan_id:
             pool = self.plan.vgpus()[batch.vgpus[stage]].pool
             for row in self.plan.stage_rows():
@@ -354,7 +354,7 @@ class EventAggregator:
             self._model(request).failed += 1
         self.requests.clear()
         self.batches.clear()
-        self.rides.clear()
+        self.shared_batches.clear()
 
     def take_rows(self) -> Rows:
         """The minutes counted since they were last taken; those that have ended are forgotten."""

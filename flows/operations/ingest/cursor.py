@@ -48,7 +48,7 @@ def to_text(position: Position, aggregator: EventAggregator) -> str:
         "requests": list(aggregator.requests.items()),
         "dropped": list(aggregator.dropped.items()),
         "batches": list(aggregator.batches.items()),
-        "rides": list(aggregator.rides.items()),
+        "shared_batches": list(aggregator.shared_batches.items()),
         "models": [(key, astuple(counts)) for key, counts in aggregator.minutes.models.items()],
         "vgpus": [
             (key, counts.facts, (counts.batches, counts.busy_us, counts.profiled_us))
@@ -85,7 +85,7 @@ def from_text(text: str | None, find_plan: PlanFinder) -> tuple[Position, EventA
         key: batch._replace(facts=[VGpuFacts(*one) for one in batch.facts])
         for key, batch in batches
     }
-    aggregator.rides = dict(document.get("rides", ()))  # not in older cursors
+    aggregator.shared_batches = dict(document.get("shared_batches", ()))  # not in older cursors
     for run in (Run(*fields) for fields in document.get("runs", ())):  # not in older cursors
         aggregator.neighbours.runs.setdefault(run.vgpu, deque(maxlen=MOST_HELD)).append(run)
     aggregator.minutes = MinuteStats(

@@ -579,7 +579,7 @@ class CutsGuide:
             self.said.clear()
             self.kinds.clear()
         self.counts.append((self.now_s, counts))
-        self.said.append(said_rps(announced))
+        self.said.append(announced_rps(announced))
         self.kinds.append(_rates_of_kinds(announced))
         while self.now_s - self.counts[0][0] > MEASURED_S + SAID_S:
             self.counts.popleft()
@@ -590,13 +590,13 @@ class CutsGuide:
         rates_rps, span_s = self._rates()
         self.steering.came_in = rates_rps
         believed = self._believed(announced, rates_rps, span_s)
-        said, now_believed = said_rps(announced), said_rps(believed)
+        said, now_believed = announced_rps(announced), announced_rps(believed)
         # Rates that are not believed hide no arrivals, at entries of others either.
         hidden = {
             key: rps - said.get(key, 0.0) + now_believed.get(key, 0.0)
             for key, rps in self._said_rps().items()
         }
-        self.demands = (*believed, *unannounced(self.in_force, hidden, rates_rps, span_s))
+        self.demands = (*believed, *excess_demand(self.in_force, hidden, rates_rps, span_s))
 
     def _believed(
         self,
@@ -701,7 +701,7 @@ def _rates_of_kinds(announced: Iterable[Demand]) -> dict[Demand, float]:
     return found
 
 
-def said_rps(announced: Iterable[Demand]) -> dict[tuple[str, int], float]:
+def announced_rps(announced: Iterable[Demand]) -> dict[tuple[str, int], float]:
     """Requests per second that are announced, by model and cut."""
     said: dict[tuple[str, int], float] = {}
     for demand in announced:
@@ -710,7 +710,7 @@ def said_rps(announced: Iterable[Demand]) -> dict[tuple[str, int], float]:
     return said
 
 
-def unannounced(
+def excess_demand(
     plan: Plan,
     announced_rps: Mapping[tuple[str, int], float],
     rates_rps: Mapping[tuple[str, str], float],

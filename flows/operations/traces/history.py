@@ -23,8 +23,8 @@ FORGET_LINES = 4096
 SERVED, FAILED, LOST = "served", "failed", "lost"
 
 _KINDS = (
-    "Plan Arrival JobArrival Dispatch StageDone TransferDone Ride RideDone Drop Abort TaskReady"
-    " ModuleSkipped JobDone JobDropped"
+    "Plan Arrival JobArrival Dispatch StageDone TransferDone SharedBatch SharedBatchDone Drop Abort"
+    " TaskReady ModuleSkipped JobDone JobDropped"
 )
 _KIND = re.compile(rb'\{"t": ?"(%s)"' % _KINDS.replace(" ", "|").encode())
 _NOW = re.compile(rb'"now_us": ?(\d+)')
@@ -56,7 +56,7 @@ class Batch:
     """A batch on its way.
 
     Attributes:
-        stages: by number, begin and end in µs, and the ride if it ran with other batches.
+        stages: by number, begin and end in µs, and the shared batch if it ran with other batches.
         links: by the stage that a transfer led to, begin and end in µs.
     """
 
@@ -129,7 +129,7 @@ class History:
         self._open: dict[int, Request] = {}
         self._queued: dict[int, Queued] = {}
         self._batches: dict[int, tuple[Batch, list[int]]] = {}
-        self._rides: dict[int, list[list[int]]] = {}
+        self._shared_batches: dict[int, list[list[int]]] = {}
         self._done: deque[tuple[int, int]] = deque()  # batches, and when they were
         # Of all.
         self._by_key: dict[Key, list[Request]] = {}
@@ -141,8 +141,8 @@ class History:
             "Dispatch": self._dispatch,
             "StageDone": self._stage_done,
             "TransferDone": self._transfer_done,
-            "Ride": self._ride,
-            "RideDone": self._ride_done,
+            "SharedBatch": self._shared_batch,
+            "SharedBatchDone": self._shared_batch_done,
             "Drop": self._dropped,
             "Abort": self._abort,
             "TaskReady": self._task,
@@ -230,7 +230,7 @@ class History:
         """A new scheduler begins: numbers of requests and batches are its own."""
         for request in list(self._open.values()):
             self._end(request, self.now_us, LOST)
-        for numbers in (self._batches, self._rides, self._done):
+        for numbers in (self._batches, self._shared_batches, self._done):
             numbers.clear()
 
     # Kinds of lines
@@ -277,12 +277,14 @@ class History:
             if number in self._queued:
                 self._queued[number].batches.append(batch)
 
-    def _stage_done(self, item: Mapping[str, Any], _plan: Plan, ride: int | None = None) -> None:
+    def _stage_done(
+        self, item: Mapping[str, Any], _plan: Plan, shared_batch: int | None = None
+    ) -> None:
         known = self._batches.get(item["batch_id"])
         if known is None:
             return
         batch, numbers = known
-        batch.stages[item["stage"]] = item["start_us"], item["end_us"], ride
+        batch.stages[item["stage"]] = item["start_us"], item["end_us"], shared_batch
         if item["stage"] < len(batch.places) - 1:
             return
         self._done.append((self.now_us, batch.number))
@@ -297,13 +299,13 @@ class History:
         if known is not None:
             known[0].links[item["stage"]] = item["start_us"], item["end_us"]
 
-    def _ride(self, item: Mapping[str, Any], _plan: Plan) -> None:
-        self._rides[item["ride_id"]] = item["members"]
+    def _shared_batch(self, item: Mapping[str, Any], _plan: Plan) -> None:
+        self._shared_batches[item["shared_batch_id"]] = item["members"]
 
-    def _ride_done(self, item: Mapping[str, Any], plan: Plan) -> None:
-        ride = item["ride_id"]
-        for number, stage, *_ in self._rides.pop(ride, []):
-            self._stage_done({**item, "batch_id": number, "stage": stage}, plan, ride)
+    def _shared_batch_done(self, item: Mapping[str, Any], plan: Plan) -> None:
+        shared_batch = item["shared_batch_id"]
+        for number, stage, *_ in self._shared_batches.pop(shared_batch, []):
+            self._stage_done({**item, "batch_id": number, "stage": stage}, plan, shared_batch)
 
     def _abort(self, item: Mapping[str, Any], _plan: Plan) -> None:
         known = self._batches.pop(item["batch_id"], None)

@@ -232,7 +232,7 @@ def _batch(batch: Batch, at_us: int) -> Iterator[Span]:
             at_us = max(at_us, end_us)
         if stage not in batch.stages:
             continue
-        start_us, end_us, ride = batch.stages[stage]
+        start_us, end_us, shared_batch = batch.stages[stage]
         if start_us > at_us:
             yield _span("wait" if stage else "gather", at_us, start_us, common)
         about: dict[str, Value] = {
@@ -247,8 +247,8 @@ def _batch(batch: Batch, at_us: int) -> Iterator[Span]:
             "poolpipe.gpu": place.gpu,
             "poolpipe.slot": place.slot,
         }
-        if ride is not None:
-            about["poolpipe.shared_batch"] = ride
+        if shared_batch is not None:
+            about["poolpipe.shared_batch"] = shared_batch
         yield _span(f"vgpu {stage}", start_us, end_us, about)
         at_us = max(at_us, end_us)
 

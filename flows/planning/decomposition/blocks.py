@@ -1,8 +1,8 @@
 """The interface of blocks, and the problem that they share.
 
-A block b turns resources into a rate: a *way* uses a vector a of whole resources and delivers a
+A block b turns resources into a rate: a *column* uses a vector a of whole resources and delivers a
 rate. Blocks share K resources with capacities N. How a block does it is its own affair: the
-decomposition knows ways only by their vectors and rates.
+decomposition knows columns only by their vectors and rates.
 """
 
 from dataclasses import dataclass
@@ -36,7 +36,7 @@ class Demands:
 
 
 class Proposal(Protocol):
-    """A way for every block that delivers what was asked for, cheap but not proven cheapest.
+    """A column for every block that delivers what was asked for, cheap but not proven cheapest.
 
     Attributes:
         cost: [B] what it costs at the prices asked for; infinite where a block has none.
@@ -53,7 +53,7 @@ class Proposal(Protocol):
     @property
     def rate(self) -> NDArray[np.float64]: ...  # noqa: D102
 
-    def way(self, block: int) -> Any:
+    def column(self, block: int) -> Any:
         """The key by which the block's owner knows it."""
         ...
 
@@ -64,7 +64,7 @@ class Least:
 
     cost: float
     effort: int
-    way: Any = None
+    column: Any = None
     vector: NDArray[np.int64] | None = None
     rate: float = 0.0
 
@@ -83,7 +83,7 @@ class Blocks(Protocol):
         ...
 
     def propose(self, price: NDArray[np.float64], rate: NDArray[np.float64]) -> Proposal:
-        """A cheap way for every block to deliver rates [B] at prices [K]."""
+        """A cheap column for every block to deliver rates [B] at prices [K]."""
         ...
 
     def floor(self, price: NDArray[np.float64], rate: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -98,8 +98,8 @@ class Blocks(Protocol):
 
 
 class Offer(Protocol):
-    """Takes a way per block as a plan; tells the score of the best plan known."""
+    """Takes a column per block as a plan; tells the score of the best plan known."""
 
-    def __call__(self, ways: list[Any], /) -> float:
+    def __call__(self, columns: list[Any], /) -> float:
         """Offer a plan."""
         ...

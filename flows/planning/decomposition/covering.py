@@ -1,15 +1,15 @@
-"""Cheap ways made of bricks: an unbounded covering knapsack per block.
+"""Cheap columns made of items: an unbounded covering knapsack per block.
 
-A brick is a way that may be taken any number of times and adds up with others of its block: its
-vector and its rate. At given prices, bricks that another one beats in cost and rate are left out;
+A item is a column that may be taken any number of times and adds up with others of its block: its
+vector and its rate. At given prices, items that another one beats in cost and rate are left out;
 over the rest,
 
-    f(j) = min over bricks of  cost + f(j - length)
+    f(j) = min over items of  cost + f(j - length)
 
 is the least cost of a rate of j · (demand / J). The true rate of every f(j) is carried along, so
-that rounding to J steps costs next to nothing. A brick that is slower than a step counts as many
-times as reach one: a model on thousands of GPUs needs more than J bricks. The result is cheap,
-seldom proven: bricks that share a resource may be cheaper together.
+that rounding to J steps costs next to nothing. A item that is slower than a step counts as many
+times as reach one: a model on thousands of GPUs needs more than J items. The result is cheap,
+seldom proven: items that share a resource may be cheaper together.
 """
 
 from dataclasses import dataclass
@@ -27,12 +27,12 @@ _EXACT = 1e-12
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Covers:
-    """A way per block made of bricks.
+    """A column per block made of items.
 
     Attributes:
         cost, rate: [B].
         vector: [B, K].
-        parts: per block the numbers of its bricks, repeated where one is taken several times.
+        parts: per block the numbers of its items, repeated where one is taken several times.
     """
 
     cost: NDArray[np.float64]
@@ -42,11 +42,11 @@ class Covers:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Bricks:
-    """Bricks of B blocks, sorted by block, then by rate, the highest first.
+class Items:
+    """Items of B blocks, sorted by block, then by rate, the highest first.
 
     Attributes:
-        start: [B + 1] where the bricks of each block begin, and their end.
+        start: [B + 1] where the items of each block begin, and their end.
         vector: [n, K] whole resources.
         rate: [n].
     """
@@ -56,7 +56,7 @@ class Bricks:
     rate: NDArray[np.float64]
 
     def cheapest(self, price: NDArray[np.float64], demand: NDArray[np.float64]) -> Covers:
-        """A cheap way for every block to deliver its demand [B] at prices [K]."""
+        """A cheap column for every block to deliver its demand [B] at prices [K]."""
         blocks, shape = len(demand), (len(demand), STEPS + 1)
         cost = self.vector @ price
         tables = _Tables(
@@ -64,7 +64,7 @@ class Bricks:
             fronts=np.empty(blocks + 1, dtype=np.int64),
             least=np.empty(shape),
             have=np.empty(shape),
-            brick=np.empty(shape, dtype=np.int64),
+            item=np.empty(shape, dtype=np.int64),
             before=np.empty(shape, dtype=np.int64),
             times=np.empty(shape, dtype=np.int64),
         )
@@ -83,11 +83,11 @@ class Bricks:
 
 
 def _parts(tables: "_Tables", block: int) -> NDArray[np.int64]:
-    """The bricks of a block on the way back from the last step to 0."""
+    """The items of a block on the way back from the last step to 0."""
     parts: list[int] = []
     step = STEPS
-    while step > 0 and tables.brick[block, step] >= 0:
-        parts += [int(tables.brick[block, step])] * int(tables.times[block, step])
+    while step > 0 and tables.item[block, step] >= 0:
+        parts += [int(tables.item[block, step])] * int(tables.times[block, step])
         step = int(tables.before[block, step])
     return np.array(sorted(parts), dtype=np.int64)
 
@@ -96,12 +96,12 @@ class _Tables(NamedTuple):
     """The kernel's result; f(j) is in the row of its block, place j.
 
     Attributes:
-        front: [n] bricks that no other of their block beats, block by block.
+        front: [n] items that no other of their block beats, block by block.
         fronts: [B + 1] where those of each block begin in `front`.
         least: [B, J + 1] f(j), far where it is out of reach.
         have: [B, J + 1] the true rate of f(j).
-        brick: [B, J + 1] the last brick of f(j), -1 for none.
-        before: [B, J + 1] the step that this brick was added to.
+        item: [B, J + 1] the last item of f(j), -1 for none.
+        before: [B, J + 1] the step that this item was added to.
         times: [B, J + 1] how many of it were added at once.
     """
 
@@ -109,7 +109,7 @@ class _Tables(NamedTuple):
     fronts: NDArray[np.int64]
     least: NDArray[np.float64]
     have: NDArray[np.float64]
-    brick: NDArray[np.int64]
+    item: NDArray[np.int64]
     before: NDArray[np.int64]
     times: NDArray[np.int64]
 
@@ -125,9 +125,9 @@ def _cover(
     """Fill in the tables of every block; see the head of this file.
 
     Args:
-        start: [B + 1] bricks of block b are start[b] … start[b + 1] - 1, by falling rate.
-        cost: [n] of every brick.
-        rate: [n] of every brick.
+        start: [B + 1] items of block b are start[b] … start[b + 1] - 1, by falling rate.
+        cost: [n] of every item.
+        rate: [n] of every item.
         demand: [B] rate that a block must reach, greater than 0.
         tables: what is filled in.
     """
@@ -144,7 +144,7 @@ def _cover(
     for b in range(len(demand)):
         unit = demand[b] / STEPS
         tables.least[b, 0], tables.have[b, 0] = 0.0, 0.0
-        tables.brick[b, 0], tables.before[b, 0], tables.times[b, 0] = -1, 0, 0
+        tables.item[b, 0], tables.before[b, 0], tables.times[b, 0] = -1, 0, 0
         for j in range(1, STEPS + 1):
             _step(b, j, unit, cost, rate, tables)
 
@@ -173,4 +173,4 @@ def _step(
         if price < lowest * (1 - _EXACT) or (price <= lowest and rates > reached):
             lowest, reached, last, source, count = price, rates, i, p, times
     tables.least[b, j], tables.have[b, j] = lowest, reached
-    tables.brick[b, j], tables.before[b, j], tables.times[b, j] = last, source, count
+    tables.item[b, j], tables.before[b, j], tables.times[b, j] = last, source, count

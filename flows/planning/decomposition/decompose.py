@@ -14,15 +14,15 @@ Whatever the prices,
 The more blocks, the closer this is to the best plan, because only a block's own whole numbers are
 hidden in c_b, and those it keeps; the relaxation of all blocks together loses them.
 
-1. **Level** (or price): bisection on z. At each z, blocks propose cheap ways at the prices, the
-   relaxed master program (`master`) chooses among all ways known and answers with prices; ways are
-   kept with their rates across z.
-2. **Plan**: ways at prices near the last ones join, and the whole master program chooses one per
+1. **Level** (or price): bisection on z. At each z, blocks propose cheap columns at the prices, the
+   relaxed master program (`master`) chooses among all columns known and answers with prices;
+   columns are kept with their rates across z.
+2. **Plan**: columns at prices near the last ones join, and the whole master program chooses one per
    block, ever closer to the level that the relaxed one reaches. A first plan is made as soon as the
    level is known roughly.
 3. **Proof**: at a level a little above the plan's, what every block costs at least is raised step
    by step, by the weak bound of `floor`, then by the programs of `least`, where most is open first,
-   until the sum exceeds π · N. A way found cheaper than the one proposed goes back to 1.
+   until the sum exceeds π · N. A column found cheaper than the one proposed goes back to 1.
 
 Effort is counted in iterations of the solver, never in seconds, so that the same inputs give the
 same plan; the watch may end it earlier.
@@ -38,7 +38,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flows.planning.decomposition.blocks import Blocks, Demands, Least, Offer
-from flows.planning.decomposition.master import Choice, Ways, choose, relax
+from flows.planning.decomposition.master import BlockColumns, Choice, choose, relax
 from flows.planning.solver.solve import Limits
 from flows.planning.watch import Watch
 
@@ -49,12 +49,19 @@ _SETTLED = 1e-5  # a relaxed master this close to the sum of its blocks has no b
 _COARSE, _FINE = 0.03, 1e-5  # how closely the level is bracketed for the first plan, and then
 _BISECTIONS = 40
 _STEP_DOWN = 0.8  # of the level, as long as none is known to be reachable
-_BELOW = (1e-2, 1e-3, 3e-4, 1e-4, 3e-5, 1e-5)  # how far below the level whole ways are looked for
+_BELOW = (
+    1e-2,
+    1e-3,
+    3e-4,
+    1e-4,
+    3e-5,
+    1e-5,
+)  # how far below the level whole columns are looked for
 _SPREAD, _DRAWS = 0.25, 12  # standard deviation of the logarithms of prices drawn, and how many
 _MASTER_NODES = 400
 _KEPT = 0.01  # relative gap at which resources that stay are counted
 _TARGETS = (1e-2, 2e-3, 5e-4, 1e-4, 1e-5)  # gaps proven one after the other
-_RETURNS = 3  # how often ways that a proof found go back to the master program
+_RETURNS = 3  # how often columns that a proof found go back to the master program
 _RETURNS_PRICE = 12  # where a price is minimised: what was proven holds on
 _CHUNK = 4  # programs of blocks that are solved before the sum is looked at again
 _CLEAR = 1e-9  # a sum that exceeds what is needed by less, relatively, may be equal to it
@@ -67,12 +74,12 @@ _SEED = 0
 class Start:
     """Knowledge from earlier runs.
 
-    Prices [K], ways (block, vector, rate, way), and a level they reach, relaxed.
+    Prices [K], columns (block, vector, rate, column), and a level they reach, relaxed.
     """
 
     price: NDArray[np.float64]
     level: float = 0.0
-    ways: Sequence[tuple[int, NDArray[np.int64], float, Any]] = ()
+    columns: Sequence[tuple[int, NDArray[np.int64], float, Any]] = ()
 
 
 @dataclass(slots=True, kw_only=True)
@@ -110,8 +117,8 @@ class Decomposition:
     score: float = -np.inf
     effort: int = 0
     price: NDArray[np.float64] = field(init=False)
-    ways: Ways = field(init=False)
-    _low: float = 0.0  # a level that known ways reach, relaxed
+    columns: BlockColumns = field(init=False)
+    _low: float = 0.0  # a level that known columns reach, relaxed
     _high: float = np.inf  # one that they do not
     _lower: _Lower | None = None
     _pool: ThreadPoolExecutor = field(
@@ -121,14 +128,14 @@ class Decomposition:
 
     @property
     def level(self) -> float:
-        """The highest level that known ways are seen to reach, relaxed."""
+        """The highest level that known columns are seen to reach, relaxed."""
         return self._low
 
     def solve(self, start: Start, *, proof: bool = True) -> float:
         """Find the best plan and prove how good it is, where that is wanted; returns the bound."""
-        self.ways = Ways(len(self.demands.capacity))
-        for block, vector, rate, way in start.ways:
-            self.ways.add(block, vector, rate, way)
+        self.columns = BlockColumns(len(self.demands.capacity))
+        for block, vector, rate, column in start.columns:
+            self.columns.add(block, vector, rate, column)
         self._low, self._high = max(self.score, start.level), self.bound
         even = 1.0 / np.maximum(self.demands.capacity, 1)
         price = self._normal(start.price) if start.price.any() else even
@@ -169,7 +176,7 @@ class Decomposition:
     def _propose(
         self, price: NDArray[np.float64], demand: NDArray[np.float64]
     ) -> tuple[NDArray[np.float64], int]:
-        """[B] costs of the cheapest ways known, cheap ones for these prices among them.
+        """[B] costs of the cheapest columns known, cheap ones for these prices among them.
 
         How many are new.
         """
@@ -177,13 +184,13 @@ class Decomposition:
         fresh = 0
         for block in np.flatnonzero(np.isfinite(proposal.cost)).tolist():
             vector, rate = proposal.vector[block], float(proposal.rate[block])
-            if self.ways.better(block, vector, rate):
-                self.ways.add(block, vector, rate, proposal.way(block))
+            if self.columns.better(block, vector, rate):
+                self.columns.add(block, vector, rate, proposal.column(block))
                 fresh += 1
-        return np.minimum(proposal.cost, self.ways.cheapest(self._paid(price), demand)), fresh
+        return np.minimum(proposal.cost, self.columns.cheapest(self._paid(price), demand)), fresh
 
     def _settle(self, level: float, *, thorough: bool = False) -> float:
-        """Prices at which blocks cost most at a level; returns what known ways take there, relaxed.
+        """Find prices at which blocks cost most at a level; what known columns take, relaxed.
 
         That is τ, or the price less what prices of resources give back. A level is out of reach as
         soon as it costs more than there is; `thorough` looks for the highest cost all the same.
@@ -198,7 +205,7 @@ class Decomposition:
                 highest, self.price = total, price
             if not np.isfinite(total) or (total > 1 + _CLEAR and not fixed and not thorough):
                 return total
-            relaxed = relax(self.ways.delivering(demand), self.demands)
+            relaxed = relax(self.columns.delivering(demand), self.demands)
             value = relaxed.value
             close = value - highest <= (self._worth() if fixed else _SETTLED) * abs(value)
             if close or not (fresh or smooth) or self.watch.over():
@@ -211,7 +218,7 @@ class Decomposition:
         return value
 
     def _search(self, close: float) -> None:
-        """Bracket the level that known ways reach, relaxed; or settle the prices of a fixed one."""
+        """Bracket the level that known columns reach, relaxed; or find prices of a fixed one."""
         if self.watch.over():
             return
         self.blocks.focus(self._paid(self.price), self.demands.at(self._most_level()))
@@ -233,7 +240,7 @@ class Decomposition:
     # ---- plans
 
     def _improve(self) -> None:
-        """Whole ways for all blocks, ever closer to what the relaxed master program reaches."""
+        """Whole columns for all blocks, ever closer to what the relaxed master program reaches."""
         if self.demands.fixed:
             self._draw(1.0)
             self._plan(1.0)
@@ -251,7 +258,7 @@ class Decomposition:
                 return
 
     def _draw(self, level: float) -> None:
-        """Ways at prices around the ones known."""
+        """Columns at prices around the ones known."""
         demand = self.demands.at(level)
         for factor in self._rng.lognormal(0.0, _SPREAD, (_DRAWS, len(self.price))):
             if self.watch.over():
@@ -262,11 +269,11 @@ class Decomposition:
             )
 
     def _plan(self, level: float) -> bool:
-        """Choose whole ways that reach a level, or the cheapest ones.
+        """Choose whole columns that reach a level, or the cheapest ones.
 
         Tells whether that is a better plan.
         """
-        choice = self.ways.delivering(self.demands.at(level))
+        choice = self.columns.delivering(self.demands.at(level))
         if not choice.complete() or self.watch.over():
             return False
         limits = Limits(
@@ -279,26 +286,28 @@ class Decomposition:
         chosen = choose(choice, self.demands, limits)
         if chosen is None:
             return False
-        score = self.offer([self.ways.way[number] for number in chosen])
+        score = self.offer([self.columns.column[number] for number in chosen])
         better = score > self.score
         self.score = max(score, self.score)
         if better:
             self.watch.report(self.score, self.bound)
         return better
 
-    def kept(self, ways: Sequence[tuple[int, NDArray[np.int64], float, Any]]) -> list[Any] | None:
+    def kept(
+        self, columns: Sequence[tuple[int, NDArray[np.int64], float, Any]]
+    ) -> list[Any] | None:
         """A column per block, as good as the best plan, that keeps most resources of given columns.
 
-        Where a price is minimised, ways are kept that cost what the block's cheapest one costs.
+        Where a price is minimised, columns are kept that cost what the block's cheapest one costs.
         """
         level = 1.0 if self.demands.fixed else self.score
         demand = self.demands.at(level)
-        choice = self.ways.delivering(demand)
+        choice = self.columns.delivering(demand)
         paid, least = choice.vector @ self.demands.price, np.full(choice.blocks, np.inf)
         np.minimum.at(least, choice.block, paid)
         good = [
-            (block, vector, way)
-            for block, vector, rate, way in ways
+            (block, vector, column)
+            for block, vector, rate, column in columns
             if rate >= demand[block] * (1 - _CLEAR)
             and float(vector @ self.demands.price) <= least[block] * (1 + _CLEAR)
         ]
@@ -316,7 +325,10 @@ class Decomposition:
         chosen = choose(both, self.demands, limits, bonus)
         if chosen is None:
             return None
-        every = [*(self.ways.way[row] for row in choice.rows), *(way for _, _, way in good)]
+        every = [
+            *(self.columns.column[row] for row in choice.rows),
+            *(column for _, _, column in good),
+        ]
         return [every[number] for number in chosen]
 
     # ---- proof
@@ -334,18 +346,18 @@ class Decomposition:
                 return
 
     def _prove(self, gap: float) -> bool:
-        """True if the best plan is proven within a gap; ways found meanwhile better it first."""
+        """True if the best plan is proven within a gap; columns found meanwhile better it first."""
         for _ in range(_RETURNS_PRICE if self.demands.fixed else _RETURNS):
             target = self.score + gap * abs(self.score)
             if self.settled() or target >= self.bound:
                 return True
             if self.watch.over() or self.effort > _EFFORT:
                 return False
-            known = len(self.ways.block)
+            known = len(self.columns.block)
             if self._proven(target):
                 self._limit(target)
                 return True
-            if len(self.ways.block) == known:
+            if len(self.columns.block) == known:
                 return False
             self._again()
         return False
@@ -357,7 +369,7 @@ class Decomposition:
             self.watch.report(self.score, self.bound)
 
     def _again(self) -> None:
-        """Search on with ways that a proof has found."""
+        """Search on with columns that a proof has found."""
         self._high = min(self.bound, self._high * (1 + _COARSE / 2))
         self._search(_FINE)
         self._improve()
@@ -412,7 +424,7 @@ class Decomposition:
         cost: NDArray[np.float64],
         state: "_Lower",
     ) -> None:
-        """Raise what some blocks cost at least; ways found cheaper lower what they cost."""
+        """Raise what some blocks cost at least; columns found cheaper lower what they cost."""
         paid, demand, step = asked
 
         def solve(block: int) -> Least:
@@ -423,7 +435,7 @@ class Decomposition:
             self.effort += least.effort
             if least.vector is not None:
                 cost[block] = min(cost[block], float(paid @ least.vector))
-                if self.ways.better(block, least.vector, least.rate):
-                    self.ways.add(block, least.vector, least.rate, least.way)
+                if self.columns.better(block, least.vector, least.rate):
+                    self.columns.add(block, least.vector, least.rate, least.column)
             state.lower[block] = max(state.lower[block], min(least.cost, cost[block]))
             state.step[block] = step + 1

@@ -1,7 +1,7 @@
-"""The master program: one way per block, chosen so that all fit the resources.
+"""The master program: one column per block, chosen so that all fit the resources.
 
-Sets: known ways j of block b(j) with vectors a_j and rates; only ways that deliver the block's
-demand.
+Sets: known columns j of block b(j) with vectors a_j and rates; only columns that deliver the
+block's demand.
 
     λ_j ≥ 0 (relaxed) or ∈ {0, 1}
 
@@ -10,7 +10,7 @@ demand.
     one_b:       Σ_{j of b} λ_j ≥ 1        for every block
     capacity_k:  Σ_j a_jk λ_j ≤ τ · N_k    for every resource; with prices  ≤ N_k + lent_k
 
-A level can be reached by known ways where τ ≤ 1. The duals of `capacity` are the prices of
+A level can be reached by known columns where τ ≤ 1. The duals of `capacity` are the prices of
 resources. Resources are lent in the relaxation alone, so that it always has an answer.
 """
 
@@ -26,27 +26,27 @@ from flows.planning.solver.solve import Limits, solve_integer, solve_linear
 from triton_backend.contract.errors import InvariantError
 
 _REACHED = 1e-12
-_LENT = 1e3  # times the highest price of any way: what a lent resource costs
+_LENT = 1e3  # times the highest price of any column: what a lent resource costs
 
 
 @dataclass(slots=True)
-class Ways:
-    """Every way known, no two of a block with the same vector: the faster one stays."""
+class BlockColumns:
+    """Every column known, no two of a block with the same vector: the faster one stays."""
 
     resources: int
     block: list[int] = field(default_factory=list[int])
     vector: list[NDArray[np.int64]] = field(default_factory=list[NDArray[np.int64]])
     rate: list[float] = field(default_factory=list[float])
-    way: list[Any] = field(default_factory=list[Any])
+    column: list[Any] = field(default_factory=list[Any])
     _known: dict[tuple[int, bytes], int] = field(default_factory=dict[tuple[int, bytes], int])
 
     def better(self, block: int, vector: NDArray[np.int64], rate: float) -> bool:
-        """True if a way is new, or faster than the one of the same vector."""
+        """True if a column is new, or faster than the one of the same vector."""
         at = self._known.get((block, vector.tobytes()))
         return at is None or rate > self.rate[at] * (1 + _REACHED)
 
-    def add(self, block: int, vector: NDArray[np.int64], rate: float, way: Any) -> None:
-        """Keep a way that is better than the one known."""
+    def add(self, block: int, vector: NDArray[np.int64], rate: float, column: Any) -> None:
+        """Keep a column that is better than the one known."""
         key = (block, vector.tobytes())
         at = self._known.get(key)
         if at is None:
@@ -54,14 +54,14 @@ class Ways:
             self.block.append(block)
             self.vector.append(vector)
             self.rate.append(rate)
-            self.way.append(way)
+            self.column.append(column)
         else:
-            self.rate[at], self.way[at] = rate, way
+            self.rate[at], self.column[at] = rate, column
 
     def cheapest(
         self, price: NDArray[np.float64], demand: NDArray[np.float64]
     ) -> NDArray[np.float64]:
-        """[B] cost at prices [K] of the cheapest way that delivers its block's demand [B]."""
+        """[B] cost at prices [K] of the cheapest column that delivers its block's demand [B]."""
         least = np.full(len(demand), np.inf)
         if self.block:
             block, vector, rate = self._arrays()
@@ -90,7 +90,7 @@ class Ways:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choice:
-    """Ways to choose from: numbers in `Ways`, blocks [n], vectors [n, K]."""
+    """Columns to choose from: numbers in `Columns`, blocks [n], vectors [n, K]."""
 
     rows: NDArray[np.int64]
     block: NDArray[np.int64]
@@ -98,7 +98,7 @@ class Choice:
     blocks: int
 
     def complete(self) -> bool:
-        """True if every block has a way."""
+        """True if every block has a column."""
         return len(np.unique(self.block)) == self.blocks
 
 
@@ -128,13 +128,13 @@ def relax(choice: Choice, demands: Demands) -> Relaxed:
 def choose(
     choice: Choice, demands: Demands, limits: Limits, bonus: NDArray[np.float64] | None = None
 ) -> list[int] | None:
-    """Whole ways that fit, as numbers in `Ways` by block; None where none were found.
+    """Whole columns that fit, as numbers in `Columns` by block; None where none were found.
 
     Args:
-        choice: the ways.
+        choice: the columns.
         demands: what is asked for.
         limits: of minus τ, or minus the price; with a bonus, of the bonus.
-        bonus: [n] what each way adds to an objective that is maximised instead, τ at most 1.
+        bonus: [n] what each column adds to an objective that is maximised instead, τ at most 1.
     """
     program = _program(choice, demands, whole=True)
     if bonus is not None:
@@ -158,15 +158,15 @@ def _program(choice: Choice, demands: Demands, *, whole: bool) -> Program:
     resources, count = len(demands.capacity), len(choice.rows)
     build = ProgramBuilder()
     paid = choice.vector @ demands.price
-    ways = build.variables(
+    columns = build.variables(
         "λ", count, upper=1.0 if whole else np.inf, cost=-paid, whole=whole
     )  # fmt: skip
     one = build.rows("one", choice.blocks, upper=-1.0)
-    build.entries(one[choice.block], ways, -1.0)
+    build.entries(one[choice.block], columns, -1.0)
     room = demands.capacity if demands.fixed else 0.0
     capacity = build.rows("capacity", resources, upper=room)
     row, k = np.nonzero(choice.vector)
-    build.entries(capacity[k], ways[row], choice.vector[row, k])
+    build.entries(capacity[k], columns[row], choice.vector[row, k])
     if demands.fixed:
         far = _LENT * float(paid.max(initial=1.0))
         lent = build.variables("lent", resources, upper=0.0 if whole else np.inf, cost=-far)

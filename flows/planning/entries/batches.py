@@ -1,7 +1,7 @@
 """Batches of alignment stages that fill those of the shared stage they come to.
 
-A batch boards a shared batch as a whole. Where the shared batch is no multiple of it, seats stay
-empty that the shared stage's rate counts on: batches of 2 on 3 seats fill 2.
+A batch boards a shared batch as a whole. Where the shared batch is no multiple of it, rows stay
+empty that the shared stage's rate counts on: batches of 2 in 3 rows fill 2.
 
     alignment, 2 requests   [a a] [b b]            [a a] [b b]
     shared stage            [a a .] [b b .]        [a a b b]

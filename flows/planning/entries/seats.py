@@ -41,8 +41,7 @@ _CLOSE, _ENOUGH = 2e-3, 1.5e-2  # gap of the program; above the bound, where a p
 
 
 class SeatRoute(NamedTuple):
-    """A root (`GroupingProblem`), the block that entries start at, and the row of their alignment
-    stage.
+    """A root (`GroupingProblem`), the start block of entries, and the row of their alignment stage.
 
     -1: they board directly.
     """

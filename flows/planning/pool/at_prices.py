@@ -15,7 +15,7 @@ from flows.planning.inputs import Problem
 from flows.planning.pool.attempts import Incumbent, round_down
 from flows.planning.pool.blocks import ModelBlocks, placeable
 from flows.planning.pool.bound import Bound, Goal
-from flows.planning.pool.columns import Columns, Way, ways_in_force
+from flows.planning.pool.columns import Allocation, Columns, allocations_in_force
 from flows.planning.pool.integer import delivered_rps, gpus_in_use
 from flows.planning.registry import PlanOptions
 from flows.planning.watch import Watch
@@ -70,8 +70,8 @@ class _Run:
     Attributes:
         proven: no plan's score is above this.
         price: [C] of GPUs.
-        level: relaxed, known ways reach it.
-        ways: models with ways.
+        level: relaxed, known allocations reach it.
+        allocations: models with allocations.
     """
 
     best: Incumbent
@@ -80,28 +80,30 @@ class _Run:
     proven: float
     price: NDArray[np.float64]
     level: float = 0.0
-    ways: list[tuple[int, Way]] = field(default_factory=list[tuple[int, Way]])
+    allocations: list[tuple[int, Allocation]] = field(default_factory=list[tuple[int, Allocation]])
 
-    def begin(self) -> list[tuple[int, Way]]:
+    def begin(self) -> list[tuple[int, Allocation]]:
         """Take pipelines and prices of the plan in force; returns what it runs."""
         plan, best, classes = self.options.previous, self.best, self.best.problem.classes
         if plan is None:
             return []
-        self.ways = ways_in_force(plan, best.problem, best.columns)
-        if len(self.ways) == len(best.problem.models):
-            counts = _counts(best.columns, [way for _, way in self.ways])
+        self.allocations = allocations_in_force(plan, best.problem, best.columns)
+        if len(self.allocations) == len(best.problem.models):
+            counts = _counts(best.columns, [allocation for _, allocation in self.allocations])
             if np.all(gpus_in_use(best.problem, best.columns, counts) <= best.problem.gpus):
                 best.offer(counts)
         known: dict[str, float] = plan.certificate.get("prices", {})
         if set(classes) <= set(known) and plan.objective.name == self.options.objective:
             self.price = np.array([known[name] for name in classes])
-        return list(self.ways)
+        return list(self.allocations)
 
-    def over(self, rows: NDArray[np.int64], in_use: list[tuple[int, Way]], *, proof: bool) -> None:
+    def over(
+        self, rows: NDArray[np.int64], in_use: list[tuple[int, Allocation]], *, proof: bool
+    ) -> None:
         """Plan over some configurations; of plans as good, keep what is in use."""
         best, problem, columns = self.best, self.best.problem, self.best.columns
 
-        def offer(chosen: list[Way]) -> float:
+        def offer(chosen: list[Allocation]) -> float:
             best.offer(_counts(columns, [(rows[of], vgpus) for of, vgpus in chosen]))
             return best.score
 
@@ -116,20 +118,29 @@ class _Run:
             score=best.score,
         )
         start = [
-            (model, *_measured(problem, columns, way), (np.searchsorted(rows, way[0]), way[1]))
-            for model, way in self.ways
-            if np.all(np.isin(way[0], rows))
+            (
+                model,
+                *_measured(problem, columns, allocation),
+                (np.searchsorted(rows, allocation[0]), allocation[1]),
+            )
+            for model, allocation in self.allocations
+            if np.all(np.isin(allocation[0], rows))
         ]
-        proven = run.solve(Start(price=self.price, ways=start, level=self.level), proof=proof)
+        proven = run.solve(Start(price=self.price, columns=start, level=self.level), proof=proof)
         if proof:
             self.proven = proven
         self.price, self.level = run.price, run.level
-        self.ways = [
-            (model, (rows[way[0]], way[1]))
-            for model, way in zip(run.ways.block, run.ways.way, strict=True)
+        self.allocations = [
+            (model, (rows[allocation[0]], allocation[1]))
+            for model, allocation in zip(run.columns.block, run.columns.column, strict=True)
         ]
         if in_use:
-            kept = run.kept([(m, *_measured(problem, columns, way), way) for m, way in in_use])
+            kept = run.kept(
+                [
+                    (m, *_measured(problem, columns, allocation), allocation)
+                    for m, allocation in in_use
+                ]
+            )
             if kept is not None:
                 best.prefer(_counts(columns, kept))
 
@@ -144,15 +155,19 @@ def _demands(problem: Problem, goal: Goal) -> Demands:
     )
 
 
-def _measured(problem: Problem, columns: Columns, way: Way) -> tuple[NDArray[np.int64], float]:
-    """GPUs per class, and the rate, of a way."""
-    used = columns.take(way[0])
-    return gpus_in_use(problem, used, way[1]), float(delivered_rps(used, way[1]).sum())
+def _measured(
+    problem: Problem, columns: Columns, allocation: Allocation
+) -> tuple[NDArray[np.int64], float]:
+    """GPUs per class, and the rate, of a allocation."""
+    used = columns.take(allocation[0])
+    return gpus_in_use(problem, used, allocation[1]), float(
+        delivered_rps(used, allocation[1]).sum()
+    )
 
 
-def _counts(columns: Columns, ways: list[Way]) -> NDArray[np.int64]:
-    """[n, S] vGPUs of a way per model over all configurations."""
+def _counts(columns: Columns, allocations: list[Allocation]) -> NDArray[np.int64]:
+    """[n, S] vGPUs of a allocation per model over all configurations."""
     vgpus = np.zeros(columns.types.shape, dtype=np.int64)
-    for rows, counts in ways:
+    for rows, counts in allocations:
         np.add.at(vgpus, rows, counts)
     return vgpus

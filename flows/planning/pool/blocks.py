@@ -1,8 +1,8 @@
 """Models as blocks of a decomposition: what serving a rate costs at prices of GPUs.
 
-A way is a set of configurations with vGPUs; its vector counts whole GPUs per class. Cheap ways are
-made of
-*bricks*: one configuration with whole numbers of vGPUs on GPUs of its own. What a model costs at
+A column is a set of configurations with vGPUs; its vector counts whole GPUs per class. Cheap
+columns are made of
+*items*: one configuration with whole numbers of vGPUs on GPUs of its own. What a model costs at
 least is
 
     floor     the rate, at what the relaxation pays for it
@@ -21,24 +21,24 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flows.planning.decomposition.blocks import Least
-from flows.planning.decomposition.covering import Bricks, Covers
+from flows.planning.decomposition.covering import Covers, Items
 from flows.planning.inputs import Problem
 from flows.planning.pool.bound import Bound, Goal, least_loss
-from flows.planning.pool.columns import Columns, Way
+from flows.planning.pool.columns import Allocation, Columns
 from flows.planning.pool.integer import counts_of, delivered_rps, gpus_in_use, integer_program
 from flows.planning.solver.program import ProgramBuilder
 from flows.planning.solver.solve import Limits, solve_integer
 from flows.planning.watch import Watch
 from triton_backend.scheduler.compiled import entry, kernel
 
-_MOST_GPUS = 16  # of a brick
+_MOST_GPUS = 16  # of an item
 _MULTIPLES = 24  # of the rate of one vGPU of a stage
-_NEAR = 1.6  # times the cost of the cheapest brick of a rate: dearer ones are left out
-_GRID, _PER_DOUBLING = 96, 6  # rates of bricks on a logarithmic grid
-_ROOM = 1 << 18  # bricks of a first attempt
+_NEAR = 1.6  # times the cost of the cheapest item of a rate: dearer ones are left out
+_GRID, _PER_DOUBLING = 96, 6  # rates of items on a logarithmic grid
+_ROOM = 1 << 18  # items of a first attempt
 _NODES = (400, 2000)  # branch-and-bound nodes of the programs of one model
 _MARGIN = 1e-6  # relative gap at which a program of one model ends
-_AHEAD = 1.1  # times the rates asked for: what bricks may reach
+_AHEAD = 1.1  # times the rates asked for: what items may reach
 _PARTS = 1000  # largest denominator of prices that are counted as multiples of one
 _EXACT_STEP = 1e-9  # how close to a multiple that is
 _MOST_STEPS = 100_000  # of a cost; above, prices count as any numbers
@@ -49,7 +49,7 @@ _EXACT = 1e-12
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Proposal:
-    """Covers of bricks as ways; see `decomposition.blocks.Proposal`."""
+    """Covers of items as columns; see `decomposition.blocks.Proposal`."""
 
     covers: Covers
     columns: NDArray[np.int64]
@@ -67,7 +67,7 @@ class _Proposal:
     def rate(self) -> NDArray[np.float64]:
         return self.covers.rate
 
-    def way(self, block: int) -> Way:
+    def column(self, block: int) -> Allocation:
         parts = self.covers.parts[block]
         return self.columns[parts], self.vgpus[parts]
 
@@ -81,16 +81,16 @@ class ModelBlocks:
     watch: Watch
     steps: int = 2
     _start: NDArray[np.int64] = field(init=False)
-    _bricks: Bricks = field(init=False)
-    _brick_columns: NDArray[np.int64] = field(init=False)
-    _brick_vgpus: NDArray[np.int64] = field(init=False)
+    _items: Items = field(init=False)
+    _item_columns: NDArray[np.int64] = field(init=False)
+    _item_vgpus: NDArray[np.int64] = field(init=False)
 
     def __post_init__(self) -> None:
         models = np.arange(len(self.problem.models) + 1)
         self._start = np.searchsorted(self.columns.model, models)
 
     def focus(self, price: NDArray[np.float64], most: NDArray[np.float64]) -> None:
-        """Make the bricks near the cheapest ones at some prices, up to some rates."""
+        """Make the items near the cheapest ones at some prices, up to some rates."""
         columns, problem = self.columns, self.problem
         models, classes = len(problem.models), len(problem.gpus)
         forms = _Forms(columns.model, columns.types, columns.rate_rps, columns.stages)
@@ -98,29 +98,29 @@ class ModelBlocks:
         scratch = _Scratch(np.zeros(len(problem.types), np.int64), np.zeros(classes, np.int64))
         most, front = most * _AHEAD, np.full((models, _GRID), _FAR)
         stages = columns.types.shape[1]
-        _make_bricks(forms, kinds, most, front, scratch, _bricks_of(0, classes, stages))
+        _make_items(forms, kinds, most, front, scratch, _items_of(0, classes, stages))
         front = np.minimum.accumulate(front[:, ::-1], axis=1)[:, ::-1] * _NEAR
         front = np.ascontiguousarray(front)
-        out = _bricks_of(_ROOM, classes, stages)
-        count = _make_bricks(forms, kinds, most, front, scratch, out)
+        out = _items_of(_ROOM, classes, stages)
+        count = _make_items(forms, kinds, most, front, scratch, out)
         if count > len(out.row):
-            out = _bricks_of(count, classes, stages)
-            _make_bricks(forms, kinds, most, front, scratch, out)
+            out = _items_of(count, classes, stages)
+            _make_items(forms, kinds, most, front, scratch, out)
         row, vector, rate = out.row[:count], out.vector[:count], out.rate[:count]
         model = columns.model[row]
         kept = fastest_of_each(model, vector, rate)
         kept = kept[np.lexsort((-rate[kept], model[kept]))]
         start = np.searchsorted(model[kept], np.arange(models + 1))
-        self._bricks = Bricks(start=start, vector=vector[kept], rate=rate[kept])
-        self._brick_columns = row[kept]
-        self._brick_vgpus = out.vgpus[kept]
+        self._items = Items(start=start, vector=vector[kept], rate=rate[kept])
+        self._item_columns = row[kept]
+        self._item_vgpus = out.vgpus[kept]
 
     def propose(self, price: NDArray[np.float64], rate: NDArray[np.float64]) -> _Proposal:
-        """A cheap way for every model to deliver rates [models] at prices [C]."""
+        """A cheap column for every model to deliver rates [models] at prices [C]."""
         return _Proposal(
-            covers=self._bricks.cheapest(price, rate),
-            columns=self._brick_columns,
-            vgpus=self._brick_vgpus,
+            covers=self._items.cheapest(price, rate),
+            columns=self._item_columns,
+            vgpus=self._item_vgpus,
         )
 
     def floor(self, price: NDArray[np.float64], rate: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -227,7 +227,7 @@ class ModelBlocks:
         return Least(
             cost=cost,
             effort=1 + answer.iterations,
-            way=(rows[used], vgpus[used]),
+            column=(rows[used], vgpus[used]),
             vector=gpus_in_use(problem, columns, vgpus),
             rate=float(delivered_rps(columns, vgpus).sum()),
         )
@@ -281,7 +281,7 @@ def _room(cutoff: float, price: NDArray[np.float64], problem: Problem) -> NDArra
 def fastest_of_each(
     model: NDArray[np.int64], vector: NDArray[np.int64], rate: NDArray[np.float64]
 ) -> NDArray[np.int64]:
-    """Rows of the fastest brick of every model and vector."""
+    """Rows of the fastest item of every model and vector."""
     key = model.copy()
     for k in range(vector.shape[1]):
         key = key * (_MOST_GPUS + 1) + vector[:, k]
@@ -317,7 +317,7 @@ class _Scratch(NamedTuple):
 
 
 class _Made(NamedTuple):
-    """Bricks: configuration [room], GPUs [room, C], rate [room], vGPUs [room, S]."""
+    """Items: configuration [room], GPUs [room, C], rate [room], vGPUs [room, S]."""
 
     row: NDArray[np.int64]
     vector: NDArray[np.int64]
@@ -325,7 +325,7 @@ class _Made(NamedTuple):
     vgpus: NDArray[np.int64]
 
 
-def _bricks_of(room: int, classes: int, stages: int) -> _Made:
+def _items_of(room: int, classes: int, stages: int) -> _Made:
     return _Made(
         np.empty(room, np.int64),
         np.empty((room, classes), np.int64),
@@ -335,7 +335,7 @@ def _bricks_of(room: int, classes: int, stages: int) -> _Made:
 
 
 @entry
-def _make_bricks(
+def _make_items(
     forms: _Forms,
     kinds: _Kinds,
     most: NDArray[np.float64],
@@ -345,7 +345,7 @@ def _make_bricks(
 ) -> int:
     """Every configuration with whole vGPUs for every multiple of a stage's rate.
 
-    Without room in `out`, `front` is lowered to the cheapest brick of every rate; else bricks that
+    Without room in `out`, `front` is lowered to the cheapest item of every rate; else items that
     are not dearer than `front` are written, as far as there is room. Returns how many there are in
     all.
 
@@ -396,7 +396,7 @@ def _lowest(rates: NDArray[np.float64]) -> float:
 
 @kernel
 def _write(at: int, x: float, forms: _Forms, vector: NDArray[np.int64], out: _Made) -> None:
-    """The GPUs and vGPUs of a brick that delivers x."""
+    """The GPUs and vGPUs of an item that delivers x."""
     for k in range(len(vector)):
         out.vector[at, k] = vector[k]
     c = out.row[at]

@@ -295,7 +295,7 @@ def _raise_infeasible(model: ModelArrays, excess_us: float, max_partitions: int)
 
 # Configurations of a plan in force
 
-Way = tuple[NDArray[np.int64], NDArray[np.int64]]
+Allocation = tuple[NDArray[np.int64], NDArray[np.int64]]
 """Configurations [n] and their vGPUs [n, S]."""
 
 
@@ -324,9 +324,11 @@ def row_of(
     return int(first + rows[0]) if len(rows) else None
 
 
-def ways_in_force(plan: Plan, problem: Problem, columns: Columns) -> list[tuple[int, Way]]:
+def allocations_in_force(
+    plan: Plan, problem: Problem, columns: Columns
+) -> list[tuple[int, Allocation]]:
     """Models with what they run, those of whose pipelines all still are configurations."""
-    found: list[tuple[int, Way]] = []
+    found: list[tuple[int, Allocation]] = []
     numbers = {model.name: number for number, model in enumerate(problem.models)}
     for model in (m for m in plan.models if m.name in numbers):
         number = numbers[model.name]

@@ -408,7 +408,7 @@ def _drain(change: _Change) -> None:
     """Wait until nothing is in flight under the old plan, or should not be any more."""
     slowest_us = max(model.slo_us for model in served_models(change.old))
     watch = Stopwatch()
-    while change.state.control("status")["guests"]:
+    while change.state.control("status")["former_batches"]:
         if watch.seconds() > FLUSH_SLOS * slowest_us / US_PER_S:
             return  # their workers hang: the scheduler gives those batches up
         time.sleep(DRAIN_POLL_SECONDS)

@@ -74,7 +74,7 @@ class VGpuWatch:
         self._plan = plan
         self._health = [VGpuHealth() for _ in plan.vgpus()]
         self._batches: dict[int, _Batch] = {}
-        self._rides: dict[int, list[list[int]]] = {}  # seats: batch, stage, first row, rows
+        self._shared_batches: dict[int, list[list[int]]] = {}  # rows: batch, stage, first row, rows
         self._file: Path | None = None
         self._position = 0
         self._matches = True
@@ -113,7 +113,7 @@ class VGpuWatch:
     def _begin(self, header: dict[str, Any]) -> None:
         self._matches = str(header["generation"]) == self._generation
         self._batches.clear()
-        self._rides.clear()
+        self._shared_batches.clear()
         if header["now_us"] < self._now_us:  # the host was started again, and its clock with it
             self._now_us = 0
             for health in self._health:
@@ -135,12 +135,12 @@ class VGpuWatch:
             )
         elif kind == "StageDone":
             self._stage_done(line)
-        elif kind == "Ride":
-            self._ride(line["ride_id"], line["members"])
-        elif kind == "RideDone":
-            seats = self._rides.pop(line["ride_id"], [])
-            rows = sum(seat[-1] for seat in seats)
-            for number, (batch_id, stage, *_) in enumerate(seats):
+        elif kind == "SharedBatch":
+            self._shared_batch(line["shared_batch_id"], line["members"])
+        elif kind == "SharedBatchDone":
+            places = self._shared_batches.pop(line["shared_batch_id"], [])
+            rows = sum(place[-1] for place in places)
+            for number, (batch_id, stage, *_) in enumerate(places):
                 done = {**line, "batch_id": batch_id, "stage": stage}
                 self._stage_done(done, 0 if number else rows)
         elif kind == "Abort":
@@ -148,12 +148,12 @@ class VGpuWatch:
         elif kind in {"WorkerLost", "WorkerBack"}:
             self._health[line["vgpu"]].lost = kind == "WorkerLost"
 
-    def _ride(self, ride_id: int, members: list[list[int]]) -> None:
-        """How a ride is from now on; without members it will not run."""
+    def _shared_batch(self, shared_batch_id: int, members: list[list[int]]) -> None:
+        """How a shared batch is from now on; without members it will not run."""
         if members:
-            self._rides[ride_id] = members
+            self._shared_batches[shared_batch_id] = members
         else:
-            self._rides.pop(ride_id, None)
+            self._shared_batches.pop(shared_batch_id, None)
 
     def _stage_done(self, line: dict[str, Any], rows: int | None = None) -> None:
         """A batch left a stage.

@@ -128,8 +128,8 @@ def front_bytes(served: Served) -> Counter[str]:
 
 
 def jobs_and_slots(served: Served) -> int:
-    """Jobs in hand and slots of shelves taken, some time after the load."""
-    names = ("poolpipe_jobs", "poolpipe_shelf_slots")
+    """Jobs in hand and slots for retained outputs taken, some time after the load."""
+    names = ("poolpipe_jobs", "poolpipe_retained_output_slots")
     return int(sum(sum(served.metric(name).values()) for name in names))
 
 
@@ -202,7 +202,7 @@ def figures_of(rows: list[dict[str, Any]]) -> list[Figure]:
             most=0,
             note="below 0: answers without an optional branch",
         ),
-        Figure(name="jobs and slots of shelves held after a load", value=total["in_hand"], most=0),
+        Figure(name="jobs and slots of retained held after a load", value=total["in_hand"], most=0),
     ]
 
 

@@ -1,7 +1,8 @@
 """The cost of one more module: chains of 1, 2 and 4 beside one model of the same compute.
 
 All are served at once by a real Triton, asked at random instants at a low rate, one request to a
-batch, so that what differs is the way alone: front, scheduler, shelves and workers of every module.
+batch, so that what differs is the way alone: front, scheduler, retained outputs and workers of
+every module.
 
     .venv/bin/python scripts/benchmarks/applications/extra_modules.py [--seconds 60] [--out FILE]
 """

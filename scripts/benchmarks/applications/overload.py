@@ -7,7 +7,7 @@ Does goodput stay, is nothing left over.
 A diamond, clients of its first model and a model of its own are offered 1, 1.25, 1.5 and 2 times
 their planned rates, then 3 times for `--seconds`, all emulated behind a real Triton. Goodput at 3 x
 must be at least 95 % of the highest seen, of all together and of the application; afterwards no job
-and no slot of a shelf may be held.
+and no slot for retained outputs may be held.
 """
 
 import argparse
@@ -121,7 +121,7 @@ def figures_of(row: dict[str, Any]) -> list[Figure]:
     note = f"machine load {row['load_average']:.1f}"
     return [
         *found,
-        Figure(name="jobs and slots of shelves held afterwards", value=row["in_hand"], most=0),
+        Figure(name="jobs and slots of retained held afterwards", value=row["in_hand"], most=0),
         Figure(name="wrong answers", value=row["wrong"], most=0, note=note),
         Figure(name="failed requests", value=row["failed"], most=0),
         Figure(name="waited past deadline, longest", value=row["waited_longest_ms"], unit="ms"),

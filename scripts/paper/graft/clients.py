@@ -1,10 +1,10 @@
 """Attainment of clients of the Graft paper.
 
-Fleets in rides, and clients that move their cuts, simulated. `rides`: fleets of 20 clients as
-`fleets.py` draws them, planned by `graft` and exactly, at planned rates (each client at equal gaps,
-phases drawn) and as Poisson at 0.9 of them; how full rides are. Beside it what the pools of the
-same plan would attain if each took what waits by deadline, without reservations and promises (plans
-of one stage each).
+Fleets in shared batches, and clients that move their cuts, simulated. `shared batches`: fleets of
+20 clients as `fleets.py` draws them, planned by `graft` and exactly, at planned rates (each client
+at equal gaps, phases drawn) and as Poisson at 0.9 of them; how full shared batches are. Beside it
+what the pools of the same plan would attain if each took what waits by deadline, without
+reservations and promises (plans of one stage each).
 
 `closed-loop`: 20 clients that follow the 5G traces, each with its own second to begin at, while
 plans follow them. What is counted as feasible, at the instant of each decision:
@@ -70,14 +70,14 @@ from triton_backend.simulator.scenario import SimOptions
 
 PLANNED, LOADED, AT_LOAD = 0.995, 0.99, 0.9
 ATTAINED, OVER_STATIC = 0.99, 0.9
-NAMED, FULL, ENTRIES = "Res", 1.5, 2.0  # rides of a named case
+NAMED, FULL, ENTRIES = "Res", 1.5, 2.0  # shared batches of a named case
 GPUS = 400
 
 
-# Rides
+# Shared batches
 
 
-def rides(
+def shared_batches(
     data: Path,
     draws: int,
     seconds: float,
@@ -86,7 +86,7 @@ def rides(
     headroom: float = 1.0,
     phases: str = "even",
 ) -> tuple[list[Figure], dict[str, Any]]:
-    """Attainment of fleets at planned rates and as Poisson at 0.9, and the fill of their rides."""
+    """Attainment of fleets at planned rates and as Poisson at 0.9; how full shared batches are."""
     figures: list[Figure] = []
     for planner in ("gslice-plus", "graft", "pool"):
         own: dict[str, Any] = {"headroom": headroom}
@@ -115,7 +115,7 @@ def rides(
                     ideal[load].append(by_deadline(plan, results[-1]))
             for (load, results), least in zip(found.items(), (PLANNED, LOADED), strict=True):
                 note = _ideally(ideal[load])
-                figures += _of_rides(f"{name}, {planner}, {load}", results, least, note)
+                figures += _of_shared_batches(f"{name}, {planner}, {load}", results, least, note)
             held = float(np.mean(percents))
             figures.append(Figure(name=f"{name}, {planner}: held", value=held, unit="%"))
     return figures, {}
@@ -201,7 +201,9 @@ def _ideally(shares: Sequence[float | None]) -> str:
     return f"by deadline {100 * float(np.mean(known)):.2f} %" if known else ""
 
 
-def _of_rides(where: str, results: Sequence[SimResult], least: float, note: str) -> list[Figure]:
+def _of_shared_batches(
+    where: str, results: Sequence[SimResult], least: float, note: str
+) -> list[Figure]:
     offered = sum(r.models[0].offered for r in results)
     served = sum(r.models[0].served for r in results)
     late = sum(r.models[0].outcome.late for r in results)
@@ -209,11 +211,11 @@ def _of_rides(where: str, results: Sequence[SimResult], least: float, note: str)
         fill
         for result in results
         for entry in result.entries[result.models[0].name].values()
-        if (fill := entry.ride_fill) is not None
+        if (fill := entry.shared_batch_fill) is not None
     ]
-    seats = sum(fill.rides for fill in fills)
-    samples = sum(fill.rides * fill.samples for fill in fills) / seats if seats else None
-    joined = sum(fill.rides * fill.entries for fill in fills) / seats if seats else None
+    joint = sum(fill.shared_batches for fill in fills)
+    samples = sum(fill.shared_batches * fill.samples for fill in fills) / joint if joint else None
+    joined = sum(fill.shared_batches * fill.entries for fill in fills) / joint if joint else None
     named = where.startswith(NAMED) and "graft" in where and "planned" in where
     return [
         Figure(
@@ -224,8 +226,14 @@ def _of_rides(where: str, results: Sequence[SimResult], least: float, note: str)
             note=note,
         ),
         Figure(name=f"{where}: accepted and late", value=late, most=0),
-        Figure(name=f"{where}: samples in a ride", value=samples, least=FULL if named else None),
-        Figure(name=f"{where}: entries in a ride", value=joined, least=ENTRIES if named else None),
+        Figure(
+            name=f"{where}: samples in a shared batch", value=samples, least=FULL if named else None
+        ),
+        Figure(
+            name=f"{where}: entries in a shared batch",
+            value=joined,
+            least=ENTRIES if named else None,
+        ),
     ]
 
 

@@ -3,7 +3,7 @@
 Ours beside the paper's numbers and the aims.
 
     .venv/bin/python scripts/paper/graft/study.py --data DIR
-        --only reduction,rides,throughput,scale --out study.json
+        --only reduction,shared-batches,throughput,scale --out study.json
     .venv/bin/python scripts/paper/graft/pictures.py study.json [MORE.json] -o DIR
 
 Several files are read one after the other; a later figure of the same name replaces an earlier one.
@@ -86,7 +86,7 @@ def reductions(known: Known) -> Figure | None:
 
 
 def attained(known: Known) -> Figure | None:
-    """Attainment of fleets in rides, beside a server that takes what waits by deadline."""
+    """Attainment of fleets in shared batches, beside a server that takes what waits by deadline."""
     figure, panels = _panels(len(LOADS), "requests in time (%)")
     for axes, (load, aim) in zip(panels, LOADS.items(), strict=True):
         bars: list[tuple[str, str, list[float]]] = []
@@ -192,7 +192,7 @@ def _if_any(figure: Figure, known: Known, part: str) -> Figure | None:
 
 PICTURES: dict[str, Callable[[Known], Figure | None]] = {
     "reduction": reductions,
-    "rides": attained,
+    "shared_batches": attained,
     "throughput": throughputs,
     "scale": scales,
     "closed-loop": loops,

@@ -1,9 +1,9 @@
 """Clients of the Graft paper behind a real Triton server, measured beside the simulator.
 
 A fleet of 20 clients of one model, drawn as `fleets.py` draws it, is planned exactly; their tails
-run on emulated vGPUs of a V100, in slow motion, and ride together where they meet. Every client
-sends by itself what the simulator had it send. Tensors are small: what is measured is when batches
-run, not what the network of this machine carries.
+run on emulated vGPUs of a V100, in slow motion, and run together where they meet. Every
+client sends by itself what the simulator had it send. Tensors are small: what is measured is when
+batches run, not what the network of this machine carries.
 
     .venv/bin/python scripts/paper/graft/served.py --data DIR [--model Inc] [--loads 0.5 0.8 0.95]
         [--seconds 30]
@@ -131,14 +131,14 @@ class Clients:
         client.async_infer(self._model.name, [given], ended, parameters={"entry": entry.name})
 
 
-def rides(counters: dict[str, Any]) -> NDArray[np.float64]:
-    """Totals of the gateway: rides, and samples and entries in them."""
-    names = ("rides", "ride_samples", "ride_entries")
+def shared_batches(counters: dict[str, Any]) -> NDArray[np.float64]:
+    """Totals of the gateway: shared batches, and samples and entries in them."""
+    names = ("shared_batches", "shared_batch_samples", "shared_batch_entries")
     return np.array([sum(counters[name].values()) for name in names], dtype=np.float64)
 
 
 def joint(plan: Plan, result: SimResult) -> float:
-    """Mean samples of a simulated ride."""
+    """Mean samples of a simulated shared batch."""
     pools = {row.pool for row in plan.stage_rows() if stage_of(plan, row).boards}
     boards = [vgpu.index for vgpu in plan.vgpus() if vgpu.pool in pools]
     uses = result.uses
@@ -158,11 +158,11 @@ def points(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
         for load_factor in options.loads:
             expected = simulated(plan, load_factor, options)
             requests = expected.requests
-            before = rides(served.state.control("status")["counters"])
+            before = shared_batches(served.state.control("status")["counters"])
             clients = Clients(plan, served.state.grpc_url, options.seed)
             clients.run(requests["arrival_us"], requests["queue"])
             counters = served.state.control("status")["counters"]
-            runs, samples, entries = rides(counters) - before
+            runs, samples, entries = shared_batches(counters) - before
             row = {
                 "load_factor": load_factor,
                 "offered": len(requests),
@@ -172,7 +172,7 @@ def points(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
                 "late": clients.late,
                 "refused": clients.refused,
                 "wrong": clients.wrong,
-                "rides": runs,
+                "shared_batches": runs,
                 "samples": samples / max(runs, 1),
                 "entries": entries / max(runs, 1),
                 "simulated_samples": joint(plan, expected),
@@ -200,7 +200,7 @@ def figures_of(rows: list[dict[str, Any]]) -> list[Figure]:
             ),
             Figure(name=f"{where}: wrong answers", value=row["wrong"], most=0),
             Figure(
-                name=f"{where}: samples in a ride",
+                name=f"{where}: samples in a shared batch",
                 value=row["samples"],
                 note=f"{row['entries']:.2f} entries; simulated "
                 f"{row['simulated_samples']:.2f} samples",

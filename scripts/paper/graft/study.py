@@ -1,12 +1,12 @@
 """Figures of the Graft paper from tables of others, beside what it states.
 
     .venv/bin/python scripts/paper/graft/study.py --data DIR
-        [--only reduction,headroom,scale,throughput,rides,closed-loop]
+        [--only reduction,headroom,scale,throughput,shared-batches,closed-loop]
         [--draws 50] [--gpus 4] [--by rates,clients] [--headroom 1] [--phases even]
         [--seconds 600] [--models Inc,ViT] [--out FILE] [--warehouse FILE]
 
-`fleets.py` says what `--data` holds and how fleets are drawn; `clients.py` simulates `rides` and
-`closed-loop`.
+`fleets.py` says what `--data` holds and how fleets are drawn; `clients.py` simulates `shared
+batches` and `closed-loop`.
 """
 
 import argparse
@@ -29,14 +29,14 @@ from flows.planning.entries.tables import read_tables
 from flows.planning.papers.graft.rules import gslice
 from flows.planning.registry import Inputs
 from scripts.benchmarks.figures import Figure, add_destinations, exit_code, show, store
-from scripts.paper.graft.clients import Loop, closed_loop, planned, rides
+from scripts.paper.graft.clients import Loop, closed_loop, planned, shared_batches
 from scripts.paper.graft.fleets import FLEETS, MODELS, fleet, inputs_of
 from triton_backend.contract.errors import InfeasibleError
 
 if TYPE_CHECKING:
     from triton_backend.contract.entries import Entry
 
-FRAMES_S = 20.0  # of every fleet in rides
+FRAMES_S = 20.0  # of every fleet in shared batches
 _CLOSE = 0.02  # gap of plans that are made to see whether they fit
 _LOOSE = 3.0  # percent: gap of thousands of entries, where the paper merges to a threshold of 0.01
 # entries, draws, seconds of the exact plan, seconds of graft, gap in percent
@@ -371,7 +371,9 @@ def main() -> int:
     parser.add_argument(
         "--by", default="rates,clients", metavar="LIST", help="of the throughput: rates, clients"
     )
-    parser.add_argument("--headroom", type=float, default=1.0, metavar="X", help="of rides")
+    parser.add_argument(
+        "--headroom", type=float, default=1.0, metavar="X", help="of shared_batches"
+    )
     parser.add_argument(
         "--phases",
         default="even",
@@ -390,7 +392,7 @@ def main() -> int:
         "headroom": lambda: with_headroom(asked.data, asked.draws, names),
         "scale": lambda: scale(asked.data, names),
         "throughput": lambda: throughputs(asked, names),
-        "rides": lambda: rides(
+        "shared-batches": lambda: shared_batches(
             asked.data,
             max(1, asked.draws // 10),
             FRAMES_S,

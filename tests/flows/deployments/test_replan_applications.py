@@ -237,10 +237,10 @@ def test_jobs_in_flight_outlive_a_replan_and_the_way_back(project: Project) -> N
 
 
 def jobs_and_slots(state: ServerState) -> float:
-    """Jobs in hand and slots of shelves taken."""
+    """Jobs in hand and slots for retained outputs taken."""
     with urllib.request.urlopen(state.metrics_url) as answer:
         lines = answer.read().decode().splitlines()
-    wanted = ("poolpipe_jobs", "poolpipe_shelf_slots")
+    wanted = ("poolpipe_jobs", "poolpipe_retained_output_slots")
     return sum(
         float(line.split()[-1]) for line in lines if line.partition("{")[0].split(" ")[0] in wanted
     )

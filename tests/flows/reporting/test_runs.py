@@ -52,12 +52,12 @@ def test_events_become_uses_of_the_plan_and_the_span_asked_for(tmp_path: Path) -
     assert len(uses_of_events(tmp_path, "p1")) == 3
 
 
-def test_a_ride_is_one_use_of_all_its_rows(tmp_path: Path) -> None:
+def test_a_shared_batch_is_one_use_of_all_its_rows(tmp_path: Path) -> None:
     times = {"start_us": 100, "end_us": 110}
-    members = {"seats": 4, "members": [[1, 1, 0, 2], [2, 0, 2, 2]]}
+    members = {"capacity": 4, "members": [[1, 1, 0, 2], [2, 0, 2, 2]]}
     lines = [json.dumps({"t": "Plan", "plan_id": "p1"}), dispatch(1, [3, 5]), dispatch(2, [5])]
-    lines.append(json.dumps({"t": "Ride", "ride_id": 7} | times | members))
-    lines.append(json.dumps({"t": "RideDone", "ride_id": 7} | times))
+    lines.append(json.dumps({"t": "SharedBatch", "shared_batch_id": 7} | times | members))
+    lines.append(json.dumps({"t": "SharedBatchDone", "shared_batch_id": 7} | times))
     (tmp_path / "events-1-0000.jsonl").write_text("\n".join(lines) + "\n")
     uses = uses_of_events(tmp_path, "p1")
     assert (uses.vgpu.tolist(), uses.batch_id.tolist(), uses.samples.tolist()) == ([5], [7], [4])

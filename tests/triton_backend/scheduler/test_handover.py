@@ -235,20 +235,20 @@ def test_a_lost_batch_of_a_model_that_has_gone_is_answered_under_its_last_number
 def test_a_second_change_before_the_guests_of_the_first_have_ended() -> None:
     first, second = two_stages(), make_plan([[QUICK]], plan_id="short", names=["m0"])
     scheduler = Scheduler(first)
-    (guest,) = [d for n in range(4) for d in sent(scheduler.handle(arrival(n, 0)))]
+    (former_batch,) = [d for n in range(4) for d in sent(scheduler.handle(arrival(n, 0)))]
     scheduler.handle(PlanChanged(now_us=1_000, plan=second))
     (other,) = sent(scheduler.handle(arrival(4, 1_000)))
     instants = {row[1:] for row in reserved(scheduler)}
     scheduler.handle(PlanChanged(now_us=1_500, plan=first))
     assert {row[1:] for row in reserved(scheduler)} == instants
     scheduler.check_invariants()
-    # The link of n0-0 carries the guest from 8 to 12 ms: under the third plan too. Were it free, a
-    # batch of the third plan that leaves the same node then would move at once.
+    # The link of n0-0 carries the former batch from 8 to 12 ms: under the third plan too. Were it
+    # free, a batch of the third plan that leaves the same node then would move at once.
     fresh = [d for n in range(5, 9) for d in sent(scheduler.handle(arrival(n, 1_500)))]
     assert [d.hops[0].start_us for d in fresh] == [1_500]
     steps = (StageDone, 0, 8_000), (TransferDone, 1, 12_000), (StageDone, 1, 16_000)
     for told, stage, end_us in steps:
-        hop = guest.hops[stage]
+        hop = former_batch.hops[stage]
         start_us = hop.start_us if told is StageDone else hop.transfer_start_us
         assert hop.end_us == end_us or told is TransferDone
         scheduler.handle(
@@ -262,11 +262,11 @@ def test_a_second_change_before_the_guests_of_the_first_have_ended() -> None:
 def test_a_late_guest_delays_what_follows_it_on_an_inherited_vgpu() -> None:
     plan = make_plan([[Own(latency_us=(5_000,))]])
     scheduler = Scheduler(plan)
-    (guest,) = sent(scheduler.handle(arrival(0, 0)))
+    (former_batch,) = sent(scheduler.handle(arrival(0, 0)))
     scheduler.handle(PlanChanged(now_us=100, plan=replace(plan, plan_id="same")))
     scheduler.handle(arrival(1, 100))
     assert reserved(scheduler) == {(0, 0, 5_000), (0, 5_000, 10_000)}
-    done(scheduler, replace(guest, hops=(guest.hops[0]._replace(end_us=6_000),)))
+    done(scheduler, replace(former_batch, hops=(former_batch.hops[0]._replace(end_us=6_000),)))
     assert reserved(scheduler) == {(0, 6_000, 11_000)}
 
 

@@ -13,7 +13,7 @@ from triton_backend.contract.events import (
     LinkPaceChanged,
     PaceChanged,
     PlanChanged,
-    RideLeft,
+    SharedBatchStarted,
 )
 from triton_backend.scheduler import kernel_api
 from triton_backend.scheduler.kernel_api import (
@@ -50,7 +50,7 @@ BY_SETTLING = {
     LinkPaceChanged,
     PlanChanged,
     Emitted,
-    RideLeft,
+    SharedBatchStarted,
 }  # Python changes arrays, and settles where that may let something be sent
 
 

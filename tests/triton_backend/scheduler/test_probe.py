@@ -173,14 +173,14 @@ def test_by_uplink_the_first_of_equal_vgpus_is_taken() -> None:
     assert tables.offers[0, 0]["vgpu"] == 0
 
 
-def test_who_boards_a_ride_that_stays_for_company_is_not_kept_waiting_for_a_vgpu() -> None:
+def test_who_boards_a_shared_batch_that_stays_for_company_is_not_kept_waiting_for_a_vgpu() -> None:
     scheduler = Scheduler(two_tails())
     scheduler.handle(Arrival(now_us=0, request_id=0, model=0, entry=1, deadline_us=100_000))
     tables = scheduler._tables
     arrive(tables, 1, 1, 100_000, 1)  # the head, not looked at yet
     probe(tables, 1, 1, 10, BY_FINISH)
     offer, quote = tables.offers[1, 0], tables.quotes[1]
-    assert offer["ride"] != NONE
+    assert offer["shared_batch"] != NONE
     assert offer["start_us"] > 10
     assert quote["wait_us"] == 0
 

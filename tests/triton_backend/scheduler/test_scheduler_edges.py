@@ -1,6 +1,6 @@
 """Plans at the edges: up to six stages, several models, applications.
 
-Few and many seats and vGPUs, bursts, losses. Kernels that check indices (`scripts/test --bounds`)
+Few and many rows and vGPUs, bursts, losses. Kernels that check indices (`scripts/test --bounds`)
 and plain Python raise where one is beyond its array.
 """
 
@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from tests.fakes.applications import hand_application, hand_module, with_applications
 from tests.fakes.plans import Own, Way, make_boarding_plan, make_plan
-from triton_backend.contract.decisions import Abort, Dispatch, Ride
+from triton_backend.contract.decisions import Abort, Dispatch, SharedBatch
 from triton_backend.contract.events import (
     Arrival,
     BatchLost,
@@ -27,9 +27,9 @@ STAGES = 6
 LONG_US = 1_000_000
 
 
-def edge_pool(seats: int, first: int, more: int, gpus: int, divisor: int, moved: int) -> Own:
+def edge_pool(capacity: int, first: int, more: int, gpus: int, divisor: int, moved: int) -> Own:
     return Own(
-        latency_us=tuple(first + more * n for n in range(seats)),
+        latency_us=tuple(first + more * n for n in range(capacity)),
         gpus=gpus,
         divisor=divisor,
         bytes_out=moved,
@@ -103,10 +103,10 @@ class Filled:
                 self.batches.add(decision.batch_id)
             elif isinstance(decision, Abort):
                 self.batches.discard(decision.batch_id)
-            elif isinstance(decision, Ride) and decision.members:
-                self.batches.add(decision.ride_id)
-            elif isinstance(decision, Ride):
-                self.batches.discard(decision.ride_id)
+            elif isinstance(decision, SharedBatch) and decision.members:
+                self.batches.add(decision.shared_batch_id)
+            elif isinstance(decision, SharedBatch):
+                self.batches.discard(decision.shared_batch_id)
 
 
 @pytest.mark.long

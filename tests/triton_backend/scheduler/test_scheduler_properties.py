@@ -7,7 +7,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.fakes.plans import Own, Way, make_boarding_plan, make_plan
-from triton_backend.contract.decisions import Abort, Decision, Dispatch, Drop, Ride, SetTimer
+from triton_backend.contract.decisions import Abort, Decision, Dispatch, Drop, SetTimer, SharedBatch
 from triton_backend.contract.events import (
     Arrival,
     BatchLost,
@@ -18,7 +18,7 @@ from triton_backend.contract.events import (
     Pause,
     PlanChanged,
     Resume,
-    RideDone,
+    SharedBatchDone,
     StageDone,
     Timer,
     TransferDone,
@@ -46,7 +46,7 @@ class Shell:
         default_factory=dict[int, list[tuple[str, int, int, int]]]
     )
     members: dict[int, tuple[int, ...]] = field(default_factory=dict[int, tuple[int, ...]])
-    rides: dict[int, Ride] = field(default_factory=dict[int, Ride])
+    shared_batches: dict[int, SharedBatch] = field(default_factory=dict[int, SharedBatch])
     open: set[int] = field(default_factory=set[int])
     served: set[int] = field(default_factory=set[int])
     dropped: set[int] = field(default_factory=set[int])
@@ -79,10 +79,10 @@ class Shell:
             case Drop():
                 self.open.remove(decision.request_id)
                 self.dropped.add(decision.request_id)
-            case Ride():
-                self.rides[decision.ride_id] = decision
+            case SharedBatch():
+                self.shared_batches[decision.shared_batch_id] = decision
                 if not decision.members:
-                    del self.rides[decision.ride_id]
+                    del self.shared_batches[decision.shared_batch_id]
             case Abort():
                 del self.members[decision.batch_id], self.steps[decision.batch_id]
             case SetTimer():
@@ -106,23 +106,27 @@ class Shell:
         )
 
     def finish_step(self, which: int, lateness: int) -> None:
-        """The next step of some batch or ride ends, `lateness` µs after it was reserved to."""
-        seated = {seat[:2]: ride for ride, seats in self.rides.items() for seat in seats.members}
+        """The next step of some batch or shared batch ends `lateness` µs after its reserved end."""
+        members = {
+            place[:2]: shared_batch
+            for shared_batch, capacity in self.shared_batches.items()
+            for place in capacity.members
+        }
         able = [
             number
             for number, steps in self.steps.items()
-            if steps[0][0] == "move" or (number, steps[0][1]) not in seated
+            if steps[0][0] == "move" or (number, steps[0][1]) not in members
         ]
         able += [
             number
-            for number, ride in self.rides.items()
-            if all(self.steps[m.batch_id][0][:2] == ("run", m.stage) for m in ride.members)
+            for number, shared_batch in self.shared_batches.items()
+            if all(self.steps[m.batch_id][0][:2] == ("run", m.stage) for m in shared_batch.members)
         ]
         if not able:
             return
         batch_id = sorted(able)[which % len(able)]
-        if batch_id in self.rides:
-            self.finish_ride(self.rides.pop(batch_id), lateness)
+        if batch_id in self.shared_batches:
+            self.finish_shared_batch(self.shared_batches.pop(batch_id), lateness)
             return
         kind, stage, start_us, end_us = self.steps[batch_id][0]
         end_us = max(start_us, end_us + lateness)
@@ -141,16 +145,16 @@ class Shell:
                 self.open.remove(request_id)
                 self.served.add(request_id)
 
-    def finish_ride(self, ride: Ride, lateness: int) -> None:
+    def finish_shared_batch(self, shared_batch: SharedBatch, lateness: int) -> None:
         """A joint run ends for all who sit in it."""
-        end_us = max(ride.start_us, ride.end_us + lateness)
-        for seat in ride.members:
-            self.step_over(seat.batch_id)
+        end_us = max(shared_batch.start_us, shared_batch.end_us + lateness)
+        for place in shared_batch.members:
+            self.step_over(place.batch_id)
         self.tell(
-            RideDone(
+            SharedBatchDone(
                 now_us=max(self.now_us, end_us),
-                ride_id=ride.ride_id,
-                start_us=ride.start_us,
+                shared_batch_id=shared_batch.shared_batch_id,
+                start_us=shared_batch.start_us,
                 end_us=end_us,
             )
         )
@@ -219,7 +223,7 @@ class Shell:
                     )
                 )
             case "mislay" if self.members:
-                known = sorted([*self.members, *self.rides])
+                known = sorted([*self.members, *self.shared_batches])
                 batch_id = known[a % len(known)]
                 self.tell(BatchLost(now_us=self.now_us, batch_id=batch_id))
             case "cancel" if self.open:
@@ -385,7 +389,7 @@ def test_every_state_survives_every_event_and_every_request_has_one_end(
     nic=st.sampled_from(["shared", "isolated"]),
     actions=st.lists(ACTIONS, max_size=100),
 )
-def test_rides_survive_every_event_and_every_request_has_one_end(
+def test_shared_batches_survive_every_event_and_every_request_has_one_end(
     plans: tuple[Plan, ...], nic: str, actions: list[tuple[str, int, int]]
 ) -> None:
     shell = Shell(Scheduler(plans[0], nic=nic), plans[0], plans)
@@ -394,7 +398,7 @@ def test_rides_survive_every_event_and_every_request_has_one_end(
         shell.scheduler.check_invariants()
     shell.finish_everything()
     shell.scheduler.check_invariants()
-    assert not shell.rides
+    assert not shell.shared_batches
     assert not shell.served & shell.dropped
     assert shell.served | shell.dropped == set(range(shell.came))
 

@@ -55,7 +55,7 @@ def test_arrays_of_another_type_are_not_addressed() -> None:
 
 
 def test_a_dispatch_may_take_a_slot_for_itself_and_two_where_it_boards() -> None:
-    """For a ride that it opens, and one for who gives up a seat."""
+    """For a shared batch that it opens, and one for who gives up a place."""
     topology = build_topology(two_tails())
     tables = [new_tables(topology, batches=count) for count in (1, 2, 3)]
     assert [lacks_batches(one) for one in tables] == [True, True, False]

@@ -66,10 +66,10 @@ def test_company_is_worth_waiting_for_only_where_stages_behind_board() -> None:
     before = build_topology(
         make_boarding_plan([((0, 2), shared), ((2, 4), own), ((2, 4), own)], *ways)
     )
-    assert before.stages["seats"].tolist() == [2, 0, 2, 0]
+    assert before.stages["capacity"].tolist() == [2, 0, 2, 0]
     assert before.stages["company_us"].tolist() == [0, 0, 0, 0]
     behind = build_topology(two_tails())
-    assert behind.stages["seats"].tolist() == [0, 4, 4]
+    assert behind.stages["capacity"].tolist() == [0, 4, 4]
     assert (behind.stages["company_us"] > 0).tolist() == [True, False, False]
 
 

@@ -41,7 +41,7 @@ def test_late_policies_send_what_the_latency_table_allows() -> None:
     late = replace(early, models=tuple(replace(m, policy="deferred") for m in early.models))
     pipeline = early.models[0].pipelines[0]
     assert plan_batches(early, None)[early.models[0].name] == ModelBatches(
-        late=False, largest=(pipeline.batch,), seats=((0, 0),)
+        late=False, largest=(pipeline.batch,), capacities=((0, 0),)
     )
     assert plan_batches(late, None) == plan_batches(early, "deferred")
     assert plan_batches(late, None)[early.models[0].name].late

@@ -87,18 +87,18 @@ def check(answer: Answer, wanted: Arrays) -> None:
 
 def settled(system: LocalSystem) -> bool:
     gateway = system.scheduler.gateway
-    return not gateway.jobs and not gateway.shelf_slots
+    return not gateway.jobs and not gateway.retained_slots
 
 
-def shelf_bytes(deployment: Deployment) -> list[tuple[int, int]]:
-    """Of every shelf, the memory that it takes and could take."""
-    names = [deployment.shelf_segment(v.index) for v in deployment.vgpus]
+def retained_bytes(deployment: Deployment) -> list[tuple[int, int]]:
+    """Of every segment of retained outputs, the memory that it takes and could take."""
+    names = [deployment.retained_segment(v.index) for v in deployment.vgpus]
     files = [place.stat() for name in names if (place := SHARED_FOLDER / name).exists()]
     return [(file.st_blocks * 512, file.st_size) for file in files]
 
 
 def test_every_job_gets_the_answer_to_its_own_rows(system: LocalSystem) -> None:
-    assert {taken for taken, _ in shelf_bytes(system.deployment)} == {0}
+    assert {taken for taken, _ in retained_bytes(system.deployment)} == {0}
     asked: list[tuple[str, Arrays]] = []
     for i in range(60):
         name = NAMES[i % len(NAMES)]
@@ -123,9 +123,9 @@ def test_answers_are_those_of_the_models_one_after_the_other_in_onnxruntime(
     system = LocalSystem(tmp_path / "serve", plan, options)
     try:
         # Real runtimes write their first results to memory that is there already.
-        shelves = shelf_bytes(system.deployment)
-        assert shelves
-        assert all(taken >= size for taken, size in shelves)
+        retained = retained_bytes(system.deployment)
+        assert retained
+        assert all(taken >= size for taken, size in retained)
         rng = np.random.default_rng(4)
         rows = [rng.integers(0, 5, (1 + i % 4, 3)).astype(np.float32) for i in range(24)]
         rows.append(np.zeros((2, 3), np.float32))  # no crops at all
@@ -139,7 +139,7 @@ def test_answers_are_those_of_the_models_one_after_the_other_in_onnxruntime(
         system.stop()
 
 
-def test_a_worker_that_dies_and_comes_back_leaves_no_wrong_answer_and_its_shelf(
+def test_a_worker_that_dies_and_comes_back_leaves_no_wrong_answer_and_its_outputs(
     system: LocalSystem,
 ) -> None:
     deployment = system.deployment
@@ -162,7 +162,7 @@ def test_a_worker_that_dies_and_comes_back_leaves_no_wrong_answer_and_its_shelf(
 
 @pytest.fixture
 def hosts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[LocalSystem]:
-    """Two hosts beside the gateway's; shelves and slots of one are out of the others' reach."""
+    """Two hosts beside the gateway's; none reaches retained outputs or slots of another."""
     asked.clear()
     ask = Fetches.ask
 
@@ -288,7 +288,7 @@ def test_jobs_in_flight_outlive_a_change_of_plan_and_the_log_is_answered_alike(
         results += [system.ask(*one, PATIENT_US) for one in more]
         for (name, tensors), result in zip(asked + more, results, strict=True):
             check(result(), expected(system.deployment, name, tensors))
-        wait_for(lambda: settled(system) and not system.status()["guests"])
+        wait_for(lambda: settled(system) and not system.status()["former_batches"])
     finally:
         system.stop()
     done = replayed(folder)

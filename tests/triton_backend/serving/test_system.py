@@ -205,7 +205,7 @@ def test_a_plan_changes_with_work_in_flight_and_workers_that_go_on(fresh: LocalS
     assert (state["state"], state["generation"]) == ("serving", 2)
     asked += [fresh.ask("pair", picture(4), PATIENT_US) for _ in range(5)]
     assert all(answered(asked))
-    wait_for(lambda: fresh.status()["in_flight"] == fresh.status()["guests"] == 0)
+    wait_for(lambda: fresh.status()["in_flight"] == fresh.status()["former_batches"] == 0)
     fresh.stop_worker(1, 0)
     assert all(answered([fresh.ask("pair", picture(4), PATIENT_US) for _ in range(3)]))
     counters = fresh.status()["counters"]

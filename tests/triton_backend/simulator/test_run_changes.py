@@ -168,8 +168,8 @@ def test_uses_are_numbered_by_the_plan_that_dispatched_them() -> None:
     options = SimOptions(load_factor=2.0, duration_s=1, changes=(PlanChange(at_s=0.5, plan=after),))
     result = simulate(before, options)
     assert result.changes[0].in_flight > 0
-    guests = result.uses[(result.uses["plan"] == 0) & (result.uses["end_us"] > 500_000)]
-    numbers = set(guests[["vgpu", "model"]].tolist())
+    former_batches = result.uses[(result.uses["plan"] == 0) & (result.uses["end_us"] > 500_000)]
+    numbers = set(former_batches[["vgpu", "model"]].tolist())
     assert {(0, 0), (1, 0)} <= numbers <= {(0, 0), (1, 0), (2, 1)}
     new = result.uses[result.uses["plan"] == 1]
     assert set(new[["vgpu", "model"]].tolist()) == {(0, 0)}

@@ -66,11 +66,11 @@ def out_of_room(tables: Tables) -> bool:
 def quoted_size(tables: Tables, number: int, pipeline: int) -> int:
     """Samples that the head's batch is chosen for: as planned, or the head alone.
 
-    A pipeline that begins where batches join needs no other of its queue: it takes seats at
+    A pipeline that begins where batches join needs no other of its queue: it takes rows at
     once.
     """
     row = tables.topology.pipelines[pipeline]
-    if tables.topology.stages[row["first_stage"]]["seats"] > 0:
+    if tables.topology.stages[row["first_stage"]]["capacity"] > 0:
         return tables.requests[tables.queues[number]["first"]]["samples"]
     return row["batch"]
 
@@ -150,7 +150,7 @@ def _last_moment(tables: Tables, number: int, pipeline: int, rank_by: int) -> in
 def _last_moment_aboard(tables: Tables, number: int, pipeline: int, size: int) -> int:
     """Until when a queue may wait where a later stage boards.
 
-    The ride needs time for company too.
+    The shared batch needs time for company too.
     """
     topology = tables.topology
     now = tables.counts[0]["now_us"]
@@ -178,7 +178,7 @@ def dispatch_head(tables: Tables, number: int, pipeline: int, size: int, rank_by
 
 @kernel
 def _quote_held(tables: Tables, number: int, pipeline: int, size: int, rank_by: int) -> bool:
-    """Quote a batch whose rides wait for company where that is in time.
+    """Quote a batch whose shared batches wait for company where that is in time.
 
     False where it is late anyway.
     """

@@ -36,8 +36,8 @@ model, entry, place in the model.
 
 Candidates that wait for their own last moments may all wait for the same vGPU. Two rules of ours
 keep such requests, and act only where a vGPU is free: one opens early where those that wait
-outnumber the vGPUs (`_open_crowded`), and a ready one that can wait lets one go first that cannot
-(`_endangered`).
+outnumber the vGPUs (`_open_early_if_oversubscribed`), and a ready one that can wait lets one go
+first that cannot (`_more_urgent_candidate`).
 
 But for these, windows depend on the queue alone, never on vGPUs, so a grant makes no other
 candidate stale. A candidate that is not touched stays true until `keep`: the last instant at which
@@ -480,7 +480,7 @@ def _match(tables: Tables, pool: int) -> int:
     due = FAR
     while counts["paused"] == 0:
         if tables.heaps[pool]["ready_count"] == 0:
-            due = _open_crowded(tables, pool)
+            due = _open_early_if_oversubscribed(tables, pool)
             if tables.heaps[pool]["ready_count"] == 0:
                 break
         pipeline = tables.heaps[_ready_base(tables, pool)]["item"] - _timers(tables)
@@ -510,7 +510,7 @@ def _send(tables: Tables, pool: int, pipeline: int) -> int:
     queue = tables.topology.pipelines[pipeline]["queue"]
     if tables.candidates[pipeline]["keep_us"] < counts["now_us"]:
         return _gather(tables, queue)
-    hurried = _endangered(tables, pool, pipeline)
+    hurried = _more_urgent_candidate(tables, pool, pipeline)
     if hurried != NONE:
         if _gather(tables, queue) == NEEDS_ROOM:  # opened for a crowd, it may wait on
             return NEEDS_ROOM
@@ -525,7 +525,7 @@ def _send(tables: Tables, pool: int, pipeline: int) -> int:
 
 
 @kernel
-def _open_crowded(tables: Tables, pool: int) -> int:
+def _open_early_if_oversubscribed(tables: Tables, pool: int) -> int:
     """Open a candidate, where they cannot all wait as long as each of them could alone.
 
     Where they outnumber the vGPUs that are not lost, these take them in turns, in the order in
@@ -630,7 +630,7 @@ def _in_order(tables: Tables, pool: int) -> int:
 
 
 @kernel
-def _endangered(tables: Tables, pool: int, pipeline: int) -> int:
+def _more_urgent_candidate(tables: Tables, pool: int, pipeline: int) -> int:
     """A waiting candidate that would be lost if a ready one went now, and that it can wait for.
 
     Or NONE. Those are lost that change before a vGPU is free again, where they are as many as the

@@ -27,8 +27,8 @@ class Guard:
     overran by, and `MIN_GUARD_US` for the reply, never more than that part.
 
     Attributes:
-        measured: False where the plan's rides wait for their members out of the guard: then it is
-            that part.
+        measured: False where the plan's shared batches wait for their members out of the guard:
+            then it is that part.
     """
 
     def __init__(self, settings: ServeOptions) -> None:

@@ -2,7 +2,7 @@
 
 The front of an application gathers nothing. It writes the tensors of a request into a slot of its
 own, from which the first workers copy them, once for every module that reads them; when the job is
-done it is notified on which shelves the outputs of the answer lie, and answers from there. Nothing
+done it is notified where the retained outputs of the answer lie, and answers from there. Nothing
 else of a job comes by here: `bytes_in` and `bytes_out` count what does. The front of a model that
 an application uses too does the same, as an application of one module.
 
@@ -10,8 +10,8 @@ an application uses too does the same, as an application of one module.
 
 A slot is free at once: who still reads it does so for a job without a waiter.
 
-Workers of other hosts ask for what lies in these slots, and what lies on shelves there is asked for
-here (`transport.fetching`): the answer goes when all of it has come.
+Workers of other hosts ask for the rows in these slots, and retained outputs of other hosts are
+asked for here (`transport.fetching`): the answer goes when all of it has come.
 
 Here: slots, where outputs lie. Not here: batches that a front gathers itself (`batches`).
 """
@@ -32,8 +32,8 @@ from triton_backend.serving.deployment import Deployment
 from triton_backend.serving.front.pending import ExpressTicket, PendingRequests, Request
 from triton_backend.serving.liveness.processes import DEAD_BY_NOW_US
 from triton_backend.serving.transport.fetching import Fetches, holders
+from triton_backend.serving.transport.retained import RetainedSegments, rows_of
 from triton_backend.serving.transport.shared_memory import Arrays, Segment
-from triton_backend.serving.transport.shelves import RetainedSegments, rows_of
 from triton_backend.serving.transport.wire import NONE, FrameError, JobDoneBody, RowSlice
 
 
@@ -99,11 +99,11 @@ class _Generation:
 
 
 class FrontJobs:
-    """The requests of one front whose outputs come from shelves.
+    """The requests of one front whose outputs come from retained outputs.
 
     Attributes:
         bytes_in: of requests, as they were written into slots.
-        bytes_out: of answers, as they were read from shelves.
+        bytes_out: of answers, as they were read from retained outputs.
     """
 
     def __init__(
@@ -111,7 +111,7 @@ class FrontJobs:
     ) -> None:
         self._name = name
         self._fetches = fetches
-        self._shelves = RetainedSegments(settings)
+        self._retained = RetainedSegments(settings)
         self._pending = pending
         self._generations: dict[int, _Generation] = {}  # by tag
         self._current: _Generation | None = None
@@ -124,9 +124,9 @@ class FrontJobs:
         return self._current is not None
 
     def add(self, deployment: Deployment) -> None:
-        """Make room for the requests of a generation in which answers come from shelves."""
-        if deployment.answers_from_shelves(self._name):
-            self._shelves.add(deployment)
+        """Make room for requests of a generation that are answered from retained outputs."""
+        if deployment.answers_from_retained(self._name):
+            self._retained.add(deployment)
             self._generations[deployment.tag] = _Generation(deployment, self._name)
 
     def use(self, deployment: Deployment) -> None:
@@ -151,7 +151,7 @@ class FrontJobs:
         return ExpressTicket(slot, 0, generation.deployment.tag)
 
     def answer(self, tag: int, body: JobDoneBody, reply: Callable[[Arrays | None], None]) -> None:
-        """Have the outputs of a job taken, on the shelves where they lie in one piece.
+        """Have the outputs of a job taken, from retained outputs where they lie in one piece.
 
         No rows without pieces.
 
@@ -171,11 +171,13 @@ class FrontJobs:
         taken: dict[RowSlice, Arrays] = {}
         elsewhere: list[tuple[list[str], RowSlice]] = []
         for piece in pieces:
-            addresses = holders(self._shelves.deployment(piece.generation), self._name, piece, None)
+            addresses = holders(
+                self._retained.deployment(piece.generation), self._name, piece, None
+            )
             if addresses:
                 elsewhere.append((addresses, piece))
             else:
-                taken[piece] = self._shelves.tensors(self._name, piece)
+                taken[piece] = self._retained.tensors(self._name, piece)
 
         def come(piece: RowSlice, rows: Arrays | None) -> None:
             if rows is None:
@@ -251,14 +253,14 @@ class FrontJobs:
             over = now_us - generation.superseded_us > DEAD_BY_NOW_US
             if over and not generation.written:
                 generation.requests.remove()
-                self._shelves.forget(generation.deployment.generation)
+                self._retained.forget(generation.deployment.generation)
                 del self._generations[tag]
 
     def close(self) -> None:
         """Remove all slots."""
         for generation in self._generations.values():
             generation.requests.remove()
-        self._shelves.close()
+        self._retained.close()
 
 
 def _with_rows(body: JobDoneBody) -> list[RowSlice]:

@@ -447,7 +447,7 @@ class FrontService:
         self.counters.guard_us = self._guard.guard_us(self.plan.slo_us)
 
     def _job_done(self, header: Header, body: JobDoneBody) -> None:
-        """Answer a request from the shelves, and say when they are read."""
+        """Answer a request from retained outputs, and say when they are read."""
         read = partial(self._job_read, body.request)
         request = self._pending.get(body.request)
         if request is None:
@@ -472,7 +472,7 @@ class FrontService:
             self._pending.answer_one(request, outputs, self._take_reply if small else None, read)
 
     def _job_read(self, number: int) -> None:
-        """The outputs of a job have left the shelves; from any thread."""
+        """The outputs of a job are read and no longer retained for it; from any thread."""
         if self._scheduler is not None:
             self._scheduler.send(frame(Kind.JOB_READ, pack_request(number)))
 

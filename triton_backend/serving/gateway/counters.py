@@ -51,8 +51,8 @@ class GatewayCounters:
     Attributes:
         bad: requests that more GPUs might have answered in time: dropped, failed or late ones, but
             those without a waiter and those of models that have gone.
-        rides: joint runs, by model; so `ride_batches`, `ride_samples` and `ride_entries`, the
-            batches, samples and different entries in them.
+        shared_batches: joint runs, by model; so `shared_batch_members`, `shared_batch_samples` and
+            `shared_batch_entries`, the batches, samples and different entries in them.
         entries: requests offered by model and entry.
         module_rows: rows that a module was to run, by application and module.
         module_drops: jobs that were dropped, or went on without it, for the sake of a module.
@@ -63,10 +63,10 @@ class GatewayCounters:
     bad: Counter[str] = field(default_factory=Counter[str])
     batches: Counter[str] = field(default_factory=Counter[str])
     samples: Counter[str] = field(default_factory=Counter[str])
-    rides: Counter[str] = field(default_factory=Counter[str])
-    ride_batches: Counter[str] = field(default_factory=Counter[str])
-    ride_samples: Counter[str] = field(default_factory=Counter[str])
-    ride_entries: Counter[str] = field(default_factory=Counter[str])
+    shared_batches: Counter[str] = field(default_factory=Counter[str])
+    shared_batch_members: Counter[str] = field(default_factory=Counter[str])
+    shared_batch_samples: Counter[str] = field(default_factory=Counter[str])
+    shared_batch_entries: Counter[str] = field(default_factory=Counter[str])
     entries: Counter[tuple[str, str]] = field(default_factory=Counter[tuple[str, str]])
     module_rows: Counter[tuple[str, str]] = field(default_factory=Counter[tuple[str, str]])
     module_drops: Counter[tuple[str, str]] = field(default_factory=Counter[tuple[str, str]])
@@ -104,12 +104,12 @@ class GatewayCounters:
         self.batches[model] += 1
         self.samples[model] += samples
 
-    def rode(self, model: str, *, batches: int, samples: int, entries: int) -> None:
+    def ran_together(self, model: str, *, batches: int, samples: int, entries: int) -> None:
         """Batches of a model ran together, of so many entries."""
-        self.rides[model] += 1
-        self.ride_batches[model] += batches
-        self.ride_samples[model] += samples
-        self.ride_entries[model] += entries
+        self.shared_batches[model] += 1
+        self.shared_batch_members[model] += batches
+        self.shared_batch_samples[model] += samples
+        self.shared_batch_entries[model] += entries
 
     @property
     def stages(self) -> dict[StageLabels, StageUse]:
@@ -123,10 +123,10 @@ class GatewayCounters:
             "dropped": {f"{model}/{reason}": n for (model, reason), n in self.dropped.items()},
             "batches": dict(self.batches),
             "samples": dict(self.samples),
-            "rides": dict(self.rides),
-            "ride_batches": dict(self.ride_batches),
-            "ride_samples": dict(self.ride_samples),
-            "ride_entries": dict(self.ride_entries),
+            "shared_batches": dict(self.shared_batches),
+            "shared_batch_members": dict(self.shared_batch_members),
+            "shared_batch_samples": dict(self.shared_batch_samples),
+            "shared_batch_entries": dict(self.shared_batch_entries),
             "entries": {"/".join(key): n for key, n in self.entries.items()},
             "module_rows": {"/".join(key): n for key, n in self.module_rows.items()},
             "module_drops": {"/".join(key): n for key, n in self.module_drops.items()},

@@ -70,7 +70,7 @@ class EventLog:
                     "plan_id": deployment.plan.plan_id,
                     "policy": deployment.settings.policy,
                     "nic": deployment.settings.nic,
-                    "ride_times": list(deployment.ride_times),
+                    "shared_batch_times": list(deployment.shared_batch_times),
                 }
             )
         )
@@ -181,7 +181,7 @@ def read_events(lines: Iterable[str]) -> Iterator[Event | Decision | Gap | dict[
             data["request_ids"] = tuple(data["request_ids"])
         if data.get("reason") is not None:
             data["reason"] = DropReason.parse(data["reason"])
-        if kind == "Ride":
+        if kind == "SharedBatch":
             data["members"] = tuple(Member(*member) for member in data["members"])
         if kind == "Emitted":
             data["rows"] = tuple(data["rows"])

@@ -1,8 +1,8 @@
-"""Where the tensors of jobs lie: inputs in slots of fronts, outputs of modules on shelves.
+"""Where the tensors of jobs lie: inputs in slots of fronts, retained outputs.
 
 The core decides which task runs when (`scheduler`, "The life of a job"); here is kept what that
-means for memory: which rows of which slot a task's rows are gathered from, and when a slot of a
-shelf is free:
+means for memory: which rows of which slot a task's rows are gathered from, and when a slot for
+retained outputs is free:
 
     granted: with the dispatch --> written: its batch has ended --> free: nothing in it is wanted
 
@@ -14,7 +14,7 @@ A model that is served by itself beside an application is a job of one module he
 has the number of its request.
 
 Here: which slots hold what. Not here: what runs, frames (`state`), mapped memory
-(`transport.shelves`).
+(`transport.retained`).
 """
 
 from collections.abc import Iterator, Sequence
@@ -43,7 +43,7 @@ class InputSlot(NamedTuple):
 
 
 class _Place(NamedTuple):
-    """A slot of a vGPU's shelf."""
+    """A slot for retained outputs of a vGPU."""
 
     generation: int
     vgpu: int
@@ -54,7 +54,7 @@ _NOWHERE = _Place(NONE, NONE, NONE)
 
 
 class RetainedOutputs:
-    """The shelves of a generation: which of their slots are free.
+    """The retained outputs of a generation: which of their slots are free.
 
     Of every life its own (`WorkerSlots`).
     """
@@ -63,7 +63,7 @@ class RetainedOutputs:
         self._generation = deployment.generation
         sets = deployment.slot_sets
         self._pools = [
-            SlotPool(range(life % sets, deployment.shelf_slots(v.index), sets))
+            SlotPool(range(life % sets, deployment.retained_slots(v.index), sets))
             for v in deployment.vgpus
         ]
 
@@ -73,7 +73,7 @@ class RetainedOutputs:
         return sum(pool.taken for pool in self._pools)
 
     def grant(self, vgpu: int) -> "RetainedOutputSlot | None":
-        """A slot of a vGPU's shelf, or None where none is free."""
+        """A slot for retained outputs of a vGPU, or None where none is free."""
         slot = self._pools[vgpu].take()
         return (
             None
@@ -108,7 +108,7 @@ class _Output:
 
     first_row: int
     rows: tuple[int, ...]
-    shelf: RetainedOutputSlot
+    output_slot: RetainedOutputSlot
     row: tuple[int, ...]
 
 
@@ -159,7 +159,7 @@ class Job:
     def release(self, module: int) -> None:
         """Drop the outputs of a module, which are not wanted any more."""
         for output in self.outputs.pop(module, ()):
-            output.shelf.release()
+            output.output_slot.release()
 
     def end(self) -> None:
         """Drop everything, which is not wanted any more."""
@@ -212,10 +212,10 @@ class Jobs:
         return self._jobs[number].graph.modules[module].model
 
     def generations(self) -> set[int]:
-        """Those on whose shelves outputs lie, or in whose front's slots inputs do."""
+        """Those of whose outputs some are retained, or in whose front's slots inputs lie."""
         found = {job.inputs.generation for job in self._jobs.values()}
         for job in self._jobs.values():
-            found |= {out.shelf.generation for outs in job.outputs.values() for out in outs}
+            found |= {out.output_slot.generation for outs in job.outputs.values() for out in outs}
         return found
 
     def stranded(self, generation: int, vgpus: AbstractSet[int]) -> list[Job]:
@@ -225,7 +225,7 @@ class Jobs:
             for job in self._jobs.values()
             if not job.done
             and any(
-                output.shelf.generation == generation and output.shelf.vgpu in vgpus
+                output.output_slot.generation == generation and output.output_slot.vgpu in vgpus
                 for outputs in job.outputs.values()
                 for output in outputs
             )
@@ -326,15 +326,15 @@ class Jobs:
         self,
         deployment: Deployment,
         dispatch: Dispatch,
-        shelf: RetainedOutputSlot,
+        output_slot: RetainedOutputSlot,
         given: Sequence[Sequence[int]],
     ) -> list[tuple[int, tuple[int, ...]]]:
-        """A batch has ended, its outputs on a shelf.
+        """A batch has ended, its outputs are retained.
 
         Args:
             deployment: by whose plan it ran.
             dispatch: of the batch.
-            shelf: its slot.
+            output_slot: its slot.
             given: rows that each of its samples gave, for every count of its model.
 
         Returns:
@@ -350,8 +350,8 @@ class Jobs:
             job = task.job
             if task.wanted and not job.over:
                 if job.readers[task.module]:
-                    shelf.holders += 1
-                    output = _Output(task.first_row, rows, shelf, tuple(row))
+                    output_slot.holders += 1
+                    output = _Output(task.first_row, rows, output_slot, tuple(row))
                     job.outputs.setdefault(task.module, []).append(output)
                 left = job.tasks.get(task.module, set())
                 left.discard(number)
@@ -362,10 +362,10 @@ class Jobs:
                     job.tasks.pop(task.module, None)
                     job.read_by(task.module)
             at, row = end, [a + b for a, b in zip(row, rows, strict=True)]
-        shelf.release()
+        output_slot.release()
         return emitted
 
-    def failed(self, dispatch: Dispatch, shelf: RetainedOutputSlot) -> list[tuple[int, str]]:
+    def failed(self, dispatch: Dispatch, output_slot: RetainedOutputSlot) -> list[tuple[int, str]]:
         """A batch could not be run: jobs that it concerns, with the names of the modules."""
         concerned: dict[int, str] = {}
         for number in dispatch.request_ids:
@@ -373,7 +373,7 @@ class Jobs:
             if task.wanted and not task.job.over:
                 task.job.tasks.get(task.module, set()).discard(number)
                 concerned[task.job.number] = task.job.graph.modules[task.module].name
-        shelf.release()
+        output_slot.release()
         return list(concerned.items())
 
     # Answers
@@ -389,9 +389,14 @@ class Jobs:
             for group in range(groups):
                 at = 0
                 for output in sorted(outputs, key=lambda one: one.first_row):
-                    shelf, rows = output.shelf, output.rows[group]
+                    output_slot, rows = output.output_slot, output.rows[group]
                     if rows:
-                        place = shelf.generation, shelf.vgpu, shelf.slot, output.row[group]
+                        place = (
+                            output_slot.generation,
+                            output_slot.vgpu,
+                            output_slot.slot,
+                            output.row[group],
+                        )
                         found.append(RowSlice(at, rows, application, NONE, module, group, *place))
                     at += rows
         nowhere = NONE, NONE, NONE, 0
@@ -427,7 +432,11 @@ def _sources(
     else:
         outputs = sorted(job.outputs.get(producer, ()), key=lambda one: one.first_row)
         runs = [
-            (o.rows[group], _Place(o.shelf.generation, o.shelf.vgpu, o.shelf.slot), o.row[group])
+            (
+                o.rows[group],
+                _Place(o.output_slot.generation, o.output_slot.vgpu, o.output_slot.slot),
+                o.row[group],
+            )
             for o in outputs
             if o.rows[group]
         ]

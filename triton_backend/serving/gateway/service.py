@@ -53,8 +53,8 @@ from triton_backend.serving.transport.wire import (
     unpack_failure,
     unpack_hello,
     unpack_request,
-    unpack_ride_done,
     unpack_rows,
+    unpack_shared_batch_done,
     unpack_times,
 )
 
@@ -389,9 +389,9 @@ class SchedulerService:
             gateway.emitted(batch, unpack_rows(body))
         elif header.kind is Kind.STAGE_DONE:
             gateway.stage_done(batch, stage, unpack_times(body), now_us)
-        elif header.kind is Kind.RIDE_DONE:
-            times, aboard = unpack_ride_done(body)
-            gateway.ride_done(batch, aboard, times, now_us)
+        elif header.kind is Kind.SHARED_BATCH_DONE:
+            times, aboard = unpack_shared_batch_done(body)
+            gateway.shared_batch_done(batch, aboard, times, now_us)
         elif header.kind is Kind.TRANSFER_DONE:
             gateway.transfer_done(batch, stage, unpack_times(body), now_us)
         elif header.kind is Kind.PACE_RESULT and worker.generation != served:

@@ -28,8 +28,8 @@ from triton_backend.contract.decisions import (
     JobDropped,
     Member,
     ModuleSkipped,
-    Ride,
     SetTimer,
+    SharedBatch,
     TaskReady,
 )
 from triton_backend.contract.errors import InputError, InvariantError
@@ -44,8 +44,8 @@ from triton_backend.contract.events import (
     Pause,
     PlanChanged,
     Resume,
-    RideDone,
-    RideLeft,
+    SharedBatchDone,
+    SharedBatchStarted,
     StageDone,
     Timer,
     TransferDone,
@@ -86,7 +86,7 @@ from triton_backend.serving.transport.wire import (
     LOCAL_BITS,
     LOCALS,
     NONE,
-    SHELVED,
+    RETAINED,
     AdoptBody,
     ArrivalBody,
     BatchBody,
@@ -95,7 +95,7 @@ from triton_backend.serving.transport.wire import (
     JobFailedBody,
     Kind,
     PlanBody,
-    RideBody,
+    SharedBatchBody,
     TimesBody,
     frame,
     pack_adopt,
@@ -106,13 +106,13 @@ from triton_backend.serving.transport.wire import (
     pack_job_done,
     pack_job_failed,
     pack_plan,
-    pack_ride,
+    pack_shared_batch,
 )
 
 # Batches of the life before the last may still use slots for this long.
 HELD_BACK_SLOS = 2
 # So long after its reserved end a batch of an earlier generation is given up, at least.
-GUEST_PATIENCE_US = 2_000_000
+FORMER_BATCH_PATIENCE_US = 2_000_000
 # A worker or front takes some five milliseconds of a processor to read a generation's plan.
 UNHURRIED_EVERY_US = 15_000
 UNHURRIED_TURNS = 64  # of many, several at once, so that all have heard of it within a second
@@ -160,9 +160,9 @@ class BatchInFlight:
         heard_us: when it was sent, or last reported of.
         reported: stages that have reported their end.
         early: reports of stages whose stage before has not reported yet; None: it failed there.
-        shelf: where its outputs go, where it is of modules.
+        output_slot: of its retained outputs, where it is of modules.
         given: rows that each of its samples gave, for every count of its model.
-        failed: nothing will be on the shelf.
+        failed: no outputs of it will be retained.
     """
 
     generation: "_Generation"
@@ -171,7 +171,7 @@ class BatchInFlight:
     heard_us: int
     reported: int = 0
     early: dict[int, TimesBody | None] = field(default_factory=dict[int, TimesBody | None])
-    shelf: RetainedOutputSlot | None = None
+    output_slot: RetainedOutputSlot | None = None
     given: tuple[tuple[int, ...], ...] = ()
     failed: bool = False
 
@@ -180,7 +180,7 @@ class BatchInFlight:
         return self.dispatch.model, self.dispatch.pipeline, stage
 
     def complete(self) -> bool:
-        """True if all that the outputs on its shelf mean is known."""
+        """True if all that its retained outputs mean is known."""
         deployment = self.generation.deployment
         name = deployment.plan.models[self.dispatch.model].name
         return len(self.given) == len(deployment.row_groups(name))
@@ -201,7 +201,7 @@ class BatchInFlight:
 
 
 @dataclass(slots=True)
-class RideInFlight:
+class SharedBatchInFlight:
     """Batches that run together.
 
     Attributes:
@@ -212,7 +212,7 @@ class RideInFlight:
 
     generation: "_Generation"
     vgpu: int
-    decision: Ride
+    decision: SharedBatch
     done: tuple[TimesBody, frozenset[int]] | None = None
 
 
@@ -375,9 +375,9 @@ class _Generation:
         self.admission = Admission(deployment.plan, settings.policy, settings.guard_us)
         self.slots = slots
         self.express = ExpressArrivals(deployment)
-        self.shelves = RetainedOutputs(deployment, slots.life)
+        self.retained = RetainedOutputs(deployment, slots.life)
         self.applications = frozenset(one.name for one in deployment.plan.applications)
-        self.shelved = [model.name in deployment.shelved for model in models]
+        self.retained_models = [model.name in deployment.retained_models for model in models]
         self.supervise(now_us)
         self.uses: dict[StagePlace, StageUse] = {}
         self._guards_us = {model.name: settings.guard_us(model.slo_us) for model in models}
@@ -439,7 +439,7 @@ class Gateway:
             deployment.plan,
             policy=settings.policy,
             nic=settings.nic,
-            ride_times=deployment.ride_times,
+            shared_batch_times=deployment.shared_batch_times,
         )
         self._rollout = Rollout(deployment)
         slots = WorkerSlots(deployment, epoch, slots_free_us)
@@ -456,9 +456,11 @@ class Gateway:
         self._guards_us: dict[str, int] = {}  # by model, of its last arrival
         self._number_fronts()
         self._batches: dict[int, BatchInFlight] = {}  # sent and not ended, by the core's number
-        self._rides: dict[int, RideInFlight] = {}  # by the core's number
-        self._rides_that_ran: list[int] = []  # of these
-        self._unsaid_rides: dict[int, None] = {}  # whose workers do not know yet how they are
+        self._shared_batches: dict[int, SharedBatchInFlight] = {}  # by the core's number
+        self._shared_batches_that_ran: list[int] = []  # of these
+        self._unsaid_shared_batches: dict[
+            int, None
+        ] = {}  # whose workers do not know yet how they are
         # Of these, those that cannot be brought to the worker of a stage, until the next look.
         self._lost_batches: dict[int, int] = {}
         # Frames without a waiter; of two to the same address the newer counts.
@@ -505,7 +507,7 @@ class Gateway:
         return self._core.in_flight()
 
     @property
-    def guests(self) -> int:
+    def former_batches(self) -> int:
         """Batches in flight of earlier generations, and generations whose slots jobs need."""
         served = self._served
         sent = sum(batch.generation is not served for batch in self._batches.values())
@@ -514,9 +516,9 @@ class Gateway:
         return sent + waiting + len(needed)
 
     @property
-    def shelf_slots(self) -> int:
-        """Slots of shelves that are taken."""
-        return sum(g.shelves.taken for g in (self._served, *self._former.values()))
+    def retained_slots(self) -> int:
+        """Slots for retained outputs that are taken."""
+        return sum(g.retained.taken for g in (self._served, *self._former.values()))
 
     @property
     def jobs(self) -> int:
@@ -542,7 +544,7 @@ class Gateway:
             "prepared": None if prepared is None else self._readiness(prepared),
             "queued": dict(self.waiting()),
             "in_flight": self.in_flight,
-            "guests": self.guests,
+            "former_batches": self.former_batches,
             "jobs": len(self._jobs),
             "counters": self.counters.to_dict(),
         }
@@ -640,7 +642,7 @@ class Gateway:
         if not served.admission.admits(served.queues[model][entry], samples, deadline_us, now_us):
             self._refuse(front, arrival, model, now_us)
             return
-        if served.shelved[model]:
+        if served.retained_models[model]:
             if not self._begin_job(front, number, arrival, plan_tag):
                 return
         elif express_slot != NONE:
@@ -937,15 +939,17 @@ class Gateway:
         start_us, end_us = _past(times, now_us)
         place = batch.place(stage)
         batch.generation.uses[place].ran(times.end_us - times.start_us)
-        if stage == len(hops) - 1 and batch.shelf is None:  # whose jobs' fronts count what is late
+        if (
+            stage == len(hops) - 1 and batch.output_slot is None
+        ):  # whose jobs' fronts count what is late
             self._count_late(number, batch, end_us)
         self._end_stage(number, batch, start_us, end_us)
         if batch.generation is self._served:
             self._show_run(place, hops[stage], batch.dispatch.samples, (start_us, end_us))
         if batch.early:
             self._catch_up(batch_id, batch, now_us)
-        if self._rides_that_ran:
-            self._end_rides()
+        if self._shared_batches_that_ran:
+            self._end_shared_batches()
 
     def _show_run(
         self, place: StagePlace, hop: Hop, samples: int, span_us: tuple[int, int]
@@ -958,67 +962,75 @@ class Gateway:
         )
         self._take(actions)
 
-    def ride_done(self, ride_id: int, aboard: Sequence[int], times: TimesBody, now_us: int) -> None:
+    def shared_batch_done(
+        self, shared_batch_id: int, aboard: Sequence[int], times: TimesBody, now_us: int
+    ) -> None:
         """A joint run is over; who was not aboard runs again."""
-        number = ride_id - self._first_batch
-        ride = self._rides.get(number)
-        if ride is None or ride.vgpu != times.vgpu or ride.done is not None:
+        number = shared_batch_id - self._first_batch
+        shared_batch = self._shared_batches.get(number)
+        if shared_batch is None or shared_batch.vgpu != times.vgpu or shared_batch.done is not None:
             return  # of another life, or all of its members were aborted
         now_us = self._at(now_us)
-        ride.done = times, frozenset(one - self._first_batch for one in aboard)
-        for batch in self._members(ride):
+        shared_batch.done = times, frozenset(one - self._first_batch for one in aboard)
+        for batch in self._members(shared_batch):
             batch.heard_us = now_us
-        self._rides_that_ran.append(number)
-        self._end_rides()
+        self._shared_batches_that_ran.append(number)
+        self._end_shared_batches()
 
-    def _members(self, ride: RideInFlight) -> list[BatchInFlight]:
+    def _members(self, shared_batch: SharedBatchInFlight) -> list[BatchInFlight]:
         """Members that were sent."""
-        seats = ride.decision.members
-        return [self._batches[s.batch_id] for s in seats if s.batch_id in self._batches]
+        places = shared_batch.decision.members
+        return [self._batches[s.batch_id] for s in places if s.batch_id in self._batches]
 
-    def _end_rides(self) -> None:
-        """End rides that ran and whose members have all reported the stages before."""
-        for number in list(self._rides_that_ran):
-            ride = self._rides.get(number)
-            if ride is None or ride.done is None:
-                self._rides_that_ran.remove(number)
+    def _end_shared_batches(self) -> None:
+        """End shared batches that ran and whose members have all reported the stages before."""
+        for number in list(self._shared_batches_that_ran):
+            shared_batch = self._shared_batches.get(number)
+            if shared_batch is None or shared_batch.done is None:
+                self._shared_batches_that_ran.remove(number)
                 continue
-            times, aboard = ride.done
-            if any(seat.batch_id not in aboard for seat in ride.decision.members):
-                self._apply(RideLeft(now_us=self._last_us, ride_id=number))
-            while left := [s for s in ride.decision.members if s.batch_id not in aboard]:
+            times, aboard = shared_batch.done
+            if any(place.batch_id not in aboard for place in shared_batch.decision.members):
+                self._apply(SharedBatchStarted(now_us=self._last_us, shared_batch_id=number))
+            while left := [s for s in shared_batch.decision.members if s.batch_id not in aboard]:
                 self.counters.batches_lost += 1
                 self._apply(BatchLost(now_us=self._last_us, batch_id=left[0].batch_id))
-            for seat in ride.decision.members:
-                self._fail_without_rows(seat.batch_id, seat.stage)
-            seats = ride.decision.members
-            waits = any(self._batches[s.batch_id].reported < s.stage for s in seats)
-            if seats and not waits:
-                self._rides_that_ran.remove(number)
-                del self._rides[number]
-                self._end_ride(ride, times)
+            for place in shared_batch.decision.members:
+                self._fail_without_rows(place.batch_id, place.stage)
+            places = shared_batch.decision.members
+            waits = any(self._batches[s.batch_id].reported < s.stage for s in places)
+            if places and not waits:
+                self._shared_batches_that_ran.remove(number)
+                del self._shared_batches[number]
+                self._end_shared_batch(shared_batch, times)
 
-    def _end_ride(self, ride: RideInFlight, times: TimesBody) -> None:
-        """The stage of all members of a ride is over."""
-        seats, members, generation = ride.decision.members, self._members(ride), ride.generation
+    def _end_shared_batch(self, shared_batch: SharedBatchInFlight, times: TimesBody) -> None:
+        """The stage of all members of a shared batch is over."""
+        decision, generation = shared_batch.decision, shared_batch.generation
+        batches = self._members(shared_batch)
         start_us, end_us = span_us = _past(times, self._last_us)
-        place = members[0].place(seats[0].stage)
+        stage = decision.members[0].stage
+        place = batches[0].place(stage)
         generation.uses[place].ran(times.end_us - times.start_us)
         model = generation.deployment.plan.models[place[0]]
-        pipelines = [model.pipelines[batch.dispatch.pipeline] for batch in members]
-        samples = sum(seat.rows for seat in seats)
+        pipelines = [model.pipelines[batch.dispatch.pipeline] for batch in batches]
+        samples = sum(member.rows for member in decision.members)
         entries = len({pipeline.entry for pipeline in pipelines})
-        self.counters.rode(model.name, batches=len(seats), samples=samples, entries=entries)
-        hop = members[0].dispatch.hops[seats[0].stage]._replace(end_us=ride.decision.end_us)
-        for seat, batch in zip(seats, members, strict=True):
-            if batch.reported + 1 == len(batch.slots) and batch.shelf is None:
-                self._count_late(seat.batch_id, batch, end_us)
-            self._leave_stage(seat.batch_id, batch)
-        number = ride.decision.ride_id
-        self._apply(
-            RideDone(now_us=self._last_us, ride_id=number, start_us=start_us, end_us=end_us)
+        self.counters.ran_together(
+            model.name, batches=len(batches), samples=samples, entries=entries
         )
-        for batch in members:
+        hop = batches[0].dispatch.hops[stage]._replace(end_us=decision.end_us)
+        for member, batch in zip(decision.members, batches, strict=True):
+            if batch.reported + 1 == len(batch.slots) and batch.output_slot is None:
+                self._count_late(member.batch_id, batch, end_us)
+            self._leave_stage(member.batch_id, batch)
+        number = decision.shared_batch_id
+        self._apply(
+            SharedBatchDone(
+                now_us=self._last_us, shared_batch_id=number, start_us=start_us, end_us=end_us
+            )
+        )
+        for batch in batches:
             self._answer_jobs(batch)
         if generation is self._served:
             self._show_run(place, hop, samples, span_us)
@@ -1032,7 +1044,7 @@ class Gateway:
             InputError: the model gives no such rows.
         """
         batch = self._batches.get(batch_id - self._first_batch)
-        if batch is None or batch.shelf is None:
+        if batch is None or batch.output_slot is None:
             return
         deployment, dispatch = batch.generation.deployment, batch.dispatch
         name = deployment.plan.models[dispatch.model].name
@@ -1051,7 +1063,7 @@ class Gateway:
         """Fail a batch of modules that ended without a report of its number of rows."""
         batch = self._batches[number]
         last = stage == len(batch.slots) - 1 == batch.reported
-        if not last or batch.shelf is None or batch.complete():
+        if not last or batch.output_slot is None or batch.complete():
             return False
         reason = "no worker says how many rows it gave"
         self.batch_failed(self._first_batch + number, stage, self._last_us, reason)
@@ -1083,15 +1095,19 @@ class Gateway:
         self._may_send = True
         if batch.reported == len(batch.slots):
             del self._batches[number]
-            if batch.shelf is not None and not batch.failed:
+            if batch.output_slot is not None and not batch.failed:
                 deployment = batch.generation.deployment
-                ended = self._jobs.ended(deployment, batch.dispatch, batch.shelf, batch.given)
+                ended = self._jobs.ended(deployment, batch.dispatch, batch.output_slot, batch.given)
                 for task, rows in ended:
                     self._apply(Emitted(now_us=self._last_us, request_id=task, rows=rows))
 
     def _answer_jobs(self, batch: BatchInFlight) -> None:
         """Have fronts answer the jobs of an ended batch whose module ran alone."""
-        if batch.shelf is not None and batch.reported == len(batch.slots) and not batch.failed:
+        if (
+            batch.output_slot is not None
+            and batch.reported == len(batch.slots)
+            and not batch.failed
+        ):
             for request in batch.dispatch.request_ids:
                 if request < FIRST_TASK:
                     self._answer_job(request)
@@ -1135,12 +1151,12 @@ class Gateway:
         model = batch.generation.deployment.plan.models[batch.dispatch.model]
         self.counters.bad[model.name] += len(batch.dispatch.request_ids)
         now_us = self._at(now_us)
-        if batch.shelf is not None:
-            self._fail_jobs(batch, batch.shelf, reason)
+        if batch.output_slot is not None:
+            self._fail_jobs(batch, batch.output_slot, reason)
         for later in range(stage, len(batch.slots)):
             # As if every stage that is left had taken no time: all that was reserved is free.
             if number not in self._batches:
-                return  # too late for a ride, and aborted
+                return  # too late for a shared batch, and aborted
             if later:
                 self._apply(
                     TransferDone(
@@ -1150,10 +1166,12 @@ class Gateway:
             if number in self._batches:
                 self._end_stage(number, batch, now_us, now_us)
 
-    def _fail_jobs(self, batch: BatchInFlight, shelf: RetainedOutputSlot, reason: str) -> None:
+    def _fail_jobs(
+        self, batch: BatchInFlight, output_slot: RetainedOutputSlot, reason: str
+    ) -> None:
         """Have the jobs of a batch answered as failed; the core knows that they are not wanted."""
         batch.failed = True
-        for number, module in self._jobs.failed(batch.dispatch, shelf):
+        for number, module in self._jobs.failed(batch.dispatch, output_slot):
             body = JobFailedBody(number % LOCALS, f"module {module!r}: {reason}")
             self._send(self._front_of(number), frame(Kind.JOB_FAILED, pack_job_failed(body)))
             in_core = number not in batch.dispatch.request_ids
@@ -1229,14 +1247,14 @@ class Gateway:
             self._may_send |= generation.slots.release(now_us)
         self._may_send |= self._held.release(now_us)
         self._send_waiting()
-        self._send_rides()
-        self._end_rides()
+        self._send_shared_batches()
+        self._end_shared_batches()
         self._give_up_unreachable(now_us)
         self._look_at_guests(now_us)
         ends_us = {
-            seat[:2]: ride.decision.end_us
-            for ride in self._rides.values()
-            for seat in ride.decision.members
+            place[:2]: shared_batch.decision.end_us
+            for shared_batch in self._shared_batches.values()
+            for place in shared_batch.decision.members
         }
         awaited = [
             Awaited(
@@ -1270,7 +1288,7 @@ class Gateway:
             left.add(deployment.generation)
             slo_us = deployment.longest_slos_us[batch.dispatch.model]
             last_us = max(batch.dispatch.hops[batch.reported].end_us, batch.heard_us)
-            late = now_us - last_us > max(slo_us, GUEST_PATIENCE_US)
+            late = now_us - last_us > max(slo_us, FORMER_BATCH_PATIENCE_US)
             if late and batch.generation is not self._served:
                 self._give_up(number)
         over = self._former.keys() - left
@@ -1403,7 +1421,7 @@ class Gateway:
         self._busy_until_us = {}
         self._number_fronts()
         self._announce(deployment, prepared=False)
-        self._core.set_ride_times(deployment.ride_times)
+        self._core.set_shared_batch_times(deployment.shared_batch_times)
         changed = PlanChanged(now_us=self._at(now_us), plan=deployment.plan, inherited=inherited)
         self._apply(changed)
 
@@ -1436,11 +1454,11 @@ class Gateway:
         decisions = self._core.handle(event)
         self._observe(event, decisions)
         served = self._served
-        rides: dict[int, Ride] = {}  # of several decisions on one, the last counts
+        shared_batches: dict[int, SharedBatch] = {}  # of several decisions on one, the last counts
         for decision in decisions:
             match decision:
                 case Dispatch():
-                    if served.shelved[decision.model]:
+                    if served.retained_models[decision.model]:
                         self._jobs.dispatched(decision)
                     self._waiting_for_slots.append((served, decision))
                     self._may_send = True
@@ -1451,18 +1469,18 @@ class Gateway:
                     self._drop(decision)
                 case Abort():
                     self._abort(decision.batch_id)
-                case Ride():
-                    rides[decision.ride_id] = decision
+                case SharedBatch():
+                    shared_batches[decision.shared_batch_id] = decision
                 case _:
                     self._apply_to_job(decision)
-        self._note_rides(rides.values())
+        self._note_shared_batches(shared_batches.values())
         if self._may_send:
             self._send_waiting()
-        if self._unsaid_rides:
-            self._send_rides()
+        if self._unsaid_shared_batches:
+            self._send_shared_batches()
 
     def _apply_to_job(self, decision: TaskReady | ModuleSkipped | JobDone | JobDropped) -> None:
-        self._may_send = True  # slots of shelves may be free
+        self._may_send = True  # slots for retained outputs may be free
         match decision:
             case TaskReady():
                 self._jobs.ready(decision)
@@ -1480,63 +1498,69 @@ class Gateway:
             case JobDropped():
                 self._drop_job(decision)
 
-    def _note_rides(self, decisions: Iterable[Ride]) -> None:
-        """Rides are opened, other than they were, or over."""
+    def _note_shared_batches(self, decisions: Iterable[SharedBatch]) -> None:
+        """Shared batches are opened, other than they were, or over."""
         for decision in decisions:
-            number = decision.ride_id
-            ride = self._rides.get(number)
-            if ride is None and decision.members:
-                ride = self._new_ride(decision)
-            if ride is None:
+            number = decision.shared_batch_id
+            shared_batch = self._shared_batches.get(number)
+            if shared_batch is None and decision.members:
+                shared_batch = self._new_shared_batch(decision)
+            if shared_batch is None:
                 continue  # opened and dissolved at once
-            ride.decision = decision
+            shared_batch.decision = decision
             if decision.members:
-                self._unsaid_rides[number] = None
+                self._unsaid_shared_batches[number] = None
             else:
-                del self._rides[number]
-                self._send_ride(ride, ())
+                del self._shared_batches[number]
+                self._send_shared_batch(shared_batch, ())
 
-    def _send_rides(self) -> None:
-        """Tell workers of rides that changed.
+    def _send_shared_batches(self) -> None:
+        """Tell workers of shared batches that changed.
 
         Of members without a slot yet, once they have been sent.
         """
-        for number in list(self._unsaid_rides):
-            ride = self._rides.get(number)
-            seats = () if ride is None else ride.decision.members
-            sent = [seat.batch_id for seat in seats if seat.batch_id in self._batches]
-            if ride is not None and sent:
-                self._send_ride(ride, sent)
-            if len(sent) == len(seats):
-                del self._unsaid_rides[number]
+        for number in list(self._unsaid_shared_batches):
+            shared_batch = self._shared_batches.get(number)
+            places = () if shared_batch is None else shared_batch.decision.members
+            sent = [place.batch_id for place in places if place.batch_id in self._batches]
+            if shared_batch is not None and sent:
+                self._send_shared_batch(shared_batch, sent)
+            if len(sent) == len(places):
+                del self._unsaid_shared_batches[number]
 
-    def _send_ride(self, ride: RideInFlight, batches: Sequence[int]) -> None:
-        """Tell the worker of a ride who runs together, and from when on."""
-        deployment, start_us = ride.generation.deployment, ride.decision.start_us
+    def _send_shared_batch(self, shared_batch: SharedBatchInFlight, batches: Sequence[int]) -> None:
+        """Tell the worker of a shared batch who runs together, and from when on."""
+        deployment, start_us = shared_batch.generation.deployment, shared_batch.decision.start_us
         patience_us = max(deployment.longest_slos_us)
         numbers = tuple(self._first_batch + batch for batch in batches)
-        body = RideBody(start_us, max(start_us, self._last_us) + patience_us, numbers)
-        number = self._first_batch + ride.decision.ride_id
-        data = frame(Kind.RIDE, pack_ride(body), batch_id=number, plan_tag=deployment.tag)
-        self._send(WorkerAddress(deployment.generation, ride.vgpu), data)
+        body = SharedBatchBody(start_us, max(start_us, self._last_us) + patience_us, numbers)
+        number = self._first_batch + shared_batch.decision.shared_batch_id
+        data = frame(
+            Kind.SHARED_BATCH, pack_shared_batch(body), batch_id=number, plan_tag=deployment.tag
+        )
+        self._send(WorkerAddress(deployment.generation, shared_batch.vgpu), data)
 
-    def _new_ride(self, decision: Ride) -> RideInFlight:
-        """A new ride of batches dispatched by the same event, or earlier and in other rides."""
-        seats = {seat.batch_id: seat for seat in decision.members}
+    def _new_shared_batch(self, decision: SharedBatch) -> SharedBatchInFlight:
+        """A shared batch of batches dispatched by the same event, or earlier and in other ones."""
+        places = {place.batch_id: place for place in decision.members}
         for generation, dispatch in reversed(self._waiting_for_slots):
-            if seat := seats.get(dispatch.batch_id):
-                return self._add_ride(generation, dispatch, seat, decision)
-        for number, seat in seats.items():
+            if place := places.get(dispatch.batch_id):
+                return self._add_shared_batch(generation, dispatch, place, decision)
+        for number, place in places.items():
             if batch := self._batches.get(number):
-                return self._add_ride(batch.generation, batch.dispatch, seat, decision)
-        raise InvariantError(f"ride {decision.ride_id} of batches {list(seats)}, not dispatched")
+                return self._add_shared_batch(batch.generation, batch.dispatch, place, decision)
+        raise InvariantError(
+            f"shared batch {decision.shared_batch_id} of batches {list(places)}, not dispatched"
+        )
 
-    def _add_ride(
-        self, generation: _Generation, dispatch: Dispatch, seat: Member, decision: Ride
-    ) -> RideInFlight:
-        vgpu = dispatch.hops[seat.stage].vgpu
-        ride = self._rides[decision.ride_id] = RideInFlight(generation, vgpu, decision)
-        return ride
+    def _add_shared_batch(
+        self, generation: _Generation, dispatch: Dispatch, place: Member, decision: SharedBatch
+    ) -> SharedBatchInFlight:
+        vgpu = dispatch.hops[place.stage].vgpu
+        shared_batch = self._shared_batches[decision.shared_batch_id] = SharedBatchInFlight(
+            generation, vgpu, decision
+        )
+        return shared_batch
 
     def _send_waiting(self) -> None:
         """Send what was dispatched, in this order, where slots are free at all of its stages.
@@ -1554,26 +1578,30 @@ class Gateway:
             places = [(number, hop.vgpu) for hop in dispatch.hops]
             free = not held_up or held_up.isdisjoint(places)
             slots = generation.slots.grant(dispatch.hops) if free else None
-            shelf = None
-            if slots is not None and generation.shelved[dispatch.model]:
-                shelf = generation.shelves.grant(dispatch.hops[-1].vgpu)
-                if shelf is None:
+            output_slot = None
+            if slots is not None and generation.retained_models[dispatch.model]:
+                output_slot = generation.retained.grant(dispatch.hops[-1].vgpu)
+                if output_slot is None:
                     generation.slots.give_all(dispatch.hops, slots)
                     slots = None
             if slots is None:
                 held_up.update(places)
                 self._waiting_for_slots.append((generation, dispatch))
-            elif shelf is None:
+            elif output_slot is None:
                 self._send_batch(generation, dispatch, slots)
             else:
-                self._send_tasks(generation, dispatch, slots, shelf)
+                self._send_tasks(generation, dispatch, slots, output_slot)
 
     def _send_tasks(
-        self, served: _Generation, dispatch: Dispatch, slots: list[int], shelf: RetainedOutputSlot
+        self,
+        served: _Generation,
+        dispatch: Dispatch,
+        slots: list[int],
+        output_slot: RetainedOutputSlot,
     ) -> None:
         """To its first worker, which gathers it from where the rows lie."""
         number, deployment = dispatch.batch_id, served.deployment
-        batch = BatchInFlight(served, dispatch, slots, self._last_us, shelf=shelf)
+        batch = BatchInFlight(served, dispatch, slots, self._last_us, output_slot=output_slot)
         self._batches[number] = batch
         model = deployment.plan.models[dispatch.model]
         self.counters.dispatched(model.name, dispatch.samples)
@@ -1581,11 +1609,11 @@ class Gateway:
             dispatch.model,
             dispatch.pipeline,
             dispatch.samples,
-            shelf.slot,
+            output_slot.slot,
             0,
             self._last_us,
             self._last_us,
-            SHELVED,
+            RETAINED,
             dispatch.hops,
             tuple(slots),
         )
@@ -1661,7 +1689,7 @@ class Gateway:
         batch = self._batches.pop(batch_id, None)
         if batch is None:
             for generation, dispatch in self._waiting_for_slots:
-                if dispatch.batch_id == batch_id and generation.shelved[dispatch.model]:
+                if dispatch.batch_id == batch_id and generation.retained_models[dispatch.model]:
                     self._jobs.aborted(dispatch)
             kept = [item for item in self._waiting_for_slots if item[1].batch_id != batch_id]
             self._waiting_for_slots = deque(kept)
@@ -1671,15 +1699,15 @@ class Gateway:
         number = self._first_batch + batch_id
         notice = frame(Kind.ABORT, batch_id=number, plan_tag=deployment.tag)
         path: list[Address] = [WorkerAddress(deployment.generation, h.vgpu) for h in dispatch.hops]
-        if batch.shelf is None:
+        if batch.output_slot is None:
             path.insert(0, self._front_of(dispatch.request_ids[0]))
         else:
             path.insert(0, path[0])  # which gathers it
             self._jobs.aborted(dispatch)
         stages = deployment.plan.models[dispatch.model].pipelines[dispatch.pipeline].stages
         slowest_us = max(stage.latency_us for stage in stages)
-        # A worker that is cut off lives, and runs the batch when its turn has come or its ride
-        # leaves.
+        # A worker that is cut off lives, and runs the batch when its turn has come or its shared
+        # batch leaves.
         run_us = dispatch.hops[-1].end_us + max(deployment.longest_slos_us)
         self._held.hold(
             batch_id,
@@ -1703,8 +1731,8 @@ class Gateway:
             pool, slot = batch.generation.slots.of(hops[stage].vgpu), batch.slots[stage]
             pool.hold(slot)
             yield HeldSlot(frozenset(path[stage : stage + 2]), partial(pool.give, slot))
-        if batch.shelf is not None:
-            yield HeldSlot(frozenset(path[-1:]), batch.shelf.release)
+        if batch.output_slot is not None:
+            yield HeldSlot(frozenset(path[-1:]), batch.output_slot.release)
 
 
 def _past(times: TimesBody, now_us: int) -> tuple[int, int]:

@@ -49,9 +49,9 @@ from triton_backend.serving.node.remote_files import (
     remove_models,
     serve_generations,
 )
+from triton_backend.serving.transport.retained import remove_retained
 from triton_backend.serving.transport.sched_tuning import lower_priority
 from triton_backend.serving.transport.shared_memory import SHARED_FOLDER
-from triton_backend.serving.transport.shelves import remove_shelves
 from triton_backend.serving.worker.stage_probe import read_tensors, run_stage, write_tensors
 
 WATCH_SECONDS = 0.05
@@ -312,7 +312,7 @@ class Node:
         self._leaving += gone
         if self._leads:
             self._end_leaving()
-        remove_shelves(over.deployment, over.deployment.vgpus_on(self.name))
+        remove_retained(over.deployment, over.deployment.vgpus_on(self.name))
         self._remove_boards()
         if not any(generation.gpus.shared for generation in self._generations.values()):
             over.gpus.stop()
@@ -486,7 +486,7 @@ class Node:
                 own = [origin for origin in origins if origin.generation == number]
                 found += [self._worker(deployment, origin) for origin in own]
                 if number not in wanted:
-                    remove_shelves(deployment, vgpus)
+                    remove_retained(deployment, vgpus)
         return found
 
     def _show_owner(self) -> None:

@@ -106,16 +106,16 @@ METRICS: Mapping[str, MetricFamily] = {
     "poolpipe_batch_samples_total": MetricFamily(
         "counter", "Samples in dispatched batches", _MODEL
     ),
-    "poolpipe_rides_total": MetricFamily(
+    "poolpipe_shared_batches_total": MetricFamily(
         "counter", "Shared batches: joint runs of batches of several pipelines", _MODEL
     ),
-    "poolpipe_ride_batches_total": MetricFamily(
+    "poolpipe_shared_batch_members_total": MetricFamily(
         "counter", "Batches that ran in shared batches", _MODEL
     ),
-    "poolpipe_ride_samples_total": MetricFamily(
+    "poolpipe_shared_batch_samples_total": MetricFamily(
         "counter", "Samples that ran in shared batches", _MODEL
     ),
-    "poolpipe_ride_entries_total": MetricFamily(
+    "poolpipe_shared_batch_entries_total": MetricFamily(
         "counter", "Entries in each shared batch, summed", _MODEL
     ),
     "poolpipe_batches_failed_total": MetricFamily("counter", "Batches a runtime could not run"),
@@ -131,7 +131,9 @@ METRICS: Mapping[str, MetricFamily] = {
         ("model", "direction"),
     ),
     "poolpipe_jobs": MetricFamily("gauge", "Jobs of applications in progress"),
-    "poolpipe_shelf_slots": MetricFamily("gauge", "Slots that hold retained outputs of modules"),
+    "poolpipe_retained_output_slots": MetricFamily(
+        "gauge", "Slots that hold retained outputs of modules"
+    ),
     "poolpipe_module_rows_total": MetricFamily(
         "counter", "Rows that modules of applications were to run", ("application", "module")
     ),
@@ -329,7 +331,7 @@ def front_values(
 ) -> Values:
     """Requests of one front by outcome, their latency, and how many are not answered yet.
 
-    `job_bytes`: of requests and of answers, where these go by shelves.
+    `job_bytes`: of requests and of answers, where outputs are retained.
     """
     own: Labels = (("model", model),)
     values: Values = {
@@ -383,19 +385,19 @@ def gateway_values(gateway: "Gateway", now_us: int) -> Values:
     for model in counters.batches:
         values["poolpipe_batches_total", (("model", model),)] = counters.batches[model]
         values["poolpipe_batch_samples_total", (("model", model),)] = counters.samples[model]
-    for model in counters.rides:
+    for model in counters.shared_batches:
         own: Labels = (("model", model),)
-        values["poolpipe_rides_total", own] = counters.rides[model]
-        values["poolpipe_ride_batches_total", own] = counters.ride_batches[model]
-        values["poolpipe_ride_samples_total", own] = counters.ride_samples[model]
-        values["poolpipe_ride_entries_total", own] = counters.ride_entries[model]
+        values["poolpipe_shared_batches_total", own] = counters.shared_batches[model]
+        values["poolpipe_shared_batch_members_total", own] = counters.shared_batch_members[model]
+        values["poolpipe_shared_batch_samples_total", own] = counters.shared_batch_samples[model]
+        values["poolpipe_shared_batch_entries_total", own] = counters.shared_batch_entries[model]
     for stage, use in counters.stages.items():
         labels: Labels = tuple((name, str(value)) for name, value in stage._asdict().items())
         values["poolpipe_stage_runs_total", labels] = use.runs
         values["poolpipe_stage_busy_seconds_total", labels] = use.busy_us / US_PER_S
     if deployment.plan.applications:
         values["poolpipe_jobs", ()] = gateway.jobs
-        values["poolpipe_shelf_slots", ()] = gateway.shelf_slots
+        values["poolpipe_retained_output_slots", ()] = gateway.retained_slots
     for (application, module), rows in counters.module_rows.items():
         labels = (("application", application), ("module", module))
         values["poolpipe_module_rows_total", labels] = rows

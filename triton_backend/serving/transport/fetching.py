@@ -1,15 +1,15 @@
 """Rows that lie on another host, asked for over TCP.
 
-Outputs of modules on shelves, inputs of jobs at fronts.
+Retained outputs of modules, inputs of jobs at fronts.
 
     who needs them   ──FETCH (a piece, names of tensors)──>   who has the memory mapped
                      <──FETCHED (the rows behind it)───────
 
-Of shelves any worker of their host is asked, the one that wrote them first: they outlive it. What
-comes is kept apart until it is complete, because the batch that wants it may be aborted meanwhile
-and its slot be another's.
+Of retained outputs any worker of their host is asked, the one that wrote them first: they outlive
+it. What comes is kept apart until it is complete, because the batch that wants it may be aborted
+meanwhile and its slot be another's.
 
-Here: questions, answers, whom to ask next. Not here: where rows lie (`shelves`), what waits for
+Here: questions, answers, whom to ask next. Not here: where rows lie (`retained`), what waits for
 them.
 """
 

@@ -29,7 +29,7 @@ MAX_REASON = 1000  # characters of what went wrong; the log has all of it
 MAX_ROWS = 1 << 31  # of a sample, fewer
 
 NONE = -1  # no such slot, no such request
-SHELVED = -2  # in place of an express request: the outputs go to the last worker's shelf
+RETAINED = -2  # in place of an express request: the last worker retains the outputs
 
 # A front numbers its requests in so many bits; the core's number has the front's own above them.
 LOCAL_BITS = 40
@@ -76,8 +76,8 @@ class Kind(IntEnum):
     JOB_READ = 25  # front -> scheduler: they are read, and their slots are free
     JOB_FAILED = 26  # scheduler -> front: a module of a job could not be run (JSON)
     EMITTED = 27  # last worker -> scheduler, before STAGE_DONE: rows that each sample gave
-    RIDE = 28  # scheduler -> worker: these batches run together, from now on
-    RIDE_DONE = 29  # worker -> scheduler: they did, or those of them that were there
+    SHARED_BATCH = 28  # scheduler -> worker: these batches run together, from now on
+    SHARED_BATCH_DONE = 29  # worker -> scheduler: they did, or those of them that were there
     PROOF = 21  # TCP client -> TCP listener: the proof (`authentication`)
     FETCH = 30  # reader of jobs' rows -> a process of the host where they lie
     FETCHED = 31  # the answer, the rows behind it; with a body, that is why there are none
@@ -399,7 +399,7 @@ class BatchBody(NamedTuple):
     """A batch on its way: `payload_checksum` 0 means not computed.
 
     `express`: the only request, whose tensors lie in the front's express slot `answer_slot`; or
-    SHELVED, and `answer_slot` is one of the last worker's shelf.
+    RETAINED, and `answer_slot` is one of the last worker's retained outputs.
     """
 
     model: int
@@ -434,9 +434,9 @@ class RowSlice(NamedTuple):
     count.
 
     They are read by a module of an application, by their numbers in the deployment. The slot is one
-    of the shelf of `vgpu`, which holds outputs of the module `producer`; where that is NONE, it is
-    one of a front's, in the gateway of the number `vgpu`, and holds a request. Slot NONE: there are
-    no such rows, zeros do.
+    of the retained outputs of `vgpu`, which holds outputs of the module `producer`; where that is
+    NONE, it is one of a front's, in the gateway of the number `vgpu`, and holds a request. Slot
+    NONE: there are no such rows, zeros do.
     """
 
     at: int
@@ -470,10 +470,11 @@ class JobDoneBody(NamedTuple):
     pieces: tuple[RowSlice, ...]
 
 
-class RideBody(NamedTuple):
-    """RIDE: batches that run together, as soon as all are there and `start_us` has come.
+class SharedBatchBody(NamedTuple):
+    """SHARED_BATCH: batches that run together, as soon as all are there and `start_us` has come.
 
-    It replaces what was said of the ride before; without batches it is over. From `leave_us` on
+    It replaces what was said of the shared batch before; without batches it is over. From
+    `leave_us` on
     it leaves without who is missing: the members to wait for are not known any more.
     """
 
@@ -500,7 +501,7 @@ _HOP_FIELDS = _HOP.format[1:]  # without the byte order
 _HOP_AND_SLOT_BYTES = _HOP.size + 4
 _ANSWER = struct.Struct("<iiIqq")
 _TIMES = struct.Struct("<iqq")
-_RIDE = struct.Struct("<qqH")
+_SHARED_BATCH = struct.Struct("<qqH")
 _PIECE = struct.Struct("<10i")
 _ROWS = struct.Struct("<HI")
 
@@ -679,26 +680,26 @@ def unpack_answer(body: bytes) -> AnswerBody:
     return AnswerBody(*_unpack(_ANSWER, body))
 
 
-def pack_ride(message: RideBody) -> bytes:
-    """Body of RIDE."""
-    return _RIDE.pack(message.start_us, message.leave_us, len(message.batches)) + _pack_numbers(
-        message.batches
-    )
+def pack_shared_batch(message: SharedBatchBody) -> bytes:
+    """Body of SHARED_BATCH."""
+    return _SHARED_BATCH.pack(
+        message.start_us, message.leave_us, len(message.batches)
+    ) + _pack_numbers(message.batches)
 
 
-def unpack_ride(body: bytes) -> RideBody:
-    """Inverse of `pack_ride`."""
-    start_us, leave_us, count = _unpack_start(_RIDE, body)
-    return RideBody(start_us, leave_us, _unpack_numbers(body, _RIDE.size, count))
+def unpack_shared_batch(body: bytes) -> SharedBatchBody:
+    """Inverse of `pack_shared_batch`."""
+    start_us, leave_us, count = _unpack_start(_SHARED_BATCH, body)
+    return SharedBatchBody(start_us, leave_us, _unpack_numbers(body, _SHARED_BATCH.size, count))
 
 
-def pack_ride_done(times: TimesBody, batches: Sequence[int]) -> bytes:
-    """Body of RIDE_DONE: when it ran, and who was aboard."""
+def pack_shared_batch_done(times: TimesBody, batches: Sequence[int]) -> bytes:
+    """Body of SHARED_BATCH_DONE: when it ran, and who was aboard."""
     return _TIMES.pack(*times) + _pack_numbers(batches)
 
 
-def unpack_ride_done(body: bytes) -> tuple[TimesBody, tuple[int, ...]]:
-    """Inverse of `pack_ride_done`."""
+def unpack_shared_batch_done(body: bytes) -> tuple[TimesBody, tuple[int, ...]]:
+    """Inverse of `pack_shared_batch_done`."""
     count, rest = divmod(len(body) - _TIMES.size, _REQUEST.size)
     if count < 0 or rest:
         raise FrameError(f"{len(body)} bytes are no times and batches")

@@ -26,14 +26,14 @@ from triton_backend.contract.errors import InvariantError
 from triton_backend.serving.transport.backoff import Backoff
 from triton_backend.serving.transport.event_loop import EventLoop
 from triton_backend.serving.transport.shared_memory import Arrays
-from triton_backend.serving.transport.wire import SHELVED
+from triton_backend.serving.transport.wire import RETAINED
 from triton_backend.serving.worker.output import (
     BatchHeader,
     OutputSender,
     OutputTarget,
     ReceiverGoneError,
 )
-from triton_backend.serving.worker.queue import BatchQueue, QueuedBatch, QueuedRide
+from triton_backend.serving.worker.queue import BatchQueue, QueuedBatch, QueuedSharedBatch
 from triton_backend.serving.worker.scheduler_link import GatewayTime, SchedulerLink
 from triton_backend.serving.worker.stage import LoadedStages
 
@@ -173,8 +173,8 @@ class LeaderFollowers:
         finally:
             self.stop()  # a thread that ends takes the other with it
 
-    def _await_batch(self) -> QueuedBatch | QueuedRide | None:
-        """The batch or ride to run now; None when stopped. For the thread that leads."""
+    def _await_batch(self) -> QueuedBatch | QueuedSharedBatch | None:
+        """The batch or shared batch to run now; None when stopped. For the thread that leads."""
         while not self._stopping:
             try:
                 batch = self._round()
@@ -186,8 +186,8 @@ class LeaderFollowers:
                     return batch
         return None
 
-    def _round(self) -> QueuedBatch | QueuedRide | None:
-        """Send what waits; the batch or ride that is due, or None after a poll."""
+    def _round(self) -> QueuedBatch | QueuedSharedBatch | None:
+        """Send what waits; the batch or shared batch that is due, or None after a poll."""
         self._report_arrivals()
         self._report_let_go()
         self._outbox.flush_unless_begun()
@@ -218,8 +218,8 @@ class LeaderFollowers:
         for let_go in self._queue.take_let_go():
             self._outbox.enqueue(self._outputs.report_let_go, *let_go)
 
-    def _begun(self, batch: QueuedBatch | QueuedRide) -> None:
-        """Report of what begins when its tensors came; of a ride's members that is said before."""
+    def _begun(self, batch: QueuedBatch | QueuedSharedBatch) -> None:
+        """Report when a batch's tensors came; members of a shared batch reported before."""
         if isinstance(batch, QueuedBatch):
             self._outbox.enqueue(self._outputs.report_transfer, batch)
         else:
@@ -247,14 +247,14 @@ class LeaderFollowers:
                 at_us = soon_us if at_us is None else min(at_us, soon_us)
             self._loop.timer.set(at_us)
 
-    def _is_short(self, batch: QueuedBatch | QueuedRide) -> bool:
-        """True if its thread goes on leading while it runs a batch or ride."""
+    def _is_short(self, batch: QueuedBatch | QueuedSharedBatch) -> bool:
+        """True if its thread goes on leading while it runs a batch or shared batch."""
         return self._stages.expected_us(batch.place, batch.samples) < FOLLOWER_LEADS_FROM_US
 
     def _execute_and_follow(
-        self, batch: QueuedBatch | QueuedRide, lead: _Lead | None = None
-    ) -> QueuedBatch | QueuedRide | None:
-        """Run a batch or ride while the other thread leads; the one that follows at once, or None.
+        self, batch: QueuedBatch | QueuedSharedBatch, lead: _Lead | None = None
+    ) -> QueuedBatch | QueuedSharedBatch | None:
+        """Run a batch, shared or not, while the other thread leads; the one that follows, or None.
 
         With `lead`, that thread has it from when the run begins, or before where that may have to
         wait for another host.
@@ -281,16 +281,16 @@ class LeaderFollowers:
             _LOG.exception("what a batch came to could not be sent")
 
     def _execute(
-        self, batch: QueuedBatch | QueuedRide, begins: Callable[[], None] | None = None
+        self, batch: QueuedBatch | QueuedSharedBatch, begins: Callable[[], None] | None = None
     ) -> None:
-        """Run a batch or ride, and enqueue what is to be sent of it.
+        """Run a batch or shared batch, and enqueue what is to be sent of it.
 
         `begins` is called right before the run.
         """
-        if isinstance(batch, QueuedRide):
+        if isinstance(batch, QueuedSharedBatch):
             if begins is not None:
                 begins()
-            self._execute_ride(batch)
+            self._execute_shared_batch(batch)
             return
         target: OutputTarget | None = None
         samples, losses = batch.samples, self._scheduler.losses
@@ -308,38 +308,42 @@ class LeaderFollowers:
             _LOG.exception("batch %d failed", batch.batch_id)
             self._report_failure(batch, error)
         else:
-            if batch.body.express == SHELVED and losses != self._scheduler.losses:
+            if batch.body.express == RETAINED and losses != self._scheduler.losses:
                 target.release()  # its result has no reader
                 return
             self._outbox.enqueue(self._outputs.send_result, batch, target, span_us)
 
-    def _execute_ride(self, ride: QueuedRide) -> None:
+    def _execute_shared_batch(self, shared_batch: QueuedSharedBatch) -> None:
         """Run batches together; then each goes on by itself, to its own receiver."""
-        aboard = list(ride.members)
+        aboard = list(shared_batch.members)
         try:
             given = [self._queue.inputs_of(batch) for batch in aboard]
-            made, span_us = self._stages.run_together(ride.place, given, ride.samples)
+            made, span_us = self._stages.run_together(
+                shared_batch.place, given, shared_batch.samples
+            )
         except Exception as error:  # noqa: BLE001  # a runtime may raise anything
-            _LOG.exception("ride %d failed", ride.ride_id)
+            _LOG.exception("shared batch %d failed", shared_batch.shared_batch_id)
             for batch in aboard:
                 self._report_failure(batch, error)
             now_us = self._time.now_us()
-            self._outbox.enqueue(self._outputs.report_ride, ride, (), (now_us, now_us))
+            self._outbox.enqueue(
+                self._outputs.report_shared_batch, shared_batch, (), (now_us, now_us)
+            )
             return
-        if not ride.last:  # before the next worker can report of its transfer
-            self._outbox.enqueue(self._outputs.report_ride, ride, aboard, span_us)
+        if not shared_batch.last:  # before the next worker can report of its transfer
+            self._outbox.enqueue(self._outputs.report_shared_batch, shared_batch, aboard, span_us)
         at = 0
-        for batch in ride.members:
+        for batch in shared_batch.members:
             end = at + batch.samples
             rows = {name: array[at:end] for name, array in made.items()}
             if not self._pass_on(batch, rows, span_us[1]):
                 aboard.remove(batch)
             at = end
-        if ride.last:  # clients wait for the answers, none for the report
-            self._outbox.enqueue(self._outputs.report_ride, ride, aboard, span_us)
+        if shared_batch.last:  # clients wait for the answers, none for the report
+            self._outbox.enqueue(self._outputs.report_shared_batch, shared_batch, aboard, span_us)
 
     def _pass_on(self, batch: QueuedBatch, rows: Arrays, end_us: int) -> bool:
-        """Send a member of a ride what it has of the results; False if they are not taken."""
+        """Send a member of a shared batch its rows of the results; False if they are not taken."""
         target: OutputTarget | None = None
         try:
             target = self._outputs.target_of(batch, self._outbox.flush)

@@ -3,7 +3,7 @@ r"""Inputs that a batch's first stage copies into its slot: an express request, 
 Rows on this host are copied at once. Those on another one are asked for, and the batch is ready
 when all have come:
 
-    GATHER --> copied from slots of fronts and shelves here --> ready --> queue
+    GATHER --> copied from slots of fronts and retained outputs here --> ready --> queue
           \-> asked for (`transport.fetching`) --> copied --/
                                                  \-> no answer: its tasks run again (BATCH_LOST)
 
@@ -21,8 +21,8 @@ from triton_backend.contract.errors import InputError
 from triton_backend.serving.deployment import Deployment
 from triton_backend.serving.transport.channel import Channels
 from triton_backend.serving.transport.fetching import Fetches, holders
+from triton_backend.serving.transport.retained import RetainedSegments, rows_of
 from triton_backend.serving.transport.shared_memory import Arrays, Segment
-from triton_backend.serving.transport.shelves import RetainedSegments, rows_of
 from triton_backend.serving.transport.wire import NONE, BatchBody, FrameError, RowSlice
 
 Ready = Callable[[str], None]
@@ -42,16 +42,16 @@ class InputGatherer:
 
     Args:
         node: where the vGPU is.
-        channels, shelves: what is mapped of fronts and vGPUs of this host.
+        channels, retained: what is mapped of fronts and vGPUs of this host.
         fetches: the way to other hosts.
     """
 
     def __init__(
-        self, node: str, channels: Channels, shelves: RetainedSegments, fetches: Fetches
+        self, node: str, channels: Channels, retained: RetainedSegments, fetches: Fetches
     ) -> None:
         self._node = node
         self._channels = channels
-        self._shelves = shelves
+        self._retained = retained
         self._fetches = fetches
         self._served: dict[int, Deployment] = {}  # by tag
         self._gathering: dict[int, _Gathering] = {}  # by the batch's number
@@ -176,7 +176,7 @@ class InputGatherer:
             FrameError: there is no such place.
         """
         if piece.producer != NONE:
-            return self._shelves.tensors(application, piece)
+            return self._retained.tensors(application, piece)
         try:
             deployment = self._deployment_of(piece)
             channel = self._channels.to_front(deployment, application, piece.vgpu)
@@ -196,7 +196,7 @@ class InputGatherer:
 
     def _deployment_of(self, piece: RowSlice) -> Deployment:
         try:
-            return self._shelves.deployment(piece.generation)
+            return self._retained.deployment(piece.generation)
         except InputError as error:
             raise FrameError(f"{piece} is nowhere: {error}") from error
 

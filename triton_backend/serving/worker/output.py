@@ -1,6 +1,6 @@
 """A worker's messages on a batch: to the next worker, the front and the scheduler.
 
-Outputs of modules of an application go to no process: they are written to this vGPU's own shelf,
+Outputs of modules of an application go to no process: they are retained in this vGPU's own segment,
 and the scheduler notifies their readers.
 
 Here: the frames of a batch that ran, and the instants of emulated links. Not here: running it, what
@@ -18,11 +18,11 @@ from triton_backend.serving.deployment import Deployment
 from triton_backend.serving.transport.channel import Channel, Channels, checksum_up_to
 from triton_backend.serving.transport.connection import Connection
 from triton_backend.serving.transport.emulated_links import EmulatedLinks
+from triton_backend.serving.transport.retained import RetainedSegments
 from triton_backend.serving.transport.shared_memory import Arrays, Segment
-from triton_backend.serving.transport.shelves import RetainedSegments
 from triton_backend.serving.transport.wire import (
     NONE,
-    SHELVED,
+    RETAINED,
     AnswerBody,
     BatchBody,
     FailureBody,
@@ -33,10 +33,10 @@ from triton_backend.serving.transport.wire import (
     pack_answer,
     pack_batch,
     pack_failure,
-    pack_ride_done,
     pack_rows,
+    pack_shared_batch_done,
 )
-from triton_backend.serving.worker.queue import QueuedBatch, QueuedRide
+from triton_backend.serving.worker.queue import QueuedBatch, QueuedSharedBatch
 from triton_backend.serving.worker.scheduler_link import SchedulerLink
 
 # Of files of this host, which a client has no business with.
@@ -51,7 +51,7 @@ class OutputTarget(NamedTuple):
     """Where a stage's results go: `slot` of the channel to the next worker, or to the front.
 
     `segment` is the channel's, laid out for who receives them; without a channel it is the own
-    shelf.
+    retained outputs.
     """
 
     channel: Channel | None
@@ -84,13 +84,13 @@ class OutputSender:
         self,
         deployment: Deployment,
         channels: Channels,
-        shelves: RetainedSegments,
+        retained: RetainedSegments,
         scheduler: SchedulerLink,
     ) -> None:
         self._scheduler = scheduler
         # By tag: the generations served, and the vGPU's number there.
         self._served: dict[int, tuple[Deployment, int]] = {}
-        self._shelves = shelves
+        self._retained = retained
         self._checksum_up_to = deployment.settings.checksum_up_to_bytes
         self._channels = channels
         self._hosts = deployment.settings.hosts
@@ -100,11 +100,11 @@ class OutputSender:
         """Send what batches of a generation come to.
 
         Raises:
-            InputError: shared memory has no room for this vGPU's shelf.
+            InputError: shared memory has no room for this vGPU's retained outputs.
         """
         self._served[deployment.tag] = deployment, vgpu
-        self._shelves.add(deployment)
-        self._shelves.make(deployment, vgpu)
+        self._retained.add(deployment)
+        self._retained.make(deployment, vgpu)
 
     @property
     def all_here(self) -> bool:
@@ -112,19 +112,19 @@ class OutputSender:
         return not self._hosts
 
     def take_pages(self, deployment: Deployment, vgpu: int) -> None:
-        """Take the memory of this vGPU's shelf before it is used; from any thread."""
-        self._shelves.take_pages(deployment, vgpu)
+        """Take the memory of this vGPU's retained outputs before it is used; from any thread."""
+        self._retained.take_pages(deployment, vgpu)
 
     def forget(self, tag: int) -> None:
         """Nothing will come of a generation any more."""
         served = self._served.pop(tag, None)
         if served is not None:
-            self._shelves.forget(served[0].generation)
+            self._retained.forget(served[0].generation)
             self._channels.forget(served[0].generation)
 
     def forget_before(self, generation: int) -> None:
         """Drop what is kept of older generations: no batch that is left reads or writes theirs."""
-        self._shelves.forget_before(generation)
+        self._retained.forget_before(generation)
         self._channels.forget_before(generation)
 
     def target_of(self, batch: QueuedBatch, flush: Callable[[], None]) -> OutputTarget:
@@ -142,9 +142,9 @@ class OutputSender:
             raise ReceiverGoneError("its plan is over")
         deployment, own = self._served[batch.tag]
         last = after == len(body.hops)
-        if last and body.express == SHELVED:
-            shelf = self._shelves.of_model(deployment, own, _name(deployment, body))
-            return OutputTarget(None, shelf, body.answer_slot, last)
+        if last and body.express == RETAINED:
+            output_slot = self._retained.of_model(deployment, own, _name(deployment, body))
+            return OutputTarget(None, output_slot, body.answer_slot, last)
         if last:
             channel = self._channels.to_front(deployment, _name(deployment, body))
             slot, receiver = body.answer_slot, "the front"
@@ -192,17 +192,22 @@ class OutputSender:
         else:
             self._hand_on(batch, target, channel, end_us)
 
-    def report_ride(
-        self, ride: QueuedRide, aboard: Sequence[QueuedBatch], span_us: tuple[int, int]
+    def report_shared_batch(
+        self,
+        shared_batch: QueuedSharedBatch,
+        aboard: Sequence[QueuedBatch],
+        span_us: tuple[int, int],
     ) -> None:
-        """Report when a ride ran (gateway's time), and the members whose results go on."""
-        tag = ride.members[0].tag
+        """Report when a shared batch ran (gateway's time), and the members whose results go on."""
+        tag = shared_batch.members[0].tag
         if tag not in self._served:
             return
         _, vgpu = self._served[tag]
         numbers = [batch.batch_id for batch in aboard]
-        body = pack_ride_done(TimesBody(vgpu, *span_us), numbers)
-        self._scheduler.send(frame(Kind.RIDE_DONE, body, batch_id=ride.ride_id, plan_tag=tag))
+        body = pack_shared_batch_done(TimesBody(vgpu, *span_us), numbers)
+        self._scheduler.send(
+            frame(Kind.SHARED_BATCH_DONE, body, batch_id=shared_batch.shared_batch_id, plan_tag=tag)
+        )
 
     def report_failure(self, header: BatchHeader, body: BatchBody, reason: str) -> None:
         """Have the batch's requests answered with an error.
@@ -223,8 +228,8 @@ class OutputSender:
         if tag not in self._served:
             return
         deployment, _ = self._served[tag]
-        shelved = body.express == SHELVED  # the scheduler knows whom it concerns
-        channel = None if shelved else self._channels.to_front(deployment, _name(deployment, body))
+        retained = body.express == RETAINED  # the scheduler knows whom it concerns
+        channel = None if retained else self._channels.to_front(deployment, _name(deployment, body))
         if channel is not None:
             channel.connection.send(data)
 
@@ -331,7 +336,7 @@ class OutputSender:
 
     def close(self) -> None:
         """Unmap everything."""
-        self._shelves.close()
+        self._retained.close()
         self._channels.close()
         if self._links is not None:
             self._links.close()

@@ -38,13 +38,13 @@ from triton_backend.serving.transport.channel import Channels
 from triton_backend.serving.transport.connection import CloseReason, Connection
 from triton_backend.serving.transport.event_loop import EventLoop
 from triton_backend.serving.transport.fetching import Fetches, answer_fetch
+from triton_backend.serving.transport.retained import RetainedSegments
 from triton_backend.serving.transport.sched_tuning import (
     ask_for_exact_timers,
     ask_for_short_slices,
     turn_to_load,
 )
 from triton_backend.serving.transport.shared_memory import Segment
-from triton_backend.serving.transport.shelves import RetainedSegments
 from triton_backend.serving.transport.wire import (
     NONE,
     BatchBody,
@@ -59,8 +59,8 @@ from triton_backend.serving.transport.wire import (
     unpack_fetch,
     unpack_gather,
     unpack_heartbeat,
-    unpack_ride,
     unpack_run_stage,
+    unpack_shared_batch,
 )
 from triton_backend.serving.worker.executor import LeaderFollowers
 from triton_backend.serving.worker.input import InputGatherer
@@ -71,7 +71,7 @@ from triton_backend.serving.worker.stage import Loaded, LoadedStages, open_runti
 from triton_backend.serving.worker.stage_probe import answer_run_stage
 
 FROM_SCHEDULER = frozenset(
-    {Kind.ABORT, Kind.RIDE, Kind.RETIRE, Kind.PACE_PROBE, Kind.ADOPT, Kind.HEARTBEAT}
+    {Kind.ABORT, Kind.SHARED_BATCH, Kind.RETIRE, Kind.PACE_PROBE, Kind.ADOPT, Kind.HEARTBEAT}
 )
 _LOG = logging.getLogger(__name__)
 
@@ -119,13 +119,13 @@ class StageWorker:
         self._loop = EventLoop(self, clock, transport_key(self._settings.token))
         self._scheduler = SchedulerLink(self._loop, deployment, vgpu, time)
         node = deployment.node_name_of(vgpu)
-        channels, shelves = (
+        channels, retained = (
             Channels(self._loop, self._settings, node),
             RetainedSegments(self._settings),
         )
         self._fetches = Fetches(self._loop)
-        self._inputs = InputGatherer(node, channels, shelves, self._fetches)
-        self._outputs = OutputSender(deployment, channels, shelves, self._scheduler)
+        self._inputs = InputGatherer(node, channels, retained, self._fetches)
+        self._outputs = OutputSender(deployment, channels, retained, self._scheduler)
         self._queue = BatchQueue(self._segment, time.now_us)
         self._threads = LeaderFollowers(
             self._loop, self._queue, self._stages, self._outputs, self._scheduler, time
@@ -224,8 +224,8 @@ class StageWorker:
             raise
         self._served.append((deployment, vgpu))
         if deployment.computes(vgpu):
-            shelf = deployment, vgpu
-            taking = threading.Thread(target=self._outputs.take_pages, args=shelf, daemon=True)
+            own = deployment, vgpu
+            taking = threading.Thread(target=self._outputs.take_pages, args=own, daemon=True)
             taking.start()
             if len(self._served) == 1:  # else batches run meanwhile
                 taking.join()
@@ -345,8 +345,8 @@ class StageWorker:
             case Kind.ABORT:
                 self._inputs.remove(header.batch_id)
                 self._queue.remove(header.batch_id, header.plan_tag)
-            case Kind.RIDE:
-                self._queue.ride(header.batch_id, unpack_ride(body))
+            case Kind.SHARED_BATCH:
+                self._queue.shared_batch(header.batch_id, unpack_shared_batch(body))
             case Kind.PACE_PROBE:
                 self._probe_pace()
             case Kind.ADOPT:
@@ -390,7 +390,7 @@ class StageWorker:
         self._end_receiving(connection)
         if self._scheduler.closed(connection):
             self._inputs.remove_all()
-            self._queue.forget_shelved()
+            self._queue.forget_retained()
         self._outputs.closed(connection)
         self._fetches.closed(connection)
 

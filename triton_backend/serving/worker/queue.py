@@ -1,10 +1,10 @@
 """The batches of one worker that wait to run: which are accepted, and which runs next.
 
-Where a stage boards, a batch waits for the others of its ride, which the scheduler names:
+Where a stage boards, a batch waits for the others of its shared batch, which the scheduler names:
 
-    batches   at other stages          due at their reserved start ---------------> run alone
-    boarding  at stages that board     their ride's start, and all of it here ----> run together
-    rides     what the scheduler says  `leave_us` has come, some are missing -----> run together
+    batches   at other stages          due at their reserved start -------------> run alone
+    boarding  at stages that board     their shared batch's start, all here ----> run together
+    shared    what the scheduler says  `leave_us` has come, some missing -------> run together
 
 Here: the check of a batch frame against the plan, the order, and whether the vGPU runs. One thread
 adds batches while another runs one. Not here: sockets, the runtime.
@@ -21,15 +21,15 @@ from triton_backend.serving.transport.channel import checksum_of
 from triton_backend.serving.transport.shared_memory import Arrays, Segment
 from triton_backend.serving.transport.wire import (
     NONE,
-    SHELVED,
+    RETAINED,
     BatchBody,
     FrameError,
     Header,
     Kind,
-    RideBody,
+    SharedBatchBody,
 )
 
-RIDES_KEPT = 256  # of those that have left: what is said of them later changes nothing
+SHARED_BATCHES_KEPT = 256  # of those that have left: what is said of them later changes nothing
 ABORTED_KEPT = 4096  # batches aborted before these are refused by number alone
 PLANS_KEPT = 16  # of those that are over
 
@@ -61,11 +61,11 @@ class QueuedBatch(NamedTuple):
         return self.tag, self.body.model, self.body.pipeline, self.stage
 
 
-class QueuedRide(NamedTuple):
-    """Batches that run together, in this order; ordered among batches and rides as a batch is."""
+class QueuedSharedBatch(NamedTuple):
+    """Batches that run together, in this order; ordered among others as a batch is."""
 
     start_us: int
-    ride_id: int
+    shared_batch_id: int
     members: tuple[QueuedBatch, ...]
 
     @property
@@ -116,8 +116,8 @@ class BatchQueue:
         self._patience_us: dict[TaggedPlace, int] = {}  # of stages that board
         self._boarding: dict[int, QueuedBatch] = {}
         self._arriving: list[QueuedBatch] = []  # of these, whose arrival is not reported
-        self._rides: dict[int, RideBody] = {}
-        self._left = deque[int](maxlen=RIDES_KEPT)
+        self._shared_batches: dict[int, SharedBatchBody] = {}
+        self._left = deque[int](maxlen=SHARED_BATCHES_KEPT)
         self._running: tuple[int, ...] = ()  # batches
         self._receiving: set[int] = set()  # batches whose tensors come in, into their slots
         self._aborted: dict[int, None] = {}  # the last of them
@@ -151,7 +151,7 @@ class BatchQueue:
             layout = deployment.layout_of(row, vgpu)
             place = deployment.tag, *row.place
             self._inputs[place] = self._segment.laid_out(layout)
-            if deployment.seats_of(row):
+            if deployment.capacity_of(row):
                 self._patience_us[place] = deployment.model_of(row).slo_us
         self._served[deployment.tag] = _Served(vgpu, neighbours)
         if deployment.tag in self._over:  # it was served in part, and failed
@@ -246,21 +246,21 @@ class BatchQueue:
             if stage:
                 self._arriving.append(queued)
 
-    def ride(self, ride_id: int, body: RideBody) -> None:
-        """Have batches run together, in place of what was said of the ride.
+    def shared_batch(self, shared_batch_id: int, body: SharedBatchBody) -> None:
+        """Have batches run together, in place of what was said of the shared batch.
 
         Too late once it has left.
         """
         with self._lock:
-            if body.batches and ride_id not in self._left:
-                self._rides[ride_id] = body
-            elif self._rides.pop(ride_id, None) is not None:
-                self._left.append(ride_id)
+            if body.batches and shared_batch_id not in self._left:
+                self._shared_batches[shared_batch_id] = body
+            elif self._shared_batches.pop(shared_batch_id, None) is not None:
+                self._left.append(shared_batch_id)
 
     def arrived(self) -> list[QueuedBatch]:
         """Batches that board whose tensors have come, from another worker; once each.
 
-        The scheduler decides by that whom their ride waits for.
+        The scheduler decides by that whom their shared batch waits for.
         """
         if not self._arriving:
             return []
@@ -350,19 +350,19 @@ class BatchQueue:
                 del self._to_let_go[batch_id]
                 self._let_go.append((batch_id, tag))
 
-    def forget_shelved(self) -> None:
+    def forget_retained(self) -> None:
         """Forget batches of modules: the scheduler that would read what they come to is gone.
 
         The next one has their jobs run from the beginning, and needs the vGPU for that.
         """
         with self._lock:
             for batches in (self._batches, self._boarding):
-                for batch in [b for b in batches.values() if b.body.express == SHELVED]:
+                for batch in [b for b in batches.values() if b.body.express == RETAINED]:
                     del batches[batch.batch_id]
             self._arriving = [b for b in self._arriving if b.batch_id in self._boarding]
 
-    def begin(self) -> QueuedBatch | QueuedRide | None:
-        """The batch or ride to run now, where nothing runs; it runs from then on."""
+    def begin(self) -> QueuedBatch | QueuedSharedBatch | None:
+        """The batch or shared batch to run now, where nothing runs; it runs from then on."""
         with self._lock:
             return None if self._running else self._next()
 
@@ -372,24 +372,24 @@ class BatchQueue:
             self._running = ()
             self._look_for_let_go()
 
-    def end_and_begin(self) -> QueuedBatch | QueuedRide | None:
-        """End the current run; returns the batch or ride to run now, or None."""
+    def end_and_begin(self) -> QueuedBatch | QueuedSharedBatch | None:
+        """End the current run; returns the batch or shared batch to run now, or None."""
         with self._lock:
             return self._next()
 
-    def _next(self) -> QueuedBatch | QueuedRide | None:
-        """Of those due, the batch or ride reserved first."""
+    def _next(self) -> QueuedBatch | QueuedSharedBatch | None:
+        """Of those due, the batch or shared batch reserved first."""
         first = None
         if self._batches:
             now_us = self._now_us()
             for batch in self._batches.values():
                 if batch.due_us <= now_us and (first is None or batch < first):
                     first = batch
-        ride = self._next_ride() if self._boarding or self._rides else None
-        chosen: QueuedBatch | QueuedRide | None = first
-        if ride is not None and (first is None or ride[:2] < first[:2]):
-            chosen = self._depart(ride)
-            self._running = tuple(batch.batch_id for batch in ride.members)
+        shared_batch = self._next_shared_batch() if self._boarding or self._shared_batches else None
+        chosen: QueuedBatch | QueuedSharedBatch | None = first
+        if shared_batch is not None and (first is None or shared_batch[:2] < first[:2]):
+            chosen = self._depart(shared_batch)
+            self._running = tuple(batch.batch_id for batch in shared_batch.members)
         elif first is not None:
             del self._batches[first.batch_id]
             self._running = (first.batch_id,)
@@ -398,11 +398,11 @@ class BatchQueue:
         self._look_for_let_go()
         return chosen
 
-    def _next_ride(self) -> QueuedRide | None:
-        """Of the rides that leave now, the one reserved first."""
+    def _next_shared_batch(self) -> QueuedSharedBatch | None:
+        """Of the shared batches that leave now, the one reserved first."""
         now_us = self._now_us()
         first = None
-        for ride_id, body in list(self._rides.items()):
+        for shared_batch_id, body in list(self._shared_batches.items()):
             members = tuple(
                 batch
                 for number in body.batches
@@ -412,24 +412,24 @@ class BatchQueue:
             if now_us < (body.start_us if complete else body.leave_us):
                 continue
             if not members:  # no member came until its end
-                del self._rides[ride_id]
-                self._left.append(ride_id)
+                del self._shared_batches[shared_batch_id]
+                self._left.append(shared_batch_id)
                 continue
-            ride = QueuedRide(body.start_us, ride_id, members)
-            if first is None or ride[:2] < first[:2]:
-                first = ride
+            shared_batch = QueuedSharedBatch(body.start_us, shared_batch_id, members)
+            if first is None or shared_batch[:2] < first[:2]:
+                first = shared_batch
         self._forget_strays(now_us)
         return first
 
-    def _depart(self, ride: QueuedRide) -> QueuedRide:
-        del self._rides[ride.ride_id]
-        self._left.append(ride.ride_id)
-        for batch in ride.members:
+    def _depart(self, shared_batch: QueuedSharedBatch) -> QueuedSharedBatch:
+        del self._shared_batches[shared_batch.shared_batch_id]
+        self._left.append(shared_batch.shared_batch_id)
+        for batch in shared_batch.members:
             del self._boarding[batch.batch_id]
-        return ride
+        return shared_batch
 
     def _forget_strays(self, now_us: int) -> None:
-        """Forget batches of no ride: the scheduler died before it could name theirs."""
+        """Forget batches of no shared batch: the scheduler died before it could name theirs."""
         patience_us = self._patience_us
         late = [
             batch
@@ -437,7 +437,7 @@ class BatchQueue:
             if now_us - batch.due_us > patience_us.get(batch.place, 0)
         ]
         if late:
-            named = {number for body in self._rides.values() for number in body.batches}
+            named = {number for body in self._shared_batches.values() for number in body.batches}
             for batch in late:
                 if batch.batch_id not in named:
                     del self._boarding[batch.batch_id]
@@ -450,15 +450,15 @@ class BatchQueue:
             now_us = self._now_us()
             dues = [batch.due_us for batch in self._batches.values()]
             if self._boarding:
-                dues += self._ride_dues()
+                dues += self._shared_batch_dues()
             due_us = min((at for at in dues if not self._running or at > now_us), default=None)
             arrivals = (batch.body.available_us for batch in self._arriving)
             return min((at for at in (due_us, *arrivals) if at is not None), default=None)
 
-    def _ride_dues(self) -> list[int]:
-        """When each ride leaves, as far as is known now."""
+    def _shared_batch_dues(self) -> list[int]:
+        """When each shared batch leaves, as far as is known now."""
         dues: list[int] = []
-        for body in self._rides.values():
+        for body in self._shared_batches.values():
             here = [self._boarding[n] for n in body.batches if n in self._boarding]
             if len(here) == len(body.batches):
                 dues.append(max(body.start_us, *(b.body.available_us for b in here)))

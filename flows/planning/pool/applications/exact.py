@@ -266,7 +266,7 @@ class _Search:
                 extra = np.maximum(apart.extra + open_ * beyond / float(beyond @ beyond), 0.0)
 
     def _handed_out(self) -> None:
-        """GPUs and time by what relaxations of lines need (`hulls`).
+        """GPUs and time by what relaxations of lines need (`line_bounds`).
 
         Whole models are proven without.
         """

@@ -18,12 +18,12 @@ from numpy.typing import NDArray
 from flows.planning.applications.division import BudgetSplit, divide
 from flows.planning.applications.lines import Lines
 from flows.planning.inputs import Problem
-from flows.planning.pool.applications.hulls import HandedOut, LineLowerBounds, hand_out
 from flows.planning.pool.applications.levels import (
     only_used,
     solve_levels,
     undominated_in_time,
 )
+from flows.planning.pool.applications.line_bounds import HandedOut, LineLowerBounds, hand_out
 from flows.planning.pool.applications.staircases import AtPrices, Stair, Staircase, choose
 from flows.planning.pool.blocks import step_of
 from flows.planning.pool.bound import Bound, Goal, least_loss, solve_bound
@@ -37,15 +37,15 @@ from triton_backend.contract.errors import InfeasibleError
 
 _SHARE = 0.5  # of the time that is left: what one search for whole GPUs may take
 MOST_TOGETHER = 1_500  # configurations of one program for time and GPUs
-_NODES = 2_000  # of the program that chooses among ways of lines
+_NODES = 2_000  # of the program that chooses among allocations of lines
 _USED = 1e-9  # a rate of the relaxation, relatively
-_NEARBY = (  # times known, of which budgets for bricks are made, round by round
+_NEARBY = (  # times known, of which budgets for items are made, round by round
     (1.0, 0.9, 1.1, 0.8, 1.25, 0.7, 1.5, 0.6),
     (1.0, 0.95, 1.05, 0.85, 1.15),
     (1.0, 0.97, 1.03, 0.93, 1.07),
 )
-_BRICKS_SHARE = 0.3  # of the time that is left: what plans of bricks may take
-_LITTLE = 1 / 64  # of the greatest price: what GPUs that are free cost bricks
+_PROPOSED_SHARE = 0.3  # of the time that is left: what plans of items may take
+_LITTLE = 1 / 64  # of the greatest price: what GPUs that are free cost items
 _SAME = 1e-9  # costs this close, relatively, are equal
 _DEARER = (0.0, 0.5, 1.0, 1.5, 2.5)  # times what scarce GPUs are worth
 
@@ -77,8 +77,8 @@ class Pools:
         found: what a search said of budgets.
         offered: plans that came otherwise.
         priced: what lines cost alone, at prices that were tried.
-        bricks: by line, ways of bricks.
-        hulls: what lines need without regard to whole vGPUs, where GPUs were handed out.
+        items: by line, allocations of items.
+        line bounds: what lines need without regard to whole vGPUs, where GPUs were handed out.
         configurations: how many there are.
     """
 
@@ -95,8 +95,8 @@ class Pools:
     )
     offered: list[Found] = field(default_factory=list[Found])
     priced: list[AtPrices] = field(default_factory=list[AtPrices])
-    bricks: dict[int, list[Stair]] = field(default_factory=dict[int, list[Stair]])
-    hulls: list[LineLowerBounds] = field(default_factory=list[LineLowerBounds])
+    items: dict[int, list[Stair]] = field(default_factory=dict[int, list[Stair]])
+    line_bounds: list[LineLowerBounds] = field(default_factory=list[LineLowerBounds])
     configurations: dict[str, int] = field(default_factory=dict[str, int])
     _columns: Columns | None = None
     _times: NDArray[np.float64] | None = None
@@ -195,19 +195,19 @@ class Pools:
         return Apart(division=division, extra=extra, beyond=beyond)
 
     def _offer(self, stairs: Sequence[Stair], bound: float) -> Found:
-        """A plan of one way for every line."""
+        """A plan of one allocation for every line."""
         columns, _ = self._all()
         first = np.searchsorted(columns.model, np.arange(len(stairs)))
-        rows = [at + stair.way[0] for at, stair in zip(first, stairs, strict=True)]
-        vgpus = np.concatenate([stair.way[1] for stair in stairs])
+        rows = [at + stair.allocation[0] for at, stair in zip(first, stairs, strict=True)]
+        vgpus = np.concatenate([stair.allocation[1] for stair in stairs])
         found = self._found(columns.take(np.concatenate(rows)), vgpus, (columns, bound))
         self.offered.append(found)
         return found
 
     def hand_out(self, watch: Watch, cutoff: float) -> HandedOut:
-        """GPUs and time handed out to lines as their relaxations need (`hulls`).
+        """GPUs and time handed out to lines as their relaxations need (`line_bounds`).
 
-        A bound for all plans. Plans near its times are looked for: of bricks, then by a search
+        A bound for all plans. Plans near its times are looked for: of items, then by a search
         within the times of the best of these.
 
         Args:
@@ -218,19 +218,21 @@ class Pools:
         for number, rate in enumerate(self.goal.weight):
             rows = np.flatnonzero(columns.model == number)
             rows = rows[np.argsort(times[rows], kind="stable")]
-            self.hulls.append(LineLowerBounds(times[rows], columns.usage[rows] * rate))
-        found = hand_out(self.lines, self.problem.gpus, self.goal.price, self.hulls, watch, cutoff)
+            self.line_bounds.append(LineLowerBounds(times[rows], columns.usage[rows] * rate))
+        found = hand_out(
+            self.lines, self.problem.gpus, self.goal.price, self.line_bounds, watch, cutoff
+        )
         if found.times is not None:
-            times = self._of_bricks(found.times, found.extra, -found.bound)
+            times = self._of_items(found.times, found.extra, -found.bound)
             self._search(tuple(self.lines.filled(times)))
         return replace(found, bound=max(found.bound, -self._relaxation().score))
 
-    def _of_bricks(
+    def _of_items(
         self, times: Sequence[int], extra: NDArray[np.float64], bound: float
     ) -> list[int]:
-        """Plans of one way of bricks per line, at budgets near times that are known.
+        """Plans of one allocation of items per line, at budgets near times that are known.
 
-        The times of the best. Bricks at the prices of scarce GPUs are nearly always what a line
+        The times of the best. Items at the prices of scarce GPUs are nearly always what a line
         alone costs least, and are found in milliseconds. Which of them go together is one small
         program.
         """
@@ -239,10 +241,13 @@ class Pools:
         beside = [price + factor * extra for factor in _DEARER]
         if not extra.any():
             beside = [price, *(price + np.diag(price) / 2)]
-        found = [[own / own.max() + _LITTLE for own, _ in hull.prices] for hull in self.hulls]
+        found = [
+            [own / own.max() + _LITTLE for own, _ in line_bound.prices]
+            for line_bound in self.line_bounds
+        ]
         prices = [[*beside, *own] for own in found]
         asked = set[tuple[int, int]]()
-        watch, cost = self.watch.part(_BRICKS_SHARE), inf
+        watch, cost = self.watch.part(_PROPOSED_SHARE), inf
         for nearby in _NEARBY:
             filled = self.lines.filled(best)
             budgets = [best, *([int(time * factor) for time in filled] for factor in nearby)]
@@ -250,7 +255,7 @@ class Pools:
                 key = m, int(np.count_nonzero(staircases[m].times <= budget))
                 if key not in asked and not watch.over():
                     asked.add(key)
-                    self.bricks.setdefault(m, []).extend(staircases[m].proposed(budget, prices[m]))
+                    self.items.setdefault(m, []).extend(staircases[m].proposed(budget, prices[m]))
             stairs = self._met()
             plan = None if stairs is None else self._offer(stairs, bound)
             if plan is None or -plan.score >= cost * (1 - _SAME):
@@ -259,11 +264,11 @@ class Pools:
         return best
 
     def _met(self) -> list[Stair] | None:
-        """Of all ways of lines that were met, those that cost least together."""
+        """Of all allocations of lines that were met, those that cost least together."""
         met: list[list[Stair]] = []
         for m in range(len(self.lines)):
             known = [stair for at in self.priced for stair in at.staircases[m].known.values()]
-            known = [stair for stair in (*known, *self.bricks.get(m, [])) if stair.cost < inf]
+            known = [stair for stair in (*known, *self.items.get(m, [])) if stair.cost < inf]
             once = {(*stair.vector.tolist(), stair.used_us): stair for stair in reversed(known)}
             met.append(list(once.values()))
         if not all(met):
@@ -309,7 +314,7 @@ class Pools:
             for oracle in self.priced
             for number, own in enumerate(oracle.staircases)
         ]
-        for number, own in enumerate(self.hulls):
+        for number, own in enumerate(self.line_bounds):
             floors += own.floor(number)
         answer = solve_levels(self.lines, self.problem, columns, times, self.goal, floors, limits)
         bound = min(ceiling, max(answer.bound, outside))

@@ -9,7 +9,7 @@ f_m(L, p) what line m costs at least within the budget L at prices p, no plan co
 which `division.divide` finds, asking for f_m only where it matters. A line alone is a small integer
 program (`pool/blocks.py`), which keeps the whole numbers that a relaxation of all lines loses.
 Where GPUs suffice for what is cheapest, e = 0 and this is the least cost. Where they do not, one
-way per line is chosen of all that were met.
+allocation per line is chosen of all that were met.
 """
 
 from bisect import bisect_left
@@ -25,7 +25,7 @@ from flows.planning.inputs import Problem
 from flows.planning.pool.applications.levels import add_one, add_paths
 from flows.planning.pool.blocks import ModelBlocks
 from flows.planning.pool.bound import undominated
-from flows.planning.pool.columns import Columns, Way
+from flows.planning.pool.columns import Allocation, Columns
 from flows.planning.pool.integer import REACHED, delivered_rps, gpus_in_use
 from flows.planning.solver.program import ProgramBuilder
 from flows.planning.solver.solve import Limits, solve_integer
@@ -41,17 +41,17 @@ class Stair:
 
     Attributes:
         least: what it costs at least.
-        cost: what the best way known costs; infinite where none is known.
-        used_us: time of that way's slowest configuration; the budget where none is known.
-        vector: [C] GPUs of that way.
-        way: its configurations, by number among the line's, and their vGPUs.
+        cost: what the best allocation known costs; infinite where none is known.
+        used_us: time of that allocation's slowest configuration; the budget where none is known.
+        vector: [C] GPUs of that allocation.
+        allocation: its configurations, by number among the line's, and their vGPUs.
     """
 
     least: float
     cost: float
     used_us: int
     vector: NDArray[np.int64]
-    way: Way
+    allocation: Allocation
 
 
 @dataclass(slots=True, kw_only=True)
@@ -77,7 +77,7 @@ class Staircase:
     _ends: list[int] = field(default_factory=list[int])
 
     def at(self, budget_us: int) -> Stair:
-        """The stair of a budget; what is known of a larger one holds where its way fits."""
+        """The stair of a budget; what is known of a larger one holds where its allocation fits."""
         place = bisect_left(self._ends, budget_us)
         above = self.known[self._ends[place]] if place < len(self._ends) else None
         if above is not None and (above.used_us <= budget_us or above.least == inf):
@@ -95,7 +95,7 @@ class Staircase:
         return least[np.searchsorted(ends, budgets_us)]
 
     def proposed(self, budget_us: int, prices: Sequence[NDArray[np.float64]]) -> list[Stair]:
-        """Ways of bricks within a budget, the cheapest at each of some prices [C].
+        """Allocations of items within a budget, the cheapest at each of some prices [C].
 
         Nothing is proven of them.
         """
@@ -109,12 +109,12 @@ class Staircase:
             blocks.focus(price, rate)
             offer = blocks.propose(price, rate)
             if offer.cost[0] < inf:
-                own, vgpus = offer.way(0)
+                own, vgpus = offer.column(0)
                 found.append(self._stair((rows[own], vgpus)))
         return [stair for stair in found if stair.cost < inf]
 
     def _asked(self, budget_us: int, floor: float, below: Stair | None) -> Stair:
-        """Bricks propose a way, programs prove it or find a better one.
+        """Items propose a allocation, programs prove it or find a better one.
 
         `floor` is proven before.
         """
@@ -131,7 +131,7 @@ class Staircase:
         rate = np.array([self.rate_rps])
         blocks.focus(self.price, rate)
         offer = blocks.propose(self.price, rate)
-        ways = [offer.way(0)] if offer.cost[0] < best.cost else []
+        allocations = [offer.column(0)] if offer.cost[0] < best.cost else []
         every = float(self.price @ self.problem.gpus + self.price.max())  # more than all GPUs cost
         least = max(floor, float(blocks.floor(self.price, rate)[0]))
         for step in range(-1, blocks.steps):
@@ -140,15 +140,15 @@ class Staircase:
                 if best.cost == inf and found.cost >= every:
                     return replace(best, least=inf)
                 least = max(least, found.cost)
-                ways = [] if found.way is None else [found.way]
-            for row, vgpus in ways:
+                allocations = [] if found.column is None else [found.column]
+            for row, vgpus in allocations:
                 best = min(best, self._stair((rows[row], vgpus)), key=lambda stair: stair.cost)
             if best.cost <= least * (1 + _SAME) or self.watch.over():
                 break
         return replace(best, least=min(least, best.cost))
 
     def _of_whole_models(self, rows: NDArray[np.int64], known: Stair) -> Stair:
-        """Without pipelines a class has one best way to run a GPU.
+        """Without pipelines a class has one best allocation to run a GPU.
 
         All numbers of GPUs, the first class filled up.
         """
@@ -171,9 +171,9 @@ class Staircase:
             return replace(known, least=inf)
         vector = np.array([int(first[at]), *grid[:, at]])
         used = np.flatnonzero((vector > 0) & (fastest >= 0))
-        ways = rows[fastest[used]]
-        vgpus = vector[used] * problem.type_divisor[own.types[ways, 0]]
-        stair = self._stair((ways, vgpus[:, None]))
+        allocations = rows[fastest[used]]
+        vgpus = vector[used] * problem.type_divisor[own.types[allocations, 0]]
+        stair = self._stair((allocations, vgpus[:, None]))
         return replace(stair, least=stair.cost)
 
     def _nothing(self, budget_us: int, floor: float) -> Stair:
@@ -182,21 +182,21 @@ class Staircase:
             cost=inf,
             used_us=budget_us,
             vector=np.zeros(len(self.price), dtype=np.int64),
-            way=(np.zeros(0, dtype=np.int64), np.zeros((0, self._width), dtype=np.int64)),
+            allocation=(np.zeros(0, dtype=np.int64), np.zeros((0, self._width), dtype=np.int64)),
         )
 
     @property
     def _width(self) -> int:
         return self.columns.types.shape[1]
 
-    def _stair(self, way: Way) -> Stair:
-        """A way as a stair.
+    def _stair(self, allocation: Allocation) -> Stair:
+        """A allocation as a stair.
 
         One without cost where it does not serve the line or takes too many GPUs.
         """
-        rows, at = np.unique(way[0], return_inverse=True)
+        rows, at = np.unique(allocation[0], return_inverse=True)
         vgpus = np.zeros((len(rows), self._width), dtype=np.int64)
-        np.add.at(vgpus, at, way[1])
+        np.add.at(vgpus, at, allocation[1])
         columns = self.columns.take(rows)
         vector = gpus_in_use(self.problem, columns, vgpus)
         served = float(delivered_rps(columns, vgpus).sum()) >= self.rate_rps * (1 - REACHED)
@@ -207,7 +207,7 @@ class Staircase:
             cost=float(self.price @ vector),
             used_us=int(np.ceil(self.times[rows].max() - 1e-6)),
             vector=vector,
-            way=(rows, vgpus),
+            allocation=(rows, vgpus),
         )
 
 

@@ -30,10 +30,10 @@ from triton_backend.contract.decisions import (
     JobDropped,
     Member,
     ModuleSkipped,
-    Ride,
+    SharedBatch,
     TaskReady,
 )
-from triton_backend.contract.events import JobArrival, RideDone
+from triton_backend.contract.events import JobArrival, SharedBatchDone
 from triton_backend.serving.gateway.admission import RefusedJob
 from warehouse.plans import add_plan
 
@@ -126,18 +126,22 @@ def test_a_vgpu_is_busy_as_measured_and_as_the_plan_has_it(tmp_path: Path) -> No
 
 
 @pytest.mark.long
-def test_the_end_of_a_ride_is_that_of_its_members_and_one_run(tmp_path: Path) -> None:
+def test_the_end_of_a_shared_batch_is_that_of_its_members_and_one_run(tmp_path: Path) -> None:
     work = workspace_of(tmp_path, the_plan())
     log = Log()
     log.plan("one", 1)
     batches = [log.dispatch((log.arrive(SECOND_US),), (0, 2)) for _ in range(2)]
     for batch in batches:
         log.done(batch, 0, SECOND_US, SECOND_US + 3_000)
-    seats = tuple(Member(batch, 1, row, 1) for row, batch in enumerate(batches))
+    capacity = tuple(Member(batch, 1, row, 1) for row, batch in enumerate(batches))
     start_us = log.start_us + SECOND_US
-    ride: dict[str, int] = {"ride_id": 9, "start_us": start_us, "end_us": start_us + 6_000}
-    log.say(Ride(**ride, seats=2, members=seats))
-    log.say(RideDone(**ride, now_us=start_us + 6_000))
+    shared_batch: dict[str, int] = {
+        "shared_batch_id": 9,
+        "start_us": start_us,
+        "end_us": start_us + 6_000,
+    }
+    log.say(SharedBatch(**shared_batch, capacity=2, members=capacity))
+    log.say(SharedBatchDone(**shared_batch, now_us=start_us + 6_000))
     half = len(log.lines) - 1
     log.write(work, lines=slice(half))
     ingest(work)

@@ -13,13 +13,13 @@ from flows.operations.replanning.steering import (
     SteeredRun,
     Steering,
     SteerTimes,
+    announced_rps,
     entries_of,
     entry_of,
+    excess_demand,
     planner_of,
-    said_rps,
     steer_live,
     steer_simulated,
-    unannounced,
     with_entries,
 )
 from flows.planning import PlanOptions, make_plan
@@ -247,15 +247,17 @@ def test_what_nobody_announced_is_counted_even_over_a_gateway_that_was_away() ->
 def test_only_what_exceeds_the_announced_is_unannounced() -> None:
     plan = steered().in_force
     rates = {("net", "first"): 50.0, ("net", "cut-1"): 0.2, ("net", "cut-2"): 9.0}
-    assert unannounced(plan, said_rps([demand(0, 60, 10), demand(0, 60, 20)]), rates) == [
+    assert excess_demand(plan, announced_rps([demand(0, 60, 10), demand(0, 60, 20)]), rates) == [
         Demand("net", 0, 60_000, 20.0),
         Demand("net", 2, 1_000_000, 9.0),
     ]
-    assert unannounced(plan, {("net", 0): 47.0, ("net", 2): 9.0}, rates) == []
+    assert excess_demand(plan, {("net", 0): 47.0, ("net", 2): 9.0}, rates) == []
     # 12 a second that are announced may be 17 in a second, and one that no client announced chance
     announced = {("net", 0): 12.0}
-    assert unannounced(plan, announced, {("net", "first"): 17.0, ("net", "cut-2"): 1.0}, 1.0) == []
-    assert unannounced(plan, announced, {("net", "first"): 19.0}, 1.0) == [demand(0, 60, 7)]
+    assert (
+        excess_demand(plan, announced, {("net", "first"): 17.0, ("net", "cut-2"): 1.0}, 1.0) == []
+    )
+    assert excess_demand(plan, announced, {("net", "first"): 19.0}, 1.0) == [demand(0, 60, 7)]
 
 
 def test_who_moves_is_planned_for_once_although_its_requests_are_counted_before_and_after() -> None:

@@ -19,10 +19,10 @@ from triton_backend.contract.decisions import (
     JobDone,
     Member,
     ModuleSkipped,
-    Ride,
+    SharedBatch,
     TaskReady,
 )
-from triton_backend.contract.events import JobArrival, RideDone, TransferDone
+from triton_backend.contract.events import JobArrival, SharedBatchDone, TransferDone
 
 TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"
 CLIENT = "00f067aa0ba902b7"
@@ -199,11 +199,15 @@ def test_a_member_of_a_shared_batch_has_its_stage(tmp_path: Path) -> None:
     batches = [log.dispatch((number,), (0, 2)) for number in numbers]
     for batch in batches:
         log.done(batch, 0, AT_US, AT_US + 100)
-    seats = tuple(Member(batch, 1, row, 1) for row, batch in enumerate(batches))
+    capacity = tuple(Member(batch, 1, row, 1) for row, batch in enumerate(batches))
     start_us = STARTED_US + AT_US + 200
-    ride: dict[str, int] = {"ride_id": 9, "start_us": start_us, "end_us": start_us + 50}
-    log.say(Ride(**ride, seats=2, members=seats))
-    log.say(RideDone(**ride, now_us=start_us + 60))
+    shared_batch: dict[str, int] = {
+        "shared_batch_id": 9,
+        "start_us": start_us,
+        "end_us": start_us + 50,
+    }
+    log.say(SharedBatch(**shared_batch, capacity=2, members=capacity))
+    log.say(SharedBatchDone(**shared_batch, now_us=start_us + 60))
     log.write(work)
     fronts_say(work, *(front_line(number, AT_US, AT_US + 300) for number in numbers))
     for trace in traces(work):

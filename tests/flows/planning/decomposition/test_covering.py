@@ -1,4 +1,4 @@
-"""Cheap ways made of bricks, against trying every number of every brick."""
+"""Cheap columns made of items, against trying every number of every item."""
 
 from itertools import product
 from math import ceil, inf
@@ -9,25 +9,25 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flows.planning.decomposition import covering
-from flows.planning.decomposition.covering import STEPS, Bricks
+from flows.planning.decomposition.covering import STEPS, Items
 
 Kinds = list[tuple[tuple[int, int], float]]  # vector, rate
 
 
 @st.composite
-def bricks(draw: st.DrawFn) -> Kinds:
-    """One to three bricks on two resources."""
+def items(draw: st.DrawFn) -> Kinds:
+    """One to three items on two resources."""
     kind = st.tuples(
         st.tuples(st.integers(0, 3), st.integers(0, 3)).filter(any), st.floats(1.0, 9.0)
     )
     return draw(st.lists(kind, min_size=1, max_size=3))
 
 
-def packed(kinds: list[Kinds]) -> Bricks:
-    """Bricks of several blocks as arrays, the fastest first."""
+def packed(kinds: list[Kinds]) -> Items:
+    """Items of several blocks as arrays, the fastest first."""
     ordered = [sorted(own, key=lambda k: -k[1]) for own in kinds]
     flat = [kind for own in ordered for kind in own]
-    return Bricks(
+    return Items(
         start=np.cumsum([0, *map(len, ordered)]),
         vector=np.array([vector for vector, _ in flat], dtype=np.int64),
         rate=np.array([rate for _, rate in flat]),
@@ -35,7 +35,7 @@ def packed(kinds: list[Kinds]) -> Bricks:
 
 
 def cheapest(kinds: Kinds, price: tuple[float, float], rate: float) -> float:
-    """The least cost by trying every number of bricks."""
+    """The least cost by trying every number of items."""
     most = [range(ceil(rate / speed) + 1) for _, speed in kinds]
     best = inf
     for counts in product(*most):
@@ -50,7 +50,7 @@ def cheapest(kinds: Kinds, price: tuple[float, float], rate: float) -> float:
 
 @settings(deadline=None, derandomize=True, max_examples=60)
 @given(
-    kinds=st.lists(bricks(), min_size=1, max_size=3),
+    kinds=st.lists(items(), min_size=1, max_size=3),
     price=st.tuples(st.floats(0.1, 2.0), st.floats(0.1, 2.0)),
     demand=st.floats(1.0, 20.0),
 )
@@ -69,7 +69,7 @@ def test_a_cover_delivers_the_rate_at_nearly_the_least_cost(
         assert covers.cost[block] == pytest.approx(float(covers.vector[block] @ np.array(price)))
         least = cheapest(own, price, demand * (1 - 1e-9))  # as near as a rate is held
         assert least * (1 - 1e-9) <= covers.cost[block]
-        # Rounding to steps costs at most a step for every brick taken.
+        # Rounding to steps costs at most a step for every item taken.
         more = cheapest(own, price, demand * (1 + (len(parts) + 1) / STEPS))
         assert covers.cost[block] <= more * (1 + 1e-9)
 
@@ -99,14 +99,14 @@ def test_the_compiled_kernel_does_what_its_source_says(monkeypatch: pytest.Monke
 
 @settings(deadline=None, derandomize=True, max_examples=30)
 @given(
-    kinds=st.lists(bricks(), min_size=1, max_size=3),
+    kinds=st.lists(items(), min_size=1, max_size=3),
     price=st.tuples(st.floats(0.1, 2.0), st.floats(0.1, 2.0)),
     times=st.floats(1.0, 30.0),
 )
 def test_a_rate_of_more_bricks_than_steps_is_delivered(
     kinds: list[Kinds], price: tuple[float, float], times: float
 ) -> None:
-    demand = times * STEPS  # bricks deliver 1 to 9
+    demand = times * STEPS  # items deliver 1 to 9
     table = packed(kinds)
     covers = table.cheapest(np.array(price), np.full(len(kinds), demand))
     for block, own in enumerate(kinds):
@@ -117,5 +117,5 @@ def test_a_rate_of_more_bricks_than_steps_is_delivered(
         assert covers.cost[block] == pytest.approx(float(covers.vector[block] @ np.array(price)))
         relaxed = demand * min(cost / rate for cost, (_, rate) in zip(costs, own, strict=True))
         assert relaxed * (1 - 1e-9) <= covers.cost[block]
-        # A step is that of several slow bricks: the last of them may be one too many.
+        # A step is that of several slow items: the last of them may be one too many.
         assert covers.cost[block] <= relaxed * (1 + 9 / times / STEPS) * 1.3 + max(costs)

@@ -1,4 +1,4 @@
-"""The master program against every choice of ways."""
+"""The master program against every choice of columns."""
 
 from itertools import product
 
@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flows.planning.decomposition.blocks import Demands
-from flows.planning.decomposition.master import Ways, choose, relax
+from flows.planning.decomposition.master import BlockColumns, choose, relax
 from flows.planning.solver.solve import Limits
 
 BLOCKS, RESOURCES = 3, 2
@@ -25,12 +25,12 @@ def known_ways() -> st.SearchStrategy[Known]:
     return st.lists(one, min_size=1, max_size=9)
 
 
-def kept(known: Known) -> Ways:
-    ways = Ways(RESOURCES)
+def kept(known: Known) -> BlockColumns:
+    columns = BlockColumns(RESOURCES)
     for block, vector, rate in known:
-        if ways.better(block, np.array(vector), rate):
-            ways.add(block, np.array(vector), rate, (block, vector, rate))
-    return ways
+        if columns.better(block, np.array(vector), rate):
+            columns.add(block, np.array(vector), rate, (block, vector, rate))
+    return columns
 
 
 def demands(fixed: bool, room: tuple[int, int]) -> Demands:
@@ -53,9 +53,9 @@ def test_the_best_choice_is_taken_and_never_beats_the_relaxation(
     fixed: bool,
     room: tuple[int, int],
 ) -> None:
-    ways, asked = kept(known), demands(fixed, room)
+    columns, asked = kept(known), demands(fixed, room)
     rates = asked.at(1.0)
-    choice = ways.delivering(rates)
+    choice = columns.delivering(rates)
     able = [[w for w in known if w[0] == b and w[2] >= rates[b]] for b in range(BLOCKS)]
     assert choice.complete() == all(able)
     if not choice.complete():
@@ -70,7 +70,7 @@ def test_the_best_choice_is_taken_and_never_beats_the_relaxation(
     assert (chosen is None) == (not values)
     if chosen is None:
         return
-    used = np.sum([ways.vector[row] for row in chosen], axis=0)
+    used = np.sum([columns.vector[row] for row in chosen], axis=0)
     value = float(asked.price @ used) if fixed else float(np.max(used / asked.capacity))
     assert np.isclose(value, min(values))
     assert relax(choice, asked).value <= value + 1e-7

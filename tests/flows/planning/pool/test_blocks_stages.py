@@ -1,4 +1,4 @@
-"""Pipelines of more stages than usual: bricks have room for all of them."""
+"""Pipelines of more stages than usual: items have room for all of them."""
 
 import numpy as np
 import pytest
@@ -27,7 +27,7 @@ def test_bricks_hold_the_vgpus_of_every_stage(stages: int) -> None:
     price = np.ones(len(problem.gpus))
     blocks.focus(price, np.array([300.0]))
     proposal = blocks.propose(price, np.array([200.0]))
-    rows, vgpus = proposal.way(0)
+    rows, vgpus = proposal.column(0)
     counts = np.zeros((len(columns), stages), np.int64)
     np.add.at(counts, rows, vgpus)
     assert (vgpus > 0).all()

@@ -10,7 +10,7 @@ import pytest
 
 from flows.planning import PlanOptions, make_plan
 from flows.planning.inputs import build_problem
-from flows.planning.pool.columns import enumerate_columns, row_of, ways_in_force
+from flows.planning.pool.columns import allocations_in_force, enumerate_columns, row_of
 from flows.planning.pool.integer import delivered_rps
 from tests.flows.planning.decomposition.test_decompose import many
 
@@ -23,7 +23,7 @@ def test_every_pipeline_of_a_plan_is_found_with_its_rate() -> None:
     plan = make_plan(profiles, machines, workload, OPTIONS)
     problem = build_problem(profiles, machines, workload, OPTIONS)
     columns = enumerate_columns(problem, 2)
-    ways = ways_in_force(plan, problem, columns)
+    ways = allocations_in_force(plan, problem, columns)
     assert [model for model, _ in ways] == [0, 1, 2, 3]
     for model, (rows, vgpus) in ways:
         name = problem.models[model].name
@@ -40,7 +40,7 @@ def test_what_no_longer_meets_its_slo_is_left_out() -> None:
     tight = replace(workload, models=(replace(first, slo_us=first.slo_us // 2), *others))
     problem = build_problem(profiles, machines, tight, replace(OPTIONS, slo_margin=0.0))
     columns = enumerate_columns(problem, 2)
-    kept = {model for model, _ in ways_in_force(plan, problem, columns)}
+    kept = {model for model, _ in allocations_in_force(plan, problem, columns)}
     fitting = {
         number
         for number, model in enumerate(plan.models)

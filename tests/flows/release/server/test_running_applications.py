@@ -262,7 +262,7 @@ def test_metrics_tell_modules_apart_and_what_passes_the_front(
                 r'poolpipe_front_bytes_total\{direction="in",model="diamond"',
                 r'poolpipe_module_rows_total\{application="crops",module="classify"',
                 r"poolpipe_jobs(\{.*\})? 0",
-                r"poolpipe_shelf_slots(\{.*\})? 0",
+                r"poolpipe_retained_output_slots(\{.*\})? 0",
             )
         )
 

@@ -32,7 +32,7 @@ def served_plan() -> Plan:
     """Three applications over nodes `FAST` and `SLOW`.
 
     All of `spared` can run on FAST; `there` ends on SLOW alone; what `through` has in its midst
-    lies on a shelf of SLOW.
+    is retained on SLOW.
     """
 
     def on(name: str, *classes: str) -> small_plans.HandModel:

@@ -159,12 +159,12 @@ def test_vgpus_are_told_of_a_life_after_the_hosts_restart(tmp_path: Path) -> Non
     assert (row["batches"], row["drift"], row["busy"]) == (1, 1.0, pytest.approx(1, rel=1e-3))
 
 
-def test_rides_that_nobody_is_left_in_are_forgotten(tmp_path: Path) -> None:
+def test_shared_batches_that_nobody_is_left_in_are_forgotten(tmp_path: Path) -> None:
     watch = VGpuWatch(tmp_path, example_plan(), "1")
-    seats = [[1, 0, 0, 1]]
+    capacity = [[1, 0, 0, 1]]
     lines = [{"t": "Plan", "generation": 1}]
-    lines += [{"t": "Ride", "ride_id": n, "members": seats} for n in range(3)]
-    lines += [{"t": "Ride", "ride_id": n, "members": []} for n in range(2)]
+    lines += [{"t": "SharedBatch", "shared_batch_id": n, "members": capacity} for n in range(3)]
+    lines += [{"t": "SharedBatch", "shared_batch_id": n, "members": []} for n in range(2)]
     (tmp_path / "events-1-0.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     watch.read()
-    assert list(watch._rides) == [2]
+    assert list(watch._shared_batches) == [2]

@@ -32,7 +32,7 @@ from triton_backend.scheduler.policies.late import (
     LEAST_WASTE,
     MEASURED,
     _in_order,
-    _open_crowded,
+    _open_early_if_oversubscribed,
 )
 from triton_backend.scheduler.policies.registry import largest_batches
 from triton_backend.scheduler.scheduler import Scheduler
@@ -237,7 +237,7 @@ def test_where_each_that_waits_has_a_vgpu_nobody_goes_before_another(
         tables.heaps[pipeline]["key"] = 100
         tables.waiting_keep_us[tables.topology.pipelines[pipeline]["place"]] = 1_000
         tables.candidates[pipeline]["samples"] = 1
-    assert _open_crowded(tables, 0) == looks_at_us
+    assert _open_early_if_oversubscribed(tables, 0) == looks_at_us
 
 
 def test_waiting_candidates_are_put_in_the_order_in_which_they_open() -> None:

@@ -68,7 +68,7 @@ def test_a_part_that_is_given_stays(tmp_path: Path) -> None:
     assert guard.guard_us(SLO_US) == SLO_US // 4
 
 
-def test_where_rides_wait_out_of_the_guard_it_is_not_measured(tmp_path: Path) -> None:
+def test_where_shared_batches_wait_out_of_the_guard_it_is_not_measured(tmp_path: Path) -> None:
     guard = guard_of(tmp_path)
     overrun(guard, [100] * KEPT)
     guard.measured = False

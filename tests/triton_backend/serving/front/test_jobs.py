@@ -21,8 +21,8 @@ from triton_backend.serving.front.pending import PendingRequests, Request
 from triton_backend.serving.front.replies import Refusal
 from triton_backend.serving.transport.event_loop import EventLoop
 from triton_backend.serving.transport.fetching import Fetches
+from triton_backend.serving.transport.retained import RetainedSegments
 from triton_backend.serving.transport.shared_memory import Arrays, remove_segments
-from triton_backend.serving.transport.shelves import RetainedSegments
 from triton_backend.serving.transport.wire import NONE, FrameError, JobDoneBody, RowSlice
 
 PIECE = RowSlice(0, 2, 0, NONE, 1, 0, generation=1, vgpu=1, slot=3, row=1)
@@ -90,9 +90,9 @@ def test_a_request_keeps_its_slot_until_it_has_left(
 def test_an_answer_is_read_where_it_lies_and_not_where_rows_are_missing(
     deployment: Deployment, jobs: FrontJobs
 ) -> None:
-    shelves = RetainedSegments(deployment.settings)
-    shelves.make(deployment, 1)
-    slots = shelves.of_model(deployment, 1, "m_b")
+    retained = RetainedSegments(deployment.settings)
+    retained.make(deployment, 1)
+    slots = retained.of_model(deployment, 1, "m_b")
     slots.views(3, 4)["output"][...] = np.arange(4, dtype=np.uint8)[:, None]
     late = PIECE._replace(at=2, rows=1, row=0)
     for pieces, rows in (((PIECE,), [1, 2]), ((late, PIECE), [1, 2, 0]), ((), [])):

@@ -35,7 +35,7 @@ class Books:
 
     def __init__(self, deployment: Deployment, samples: int = 3) -> None:
         self.deployment = deployment
-        self.shelves = RetainedOutputs(deployment, 0)
+        self.retained = RetainedOutputs(deployment, 0)
         self.jobs = Jobs()
         inputs = InputSlot(1, 0, 9)
         self.jobs.begin(Job(JOB, deployment.applications[0], samples, inputs, deadline_us=10**6))
@@ -64,15 +64,15 @@ class Books:
             batch_id=0, model=module, pipeline=0, request_ids=tuple(tasks), samples=0, hops=()
         )
         self.jobs.dispatched(batch)
-        shelf = self.shelves.grant(module)
-        assert shelf is not None
-        return batch, shelf
+        output_slot = self.retained.grant(module)
+        assert output_slot is not None
+        return batch, output_slot
 
     def run(
         self, module: int, tasks: Sequence[int], *given: Sequence[int]
     ) -> list[tuple[int, tuple[int, ...]]]:
-        batch, shelf = self.batch(module, tasks)
-        return self.jobs.ended(self.deployment, batch, shelf, given)
+        batch, output_slot = self.batch(module, tasks)
+        return self.jobs.ended(self.deployment, batch, output_slot, given)
 
     def pieces(self, module: int, tasks: Sequence[int]) -> list[RowSlice]:
         batch, _ = self.batch(module, tasks)
@@ -82,22 +82,22 @@ class Books:
 def test_two_lives_of_the_scheduler_grant_none_of_each_others_slots(deployment: Deployment) -> None:
     granted: list[set[int]] = []
     for life in (8, 9):
-        shelves, slots = RetainedOutputs(deployment, life), set[int]()
-        while (shelf := shelves.grant(A)) is not None:
-            slots.add(shelf.slot)
+        retained, slots = RetainedOutputs(deployment, life), set[int]()
+        while (output_slot := retained.grant(A)) is not None:
+            slots.add(output_slot.slot)
         granted.append(slots)
     assert not granted[0] & granted[1]
-    assert granted[0] | granted[1] == set(range(deployment.shelf_slots(A)))
+    assert granted[0] | granted[1] == set(range(deployment.retained_slots(A)))
 
 
-def test_rows_come_from_the_request_and_then_from_the_shelves(deployment: Deployment) -> None:
+def test_rows_come_from_the_request_and_then_from_retained_outputs(deployment: Deployment) -> None:
     books = Books(deployment)
     first = books.ready(A, 2, 1)
     assert books.pieces(A, first) == [
         RowSlice(0, 2, 0, A, NONE, 0, 1, 0, 9, 0),
         RowSlice(2, 1, 0, A, NONE, 0, 1, 0, 9, 2),
     ]
-    books.run(A, first[1:])  # the later rows are there first, on a shelf of their own
+    books.run(A, first[1:])  # the later rows are there first, retained by themselves
     books.run(A, first[:1])
     (task,) = books.ready(B, 3)
     pieces = books.pieces(B, [task])
@@ -113,20 +113,20 @@ def test_a_slot_is_free_when_all_that_read_it_have_ended(deployment: Deployment)
     books.run(A, books.ready(A, 3))
     (b,), (c,) = books.ready(B, 3), books.ready(C, 3)
     books.run(B, [b])
-    assert books.shelves.taken == 2
-    batch, shelf = books.batch(C, [c])
-    shelf.release()
+    assert books.retained.taken == 2
+    batch, output_slot = books.batch(C, [c])
+    output_slot.release()
     books.jobs.aborted(batch)  # its worker died: the inputs are still there
     assert [one.producer for one in books.jobs.pieces(deployment, batch)] == [A]
     books.run(C, [c])
-    assert books.shelves.taken == 2  # of B and C; A's is not wanted any more
+    assert books.retained.taken == 2  # of B and C; A's is not wanted any more
     books.run(D, books.ready(D, 3))
     (piece,) = books.jobs.done(JOB, deployment)
     assert piece[:6] == (0, 3, 0, NONE, D, 0)
     assert not books.jobs.open(JOB)
-    assert books.shelves.taken == 1
+    assert books.retained.taken == 1
     books.jobs.drop(JOB)  # its front has read it
-    assert (books.shelves.taken, len(books.jobs)) == (0, 0)
+    assert (books.retained.taken, len(books.jobs)) == (0, 0)
 
 
 def test_a_dropped_job_gives_back_all_but_the_slots_of_batches_that_run(
@@ -135,14 +135,14 @@ def test_a_dropped_job_gives_back_all_but_the_slots_of_batches_that_run(
     books = Books(deployment)
     books.run(A, books.ready(A, 3))
     running, (waits,) = books.ready(B, 3), books.ready(C, 3)
-    batch, shelf = books.batch(B, running)
+    batch, output_slot = books.batch(B, running)
     assert books.jobs.drop(JOB) is not None
     assert books.jobs.drop(JOB) is None
-    assert books.shelves.taken == 1
+    assert books.retained.taken == 1
     (piece,) = books.jobs.pieces(deployment, batch)
     assert piece.slot == NONE  # it runs on zeros
-    assert books.jobs.ended(deployment, batch, shelf, ()) == []
-    assert books.shelves.taken == 0
+    assert books.jobs.ended(deployment, batch, output_slot, ()) == []
+    assert books.retained.taken == 0
     with pytest.raises(KeyError):
         books.batch(C, [waits])
 
@@ -197,7 +197,7 @@ def test_a_module_that_is_skipped_gives_zeros_and_no_rows_of_the_answer(
     books.run(A, books.ready(A, 3))
     books.jobs.skip(JOB, B)
     books.jobs.skip(JOB, C)
-    assert books.shelves.taken == 0
+    assert books.retained.taken == 0
     (d,) = books.ready(D, 3)
     assert {piece.slot for piece in books.pieces(D, [d])} == {NONE}
     books.jobs.skip(JOB, D)
@@ -208,6 +208,6 @@ def test_jobs_of_a_batch_that_cannot_run_are_named_with_the_module(
     deployment: Deployment,
 ) -> None:
     books = Books(deployment)
-    batch, shelf = books.batch(A, books.ready(A, 3))
-    assert books.jobs.failed(batch, shelf) == [(JOB, "a")]
-    assert books.shelves.taken == 0
+    batch, output_slot = books.batch(A, books.ready(A, 3))
+    assert books.jobs.failed(batch, output_slot) == [(JOB, "a")]
+    assert books.retained.taken == 0

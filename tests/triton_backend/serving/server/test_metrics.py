@@ -300,7 +300,7 @@ def test_values_have_the_labels_that_are_documented(tmp_path: Path) -> None:
     gateway = HeldGateway(deployment)
     gateway.counters.serve(deployment.plan)[0, 0, 0].ran(1_000)
     gateway.counters.batches["pair"] += 1
-    gateway.counters.rides["pair"] += 1
+    gateway.counters.shared_batches["pair"] += 1
     gateway.counters.module_rows["app", "cars"] += 1
     values = gateway_values(gateway, 1_000_000) | front_values("pair", counters, 0, (1, 1))
     values |= node_values({"node": "n", "restarts": 0})

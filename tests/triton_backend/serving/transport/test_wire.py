@@ -54,8 +54,8 @@ UNPACK = (
     wire.unpack_batch,
     wire.unpack_answer,
     wire.unpack_times,
-    wire.unpack_ride,
-    wire.unpack_ride_done,
+    wire.unpack_shared_batch,
+    wire.unpack_shared_batch_done,
 )
 
 
@@ -75,20 +75,23 @@ def test_every_body_comes_back_as_it_was_packed(
 
 
 @given(I64, I64, st.lists(I64, max_size=9).map(tuple))
-def test_rides_come_back_and_no_other_number_of_batches_fits(
+def test_shared_batches_come_back_and_no_other_number_of_batches_fits(
     start_us: int, end_us: int, batches: tuple[int, ...]
 ) -> None:
-    ride = wire.RideBody(start_us, end_us, batches)
-    assert wire.unpack_ride(wire.pack_ride(ride)) == ride
+    shared_batch = wire.SharedBatchBody(start_us, end_us, batches)
+    assert wire.unpack_shared_batch(wire.pack_shared_batch(shared_batch)) == shared_batch
     times = wire.TimesBody(3, min(start_us, end_us), max(start_us, end_us))
-    packed = wire.pack_ride_done(times, batches)
-    assert wire.unpack_ride_done(packed) == (times, batches)
-    for broken in (wire.pack_ride(ride) + bytes(8), wire.pack_ride(ride)[:-1]):
+    packed = wire.pack_shared_batch_done(times, batches)
+    assert wire.unpack_shared_batch_done(packed) == (times, batches)
+    for broken in (
+        wire.pack_shared_batch(shared_batch) + bytes(8),
+        wire.pack_shared_batch(shared_batch)[:-1],
+    ):
         with pytest.raises(FrameError, match="are needed"):
-            wire.unpack_ride(broken)
+            wire.unpack_shared_batch(broken)
     for broken in (packed + b"x", packed[:19]):
         with pytest.raises(FrameError, match="no times and batches"):
-            wire.unpack_ride_done(broken)
+            wire.unpack_shared_batch_done(broken)
 
 
 @given(batches(), PIECES, I64)

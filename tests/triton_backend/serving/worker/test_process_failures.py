@@ -18,7 +18,7 @@ from triton_backend.serving.transport.wire import (
     HEADER_BYTES,
     MAX_REASON,
     NONE,
-    SHELVED,
+    RETAINED,
     BatchBody,
     FrameError,
     Header,
@@ -72,7 +72,7 @@ def test_counts_that_are_no_rows_fail_their_batch(count: int) -> None:
     )
     sender._served = cast("Any", {TAG: (deployment, 0)})
     sender._scheduler = cast("Any", SimpleNamespace(send=sent.append))
-    body = BatchBody(0, 0, 1, 0, 0, 0, 0, SHELVED, (Hop(0, 0, 0, 0, 1),), (0,))
+    body = BatchBody(0, 0, 1, 0, 0, 0, 0, RETAINED, (Hop(0, 0, 0, 0, 1),), (0,))
     made = {"rows": np.array([count])}
     target = SimpleNamespace(channel=None, views={1: made}.get)
     sender.pass_on(QueuedBatch(0, 7, 0, TAG, 0, 0, body), cast("Any", target), 1)
@@ -125,7 +125,7 @@ def test_of_a_generation_that_is_served_half_nothing_is_left(
         return known | {*worker._queue._served, *worker._inputs._served, *worker._outputs._served}
 
     with monkeypatch.context() as broken:
-        broken.setattr(worker._outputs._shelves, "make", full)
+        broken.setattr(worker._outputs._retained, "make", full)
         worker.adopt(2)
     assert second.tag != system.deployment.tag
     assert held() == {system.deployment.tag}

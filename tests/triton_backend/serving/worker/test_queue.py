@@ -14,26 +14,26 @@ from triton_backend.serving.deployment import Deployment
 from triton_backend.serving.transport.shared_memory import Segment, remove_segments
 from triton_backend.serving.transport.wire import (
     NONE,
-    SHELVED,
+    RETAINED,
     BatchBody,
     FrameError,
     Header,
     Kind,
-    RideBody,
+    SharedBatchBody,
 )
 from triton_backend.serving.worker.queue import (
     ABORTED_KEPT,
     BatchQueue,
     QueuedBatch,
-    QueuedRide,
+    QueuedSharedBatch,
 )
 
 PREFIX = "poolpipe-test-queue-"
 FIRST = 0  # the vGPU of the first stage
 
 
-def number_of(run: QueuedBatch | QueuedRide | None) -> int | None:
-    """Of a batch or a ride."""
+def number_of(run: QueuedBatch | QueuedSharedBatch | None) -> int | None:
+    """Of a batch or a shared batch."""
     return None if run is None else run[1]
 
 
@@ -132,10 +132,10 @@ def test_a_batch_that_becomes_due_after_a_run_is_looked_for(first: FirstStage) -
 
 
 def test_what_only_a_scheduler_that_is_gone_would_read_is_forgotten(first: FirstStage) -> None:
-    for number, express in enumerate((NONE, SHELVED, NONE, SHELVED)):
+    for number, express in enumerate((NONE, RETAINED, NONE, RETAINED)):
         first.add(number, start_us=0, express=express)
     assert first.begin() == 0
-    first.queue.forget_shelved()
+    first.queue.forget_retained()
     assert first.end_and_begin() == 2
     assert first.end_and_begin() is None
     assert first.queue.idle
@@ -210,7 +210,7 @@ def test_tensors_from_another_host_are_here_when_their_frame_is(
     assert (batch.body.transfer_start_us, batch.body.available_us) == (60, available_us)
 
 
-# Rides
+# Shared batches
 
 
 class Boarding(FirstStage):
@@ -246,14 +246,14 @@ class Boarding(FirstStage):
         self.queue.add(header, body)
 
     def leaves(self) -> tuple[int, list[int]] | None:
-        """The ride that begins, and who is aboard."""
-        ride = self.queue.begin()
-        if ride is None:
+        """The shared batch that begins, and who is aboard."""
+        shared_batch = self.queue.begin()
+        if shared_batch is None:
             return None
-        assert isinstance(ride, QueuedRide)
+        assert isinstance(shared_batch, QueuedSharedBatch)
         self.queue.end()
-        assert ride.samples == len(ride.members)
-        return ride.ride_id, [batch.batch_id for batch in ride.members]
+        assert shared_batch.samples == len(shared_batch.members)
+        return shared_batch.shared_batch_id, [batch.batch_id for batch in shared_batch.members]
 
 
 @pytest.fixture
@@ -262,10 +262,12 @@ def boarding(tmp_path: Path) -> Iterator[Boarding]:
     remove_segments(PREFIX)
 
 
-def test_a_ride_leaves_when_its_start_has_come_and_all_are_there(boarding: Boarding) -> None:
+def test_a_shared_batch_leaves_when_its_start_has_come_and_all_are_there(
+    boarding: Boarding,
+) -> None:
     boarding.enter(1)
-    assert boarding.leaves() is None  # its ride is not named yet
-    boarding.queue.ride(7, RideBody(70, 1_000, (2, 1)))
+    assert boarding.leaves() is None  # its shared batch is not named yet
+    boarding.queue.shared_batch(7, SharedBatchBody(70, 1_000, (2, 1)))
     assert boarding.queue.next_due_us() == 1_000
     boarding.come(2, available_us=80)
     assert boarding.queue.next_due_us() == 80
@@ -278,33 +280,33 @@ def test_a_ride_leaves_when_its_start_has_come_and_all_are_there(boarding: Board
     assert boarding.queue.idle
 
 
-def test_what_is_said_last_of_a_ride_counts_until_it_has_left(boarding: Boarding) -> None:
+def test_what_is_said_last_of_a_shared_batch_counts_until_it_has_left(boarding: Boarding) -> None:
     for batch in (1, 2, 3):
         boarding.enter(batch)
-    boarding.queue.ride(7, RideBody(50, 1_000, (1, 2)))
-    boarding.queue.ride(7, RideBody(0, 1_000, (1, 3)))
+    boarding.queue.shared_batch(7, SharedBatchBody(50, 1_000, (1, 2)))
+    boarding.queue.shared_batch(7, SharedBatchBody(0, 1_000, (1, 3)))
     assert boarding.leaves() == (7, [1, 3])
-    boarding.queue.ride(7, RideBody(0, 1_000, (2,)))
+    boarding.queue.shared_batch(7, SharedBatchBody(0, 1_000, (2,)))
     assert boarding.leaves() is None  # it has left
-    boarding.queue.ride(8, RideBody(0, 1_000, (2,)))
-    boarding.queue.ride(8, RideBody(0, 0, ()))
+    boarding.queue.shared_batch(8, SharedBatchBody(0, 1_000, (2,)))
+    boarding.queue.shared_batch(8, SharedBatchBody(0, 0, ()))
     assert boarding.leaves() is None
     boarding.queue.remove(2)
     assert boarding.queue.idle
 
 
-def test_a_ride_that_nobody_speaks_of_any_more_leaves_with_who_is_there(
+def test_a_shared_batch_that_nobody_speaks_of_any_more_leaves_with_who_is_there(
     boarding: Boarding,
 ) -> None:
     """Its scheduler has died, and so has the worker of a member."""
     boarding.enter(1)
-    boarding.queue.ride(7, RideBody(0, 1_000, (1, 2)))
-    boarding.queue.ride(8, RideBody(0, 900, (3,)))
+    boarding.queue.shared_batch(7, SharedBatchBody(0, 1_000, (1, 2)))
+    boarding.queue.shared_batch(8, SharedBatchBody(0, 900, (3,)))
     boarding.now_us = 999
     assert boarding.leaves() is None
     boarding.now_us = 1_000
     assert boarding.leaves() == (7, [1])
-    boarding.come(3, available_us=0)  # its ride was over before
+    boarding.come(3, available_us=0)  # its shared batch was over before
     boarding.now_us = 70 + 400_000
     assert boarding.leaves() is None
     assert not boarding.queue.idle
@@ -313,10 +315,10 @@ def test_a_ride_that_nobody_speaks_of_any_more_leaves_with_who_is_there(
     assert boarding.queue.idle
 
 
-def test_of_batches_and_rides_the_one_reserved_first_runs(boarding: Boarding) -> None:
+def test_of_batches_and_shared_batches_the_one_reserved_first_runs(boarding: Boarding) -> None:
     for batch in (1, 2):
         boarding.enter(batch)
-    boarding.queue.ride(7, RideBody(40, 1_000, (1,)))
-    boarding.queue.ride(6, RideBody(50, 1_000, (2,)))
+    boarding.queue.shared_batch(7, SharedBatchBody(40, 1_000, (1,)))
+    boarding.queue.shared_batch(6, SharedBatchBody(50, 1_000, (2,)))
     boarding.now_us = 50
     assert (boarding.leaves(), boarding.leaves()) == ((7, [1]), (6, [2]))

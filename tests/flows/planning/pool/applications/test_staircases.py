@@ -1,4 +1,4 @@
-"""Ways of one line: those of bricks hold what they say and cost no less than what is proven."""
+"""Allocations of one line: those of items serve it and cost no less than what is proven."""
 
 import numpy as np
 import pytest
@@ -32,11 +32,11 @@ def test_ways_of_bricks_serve_the_line_in_time_and_cost_no_less_than_is_proven(
     line = Staircase(
         problem=problem, columns=columns, times=times, rate_rps=rate_rps, price=PRICE, watch=Watch()
     )
-    ways = line.proposed(budget_us, [PRICE, np.array([6.0, 0.7]), np.array([2.0, 3.5])])
+    allocations = line.proposed(budget_us, [PRICE, np.array([6.0, 0.7]), np.array([2.0, 3.5])])
     least = line.at(budget_us).least
-    assert bool(ways) == bool(np.isfinite(least))
-    for stair in ways:
-        rows, vgpus = stair.way
+    assert bool(allocations) == bool(np.isfinite(least))
+    for stair in allocations:
+        rows, vgpus = stair.allocation
         assert stair.used_us <= budget_us
         assert delivered_rps(columns.take(rows), vgpus).sum() >= rate_rps * (1 - 1e-9)
         assert np.all(stair.vector <= problem.gpus)

@@ -35,7 +35,7 @@ from triton_backend.serve_folder.settings import ServeOptions
 pytestmark = pytest.mark.slow
 CUTS = (0, 1, 3)  # those before the junction are aligned there
 JUNCTION, SEATS = 3, 4
-TAIL_US = (20_000, 25_000, 30_000, 35_000)  # as planned: so long a ride waits for company
+TAIL_US = (20_000, 25_000, 30_000, 35_000)  # as planned: so long a shared batch waits for company
 SLO_US = 400_000
 PATIENT_US = 2_000_000
 
@@ -101,7 +101,7 @@ def planned(work: Path, split: SplitModel) -> Plan:
 
 @pytest.fixture(scope="module")
 def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("rides")
+    return tmp_path_factory.mktemp("shared_batches")
 
 
 @pytest.fixture(scope="module")
@@ -162,19 +162,24 @@ class Clients:
 
 
 def counted(state: ServerState) -> dict[str, float]:
-    """Rides so far, and what was in them, as metrics say."""
+    """Shared batches so far, and what was in them, as metrics say."""
     metrics = read_metrics(state.metrics_url, 5.0)
-    names = ("rides", "ride_batches", "ride_samples", "ride_entries")
+    names = (
+        "shared_batches",
+        "shared_batch_members",
+        "shared_batch_samples",
+        "shared_batch_entries",
+    )
     return {name: sum(metrics.get(name, {}).values()) for name in names}
 
 
 def ridden(state: ServerState, samples: float) -> dict[str, float]:
-    """Metrics once so many samples were in rides; they are published periodically."""
-    wait_for(lambda: counted(state)["ride_samples"] >= samples)
+    """Metrics once so many samples were in shared batches; they are published periodically."""
+    wait_for(lambda: counted(state)["shared_batch_samples"] >= samples)
     return counted(state)
 
 
-def test_clients_at_different_cuts_ride_together_and_get_the_whole_models_answers(
+def test_clients_at_different_cuts_shared_batch_together_and_get_the_whole_models_answers(
     state: ServerState, heads: Heads
 ) -> None:
     clients = Clients(state, heads)
@@ -183,9 +188,9 @@ def test_clients_at_different_cuts_ride_together_and_get_the_whole_models_answer
     assert len(clients.errors) == 120
     assert max(clients.errors) <= 1e-4
     told = ridden(state, 120)
-    assert told["ride_samples"] == told["ride_batches"] == 120
-    assert told["ride_batches"] > told["rides"]
-    assert told["ride_entries"] > told["rides"]
+    assert told["shared_batch_samples"] == told["shared_batch_members"] == 120
+    assert told["shared_batch_members"] > told["shared_batches"]
+    assert told["shared_batch_entries"] > told["shared_batches"]
 
 
 def kill(state: ServerState, part: str) -> None:
@@ -199,7 +204,7 @@ def kill(state: ServerState, part: str) -> None:
 
 
 @pytest.mark.parametrize("part", ["worker", "scheduler"])
-def test_a_killed_part_makes_no_answer_wrong_and_rides_go_on(
+def test_a_killed_part_makes_no_answer_wrong_and_shared_batches_go_on(
     state: ServerState, heads: Heads, part: str
 ) -> None:
     clients = Clients(state, heads)
@@ -222,5 +227,5 @@ def test_a_killed_part_makes_no_answer_wrong_and_rides_go_on(
 
 
 def ridden_so_far(state: ServerState) -> int:
-    """Samples in rides, as the scheduler counts."""
-    return int(state.control("status")["counters"]["ride_samples"].get("net", 0))
+    """Samples in shared batches, as the scheduler counts."""
+    return int(state.control("status")["counters"]["shared_batch_samples"].get("net", 0))

@@ -1,4 +1,4 @@
-"""Rides carried out.
+"""Shared batches carried out.
 
 Nothing accepted is late, nothing is lost, and joint runs are as full as they should be.
 """
@@ -62,8 +62,10 @@ def test_nothing_is_lost_where_runs_vary_and_workers_die(
     late(simulate(plan, options))  # invariants are checked at the end
 
 
-def test_rides_of_queues_that_another_plan_has_not_are_counted_where_there_is_room() -> None:
-    """A ride with a request of a former plan's third queue leaves under a plan of one queue."""
+def test_shared_batches_of_queues_that_another_plan_has_not_are_counted_where_there_is_room() -> (
+    None
+):
+    """A shared batch with a request of a former plan's third queue runs under one of one queue."""
     problem = case(0, 7, blocks=4, rates=(30,))
     options = PlanOptions(planner="graft", objective="share")
     plan = make_plan(problem.profiles, problem.cluster, problem.workload, options)
@@ -94,17 +96,17 @@ def test_planned_entries_are_never_late(planner: str, seed: int) -> None:
         assert late(simulate(plan, SimOptions(duration_s=2, load_factor=load))) == 0
 
 
-def test_two_tails_fill_their_rides_and_alone_they_do_not_fit() -> None:
+def test_two_tails_fill_their_shared_batches_and_alone_they_do_not_fit() -> None:
     plan = two_tails()
     options = SimOptions(duration_s=5, load_factor=20, arrivals=Deterministic())
     result = simulate(plan, options)
     assert result.attainment >= 0.995
     for entry in result.entries["net"].values():
-        assert entry.ride_fill is not None
-        assert entry.ride_fill.samples >= 1.5
-        assert entry.ride_fill.entries >= 1.5
-    told = result.to_dict()["entries"]["net"]["e0"]["ride_fill"]
-    assert set(told) == {"rides", "samples", "entries"}
-    alone = simulate(plan, replace(options, rides=False))
+        assert entry.shared_batch_fill is not None
+        assert entry.shared_batch_fill.samples >= 1.5
+        assert entry.shared_batch_fill.entries >= 1.5
+    told = result.to_dict()["entries"]["net"]["e0"]["shared_batch_fill"]
+    assert set(told) == {"shared_batches", "samples", "entries"}
+    alone = simulate(plan, replace(options, shared_batches=False))
     assert alone.attainment < 0.9
-    assert alone.to_dict()["entries"]["net"]["e0"]["ride_fill"] is None
+    assert alone.to_dict()["entries"]["net"]["e0"]["shared_batch_fill"] is None

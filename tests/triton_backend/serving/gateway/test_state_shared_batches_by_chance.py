@@ -26,9 +26,9 @@ from triton_backend.serving.transport.wire import (
     parse_header,
     unpack_dispatch,
     unpack_drop,
-    unpack_ride,
+    unpack_shared_batch,
 )
-from triton_backend.serving.worker.queue import BatchQueue, QueuedBatch, QueuedRide
+from triton_backend.serving.worker.queue import BatchQueue, QueuedBatch, QueuedSharedBatch
 
 CUT = FrontAddress("cut")
 PREFIX = "poolpipe-test-chance-"
@@ -51,7 +51,7 @@ class World:
         self.workers = [Worker(self, vgpu.index) for vgpu in deployment.vgpus]
         self.batches: dict[int, tuple[int, ...]] = {}  # at the front, with their requests
         self.ends: dict[int, str] = {}  # the first of each request: its front answers once
-        self.rides = self.full = 0
+        self.shared_batches = self.full = 0
         for worker in self.workers:
             self.gateway.worker_up(WorkerAddress(1, worker.vgpu), 0)
         self.sent()
@@ -203,8 +203,10 @@ class Worker:
             header = parse_header(sent.data)
             if self.life == life and header.kind is Kind.ABORT:
                 self.queue.remove(header.batch_id)
-            elif self.life == life and header.kind is Kind.RIDE:
-                self.queue.ride(header.batch_id, unpack_ride(sent.data[HEADER_BYTES:]))
+            elif self.life == life and header.kind is Kind.SHARED_BATCH:
+                self.queue.shared_batch(
+                    header.batch_id, unpack_shared_batch(sent.data[HEADER_BYTES:])
+                )
             self.work()
 
         self.world.deliver(("scheduler", self.vgpu, life), read)
@@ -257,7 +259,7 @@ class Worker:
         names = (WorkerAddress(1, self.vgpu),)
         self.world.tell(self, lambda _: self.world.gateway.let_go(names, batch_id))
 
-    def ended(self, run: QueuedBatch | QueuedRide, times: TimesBody) -> None:
+    def ended(self, run: QueuedBatch | QueuedSharedBatch, times: TimesBody) -> None:
         gateway = self.world.gateway
         fails = self.world.random.random() < 0.01
         members = (run,) if isinstance(run, QueuedBatch) else run.members
@@ -268,10 +270,13 @@ class Worker:
                 )
                 self.world.deliver(("answers", self.vgpu), lambda one=one: self._failed(one))
         numbers = () if fails else tuple(batch.batch_id for batch in members)
-        if isinstance(run, QueuedRide):
-            self.world.rides += 1
+        if isinstance(run, QueuedSharedBatch):
+            self.world.shared_batches += 1
             self.world.full += len(members) > 1
-            self.world.tell(self, lambda now: gateway.ride_done(run.ride_id, numbers, times, now))
+            self.world.tell(
+                self,
+                lambda now: gateway.shared_batch_done(run.shared_batch_id, numbers, times, now),
+            )
         elif not fails:
             self.world.tell(
                 self, lambda now: gateway.stage_done(run.batch_id, run.stage, times, now)
@@ -318,7 +323,7 @@ def test_every_request_ends_whatever_crosses_or_dies(deployment: Deployment, see
     assert list(world.ends.values()).count("answered") > 0.6 * REQUESTS
     assert world.full > 20
     gateway = world.gateway
-    assert (gateway.in_flight, gateway._batches, gateway._rides) == (0, {}, {})
+    assert (gateway.in_flight, gateway._batches, gateway._shared_batches) == (0, {}, {})
     assert [gateway._served.slots.of(v.index).taken for v in deployment.vgpus] == [0, 0, 0]
     for worker in world.workers:  # heartbeats wake them, four times a second
         worker.work()

@@ -1,4 +1,4 @@
-"""Rides on a whole system in the test's process: answers, faults, changes of plan, the log."""
+"""Shared batches on a whole system in one process: answers, faults, changes of plan, the log."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -92,48 +92,55 @@ def counted(system: LocalSystem, name: str) -> int:
 
 
 def nothing_is_left(system: LocalSystem) -> None:
-    """No batch in flight, no ride, and every slot that is not resting is free."""
+    """No batch in flight, no shared batch, and every slot that is not resting is free."""
     wait_for(lambda: system.status()["in_flight"] == 0)
     counters = system.status()["counters"]
     assert (counters["internal_errors"], counters["frames_refused"]) == (0, 0)
     gateway = system.scheduler.gateway
-    assert (gateway._rides, gateway._rides_that_ran, gateway._batches) == ({}, [], {})
-    assert gateway._unsaid_rides == {}
+    assert (gateway._shared_batches, gateway._shared_batches_that_ran, gateway._batches) == (
+        {},
+        [],
+        {},
+    )
+    assert gateway._unsaid_shared_batches == {}
     gateway._core.check_invariants()
     for worker, _ in system.workers.values():
         wait_for(lambda worker=worker: worker._queue.idle)
 
 
-def test_batches_of_both_entries_ride_together_and_get_their_own_answers(
+def test_batches_of_both_entries_shared_batch_together_and_get_their_own_answers(
     system: LocalSystem,
 ) -> None:
     asked = Asked(system)
     for _ in range(4):  # a machine that stands still may make some late
         assert [m for m in asked.ask(30).refused() if not is_late(m)] == []
-    rides, batches = counted(system, "rides"), counted(system, "ride_batches")
-    assert counted(system, "batches") >= batches > rides
-    assert counted(system, "ride_entries") > rides  # both entries, now and then
-    assert counted(system, "samples") >= counted(system, "ride_samples") > rides
+    shared_batches, batches = (
+        counted(system, "shared_batches"),
+        counted(system, "shared_batch_members"),
+    )
+    assert counted(system, "batches") >= batches > shared_batches
+    assert counted(system, "shared_batch_entries") > shared_batches  # both entries, now and then
+    assert counted(system, "samples") >= counted(system, "shared_batch_samples") > shared_batches
     nothing_is_left(system)
 
 
 @pytest.mark.parametrize("vgpu", [HEAD, TAIL])
 def test_a_lost_worker_takes_no_answer_with_it(system: LocalSystem, vgpu: int) -> None:
     asked = Asked(system).ask(40)
-    wait_for(lambda: counted(system, "rides") > 0)
+    wait_for(lambda: counted(system, "shared_batches") > 0)
     system.stop_worker(1, vgpu)
     asked.ask(10)
     if vgpu == HEAD:  # requests of the first entry have nowhere to run
         wait_for(lambda: system.status()["workers"]["up"] == len(system.deployment.vgpus) - 1)
         system.start_worker(system.deployment, vgpu)
     assert [m for m in asked.refused() if not is_late(m)] == []
-    ridden = counted(system, "rides")
+    ridden = counted(system, "shared_batches")
     assert Asked(system).ask(20).refused() == []
-    assert counted(system, "rides") > ridden
+    assert counted(system, "shared_batches") > ridden
     nothing_is_left(system)
 
 
-def test_a_run_that_fails_fails_its_members_and_the_next_ride_runs(
+def test_a_run_that_fails_fails_its_members_and_the_next_shared_batch_runs(
     system: LocalSystem, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def broken(*_: object) -> object:
@@ -149,7 +156,7 @@ def test_a_run_that_fails_fails_its_members_and_the_next_ride_runs(
     assert Asked(system).ask(12).refused() == []
 
 
-def test_rides_go_on_over_a_change_of_plan_and_the_log_is_answered_alike(
+def test_shared_batches_go_on_over_a_change_of_plan_and_the_log_is_answered_alike(
     system: LocalSystem, tmp_path: Path
 ) -> None:
     asked = Asked(system).ask(30)
@@ -167,14 +174,16 @@ def test_rides_go_on_over_a_change_of_plan_and_the_log_is_answered_alike(
     done = replayed(tmp_path / "serve")
     assert done.returncode == 0, done.stderr
     text = "".join(path.read_text() for path in (tmp_path / "serve" / "events").iterdir())
-    assert text.count('"t":"RideDone"') >= counted_in(text, "RideDone") > 0
+    assert text.count('"t":"SharedBatchDone"') >= counted_in(text, "SharedBatchDone") > 0
 
 
 def counted_in(text: str, kind: str) -> int:
     return sum(f'"t":"{kind}"' in line for line in text.splitlines())
 
 
-def test_a_new_scheduler_dispatches_on_while_rides_of_the_last_end(system: LocalSystem) -> None:
+def test_a_new_scheduler_dispatches_on_while_shared_batches_of_the_last_end(
+    system: LocalSystem,
+) -> None:
     asked = Asked(system).ask(30)
     system.scheduler.stop()
     system.scheduler = new_scheduler(system)
@@ -185,7 +194,7 @@ def test_a_new_scheduler_dispatches_on_while_rides_of_the_last_end(system: Local
     nothing_is_left(system)
 
 
-def test_rides_meet_in_the_tail_of_another_host_over_tcp(tmp_path: Path) -> None:
+def test_shared_batches_meet_in_the_tail_of_another_host_over_tcp(tmp_path: Path) -> None:
     root = tmp_path / "artifacts"
     options = ServeOptions(
         artifacts=root,
@@ -198,11 +207,11 @@ def test_rides_meet_in_the_tail_of_another_host_over_tcp(tmp_path: Path) -> None
         asked = Asked(system)
         for _ in range(4):
             assert [m for m in asked.ask(30).refused() if not is_late(m)] == []
-        assert counted(system, "ride_batches") > counted(system, "rides") > 0
-        assert counted(system, "ride_entries") > counted(system, "rides")
+        assert counted(system, "shared_batch_members") > counted(system, "shared_batches") > 0
+        assert counted(system, "shared_batch_entries") > counted(system, "shared_batches")
         nothing_is_left(system)
         asked.ask(40)
-        wait_for(lambda: counted(system, "rides") > 0)
+        wait_for(lambda: counted(system, "shared_batches") > 0)
         system.stop_worker(1, TAIL)  # of two in the pool
         assert [m for m in asked.refused() if not is_late(m)] == []
         nothing_is_left(system)
@@ -210,7 +219,7 @@ def test_rides_meet_in_the_tail_of_another_host_over_tcp(tmp_path: Path) -> None
         system.stop()
 
 
-def test_rides_end_before_a_flush_does_and_go_on_under_the_new_plan(
+def test_shared_batches_end_before_a_flush_does_and_go_on_under_the_new_plan(
     system: LocalSystem, tmp_path: Path
 ) -> None:
     asked = Asked(system).ask(30)
@@ -222,16 +231,20 @@ def test_rides_end_before_a_flush_does_and_go_on_under_the_new_plan(
     asked.ask(10)  # new requests wait
     wait_for(lambda: system.status()["state"] == "flushed")
     gateway = system.scheduler.gateway
-    assert (gateway._rides, gateway._batches, gateway._unsaid_rides) == ({}, {}, {})
+    assert (gateway._shared_batches, gateway._batches, gateway._unsaid_shared_batches) == (
+        {},
+        {},
+        {},
+    )
     system.control("swap", plan_id="next")
     assert [m for m in asked.refused() if not is_late(m)] == []
-    ridden = counted(system, "rides")
+    ridden = counted(system, "shared_batches")
     assert [m for m in asked.ask(30).refused() if not is_late(m)] == []
-    assert counted(system, "rides") > ridden
+    assert counted(system, "shared_batches") > ridden
     nothing_is_left(system)
 
 
-def test_rides_and_jobs_of_an_application_are_served_side_by_side(tmp_path: Path) -> None:
+def test_shared_batches_and_jobs_of_an_application_are_served_side_by_side(tmp_path: Path) -> None:
     root = tmp_path / "artifacts"
     cut = with_tail(root, boards=True, vgpus=2).replaced(policy="reservation-ahead")
     modules = [one_stage(f"m_{name}") for name in "abcd"]
@@ -258,7 +271,7 @@ def test_rides_and_jobs_of_an_application_are_served_side_by_side(tmp_path: Path
                 for name, array in wanted.items():
                     np.testing.assert_array_equal(answer[name], array)
             assert [m for m in asked.refused() if not is_late(m)] == []
-        assert counted(system, "ride_entries") > counted(system, "rides") > 0
+        assert counted(system, "shared_batch_entries") > counted(system, "shared_batches") > 0
         nothing_is_left(system)
         assert not system.scheduler.gateway.jobs
     finally:

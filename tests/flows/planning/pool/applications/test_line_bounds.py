@@ -8,7 +8,7 @@ import pytest
 from scipy.optimize import linprog
 
 from flows.planning.applications.lines import lines_to_plan
-from flows.planning.pool.applications.hulls import LineLowerBounds, hand_out
+from flows.planning.pool.applications.line_bounds import LineLowerBounds, hand_out
 from flows.planning.watch import Watch
 from triton_backend.contract.workload import Workload
 
@@ -37,28 +37,33 @@ LINES = lines_to_plan(
 
 def drawn(seed: int) -> list[LineLowerBounds]:
     draw = np.random.default_rng(seed)
-    hulls: list[LineLowerBounds] = []
+    line_bounds: list[LineLowerBounds] = []
     for _ in range(len(LINES)):
         times = np.sort(draw.integers(2_000, 25_000, 6)).astype(float)
         usage = draw.uniform(0.1, 4.0, (6, 2)) * (draw.random((6, 2)) < 0.7)
         usage[usage.sum(axis=1) == 0] = 2.5
-        hulls.append(LineLowerBounds(times, usage))
-    return hulls
+        line_bounds.append(LineLowerBounds(times, usage))
+    return line_bounds
 
 
-def suffices(hull: LineLowerBounds, budget_us: float, gpus: tuple[int, ...]) -> bool:
-    usage = hull.usage[hull.times <= budget_us]
+def suffices(line_bound: LineLowerBounds, budget_us: float, gpus: tuple[int, ...]) -> bool:
+    usage = line_bound.usage[line_bound.times <= budget_us]
     found = linprog(
         np.zeros(len(usage)), A_ub=usage.T, b_ub=gpus, A_eq=np.ones((1, len(usage))), b_eq=[1]
     )
     return found.status == 0
 
 
-def least(hulls: list[LineLowerBounds]) -> float:
+def least(line_bounds: list[LineLowerBounds]) -> float:
     every = list(product(*(range(count + 1) for count in GPUS)))
     ways = [
-        [(time, gpus) for time in hull.times for gpus in every if suffices(hull, time, gpus)]
-        for hull in hulls
+        [
+            (time, gpus)
+            for time in line_bound.times
+            for gpus in every
+            if suffices(line_bound, time, gpus)
+        ]
+        for line_bound in line_bounds
     ]
     return min(
         (
@@ -73,9 +78,9 @@ def least(hulls: list[LineLowerBounds]) -> float:
 @pytest.mark.parametrize("seed", range(6))
 def test_the_bound_is_the_least_cost_of_gpus_that_suffice(seed: int) -> None:
     """Every line gets GPUs for some mix of configurations within its time, ignoring vGPUs."""
-    hulls = drawn(seed)
-    expected = least(hulls)
-    found = hand_out(LINES, GPUS, PRICE, hulls, Watch(), cutoff=100.0)
+    line_bounds = drawn(seed)
+    expected = least(line_bounds)
+    found = hand_out(LINES, GPUS, PRICE, line_bounds, Watch(), cutoff=100.0)
     assert found.bound == pytest.approx(min(expected, 100.0), rel=1e-4)
     assert (found.times is None) == (expected == inf)
     if found.times is not None:

@@ -127,7 +127,7 @@ def hand_out(
     lines: Lines,
     gpus: NDArray[np.int64],
     price: NDArray[np.float64],
-    hulls: Sequence[LineLowerBounds],
+    line_bounds: Sequence[LineLowerBounds],
     watch: Watch,
     cutoff: float,
 ) -> HandedOut:
@@ -137,43 +137,47 @@ def hand_out(
         lines: paths and limits.
         gpus: [C] that there are.
         price: [C] of a GPU.
-        hulls: what every line needs; prices that are found are added.
+        line_bounds: what every line needs; prices that are found are added.
         watch: ends it earlier.
         cutoff: a cost, plans of which are of no interest.
     """
-    for own in hulls:
+    for own in line_bounds:
         for k in range(len(gpus)):
             own.add(price / price.max() + len(gpus) * np.eye(len(gpus))[k])
     best = HandedOut(bound=-np.inf, times=None, extra=np.zeros(len(gpus)))
     for _ in range(_ROUNDS):
-        master = _master(lines, gpus, price, hulls, whole=False)
+        master = _master(lines, gpus, price, line_bounds, whole=False)
         answer = solve_linear(master.program)
         if answer is None:
             return best
         best = replace(best, extra=np.maximum(answer[1][master.capacity], 0.0))
-        if watch.over() or not _refine(hulls, master, answer[0]):
+        if watch.over() or not _refine(line_bounds, master, answer[0]):
             break
     for _ in range(_WHOLE_ROUNDS):
-        master = _master(lines, gpus, price, hulls, whole=True)
+        master = _master(lines, gpus, price, line_bounds, whole=True)
         limits = Limits(relative_gap=1e-5, nodes=_NODES, seconds=watch.left_s(), cutoff=-cutoff)
         answer = solve_integer(master.program, limits)
         bound = max(best.bound, min(cutoff, -answer.bound))
         if answer.values is None:
             return replace(best, bound=bound)
-        taken = zip(hulls, master.rows, master.chosen, strict=True)
+        taken = zip(line_bounds, master.rows, master.chosen, strict=True)
         values = answer.values
         rows = [(own, int(at[values[u].argmax()])) for own, at, u in taken]
         times = [int(np.ceil(own.times[row] - 1e-6)) for own, row in rows]
         best = replace(best, bound=bound, times=times)
-        if watch.over() or not _refine(hulls, master, values):
+        if watch.over() or not _refine(line_bounds, master, values):
             break
     return best
 
 
-def _refine(hulls: Sequence[LineLowerBounds], master: _Master, values: NDArray[np.float64]) -> bool:
+def _refine(
+    line_bounds: Sequence[LineLowerBounds], master: _Master, values: NDArray[np.float64]
+) -> bool:
     """Find prices at which what was handed out is worth too little; whether there are any."""
     found = False
-    for own, at, chosen, owned in zip(hulls, master.rows, master.chosen, master.owned, strict=True):
+    for own, at, chosen, owned in zip(
+        line_bounds, master.rows, master.chosen, master.owned, strict=True
+    ):
         kept, gpus = values[chosen], np.maximum(values[owned], 0.0)
         used = at[np.flatnonzero(kept > _SHORT)]
         for row in {int(used[0]), int(used[-1])}:
@@ -191,11 +195,11 @@ def _master(
     lines: Lines,
     gpus: NDArray[np.int64],
     price: NDArray[np.float64],
-    hulls: Sequence[LineLowerBounds],
+    line_bounds: Sequence[LineLowerBounds],
     *,
     whole: bool,
 ) -> _Master:
-    build, count = ProgramBuilder(), len(hulls)
+    build, count = ProgramBuilder(), len(line_bounds)
     owned = build.variables(
         "a",
         count * len(gpus),
@@ -206,15 +210,15 @@ def _master(
     capacity = build.rows("capacity", len(gpus), upper=gpus)
     build.entries(np.tile(capacity, count), owned, 1.0)
     owned = owned.reshape(count, len(gpus))
-    rows = [own.levels() for own in hulls]
+    rows = [own.levels() for own in line_bounds]
     chosen = [build.variables("u", len(at), upper=1.0, whole=whole) for at in rows]
-    for own, at, u, mine in zip(hulls, rows, chosen, owned, strict=True):
+    for own, at, u, mine in zip(line_bounds, rows, chosen, owned, strict=True):
         add_one(build, u)
         for worth, floors in own.prices:
             row, paid = build.rows("floor", 1, upper=0.0), np.flatnonzero(worth)
             build.entries(np.repeat(row, len(at)), u, floors[at])
             build.entries(np.repeat(row, len(paid)), mine[paid], -worth[paid])
-    levels = [own.times[at] for own, at in zip(hulls, rows, strict=True)]
+    levels = [own.times[at] for own, at in zip(line_bounds, rows, strict=True)]
     for graph in lines.graphs:
         add_paths(build, graph, levels, chosen)
     return _Master(build.build(), capacity, owned, chosen, rows)

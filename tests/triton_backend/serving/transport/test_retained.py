@@ -8,8 +8,8 @@ from tests.triton_backend.serving import served_applications, small_plans
 from tests.triton_backend.serving.served_applications import application, module, one_stage
 from tests.triton_backend.serving.system import deploy
 from triton_backend.serving.deployment import Deployment
+from triton_backend.serving.transport.retained import RetainedSegments, remove_retained
 from triton_backend.serving.transport.shared_memory import remove_segments
-from triton_backend.serving.transport.shelves import RetainedSegments, remove_shelves
 from triton_backend.serving.transport.wire import FrameError, RowSlice
 
 PIECE = RowSlice(0, 2, 0, 1, 0, 0, generation=1, vgpu=0, slot=3, row=1)
@@ -25,13 +25,13 @@ def deployment(tmp_path: Path) -> Iterator[Deployment]:
 
 
 def made(deployment: Deployment) -> RetainedSegments:
-    shelves = RetainedSegments(deployment.settings)
-    shelves.add(deployment)
-    shelves.make(deployment, 0)
-    return shelves
+    retained = RetainedSegments(deployment.settings)
+    retained.add(deployment)
+    retained.make(deployment, 0)
+    return retained
 
 
-def test_what_a_worker_left_on_its_shelf_is_there_for_who_reads_it_later(
+def test_outputs_that_a_worker_retained_are_there_for_a_later_reader(
     deployment: Deployment,
 ) -> None:
     first = made(deployment)
@@ -40,10 +40,10 @@ def test_what_a_worker_left_on_its_shelf_is_there_for_who_reads_it_later(
     slots.views(3, small_plans.BATCH)["output"][...] = rows
     first.close()  # its process dies
     again, reader = made(deployment), RetainedSegments(deployment.settings)
-    for shelves in (again, reader):
-        np.testing.assert_array_equal(shelves.tensors("chain", PIECE)["output"][:, 0], [1, 2])
+    for retained in (again, reader):
+        np.testing.assert_array_equal(retained.tensors("chain", PIECE)["output"][:, 0], [1, 2])
     reader.close()
-    remove_shelves(deployment, [0])
+    remove_retained(deployment, [0])
     with pytest.raises(FrameError, match="is nowhere"):
         RetainedSegments(deployment.settings).tensors("chain", PIECE)
 
@@ -60,7 +60,9 @@ def test_what_a_worker_left_on_its_shelf_is_there_for_who_reads_it_later(
         {"generation": 2},
     ],
 )
-def test_rows_that_no_shelf_has_are_refused(deployment: Deployment, wrong: dict[str, int]) -> None:
+def test_rows_that_are_not_retained_are_refused(
+    deployment: Deployment, wrong: dict[str, int]
+) -> None:
     with pytest.raises(FrameError, match=r"is nowhere|ends beyond"):
         made(deployment).tensors("chain", PIECE._replace(**wrong))
 
@@ -71,7 +73,7 @@ def test_generations_that_only_pieces_named_go_with_those_before_one_in_force(
     writer, reader = made(deployment), RetainedSegments(deployment.settings)
     reader.tensors("chain", PIECE)
     reader.forget_before(1)
-    remove_shelves(deployment, [0])
+    remove_retained(deployment, [0])
     assert len(reader.tensors("chain", PIECE)["output"]) == PIECE.rows  # still mapped
     reader.forget_before(2)
     with pytest.raises(FrameError, match="is nowhere"):

@@ -14,7 +14,7 @@ from triton_backend.contract.decisions import (
     Drop,
     DropReason,
     Member,
-    Ride,
+    SharedBatch,
 )
 from triton_backend.contract.errors import InputError
 from triton_backend.contract.events import (
@@ -25,8 +25,8 @@ from triton_backend.contract.events import (
     Pause,
     PlanChanged,
     Resume,
-    RideDone,
-    RideLeft,
+    SharedBatchDone,
+    SharedBatchStarted,
     StageDone,
     Timer,
     TransferDone,
@@ -34,7 +34,7 @@ from triton_backend.contract.events import (
 )
 from triton_backend.contract.plan import LONGEST_PIPELINE, Plan
 from triton_backend.scheduler.scheduler import Scheduler
-from triton_backend.scheduler.topology import MOST_SEATS, PUNCTUAL, RideTimes
+from triton_backend.scheduler.topology import MOST_SEATS, PUNCTUAL, SharedBatchTimes
 from triton_backend.serving.gateway.event_log import read_events, to_line
 
 ALIGNED, AT_JUNCTION = 0, 1  # entries of `two_tails`
@@ -43,8 +43,8 @@ ALIGNED, AT_JUNCTION = 0, 1  # entries of `two_tails`
 class Told:
     """A scheduler, and all that it was told and said."""
 
-    def __init__(self, plan: Plan, times: RideTimes = PUNCTUAL) -> None:
-        self.scheduler = Scheduler(plan, ride_times=times)
+    def __init__(self, plan: Plan, times: SharedBatchTimes = PUNCTUAL) -> None:
+        self.scheduler = Scheduler(plan, shared_batch_times=times)
         self.items: list[Event | Decision] = []
         self.came = 0
 
@@ -69,16 +69,21 @@ class Told:
             )
         )
 
-    def done(self, ride: Ride, end_us: int, now_us: int = 0) -> list[Decision]:
-        start_us, now_us = min(ride.start_us, end_us), max(now_us, end_us)
+    def done(self, shared_batch: SharedBatch, end_us: int, now_us: int = 0) -> list[Decision]:
+        start_us, now_us = min(shared_batch.start_us, end_us), max(now_us, end_us)
         return self.tell(
-            RideDone(now_us=now_us, ride_id=ride.ride_id, start_us=start_us, end_us=end_us)
+            SharedBatchDone(
+                now_us=now_us,
+                shared_batch_id=shared_batch.shared_batch_id,
+                start_us=start_us,
+                end_us=end_us,
+            )
         )
 
 
-def the_ride(decided: list[Decision]) -> Ride:
-    (ride,) = [d for d in decided if isinstance(d, Ride)]
-    return ride
+def the_shared_batch(decided: list[Decision]) -> SharedBatch:
+    (shared_batch,) = [d for d in decided if isinstance(d, SharedBatch)]
+    return shared_batch
 
 
 def hop(decided: list[Decision], stage: int) -> tuple[int, int]:
@@ -86,167 +91,183 @@ def hop(decided: list[Decision], stage: int) -> tuple[int, int]:
     return dispatch.hops[stage].start_us, dispatch.hops[stage].end_us
 
 
-def test_a_ride_has_all_seats_that_end_in_time_and_waits_for_company_as_long_as_it_runs() -> None:
+def test_a_shared_batch_has_all_rows_that_end_in_time_and_waits_for_as_long_as_it_runs() -> None:
     told = Told(two_tails())
     decided = told.arrive(0, AT_JUNCTION)
-    ride = the_ride(decided)
-    assert (ride.seats, ride.start_us, ride.end_us) == (4, 7_000, 14_000)
+    shared_batch = the_shared_batch(decided)
+    assert (shared_batch.capacity, shared_batch.start_us, shared_batch.end_us) == (4, 7_000, 14_000)
     assert hop(decided, 0) == (7_000, 14_000)
-    tight = the_ride(Told(two_tails()).arrive(0, AT_JUNCTION, slack_us=8_000))
-    assert (tight.seats, tight.start_us, tight.end_us) == (4, 1_000, 8_000)
-    small = the_ride(Told(two_tails()).arrive(0, AT_JUNCTION, slack_us=5_500))
-    assert (small.seats, small.start_us, small.end_us) == (2, 500, 5_500)
-    most = the_ride(Told(two_tails(8)).arrive(0, AT_JUNCTION, slack_us=10_500))
-    assert (most.seats, most.start_us, most.end_us) == (7, 500, 10_500)
+    tight = the_shared_batch(Told(two_tails()).arrive(0, AT_JUNCTION, slack_us=8_000))
+    assert (tight.capacity, tight.start_us, tight.end_us) == (4, 1_000, 8_000)
+    small = the_shared_batch(Told(two_tails()).arrive(0, AT_JUNCTION, slack_us=5_500))
+    assert (small.capacity, small.start_us, small.end_us) == (2, 500, 5_500)
+    most = the_shared_batch(Told(two_tails(8)).arrive(0, AT_JUNCTION, slack_us=10_500))
+    assert (most.capacity, most.start_us, most.end_us) == (7, 500, 10_500)
 
 
 def test_batches_of_two_entries_sit_in_one_run_at_rows_of_their_own() -> None:
     told = Told(two_tails())
-    first = the_ride(told.arrive(0, ALIGNED))  # there at 4,000
+    first = the_shared_batch(told.arrive(0, ALIGNED))  # there at 4,000
     assert first.start_us == 11_000
-    ride = the_ride(told.arrive(100, AT_JUNCTION, samples=2))
-    assert ride.ride_id == first.ride_id
-    assert ride.members == (
+    shared_batch = the_shared_batch(told.arrive(100, AT_JUNCTION, samples=2))
+    assert shared_batch.shared_batch_id == first.shared_batch_id
+    assert shared_batch.members == (
         Member(batch_id=0, stage=1, first_row=0, rows=1),
         Member(batch_id=2, stage=0, first_row=1, rows=2),
     )
-    assert (ride.start_us, ride.end_us) == (11_000, 18_000)
+    assert (shared_batch.start_us, shared_batch.end_us) == (11_000, 18_000)
 
 
-def test_a_full_ride_leaves_as_soon_as_the_last_member_is_there() -> None:
+def test_a_full_shared_batch_leaves_as_soon_as_the_last_member_is_there() -> None:
     told = Told(two_tails())
     told.arrive(0, ALIGNED)
-    ride = the_ride(told.arrive(100, AT_JUNCTION, samples=3))
-    assert (ride.start_us, ride.end_us) == (4_000, 11_000)  # the first is moved until then
+    shared_batch = the_shared_batch(told.arrive(100, AT_JUNCTION, samples=3))
+    assert (shared_batch.start_us, shared_batch.end_us) == (
+        4_000,
+        11_000,
+    )  # the first is moved until then
 
 
-def test_who_has_no_time_for_the_ride_opens_another_before_it() -> None:
+def test_who_has_no_time_for_the_shared_batch_opens_another_before_it() -> None:
     told = Told(two_tails())
-    first = the_ride(told.arrive(0, ALIGNED))
-    other = the_ride(told.arrive(100, AT_JUNCTION, slack_us=9_000))
-    assert other.ride_id != first.ride_id
+    first = the_shared_batch(told.arrive(0, ALIGNED))
+    other = the_shared_batch(told.arrive(100, AT_JUNCTION, slack_us=9_000))
+    assert other.shared_batch_id != first.shared_batch_id
     assert other.end_us <= 9_100
 
 
-def test_a_ride_that_waits_for_company_leaves_sooner_for_who_has_less_time() -> None:
+def test_a_shared_batch_that_waits_for_company_leaves_sooner_for_who_has_less_time() -> None:
     told = Told(two_tails())
-    first = the_ride(told.arrive(0, AT_JUNCTION))
+    first = the_shared_batch(told.arrive(0, AT_JUNCTION))
     assert (first.start_us, first.end_us) == (7_000, 14_000)
-    sooner = the_ride(told.arrive(100, AT_JUNCTION, slack_us=9_000))
-    assert sooner.ride_id == first.ride_id
+    sooner = the_shared_batch(told.arrive(100, AT_JUNCTION, slack_us=9_000))
+    assert sooner.shared_batch_id == first.shared_batch_id
     assert (len(sooner.members), sooner.start_us, sooner.end_us) == (2, 2_100, 9_100)
 
 
 def test_it_leaves_no_sooner_than_its_vgpu_is_free() -> None:
     told = Told(two_tails())
-    full = the_ride(told.arrive(0, AT_JUNCTION, samples=4))
+    full = the_shared_batch(told.arrive(0, AT_JUNCTION, samples=4))
     assert (full.start_us, full.end_us) == (0, 7_000)
-    waits = the_ride(told.arrive(10, AT_JUNCTION))
+    waits = the_shared_batch(told.arrive(10, AT_JUNCTION))
     assert (waits.start_us, waits.end_us) == (14_000, 21_000)
-    sooner = the_ride(told.arrive(20, AT_JUNCTION, slack_us=13_980))
-    assert (sooner.ride_id, sooner.start_us, sooner.end_us) == (waits.ride_id, 7_000, 14_000)
+    sooner = the_shared_batch(told.arrive(20, AT_JUNCTION, slack_us=13_980))
+    assert (sooner.shared_batch_id, sooner.start_us, sooner.end_us) == (
+        waits.shared_batch_id,
+        7_000,
+        14_000,
+    )
     (drop,) = told.arrive(30, AT_JUNCTION, slack_us=13_960)
     assert isinstance(drop, Drop)
 
 
-def rides_by_number(decided: list[Decision]) -> dict[int, Ride]:
-    return {d.ride_id: d for d in decided if isinstance(d, Ride)}
+def shared_batches_by_number(decided: list[Decision]) -> dict[int, SharedBatch]:
+    return {d.shared_batch_id: d for d in decided if isinstance(d, SharedBatch)}
 
 
 @pytest.mark.parametrize("entry", [ALIGNED, AT_JUNCTION])
-def test_who_has_time_gives_up_its_seats_and_sits_in_a_later_ride(entry: int) -> None:
+def test_who_has_time_gives_up_its_seats_and_sits_in_a_later_shared_batch(entry: int) -> None:
     """One pipeline of one stage there, and one with a stage on another pool before it."""
     told = Told(two_tails())
     told.arrive(0, AT_JUNCTION, samples=4)  # leaves at once
-    waits = the_ride(told.arrive(10, AT_JUNCTION, samples=4))
+    waits = the_shared_batch(told.arrive(10, AT_JUNCTION, samples=4))
     assert (waits.start_us, waits.end_us) == (7_000, 14_000)
     decided = told.arrive(20, entry, slack_us=14_500)
-    rides = rides_by_number(decided)
-    sooner = rides.pop(waits.ride_id)
+    shared_batches = shared_batches_by_number(decided)
+    sooner = shared_batches.pop(waits.shared_batch_id)
     assert (len(sooner.members), sooner.start_us, sooner.end_us) == (1, 7_000, 14_000)
-    (later,) = rides.values()
+    (later,) = shared_batches.values()
     assert later.members == waits.members
     assert (later.start_us, later.end_us) == (14_000, 21_000)
     assert isinstance(told.arrive(30, AT_JUNCTION, slack_us=6_000)[0], Drop)
 
 
-def test_who_has_little_time_goes_before_rides_that_can_wait_and_takes_along_who_is_there() -> None:
+def test_an_urgent_batch_goes_before_shared_batches_that_can_wait_and_takes_members_along() -> None:
     told = Told(two_tails())
     told.arrive(0, AT_JUNCTION, samples=4)
-    waits = the_ride([told.arrive(at_us, AT_JUNCTION) for at_us in range(10, 14)][-1])
+    waits = the_shared_batch([told.arrive(at_us, AT_JUNCTION) for at_us in range(10, 14)][-1])
     assert (len(waits.members), waits.start_us, waits.end_us) == (4, 7_000, 14_000)
-    rides = rides_by_number(told.arrive(20, AT_JUNCTION, slack_us=14_500, samples=2))
-    later = rides.pop(waits.ride_id)
+    shared_batches = shared_batches_by_number(
+        told.arrive(20, AT_JUNCTION, slack_us=14_500, samples=2)
+    )
+    later = shared_batches.pop(waits.shared_batch_id)
     assert (len(later.members), later.start_us, later.end_us) == (2, 14_000, 21_000)
-    (sooner,) = rides.values()
+    (sooner,) = shared_batches.values()
     assert (len(sooner.members), sooner.start_us, sooner.end_us) == (3, 7_000, 14_000)
     assert {s.batch_id for s in sooner.members}.isdisjoint({s.batch_id for s in later.members})
 
 
-def test_who_has_little_time_goes_before_rides_of_which_one_waits_for_the_other() -> None:
+def test_who_has_little_time_goes_before_shared_batches_of_which_one_waits_for_the_other() -> None:
     """The second one has 9 ms left, and waits for 7 more."""
     told = Told(two_tails())
     told.arrive(0, AT_JUNCTION, samples=4)
     waiting = [
-        the_ride(told.arrive(at_us, AT_JUNCTION, slack_us=100_000 if at_us < 14 else 30_000))
+        the_shared_batch(
+            told.arrive(at_us, AT_JUNCTION, slack_us=100_000 if at_us < 14 else 30_000)
+        )
         for at_us in range(10, 18)
     ]
     first, second = waiting[3], waiting[7]
     assert [(r.start_us, r.end_us) for r in (first, second)] == [(7_000, 14_000), (14_000, 21_000)]
-    rides = rides_by_number(told.arrive(20, AT_JUNCTION, slack_us=14_500, samples=2))
-    later = [(rides[r.ride_id].start_us, rides[r.ride_id].end_us) for r in (first, second)]
+    shared_batches = shared_batches_by_number(
+        told.arrive(20, AT_JUNCTION, slack_us=14_500, samples=2)
+    )
+    later = [
+        (shared_batches[r.shared_batch_id].start_us, shared_batches[r.shared_batch_id].end_us)
+        for r in (first, second)
+    ]
     assert later == [(14_000, 21_000), (21_000, 28_000)]
 
 
-def test_who_leaves_a_full_ride_sooner_boards_the_next_one_sooner() -> None:
+def test_who_leaves_a_full_shared_batch_sooner_boards_the_next_one_sooner() -> None:
     align = Pool(latency_us=(3_000, 4_000), bytes_out=1_000_000)
     shared = Pool(latency_us=(4_000, 5_000, 6_000, 7_000))
     both = Way(pools=(0, 1))
     told = Told(
         make_boarding_plan([((0, 2), align), ((2, 4), shared)], both, both, Way(pools=(1,)))
     )
-    first, later = rides_by_number(told.arrive(0, 0)).values()
+    first, later = shared_batches_by_number(told.arrive(0, 0)).values()
     assert first.start_us == 4_000  # it waits for company, as long as it runs
     assert later.start_us >= 9_000
-    assert rides_by_number(told.arrive(100, 1))[first.ride_id].start_us == 100
-    full = the_ride(told.arrive(200, 2, samples=2))
-    assert (full.ride_id, len(full.members)) == (later.ride_id, 3)
+    assert shared_batches_by_number(told.arrive(100, 1))[first.shared_batch_id].start_us == 100
+    full = the_shared_batch(told.arrive(200, 2, samples=2))
+    assert (full.shared_batch_id, len(full.members)) == (later.shared_batch_id, 3)
     assert full.start_us == 6_100  # two moves of 1 ms each after 4,100
 
 
 def test_nobody_is_put_off_beyond_a_deadline() -> None:
     told = Told(two_tails())
     told.arrive(0, AT_JUNCTION, samples=4)
-    waits = the_ride(told.arrive(10, AT_JUNCTION, samples=4, slack_us=17_500))
+    waits = the_shared_batch(told.arrive(10, AT_JUNCTION, samples=4, slack_us=17_500))
     decided = told.arrive(20, AT_JUNCTION, slack_us=14_500)
-    assert waits.ride_id not in rides_by_number(decided)
+    assert waits.shared_batch_id not in shared_batches_by_number(decided)
     assert [d for d in decided if isinstance(d, Drop)]
 
 
-def test_nobody_boards_a_ride_that_has_left_nor_one_without_seats() -> None:
+def test_nobody_boards_a_shared_batch_that_has_left_nor_one_without_rows() -> None:
     told = Told(two_tails())
-    first = the_ride(told.arrive(0, AT_JUNCTION, samples=3))
-    second = the_ride(told.arrive(10, AT_JUNCTION, samples=2))
-    assert second.ride_id != first.ride_id
-    last = the_ride(told.arrive(max(first.start_us, second.start_us) + 1, AT_JUNCTION))
-    assert last.ride_id not in {first.ride_id, second.ride_id}
+    first = the_shared_batch(told.arrive(0, AT_JUNCTION, samples=3))
+    second = the_shared_batch(told.arrive(10, AT_JUNCTION, samples=2))
+    assert second.shared_batch_id != first.shared_batch_id
+    last = the_shared_batch(told.arrive(max(first.start_us, second.start_us) + 1, AT_JUNCTION))
+    assert last.shared_batch_id not in {first.shared_batch_id, second.shared_batch_id}
 
 
 def test_more_samples_than_seats_are_too_large() -> None:
-    (drop,) = Told(two_tails(seats=2)).arrive(0, AT_JUNCTION, samples=3)
+    (drop,) = Told(two_tails(capacity=2)).arrive(0, AT_JUNCTION, samples=3)
     assert isinstance(drop, Drop)
     assert drop.reason is DropReason.TOO_LARGE
 
 
-def test_members_end_with_their_ride() -> None:
+def test_members_end_with_their_shared_batch() -> None:
     told = Told(two_tails())
     told.arrive(0, AT_JUNCTION)
-    ride = the_ride(told.arrive(1, AT_JUNCTION))
+    shared_batch = the_shared_batch(told.arrive(1, AT_JUNCTION))
     assert told.scheduler.in_flight() == 2
-    told.done(ride, 13_000)
+    told.done(shared_batch, 13_000)
     assert told.scheduler.in_flight() == 0
     with pytest.raises(InputError, match="is not in flight"):
-        told.done(ride, 13_000)
+        told.done(shared_batch, 13_000)
 
 
 def aligned(told: Told, start_us: int, end_us: int) -> list[Decision]:
@@ -260,48 +281,50 @@ def aligned(told: Told, start_us: int, end_us: int) -> list[Decision]:
     )
 
 
-def test_a_ride_waits_for_a_late_member_while_nobody_is_late_for_it() -> None:
+def test_a_shared_batch_waits_for_a_late_member_while_nobody_is_late_for_it() -> None:
     told = Told(two_tails())
     told.arrive(0, ALIGNED)
-    ride = the_ride(told.arrive(100, AT_JUNCTION, slack_us=40_000))
-    assert ride.end_us == 18_000
+    shared_batch = the_shared_batch(told.arrive(100, AT_JUNCTION, slack_us=40_000))
+    assert shared_batch.end_us == 18_000
     assert [d for d in aligned(told, 0, 20_000) if isinstance(d, Abort)] == []
-    assert told.done(ride, 28_000) == []
+    assert told.done(shared_batch, 28_000) == []
     assert told.scheduler.in_flight() == 0
 
 
-def test_who_comes_late_for_a_ride_puts_it_off_and_what_follows_on_its_vgpu() -> None:
+def test_who_comes_late_for_a_shared_batch_puts_it_off_and_what_follows_on_its_vgpu() -> None:
     told = Told(two_tails())
     told.arrive(0, ALIGNED)
     told.arrive(100, AT_JUNCTION, slack_us=40_000)
     aligned(told, 0, 20_000)  # there at 21,000, and 7,000 on the vGPU
-    full = the_ride(told.arrive(21_001, AT_JUNCTION, samples=4))
+    full = the_shared_batch(told.arrive(21_001, AT_JUNCTION, samples=4))
     assert full.start_us == 28_000
 
 
-def test_a_ride_leaves_without_a_member_that_others_would_be_late_for() -> None:
+def test_a_shared_batch_leaves_without_a_member_that_others_would_be_late_for() -> None:
     told = Told(two_tails())
     told.arrive(0, ALIGNED)
-    ride = the_ride(told.arrive(100, AT_JUNCTION, slack_us=20_000))
-    assert (ride.start_us, ride.end_us) == (11_000, 18_000)
+    shared_batch = the_shared_batch(told.arrive(100, AT_JUNCTION, slack_us=20_000))
+    assert (shared_batch.start_us, shared_batch.end_us) == (11_000, 18_000)
     told.tell(Timer(now_us=11_001))  # it can wait until 13,100
     left = told.tell(Timer(now_us=13_100))
     assert Abort(batch_id=0) in left
-    rides = [d for d in left if isinstance(d, Ride)]
-    assert [seat.batch_id for seat in rides[0].members] == [2]  # the junction's ride alone
-    assert rides[0].start_us == 13_100
+    shared_batches = [d for d in left if isinstance(d, SharedBatch)]
+    assert [place.batch_id for place in shared_batches[0].members] == [
+        2
+    ]  # the junction's shared batch alone
+    assert shared_batches[0].start_us == 13_100
     assert any(isinstance(d, Dispatch) for d in left)  # its request is served by another
 
 
 @pytest.mark.parametrize(("slack_us", "waits"), [(30_000, False), (40_000, True)])
-def test_a_ride_waits_for_a_late_member_only_while_who_follows_on_its_vgpu_has_time(
+def test_a_shared_batch_waits_for_a_late_member_only_while_who_follows_on_its_vgpu_has_time(
     slack_us: int, waits: bool
 ) -> None:
-    told = Told(two_tails(seats=2))
+    told = Told(two_tails(capacity=2))
     told.arrive(0, ALIGNED)
-    ride = the_ride(told.arrive(100, AT_JUNCTION))
-    (behind,) = [d for d in told.arrive(200, AT_JUNCTION, slack_us) if isinstance(d, Ride)]
-    assert behind.start_us > ride.end_us
+    shared_batch = the_shared_batch(told.arrive(100, AT_JUNCTION))
+    (behind,) = [d for d in told.arrive(200, AT_JUNCTION, slack_us) if isinstance(d, SharedBatch)]
+    assert behind.start_us > shared_batch.end_us
     left = [d for d in aligned(told, 0, 20_000) if isinstance(d, Abort)]
     assert left == ([] if waits else [Abort(batch_id=0)])
 
@@ -314,47 +337,62 @@ def test_a_member_that_comes_too_late_is_left_when_it_says_so() -> None:
 
 
 def test_a_late_member_has_a_little_time_whoever_else_becomes_late() -> None:
-    told = Told(two_tails(), RideTimes(patience_us=4_000))
+    told = Told(two_tails(), SharedBatchTimes(patience_us=4_000))
     told.arrive(0, ALIGNED)
-    ride = the_ride(told.arrive(100, AT_JUNCTION, slack_us=20_000))
+    shared_batch = the_shared_batch(told.arrive(100, AT_JUNCTION, slack_us=20_000))
     told.tell(Timer(now_us=13_999))  # until 13,100 the other is in time
     assert [d for d in aligned(told, 0, 14_000) if isinstance(d, Abort)] == []
-    told.done(ride, 22_000)
+    told.done(shared_batch, 22_000)
     assert told.scheduler.in_flight() == 0
-    told = Told(two_tails(), RideTimes(patience_us=4_000))
+    told = Told(two_tails(), SharedBatchTimes(patience_us=4_000))
     told.arrive(0, ALIGNED)
     told.arrive(100, AT_JUNCTION, slack_us=20_000)
     assert Abort(batch_id=0) in told.tell(Timer(now_us=15_001))
 
 
-def test_doors_shut_before_a_ride_leaves() -> None:
-    told = Told(two_tails(), RideTimes(doors_us=1_000))
-    ride = the_ride(told.arrive(0, AT_JUNCTION))
-    assert ride.start_us == 7_000
-    assert the_ride(told.arrive(5_999, AT_JUNCTION)).ride_id == ride.ride_id
-    assert the_ride(told.arrive(6_000, AT_JUNCTION)).ride_id != ride.ride_id
+def test_doors_shut_before_a_shared_batch_leaves() -> None:
+    told = Told(two_tails(), SharedBatchTimes(doors_us=1_000))
+    shared_batch = the_shared_batch(told.arrive(0, AT_JUNCTION))
+    assert shared_batch.start_us == 7_000
+    assert (
+        the_shared_batch(told.arrive(5_999, AT_JUNCTION)).shared_batch_id
+        == shared_batch.shared_batch_id
+    )
+    assert (
+        the_shared_batch(told.arrive(6_000, AT_JUNCTION)).shared_batch_id
+        != shared_batch.shared_batch_id
+    )
 
 
-def test_nobody_boards_a_ride_that_has_left_before_its_time() -> None:
+def test_nobody_boards_a_shared_batch_that_has_left_before_its_time() -> None:
     told = Told(two_tails())
-    ride = the_ride(told.arrive(0, AT_JUNCTION))
+    shared_batch = the_shared_batch(told.arrive(0, AT_JUNCTION))
     told.arrive(1, AT_JUNCTION)
-    assert told.tell(RideLeft(now_us=2, ride_id=ride.ride_id)) == []
+    assert (
+        told.tell(SharedBatchStarted(now_us=2, shared_batch_id=shared_batch.shared_batch_id)) == []
+    )
     decided = told.tell(BatchLost(now_us=3, batch_id=0))
-    again = {seat.batch_id for d in decided if isinstance(d, Ride) for seat in d.members}
-    others = [d for d in decided if isinstance(d, Ride) and d.ride_id != ride.ride_id]
+    again = {place.batch_id for d in decided if isinstance(d, SharedBatch) for place in d.members}
+    others = [
+        d
+        for d in decided
+        if isinstance(d, SharedBatch) and d.shared_batch_id != shared_batch.shared_batch_id
+    ]
     assert len(others) == 1
     assert 0 not in again
     with pytest.raises(InputError, match="is not in flight"):
-        told.tell(RideLeft(now_us=4, ride_id=99))
+        told.tell(SharedBatchStarted(now_us=4, shared_batch_id=99))
 
 
-def test_times_of_rides_are_those_said_last_over_a_change_of_plan() -> None:
+def test_times_of_shared_batches_are_those_said_last_over_a_change_of_plan() -> None:
     told = Told(two_tails())
-    told.scheduler.set_ride_times(RideTimes(doors_us=1_000))
+    told.scheduler.set_shared_batch_times(SharedBatchTimes(doors_us=1_000))
     told.tell(PlanChanged(now_us=0, plan=two_tails()))
-    ride = the_ride(told.arrive(0, AT_JUNCTION))
-    assert the_ride(told.arrive(6_000, AT_JUNCTION)).ride_id != ride.ride_id
+    shared_batch = the_shared_batch(told.arrive(0, AT_JUNCTION))
+    assert (
+        the_shared_batch(told.arrive(6_000, AT_JUNCTION)).shared_batch_id
+        != shared_batch.shared_batch_id
+    )
 
 
 def test_a_member_that_failed_ends_alone_and_its_requests_with_it() -> None:
@@ -362,31 +400,40 @@ def test_a_member_that_failed_ends_alone_and_its_requests_with_it() -> None:
     told.arrive(0, AT_JUNCTION)
     told.arrive(1, AT_JUNCTION)
     decided = told.tell(StageDone(now_us=9, batch_id=0, stage=0, start_us=9, end_us=9))
-    assert [seat.batch_id for seat in the_ride(decided).members] == [2]
+    assert [place.batch_id for place in the_shared_batch(decided).members] == [2]
     assert told.scheduler.request_ids() == (1,)
 
 
-def test_a_lost_worker_dissolves_its_rides_and_members_are_queued_again() -> None:
+def test_a_lost_worker_dissolves_its_shared_batches_and_members_are_queued_again() -> None:
     told = Told(two_tails(vgpus=2))
     told.arrive(0, ALIGNED)
-    ride = the_ride(told.arrive(100, AT_JUNCTION))
+    shared_batch = the_shared_batch(told.arrive(100, AT_JUNCTION))
     vgpu = told.scheduler.plan.pools[0].vgpus  # the first of the shared pool
     decided = told.tell(WorkerLost(now_us=200, vgpu=vgpu))
     assert {d.batch_id for d in decided if isinstance(d, Abort)} == {0, 2}
-    assert Ride(ride_id=ride.ride_id, start_us=0, end_us=0, seats=0, members=()) in decided
+    assert (
+        SharedBatch(
+            shared_batch_id=shared_batch.shared_batch_id,
+            start_us=0,
+            end_us=0,
+            capacity=0,
+            members=(),
+        )
+        in decided
+    )
     again = [d for d in decided if isinstance(d, Dispatch)]
     assert sorted(n for d in again for n in d.request_ids) == [0, 1]
     assert {d.hops[-1].vgpu for d in again} == {vgpu + 1}
 
 
-def test_a_lost_member_leaves_a_hole_and_a_lost_ride_takes_all_along() -> None:
+def test_a_lost_member_leaves_a_hole_and_a_lost_shared_batch_takes_all_along() -> None:
     told = Told(two_tails())
     told.arrive(0, AT_JUNCTION)
-    ride = the_ride(told.arrive(1, AT_JUNCTION))
+    shared_batch = the_shared_batch(told.arrive(1, AT_JUNCTION))
     told.tell(Pause(now_us=2))
-    (left,) = [d for d in told.tell(BatchLost(now_us=3, batch_id=0)) if isinstance(d, Ride)]
+    (left,) = [d for d in told.tell(BatchLost(now_us=3, batch_id=0)) if isinstance(d, SharedBatch)]
     assert left.members == (Member(batch_id=2, stage=0, first_row=1, rows=1),)
-    decided = told.tell(BatchLost(now_us=4, batch_id=ride.ride_id))
+    decided = told.tell(BatchLost(now_us=4, batch_id=shared_batch.shared_batch_id))
     assert [d.batch_id for d in decided if isinstance(d, Abort)] == [2]
     assert told.scheduler.queue_lengths() == (2,)
 
@@ -399,11 +446,14 @@ def test_a_cancel_frees_the_seat_before_anything_ran() -> None:
     assert Abort(batch_id=0) in decided
     (drop,) = [d for d in decided if isinstance(d, Drop)]
     assert (drop.request_id, drop.reason) == (0, DropReason.CANCELLED)
-    ride = the_ride(told.arrive(3, AT_JUNCTION))
-    assert [seat.first_row for seat in ride.members] == [0, 1]  # the free row is taken again
+    shared_batch = the_shared_batch(told.arrive(3, AT_JUNCTION))
+    assert [place.first_row for place in shared_batch.members] == [
+        0,
+        1,
+    ]  # the free row is taken again
     told.arrive(4, ALIGNED)
     assert told.tell(Cancel(now_us=5, request_id=3)) == []  # it runs already
-    assert told.tell(Cancel(now_us=ride.start_us, request_id=1)) == []  # it has left
+    assert told.tell(Cancel(now_us=shared_batch.start_us, request_id=1)) == []  # it has left
 
 
 def test_nobody_boards_while_paused() -> None:
@@ -417,18 +467,18 @@ def test_nobody_boards_while_paused() -> None:
 def test_a_change_of_plan_keeps_seats_and_closes_doors() -> None:
     told = Told(two_tails())
     told.arrive(0, ALIGNED)
-    ride = the_ride(told.arrive(100, AT_JUNCTION))
+    shared_batch = the_shared_batch(told.arrive(100, AT_JUNCTION))
     told.tell(PlanChanged(now_us=200, plan=two_tails(vgpus=2)))
     assert told.scheduler.in_flight() == 2
-    other = the_ride(told.arrive(300, AT_JUNCTION))
-    assert other.ride_id != ride.ride_id
+    other = the_shared_batch(told.arrive(300, AT_JUNCTION))
+    assert other.shared_batch_id != shared_batch.shared_batch_id
     told.tell(StageDone(now_us=3_000, batch_id=0, stage=0, start_us=0, end_us=3_000))
     told.tell(TransferDone(now_us=4_000, batch_id=0, stage=1, start_us=3_000, end_us=4_000))
-    told.done(ride, ride.end_us)
+    told.done(shared_batch, shared_batch.end_us)
     assert told.scheduler.in_flight() == 1
 
 
-def test_rides_one_after_another() -> None:
+def test_shared_batches_one_after_another() -> None:
     plan = make_boarding_plan(
         [
             ((0, 2), Pool(latency_us=(2_000, 2_500))),
@@ -439,12 +489,12 @@ def test_rides_one_after_another() -> None:
         Way(pools=(1,)),
     )
     told = Told(plan)
-    rides: dict[int, Ride] = {}
+    shared_batches: dict[int, SharedBatch] = {}
     for at_us, entry in ((0, 0), (10, 1), (20, 2)):
         for decision in told.arrive(at_us, entry):
-            if isinstance(decision, Ride):
-                rides[decision.ride_id] = decision
-    first, second = sorted(rides.values(), key=lambda ride: ride.start_us)
+            if isinstance(decision, SharedBatch):
+                shared_batches[decision.shared_batch_id] = decision
+    first, second = sorted(shared_batches.values(), key=lambda shared_batch: shared_batch.start_us)
     assert [len(first.members), len(second.members)] == [2, 3]
     assert first.end_us <= second.start_us
     told.done(first, first.end_us)
@@ -453,15 +503,15 @@ def test_rides_one_after_another() -> None:
     assert told.scheduler.in_flight() == 0
 
 
-def test_without_rides_every_batch_runs_alone() -> None:
-    scheduler = Scheduler(two_tails(), rides=False)
+def test_without_shared_batches_every_batch_runs_alone() -> None:
+    scheduler = Scheduler(two_tails(), shared_batches=False)
     decided: list[Decision] = []
     for number in range(8):
         event = Arrival(
             now_us=number, request_id=number, model=0, entry=number % 2, deadline_us=99_000
         )
         decided += scheduler.handle(event)
-    assert not [d for d in decided if isinstance(d, Ride)]
+    assert not [d for d in decided if isinstance(d, SharedBatch)]
 
 
 def busy(seed: int = 0) -> Told:
@@ -471,7 +521,7 @@ def busy(seed: int = 0) -> Told:
     """
     told = Told(two_tails(vgpus=2))
     steps: dict[int, list[tuple[str, int, int, int]]] = {}
-    rides: dict[int, Ride] = {}
+    shared_batches: dict[int, SharedBatch] = {}
     at_us, read = 0, 0
     for number in range(400):
         at_us += (number * 7_919 + seed) % 2_500
@@ -490,38 +540,42 @@ def busy(seed: int = 0) -> Told:
                     for kind, span in (("move", h[1:3]), ("run", h[3:5]))
                     if span[1] > span[0]
                 ]
-            elif isinstance(item, Ride):
-                rides[item.ride_id] = item
+            elif isinstance(item, SharedBatch):
+                shared_batches[item.shared_batch_id] = item
                 if not item.members:
-                    del rides[item.ride_id]
+                    del shared_batches[item.shared_batch_id]
             elif isinstance(item, Abort):
                 del steps[item.batch_id]
         read = len(told.items)
-        _end_one(told, steps, rides, at_us)
+        _end_one(told, steps, shared_batches, at_us)
     return told
 
 
 def _end_one(
     told: Told,
     steps: dict[int, list[tuple[str, int, int, int]]],
-    rides: dict[int, Ride],
+    shared_batches: dict[int, SharedBatch],
     now_us: int,
 ) -> None:
     """The first thing that can have ended by now ends, some of them late."""
-    for number, ride in list(rides.items()):
-        there = all(steps[seat.batch_id][0][:2] == ("run", seat.stage) for seat in ride.members)
-        if there and ride.end_us <= now_us:
-            del rides[number]
-            for seat in ride.members:
-                steps[seat.batch_id].pop(0)
-                if not steps[seat.batch_id]:
-                    del steps[seat.batch_id]
-            told.done(ride, now_us if number % 3 else ride.end_us, now_us)
+    for number, shared_batch in list(shared_batches.items()):
+        there = all(
+            steps[place.batch_id][0][:2] == ("run", place.stage) for place in shared_batch.members
+        )
+        if there and shared_batch.end_us <= now_us:
+            del shared_batches[number]
+            for place in shared_batch.members:
+                steps[place.batch_id].pop(0)
+                if not steps[place.batch_id]:
+                    del steps[place.batch_id]
+            told.done(shared_batch, now_us if number % 3 else shared_batch.end_us, now_us)
             return
-    seated = {seat.batch_id for ride in rides.values() for seat in ride.members}
+    members = {
+        place.batch_id for shared_batch in shared_batches.values() for place in shared_batch.members
+    }
     for number, left in list(steps.items()):
         kind, stage, start_us, end_us = left[0]
-        if end_us <= now_us and not (number in seated and kind == "run" and len(left) == 1):
+        if end_us <= now_us and not (number in members and kind == "run" and len(left) == 1):
             left.pop(0)
             event = StageDone if kind == "run" else TransferDone
             told.tell(
@@ -531,9 +585,9 @@ def _end_one(
 
 
 @pytest.mark.long
-def test_a_log_of_rides_replays_to_the_same_decisions() -> None:
+def test_a_log_of_shared_batches_replays_to_the_same_decisions() -> None:
     told = busy()
-    assert sum(isinstance(item, Ride) and len(item.members) > 1 for item in told.items) > 50
+    assert sum(isinstance(item, SharedBatch) and len(item.members) > 1 for item in told.items) > 50
     again, expected = Scheduler(two_tails(vgpus=2)), list[Decision]()
     for item in told.items:
         if isinstance(item, PlanChanged):  # a header in a log
@@ -552,16 +606,16 @@ def test_a_log_of_rides_replays_to_the_same_decisions() -> None:
 @pytest.mark.slow
 def test_plain_python_boards_as_compiled_kernels() -> None:
     code = (
-        "from tests.triton_backend.scheduler.test_rides import busy\n"
+        "from tests.triton_backend.scheduler.test_shared_batches import busy\n"
         "print(*[i for i in busy().items if not hasattr(i, 'plan')], sep='\\n')\n"
     )
     assert printed_by(code, compiled=True) == printed_by(code, compiled=False) != ""
 
 
-def all_aboard(plan: Plan, riders: int) -> Scheduler:
+def all_aboard(plan: Plan, members: int) -> Scheduler:
     """A scheduler with so many requests in flight, each in its own batch, that sends no more."""
     scheduler = Scheduler(plan)
-    for number in range(riders):
+    for number in range(members):
         arrival = Arrival(
             now_us=0,
             request_id=number,
@@ -572,7 +626,7 @@ def all_aboard(plan: Plan, riders: int) -> Scheduler:
         )
         scheduler.handle(arrival)
     scheduler.handle(Pause(now_us=0))
-    assert scheduler.in_flight() == riders
+    assert scheduler.in_flight() == members
     return scheduler
 
 
@@ -586,7 +640,9 @@ def aborted(scheduler: Scheduler, event: Event) -> int:
 
 @pytest.mark.long
 @pytest.mark.parametrize("by_change", [False, True])
-def test_what_a_lost_worker_takes_from_rides_of_hundreds_fits_the_answers(by_change: bool) -> None:
+def test_what_a_lost_worker_takes_from_shared_batches_of_hundreds_fits_the_answers(
+    by_change: bool,
+) -> None:
     shared = Pool(latency_us=tuple(4_000 + 10 * n for n in range(64)))
     align = Pool(latency_us=(100,), gpus=3)
     plan = make_boarding_plan(
@@ -599,7 +655,7 @@ def test_what_a_lost_worker_takes_from_rides_of_hundreds_fits_the_answers(by_cha
 
 
 @pytest.mark.long
-def test_all_members_of_a_ride_of_two_that_they_board_fit_the_answers() -> None:
+def test_all_members_of_a_shared_batch_of_two_that_they_board_fit_the_answers() -> None:
     shared = Pool(latency_us=tuple(4_000 + 10 * n for n in range(MOST_SEATS)))
     plan = make_boarding_plan(
         [((0, 2), shared), ((2, 4), shared)], Way(pools=(0, 1)), Way(pools=(0, 1))
@@ -609,10 +665,10 @@ def test_all_members_of_a_ride_of_two_that_they_board_fit_the_answers() -> None:
 
 
 @pytest.mark.long
-def test_the_longest_dispatch_that_puts_rides_off_has_rows_for_all_it_decides() -> None:
+def test_the_longest_dispatch_that_puts_shared_batches_off_has_rows_for_all_it_decides() -> None:
     """Eighty stages board: two dispatches leave 94 rows of `out`.
 
-    The third, with 16 rides put off, takes 97.
+    The third, with 16 shared batches put off, takes 97.
     """
     shared = [((k, k + 1), Pool(latency_us=(10, 10, 10))) for k in range(1, 80)]
     plan = make_boarding_plan(

@@ -1,11 +1,11 @@
-"""Shelves: where the outputs of modules lie until those that read them have them.
+"""Retained outputs: outputs of modules, kept until all their readers have them.
 
-Every vGPU that runs the last stage of a module has a shelf: a segment with a slot per batch, which
-the gateway grants with the dispatch and frees when the jobs in it have been read. Its file outlives
-the worker, and the node too: one that is started again maps it as it is, and what its predecessor
-wrote can still be read. It goes when the node model of its generation is unloaded.
+Every vGPU that runs the last stage of a module retains them in a segment with a slot per batch,
+which the gateway grants with the dispatch and frees when the jobs in it have been read. Its file
+outlives the worker, and the node too: one that is started again maps it as it is, and what its
+predecessor wrote can still be read. It goes when the node model of its generation is unloaded.
 
-Here: the shelves that a process of this host has mapped. Not here: who may read when
+Here: the retained outputs that a process of this host has mapped. Not here: who may read when
 (`gateway.jobs`).
 """
 
@@ -20,7 +20,7 @@ from triton_backend.serving.transport.wire import FrameError, RowSlice
 
 
 class RetainedSegments:
-    """Shelves of all generations that matter here, mapped when first needed."""
+    """Retained outputs of all generations that matter here, mapped when first needed."""
 
     def __init__(self, settings: ServeSettings) -> None:
         self._settings = settings
@@ -46,18 +46,18 @@ class RetainedSegments:
         return known
 
     def make(self, deployment: Deployment, vgpu: int) -> None:
-        """Make the shelf of a vGPU, where it has one and its former worker did not leave it.
+        """Make the segment of a vGPU, where it retains outputs and its former worker left none.
 
         Raises:
             InputError: shared memory has no room for it.
         """
-        slots = deployment.shelf_slots(vgpu)
+        slots = deployment.retained_slots(vgpu)
         if slots:
-            name, layout = deployment.shelf_segment(vgpu), _layout(deployment, vgpu)
+            name, layout = deployment.retained_segment(vgpu), _layout(deployment, vgpu)
             self._segments[deployment.generation, vgpu] = Segment.kept(name, layout, slots)
 
     def take_pages(self, deployment: Deployment, vgpu: int) -> None:
-        """Take the memory of a shelf made here before it is used; from any thread.
+        """Take the memory of a segment made here before it is used; from any thread.
 
         Slots are held until they are read, so that many are in use, and new ones for a while.
         """
@@ -66,17 +66,17 @@ class RetainedSegments:
             made.take_pages(made.slots)
 
     def of_model(self, deployment: Deployment, vgpu: int, model: str) -> Segment:
-        """The slots of a vGPU's shelf, laid out for the outputs of a model.
+        """The slots for retained outputs of a vGPU, laid out for the outputs of a model.
 
         Raises:
-            InputError: there is no such shelf.
+            InputError: there is no such segment.
         """
         key = deployment.generation, vgpu
         known = self._segments.get(key)
         if known is None:
-            name, layout = deployment.shelf_segment(vgpu), _layout(deployment, vgpu)
+            name, layout = deployment.retained_segment(vgpu), _layout(deployment, vgpu)
             known = self._segments[key] = Segment.attach(name, layout)
-        return known.laid_out(deployment.shelf_layout(deployment.plan.model(model), vgpu))
+        return known.laid_out(deployment.retained_layout(deployment.plan.model(model), vgpu))
 
     def tensors(self, application: str, piece: RowSlice) -> Arrays:
         """A piece's view of its producer's outputs, [rows, ...] on the memory itself.
@@ -131,10 +131,10 @@ class RetainedSegments:
             self.forget(generation)
 
 
-def remove_shelves(deployment: Deployment, vgpus: Iterable[int]) -> None:
-    """Delete the shelves of vGPUs; who has them mapped keeps them."""
+def remove_retained(deployment: Deployment, vgpus: Iterable[int]) -> None:
+    """Delete the retained outputs of vGPUs; processes that have them mapped keep them."""
     for vgpu in vgpus:
-        (SHARED_FOLDER / deployment.shelf_segment(vgpu)).unlink(missing_ok=True)
+        (SHARED_FOLDER / deployment.retained_segment(vgpu)).unlink(missing_ok=True)
 
 
 def rows_of(tensors: Arrays, piece: RowSlice, most: int) -> Arrays:
@@ -150,4 +150,4 @@ def rows_of(tensors: Arrays, piece: RowSlice, most: int) -> Arrays:
 
 
 def _layout(deployment: Deployment, vgpu: int) -> SlotLayout:
-    return deployment.shelf_layout(deployment.shelf_models(vgpu)[0], vgpu)
+    return deployment.retained_layout(deployment.retaining_models(vgpu)[0], vgpu)
