@@ -129,7 +129,6 @@ def prose() -> Iterator[tuple[Path, str]]:
 # Files whose records have no labels yet.
 UNLABELLED = {
     Path("flows/planning/DECISIONS.md"),
-    Path("triton_backend/serving/DECISIONS.md"),
 }
 DECISIONS = [p for p in tracked_files() if p.name == "DECISIONS.md" and p not in UNLABELLED]
 
