@@ -126,11 +126,7 @@ def prose() -> Iterator[tuple[Path, str]]:
             yield path, (ROOT / path).read_text()
 
 
-# Files whose records have no labels yet.
-UNLABELLED = {
-    Path("flows/planning/DECISIONS.md"),
-}
-DECISIONS = [p for p in tracked_files() if p.name == "DECISIONS.md" and p not in UNLABELLED]
+DECISIONS = [p for p in tracked_files() if p.name == "DECISIONS.md"]
 
 
 @pytest.mark.parametrize("path", DECISIONS, ids=str)
