@@ -13,6 +13,15 @@ from tests.repository.files import ROOT, tracked_files
 
 FORBIDDEN = re.compile(r"\b(whoever|nobody|somebody|anew)\b", re.IGNORECASE)
 FIRST = re.compile(r"\W*(who|what|whether|that)\b", re.IGNORECASE)
+HEADING = re.compile(r"^(#.*)$", re.MULTILINE)
+LABELS = [
+    "Context",
+    "Choice",
+    "Cost",
+    "Tried",
+]  # of a record of a decision; the last may be missing
+LABEL = re.compile(r"^\*\*(\w+)\*\*: ", re.MULTILINE)
+MOST_WORDS = 180  # of a record, tables left out
 PROSE = {".md", ".j2", ".toml", ".yaml"}
 # The rules themselves, and the table of older names.
 RULES = {
@@ -82,6 +91,34 @@ def first_words(path: Path, text: str) -> Iterator[Place]:
             yield number, found[1]
 
 
+def record_faults(text: str) -> Iterator[str]:
+    """Faults of a text of decisions.
+
+    Below its title and an introduction it has records alone, numbered from 1, some of them below
+    headings of parts. A record has its labels, each once and with a text, and nothing before them.
+    """
+    title, _, *parts = HEADING.split(text)[1:]
+    if not title.startswith("# Decisions"):
+        yield f"{title}: not the title"
+    number = 0
+    for heading, body in zip(parts[::2], parts[1::2], strict=True):
+        if not re.match(r"###? \d+ \S", heading):
+            if body.strip():
+                yield f"{heading}: a text outside the records"
+            continue
+        number += 1
+        if int(heading.split()[1]) != number:
+            yield f"{heading}: not number {number}"
+        before, *said = LABEL.split(body)
+        labels = said[::2]
+        if labels not in (LABELS, LABELS[:-1]) or before.strip():
+            yield f"{heading}: {labels or 'no labels'}"
+        if not all(text.strip() for text in said[1::2]):
+            yield f"{heading}: a label without a text"
+        if len(re.sub(r"^\|.*", "", body, flags=re.MULTILINE).split()) > MOST_WORDS:
+            yield f"{heading}: more than {MOST_WORDS} words"
+
+
 def prose() -> Iterator[tuple[Path, str]]:
     """Every tracked file that the rules hold for, with its text."""
     for path in tracked_files():
@@ -89,12 +126,12 @@ def prose() -> Iterator[tuple[Path, str]]:
             yield path, (ROOT / path).read_text()
 
 
-@pytest.mark.parametrize("path", [p for p in tracked_files() if p.name == "DECISIONS.md"], ids=str)
+DECISIONS = [p for p in tracked_files() if p.name == "DECISIONS.md"]
+
+
+@pytest.mark.parametrize("path", DECISIONS, ids=str)
 def test_decisions_are_numbered_records(path: Path) -> None:
-    text = (ROOT / path).read_text()
-    numbers = [int(n) for n in re.findall(r"^###? (\d+) \S", text, re.MULTILINE)]
-    assert numbers == list(range(1, len(numbers) + 1))
-    assert not re.search(r"^\* \*\*", text, re.MULTILINE)
+    assert list(record_faults((ROOT / path).read_text())) == []
 
 
 def test_no_text_has_a_forbidden_word() -> None:
@@ -139,3 +176,29 @@ def test_a_forbidden_word_is_noticed(name: str, text: str) -> None:
 )
 def test_a_first_word_is_noticed(name: str, text: str, count: int) -> None:
     assert len(list(first_words(Path(name), text))) == count
+
+
+RECORD = "## 1 A is B\n\n**Context**: a\n\n**Choice**: b\n\n**Cost**: c\n"
+
+
+def test_a_record_may_say_what_was_tried() -> None:
+    second = RECORD.replace("## 1", "### 2") + "\n**Tried**: d\n"
+    text = f"# Decisions: a part\n\nWords.\n\n{RECORD}\n## A part\n\n{second}"
+    assert list(record_faults(text)) == []
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        RECORD.replace("1", "2"),
+        RECORD + "**Because**: d\n",
+        RECORD.replace("**Cost**: c\n", ""),
+        RECORD.replace("**Cost**: c", "Cost: c"),
+        RECORD.replace("**Cost**: c", "**Cost**: "),
+        RECORD.replace("**Context**", "Long ago.\n\n**Context**"),
+        RECORD + "\n## A part\n\nMore.\n",
+        RECORD + "c " * 200,
+    ],
+)
+def test_a_record_of_another_form_is_noticed(text: str) -> None:
+    assert len(list(record_faults("# Decisions\n\n" + text))) == 1
