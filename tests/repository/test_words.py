@@ -20,6 +20,14 @@ NOWHERE = {
     "showcase": "report",
     "workercare": "supervisor",
     "intake": "admission",
+    "ride": "shared batch",
+    "rides": "shared batches",
+    "shelf": "retained outputs",
+    "shelves": "retained outputs",
+    "brick": "item, column",
+    "bricks": "items, columns",
+    "guest": "former batch",
+    "guests": "former batches",
 }
 # Not the name of a file, a folder, a class or a public function; as words they are plain English.
 NO_NAMES = {
