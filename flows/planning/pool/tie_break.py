@@ -13,8 +13,7 @@ that a plan as good can use:
 
 Only the scarcest model is at its limit in a plan of the best objective. The first program gives the
 others what is left of the GPUs, where it helps most, and prefers forms that leave more time to
-wait. (What lost before: fewest stages first, which took slack from pipelines; see the planner's
-README.)
+wait (record 21 of `flows/planning/DECISIONS.md`).
 
 A GPU stays where all its vGPUs keep model, size and blocks; without a plan in force none does, and
 the plan with fewest GPUs is left. All solves look only for something better than what is known, so
