@@ -164,8 +164,8 @@ class GpuClassForm(FileForm):
     )
     power_w: PositiveFloat | None = Field(
         default=None,
-        description="Watts that one GPU draws under load, as you state them; counted in full for "
-        "each GPU in use. `--objective power` needs it for every class.",
+        description="Watts that one GPU in use draws under load, as you state them. "
+        "`--objective power` needs it for every class.",
         examples=[72],
     )
     runtime: RuntimeForm | None = Field(

@@ -46,7 +46,7 @@ from triton_backend.serving.layout import SlotLayout
 if TYPE_CHECKING:
     from triton_backend.scheduler.topology import SharedBatchTimes
 
-MAX_SHELF_SLOTS = 4 * MAX_SLOTS
+MAX_RETAINED_SLOTS = 4 * MAX_SLOTS
 # Requests that are larger, take longer or wait for company gain little from a hand-over less.
 EXPRESS_BYTES = 1 << 16
 EDGE = 4
@@ -441,7 +441,7 @@ class Deployment:
         slo_us = max(self.served[graph.name].slo_us for graph in self.applications)
         rows = self.rows_of(vgpu)
         least_us = min(self.stage_of(row).latency_us_by_batch[0] for row in rows)
-        own = min(math.ceil(slo_us / least_us) + MIN_SLOTS, MAX_SHELF_SLOTS)
+        own = min(math.ceil(slo_us / least_us) + MIN_SLOTS, MAX_RETAINED_SLOTS)
         return self.slot_sets * own
 
     def retained_layout(self, model: ModelPlan, vgpu: int) -> SlotLayout:

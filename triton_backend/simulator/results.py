@@ -571,7 +571,7 @@ def class_seconds(plan: Plan, busy_us: Records) -> dict[str, float]:
     return seconds
 
 
-def guest_seconds(
+def former_batch_seconds(
     plans: Sequence[Plan], numbering: Numbering, busy_us: Records, first: int
 ) -> dict[str, float]:
     """The same for vGPUs of earlier plans only, whose resources are numbered from `first` on."""

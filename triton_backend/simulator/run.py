@@ -40,7 +40,7 @@ from triton_backend.simulator.results import (
     application_results,
     class_seconds,
     entry_results,
-    guest_seconds,
+    former_batch_seconds,
     model_results,
     pool_results,
     utilisation,
@@ -393,7 +393,7 @@ def _seconds(now: _Run) -> dict[str, float]:
     seconds = dict(now.seconds)
     for more in (
         class_seconds(now.plans[-1], busy_us),
-        guest_seconds(now.plans, now.numbering, busy_us, first),
+        former_batch_seconds(now.plans, now.numbering, busy_us, first),
     ):
         for name, busy in more.items():
             seconds[name] = seconds.get(name, 0.0) + busy

@@ -1250,7 +1250,7 @@ class Gateway:
         self._send_shared_batches()
         self._end_shared_batches()
         self._give_up_unreachable(now_us)
-        self._look_at_guests(now_us)
+        self._look_at_former_batches(now_us)
         ends_us = {
             place[:2]: shared_batch.decision.end_us
             for shared_batch in self._shared_batches.values()
@@ -1271,7 +1271,7 @@ class Gateway:
         if self._rollout.lease_ended(self.in_flight, now_us):
             self.abort(now_us)
 
-    def _look_at_guests(self, now_us: int) -> None:
+    def _look_at_former_batches(self, now_us: int) -> None:
         """Give up batches of earlier generations that should have ended long ago.
 
         Forget who has none.
