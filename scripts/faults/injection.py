@@ -5,6 +5,7 @@ while it lasts, so that the simulator can say what is left without them.
 """
 
 import contextlib
+import itertools
 import os
 import signal
 import threading
@@ -92,14 +93,16 @@ def stub(served: Served, model: str) -> psutil.Process:
 def worker(served: Served, vgpu: int) -> psutil.Process:
     """The process of a vGPU of the generation served, whichever plan it was started for.
 
+    Of two gateways, the model of the node that leads has it.
+
     Raises:
         RuntimeError: its node does not say it.
     """
     generation = served.state.control("status")["generation"]
     for state in served.states():
-        for name in _nodes(state):
+        for name, gateway in itertools.product(_nodes(state), state.gateways):
             with contextlib.suppress(PoolPipeError, psutil.Error):
-                for each in state.ask(name, {"generation": generation})["workers"]:
+                for each in state.ask(name, {"generation": generation}, gateway)["workers"]:
                     if each["vgpu"] == vgpu and each["pid"] is not None:
                         return psutil.Process(each["pid"])
     message = f"no process of vGPU {vgpu} of generation {generation}"

@@ -122,15 +122,22 @@ class ServerState:
         """Numbers of the gateways."""
         return range(len(self.data.get("servers", [None])))
 
-    def ask(self, model: str, request: dict[str, Any]) -> dict[str, Any]:
+    def ask(
+        self, model: str, request: dict[str, Any], gateway: int | None = None
+    ) -> dict[str, Any]:
         """An infer on one of the JSON models (control, nodes).
 
-        Of two gateways, the standby is the second's.
+        Args:
+            model: its name.
+            request: what is asked, as JSON.
+            gateway: whose model is asked; None: the standby is that of the last gateway, each other
+                model that of the first.
 
         Raises:
             ServerError: the request was refused.
         """
-        gateway = self.gateways[-1] if model == STANDBY_MODEL else 0
+        if gateway is None:
+            gateway = self.gateways[-1] if model == STANDBY_MODEL else 0
         texts = {"request": json.dumps(request), "token": self.data["token"]}
         body = {
             "inputs": [

@@ -151,6 +151,14 @@ def workers(folder: Path) -> set[int]:
     return found
 
 
+def workers_by(folder: Path, node: str, gateway: int) -> set[int | None]:
+    """The workers of a node as a gateway's model of it has them; empty without an answer."""
+    with contextlib.suppress(PoolPipeError):
+        said = read_state(folder).ask(node, {}, gateway)
+        return {worker["pid"] for worker in said["workers"]}
+    return set()
+
+
 def scheduler(folder: Path) -> dict[str, Any]:
     """The scheduler's entry in the status; empty without an answer."""
     with contextlib.suppress(PoolPipeError):
@@ -216,6 +224,8 @@ def test_a_node_that_is_killed_keeps_its_workers(folder: Path) -> None:
         os.kill(first, signal.SIGKILL)
         wait_for(lambda: file.exists() and int((file.read_text().split() or ["0"])[0]) != first)
     assert workers(folder) == lives
+    wait_for(lambda: workers_by(folder, file.name, 0) == {None})  # each is asked for itself
+    assert workers_by(folder, file.name, 1) < lives
     victim = min(lives)
     os.kill(victim, signal.SIGKILL)
     wait_for(lambda: len(workers(folder) - {victim}) == len(lives))
