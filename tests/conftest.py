@@ -11,6 +11,9 @@ import pytest
 # A shell starts background jobs with SIGINT ignored, and programs started here would inherit that;
 # a handler, unlike SIG_IGN, does not outlive exec.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+# A time limit (`timeout 600 pytest`) ends as Ctrl-C does, by what stops the systems that tests have
+# started.
+signal.signal(signal.SIGTERM, signal.default_int_handler)
 
 TESTS = Path(__file__).parent
 BEGIN = (

@@ -25,6 +25,7 @@ from typing import Any
 from flows.release.server import admin
 from flows.release.server.running import ServerState
 from scripts.benchmarks.figures import Figure, add_destinations, conclude
+from scripts.benchmarks.served import stop_when_terminated
 from tests.fakes.plans import hand_model, hand_pipeline, hand_plan, hand_stage
 from triton_backend.contract.cluster import NodeGroup
 from triton_backend.contract.plan import PlacementRun, Plan
@@ -128,6 +129,7 @@ class Served:
         return path
 
     def __enter__(self) -> ServerState:
+        stop_when_terminated()
         return admin.start(self._folder, self._ports)
 
     def __exit__(self, *_: object) -> None:

@@ -35,7 +35,7 @@ from flows.release.server.running import ServerState
 from flows.state import ProjectState
 from flows.workspace import Workspace
 from scripts.benchmarks.figures import Figure, add_destinations, exit_code, show, store
-from scripts.benchmarks.served import FAILED, SERVED, Load
+from scripts.benchmarks.served import FAILED, SERVED, Load, stop_when_terminated
 from triton_backend.contract.plan import Plan
 from triton_backend.contract.profiles import ModelProfile, loaded
 from triton_backend.serve_folder.endpoints import Endpoints
@@ -135,6 +135,7 @@ def environment(home: Path, port: int) -> None:
 
 def run(asked: argparse.Namespace, home: Path) -> tuple[list[Figure], dict[str, Any]]:
     """Everything once."""
+    stop_when_terminated()
     environment(home, asked.port + 10)
     operations, watch = str(ROOT / "scripts/operations"), Stopwatch()
     subprocess.run([operations, "up"], check=True)

@@ -1,8 +1,8 @@
 """Common parts of benchmarks on Triton: slowed plans, servers, load, machine.
 
-Here: a plan stretched in time, a server that lives as long as a context, the load generator as a
-process with its records, right answers of emulated models, and what a result file says of the
-machine. Not here: what is measured.
+Here: a plan stretched in time, a server that lives as long as a context, also where a time limit
+ends it, the load generator as a process with its records, right answers of emulated models, and
+what a result file says of the machine. Not here: what is measured.
 """
 
 import json
@@ -12,15 +12,17 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import urllib.request
+import weakref
 import zlib
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import MappingProxyType
-from typing import Any, NamedTuple, Self
+from types import FrameType, MappingProxyType
+from typing import Any, NamedTuple, NoReturn, Self
 
 import numpy as np
 import psutil
@@ -51,12 +53,50 @@ from triton_backend.serving.gateway.event_log import read_events
 
 SERVED, LATE, DROPPED, FAILED = 1, 2, 3, 4
 INTERRUPTED = 130  # the load generator's exit code after a stop
+TIME_LIMITS = (signal.SIGTERM, signal.SIGALRM)  # `timeout` sends the first by default
+SIGNALLED = 128  # more is the exit code of a program that such a signal ended
 SHARED_FOLDER = Path("/dev/shm")  # noqa: S108  # Linux's shared memory
 SAMPLES_CHECKED = 16
 BLOCKS, SMALL_BATCH, BOUNDARY_BYTES, NIC_GBPS = 10, 4, 50_000, 10.0
 QUICK_US, QUICK_RPS = 5_000, 20.0
 MINUTE_S, AROUND_S = 60.0, 2.5
 PUBLISHED_S = 2.5
+
+
+def stop_when_terminated() -> None:
+    """Have a time limit end this program as Ctrl-C does: by what stops the systems it serves.
+
+    Without it the signal ends the program at once, and its systems, in sessions of their own, go
+    on. Changes nothing outside of the main thread.
+    """
+    if threading.current_thread() is threading.main_thread():
+        for number in TIME_LIMITS:
+            signal.signal(number, _end)
+
+
+def _end(number: int, _frame: FrameType | None) -> NoReturn:
+    for each in TIME_LIMITS:  # it is ending
+        signal.signal(each, signal.SIG_IGN)
+    sys.exit(SIGNALLED + number)
+
+
+def run_to_its_end(command: Sequence[str], **options: Any) -> subprocess.CompletedProcess[str]:
+    """Run a program that serves systems; where this one is interrupted, that stops them too.
+
+    `subprocess.run` would kill it, which leaves them running.
+
+    Args:
+        command: its words.
+        options: as of `subprocess.Popen`.
+    """
+    with subprocess.Popen(command, text=True, **options) as process:
+        try:
+            out, err = process.communicate()
+        except BaseException:
+            process.terminate()
+            process.communicate()
+            raise
+    return subprocess.CompletedProcess(command, process.returncode, out, err)
 
 
 def _whole_lines(path: Path) -> list[str]:
@@ -235,13 +275,14 @@ class Served:
         self.options = options or ServeOptions()
 
     def __enter__(self) -> Self:
+        stop_when_terminated()
         render_repository(self.folder, self.plan, self.options)
         admin.start(self.folder, self.ports)
         return self
 
     def __exit__(self, kind: object, *_: object) -> None:
         admin.stop(self.folder)
-        if kind is None or kind is KeyboardInterrupt:
+        if kind in {None, KeyboardInterrupt, SystemExit}:
             shutil.rmtree(self.root)
         else:
             print(f"left for inspection: {self.root}", file=sys.stderr)
@@ -381,7 +422,7 @@ class Loaded:
 class Load:
     """The load generator as a process, started at once; `result` waits for its end.
 
-    `stop` ends it before its time, with what was measured.
+    `stop` ends it before its time, with what was measured. It does not outlive this program.
     """
 
     def __init__(self, url: str, plan_path: Path, *arguments: str) -> None:
@@ -403,6 +444,7 @@ class Load:
             text=True,
             env={**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parents[2])},
         )
+        weakref.finalize(self, self._process.kill)
 
     def stop(self) -> None:
         """Send no more; `result` then waits for what is on its way."""

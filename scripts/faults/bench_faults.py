@@ -29,7 +29,6 @@ namespace, the jumping clock a C compiler; where one is not there the row says s
 import argparse
 import json
 import os
-import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -43,7 +42,16 @@ from numpy.typing import NDArray
 from flows.clock import Stopwatch
 from scripts.benchmarks.applications.plans import faulty_application, requests_of
 from scripts.benchmarks.figures import Figure, add_destinations, conclude
-from scripts.benchmarks.served import SERVED, Load, Loaded, Served, samples_file, small_plan
+from scripts.benchmarks.served import (
+    SERVED,
+    Load,
+    Loaded,
+    Served,
+    run_to_its_end,
+    samples_file,
+    small_plan,
+    stop_when_terminated,
+)
 from scripts.faults.injection import (
     CHANGED,
     CLOCK,
@@ -366,7 +374,7 @@ def in_namespace() -> list[dict[str, Any]]:
     except NotHereError as error:
         return [{"fault": f.name, "broken": f"not tried: {error}"} for f in FILLED]
     command = [*words, sys.executable, *sys.argv, "--inside", str(path)]
-    code = subprocess.run(command, check=False).returncode
+    code = run_to_its_end(command).returncode
     if code or not path.exists():
         return [{"fault": f.name, "broken": f"not tried: ended with {code}"} for f in FILLED]
     rows = json.loads(path.read_text())
@@ -402,6 +410,7 @@ def main() -> int:
     add("--inside", type=Path, help=argparse.SUPPRESS)
     add_destinations(parser)
     options = parser.parse_args()
+    stop_when_terminated()
     plan = faulty_application() if options.application else small_plan("faults")
     if options.inside is not None:
         inside(options, plan)

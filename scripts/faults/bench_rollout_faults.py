@@ -22,7 +22,7 @@ from flows.deployments import local as operations
 from flows.release.rollout.outcomes import read_outcomes
 from flows.release.server import admin
 from scripts.benchmarks.figures import Figure, add_destinations, exit_code, show, store
-from scripts.benchmarks.served import DROPPED, FAILED, LATE, Load
+from scripts.benchmarks.served import DROPPED, FAILED, LATE, Load, stop_when_terminated
 from scripts.faults import rollout_faults as faults
 from triton_backend.contract.errors import PoolPipeError
 from triton_backend.serve_folder.endpoints import Endpoints
@@ -192,8 +192,13 @@ def main() -> int:
     )
     add_destinations(parser)
     asked = parser.parse_args()
+    stop_when_terminated()
     home = Path(tempfile.mkdtemp(prefix="poolpipe-faults-"))
-    rows = run(asked, home)
+    try:
+        rows = run(asked, home)
+    except (KeyboardInterrupt, SystemExit):
+        shutil.rmtree(home)
+        raise
     figures = as_figures(rows)
     show(figures)
     print(table(rows))

@@ -21,7 +21,12 @@ import psutil
 from flows.clock import now_utc
 from flows.release.server import admin
 from flows.release.server.running import ServerError, ServerState, read_state
-from scripts.benchmarks.served import SHARED_FOLDER, Served, processes_of
+from scripts.benchmarks.served import (
+    SHARED_FOLDER,
+    Served,
+    processes_of,
+    stop_when_terminated,
+)
 from triton_backend.contract.errors import InputError
 from triton_backend.contract.plan import Plan
 from triton_backend.serve_folder.repository import render_host, render_repository
@@ -100,6 +105,7 @@ class Far(Served):
         _leave()
 
     def __enter__(self) -> Self:
+        stop_when_terminated()
         _join()
         try:
             self.mend()

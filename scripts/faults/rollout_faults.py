@@ -118,7 +118,7 @@ class Going:
 
     def begin_here(self) -> None:
         """In a thread of this process, once it may begin."""
-        self._thread = threading.Thread(target=self._roll_out)
+        self._thread = threading.Thread(target=self._roll_out, daemon=True)
         self._thread.start()
 
     def begin_by_prefect(self) -> None:
@@ -272,7 +272,10 @@ def whole(live: Live) -> str:
 
 
 def start_prefect(home: Path, port: int) -> operations.Place:
-    """Server and worker of a project of its own, with the rollout that halts."""
+    """Server and worker of a project of its own, with the rollout that halts.
+
+    Where that is interrupted, they are stopped.
+    """
     os.environ.update(
         POOLPIPE_HOME=str(home),
         POOLPIPE_WAREHOUSE=str(home / "w.duckdb"),
@@ -281,7 +284,16 @@ def start_prefect(home: Path, port: int) -> operations.Place:
     )
     place = operations.place_of()
     operations.prepare(place)
-    operations.up(place, ())
+    try:
+        operations.up(place, ())
+        _deploy_halted()
+    except BaseException:
+        operations.down(place)
+        raise
+    return place
+
+
+def _deploy_halted() -> None:
     from scripts.faults.paused_rollout import rollout as halted  # noqa: PLC0415  # needs the environment
 
     source: Any = halted.from_source(
@@ -290,7 +302,6 @@ def start_prefect(home: Path, port: int) -> operations.Place:
     # No limit here: a run whose server was killed holds its place until its lease ends, a minute
     # on.
     source.to_deployment(name="halted", work_pool_name=operations.POOL).apply()
-    return place
 
 
 def restart_prefect(place: operations.Place) -> None:

@@ -38,7 +38,7 @@ from numpy.typing import NDArray
 from flows.clock import Stopwatch
 from flows.release.server import admin
 from scripts.benchmarks.figures import Figure, add_destinations, exit_code, show, store
-from scripts.benchmarks.served import emulated_answer, processes_of
+from scripts.benchmarks.served import emulated_answer, processes_of, stop_when_terminated
 from scripts.fuzz.made import (
     APPLICATION,
     CUT,
@@ -105,16 +105,24 @@ class TwoHosts:
         self.token = settings.token
 
     def __enter__(self) -> Self:
-        self.gateway, self.node = (
-            admin.start(folder, ports, wait_for_workers=False)
-            for folder, ports in zip(self._folders, self._ports, strict=True)
-        )
+        stop_when_terminated()
+        try:
+            self.gateway, self.node = (
+                admin.start(folder, ports, wait_for_workers=False)
+                for folder, ports in zip(self._folders, self._ports, strict=True)
+            )
+            self._wait_up()
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def _wait_up(self) -> None:
         for _ in range(200):
             workers = self.gateway.control("status")["workers"]
             if workers["up"] == workers["total"]:
-                return self
+                return
             time.sleep(0.1)
-        self.__exit__()
         raise RuntimeError("the workers do not come up")
 
     def __exit__(self, *_: object) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from scripts.benchmarks.served import run_to_its_end
 from scripts.faults.rollout_faults import BY_PREFECT, NODE, SERVER, WORKER
 from tests.ports import free_ports
 
@@ -26,7 +27,8 @@ def rows(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, str], dict
     wanted = [f"--cell={step}:{fault}" for step, fault in CELLS]
     script = ROOT / "scripts/faults/bench_rollout_faults.py"
     command = [sys.executable, str(script), *wanted, f"--port={free_ports(20)[0]}"]
-    done = subprocess.run([*command, f"--out={out}"], capture_output=True, text=True, check=False)
+    pipe = subprocess.PIPE
+    done = run_to_its_end([*command, f"--out={out}"], stdout=pipe, stderr=pipe)
     assert out.exists(), done.stdout + done.stderr
     return {(row["step"], row["fault"]): row for row in json.loads(out.read_text())["rows"]}
 
