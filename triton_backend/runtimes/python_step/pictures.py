@@ -7,9 +7,13 @@ picture may be decoded is said by its header, before memory is taken for its pix
 import io
 import warnings
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    from PIL import Image
 
 FORMATS = ("JPEG", "PNG", "WEBP", "BMP")
 MOST_PIXELS = 16_000_000
@@ -30,7 +34,23 @@ def decode(
 
 
 def _decoded(data: bytes, size: tuple[int, int], max_pixels: int) -> NDArray[np.float32]:
-    # Imported here: a workload can name this step where Pillow is not installed.
+    from PIL import Image  # noqa: PLC0415  # as in `opened`
+
+    with opened(data, max_pixels) as picture:
+        try:
+            resized = picture.convert("RGB").resize(size, Image.Resampling.BILINEAR)
+        except Exception as error:
+            raise ValueError(f"a broken picture: {error}") from error
+    return np.asarray(resized, np.float32).transpose(2, 0, 1) / np.float32(255)
+
+
+def opened(data: bytes, max_pixels: int) -> "Image.Image":
+    """A picture of which the header is read; its pixels are not decoded yet.
+
+    Raises:
+        ValueError: the bytes are no picture, or one of more than `max_pixels` pixels.
+    """
+    # Imported here: a workload can name a step of pictures where Pillow is not installed.
     from PIL import Image  # noqa: PLC0415
 
     try:
@@ -41,13 +61,8 @@ def _decoded(data: bytes, size: tuple[int, int], max_pixels: int) -> NDArray[np.
         raise ValueError(f"a picture of more pixels than the {max_pixels} allowed") from error
     except Exception as error:  # Pillow's parsers raise what they like
         raise ValueError(f"{len(data)} bytes that are no picture ({', '.join(FORMATS)})") from error
-    with picture:
-        pixels = picture.width * picture.height
-        if pixels > max_pixels:
-            shape = f"{picture.width} x {picture.height}"
-            raise ValueError(f"a picture of {shape} pixels, at most {max_pixels} are decoded")
-        try:
-            resized = picture.convert("RGB").resize(size, Image.Resampling.BILINEAR)
-        except Exception as error:
-            raise ValueError(f"a broken picture: {error}") from error
-    return np.asarray(resized, np.float32).transpose(2, 0, 1) / np.float32(255)
+    if picture.width * picture.height > max_pixels:
+        shape = f"{picture.width} x {picture.height}"
+        picture.close()
+        raise ValueError(f"a picture of {shape} pixels, at most {max_pixels} are decoded")
+    return picture

@@ -1,0 +1,142 @@
+"""The OCR example: three trained models, five Python steps, one endpoint (extra `ocr`).
+
+A project is a folder with the models, samples for the steps and a workload.yaml, which
+`poolpipe split`, `steps`, `plan` and `serve` take as they take any other. Here, too: a page read by
+the same models and steps in this process, and by the package itself, to compare the served answers
+with.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+from onnx import TensorProto, helper
+
+from flows.preparation.splitting.running import open_session, run_session
+from triton_backend.runtimes.python_step import ocr
+from triton_backend.runtimes.texts import pack_texts
+
+APPLICATION = "ocr"
+HEIGHT, WIDTH, LINE = 1024, 736, 800  # as workload.yaml says them, too
+WORKLOAD = Path(__file__).with_name("ocr.yaml")
+SIZES = {
+    "detector": (3, HEIGHT, WIDTH),
+    "classifier": (3, 48, 192),
+    "recogniser": (3, ocr.LINE_HEIGHT, LINE),
+}
+_PARTS = {"detector": "Det", "classifier": "Cls", "recogniser": "Rec"}
+_OUTPUTS = {"detector": "likely", "classifier": "chances"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reading:
+    """The lines of a page, in the order of reading.
+
+    Attributes:
+        boxes: [lines, 4, (x, y)], corners in pixels of the picture.
+        degrees: [lines], 180 where a line lies upside down.
+        texts: UTF-8; empty where a line is too uncertain to be said.
+        scores: [lines], from 0 to 1.
+    """
+
+    boxes: NDArray[np.float32]
+    degrees: NDArray[np.int64]
+    texts: tuple[str, ...]
+    scores: NDArray[np.float32]
+
+    @property
+    def text(self) -> str:
+        """What is said of the page, a line for each."""
+        return "\n".join(filter(None, self.texts))
+
+
+def write_models(folder: Path) -> dict[str, Path]:
+    """The package's models with outputs that have names; the recogniser says the likeliest symbol.
+
+    Of each of its 100 steps it would give 6,625 numbers else, of which only the largest is read.
+
+    Raises:
+        InputError: the package is not installed.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    found: dict[str, Path] = {}
+    for name, part in _PARTS.items():
+        model = onnx.load(ocr.model_file(part))
+        if name in _OUTPUTS:
+            _rename_output(model.graph, _OUTPUTS[name])
+        else:
+            _say_the_likeliest(model.graph)
+        found[name] = folder / f"{name}.onnx"
+        found[name].write_bytes(model.SerializeToString(deterministic=True))
+    return found
+
+
+def _rename_output(graph: onnx.GraphProto, name: str) -> None:
+    was = graph.output[0].name
+    graph.node.append(helper.make_node("Identity", [was], [name], name=name))
+    graph.output[0].name = name
+
+
+def _say_the_likeliest(graph: onnx.GraphProto) -> None:
+    """Symbols and how certain they are, [batch, steps], in place of [batch, steps, symbols]."""
+    scores = graph.output[0]
+    batch, steps = scores.type.tensor_type.shape.dim[:2]
+    graph.node.extend(  # as operator sets up to 17 have them
+        [
+            helper.make_node("ArgMax", [scores.name], ["symbols"], axis=2, keepdims=0),
+            helper.make_node("ReduceMax", [scores.name], ["certain"], axes=[2], keepdims=0),
+        ]
+    )
+    shape = [batch.dim_param, steps.dim_param]
+    del graph.output[:]
+    for name, kind in (("symbols", TensorProto.INT64), ("certain", TensorProto.FLOAT)):
+        graph.output.append(helper.make_tensor_value_info(name, kind, shape))
+
+
+class ReaderHere:
+    """Models and steps in this process, one page and one line at a time."""
+
+    def __init__(self, models: Mapping[str, Path]) -> None:
+        self._sessions = {name: open_session(path, str(path)) for name, path in models.items()}
+
+    def _run(self, name: str, rows: NDArray[Any]) -> dict[str, NDArray[Any]]:
+        session = self._sessions[name]
+        found = [run_session(session, {"x": rows[i : i + 1]}) for i in range(len(rows))]
+        return {key: np.concatenate([one[key] for one in found]) for key in found[0]}
+
+    def read(self, picture: bytes) -> Reading:
+        """One page.
+
+        Raises:
+            ValueError: the bytes are no picture, or one that is too large.
+        """
+        return self.steps_of(picture)[0]
+
+    def steps_of(self, picture: bytes) -> tuple[Reading, dict[str, dict[str, NDArray[Any]]]]:
+        """One page, and the inputs of every step that ran for it, as its samples have them."""
+        pixels = ocr.page([picture], height=HEIGHT, width=WIDTH)
+        image, likely = pack_texts([picture]), self._run("detector", pixels)["likely"]
+        found = ocr.crops([picture], likely)
+        boxes, lines = found["box"][0], found["crop"][0]
+        given = {"page": {"image": image}, "crops": {"image": image, "likely": likely}}
+        if not lines:
+            none = np.empty(0, np.float32)
+            return Reading(boxes=boxes, degrees=none.astype(np.int64), texts=(), scores=none), given
+        seen = ocr.views(lines, width=LINE)
+        chances = self._run("classifier", seen.pop("angle"))
+        turned = ocr.upright(seen["line"], seen["used"], chances["chances"])
+        said = self._run("recogniser", turned["upright"])
+        read = ocr.text(said["symbols"], said["certain"])
+        given |= {
+            "views": {"crop": pack_texts(lines)},
+            "upright": {**seen, **chances},
+            "text": said,
+        }
+        reading = Reading(
+            boxes=boxes, degrees=turned["degrees"], texts=tuple(read["text"]), scores=read["score"]
+        )
+        return reading, given

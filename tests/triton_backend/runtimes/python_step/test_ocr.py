@@ -1,0 +1,157 @@
+"""Ready steps that read a page, beside the package's own parts that they stand for."""
+
+import io
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from PIL import Image
+
+from flows.quickstart.pages import draw_page
+from triton_backend.runtimes.python_step import ocr
+
+pytestmark = pytest.mark.long
+det: Any = pytest.importorskip("rapidocr_onnxruntime.ch_ppocr_det", reason="needs the extra `ocr`")
+cls: Any = pytest.importorskip("rapidocr_onnxruntime.ch_ppocr_cls")
+rec: Any = pytest.importorskip("rapidocr_onnxruntime.ch_ppocr_rec")
+ROOM = {"height": 1024, "width": 736}
+WIDTH = 320
+
+
+def picture(width: int, height: int, kind: str = "PNG", colour: str = "white") -> bytes:
+    with io.BytesIO() as file:
+        Image.new("RGB", (width, height), colour).save(file, kind)
+        return file.getvalue()
+
+
+def likely(*places: tuple[int, int, int, int]) -> NDArray[np.float32]:
+    """As a detector that is certain of these rectangles (top, left, bottom, right)."""
+    found = np.zeros((1, 1, ROOM["height"], ROOM["width"]), np.float32)
+    for top, left, bottom, right in places:
+        found[0, 0, top:bottom, left:right] = 0.9
+    return found
+
+
+def packed(pixels: NDArray[np.uint8]) -> bytes:
+    return np.array(pixels.shape[:2], "<u2").tobytes() + pixels.tobytes()
+
+
+def noise(height: int, width: int) -> NDArray[np.uint8]:
+    return np.random.default_rng(4).integers(0, 256, (height, width, 3), np.uint8)
+
+
+@pytest.mark.parametrize("shape", [(1024, 736), (832, 600), (768, 552), (512, 368)])
+def test_pages_of_the_detectors_proportions_are_prepared_as_the_package_does(
+    shape: tuple[int, int],
+) -> None:
+    data = draw_page(2).picture if shape == (1024, 736) else picture(shape[1], shape[0])
+    settings = det.text_detect.DetPreProcess(736, "min", [0.5] * 3, [0.5] * 3)
+    with Image.open(io.BytesIO(data)) as opened:
+        wanted = settings(np.asarray(opened.convert("RGB"))[:, :, ::-1])
+    assert wanted is not None
+    if wanted.shape[2:] == (1024, 736):
+        assert np.array_equal(ocr.page([data], **ROOM), wanted)
+
+
+def test_sizes_are_the_packages_own_where_they_fit() -> None:
+    settings = det.text_detect.DetPreProcess(736, "min")
+    for height, width in ((1024, 736), (832, 600), (736, 736), (300, 200), (100, 90), (735, 738)):
+        wanted = settings.resize(np.zeros((height, width, 3), np.uint8))
+        assert wanted is not None
+        assert ocr.size_read((height, width), (9_999, 9_999)) == wanted.shape[:2]
+
+
+def test_a_page_that_does_not_fit_is_made_smaller_with_its_edge_beside_it() -> None:
+    assert ocr.size_read((1_000, 2_000), (1024, 736)) == (352, 736)
+    (found,) = ocr.page([picture(1_500, 750, colour="red")], **ROOM)
+    assert np.array_equal(np.unique(found[2]), [1])  # the last of blue, green and red
+
+
+def test_lines_are_cut_out_in_the_order_of_reading() -> None:
+    data = picture(736, 1024)
+    found = ocr.crops([data], likely((500, 50, 520, 300), (100, 50, 120, 600)))
+    (boxes,), (lines,) = found["box"], found["crop"]
+    assert boxes.shape == (2, 4, 2)
+    assert boxes[0, 0, 1] < 100 < boxes[0, 2, 1] < boxes[1, 0, 1] < 500
+    height, width = np.frombuffer(lines[0][:4], "<u2")
+    assert len(lines[0]) == 4 + 3 * height * width
+    assert width > 500
+
+
+def test_boxes_are_in_pixels_of_the_picture_as_it_came() -> None:
+    large = likely((100, 100, 130, 600))
+    (whole,) = ocr.crops([picture(736, 1024)], large)["box"]
+    (half,) = ocr.crops([picture(368, 512)], large)["box"]
+    assert np.allclose(whole, 2 * half, atol=2)
+
+
+def test_a_page_without_text_has_no_lines() -> None:
+    found = ocr.crops([picture(736, 1024)], likely())
+    assert found["box"][0].shape == (0, 4, 2)
+    assert found["crop"] == [[]]
+
+
+def test_a_crop_that_is_too_large_is_made_smaller() -> None:
+    found = ocr.crops([picture(736, 1024)], likely((100, 50, 900, 680)))
+    ((line,),) = found["crop"]
+    assert len(line) <= ocr.CROP_BYTES
+    assert ocr.views([line], width=WIDTH)["used"].shape == (1,)
+
+
+@pytest.mark.parametrize("shape", [(30, 100), (20, 200), (30, 900)])
+def test_lines_are_prepared_as_the_package_does(shape: tuple[int, int]) -> None:
+    line = noise(*shape)
+    classifier = cls.TextClassifier.__new__(cls.TextClassifier)
+    classifier.cls_image_shape = [3, 48, 192]
+    recogniser = rec.TextRecognizer.__new__(rec.TextRecognizer)
+    recogniser.rec_image_shape = [3, 48, 320]
+    seen = ocr.views([packed(line)], width=WIDTH)
+    assert np.array_equal(seen["angle"][0], classifier.resize_norm_img(line))
+    straight = np.array([[0.8, 0.2]], np.float32)
+    found = ocr.upright(seen["line"], seen["used"], straight)
+    assert np.array_equal(found["upright"][0], recogniser.resize_norm_img(line, WIDTH / 48))
+    assert found["degrees"].tolist() == [0]
+
+
+def test_a_line_is_turned_back_where_that_is_certain() -> None:
+    seen = ocr.views([packed(noise(48, 100))] * 2, width=WIDTH)
+    chances = np.array([[0.15, 0.85], [0.05, 0.95]], np.float32)
+    found = ocr.upright(seen["line"], seen["used"], chances)
+    same, turned = found["upright"]
+    assert found["degrees"].tolist() == [0, 180]
+    assert np.array_equal(turned[:, :, :100], same[:, ::-1, :100][:, :, ::-1])
+    assert not turned[:, :, 100:].any()
+
+
+def test_symbols_become_text_and_uncertain_lines_none() -> None:
+    symbols = np.zeros((2, 8), np.int64)
+    symbols[:, [1, 2, 4, 6]] = [500, 500, 500, 501]  # the same symbol again is the same letter
+    certain = np.full((2, 8), 0.9, np.float32)
+    certain[1] = 0.2
+    found = ocr.text(symbols, certain)
+    assert len(found["text"][0]) == 3
+    assert found["text"][0][0] == found["text"][0][1] != found["text"][0][2]
+    assert found["text"][1] == ""
+    assert np.allclose(found["score"], [0.9, 0.2])
+
+
+@pytest.mark.parametrize("data", [b"", b"no picture", picture(40, 40)[:60]])
+def test_what_is_no_picture_is_a_value_error(data: bytes) -> None:
+    for run in (
+        lambda: ocr.page([data], **ROOM),
+        lambda: ocr.crops([data], likely()),
+    ):
+        with pytest.raises(ValueError, match="picture"):
+            run()
+
+
+def test_a_picture_with_too_many_pixels_is_refused_with_the_limit() -> None:
+    with pytest.raises(ValueError, match="200 x 100 pixels, at most 19999 are decoded"):
+        ocr.page([picture(200, 100)], **ROOM, max_pixels=19_999)
+
+
+@pytest.mark.parametrize("data", [b"", b"\x01", b"\x02\x00\x02\x00" + bytes(11), bytes(4)])
+def test_what_is_no_crop_is_a_value_error(data: bytes) -> None:
+    with pytest.raises(ValueError, match="bytes that are no crop"):
+        ocr.views([data], width=WIDTH)

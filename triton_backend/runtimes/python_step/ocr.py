@@ -1,0 +1,304 @@
+"""Ready steps around the three models of `rapidocr_onnxruntime` 1.4.4 (extra `ocr`): a page read.
+
+    image ---page---> pixels --[detector]--> likely --crops(image)--> box, crop
+    crop ---views---> angle --[classifier]--> chances
+    line, used, chances --upright--> upright --[recogniser]--> symbols, certain --text--> text
+
+What happens between the models is that package's own code, with its own settings. Sizes are fixed
+here, where the package takes those of each page: the detector reads `height` x `width`, the
+recogniser lines of 48 x `width`. A page that the package would bring to exactly the detector's size
+gives exactly its boxes; any other is made to fit, with its edge repeated beside it. All lines have
+one width, where the package pads the lines of a page in sixes: letters come out as there, but a few
+spaces between words do not, for the recogniser sees spaces by the width it reads.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from triton_backend.contract.errors import InputError
+from triton_backend.runtimes.python_step.pictures import MOST_PIXELS, opened
+
+PACKAGE = "rapidocr_onnxruntime"
+LINE_HEIGHT = 48
+# A crop of more is made smaller before it is handed on: every slot has room for so much.
+CROP_BYTES = 200_000
+_SHAPE = np.dtype("<u2")
+_SHAPE_BYTES = 4
+_GRID = 32  # the detector reads sizes that this divides
+Pixels = NDArray[np.uint8]
+
+
+@dataclass(frozen=True, slots=True)
+class _Reader:
+    """The package's parts, without the models that they would load."""
+
+    load: Any  # bytes of a picture -> BGR
+    whole: Any  # `RapidOCR`: what it does to a page before and after the models
+    detector: Any
+    classifier: Any
+    models: dict[str, Path]
+    least_side: int
+    least_angle: float
+    least_score: float
+
+
+class _Page(NamedTuple):
+    """One picture, as its lines are looked for.
+
+    Attributes:
+        pixels: [height, width, BGR], within the package's least and largest sides.
+        was: height and width as it came.
+        changes: of its size since then, in the package's form.
+    """
+
+    pixels: Pixels
+    was: tuple[int, int]
+    changes: dict[str, Any]
+
+
+@cache
+def _reader() -> _Reader:
+    """The package, imported when a step first runs.
+
+    Raises:
+        InputError: it, or a library it needs, is not installed.
+    """
+    try:
+        import cv2  # noqa: PLC0415
+        from rapidocr_onnxruntime.ch_ppocr_cls import TextClassifier  # noqa: PLC0415
+        from rapidocr_onnxruntime.ch_ppocr_det import TextDetector  # noqa: PLC0415
+        from rapidocr_onnxruntime.ch_ppocr_det.utils import DBPostProcess  # noqa: PLC0415
+        from rapidocr_onnxruntime.main import DEFAULT_CFG_PATH, RapidOCR  # noqa: PLC0415
+        from rapidocr_onnxruntime.utils import LoadImage, read_yaml, update_model_path  # noqa: PLC0415
+    except ImportError as error:
+        raise InputError(PACKAGE, f"is not installed: {error}; {HOW_TO_INSTALL}") from error
+    cv2.setNumThreads(1)  # a step has the cores of its class
+    settings: dict[str, Any] = update_model_path(read_yaml(DEFAULT_CFG_PATH))
+    found, turns = settings["Det"], settings["Cls"]
+    post = ("thresh", "box_thresh", "max_candidates", "unclip_ratio", "use_dilation", "score_mode")
+    reads = {"mean": found["mean"], "std": found["std"], "limit_type": found["limit_type"]}
+    detector = _without_model(TextDetector, limit_side_len=found["limit_side_len"], **reads)
+    detector.postprocess_op = DBPostProcess(**{name: found[name] for name in post})
+    return _Reader(
+        load=LoadImage(),
+        whole=_without_model(RapidOCR, **settings["Global"]),
+        detector=detector,
+        classifier=_without_model(TextClassifier, cls_image_shape=turns["cls_image_shape"]),
+        models={part: Path(settings[part]["model_path"]) for part in ("Det", "Cls", "Rec")},
+        least_side=found["limit_side_len"],
+        least_angle=turns["cls_thresh"],
+        least_score=settings["Global"]["text_score"],
+    )
+
+
+HOW_TO_INSTALL = (
+    'pip install "poolpipe[ocr]"; where OpenCV misses libGL, install that, or '
+    "opencv-python-headless below 4.12 in place of opencv-python"
+)
+
+
+def _without_model(kind: Any, **settings: Any) -> Any:
+    """An object of one of the package's classes with the settings that its methods read.
+
+    Its own constructor would open the ONNX file, which is served elsewhere.
+    """
+    made = kind.__new__(kind)
+    for name, value in settings.items():
+        setattr(made, name, value)
+    return made
+
+
+def page(
+    image: Sequence[bytes], *, height: int, width: int, max_pixels: int = MOST_PIXELS
+) -> NDArray[np.float32]:
+    """Pages as the detector reads them: [pages, 3, height, width].
+
+    Raises:
+        ValueError: a file is no picture, is broken, or has more than `max_pixels` pixels.
+    """
+    import cv2  # noqa: PLC0415
+
+    found = np.empty((len(image), 3, height, width), np.float32)
+    for number, data in enumerate(image):
+        pixels = _page(data, max_pixels).pixels
+        rows, columns = size_read(pixels.shape[:2], (height, width))
+        resized = cv2.resize(pixels, (columns, rows))
+        below, beside = height - rows, width - columns
+        whole = cv2.copyMakeBorder(resized, 0, below, 0, beside, cv2.BORDER_REPLICATE)
+        prepare = _reader().detector.get_preprocess(max(pixels.shape))
+        found[number] = prepare.permute(prepare.normalize(whole))
+    return found
+
+
+def crops(
+    image: Sequence[bytes], likely: NDArray[np.float32], *, max_pixels: int = MOST_PIXELS
+) -> dict[str, list[Any]]:
+    """The lines of pages: corners in pixels of the picture [4, (x, y)], and what is within them.
+
+    Args:
+        image: the pages again.
+        likely: [pages, 1, height, width], how likely each pixel is text; as the detector gives it.
+        max_pixels: as in `page`.
+
+    Returns:
+        `box` and `crop`, as many of each as a page has lines, in the order of reading. A crop is
+        its height and width (UINT16, little-endian) and its pixels, three bytes each.
+
+    Raises:
+        ValueError: as `page`.
+    """
+    reader = _reader()
+    boxes: list[NDArray[np.float32]] = []
+    found: list[list[bytes]] = []
+    for data, one in zip(image, likely, strict=True):
+        pixels, was, changes = _page(data, max_pixels)
+        shape = (pixels.shape[0], pixels.shape[1])
+        rows, columns = size_read(shape, one.shape[1:])
+        places, _ = reader.detector.postprocess_op(one[None, :, :rows, :columns], shape)
+        places = reader.detector.filter_tag_det_res(places, shape)
+        if not len(places):
+            boxes.append(np.empty((0, 4, 2), np.float32))
+            found.append([])
+            continue
+        ordered = reader.whole.sorted_boxes(places)
+        lines = reader.whole.get_crop_img_list(pixels, ordered)
+        found.append([_packed(line) for line in lines])
+        corners = reader.whole._get_origin_points(ordered, changes, *was)  # noqa: SLF001
+        boxes.append(np.asarray(corners, np.float32))
+    return {"box": boxes, "crop": found}
+
+
+def views(crop: Sequence[bytes], *, width: int) -> dict[str, NDArray[Any]]:
+    """Lines as the classifier of angles reads them, and as the recogniser will.
+
+    Returns:
+        `angle` [lines, 3, 48, 192]; `line` [lines, 48, width, 3] (UINT8), the line at its left;
+        `used` [lines] (INT64), the columns that it takes.
+
+    Raises:
+        ValueError: a crop is not as `crops` gives it.
+    """
+    import cv2  # noqa: PLC0415
+
+    classifier = _reader().classifier
+    angle = np.empty((len(crop), *classifier.cls_image_shape), np.float32)
+    line = np.zeros((len(crop), LINE_HEIGHT, width, 3), np.uint8)
+    used = np.empty(len(crop), np.int64)
+    for number, text in enumerate(crop):
+        pixels = _unpacked(text)
+        angle[number] = classifier.resize_norm_img(pixels)
+        ratio = pixels.shape[1] / float(pixels.shape[0])
+        used[number] = min(width, int(np.ceil(LINE_HEIGHT * ratio)))
+        line[number, :, : used[number]] = cv2.resize(pixels, (int(used[number]), LINE_HEIGHT))
+    return {"angle": angle, "line": line, "used": used}
+
+
+def upright(line: Pixels, used: NDArray[np.int64], chances: NDArray[np.float32]) -> dict[str, Any]:
+    """Lines as the recogniser reads them, those turned back that lie upside down.
+
+    Args:
+        line: [lines, 48, width, 3].
+        used: [lines].
+        chances: [lines, 2] of an angle of 0 and of 180 degrees; as the classifier gives them.
+
+    Returns:
+        `upright` [lines, 3, 48, width], and `degrees` [lines] (INT64) by which each was turned.
+    """
+    least = _reader().least_angle
+    turned = (chances.argmax(axis=1) == 1) & (chances[:, 1] > least)
+    found = np.zeros((len(line), 3, *line.shape[1:3]), np.float32)
+    for number, pixels in enumerate(line):
+        own = pixels[:, : int(used[number])]
+        if turned[number]:
+            own = own[::-1, ::-1]
+        scaled = own.astype(np.float32).transpose(2, 0, 1) / 255
+        found[number, :, :, : own.shape[1]] = (scaled - 0.5) / 0.5
+    return {"upright": found, "degrees": np.where(turned, 180, 0).astype(np.int64)}
+
+
+def text(symbols: NDArray[np.int64], certain: NDArray[np.float32]) -> dict[str, Any]:
+    """Texts of lines, and how certain each is, from 0 to 1.
+
+    A line that the package would leave out, because it is too uncertain, has an empty text.
+
+    Args:
+        symbols: [lines, steps], the likeliest symbol of each step across a line.
+        certain: [lines, steps], how likely it is.
+    """
+    read = _alphabet().decode(symbols, certain, is_remove_duplicate=True)
+    scores = np.array([score for _, score in read], np.float32)
+    least = _reader().least_score
+    return {"text": [line if score >= least else "" for line, score in read], "score": scores}
+
+
+@cache
+def _alphabet() -> Any:
+    """The decoder of the recogniser's symbols, whose alphabet is in the recogniser's own file."""
+    _reader()
+    import onnxruntime  # noqa: PLC0415
+    from rapidocr_onnxruntime.ch_ppocr_rec.utils import CTCLabelDecode  # noqa: PLC0415
+
+    file = model_file("Rec")
+    session = onnxruntime.InferenceSession(file, providers=["CPUExecutionProvider"])
+    listed = session.get_modelmeta().custom_metadata_map["character"]
+    return CTCLabelDecode(character=listed.splitlines())
+
+
+def model_file(part: str) -> Path:
+    """One of the package's models: `Det`, `Cls` or `Rec`.
+
+    Raises:
+        InputError: the package is not installed.
+    """
+    return _reader().models[part]
+
+
+def size_read(shape: Sequence[int], room: Sequence[int]) -> tuple[int, int]:
+    """Height and width at which the detector reads a picture of `shape` that must fit `room`.
+
+    The package's own where that fits, else the largest that does.
+    """
+    ratio = max(_reader().least_side / min(shape[0], shape[1]), 1.0)
+    rows, columns = (round(int(side * ratio) / _GRID) * _GRID for side in shape[:2])
+    over = max(rows / room[0], columns / room[1], 1.0)
+    if over > 1:
+        rows, columns = (max(int(side / over / _GRID), 1) * _GRID for side in (rows, columns))
+    return rows, columns
+
+
+def _page(data: bytes, max_pixels: int) -> _Page:
+    reader = _reader()
+    with opened(data, max_pixels) as picture:
+        try:
+            pixels = reader.load(picture)
+        except Exception as error:
+            raise ValueError(f"a broken picture: {error}") from error
+    was = (pixels.shape[0], pixels.shape[1])
+    pixels, ratio_h, ratio_w = reader.whole.preprocess(pixels)
+    changes: dict[str, Any] = {"preprocess": {"ratio_h": ratio_h, "ratio_w": ratio_w}}
+    pixels, changes = reader.whole.maybe_add_letterbox(pixels, changes)
+    return _Page(pixels, was, changes)
+
+
+def _packed(pixels: Pixels) -> bytes:
+    import cv2  # noqa: PLC0415
+
+    over = (pixels.size + _SHAPE_BYTES) / CROP_BYTES
+    if over > 1:
+        sides = (max(int(side / over**0.5), 1) for side in (pixels.shape[1], pixels.shape[0]))
+        smaller = cv2.resize(pixels, tuple(sides), interpolation=cv2.INTER_AREA)
+        pixels = np.asarray(smaller, np.uint8)
+    return np.array(pixels.shape[:2], _SHAPE).tobytes() + pixels.tobytes()
+
+
+def _unpacked(data: bytes) -> Pixels:
+    height, width = (int.from_bytes(data[at : at + 2], "little") for at in (0, 2))
+    if not height * width or len(data) != _SHAPE_BYTES + 3 * height * width:
+        raise ValueError(f"{len(data)} bytes that are no crop")
+    return np.frombuffer(data, np.uint8, offset=_SHAPE_BYTES).reshape(height, width, 3)
