@@ -27,7 +27,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from triton_backend.contract.errors import InputError
 from triton_backend.contract.fields import Fields
@@ -65,6 +65,9 @@ from triton_backend.serve_folder.settings import (
 # later: older ones need an image without the fixes.
 TRITON_IMAGE = "nvcr.io/nvidia/tritonserver:26.10-py3"
 TLS_KINDS = ("off", "server", "mutual")
+MIG_STRATEGIES = ("mixed", "single")
+GPU_RESOURCE, GPU_CLASS = "nvidia.com/gpu", "gpu.nvidia.com"
+MIG_RESOURCE, MIG_CLASS = "nvidia.com/mig-", "mig.nvidia.com"
 GATEWAY = "gateway"
 STAGE_PREFIX = "poolpipe_stage_"
 ENGINE_ROLE = "engine"
@@ -100,7 +103,10 @@ class ContainerOptions:
         tls: `off`, `server` or `mutual`: of the gateway's gRPC; HTTP is then on loopback only.
         metrics_address: where every Triton's Prometheus endpoint listens inside its container.
         beside_gpus: GPUs of the gateway's container, for the models beside the plan.
-        request_gpus: False leaves `nvidia.com/gpu` out, for a rehearsal with emulated stages.
+        request_gpus: False asks Kubernetes for no devices, for a rehearsal with emulated stages.
+        gpu_claims: pods ask for devices by claims (DRA) in place of the device plugin's resources.
+        mig_strategy: of the device plugin: under `single` MIG slices have the name of whole GPUs.
+        kserve: the gateway is an InferenceService of KServe in place of a StatefulSet.
         bundle_folder, serve_folder, socket_folder, beside_folder: paths inside the containers; the
             last is the repository of the models beside the plan.
     """
@@ -116,6 +122,9 @@ class ContainerOptions:
     metrics_address: str = "127.0.0.1"
     beside_gpus: int = 0
     request_gpus: bool = True
+    gpu_claims: bool = False
+    mig_strategy: str = "mixed"
+    kserve: bool = False
     http_port: int = 8000
     grpc_port: int = 8001
     metrics_port: int = 8002
@@ -134,7 +143,24 @@ class ContainerOptions:
             if len(places) > 1:
                 reason = "a container has one repository beside the plan, these are of "
                 raise InputError("--beside", reason + ", ".join(places))
+        self._check_kubernetes()
         self._check_names()
+
+    def _check_kubernetes(self) -> None:
+        if self.mig_strategy not in MIG_STRATEGIES:
+            reason = f"{self.mig_strategy!r} is none of {', '.join(MIG_STRATEGIES)}"
+            raise InputError("--mig-strategy", reason)
+        if self.gpu_claims and not self.request_gpus:
+            raise InputError("--gpu-claims", "claims nothing with --no-request-gpus")
+        if self.gpu_claims and self.mig_strategy == "single":
+            raise InputError("--mig-strategy single", "is of the device plugin: no --gpu-claims")
+        if self.kserve and self.tls != "off":
+            raise InputError(f"--tls {self.tls}", "KServe asks the gateway over HTTP: no --kserve")
+        if self.kserve and self.serve.beside is not None:
+            reason = "KServe limits the memory of models beside the plan: no --kserve"
+            raise InputError("--beside", reason)
+        if self.kserve and not self.name[:1].isalpha():
+            raise InputError(f"--name {self.name}", "must begin with a letter for --kserve")
 
     def _check_names(self) -> None:
         for option in ("name", "namespace"):
@@ -153,6 +179,38 @@ class ContainerOptions:
             if given is not None and not _IMAGE.fullmatch(given):
                 name = option.replace("_", "-")
                 raise InputError(f"--{name}", f"{given!r} is not the name of an image")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Devices:
+    """Equal devices that a pod asks Kubernetes for.
+
+    Attributes:
+        resource: their name as a resource of NVIDIA's device plugin.
+        device_class: their class in claims on NVIDIA's DRA driver.
+        profile: of MIG slices; None: whole GPUs.
+    """
+
+    resource: str
+    device_class: str
+    profile: str | None
+    count: int
+
+    @classmethod
+    def gpus(cls, count: int) -> Self:
+        """Whole GPUs."""
+        return cls(resource=GPU_RESOURCE, device_class=GPU_CLASS, profile=None, count=count)
+
+    @classmethod
+    def slices(cls, profile: str, count: int, strategy: str) -> Self:
+        """MIG slices of one profile, named as the plugin's strategy does."""
+        resource = GPU_RESOURCE if strategy == "single" else MIG_RESOURCE + profile
+        return cls(resource=resource, device_class=MIG_CLASS, profile=profile, count=count)
+
+    @property
+    def request(self) -> str:
+        """Name of the request in a claim."""
+        return "gpu" if self.profile is None else label(f"mig-{self.profile}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -495,6 +553,7 @@ def _variables(
         "options": options,
         "image": options.image or f"{options.name}-serving:{tag}",
         "gateway": f"{options.name}-{GATEWAY}",
+        "gateway_devices": _gateway_devices(here, options),
         "gateway_memory_mib": memory_mib,
         "beside": beside,
         "containers": apart,
@@ -516,7 +575,7 @@ def _group(name: str, members: list[NodeContainer], options: ContainerOptions) -
         "gpu_class": gpu_class,
         "class_value": options.class_values.get(gpu_class, _label_value(gpu_class)),
         "replicas": len(members),
-        "resources": _resources(members),
+        "devices": _devices(members, options),
         "shares_gpus": any(m.shares_gpus for m in members),
         "vgpus": max(m.vgpus for m in members),
         "cpus": 1 + max(m.vgpus for m in members),
@@ -525,14 +584,34 @@ def _group(name: str, members: list[NodeContainer], options: ContainerOptions) -
     }
 
 
-def _resources(members: list[NodeContainer]) -> list[tuple[str, int]]:
-    """Kubernetes' resource name of the devices of a group's pods, and their number."""
-    if not any(m.on_gpu for m in members):
-        return []
+def _devices(members: list[NodeContainer], options: ContainerOptions) -> tuple[Devices, ...]:
+    """Devices of each of a group's pods.
+
+    Raises:
+        InputError: the slices have several profiles, which the device plugin's strategy refuses.
+    """
+    if not options.request_gpus or not any(m.on_gpu for m in members):
+        return ()
     slices = Counter(name for cut in members[0].slices.values() for name in cut)
-    if slices:  # of all members alike
-        return [(f"nvidia.com/mig-{name}", count) for name, count in sorted(slices.items())]
-    return [("nvidia.com/gpu", max(m.gpus for m in members))]
+    if not slices:
+        return (Devices.gpus(max(m.gpus for m in members)),)
+    if options.mig_strategy == "single" and len(slices) > 1:
+        reason = f"{members[0].node} has slices of several profiles: {', '.join(sorted(slices))}"
+        raise InputError("--mig-strategy single", reason)
+    return tuple(  # of all members alike
+        Devices.slices(profile, count, options.mig_strategy)
+        for profile, count in sorted(slices.items())
+    )
+
+
+def _gateway_devices(
+    here: Mapping[str, Any] | None, options: ContainerOptions
+) -> tuple[Devices, ...]:
+    """Those of the node that is in the gateway's pod, or GPUs of the models beside the plan."""
+    if here is not None:
+        return here["devices"]
+    asked = options.beside_gpus if options.request_gpus else 0
+    return (Devices.gpus(asked),) if asked else ()
 
 
 def _label_value(text: str) -> str:

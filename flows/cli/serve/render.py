@@ -134,6 +134,32 @@ def render(
             help="Request GPUs from Kubernetes, except for emulated stages.",
         ),
     ] = True,
+    gpu_claims: Annotated[
+        bool,
+        typer.Option(
+            "--gpu-claims",
+            rich_help_panel="Kubernetes",
+            help="Request GPUs by claims (DRA, from Kubernetes 1.34 on) rather than as resources"
+            " of the device plugin.",
+        ),
+    ] = False,
+    mig_strategy: Annotated[
+        Literal["mixed", "single"],
+        typer.Option(
+            metavar="mixed|single",
+            rich_help_panel="Kubernetes",
+            help="MIG strategy of the device plugin: slices are resources named after their"
+            " profile, or all are nvidia.com/gpu.",
+        ),
+    ] = "mixed",
+    kserve: Annotated[
+        bool,
+        typer.Option(
+            "--kserve",
+            rich_help_panel="Kubernetes",
+            help="Write the gateway as an InferenceService of KServe rather than a StatefulSet.",
+        ),
+    ] = False,
     policy: shared_options.PolicyOfAll = None,
     nic: shared_options.Nic = "shared",
     as_json: AsJson = False,
@@ -171,6 +197,9 @@ def render(
         tls=tls,
         metrics_address=metrics_address,
         request_gpus=request_gpus,
+        gpu_claims=gpu_claims,
+        mig_strategy=mig_strategy,
+        kserve=kserve,
         beside_gpus=beside_gpus,
     )
     bundle = render_container(found, output, asked)

@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import jsonschema
 import kubernetes_validate
 import pytest
 import yaml
@@ -21,6 +22,7 @@ from flows.release.container import Bundle, ContainerOptions, label, render_cont
 from tests.fakes.plans import HandModel, hand_plan, hand_stage
 from tests.fakes.slices import slice_plan
 from tests.fakes.unequal_shares import example
+from tests.kubernetes.objects import check_object, pod_of_predictor
 from tests.triton_backend.serving.served_applications import application, module, with_applications
 from tests.triton_backend.serving.small_plans import BATCH, model, plan, stage, tensor, two_stage
 from triton_backend.contract.cluster import NodeGroup
@@ -38,6 +40,7 @@ from triton_backend.serve_folder.settings import ServeOptions, ServeSettings
 
 model_config_pb2: Any = untyped  # made by protobuf, without types
 KUBERNETES = ("1.30", "1.34")
+WITH_CLAIMS = ("1.34", "1.37")
 ENGINE = b"an engine, for all that rendering knows"
 
 
@@ -345,15 +348,7 @@ def test_a_node_group_is_placed_on_its_class_with_its_gpus(bundle: Bundle) -> No
 
 def test_pods_ask_for_the_mig_slices_of_their_node(tmp_path: Path) -> None:
     """Nodes that are divided alike are one StatefulSet; the third is divided otherwise."""
-    x = (tensor("x", 3),)
-    plan = slice_plan(
-        ("3g", [(0, 0, 0), (0, 0, 1), (1, 0, 0), (1, 0, 1)]),
-        ("4g/2", [(2, 0, 0), (2, 0, 1)]),
-        ("1g", [(0, 1, 0), (1, 1, 0), (2, 1, 0)]),
-        nodes=3,
-    )
-    plan = replace(plan, models=tuple(replace(m, inputs=x, outputs=x) for m in plan.models))
-    made = render_container(plan, tmp_path / "bundle", ContainerOptions())
+    made = render_container(slices_of_cards(), tmp_path / "bundle", ContainerOptions())
     assert made.containers == ("gateway", "poolpipe-g-0", "poolpipe-g-1", "poolpipe-g-cut1-0")
     asked = {
         name: {
@@ -376,6 +371,149 @@ def test_pods_ask_for_the_mig_slices_of_their_node(tmp_path: Path) -> None:
     readme = (made.folder / "README.md").read_text()
     assert "0: 3g.20gb 3g.20gb; 1: 1g.5gb" in readme
     assert "strategy must be `mixed`" in readme
+
+
+def slices_of_cards() -> Plan:
+    """Two nodes divided alike, a third otherwise."""
+    x = (tensor("x", 3),)
+    plan = slice_plan(
+        ("3g", [(0, 0, 0), (0, 0, 1), (1, 0, 0), (1, 0, 1)]),
+        ("4g/2", [(2, 0, 0), (2, 0, 1)]),
+        ("1g", [(0, 1, 0), (1, 1, 0), (2, 1, 0)]),
+        nodes=3,
+    )
+    return replace(plan, models=tuple(replace(m, inputs=x, outputs=x) for m in plan.models))
+
+
+def claimed(bundle: Bundle, name: str) -> list[dict[str, Any]]:
+    """Requests of the claim that the pods of a group have; they ask for nothing else."""
+    pod = pod_of(bundle, name)
+    (container,) = pod["containers"]
+    assert not any("nvidia.com" in key for key in container["resources"].get("limits", {}))
+    (claim,) = pod["resourceClaims"]
+    assert container["resources"]["claims"] == [{"name": claim["name"]}]
+    template = manifests(bundle)["ResourceClaimTemplate", claim["resourceClaimTemplateName"]]
+    return template["spec"]["spec"]["devices"]["requests"]
+
+
+@pytest.mark.long
+def test_pods_claim_their_gpus_and_slices(tmp_path: Path, artifacts: Path, served: Plan) -> None:
+    serve = ServeOptions(artifacts=artifacts)
+    gpus = render_container(
+        served, tmp_path / "gpus", ContainerOptions(serve=serve, gpu_claims=True)
+    )
+    whole = {"deviceClassName": "gpu.nvidia.com", "count": 2}
+    assert claimed(gpus, "poolpipe-slow") == [{"name": "gpu", "exactly": whole}]
+    gateway = pod_of(gpus, "poolpipe-gateway")
+    assert ("resourceClaims" in gateway, "claims" in gateway["containers"][0]["resources"]) == (
+        False,
+        False,
+    )
+    cut = render_container(slices_of_cards(), tmp_path / "cut", ContainerOptions(gpu_claims=True))
+    profile = "device.attributes['gpu.nvidia.com'].profile"
+    assert claimed(cut, "poolpipe-g") == [
+        {
+            "name": name,
+            "exactly": {
+                "deviceClassName": "mig.nvidia.com",
+                "count": count,
+                "selectors": [{"cel": {"expression": f"{profile} == '{slices}'"}}],
+            },
+        }
+        for name, slices, count in (("mig-1g-5gb", "1g.5gb", 1), ("mig-3g-20gb", "3g.20gb", 2))
+    ]
+    assert "`mixed`" not in (cut.folder / "README.md").read_text()
+    for item in (*manifests(gpus).values(), *manifests(cut).values()):
+        for version in WITH_CLAIMS:
+            check_object(item, version)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("gateways", [1, 2])
+def test_the_gateways_pod_claims_gpus_of_its_node_or_of_models_beside_the_plan(
+    tmp_path: Path, artifacts: Path, gateways: int
+) -> None:
+    if gateways == 2:
+        plan, asked = on_one_node(artifacts), ServeOptions(artifacts=artifacts, gateways=2)
+    else:
+        beside = Beside(folders={"chat": tmp_path / "chat"})
+        plan = three_nodes(with_engines(artifacts))
+        asked = ServeOptions(artifacts=artifacts, beside=beside)
+    count = 2 if gateways == 2 else 1
+    options = ContainerOptions(serve=asked, beside_gpus=2 - count, gpu_claims=True)
+    bundle = render_container(plan, tmp_path / "bundle", options)
+    whole = {"deviceClassName": "gpu.nvidia.com", "count": count}
+    assert claimed(bundle, "poolpipe-gateway") == [{"name": "gpu", "exactly": whole}]
+    tolerated = pod_of(bundle, "poolpipe-gateway")["tolerations"]
+    assert [one["key"] for one in tolerated] == ["nvidia.com/gpu"]
+    for item in manifests(bundle).values():
+        check_object(item, WITH_CLAIMS[0])
+
+
+def test_slices_are_gpus_where_the_device_plugin_knows_one_profile(tmp_path: Path) -> None:
+    x = (tensor("x", 3),)
+    alike = slice_plan(("3g", [(0, 0, 0), (0, 0, 1)]), ("3g/2", [(0, 1, 0), (0, 1, 1)]))
+    alike = replace(alike, models=tuple(replace(m, inputs=x, outputs=x) for m in alike.models))
+    options = ContainerOptions(mig_strategy="single")
+    made = render_container(alike, tmp_path / "bundle", options)
+    limits = pod_of(made, "poolpipe-g")["containers"][0]["resources"]["limits"]
+    assert limits["nvidia.com/gpu"] == 3
+    assert "strategy must be `single`" in (made.folder / "README.md").read_text()
+    with pytest.raises(InputError, match=r"single: G-0 has slices of several profiles: 1g\.5gb"):
+        render_container(slices_of_cards(), tmp_path / "other", options)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("gateways", [1, 2])
+def test_kserve_is_given_the_pod_that_a_stateful_set_would_have(
+    tmp_path: Path, artifacts: Path, gateways: int
+) -> None:
+    serve = ServeOptions(artifacts=artifacts, gateways=gateways)
+    one_node = gateways == 2
+    plan = on_one_node(artifacts) if one_node else three_nodes(with_engines(artifacts))
+    plain = render_container(plan, tmp_path / "plain", ContainerOptions(serve=serve))
+    bundle = render_container(plan, tmp_path / "kserve", ContainerOptions(serve=serve, kserve=True))
+    items = manifests(bundle)
+    for item in items.values():
+        for version in KUBERNETES:
+            check_object(item, version)
+    service = items["InferenceService", "poolpipe-gateway"]
+    predictor = service["spec"]["predictor"]
+    assert (predictor["minReplicas"], predictor["maxReplicas"]) == (1, 1)
+    assert predictor["deploymentStrategy"] == {"type": "Recreate"}
+    pod = pod_of_predictor(service)
+    selector = items["Service", "poolpipe-gateway"]["spec"]["selector"]
+    assert pod["metadata"]["labels"] == selector
+    name = ".".join(pod["spec"].pop(key) for key in ("hostname", "subdomain"))
+    place = bundle.folder / "nodes" / "gateway"
+    settings = ServeSettings.read(place / "settings.json")
+    assert one_node or settings.gateway_host == name
+    (container,) = pod["spec"]["containers"]
+    assert container["ports"][0]["name"] == "http"  # KServe makes port 80 of the first one
+    assert container["env"].pop() == {"name": "PROTOCOL", "value": "v2"}
+    cpus, limits = container["resources"]["requests"]["cpu"], container["resources"]["limits"]
+    assert int(limits.pop("cpu")) > int(cpus)  # KServe writes 1 where there is none
+    stateful = pod_of(plain, "poolpipe-gateway")
+    assert container.pop("name") == "kserve-container"
+    assert stateful["containers"][0].pop("name") == "triton"
+    assert pod["spec"] == stateful
+    assert ("StatefulSet", "poolpipe-gateway") not in items
+    assert "KServe must be installed" in (bundle.folder / "README.md").read_text()
+
+
+def test_a_field_that_kserve_does_not_have_would_be_noticed(
+    tmp_path: Path, artifacts: Path, served: Plan
+) -> None:
+    options = ContainerOptions(serve=ServeOptions(artifacts=artifacts), kserve=True)
+    bundle = render_container(served, tmp_path / "bundle", options)
+    service = manifests(bundle)["InferenceService", "poolpipe-gateway"]
+    service["spec"]["predictor"]["mostReplicas"] = 1
+    with pytest.raises(kubernetes_validate.ValidationError, match="mostReplicas"):
+        check_object(service, KUBERNETES[0])
+    del service["spec"]["predictor"]["mostReplicas"]
+    service["spec"]["predictor"]["deploymentStrategy"] = {"kind": "Recreate"}
+    with pytest.raises(jsonschema.ValidationError, match="kind"):
+        check_object(service, KUBERNETES[0])
 
 
 def test_probes_ask_tritons_health_where_it_listens(
@@ -535,6 +673,11 @@ def test_what_cannot_be_rendered_is_named(tmp_path: Path, artifacts: Path, serve
         ({"namespace": ""}, "--namespace: '' is not a DNS label"),
         ({"class_label": "gpu class"}, "--class-label: 'gpu class' is not a label's key"),
         ({"class_values": {"Fast": "a b"}}, "--class-value: Fast='a b': no value of a label"),
+        ({"mig_strategy": "no"}, "--mig-strategy: 'no' is none of mixed, single"),
+        ({"gpu_claims": True, "request_gpus": False}, "--gpu-claims: claims nothing with --no-req"),
+        ({"gpu_claims": True, "mig_strategy": "single"}, "single: is of the device plugin"),
+        ({"kserve": True, "tls": "server"}, "--tls server: KServe asks the gateway over HTTP"),
+        ({"kserve": True, "name": "2nd"}, "--name 2nd: must begin with a letter for --kserve"),
         ({"triton_image": "my image"}, "--triton-image: 'my image' is not the name of an image"),
     ):
         with pytest.raises(InputError, match=told):
@@ -557,6 +700,8 @@ def test_what_cannot_be_rendered_is_named(tmp_path: Path, artifacts: Path, serve
     apart = Beside(folders={name: tmp_path / name / name for name in "ab"})
     with pytest.raises(InputError, match="--beside: a container has one repository beside the"):
         ContainerOptions(serve=ServeOptions(beside=apart))
+    with pytest.raises(InputError, match="--beside: KServe limits the memory of models beside"):
+        ContainerOptions(kserve=True, serve=ServeOptions(beside=Beside(folders={"a": tmp_path})))
     with pytest.raises(InputError, match="--beside-gpus 1: needs --beside"):
         ContainerOptions(beside_gpus=1)
     taken = ServeOptions(artifacts=artifacts, beside=Beside(folders={"engines": tmp_path}))

@@ -17,6 +17,20 @@ def test_a_plan_is_rendered_for_containers(poolpipe: Command) -> None:
     refused = poolpipe("render", "plan.json", "-o", "bundle", "--gateways", "2")
     assert (refused.code, refused.out) == (2, "")
     assert "--gateways 2: the plan has vGPUs on" in refused.err
+    refused = poolpipe("render", "plan.json", "-o", "bundle", "--kserve", "--tls", "server")
+    assert (refused.code, refused.out) == (2, "")
+    assert "--tls server: KServe asks the gateway over HTTP" in refused.err
+
+
+@pytest.mark.usefixtures("planned")
+def test_kubernetes_is_asked_as_the_options_say(poolpipe: Command) -> None:
+    found = poolpipe("render", "plan.json", "-o", "bundle", "--kserve", "--gpu-claims")
+    assert found.code == 0, found.err
+    texts = "".join(path.read_text() for path in Path("bundle", "kubernetes").iterdir())
+    assert "kind: InferenceService" in texts
+    assert "kind: ResourceClaimTemplate" in texts
+    found = poolpipe("render", "plan.json", "-o", "bundle", "--mig-strategy", "single")
+    assert found.code == 0, found.err
 
 
 @pytest.mark.usefixtures("planned")
