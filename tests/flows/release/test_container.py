@@ -203,6 +203,9 @@ def test_manifests_are_what_kubernetes_takes(
     files = {path.name for path in (bundle.folder / "kubernetes").iterdir()}
     assert set(listed["resources"]) == files - {"kustomization.yaml"}
     assert (("NetworkPolicy", "poolpipe-metrics") in items) == (metrics != "127.0.0.1")
+    for name in ("poolpipe-gateway", "poolpipe-slow"):
+        declared = {port["name"] for port in pod_of(bundle, name)["containers"][0]["ports"]}
+        assert ("metrics" in declared) == (metrics != "127.0.0.1")
     ports = {port["name"] for port in items["Service", "poolpipe"]["spec"]["ports"]}
     assert ports == ({"grpc", "http"} if tls == "off" else {"grpc"})
 
@@ -304,6 +307,9 @@ def test_two_gateways_and_their_node_are_one_container(
     if metrics != "127.0.0.1":
         (rule,) = items["NetworkPolicy", "poolpipe-metrics"]["spec"]["ingress"]
         assert rule["ports"] == [{"protocol": "TCP", "port": 8002, "endPort": 8003}]
+    declared = {port["name"]: port["containerPort"] for port in container["ports"]}
+    scraped = {name: port for name, port in declared.items() if name.startswith("metrics")}
+    assert scraped == ({"metrics": 8002, "metrics-2": 8003} if metrics != "127.0.0.1" else {})
 
 
 def test_two_gateways_of_a_plan_on_several_machines_are_refused(

@@ -1,20 +1,13 @@
 """Models as packages ship them: split and checked, or refused in one line.
 
-Wheels are no dependencies: each is pinned by version and hash, downloaded once into the folder that
-`POOLPIPE_CORPUS` names (`.cache/corpus` without it), and only its model files are read.
+Only the model files of the wheels are read.
 """
 
-import hashlib
-import os
-import subprocess
-import sys
 import zipfile
 from collections.abc import Iterator
-from dataclasses import dataclass
 from fnmatch import fnmatch
 from itertools import pairwise
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 import numpy as np
 import pytest
@@ -26,23 +19,12 @@ from flows.preparation.splitting.running import (
     relative_error,
     run_session,
 )
-from tests.repository.files import ROOT
+from tests.wheels import Wheel, wheel_file
 from triton_backend.contract.errors import InputError
 
-CACHE = Path(os.environ.get("POOLPIPE_CORPUS", ROOT / ".cache" / "corpus"))
 MAX_ERROR = 1e-4
-DOWNLOAD_SECONDS = 120
 
 pytestmark = pytest.mark.slow
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Wheel:
-    """A file of the package index."""
-
-    package: str
-    version: str
-    sha256: str
 
 
 RAPIDOCR = Wheel(
@@ -82,27 +64,6 @@ STATEFUL = (
     "silero_vad_op18_ifless",
     "silero_vad_openvino_16k",
 )
-
-
-def wheel_file(wheel: Wheel) -> Path:
-    """The wheel in the cache, downloaded where it is not there; a wrong or missing one fails."""
-    pattern = f"{wheel.package.replace('-', '_')}-{wheel.version}-*.whl"
-    CACHE.mkdir(parents=True, exist_ok=True)
-    if not list(CACHE.glob(pattern)):
-        with TemporaryDirectory(dir=CACHE) as scratch:  # several tests may want it at once
-            command = [sys.executable, "-m", "pip", "download", "--no-deps", "--no-input", "-q"]
-            command += ["--only-binary=:all:", "-d", scratch, f"{wheel.package}=={wheel.version}"]
-            subprocess.run(command, check=True, timeout=DOWNLOAD_SECONDS)
-            for file in Path(scratch).glob(pattern):
-                file.replace(CACHE / file.name)
-    found = [f for f in CACHE.glob(pattern) if digest_of(f) == wheel.sha256]
-    assert found, f"no {pattern} with sha256 {wheel.sha256} in {CACHE}"
-    return found[0]
-
-
-def digest_of(file: Path) -> str:
-    with file.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
 def model_file(wheel: Wheel, pattern: str, folder: Path) -> Path:
