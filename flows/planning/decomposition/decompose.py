@@ -49,7 +49,7 @@ _SETTLED = 1e-5  # a relaxed master this close to the sum of its blocks has no b
 _COARSE, _FINE = 0.03, 1e-5  # how closely the level is bracketed for the first plan, and then
 _BISECTIONS = 40
 _STEP_DOWN = 0.8  # of the level, as long as none is known to be reachable
-_BELOW = (
+_PLAN_BELOW_LEVEL = (
     1e-2,
     1e-3,
     3e-4,
@@ -144,7 +144,7 @@ class Decomposition:
         )
         self._search(_COARSE)
         if not self.demands.fixed:
-            self._plan(self._low * (1 - _BELOW[0]))
+            self._plan(self._low * (1 - _PLAN_BELOW_LEVEL[0]))
         self._search(_FINE)
         self._improve()
         if proof:
@@ -246,7 +246,7 @@ class Decomposition:
             self._plan(1.0)
             return
         drawn = False
-        for below in _BELOW:
+        for below in _PLAN_BELOW_LEVEL:
             level = self._low * (1 - below)
             if level <= self.score:
                 continue

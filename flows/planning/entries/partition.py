@@ -47,7 +47,7 @@ from triton_backend.scheduler.compiled import entry as kernel_entry
 
 MOST_SUBSETS = 1 << 12
 MOST_CLASSES = 120
-MANY = 400  # items, of which none is moved by itself
+SEATS_ONLY_FROM_ITEMS = 400  # items, of which none is moved by itself
 _NEAR = 600  # options
 _FRESH = 40  # columns of a round
 _CLOSE = 2e-3  # of the bound, where generating columns ends
@@ -603,7 +603,7 @@ def _rounded(field: GroupingProblem, classes: Sequence[_Class], plan: Incumbent)
 
 def improved(field: GroupingProblem, groups: list[Group], bound: float, gap: float) -> list[Group]:
     """Move single items between groups, join groups, while that pays."""
-    if len(field.items) > MANY:
+    if len(field.items) > SEATS_ONLY_FROM_ITEMS:
         return groups
     while math.fsum(g.cost for g in groups) * (1 - gap) > bound:
         before = math.fsum(g.cost for g in groups)

@@ -18,8 +18,8 @@ from flows.planning.engine.cover import raised
 from flows.planning.entries.batches import filled
 from flows.planning.entries.groups import Group, GroupingProblem, items_of
 from flows.planning.entries.partition import (
-    MANY,
     MOST_SUBSETS,
+    SEATS_ONLY_FROM_ITEMS,
     exact,
     in_pools,
 )
@@ -67,7 +67,7 @@ from triton_backend.contract.workload import MARGIN
 
 GROUPS, POOLS = "groups", "pools"
 _TINY = 1e-9
-_WIDE = 0.05  # gap of thousands of entries, above which groups are sought too
+RETRY_BY_GROUPS_ABOVE_GAP = 0.05  # gap of thousands of entries, above which groups are sought too
 _WEIGHTINGS, _DEARER = 16, 1.2  # tries to use less of a class that has too few GPUs
 _WASTES = (0.1, 0.3, 1.0)  # tries to have shares that fill GPUs, where there is one class
 _WAYS, _NODES = 60, 20  # of a program over the ways of plans
@@ -126,7 +126,7 @@ def exactly(table: ModelTable, inputs: Inputs, options: PlanOptions) -> Solved:
         found = _Found([], 0.0, 0.0, 0, GROUPS)
     elif 1 << len(field.items) > MOST_SUBSETS and priceable(field):
         found = _by_shared_stages(field, inputs, options, step=step, known=known)
-    elif len(field.items) > MANY and one_rate(field):
+    elif len(field.items) > SEATS_ONLY_FROM_ITEMS and one_rate(field):
         found = _by_seats(field, inputs, options, step=step)
     else:
         found = _by_groups(field, inputs, options, step=step)
@@ -178,7 +178,7 @@ def _by_seats(
     many = many_seated(field, inputs.watch)
     plans = [pooled_ways(field, many.ways)] if many.ways else []
     bound, looked_at = raised(many.bound, step), 0
-    if not plans or plans[0].cost * (1 - _WIDE) > bound:
+    if not plans or plans[0].cost * (1 - RETRY_BY_GROUPS_ABOVE_GAP) > bound:
         groups = exact(field, inputs.watch, gap=options.gap, step=step)
         looked_at = groups.columns
         plans += [pooled(field, groups.groups), best_joined(field, groups.groups)]
@@ -233,7 +233,7 @@ def _uniform(table: ModelTable, entries: int) -> list[Pooled]:
     for threshold in (0.2, -math.inf):
         uniform = GroupingProblem(table, merged(table, threshold))
         found.append(pooled(uniform, alone(uniform)))
-        if entries <= MANY:
+        if entries <= SEATS_ONLY_FROM_ITEMS:
             found.append(pooled(uniform, _similar(uniform, _PAPER)))
     return found
 

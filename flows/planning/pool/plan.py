@@ -27,7 +27,7 @@ from flows.planning.pool.bound import Goal, goal_of
 from flows.planning.pool.columns import Columns, stacked
 from flows.planning.pool.integer import delivered_rps, gpus_in_use, lowest_share
 from flows.planning.pool.pinned import pinned
-from flows.planning.pool.search import MANY, Found, Space, search
+from flows.planning.pool.search import PRICES_FIRST_FROM_MODELS, Found, Space, search
 from flows.planning.pool.spare_gpus import (
     BEFORE_BEST_EFFORT,
     BestEffort,
@@ -75,7 +75,7 @@ def plan(inputs: Inputs, options: PlanOptions) -> Outcome:
     problem, rest = (whole, goal) if kept is None else kept.rest()
     shown = inputs.watch.valuing(lambda score: abs(score if kept is None else kept.score(score)))
     found = search(problem, rest, options, shown, proof=inputs.prove)
-    if len(problem.models) < MANY:
+    if len(problem.models) < PRICES_FIRST_FROM_MODELS:
         running_now = _running(inputs, options, problem)
         margins_us = _margins_us(inputs, options, problem)
         found = break_ties(found, rest, options, running_now, margins_us, shown)
@@ -83,7 +83,7 @@ def plan(inputs: Inputs, options: PlanOptions) -> Outcome:
         found.trace.details["ties"] = {
             "stages": int(np.count_nonzero(found.vgpus)),
             "proven": False,
-            "reason": f"not looked at from {MANY} models on",
+            "reason": f"not looked at from {PRICES_FIRST_FROM_MODELS} models on",
         }
     columns, vgpus, score, bound = found.columns, found.vgpus, found.score, found.bound
     watch, beside = Stopwatch(), None

@@ -30,7 +30,7 @@ from triton_backend.contract.errors import InfeasibleError
 # Models from which a division of GPUs that leaves a gap is followed by planning one by one at
 # prices (and with more than two classes not tried at all), and models from which nothing else is
 # tried.
-_SEVERAL, MANY = 8, 25
+PRICES_FIRST_FROM_MODELS_MANY_CLASSES, PRICES_FIRST_FROM_MODELS = 8, 25
 _SKETCHES = (60, 200)  # cheapest configurations of the first, short integer programs
 _COLUMNS, _COLUMNS_DEEP = 240, 400  # most configurations by default, at most 2 stages or more
 _WHOLE_SPACE = 6_000  # configurations that the last narrowing may look at together
@@ -110,7 +110,11 @@ def search(
         proven = _Run(Attempts(best, bound.score, options, trace, watch), bound).solve()
         if best.gap_to(proven) > min(options.gap, _SURE) and not watch.over():
             _with_fewer_stages(best, options, watch)
-    if len(problem.models) >= (_SEVERAL if proof else MANY) and best.gap_to(proven) > options.gap:
+    if (
+        len(problem.models)
+        >= (PRICES_FIRST_FROM_MODELS_MANY_CLASSES if proof else PRICES_FIRST_FROM_MODELS)
+        and best.gap_to(proven) > options.gap
+    ):
         trace.configurations["kept"] = len(columns)
         relaxed = replace(bound, score=proven)
         proven, price = plan_at_prices(best, relaxed, options, watch, proof=proof)
@@ -142,7 +146,9 @@ def _prices_first(problem: Problem, *, proof: bool) -> bool:
     With more than two classes, divided GPUs take tens of seconds for as few as 18 models.
     """
     several = proof and np.count_nonzero(problem.gpus) > _PAIR
-    return len(problem.models) >= (_SEVERAL if several else MANY)
+    return len(problem.models) >= (
+        PRICES_FIRST_FROM_MODELS_MANY_CLASSES if several else PRICES_FIRST_FROM_MODELS
+    )
 
 
 def _no_plan(best: Incumbent, watch: Watch) -> InfeasibleError:
@@ -225,7 +231,7 @@ class _Run:
             last = most == self._most_columns() or not len(left_out)
             if number == min(1, len(sizes) - 1) and len(best.problem.models) > 1:
                 proven = min(proven, self._divide(proven))
-                several = len(best.problem.models) >= _SEVERAL
+                several = len(best.problem.models) >= PRICES_FIRST_FROM_MODELS_MANY_CLASSES
                 if best.gap_to(proven) <= _CLOSE or several or self.attempts.watch.over():
                     self._note(0, proven)
                     break

@@ -276,8 +276,8 @@ class SchedulerService:
     def _round(self) -> None:
         gateway, timer = self.gateway, self._loop.timer
         due_us = self._next_heartbeat_us
-        if gateway.unhurried_us is not None:
-            due_us = min(due_us, gateway.unhurried_us)
+        if gateway.deferred_us is not None:
+            due_us = min(due_us, gateway.deferred_us)
         if gateway.calls_roll:
             due_us = min(due_us, self._next_look_us)
         expired = self._loop.poll(max(due_us - self._polled_us, 0) / 1e6)
@@ -294,7 +294,7 @@ class SchedulerService:
         if now_us >= self._next_look_us:
             self._next_look_us = now_us + (ROLL_CALL_LOOK_US if gateway.calls_roll else LOOK_US)
             gateway.look(now_us)
-        gateway.send_unhurried(now_us)
+        gateway.send_deferred(now_us)
         timer_us = gateway.timer_us
         # One that rings too early is set again then: rarer than every change of the instant.
         if timer_us is not None and (timer.at_us is None or timer_us < timer.at_us):

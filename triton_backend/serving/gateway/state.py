@@ -115,7 +115,7 @@ HELD_BACK_SLOS = 2
 FORMER_BATCH_PATIENCE_US = 2_000_000
 # A worker or front takes some five milliseconds of a processor to read a generation's plan.
 UNHURRIED_EVERY_US = 15_000
-UNHURRIED_TURNS = 64  # of many, several at once, so that all have heard of it within a second
+DEFERRED_TURNS = 64  # of many, several at once, so that all have heard of it within a second
 
 
 class FrontAddress(NamedTuple):
@@ -464,9 +464,9 @@ class Gateway:
         # Of these, those that cannot be brought to the worker of a stage, until the next look.
         self._lost_batches: dict[int, int] = {}
         # Frames without a waiter; of two to the same address the newer counts.
-        self._unhurried: dict[Address, bytes] = {}
-        self._unhurried_at_once = 1
-        self._unhurried_us = now_us  # when the next may leave
+        self._deferred_frames: dict[Address, bytes] = {}
+        self._deferred_at_once = 1
+        self._deferred_us = now_us  # when the next may leave
         self._waiting_for_slots: deque[tuple[_Generation, Dispatch]] = deque()
         self._held = HeldSlots()
         self._put_off = PutOff(len(deployment.vgpus), now_us)
@@ -1352,29 +1352,29 @@ class Gateway:
         oldest = min(self._former, default=self.deployment.generation)
         adopt = frame(Kind.ADOPT, pack_adopt(AdoptBody(latest.generation, oldest)))
         for vgpu in vgpus:
-            self._unhurried[WorkerAddress(self.deployment.generation, vgpu)] = adopt
+            self._deferred_frames[WorkerAddress(self.deployment.generation, vgpu)] = adopt
 
     @property
-    def unhurried_us(self) -> int | None:
-        """When `send_unhurried` has something to do."""
-        return self._unhurried_us if self._unhurried else None
+    def deferred_us(self) -> int | None:
+        """When `send_deferred` has something to do."""
+        return self._deferred_us if self._deferred_frames else None
 
-    def send_unhurried(self, now_us: int) -> None:
+    def send_deferred(self, now_us: int) -> None:
         """Send frames without a waiter, one after the other.
 
         Each who hears of a generation reads its plan, some milliseconds in which he does nothing
         else; all at once would take every processor of the host from requests.
         """
-        if not self._unhurried or now_us < self._unhurried_us:
+        if not self._deferred_frames or now_us < self._deferred_us:
             return
-        self._unhurried_us = now_us + UNHURRIED_EVERY_US
-        self._unhurried_at_once = max(
-            self._unhurried_at_once, math.ceil(len(self._unhurried) / UNHURRIED_TURNS)
+        self._deferred_us = now_us + UNHURRIED_EVERY_US
+        self._deferred_at_once = max(
+            self._deferred_at_once, math.ceil(len(self._deferred_frames) / DEFERRED_TURNS)
         )
-        for to in list(self._unhurried)[: self._unhurried_at_once]:
-            self._send(to, self._unhurried.pop(to))
-        if not self._unhurried:
-            self._unhurried_at_once = 1
+        for to in list(self._deferred_frames)[: self._deferred_at_once]:
+            self._send(to, self._deferred_frames.pop(to))
+        if not self._deferred_frames:
+            self._deferred_at_once = 1
 
     def _offer_adoption(self, worker: WorkerAddress) -> None:
         """Have a worker that goes on serve the prepared generation too; harmless where it does."""
@@ -1429,7 +1429,7 @@ class Gateway:
         """Forget what is prepared and go on under the plan served."""
         for model in self.deployment.served:  # a front without that message needs none
             for front in self._fronts_of(model):
-                self._unhurried.pop(front, None)
+                self._deferred_frames.pop(front, None)
         if self._rollout.prepared is not None:
             inherited = self._inherited(self._rollout.prepared)
             self._adopt(self.deployment, [before for before, _ in inherited])
@@ -1441,9 +1441,9 @@ class Gateway:
         data = _plan_frame(deployment, prepared=prepared)
         for model in deployment.served:
             for front in self._fronts_of(model):
-                self._unhurried.pop(front, None)
+                self._deferred_frames.pop(front, None)
                 if prepared:
-                    self._unhurried[front] = data
+                    self._deferred_frames[front] = data
                 else:
                     self._send(front, data)
 

@@ -195,19 +195,27 @@ class _Search:
         boxes.
         """
         goal = self.pools.goal
-        steps = (lambda: self._look(_SKETCH), self._most, self._together)
+        steps = (
+            lambda: self._search_budgets(_SKETCH),
+            self._bound_without_times,
+            self._solve_jointly,
+        )
         if goal.fixed and goal.price.any():
             scarce = bool(self._scarcity().any())
             first = self.best is None and scarce
-            steps = (steps[0], self._apart) if first else (self._apart, steps[0])
-            steps = (*steps, self._together)
+            steps = (
+                (steps[0], self._solve_lines_separately)
+                if first
+                else (self._solve_lines_separately, steps[0])
+            )
+            steps = (*steps, self._solve_jointly)
             if scarce and self.pools.options.max_partitions > 1:
-                steps = (self._handed_out, *steps)
+                steps = (self._allocate_by_bounds, *steps)
         for step in steps:
             step()
             if self._settled():
                 return
-        self._look(_MANY)
+        self._search_budgets(_MANY)
 
     def prove(self) -> None:
         """Better the bound while there is time.
@@ -216,7 +224,7 @@ class _Search:
         `plan` found, and would be worse than one of fewer that had more.
         """
         if not self._settled():
-            self._look(MOST_BOXES, plans=self.best is None)
+            self._search_budgets(MOST_BOXES, plans=self.best is None)
 
     def found(self) -> tuple[Found, BudgetSplit] | None:
         """The best plan with its bound."""
@@ -238,7 +246,7 @@ class _Search:
         if found is not None and (self.best is None or found.score > self.best.score):
             self.best = found
 
-    def _apart(self) -> None:
+    def _solve_lines_separately(self) -> None:
         """Lines by themselves.
 
         At what GPUs cost, or, where that takes too many, at what scarce ones are worth. What they
@@ -265,7 +273,7 @@ class _Search:
                 open_ = -self.best.score - division.bound
                 extra = np.maximum(apart.extra + open_ * beyond / float(beyond @ beyond), 0.0)
 
-    def _handed_out(self) -> None:
+    def _allocate_by_bounds(self) -> None:
         """GPUs and time by what relaxations of lines need (`line_bounds`).
 
         Whole models are proven without.
@@ -282,7 +290,7 @@ class _Search:
         free = pools.lines.room([0] * len(pools.lines))
         return pools.scarcity(free if self.best is None else pools.used(self.best))
 
-    def _look(self, most: int, *, plans: bool = True) -> None:
+    def _search_budgets(self, most: int, *, plans: bool = True) -> None:
         pools = self.pools
         start = None if self.best is None else pools.used(self.best)
         division = divide(pools.lines, pools, self.gap, pools.watch, start, most)
@@ -291,11 +299,11 @@ class _Search:
                 self._offer(pools.best(division.times))
             self.bound, self.boxes = min(self.bound, -division.bound), self.boxes + division.boxes
 
-    def _most(self) -> None:
+    def _bound_without_times(self) -> None:
         most = self.pools.most()
         self.bound = self.bound if most is None else min(self.bound, most.bound)
 
-    def _together(self) -> None:
+    def _solve_jointly(self) -> None:
         best = self.best
         cutoff = -inf if best is None else best.score + self.gap * abs(best.score) / 2
         better, self.bound = self.pools.together(cutoff, self.bound)

@@ -79,8 +79,8 @@ def _ups(gateway: HeldGateway) -> Callable[[], None]:
     return report
 
 
-def _sent_unhurried(gateway: HeldGateway, now_us: int) -> list[SentFrame]:
-    gateway.send_unhurried(now_us)
+def _sent_deferred(gateway: HeldGateway, now_us: int) -> list[SentFrame]:
+    gateway.send_deferred(now_us)
     return gateway.frames()
 
 
@@ -88,9 +88,9 @@ def test_a_plan_is_announced_to_one_after_the_other(gateway: HeldGateway, tmp_pa
     rollout(gateway, tmp_path, up=False)
     assert not gateway.frames()
     sent: list[SentFrame] = []
-    while (now_us := gateway.unhurried_us) is not None:
-        assert not _sent_unhurried(gateway, now_us - 1)
-        one = _sent_unhurried(gateway, now_us)
+    while (now_us := gateway.deferred_us) is not None:
+        assert not _sent_deferred(gateway, now_us - 1)
+        one = _sent_deferred(gateway, now_us)
         assert len(one) == 1
         sent += one
     assert kinds(sent) == [Kind.PLAN, Kind.ADOPT, Kind.ADOPT, Kind.ADOPT]
@@ -103,8 +103,8 @@ def test_an_abort_is_not_overtaken_by_what_was_to_be_announced(
     rollout(gateway, tmp_path)
     gateway.abort(30)
     sent: list[SentFrame] = []
-    while (now_us := gateway.unhurried_us) is not None:
-        sent += _sent_unhurried(gateway, now_us)
+    while (now_us := gateway.deferred_us) is not None:
+        sent += _sent_deferred(gateway, now_us)
     assert kinds(sent) == [Kind.ADOPT] * 3
     adopts = [unpack_adopt(one.data[HEADER_BYTES:]) for one in sent]
     assert set(adopts) == {AdoptBody(1, 1)}
