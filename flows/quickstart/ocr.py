@@ -50,7 +50,7 @@ class Reading:
 
     @property
     def text(self) -> str:
-        """What is said of the page, a line for each."""
+        """The text of the page, a line for each of its lines."""
         return "\n".join(filter(None, self.texts))
 
 
