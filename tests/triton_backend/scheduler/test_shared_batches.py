@@ -235,6 +235,16 @@ def test_who_leaves_a_full_shared_batch_sooner_boards_the_next_one_sooner() -> N
     assert full.start_us == 6_100  # two moves of 1 ms each after 4,100
 
 
+@pytest.mark.parametrize(("waiting", "put_off"), [(16, 16), (17, 0)])
+def test_up_to_sixteen_shared_batches_wait_for_the_sake_of_one(waiting: int, put_off: int) -> None:
+    told = Told(two_tails())
+    for number in range(1 + waiting):  # each has time for one more before it
+        told.arrive(0, AT_JUNCTION, slack_us=7_000 * (number + 2) + 500, samples=4)
+    decided = told.arrive(20, AT_JUNCTION, slack_us=14_500)
+    sooner = [ride for ride in rides_by_number(decided).values() if ride.start_us == 7_000]
+    assert (len(sooner), len(rides_by_number(decided))) == ((1, 1 + put_off) if put_off else (0, 0))
+
+
 def test_nobody_is_put_off_beyond_a_deadline() -> None:
     told = Told(two_tails())
     told.arrive(0, AT_JUNCTION, samples=4)
@@ -291,13 +301,16 @@ def test_a_shared_batch_waits_for_a_late_member_while_nobody_is_late_for_it() ->
     assert told.scheduler.in_flight() == 0
 
 
-def test_who_comes_late_for_a_shared_batch_puts_it_off_and_what_follows_on_its_vgpu() -> None:
+@pytest.mark.parametrize("left_us", [10_001, 20_000])  # it was to be there at 11,000
+def test_who_comes_late_for_a_shared_batch_puts_it_off_and_what_follows_on_its_vgpu(
+    left_us: int,
+) -> None:
     told = Told(two_tails())
     told.arrive(0, ALIGNED)
     told.arrive(100, AT_JUNCTION, slack_us=40_000)
-    aligned(told, 0, 20_000)  # there at 21,000, and 7,000 on the vGPU
-    full = the_shared_batch(told.arrive(21_001, AT_JUNCTION, samples=4))
-    assert full.start_us == 28_000
+    aligned(told, 0, left_us)  # there 1,000 later, and 7,000 on the vGPU
+    full = the_shared_batch(told.arrive(left_us + 1_001, AT_JUNCTION, samples=4))
+    assert full.start_us == left_us + 8_000
 
 
 def test_a_shared_batch_leaves_without_a_member_that_others_would_be_late_for() -> None:

@@ -464,6 +464,25 @@ def end_with_parent(parent: int) -> None:
         sys.exit(0)
 
 
+def end_with(other: int) -> None:
+    """Have this process killed as soon as another one is gone.
+
+    A thread waits for that end. The kernel could do it only at the end of the thread that started
+    this process (`end_with_parent`), and Triton starts its models from threads that end.
+
+    Raises:
+        OSError: it is gone already.
+    """
+    ended = select.poll()
+    ended.register(os.pidfd_open(other), select.POLLIN)
+
+    def wait() -> None:
+        ended.poll()
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    threading.Thread(target=wait, name="owner", daemon=True).start()
+
+
 def name_process(name: str) -> None:
     """Have `ps` and `top` name the main thread's process so (15 bytes).
 

@@ -35,7 +35,7 @@ from triton_backend.serving.front.pending import CUT_PARAMETER, MAX_TIMEOUT_US
 from triton_backend.serving.front.replies import Refusal
 from triton_backend.serving.front.service import FrontService
 from triton_backend.serving.gateway.offload import Offload, PlanReader
-from triton_backend.serving.liveness.processes import StubHeartbeat, parent_named
+from triton_backend.serving.liveness.processes import StubHeartbeat, end_with, parent_named
 from triton_backend.serving.node.node import Node
 from triton_backend.serving.server.forwarding import Forwarding
 from triton_backend.serving.server.metrics import (
@@ -78,6 +78,9 @@ class _Model(ABC):
         sys.setswitchinterval(SWITCH_SECONDS)
         ask_for_short_slices(like=os.getppid())  # a node's model is imported at a lower priority
         ask_for_exact_timers()
+        server = parent_named(SERVER_PROCESS)
+        if server is not None:  # its keeper, which ends what it left, may wait for a processor
+            end_with(server)
         self.parameters = _parameters(args)
         self.clock = SystemClock()
         self.settings = ServeSettings.read(Path(self.parameters["settings"]))

@@ -223,17 +223,19 @@ def test_a_full_batch_that_can_wait_lets_a_lone_request_go_that_cannot() -> None
     assert [(b.at, b.model) for b in life.batches] == [(70, 1), (80, 0)]
 
 
-@pytest.mark.parametrize(("vgpus", "looks_at_us"), [(32, FAR), (16, 88)])
+@pytest.mark.parametrize(
+    ("waiting", "vgpus", "looks_at_us"), [(17, 32, FAR), (17, 16, 88), (4, 1, 100 - 3 * 12)]
+)
 def test_where_each_that_waits_has_a_vgpu_nobody_goes_before_another(
-    vgpus: int, looks_at_us: int
+    waiting: int, vgpus: int, looks_at_us: int
 ) -> None:
-    """Seventeen wait until 100.
+    """They wait until 100.
 
-    Where vGPUs are fewer the first goes in time for the last, 12 before.
+    Where vGPUs are fewer each goes in time for the one that gets its vGPU next, 12 before.
     """
-    tables = new_tables(build_topology(shared([RISING] * 17, vgpus, policy="deferred")))
-    tables.heaps[0]["waiting_count"] = 17
-    for pipeline in range(17):
+    tables = new_tables(build_topology(shared([RISING] * waiting, vgpus, policy="deferred")))
+    tables.heaps[0]["waiting_count"] = waiting
+    for pipeline in range(waiting):
         tables.heaps[pipeline]["key"] = 100
         tables.waiting_keep_us[tables.topology.pipelines[pipeline]["place"]] = 1_000
         tables.candidates[pipeline]["samples"] = 1

@@ -36,6 +36,7 @@ from triton_backend.serving.liveness.processes import (
     StubWatch,
     ThreadUse,
     compiling,
+    end_with,
     is_alive,
     thread_states,
     thread_uses,
@@ -397,6 +398,33 @@ def test_the_end_of_a_process_wakes_its_watcher() -> None:
     assert watch.wait(0) == []
     watch.watch(process.pid)
     assert watch.wait(0) == []
+
+
+@pytest.mark.slow
+def test_a_process_ends_with_another_one_whoever_started_it() -> None:
+    code = """
+import sys, threading
+from triton_backend.serving.liveness.processes import end_with
+
+thread = threading.Thread(target=end_with, args=[int(sys.argv[1])])
+thread.start()
+thread.join()
+print("goes on", flush=True)
+threading.Event().wait()
+"""
+    with ExitStack() as stack:
+        server = stack.enter_context(subprocess.Popen(["sleep", "600"]))
+        stack.callback(server.kill)
+        command = [sys.executable, "-c", code, str(server.pid)]
+        stub = stack.enter_context(subprocess.Popen(command, stdout=subprocess.PIPE, text=True))
+        stack.callback(stub.kill)
+        assert stub.stdout is not None
+        assert stub.stdout.readline() == "goes on\n"
+        assert stub.poll() is None
+        server.kill()
+        assert stub.wait(60) == -signal.SIGKILL
+    with pytest.raises(ProcessLookupError):
+        end_with(server.pid)
 
 
 @pytest.mark.slow
