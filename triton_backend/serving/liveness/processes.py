@@ -464,11 +464,16 @@ def end_with_parent(parent: int) -> None:
         sys.exit(0)
 
 
-def end_with(other: int) -> None:
+def end_with(other: int, release: Callable[[], object]) -> None:
     """Have this process killed as soon as another one is gone.
 
     A thread waits for that end. The kernel could do it only at the end of the thread that started
     this process (`end_with_parent`), and Triton starts its models from threads that end.
+
+    Args:
+        other: the process.
+        release: called right before: the kernel takes a while to give back what a process has, and
+            long on a busy machine.
 
     Raises:
         OSError: it is gone already.
@@ -478,7 +483,10 @@ def end_with(other: int) -> None:
 
     def wait() -> None:
         ended.poll()
-        os.kill(os.getpid(), signal.SIGKILL)
+        try:
+            release()
+        finally:
+            os.kill(os.getpid(), signal.SIGKILL)
 
     threading.Thread(target=wait, name="owner", daemon=True).start()
 

@@ -80,7 +80,7 @@ class _Model(ABC):
         ask_for_exact_timers()
         server = parent_named(SERVER_PROCESS)
         if server is not None:  # its keeper, which ends what it left, may wait for a processor
-            end_with(server)
+            end_with(server, self.release)
         self.parameters = _parameters(args)
         self.clock = SystemClock()
         self.settings = ServeSettings.read(Path(self.parameters["settings"]))
@@ -115,6 +115,10 @@ class _Model(ABC):
         self._publishing.join(timeout=2)
         self.end()
         self.heartbeat.stop()
+
+    def release(self) -> None:
+        """Do what must not wait until this process has ended, where its server is gone."""
+        _LOG.warning("tritonserver is gone")
 
     @abstractmethod
     def begin(self) -> None:
@@ -362,6 +366,10 @@ class ControlModel(_JsonModel):
 
     def end(self) -> None:
         """Stop the scheduler."""
+        self._service.stop()
+
+    def release(self) -> None:
+        """Let the standby take over."""
         self._service.stop()
 
     def alive_us(self) -> int:

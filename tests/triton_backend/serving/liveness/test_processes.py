@@ -406,7 +406,11 @@ def test_a_process_ends_with_another_one_whoever_started_it() -> None:
 import sys, threading
 from triton_backend.serving.liveness.processes import end_with
 
-thread = threading.Thread(target=end_with, args=[int(sys.argv[1])])
+def release():
+    print("releases", flush=True)
+    raise ValueError
+
+thread = threading.Thread(target=end_with, args=[int(sys.argv[1]), release])
 thread.start()
 thread.join()
 print("goes on", flush=True)
@@ -422,9 +426,10 @@ threading.Event().wait()
         assert stub.stdout.readline() == "goes on\n"
         assert stub.poll() is None
         server.kill()
+        assert stub.stdout.readline() == "releases\n"
         assert stub.wait(60) == -signal.SIGKILL
     with pytest.raises(ProcessLookupError):
-        end_with(server.pid)
+        end_with(server.pid, int)
 
 
 @pytest.mark.slow
