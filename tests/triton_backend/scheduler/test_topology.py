@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from tests.fakes.arrivals import SLO_US, arrival, arrive
@@ -21,7 +22,7 @@ from triton_backend.contract.events import (
 )
 from triton_backend.contract.tensors import TensorSpec
 from triton_backend.scheduler.scheduler import Scheduler
-from triton_backend.scheduler.topology import build_topology
+from triton_backend.scheduler.topology import Nic, build_topology
 
 
 def test_isolated_links_do_not_hinder_other_pipelines() -> None:
@@ -35,6 +36,16 @@ def test_isolated_links_do_not_hinder_other_pipelines() -> None:
         return [d.hops[-1].end_us for d in decided if isinstance(d, Dispatch)]
 
     assert finishes("isolated") == [7_000, 7_000]
+
+
+@pytest.mark.parametrize(("nic", "downlinks"), [("shared", [0, 1, 1]), ("isolated", [0, 1, 2])])
+def test_only_isolated_vgpus_of_a_last_stage_have_a_downlink_each(
+    nic: Nic, downlinks: list[int]
+) -> None:
+    first, last = Own(latency_us=(1_000,)), Own(latency_us=(1_000,), gpus=2, gpus_per_node=2)
+    vgpus = build_topology(make_plan([[first, last]]), nic=nic).vgpus
+    assert np.unique(vgpus["downlink"], return_inverse=True)[1].tolist() == downlinks
+    assert np.unique(vgpus["uplink"], return_inverse=True)[1].tolist() == [0, 1, 1]
 
 
 def test_counting_io_reserves_the_transfers_of_input_and_answer() -> None:
