@@ -241,8 +241,10 @@ def test_up_to_sixteen_shared_batches_wait_for_the_sake_of_one(waiting: int, put
     for number in range(1 + waiting):  # each has time for one more before it
         told.arrive(0, AT_JUNCTION, slack_us=7_000 * (number + 2) + 500, samples=4)
     decided = told.arrive(20, AT_JUNCTION, slack_us=14_500)
-    sooner = [ride for ride in rides_by_number(decided).values() if ride.start_us == 7_000]
-    assert (len(sooner), len(rides_by_number(decided))) == ((1, 1 + put_off) if put_off else (0, 0))
+    sooner = [one for one in shared_batches_by_number(decided).values() if one.start_us == 7_000]
+    assert (len(sooner), len(shared_batches_by_number(decided))) == (
+        (1, 1 + put_off) if put_off else (0, 0)
+    )
 
 
 def test_nobody_is_put_off_beyond_a_deadline() -> None:
