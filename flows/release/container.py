@@ -107,8 +107,10 @@ class ContainerOptions:
         gpu_claims: pods ask for devices by claims (DRA) in place of the device plugin's resources.
         mig_strategy: of the device plugin: under `single` MIG slices have the name of whole GPUs.
         kserve: the gateway is an InferenceService of KServe in place of a StatefulSet.
-        bundle_folder, serve_folder, socket_folder, beside_folder: paths inside the containers; the
-            last is the repository of the models beside the plan.
+        bundle_folder, serve_folder, socket_folder, beside_folder: paths inside the containers. The
+            socket folder must be of the user who serves; a volume of a pod is root's, so it is
+            mounted at the folder's parent. The last is the repository of the models beside the
+            plan.
     """
 
     serve: ServeOptions = field(default_factory=ServeOptions)
@@ -130,7 +132,7 @@ class ContainerOptions:
     metrics_port: int = 8002
     bundle_folder: Path = Path("/opt/poolpipe/bundle")
     serve_folder: Path = Path("/var/lib/poolpipe/serve")
-    socket_folder: Path = Path("/run/poolpipe")
+    socket_folder: Path = Path("/run/poolpipe/sockets")
     beside_folder: Path = Path("/opt/poolpipe/beside")
 
     def __post_init__(self) -> None:

@@ -345,6 +345,8 @@ def test_a_node_group_is_placed_on_its_class_with_its_gpus(bundle: Bundle) -> No
     assert volumes["shared-memory"]["emptyDir"]["medium"] == "Memory"
     mounts = {mount["mountPath"]: mount["name"] for mount in container["volumeMounts"]}
     assert (mounts["/dev/shm"], mounts["/run/poolpipe"]) == ("shared-memory", "sockets")
+    settings = ServeSettings.read(bundle.folder / "nodes" / "poolpipe-slow-0" / "settings.json")
+    assert settings.socket_folder.parent == Path("/run/poolpipe")  # a volume is not its user's
     serve = "/var/lib/poolpipe/serve"
     assert {mounts[f"{serve}/events"], mounts[f"{serve}/logs"]} == {"records"}
     assert volumes[mounts[serve]]["emptyDir"]["medium"] == "Memory"  # the token lies there
