@@ -105,9 +105,13 @@ def _files(folder: Path, *, without: Iterable[str] = ()) -> Iterator[Path]:
 
 def _interpreter(base: dict[str, str]) -> dict[Path, Path]:
     python = Path(base["python"])
-    found = {file: file.resolve() for file in _files(Path(base["stdlib"]), without=UNUSED)}
+    found = {
+        file: file.resolve()
+        for file in _files(Path(base["stdlib"]), without=UNUSED)
+        if ".opt-" not in file.name
+    }
     found |= {python.with_name("python3"): python.resolve()}
-    for file in Path(base["libraries"]).glob("libpython3*.so*"):
+    for file in Path(base["libraries"]).glob("libpython3.*.so.*"):
         found[file] = file.resolve()
     for tool in TOOLS:
         found[Path("/usr/bin") / tool] = Path(str(shutil.which(tool))).resolve()
@@ -132,7 +136,8 @@ def _packages(purelib: Path) -> dict[Path, Path]:
         for file in _files(ROOT / name, without={"__pycache__"}):
             found[purelib / file.relative_to(ROOT)] = file
     libraries = wheel_folder().parent / "nvidia_pytriton.libs"
-    return found | {purelib / libraries.name / f.name: f for f in _files(libraries)}
+    wanted = (f for f in _files(libraries) if not f.name.startswith("libpython"))
+    return found | {purelib / libraries.name / f.name: f for f in wanted}
 
 
 def _server(scratch: Path) -> dict[Path, Path]:

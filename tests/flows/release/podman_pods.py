@@ -83,14 +83,13 @@ class Podman:
 
     folder: Path
 
-    def set_up(self, network: str, subnet: str) -> None:
-        """Write its configuration and make a network."""
+    def set_up(self) -> None:
+        """Write its configuration."""
         (self.folder / "networks").mkdir(parents=True)
         runtime = self.folder / "runtime"
         runtime.write_text(RUNTIME)
         runtime.chmod(0o755)
         self._configuration.write_text(CONFIGURATION.format(folder=self.folder))
-        self.run("network", "create", "--subnet", subnet, network)
 
     def run(self, *words: str | Path) -> str:
         """Its answer.
@@ -148,11 +147,17 @@ class Podman:
             ("image", "rm", "--all", "--force"),
         ):
             self.succeeds(*words)
-        memory = [place for place in self.volumes.glob("*/*") if place.is_mount()]
-        if memory:
-            subprocess.run(["umount", *memory], check=True)
+        self.remove_volumes("*")
         inside = [self.folder / "images" / "overlay", self.folder / "run"]
         subprocess.run(["umount", *filter(Path.is_mount, inside)], check=False, capture_output=True)
+
+    def remove_volumes(self, pods: str) -> None:
+        """Remove the volumes of the pods whose names match."""
+        memory = [place for place in self.volumes.glob(f"{pods}/*") if place.is_mount()]
+        if memory:
+            subprocess.run(["umount", *memory], check=True)
+        for place in self.volumes.glob(pods):
+            shutil.rmtree(place)
 
     @property
     def volumes(self) -> Path:
@@ -209,6 +214,11 @@ class Pod:
         ]
         arguments = [one.replace("$(POD_NAME)", self.name) for one in container["args"]]
         self.podman.run(*words, container["image"], *arguments)
+
+    def remove(self) -> None:
+        """End the pod at once; its volumes go with it."""
+        self.podman.run("pod", "rm", "--force", "--time", "0", self.name)
+        self.podman.remove_volumes(self.name)
 
     def is_ready(self) -> bool:
         """Ask as the readiness probe does: inside the container, or by HTTP from outside."""
@@ -269,16 +279,17 @@ class Pod:
             if "secret" in volume:
                 for name, content in self.secrets[volume["secret"]["secretName"]].items():
                     (place / name).write_bytes(content)
-                    os.chown(place / name, 0, USER)  # as fsGroup says
+                    os.chown(place / name, 0, USER)
                     (place / name).chmod(volume["secret"]["defaultMode"])
             elif volume["emptyDir"].get("medium") == "Memory":
                 size = volume["emptyDir"]["sizeLimit"].removesuffix("i").lower()
-                options = f"size={size},mode=0777"
+                options = f"size={size},mode=2777,gid={USER}"  # as fsGroup says; the user is root
                 subprocess.run(["mount", "-t", "tmpfs", "-o", options, "tmpfs", place], check=True)
             else:
                 place /= mount.get("subPath", "")
                 place.mkdir(exist_ok=True)
-                place.chmod(0o777)
+                os.chown(place, 0, USER)
+                place.chmod(0o2777)
             found.append(f"--volume={place}:{target}{':ro' if mount.get('readOnly') else ''}")
         return found
 

@@ -1,4 +1,4 @@
-"""A rendered bundle in real containers: an image, three pods, the death of one.
+"""A rendered bundle in real containers: an image, three pods, the death of each.
 
 The base image is this machine's own in place of a stock Triton image, so the lines of the rendered
 Dockerfile that install packages and compile kernels are left out. The rest is as rendered.
@@ -109,7 +109,7 @@ def pods(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Pod]]:
     )
     bundle = render_container(plan, root / "bundle", options).folder
     podman = Podman(root / "podman")
-    podman.set_up(NETWORK, f"{SUBNET}.0/24")
+    podman.set_up()
     try:
         build_image(podman, bundle, root / "scratch")
         texts = [path.read_text() for path in sorted((bundle / "kubernetes").glob("*.yaml"))]
@@ -127,8 +127,12 @@ def pods(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Pod]]:
             )
             for name, spec in specs.items()
         }
+        podman.run("network", "create", "--subnet", f"{SUBNET}.0/24", NETWORK)
         for pod in made.values():
             pod.start()
+        for pod in made.values():
+            wait_until_ready(pod)
+        wait_for(lambda: workers_up(made["poolpipe-gateway-0"]) == WORKERS)
         yield made
     finally:
         podman.tear_down(NETWORK)
@@ -192,9 +196,6 @@ def clients_of(gateway: Pod) -> Generator[Counter[str]]:
 
 def test_a_pod_that_dies_comes_back_and_loses_no_more_than_it_had(pods: dict[str, Pod]) -> None:
     gateway, dies = pods["poolpipe-gateway-0"], pods["poolpipe-fast-1"]
-    for pod in pods.values():
-        wait_until_ready(pod)
-    wait_for(lambda: workers_up(gateway) == WORKERS)
     with clients_of(gateway) as outcomes:
         wait_for(lambda: outcomes["right"] >= 10 * CLIENTS)
         before = dies.first_process()
@@ -207,5 +208,29 @@ def test_a_pod_that_dies_comes_back_and_loses_no_more_than_it_had(pods: dict[str
         wait_for(lambda: outcomes["right"] >= whole + 10 * CLIENTS)
     assert dies.first_process() != before
     assert dies.is_ready()
+    lost = outcomes.total() - outcomes["right"]
+    assert lost <= CLIENTS, outcomes
+
+
+def test_nodes_find_a_gateway_again_that_died(pods: dict[str, Pod]) -> None:
+    gateway = pods["poolpipe-gateway-0"]
+    os.kill(gateway.first_process(), signal.SIGKILL)
+    wait_for(lambda: workers_up(gateway) == 0)
+    wait_for(lambda: workers_up(gateway) == WORKERS)
+    with clients_of(gateway) as outcomes:
+        wait_for(lambda: outcomes["right"] >= 10 * CLIENTS)
+    assert set(outcomes) == {"right"}
+
+
+def test_a_pod_that_is_replaced_loses_no_more_than_it_had(pods: dict[str, Pod]) -> None:
+    gateway, replaced = pods["poolpipe-gateway-0"], pods["poolpipe-fast-0"]
+    with clients_of(gateway) as outcomes:
+        wait_for(lambda: outcomes["right"] >= 10 * CLIENTS)
+        replaced.remove()
+        wait_for(lambda: workers_up(gateway) == WORKERS // 2)
+        replaced.start()
+        wait_for(lambda: workers_up(gateway) == WORKERS)
+        whole = outcomes["right"]
+        wait_for(lambda: outcomes["right"] >= whole + 10 * CLIENTS)
     lost = outcomes.total() - outcomes["right"]
     assert lost <= CLIENTS, outcomes
