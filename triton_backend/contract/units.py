@@ -10,6 +10,12 @@ US_PER_MS = 1_000
 US_PER_S = 1_000_000
 BITS_PER_BYTE = 8
 
+# Upper bounds of the buckets in which times are counted: 0.2 ms to 5 s, six to a factor of ten.
+TIME_BOUNDS_US = (
+    *(step * 10**power for power in range(2, 6) for step in (2, 3, 5, 7, 10, 15)),
+    *(step * 10**6 for step in (2, 3, 5)),
+)
+
 # Decimal milliseconds such as 165.577 become 165576.99999999997 in binary; a floor would lose one.
 _ROUND_OFF = 1e-6
 

@@ -51,6 +51,7 @@ def test_every_alert_has_its_page(name: str) -> None:
     text = (ROOT / page).read_text()
     section = text.partition(f"\n## {name}\n")[2].partition("\n## ")[0]
     assert len(section.split()) > 20
+    assert [part in section for part in ("**Means:**", "**Look at:**", "**Do:**")] == [True] * 3
     assert f"[{name}](#{anchor})" in text
 
 

@@ -1,10 +1,10 @@
 """Counters of a front; published elsewhere, a few times a second."""
 
-from bisect import bisect_left
 from collections import Counter
 from dataclasses import dataclass, field
 
 from triton_backend.contract.units import US_PER_S
+from triton_backend.serving.buckets import Buckets
 
 # Latencies are counted in steps of 19 % (a quarter of a doubling) from SLO / 32 to 4 x SLO.
 STEPS_PER_DOUBLING = 4
@@ -18,32 +18,6 @@ def latency_bounds_s(slo_us: int) -> tuple[float, ...]:
         -DOUBLINGS_BELOW_SLO * STEPS_PER_DOUBLING, DOUBLINGS_ABOVE_SLO * STEPS_PER_DOUBLING + 1
     )
     return tuple(slo_us / US_PER_S * 2.0 ** (step / STEPS_PER_DOUBLING) for step in steps)
-
-
-@dataclass(slots=True)
-class Buckets:
-    """Observations by bucket, one bucket more for what lies above all bounds.
-
-    Attributes:
-        bounds: upper bounds of the buckets, in the unit they are published in.
-        per_unit: observations are whole numbers of 1 / `per_unit` of it.
-        sums: of observations, by bucket.
-    """
-
-    bounds: tuple[float, ...]
-    per_unit: int = 1
-    counts: list[int] = field(init=False)
-    sums: list[int] = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.counts = [0] * (len(self.bounds) + 1)
-        self.sums = [0] * (len(self.bounds) + 1)
-
-    def observe(self, value: int) -> None:
-        """Count one."""
-        bucket = bisect_left(self.bounds, value / self.per_unit)
-        self.counts[bucket] += 1
-        self.sums[bucket] += value
 
 
 @dataclass(slots=True)

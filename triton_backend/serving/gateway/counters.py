@@ -1,11 +1,13 @@
 """Counters of the gateway; published elsewhere, a few times a second."""
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from triton_backend.contract.decisions import DropReason
 from triton_backend.contract.plan import Plan, StagePlace, StageRow
+from triton_backend.serving.buckets import Buckets
 
 
 class StageLabels(NamedTuple):
@@ -30,15 +32,50 @@ def stage_labels(plan: Plan) -> dict[StageRow, StageLabels]:
 
 @dataclass(slots=True)
 class StageUse:
-    """Counters of one stage."""
+    """Counters of one stage.
 
-    runs: int = 0
-    busy_us: int = 0
+    Attributes:
+        times: of its runs.
+        planned_us: time that these runs take by the plan's profile.
+    """
 
-    def ran(self, busy_us: int) -> None:
-        """A vGPU was busy with it for `busy_us`."""
-        self.runs += 1
-        self.busy_us += busy_us
+    times: Buckets = field(default_factory=Buckets.of_times)
+    planned_us: float = 0.0
+
+    @property
+    def runs(self) -> int:
+        """Batches run."""
+        return sum(self.times.counts)
+
+    @property
+    def busy_us(self) -> int:
+        """Time that vGPUs were busy with it."""
+        return sum(self.times.sums)
+
+
+@dataclass(slots=True)
+class StageRuns:
+    """Runs of one stage under one plan: noted when they are reported, counted when asked for.
+
+    Args:
+        use: where they are counted.
+        planned_us: times of batches of 1, 2, ... samples by the plan's profile.
+    """
+
+    use: StageUse
+    planned_us: Sequence[float]
+    _noted: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])
+
+    def ran(self, samples: int, busy_us: int) -> None:
+        """A vGPU was busy for `busy_us` with a batch of so many samples."""
+        self._noted.append((samples, busy_us))
+
+    def count(self) -> None:
+        """Count what was noted."""
+        if self._noted:
+            noted, self._noted = self._noted, []
+            self.use.times.observe_all([busy_us for _, busy_us in noted])
+            self.use.planned_us += sum(self.planned_us[samples - 1] for samples, _ in noted)
 
 
 @dataclass(slots=True)
@@ -80,18 +117,37 @@ class GatewayCounters:
     decisions: int = 0
     decision_us: int = 0
     _uses: dict[StageLabels, StageUse] = field(default_factory=dict[StageLabels, StageUse])
+    _runs: dict[StagePlace, StageRuns] = field(default_factory=dict[StagePlace, StageRuns])
+    _former_runs: dict[StagePlace, StageRuns] = field(default_factory=dict[StagePlace, StageRuns])
     _plan: Plan | None = None
 
-    def serve(self, plan: Plan) -> dict[StagePlace, StageUse]:
-        """Counters of a plan's stages; those of the same name in the plan before go on."""
+    def serve(self, plan: Plan, time_stretch: float = 1.0) -> dict[StagePlace, StageRuns]:
+        """Runs of a plan's stages; counters of the same name in the plan before go on.
+
+        Args:
+            plan: in force from now on.
+            time_stretch: every run lasts so many times as long here as in the plan's profile.
+        """
+        self.count()
         plans = [plan] if self._plan is None else [self._plan, plan]
         self._plan = plan
+        rows = stage_labels(plan)
         labels = {one for served in plans for one in stage_labels(served).values()}
         self._uses = {one: self._uses.get(one) or StageUse() for one in labels}
         entries = {(m.name, e.name) for served in plans for m in served.models for e in m.entries}
         for gone in self.entries.keys() - entries:
             del self.entries[gone]
-        return {row.place: self._uses[one] for row, one in stage_labels(plan).items()}
+        self._former_runs = self._runs
+        self._runs = {
+            row.place: StageRuns(self._uses[one], _planned_us(plan, row, time_stretch))
+            for row, one in rows.items()
+        }
+        return self._runs
+
+    def count(self) -> None:
+        """Count the runs noted so far."""
+        for runs in (*self._former_runs.values(), *self._runs.values()):
+            runs.count()
 
     def dropped_for(self, model: str, reason: DropReason) -> None:
         """A request of a model is not served."""
@@ -114,10 +170,12 @@ class GatewayCounters:
     @property
     def stages(self) -> dict[StageLabels, StageUse]:
         """Counters of the stages that ran."""
+        self.count()
         return {labels: use for labels, use in self._uses.items() if use.runs}
 
     def to_dict(self) -> dict[str, Any]:
         """Plain form, for the status answer."""
+        stages = {"/".join(map(str, labels)): use for labels, use in self.stages.items()}
         return {
             "offered": dict(self.offered),
             "dropped": {f"{model}/{reason}": n for (model, reason), n in self.dropped.items()},
@@ -130,8 +188,8 @@ class GatewayCounters:
             "entries": {"/".join(key): n for key, n in self.entries.items()},
             "module_rows": {"/".join(key): n for key, n in self.module_rows.items()},
             "module_drops": {"/".join(key): n for key, n in self.module_drops.items()},
-            "stage_runs": {"/".join(map(str, s)): use.runs for s, use in self.stages.items()},
-            "stage_busy_us": {"/".join(map(str, s)): use.busy_us for s, use in self.stages.items()},
+            "stage_runs": {name: use.runs for name, use in stages.items()},
+            "stage_busy_us": {name: use.busy_us for name, use in stages.items()},
             "batches_failed": self.batches_failed,
             "batches_lost": self.batches_lost,
             "jobs_begun_anew": self.jobs_begun_anew,
@@ -142,3 +200,9 @@ class GatewayCounters:
             "decisions": self.decisions,
             "decision_mean_us": self.decision_us / max(self.decisions, 1),
         }
+
+
+def _planned_us(plan: Plan, row: StageRow, time_stretch: float) -> list[float]:
+    """Times of batches of 1, 2, ... samples at a stage."""
+    stage = plan.models[row.model].pipelines[row.pipeline].stages[row.stage]
+    return [max(us * time_stretch, 1.0) for us in stage.latency_us_by_batch]

@@ -89,6 +89,7 @@ class PoolUse:
         """Note how things stand, where it is time to."""
         notes = self._notes
         if now_us - notes[-1].at_us >= STEP_US:
+            self._counters.count()  # until then it takes memory
             notes.append(self._note(now_us))
             while now_us - notes[1].at_us >= WINDOW_US:
                 notes.popleft()

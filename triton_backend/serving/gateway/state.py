@@ -57,7 +57,7 @@ from triton_backend.scheduler.handover import matching_queues
 from triton_backend.scheduler.scheduler import Scheduler
 from triton_backend.serving.deployment import Deployment
 from triton_backend.serving.gateway.admission import Admission, Refused, RefusedJob
-from triton_backend.serving.gateway.counters import GatewayCounters, StageUse
+from triton_backend.serving.gateway.counters import GatewayCounters, StageRuns
 from triton_backend.serving.gateway.held_slots import HeldSlot, HeldSlots
 from triton_backend.serving.gateway.jobs import (
     InputSlot,
@@ -379,7 +379,7 @@ class _Generation:
         self.applications = frozenset(one.name for one in deployment.plan.applications)
         self.retained_models = [model.name in deployment.retained_models for model in models]
         self.supervise(now_us)
-        self.uses: dict[StagePlace, StageUse] = {}
+        self.runs: dict[StagePlace, StageRuns] = {}
         self._guards_us = {model.name: settings.guard_us(model.slo_us) for model in models}
         self.timer_lead_us = min(self._guards_us.values())
 
@@ -446,8 +446,9 @@ class Gateway:
         self._threads_of = threads_of
         self._served = _Generation(deployment, now_us, slots, threads_of)
         self._served.number = self._core.plan_number
-        self._served.uses = self.counters.serve(deployment.plan)
+        self._served.runs = self.counters.serve(deployment.plan, settings.time_stretch)
         self._use = PoolUse(deployment.plan, self.counters, now_us)
+        self._former_link_busy_us: dict[tuple[str, str], int] = {}  # of earlier generations
         self._prepared: _Generation | None = None
         # Generations before, by their numbers, as long as batches of them are in flight.
         self._former: dict[int, _Generation] = {}
@@ -547,6 +548,13 @@ class Gateway:
             "former_batches": self.former_batches,
             "jobs": len(self._jobs),
             "counters": self.counters.to_dict(),
+        }
+
+    def link_busy_us(self) -> dict[tuple[str, str], int]:
+        """Time in which links of the plan served carried anything, by node and direction."""
+        return {
+            (node, direction): busy_us + self._former_link_busy_us.get((node, direction), 0)
+            for node, direction, busy_us in self._served.supervisor.link_busy_us()
         }
 
     def advice(self, now_us: int) -> list[PoolAdvice]:
@@ -938,10 +946,9 @@ class Gateway:
             return
         start_us, end_us = _past(times, now_us)
         place = batch.place(stage)
-        batch.generation.uses[place].ran(times.end_us - times.start_us)
-        if (
-            stage == len(hops) - 1 and batch.output_slot is None
-        ):  # whose jobs' fronts count what is late
+        batch.generation.runs[place].ran(batch.dispatch.samples, times.end_us - times.start_us)
+        last = stage == len(hops) - 1
+        if last and batch.output_slot is None:  # fronts count what is late of jobs
             self._count_late(number, batch, end_us)
         self._end_stage(number, batch, start_us, end_us)
         if batch.generation is self._served:
@@ -1011,10 +1018,10 @@ class Gateway:
         start_us, end_us = span_us = _past(times, self._last_us)
         stage = decision.members[0].stage
         place = batches[0].place(stage)
-        generation.uses[place].ran(times.end_us - times.start_us)
         model = generation.deployment.plan.models[place[0]]
         pipelines = [model.pipelines[batch.dispatch.pipeline] for batch in batches]
         samples = sum(member.rows for member in decision.members)
+        generation.runs[place].ran(samples, times.end_us - times.start_us)
         entries = len({pipeline.entry for pipeline in pipelines})
         self.counters.ran_together(
             model.name, batches=len(batches), samples=samples, entries=entries
@@ -1413,8 +1420,10 @@ class Gateway:
         inherited = self._inherited(deployment)  # `deployment` is not served yet
         served.slots.share(former.slots, inherited)
         self._former[former.deployment.generation] = former
+        self._former_link_busy_us = self.link_busy_us()
         served.number = self._core.plan_number + 1
-        served.uses = self.counters.serve(deployment.plan)
+        stretch = deployment.settings.time_stretch
+        served.runs = self.counters.serve(deployment.plan, stretch)
         served.supervise(now_us)
         self._use = PoolUse(deployment.plan, self.counters, now_us)
         self._served, self._prepared, self._roll_call = served, None, None

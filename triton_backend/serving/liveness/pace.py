@@ -215,13 +215,15 @@ class _Moves:
     )
     free_us: int = 0
 
-    def add(self, start_us: int, end_us: int, planned_us: int, rate_gbps: float) -> None:
-        """A transfer that should have gone at a rate."""
+    def add(self, start_us: int, end_us: int, planned_us: int, rate_gbps: float) -> int:
+        """A transfer that should have gone at a rate; how much longer any was on its way."""
         # Where reports came in another order nothing is known of its wait.
         if self.free_us <= end_us:
             start_us = max(start_us, self.free_us)
-        self.free_us = max(self.free_us, end_us)
-        self.last.append((end_us - start_us, planned_us, planned_us * rate_gbps))
+            self.free_us = end_us
+        took_us = end_us - start_us
+        self.last.append((took_us, planned_us, planned_us * rate_gbps))
+        return took_us
 
     def rate_gbps(self) -> float | None:
         """A lower bound of the rate carried; None if too little is known.
@@ -245,6 +247,10 @@ class LinkPaces:
 
     Args:
         nics_gbps: rate of every node's uplink, and of its downlink, as planned.
+
+    Attributes:
+        up_busy_us: time in which anything was on its way over a node's uplink, from the beginning.
+        down_busy_us: the same of its downlink.
     """
 
     def __init__(self, nics_gbps: Sequence[float], now_us: int) -> None:
@@ -255,6 +261,8 @@ class LinkPaces:
         self._down = [_Correction(now_us) for _ in ends]
         self._up_moves = [_Moves() for _ in ends]
         self._down_moves = [_Moves() for _ in ends]
+        self.up_busy_us = [0 for _ in ends]
+        self.down_busy_us = [0 for _ in ends]
 
     def moved(
         self, sender: int, receiver: int, start_us: int, end_us: int, planned_us: int
@@ -268,8 +276,10 @@ class LinkPaces:
         self._up[sender].heard_us = self._down[receiver].heard_us = end_us
         rate_gbps = min(self._nics_gbps[sender], self._nics_gbps[receiver])
         pair = self._pairs.setdefault((sender, receiver), _Moves())
-        for moves in (pair, self._up_moves[sender], self._down_moves[receiver]):
-            moves.add(start_us, end_us, planned_us, rate_gbps)
+        up, down = self._up_moves[sender], self._down_moves[receiver]
+        pair.add(start_us, end_us, planned_us, rate_gbps)
+        self.up_busy_us[sender] += up.add(start_us, end_us, planned_us, rate_gbps)
+        self.down_busy_us[receiver] += down.add(start_us, end_us, planned_us, rate_gbps)
 
     def changes(self, now_us: int) -> list[tuple[int, int, int]]:
         """Nodes whose corrections change.

@@ -197,6 +197,17 @@ class WorkerSupervisor:
         planned_us = round(transfer_us(size, rate_gbps) * self._deployment.settings.time_stretch)
         self._link_paces.moved(here, there, start_us, end_us, planned_us)
 
+    def link_busy_us(self) -> Iterator[tuple[str, str, int]]:
+        """Of every node's uplink and downlink: node, `up` or `down`, time that it carried anything.
+
+        Since the generation came into force.
+        """
+        name = self._deployment.plan.cluster.node_name
+        paces = self._link_paces
+        for direction, busy_us in (("up", paces.up_busy_us), ("down", paces.down_busy_us)):
+            for node, total_us in enumerate(busy_us):
+                yield name(node), direction, total_us
+
     def unreachable(self, vgpu: int, now_us: int, up: AbstractSet[int]) -> Sequence[Action]:
         """A batch could not be brought to a worker that we ourselves hear of.
 

@@ -22,7 +22,8 @@ from triton_backend.contract.units import US_PER_S
 from triton_backend.serve_folder.files import write_whole
 from triton_backend.serve_folder.repository import STANDBY_MODEL
 from triton_backend.serve_folder.state import keeper_runs, read_state_file
-from triton_backend.serving.front.counters import Buckets, FrontCounters
+from triton_backend.serving.buckets import Buckets
+from triton_backend.serving.front.counters import FrontCounters
 from triton_backend.serving.gateway.counters import StageLabels
 from triton_backend.serving.gateway.rollout import State
 
@@ -148,6 +149,19 @@ METRICS: Mapping[str, MetricFamily] = {
     "poolpipe_stage_busy_seconds_total": MetricFamily(
         "counter", "Time that vGPUs were busy with a stage", StageLabels._fields
     ),
+    "poolpipe_stage_planned_seconds_total": MetricFamily(
+        "counter",
+        "Time that these batches take by the profile in the plan",
+        StageLabels._fields,
+    ),
+    "poolpipe_stage_seconds": MetricFamily(
+        "histogram", "Batches run at a stage by run time", StageLabels._fields
+    ),
+    "poolpipe_link_busy_seconds_total": MetricFamily(
+        "counter",
+        "Time in which a node's uplink or downlink carried tensors between stages",
+        ("node", "direction"),
+    ),
     "poolpipe_pool_vgpus": MetricFamily("gauge", "vGPUs of a pool", _POOL),
     "poolpipe_pool_idle_fraction": MetricFamily(
         "gauge", "Share of the last minute in which a pool was idle", _POOL
@@ -170,6 +184,9 @@ METRICS: Mapping[str, MetricFamily] = {
     ),
     "poolpipe_plan": MetricFamily(
         "gauge", "1 for the plan and generation being served", ("plan_id", "generation")
+    ),
+    "poolpipe_planned_requests_per_second": MetricFamily(
+        "gauge", "Rate that the plan promises to answer in time", _MODEL
     ),
     "poolpipe_rollout_state": MetricFamily("gauge", "1 for the state a rollout is in", ("state",)),
     "poolpipe_scheduler_active": MetricFamily(
@@ -391,10 +408,8 @@ def gateway_values(gateway: "Gateway", now_us: int) -> Values:
         values["poolpipe_shared_batch_members_total", own] = counters.shared_batch_members[model]
         values["poolpipe_shared_batch_samples_total", own] = counters.shared_batch_samples[model]
         values["poolpipe_shared_batch_entries_total", own] = counters.shared_batch_entries[model]
-    for stage, use in counters.stages.items():
-        labels: Labels = tuple((name, str(value)) for name, value in stage._asdict().items())
-        values["poolpipe_stage_runs_total", labels] = use.runs
-        values["poolpipe_stage_busy_seconds_total", labels] = use.busy_us / US_PER_S
+    for name, served in deployment.served.items():
+        values["poolpipe_planned_requests_per_second", (("model", name),)] = served.throughput_rps
     if deployment.plan.applications:
         values["poolpipe_jobs", ()] = gateway.jobs
         values["poolpipe_retained_output_slots", ()] = gateway.retained_slots
@@ -402,6 +417,22 @@ def gateway_values(gateway: "Gateway", now_us: int) -> Values:
         labels = (("application", application), ("module", module))
         values["poolpipe_module_rows_total", labels] = rows
         values["poolpipe_module_drops_total", labels] = counters.module_drops[application, module]
+    return values | _resource_values(gateway, now_us)
+
+
+def _resource_values(gateway: "Gateway", now_us: int) -> Values:
+    """Stages, links and pools."""
+    values: Values = {}
+    for stage, use in gateway.counters.stages.items():
+        labels: Labels = tuple((name, str(value)) for name, value in stage._asdict().items())
+        values["poolpipe_stage_runs_total", labels] = use.runs
+        values["poolpipe_stage_busy_seconds_total", labels] = use.busy_us / US_PER_S
+        values["poolpipe_stage_planned_seconds_total", labels] = use.planned_us / US_PER_S
+        values["poolpipe_stage_seconds", labels] = Histogram.of(use.times)
+    for (node, direction), busy_us in gateway.link_busy_us().items():
+        if busy_us:  # nodes whose links no plan uses have none
+            labels = (("node", node), ("direction", direction))
+            values["poolpipe_link_busy_seconds_total", labels] = busy_us / US_PER_S
     for advice in gateway.advice(now_us):
         labels = (("pool", advice.pool.name), ("gpu_class", advice.pool.gpu_class))
         values["poolpipe_pool_vgpus", labels] = advice.pool.vgpus

@@ -195,6 +195,19 @@ def test_what_waited_for_the_batch_before_it_is_not_slow() -> None:
     assert links.changes(1) == []
 
 
+def test_a_link_is_busy_while_anything_is_on_its_way_over_it() -> None:
+    links = LinkPaces(NODES, 0)
+    links.moved(0, 1, 0, 500, PLANNED_US)
+    links.moved(0, 2, 200, 700, PLANNED_US)  # 300 of these beside the first
+    links.moved(0, 1, 1_000, 1_100, PLANNED_US)
+    now_us = 1_100 + QUIET_US
+    links.changes(now_us)
+    links.moved(0, 1, now_us, now_us + 50, PLANNED_US)
+    links.moved(0, 1, now_us, now_us + 50, 0)  # nothing to move
+    assert links.up_busy_us == [850, 0, 0, 0]
+    assert links.down_busy_us == [0, 650, 500, 0]
+
+
 def test_a_downlink_is_as_fast_as_all_that_come_over_it_together() -> None:
     """Two senders, each fast to another receiver, share a downlink at a quarter of its rate."""
     links = LinkPaces(NODES, 0)

@@ -46,6 +46,7 @@ from triton_backend.serving.server.metrics import (
     gateway_values,
     node_values,
 )
+from triton_backend.serving.transport.wire import TimesBody
 
 SLO_US = 100_000
 
@@ -252,7 +253,7 @@ def test_pools_of_two_pipelines_are_told_apart(tmp_path: Path) -> None:
     deployment = deploy(tmp_path, plan(twice, gpus=4), ServeOptions())
     gateway = HeldGateway(deployment)
     for pipeline, busy_us in ((0, 1_000), (1, 4_000)):
-        gateway.counters.serve(deployment.plan)[0, pipeline, 0].ran(busy_us)
+        gateway.counters.serve(deployment.plan)[0, pipeline, 0].ran(1, busy_us)
     values = gateway_values(gateway, 1_000_000)
     pools = {
         (name, dict(labels)["pipeline"], dict(labels)["gpu_class"]): value
@@ -264,6 +265,64 @@ def test_pools_of_two_pipelines_are_told_apart(tmp_path: Path) -> None:
     slow = (("pool", deployment.plan.pools[3].name), ("gpu_class", "SLOW"))
     names = ("pool_vgpus", "pool_idle_fraction", "pool_bad_fraction", "advised_gpus")
     assert [values[f"poolpipe_{name}", slow] for name in names] == [2, 1.0, 0.0, 2.0]
+
+
+def test_runs_of_a_stage_and_what_its_links_carried_outlive_a_change_of_plan(
+    tmp_path: Path,
+) -> None:
+    """Batches of the plan before are counted as that plan expects them."""
+    first = deploy(tmp_path, plan(two_stage()), ServeOptions(time_stretch=2.0))
+    gateway = serving(first)
+
+    def run(now_us: int, took_us: int) -> None:
+        """A full batch and one that its plan calls 5 ms long; the move lasts 1 ms."""
+        arrive(gateway, *range(now_us, now_us + BATCH), now_us=now_us)
+        ((batch, body),) = dispatches(gateway.frames())
+        here, there = (hop.vgpu for hop in body.hops)
+        end_us = now_us + took_us
+        gateway.stage_done(batch, 0, TimesBody(here, now_us, end_us), end_us)
+        gateway.transfer_done(batch, 1, TimesBody(there, end_us, end_us + 1_000), end_us + 1_000)
+        now_us, end_us = end_us + 1_000, end_us + 1_000 + took_us
+        gateway.stage_done(batch, 1, TimesBody(there, now_us, end_us), end_us)
+
+    def found(stage: int) -> tuple[float, ...]:
+        values = gateway_values(gateway, 10_000_000)
+        own = {
+            name: value
+            for (name, labels), value in values.items()
+            if dict(labels).get("stage") == str(stage)
+        }
+        times = own["poolpipe_stage_seconds"]
+        assert isinstance(times, Histogram)
+        assert sum(times.counts) == own["poolpipe_stage_runs_total"]
+        assert sum(times.sums) == own["poolpipe_stage_busy_seconds_total"]
+        planned = own["poolpipe_stage_planned_seconds_total"]
+        assert isinstance(planned, float)
+        return sum(times.counts), round(sum(times.sums), 6), planned
+
+    def carried() -> dict[tuple[str, ...], float | Histogram]:
+        return {
+            tuple(of for _, of in labels): value
+            for (name, labels), value in gateway_values(gateway, 10_000_000).items()
+            if name == "poolpipe_link_busy_seconds_total"
+        }
+
+    assert carried() == {}
+    run(1_000_000, 15_000)
+    assert found(0) == found(1) == (1, 0.015, 0.01)
+    assert carried() == {("FAST", "up"): 0.001, ("SLOW", "down"): 0.001}
+    quicker = two_stage()
+    (pipeline,) = quicker.model.pipelines
+    stages = tuple(replace(s, latency_us_by_batch=(500, 600, 800, 1_000)) for s in pipeline.stages)
+    changed = plan(quicker.replaced(pipelines=(replace(pipeline, stages=stages),)), plan_id="quick")
+    gateway.prepare(deploy(tmp_path, changed, ServeOptions(time_stretch=2.0), generation=2))
+    for vgpu in range(3):
+        gateway.worker_up(WorkerAddress(2, vgpu), 2_000_000)
+    gateway.swap(2_000_000)
+    gateway.frames()
+    run(3_000_000, 3_000)
+    assert found(0) == found(1) == (2, 0.018, 0.012)
+    assert carried() == {("FAST", "up"): 0.002, ("SLOW", "down"): 0.002}
 
 
 def test_changes_of_plan_leave_no_series_behind(tmp_path: Path) -> None:
@@ -298,8 +357,9 @@ def test_values_have_the_labels_that_are_documented(tmp_path: Path) -> None:
     counters.sizes.observe(4)
     deployment = deploy(tmp_path, plan(two_stage()), ServeOptions())
     gateway = HeldGateway(deployment)
-    gateway.counters.serve(deployment.plan)[0, 0, 0].ran(1_000)
+    gateway.counters.serve(deployment.plan)[0, 0, 0].ran(1, 1_000)
     gateway.counters.batches["pair"] += 1
+    gateway.link_busy_us = lambda: {("FAST", "up"): 1_000}
     gateway.counters.shared_batches["pair"] += 1
     gateway.counters.module_rows["app", "cars"] += 1
     values = gateway_values(gateway, 1_000_000) | front_values("pair", counters, 0, (1, 1))
