@@ -314,24 +314,59 @@ def _stage(plan: Plan, pipeline: Pipeline, neighbours: tuple[Stage, Stage | None
         yield f"transfer_us is {stage.transfer_us}, derived {moved}"
 
 
-def _against_profile(plan: Plan, stage: Stage, batch: int, profile: ModelProfile) -> Iterator[str]:
+def profiled_ratios(plan: Plan, profiles: Mapping[str, ModelProfile]) -> dict[str, float]:
+    """Latencies by profiles, over those in the plan, at the planned batch, by pool.
+
+    Of the stages of a pool the ratio that is furthest from 1. Stages whose batches were not
+    measured count for nothing; a pool may have none that were.
+    """
+    found: dict[str, float] = {}
+    for model, pipeline, stage, pool in plan.placed_stages():
+        batch = stage.batch or pipeline.batch
+        measured = _profiled(plan, stage, batch, profiles[model.name])
+        if measured is not None:
+            latency_us, factor = measured
+            ratio = latency_us[batch - 1] * factor / stage.latency_us_by_batch[batch - 1]
+            found[pool.name] = max(found.get(pool.name, 1.0), ratio, key=lambda one: abs(one - 1))
+    return found
+
+
+def _profiled(
+    plan: Plan, stage: Stage, batch: int, profile: ModelProfile
+) -> tuple[list[int], float] | None:
+    """Latencies of a stage alone, of batches of 1, 2, ..., and the factor of its neighbours.
+
+    None if batches were not measured.
+    """
     pool = plan.pool_of(stage)
     # In turns, and where parts differ, neighbours count by the factor; else they were busy copies.
     unequal = not plan.cluster.gpu_class(pool.gpu_class).vgpu_divisors
     alone = unequal or stage.duty_cycle_us is not None
     measured = profile.table(pool.gpu_class, pool.share, SOLO if alone else LOADED)
-    if measured is None or measured.largest < max(batch, len(stage.latency_us_by_batch)):
-        share = share_text(pool.share)
-        yield f"batch {batch} was not measured on {share} of {pool.gpu_class}"
-        return
+    batches = len(stage.latency_us_by_batch)
+    if measured is None or measured.largest < max(batch, batches):
+        return None
     factor = 1.0
     if pool.interference is not None:
         at = plan.stages_of(plan.pools.index(pool)).index(stage)
         factor = pool.interference.seats[at].factor
     first, last = stage.blocks
-    for b, stated in enumerate(stage.latency_us_by_batch, start=1):
-        blocks_us = measured.latency_us[first:last, b - 1]
-        profiled = math.ceil(math.fsum(float(v) for v in blocks_us) - 1e-6)
+    sums = (math.fsum(map(float, measured.latency_us[first:last, b])) for b in range(batches))
+    return [math.ceil(latency_us - 1e-6) for latency_us in sums], factor
+
+
+def _against_profile(plan: Plan, stage: Stage, batch: int, profile: ModelProfile) -> Iterator[str]:
+    measured = _profiled(plan, stage, batch, profile)
+    if measured is None:
+        pool = plan.pool_of(stage)
+        share = share_text(pool.share)
+        yield f"batch {batch} was not measured on {share} of {pool.gpu_class}"
+        return
+    latency_us, factor = measured
+    last = stage.blocks[1]
+    for b, (stated, profiled) in enumerate(
+        zip(stage.latency_us_by_batch, latency_us, strict=True), start=1
+    ):
         if stated != math.ceil(profiled * factor - 1e-6):
             times = "" if factor == 1 else f" times {factor:.6g}"
             yield f"latency at batch {b} is {stated} µs, profiled {profiled} µs{times}"

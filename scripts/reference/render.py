@@ -1,20 +1,23 @@
-"""Render the generated pages of `docs/reference/`, or check the committed ones."""
+"""Render the generated pages of `docs/reference/` and the Grafana dashboard, or check them."""
 
 import argparse
 import sys
 from pathlib import Path
 
 from scripts.reference.command_line import command_pages
+from scripts.reference.dashboard import dashboard
 from scripts.reference.forms import form_pages
 from scripts.reference.registries import registry_pages
 from scripts.reference.warehouse_tables import warehouse_page
 
 FOLDER = Path(__file__).parents[2] / "docs" / "reference"
+DASHBOARD = "../../flows/reporting/grafana/poolpipe.json"
 
 
 def pages() -> dict[str, str]:
     """Text of every generated file by its path below `docs/reference/`."""
-    return command_pages() | form_pages() | registry_pages() | warehouse_page()
+    pages = command_pages() | form_pages() | registry_pages() | warehouse_page()
+    return pages | {DASHBOARD: dashboard()}
 
 
 def outdated(folder: Path, wanted: dict[str, str]) -> list[str]:

@@ -249,6 +249,12 @@ def _checked_file(cache: Any) -> Any:
     return IndexDataCacheFile(cache.cache_path, name, f"checked {own._source_stamp}")  # noqa: SLF001 - as above
 
 
+def _is_integers(value: object) -> bool:
+    return isinstance(value, tuple) and all(
+        isinstance(one, int) for one in cast("tuple[object, ...]", value)
+    )
+
+
 def _imported(names: dict[str, Any]) -> frozenset[str]:
     """Dependencies of the kernels, constants and types among a module's globals."""
     found: set[str] = set()
@@ -261,7 +267,7 @@ def _imported(names: dict[str, Any]) -> frozenset[str]:
         for used in values:
             if isinstance(used, Dispatcher):
                 found |= _sources.get(used, frozenset())
-        if isinstance(value, int | types.Type):
+        if isinstance(value, int | types.Type) or _is_integers(value):
             found.add(f"{name} = {value}")
         if isinstance(value, type) and hasattr(value, "_fields"):
             found.add(f"{name} = {value._fields}")

@@ -50,6 +50,7 @@ from triton_backend.scheduler.tables import (
     TOO_LARGE,
     Tables,
     add_decision,
+    count_time,
     jobs_of,
 )
 from triton_backend.scheduler.topology import pipelines_of
@@ -228,6 +229,8 @@ def end_tasks(tables: Tables, batch: int) -> None:
             _leave_job(tables, request)
             if job["state"] == LIVE and part["skipped"] == NONE:
                 module = known.modules[job["first_module"] + task[TASK_MODULE]]
+                took_us = tables.counts[0]["now_us"] - tables.requests[request]["arrival_us"]
+                count_time(module, took_us)
                 for e in range(module["first_edge"], module["end_edge"]):
                     given = task[TASK_EMITTED + e - module["first_edge"]]
                     if given == NONE:

@@ -22,6 +22,7 @@ from triton_backend.scheduler.tables import (
     WORKER_LOST,
     Tables,
     add_decision,
+    count_time,
     interval_of,
 )
 from triton_backend.scheduler.timeline import release
@@ -163,6 +164,8 @@ def make_batch(tables: Tables, first: int, pipeline: int) -> int:
     batch["dispatch_us"] = counts["now_us"]
     batch["requests"] = 0
     batch["first"] = batch["last"] = NONE
+    head = tables.requests[first]
+    count_time(tables.queues[head["queue"]], counts["now_us"] - head["arrival_us"])
     left = batch["samples"]
     request = first
     while left > 0:

@@ -50,7 +50,7 @@ from triton_backend.contract.events import (
 )
 from triton_backend.contract.plan import Plan
 from triton_backend.contract.transition import inherited_vgpus
-from triton_backend.scheduler.compiled import NONE
+from triton_backend.scheduler.compiled import NONE, Records
 from triton_backend.scheduler.handover import check_inherited, first_numbering, hand_over
 from triton_backend.scheduler.invariants import check_invariants
 from triton_backend.scheduler.kernel_api import (
@@ -135,6 +135,32 @@ class _Prepared(NamedTuple):
     after: Plan
     topology: Topology
     inherited: tuple[tuple[int, int], ...]
+
+
+class Counted(NamedTuple):
+    """Times by bucket of `TIME_BOUNDS_US` and above: how many, and their sums in µs."""
+
+    counts: list[int]
+    sums_us: list[int]
+
+
+class Times(NamedTuple):
+    """Times counted by the kernels.
+
+    Attributes:
+        waits: of batches by model, from the first request's arrival to the dispatch.
+        modules: of tasks by application and module, from their rows' being there to the end.
+    """
+
+    waits: dict[str, Counted]
+    modules: dict[tuple[str, str], Counted]
+
+
+def _taken(rows: Records) -> Counted:
+    """The times counted in some rows of tables, which are 0 then."""
+    found = Counted(rows["times"].sum(axis=0).tolist(), rows["times_us"].sum(axis=0).tolist())
+    rows["times"] = rows["times_us"] = 0
+    return found
 
 
 class Scheduler:
@@ -276,6 +302,24 @@ class Scheduler:
         """Requests that wait, per model of the plan."""
         waiting = self._tables.queues["requests"].tolist()
         return tuple(sum(waiting[q.start : q.stop]) for q in self._queues)
+
+    def take_times(self) -> Times:
+        """Times counted since the last call, and none of those again; a change of plan loses them.
+
+        By bucket of `TIME_BOUNDS_US`; those of entries of one model together.
+        """
+        queues, modules = self._tables.queues, unpack(self._tables.job_memory).modules
+        waits = {
+            model.name: _taken(queues[own.start : own.stop])
+            for model, own in zip(self._plan.models, self._queues, strict=True)
+        }
+        names = [
+            (one.name, module.name)
+            for one in self._plan.applications
+            for module in one.application.modules
+        ]
+        ran = {name: _taken(modules[row : row + 1]) for row, name in enumerate(names)}
+        return Times(waits, ran)
 
     def check_invariants(self) -> None:
         """Check that the tables do not contradict themselves.

@@ -39,7 +39,8 @@ from numba.extending import type_callable
 from numba.np.arrayobj import populate_array
 
 from triton_backend.contract.decisions import DropReason
-from triton_backend.scheduler.compiled import FAR, NONE, Integers, Records, inlined
+from triton_backend.contract.units import TIME_BOUNDS_US
+from triton_backend.scheduler.compiled import FAR, NONE, Integers, Record, Records, inlined
 from triton_backend.scheduler.topology import (
     EDGE,
     MODULE,
@@ -49,6 +50,7 @@ from triton_backend.scheduler.topology import (
     QUEUE_PLAN,
     RATE_SHIFT,
     STAGE,
+    TIMES,
     Lead,
     Topology,
     block_count,
@@ -171,6 +173,7 @@ QUEUE = np.dtype(
             "touched",  # 1 where it was given requests, or lost some, since it was settled
         )
     ]
+    + TIMES  # of its batches, from the first request's arrival to the dispatch
 )
 # States of a job.
 LIVE = 0
@@ -562,6 +565,16 @@ def lacks_slots(tables: Tables) -> bool:
 def interval_of(tables: Tables, batch: int, stage: int, kind: int) -> int:
     """Number of the interval that a batch slot reserves at a stage, see the head of this file."""
     return (batch * tables.offers.shape[1] + stage) * KINDS + kind
+
+
+@inlined
+def count_time(row: Record, took_us: int) -> None:
+    """Count a time in a row that has `TIMES`."""
+    bucket = 0
+    while bucket < len(TIME_BOUNDS_US) and TIME_BOUNDS_US[bucket] < took_us:
+        bucket += 1
+    row["times"][bucket] += 1
+    row["times_us"][bucket] += took_us
 
 
 @inlined

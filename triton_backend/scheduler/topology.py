@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 from triton_backend.contract.errors import InputError
 from triton_backend.contract.plan import Pipeline, Plan, Stage, VGpu
 from triton_backend.contract.tensors import total_bytes_per_sample
-from triton_backend.contract.units import US_PER_S, transfer_us
+from triton_backend.contract.units import TIME_BOUNDS_US, US_PER_S, transfer_us
 from triton_backend.scheduler.compiled import FAR, NONE, Integers, Records, inlined
 
 Nic = Literal["shared", "isolated"]
@@ -190,6 +190,9 @@ VGPU = np.dtype(
     ]
 )
 
+# Times by bucket of `TIME_BOUNDS_US`, and their sums in µs; the last bucket lies above all bounds.
+# For the shell, which reads them now and then: nothing is decided by them.
+TIMES = [(name, np.int64, (len(TIME_BOUNDS_US) + 1,)) for name in ("times", "times_us")]
 MODULE = np.dtype(
     [
         (name, np.int64)
@@ -211,6 +214,7 @@ MODULE = np.dtype(
             "slo_us",
         )
     ]
+    + TIMES  # of its tasks, from their rows' being there to the end
 )
 EDGE = np.dtype(
     [
@@ -659,6 +663,7 @@ def module_rows(plan: Plan, topology: Topology) -> Records:
                 planned.tails_us[module.name],
                 0,
                 application.slo_us,
+                *(0 for _ in TIMES),
             )
             edge += children
             row += 1

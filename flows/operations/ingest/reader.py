@@ -16,6 +16,7 @@ from pathlib import Path
 from flows.clock import now_utc
 from flows.operations.ingest.aggregator import KINDS, Header
 from flows.operations.ingest.cursor import Position, from_text, to_text
+from flows.operations.ingest.newest_profiles import note_newest_profiles
 from flows.workspace import Workspace
 from triton_backend.contract.errors import InputError
 from triton_backend.contract.plan import Plan
@@ -46,6 +47,8 @@ class Ingested:
 def ingest(work: Workspace, folder: Path | None = None) -> Ingested:
     """Read what is new in the event files of a serve folder (this project's by default).
 
+    For a system that runs there it notes how the newest profiles compare with its plan.
+
     Raises:
         InputError: the warehouse cannot be written.
     """
@@ -54,6 +57,7 @@ def ingest(work: Workspace, folder: Path | None = None) -> Ingested:
     total = Ingested()
     for number, (start, files) in enumerate(found, 1):
         total += _Life(work, folder, start).read(files, ended=number < len(found))
+    note_newest_profiles(work, folder)
     return total
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from flows.planning import PlanOptions, make_plan
-from flows.planning.verify import verify_plan
+from flows.planning.verify import profiled_ratios, verify_plan
 from tests.fakes.plans import hand_model, hand_pipeline, hand_plan, hand_stage
 from tests.fakes.unequal_shares import example
 from tests.flows.planning.small import cluster, profile, workload
@@ -149,6 +149,21 @@ def test_latencies_and_bytes_are_compared_with_the_profiles() -> None:
     other = {"net": profile(fast_us=(1000, 1001, 1000), boundary_bytes=(1000, 2000))}
     found = verify_plan(planned(), other)
     assert any(text.endswith("profiled 3001 µs") for text in found)
+
+
+def test_a_pool_has_the_ratio_to_its_profile_that_is_furthest_from_one() -> None:
+    plan = planned()
+    assert profiled_ratios(plan, PROFILES) == {pool.name: 1.0 for pool in plan.pools}
+    slow = {"net": profile(slowdown=6.0)}
+    assert profiled_ratios(plan, slow) == {
+        pool.name: 2.0 if pool.gpu_class == "slow" else 1.0 for pool in plan.pools
+    }
+    tables = {key: table for key, table in profile().tables.items() if key.gpu_class == "slow"}
+    unmeasured = replace(profile(), tables=tables)
+    assert {pool.gpu_class for pool in plan.pools} == {"fast", "slow"}
+    assert set(profiled_ratios(plan, {"net": unmeasured})) == {
+        pool.name for pool in plan.pools if pool.gpu_class == "slow"
+    }
 
 
 def test_batches_that_a_table_has_beyond_the_profile_are_found() -> None:

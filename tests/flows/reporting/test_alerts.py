@@ -10,16 +10,10 @@ import promql_parser
 import pytest
 import yaml
 
-import flows.reporting
-from tests.flows.reporting.test_grafana import PUBLISHED
+from tests.flows.reporting.test_grafana import PUBLISHED, RECORDED, RULES
 from tests.repository.files import ROOT
 from triton_backend.serving.server.metrics import METRICS
 
-PATH = Path(flows.reporting.__file__).parent / "alerts" / "poolpipe.rules.yaml"
-RULES: list[dict[str, Any]] = [
-    rule for group in yaml.safe_load(PATH.read_text())["groups"] for rule in group["rules"]
-]
-RECORDED = {rule["record"] for rule in RULES if "record" in rule}
 ALERTS = {rule["alert"]: rule for rule in RULES if "alert" in rule}
 TRIED = Path(__file__).with_name("alerts.promtool.yaml")
 SELECTOR = re.compile(r"\bpoolpipe[:_][\w:]+")

@@ -99,6 +99,28 @@ def test_a_chain_runs_module_after_module_and_is_done() -> None:
     assert len({task.request_id for task in ready}) == 3
 
 
+def test_a_module_takes_as_long_as_its_rows_are_there() -> None:
+    app = shell(hand_module("a", "m0"), hand_module("b", "m1", "a"))
+    for job in range(4):
+        app.arrive(0, job, 100 * MS)
+    for number in range(4):  # a client's batch keeps the GPU of the second module till 12 ms
+        app.request(5 * MS, 10 + number, 1, 100 * MS)
+    app.run()
+    assert set(app.outcomes().values()) == {"done"}
+    times = app.scheduler.take_times()
+    assert [(name, sum(of.counts), sum(of.sums_us)) for name, of in times.modules.items()] == [
+        (("app", "a"), 4, 4 * 7 * MS),
+        (("app", "b"), 4, 4 * 12 * MS),
+    ]
+    assert [(sum(of.counts), sum(of.sums_us)) for of in times.waits.values()] == [
+        (1, 0),
+        (2, 0),
+        (0, 0),
+        (0, 0),
+    ]
+    assert sum(app.scheduler.take_times().modules["app", "b"].counts) == 0
+
+
 def test_time_that_a_module_saves_is_there_for_the_next() -> None:
     # budgets are a third each, 33 ms; a batch of one that waits for more is sent at its last moment
     app = shell(hand_module("a", "m0"), hand_module("b", "m1", "a"), hand_module("c", "m2", "b"))

@@ -1,5 +1,7 @@
 """The scheduler as a shell sees it: events in, decisions out."""
 
+from dataclasses import replace
+
 import pytest
 
 from tests.fakes.arrivals import SLO_US, arrival, arrive
@@ -16,6 +18,7 @@ from triton_backend.contract.events import (
     Arrival,
     Cancel,
     Pause,
+    PlanChanged,
     Resume,
     StageDone,
     Timer,
@@ -23,7 +26,8 @@ from triton_backend.contract.events import (
     WorkerBack,
     WorkerLost,
 )
-from triton_backend.scheduler.scheduler import Scheduler
+from triton_backend.contract.units import TIME_BOUNDS_US
+from triton_backend.scheduler.scheduler import Counted, Scheduler
 
 
 def test_a_full_batch_is_dispatched_at_once_along_its_reserved_path(scheduler: Scheduler) -> None:
@@ -180,3 +184,28 @@ def test_a_timer_that_comes_when_no_batch_slot_is_free_is_not_forgotten() -> Non
     decided = scheduler.handle(Timer(now_us=timer.at_us))
     assert [d.request_ids for d in decided if isinstance(d, Dispatch)] == [(0,)]
     scheduler.check_invariants()
+
+
+def by_bound(times: Counted) -> dict[int | None, tuple[int, int]]:
+    """Count and sum of every bucket that has any, by its upper bound."""
+    bounds = (*TIME_BOUNDS_US, None)
+    found = zip(bounds, times.counts, times.sums_us, strict=True)
+    return {bound: (count, total) for bound, count, total in found if count}
+
+
+def test_a_batch_has_waited_since_its_first_request_came(scheduler: Scheduler) -> None:
+    (name,) = (model.name for model in scheduler.plan.models)
+    assert by_bound(scheduler.take_times().waits[name]) == {}
+    arrive(scheduler, 1, now_us=0)
+    arrive(scheduler, 3, now_us=700, first=1)
+    arrive(scheduler, 4, now_us=701, first=4)
+    arrive(scheduler, 2, now_us=800, first=8)
+    arrive(scheduler, 2, now_us=1_600, first=10)
+    found = {700: (1, 700), 200: (1, 0), 1_000: (1, 800)}
+    assert by_bound(scheduler.take_times().waits[name]) == found
+    assert by_bound(scheduler.take_times().waits[name]) == {}
+    arrive(scheduler, 1, now_us=2_000, first=20)
+    changed = replace(scheduler.plan, plan_id="other")
+    scheduler.handle(PlanChanged(now_us=2_000, plan=changed))
+    arrive(scheduler, 3, now_us=50_000, first=21)
+    assert by_bound(scheduler.take_times().waits[name]) == {50_000: (1, 48_000)}

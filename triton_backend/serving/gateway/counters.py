@@ -3,11 +3,14 @@
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from triton_backend.contract.decisions import DropReason
 from triton_backend.contract.plan import Plan, StagePlace, StageRow
 from triton_backend.serving.buckets import Buckets
+
+if TYPE_CHECKING:  # fronts publish too, and need no scheduler and its compiler
+    from triton_backend.scheduler.scheduler import Times
 
 
 class StageLabels(NamedTuple):
@@ -93,6 +96,8 @@ class GatewayCounters:
         entries: requests offered by model and entry.
         module_rows: rows that a module was to run, by application and module.
         module_drops: jobs that were dropped, or went on without it, for the sake of a module.
+        waits: of batches by model, from the first request's arrival to the dispatch.
+        module_times: of tasks by application and module, from their rows' being there to the end.
     """
 
     offered: Counter[str] = field(default_factory=Counter[str])
@@ -107,6 +112,10 @@ class GatewayCounters:
     entries: Counter[tuple[str, str]] = field(default_factory=Counter[tuple[str, str]])
     module_rows: Counter[tuple[str, str]] = field(default_factory=Counter[tuple[str, str]])
     module_drops: Counter[tuple[str, str]] = field(default_factory=Counter[tuple[str, str]])
+    waits: dict[str, Buckets] = field(default_factory=dict[str, Buckets])
+    module_times: dict[tuple[str, str], Buckets] = field(
+        default_factory=dict[tuple[str, str], Buckets]
+    )
     batches_failed: int = 0
     batches_lost: int = 0
     jobs_begun_anew: int = 0
@@ -137,6 +146,16 @@ class GatewayCounters:
         entries = {(m.name, e.name) for served in plans for m in served.models for e in m.entries}
         for gone in self.entries.keys() - entries:
             del self.entries[gone]
+        names = {model.name for served in plans for model in served.models}
+        self.waits = {name: self.waits.get(name) or Buckets.of_times() for name in names}
+        modules = {
+            (one.name, module.name)
+            for served in plans
+            for one in served.applications
+            for module in one.application.modules
+        }
+        times = self.module_times
+        self.module_times = {name: times.get(name) or Buckets.of_times() for name in modules}
         self._former_runs = self._runs
         self._runs = {
             row.place: StageRuns(self._uses[one], _planned_us(plan, row, time_stretch))
@@ -148,6 +167,13 @@ class GatewayCounters:
         """Count the runs noted so far."""
         for runs in (*self._former_runs.values(), *self._runs.values()):
             runs.count()
+
+    def took(self, times: "Times") -> None:
+        """Count what the core counted of the plan served last."""
+        for name, counted in times.waits.items():
+            self.waits[name].add(*counted)
+        for module, counted in times.modules.items():
+            self.module_times[module].add(*counted)
 
     def dropped_for(self, model: str, reason: DropReason) -> None:
         """A request of a model is not served."""

@@ -550,6 +550,10 @@ class Gateway:
             "counters": self.counters.to_dict(),
         }
 
+    def count_times(self) -> None:
+        """Take what the core counted into the counters."""
+        self.counters.took(self._core.take_times())
+
     def link_busy_us(self) -> dict[tuple[str, str], int]:
         """Time in which links of the plan served carried anything, by node and direction."""
         return {
@@ -1421,6 +1425,7 @@ class Gateway:
         served.slots.share(former.slots, inherited)
         self._former[former.deployment.generation] = former
         self._former_link_busy_us = self.link_busy_us()
+        self.count_times()  # the core forgets them with the plan
         served.number = self._core.plan_number + 1
         stretch = deployment.settings.time_stretch
         served.runs = self.counters.serve(deployment.plan, stretch)

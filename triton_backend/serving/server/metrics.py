@@ -20,9 +20,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from triton_backend.contract.decisions import DropReason
 from triton_backend.contract.units import US_PER_S
 from triton_backend.serve_folder.files import write_whole
+from triton_backend.serve_folder.newest_profiles import read_ratios
 from triton_backend.serve_folder.repository import STANDBY_MODEL
 from triton_backend.serve_folder.state import keeper_runs, read_state_file
 from triton_backend.serving.buckets import Buckets
+from triton_backend.serving.deployment import Deployment
 from triton_backend.serving.front.counters import FrontCounters
 from triton_backend.serving.gateway.counters import StageLabels
 from triton_backend.serving.gateway.rollout import State
@@ -102,6 +104,11 @@ METRICS: Mapping[str, MetricFamily] = {
         "counter", "Frames refused, with their connections", ("peer",)
     ),
     "poolpipe_queue_requests": MetricFamily("gauge", "Requests waiting in the scheduler", _MODEL),
+    "poolpipe_queue_wait_seconds": MetricFamily(
+        "histogram",
+        "Batches by the waiting time of their first request, from its arrival to the dispatch",
+        _MODEL,
+    ),
     "poolpipe_in_flight_batches": MetricFamily("gauge", "Batches dispatched and not ended"),
     "poolpipe_batches_total": MetricFamily("counter", "Batches dispatched", _MODEL),
     "poolpipe_batch_samples_total": MetricFamily(
@@ -143,6 +150,11 @@ METRICS: Mapping[str, MetricFamily] = {
         "Jobs dropped, or continued without an optional module, by module",
         ("application", "module"),
     ),
+    "poolpipe_module_seconds": MetricFamily(
+        "histogram",
+        "Tasks of modules by time, from their rows' being there to their end",
+        ("application", "module"),
+    ),
     "poolpipe_stage_runs_total": MetricFamily(
         "counter", "Batches run at a stage", StageLabels._fields
     ),
@@ -168,6 +180,11 @@ METRICS: Mapping[str, MetricFamily] = {
     ),
     "poolpipe_pool_bad_fraction": MetricFamily(
         "gauge", "Share of a pool's requests of the last minute not answered in time", _POOL
+    ),
+    "poolpipe_pool_profile_ratio": MetricFamily(
+        "gauge",
+        "Latencies of the newest profiles over those in the plan, as of the last `poolpipe ingest`",
+        _POOL,
     ),
     "poolpipe_advised_gpus": MetricFamily("gauge", "GPUs that a pool should have", _POOL),
     "poolpipe_workers_lost_total": MetricFamily("counter", "Workers lost"),
@@ -378,6 +395,7 @@ def front_values(
 def gateway_values(gateway: "Gateway", now_us: int) -> Values:
     """Queues, batches, pools and the plan of the scheduler."""
     counters, deployment = gateway.counters, gateway.deployment
+    gateway.count_times()
     status = gateway.status()
     values: Values = {
         ("poolpipe_in_flight_batches", ()): gateway.in_flight,
@@ -421,10 +439,15 @@ def gateway_values(gateway: "Gateway", now_us: int) -> Values:
 
 
 def _resource_values(gateway: "Gateway", now_us: int) -> Values:
-    """Stages, links and pools."""
+    """Queues, modules, stages, links and pools."""
     values: Values = {}
+    for model, waits in gateway.counters.waits.items():
+        values["poolpipe_queue_wait_seconds", (("model", model),)] = Histogram.of(waits)
+    for (application, module), times in gateway.counters.module_times.items():
+        labels: Labels = (("application", application), ("module", module))
+        values["poolpipe_module_seconds", labels] = Histogram.of(times)
     for stage, use in gateway.counters.stages.items():
-        labels: Labels = tuple((name, str(value)) for name, value in stage._asdict().items())
+        labels = tuple((name, str(value)) for name, value in stage._asdict().items())
         values["poolpipe_stage_runs_total", labels] = use.runs
         values["poolpipe_stage_busy_seconds_total", labels] = use.busy_us / US_PER_S
         values["poolpipe_stage_planned_seconds_total", labels] = use.planned_us / US_PER_S
@@ -453,7 +476,7 @@ def scheduler_values(service: "SchedulerService", name: str, folder: Path, now_u
     if not service.is_active:
         return values
     own_values: Values = service.call(lambda: gateway_values(service.gateway, now_us))
-    more = own_values | keeper_values(folder)
+    more = own_values | keeper_values(folder) | profile_values(folder, service.gateway.deployment)
     standby = service.place()["standby"]
     if standby != "off":
         more["poolpipe_standby_ready", ()] = float(standby == "ready")
@@ -464,6 +487,19 @@ def scheduler_values(service: "SchedulerService", name: str, folder: Path, now_u
 def node_values(status: Mapping[str, Any]) -> Values:
     """Restarts of a node's workers."""
     return {("poolpipe_worker_restarts_total", (("node", status["node"]),)): status["restarts"]}
+
+
+def profile_values(folder: Path, deployment: Deployment) -> Values:
+    """The newest profiles against the plan in force, by pool; nothing where none were noted."""
+    ratios = read_ratios(folder, deployment.plan.plan_id)
+    return {
+        (
+            "poolpipe_pool_profile_ratio",
+            (("pool", pool.name), ("gpu_class", pool.gpu_class)),
+        ): ratios[pool.name]
+        for pool in deployment.plan.pools
+        if pool.name in ratios
+    }
 
 
 def keeper_values(folder: Path) -> Values:

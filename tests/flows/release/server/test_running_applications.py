@@ -261,6 +261,7 @@ def test_metrics_tell_modules_apart_and_what_passes_the_front(
             for pattern in (
                 r'poolpipe_front_bytes_total\{direction="in",model="diamond"',
                 r'poolpipe_module_rows_total\{application="crops",module="classify"',
+                r'poolpipe_module_seconds_count\{application="crops",module="classify".*\} [1-9]',
                 r"poolpipe_jobs(\{.*\})? 0",
                 r"poolpipe_retained_output_slots(\{.*\})? 0",
             )

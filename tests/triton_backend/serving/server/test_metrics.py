@@ -33,8 +33,10 @@ from tests.triton_backend.serving.small_plans import BATCH, model, on_gpus, plan
 from tests.triton_backend.serving.system import deploy, wait_for
 from triton_backend.contract.decisions import DropReason
 from triton_backend.serve_folder.endpoints import Endpoints
+from triton_backend.serve_folder.newest_profiles import write_ratios
 from triton_backend.serve_folder.repository import render_repository
 from triton_backend.serve_folder.settings import ServeOptions
+from triton_backend.serving.buckets import Buckets
 from triton_backend.serving.front.counters import FrontCounters, latency_bounds_s
 from triton_backend.serving.gateway.state import WorkerAddress
 from triton_backend.serving.server.metrics import (
@@ -45,6 +47,7 @@ from triton_backend.serving.server.metrics import (
     front_values,
     gateway_values,
     node_values,
+    profile_values,
 )
 from triton_backend.serving.transport.wire import TimesBody
 
@@ -267,7 +270,7 @@ def test_pools_of_two_pipelines_are_told_apart(tmp_path: Path) -> None:
     assert [values[f"poolpipe_{name}", slow] for name in names] == [2, 1.0, 0.0, 2.0]
 
 
-def test_runs_of_a_stage_and_what_its_links_carried_outlive_a_change_of_plan(
+def test_runs_waits_and_what_links_carried_outlive_a_change_of_plan(
     tmp_path: Path,
 ) -> None:
     """Batches of the plan before are counted as that plan expects them."""
@@ -275,8 +278,9 @@ def test_runs_of_a_stage_and_what_its_links_carried_outlive_a_change_of_plan(
     gateway = serving(first)
 
     def run(now_us: int, took_us: int) -> None:
-        """A full batch and one that its plan calls 5 ms long; the move lasts 1 ms."""
-        arrive(gateway, *range(now_us, now_us + BATCH), now_us=now_us)
+        """A full batch, whose first request came 6 ms before the others; the move lasts 1 ms."""
+        arrive(gateway, now_us, now_us=now_us - 6_000)
+        arrive(gateway, *range(now_us + 1, now_us + BATCH), now_us=now_us)
         ((batch, body),) = dispatches(gateway.frames())
         here, there = (hop.vgpu for hop in body.hops)
         end_us = now_us + took_us
@@ -300,6 +304,12 @@ def test_runs_of_a_stage_and_what_its_links_carried_outlive_a_change_of_plan(
         assert isinstance(planned, float)
         return sum(times.counts), round(sum(times.sums), 6), planned
 
+    def waited() -> tuple[int, float]:
+        values = gateway_values(gateway, 10_000_000)
+        waits = values["poolpipe_queue_wait_seconds", (("model", "pair"),)]
+        assert isinstance(waits, Histogram)
+        return sum(waits.counts), sum(waits.sums)
+
     def carried() -> dict[tuple[str, ...], float | Histogram]:
         return {
             tuple(of for _, of in labels): value
@@ -308,6 +318,7 @@ def test_runs_of_a_stage_and_what_its_links_carried_outlive_a_change_of_plan(
         }
 
     assert carried() == {}
+    assert waited() == (0, 0)
     run(1_000_000, 15_000)
     assert found(0) == found(1) == (1, 0.015, 0.01)
     assert carried() == {("FAST", "up"): 0.001, ("SLOW", "down"): 0.001}
@@ -321,6 +332,7 @@ def test_runs_of_a_stage_and_what_its_links_carried_outlive_a_change_of_plan(
     gateway.swap(2_000_000)
     gateway.frames()
     run(3_000_000, 3_000)
+    assert waited() == (2, 0.012)
     assert found(0) == found(1) == (2, 0.018, 0.012)
     assert carried() == {("FAST", "up"): 0.002, ("SLOW", "down"): 0.002}
 
@@ -362,9 +374,14 @@ def test_values_have_the_labels_that_are_documented(tmp_path: Path) -> None:
     gateway.link_busy_us = lambda: {("FAST", "up"): 1_000}
     gateway.counters.shared_batches["pair"] += 1
     gateway.counters.module_rows["app", "cars"] += 1
+    gateway.counters.module_times["app", "cars"] = Buckets.of_times()
     values = gateway_values(gateway, 1_000_000) | front_values("pair", counters, 0, (1, 1))
     values |= node_values({"node": "n", "restarts": 0})
     found = {name: tuple(label for label, _ in labels) for name, labels in values}
+    write_ratios(tmp_path, deployment.plan.plan_id, {deployment.plan.pools[0].name: 1.25})
+    noted = profile_values(tmp_path, deployment)
+    assert list(noted.values()) == [1.25]
+    found |= {name: tuple(label for label, _ in labels) for name, labels in noted}
     assert found == {name: METRICS[name].labels for name in found}
     assert len(found) > 30
 
@@ -417,6 +434,7 @@ def test_every_metric_is_well_formed_and_late_binding_tells_its_batches(
             wait_for(lambda given=given: is_served(client, given))
     wait_for(lambda: 'poolpipe_latency_seconds_count{model="bare"} 5' in page(state))
     wait_for(lambda: "poolpipe_keeper_up 1" in page(state))
+    wait_for(lambda: 'poolpipe_queue_wait_seconds_count{model="bare"} 5' in page(state))
     text = page(state)
     found = samples(text)
     latency = found["histogram poolpipe_latency_seconds"]
@@ -424,7 +442,7 @@ def test_every_metric_is_well_formed_and_late_binding_tells_its_batches(
     (total,) = (s.value for s in latency if s.name.endswith("_sum"))
     assert buckets == sorted(buckets)
     assert (buckets[-1], 0 < total < 5 * 2) == (5, True)  # two seconds were allowed
-    for name in ("batch_size", "deferred_seconds"):
+    for name in ("batch_size", "deferred_seconds", "queue_wait_seconds", "stage_seconds"):
         batches = {s.name: s.value for s in found[f"histogram poolpipe_{name}"]}
         assert batches[f"poolpipe_{name}_count"] == 5
     (only,) = found["gauge poolpipe_advised_gpus"]
