@@ -269,10 +269,10 @@ ROWS: Sequence[tuple[int, Sequence[Panel]]] = (
                 {
                     "{{model}}": _mean("poolpipe_batch_samples_total", "poolpipe_batches_total"),
                     "{{model}}, shared batches": _mean(
-                        "poolpipe_ride_samples_total", "poolpipe_rides_total"
+                        "poolpipe_shared_batch_samples_total", "poolpipe_shared_batches_total"
                     ),
                     "{{model}}, entries in a shared batch": _mean(
-                        "poolpipe_ride_entries_total", "poolpipe_rides_total"
+                        "poolpipe_shared_batch_entries_total", "poolpipe_shared_batches_total"
                     ),
                 },
             ),
