@@ -23,7 +23,7 @@ from tests.repository.files import ROOT
 from triton_backend.serving.server.command import lay_out_backends, wheel_folder
 
 SERVER_ROOT = Path("/opt/tritonserver")
-PACKAGES = ("jinja2", "numba", "numpy", "onnxruntime")  # what the example Dockerfile installs
+PACKAGES = ("jinja2", "numba", "numpy", "onnxruntime")  # as the example Dockerfile installs
 OWN = ("triton_backend", "model_repo_templates")
 TOOLS = ["bash", "cat", "chmod", "chown", "cp", "dirname", "env", "ln", "ls", "mkdir", "rm"]
 UNUSED = {"site-packages", "dist-packages", "test", "idlelib", "tkinter", "ensurepip", "lib2to3"}

@@ -139,7 +139,7 @@ def pods(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Pod]]:
 
 
 def workers_up(gateway: Pod) -> int:
-    """How many workers the scheduler counts; asked as one who has the secret."""
+    """The number of workers that the scheduler counts, asked with the token."""
     fields = {"http_address": gateway.address, "ports": {"http": 8000}}
     state = ServerState({**fields, "token": TOKEN, "token_header": TOKEN_HEADER})
     with contextlib.suppress(ServerError):
