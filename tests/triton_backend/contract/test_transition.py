@@ -22,7 +22,13 @@ from triton_backend.contract.cluster import NodeGroup
 from triton_backend.contract.errors import InputError
 from triton_backend.contract.plan import PlacementRun, Plan, StageMemory
 from triton_backend.contract.tensors import TensorSpec
-from triton_backend.contract.transition import Inherited, inherited_vgpus, steps, transition
+from triton_backend.contract.transition import (
+    Inherited,
+    inherited_vgpus,
+    slot_needs,
+    steps,
+    transition,
+)
 
 GIB = 1 << 30
 ROOM_GIB = 8
@@ -45,6 +51,14 @@ def test_memory_that_others_hold_is_no_room_for_old_and_new() -> None:
     change = transition(replace(one, cluster=held), replace(two, cluster=held))
     assert not change.fits
     assert {gpu.memory_gib for gpu in change.gpus} == {ROOM_GIB - 2.0}
+
+
+@pytest.mark.parametrize(("latency_us", "slots"), [(10_000, 14), (1_700, 63), (1_600, 64)])
+def test_a_worker_has_slots_for_all_runs_in_an_slo_and_four_more_up_to_sixty_four(
+    latency_us: int, slots: int
+) -> None:
+    (needs,) = slot_needs(make_plan([[Own(latency_us=(latency_us,))]], slo_us=100_000))
+    assert needs.slots == slots
 
 
 def full_gpus(where: Mapping[str, Sequence[int]], gib: Mapping[str, int], *, plan_id: str) -> Plan:

@@ -192,6 +192,14 @@ def test_a_batch_that_waits_for_a_vgpu_grows() -> None:
     assert life.batches[1] == Batch(16, 0, (4, 5), 0)
 
 
+def test_more_requests_than_an_answer_has_rows_for_are_dropped_at_one_instant() -> None:
+    # The vGPU is busy until 16, too late for all that come at 1.
+    arrivals = [*[(0, 0, 90, 1)] * 4, *[(1, 0, 17, 1)] * 300]
+    life = run(shared([RISING], 1, policy="deferred"), arrivals)
+    assert life.drops == [(8, number) for number in range(4, 304)]
+    assert len(life.batches) == 1
+
+
 def test_of_two_queues_the_one_with_the_least_latest_gets_the_free_vgpu() -> None:
     plan = shared([(10,), (10,), (10,)], 1, policy="eager")
     life = run(plan, [(0, 0, 99, 1), (1, 1, 60, 1), (2, 2, 50, 1)])
