@@ -85,6 +85,13 @@ def test_slices_fit_where_they_can_be_placed_without_overlap(card: str) -> None:
             assert fits_card(card, cut) == placed(cut), cut
 
 
+@pytest.mark.parametrize("card", MIG_CARDS)
+def test_every_slice_of_a_card_lies_within_its_eight_eighths_of_memory(card: str) -> None:
+    for one in MIG_CARDS[card].values():
+        assert all(start + one.eighths <= 8 for start in one.starts), one
+    assert MIG_CARDS[card][max(MIG_CARDS[card])].eighths == 8
+
+
 def test_divisions_of_an_a100() -> None:
     assert Mig(card="A100-40GB").cuts == (
         (1, 1, 1, 1, 1, 1, 1),

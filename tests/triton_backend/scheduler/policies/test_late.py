@@ -15,6 +15,7 @@ from triton_backend.contract.decisions import Dispatch, Drop, SetTimer
 from triton_backend.contract.errors import InputError
 from triton_backend.contract.events import (
     Arrival,
+    BatchLost,
     Cancel,
     Pause,
     PlanChanged,
@@ -335,6 +336,14 @@ def test_by_efficiency_the_queue_that_wastes_least_time_goes_first() -> None:
     arrivals = [(0, 0, 99, 1), (1, 0, 50, 1), (2, 1, 99, 1)]
     assert [b.model for b in run(plan, arrivals).batches] == [0, 0, 1]
     assert [b.model for b in run(plan, arrivals, rank=LEAST_WASTE).batches] == [0, 1, 0]
+
+
+def test_requests_of_a_lost_batch_are_candidates_again() -> None:
+    life = Life(shared([RISING], 1, policy="eager"))
+    life.arrive(0, 0, 0, 90)
+    life.arrive(1, 1, 0, 90)
+    life.tell(BatchLost(now_us=2, batch_id=0))
+    assert life.batches == [Batch(0, 0, (0,), 0), Batch(2, 0, (0, 1), 0)]
 
 
 def test_a_cancelled_head_changes_the_window() -> None:
