@@ -1,9 +1,10 @@
 """Prometheus metrics: values are gathered here and published once a second.
 
-Publishing one value through Triton costs 20-30 µs, so nothing is published while a request waits. A
-value is keyed by metric name and labels; a counter is published by what it grew since the last
-time. Triton's histograms take one observation at a time: the answers of a bucket are observed as
-its mean, so that buckets, sum and count are right without a list of all latencies.
+Publishing one value through Triton costs 20-30 µs, so nothing is published while a request waits,
+and after a few values the threads that serve requests have their turn before the next few. A value
+is keyed by metric name and labels; a counter is published by what it grew since the last time.
+Triton's histograms take one observation at a time: the answers of a bucket are observed as its
+mean, so that buckets, sum and count are right without a list of all latencies.
 
 Names are as Prometheus wants them: counters end in `_total`, times are in seconds.
 """
@@ -34,6 +35,7 @@ if TYPE_CHECKING:  # fronts and nodes publish too, and need no scheduler and its
     from triton_backend.serving.gateway.state import Gateway
 
 _LOG = logging.getLogger(__name__)
+VALUES_AT_ONCE = 16
 Labels = tuple[tuple[str, str], ...]
 
 
@@ -222,13 +224,21 @@ class Publisher:
     Args:
         family: makes a family (name, description, kind) whose `Metric(labels)` has `set` for
             gauges and `increment` for counters.
+        pause: called after every `VALUES_AT_ONCE` values.
         noted: a file that says which gauges are published. Those that a process before this one
             left there are 0 with the first values: the bundled server keeps what a process that
             died had set.
     """
 
-    def __init__(self, family: Callable[[str, str, str], Any], noted: Path | None = None) -> None:
+    def __init__(
+        self,
+        family: Callable[[str, str, str], Any],
+        noted: Path | None = None,
+        pause: Callable[[], object] = lambda: None,
+    ) -> None:
         self._family = family
+        self._pause = pause
+        self._values = 0
         self._noted = noted
         self._gauges = frozenset[tuple[str, Labels]]() if noted is None else _read_gauges(noted)
         self._families: dict[str, Any] = {}
@@ -287,6 +297,7 @@ class Publisher:
             else:
                 metric.set(value)
             self._last[key] = value
+            self._published()
 
     def _let_go(self, gone: tuple[str, Labels]) -> None:
         """Refer to a metric no more, and of a gauge to none of its family, nor to the family."""
@@ -311,6 +322,13 @@ class Publisher:
         for mean, times in observed.grown(value):
             for _ in range(times):
                 metric.observe(mean)
+                self._published()
+
+    def _published(self) -> None:
+        """One more value has gone to Triton."""
+        self._values += 1
+        if self._values % VALUES_AT_ONCE == 0:
+            self._pause()
 
     def _metric(self, key: tuple[str, Labels], **more: Any) -> Any:
         if key not in self._metrics:

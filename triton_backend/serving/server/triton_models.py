@@ -50,6 +50,7 @@ from triton_backend.serving.transport.sched_tuning import ask_for_exact_timers, 
 from triton_backend.serving.transport.shared_memory import Arrays
 
 PUBLISH_SECONDS = 1.0
+PUBLISH_PAUSE_SECONDS = 2e-3
 TRACE_HEADER = "traceparent"
 SWITCH_SECONDS = 5e-4
 HANDED_ON_PARAMETER = "poolpipe_handed_on"  # of a request that a model here hands on to a front
@@ -105,7 +106,7 @@ class _Model(ABC):
         noted = self.settings.place / "gauges" / self.name
         with contextlib.suppress(OSError):
             noted.parent.mkdir(exist_ok=True)
-        publisher = Publisher(_family, noted)
+        publisher = Publisher(_family, noted, lambda: self._stopping.wait(PUBLISH_PAUSE_SECONDS))
         while not self._stopping.wait(PUBLISH_SECONDS):
             publisher.publish_from(self.values)
 

@@ -41,6 +41,7 @@ from triton_backend.serving.front.counters import FrontCounters, latency_bounds_
 from triton_backend.serving.gateway.state import WorkerAddress
 from triton_backend.serving.server.metrics import (
     METRICS,
+    VALUES_AT_ONCE,
     Histogram,
     Publisher,
     Values,
@@ -95,6 +96,21 @@ def test_counters_are_published_by_growth_and_gauges_by_value() -> None:
         ("poolpipe_queue_requests", {"model": "m"}, "set", 0.0),
         ("poolpipe_queue_requests", {"model": "m"}, "delete", 0.0),
     ]
+
+
+def test_others_have_their_turn_after_a_few_values() -> None:
+    done: list[tuple[str, dict[str, str], str, float]] = []
+    paused: list[int] = []
+    publisher = Publisher(
+        lambda name, _description, _kind: Family(name, done), pause=lambda: paused.append(len(done))
+    )
+    times = ("poolpipe_stage_seconds", ())
+    values: Values = {
+        ("poolpipe_queue_requests", (("model", f"m{n}"),)): n + 1 for n in range(VALUES_AT_ONCE)
+    }
+    publisher.publish(values | {times: Histogram((1.0,), (3, 40), (1.5, 80.0))})
+    assert len(done) == VALUES_AT_ONCE + 43
+    assert paused == [*range(VALUES_AT_ONCE, len(done) + 1, VALUES_AT_ONCE)]
 
 
 def test_an_error_costs_the_figures_of_one_time_and_is_logged_once(
