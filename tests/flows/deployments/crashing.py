@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from flows.release.rollout import guarded as rollout
-from flows.release.rollout.change import Step, Way
+from flows.release.rollout.change import Step, RolloutMode
 from flows.release.rollout.guarded import RolloutOptions
 from flows.workspace import Workspace
 from triton_backend.contract.plan import Plan
@@ -37,7 +37,7 @@ def roll_out_and_die(work: Workspace, plan: Plan, moment: Moment) -> None:
             kill_myself()
 
     rollout.record_step = recording
-    way = Way.FLUSH if moment.step == Step.FLUSH else Way.IN_PLACE
+    way = RolloutMode.FLUSH if moment.step == Step.FLUSH else RolloutMode.IN_PLACE
     options = RolloutOptions(bake_seconds=0.0, way=way)
     rollout.roll_out(work, plan, options)
 
