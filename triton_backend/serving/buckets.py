@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
+from numpy.typing import NDArray
 
 from triton_backend.contract.units import TIME_BOUNDS_US, US_PER_S
 
@@ -29,8 +30,10 @@ class Buckets:
     per_unit: int = 1
     counts: list[int] = field(init=False)
     sums: list[int] = field(init=False)
+    _edges: NDArray[np.float64] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
+        self._edges = np.array(self.bounds)
         self.counts = [0] * (len(self.bounds) + 1)
         self.sums = [0] * (len(self.bounds) + 1)
 
@@ -47,7 +50,7 @@ class Buckets:
 
     def observe_all(self, values: Sequence[int]) -> None:
         """Count many, which costs less than one by one."""
-        found = np.searchsorted(self.bounds, np.asarray(values) / self.per_unit)
+        found = np.searchsorted(self._edges, np.array(values) / self.per_unit)
         self.add(
             np.bincount(found, minlength=len(self.counts)).tolist(),
             np.bincount(found, weights=values, minlength=len(self.sums)).astype(np.int64).tolist(),

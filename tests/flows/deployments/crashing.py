@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from flows.release.rollout import guarded as rollout
-from flows.release.rollout.change import Step, RolloutMode
+from flows.release.rollout.change import RolloutMode, Step
 from flows.release.rollout.guarded import RolloutOptions
 from flows.workspace import Workspace
 from triton_backend.contract.plan import Plan
