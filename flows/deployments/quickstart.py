@@ -11,7 +11,6 @@ from prefect import flow, task
 from prefect.cache_policies import NO_CACHE
 
 from flows.clock import Stopwatch
-from flows.device_class import DeviceClass
 from flows.files import write_plan
 from flows.planning import PlanOptions
 from flows.planning.stored_plans import load_profiles, plan_step
@@ -19,10 +18,14 @@ from flows.preparation.profiling.measure import MeasureLimits, cell_progress
 from flows.preparation.profiling.model_profile import Prepared, profile_step
 from flows.preparation.splitting.model import SplitModel
 from flows.preparation.splitting.stored_split import split_step
+from flows.preparation.steps.given import read_steps
+from flows.preparation.steps.prepare import prepare_steps
 from flows.progress import Say, StepLog
+from flows.quickstart import ocr
 from flows.quickstart.compile_process import compiling
 from flows.quickstart.example_project import (
     MAX_BATCH,
+    OCR,
     SHORTEST_SLO_US,
     SLOW,
     OfferedModel,
@@ -32,6 +35,8 @@ from flows.quickstart.example_project import (
     example_classes,
     example_cluster,
     example_models,
+    ocr_models,
+    ocr_workload,
     offered_share,
     with_slo,
     workload_of,
@@ -43,7 +48,6 @@ from flows.release.artifacts import attach_artifacts
 from flows.release.server.admin import start, stop
 from flows.release.server.running import ServerState
 from flows.workspace import Workspace
-from triton_backend.contract.applications import Application
 from triton_backend.contract.plan import Plan
 from triton_backend.contract.workload import Workload
 from triton_backend.runtimes.stage_tensors import check_served_alone, served_models
@@ -65,13 +69,13 @@ class QuickstartOptions:
 
     Attributes:
         models: the user's own models with their SLOs; none for the two examples.
-        application: the example application in their place.
+        application: name of the example application in their place.
         load_factor: share of the planned rate that is offered; None: `offered_share`.
         planner: by whom the models are planned; its plan names the policy.
     """
 
     models: tuple[OfferedModel, ...] = ()
-    application: bool = False
+    application: str | None = None
     keep_serving: bool = False
     load_factor: float | None = None
     load_seconds: float = 20.0
@@ -112,14 +116,16 @@ class Finished:
 
 
 class _Offered(NamedTuple):
-    """The served models, or an application of them.
+    """The models to be served, or an application of them, whose SLO is yet to be chosen.
 
-    Files of requests with their answers.
+    Attributes:
+        splits: of ONNX models.
+        answers: by name, a file of requests with their answers.
     """
 
     models: tuple[OfferedModel, ...]
+    workload: Workload
     splits: tuple[SplitModel, ...]
-    application: Application | None
     answers: dict[str, Path]
 
 
@@ -130,29 +136,34 @@ def _split(work: Workspace, model: OfferedModel) -> SplitModel:
         model.path,
         model.name,
         blocks=model.blocks,
-        max_batch=MAX_BATCH,
+        max_batch=model.max_batch or MAX_BATCH,
         choices=model.choices,
     )
 
 
 @task(name="build-and-profile", cache_policy=NO_CACHE)
-def _profile(work: Workspace, split: SplitModel, say: Say) -> Prepared:
-    classes = list(example_classes().values())
+def _profile(
+    work: Workspace, split: SplitModel, say: Say, application: str | None = None
+) -> Prepared:
+    classes = list(example_classes(application).values())
     return profile_step(work, split, classes, limits=LIMITS, progress=cell_progress(say))
 
 
 @task(name="plan", cache_policy=NO_CACHE)
-def _plan(work: Workspace, offered: _Offered, options: PlanOptions) -> Plan:
-    cluster, models = example_cluster(), offered.models
-    profiles, _ = load_profiles(work, cluster, workload_of(models))
-    if offered.application is None:
-        chosen = tuple(with_slo(model, profiles[model.name]) for model in models)
-        workload = workload_of(chosen)
+def _plan(
+    work: Workspace, offered: _Offered, options: PlanOptions, application: str | None
+) -> Plan:
+    cluster, workload = example_cluster(application), offered.workload
+    profiles, _ = load_profiles(work, cluster, workload)
+    if application is None:
+        workload = workload_of(tuple(with_slo(m, profiles[m.name]) for m in offered.models))
     else:
-        slo_us = application_slo_us(offered.application, profiles)
-        workload = Workload(applications=(replace(offered.application, slo_us=slo_us),))
+        (graph,) = workload.applications
+        graph = replace(graph, slo_us=application_slo_us(graph, profiles))
+        workload = replace(workload, applications=(graph,))
     planned = plan_step(work, cluster, workload, options)
-    return attach_artifacts(work, planned.plan, _devices())
+    devices = {name: c.device for name, c in example_classes(application).items()}
+    return attach_artifacts(work, planned.plan, devices)
 
 
 @task(name="simulate", cache_policy=NO_CACHE)
@@ -193,7 +204,7 @@ def quickstart(work: Workspace, options: QuickstartOptions, say: Say) -> Finishe
     watch, log = Stopwatch(), StepLog(say)
     offered = _prepare(work, options, log)
     with log.step("plan") as note:
-        plan = _plan(work, offered, _planning(options))
+        plan = _plan(work, offered, _planning(options), options.application)
         note.text = _plan_in_words(plan)
     said = "simulate (the first time, simulator and scheduler are compiled)"
     with log.step(said) as note, compiling(_plan_file(work, plan)):
@@ -228,27 +239,19 @@ def quickstart(work: Workspace, options: QuickstartOptions, say: Say) -> Finishe
 
 
 def _prepare(work: Workspace, options: QuickstartOptions, log: StepLog) -> _Offered:
+    if options.application == OCR:
+        return _prepare_ocr(work, log)
     folder = work.state.models / "examples"
     models = options.models or (
         application_models(folder) if options.application else example_models(folder)
     )
-    splits: list[SplitModel] = []
-    for model in models:
-        with log.step(f"split {model.name}") as note:
-            split = _split(work, model)
-            reused = ", reused" if split.reused else ""
-            note.text = f"{split.blocks} blocks from {split.legal_cuts} legal cuts{reused}"
-        for remark in split.remarks():
-            log.say(f"  {split.name}: {remark}")
-        if not options.application:
-            check_served_alone(split.name, (spec.name for spec in split.outputs))
-        with log.step(f"build and profile {model.name}") as note:
-            note.text = _profile(work, split, log.say).in_words()
-        splits.append(split)
+    splits = _split_and_profile(work, models, log, options.application)
     reports = work.state.reports
     if not options.application:
+        for split in splits:
+            check_served_alone(split.name, (spec.name for spec in split.outputs))
         answers = {s.name: write_answers(s, reports / f"answers-{s.key}.npz") for s in splits}
-        return _Offered(models, tuple(splits), None, answers)
+        return _Offered(models, workload_of(models), splits, answers)
     with log.step("run the models one after the other") as note:
         graph = example_application(splits, rows=1.0, slo_us=SHORTEST_SLO_US)
         files = {model.name: model.path for model in models}
@@ -257,7 +260,47 @@ def _prepare(work: Workspace, options: QuickstartOptions, log: StepLog) -> _Offe
         rows = mean_rows(found, "boxes")
         graph = example_application(splits, rows=rows, slo_us=SHORTEST_SLO_US)
         note.text = f"{rows:.2f} boxes in a picture"
-    return _Offered(models, tuple(splits), graph, {graph.name: found})
+    return _Offered(models, Workload(applications=(graph,)), splits, {graph.name: found})
+
+
+def _split_and_profile(
+    work: Workspace,
+    models: tuple[OfferedModel, ...],
+    log: StepLog,
+    application: str | None,
+) -> tuple[SplitModel, ...]:
+    splits: list[SplitModel] = []
+    for model in models:
+        with log.step(f"split {model.name}") as note:
+            split = _split(work, model)
+            reused = ", reused" if split.reused else ""
+            note.text = f"{split.blocks} blocks from {split.legal_cuts} legal cuts{reused}"
+        for remark in split.remarks():
+            log.say(f"  {split.name}: {remark}")
+        with log.step(f"build and profile {model.name}") as note:
+            note.text = _profile(work, split, log.say, application).in_words()
+        splits.append(split)
+    return tuple(splits)
+
+
+def _prepare_ocr(work: Workspace, log: StepLog) -> _Offered:
+    """Three trained models and the Python steps between them; pages with their answers."""
+    with log.step("write the models and samples of the steps"):
+        files, path = ocr.write_project(work.state.models / "examples" / OCR)
+    models = ocr_models(files)
+    splits = _split_and_profile(work, models, log, OCR)
+    with log.step("prepare and profile the Python steps") as note:
+        steps = prepare_steps(work, list(read_steps(path).values()))
+        for split in steps:
+            _profile(work, split, log.say, OCR)
+        note.text = ", ".join(f"{s.name} {s.block_times_us[0] / 1_000:.1f} ms" for s in steps)
+    with log.step("read pages here, and by the package itself") as note:
+        found = work.state.reports / f"answers-{OCR}.npz"
+        pages = ocr.draw_pages(ocr.PAGES)
+        read = ocr.write_answers(ocr.ReaderHere(files), pages, found)
+        rows = mean_rows(found, "boxes")
+        note.text = f"{rows:.1f} lines on a page; {ocr.compared_with_package(pages, read)}"
+    return _Offered(models, ocr_workload(path, rows=rows), splits, {OCR: found})
 
 
 def _drive(
@@ -313,10 +356,6 @@ def _plan_file(work: Workspace, plan: Plan) -> Path:
     path = work.state.reports / f"plan-{plan.plan_id}.json"
     write_plan(path, plan)
     return path
-
-
-def _devices() -> dict[str, DeviceClass]:
-    return {name: c.device for name, c in example_classes().items()}
 
 
 def _plan_in_words(plan: Plan) -> str:

@@ -13,12 +13,14 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from flows.device_class import DeviceClass
+from flows.files import read_workload
 from flows.preparation.building.onnxruntime import OnnxRuntimeClass
 from flows.preparation.graphs.detector import MOST_BOXES, write_detector
 from flows.preparation.graphs.examples import write_example
 from flows.preparation.graphs.glue import BOX, CROPS, IMAGE, Crop, write_crop
 from flows.preparation.splitting.model import SplitModel
 from flows.preparation.splitting.split import SplitChoices
+from flows.quickstart.ocr import SIZES
 from triton_backend.contract.applications import REQUEST, Application, Module
 from triton_backend.contract.cluster import Cluster, GpuClass, NodeGroup
 from triton_backend.contract.errors import InputError
@@ -31,12 +33,18 @@ from triton_backend.runtimes.stage_tensors import served_models
 
 EXAMPLES = ("squeezenet", "shufflenet")
 APPLICATION, DETECTOR, CROP = "traffic", "detector", "crop"
+OCR = "ocr"
+APPLICATIONS = (APPLICATION, OCR)
 PICTURE = (3, 224, 224)
 # Two stages of three models and the crop at once: with ten blocks each, the exact plan takes
 # minutes.
 APPLICATION_BLOCKS = 4
+OCR_BLOCKS = {"detector": 2, "classifier": 1, "recogniser": 2}
 FAST, SLOW = "fast-cpu", "slow-cpu"
 FAST_STRETCH, SLOW_STRETCH = 4.0, 14.0
+# Trained models of their true size keep two cores busy enough, and eight of them need a vGPU each.
+OCR_STRETCHES = 2.0, 4.0
+GPUS, OCR_GPUS = (2, 3), (3, 5)  # of a node of either class
 MAX_BATCH = 4
 BLOCKS = 10
 SLO_FACTOR = 5
@@ -55,12 +63,13 @@ MOST_RPS = 400.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OfferedModel:
-    """One model to be served; `slo_us` None: chosen from its profile."""
+    """One model to be served; `slo_us` None: chosen from its profile; `max_batch` None: as all."""
 
     name: str
     path: Path
     slo_us: int | None = None
     blocks: int = BLOCKS
+    max_batch: int | None = None
     choices: SplitChoices = field(default_factory=SplitChoices)
 
 
@@ -83,6 +92,31 @@ def application_models(folder: Path) -> tuple[OfferedModel, ...]:
         OfferedModel(name=CROP, path=crop, blocks=1),
         *(replace(model, blocks=APPLICATION_BLOCKS) for model in example_models(folder)),
     )
+
+
+def ocr_models(files: Mapping[str, Path]) -> tuple[OfferedModel, ...]:
+    """The models of the OCR example, in batches of one (its workload says why)."""
+    return tuple(
+        OfferedModel(
+            name=name,
+            path=file,
+            blocks=OCR_BLOCKS[name],
+            max_batch=1,
+            choices=SplitChoices(input_shapes={"x": SIZES[name]}),
+        )
+        for name, file in files.items()
+    )
+
+
+def ocr_workload(path: Path, *, rows: float) -> Workload:
+    """The workload of the OCR example, with so many lines on a page on average."""
+    workload = read_workload(path)
+    (graph,) = workload.applications
+    modules = tuple(
+        module if module.rows_per_request == 1 else replace(module, rows_per_request=rows)
+        for module in graph.modules
+    )
+    return replace(workload, applications=(replace(graph, modules=modules),))
 
 
 def example_application(splits: Sequence[SplitModel], *, rows: float, slo_us: int) -> Application:
@@ -158,11 +192,12 @@ def own_models(
     return tuple(found.values())
 
 
-def example_classes() -> dict[str, OnnxRuntimeClass]:
+def example_classes(application: str | None = None) -> dict[str, OnnxRuntimeClass]:
     """The two CPU classes: the first and the last core this process may use."""
     cores = sorted(os.sched_getaffinity(0))
-    fast = DeviceClass(name=FAST, cores=(cores[0],), stretch=FAST_STRETCH)
-    slow = DeviceClass(name=SLOW, cores=(cores[-1],), stretch=SLOW_STRETCH)
+    by_fast, by_slow = OCR_STRETCHES if application == OCR else (FAST_STRETCH, SLOW_STRETCH)
+    fast = DeviceClass(name=FAST, cores=(cores[0],), stretch=by_fast)
+    slow = DeviceClass(name=SLOW, cores=(cores[-1],), stretch=by_slow)
     return {
         FAST: OnnxRuntimeClass(
             device=fast, parts=GpuClass(name=FAST, vgpu_divisors=(1, 2)).parts()
@@ -171,9 +206,10 @@ def example_classes() -> dict[str, OnnxRuntimeClass]:
     }
 
 
-def example_cluster() -> Cluster:
-    """One node with two fast GPUs, two nodes with three slow ones each."""
-    classes = example_classes()
+def example_cluster(application: str | None = None) -> Cluster:
+    """One node with two fast GPUs, two nodes with three slow ones each; more for `ocr`."""
+    classes = example_classes(application)
+    fast, slow = OCR_GPUS if application == OCR else GPUS
     return Cluster(
         name="quickstart",
         gpu_classes=tuple(
@@ -181,8 +217,8 @@ def example_cluster() -> Cluster:
             for name, c in classes.items()
         ),
         nodes=(
-            NodeGroup(count=1, gpu_class=FAST, gpus=2, nic_gbps=NIC_GBPS),
-            NodeGroup(count=2, gpu_class=SLOW, gpus=3, nic_gbps=NIC_GBPS),
+            NodeGroup(count=1, gpu_class=FAST, gpus=fast, nic_gbps=NIC_GBPS),
+            NodeGroup(count=2, gpu_class=SLOW, gpus=slow, nic_gbps=NIC_GBPS),
         ),
     )
 

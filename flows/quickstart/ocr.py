@@ -6,8 +6,9 @@ the same models and steps in this process, and by the package itself, to compare
 with.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +18,13 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper
 
 from flows.preparation.splitting.running import open_session, run_session
+from flows.quickstart.pages import DrawnPage, draw_page
 from triton_backend.runtimes.python_step import ocr
 from triton_backend.runtimes.texts import pack_texts
 
-APPLICATION = "ocr"
 HEIGHT, WIDTH, LINE = 1024, 736, 800  # as workload.yaml says them, too
+PAGES, MOST_LINES = 8, 12
+SAMPLE_PAGES, SEED, MOST_SAMPLES = 3, 1_000, 16
 WORKLOAD = Path(__file__).with_name("ocr.yaml")
 SIZES = {
     "detector": (3, HEIGHT, WIDTH),
@@ -50,7 +53,7 @@ class Reading:
 
     @property
     def text(self) -> str:
-        """The text of the page, a line for each of its lines."""
+        """All of the page, a row for each line."""
         return "\n".join(filter(None, self.texts))
 
 
@@ -123,7 +126,7 @@ class ReaderHere:
         found = ocr.crops([picture], likely)
         boxes, lines = found["box"][0], found["crop"][0]
         given = {"page": {"image": image}, "crops": {"image": image, "likely": likely}}
-        if not lines:
+        if not len(lines):
             none = np.empty(0, np.float32)
             return Reading(boxes=boxes, degrees=none.astype(np.int64), texts=(), scores=none), given
         seen = ocr.views(lines, width=LINE)
@@ -132,7 +135,7 @@ class ReaderHere:
         said = self._run("recogniser", turned["upright"])
         read = ocr.text(said["symbols"], said["certain"])
         given |= {
-            "views": {"crop": pack_texts(lines)},
+            "views": {"crop": lines},
             "upright": {**seen, **chances},
             "text": said,
         }
@@ -140,3 +143,92 @@ class ReaderHere:
             boxes=boxes, degrees=turned["degrees"], texts=tuple(read["text"]), scores=read["score"]
         )
         return reading, given
+
+
+def draw_pages(count: int, *, first: int = 0) -> list[DrawnPage]:
+    """Pages of at most `MOST_LINES` lines, for a load that two cores carry."""
+    return [draw_page(first + n, most_lines=MOST_LINES) for n in range(count)]
+
+
+def write_project(folder: Path) -> tuple[dict[str, Path], Path]:
+    """Models, a workload.yaml and, beside it, samples for its steps.
+
+    Returns:
+        the models by name, and the workload.yaml.
+
+    Raises:
+        InputError: the package is not installed.
+    """
+    models = write_models(folder)
+    here = ReaderHere(models)
+    seen: dict[str, dict[str, list[NDArray[Any]]]] = {}
+    for page in draw_pages(SAMPLE_PAGES, first=SEED):
+        for step, inputs in here.steps_of(page.picture)[1].items():
+            for name, rows in inputs.items():
+                seen.setdefault(step, {}).setdefault(name, []).append(rows)
+    for step, arrays in seen.items():
+        joined = {name: _joined(parts)[:MOST_SAMPLES] for name, parts in arrays.items()}
+        np.savez(folder / f"{step}.npz", **joined)
+    workload = folder / WORKLOAD.name
+    workload.write_bytes(WORKLOAD.read_bytes())
+    return models, workload
+
+
+def write_answers(here: ReaderHere, pages: Sequence[DrawnPage], path: Path) -> list[Reading]:
+    """Pages and their answers, for `load --check`; the readings.
+
+    Arrays are as `reference_outputs.write_application_answers` has them.
+    """
+    read = [here.read(page.picture) for page in pages]
+    outputs = {
+        "boxes": np.concatenate([one.boxes for one in read]),
+        "degrees": np.concatenate([one.degrees for one in read]),
+        "text": pack_texts([text.encode() for one in read for text in one.texts]),
+        "score": np.concatenate([one.scores for one in read]),
+    }
+    rows = np.array([len(one.texts) for one in read])
+    path.parent.mkdir(parents=True, exist_ok=True)
+    np.savez(
+        path,
+        **{"inputs/image": pack_texts([page.picture for page in pages])},
+        **{f"outputs/{name}": array for name, array in outputs.items()},
+        **{f"rows/{name}": rows for name in outputs},
+    )
+    return read
+
+
+def compared_with_package(pages: Sequence[DrawnPage], read: Sequence[Reading]) -> str:
+    """In words, on how many pages the text is the package's own, with spaces and without."""
+    whole, letters = 0, 0
+    for page, one in zip(pages, read, strict=True):
+        theirs = "\n".join(text for _, text in lines_of_package(page.picture))
+        whole += one.text == theirs
+        letters += one.text.replace(" ", "") == theirs.replace(" ", "")
+    count = f"of {len(pages)} pages"
+    return f"letters as the package reads them on {letters} {count}, spaces too on {whole}"
+
+
+@cache
+def _package() -> Any:
+    from rapidocr_onnxruntime import RapidOCR  # noqa: PLC0415  # of the extra `ocr`
+
+    return RapidOCR()
+
+
+def lines_of_package(picture: bytes) -> list[tuple[NDArray[np.float32], str]]:
+    """Corners and text of each line of a page, as the package reads it by itself."""
+    found, _ = _package()(picture)
+    return [(np.asarray(box, np.float32), text) for box, text, _ in found or ()]
+
+
+def _joined(parts: Sequence[NDArray[Any]]) -> NDArray[Any]:
+    """Samples of several pages; texts are packed as wide as the longest."""
+    width = max(part.shape[-1] for part in parts)
+    return np.concatenate(
+        [
+            np.pad(part, [*[(0, 0)] * (part.ndim - 1), (0, width - part.shape[-1])])
+            if part.ndim > 1
+            else part
+            for part in parts
+        ]
+    )

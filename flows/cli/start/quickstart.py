@@ -36,12 +36,21 @@ def _flow_workspace(warehouse: Path) -> "Workspace":
     "quickstart",
     "poolpipe quickstart",
     "poolpipe quickstart --application",
+    "poolpipe quickstart --application ocr",
     "poolpipe quickstart --planner subclusters",
     "poolpipe quickstart --model net.onnx --slo-ms 80",
     "poolpipe quickstart --model yolo.onnx --slo-ms 300 --input-shape images=3x320x320",
     "poolpipe quickstart --model a.onnx --slo-ms 80 --model b.onnx --slo-ms 200",
 )
 def quickstart(
+    name: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="APPLICATION",
+            help="With --application, which one: `traffic` or `ocr`.",
+            show_default="traffic",
+        ),
+    ] = None,
     *,
     model: Annotated[
         list[Path] | None,
@@ -70,7 +79,7 @@ def quickstart(
         typer.Option(
             "--application",
             help="Serve an example application: a detector, crops of its boxes, and two "
-            "classifiers.",
+            "classifiers; or `ocr`: pages of text read by trained models (extra `ocr`).",
         ),
     ] = False,
     planner: Annotated[
@@ -132,6 +141,7 @@ def quickstart(
     if application and (model or slo_ms or planner != "pool"):
         reason = "has models of its own, planned by pool; leave out --model, --slo-ms, --planner"
         raise InputError("quickstart --application", reason)
+    chosen = _chosen_application(name, asked=application)
     given = given_inputs(input_shape, input_range, samples)
     models = _own_models(model or (), slo_ms or (), given, allow_unproven=allow_unproven)
     check_can_start(work.state.serve, ports)
@@ -142,7 +152,7 @@ def quickstart(
 
     asked = QuickstartOptions(
         models=models,
-        application=application,
+        application=chosen,
         keep_serving=keep_serving,
         load_factor=load_factor,
         load_seconds=duration,
@@ -158,6 +168,22 @@ def quickstart(
     else:
         _print(found)
     _judge(found.outcome, attainment_target)
+
+
+def _chosen_application(name: str | None, *, asked: bool) -> str | None:
+    """The example application to run, if any; the packages that it needs are looked for at once."""
+    from flows.quickstart.example_project import APPLICATION, APPLICATIONS, OCR
+
+    if name is not None and not asked:
+        raise InputError(f"quickstart {name}", "a name goes with --application")
+    if name is not None and name not in APPLICATIONS:
+        known = ", ".join(APPLICATIONS)
+        raise InputError(f"quickstart --application {name}", f"there are {known}")
+    if name == OCR:
+        from triton_backend.runtimes.python_step.ocr import model_file
+
+        model_file("Det")
+    return (name or APPLICATION) if asked else None
 
 
 def _own_models(

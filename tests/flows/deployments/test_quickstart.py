@@ -6,12 +6,17 @@ import signal
 import socket
 import subprocess
 import sys
+import urllib.request
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import psutil
 import pytest
+import tritonclient.grpc as grpc_client
 
+from flows.quickstart.ocr import ReaderHere, write_models
+from flows.quickstart.pages import draw_page
 from tests.flows.deployments.joined import AUTH
 from tests.flows.preparation.splitting.tiny_models import residual_net
 from tests.ports import free_ports
@@ -23,6 +28,14 @@ SMALLEST = """
 from flows.cli.main import main
 from flows.quickstart import example_project as small
 small.APPLICATION_BLOCKS, small.MAX_BATCH, small.FAST_STRETCH, small.SLOW_STRETCH = 1, 2, 1.0, 2.0
+main()
+"""
+# Models in one piece, hardly slowed down, with an SLO that a busy machine keeps.
+SMALLEST_OCR = """
+from flows.cli.main import main
+from flows.quickstart import example_project as small, ocr
+small.OCR_BLOCKS, small.OCR_STRETCHES = dict.fromkeys(small.OCR_BLOCKS, 1), (1.0, 1.5)
+ocr.PAGES, small.APPLICATION_SLO_FACTOR = 2, 100
 main()
 """
 
@@ -139,6 +152,61 @@ def test_an_application_gives_the_answers_of_its_models_one_after_the_other(
         assert row["checked"]["responses"] == row["served"] + row["late"] > 0
         assert row["checked"]["wrong"] == 0
     assert "traffic" in Path(found["report"]).read_text()
+
+
+@pytest.mark.timeout(900)  # three trained models; a busy machine takes minutes for them
+def test_a_page_is_read_as_the_package_reads_it(tmp_path: Path, prefect_url: str) -> None:
+    pytest.importorskip("rapidocr_onnxruntime", reason="needs the extra `ocr`")
+    project = Project(tmp_path)
+    own = ("--application", "ocr", "--duration=3", "--load-factor=0.1", "--attainment-target=0")
+    done = project.run(
+        *("quickstart", "--json", "--keep-serving", *own, *project.port_options()),
+        poolpipe=(sys.executable, "-c", SMALLEST_OCR),
+        prefect_url=prefect_url,
+    )
+    try:
+        assert done.returncode == 0, done.stderr[-3000:]
+        found = json.loads(done.stdout)
+        for rows in (found["models"], found["http"]):
+            assert list(rows) == ["ocr"]
+            row = rows["ocr"]
+            assert row["failed"] == 0, found["messages"]
+            assert row["offered"] == row["served"] + row["late"] + row["dropped"] > 0
+            assert row["checked"]["responses"] == row["served"] + row["late"] > 0
+            assert row["checked"]["wrong"] == 0
+        notes = {step["name"]: step["note"] for step in found["steps"]}
+        said = notes["read pages here, and by the package itself"]
+        assert "letters as the package reads them on 2 of 2 pages" in said
+        page = draw_page(9, most_lines=5)
+        here = ReaderHere(write_models(tmp_path / "models")).read(page.picture)
+        serving = found["serving"]
+        texts = [text.encode() for text in here.texts]
+        assert texts_of_client(serving["grpc"], page.picture) == texts
+        body = body_of_post(serving["http"], page.picture)
+        assert all(text in body for text in texts)
+    finally:
+        stopped = project.run("stop")
+    assert stopped.returncode == 0, stopped.stderr
+
+
+def texts_of_client(url: str, picture: bytes) -> list[bytes]:
+    """The texts that a stock client reads."""
+    with grpc_client.InferenceServerClient(url) as client:
+        given = grpc_client.InferInput("image", [1], "BYTES")
+        given.set_data_from_numpy(np.array([picture], np.object_))
+        found = client.infer("ocr", [given])
+    assert found is not None
+    texts = found.as_numpy("text")
+    assert texts is not None
+    return texts.tolist()
+
+
+def body_of_post(url: str, picture: bytes) -> bytes:
+    """The answer to a picture that is sent as it is."""
+    headers = {"Content-Type": "application/octet-stream", "Inference-Header-Content-Length": "0"}
+    request = urllib.request.Request(f"http://{url}/v2/models/ocr/infer", picture, headers)
+    with urllib.request.urlopen(request, timeout=60) as reply:
+        return reply.read()
 
 
 def test_the_report_is_one_page_that_needs_no_network(first: dict[str, Any]) -> None:

@@ -1,7 +1,10 @@
+import sys
+
 import pytest
 
 from tests.flows.cli.conftest import Command
 from tests.ports import free_ports, taken_port
+from triton_backend.runtimes.python_step import ocr
 
 
 @pytest.mark.usefixtures("project")
@@ -26,4 +29,33 @@ def test_the_application_has_models_and_a_planner_of_its_own(
     ran = poolpipe("quickstart", "--application", *more)
     assert (ran.code, ran.out) == (2, "")
     assert ran.err.startswith("poolpipe: quickstart --application: has models of its own")
+    assert ran.err.count("\n") == 1
+
+
+@pytest.mark.usefixtures("project")
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (("ocr",), "quickstart ocr: a name goes with --application"),
+        (("--application", "ocrs"), "quickstart --application ocrs: there are traffic, ocr"),
+    ],
+)
+def test_an_application_is_named_behind_its_option(
+    poolpipe: Command, given: tuple[str, ...], said: str
+) -> None:
+    ran = poolpipe("quickstart", *given)
+    assert (ran.code, ran.out, ran.err) == (2, "", f"poolpipe: {said}\n")
+
+
+@pytest.mark.usefixtures("project")
+def test_an_application_whose_package_is_missing_says_what_to_install(
+    poolpipe: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ocr._reader.cache_clear()
+    monkeypatch.setitem(sys.modules, "rapidocr_onnxruntime.main", None)
+    ran = poolpipe("quickstart", "--application", "ocr")
+    ocr._reader.cache_clear()
+    assert (ran.code, ran.out) == (2, "")
+    assert ran.err.startswith("poolpipe: rapidocr_onnxruntime: is not installed: ")
+    assert 'pip install "poolpipe[ocr]"' in ran.err
     assert ran.err.count("\n") == 1

@@ -33,8 +33,12 @@ def likely(*places: tuple[int, int, int, int]) -> NDArray[np.float32]:
     return found
 
 
-def packed(pixels: NDArray[np.uint8]) -> bytes:
-    return np.array(pixels.shape[:2], "<u2").tobytes() + pixels.tobytes()
+def packed(pixels: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    """As `crops` hands one on."""
+    found = np.zeros(ocr.CROP_BYTES, np.uint8)
+    found[:4] = np.array(pixels.shape[:2], "<u2").view(np.uint8)
+    found[4 : 4 + pixels.size] = pixels.reshape(-1)
+    return found
 
 
 def noise(height: int, width: int) -> NDArray[np.uint8]:
@@ -74,9 +78,12 @@ def test_lines_are_cut_out_in_the_order_of_reading() -> None:
     (boxes,), (lines,) = found["box"], found["crop"]
     assert boxes.shape == (2, 4, 2)
     assert boxes[0, 0, 1] < 100 < boxes[0, 2, 1] < boxes[1, 0, 1] < 500
-    height, width = np.frombuffer(lines[0][:4], "<u2")
-    assert len(lines[0]) == 4 + 3 * height * width
-    assert width > 500
+    assert lines.shape == (2, ocr.CROP_BYTES)
+    height, width = lines[0, :4].copy().view("<u2")
+    assert 20 < height < 60
+    assert 500 < width < 700
+    assert lines[0, 4 : 4 + 3 * height * width].all()
+    assert not lines[0, 4 + 3 * height * width :].any()
 
 
 def test_boxes_are_in_pixels_of_the_picture_as_it_came() -> None:
@@ -89,14 +96,14 @@ def test_boxes_are_in_pixels_of_the_picture_as_it_came() -> None:
 def test_a_page_without_text_has_no_lines() -> None:
     found = ocr.crops([picture(736, 1024)], likely())
     assert found["box"][0].shape == (0, 4, 2)
-    assert found["crop"] == [[]]
+    assert found["crop"][0].shape == (0, ocr.CROP_BYTES)
 
 
 def test_a_crop_that_is_too_large_is_made_smaller() -> None:
     found = ocr.crops([picture(736, 1024)], likely((100, 50, 900, 680)))
-    ((line,),) = found["crop"]
-    assert len(line) <= ocr.CROP_BYTES
-    assert ocr.views([line], width=WIDTH)["used"].shape == (1,)
+    (lines,) = found["crop"]
+    assert lines.shape == (1, ocr.CROP_BYTES)
+    assert ocr.views(lines, width=WIDTH)["line"].any()
 
 
 @pytest.mark.parametrize("shape", [(30, 100), (20, 200), (30, 900)])
@@ -106,7 +113,7 @@ def test_lines_are_prepared_as_the_package_does(shape: tuple[int, int]) -> None:
     classifier.cls_image_shape = [3, 48, 192]
     recogniser = rec.TextRecognizer.__new__(rec.TextRecognizer)
     recogniser.rec_image_shape = [3, 48, 320]
-    seen = ocr.views([packed(line)], width=WIDTH)
+    seen = ocr.views(packed(line)[None], width=WIDTH)
     assert np.array_equal(seen["angle"][0], classifier.resize_norm_img(line))
     straight = np.array([[0.8, 0.2]], np.float32)
     found = ocr.upright(seen["line"], seen["used"], straight)
@@ -115,7 +122,7 @@ def test_lines_are_prepared_as_the_package_does(shape: tuple[int, int]) -> None:
 
 
 def test_a_line_is_turned_back_where_that_is_certain() -> None:
-    seen = ocr.views([packed(noise(48, 100))] * 2, width=WIDTH)
+    seen = ocr.views(np.stack([packed(noise(48, 100))] * 2), width=WIDTH)
     chances = np.array([[0.15, 0.85], [0.05, 0.95]], np.float32)
     found = ocr.upright(seen["line"], seen["used"], chances)
     same, turned = found["upright"]
@@ -151,7 +158,9 @@ def test_a_picture_with_too_many_pixels_is_refused_with_the_limit() -> None:
         ocr.page([picture(200, 100)], **ROOM, max_pixels=19_999)
 
 
-@pytest.mark.parametrize("data", [b"", b"\x01", b"\x02\x00\x02\x00" + bytes(11), bytes(4)])
-def test_what_is_no_crop_is_a_value_error(data: bytes) -> None:
-    with pytest.raises(ValueError, match="bytes that are no crop"):
-        ocr.views([data], width=WIDTH)
+@pytest.mark.parametrize("shape", [(0, 0), (0, 5), (5, 0), (500, 500), (65_535, 65_535)])
+def test_what_is_no_crop_is_a_value_error(shape: tuple[int, int]) -> None:
+    held = np.zeros(ocr.CROP_BYTES, np.uint8)
+    held[:4] = np.array(shape, "<u2").view(np.uint8)
+    with pytest.raises(ValueError, match="pixels that are no crop"):
+        ocr.views(held[None], width=WIDTH)

@@ -132,3 +132,18 @@ def test_random_texts_are_no_longer_than_allowed() -> None:
     specs = (TensorSpec.of_bytes("image", 5),)
     for one in random_requests(specs, samples=2, rng=np.random.default_rng(1)):
         assert [len(text) for text in one.inputs["image"].tolist()] == [5, 5]
+
+
+def test_texts_of_an_answer_are_compared_with_those_of_a_file(tmp_path: Path) -> None:
+    path = tmp_path / "samples.npz"
+    said = pack_texts([b"a", b"longer", b""])
+    x = np.zeros((2, 4), np.float32)
+    rows = np.array([1, 2])
+    np.savez(path, **{"inputs/x": x, "outputs/y": said, "rows/y": rows})
+    first, second = requests_from_file(path, X, samples=1)
+    assert first.expected is not None
+    assert second.expected is not None
+    given = np.array([b"longer", b""], np.object_)
+    assert relative_error({"y": given}, second.expected) == 0
+    assert relative_error({"y": given}, first.expected) == np.inf
+    assert relative_error({"y": given[::-1]}, second.expected) == np.inf

@@ -1,0 +1,106 @@
+"""The OCR example's text beside the package's own, on pages drawn from a seed.
+
+Models and steps run in this process, without a server. Counted are pages whose text is the same,
+with spaces and without, pages whose boxes are the same, and characters that are wrong, as the
+least number of insertions, deletions and replacements.
+
+    .venv/bin/python scripts/benchmarks/applications/ocr_text.py [--pages 50] [--without-spaces]
+"""
+
+import argparse
+import sys
+from collections import Counter
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import numpy as np
+
+from flows.quickstart.ocr import ReaderHere, Reading, lines_of_package, write_models
+from flows.quickstart.pages import DrawnPage, draw_page
+from scripts.benchmarks.figures import Figure, add_destinations, conclude
+
+ALIKE = 0.96  # of pages
+APART = 0.01  # of characters
+
+
+def distance(one: str, other: str) -> int:
+    """Least number of insertions, deletions and replacements of characters (Levenshtein)."""
+    row = list(range(len(other) + 1))
+    for at, left in enumerate(one, 1):
+        before, row[0] = row[0], at
+        for place, right in enumerate(other, 1):
+            kept = before + (left != right)
+            before = row[place]
+            row[place] = min(before + 1, row[place - 1] + 1, kept)
+    return row[-1]
+
+
+def counts(page: DrawnPage, read: Reading) -> Counter[str]:
+    """One page, compared."""
+    theirs = lines_of_package(page.picture)
+    said = [number for number, text in enumerate(read.texts) if text]
+    boxes = np.array([box for box, _ in theirs], np.float32).reshape(-1, 4, 2)
+    found = Counter(boxes=int(np.array_equal(boxes, read.boxes[said])))
+    drawn, own = "\n".join(page.lines), "\n".join(text for _, text in theirs)
+    for kind, (truth, ours, package) in {
+        "text": (drawn, read.text, own),
+        "letters": tuple(text.replace(" ", "") for text in (drawn, read.text, own)),
+    }.items():
+        found[f"{kind} alike"] = int(ours == package)
+        found[f"{kind} drawn"] = len(truth)
+        found[f"{kind} apart"] = distance(ours, package)
+        found[f"{kind} wrong here"] = distance(ours, truth)
+        found[f"{kind} wrong by the package"] = distance(package, truth)
+    return found
+
+
+def main() -> int:
+    """Read the pages, show and store the figures."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--pages", type=int, default=50)
+    parser.add_argument("--first", type=int, default=0, help="seed of the first page")
+    parser.add_argument("--without-spaces", action="store_true", help="between drawn words")
+    add_destinations(parser)
+    asked = parser.parse_args()
+    total: Counter[str] = Counter()
+    with TemporaryDirectory() as folder:
+        here = ReaderHere(write_models(Path(folder)))
+        for seed in range(asked.first, asked.first + asked.pages):
+            page = draw_page(seed, spaces=not asked.without_spaces)
+            found = counts(page, here.read(page.picture))
+            print(seed, dict(found), file=sys.stderr, flush=True)
+            total += found
+    pages = asked.pages
+    figures = [
+        Figure(
+            name="pages with the package's letters",
+            value=total["letters alike"],
+            least=ALIKE * pages,
+        ),
+        Figure(
+            name="pages with the package's text, spaces too",
+            value=total["text alike"],
+            least=ALIKE * pages,
+        ),
+        Figure(name="pages with the package's boxes", value=total["boxes"], least=pages),
+        Figure(
+            name="letters unlike the package's, per letter",
+            value=total["letters apart"] / total["letters drawn"],
+            most=APART,
+        ),
+        Figure(
+            name="characters wrong, per character",
+            value=total["text wrong here"] / total["text drawn"],
+            most=total["text wrong by the package"] / total["text drawn"],
+        ),
+        Figure(
+            name="letters wrong, per letter",
+            value=total["letters wrong here"] / total["letters drawn"],
+            most=total["letters wrong by the package"] / total["letters drawn"],
+        ),
+    ]
+    return conclude(asked, "ocr-text", figures, dict(total))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
