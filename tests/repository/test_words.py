@@ -15,7 +15,6 @@ NOWHERE = {
     "told": "reported, given, notified",
     "books": "state",
     "errands": "outbox",
-    "letters": "frames, addresses",
     "tally": "aggregator, count",
     "showcase": "report",
     "workercare": "supervisor",
