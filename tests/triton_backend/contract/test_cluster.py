@@ -6,7 +6,7 @@ import pytest
 
 from triton_backend.contract.cluster import NIC_GBPS, Cluster, GpuClass, NodeGroup
 from triton_backend.contract.errors import InputError
-from triton_backend.contract.shares import Mig
+from triton_backend.contract.shares import WHOLE_GPU, Mig
 
 CLUSTER = Cluster(
     name="c",
@@ -123,3 +123,26 @@ def test_the_slowest_and_the_fastest_link_are_links(nic_gbps: float) -> None:
     beyond = nic_gbps / 2 if nic_gbps < 1 else nic_gbps * 2
     with pytest.raises(InputError, match="is not within"):
         NodeGroup(count=1, gpu_class="A", gpus=1, nic_gbps=beyond)
+
+
+@pytest.mark.parametrize("bases", [(), ("solo",), ("solo", "loaded")])
+def test_a_whole_gpu_is_measured_once_and_parts_on_every_basis_asked_for(
+    bases: tuple[str, ...],
+) -> None:
+    parts = GpuClass(name="A", vgpu_divisors=(1, 2)).parts(bases)
+    halves = [(WHOLE_GPU // 2, basis) for basis in bases or ("loaded",)]
+    assert sorted(parts) == sorted([(WHOLE_GPU, "loaded"), *halves])
+
+
+def test_a_slice_of_one_process_is_written_without_their_number() -> None:
+    def written(processes: int) -> dict[str, Any]:
+        mig = Mig(card="A100-40GB", processes=processes)
+        cluster = Cluster(
+            name="c",
+            gpu_classes=(GpuClass(name="A", vgpu_divisors=(), mig=mig),),
+            nodes=(NodeGroup(count=1, gpu_class="A", gpus=1, nic_gbps=10),),
+        )
+        return cluster.to_dict()["gpu_classes"]["A"]["mig"]
+
+    assert written(1) == {"card": "A100-40GB"}
+    assert written(2) == {"card": "A100-40GB", "processes": 2}

@@ -61,6 +61,13 @@ def test_a_worker_has_slots_for_all_runs_in_an_slo_and_four_more_up_to_sixty_fou
     assert needs.slots == slots
 
 
+def test_a_slot_has_room_for_the_inputs_of_the_largest_batch() -> None:
+    plan = make_plan([[Own(latency_us=(1_000, 1_500))]])
+    inputs = (TensorSpec(name="x", dtype="UINT8", shape=(-1, 4_096)),)
+    (needs,) = slot_needs(replace(plan, models=(replace(plan.models[0], inputs=inputs),)))
+    assert needs.largest_bytes == 2 * 4_096
+
+
 def full_gpus(where: Mapping[str, Sequence[int]], gib: Mapping[str, int], *, plan_id: str) -> Plan:
     """Models on whole GPUs of one node, a worker of so many GiB on each of theirs."""
     models: list[HandModel] = []

@@ -32,6 +32,7 @@ from triton_backend.scheduler.policies.late import (
     LEAST_DEADLINE,
     LEAST_WASTE,
     MEASURED,
+    MOST_CROWDED,
     _in_order,
     _open_early_if_oversubscribed,
 )
@@ -261,6 +262,17 @@ def test_waiting_candidates_are_put_in_the_order_in_which_they_open() -> None:
     assert _in_order(tables, 0) == 4
     found = [(int(row["next_sent"]), int(row["send_us"])) for row in tables.heaps[:4]]
     assert found == [(1, 10), (2, 30), (4, 30), (0, 40)]
+
+
+def test_of_more_candidates_than_are_put_in_order_the_first_to_open_are() -> None:
+    many = MOST_CROWDED + 1
+    tables = new_tables(build_topology(shared([RISING] * many, 1, policy="deferred")))
+    for pipeline in range(many):
+        tables.heaps[pipeline]["key"] = 50 if pipeline == MOST_CROWDED else 100 + pipeline
+        tables.waiting_keep_us[tables.topology.pipelines[pipeline]["place"]] = 1_000
+    assert _in_order(tables, 0) == MOST_CROWDED
+    found = [int(row["next_sent"]) for row in tables.heaps[:MOST_CROWDED]]
+    assert found == [MOST_CROWDED, *range(MOST_CROWDED - 1)]
 
 
 def test_the_lowest_free_vgpu_is_taken() -> None:

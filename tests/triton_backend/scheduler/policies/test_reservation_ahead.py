@@ -1,5 +1,7 @@
 """Policy `reservation-ahead`: no head costs more than it serves."""
 
+import pytest
+
 from tests.fakes.arrivals import SLO_US, arrive
 from tests.fakes.plans import Own, make_plan
 from triton_backend.contract.decisions import (
@@ -45,14 +47,17 @@ def test_looking_ahead_drops_a_head_that_would_make_batches_small_while_vgpus_ar
     assert singles("reservation-ahead") == 0
 
 
-def test_a_pipeline_that_ends_in_time_goes_before_one_that_is_free_sooner() -> None:
+@pytest.mark.parametrize("patience_us", [30_000, 18_000])  # at 20,000 the second ends
+def test_a_pipeline_that_ends_in_time_goes_before_one_that_is_free_sooner(
+    patience_us: int,
+) -> None:
     slow, quick = Own(latency_us=(50_000,), gpus=1), Own(latency_us=(10_000,), gpus=1)
     scheduler = Scheduler(make_plan([[slow], [quick]], slo_us=SLO_US), policy="reservation-ahead")
     decided = [
         decision
         for number, now_us in enumerate((0, 2_000))
         for decision in scheduler.handle(
-            Arrival(now_us=now_us, request_id=number, model=0, deadline_us=now_us + 30_000)
+            Arrival(now_us=now_us, request_id=number, model=0, deadline_us=now_us + patience_us)
         )
     ]
     assert not [d for d in decided if isinstance(d, Drop)]
