@@ -199,13 +199,13 @@ def write_answers(here: ReaderHere, pages: Sequence[DrawnPage], path: Path) -> l
 
 def compared_with_package(pages: Sequence[DrawnPage], read: Sequence[Reading]) -> str:
     """In words, on how many pages the text is the package's own, with spaces and without."""
-    whole, letters = 0, 0
+    whole, dense = 0, 0
     for page, one in zip(pages, read, strict=True):
         theirs = "\n".join(text for _, text in lines_of_package(page.picture))
         whole += one.text == theirs
-        letters += one.text.replace(" ", "") == theirs.replace(" ", "")
+        dense += one.text.replace(" ", "") == theirs.replace(" ", "")
     count = f"of {len(pages)} pages"
-    return f"letters as the package reads them on {letters} {count}, spaces too on {whole}"
+    return f"text as the package reads it on {dense} {count}, spaces too on {whole}"
 
 
 @cache

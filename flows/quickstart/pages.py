@@ -31,7 +31,7 @@ _LISTED = (
 )
 WORDS = tuple(_LISTED.split())
 MARGIN, EDGE = 25, 20  # pixels left of lines, and above the first
-LARGEST, SMALLEST, OF_PITCH = 24, 12, 0.65  # size of letters, in pixels and in parts of a line's
+LARGEST, SMALLEST, OF_PITCH = 24, 12, 0.65  # size of type, in pixels and in parts of a line's
 QUALITY = 95
 
 

@@ -44,7 +44,7 @@ def counts(page: DrawnPage, read: Reading) -> Counter[str]:
     drawn, own = "\n".join(page.lines), "\n".join(text for _, text in theirs)
     for kind, (truth, ours, package) in {
         "text": (drawn, read.text, own),
-        "letters": tuple(text.replace(" ", "") for text in (drawn, read.text, own)),
+        "dense text": tuple(text.replace(" ", "") for text in (drawn, read.text, own)),
     }.items():
         found[f"{kind} alike"] = int(ours == package)
         found[f"{kind} drawn"] = len(truth)
@@ -73,8 +73,8 @@ def main() -> int:
     pages = asked.pages
     figures = [
         Figure(
-            name="pages with the package's letters",
-            value=total["letters alike"],
+            name="pages with the package's text, spaces left out",
+            value=total["dense text alike"],
             least=ALIKE * pages,
         ),
         Figure(
@@ -84,19 +84,19 @@ def main() -> int:
         ),
         Figure(name="pages with the package's boxes", value=total["boxes"], least=pages),
         Figure(
-            name="letters unlike the package's, per letter",
-            value=total["letters apart"] / total["letters drawn"],
+            name="characters unlike the package's, spaces left out",
+            value=total["dense text apart"] / total["dense text drawn"],
             most=APART,
         ),
         Figure(
-            name="characters wrong, per character",
+            name="characters wrong",
             value=total["text wrong here"] / total["text drawn"],
             most=total["text wrong by the package"] / total["text drawn"],
         ),
         Figure(
-            name="letters wrong, per letter",
-            value=total["letters wrong here"] / total["letters drawn"],
-            most=total["letters wrong by the package"] / total["letters drawn"],
+            name="characters wrong, spaces left out",
+            value=total["dense text wrong here"] / total["dense text drawn"],
+            most=total["dense text wrong by the package"] / total["dense text drawn"],
         ),
     ]
     return conclude(asked, "ocr-text", figures, dict(total))

@@ -176,7 +176,7 @@ def test_a_page_is_read_as_the_package_reads_it(tmp_path: Path, prefect_url: str
             assert row["checked"]["wrong"] == 0
         notes = {step["name"]: step["note"] for step in found["steps"]}
         said = notes["read pages here, and by the package itself"]
-        assert "letters as the package reads them on 2 of 2 pages" in said
+        assert "text as the package reads it on 2 of 2 pages" in said
         page = draw_page(9, most_lines=5)
         here = ReaderHere(write_models(tmp_path / "models")).read(page.picture)
         serving = found["serving"]

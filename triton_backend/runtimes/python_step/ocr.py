@@ -8,8 +8,8 @@ What happens between the models is that package's own code, with its own setting
 here, where the package takes those of each page: the detector reads `height` x `width`, the
 recogniser lines of 48 x `width`. A page that the package would bring to exactly the detector's size
 gives exactly its boxes; any other is made to fit, with its edge repeated beside it. All lines have
-one width, where the package pads the lines of a page in sixes: letters come out as there, but a few
-spaces between words do not, for the recogniser sees spaces by the width it reads.
+one width, where the package pads the lines of a page in sixes: text comes out as there, but spaces
+between words often do not, for the recogniser sees spaces by the width that it reads.
 """
 
 from collections.abc import Sequence
