@@ -277,7 +277,11 @@ class Served:
     def __enter__(self) -> Self:
         stop_when_terminated()
         render_repository(self.folder, self.plan, self.options)
-        admin.start(self.folder, self.ports)
+        try:
+            admin.start(self.folder, self.ports)
+        except (KeyboardInterrupt, SystemExit):
+            shutil.rmtree(self.root)
+            raise
         return self
 
     def __exit__(self, kind: object, *_: object) -> None:

@@ -59,6 +59,15 @@ def test_a_time_limit_ends_the_system_that_a_benchmark_serves(tmp_path: Path) ->
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_time_limit_while_a_system_starts_leaves_nothing(tmp_path: Path) -> None:
+    command = words(SERVE, free_ports(3)[0], tmp_path)
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE) as program:
+        wait_for(lambda: any(tmp_path.glob("*/serve/logs/server.log")))
+        program.send_signal(signal.SIGTERM)
+    assert program.returncode == 128 + signal.SIGTERM
+    assert list(tmp_path.iterdir()) == []
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGALRM])
 def test_each_time_limit_runs_what_ends_a_system(tmp_path: Path, number: signal.Signals) -> None:
     began, ended = tmp_path / "began", tmp_path / "ended"
