@@ -17,7 +17,7 @@ WAREHOUSE_DEFAULT = "poolpipe.duckdb"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProjectState:
-    """The project's state folder. Folders are made by who writes into them."""
+    """The project's state folder. The process that writes into a folder makes it."""
 
     home: Path
 

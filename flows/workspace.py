@@ -32,7 +32,7 @@ class Workspace:
     The warehouse is opened for each piece of work and closed after it: DuckDB has one writer.
     The second process waits up to `patience_seconds`, so that a rollout does not fail because
     statistics are just being read in. `turn` is held around every piece that writes: where many
-    flows write, they queue there and the patience is for those who know of no queue.
+    flows write, they queue there and the patience is for processes that know of no queue.
     """
 
     state: ProjectState

@@ -338,7 +338,7 @@ class State:
         return found["by"]
 
     def keep_result(self, mutant: Mutant, source: str, by: str) -> None:
-        """Keep who noticed a change."""
+        """Keep the tests that noticed a change."""
         line = {"key": mutant.key(source), "tests": self._tests_key(mutant), "by": by}
         self._results[line["key"]] = line
         _append(self._tried, {**line, "change": mutant.describe(source)})
@@ -403,7 +403,7 @@ class _ChangedLoader(SourceFileLoader):
 
 
 class _Chosen:
-    """Runs chosen tests, in their order, each within its processor time; notes who fails."""
+    """Runs chosen tests, in their order, each within its processor time; notes failures."""
 
     def __init__(self, limits: Mapping[str, float]) -> None:
         self._limits = {name: (n, seconds) for n, (name, seconds) in enumerate(limits.items())}

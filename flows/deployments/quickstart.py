@@ -71,7 +71,7 @@ class QuickstartOptions:
         models: the user's own models with their SLOs; none for the two examples.
         application: name of the example application in their place.
         load_factor: share of the planned rate that is offered; None: `offered_share`.
-        planner: by whom the models are planned; its plan names the policy.
+        planner: of the models; its plan names the policy.
     """
 
     models: tuple[OfferedModel, ...] = ()

@@ -278,7 +278,9 @@ def targets(
         answered = sum(m.value is not None or "can be placed" in m.refused for m in seen)
         out.append(
             Figure(
-                name=f"{row.name}: a plan, or who finds no place", value=answered, least=len(seen)
+                name=f"{row.name}: a plan, or the models without a place",
+                value=answered,
+                least=len(seen),
             )
         )
         return out

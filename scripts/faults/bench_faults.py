@@ -1,6 +1,6 @@
 """Faults on a running system, at load factor 0.6 if nothing else is asked for.
 
-What is lost, who waits, how soon all is well. Two emulated models of two stages on pools of four
+Losses, waits, and how soon all is well. Two emulated models of two stages on pools of four
 vGPUs over two nodes each are served by the real Triton and loaded with requests whose right answers
 are known. A few seconds into each run one part is broken; a prober asks for the state ten times a
 second and tries a request of every model.

@@ -1,4 +1,4 @@
-"""Steps x faults: who is killed at which step of a rollout under load, and what is left.
+"""Steps x faults: processes killed at each step of a rollout under load, and what is left.
 
 One table row per step, one column per fault: the plan in force at the end (old or new), and the
 requests lost (never answered) beside those open when the process was killed. Late requests, and

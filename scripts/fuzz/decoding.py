@@ -207,7 +207,7 @@ atexit.register(_LISTENER.close)
 
 
 def frames(data: bytes) -> None:
-    """A stream in pieces: over a Unix socket, over TCP with a proof, or to who has to prove."""
+    """A stream in pieces: over a Unix socket, over TCP with a proof, or before a proof."""
     taken = Taken(data)
     role, split = taken.below(4), Taken(taken.take(8))
     rest = taken.rest()
@@ -216,7 +216,7 @@ def frames(data: bytes) -> None:
         through(socket.AF_UNIX, stream, _pieces(split))
         return
     key = transport_key("token")
-    if role == 2:  # noqa: PLR2004  # who listens
+    if role == 2:  # noqa: PLR2004  # the listener
         challenge = Challenge(key, "here")
         proof = Prover(key, "here").answer(challenge.frame) if split.below(4) else b""
         through(socket.AF_INET, proof + stream, _pieces(split), challenge=challenge)

@@ -12,6 +12,11 @@ import pytest
 from tests.repository.files import ROOT, tracked_files
 
 FORBIDDEN = re.compile(r"\b(whoever|nobody|somebody|anew)\b", re.IGNORECASE)
+# A pronoun for a process; people may be meant.
+WHO = re.compile(
+    r"\b(?<!people )(?<!users )(?<!user )(?<!operators )(?<!readers )(who|whom)\b(?!`)",
+    re.IGNORECASE,
+)
 FIRST = re.compile(r"\W*(who|what|whether|that)\b", re.IGNORECASE)
 HEADING = re.compile(r"^(#.*)$", re.MULTILINE)
 LABELS = [
@@ -74,6 +79,20 @@ def forbidden(path: Path, text: str) -> Iterator[Place]:
         for word in FORBIDDEN.findall(said):
             if said.lower() != word.lower():
                 yield number, word
+
+
+def pronouns(path: Path, text: str) -> Iterator[Place]:
+    """Numbers of lines that say who for a process, and the word; tests tell stories of theirs."""
+    if path.parts[0] == "tests":
+        return
+    if path.suffix == ".py":
+        tree = ast.parse(text)
+        places = [*docstrings(tree), *((number, said) for number, said, _ in comments(text))]
+    else:
+        places = list(enumerate(text.splitlines(), 1))
+    for number, said in places:
+        for word in WHO.findall(said):
+            yield number, word
 
 
 def first_words(path: Path, text: str) -> Iterator[Place]:
@@ -141,6 +160,28 @@ def test_no_text_has_a_forbidden_word() -> None:
         for number, word in forbidden(path, text)
     ]
     assert found == []
+
+
+def test_a_process_is_named_where_it_acts() -> None:
+    found = [
+        f"{path}:{number}: {word}"
+        for path, text in prose()
+        for number, word in pronouns(path, text)
+    ]
+    assert found == []
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("# Who holds it waits.", ["Who"]),
+        ("# Behind those whom it serves.", ["whom"]),
+        ("# For people who read it, and a user who may not.", []),
+        ("who = 1", []),
+    ],
+)
+def test_a_pronoun_for_a_process_is_noticed(line: str, words: list[str]) -> None:
+    assert [word for _, word in pronouns(Path("flows/a.py"), line)] == words
 
 
 def test_docstrings_comments_and_headings_begin_with_their_subject() -> None:

@@ -2,8 +2,8 @@
 
 It announces its last cut, the least budget there and the rate there of the last two seconds: at
 once where the cut is another one, every half second where rate or budget are others by more than a
-tenth, and else before its lease ends. Who moves to another cut takes along the rate of all that it
-sends. Who sends nothing any more gives its lease back.
+tenth, and else before its lease ends. A client that moves to another cut takes along the rate of
+all that it sends. A client that sends nothing any more gives its lease back.
 """
 
 from collections import deque
@@ -47,10 +47,11 @@ class Announcing:
     def sends(self, now_us: int) -> Announcement | None:
         """Its last cut, the least budget and the rate there of the last seconds.
 
-        None: it sends nothing. Who has begun to send says so at once, by the rate since then. At
+        None: it sends nothing. A client that has begun to send says so at once, by the rate since
+            then. At
         its last cut that is the part of all requests that has gone there since the first of them
-        did. Who has just moved is counted whole, so that one plan follows the move, and not one for
-        its first request and then another for its rate.
+        did. One that has just moved is counted whole, so that one plan follows the move, and not
+        one for its first request and then another for its rate.
         """
         us_per_s = 1_000_000
         long_us = max(WINDOW_US, PERIODS * us_per_s / self._rps)

@@ -9,9 +9,9 @@ With head H(p), bytes(p), bandwidth, round trip and expected tail S(p), a reques
 and leaves the server budget(p) = slo - H(p) - upload(p) - rtt. A cut is feasible where that is at
 least twice its least tail: the longest wait of a batch is as long as its run. M is feasible where
 H(M) <= slo. Where nothing is feasible as far as is known, the cut is named as a trial that would be
-with the least bandwidth: who has an idle link and would only give the request up may send it all
-the same, and learns what the link does. (Graft, section 2.2, leaves the rule open; Neurosurgeon's,
-Kang et al. 2017, has neither queueing nor hysteresis.)
+with the least bandwidth: a client with an idle link that would only give the request up may send it
+all the same, and learns what the link does. (Graft, section 2.2, leaves the rule open;
+Neurosurgeon's, Kang et al. 2017, has neither queueing nor hysteresis.)
 """
 
 from collections.abc import Sequence

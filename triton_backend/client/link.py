@@ -116,7 +116,7 @@ class EmulatedLink:
     def foreseen_us(self, now_us: int, size: int) -> float:
         """When so many bytes would have left, handed over then.
 
-        Only who measures with hindsight may ask. inf where they never would.
+        Only a measurement with hindsight may ask. inf where they never would.
         """
         start_us = max(now_us, self._free_us)
         return self._trace.passed_us(self._trace.bits(start_us) + 8 * size)

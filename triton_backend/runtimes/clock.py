@@ -11,7 +11,7 @@ from typing import Protocol
 NS_PER_US = 1_000
 # A thread that sleeps is woken 20 to 100 µs late, even one that asked for exact timers. It sleeps
 # until so long before the instant, less what the promptest of its last wake-ups was late, and spins
-# for the rest; longer would take the core from those who have work for it.
+# for the rest; longer would take the core from threads that have work for it.
 SPIN_US = 30
 WAKE_UPS = 16
 LATE_AT_MOST_US = 150  # by more it is the machine that is busy, which may be over

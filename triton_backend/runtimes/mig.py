@@ -1,9 +1,9 @@
 """MIG slices of this machine: which there are, and which of them stand for the slices of a plan.
 
-A plan says how many slices of which kind a node has; who divides the cards (an administrator, a MIG
-manager) decides which device each of them is. Slices of a kind are alike, and so are the cards of a
-class: the first of the plan is the first that the driver lists, GPU after GPU. In a container,
-those that it was given are listed.
+A plan says how many slices of which kind a node has; the one that divides the cards (an
+administrator, a MIG manager) decides which device each of them is. Slices of a kind are alike, and
+so are the cards of a class: the first of the plan is the first that the driver lists, GPU after
+GPU. In a container, those that it was given are listed.
 
 Here: asking the driver, and the order. Not here: MPS inside a slice (`mps`), which vGPU lies in
 which slice.

@@ -1,6 +1,6 @@
 """Texts (BYTES) as rows of numbers: the length as UINT32, little-endian, and the bytes behind it.
 
-Rows may be wider than any text in them, and what lies behind a text is not cleared: who reads goes
+Rows may be wider than any text in them, and what lies behind a text is not cleared: a reader goes
 by the length, which is checked.
 """
 

@@ -50,7 +50,8 @@ ADMISSION = np.dtype(
             "offered",  # samples in the memory, faded
             "work_us",  # admitted and not yet done, as an ideal server would do it
             "last_us",
-            # where jobs enter: time for others' work of whom the plan leaves least; else inf
+            # where jobs enter: time for others' work of the one that the plan leaves least; else
+            # inf
             "common_us",
             "credit",  # of a request, where a share is let in
             "slowness",  # of the ideal server, whose vGPUs take 1
@@ -114,7 +115,7 @@ def new_admission(
 def _share_with_jobs(rows: Records, plan: Plan, guard_us: Callable[[int], int]) -> None:
     """Slow down the queues that jobs enter.
 
-    Their `common_us` is of whom the plan leaves least, or one batch's.
+    Their `common_us` is of the one that the plan leaves least, or one batch's.
     """
     entries = [(model, entry) for model in plan.models for entry in model.queues]
     for work in job_work(plan):
@@ -241,7 +242,7 @@ def _share(row: Record) -> float:
 
 @inlined
 def _has_credit(row: Record, share: float) -> bool:
-    """True if this one is let in of those of its kind, of whom this share is, evenly spread."""
+    """True if this one is let in of those of its kind, of which this share is, evenly spread."""
     row["credit"] = min(row["credit"] + share, 1.0)
     if row["credit"] < 1.0:
         return False

@@ -13,7 +13,7 @@ An early end moves nothing forward: workers hold the reserved starts. It frees t
 interval for batches to come.
 
 A shared batch's end is that of its members' stage. A batch that comes too late for its shared
-batch, and for all who would have to wait, is aborted.
+batch, and for all batches that would have to wait, is aborted.
 
 Here: the ends of stages, transfers and shared batches, lost and returned vGPUs. Not here: what is
 decided then.
@@ -113,7 +113,7 @@ def shared_batch_done(tables: Tables, shared_batch: int, end_us: int) -> bool:
 
 @kernel
 def leave_behind(tables: Tables) -> bool:
-    """Shared batches leave without members whom they can no longer wait for.
+    """Shared batches start without members that they can no longer wait for.
 
     True where a member was left.
     """

@@ -1,15 +1,15 @@
 """From one plan's tables to the next.
 
-Who waits keeps its place, what is in flight ends as reserved. Requests that wait go to the queue of
-the same model and entry in the new plan. Batches in flight go on as *former batches*: they keep
-number, slot, path and every reserved instant, and what they use is counted in the new tables:
+A waiting request keeps its place, what is in flight ends as reserved. Requests that wait go to the
+queue of the same model and entry in the new plan. Batches in flight go on as *former batches*: they
+keep number, slot, path and every reserved instant, and what they use is counted in the new tables:
 
     old resource                              new resource
     vGPU that both plans have            -->  that vGPU, under its new number
     link of a node that both plans use   -->  that link
     anything else a former batch uses     -->  one past the new plan's own, until the next change
 
-Shared batches go on as former batches too: who is aboard keeps the place, no batch boards any more.
+Shared batches go on as former batches too: their members keep their rows, no batch boards any more.
 Jobs go on where the new plan has an application of the same name and the same modules (other mean
 rows are no difference); others are dropped, and their tasks leave the old tables. So new batches
 and former batches never meet on a vGPU or a link. Requests of a model that the new plan does not
@@ -341,7 +341,8 @@ def _leave_out_jobs(
 def _shape(planned: ApplicationPlan) -> object:
     """The key that must stay the same for a job to go on.
 
-    Not how many rows are foreseen, where requests have their own: but who runs as many as whom.
+    Not how many rows are foreseen, where requests have their own: but which modules run as many as
+        which.
     """
     application = planned.application
     modules = application.modules
@@ -444,7 +445,7 @@ def _move_batches(old: Tables, new: Tables, flying: Integers, to: Integers) -> N
         at = records[link][rows]
         moved = at // (before * KINDS) * (after * KINDS) + at % (before * KINDS)
         records[link][rows] = np.where(at == NONE, NONE, moved)
-    new.batches["pool"][flying] = NONE  # a shared batch goes on with who is aboard
+    new.batches["pool"][flying] = NONE  # a shared batch goes on with its members
     paths = _paths(old, flying)[:, :hops]
     new.paths[flying, :hops] = np.where(paths == NONE, NONE, to[paths])
 

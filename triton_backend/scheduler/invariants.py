@@ -186,7 +186,7 @@ def _path(tables: Tables, slot: int) -> Iterator[str]:
 
 
 def _shared_batches(tables: Tables) -> Iterator[str]:
-    """A shared batch holds one interval and who is aboard.
+    """A shared batch holds one interval and its members.
 
     Places apart, counted, none planned to come too late.
     """

@@ -17,7 +17,7 @@ queue, the one that leaves first; else it opens one, with as many rows as still 
 these are fewer than planned, it takes the rows of a member that has time for a later shared batch,
 or opens one before others that can wait. Time spent in waiting for a shared batch is no waiting for
 a resource. With `counts.hold` a shared batch that is opened starts later, by its own length at
-most, inside the gap that it has: who comes meanwhile boards.
+most, inside the gap that it has: a batch that comes meanwhile boards.
 """
 
 from triton_backend.scheduler.compiled import FAR, NONE, Record, inlined, kernel

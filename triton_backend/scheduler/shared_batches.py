@@ -443,7 +443,7 @@ def _comes_us(tables: Tables, member: int) -> int:
 
 @kernel
 def _change(tables: Tables, member: int, before: int, shared_batch: int) -> None:
-    """A member of one shared batch sits in another of its vGPU, behind who boarded that last."""
+    """A member of one shared batch sits in another of its vGPU, behind its last one."""
     place = tables.intervals[member]
     rows = tables.batches[batch_of(tables, member)]["samples"]
     _unchain(tables, before, member)
@@ -555,7 +555,7 @@ def waits_us(tables: Tables, shared_batch: int) -> int:
 def slack_us(tables: Tables, shared_batch: int) -> int:
     """How much later a shared batch may run with none late for it.
 
-    Its members, and who follows on its vGPU.
+    Its members, and the batches that follow on its vGPU.
     """
     i = interval_of(tables, shared_batch, 0, VGPU)
     least = _least_slack(tables, shared_batch)
@@ -612,7 +612,7 @@ def shared_batch_timer(tables: Tables) -> int:
 
 @inlined
 def _late_from(tables: Tables, shared_batch: Record, start_us: int) -> int:
-    """From when on a shared batch's members are asked whether they can wait for who is missing."""
+    """From when on members of a shared batch are asked whether they can wait for missing ones."""
     return max(start_us + 1 + tables.counts[0]["patience_us"], shared_batch["leave_us"])
 
 

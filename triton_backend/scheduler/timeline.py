@@ -127,7 +127,7 @@ def delay(tables: Tables, i: int, not_before_us: int) -> None:
     yet to be looked at; an interval stands in it once (`pending` of its row), so it cannot
     overflow. Starts only grow and every follower lies later, so this ends. A shared batch does not
     follow
-    its members: who comes too late for it is `shared batches`' matter.
+    its members: a late one is `shared_batches`' matter.
     """
     intervals = tables.intervals
     hops = tables.offers.shape[1]

@@ -1,8 +1,8 @@
 """How large the batches of a plan may be: worked out once, when a generation is written.
 
-The policies of the scheduler decide that. Who asks them loads their kernels and the compiler of
-those, which takes a second of a processor; a change of plan starts a process per new vGPU and node,
-beside those that serve. So fronts, nodes and workers read the answer from a file.
+The policies of the scheduler decide that. A process that asks them loads their kernels and the
+compiler of those, which takes a second of a processor; a change of plan starts a process per new
+vGPU and node, beside those that serve. So fronts, nodes and workers read the answer from a file.
 """
 
 import json

@@ -1,9 +1,9 @@
 """A connection to one of the servers that share a port.
 
 The kernel gives each new connection to one of the servers that listen on a port (SO_REUSEPORT),
-whichever it likes. So who wants one of them connects, asks who is there (`GET /v2` gives the
-server's `--id`, which is open to everybody), and connects again until it is that one; what is asked
-then goes over the same connection.
+whichever it likes. So a caller that wants one of them connects, asks which it is (`GET /v2` gives
+the server's `--id`, which is open to everybody), and connects again until it is that one; what is
+asked then goes over the same connection.
 """
 
 import http.client

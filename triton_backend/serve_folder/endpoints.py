@@ -1,9 +1,9 @@
-"""Where a system's Triton listens, and whom it lets in: one dataclass, from option to server.
+"""Where a system's Triton listens, and its clients: one dataclass, from option to server.
 
-Open to everybody who reaches a port are inference, health and the metadata of models, which clients
-and probes need. Everything else that Triton answers needs the token, unless it was opened. gRPC
-speaks TLS when a certificate is given, and asks for the client's when an authority is; the server
-has no HTTPS, so plain HTTP then stays on the loopback address. Metrics do so by default.
+Open to every client that reaches a port are inference, health and the metadata of models, which
+clients and probes need. Everything else that Triton answers needs the token, unless it was opened.
+gRPC speaks TLS when a certificate is given, and asks for the client's when an authority is; the
+server has no HTTPS, so plain HTTP then stays on the loopback address. Metrics do so by default.
 """
 
 import argparse
@@ -33,7 +33,7 @@ ACCEPT_OLD_SERVER = "--accept-old-server"
 class Tls:
     """PEM files: the server's certificate and key, and the authority of its clients' certificates.
 
-    Without `client_authority` any client is let in; with it only those who show a certificate
+    Without `client_authority` any client is let in; with it only those that show a certificate
     that the authority signed.
     """
 
@@ -84,7 +84,7 @@ class Tls:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Endpoints:
-    """Where Triton listens and whom it trusts.
+    """Where Triton listens and which clients it trusts.
 
     Attributes:
         http, grpc, metrics: ports.
@@ -185,14 +185,14 @@ class Endpoints:
         exposed, tls = not is_loopback(self.address), self.tls
         if exposed and tls is None:
             found.append(
-                f"inference is open at {self.address}, unencrypted and to everybody who reaches it"
-                " (--tls-cert, --tls-key, --tls-client-ca)"
+                f"inference is open at {self.address}, unencrypted and to every client that "
+                "reaches it (--tls-cert, --tls-key, --tls-client-ca)"
             )
         if exposed and tls is not None and tls.client_authority is None:
-            found.append(f"everybody who reaches {self.address} may infer (--tls-client-ca)")
+            found.append(f"every client that reaches {self.address} may infer (--tls-client-ca)")
         if not is_loopback(self.metrics_address):
             at = self.metrics_address
-            found.append(f"metrics are open at {at}, to everybody who reaches it")
+            found.append(f"metrics are open at {at}, to every client that reaches it")
         if exposed and "shared-memory" in self.opened:
             found.append("clients may map any segment of this machine's /dev/shm (--open)")
         return found

@@ -7,7 +7,7 @@ It is RESTING until the reserved start of its next step, which is an event in th
 while another batch has the resource. Where it sits in a shared batch it is ABOARD, and the shared
 batch, which has a batch slot of its own, takes these steps for all. At most one event of a batch
 lies ahead of it. The end of a stage or transfer is reported to the scheduler at once, with the true
-instant. Not here: who goes first (`workers`, `links`).
+instant. Not here: which batch goes first (`workers`, `links`).
 """
 
 from triton_backend.scheduler.compiled import NONE, Record, inlined, kernel

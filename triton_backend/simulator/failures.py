@@ -73,8 +73,8 @@ def reschedule_failures(
 ) -> list[int]:
     """Put failures under the numbers of a plan that has just taken over.
 
-    Who is lost from its start. What is still to come for a worker goes with it to its new number,
-    or ends with it. A failure of a node or a GPU meets new workers there too.
+    Workers that are lost from its start. What is still to come for a worker goes with it to its new
+    number, or ends with it. A failure of a node or a GPU meets new workers there too.
 
     Args:
         world: of the new plan; its heap has the numbers of the old one.

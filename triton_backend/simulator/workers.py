@@ -11,7 +11,7 @@ What a batch lasts beside those on other vGPUs of its GPU (`cursor.interference`
               that run on the other vGPUs at this moment (`contract.profiles.InterferenceModel`)
     off       as if it were alone
 
-A shared batch runs once for all who sit in it, as soon as its start has come and no member is
+A shared batch runs once for all its members, as soon as its start has come and no member is
 missing.
 
 At every start and end on a GPU the batches that run there are timed again. Work is whole 1/1024 µs
@@ -300,7 +300,7 @@ def leave_queue(world: World, slot: int, vgpu: int) -> None:
 
 @inlined
 def answer(world: World, slot: int, now_us: int) -> None:
-    """Record that a batch's requests are answered; its tasks say what they give to whom."""
+    """Record that a batch's requests are answered; its tasks say what they give to which child."""
     tables = world.tables
     request = tables.batches[slot]["first"]
     while request != NONE:

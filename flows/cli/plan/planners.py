@@ -1,4 +1,4 @@
-"""`planners`: who plans, for what, and with which options of their own.
+"""`planners`: all planners, their demands and options.
 
 Reading those options.
 """

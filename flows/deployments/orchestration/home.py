@@ -1,4 +1,4 @@
-"""Where Prefect keeps its state and who may use its server, set before it is first imported.
+"""Prefect's state folder and the access to its server, set before it is first imported.
 
 Everything lies in the project's own folder, nothing is reported to anybody, and a server that
 starts on a busy two-core machine gets the time it needs. What the environment says already wins,
@@ -134,8 +134,8 @@ def _write(path: Path, text: str, *, over: bool) -> bool:
 def prepare_server() -> None:
     """Set what a server started from here needs to survive being killed.
 
-    Leases on limits outlive it (limits would stay taken for ever otherwise); who waits for a
-    deployment's turn looks again every few seconds.
+    Leases on limits outlive it (limits would stay taken for ever otherwise); a process that waits
+    for a deployment's turn looks again every few seconds.
     """
     defaults = {
         "PREFECT_SERVER_CONCURRENCY_LEASE_STORAGE": (

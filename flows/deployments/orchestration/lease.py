@@ -2,9 +2,9 @@
 
 The server itself forgets a lease a minute after it was last renewed (its shortest). So a process
 that holds one keeps a file per limit locked, with the lease's number in it. The kernel unlocks the
-file when the holder dies, however that happens; who waits for the limit on the same host then gives
-the dead holder's lease back. A living holder's file stays locked: nothing is ever taken from it. A
-holder on another host has its file there, and is waited for at the server.
+file when the holder dies, however that happens; a process that waits for the limit on the same host
+then gives the dead holder's lease back. A living holder's file stays locked: nothing is ever taken
+from it. A holder on another host has its file there, and is waited for at the server.
 """
 
 import fcntl

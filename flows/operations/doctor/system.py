@@ -73,7 +73,7 @@ def server_version(at: Surroundings) -> Iterator[Finding]:
 
 @check("open addresses")
 def open_addresses(at: Surroundings) -> Iterator[Finding]:
-    """Whom the sockets of the running system let reach it, as the kernel has them."""
+    """Where the sockets of the running system can be reached from, as the kernel has them."""
     served = at.served()
     if served is None:
         yield good("nothing is served from here")

@@ -9,7 +9,7 @@ nearly one budget are one entry, planned for 1.1 times its rate. Another plan is
 
 at most once a second. Until it is in force, a shadow pool serves what the old plan does not know.
 
-Here: when, and for what. Not here: how plans are made and brought into force, and who counts rates.
+Here: when, and for what. Not here: how plans are made, brought into force, and rates counted.
 """
 
 import math
@@ -44,7 +44,7 @@ STEP = 1.2  # budgets are rounded down to its powers
 MOST_ENTRIES = 200  # of a model
 WATCH_S = 0.25  # between two looks,
 MEASURED_S = 2.0  # of which rates are counted, live,
-SAID_S = 0.5  # up to so long ago: who has just begun or moved says so by then
+SAID_S = 0.5  # up to so long ago: a client that has just begun or moved says so by then
 CHANCE = 1.5  # standard deviations of a count that are taken for chance
 START_S = 2.0  # simulated: from a plan to its new workers' readiness
 
@@ -639,7 +639,8 @@ class CutsGuide:
     def _said_rps(self) -> dict[tuple[str, int], float]:
         """The most that was announced at each cut while what is counted came in, or since.
 
-        Without it who moves would be planned for at its former cut too, as one that announced
+        Without it a client that moves would be planned for at its former cut too, as one that
+        announced
         nothing there, or at its next one before it could announce that: two plans for one move.
         """
         keys = {key for said in self.said for key in said}

@@ -252,7 +252,7 @@ def price(
 def members(
     stage: int, size: int, pi: Floats, allowed: Mask, arrays: Arrays, room: Room, chosen: Mask
 ) -> float:
-    """Fill in who is in the best group of so many entries on a stage; returns its gain."""
+    """Fill in the entries of the best group of so many entries on a stage; returns its gain."""
     for item in range(len(chosen)):
         chosen[item] = False
     starts = len(arrays.block)
@@ -400,8 +400,8 @@ def _no_dearer(one: Floats, other: Floats, most: int) -> bool:
 def rows_needed(start: int, stage: int, own: Floats, arrays: Arrays, kept: Ints) -> int:
     """Fill in options of a start's alignment stages that no other one replaces beside a stage.
 
-    How many they are. What counts of an option's time is who is in time with it, and of its costs
-    those of so many entries.
+    How many they are. What counts of an option's time is which entries are in time with it, and of
+    its costs those of so many entries.
 
     Args:
         start: of the alignment stages.

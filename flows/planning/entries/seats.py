@@ -1,6 +1,6 @@
 """Which way every entry takes, of those that are given; by seats where rates are equal.
 
-Who sits where is sorted out afterwards, so that a plan is a few whole numbers. A way is a shared
+Seats are given out afterwards, so that a plan is a few whole numbers. A way is a shared
 stage s and how entries of a start come to it: directly, or by an alignment stage a. It has seats,
 and takes as long as both stages, tau. An entry may take a seat where tau is in its limit; limits
 and times are sorted, so the seats go round if for every limit there are as many seats in time as

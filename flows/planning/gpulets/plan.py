@@ -232,7 +232,8 @@ def seat_pipelines(
         factors.append(factor)
         known_us = [math.ceil(int(v) * factor - ROUNDING) for v in cell.latency_us]
         turns_us.append(max(known_us[: where + 1]))
-        # So large that who comes right after the start of a batch is in time with as large a one.
+        # So large that a request that comes right after the start of a batch is in time with as
+        # large a one.
         limit_us = float(master.tables.limit_us[model]) / 2 if len(models) == 1 else 0.0
         latencies.append(_with_larger(known_us, where + 1, limit_us))
         if alone is not None:

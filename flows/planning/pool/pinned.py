@@ -23,7 +23,7 @@ from triton_backend.contract.shares import share_text
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pinned:
-    """Pinned models: configurations and vGPUs [n, S] over the whole problem, and who is left.
+    """Pinned models: configurations and vGPUs [n, S] over the whole problem, and the models left.
 
     `best_effort` is what pinned models have of it, where it is still wanted.
     """

@@ -15,7 +15,7 @@ GPUs grow with the rate; where the rate allows a larger batch they fall. So a ra
 GPUs than a lower one; `least_gpus` is what any rate from a given one on needs at least.
 
 Here: curves of models as arrays.
-Not here: who shares GPUs with whom.
+Not here: which models share GPUs.
 """
 
 from dataclasses import dataclass

@@ -1,8 +1,8 @@
 """Measuring a model's cells one by one, so that an interruption loses at most one.
 
 A cell is one (model, block, GPU class, share, basis, batch). As many equal copies as the device has
-room for run while one of them is measured (`loaded`), or it is alone (`solo`). Who stores the cells
-is the caller's business.
+room for run while one of them is measured (`loaded`), or it is alone (`solo`). The caller that
+stores the cells is the caller's business.
 """
 
 import sys

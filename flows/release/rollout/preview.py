@@ -1,7 +1,7 @@
 """Preview of a change in place: its steps, and the moves of each.
 
 Here: steps and their numbers as plain data. Not here: how they are found (`contract.transition`),
-who carries them out.
+the process that carries them out.
 """
 
 from typing import Any

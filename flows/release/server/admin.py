@@ -50,7 +50,7 @@ SHARED_FOLDER = Path("/dev/shm")  # noqa: S108  # Linux's shared memory, not a t
 
 @contextlib.contextmanager
 def starting(folder: Path) -> Generator[None]:
-    """Keep a serve folder for one who renders it and starts what is rendered.
+    """Keep a serve folder for one process that renders it and starts what is rendered.
 
     Until that one has a keeper, no state file says that the folder is in use.
 

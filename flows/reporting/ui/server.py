@@ -135,7 +135,7 @@ class PageServer:
             return False
 
     def _page(self) -> bytes:
-        """The page, rendered once for all who ask between two looks at the system."""
+        """The page, rendered once for all requests between two looks at the system."""
         with self._rendering:
             seen = self._watch.plan, self._watch.live_json, self._watch.history_json
             if self._rendered is None or any(

@@ -1,7 +1,7 @@
 """Mixes of the gpulets paper behind a real Triton server, measured beside the simulator.
 
 Every mix is planned exactly and served by emulated parts of GPUs that slow each other down as those
-who really run there do (`overlap`), in slow motion: so that the mix asks for `--rps` requests/s.
+that really run there do (`overlap`), in slow motion: so that the mix asks for `--rps` requests/s.
 Tensors are small: what is measured is when batches run, not what this machine's network carries. A
 run of few SLOs is no test: no backlog has time to grow (`--rps` and `--seconds` say how many it
 has). `loads` offers shares of the planned rates as Poisson arrivals; `crowd` has one model offer
@@ -64,7 +64,7 @@ Instants = Mapping[str, NDArray[np.int64]]
 
 
 def slowed(profile: ModelProfile, slow: float) -> ModelProfile:
-    """A profile in slow motion: who presses how hard on whom stays."""
+    """A profile in slow motion: pressures on neighbours stay."""
     tables = {
         key: replace(table, latency_us=table.latency_us * slow)
         for key, table in profile.tables.items()

@@ -284,7 +284,7 @@ class Watch:
             with suppress(PoolPipeError):  # while the scheduler's standby takes over
                 status = await asyncio.to_thread(self._project.state.control, "status")
                 number = int(status["generation"])
-                if number not in self._plans:  # read beside the clients, who would send late
+                if number not in self._plans:  # read beside the clients, which would send late
                     await asyncio.to_thread(self._read, number, status["plan_id"])
                 self._see(status)
             if clock.seconds() - looked_s >= MEMORY_S:

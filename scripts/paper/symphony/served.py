@@ -322,7 +322,7 @@ def moved(options: argparse.Namespace) -> list[Figure]:
 
 
 def exchanged(plan: Plan) -> tuple[Plan, tuple[str, str]]:
-    """The plan with one model of either sub-cluster in the other one, and who they are.
+    """The plan with one model of either sub-cluster in the other one, and those models.
 
     Those two that are most alike in what they ask for, so that both sub-clusters still carry
     theirs.

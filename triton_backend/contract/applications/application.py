@@ -284,7 +284,7 @@ class Application:
         raise self._wrong("modules", f"no module {name!r}; there are {names}")
 
     def rows_vary(self, module: Module) -> bool:
-        """True if a request's rows of a module are what its givers say, who must agree then.
+        """True if a request's rows of a module are what its givers say, which must agree then.
 
         Else they are `rows_per_request` for each sample: of a module after none, of one that always
         runs `max_rows`, and of one that joins rows which do not pair up.

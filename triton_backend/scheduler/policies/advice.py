@@ -9,7 +9,7 @@ first (Symphony, section 3.5). For a pool whose peak is p requests/s and an offe
 `change` is that, word by word. It frees GPUs until all are busy, which costs requests again: it
 rings. `damped_change` leaves a share of their time free, and waits an epoch before it turns round.
 
-Here: figures and formulas. Not here: who measures, and who changes a plan.
+Here: figures and formulas. Not here: measuring, and changing a plan.
 """
 
 import math

@@ -21,7 +21,8 @@ Policies of the family differ in three rules (Symphony, sections 3.1 to 3.4; gpu
     timeout    head's arrival+k  window    least latest
     latest     latest            window    least latest
     turns      now               head      least recently served (planned batches, one stage)
-    turns-window: the same with window; who shares its vGPU with no other may send larger batches
+    turns-window: the same with window; a model that shares its vGPU with no other may send larger
+    batches
 
 Heads `window`: a head goes that would make every batch after it smaller than the target; else one
 bad burst leaves batches of one for ever. `head`: a head goes when nothing can serve it in time.
@@ -766,7 +767,7 @@ def _pool_free_from(tables: Tables, pool: int) -> int:
 #            | candidates by pipeline | pools |   ready candidates, pool behind pool    |
 #            '---- one heap of timers --------'   '--- a heap ---''--- a heap ---'
 #
-# `item` [place] is who stands at a place, `place` [item] where an item stands (NONE: nowhere),
+# `item` [place] is the item at a place, `place` [item] where an item stands (NONE: nowhere),
 # `key` [item] what it is ordered by; ties: the lower item.
 
 

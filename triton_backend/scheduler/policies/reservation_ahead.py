@@ -3,8 +3,8 @@
 It differs in three places, each of which won in `scripts/benchmarks/simulator.py`:
 
 1. On every stage but the last, `probe` compares vGPUs by when their uplink can take the batch on,
-   not by when they finish (`BY_UPLINK`; ties: who finishes first, so that a scarce uplink has
-   something to take when a batch is late; then the lowest number).
+   not by when they finish (`BY_UPLINK`; ties: the one that finishes first, so that a scarce uplink
+   has something to take when a batch is late; then the lowest number).
 2. Of the pipelines that can hold the head, it takes the one that waits least among those whose
    offer for the planned batch ends by the head's deadline; only where there is none, the one that
    waits least (ties: plan order).

@@ -8,7 +8,7 @@ an application uses too does the same, as an application of one module.
 
     free --> written --> free     when the request has left, in whatever way
 
-A slot is free at once: who still reads it does so for a job without a waiter.
+A slot is free at once: what still reads it does so for a job without a waiter.
 
 Workers of other hosts ask for the rows in these slots, and retained outputs of other hosts are
 asked for here (`transport.fetching`): the answer goes when all of it has come.

@@ -5,8 +5,8 @@ a request with its answer, and asking it whether one that is freed was cancelled
 (2.51): an answer that comes while its request is being asked is sent when the asking is over.
 
 Here: a request, how it is read and checked, the texts it is refused with, its log line. Not here:
-batches (`batches`), who sends an answer (`replies`), when a request is asked or has waited too long
-(`deadlines`).
+batches (`batches`), the threads that send answers (`replies`), when a request is asked or has
+waited too long (`deadlines`).
 """
 
 import json
@@ -376,7 +376,7 @@ class PendingRequests:
     def _reply(
         self, request: Request, reply: Reply, take: Callable[[Reply], bool] | None = None
     ) -> None:
-        """Have a request answered that was taken out: by who takes the reply, or a reply thread."""
+        """Answer a request that was taken out, by the calling thread or a reply thread."""
         with self._asking:
             if request is self._asked:
                 self._put_off = reply

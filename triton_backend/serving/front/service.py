@@ -73,7 +73,7 @@ from triton_backend.serving.transport.wire import (
 )
 
 TICK_US = 15_000
-# A larger answer takes long to send, and who sends it does not poll.
+# A larger answer takes long to send, and the thread that sends it does not poll.
 SENT_AT_ONCE_BYTES = 1 << 16
 POLLERS = 3
 # Longer than tensors for a host that does not take them are waited for (`transport.connection`).

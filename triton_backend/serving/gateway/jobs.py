@@ -121,7 +121,7 @@ class Job:
         inputs: where its front has written them.
         deadline_us: until when it has to be answered.
         outputs: by module, what its tasks have given so far and is still wanted.
-        readers: by module, who still wants its outputs.
+        readers: by module, those that still want its outputs.
         tasks: by module, those that have not ended.
         dropped: optional modules that go without.
         done: its modules have ended; it is in hand until its front has read it.

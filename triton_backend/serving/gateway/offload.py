@@ -1,6 +1,6 @@
 """Clients that run the first blocks of a model themselves.
 
-Which cuts are open, and who announced what. Requests and answers are one JSON object each:
+Open cuts, and what clients announced. Requests and answers are one JSON object each:
 
     {"command": "offer", "model"}     -> plan_id, blocks,
                                          cuts: [{block, state, tail_ms: {least, p50, p99}}]

@@ -5,7 +5,7 @@ old. So a call costs no more than a few sums, and nothing is counted twice. A ge
 without notes: a plan that has just come is measured before GPUs of it are given up, but requests
 that it cannot answer count after `STEP_US`.
 
-The formula is that of the simulator (`scheduler.policies.advice`). Not here: who follows it.
+The formula is that of the simulator (`scheduler.policies.advice`). Not here: following it.
 """
 
 import math

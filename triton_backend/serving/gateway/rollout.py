@@ -6,9 +6,9 @@
        ^                     │                                │
        └───── abort ─────────┴──────── abort, or the lease ends
 
-The second way is for those who ask for it: while *flushing* nothing more is dispatched, and the
+The second way is for operators who ask for it: while *flushing* nothing more is dispatched, and the
 swap comes within milliseconds of *flushed*. A gateway that stays *flushed* for the length of its
-lease goes back to *serving*: who flushed it has died, and requests are waiting.
+lease goes back to *serving*: the process that flushed it has died, and requests are waiting.
 
 Here: which generation is served, which is prepared, where the change stands. Not here: telling the
 core, fronts and workers of it (`state`).

@@ -1,6 +1,6 @@
 """The gateway without sockets: what fronts and workers say goes in, frames for them come out.
 
-`Gateway` owns the state around the shared scheduler core: whom a request or batch belongs to, the
+`Gateway` owns the state around the shared scheduler core: what a request or batch belongs to, the
 slots of shared memory granted to batches, which workers are up, and where a rollout stands. It is
 given the time with every call and sends through a function it is given, so it is tested without a
 socket. Every event of the core passes `Gateway._apply`, which carries out what the core decides.
@@ -207,7 +207,7 @@ class SharedBatchInFlight:
     Attributes:
         generation: by whose plan its members and its vGPU are numbered.
         decision: how it is now.
-        done: when it ran and who was aboard, until all of them have reported the stages before.
+        done: when it ran and with which members, until all of them have reported the stages before.
     """
 
     generation: "_Generation"
@@ -387,7 +387,7 @@ class _Generation:
         """A front said what it keeps back of a request's time.
 
         Timers ring as much before their instants. Of several models the least counts, as always:
-        who is sent early leaves out who comes later.
+        one that is sent early leaves out those that come later.
         """
         if self._guards_us.get(model, guard_us) != guard_us:
             self._guards_us[model] = guard_us
@@ -965,7 +965,7 @@ class Gateway:
     def _show_run(
         self, place: StagePlace, hop: Hop, samples: int, span_us: tuple[int, int]
     ) -> None:
-        """Let those who watch workers and pools know of a run under the plan served."""
+        """Tell the watches of workers and pools of a run under the plan served."""
         took_us = span_us[1] - span_us[0]
         self._use.ran(hop.vgpu, took_us)
         actions = self._served.supervisor.stage_done(
@@ -976,7 +976,7 @@ class Gateway:
     def shared_batch_done(
         self, shared_batch_id: int, aboard: Sequence[int], times: TimesBody, now_us: int
     ) -> None:
-        """A joint run is over; who was not aboard runs again."""
+        """A joint run is over; a member that was not in it runs again."""
         number = shared_batch_id - self._first_batch
         shared_batch = self._shared_batches.get(number)
         if shared_batch is None or shared_batch.vgpu != times.vgpu or shared_batch.done is not None:
@@ -1285,7 +1285,7 @@ class Gateway:
     def _look_at_former_batches(self, now_us: int) -> None:
         """Give up batches of earlier generations that should have ended long ago.
 
-        Forget who has none.
+        Forget those that have none.
         """
         if not self._former:
             return
@@ -1373,7 +1373,7 @@ class Gateway:
     def send_deferred(self, now_us: int) -> None:
         """Send frames without a waiter, one after the other.
 
-        Each who hears of a generation reads its plan, some milliseconds in which he does nothing
+        Each that hears of a generation reads its plan, some milliseconds in which it does nothing
         else; all at once would take every processor of the host from requests.
         """
         if not self._deferred_frames or now_us < self._deferred_us:
@@ -1543,7 +1543,7 @@ class Gateway:
                 del self._unsaid_shared_batches[number]
 
     def _send_shared_batch(self, shared_batch: SharedBatchInFlight, batches: Sequence[int]) -> None:
-        """Tell the worker of a shared batch who runs together, and from when on."""
+        """Tell the worker of a shared batch its members and its start."""
         deployment, start_us = shared_batch.generation.deployment, shared_batch.decision.start_us
         patience_us = max(deployment.longest_slos_us)
         numbers = tuple(self._first_batch + batch for batch in batches)

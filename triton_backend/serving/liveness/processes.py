@@ -204,7 +204,7 @@ class HealthBoard:
             self.rows[vgpu, column] = 0
 
     def remove(self) -> None:
-        """Delete the file; those who map it keep it till then."""
+        """Delete the file; processes that map it keep it till then."""
         self.path.unlink(missing_ok=True)
 
 
@@ -234,7 +234,7 @@ class HealthRow:
     def keep_beating(
         self, clock: Clock, stop: threading.Event, owned_by: Callable[[int], None]
     ) -> None:
-        """Show that this process runs, and read whom it belongs to; for a thread of its own."""
+        """Show that this process runs, and read its owners; for a thread of its own."""
         self._rows[self._vgpu, _PID] = os.getpid()
         known = {0}
         while True:

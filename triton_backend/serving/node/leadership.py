@@ -6,7 +6,7 @@ Workers belong to both servers, and outlive either (`OwnerWatch`). One of the mo
                  ^                                                   |
                  +------------- whose lock is free then <------------+
 
-Who leads has a lock that ends with its process, and so is what says that a model is there at all:
+The leader has a lock that ends with its process, and so is what says that a model is there at all:
 the last to leave ends the workers. Where there is one gateway, its model leads always.
 """
 

@@ -55,7 +55,7 @@ from triton_backend.serving.transport.shared_memory import SHARED_FOLDER
 from triton_backend.serving.worker.stage_probe import read_tensors, run_stage, write_tensors
 
 WATCH_SECONDS = 0.05
-LOADING_AT_ONCE = 2  # more would take the processor from those who serve
+LOADING_AT_ONCE = 2  # more would take the processor from workers that serve
 FIRST_BACKOFF_US = 100_000
 LONGEST_BACKOFF_US = 5_000_000
 HEALTHY_AFTER_US = 10_000_000
@@ -179,7 +179,7 @@ class _Worker:
     def remove(self) -> None:
         """Wait for the end of its process, and delete its segment.
 
-        Who maps it keeps it till then.
+        Processes that map it keep it till then.
         """
         if self.process is not None:
             self.process.wait()
@@ -503,7 +503,8 @@ class Node:
     def _watch_all(self, now_us: int) -> None:
         """Take note of what ended, and start what is to run.
 
-        Who takes the lead where all workers live needs no fork server: to load it would take the
+        A model that takes the lead where all workers live needs no fork server: to load it would
+            take the
         processor from requests just when one server answers them all.
         """
         for _, health in self._boards.values():

@@ -12,7 +12,7 @@ there:
 4. `serve_generations`: which generations nodes of the host have from now on;
 5. `remove_models`: models of nodes that no plan uses any more.
 
-Only files: who reads them sees to the rest.
+Only files: their readers see to the rest.
 """
 
 import base64

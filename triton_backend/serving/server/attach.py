@@ -8,9 +8,9 @@
         triton.serve()
 
 PyTriton loads every model of the repository that it is given: fronts, scheduler and nodes are
-native models and need nothing else of the program. There is no keeper here: who starts the server
-keeps it well, so a front or scheduler whose process dies stays away until the program ends. Workers
-are their node's, which renews them.
+native models and need nothing else of the program. There is no keeper here: the process that starts
+the server keeps it well, so a front or scheduler whose process dies stays away until the program
+ends. Workers are their node's, which renews them.
 """
 
 import atexit

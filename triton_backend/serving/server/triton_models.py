@@ -304,7 +304,7 @@ class _JsonModel(_Model):
         return triton.InferenceResponse([triton.Tensor(self.OUTPUT, text)])
 
     def admitted(self, texts: Mapping[str, bytes]) -> dict[str, Any]:
-        """The answer, for who knows the system's token."""
+        """The answer, for a caller that has the system's token."""
         if not self.knows_token(texts["token"]):
             raise InputError("control request", "wrong token")
         return self.answer(texts["request"].decode(errors="replace"))
@@ -315,7 +315,7 @@ class _JsonModel(_Model):
 
 
 class OffloadModel(_JsonModel):
-    """Which cuts are open, for everybody; what clients announced, for who has the token."""
+    """Open cuts, for every client; what clients announced, for a caller with the token."""
 
     OUTPUT = "answer"
 
@@ -362,7 +362,7 @@ class ControlModel(_JsonModel):
         from triton_backend.serving.gateway.service import SchedulerService  # noqa: PLC0415
 
         self._service = SchedulerService(self.settings, self.deployment, self.clock, self.name)
-        self.heartbeat.start()  # already now: who waits for it sees that it compiles
+        self.heartbeat.start()  # already now: a process that waits for it sees that it compiles
         self._service.start()
 
     def end(self) -> None:

@@ -1,16 +1,17 @@
-"""How who connects over TCP proves that it belongs to the system.
+"""How a peer over TCP proves that it belongs to the system.
 
 1. The listener sends CHALLENGE: a nonce of its own for this connection.
-2. Who connected answers PROOF: HMAC-SHA-256 over the nonce and the address it dialled, under a key
+2. The peer that connected answers PROOF: HMAC-SHA-256 over the nonce and the address it dialled,
+under a key
    that is derived from the deployment's token. Until then the listener takes nothing else from it.
 
 The token itself, which opens the repository API, never crosses the network, the key does not open
 that API, and a proof is good for one connection to one address.
 
-Not done: frames and tensors are neither encrypted nor signed, and the listener proves nothing. Who
-can read or change packets between the hosts reads tensors and takes over connections that are
-proven: give hosts a network of their own. Unix sockets need no proof: their folder is their user's
-alone.
+Not done: frames and tensors are neither encrypted nor signed, and the listener proves nothing.
+Whatever can read or change packets between the hosts reads tensors and takes over connections that
+are proven: give hosts a network of their own. Unix sockets need no proof: their folder is their
+user's alone.
 """
 
 import hmac
@@ -58,7 +59,7 @@ class Challenge:
 
 
 class Prover:
-    """The side of who connected to `address`."""
+    """The side of the peer that connected to `address`."""
 
     def __init__(self, key: bytes, address: str) -> None:
         self._key = key

@@ -4,8 +4,8 @@ Reading and calling back happen in the one thread that polls (`event_loop`); `se
 methods that send may be called from any thread. What a peer may make us hold is bounded: one frame
 body while reading, `MAX_PENDING_BYTES` of frames that it does not take; a peer that exceeds either
 is disconnected. Tensors that come are read straight into the memory that the handler names after it
-has seen the header; tensors that wait to be sent stay in the memory of their sender, who is called
-when they have left it.
+has seen the header; tensors that wait to be sent stay in the memory of their sender, which is
+called when they have left it.
 """
 
 import contextlib
@@ -95,7 +95,7 @@ class Handler(Protocol):
 
 @dataclass(slots=True)
 class _Payload:
-    """A frame with tensors that waits: its bytes, those to be sent up to its end, whom to call."""
+    """A frame with tensors that waits: its bytes, those to be sent up to its end, what to call."""
 
     size: int
     left: int
@@ -312,7 +312,7 @@ class Connection:
         return True
 
     def _done(self) -> list[Callable[[], None]]:
-        """Whom to call because their tensors have been sent."""
+        """Take out the calls whose tensors have been sent."""
         done: list[Callable[[], None]] = []
         while self._payloads and self._payloads[0].left <= 0:
             done.append(self._payloads.popleft().sent)

@@ -113,7 +113,7 @@ class EventLoop:
 
     @property
     def connections(self) -> tuple[Connection, ...]:
-        """Everyone connected who belongs to the system."""
+        """All connected peers that belong to the system."""
         # Other threads may connect meanwhile.
         return tuple(peer for peer in list(self._connections.values()) if peer.authenticated)
 
@@ -323,7 +323,7 @@ class EventLoop:
 
     def close(self) -> None:
         """Close everything, without notice."""
-        # Paths first: who takes our place when our connections end, may use them at once.
+        # Paths first: a process that takes our place when our connections end may use them at once.
         for path in self._paths:
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(path)  # noqa: PTH108  # socket addresses are texts here

@@ -2,15 +2,15 @@
 
 Retained outputs of modules, inputs of jobs at fronts.
 
-    who needs them   ──FETCH (a piece, names of tensors)──>   who has the memory mapped
+    needs them       ──FETCH (a piece, names of tensors)──>   has the memory mapped
                      <──FETCHED (the rows behind it)───────
 
 Of retained outputs any worker of their host is asked, the one that wrote them first: they outlive
 it. What comes is kept apart until it is complete, because the batch that wants it may be aborted
 meanwhile and its slot be another's.
 
-Here: questions, answers, whom to ask next. Not here: where rows lie (`retained`), what waits for
-them.
+Here: questions, answers, which process to ask next. Not here: where rows lie (`retained`), what
+waits for them.
 """
 
 from collections.abc import Callable, Sequence
@@ -44,7 +44,7 @@ Fetched = Callable[[Arrays | None], None]
 
 @dataclass(slots=True, eq=False)
 class _Fetch:
-    """A question that waits for its answer, and whom else it can be put to."""
+    """A question that waits for its answer, and the processes that it can be put to."""
 
     addresses: list[str]
     body: FetchBody
@@ -178,7 +178,7 @@ def bytes_of(arrays: Arrays) -> list[memoryview]:
 def holders(
     deployment: Deployment, application: str, piece: RowSlice, node: str | None
 ) -> list[str]:
-    """Addresses of those who have the memory of a piece, where it lies on another host.
+    """Addresses of processes that have the memory of a piece, where it lies on another host.
 
     None where it is here.
 

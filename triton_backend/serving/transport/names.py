@@ -2,8 +2,8 @@
 
 A look-up takes as long as the machine's resolver likes, many seconds where its server is away; the
 time-out of a socket does not bound it. So each is done in a thread of its own, one at a time for a
-host. Who connects waits a little for it, once, and goes on with the address known before, if there
-is one.
+host. A thread that connects waits a little for it, once, and goes on with the address known before,
+if there is one.
 """
 
 import ipaddress

@@ -5,8 +5,8 @@ which the gateway grants with the dispatch and frees when the jobs in it have be
 outlives the worker, and the node too: one that is started again maps it as it is, and what its
 predecessor wrote can still be read. It goes when the node model of its generation is unloaded.
 
-Here: the retained outputs that a process of this host has mapped. Not here: who may read when
-(`gateway.jobs`).
+Here: the retained outputs that a process of this host has mapped. Not here: which process may read
+when (`gateway.jobs`).
 """
 
 from collections.abc import Iterable

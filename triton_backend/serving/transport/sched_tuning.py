@@ -6,10 +6,10 @@ Everything here works for microseconds at a time, so short slices cost nothing, 
 not wait for the whole slice of the thread on the core. Linux 6.12 and later (`sched_setattr`, the
 slice is `sched_runtime`); others refuse or ignore it, and all is as before. Low priority: a process
 that loads its stages beside others that serve gives way to them, until it asks for short slices
-itself. And few of them load at a time: a processor that is free runs who wakes up at once, where
-one that a process of the lowest priority has may do so milliseconds later. Exact timers: a sleeping
-thread is woken up to 50 µs late, so that the kernel may join wake-ups; one that asks for none of
-this is woken 20 to 30 µs after the instant.
+itself. And few of them load at a time: a processor that is free runs a thread that wakes up at
+once, where one that a process of the lowest priority has may do so milliseconds later. Exact
+timers: a sleeping thread is woken up to 50 µs late, so that the kernel may join wake-ups; one that
+asks for none of this is woken 20 to 30 µs after the instant.
 """
 
 import contextlib
@@ -29,8 +29,8 @@ LONG_SLICE_NS = 100_000_000
 # load.
 LOWER_BY = 10
 LOWEST = 19
-# So long who gives way waits for others that load: beyond that it is a disk or a GPU that they wait
-# for.
+# So long a process that gives way waits for others that load: beyond that it is a disk or a GPU
+# that they wait for.
 TURN_SECONDS = 1.0
 _PR_SET_TIMERSLACK = 29
 _SYSCALLS = {"x86_64": 314, "aarch64": 274}
@@ -92,8 +92,8 @@ def lower_priority(process: int) -> bool:
 def turn_to_load(folder: Path) -> Generator[None]:
     """Where this process gives way, have it load while few others of its host do.
 
-    For a main thread. Half of the processors stay free of what loads. Who waits for longer than
-    `TURN_SECONDS` loads all the same.
+    For a main thread. Half of the processors stay free of what loads. A process that waits for
+    longer than `TURN_SECONDS` loads all the same.
 
     Args:
         folder: of files that say whose turn it is, one for all processes of a host.

@@ -141,7 +141,7 @@ class Segment:
     def views(self, slot: int, samples: int) -> Arrays:
         """The tensors of a batch in a slot: arrays [samples, ...] on the shared memory itself.
 
-        The same dictionary for every caller, who does not change it.
+        The same dictionary for every caller, which does not change it.
 
         Raises:
             InvariantError: no such slot, or more samples than a slot holds.
@@ -216,7 +216,7 @@ class Segment:
         self.unlink()
 
     def unlink(self) -> None:
-        """Delete; who has it mapped keeps it."""
+        """Delete; a process that has it mapped keeps it."""
         if self.path is not None:
             self.path.unlink(missing_ok=True)
 

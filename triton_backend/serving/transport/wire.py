@@ -49,7 +49,7 @@ class FrameError(PoolPipeError):
 class Kind(IntEnum):
     """Kinds of frames; sender and receiver stand beside each."""
 
-    HELLO = 1  # front, worker or standby -> scheduler: who I am (JSON)
+    HELLO = 1  # front, worker or standby -> scheduler: the sender (JSON)
     HEARTBEAT = 2  # scheduler -> anyone: I am alive, and what time it is here (JSON)
     PLAN = 3  # scheduler -> fronts and standby: from now on this generation (JSON)
     ARRIVAL = 4  # front -> scheduler
@@ -173,7 +173,8 @@ class WorkerHello(NamedTuple):
     """HELLO of the worker of a vGPU of a generation.
 
     `idle_us`: when batches of another life of the scheduler will have run here, as planned
-    (gateway's time); 0 where there are none. Who has some says HELLO again when it is idle.
+    (gateway's time); 0 where there are none. A worker that has some says HELLO again when it is
+    idle.
     """
 
     generation: int
@@ -475,7 +476,7 @@ class SharedBatchBody(NamedTuple):
 
     It replaces what was said of the shared batch before; without batches it is over. From
     `leave_us` on
-    it leaves without who is missing: the members to wait for are not known any more.
+    it starts without the missing ones: the members to wait for are not known any more.
     """
 
     start_us: int
@@ -694,7 +695,7 @@ def unpack_shared_batch(body: bytes) -> SharedBatchBody:
 
 
 def pack_shared_batch_done(times: TimesBody, batches: Sequence[int]) -> bytes:
-    """Body of SHARED_BATCH_DONE: when it ran, and who was aboard."""
+    """Body of SHARED_BATCH_DONE: when it ran, and its members then."""
     return _TIMES.pack(*times) + _pack_numbers(batches)
 
 

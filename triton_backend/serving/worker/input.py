@@ -31,7 +31,7 @@ Ready = Callable[[str], None]
 
 @dataclass(slots=True, eq=False)
 class _Gathering:
-    """A batch that waits for rows from other hosts: how many pieces are missing, and who waits."""
+    """A batch that waits for rows from other hosts: missing pieces, and the queue that waits."""
 
     missing: int
     ready: Ready

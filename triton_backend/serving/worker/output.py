@@ -50,7 +50,7 @@ class ReceiverGoneError(PoolPipeError):
 class OutputTarget(NamedTuple):
     """Where a stage's results go: `slot` of the channel to the next worker, or to the front.
 
-    `segment` is the channel's, laid out for who receives them; without a channel it is the own
+    `segment` is the channel's, laid out for the receiver; without a channel it is the own
     retained outputs.
     """
 
@@ -180,7 +180,7 @@ class OutputSender:
             self.pass_on(batch, target, span_us[1])
 
     def pass_on(self, batch: QueuedBatch, target: OutputTarget, end_us: int) -> None:
-        """Tell who receives it of a batch whose results were written at `end_us`."""
+        """Tell its receiver of a batch whose results were written at `end_us`."""
         if batch.tag not in self._served:  # its generation was given up while it ran
             target.release()
             return
@@ -228,7 +228,7 @@ class OutputSender:
         if tag not in self._served:
             return
         deployment, _ = self._served[tag]
-        retained = body.express == RETAINED  # the scheduler knows whom it concerns
+        retained = body.express == RETAINED  # the scheduler knows its readers
         channel = None if retained else self._channels.to_front(deployment, _name(deployment, body))
         if channel is not None:
             channel.connection.send(data)

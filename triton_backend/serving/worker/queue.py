@@ -101,7 +101,7 @@ class BatchQueue:
 
     Args:
         segment: where their tensors lie; it has a slot for every batch accepted.
-        now_us: the gateway's time. It is read under the lock: who looks later sees a later instant,
+        now_us: the gateway's time. It is read under the lock: a later look sees a later instant,
             so a batch that was not due for one thread is so for the other.
     """
 
@@ -260,7 +260,7 @@ class BatchQueue:
     def arrived(self) -> list[QueuedBatch]:
         """Batches that board whose tensors have come, from another worker; once each.
 
-        The scheduler decides by that whom their shared batch waits for.
+        The scheduler decides by that which members their shared batch waits for.
         """
         if not self._arriving:
             return []

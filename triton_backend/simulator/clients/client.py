@@ -214,7 +214,7 @@ class VirtualClient:
         self._next(now_us)
 
     def _next(self, now_us: int) -> None:
-        """Give the device to who waits longest."""
+        """Give the device to the request that waits longest."""
         while self._turns and not self._busy:
             request, whole = self._turns.popleft()
             if now_us >= request.deadline_us:

@@ -1,8 +1,8 @@
 """Clients and server in one virtual time.
 
 Time goes on in ticks. In each, clients do what falls into it; what they send is offered to the
-server, which then catches up; who was answered hears of it at the next tick at the earliest. So
-no part knows anything before it happened, and answers are known at most one tick late.
+server, which then catches up; a client that was answered hears of it at the next tick at the
+earliest. So no part knows anything before it happened, and answers are known at most one tick late.
 """
 
 import heapq
@@ -50,7 +50,7 @@ class Announced(NamedTuple):
 class _Line:
     """A queue of the plan in force.
 
-    Its planned rate, whether it has pools of its own, who came lately.
+    Its planned rate, whether it has pools of its own, clients that came lately.
     """
 
     rate_rps: float
@@ -72,7 +72,7 @@ class ClosedLoop:
 
     Args:
         plan: what serves at first.
-        clients: who asks.
+        clients: those that ask.
         options: of the scheduler; nothing but the clients offers load.
         foresight: clients decide with hindsight.
 

@@ -12,7 +12,7 @@ takes the largest b with b / rate + l(b) <= SLO, so d = b / rate, and l(b) / d o
 remainders are merged, the fullest first, each into the GPU that is fullest afterwards: the shorter
 duty cycle holds, so the other batches shrink with it, hence the name.
 
-Here: the packing, on whole numbers of µs. Not here: who asks for it, and what GPUs cost.
+Here: the packing, on whole numbers of µs. Not here: its callers, and what GPUs cost.
 """
 
 import math
