@@ -6,7 +6,9 @@ Dockerfile that install packages and compile kernels are left out. The rest is a
 
 import contextlib
 import os
+import shutil
 import signal
+import tempfile
 import threading
 from collections import Counter
 from collections.abc import Generator, Iterator
@@ -108,7 +110,7 @@ def pods(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Pod]]:
         serve=ServeOptions(artifacts=root / "artifacts"), image=IMAGE, request_gpus=False
     )
     bundle = render_container(plan, root / "bundle", options).folder
-    podman = Podman(root / "podman")
+    podman = Podman(Path(tempfile.mkdtemp(prefix="pods-")))  # its paths have to be short
     podman.set_up()
     try:
         build_image(podman, bundle, root / "scratch")
@@ -136,6 +138,7 @@ def pods(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Pod]]:
         yield made
     finally:
         podman.tear_down(NETWORK)
+        shutil.rmtree(podman.folder, ignore_errors=True)
 
 
 def workers_up(gateway: Pod) -> int:

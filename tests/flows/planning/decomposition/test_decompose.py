@@ -37,8 +37,8 @@ SLOW_INSTANCES = settings(
 @pytest.fixture
 def at_prices(monkeypatch: pytest.MonkeyPatch) -> None:
     """However few models there are, they are planned at prices alone."""
-    monkeypatch.setattr(searching, "_SEVERAL", 1)
-    monkeypatch.setattr(searching, "MANY", 1)
+    monkeypatch.setattr(searching, "PRICES_FIRST_FROM_MODELS_MANY_CLASSES", 1)
+    monkeypatch.setattr(searching, "PRICES_FIRST_FROM_MODELS", 1)
 
 
 @pytest.mark.long

@@ -42,8 +42,8 @@ def test_few_models_are_never_worse_with_more_stages(
     problem: Problem3, at_prices: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if at_prices:
-        monkeypatch.setattr(searching, "_SEVERAL", 1)
-        monkeypatch.setattr(searching, "MANY", 1)
+        monkeypatch.setattr(searching, "PRICES_FIRST_FROM_MODELS_MANY_CLASSES", 1)
+        monkeypatch.setattr(searching, "PRICES_FIRST_FROM_MODELS", 1)
     values: list[float] = []
     for stages in (1, 2, 3):
         options = PlanOptions(gap=0.2, slo_margin=0.0, max_partitions=stages)

@@ -41,7 +41,7 @@ from triton_backend.serving.loadgen.__main__ import main as loadgen
 pytestmark = pytest.mark.slow
 CLIENTS: dict[str, Any] = {"grpc": grpc_client, "http": http_client}
 DTYPES = {"float32": "FP32", "uint8": "UINT8"}
-PATIENT_US = 1_000_000
+PATIENT_US = 1_500_000  # of which 0.6 s are kept back as guard
 FIRST, *OTHERS = ("reservation", "eager", "deferred", "turns")
 ORIGINALS = {"residual": residual_net, "chain": chain}
 CLIENTS_AT_ONCE, ASKED, KILLED_AFTER = 6, 120, 30
