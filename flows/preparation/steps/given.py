@@ -9,6 +9,7 @@ from flows.files import StepForm, read_step_forms
 from triton_backend.contract.applications.steps import Step
 from triton_backend.contract.errors import InputError
 from triton_backend.contract.tensors import BYTES, TensorSpec
+from triton_backend.runtimes.base import ROWS, counts_name, counts_of
 
 DEFAULT_MAX_BATCH = 8
 
@@ -61,6 +62,7 @@ def _given(form: StepForm, base: Path) -> GivenStep:
     for name in most:
         if all(spec.name != name or spec.dtype != BYTES for spec in (*sides[0], *sides[1])):
             raise InputError(f"{where}, max_bytes.{name}", "is no tensor of BYTES")
+    _check_counts(f"{where}, outputs", sides[1])
     for name in form.arguments or {}:
         if name in form.inputs:
             raise InputError(f"{where}, arguments.{name}", "is the name of an input")
@@ -75,6 +77,16 @@ def _given(form: StepForm, base: Path) -> GivenStep:
         samples=form.samples and base / form.samples,
         max_batch=form.max_batch or DEFAULT_MAX_BATCH,
     )
+
+
+def _check_counts(where: str, outputs: tuple[TensorSpec, ...]) -> None:
+    """Refuse rows of a number of their own that no worker could keep (`base.counts_of`)."""
+    kinds = {spec.name: spec.dtype for spec in outputs}
+    for name, count in counts_of(kinds).items():
+        if count == ROWS:  # which counts what the step refuses, too
+            raise InputError(f"{where}.{ROWS}", f"is for all outputs; state {counts_name(name)}")
+        if kinds[name] == BYTES:
+            raise InputError(f"{where}.{name}", f"is BYTES, whose rows cannot vary (by {count!r})")
 
 
 def stated_tensor(where: str, name: str, text: str, max_bytes: int | None = None) -> TensorSpec:

@@ -87,6 +87,12 @@ def test_a_step_that_does_not_do_what_is_stated_is_refused(
         ("max_batch: 4", "arguments: {x: 9}", r"arguments\.x: is the name of an input"),
         ("max_batch: 4", "pickle: 9", "pickle"),
         (
+            "y: FP32 2}",
+            "y: BYTES, y_rows: INT64}\nmax_bytes: {y: 9}",
+            r"outputs\.y: is BYTES, whose rows cannot vary",
+        ),
+        ("y: FP32 2}", "y: FP32 2, rows: INT64}", r"outputs\.rows: .* state y_rows"),
+        (
             "shop:run",
             "shop.run",
             r"step 'scale', python: 'shop.run' is not package.module:function",
