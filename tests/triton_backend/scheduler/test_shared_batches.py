@@ -256,7 +256,7 @@ def test_nobody_is_put_off_beyond_a_deadline() -> None:
     assert [d for d in decided if isinstance(d, Drop)]
 
 
-def test_nobody_boards_a_shared_batch_that_has_left_nor_one_without_rows() -> None:
+def test_no_batch_boards_a_shared_batch_that_has_started_nor_one_without_rows() -> None:
     told = Told(two_tails())
     first = the_shared_batch(told.arrive(0, AT_JUNCTION, samples=3))
     second = the_shared_batch(told.arrive(10, AT_JUNCTION, samples=2))
@@ -293,7 +293,7 @@ def aligned(told: Told, start_us: int, end_us: int) -> list[Decision]:
     )
 
 
-def test_a_shared_batch_waits_for_a_late_member_while_nobody_is_late_for_it() -> None:
+def test_a_shared_batch_waits_for_a_late_member_while_no_other_is_late_for_it() -> None:
     told = Told(two_tails())
     told.arrive(0, ALIGNED)
     shared_batch = the_shared_batch(told.arrive(100, AT_JUNCTION, slack_us=40_000))
@@ -379,7 +379,7 @@ def test_doors_shut_before_a_shared_batch_leaves() -> None:
     )
 
 
-def test_nobody_boards_a_shared_batch_that_has_left_before_its_time() -> None:
+def test_no_batch_boards_a_shared_batch_that_has_started_before_its_time() -> None:
     told = Told(two_tails())
     shared_batch = the_shared_batch(told.arrive(0, AT_JUNCTION))
     told.arrive(1, AT_JUNCTION)

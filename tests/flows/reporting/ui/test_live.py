@@ -159,7 +159,7 @@ def test_vgpus_are_told_of_a_life_after_the_hosts_restart(tmp_path: Path) -> Non
     assert (row["batches"], row["drift"], row["busy"]) == (1, 1.0, pytest.approx(1, rel=1e-3))
 
 
-def test_shared_batches_that_nobody_is_left_in_are_forgotten(tmp_path: Path) -> None:
+def test_shared_batches_without_members_are_forgotten(tmp_path: Path) -> None:
     watch = VGpuWatch(tmp_path, example_plan(), "1")
     capacity = [[1, 0, 0, 1]]
     lines = [{"t": "Plan", "generation": 1}]

@@ -401,7 +401,7 @@ def test_the_end_of_a_process_wakes_its_watcher() -> None:
 
 
 @pytest.mark.slow
-def test_a_process_ends_with_another_one_whoever_started_it() -> None:
+def test_a_process_ends_with_another_one_that_did_not_start_it() -> None:
     code = """
 import sys, threading
 from triton_backend.serving.liveness.processes import end_with

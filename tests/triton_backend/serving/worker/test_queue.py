@@ -295,7 +295,7 @@ def test_what_is_said_last_of_a_shared_batch_counts_until_it_has_left(boarding: 
     assert boarding.queue.idle
 
 
-def test_a_shared_batch_that_nobody_speaks_of_any_more_leaves_with_who_is_there(
+def test_a_shared_batch_without_news_starts_with_its_present_members(
     boarding: Boarding,
 ) -> None:
     """Its scheduler has died, and so has the worker of a member."""
