@@ -7,8 +7,8 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import ExitStack
+from collections.abc import Generator, Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -432,46 +432,47 @@ threading.Event().wait()
         end_with(server.pid, int)
 
 
-@pytest.mark.slow
-def test_a_process_shows_another_owner_once_it_outlives_its_parent() -> None:
-    """Its main thread may be at work then, and takes the signal that says so only afterwards."""
-    command = [sys.executable, "-c", PARENT, OWNED]
+Child = tuple["subprocess.Popen[str]", "subprocess.Popen[bytes]", int]
+
+
+@contextmanager
+def child_with_two_owners(code: str) -> Generator[Child]:
+    """Its parent, a server that it was added to as well, and its process id."""
+    command = [sys.executable, "-c", PARENT, code]
     pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
     with ExitStack() as stack:
         server = stack.enter_context(subprocess.Popen(["sleep", "600"]))
         stack.callback(server.kill)
         parent = stack.enter_context(subprocess.Popen([*command, str(server.pid)], **pipes))
         stack.callback(parent.kill)
-        assert parent.stdin is not None
         assert parent.stdout is not None
         assert parent.stdout.readline() == "added\n"
         (child,) = psutil.Process(parent.pid).children()
-        assert server.pid not in owners(child.pid)
+        yield parent, server, child.pid
+
+
+@pytest.mark.slow
+def test_a_process_shows_another_owner_once_it_outlives_its_parent() -> None:
+    """Its main thread may be at work then, and takes the signal that says so only afterwards."""
+    with child_with_two_owners(OWNED) as (parent, server, child):
+        assert parent.stdin is not None
+        assert server.pid not in owners(child)
         parent.stdin.write("go on\n")
         parent.stdin.flush()
-        wait_for(lambda: server.pid in owners(child.pid))
+        wait_for(lambda: server.pid in owners(child))
         parent.kill()
         parent.wait()
-        wait_for(lambda: owners(child.pid) == {server.pid})
+        wait_for(lambda: owners(child) == {server.pid})
         server.kill()
         server.wait()
-        wait_for(lambda: not is_alive(child.pid))
+        wait_for(lambda: not is_alive(child))
 
 
 @pytest.mark.slow
 def test_a_process_whose_main_thread_missed_the_signal_outlives_its_parent_too() -> None:
     """It came just before the thread began to wait, which it does for good where it is idle."""
-    command = [sys.executable, "-c", PARENT, UNHEARD]
-    pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
-    with ExitStack() as stack:
-        server = stack.enter_context(subprocess.Popen(["sleep", "600"]))
-        stack.callback(server.kill)
-        parent = stack.enter_context(subprocess.Popen([*command, str(server.pid)], **pipes))
-        stack.callback(parent.kill)
-        assert parent.stdout is not None
-        assert parent.stdout.readline() == "added\n"
-        (child,) = psutil.Process(parent.pid).children()
-        wait_for(lambda: server.pid in owners(child.pid))
+    with child_with_two_owners(UNHEARD) as (parent, server, child):
+        wait_for(lambda: server.pid in owners(child))
         parent.kill()
         parent.wait()
-        wait_for(lambda: owners(child.pid) == {server.pid})
+        wait_for(lambda: owners(child) == {server.pid})
