@@ -33,6 +33,7 @@ WORDS = tuple(_LISTED.split())
 MARGIN, EDGE = 25, 20  # pixels left of lines, and above the first
 LARGEST, SMALLEST, OF_PITCH = 24, 12, 0.65  # size of type, in pixels and in parts of a line's
 QUALITY = 95
+UPSIDE_DOWN = 0.2  # of all pages
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +70,7 @@ def draw_page(seed: int, *, spaces: bool = True, most_lines: int = MOST_LINES) -
         line = _line(rng, most, width - 2 * MARGIN, font.getlength, " " if spaces else "")
         pen.text((MARGIN, EDGE + number * pitch), line, fill="black", font=font)
         lines.append(line)
-    if rng.random() < 0.2:  # noqa: PLR2004
+    if rng.random() < UPSIDE_DOWN:
         picture, lines = picture.rotate(180), lines[::-1]
     with io.BytesIO() as out:
         picture.save(out, "JPEG", quality=QUALITY)

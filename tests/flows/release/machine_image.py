@@ -131,7 +131,7 @@ def _packages(purelib: Path) -> dict[Path, Path]:
             if ".." not in file.parts and source.is_file():
                 found[purelib / file] = source
         needed = [one for one in requires(name) or () if "extra ==" not in one]
-        names += [str(re.match(r"[\w.-]+", one)[0]) for one in needed]  # type: ignore[index]
+        names += [named[0] for one in needed if (named := re.match(r"[\w.-]+", one))]
     for name in OWN:
         for file in _files(ROOT / name, without={"__pycache__"}):
             found[purelib / file.relative_to(ROOT)] = file
