@@ -248,6 +248,39 @@ class EntryForm(FileForm):
     )
 
 
+class SizeForm(FileForm):
+    """One entry of a model's `sizes`: shapes that clients may send under the model's name."""
+
+    input_shapes: dict[str, str | PositiveInt] = Field(
+        min_length=1,
+        description="Input -> its sizes without the batch; the same inputs in every entry.",
+        examples=[{"x": "3x48x320"}],
+    )
+    share: PositiveFloat | None = Field(
+        default=None,
+        description="Share of the model's requests; all add up to 1; equal by default.",
+        examples=[0.7],
+    )
+
+
+class VariantForm(FileForm):
+    """One entry of a model's `variants`: another model that may answer in its place."""
+
+    name: str = Field(
+        description="Name of a model as `split --name` stored it, of the same tensors.",
+        examples=["net-int8"],
+    )
+    accuracy: float = Field(
+        ge=0, le=1, description="Accuracy of its answers, as you measured it.", examples=[0.752]
+    )
+    share: PositiveFloat | None = Field(
+        default=None,
+        description="Share of the requests that it is planned for, where planners give each GPUs "
+        "of its own; `subclusters` decides it.",
+        examples=[0.2],
+    )
+
+
 class ModelDemandForm(FileForm):
     """One entry of `models`."""
 
@@ -277,6 +310,37 @@ class ModelDemandForm(FileForm):
         default=None,
         description="Input -> its sizes without the batch, where the ONNX file leaves them open.",
         examples=[{"images": "3x320x320"}],
+    )
+    sizes: list[SizeForm] | None = Field(
+        default=None,
+        min_length=2,
+        description="Several sizes of the model under its name. Each is planned as a model of its "
+        "own, `NAME@SHAPE`.",
+        examples=[
+            [
+                {"input_shapes": {"x": "3x48x320"}, "share": 0.7},
+                {"input_shapes": {"x": "3x48x640"}, "share": 0.3},
+            ]
+        ],
+    )
+    size_of: str | None = Field(
+        default=None,
+        description="Name that clients ask for, where this is one of several sizes, or a "
+        "variant: listed apart for rates of its own.",
+        examples=["reader"],
+    )
+    accuracy: float | None = Field(
+        default=None,
+        ge=0,
+        le=1,
+        description="Accuracy of its answers, as you measured it; needed with variants.",
+        examples=[0.761],
+    )
+    variants: list[VariantForm] | None = Field(
+        default=None,
+        min_length=1,
+        description="Models that answer for its name too: the cheaper, the more requests come.",
+        examples=[[{"name": "net-int8", "accuracy": 0.752}]],
     )
     input_ranges: dict[str, str] | None = Field(
         default=None,

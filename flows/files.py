@@ -7,7 +7,7 @@ field and reason. Not here: whether the values make sense together (the core typ
 import json
 import os
 from collections.abc import Callable, Hashable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -21,7 +21,7 @@ from flows.file_forms import ClusterForm, FileForm, RuntimeForm, StepForm, Workl
 from triton_backend.contract.cluster import Cluster
 from triton_backend.contract.errors import InputError
 from triton_backend.contract.plan import Plan
-from triton_backend.contract.workload import Workload
+from triton_backend.contract.workload import Workload, size_name
 
 Form = TypeVar("Form", bound="FileForm")
 Made = TypeVar("Made")
@@ -40,11 +40,15 @@ class GivenInputs:
         shapes: `NAME=3x320x320`, without the batch.
         ranges: `NAME=LOW..HIGH`, both included.
         samples: an `.npz` file or a folder of such.
+        size_of: the model of which these are one size.
+        size_inputs: inputs whose shapes tell it from the others.
     """
 
     shapes: tuple[str, ...] = ()
     ranges: tuple[str, ...] = ()
     samples: Path | None = None
+    size_of: str | None = None
+    size_inputs: tuple[str, ...] = ()
 
 
 def read_cluster(path: Path) -> Cluster:
@@ -105,20 +109,39 @@ def read_workload(path: Path) -> Workload:
 
 
 def read_given_inputs(path: Path) -> dict[str, GivenInputs]:
-    """Choices of a workload.yaml for its models' inputs, by model.
+    """Choices of a workload.yaml for its models' inputs, by model, or by each of its sizes.
 
     Raises:
         InputError: the file cannot be read or used, with field and reason.
     """
     form = _read_form(path, WorkloadForm)
-    return {
-        model.model or model.name: GivenInputs(
-            shapes=tuple(f"{name}={sizes}" for name, sizes in (model.input_shapes or {}).items()),
+    found: dict[str, GivenInputs] = {}
+    for model in form.models or ():
+        name = model.model or model.name
+        whole = GivenInputs(
+            shapes=_shape_texts(model.input_shapes),
             ranges=tuple(f"{name}={limits}" for name, limits in (model.input_ranges or {}).items()),
             samples=model.samples and path.parent / model.samples,
         )
-        for model in form.models or ()
-    }
+        if model.sizes is None:
+            found |= dict.fromkeys((name, *(v.name for v in model.variants or ())), whole)
+        for size in model.sizes or ():
+            shapes = {tensor: str(shape) for tensor, shape in size.input_shapes.items()}
+            both = sorted({*shapes} & {*(model.input_shapes or {})})
+            if both:
+                reason = f"{both[0]!r} is in input_shapes of the model too"
+                raise InputError(f"{path}, model {name!r}, sizes", reason)
+            found[size_name(name, shapes)] = replace(
+                whole,
+                shapes=(*whole.shapes, *_shape_texts(shapes)),
+                size_of=name,
+                size_inputs=tuple(shapes),
+            )
+    return found
+
+
+def _shape_texts(shapes: Mapping[str, object] | None) -> tuple[str, ...]:
+    return tuple(f"{name}={sizes}" for name, sizes in (shapes or {}).items())
 
 
 def read_step_forms(path: Path) -> tuple[StepForm, ...]:

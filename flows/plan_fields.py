@@ -11,6 +11,7 @@ from typing import Any
 from triton_backend.contract.entries import Entry
 from triton_backend.contract.fields import FieldForm, form_fields
 from triton_backend.contract.plan import (
+    Attained,
     ModelPlan,
     Objective,
     Pipeline,
@@ -31,6 +32,7 @@ def _optional(name: str, kind: str, about: str, example: Any) -> FieldForm:
 OBJECTS: Mapping[str, tuple[FieldForm, ...]] = {
     "plan": (FieldForm("format", "integer", "Version of this form.", 2), *form_fields(Plan)),
     "objective": form_fields(Objective),
+    "attained": form_fields(Attained),
     "pool": form_fields(Pool),
     "placement": (
         FieldForm("node", "text", "Name of the (first) node.", "L4-0"),

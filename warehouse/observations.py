@@ -111,6 +111,24 @@ class ModuleMinute:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class EntryMinute:
+    """Requests offered at one entry of a model in one minute, under one plan.
+
+    Attributes:
+        block, budget_us: of the entry in that plan; plans may give one name to several.
+    """
+
+    instance: str
+    model: str
+    entry: str
+    block: int
+    budget_us: int
+    minute: datetime
+    plan_id: str
+    offered: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StatisticsFile:
     """The content of one file of the gateway; `digest` is its hash.
 
@@ -125,6 +143,7 @@ class StatisticsFile:
     drops: Sequence[DropMinute] = ()
     pairs: Sequence[NeighbourMinute] = ()
     modules: Sequence[ModuleMinute] = ()
+    entries: Sequence[EntryMinute] = ()
 
 
 def add_statistics(warehouse: Warehouse, file: StatisticsFile, now: datetime) -> bool:
@@ -142,6 +161,7 @@ def add_statistics(warehouse: Warehouse, file: StatisticsFile, now: datetime) ->
             ("drop_minutes", file.drops),
             ("neighbour_minutes", file.pairs),
             ("module_minutes", file.modules),
+            ("entry_minutes", file.entries),
         )
         for table, rows in tables:
             warehouse.insert(table, [asdict(row) for row in rows], replace=True)
@@ -168,6 +188,13 @@ def read_cursor(warehouse: Warehouse, source: str) -> str | None:
 def rates_between(warehouse: Warehouse, since: datetime, until: datetime) -> list[dict[str, Any]]:
     """Per minute and model: minute, model, offered_rps, served_rps."""
     return warehouse.query("rates_between", [since, until])
+
+
+def entry_rates_between(
+    warehouse: Warehouse, since: datetime, until: datetime
+) -> list[dict[str, Any]]:
+    """Per minute and entry: minute, model, entry, block, budget_us, offered_rps."""
+    return warehouse.query("entry_rates_between", [since, until])
 
 
 def module_rows_between(

@@ -248,12 +248,15 @@ BesideModels = Annotated[
     ),
 ]
 
+INPUTS = "Inputs of models"  # a panel of the help
 InputShapes = Annotated[
     list[str] | None,
     typer.Option(
         "--input-shape",
         metavar="NAME=SHAPE",
-        help="Shape of an input without the batch, as x=3x320x320, where sizes are open.",
+        help="Shape of an input without the batch, as x=3x320x320, where sizes are open; "
+        "repeat it with another shape for a further size.",
+        rich_help_panel=INPUTS,
     ),
 ]
 InputRanges = Annotated[
@@ -262,6 +265,7 @@ InputRanges = Annotated[
         "--input-range",
         metavar="NAME=RANGE",
         help="Draw an input's values from LOW to HIGH, both included, for all checks.",
+        rich_help_panel=INPUTS,
     ),
 ]
 Samples = Annotated[
@@ -270,12 +274,15 @@ Samples = Annotated[
         "--samples",
         metavar="FILE|FOLDER",
         help="Check with these samples: .npz, arrays called as the inputs, each [samples, ...].",
+        rich_help_panel=INPUTS,
     ),
 ]
 AllowUnproven = Annotated[
     bool,
     typer.Option(
-        "--allow-unproven", help="Cut also where two different inputs do not differ any more."
+        "--allow-unproven",
+        help="Cut also where two different inputs do not differ any more.",
+        rich_help_panel=INPUTS,
     ),
 ]
 

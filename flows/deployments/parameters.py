@@ -238,7 +238,8 @@ class ReplanParameters(
         Raises:
             InputError: as `planning`.
         """
-        from flows.operations.replanning.replan import ReplanOptions, options_of
+        from flows.operations.replanning.planner import options_of
+        from flows.operations.replanning.replan import ReplanOptions
 
         return ReplanOptions(
             forecast=ForecastOptions(**self.given(ForecastOptions)),

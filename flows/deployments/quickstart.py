@@ -203,13 +203,13 @@ def quickstart(work: Workspace, options: QuickstartOptions, say: Say) -> Finishe
     """
     watch, log = Stopwatch(), StepLog(say)
     offered = _prepare(work, options, log)
-    with log.step("plan") as note:
-        plan = _plan(work, offered, _planning(options), options.application)
-        note.text = _plan_in_words(plan)
-    said = "simulate (the first time, simulator and scheduler are compiled)"
-    with log.step(said) as note, compiling(_plan_file(work, plan)):
-        simulated = _simulate(plan, options)
-        note.text = f"attainment {simulated.attainment:.2%} predicted"
+    with compiling():
+        with log.step("plan (the first time, simulator and scheduler are compiled)") as note:
+            plan = _plan(work, offered, _planning(options), options.application)
+            note.text = _plan_in_words(plan)
+        with log.step("simulate") as note:
+            simulated = _simulate(plan, options)
+            note.text = f"attainment {simulated.attainment:.2%} predicted"
     try:
         with log.step("roll out on Triton") as note:
             state = _roll_out(work, plan, options.ports, say)

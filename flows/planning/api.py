@@ -7,10 +7,11 @@ from math import fsum
 from flows.planning.auto.plan import best_plan
 from flows.planning.certificate import decode
 from flows.planning.entries import MARGIN
-from flows.planning.entries.poisson import POISSON, plan_for_poisson
 from flows.planning.pool.applications.exact import application_rates
+from flows.planning.promises.headroom import plan_with_headroom
 from flows.planning.registry import Inputs, PlanOptions, planner_named, product_planners
 from flows.planning.solver.record import recorded
+from flows.planning.subclusters.variants import check_shares, plan_with_variants
 from flows.planning.watch import Watch
 from triton_backend.contract.cluster import Cluster
 from triton_backend.contract.errors import InfeasibleError, InputError, InvariantError
@@ -52,14 +53,14 @@ def make_plan(
     options = options or PlanOptions()
     planner = planner_named(options.planner)
     watch = watch or Watch(limit_s=options.time_limit_s)
+    inputs = Inputs(
+        profiles=profiles,
+        cluster=cluster,
+        workload=workload,
+        watch=watch,
+        interference=interference or {},
+    )
     if planner.plan is None:
-        inputs = Inputs(
-            profiles=profiles,
-            cluster=cluster,
-            workload=workload,
-            watch=watch,
-            interference=interference or {},
-        )
         return best_plan(_made, inputs, options)
     if planner.most_stages is not None and options.max_partitions > planner.most_stages:
         options = replace(options, max_partitions=planner.most_stages)
@@ -76,29 +77,34 @@ def make_plan(
             raise InputError("option planner", reason)
         if not options.margin_given:
             options = replace(options, slo_margin=MARGIN)
-        if options.own.get("headroom") == POISSON:
-            return plan_for_poisson(
-                lambda own: make_plan(
-                    profiles, cluster, workload, own, watch, interference=interference
-                ),
-                options,
-                watch,
-            )
     divided = [c.name for c in cluster.gpu_classes if c.mig is not None]
     if divided and not planner.mig:
         known = ", ".join(p.name for p in product_planners().values() if p.mig)
         reason = f"{planner.name} plans no MIG slices, which class {divided[0]} has; {known} does"
         raise InputError("option planner", reason)
-    workload, rates_from = with_rates(profiles, cluster, workload, options, watch)
-    inputs = Inputs(
-        profiles=profiles,
-        cluster=cluster,
-        workload=workload,
-        watch=watch,
-        interference=interference or {},
+    check_shares(planner, workload)
+
+    def made(asked: Workload, own: PlanOptions) -> Plan:
+        if not asked.variants or "variants" not in planner.demands:
+            return _planned(replace(inputs, workload=asked), own)
+        return plan_with_variants(
+            lambda shared: _planned(replace(inputs, workload=shared), own), profiles, asked, own
+        )
+
+    return plan_with_headroom(made, workload, options, watch)
+
+
+def _planned(inputs: Inputs, options: PlanOptions) -> Plan:
+    """The plan of the planner named, of given shares; headroom is left to planners of entries."""
+    workload, rates_from = with_rates(
+        inputs.profiles, inputs.cluster, inputs.workload, options, inputs.watch
     )
+    inputs = replace(inputs, workload=workload)
+    plan = planner_named(options.planner).plan
+    if plan is None:
+        raise InvariantError("a planner that asks others makes no plan")  # pragma: no cover
     with recorded() as solvers:
-        outcome = planner.plan(inputs, options)
+        outcome = plan(inputs, options)
     return decode(inputs, options, outcome, rates_from, solvers)
 
 

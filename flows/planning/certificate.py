@@ -200,16 +200,17 @@ _NO_DECISIONS = (
     "waits",
     "gathering_rule",
     "price_paid",
+    "attained",
 )
 
 
 def plan_identity(plan: Plan) -> str:
     """First digits of a hash over what was decided.
 
-    Not the times it took, prices, artifacts and splits. Which accounting it was planned by follows
-    from planner and options, which count. Artifacts say with which files a decision is carried out,
-    so a plan keeps its id when they are attached: the plan that was verified is the plan that is
-    served.
+    Not the times it took, prices, attainment, artifacts and splits. Which accounting it was planned
+    by follows from planner and options, which count. Artifacts say with which files a decision is
+    carried out, so a plan keeps its id when they are attached: the plan that was verified is the
+    plan that is served.
     """
     data: dict[str, Any] = plan.to_dict()
     for key in _NO_DECISIONS:

@@ -274,7 +274,8 @@ class Planner:
             (`auto.best_plan`).
         space: the plans that its bound covers; a bound of one space says nothing of another.
         objectives: the objectives it is defined for.
-        demands: what a workload may ask of it: `models`, `entries`, `applications`.
+        demands: what a workload may ask of it: `models`, `entries`, `applications`, and
+            `variants`, whose shares it decides.
         options: options of its own.
         most_stages: most stages of a pipeline, where the planner itself sets a limit.
         pins: whether it can leave pinned models as they are.

@@ -19,6 +19,7 @@ from typing import Any
 from flows.clock import Stopwatch
 from flows.planning.api import make_plan, with_rates
 from flows.planning.certificate import plan_identity
+from flows.planning.promises.headroom import promising_less, without_headroom
 from flows.planning.registry import PlanOptions, planner_named
 from triton_backend.contract.cluster import Cluster
 from triton_backend.contract.errors import InfeasibleError, InputError
@@ -83,6 +84,7 @@ def make_robust_plan(
         raise InputError("--slo-margin auto", "needs the objective 'throughput'")
     if workload.applications:
         raise InputError("--slo-margin auto", "is for models alone; the workload has applications")
+    asked, options = options, without_headroom(options)
     search = _Search(profiles, cluster, options, trial or Trial(), interference or {})
     rated, _ = with_rates(profiles, cluster, workload, options)
     best, default = _common_margin(search, rated)
@@ -99,7 +101,7 @@ def make_robust_plan(
         "budget_spent": search.spent(),
     }
     plan = replace(best.plan, certificate={**best.plan.certificate, "robust": robust})
-    return replace(plan, plan_id=plan_identity(plan))
+    return promising_less(replace(plan, plan_id=plan_identity(plan)), asked)
 
 
 @dataclass(slots=True)

@@ -5,6 +5,7 @@ from pathlib import Path
 
 from flows.files import read_given_inputs
 from flows.planning import PlanOptions, make_plan
+from flows.planning.promises.attainment import with_attainment
 from flows.planning.robust import make_robust_plan
 from flows.planning.verify import verify_plan
 from flows.planning.watch import Watch
@@ -83,7 +84,7 @@ def plan_step(
     robust: bool = False,
     watch: Watch | None = None,
 ) -> Planned:
-    """Plan, verify against the profiles, and store; `robust` chooses margins by simulation.
+    """Plan, verify against the profiles, simulate, and store; `robust` chooses margins so, too.
 
     Raises:
         InputError: the inputs do not fit, or no plan can meet an SLO.
@@ -100,5 +101,6 @@ def plan_step(
     differences = verify_plan(plan, profiles)
     if differences:
         raise InvariantError(f"plan {plan.plan_id} does not verify: {differences[0]}")
+    plan = with_attainment(plan)
     store_plan(work, plan)
     return Planned(plan=plan, warnings=tuple(warnings))

@@ -168,6 +168,7 @@ def _application_rates(plan: Plan) -> Iterator[str]:
             if pipeline.throughput_rps > rate * (1 + 1e-6):
                 yield f"{where}: throughput_rps is {pipeline.throughput_rps}, paid are {rate}"
             paid += rate
+        served *= _headroom(plan)
         if paid < served * (1 - 1e-6):
             yield f"{model.name}: {served} rows/s promised, {paid} paid"
 
@@ -206,8 +207,16 @@ def _options_known(plan: Plan) -> Iterator[str]:
     for name in ("slo_margin", "max_partitions", "utilisation"):
         if not isinstance(plan.options.get(name, 0), int | float):
             yield f"options: {name} is {plan.options.get(name)!r}, not a number"
+    factor = plan.options.get("headroom_factor", 1.0)
+    if not isinstance(factor, int | float) or not 1 <= factor < math.inf:
+        yield f"options: headroom_factor is {factor!r}, no number of 1 or more"
     if plan.objective.name not in _PRICES:
         yield f"objective: {plan.objective.name!r} is none of {', '.join(_PRICES)}"
+
+
+def _headroom(plan: Plan) -> float:
+    """Times what the plan promises that its pools carry."""
+    return float(plan.options.get("headroom_factor", 1.0))
 
 
 def _margin(plan: Plan, model: str) -> float:
@@ -257,11 +266,28 @@ def _allowed_us(plan: Plan, model: ModelPlan, pipeline: Pipeline) -> tuple[float
         if waits == GATHERING:
             gathering = demand.gathering_us(pipeline.batch)
             share = float(plan.options.get("pipeline_margin", share))  # beside models in turns
-        elif waits == TURN and pipeline.batch > 1 and pipeline.throughput_rps:
-            gathering = pipeline.batch / pipeline.throughput_rps * _MICROSECONDS
+        elif waits == TURN and pipeline.batch > 1 and (rate := _gathers_rps(plan, model, pipeline)):
+            gathering = pipeline.batch / (rate * _headroom(plan)) * _MICROSECONDS
     if plan.options.get("overflow") and not pipeline.throughput_rps:
         share /= 4  # overflow promises nothing and leaves a quarter of the margin free
     return (1 - share) * budget, gathering
+
+
+def _gathers_rps(plan: Plan, model: ModelPlan, pipeline: Pipeline) -> float:
+    """Rate at which batches gather; of a variant, that at which it alone fills the time of all."""
+    variant_of = plan.workload.variant_of
+    name = variant_of.get(model.name, model.name)
+    if name not in plan.workload.variants:
+        return pipeline.throughput_rps
+    stage = pipeline.stages[0]
+    time_us = math.fsum(
+        p.throughput_rps * p.stages[0].latency_us / p.batch
+        for other in plan.models
+        if variant_of.get(other.name, other.name) == name
+        for p in other.pipelines
+        if p.stages[0].pool == stage.pool
+    )
+    return time_us / (stage.latency_us / pipeline.batch)
 
 
 def _allowed_line_us(plan: Plan, model: ModelPlan, pipeline: Pipeline) -> tuple[float, float]:
@@ -448,14 +474,15 @@ def _rates(plan: Plan) -> Iterator[str]:
         m.name: [_delivered(plan, p) if p.throughput_rps else 0.0 for p in m.pipelines]
         for m in plan.models
     }
-    totals = {name: math.fsum(rates) for name, rates in delivered.items()}
+    carried = {name: math.fsum(rates) for name, rates in delivered.items()}
+    totals = {name: total / _headroom(plan) for name, total in carried.items()}
     worth = _worth(plan, totals)
     shared = {stage.pool for stages in _sharing(plan).values() for stage, _ in stages}
     for model in plan.models:
         total = totals[model.name]
         if any(stage.pool in shared for p in model.pipelines for stage in p.stages):
             for number, pipeline in enumerate(model.pipelines):
-                alone = delivered[model.name][number]
+                alone = delivered[model.name][number] / _headroom(plan)
                 if pipeline.throughput_rps > alone * (1 + _RELATIVE):
                     where = f"{model.name}, pipeline {number}: throughput_rps"
                     yield f"{where} is {pipeline.throughput_rps!r}, its pools deliver {alone!r}"
@@ -466,7 +493,8 @@ def _rates(plan: Plan) -> Iterator[str]:
             promised = min(worth[model.name], total)
         for number, pipeline in enumerate(model.pipelines):
             what = f"{model.name}, pipeline {number}: throughput_rps"
-            rate = delivered[model.name][number] * (promised / total if total else 1.0)
+            part = promised / carried[model.name] if total else 1.0
+            rate = delivered[model.name][number] * part
             yield from _compare(what, pipeline.throughput_rps, rate)
 
 
@@ -502,7 +530,7 @@ def _entries(plan: Plan) -> Iterator[str]:
             if rate < wanted[name] * (1 - 1e-6):
                 yield f"{where} is {rate!r}, {wanted[name]!r} asked"
         for number, pipeline in enumerate(model.pipelines):
-            alone = _delivered(plan, pipeline)
+            alone = _delivered(plan, pipeline) / _headroom(plan)
             if pipeline.throughput_rps > alone * (1 + 1e-6):
                 where = f"{model.name}, pipeline {number}: throughput_rps"
                 yield f"{where} is {pipeline.throughput_rps!r}, its pools deliver {alone!r}"
@@ -553,6 +581,7 @@ def _shared_pools(plan: Plan) -> Iterator[str]:
     share = 1.0
     if plan.accounting.waits == TURN:
         share = float(plan.options.get("utilisation", share))
+    share /= _headroom(plan)
     users = _sharing(plan)
     for pool in plan.pools:
         work = math.fsum(
@@ -592,6 +621,7 @@ def _turns(plan: Plan) -> Iterator[str]:
             if waits and duty + turn_us > allowed * (1 + _RELATIVE):
                 yield f"{where}: duty cycle and turn take {duty + turn_us} µs of {allowed:g} µs"
             most = pool.vgpus * (stage.batch or pipeline.batch) * _MICROSECONDS / duty
+            most /= _headroom(plan)
             if pipeline.throughput_rps > most * (1 + _RELATIVE):
                 yield f"{where}: {pipeline.throughput_rps!r} requests/s, its turns carry {most!r}"
 
@@ -611,7 +641,7 @@ def _worth(plan: Plan, delivered: Mapping[str, float]) -> dict[str, float]:
     normaliser = _needed(plan)
     level = 1.0
     if plan.objective.name == "throughput":
-        level = min(delivered[name] / normaliser[name] for name in delivered)
+        level = min(delivered[name] / normaliser[name] for name in delivered if normaliser[name])
     least: Mapping[str, float] = plan.options.get("minimum_rps", {})
     return {name: max(normaliser[name] * level, least.get(name, 0.0)) for name in delivered}
 
@@ -620,7 +650,7 @@ def _objective(plan: Plan) -> Iterator[str]:
     objective = plan.objective
     if objective.name == "throughput":
         needed = _needed(plan)
-        value = min(m.throughput_rps / needed[m.name] for m in plan.models)
+        value = min(m.throughput_rps / needed[m.name] for m in plan.models if needed[m.name])
         above = objective.upper_bound - objective.value
     else:
         yield from _rates_met(plan)

@@ -6,8 +6,8 @@ batch, cut and choice of vGPUs that keeps the SLO,
 
     w_m <= min over pipelines of sum over stages p_class / (vGPUs on a GPU * samples/s of a vGPU)
 
-Then, by weak duality, with d_m requests/s asked per unit of the objective and n_k GPUs that cost
-c_k each:
+Then, by weak duality, with d_m requests/s asked per unit of the objective, times the headroom, and
+n_k GPUs that cost c_k each:
 
     throughput:      z    <= sum_k p_k n_k / sum_m d_m w_m
     cost and power:  cost >= sum_m d_m w_m - sum_k max(0, p_k - c_k) n_k
@@ -96,7 +96,8 @@ def _numbers(fields: Fields, names: list[str]) -> dict[str, float]:
 
 def _weak_duality(plan: Plan, gpu: Mapping[str, float], rate: Mapping[str, float]) -> float:
     asked = {m.name: m.normaliser(plan.objective.name) for m in plan.workload.models}
-    worth = math.fsum(asked[name] * rate[name] for name in asked)
+    headroom = float(plan.options.get("headroom_factor", 1.0))
+    worth = headroom * math.fsum(asked[name] * rate[name] for name in asked)
     count = {name: plan.cluster.gpus(name) for name in gpu}
     if plan.objective.name == "throughput":
         held = math.fsum(price * count[name] for name, price in gpu.items())

@@ -9,7 +9,7 @@ from pathlib import Path
 
 
 @contextmanager
-def compiling(plan: Path) -> Generator[None]:
+def compiling() -> Generator[None]:
     """Compile and cache the scheduler's kernels for the server by the end of the block.
 
     Where that fails, or the block does, the server compiles them itself.
@@ -17,7 +17,7 @@ def compiling(plan: Path) -> Generator[None]:
     source = str(Path(__file__).resolve().parents[2])
     path = os.pathsep.join(filter(None, [source, os.environ.get("PYTHONPATH")]))
     process = subprocess.Popen(
-        [sys.executable, "-m", "triton_backend.serving.gateway.warm_up", str(plan)],
+        [sys.executable, "-m", "triton_backend.serving.gateway.warm_up"],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,

@@ -28,7 +28,7 @@ from triton_backend.contract.plan import Plan
 from triton_backend.contract.profiles import ModelProfile
 from triton_backend.contract.shares import WHOLE_GPU
 from triton_backend.contract.units import ms_to_us
-from triton_backend.contract.workload import ModelDemand, Workload
+from triton_backend.contract.workload import ModelDemand, Workload, equal_or_given
 from triton_backend.runtimes.stage_tensors import served_models
 
 EXAMPLES = ("squeezenet", "shufflenet")
@@ -63,7 +63,11 @@ MOST_RPS = 400.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OfferedModel:
-    """One model to be served; `slo_us` None: chosen from its profile; `max_batch` None: as all."""
+    """One model to be served, or one size of it.
+
+    `slo_us` None: chosen from its profile; `max_batch` None: as all. `share`: of the requests of
+    `size_of`, the name that clients ask for.
+    """
 
     name: str
     path: Path
@@ -71,6 +75,8 @@ class OfferedModel:
     blocks: int = BLOCKS
     max_batch: int | None = None
     choices: SplitChoices = field(default_factory=SplitChoices)
+    size_of: str | None = None
+    share: float = 1.0
 
 
 def example_models(folder: Path) -> tuple[OfferedModel, ...]:
@@ -168,28 +174,43 @@ def check_models_and_slos(paths: Sequence[Path], slos_ms: Sequence[float]) -> No
 
 
 def own_models(
-    paths: Sequence[Path], slos_ms: Sequence[float], choices: Sequence[SplitChoices] = ()
+    paths: Sequence[Path],
+    slos_ms: Sequence[float],
+    sizes: Sequence[Sequence[SplitChoices]] = (),
+    shares: Sequence[float] = (),
 ) -> tuple[OfferedModel, ...]:
     """A user's models under names that Triton accepts; one SLO is that of all of them.
 
-    Choices, where given, are one each.
+    Sizes, where given, are those of each; shares are of its requests, equal where none is given.
 
     Raises:
         InputError: models and SLOs do not go together, or two models have one name.
     """
     check_models_and_slos(paths, slos_ms)
-    found: dict[str, OfferedModel] = {}
+    found: dict[str, list[OfferedModel]] = {}
     slos = [*slos_ms] * (len(paths) // len(slos_ms))
     for path, slo_ms, chosen in zip(
-        paths, slos, choices or [SplitChoices()] * len(paths), strict=True
+        paths, slos, sizes or [[SplitChoices()]] * len(paths), strict=True
     ):
         if not slo_ms > 0:
             raise InputError("--slo-ms", f"{slo_ms} is not positive")
         name = re.sub(r"[^A-Za-z0-9_.-]", "_", path.stem).lstrip("_.-") or "model"
         if name in found:
-            raise InputError(f"--model {path}", f"{found[name].path} is called {name!r} too")
-        found[name] = OfferedModel(name=name, path=path, slo_us=ms_to_us(slo_ms), choices=chosen)
-    return tuple(found.values())
+            raise InputError(f"--model {path}", f"{found[name][0].path} is called {name!r} too")
+        several = len(chosen) > 1
+        given = shares if several and shares else [None] * len(chosen)
+        found[name] = [
+            OfferedModel(
+                name=one.named(name),
+                path=path,
+                slo_us=ms_to_us(slo_ms),
+                choices=one,
+                size_of=name if several else None,
+                share=share,
+            )
+            for one, share in zip(chosen, equal_or_given("--size-share", given), strict=True)
+        ]
+    return tuple(one for sizes_of_model in found.values() for one in sizes_of_model)
 
 
 def example_classes(application: str | None = None) -> dict[str, OnnxRuntimeClass]:
@@ -247,9 +268,15 @@ def offered_share(plan: Plan, asked: float | None) -> float:
 
 
 def workload_of(models: tuple[OfferedModel, ...]) -> Workload:
-    """Equal weights."""
+    """Equal weights of models; of sizes, by their shares."""
     return Workload(
         models=tuple(
-            ModelDemand(name=m.name, slo_us=m.slo_us or SHORTEST_SLO_US, weight=1.0) for m in models
+            ModelDemand(
+                name=m.name,
+                slo_us=m.slo_us or SHORTEST_SLO_US,
+                weight=m.share,
+                size_of=m.size_of,
+            )
+            for m in models
         )
     )

@@ -22,7 +22,7 @@ from flows.preparation.triton_repository.repository import (
 )
 from triton_backend.contract.errors import InputError
 from triton_backend.contract.plan import Plan
-from triton_backend.runtimes.stage_tensors import complete_tensors, served_models
+from triton_backend.runtimes.stage_tensors import complete_tensors, endpoints
 from triton_backend.serve_folder.beside import Beside
 from triton_backend.serve_folder.names import check_name
 
@@ -66,7 +66,7 @@ def models_beside(
         InputError: a folder is no repository, a model has a name that the plan or the server has,
             an ensemble calls a model that would not be there, or the server lacks a backend.
     """
-    served = {model.name for model in served_models(complete_tensors(plan))}
+    served = {*endpoints(complete_tensors(plan))}
     found: dict[str, Found] = {}
     notes: list[str] = []
     for path in given:

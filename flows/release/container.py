@@ -36,13 +36,14 @@ from triton_backend.contract.shares import runs_beside
 from triton_backend.contract.tensors import TensorSpec, total_bytes_per_sample
 from triton_backend.runtimes.base import CPU, CUDA, MANIFEST_NAME, Artifact
 from triton_backend.runtimes.mig import divide
-from triton_backend.runtimes.stage_tensors import complete_tensors, served_models
-from triton_backend.serve_folder.names import check_name
+from triton_backend.runtimes.stage_tensors import complete_tensors, endpoints
 from triton_backend.serve_folder.repository import (
     FIRST_GENERATION,
     FIRST_WORKER_PORT,
     GenerationNames,
     check_beside,
+    check_quotas,
+    check_served_names,
     first_names,
     render_control,
     render_for_clients,
@@ -161,14 +162,14 @@ class ContainerOptions:
         if self.kserve and self.serve.beside is not None:
             reason = "KServe limits the memory of models beside the plan: no --kserve"
             raise InputError("--beside", reason)
-        if self.kserve and not self.name[:1].isalpha():
-            raise InputError(f"--name {self.name}", "must begin with a letter for --kserve")
 
     def _check_names(self) -> None:
         for option in ("name", "namespace"):
             given = getattr(self, option)
             if not given or label(given) != given:
                 raise InputError(f"--{option}", f"{given!r} is not a DNS label like 'poolpipe'")
+        if not self.name[0].isalpha():  # as names of services must, but for the newest Kubernetes
+            raise InputError(f"--name {self.name}", "must begin with a letter")
         if not _LABEL_KEY.fullmatch(self.class_label):
             reason = f"{self.class_label!r} is not a label's key like 'poolpipe/gpu-class'"
             raise InputError("--class-label", reason)
@@ -424,9 +425,9 @@ def render_container(plan: Plan, folder: Path, options: ContainerOptions) -> Bun
     _check_classes(options, plan)
     artifacts = read_artifacts(plan, options.serve.artifacts)
     plan = complete_tensors(plan)
-    for model in served_models(plan):
-        check_name(model.name)
+    check_served_names(plan)
     check_beside(options.serve, plan)
+    check_quotas(options.serve, plan)
     containers = node_containers(plan, options.name, artifacts)
     _check_hosts(options, containers)
     _clear(folder)
@@ -704,8 +705,8 @@ def _write_repositories(
         settings=settings,
     )
     render_control(gateway, FIRST_GENERATION, settings, standby=options.serve.standby)
-    for model in served_models(plan):
-        render_front(gateway, model, FIRST_GENERATION, settings)
+    for name, sizes in endpoints(plan).items():
+        render_front(gateway, name, sizes, FIRST_GENERATION, settings)
     cut_models = options.serve.cut_models
     render_for_clients(gateway, plan, FIRST_GENERATION, settings, cut_models=cut_models)
     stage_models: list[str] = []

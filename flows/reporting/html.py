@@ -230,6 +230,15 @@ def _tiles(data: ReportData) -> list[Tile]:
     )
     if plan.price_paid is not None:
         tiles.append(Tile(label="price paid an hour", value=words.number(plan.price_paid, 4)))
+    if plan.attained is not None and plan.attained.poisson is not None:
+        load = words.number(plan.attained.poisson_load, 2)
+        tiles.append(
+            Tile(
+                label=f"at {load} of the planned rates, Poisson",
+                value=words.percent(plan.attained.poisson, 2),
+                tone=tone(plan.attained.poisson),
+            )
+        )
     if plan.solve_seconds:  # else it was written by hand
         solver = f" with {plan.solver}" if plan.solver not in {"", "none"} else ""
         tiles.append(Tile(label=f"to plan{solver}", value=words.seconds(plan.solve_seconds)))

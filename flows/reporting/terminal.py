@@ -7,7 +7,7 @@ from rich.text import Text
 from flows.reporting import words
 from flows.reporting.view import ModelView, PipelineView, PlanView, StageView, view_of
 from triton_backend.contract.applications import ApplicationPlan
-from triton_backend.contract.plan import Plan
+from triton_backend.contract.plan import Attained, Plan
 from triton_backend.contract.units import us_to_ms
 
 CLASS_STYLES = ("blue", "yellow", "green", "magenta", "red", "cyan")
@@ -39,7 +39,20 @@ def _head(plan: Plan) -> Text:
     text.append(f" gap {words.percent(objective.gap, 2)}, {words.seconds(plan.solve_seconds)})")
     if plan.price_paid is not None:
         text.append(f", price paid {words.number(plan.price_paid, 4)} an hour")
+    if plan.attained is not None:
+        text.append(f"\n{_attained(plan.attained)}")
     return text
+
+
+def _attained(found: Attained) -> str:
+    """Attainment of a plan in the simulator, the least of any model."""
+    if found.even is None or found.poisson is None:
+        return "in time: not simulated, its rates are too high"
+    return (
+        f"in time: {words.percent(found.even, 2)} at equal gaps, {words.percent(found.poisson, 2)}"
+        f" of Poisson arrivals at {found.poisson_load:g} of the planned rates"
+        f" (simulated, {words.seconds(found.duration_s)}, seed {found.seed})"
+    )
 
 
 def _model_head(model: ModelView) -> Text:

@@ -139,7 +139,11 @@ def stretched(plan: Plan, factor: float) -> Plan:
         plan.cluster,
         nodes=tuple(replace(g, nic_gbps=g.nic_gbps / factor) for g in plan.cluster.nodes),
     )
-    demands = tuple(ModelDemand(name=m.name, slo_us=slow(m.slo_us)) for m in plan.models)
+    sizes = {demand.name: demand.size_of for demand in plan.workload.models}
+    demands = tuple(
+        ModelDemand(name=m.name, slo_us=slow(m.slo_us), size_of=sizes.get(m.name))
+        for m in plan.models
+    )
     return replace(
         plan,
         plan_id=f"{plan.plan_id}-x{factor:g}",
@@ -346,6 +350,13 @@ class Served:
                 else:
                     now_us = getattr(item, "now_us", now_us)
                     yield now_us, item
+
+    def requests(self) -> Iterator[dict[str, Any]]:
+        """Requests as they came to the scheduler, in order, also those that admission refused."""
+        for path in files_in_order(self.folder / "events", "events"):
+            for row in map(json.loads, _whole_lines(path)):
+                if row["t"] in {"Arrival", "Refused"}:
+                    yield row
 
     def tasks_run_again(self) -> int:
         """How often a task of a job was dispatched once more, as the gateway's event files tell."""

@@ -106,7 +106,8 @@ def ideal(bench: Bench, shape: float) -> Figure:
     """The same for a server that loses no time."""
     cells = list(bench.data.cells("pool"))
     found = [[ideal_load(cell, seed, shape) for cell in cells] for seed in range(bench.seeds)]
-    return mean_figure("pool, a server of the vGPUs' rate that loses no time", found)
+    gaps = "" if shape == 1.0 else f", gamma {shape:g}"
+    return mean_figure(f"pool, a server of the vGPUs' rate that loses no time{gaps}", found)
 
 
 def shared(bench: Bench) -> Iterator[Figure]:

@@ -439,8 +439,11 @@ def seeds() -> Iterator[tuple[str, bytes]]:
     yield "proof", wire.frame(Kind.CHALLENGE, bytes(authentication.NONCE_BYTES))
     good_request = bytes([2, 1, 1, 1, 1, 0, 0, 0, 0, 0])
     traced = (b'{"traceparent": "00-1"}', b'["traceparent"]', b"traceparent" + b"[" * 5000)
-    named = (b'{"%b": "%b"}' % (pending.ENTRY_PARAMETER.encode(), e) for e in (b"whole", b"none"))
-    for text in (*traced, *named, b""):
+    parameters = {pending.ENTRY_PARAMETER: ("whole", "none")}
+    parameters |= {pending.PRIORITY_PARAMETER: ("1", "2", "high")}
+    parameters |= {pending.CLIENT_PARAMETER: ("shop", "a..b", "a b")}
+    named = (f'{{"{one}": "{value}"}}' for one, values in parameters.items() for value in values)
+    for text in (*traced, *(name.encode() for name in named), b""):
         for entries in range(2):
             yield "request", bytes([entries]) + good_request + text
     # Only the third entry's tensor; only the tensors of the others, with a timeout.

@@ -14,7 +14,7 @@ from triton_backend.scheduler.policies.registry import (
     POLICIES,
     SIMULATOR_ONLY,
 )
-from triton_backend.serving.front.pending import dropped, full
+from triton_backend.serving.front.pending import dropped, full, over_quota
 from triton_backend.serving.server.metrics import METRICS
 
 PLANNERS = {
@@ -205,6 +205,8 @@ def status_of(reason: DropReason) -> str | None:
         return "INTERNAL"
     if reason is DropReason.QUEUE_FULL:
         return full("m", 1).status
+    if reason is DropReason.QUOTA:
+        return over_quota("m", "c").status
     request: Any = SimpleNamespace(arrival_us=0, deadline_us=1000, samples=1)
     body: Any = SimpleNamespace(reason=reason, best_finish_us=0, queue_position=0)
     return dropped("m", request, body).status

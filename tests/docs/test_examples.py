@@ -130,7 +130,7 @@ FRAGMENTS = [
 
 
 @pytest.mark.parametrize(("page", "block"), [one for one in FRAGMENTS if "steps:" in one[1]])
-def test_fragments_of_a_workload_on_a_page_are_read(tmp_path: Path, page: str, block: str) -> None:
+def test_fragments_with_steps_on_a_page_are_read(tmp_path: Path, page: str, block: str) -> None:
     document = yaml.safe_load(block)
     document.setdefault("models", [{"name": "net", "slo_ms": 100}])
     (tmp_path / "workload.yaml").write_text(yaml.safe_dump(document))
@@ -139,7 +139,31 @@ def test_fragments_of_a_workload_on_a_page_are_read(tmp_path: Path, page: str, b
     jsonschema.validate(document, schemas()["workload"])
 
 
-@pytest.mark.parametrize(("page", "block"), [one for one in FRAGMENTS if "steps:" not in one[1]])
+@pytest.mark.parametrize(("page", "block"), [one for one in FRAGMENTS if "sizes:" in one[1]])
+def test_fragments_with_sizes_on_a_page_are_read(tmp_path: Path, page: str, block: str) -> None:
+    document = yaml.safe_load(block)
+    (tmp_path / "workload.yaml").write_text(yaml.safe_dump(document))
+    sizes = sum(len(model["sizes"]) for model in document["models"])
+    assert len(read_workload(tmp_path / "workload.yaml").models) == sizes, page
+    jsonschema.validate(document, schemas()["workload"])
+
+
+@pytest.mark.parametrize(("page", "block"), [one for one in FRAGMENTS if "variants:" in one[1]])
+def test_fragments_with_variants_on_a_page_are_read(tmp_path: Path, page: str, block: str) -> None:
+    document = yaml.safe_load(block)
+    (tmp_path / "workload.yaml").write_text(yaml.safe_dump(document))
+    variants = sum(1 + len(model["variants"]) for model in document["models"])
+    assert len(read_workload(tmp_path / "workload.yaml").models) == variants, page
+    jsonschema.validate(document, schemas()["workload"])
+
+
+OF_WORKLOADS = ("steps:", "sizes:", "variants:")
+
+
+@pytest.mark.parametrize(
+    ("page", "block"),
+    [one for one in FRAGMENTS if not any(field in one[1] for field in OF_WORKLOADS)],
+)
 def test_fragments_of_a_cluster_on_a_page_are_read(tmp_path: Path, page: str, block: str) -> None:
     document = yaml.safe_load(block)
     assert list(document) == ["gpu_classes"], page

@@ -163,6 +163,7 @@ def test_pruning_forgets_what_is_old_and_keeps_what_counts(store: Warehouse) -> 
         "drop_minutes": 0,
         "neighbour_minutes": 0,
         "module_minutes": 0,
+        "entry_minutes": 0,
         "series": 1,
         "cells": 1,
         "plans": 0,

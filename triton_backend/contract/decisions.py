@@ -42,6 +42,7 @@ class DropReason(IntEnum):
     EXPIRED = 8  # its front gave it up: a little after its deadline there was no answer
     FAILED = 9  # of a job: a module could not be run; its front hears why by JOB_FAILED
     BEGUN_ANEW = 10  # of a job: what its modules gave is lost, and it arrives once more
+    QUOTA = 11  # its client sends more than its quota allows
 
     @property
     def text(self) -> str:
@@ -127,7 +128,7 @@ class SharedBatch:
 
 @message
 class Drop:
-    """Answer this request at once that it will not be served."""
+    """Answer this request at once that it will not be served; `low` is 1 of a low one."""
 
     request_id: int
     model: int
@@ -135,6 +136,7 @@ class Drop:
     deadline_us: int
     best_finish_us: int | None = None  # earliest end that was possible, where it was probed
     queue_position: int = 0
+    low: int = 0
 
 
 @message

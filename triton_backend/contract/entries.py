@@ -53,6 +53,11 @@ class Entry(Form):
         return cls(**read_form(cls, fields, **known))
 
 
+def demand_name(model: str, entry: str | None = None) -> str:
+    """The name that clients ask for: a model, or an entry of one that lists some (`net/tails`)."""
+    return model if entry is None else f"{model}/{entry}"
+
+
 def covering(budgets_us: Mapping[int, int], timeout_us: int) -> int:
     """Which of several entries at one cut takes a request.
 

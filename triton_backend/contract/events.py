@@ -10,7 +10,10 @@ from triton_backend.contract.plan import Plan
 
 @message
 class Arrival:
-    """A request of `samples` samples for the plan's model number `model`, by one of its entries."""
+    """A request of `samples` samples for the plan's model number `model`, by one of its entries.
+
+    One with `low` 1 is served with what others leave.
+    """
 
     now_us: int
     request_id: int
@@ -18,6 +21,7 @@ class Arrival:
     deadline_us: int
     samples: int = 1
     entry: int = 0
+    low: int = 0
 
 
 @message

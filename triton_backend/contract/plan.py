@@ -506,6 +506,45 @@ class Objective(Form):
     space: Annotated[str | None, About("Plans that the bound covers.", "pool")] = None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attained(Form):
+    """Attainment of a finished plan in the simulator.
+
+    Of all models and applications, that which attains least counts. Both shares are None, and the
+    duration 0, where the plan is too large to be simulated at once.
+    """
+
+    even: Annotated[
+        float | None,
+        About(
+            "Least share of a model's requests in time, at equal gaps at the planned rates; missing"
+            " if not simulated.",
+            0.9995,
+            least=0,
+            most=1,
+        ),
+    ] = None
+    poisson: Annotated[
+        float | None,
+        About(
+            "The same of Poisson arrivals at `poisson_load` of them.",
+            0.993,
+            least=0,
+            most=1,
+        ),
+    ] = None
+    poisson_load: Annotated[
+        float, About("Part of the planned rates that is offered as Poisson arrivals.", 0.9, least=0)
+    ]
+    duration_s: Annotated[
+        float, About("Seconds of arrivals of each; 0 if not simulated.", 20.0, least=0)
+    ]
+    seed: Annotated[int, About("Seed of the arrivals.", 0)]
+
+    def __post_init__(self) -> None:
+        check_form("attained", self)
+
+
 StagePlace = tuple[int, int, int]
 """A stage: its model, its pipeline in the model and its place in the pipeline, by their numbers."""
 
@@ -576,6 +615,10 @@ class Plan:
         tuple[ApplicationPlan, ...],
         About("Applications with their time budgets.", [], kind="application[]", written=False),
     ] = ()
+    attained: Annotated[
+        Attained | None,
+        About("Attainment in the simulator.", {"poisson": 0.993}, kind="attained"),
+    ] = None
     waits: Annotated[
         str | None,
         About("How the wait for a whole batch counts: gathering, turn or margin.", GATHERING),
@@ -673,11 +716,16 @@ class Plan:
         return dict(sorted(found.items()))
 
     def own_rate_rps(self, name: str) -> float:
-        """The entries that clients of a model may ask for.
+        """The rate at which clients of a model may ask for it by its name.
 
-        What the applications that use it leave of its rate.
+        The applications that use it leave that of its rate; of a name with variants, the rates of
+        all; none of another name's variant.
         """
         rate = self.model(name).throughput_rps
+        variant_of = self.workload.variant_of
+        if name in variant_of:
+            return 0.0
+        rate += sum(m.throughput_rps for m in self.models if variant_of.get(m.name) == name)
         if not self.applications:
             return rate
         if name not in [demand.name for demand in self.workload.models]:

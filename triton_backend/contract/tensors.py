@@ -98,6 +98,10 @@ class TensorSpec(Form):
         return cls.read(Fields(data))
 
 
+Tensors = tuple[tuple[TensorSpec, ...], tuple[TensorSpec, ...]]
+"""Inputs and outputs of a model."""
+
+
 def aligned_bytes(specs: tuple[TensorSpec, ...], samples: int) -> int:
     """Bytes of tensors of so many samples, each begun on a cache line."""
     sizes = (spec.bytes_per_sample * samples for spec in specs)
@@ -107,3 +111,35 @@ def aligned_bytes(specs: tuple[TensorSpec, ...], samples: int) -> int:
 def total_bytes_per_sample(specs: tuple[TensorSpec, ...]) -> int:
     """Bytes of one sample over all tensors."""
     return sum(spec.bytes_per_sample for spec in specs)
+
+
+def check_same_tensors(where: str, mine: Tensors, others: Tensors) -> None:
+    """Check that two models take and give the same tensors.
+
+    Args:
+        where: whose the first are.
+        mine: inputs and outputs of one.
+        others: of the other.
+
+    Raises:
+        InputError: they do not; the first difference in name, datatype or shape.
+    """
+    for what, own, theirs in zip(("input", "output"), mine, others, strict=True):
+        named = {spec.name: spec for spec in own}
+        expected = {spec.name: spec for spec in theirs}
+        for name in sorted(named.keys() ^ expected.keys()):
+            reason = f"has {what} {name!r}, which the other lacks"
+            if name in expected:
+                reason = f"lacks {what} {name!r}"
+            raise InputError(where, reason)
+        for name, spec in named.items():
+            other = expected[name]
+            for field in ("dtype", "shape"):
+                one, two = getattr(spec, field), getattr(other, field)
+                if one != two:
+                    reason = f"{field} of {what} {name!r} is {_plain(one)}, not {_plain(two)}"
+                    raise InputError(where, reason)
+
+
+def _plain(value: str | tuple[int, ...]) -> str:
+    return value if isinstance(value, str) else str(list(value))

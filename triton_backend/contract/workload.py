@@ -1,9 +1,12 @@
 """The workload of a cluster: models and applications with SLOs, weights and rates.
 
-Here too: how plans may account for the time in which a batch gathers (`Accounting`).
+Here too: several sizes or variants of one model under one name, each of which is a model of its own
+here; and how plans may account for the time in which a batch gathers (`Accounting`). Not here: how
+a request finds its size (`serving.front.sizes`) or its variant (`scheduler.policies.variants`).
 """
 
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import fsum
 from typing import Any, NamedTuple, Self
@@ -28,6 +31,9 @@ MOST_APART = 1e6
 AROUND = ("before", "after")
 CHAIN = ("before", "model", "after")
 OPTIONAL = ("weight", "rate_rps", "batch_building_rate_rps")
+AT, AND = "@", "+"  # of the name of a size: `NAME@3x48x640`
+SHARES_OFF = 1e-3  # how far the sum of shares may be from 1
+_SHAPE = re.compile(r"[1-9]\d{0,8}(x[1-9]\d{0,8})*")
 
 GATHERING = "gathering"
 TURN = "turn"
@@ -84,6 +90,9 @@ class ModelDemand:
         batch_building_rate_rps: rate at which batches are assumed to fill while planning.
         entries: where its requests come in; none: block 0 with the SLO as budget. Where some are
             listed, their rates are all that is asked of the model.
+        size_of: the name that clients ask for, where this is one of several sizes of a model, or a
+            variant of the model of that name.
+        accuracy: of its answers, 0 to 1, as stated.
     """
 
     name: str
@@ -92,10 +101,17 @@ class ModelDemand:
     rate_rps: float | None = None
     batch_building_rate_rps: float | None = None
     entries: tuple[Entry, ...] = ()
+    size_of: str | None = None
+    accuracy: float | None = None
 
     def __post_init__(self) -> None:
         check_name("workload model", self.name)
         where = f"workload model {self.name!r}"
+        if self.size_of is not None:
+            check_name(f"{where}, size_of", self.size_of)
+            if self.entries:
+                reason = "a model has entries or several sizes or variants"
+                raise InputError(f"{where}, entries", reason)
         check_entries(self.name, self.entries)
         for entry in self.entries:
             if not LEAST_RPS <= entry.rate_rps <= MOST_RPS:
@@ -103,12 +119,19 @@ class ModelDemand:
                 raise InputError(f"{where}, entry {entry.name}, rate_rps", reason)
         if self.slo_us < 1:
             raise InputError(f"{where}, slo_ms", f"{us_to_ms(self.slo_us)} is not positive")
-        for field in OPTIONAL:
+        self._check_numbers(where)
+
+    def _check_numbers(self, where: str) -> None:
+        """Weight and rates are positive and within bounds; of a variant they may be 0."""
+        if self.accuracy is not None and not 0 <= self.accuracy <= 1:
+            raise InputError(f"{where}, accuracy", f"{self.accuracy:g} is not within 0 and 1")
+        given = [field for field in OPTIONAL if self.accuracy is None or getattr(self, field) != 0]
+        for field in given:
             value = getattr(self, field)
             if value is not None and not 0 < value < float("inf"):
                 raise InputError(f"{where}, {field}", f"{value} is not a positive number")
         for field in ("weight", "rate_rps"):
-            value = getattr(self, field)
+            value = getattr(self, field) if field in given else None
             if value is not None and not LEAST_RPS <= value <= MOST_RPS:
                 reason = f"{value:g} is not within {LEAST_RPS:g} and {MOST_RPS:g}"
                 raise InputError(f"{where}, {field}", reason)
@@ -125,7 +148,7 @@ class ModelDemand:
         first, second = self.weight, self.rate_rps
         if objective != "throughput":
             first, second = second, first
-        return first or second or 1.0
+        return next((value for value in (first, second) if value is not None), 1.0)
 
     def gathering_us(self, batch: int) -> float:
         """Time taken to gather a batch: 1.3 (batch - 1) / batch-building rate; 0 where none."""
@@ -153,6 +176,7 @@ class Workload:
         if len(set(names)) < len(names):
             raise InputError("workload", f"a model is listed twice in {names}")
         check_names(self.applications, names)
+        self._check_sizes()
         listed = [m.name for m in self.models if m.entries]
         if listed and self.applications:
             where = f"workload model {listed[0]!r}, entries"
@@ -165,11 +189,48 @@ class Workload:
                     raise InputError(f"application {application.name!r}.{field}", reason)
         asked = (*self.models, *self.applications)
         for field in ("weight", "rate_rps"):
-            values = [v for m in asked if (v := getattr(m, field)) is not None]
+            values = [v for m in asked if (v := getattr(m, field))]
             if values and max(values) > MOST_APART * min(values):
                 least, most = min(values), max(values)
                 reason = f"from {least:g} to {most:g}, more than {MOST_APART:g} times as much"
                 raise InputError(f"workload, {field}", reason)
+
+    def _check_sizes(self) -> None:
+        sizes: dict[str, str | None] = {m.name: m.size_of for m in self.models}
+        for name, variants in self.variants.items():
+            _check_variants(name, variants)
+        sizes |= dict.fromkeys([*self.variant_of, *(a.name for a in self.applications)])
+        _check_sizes_of(sizes)
+        answering = {one.name for own in self.variants.values() for one in own}
+        modules = {
+            f"application {a.name!r}, module {m.name!r}": m.model
+            for a in self.applications
+            for m in a.modules
+        }
+        for where, model in modules.items():
+            if model in answering:
+                reason = f"{model!r} has variants, which a module does not choose from"
+                raise InputError(f"{where}.model", reason)
+        _check_module_models(modules, sizes)
+
+    @property
+    def variants(self) -> dict[str, tuple[ModelDemand, ...]]:
+        """Models that answer for one name by that name: its own first, then those of other names.
+
+        Only names of which there are several.
+        """
+        own = {model.name: model for model in self.models}
+        found: dict[str, tuple[ModelDemand, ...]] = {}
+        for model in self.models:
+            if model.size_of is not None and model.size_of in own and model.accuracy is not None:
+                name = model.size_of
+                found[name] = (*found.get(name, (own[name],)), model)
+        return found
+
+    @property
+    def variant_of(self) -> dict[str, str]:
+        """The name for which a variant answers, by the variant's own where that is another."""
+        return {one.name: name for name, own in self.variants.items() for one in own[1:]}
 
     @property
     def has_entries(self) -> bool:
@@ -182,6 +243,8 @@ class Workload:
             {"name": m.name, "slo_ms": us_to_ms(m.slo_us)}
             | {f: getattr(m, f) for f in OPTIONAL if getattr(m, f) is not None}
             | ({"entries": [entry.to_workload() for entry in m.entries]} if m.entries else {})
+            | ({} if m.size_of is None else {"size_of": m.size_of})
+            | ({} if m.accuracy is None else {"accuracy": m.accuracy})
             for m in self.models
         ]
         steps = {"steps": [step.to_dict() for step in self.steps]} if self.steps else {}
@@ -202,7 +265,9 @@ class Workload:
         models = fields.items("models") if fields.has("models") or not several else ()
         around = [one for one in models if any(one.has(name) for name in AROUND)]
         return cls(
-            models=tuple(_read_demand(one) for one in models if one not in around),
+            models=tuple(
+                demand for one in models if one not in around for demand in _read_demands(one)
+            ),
             applications=(
                 *map(Application.read, fields.items("applications") if several else ()),
                 *map(_read_surrounded, around),
@@ -211,12 +276,87 @@ class Workload:
         )
 
 
-def _read_demand(fields: Fields) -> ModelDemand:
+def _read_demands(fields: Fields) -> tuple[ModelDemand, ...]:
+    """One model; or each of its sizes or variants, with its share of weight and rates."""
     known: dict[str, Any] = {name: fields.number(name) for name in OPTIONAL if fields.has(name)}
+    if fields.has("accuracy"):
+        known["accuracy"] = fields.number("accuracy")
     if fields.has("entries"):
         known["entries"] = tuple(map(Entry.read, fields.items("entries")))
-    slo_us = ms_to_us(fields.number("slo_ms"))
-    return ModelDemand(name=fields.text("name"), slo_us=slo_us, **known)
+    if fields.has("size_of"):
+        known["size_of"] = fields.text("size_of")
+    name, slo_us = fields.text("name"), ms_to_us(fields.number("slo_ms"))
+    whole = ModelDemand(name=name, slo_us=slo_us, **known)
+    if fields.has("variants"):
+        return _read_variants(whole, fields)
+    if not fields.has("sizes"):
+        return (whole,)
+    if whole.size_of is not None:
+        raise InputError(f"workload model {name!r}, sizes", "is a size of another model itself")
+    if "weight" not in known and "rate_rps" not in known:
+        known["weight"] = whole.normaliser()
+    return tuple(
+        replace(
+            whole,
+            name=size.name,
+            size_of=name,
+            **{field: known[field] * size.share for field in OPTIONAL if field in known},
+        )
+        for size in _read_sizes(name, fields)
+    )
+
+
+def _read_variants(whole: ModelDemand, fields: Fields) -> tuple[ModelDemand, ...]:
+    """The field `variants` of a model: `[{name: net-int8, accuracy: 0.71, share: 0.2}, ...]`.
+
+    Raises:
+        InputError: a field is missing or wrong, some have a share and others none, or those of the
+            variants leave the model nothing.
+    """
+    where = f"workload model {whole.name!r}, variants"
+    listed = fields.items("variants")
+    if fields.has("sizes") or whole.size_of is not None:
+        raise InputError(where, "a model has variants, or several sizes, or is one of several")
+    if whole.accuracy is None:
+        raise InputError(f"workload model {whole.name!r}, accuracy", "is missing; variants have it")
+    if whole.entries:
+        reason = "a model has entries or several sizes or variants"
+        raise InputError(f"workload model {whole.name!r}, entries", reason)
+    if not listed:
+        raise InputError(where, "lists none")
+    shares = [one.number("share") if one.has("share") else None for one in listed]
+    own, given = 1.0, [0.0] * len(shares)
+    if any(share is not None for share in shares):
+        rest = 1 - fsum(share for share in shares if share is not None)
+        own, *given = equal_or_given(where, [rest, *shares])
+    demands = [
+        replace(
+            whole,
+            name=one.text("name"),
+            accuracy=one.number("accuracy"),
+            size_of=whole.name,
+        )
+        for one in listed
+    ]
+    alone = [replace(one, **dict.fromkeys(OPTIONAL)) for one in demands]
+    return with_shares((whole, *alone), (own, *given))
+
+
+def with_shares(
+    variants: Sequence[ModelDemand], shares: Sequence[float]
+) -> tuple[ModelDemand, ...]:
+    """Variants of a name, each with its share, 0 or more, of what is asked of all together."""
+    totals: dict[str, float] = {}
+    for field in OPTIONAL:
+        values = [value for one in variants if (value := getattr(one, field)) is not None]
+        if values:
+            totals[field] = fsum(values)
+    if "weight" not in totals and "rate_rps" not in totals:
+        totals["weight"] = 1.0
+    return tuple(
+        replace(one, **{field: total * share for field, total in totals.items()})
+        for one, share in zip(variants, shares, strict=True)
+    )
 
 
 def _read_surrounded(fields: Fields) -> Application:
@@ -226,7 +366,7 @@ def _read_surrounded(fields: Fields) -> Application:
     if model in ("", name):
         reason = "names the model between the steps; `name`, which clients ask for, is another name"
         raise InputError(f"{where}, model", reason)
-    for field in ("entries", "batch_building_rate_rps"):
+    for field in ("entries", "batch_building_rate_rps", "sizes", "size_of", "variants"):
         if fields.has(field):
             raise InputError(f"{where}, {field}", "is of a model without before and after")
     chain = [(role, fields.text(role)) for role in CHAIN if fields.has(role)]
@@ -284,4 +424,134 @@ def _joined(one: ModelDemand, other: ModelDemand) -> ModelDemand:
         weight=total("weight"),
         rate_rps=total("rate_rps"),
         batch_building_rate_rps=total("batch_building_rate_rps"),
+        size_of=one.size_of,
+        accuracy=one.accuracy,
     )
+
+
+class Size(NamedTuple):
+    """One size of a model: its name, and its share of the model's requests."""
+
+    name: str
+    share: float
+
+
+def size_name(model: str, shapes: Mapping[str, str]) -> str:
+    """`NAME@3x48x640`; of several inputs, their shapes joined by `+` in the order given.
+
+    Args:
+        model: the name that clients ask for.
+        shapes: input to its shape without the batch, as `3x48x640`, of the inputs whose shapes
+            differ between sizes.
+
+    Raises:
+        InputError: a shape is no shape, or there is none.
+    """
+    where = f"model {model!r}, sizes"
+    if not shapes:
+        raise InputError(where, "a size names no input")
+    for name, shape in shapes.items():
+        if not _SHAPE.fullmatch(shape):
+            raise InputError(where, f"{name}: {shape!r} is no shape without the batch, as 3x48x640")
+    return f"{model}{AT}{AND.join(shapes.values())}"
+
+
+def sizes_of(model: str, shapes: Sequence[Mapping[str, str]]) -> tuple[str, ...]:
+    """Names of the sizes of a model, by the shapes of each: two or more that differ.
+
+    Raises:
+        InputError: as `size_name`; fewer than two, two that are one, or not of the same inputs.
+    """
+    where = f"model {model!r}, sizes"
+    names = tuple(size_name(model, one) for one in shapes)
+    if len(names) < 2:  # noqa: PLR2004  # a model of one size has `input_shapes`
+        raise InputError(where, "one size is none of several; state it as input_shapes")
+    for name, one in zip(names, shapes, strict=True):
+        if one.keys() != shapes[0].keys():
+            reason = f"{name!r} gives {', '.join(one)}, another gives {', '.join(shapes[0])}"
+            raise InputError(where, reason)
+        if names.count(name) > 1:
+            raise InputError(where, f"{name!r} is listed twice")
+    return names
+
+
+def equal_or_given(where: str, shares: Sequence[float | None]) -> tuple[float, ...]:
+    """Shares of sizes: as given, or equal where none is.
+
+    Raises:
+        InputError: some are given and others not, one is not positive, or their sum is not 1.
+    """
+    given = [share for share in shares if share is not None]
+    if not given:
+        return (1 / len(shares),) * len(shares)
+    if len(given) < len(shares):
+        raise InputError(where, "some sizes have a share, others none")
+    if min(given) <= 0 or abs(fsum(given) - 1) > SHARES_OFF:
+        listed = " + ".join(f"{share:g}" for share in given)
+        raise InputError(where, f"shares are positive and add up to 1, not {listed}")
+    return tuple(given)
+
+
+def _read_sizes(model: str, fields: Fields) -> tuple[Size, ...]:
+    """The field `sizes` of a model: `[{input_shapes: {x: 3x48x320}, share: 0.7}, ...]`.
+
+    Raises:
+        InputError: as `sizes_of` and `equal_or_given`.
+    """
+    listed = fields.items("sizes")
+    shapes = [
+        {name: str(shape) for name, shape in one.table("input_shapes").items()} for one in listed
+    ]
+    shares = [one.number("share") if one.has("share") else None for one in listed]
+    given = equal_or_given(f"workload model {model!r}, sizes", shares)
+    return tuple(map(Size, sizes_of(model, shapes), given))
+
+
+def _check_variants(name: str, variants: Sequence[ModelDemand]) -> None:
+    """Check models that answer for one name.
+
+    Raises:
+        InputError: one states no accuracy, or lists entries; two have other SLOs.
+    """
+    first, *others = variants
+    if first.accuracy is None:
+        raise InputError(f"workload model {name!r}, accuracy", "is missing; variants have it")
+    if first.entries:
+        reason = "a model has entries or several sizes or variants"
+        raise InputError(f"workload model {name!r}, entries", reason)
+    for one in others:
+        if one.slo_us != first.slo_us:
+            reason = f"{us_to_ms(one.slo_us)}, but {us_to_ms(first.slo_us)} of {name!r}, for which"
+            raise InputError(f"workload model {one.name!r}, slo_ms", f"{reason} it answers")
+
+
+def _check_sizes_of(sizes: Mapping[str, str | None]) -> None:
+    """Check that no model or application has the name under which clients ask for sizes.
+
+    Args:
+        sizes: every name of a workload, to the name that clients ask for where it is a size.
+
+    Raises:
+        InputError: one has.
+    """
+    for name, model in sizes.items():
+        if model is not None and model in sizes:
+            reason = f"is a size of {model!r}, which is a model of its own too"
+            raise InputError(f"workload model {name!r}, size_of", reason)
+
+
+def _check_module_models(models: Mapping[str, str], sizes: Mapping[str, str | None]) -> None:
+    """Check that modules of applications name a size, where a model has several.
+
+    Args:
+        models: by module in words, the model that it names.
+        sizes: as in `_check_sizes_of`.
+
+    Raises:
+        InputError: one does not.
+    """
+    for where, model in models.items():
+        own = [name for name, of in sizes.items() if of == model]
+        if own:
+            reason = f"{model!r} has several sizes, and a module runs one: {', '.join(own)}"
+            raise InputError(f"{where}.model", reason)

@@ -6,7 +6,7 @@ one for the model's input and its output. Models of applications get the tensors
 name, all of one size, so that any edge fits.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from triton_backend.contract.applications import (
@@ -18,7 +18,7 @@ from triton_backend.contract.applications import (
 )
 from triton_backend.contract.errors import InputError
 from triton_backend.contract.plan import ModelPlan, Pipeline, Plan, Stage
-from triton_backend.contract.tensors import BYTES, TensorSpec
+from triton_backend.contract.tensors import BYTES, TensorSpec, check_same_tensors
 from triton_backend.runtimes.base import REFUSED, counts_name, counts_of
 
 EMULATED_INPUT_BYTES = 4096
@@ -281,6 +281,71 @@ def served_model(plan: Plan, name: str) -> ModelPlan:
             return model
     names = ", ".join(model.name for model in served_models(plan))
     raise InputError(f"plan {plan.plan_id}", f"no model {name!r}; it serves {names}")
+
+
+def asked_as(plan: Plan, name: str) -> str:
+    """The name under which clients ask for a served model; of a size, that of the whole model."""
+    sizes = {demand.name: demand.size_of for demand in plan.workload.models}
+    return sizes.get(name) or name
+
+
+def endpoints(plan: Plan) -> dict[str, tuple[ModelPlan, ...]]:
+    """Served models of a completed plan by the name that clients ask for: of most, one each.
+
+    Raises:
+        InputError: two sizes of a model have other inputs or outputs than each other, or the same
+            shapes.
+    """
+    found: dict[str, tuple[ModelPlan, ...]] = {}
+    for model in served_models(plan):
+        name = asked_as(plan, model.name)
+        found[name] = (*found.get(name, ()), model)
+    for name, sizes in found.items():
+        if name in plan.workload.variants:
+            _check_variants(sizes)
+        else:
+            _check_sizes(name, sizes)
+    return found
+
+
+def are_variants(models: Sequence[ModelPlan]) -> bool:
+    """True if several models of one name bring the same inputs."""
+    return len(models) > 1 and all(model.inputs == models[0].inputs for model in models)
+
+
+def _check_variants(variants: tuple[ModelPlan, ...]) -> None:
+    """Check that variants of a name take and give the same tensors."""
+    first, *others = variants
+    for other in others:
+        check_same_tensors(
+            f"model {other.name!r}, variant of {first.name!r}",
+            (other.inputs, other.outputs),
+            (first.inputs, first.outputs),
+        )
+
+
+def _check_sizes(name: str, sizes: tuple[ModelPlan, ...]) -> None:
+    """Check that requests of several sizes of a model differ in shapes, and in nothing else."""
+    first, *others = sizes
+    shapes = [tuple(spec.shape for spec in first.inputs)]
+    for size in others:
+        if _kinds(size.inputs) != _kinds(first.inputs) or _kinds(size.outputs) != _kinds(
+            first.outputs
+        ):
+            reason = f"has other tensors than {first.name!r}, beside their shapes"
+            raise InputError(f"model {name!r}, size {size.name!r}", reason)
+        shapes.append(tuple(spec.shape for spec in size.inputs))
+        if shapes.index(shapes[-1]) < len(shapes) - 1:
+            other = sizes[shapes.index(shapes[-1])].name
+            reason = (
+                f"has the inputs of {other!r}: a plan whose models name no tensors"
+                " serves no sizes; split the model for each"
+            )
+            raise InputError(f"model {name!r}, size {size.name!r}", reason)
+
+
+def _kinds(specs: Specs) -> list[tuple[str, str, int]]:
+    return [(spec.name, spec.dtype, len(spec.shape)) for spec in specs]
 
 
 def dropped_name(module: str) -> str:

@@ -24,6 +24,7 @@ from triton_backend.contract.plan import ModelPlan, Pipeline, Plan, Stage
 from triton_backend.contract.units import US_PER_S
 from triton_backend.scheduler.compiled import Record, Records, entry, inlined
 from triton_backend.scheduler.policies.registry import queue_policies
+from triton_backend.scheduler.policies.variants import GAP_SHIFT, new_variants
 
 # An offer is an overload when its mean over the last SLOs exceeds the capacity. At full load that
 # happens by chance, and hardly matters: then the work admitted seldom fills a request's time.
@@ -108,6 +109,11 @@ def new_admission(
         for pipelines in [[p for p in model.pipelines if p.entry in {None, entry.name}]]
     ]
     made = np.asarray(rows, dtype=ADMISSION)
+    variants = new_variants(plan)
+    if len(variants):  # each may have the time of all
+        taking = variants["whole_gap"] > 0
+        gap_us = variants["whole_gap"][taking] / (1 << GAP_SHIFT)
+        made["sample_us"][taking] = np.minimum(made["sample_us"][taking], gap_us)
     _share_with_jobs(made, plan, guard_us)
     return made
 

@@ -208,6 +208,12 @@ def entry(function: Callable[Parameters, Result]) -> Callable[Parameters, Result
     return _compiled(function, inline=False, entry=True)
 
 
+def compile_for(function: Callable[..., Any], *arguments: object) -> None:
+    """Compile an entry for arguments of such types, or load it from the cache, without a call."""
+    if isinstance(function, Dispatcher):
+        function.compile(tuple(map(cast("Any", numba).typeof, arguments)))
+
+
 def _compiled(
     function: Callable[Parameters, Result], *, inline: bool, entry: bool
 ) -> Callable[Parameters, Result]:

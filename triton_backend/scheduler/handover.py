@@ -46,6 +46,7 @@ from triton_backend.scheduler.topology import (
     Lead,
     Topology,
     edge_rows,
+    first_low,
     module_rows,
     resource_count,
     with_orphans,
@@ -199,8 +200,12 @@ def hand_over(
     others = used[to[used] == NONE]
     to[others] = np.arange(len(others)) + resource_count(topology)
     queues = _queue_numbers(old, before.plan, plan)
-    if (queues[_queues_in_flight(old)] == NONE).any():
+    if (queues[_queues_in_flight(old) % len(queues)] == NONE).any():
         topology = with_orphans(topology)
+    # where batches board shared ones low requests join the others, as those that come do
+    boards = topology.pipelines["boards"].max(initial=0) > 0
+    low = np.where(queues == NONE, NONE, queues + (0 if boards else first_low(topology)))
+    queues = np.concatenate([queues, low])
     counts = old.counts[0]
     tables = new_tables(
         topology,
@@ -293,8 +298,8 @@ def _paths(tables: Tables, flying: Integers) -> Integers:
 
 
 def _queue_numbers(old: Tables, before: Plan, after: Plan) -> Integers:
-    """[old queue] its new number, NONE where it is gone, as that of orphans is."""
-    numbers = np.full(len(old.topology.queues), NONE, dtype=np.int64)
+    """[old queue, without low ones] its new number, NONE where it is gone, as orphans' is."""
+    numbers = np.full(first_low(old.topology), NONE, dtype=np.int64)
     for queue, number in enumerate(matching_queues(before, after)):
         numbers[queue] = NONE if number is None else number
     return numbers
@@ -393,7 +398,7 @@ def _move_requests(old: Tables, new: Tables, queues: Integers) -> list[LeftOut]:
             goes_to[task] = known.modules[module]["queue"]
     removed = waits & (goes_to == NONE)
     too_large = waits & ~removed & (rows["samples"] > new.topology.queues["largest"][goes_to])
-    orphans = len(new.topology.queues) - 1  # where a batch in flight has any
+    orphans = first_low(new.topology) - 1  # where a batch in flight has any
     rows["queue"][here] = np.where(goes_to == NONE, orphans, goes_to)[here]
 
     left = np.flatnonzero(removed | too_large)

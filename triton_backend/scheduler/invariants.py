@@ -316,7 +316,7 @@ def _counters(tables: Tables) -> Iterator[str]:
             "touched_late": (touched & late).sum(),
             "unsettled": touched.sum() + len(listed),
             "timers": (heaps["place"][:timers] != NONE).sum(),
-            "early": (~late).sum(),
+            "early": (topology.queues["late"] == 0).sum(),
             "boards": topology.pipelines["boards"].max(initial=0),
         },
         "the tables",

@@ -21,7 +21,14 @@ becomes of jobs. Not here: what is decided for queues (`policies`), plans that c
 
 from triton_backend.contract.decisions import FIRST_TASK
 from triton_backend.scheduler.compiled import FAR, NONE, inlined, kernel
-from triton_backend.scheduler.queues import drop, enqueue, free_request, new_request, remove
+from triton_backend.scheduler.queues import (
+    drop,
+    enqueue,
+    free_request,
+    measure_gap,
+    new_request,
+    remove,
+)
 from triton_backend.scheduler.tables import (
     AWAITS,
     CANCELLED,
@@ -171,6 +178,8 @@ def _new_task(tables: Tables, slot: int, place: int) -> None:
     )
     part["cut"] += rows
     enqueue(tables, request)
+    if counts["low"] == 1:
+        measure_gap(tables, module["queue"], rows)
     touch(tables, module["queue"])
 
 

@@ -60,8 +60,16 @@ from triton_backend.scheduler.policies.late import (
     settle_queue,
     settle_touched,
 )
+from triton_backend.scheduler.policies.low import SENT, send_low
 from triton_backend.scheduler.policies.registry import decide
-from triton_backend.scheduler.queues import drop, enqueue, free_batch, free_request, new_request
+from triton_backend.scheduler.queues import (
+    drop,
+    enqueue,
+    free_batch,
+    free_request,
+    measure_gap,
+    new_request,
+)
 from triton_backend.scheduler.shared_batches import batch_of, shared_batch_timer
 from triton_backend.scheduler.tables import (
     ABORT,
@@ -95,6 +103,7 @@ from triton_backend.scheduler.tables import (
     unpack,
 )
 from triton_backend.scheduler.timeline import refresh
+from triton_backend.scheduler.topology import LOW, first_low
 
 # Events by the names of their classes, and what their numbers a .. d are.
 SETTLE = 0  # no event: decide for all queues, after a change of pace or plan, or `MAKE_ROOM`
@@ -182,8 +191,7 @@ def handle_event(memory: Integers, event: int, now_us: int, a: int, b: int, c: i
     queues = ALL
     lost = SETTLED
     if event == ARRIVAL:
-        arrive(tables, a, b, c, d)
-        queues = a
+        queues = tables.requests[arrive(tables, a, b, c, d)]["queue"]
     elif event in (STAGE_DONE, TRANSFER_DONE):
         number = tables.batches[a]["number"]
         if event == STAGE_DONE:
@@ -236,13 +244,49 @@ def handle_event(memory: Integers, event: int, now_us: int, a: int, b: int, c: i
 @kernel
 def settle_one(tables: Tables, queue: int) -> int:
     """Decide for one queue; `SETTLED` or `NEEDS_ROOM`."""
-    plan = tables.topology.queues[queue]
-    if plan["late"] == 1:
+    late = tables.topology.queues[queue]["late"]
+    if late == 1:
         return settle_queue(tables, queue)
+    return _settle_low(tables, queue) if late == LOW else _settle_one_early(tables, queue)
+
+
+@inlined
+def _settle_one_early(tables: Tables, queue: int) -> int:
+    plan = tables.topology.queues[queue]
     if tables.counts[0]["paused"] == 1 and plan["model"] != NONE:
         tables.queues[queue]["timer_us"] = FAR
         return SETTLED
     return decide(tables, queue, plan["policy"])
+
+
+@kernel
+def _settle_low(tables: Tables, queue: int) -> int:
+    """Decide for a queue of low requests.
+
+    Others that wait decide again, because a batch was sent beside them.
+    """
+    status = SENT
+    while status == SENT:
+        status = send_low(tables, queue)
+        if status == SENT:
+            for other in range(_early_queues(tables)):
+                waits = tables.queues[other]["first"] != NONE
+                early = tables.topology.queues[other]["late"] == 0
+                if waits and early and _settle_one_early(tables, other) == NEEDS_ROOM:
+                    return NEEDS_ROOM
+    return status
+
+
+@kernel
+def _settle_all_low(tables: Tables, due_us: int) -> int:
+    """Decide for the queues of low requests whose timer comes by an instant."""
+    if tables.counts[0]["low"] == 1:
+        for queue in range(first_low(tables.topology), len(tables.queues)):
+            waits = tables.queues[queue]["first"] != NONE
+            due = waits and tables.queues[queue]["timer_us"] <= due_us
+            if due and _settle_low(tables, queue) == NEEDS_ROOM:
+                return NEEDS_ROOM
+    return SETTLED
 
 
 @kernel
@@ -270,18 +314,18 @@ def settle_jobs(tables: Tables) -> int:
 
 @kernel
 def settle_all(tables: Tables) -> int:
-    """Decide for every queue, in their order, those of late binding last."""
-    if _settle_early(tables) == NEEDS_ROOM:
+    """Decide for every queue, in their order, those of late binding after others, low ones last."""
+    if _settle_early(tables) == NEEDS_ROOM or settle_late(tables) == NEEDS_ROOM:
         return NEEDS_ROOM
-    return settle_late(tables)
+    return _settle_all_low(tables, FAR)
 
 
 @kernel
 def settle_after_deviation(tables: Tables) -> int:
     """Decide after something ended off its plan: queues are as they were, reservations are not."""
-    if _settle_early(tables) == NEEDS_ROOM:
+    if _settle_early(tables) == NEEDS_ROOM or settle_freed(tables) == NEEDS_ROOM:
         return NEEDS_ROOM
-    return settle_freed(tables)
+    return _settle_all_low(tables, FAR)
 
 
 @kernel
@@ -307,7 +351,9 @@ def settle_due(tables: Tables) -> int:
                 return NEEDS_ROOM
     if left:
         return settle_after_deviation(tables)
-    return settle_due_late(tables)
+    if settle_due_late(tables) == NEEDS_ROOM:
+        return NEEDS_ROOM
+    return _settle_all_low(tables, now)
 
 
 @inlined
@@ -316,6 +362,9 @@ def next_timer(tables: Tables) -> int:
     earliest = next_late_timer(tables)
     for queue in range(_early_queues(tables)):
         earliest = min(earliest, tables.queues[queue]["timer_us"])
+    if tables.counts[0]["low"] == 1:
+        for queue in range(first_low(tables.topology), len(tables.queues)):
+            earliest = min(earliest, tables.queues[queue]["timer_us"])
     if tables.counts[0]["first_shared_batch"] != NONE:
         earliest = min(earliest, shared_batch_timer(tables))
     return earliest
@@ -327,7 +376,7 @@ def _early_queues(tables: Tables) -> int:
 
     Hundreds of models that are bound late would otherwise be looked through at every event.
     """
-    return len(tables.queues) if tables.counts[0]["early"] > 0 else 0
+    return first_low(tables.topology) if tables.counts[0]["early"] > 0 else 0
 
 
 @inlined
@@ -341,13 +390,24 @@ def _was_aborted(tables: Tables, number: int) -> bool:
 
 @inlined
 def arrive(tables: Tables, queue: int, request_id: int, deadline_us: int, samples: int) -> int:
-    """A request came; a request slot must be free. Returns its slot; decides nothing yet."""
+    """A request came; a request slot must be free. Returns its slot; decides nothing yet.
+
+    A low one comes to the queue of low requests (`topology.first_low`). Where batches board shared
+    ones it joins the others.
+    """
+    counts = tables.counts[0]
+    if tables.topology.queues[queue]["late"] == LOW:
+        counts["low"] = 1
+        if counts["boards"] > 0:
+            queue -= first_low(tables.topology)
     slot = new_request(tables, queue, request_id, deadline_us, samples)
     enqueue(tables, slot)
     if samples > tables.topology.queues[queue]["largest"]:
         drop(tables, slot, TOO_LARGE, FAR)
     elif tables.topology.queues[queue]["target"] == MEASURED:
         measure_rate(tables, queue, samples)
+    elif counts["low"] == 1:
+        measure_gap(tables, queue, samples)
     return slot
 
 

@@ -26,6 +26,10 @@ from triton_backend.scheduler.tables import (
     interval_of,
 )
 from triton_backend.scheduler.timeline import release
+from triton_backend.scheduler.topology import LONGEST_GAP_US, RATE_SHIFT, first_low
+
+MEMORY_REQUESTS = 200  # the measured rate is a mean over so many requests,
+MEMORY_BUDGETS = 5  # or over so many budgets of the entry where that is longer
 
 
 @inlined
@@ -80,6 +84,27 @@ def enqueue(tables: Tables, slot: int) -> None:
         requests[after]["previous"] = slot
     queue["requests"] += 1
     queue["samples"] += requests[slot]["samples"]
+
+
+@kernel
+def measure_gap(tables: Tables, queue: int, samples: int) -> None:
+    """A request came: correct the mean gap and size of requests.
+
+    Both are exponential means, each request with weight 1 / max(`MEMORY_REQUESTS`, requests in
+    `MEMORY_BUDGETS` budgets); they start at the planned rate and at one sample.
+    """
+    topology = tables.topology
+    row = tables.queues[queue]
+    now = tables.counts[0]["now_us"]
+    if row["arrived_us"] != NONE:
+        gap = min(now - row["arrived_us"], LONGEST_GAP_US) << RATE_SHIFT
+        if row["gap"] == 0:
+            row["gap"] = gap
+        memory = (MEMORY_BUDGETS * topology.queues[queue]["budget_us"]) << RATE_SHIFT
+        weight = max(MEMORY_REQUESTS, memory // max(row["gap"], 1))
+        row["gap"] += (gap - row["gap"]) // weight
+        row["size"] += ((samples << RATE_SHIFT) - row["size"]) // weight
+    row["arrived_us"] = now
 
 
 @inlined
@@ -150,7 +175,10 @@ def run_from(tables: Tables, number: int, slot: int, behind: int, samples: int) 
 
 @inlined
 def make_batch(tables: Tables, first: int, pipeline: int) -> int:
-    """Turn a queue from a request on into the batch that was quoted; returns its slot."""
+    """Turn a queue from a request on into the batch that was quoted; returns its slot.
+
+    Where the queue ends before the batch does, its low requests fill it, from their head on.
+    """
     counts = tables.counts[0]
     slot = counts["free_batch"]
     batch = tables.batches[slot]
@@ -181,6 +209,8 @@ def make_batch(tables: Tables, first: int, pipeline: int) -> int:
         batch["last"] = request
         batch["requests"] += 1
         request = following
+        if request == NONE and left > 0:  # low requests fill a batch of others
+            request = tables.queues[head["queue"] + first_low(tables.topology)]["first"]
     add_decision(tables, DISPATCH, slot, 0, FAR, 0)
     return slot
 

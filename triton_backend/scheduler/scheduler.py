@@ -118,6 +118,7 @@ from triton_backend.scheduler.topology import (
     Topology,
     build_topology,
     edge_rows,
+    first_low,
     module_rows,
     set_pace,
     vgpus_of,
@@ -205,6 +206,7 @@ class Scheduler:
         ] = {}  # model of requests in flight that the plan does not have
         self._now_us = 0
         self._requests: set[int] = set()  # queued or in flight
+        self._low: set[int] = set()  # of these, low ones
         self._jobs: dict[int, int] = {}  # in hand, with their slots
         self._batches: dict[int, tuple[int, Dispatch]] = {}  # in flight, with its slot
         self._shared_batches: dict[int, int] = {}  # with their slots
@@ -282,7 +284,7 @@ class Scheduler:
         return tuple(sorted(self._requests))
 
     def late_requests(self, batch_id: int, end_us: int) -> int:
-        """Requests of a batch in flight whose deadlines lie before an instant.
+        """Requests of a batch in flight whose deadlines lie before an instant, low ones apart.
 
         Raises:
             InputError: it is not in flight.
@@ -290,9 +292,15 @@ class Scheduler:
         slot, _ = self._in_flight(batch_id)
         rows = self._tables.requests
         request, late = int(self._tables.batches[slot]["first"]), 0
-        while request != NONE and rows[request]["deadline_us"] < end_us:
-            request, late = int(rows[request]["next"]), late + 1
+        while request != NONE:
+            if rows[request]["deadline_us"] < end_us and int(rows[request]["id"]) not in self._low:
+                late += 1
+            request = int(rows[request]["next"])
         return late
+
+    def usual_requests(self, request_ids: Sequence[int]) -> int:
+        """How many of these, queued or in flight, are no low requests."""
+        return len(request_ids) - len(self._low.intersection(request_ids) if self._low else ())
 
     def job_ids(self) -> tuple[int, ...]:
         """Jobs in hand, in order of their numbers."""
@@ -301,7 +309,9 @@ class Scheduler:
     def queue_lengths(self) -> tuple[int, ...]:
         """Requests that wait, per model of the plan."""
         waiting = self._tables.queues["requests"].tolist()
-        return tuple(sum(waiting[q.start : q.stop]) for q in self._queues)
+        low = first_low(self._tables.topology)
+        both = [sum(pair) for pair in zip(waiting[:low], waiting[low:], strict=True)]
+        return tuple(sum(both[q.start : q.stop]) for q in self._queues)
 
     def take_times(self) -> Times:
         """Times counted since the last call, and none of those again; a change of plan loses them.
@@ -361,10 +371,13 @@ class Scheduler:
         if event.request_id in self._requests:
             raise InputError(f"request {event.request_id}", "is queued or in flight already")
         self._requests.add(event.request_id)
+        if event.low:
+            self._low.add(event.request_id)
         return self._take(
             ARRIVAL,
             event.now_us,
-            self._queues[event.model][event.entry],
+            self._queues[event.model][event.entry]
+            + (first_low(self._tables.topology) if event.low else 0),
             event.request_id,
             event.deadline_us,
             event.samples,
@@ -502,11 +515,13 @@ class Scheduler:
         self._tables.resources["lost"][lost] = 1
         gone = [self._job_left_out(old, slot, reason) for slot, reason in done.jobs_left_out]
         drops = [
-            Drop(
-                request_id=int(old.requests[slot]["id"]),
-                model=int(old.topology.queues[old.requests[slot]["queue"]]["model"]),
-                reason=reason,
-                deadline_us=int(old.requests[slot]["deadline_us"]),
+            self._marked(
+                Drop(
+                    request_id=int(old.requests[slot]["id"]),
+                    model=int(old.topology.queues[old.requests[slot]["queue"]]["model"]),
+                    reason=reason,
+                    deadline_us=int(old.requests[slot]["deadline_us"]),
+                )
             )
             for slot, reason in done.left_out
         ]
@@ -582,7 +597,7 @@ class Scheduler:
                 decided.append(self._of_shared_batch(answer, at))
             elif kind == DROP:
                 self._requests.discard(number)
-                drop = decode_drop(answer, at)
+                drop = self._marked(decode_drop(answer, at))
                 if drop.model == NONE:
                     drop = replace(drop, model=self._orphans.pop(number))
                 decided.append(drop)
@@ -605,8 +620,17 @@ class Scheduler:
 
     def _forget(self, ids: tuple[int, ...]) -> None:
         self._requests.difference_update(ids)
+        if self._low:
+            self._low.difference_update(ids)
         if self._orphans:
             self._orphans = {k: v for k, v in self._orphans.items() if k not in ids}
+
+    def _marked(self, drop: Drop) -> Drop:
+        """The drop of a request that is forgotten, and whether it was a low one."""
+        if drop.request_id not in self._low:
+            return drop
+        self._low.remove(drop.request_id)
+        return replace(drop, low=1)
 
     def _of_shared_batch(self, answer: list[int], at: int) -> SharedBatch:
         shared_batch = decode_shared_batch(answer, at, answer[at + 1])

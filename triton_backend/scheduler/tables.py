@@ -312,6 +312,7 @@ COUNTS = np.dtype(
             "alone",  # and boards none
             "doors_us",  # no batch boards so long before the start (`SharedBatchTimes`)
             "patience_us",  # a shared batch waits so long at least for a late member
+            "low",  # 1 once a low request came
         )
     ]
 )

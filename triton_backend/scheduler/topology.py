@@ -46,6 +46,7 @@ BLOCK = 16  # vGPUs per entry of a pool's index
 MOST_SEATS = 128  # of a joint batch: what its end decides fits one answer
 RATE_SHIFT = 24  # gaps between requests and their mean size are in 2^-24 µs and samples
 LONGEST_GAP_US = 1 << 26  # longer gaps count as this
+LOW = 2  # `late` of a queue of low requests
 PARTS = 1024  # unit of pipelines' shares of their queue's requests
 
 
@@ -117,7 +118,7 @@ QUEUE_PLAN = np.dtype(
             "end_pipeline",
             "largest",  # samples that one batch may hold
             "policy",  # its number in the registry
-            "late",  # 1 for late binding
+            "late",  # 1 for late binding; `LOW` of low requests (`policies.low`)
             "opens",
             "heads",
             "rank",
@@ -236,7 +237,7 @@ class Topology(NamedTuple):
     own, simulated requests took more than twice the time.
 
     Attributes:
-        queues: [queue] `QUEUE_PLAN`.
+        queues: [queue] `QUEUE_PLAN`; behind those of the plan, one for the low requests of each.
         pipelines: [pipeline] `PIPELINE`.
         stages: [stage row] `STAGE`.
         pools: [pool] `POOL`.
@@ -264,6 +265,15 @@ def pipelines_of(topology: Topology, queue: int) -> range:
     """Numbers of a queue's pipelines."""
     row = topology.queues[queue]
     return range(row["first_pipeline"], row["end_pipeline"])
+
+
+@inlined
+def first_low(topology: Topology) -> int:
+    """Number of the first queue of low requests; one past all others.
+
+    That of queue q is q + this.
+    """
+    return len(topology.queues) // 2
 
 
 @inlined
@@ -468,7 +478,8 @@ def with_orphans(topology: Topology) -> Topology:
     """
     row = np.zeros(1, dtype=QUEUE_PLAN)
     row["model"], row["largest"] = NONE, np.iinfo(np.int64).max
-    return topology._replace(queues=np.concatenate([topology.queues, row]))
+    high, low = np.split(topology.queues, 2)
+    return topology._replace(queues=np.concatenate([high, row, low, _low(row)]))
 
 
 def _pipeline_rows(
@@ -552,6 +563,7 @@ def _queue_rows(
     for number, (row, (m, entry)) in enumerate(zip(rows, entries, strict=True)):
         own = np.flatnonzero(pipelines["queue"] == number)
         row["model"], row["policy"] = m, policies[m].number
+        row["budget_us"] = entry.budget_us
         planned_rps = float(rates_rps[own].sum())
         if planned_rps > 0:
             row["gap"] = round(min(US_PER_S / planned_rps, LONGEST_GAP_US) * (1 << RATE_SHIFT))
@@ -562,9 +574,16 @@ def _queue_rows(
         if rules is not None:
             row["late"] = 1
             row["opens"], row["heads"], row["rank"] = rules.opens, rules.heads, rules.rank
-            row["target"], row["budget_us"] = rules.target, entry.budget_us
+            row["target"] = rules.target
             row["timeout_us"] = rules.timeout_us or round(rules.timeout_share * entry.budget_us)
-    return rows
+    return np.concatenate([rows, _low(rows)])
+
+
+def _low(rows: Records) -> Records:
+    """The queues of low requests beside those of a plan."""
+    low = rows.copy()
+    low["late"], low["target"] = LOW, 0
+    return low
 
 
 def _vgpu_rows(plan: Plan, nic: str, node_rates: Sequence[tuple[int, ...]]) -> Records:

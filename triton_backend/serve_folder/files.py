@@ -1,13 +1,36 @@
 """Files written whole or not at all, and folders of one owner."""
 
+import contextlib
 import os
 import stat
 import tempfile
+from collections.abc import Generator
 from pathlib import Path
+from typing import BinaryIO
 
 from triton_backend.contract.errors import InputError
 
 PRIVATE = 0o600  # of what holds the token
+
+
+@contextlib.contextmanager
+def whole_file(path: Path, *, mode: int = 0o644) -> Generator[BinaryIO]:
+    """A file to write to that is at `path` once all of it is written.
+
+    On an error, such as a full disk, what was there before stays.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    fd, unfinished = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(fd, "wb") as file:
+            os.fchmod(fd, mode)
+            yield file
+        Path(unfinished).replace(path)
+    except BaseException:
+        Path(unfinished).unlink(missing_ok=True)
+        raise
 
 
 def write_whole(path: Path, text: str, *, mode: int = 0o644) -> None:
@@ -16,15 +39,8 @@ def write_whole(path: Path, text: str, *, mode: int = 0o644) -> None:
     Raises:
         OSError: it cannot be written.
     """
-    fd, unfinished = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(fd, "w", encoding="utf-8") as file:
-            os.fchmod(fd, mode)
-            file.write(text)
-        Path(unfinished).replace(path)
-    except OSError:
-        Path(unfinished).unlink(missing_ok=True)
-        raise
+    with whole_file(path, mode=mode) as file:
+        file.write(text.encode())
 
 
 def make_private_folder(folder: Path) -> None:

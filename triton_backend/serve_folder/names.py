@@ -5,6 +5,12 @@ import hashlib
 from triton_backend.contract import fields
 from triton_backend.contract.errors import InputError
 
+PRIORITY_PARAMETER = "poolpipe-priority"
+"""Of a request, or a header: Triton shows `priority` to no model that is written in Python."""
+CLIENT_PARAMETER = "poolpipe-client"
+"""The same: the name under which a request's client has quotas."""
+VARIANT_OUTPUT = "poolpipe-variant"
+"""Of an answer: the variant that gave it, for every sample."""
 RESERVED_PREFIX = "poolpipe_"
 
 

@@ -12,7 +12,7 @@ import contextlib
 import json
 import re
 import shutil
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import count
 from pathlib import Path
@@ -25,14 +25,16 @@ from triton_backend.contract.plan import ModelPlan, Plan
 from triton_backend.contract.tensors import BYTES, TensorSpec
 from triton_backend.contract.transition import inherited_vgpus
 from triton_backend.runtimes.stage_tensors import (
+    are_variants,
     complete_tensors,
+    endpoints,
     request_tensors,
     served_models,
 )
 from triton_backend.serve_folder.batches import BATCHES_NAME, batches_text
 from triton_backend.serve_folder.beside import BESIDE_NAME
 from triton_backend.serve_folder.files import write_whole
-from triton_backend.serve_folder.names import RESERVED_PREFIX, check_name
+from triton_backend.serve_folder.names import RESERVED_PREFIX, VARIANT_OUTPUT, check_name
 from triton_backend.serve_folder.settings import (
     SETTINGS_NAME,
     ServeOptions,
@@ -175,19 +177,20 @@ def render_repository(folder: Path, plan: Plan, options: ServeOptions) -> ServeS
     """A whole serve folder for a plan, to be started by `admin.start`; its settings.
 
     Raises:
-        InputError: a model's name cannot be a Triton model's, or is that of one beside the plan.
+        InputError: a model's name cannot be a Triton model's, or is that of one beside the plan; a
+            quota is of a name that is not served.
     """
     plan = complete_tensors(plan)
-    for model in served_models(plan):
-        check_name(model.name)
+    check_served_names(plan)
     check_beside(options, plan)
+    check_quotas(options, plan)
     settings = render_settings(folder, plan, options)
     here = [node for node in used_nodes(plan) if node not in options.hosts]
     names = first_names(plan, settings)
     plan = render_generation(folder, plan, FIRST_GENERATION, nodes=here, names=names)
     render_control(folder, FIRST_GENERATION, standby=options.standby)
-    for model in served_models(plan):
-        render_front(folder, model, FIRST_GENERATION)
+    for name, sizes in endpoints(plan).items():
+        render_front(folder, name, sizes, FIRST_GENERATION)
     render_for_clients(folder, plan, FIRST_GENERATION, cut_models=options.cut_models)
     return settings
 
@@ -413,10 +416,10 @@ def for_clients(plan: Plan, *, cut_models: bool) -> tuple[str, ...]:
     if not has_entries(plan):
         return ()
     cuts = cut_models_of(plan) if cut_models else {}
-    for model in served_models(plan):
-        if model.name in cuts:
+    for name in endpoints(plan):
+        if name in cuts:
             reason = "is the name of a cut's model (--cut-models) too; give it another"
-            raise InputError(f"plan {plan.plan_id}, model {model.name!r}", reason)
+            raise InputError(f"plan {plan.plan_id}, model {name!r}", reason)
     return (OFFLOAD_MODEL, *cuts)
 
 
@@ -427,7 +430,7 @@ def check_beside(options: ServeOptions, plan: Plan) -> None:
         InputError: as `Beside.check`.
     """
     if options.beside is not None:
-        served = [model.name for model in served_models(plan)]
+        served = [*endpoints(plan)]
         others = for_clients(plan, cut_models=options.cut_models)
         options.beside.check(f"plan {plan.plan_id}", served, others)
 
@@ -470,10 +473,50 @@ def has_entries(plan: Plan) -> bool:
     return any(model.entries for model in plan.models)
 
 
+def check_quotas(options: ServeOptions, plan: Plan) -> None:
+    """Check that quotas are of names that clients may ask a completed plan for.
+
+    Raises:
+        InputError: one is of another.
+    """
+    served = endpoints(plan)
+    for name in options.quotas:
+        if name not in served:
+            raise InputError("--quota", f"{name!r} is none of {', '.join(served)}")
+
+
+def check_served_names(plan: Plan) -> None:
+    """Check the names of a completed plan's models, and those that clients ask for.
+
+    Raises:
+        InputError: one cannot be a Triton model's.
+    """
+    for name, sizes in endpoints(plan).items():
+        for one in (name, *(size.name for size in sizes)):
+            check_name(one)
+
+
+VARIANT = {"name": VARIANT_OUTPUT, "dtype": "STRING", "shape": [-1]}
+"""The output that says which variant answered, as Triton's configuration declares it."""
+
+
 def render_front(
-    folder: Path, model: ModelPlan, generation: int, settings: Path | None = None
+    folder: Path,
+    name: str,
+    sizes: Sequence[ModelPlan],
+    generation: int,
+    settings: Path | None = None,
 ) -> None:
-    """The front of a model, which begins with this generation when it is loaded."""
+    """The front of a model, which begins with this generation when it is loaded.
+
+    Args:
+        folder: the serve folder.
+        name: that clients ask for.
+        sizes: of the model, as `endpoints` has them.
+        generation: its number.
+        settings: as of `render_generation`.
+    """
+    model = sizes[0]
     tensors = request_tensors(model)
     # Triton takes a body that is one text and nothing else (`curl --data-binary`) where it knows
     # that one is all.
@@ -481,15 +524,32 @@ def render_front(
     _model(
         folder,
         "front",
-        model.name,
+        name,
         settings,
         generation=generation,
         inputs=[
-            _declared(spec) | {"optional": optional} | ({"shape": [1]} if only else {})
+            _declared(spec)
+            | {"optional": optional}
+            | ({"shape": [1]} if only else {})
+            | _open_shape([one for size in sizes for one in size.inputs if one.name == spec.name])
             for spec, optional in tensors.items()
         ],
-        outputs=[_declared(spec) for spec in model.outputs],
+        outputs=[
+            _declared(spec)
+            | _open_shape([one for size in sizes for one in size.outputs if one.name == spec.name])
+            for spec in model.outputs
+        ]
+        + ([VARIANT] if are_variants(sizes) else []),
     )
+
+
+def _open_shape(specs: Sequence[TensorSpec]) -> dict[str, Any]:
+    """The shape of a tensor that differs between sizes: open, for the front to judge.
+
+    Triton's own refusal of a fixed dimension would list no sizes.
+    """
+    shapes = {tuple(spec.seen_shape) for spec in specs}
+    return {"shape": [-1] * len(specs[0].seen_shape)} if len(shapes) > 1 else {}
 
 
 def _declared(spec: TensorSpec) -> dict[str, Any]:

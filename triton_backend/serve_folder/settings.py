@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from triton_backend.contract.errors import InputError
+from triton_backend.contract.fields import LARGEST, check_name
 from triton_backend.contract.plan import Plan
 from triton_backend.serve_folder.beside import Beside
 from triton_backend.serve_folder.files import PRIVATE, write_whole
@@ -26,6 +27,8 @@ MIN_GUARD_US = 3_000
 USUAL_GUARD_FRACTION = 0.1
 USUAL_NIC = "shared"
 PLANNED, OVERLAP = "planned", "overlap"
+LOW, REFUSED = "low", "refused"
+LEAST_QUOTA_RPS = 0.001
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,10 +61,12 @@ class ServeOptions:
         cut_models: a model with entries has, for every open cut, a Triton model that takes the
             tensors of that cut alone.
         beside: models of another repository that the same server loads; None: there are none.
+        quotas: requests/s that a client may send, by the name it asks for and its own name.
+        over_quota: fate of requests beyond them: `low` or `refused`.
 
     Raises:
         InputError: a value that the scheduler or an emulated stage would refuse once it is started,
-            or two gateways that could not stand in for each other.
+            two gateways that could not stand in for each other, or a quota of no client or rate.
     """
 
     artifacts: Path | None = None
@@ -82,6 +87,10 @@ class ServeOptions:
     gateways: int = 1
     cut_models: bool = False
     beside: Beside | None = None
+    quotas: Mapping[str, Mapping[str, float]] = field(
+        default_factory=dict[str, Mapping[str, float]]
+    )
+    over_quota: str = LOW
 
     def __post_init__(self) -> None:
         if self.gateways not in {1, 2}:
@@ -105,6 +114,19 @@ class ServeOptions:
         if self.interference not in {PLANNED, OVERLAP}:
             reason = f"interference {self.interference!r} is neither {PLANNED} nor {OVERLAP}"
             raise InputError("serve settings", reason)
+        self._check_quotas()
+
+    def _check_quotas(self) -> None:
+        if self.over_quota not in {LOW, REFUSED}:
+            reason = f"{self.over_quota!r} is neither {LOW} nor {REFUSED}"
+            raise InputError("--over-quota", reason)
+        for name, rates_rps in self.quotas.items():
+            for client, rate_rps in rates_rps.items():
+                where = f"--quota {name}:{client}"
+                check_name(where, client)
+                if not LEAST_QUOTA_RPS <= rate_rps <= LARGEST:
+                    allowed = f"{LEAST_QUOTA_RPS:g} to {LARGEST:g} are allowed"
+                    raise InputError(where, f"{rate_rps:g} requests/s, {allowed}")
 
     @property
     def _guard_fraction(self) -> float:
@@ -276,7 +298,8 @@ def _check_choices(policy: str | None, nic: str) -> None:
 
 def _chosen(options: ServeOptions) -> dict[str, Any]:
     values = {entry.name: getattr(options, entry.name) for entry in fields(options)}
-    return values | {"hosts": dict(options.hosts)}
+    quotas = {name: dict(rates_rps) for name, rates_rps in options.quotas.items()}
+    return values | {"hosts": dict(options.hosts), "quotas": quotas}
 
 
 def _own(folder: Path, artifacts: Path | None) -> dict[str, Any]:

@@ -31,7 +31,12 @@ from triton_backend.contract.plan import (
 from triton_backend.contract.tensors import TensorSpec
 from triton_backend.contract.transition import MAX_SLOTS, MIN_SLOTS, SlotNeeds, slot_needs
 from triton_backend.runtimes.base import counts_of
-from triton_backend.runtimes.stage_tensors import request_tensors, served_model, served_models
+from triton_backend.runtimes.stage_tensors import (
+    endpoints,
+    request_tensors,
+    served_model,
+    served_models,
+)
 from triton_backend.serve_folder.batches import ModelBatches, plan_batches, read_batches
 from triton_backend.serve_folder.names import short_name
 from triton_backend.serve_folder.repository import (
@@ -114,6 +119,18 @@ class Deployment:
                 0,
             )
             for model in self.plan.models
+        )
+
+    @cached_property
+    def step_patience_us(self) -> tuple[int, ...]:
+        """By model: how long a run of a Python step is waited for whatever its profile says.
+
+        Its time depends on what a client sends. 0 for models that are no steps.
+        """
+        steps = {step.name for step in self.plan.workload.steps}
+        return tuple(
+            slo_us if model.name in steps else 0
+            for model, slo_us in zip(self.plan.models, self.longest_slos_us, strict=True)
         )
 
     @cached_property
@@ -247,6 +264,15 @@ class Deployment:
     def served(self) -> Mapping[str, ModelPlan]:
         """Models as clients see them, by name, applications among them."""
         return {model.name: model for model in served_models(self.plan)}
+
+    def sizes_of(self, name: str) -> tuple[str, ...]:
+        """Names of the served models of which clients ask by one name.
+
+        Raises:
+            InputError: the plan serves nothing of that name.
+        """
+        sizes = endpoints(self.plan).get(name) or (self.served_model(name),)
+        return tuple(size.name for size in sizes)
 
     def served_model(self, name: str) -> ModelPlan:
         """One of them.

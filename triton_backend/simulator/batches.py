@@ -14,6 +14,7 @@ from triton_backend.scheduler.compiled import NONE, Record, inlined, kernel
 from triton_backend.scheduler.feedback import shared_batch_done, stage_done, transfer_done
 from triton_backend.scheduler.shared_batches import batch_of
 from triton_backend.scheduler.tables import DOWNLINK, KINDS, UPLINK, VGPU, interval_of
+from triton_backend.scheduler.topology import first_low
 from triton_backend.simulator.heap import STAGE_START, TRANSFER_START
 from triton_backend.simulator.links import leave_links, next_moves, try_move
 from triton_backend.simulator.workers import (
@@ -48,6 +49,7 @@ def launch(world: World, slot: int) -> None:
     run["plan"] = world.cursor[0]["plan"]
     run["model"] = topology.queues[topology.pipelines[batch["pipeline"]]["queue"]]["model"]
     run["samples"] = batch["samples"]
+    run["low"] = tables.requests[batch["first"]]["queue"] >= first_low(topology)
     run["stage"] = 0
     run["phase"] = RESTING
     run["stages"] = batch["stages"]
@@ -118,7 +120,7 @@ def carry_shared_batch(world: World, slot: int, number: int, now_us: int) -> Non
     if new:
         run["number"] = number
         run["plan"] = world.cursor[0]["plan"]
-        run["stage"], run["stages"], run["phase"] = 0, 1, RESTING
+        run["stage"], run["stages"], run["phase"], run["low"] = 0, 1, RESTING, 0
         hop["vgpu"] = hop["number"] = tables.paths[slot, 0]
         hop["uplink"] = hop["downlink"] = world.hops[slot, 1]["uplink"] = NONE
         hop["move_start_us"] = hop["move_end_us"] = 0

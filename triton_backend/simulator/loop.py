@@ -17,6 +17,7 @@ from triton_backend.scheduler.kernel_api import (
     settle_jobs,
     settle_one,
 )
+from triton_backend.scheduler.policies.variants import choose
 from triton_backend.scheduler.queues import free_request
 from triton_backend.scheduler.tables import (
     ABORT,
@@ -37,6 +38,7 @@ from triton_backend.scheduler.tables import (
     lacks_batches,
     lacks_slots,
 )
+from triton_backend.scheduler.topology import first_low
 from triton_backend.simulator.batches import carry_shared_batch, end_move, end_stage, forget, launch
 from triton_backend.simulator.heap import (
     ARRIVAL,
@@ -136,8 +138,12 @@ def _arrive(world: World) -> int:
     if queue == NONE:
         return _refuse(request, MODEL_REMOVED)
     before = cycles()
+    if len(world.variants) > 0:
+        queue = _choose_variant(world, request, queue)
     samples, deadline = request["samples"], request["deadline_us"]
-    if len(world.admission) > 0 and not admits(
+    if request["low"] == 1:
+        queue += first_low(world.tables.topology)
+    elif len(world.admission) > 0 and not admits(
         world.admission,
         queue,
         samples,
@@ -145,10 +151,25 @@ def _arrive(world: World) -> int:
         request["arrival_us"],
     ):
         return _refuse(request, OVERLOAD)
-    arrive(world.tables, queue, number, deadline, samples)
-    status = settle_one(world.tables, queue)
+    slot = arrive(world.tables, queue, number, deadline, samples)
+    status = settle_one(world.tables, world.tables.requests[slot]["queue"])
     _count(world, before)
     return status
+
+
+@kernel
+def _choose_variant(world: World, request: Record, queue: int) -> int:
+    """The queue of the variant that takes a request, which is counted as that one's from then on.
+
+    Where the first plan does not have that one it is counted as its name's.
+    """
+    low = request["low"] == 1
+    chosen = choose(world.variants, queue, request["samples"], request["arrival_us"], low)
+    if chosen != queue:
+        for number in range(len(world.queues)):
+            if world.queues[number, NOW] == chosen:
+                request["queue"] = number
+    return chosen
 
 
 @kernel

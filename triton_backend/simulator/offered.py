@@ -24,6 +24,7 @@ from triton_backend.contract.arrivals import (
     parse_requests,
     parse_stated,
 )
+from triton_backend.contract.entries import demand_name
 from triton_backend.contract.errors import InputError
 from triton_backend.contract.plan import ModelPlan, Plan
 from triton_backend.contract.units import US_PER_S
@@ -38,6 +39,7 @@ from triton_backend.simulator.world import REQUEST_RECORD
 
 Instants = NDArray[np.int64]
 JOBS = 1 << 21  # separates what jobs draw from what models draw
+LOWS = 1 << 22  # and what low requests draw
 ROWS = ("poisson", "fixed")
 
 
@@ -55,7 +57,10 @@ class Deterministic:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Instant:
-    """Stated instants (µs) per model, whatever the rate; models not named get no request."""
+    """Stated instants (µs) per model or entry (`demand_name`), whatever the rate.
+
+    Models and entries not named get no request.
+    """
 
     by_model: Mapping[str, Instants]
 
@@ -168,10 +173,14 @@ def _why(error: Exception) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Offer:
-    """How much of what is offered for how long; rates in requests/s per model of the plan."""
+    """How much of what is offered for how long; rates in requests/s per model of the plan.
+
+    Those of low requests are on top.
+    """
 
     arrivals: Arrivals = POISSON
     rates_rps: Mapping[str, float] = field(default_factory=dict[str, float])
+    low_rates_rps: Mapping[str, float] = field(default_factory=dict[str, float])
     duration_us: int = 30 * US_PER_S
     seed: int = 0
 
@@ -188,27 +197,52 @@ def offered_requests(plan: Plan, offer: Offer) -> Records:
     if isinstance(offer.arrivals, Stated):
         return _stated_requests(plan, offer, offer.arrivals.requests)
     parts = _job_requests(plan, offer)
+    parts += _model_requests(plan, offer, low=False)
+    if offer.low_rates_rps:
+        parts += _model_requests(plan, offer, low=True)
+    merged = np.concatenate(parts)
+    return merged[np.argsort(merged["arrival_us"], kind="stable")]
+
+
+def _model_requests(plan: Plan, offer: Offer, *, low: bool) -> list[Records]:
+    """Requests of every queue of one priority."""
+    parts: list[Records] = []
+    rates_rps = offer.low_rates_rps if low else offer.rates_rps
+    boards = any(s.boards for m in plan.models for p in m.pipelines for s in p.stages)
     queue = 0
     for number, model in enumerate(plan.models):
         shares = _entry_shares(model)
-        rate_rps = offer.rates_rps.get(model.name, 0.0)
+        rate_rps = rates_rps.get(model.name, 0.0)
         for k, (entry, share) in enumerate(zip(model.queues, shares, strict=True)):
-            rng = np.random.default_rng([offer.seed, number, *([k + 1] if model.entries else [])])
-            if isinstance(offer.arrivals, Instant) and k and model.name in offer.arrivals.by_model:
-                raise InputError(
-                    f"model {model.name!r}", "instants do not say which entry they are for"
-                )
-            times = instants(offer.arrivals, model.name, rate_rps * share, offer.duration_us, rng)
+            own = [k + 1] if model.entries else []
+            rng = np.random.default_rng([offer.seed, number, *own, *([LOWS] if low else [])])
+            name = _series(offer.arrivals, model, k)
+            times = instants(offer.arrivals, name, rate_rps * share, offer.duration_us, rng)
             rows = _new_requests(len(times))
             rows["model"] = number
             rows["queue"] = queue
             rows["samples"] = 1
+            rows["low"] = low and not boards
             rows["arrival_us"] = times
             rows["deadline_us"] = times + entry.budget_us
             parts.append(rows)
             queue += 1
-    merged = np.concatenate(parts)
-    return merged[np.argsort(merged["arrival_us"], kind="stable")]
+    return parts
+
+
+def _series(spec: Arrivals, model: ModelPlan, number: int) -> str:
+    """The name under which a process knows the arrivals of a queue of a model.
+
+    Raises:
+        InputError: instants are of a model that lists several entries.
+    """
+    if not isinstance(spec, Instant) or not model.entries:
+        return model.name
+    if model.name not in spec.by_model:
+        return demand_name(model.name, model.entries[number].name)
+    if len(model.entries) > 1:
+        raise InputError(f"model {model.name!r}", "instants do not say which entry they are for")
+    return model.name
 
 
 def _new_requests(count: int) -> Records:

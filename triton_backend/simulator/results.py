@@ -33,6 +33,7 @@ from triton_backend.simulator.world import (
 # or no application's
 OPTIONAL = ("model", "entry", "application", "dispatch_us", "batch_id", "batch_samples")
 _BATCHED = np.dtype([("batch_id", np.int64), ("batch_samples", np.int64)])
+HIGH, LOW = "high", "low"
 _OUTCOMES = {SERVED: "served", LATE: "late", DROPPED: "dropped"}
 
 
@@ -157,9 +158,10 @@ class EntryResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelResult:
-    """Outcome of one model's requests; times of answered requests.
+    """Outcome of one model's requests but low ones; times of answered requests.
 
     Attributes:
+        low: outcome of its low requests, where it has any.
         queueing_ms: from arrival to the start of the first stage.
         batches: how many batches of which size (in samples) were answered.
     """
@@ -169,6 +171,7 @@ class ModelResult:
     latency_ms: Quantiles
     queueing_ms: Quantiles
     batches: dict[int, int]
+    low: Outcome | None = None
 
     @property
     def offered(self) -> int:
@@ -208,7 +211,26 @@ class ModelResult:
             "queueing_ms": self.queueing_ms._asdict(),
             "mean_batch": self.mean_batch,
             "batches": {str(size): count for size, count in self.batches.items()},
+            **({"low": self.low.to_dict()} if self.low else {}),
         }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VariantResult:
+    """Outcome of the requests for a name that several variants answer.
+
+    Attributes:
+        accuracy: mean stated accuracy of answers in time; None where there is none.
+        shares: of answers in time, by variant, those of the model of the name first.
+    """
+
+    outcome: Outcome
+    accuracy: float | None
+    shares: dict[str, float]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain form."""
+        return self.outcome.to_dict() | {"accuracy": self.accuracy, "shares": self.shares}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -261,7 +283,7 @@ class PoolResult:
 
     Attributes:
         gpus: that its vGPUs are, in whole GPUs and parts.
-        busy_by_vgpu: busy time / time, of every vGPU in order.
+        busy_by_vgpu: busy time / time, of every vGPU in order, low requests apart.
         offered, bad: requests of all entries that have a stage on the pool; dropped or late ones.
     """
 
@@ -340,6 +362,7 @@ class SimResult:
         requests: `world.REQUEST_RECORD` rows by arrival.
         uses: `world.USE_RECORD` rows: which vGPU ran which batch when, by end.
         entries: by model, of those that list any, and by name.
+        variants: by name, of those that several models answer.
         applications: by name.
         tasks: `world.TASK_RECORD` rows in the order in which tasks were released.
         pools: by name, of the plan in force at the end, since it took over.
@@ -366,19 +389,22 @@ class SimResult:
     steps: int
     wall_seconds: float | None
     applications: dict[str, ApplicationResult] = field(default_factory=dict[str, ApplicationResult])
+    variants: dict[str, VariantResult] = field(default_factory=dict[str, VariantResult])
     tasks: Records = field(default_factory=no_tasks)
     changes: tuple[Changed, ...] = ()
     goodput: dict[str, Any] = field(default_factory=dict[str, Any])
 
     @property
     def attainment(self) -> float:
-        """Served in time / offered, over all models and applications."""
-        return Outcome.of(self.requests).attainment
+        """Served in time / offered, over all models and applications, low requests apart."""
+        return Outcome.of(self.requests[self.requests["low"] == 0]).attainment
 
     @property
     def least_attainment(self) -> float:
-        """Of all models and applications, that which attained least."""
-        found = [model.outcome for model in self.models]
+        """Of all models and applications that clients ask for, that which attained least."""
+        joint = {*self.variants, *self.plan.workload.variant_of}
+        found = [model.outcome for model in self.models if model.name not in joint]
+        found += [variants.outcome for variants in self.variants.values()]
         found += [application.outcome for application in self.applications.values()]
         return min(outcome.attainment for outcome in found)
 
@@ -395,6 +421,11 @@ class SimResult:
                 model: {name: entry.to_dict() for name, entry in entries.items()}
                 for model, entries in self.entries.items()
             },
+            **(
+                {"variants": {name: of.to_dict() for name, of in self.variants.items()}}
+                if self.variants
+                else {}
+            ),
             "applications": {name: app.to_dict() for name, app in self.applications.items()},
             "pools": {name: pool.to_dict() for name, pool in self.pools.items()},
             "utilisation": self.utilisation,
@@ -415,6 +446,25 @@ def model_results(plan: Plan, requests: Records, tasks: Records) -> tuple[ModelR
     )
 
 
+def variant_results(plan: Plan, requests: Records) -> dict[str, VariantResult]:
+    """Figures per name that several models of the plan answer; low requests apart."""
+    numbers = {model.name: number for number, model in enumerate(plan.models)}
+    found: dict[str, VariantResult] = {}
+    for name, demands in plan.workload.variants.items():
+        known = [demand for demand in demands if demand.name in numbers]
+        models = [numbers[demand.name] for demand in known]
+        rows = requests[np.isin(requests["model"], models) & (requests["low"] == 0)]
+        served = rows["model"][rows["outcome"] == SERVED]
+        shares = {
+            d.name: float((served == numbers[d.name]).sum()) / max(len(served), 1) for d in known
+        }
+        accuracy = sum(shares[d.name] * (d.accuracy or 0.0) for d in known)
+        found[name] = VariantResult(
+            outcome=Outcome.of(rows), accuracy=accuracy if len(served) else None, shares=shares
+        )
+    return found
+
+
 def task_models(plan: Plan, requests: Records, tasks: Records) -> Integers:
     """[task] the number of its model in the plan whose applications the requests number."""
     names = [model.name for model in plan.models]
@@ -427,10 +477,11 @@ def task_models(plan: Plan, requests: Records, tasks: Records) -> Integers:
     return found
 
 
-def _model_result(name: str, rows: Records, tasks: Records) -> ModelResult:
+def _model_result(name: str, both: Records, tasks: Records) -> ModelResult:
+    rows, low = both[both["low"] == 0], both[both["low"] == 1]
     answered = rows[(rows["outcome"] == SERVED) | (rows["outcome"] == LATE)]
     fields = ["batch_id", "batch_samples"]
-    batched = np.concatenate([records[fields].astype(_BATCHED) for records in (rows, tasks)])
+    batched = np.concatenate([records[fields].astype(_BATCHED) for records in (both, tasks)])
     batched = batched[batched["batch_id"] != NONE]
     _, first = np.unique(batched["batch_id"], return_index=True)
     sizes, counts = np.unique(batched["batch_samples"][first], return_counts=True)
@@ -440,6 +491,7 @@ def _model_result(name: str, rows: Records, tasks: Records) -> ModelResult:
         latency_ms=Quantiles.of(answered["finish_us"] - answered["arrival_us"]),
         queueing_ms=Quantiles.of(answered["dispatch_us"] - answered["arrival_us"]),
         batches=dict(zip(sizes.tolist(), counts.tolist(), strict=True)),
+        low=Outcome.of(low) if len(low) else None,
     )
 
 
@@ -449,7 +501,7 @@ def entry_results(
     """Figures per entry of every model that lists entries; `queues` as in `World`."""
 
     def result(queue: int) -> EntryResult:
-        rows = requests[requests["queue"] == queue]
+        rows = requests[(requests["queue"] == queue) & (requests["low"] == 0)]
         answered = rows[(rows["outcome"] == SERVED) | (rows["outcome"] == LATE)]
         return EntryResult(
             outcome=Outcome.of(rows),
@@ -515,9 +567,9 @@ def pool_results(
 
     Args:
         plan: in force for all of the span.
-        requests: that came in it, tasks of jobs among them (`with_tasks`).
+        requests: that came in it, tasks of jobs among them (`with_tasks`). Low ones count nothing.
         queues: [queue of the requests] its number in the plan, NONE where it has none.
-        busy_us: [resource] time in use, vGPUs first.
+        busy_us: [resource] time in use, vGPUs first, but for batches of low requests alone.
         span_us: length of the span.
     """
     users: dict[str, set[int]] = {pool.name: set() for pool in plan.pools}
@@ -525,7 +577,7 @@ def pool_results(
         for stage in row.pipeline.stages:
             users[stage.pool].add(row.queue)
     count = sum(len(model.queues) for model in plan.models)
-    requests = requests[requests["queue"] != NONE]
+    requests = requests[(requests["queue"] != NONE) & (requests["low"] == 0)]
     queue = queues[requests["queue"]]
     bad = np.isin(requests["outcome"], (LATE, DROPPED))
     offered_of = np.bincount(queue[queue != NONE], minlength=count)
@@ -605,8 +657,8 @@ def request_columns(result: SimResult) -> dict[str, NDArray[Any]]:
         `request` (its number), `model` (empty of a job), `entry` (empty where its model lists
         none), `application` (of a job, else empty), `samples`, `arrival_us`, `deadline_us`,
         `dispatch_us` (its first stage began), `finish_us` (of the answer, or of the drop),
-        `batch_id`, `batch_samples`, `outcome` (served, late, dropped) and `reason` (of a drop, else
-        empty). Instants count from the run's start.
+        `batch_id`, `batch_samples`, `outcome` (served, late, dropped), `reason` (of a drop, else
+        empty) and `priority` (high, low). Instants count from the run's start.
     """
     rows = result.requests
     # number -1, the last, is of no model, entry or application
@@ -638,5 +690,6 @@ def request_columns(result: SimResult) -> dict[str, NDArray[Any]]:
         "batch_samples": np.where(dropped, -1, rows["batch_samples"]),
         "outcome": outcomes[rows["outcome"]],
         "reason": np.where(dropped, reasons[rows["reason"]], ""),
+        "priority": np.where(rows["low"] == 1, LOW, HIGH).astype(object),
     }
     return {name: np.ascontiguousarray(column) for name, column in columns.items()}

@@ -20,6 +20,7 @@ from triton_backend.scheduler.handover import (
 )
 from triton_backend.scheduler.invariants import check_invariants
 from triton_backend.scheduler.policies.registry import SIMULATOR_ONLY, queue_policies
+from triton_backend.scheduler.policies.variants import new_variants
 from triton_backend.scheduler.tables import Tables, fuller, new_tables, unpack
 from triton_backend.scheduler.timeline import refresh
 from triton_backend.scheduler.topology import (
@@ -27,6 +28,7 @@ from triton_backend.scheduler.topology import (
     Topology,
     build_topology,
     edge_rows,
+    first_low,
     module_rows,
     resource_count,
 )
@@ -44,6 +46,7 @@ from triton_backend.simulator.results import (
     model_results,
     pool_results,
     utilisation,
+    variant_results,
     with_tasks,
 )
 from triton_backend.simulator.scenario import (
@@ -51,6 +54,7 @@ from triton_backend.simulator.scenario import (
     PlanChange,
     SimOptions,
     from_papers,
+    low_rates_of,
     rates_of,
 )
 from triton_backend.simulator.ticks import cycles_now
@@ -200,6 +204,7 @@ def _offer(plan: Plan, options: SimOptions) -> Offer:
     return Offer(
         arrivals=options.arrivals,
         rates_rps=rates_of(plan, options),
+        low_rates_rps=low_rates_of(plan, options),
         duration_us=s_to_us(options.duration_s),
         seed=options.seed,
     )
@@ -215,7 +220,10 @@ def prepare(plan: Plan, options: SimOptions, *, timed: int = 0) -> World:
         keep_uses=options.keep_uses,
         timed=timed,
     )
-    world = world._replace(queues=_own_queues(len(world.tables.queues)))
+    world = world._replace(
+        queues=_own_queues(first_low(world.tables.topology)),
+        variants=new_variants(plan),
+    )
     world = _with_jobs(world, plan, plan, options)
     if options.interference != "planned":
         world = _interfering(world, options, plan, _gpus(world, plan))
@@ -376,6 +384,7 @@ def _taken_over(
         np.asarray([NONE if queue is None else queue for queue in queues], dtype=np.int64),
         done.resources,
     )
+    world = world._replace(variants=new_variants(plan))
     world = _with_jobs(world, offered, plan, options)
     world = fit(world, spare=2 * len(tables.resources) * (1 + len(options.failures)))
     lost = reschedule_failures(world, plan, options.failures, done.resources, now_us)
@@ -407,6 +416,8 @@ def _result(
     cursor, counts = world.cursor[0], world.tables.counts[0]
     span_us = max(s_to_us(options.duration_s), int(counts["now_us"]))
     topology = world.tables.topology
+    if len(world.variants):
+        _count_variants(plan, world.requests)
     tasks = tasks_of(world)
     served = with_tasks(plan, world.requests, tasks)
     links = world.busy_us[len(topology.vgpus) : resource_count(topology)]
@@ -420,6 +431,7 @@ def _result(
         uses=world.uses[: int(cursor["uses"])],
         models=model_results(plan, world.requests, tasks),
         entries=entry_results(plan, world.requests, world.queues),
+        variants=variant_results(plan, world.requests),
         applications=application_results(
             [plan, *(change.plan for change in options.changes)], world.requests, tasks
         ),
@@ -428,7 +440,7 @@ def _result(
             end.plans[-1],
             served[served["arrival_us"] >= since_us],
             world.queues[:, NOW],
-            world.busy_us,
+            world.busy_us - world.low_busy_us,
             span_us - since_us,
         ),
         utilisation=utilisation(plan.cluster, _seconds(end), span_us),
@@ -438,6 +450,13 @@ def _result(
         wall_seconds=wall_seconds,
         changes=end.changes,
     )
+
+
+def _count_variants(plan: Plan, requests: Records) -> None:
+    """Requests of names that have variants are those of the models that took them."""
+    owner = np.repeat(np.arange(len(plan.models)), [len(queues) for queues in plan.queues()])
+    known = requests["queue"] != NONE
+    requests["model"][known] = owner[requests["queue"][known]]
 
 
 def decision_cost(world: World, cycle_us: float) -> DecisionCost:

@@ -11,7 +11,7 @@ from triton_backend.contract.plan import Plan
 from triton_backend.scheduler.policies.registry import POLICIES, SIMULATOR_ONLY
 from triton_backend.scheduler.topology import LateRules, QueuePolicy
 from triton_backend.simulator.failures import Failure
-from triton_backend.simulator.offered import POISSON, ROWS, Arrivals
+from triton_backend.simulator.offered import POISSON, ROWS, Arrivals, Instant, Stated
 from triton_backend.simulator.world import OFF, OVERLAP, PLANNED
 
 ABLATIONS = ("heads", "rank", "target", "batch_timeout_ms", "batch_timeout_share")
@@ -65,6 +65,7 @@ class SimOptions:
         models: names of the models that get load; None = all, or none where applications are named.
         applications: the same of applications; None = all, or none where models are named.
         rate_factors: offered over planned rate of models and applications, by name; 1 for others.
+        low_load_factor: share of a model's planned rate that is offered as low requests on top.
         rows: how rows of modules are drawn where they vary, one of `offered.ROWS`.
         nic: "shared" or "isolated".
         count_io: reserve the transfers of the input and of the answer too.
@@ -96,6 +97,7 @@ class SimOptions:
     models: tuple[str, ...] | None = None
     applications: tuple[str, ...] | None = None
     rate_factors: Mapping[str, float] = field(default_factory=dict[str, float])
+    low_load_factor: float = 0.0
     rows: str = "poisson"
     nic: str = "shared"
     count_io: bool = False
@@ -128,6 +130,10 @@ class SimOptions:
             raise InputError("interference_noise", "is of interference overlap")
         if self.interference != "planned" and self.policy in SIMULATOR_ONLY:
             raise InputError("interference", f"is not simulated under the policy {self.policy}")
+        if self.low_load_factor and self.policy in SIMULATOR_ONLY:
+            raise InputError("low_load_factor", f"is not of the policy {self.policy}")
+        if self.low_load_factor and isinstance(self.arrivals, Instant | Stated):
+            raise InputError("low_load_factor", "is of arrivals at a rate")
         if self._ablations():
             from_papers("late_rules").check(self)
 
@@ -144,6 +150,7 @@ class SimOptions:
                 raise InputError(name, f"{getattr(self, name)} is negative")
         for name in (
             "load_factor",
+            "low_load_factor",
             "rate_rps",
             "latency_noise_cv",
             "interference_noise",
@@ -215,11 +222,21 @@ def rates_of(plan: Plan, options: SimOptions) -> dict[str, float]:
     return {name: options.rate_rps * rate / total for name, rate in rates.items()}
 
 
+def low_rates_of(plan: Plan, options: SimOptions) -> dict[str, float]:
+    """Low requests/s offered to every loaded model; none to applications."""
+    if not options.low_load_factor:
+        return {}
+    reference = options.reference or plan
+    models, _ = loaded(plan, options)
+    return {name: reference.own_rate_rps(name) * options.low_load_factor for name in models}
+
+
 def loaded(plan: Plan, options: SimOptions) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Names of the models and of the applications that get load."""
     if options.models is None and options.applications is None:
-        asked = [demand.name for demand in plan.workload.models] if plan.applications else None
-        models = tuple(m.name for m in plan.models if asked is None or m.name in asked)
+        of = plan.workload.models if plan.applications else plan.models
+        asked = {model.name for model in of} - plan.workload.variant_of.keys()
+        models = tuple(model.name for model in plan.models if model.name in asked)
         return models, tuple(planned.name for planned in plan.applications)
     return options.models or (), options.applications or ()
 

@@ -264,6 +264,7 @@ def leave_vgpu(world: World, slot: int, now_us: int) -> None:
     if cursor["interference"] != PLANNED:
         time_again(world, vgpu, now_us)
     world.busy_us[vgpu] += now_us - run["since_us"]
+    world.low_busy_us[vgpu] += (now_us - run["since_us"]) * run["low"]
     if cursor["keep_uses"] == 1:
         use = world.uses[cursor["uses"]]
         use["vgpu"] = world.hops[slot, run["stage"]]["number"]

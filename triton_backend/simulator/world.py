@@ -6,6 +6,7 @@ import numpy as np
 
 from triton_backend.scheduler.admission import WORK
 from triton_backend.scheduler.compiled import NONE, Integers, Record, Records, inlined
+from triton_backend.scheduler.policies.variants import VARIANT
 from triton_backend.scheduler.tables import OFFER, OUT_ROWS, Tables, by_address, pack, views
 from triton_backend.scheduler.topology import resource_count
 from triton_backend.simulator.heap import EVENT, sift_up
@@ -50,6 +51,7 @@ REQUEST_RECORD = np.dtype(
         ("batch_samples", np.int32),
         ("outcome", np.int8),
         ("reason", np.int8),
+        ("low", np.int8),  # 1 of a low request
     ]
 )
 TASK_RECORD = np.dtype(
@@ -101,6 +103,7 @@ RUN = np.dtype(
             "stage",
             "phase",
             "samples",
+            "low",  # 1 where all of its requests are low
             "since_us",
             "due_us",  # when its stage ends; events for another instant are void
             "work",  # left of its stage, `workers.WORK` to the µs
@@ -170,11 +173,13 @@ class World(NamedTuple):
         carrying: [resource] the batch slot that a link carries, or NONE.
         moves: [`cursor.moves_waiting`] batch slots whose next transfer waits for a link.
         busy_us: [resource] time in use so far.
+        low_busy_us: [resource] of a vGPU's, that of batches of low requests alone.
         uses: [stage run] which vGPU ran which batch when, by end.
         factors: what table latencies are multiplied with, in turn, in 1 / `workers.ONE`.
         queues: [queue of the first plan, column] its number in the plan in force, NONE where it is
             gone; shared batches that its requests sat in, samples and queues in those.
         admission: [queue] rows of `admission`, of the plan in force; none where all are admitted.
+        variants: [queue] rows of `variants`, of the plan in force; none where there are none.
         seats: [stage row] `SEAT`, of the plan in force; none where all is as planned.
         beside: [resource, k] the other vGPUs of its GPU, then NONE; the same.
         ticks: [decision] twice the CPU cycles of single decisions, 1 more where a batch was sent;
@@ -193,10 +198,12 @@ class World(NamedTuple):
     carrying: Integers
     moves: Integers
     busy_us: Integers
+    low_busy_us: Integers
     uses: Records
     factors: Integers
     queues: Integers
     admission: Records
+    variants: Records
     seats: Records
     beside: Integers
     ticks: Integers
@@ -259,10 +266,12 @@ def new_world(
         carrying=np.full(resources, NONE, dtype=np.int64),
         moves=np.zeros(0, dtype=np.int64),
         busy_us=np.zeros(resources, dtype=np.int64),
+        low_busy_us=np.zeros(resources, dtype=np.int64),
         uses=np.zeros(0, dtype=USE_RECORD),
         factors=factors,
         queues=np.zeros((0, QUEUE_COLUMNS), dtype=np.int64),
         admission=admission,
+        variants=np.zeros(0, dtype=VARIANT),
         seats=np.zeros(0, dtype=SEAT),
         beside=np.zeros((0, 0), dtype=np.int64),
         ticks=np.zeros(timed, dtype=np.int64),

@@ -45,9 +45,9 @@ def autoscale(
 ) -> None:
     """Re-plan in place as request rates change, on as few GPUs as carry them.
 
-    Plans are made by the planner and with the options of the plan in force; one is made where a
-    rate has moved far enough. Beyond the GPUs there are, all models get the same share of what they
-    ask for.
+    Rates are those of models, entries and applications, with the rows that their modules ran. Plans
+    are made by the planner and with the options of the plan in force; one is made where a rate has
+    moved far enough. Beyond the GPUs there are, all get the same share of what they ask for.
     """
     from flows.clock import Stopwatch
     from flows.operations.replanning.autoscale import follow_live, follower_of, limited
@@ -80,8 +80,16 @@ class RunningSystem:
         self._work, self._cluster, self._watch = work, cluster, watch
 
     def offered(self) -> Mapping[Any, int]:
-        """Requests so far, by model."""
-        return {name: int(count) for name, count in self.counters()["offered"].items()}
+        """Requests so far, by name of what clients ask for."""
+        from flows.operations.replanning.demands import requests_of
+
+        return requests_of(self.counters())
+
+    def rows(self) -> Mapping[tuple[str, str], tuple[int, int]]:
+        """Samples of requests and rows so far, by application and module."""
+        from flows.operations.replanning.rows import counted_rows
+
+        return counted_rows(self.counters())
 
     def counters(self) -> Mapping[str, Mapping[str, int]]:
         """All of them."""

@@ -57,7 +57,7 @@ def advise(
     notes(warnings)
     with progress("reading the log") as report:
         log = read_access_log(access_log, now=now_utc())
-        planned = {model.name for model in contents[1].models}
+        planned = {model.size_of or model.name for model in contents[1].models}
         left_out = {name: n for name, n in log.requests.items() if name not in planned}
         ways = ways_of(log, profiles, *contents, period_s=period_s, report=report)
     if left_out:

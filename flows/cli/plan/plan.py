@@ -105,9 +105,12 @@ def plan(
     if as_json:
         print_json(made.to_dict())
         return
+    from flows.planning.promises.headroom import advice
     from flows.reporting.terminal import render_plan
 
     show(render_plan(made))
+    if (said := advice(made)) is not None:
+        show(f"note: {said}")
     show(f"stored in {warehouse}" + (f", written to {output}" if output else ""))
 
 

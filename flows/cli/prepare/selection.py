@@ -28,25 +28,31 @@ def model_names(
 ) -> list[str]:
     """The models asked for, or all that were split here.
 
-    Of all, on GPUs, those that are no Python steps.
+    A name that was split in several sizes stands for all of them. Of all models, on GPUs, those
+    that are no Python steps.
     """
     from flows.preparation.splitting.stored_split import read_split
     from triton_backend.contract.errors import InputError
     from warehouse import profiles
 
-    if names:
-        return list(names)
     with work.open(read_only=True) as store:
-        found = [
-            n
-            for n in profiles.model_names(store)
-            if profiles.find_model(store, n).folder is not None
-        ]
+        known = profiles.model_names(store)
+        if names:
+            return [one for name in names for one in _sizes(name, known)]
+        found = [n for n in known if profiles.find_model(store, n).folder is not None]
     if on_gpus:
         found = [name for name in found if not read_split(work, name).step]
     if not found:
         raise InputError(str(work.warehouse), "no model was split; `poolpipe split` does that")
     return found
+
+
+def _sizes(name: str, known: Iterable[str]) -> list[str]:
+    """The sizes of a model that was split in several, else the model itself."""
+    from triton_backend.contract.workload import AT
+
+    own = [one for one in known if one.startswith(name + AT)]
+    return [name] if name in known or not own else own
 
 
 def onnxruntime_classes(cluster: Path, bases: Iterable[str] = ()) -> "list[OnnxRuntimeClass]":

@@ -1,7 +1,7 @@
 """`split`: a model cut into blocks."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -11,11 +11,15 @@ from flows.cli.prepare.choices import given_inputs, split_choices
 from flows.cli.registry import command
 from flows.cli.shared_options import WAREHOUSE, AsJson, WarehouseFile
 
+if TYPE_CHECKING:
+    from flows.preparation.splitting.model import SplitModel
+
 
 @command(
     "split",
     "poolpipe split resnet50.onnx --name resnet --blocks 10",
     "poolpipe split yolo.onnx --input-shape images=3x320x320",
+    "poolpipe split rec.onnx --input-shape x=3x48x320 --input-shape x=3x48x640",
 )
 def split(
     model: Annotated[
@@ -55,46 +59,65 @@ def split(
     as_json: AsJson = False,
     warehouse: WarehouseFile = WAREHOUSE,
 ) -> None:
-    """Cut a model into blocks, check the cuts, and store them."""
+    """Cut a model into blocks, check the cuts, and store them; each of its sizes by itself."""
+    from flows.preparation.splitting.inputs.values import read_samples
     from flows.preparation.splitting.stored_split import split_step
     from flows.workspace import workspace
 
-    choices = split_choices(
+    whole = name or model.stem
+    sizes = split_choices(
         given_inputs(input_shape, input_range, samples),
         allow_unproven=allow_unproven,
-        stated=None if workload is None else (workload, name or model.stem),
+        stated=None if workload is None else (workload, whole),
     )
-    with progress(f"splitting {model}"):
-        found = split_step(
-            workspace(warehouse),
-            model,
-            name or model.stem,
-            blocks=blocks,
-            max_batch=max_batch,
-            layer_times=layer_times,
-            choices=choices,
-        )
+    for one in sizes:  # a size without samples is refused before another is split
+        if one.samples is not None and one.size:
+            read_samples(one.samples, one.size)
+    made: list[SplitModel] = []
+    for choices in sizes:
+        with progress(
+            f"splitting {model}" + (f" as {choices.named(whole)}" if choices.size else "")
+        ):
+            made.append(
+                split_step(
+                    workspace(warehouse),
+                    model,
+                    choices.named(whole),
+                    blocks=blocks,
+                    max_batch=max_batch,
+                    layer_times=layer_times,
+                    choices=choices,
+                )
+            )
     if as_json:
-        print_json(
-            {
-                "name": found.name,
-                "key": found.key,
-                "folder": found.folder,
-                "blocks": found.blocks,
-                "cuts": found.cuts,
-                "legal_cuts": found.legal_cuts,
-                "block_times_us": found.block_times_us,
-                "boundary_bytes": found.boundary_bytes,
-                "boundaries": [[s.to_dict() for s in specs] for specs in found.boundaries],
-                "inputs": [s.to_dict() for s in found.inputs],
-                "outputs": [s.to_dict() for s in found.outputs],
-                "check": dict(found.check),
-                "unproven": found.unproven,
-                "input_ranges": {name: limits[:2] for name, limits in found.input_ranges.items()},
-                "reused": found.reused,
-            }
-        )
+        one, *others = map(_plain, made)
+        print_json({"name": whole, "sizes": [one, *others]} if others else one)
         return
+    for found in made:
+        _show(found)
+
+
+def _plain(found: "SplitModel") -> dict[str, Any]:
+    return {
+        "name": found.name,
+        "key": found.key,
+        "folder": found.folder,
+        "blocks": found.blocks,
+        "cuts": found.cuts,
+        "legal_cuts": found.legal_cuts,
+        "block_times_us": found.block_times_us,
+        "boundary_bytes": found.boundary_bytes,
+        "boundaries": [[s.to_dict() for s in specs] for specs in found.boundaries],
+        "inputs": [s.to_dict() for s in found.inputs],
+        "outputs": [s.to_dict() for s in found.outputs],
+        "check": dict(found.check),
+        "unproven": found.unproven,
+        "input_ranges": {name: limits[:2] for name, limits in found.input_ranges.items()},
+        "reused": found.reused,
+    }
+
+
+def _show(found: "SplitModel") -> None:
     total = sum(found.block_times_us)
     rows = [
         (

@@ -11,6 +11,8 @@ from flows.cli import shared_options
 if TYPE_CHECKING:
     from triton_backend.serve_folder.endpoints import Endpoints
 
+CLIENTS = "Clients"  # a panel of the help
+
 
 @dataclass(frozen=True, kw_only=True)
 class Connection:
@@ -120,6 +122,24 @@ class SentLoad:
             help="Deadline sent with every request; by default the server applies the SLO.",
         ),
     ] = None
+    priority: Annotated[
+        int,
+        typer.Option(
+            metavar="N",
+            min=0,
+            max=100,
+            rich_help_panel=CLIENTS,
+            help="Priority of all requests: 2 and above are low, served with what others leave.",
+        ),
+    ] = 0
+    client: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            rich_help_panel=CLIENTS,
+            help="Name of the client that all requests say, under which `serve --quota` holds.",
+        ),
+    ] = None
     retries: Annotated[
         int,
         typer.Option(
@@ -145,6 +165,8 @@ class SentLoad:
             "model": self.model,
             "samples": self.samples,
             "deadline-ms": self.deadline_ms,
+            "priority": self.priority or None,
+            "client": self.client,
             "retries": self.retries or None,
             "trace-time": self.trace_time,
             "trace-model": self.trace_model,
@@ -222,6 +244,48 @@ class EndpointOptions:
             opened=tuple(self.opened or ()),
             accept_old_server=self.accept_old_server,
         )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClientQuotas:
+    """Rates that clients may send."""
+
+    quota: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME:NAME=RPS",
+            rich_help_panel=CLIENTS,
+            help="Rate up to which a served name answers a client, as net:shop=50; repeat it. "
+            "Clients say their name by the header or parameter poolpipe-client.",
+        ),
+    ] = None
+    over_quota: Annotated[
+        Literal["low", "refused"],
+        typer.Option(
+            metavar="low|refused",
+            rich_help_panel=CLIENTS,
+            help="Fate of requests beyond a quota: low, served with what others leave (refused "
+            "where nothing is low: applications, shared batches, two gateways), or refused.",
+        ),
+    ] = "low"
+
+    def chosen(self) -> dict[str, Any]:
+        """As `ServeOptions` has them.
+
+        Raises:
+            InputError: a quota is not written NAME:NAME=RPS, or given twice.
+        """
+        from triton_backend.contract.errors import InputError
+
+        quotas: dict[str, dict[str, float]] = {}
+        for pair, rate_rps in shared_options.rates("--quota", self.quota).items():
+            name, _, client = pair.partition(":")
+            if not name or not client:
+                raise InputError(
+                    "--quota", f"{pair!r} is not NAME:NAME, a served name and a client"
+                )
+            quotas.setdefault(name, {})[client] = rate_rps
+        return {"quotas": quotas, "over_quota": self.over_quota}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,6 +8,7 @@ import typer
 from flows.cli import shared_options
 from flows.cli.console import notes, print_json, show
 from flows.cli.registry import command
+from flows.cli.serve.options import ClientQuotas
 from flows.cli.shared_options import (
     WAREHOUSE,
     AsJson,
@@ -116,6 +117,7 @@ def render(
     ] = None,
     gateways: shared_options.Gateways = 1,
     cut_models: shared_options.CutModels = False,
+    clients: ClientQuotas,
     beside: shared_options.BesideModels = None,
     beside_gpus: Annotated[
         int,
@@ -186,6 +188,7 @@ def render(
             nic=nic,
             gateways=gateways,
             cut_models=cut_models,
+            **clients.chosen(),
             beside=None if chosen is None else chosen.beside,
         ),
         name=name,

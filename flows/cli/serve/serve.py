@@ -9,7 +9,7 @@ import typer
 from flows.cli import shared_options
 from flows.cli.console import Report, notes, print_json, progress, show
 from flows.cli.registry import command
-from flows.cli.serve.options import EmulatedHardware, EndpointOptions, OtherHosts
+from flows.cli.serve.options import ClientQuotas, EmulatedHardware, EndpointOptions, OtherHosts
 from flows.cli.shared_options import WAREHOUSE, AsJson, PlanArgument, PlanOption, WarehouseFile
 from triton_backend.contract.errors import InputError
 
@@ -31,6 +31,7 @@ def serve(
     *,
     plan_option: PlanOption = None,
     endpoints: EndpointOptions,
+    clients: ClientQuotas,
     policy: shared_options.PolicyOfAll = None,
     emulated: EmulatedHardware,
     hosts: OtherHosts,
@@ -63,6 +64,7 @@ def serve(
         artifacts=state.artifacts if _needs_artifacts(found) else None,
         policy=policy,
         **asdict(emulated),
+        **clients.chosen(),
         gateway_host=hosts.gateway_host,
         host_http_port=hosts.host_http_port,
         standby=standby,

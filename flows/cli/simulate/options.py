@@ -187,6 +187,16 @@ class OfferedRun(ServedRun):
     arrivals: shared_options.ArrivalsFrom = "poisson"
     shape: shared_options.Shape = 0.3
     load_factor: shared_options.LoadFactor = None
+    low_load_factor: Annotated[
+        float,
+        typer.Option(
+            metavar="FACTOR",
+            min=0.0,
+            rich_help_panel=_LOAD,
+            help="Offer this share of each model's planned rate as low requests on top, which are "
+            "served with what others leave.",
+        ),
+    ] = 0.0
     rate: shared_options.Rate = None
     reference_plan: shared_options.ReferencePlan = None
     model: shared_options.Models = None
@@ -258,6 +268,7 @@ class OfferedRun(ServedRun):
         return replace(
             ServedRun.sim_options(self, work),
             load_factor=1.0 if self.load_factor is None else self.load_factor,
+            low_load_factor=self.low_load_factor,
             rate_rps=self.rate,
             reference=None if reference is None else find_plan(work, reference),
             models=None if self.model is None else tuple(self.model),

@@ -104,6 +104,7 @@ def _print(result: "SimResult") -> None:
     ]
     head = ("model", "offered", "served", "late", "dropped", "attainment", "p50", "p99", "batch")
     show(table(head, rows))
+    _print_low(result)
     _print_entries(result)
     _print_applications(result)
     busy = ", ".join(
@@ -113,6 +114,20 @@ def _print(result: "SimResult") -> None:
     if result.goodput:
         rows = [(name, found["load_factor"], found["rps"]) for name, found in _found(result)]
         show(table(("goodput", "load factor", "requests/s"), rows))
+
+
+def _print_low(result: "SimResult") -> None:
+    """Low requests, where any were offered."""
+    from flows.reporting import words
+
+    rows = [
+        (model.name, low.offered, low.served, low.dropped, words.percent(low.attainment, 2))
+        for model in result.models
+        for low in [model.low]
+        if low
+    ]
+    if rows:
+        show(table(("low requests of", "offered", "served", "dropped", "attainment"), rows))
 
 
 def _print_entries(result: "SimResult") -> None:

@@ -40,6 +40,8 @@ def _flow_workspace(warehouse: Path) -> "Workspace":
     "poolpipe quickstart --planner subclusters",
     "poolpipe quickstart --model net.onnx --slo-ms 80",
     "poolpipe quickstart --model yolo.onnx --slo-ms 300 --input-shape images=3x320x320",
+    "poolpipe quickstart --model rec.onnx --slo-ms 300 --input-shape x=3x48x320 "
+    "--input-shape x=3x48x640 --size-share 0.7 --size-share 0.3",
     "poolpipe quickstart --model a.onnx --slo-ms 80 --model b.onnx --slo-ms 200",
 )
 def quickstart(
@@ -71,6 +73,16 @@ def quickstart(
         ),
     ] = None,
     input_shape: shared_options.InputShapes = None,
+    size_share: Annotated[
+        list[float] | None,
+        typer.Option(
+            metavar="SHARE",
+            min=1e-6,
+            max=1,
+            help="Share of requests of each size, in the order of --input-shape; equal by default.",
+            rich_help_panel=shared_options.INPUTS,
+        ),
+    ] = None,
     samples: shared_options.Samples = None,
     input_range: shared_options.InputRanges = None,
     allow_unproven: shared_options.AllowUnproven = False,
@@ -143,7 +155,9 @@ def quickstart(
         raise InputError("quickstart --application", reason)
     chosen = _chosen_application(name, asked=application)
     given = given_inputs(input_shape, input_range, samples)
-    models = _own_models(model or (), slo_ms or (), given, allow_unproven=allow_unproven)
+    models = _own_models(
+        (model or (), slo_ms or ()), given, size_share or (), allow_unproven=allow_unproven
+    )
     check_can_start(work.state.serve, ports)
     from flows.deployments.orchestration.limits import taking_turns
     from flows.deployments.orchestration.server import start_prefect_server
@@ -187,24 +201,27 @@ def _chosen_application(name: str | None, *, asked: bool) -> str | None:
 
 
 def _own_models(
-    paths: "Sequence[Path]",
-    slos_ms: "Sequence[float]",
+    offered: "tuple[Sequence[Path], Sequence[float]]",
     given: "GivenInputs",
+    shares: "Sequence[float]",
     *,
     allow_unproven: bool,
 ) -> "tuple[OfferedModel, ...]":
+    paths, slos_ms = offered
     if not paths and not slos_ms:
-        if given != given_inputs(None, None, None) or allow_unproven:
+        if given != given_inputs(None, None, None) or shares or allow_unproven:
             reason = "goes with --model; the examples have fixed inputs"
-            raise InputError(
-                "quickstart --input-shape, --input-range, --samples, --allow-unproven", reason
-            )
+            options = "--input-shape, --size-share, --input-range, --samples, --allow-unproven"
+            raise InputError(f"quickstart {options}", reason)
         return ()
     from flows.quickstart.example_project import check_models_and_slos, own_models
 
     check_models_and_slos(paths, slos_ms)
     chosen = split_choices(given, allow_unproven=allow_unproven)
-    return own_models(paths, slos_ms, choices_of_models(paths, chosen))
+    if shares and len(shares) != len(chosen):
+        sizes = f"{len(chosen)} sizes" if len(chosen) > 1 else "one size"
+        raise InputError("--size-share", f"{len(shares)} shares, and --input-shape gives {sizes}")
+    return own_models(paths, slos_ms, choices_of_models(paths, chosen), shares)
 
 
 def _judge(found: "QuickstartOutcome", attainment_target: float) -> None:

@@ -14,10 +14,10 @@ import numpy as np
 
 from flows.operations.adoption.access_log import AccessLog
 from flows.operations.replanning.backtest import backtest
-from flows.operations.replanning.backtest_run import cheapest_planner
+from flows.operations.replanning.demands import with_rates
 from flows.operations.replanning.forecast import ForecastOptions
+from flows.operations.replanning.planner import cheapest_planner, priced
 from flows.operations.replanning.rates import RateHistory
-from flows.operations.replanning.replan import priced, with_rates
 from flows.planning import PlanOptions, make_plan
 from triton_backend.contract.cluster import Cluster
 from triton_backend.contract.errors import InfeasibleError, InputError
@@ -90,15 +90,29 @@ def ways_of(
 
 def _of(log: AccessLog, workload: Workload) -> RateHistory:
     names = tuple(model.name for model in workload.models)
+    asked = {model.name: model.size_of or model.name for model in workload.models}
     if workload.applications:
         raise InputError("workload, applications", "are not in a log by name; give models alone")
     column = {name: number for number, name in enumerate(log.history.names)}
-    if not set(names) & set(column):
+    if not set(asked.values()) & set(column):
         known = ", ".join(log.history.names)
         raise InputError("the log", f"has no request of {', '.join(names)}; its models: {known}")
     empty = np.zeros(len(log.history.rps))
-    rps = [log.history.rps[:, column[name]] if name in column else empty for name in names]
+    shares = _shares_of_sizes(workload)
+    rps = [
+        log.history.rps[:, column[asked[name]]] * shares[name] if asked[name] in column else empty
+        for name in names
+    ]
     return replace(log.history, names=names, rps=np.stack(rps, axis=1))
+
+
+def _shares_of_sizes(workload: Workload) -> dict[str, float]:
+    """Of every model, its share of the requests under the name in the log: 1, or a size's."""
+    totals: dict[str, float] = {}
+    for model in workload.models:
+        name = model.size_of or model.name
+        totals[name] = totals.get(name, 0.0) + model.normaliser()
+    return {m.name: m.normaliser() / totals[m.size_of or m.name] for m in workload.models}
 
 
 def _sized(

@@ -184,9 +184,16 @@ class EventAggregator:
         self.neighbours.use(self.plan)
 
     def _arrival(self, item: Mapping[str, Any], plan: Plan) -> None:
+        if item.get("low"):
+            return  # plans are made for others: minutes count none of it but busy time
         known = self.dropped.pop(item["request_id"], None)
         if known is None:
-            self._open(item["request_id"], plan.models[item["model"]].name, item)
+            model = plan.models[item["model"]]
+            self._open(item["request_id"], model.name, item)
+            if model.entries:
+                entry = model.entries[item["entry"]]
+                at = entry.block, entry.budget_us, self._minute(item["now_us"])
+                self.minutes.entry((self._header.plan_id, model.name, entry.name, *at))
             return
         self.now_us = item["now_us"]
         request, reason = known

@@ -57,6 +57,7 @@ def to_text(position: Position, aggregator: EventAggregator) -> str:
         "drops": list(aggregator.minutes.drops.items()),
         "pairs": list(aggregator.minutes.pairs.items()),
         "modules": list(aggregator.minutes.modules.items()),
+        "entries": list(aggregator.minutes.entries.items()),
         "ended_us": aggregator.ended_us,
         "runs": [run for runs in aggregator.neighbours.runs.values() for run in runs],
     }
@@ -97,6 +98,7 @@ def from_text(text: str | None, find_plan: PlanFinder) -> tuple[Position, EventA
             for (gpu_class, side, beside, minute), counts in document.get("pairs", ())
         },
         modules={tuple(key): tuple(counts) for key, counts in document.get("modules", ())},
+        entries={tuple(key): count for key, count in document.get("entries", ())},
     )
     aggregator.ended_us = document.get("ended_us", aggregator.now_us)
     position = Position(file=document["file"], offset=document["offset"], ended=document["ended"])

@@ -11,6 +11,7 @@ from typing import NamedTuple
 from triton_backend.contract.plan import Plan
 from warehouse.observations import (
     DropMinute,
+    EntryMinute,
     ModelMinute,
     ModuleMinute,
     NeighbourMinute,
@@ -24,6 +25,7 @@ DropKey = tuple[str, int, str]  # model, minute, reason
 Side = tuple[str, int, int]  # model, samples, share
 PairKey = tuple[str, Side, Side, int]  # class, what ran, what ran beside it, minute
 ModuleKey = tuple[str, str, str, int]  # plan, application, module, minute
+EntryKey = tuple[str, str, str, int, int, int]  # plan, model, entry, block, budget, minute
 
 
 class VGpuFacts(NamedTuple):
@@ -70,6 +72,7 @@ class Rows:
     drops: tuple[DropMinute, ...]
     pairs: tuple[NeighbourMinute, ...]
     modules: tuple[ModuleMinute, ...]
+    entries: tuple[EntryMinute, ...]
 
 
 @dataclass(slots=True)
@@ -83,6 +86,7 @@ class MinuteStats:
     modules: dict[ModuleKey, tuple[int, int]] = field(
         default_factory=dict[ModuleKey, tuple[int, int]]
     )
+    entries: dict[EntryKey, int] = field(default_factory=dict[EntryKey, int])
 
     def model(self, key: ModelKey) -> ModelCounts:
         """A model's counts, from zero where it has none."""
@@ -112,6 +116,10 @@ class MinuteStats:
         samples_before, rows_before = self.modules.get(key, (0, 0))
         self.modules[key] = (samples_before + samples, rows_before + rows)
 
+    def entry(self, key: EntryKey) -> None:
+        """One more request at an entry."""
+        self.entries[key] = self.entries.get(key, 0) + 1
+
     def rows(self, instance: str) -> Rows:
         """Everything, as one life of a gateway stores it."""
         return Rows(
@@ -120,6 +128,7 @@ class MinuteStats:
             drops=tuple(drop_row(instance, k, self.drops[k]) for k in sorted(self.drops)),
             pairs=tuple(pair_row(instance, k, *self.pairs[k]) for k in sorted(self.pairs)),
             modules=tuple(module_row(instance, k, *self.modules[k]) for k in sorted(self.modules)),
+            entries=tuple(entry_row(instance, k, self.entries[k]) for k in sorted(self.entries)),
         )
 
     def forget_before(self, minute: int) -> None:
@@ -129,6 +138,7 @@ class MinuteStats:
         self.drops = {k: v for k, v in self.drops.items() if k[1] >= minute}
         self.pairs = {k: v for k, v in self.pairs.items() if k[3] >= minute}
         self.modules = {k: v for k, v in self.modules.items() if k[3] >= minute}
+        self.entries = {k: v for k, v in self.entries.items() if k[5] >= minute}
 
 
 def model_row(instance: str, key: ModelKey, counts: ModelCounts) -> ModelMinute:
@@ -210,6 +220,21 @@ def module_row(instance: str, key: ModuleKey, samples: int, rows: int) -> Module
         plan_id=plan_id,
         samples=samples,
         rows=rows,
+    )
+
+
+def entry_row(instance: str, key: EntryKey, offered: int) -> EntryMinute:
+    """One entry's minute."""
+    plan_id, model, entry, block, budget_us, minute = key
+    return EntryMinute(
+        instance=instance,
+        model=model,
+        entry=entry,
+        block=block,
+        budget_us=budget_us,
+        minute=instant_of(minute),
+        plan_id=plan_id,
+        offered=offered,
     )
 
 

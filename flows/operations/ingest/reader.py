@@ -130,6 +130,7 @@ class _Life:
             drops=rows.drops,
             pairs=rows.pairs,
             modules=rows.modules,
+            entries=rows.entries,
             cursor=(self._source, to_text(self._position, self._aggregator)),
         )
         with self._work.open() as warehouse:

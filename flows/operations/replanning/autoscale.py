@@ -1,13 +1,14 @@
 """Plans that follow the load every few seconds (gpulets, 4.1, 4.5, 4.6 and the authors' code).
 
-Rates are averaged with a weight that falls by the second; what is planned for is the highest of the
-last half minute, or what the last minute's trend comes to at the end of the next period, with
-headroom. A plan is made where that has moved far enough: on as few GPUs as carry it, with as few
-changes as possible, and where no GPUs carry it, for as much of it as can be. It takes over with
+Rates of models, entries and applications (`demands`) are averaged with a weight that falls by the
+second; what is planned for is the highest of the last period, half a minute at most, or what the
+last minute's trend comes to at the end of the next period, with headroom. A plan is made where that
+has moved far enough, or rows of an application's modules have: on as few GPUs as carry it, with as
+few changes as possible, and where no GPUs carry it, for as much of it as can be. It takes over with
 work in flight, once what is new has been loaded.
 
-Here: when, and for what. Not here: how plans are made (`backtest_run.cheapest_planner`) and brought
-into force (`release.rollout`).
+Here: when, and for what. Not here: how plans are made (`planner`) and brought into force
+(`release.rollout`).
 """
 
 import math
@@ -18,13 +19,17 @@ from itertools import pairwise
 from typing import Any, Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
-from flows.operations.replanning.backtest import Planner
-from flows.operations.replanning.backtest_run import cheapest_planner
+from flows.operations.replanning.demands import loads, names_of, planned_rates, with_rates
 from flows.operations.replanning.forecast import LEAST_RATE_RPS
-from flows.operations.replanning.replan import options_of, priced
-from flows.planning import PlanOptions
-from flows.planning.registry import planner_named
+from flows.operations.replanning.planner import (
+    Planner,
+    cheapest_planner,
+    least_objective,
+    options_of,
+)
+from flows.operations.replanning.rows import Measured, most_rows, since, with_rows
 from flows.planning.stored_plans import load_interference, load_profiles
 from flows.workspace import Workspace
 from triton_backend.contract.cluster import Cluster
@@ -32,6 +37,7 @@ from triton_backend.contract.errors import InputError, PoolPipeError
 from triton_backend.contract.plan import Plan
 from triton_backend.contract.units import US_PER_S, s_to_us
 from triton_backend.contract.workload import Workload
+from triton_backend.scheduler.compiled import Records
 from triton_backend.simulator.offered import Offer, offered_requests
 from triton_backend.simulator.run import simulate
 from triton_backend.simulator.scenario import PlanChange, SimOptions, rates_of
@@ -39,13 +45,16 @@ from triton_backend.simulator.world import SERVED
 from warehouse.db import WarehouseInUseError
 
 REMEMBERED_S = 30
+ROWS_PERIODS = 3  # of which rows of modules are counted
 RISE, RISE_RPS, FALL = 0.05, 10.0, 0.10  # how far a rate moves before a plan is made
 PATIENCE = 2  # periods that a rate is low before a plan is made for less
 SMALL_RPS = 125.0
 HEADROOM, SMALL_HEADROOM = 1.2, 1.5  # of large rates, and of those below SMALL_RPS
+SMALL_RISE = 0.10  # of small rates, which vary more and have more headroom
+FALL_SIGMAS = 3.0  # a rate that is not so many deviations of its own lower is low by chance
 LOADING_S = 15.0  # from a decision until its plan takes over (section 4.6: 10 to 15 s)
 TREND_S, LEAST_TREND_S = 60, 10
-TREND_SIGMAS = 2.0  # a slope below so many of its standard errors is taken for chance
+TREND_SIGMAS = 3.0  # a slope below so many of its standard errors is taken for chance
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,39 +69,63 @@ class Sizing:
     small_rps: float = SMALL_RPS
     rise_rps: float = RISE_RPS
 
+    def planned_rps(self, rate_rps: float) -> float:
+        """A rate with headroom: never less for more."""
+        small = SMALL_HEADROOM * min(rate_rps, self.small_rps)
+        return max(LEAST_RATE_RPS, HEADROOM * rate_rps, small)
+
+    def rose(self, wanted_rps: float, planned_rps: float) -> bool:
+        """True if that much more is wanted than was planned for, both with headroom."""
+        is_small = planned_rps < SMALL_HEADROOM * self.small_rps
+        rise_rps = wanted_rps - planned_rps
+        part = SMALL_RISE if is_small else RISE
+        return rise_rps > part * planned_rps or rise_rps > self.rise_rps
+
     def slowed(self, factor: float) -> "Sizing":
         """The same for a system in which everything takes so many times as long."""
         return Sizing(small_rps=self.small_rps / factor, rise_rps=self.rise_rps / factor)
 
 
 class RateTracker:
-    """Rates to plan for, by model, from counts by the second."""
+    """Rates to plan for, by name (`demands`), from counts by the second."""
 
     def __init__(self, period_s: float, sizing: Sizing = Sizing()) -> None:
         self._alpha = 2.0 / (max(1.0, period_s) + 1.0)
+        self._remembered = min(REMEMBERED_S, max(1, math.ceil(period_s)))
         self._ahead_s = period_s + LOADING_S  # the end of the time that a plan made now is for
-        self._small_rps = sizing.small_rps
+        self._sizing = sizing
+        self._seconds: dict[str, int] = {}
         self._rate: dict[str, float] = {}
         self._last: dict[str, deque[float]] = {}
         self._counts: dict[str, deque[float]] = {}
 
     def second(self, counts: Mapping[str, float]) -> None:
-        """One more second, with the requests of each model."""
+        """One more second, with the requests of each name."""
         for name, count in counts.items():
-            before = self._rate.get(name, float(count))
-            self._rate[name] = before + self._alpha * (count - before)
-            last = self._last.setdefault(name, deque(maxlen=REMEMBERED_S))
+            self._seconds[name] = seconds = self._seconds.get(name, 0) + 1
+            weight = max(self._alpha, 1.0 / seconds)  # the mean of all, while these are few
+            before = self._rate.get(name, 0.0)
+            self._rate[name] = before + weight * (count - before)
+            last = self._last.setdefault(name, deque(maxlen=self._remembered))
+            if weight > self._alpha:
+                last.clear()  # means of fewer, which are high or low by chance
             last.append(self._rate[name])
             self._counts.setdefault(name, deque(maxlen=TREND_S)).append(float(count))
 
     def targets_rps(self) -> dict[str, float]:
-        """The highest rate of the last half minute, or what a rise comes to, with headroom."""
-        found: dict[str, float] = {}
-        for name, last in self._last.items():
-            high = max(*last, self._expected_rps(self._counts[name]))
-            factor = SMALL_HEADROOM if high < self._small_rps else HEADROOM
-            found[name] = max(LEAST_RATE_RPS, factor * high)
-        return found
+        """The highest rate of the last period, or what a rise comes to, with headroom."""
+        return {
+            name: self._sizing.planned_rps(max(*last, self._expected_rps(self._counts[name])))
+            for name, last in self._last.items()
+        }
+
+    def now_rps(self) -> dict[str, float]:
+        """The most that the rates of now may be, but for chance, with the same headroom."""
+        seconds = 2.0 / self._alpha - 1.0  # a mean of so many Poisson counts varies as much
+        return {
+            name: self._sizing.planned_rps(rate + FALL_SIGMAS * math.sqrt(rate / seconds))
+            for name, rate in self._rate.items()
+        }
 
     def _expected_rps(self, counts: Sequence[float]) -> float:
         """Where the line through the last minute's counts ends.
@@ -120,8 +153,8 @@ class Follower:
     A planner that goes on from the plan it made last.
 
     Attributes:
-        planned_rps: what the plan in force was made for, by model.
-        low: periods in a row in which a rate was low.
+        planned_rps: what the plan in force was made for (`demands.loads`).
+        low: periods in a row at whose end a rate was low.
     """
 
     planner: Planner
@@ -133,32 +166,54 @@ class Follower:
     @classmethod
     def of(cls, planner: Planner, in_force: Plan, sizing: Sizing = Sizing()) -> "Follower":
         """At first the plan was made for what it promises."""
-        planned = {model.name: model.throughput_rps for model in in_force.models}
+        promised = {n: max(rps, LEAST_RATE_RPS) for n, rps in planned_rates(in_force).items()}
+        workload = in_force.workload
+        planned = loads(with_rates(workload, promised), workload)
         return cls(planner=planner, in_force=in_force, planned_rps=planned, sizing=sizing)
 
-    def moved(self, targets_rps: Mapping[str, float]) -> bool:
-        """True if a period with these targets asks for another plan."""
-        rises = [(t - self.planned_rps[n], self.planned_rps[n]) for n, t in targets_rps.items()]
-        fell = any(rise < -FALL * planned for rise, planned in rises)
+    def moved(self, wanted: Mapping[str, float], now: Mapping[str, float]) -> bool:
+        """True if a period with these loads to plan for, and those at its end, asks for a plan."""
+        planned = self.planned_rps
+        fell = any(load < (1 - FALL) * planned[name] for name, load in now.items())
         self.low = self.low + 1 if fell else 0
-        rose = any(rise > RISE * planned or rise > self.sizing.rise_rps for rise, planned in rises)
+        rose = any(self.sizing.rose(load, planned[name]) for name, load in wanted.items())
         return rose or self.low >= PATIENCE
 
-    def next_plan(self, targets_rps: Mapping[str, float]) -> Plan | None:
+    def next_plan(
+        self,
+        targets_rps: Mapping[str, float],
+        now_rps: Mapping[str, float] | None = None,
+        rows: Measured | None = None,
+    ) -> Plan | None:
         """The plan for the period to come; None where the one in force stays.
+
+        Args:
+            targets_rps: rates to plan for, by name.
+            now_rps: those at the end of the period; the same where they are not given.
+            rows: of modules of applications, as measured.
 
         Raises:
             InputError: no plan serves every model.
         """
-        known = {name: targets_rps.get(name, LEAST_RATE_RPS) for name in self.planned_rps}
-        if not self.moved(known):
+        names = planned_rates(self.in_force)
+        known = {name: targets_rps.get(name, LEAST_RATE_RPS) for name in names}
+        now = {name: (now_rps or targets_rps).get(name, LEAST_RATE_RPS) for name in names}
+        wanted = self._loads(known, rows or {})
+        if not self.moved(wanted, self._loads(now, most_rows(rows or {}, FALL_SIGMAS))):
             return None
-        plan = self.planner(known)
-        self.planned_rps, self.low = known, 0
+        plan = self.planner(known, rows)
+        self.planned_rps, self.low = wanted, 0
         if plan.plan_id == self.in_force.plan_id:
             return None
+        self.planned_rps = loads(with_rates(plan.workload, known), plan.workload)
         self.in_force = plan
         return plan
+
+    def _loads(self, rates_rps: Mapping[str, float], rows: Measured) -> dict[str, float]:
+        """At rates and rows, in requests of the plan in force."""
+        planned = self.in_force.workload
+        measured = replace(planned, applications=with_rows(planned.applications, rows))
+        return loads(with_rates(measured, rates_rps), planned)
 
 
 def follower_of(
@@ -171,33 +226,21 @@ def follower_of(
     """The follower of a plan, with its planner and options, on the warehouse's profiles.
 
     Raises:
-        InputError: the plan is of applications, a model was not profiled, or the planner is not
-            known any more.
+        InputError: a model was not profiled, or the planner is not known any more.
     """
-    if in_force.applications:
-        raise InputError(
-            f"plan {in_force.plan_id}",
-            "is of applications; autoscale follows plans of models alone",
-        )
     profiles, _ = load_profiles(work, cluster, workload)
     options = options_of(in_force)
-    objective = few_gpus(options)
     planner = cheapest_planner(
         profiles,
-        priced(cluster) if objective == "cost" else cluster,
+        cluster,
         workload,
         options,
         report,
         interference=load_interference(work),
-        objective=objective,
+        objective=least_objective(options),
         in_force=in_force,
     )
     return Follower.of(planner, in_force)
-
-
-def few_gpus(options: PlanOptions) -> str:
-    """The objective that takes as few GPUs as carry the rates, of the planner of these options."""
-    return "gpus" if "gpus" in planner_named(options.planner).objectives else "cost"
 
 
 def limited(cluster: Cluster, most_gpus: int | None) -> Cluster:
@@ -278,10 +321,7 @@ def follow_simulated(
         seed=options.seed,
     )
     requests = offered_requests(first, offer)
-    seconds = int(np.ceil(options.duration_s))
-    names = [model.name for model in first.models]
-    counts = np.zeros((seconds, len(names)))
-    np.add.at(counts, (requests["arrival_us"] // US_PER_S, requests["model"]), 1)
+    names, counts = _counts_by_second(first, requests, int(np.ceil(options.duration_s)))
     tracker, changes = RateTracker(period_s, follower.sizing), list[PlanChange]()
     edges = [*np.arange(0.0, options.duration_s, period_s).tolist(), options.duration_s]
     at = 0
@@ -291,7 +331,7 @@ def follow_simulated(
             at += 1
         report(f"planning at {end:g} s, {len(changes)} changes so far")
         busy = bool(changes) and changes[-1].at_s > end
-        plan = None if busy else follower.next_plan(tracker.targets_rps())
+        plan = None if busy else follower.next_plan(tracker.targets_rps(), tracker.now_rps())
         if plan is not None and end + LOADING_S < options.duration_s:
             changes.append(PlanChange(at_s=end + LOADING_S, plan=plan))
     report("simulating")
@@ -313,9 +353,26 @@ def follow_simulated(
         )
     return Followed(
         periods=tuple(periods),
-        attainment_by_model={model.name: model.attainment for model in result.models},
+        attainment_by_model={
+            **{model.name: model.attainment for model in result.models},
+            **{name: one.outcome.attainment for name, one in result.applications.items()},
+        },
         changes=len(changes),
     )
+
+
+def _counts_by_second(
+    plan: Plan, requests: Records, seconds: int
+) -> tuple[list[str], NDArray[np.float64]]:
+    """Names of all that clients ask for, and [second, name] requests but low ones."""
+    requests = requests[requests["low"] == 0]
+    queues = [name for model in plan.models for name in names_of(model)]
+    names = [*queues, *(one.name for one in plan.applications)]
+    jobs = requests["application"] >= 0
+    columns = np.where(jobs, len(queues) + requests["application"], requests["queue"])
+    counts = np.zeros((seconds, len(names)))
+    np.add.at(counts, (requests["arrival_us"] // US_PER_S, columns), 1)
+    return names, counts
 
 
 # In a running system
@@ -338,10 +395,14 @@ class PlanDeployer(Protocol):
 
 
 class System(PlanDeployer, Protocol):
-    """The same, with rates of models."""
+    """The same, with what clients ask for."""
 
     def offered(self) -> Mapping[str, int]:
-        """Requests so far, by model."""
+        """Requests so far, by name (`demands.requests_of`)."""
+        ...
+
+    def rows(self) -> Measured:
+        """Rows of modules so far (`rows.counted_rows`)."""
         ...
 
 
@@ -384,7 +445,7 @@ def watch_second(state: LiveState, system: System, say: Callable[[str], None]) -
 
 
 class Guide(Protocol):
-    """The choice of the next plan: `autoscale` by models' rates, `steer` by clients' cuts."""
+    """The choice of the next plan: `autoscale` by rates, `steer` by clients' cuts."""
 
     @property
     def in_force(self) -> Plan:
@@ -497,7 +558,12 @@ def _look_at_served(
 
 @dataclass(slots=True, kw_only=True)
 class RatesGuide:
-    """Plans by the rates of models, period by period."""
+    """Plans by the rates of all that clients ask for, period by period.
+
+    Attributes:
+        counted: rows of modules so far, at the ends of the last periods.
+        rows: of these periods.
+    """
 
     follower: Follower
     system: System
@@ -505,6 +571,8 @@ class RatesGuide:
     state: LiveState
     former: tuple[Plan, dict[str, float]]
     follower_of: Callable[[Plan], Follower]
+    counted: deque[Measured] = field(default_factory=lambda: deque(maxlen=ROWS_PERIODS + 1))
+    rows: Measured = field(default_factory=dict[tuple[str, str], tuple[int, int]])
 
     @property
     def in_force(self) -> Plan:
@@ -516,15 +584,28 @@ class RatesGuide:
         while self.state.passed_s < self.period_s:
             watch_second(self.state, self.system, say)
         self.state.passed_s = 0.0
+        try:
+            now = self.system.rows()
+        except InputError:
+            raise
+        except PoolPipeError as error:
+            say(f"no rows: {error}")
+            return
+        if any(now.get(key, (0, 0)) < before for key, before in self.counted[-1].items()):
+            self.counted.clear()  # a gateway that was restarted counts from 0 again
+        self.counted.append(now)
+        self.rows = since(now, self.counted[0])
 
     def next_plan(self) -> Plan | None:
         """By the rates so far."""
         self.former = self.follower.in_force, self.follower.planned_rps
-        return self.follower.next_plan(self.state.tracker.targets_rps())
+        tracker = self.state.tracker
+        return self.follower.next_plan(tracker.targets_rps(), tracker.now_rps(), self.rows)
 
     def wanted(self) -> str:
         """Rates to plan for."""
-        targets = self.state.tracker.targets_rps()
+        names = planned_rates(self.in_force)
+        targets = {n: t for n, t in self.state.tracker.targets_rps().items() if n in names}
         return ", ".join(f"{name} {rate:.1f} rps" for name, rate in targets.items())
 
     def failed(self) -> None:
@@ -564,4 +645,5 @@ def follow_live(
         former=former,
         follower_of=follower_of,
     )
+    guide.counted.append(system.rows())
     bring_plans(guide, system, say, decisions=periods, advisory=advisory)

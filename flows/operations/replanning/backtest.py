@@ -13,18 +13,19 @@ from typing import Any
 import numpy as np
 
 from flows.clock import Stopwatch
+from flows.operations.replanning.demands import planned_rates
 from flows.operations.replanning.forecast import ForecastOptions, forecast_rps, rates_to_plan
 from flows.operations.replanning.rates import RateHistory
+from flows.operations.replanning.simulated import capacities
 from triton_backend.contract.errors import InputError
 from triton_backend.contract.plan import Plan
-from triton_backend.scheduler.admission import capacity_rps
 
 Planner = Callable[[Mapping[str, float]], Plan]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Period:
-    """One planned period; rates are per model, in the history's order.
+    """One planned period; rates are by name (`demands`), in the history's order.
 
     Attributes:
         first, intervals: the first interval of the period, and how many it has.
@@ -139,8 +140,8 @@ def _period(
     watch = Stopwatch()
     plan = planner(rates_to_plan(history.names, foreseen))
     plan_seconds = watch.seconds()
-    models = [plan.model(name) for name in history.names]
-    capacity = np.array([capacity_rps(plan, model) for model in models])
+    planned, carried = planned_rates(plan), capacities(plan)
+    capacity = np.array([carried[name] for name in history.names])
     offered = np.nan_to_num(history.rps[at : at + length])
     served = np.minimum(offered, capacity)
     return Period(
@@ -149,7 +150,7 @@ def _period(
         plan=plan,
         gpus=sum(plan.gpus_used.values()),
         forecast_rps=tuple(foreseen.tolist()),
-        planned_rps=tuple(model.throughput_rps for model in models),
+        planned_rps=tuple(planned[name] for name in history.names),
         capacity_rps=tuple(capacity.tolist()),
         offered_rps=tuple(offered.mean(axis=0).tolist()),
         served_rps=tuple(served.mean(axis=0).tolist()),

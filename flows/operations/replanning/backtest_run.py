@@ -14,24 +14,21 @@ from typing import Any
 
 import numpy as np
 
-from flows.operations.replanning.backtest import Backtest, Period, Planner, backtest
+from flows.operations.replanning.backtest import Backtest, Period, backtest
+from flows.operations.replanning.demands import demand_names, planned_rates
 from flows.operations.replanning.forecast import ForecastOptions
+from flows.operations.replanning.planner import cheapest_planner
 from flows.operations.replanning.rates import RateHistory, read_counts
-from flows.operations.replanning.replan import priced, with_rates
+from flows.operations.replanning.simulated import arrivals_for, outcomes
 from flows.planning import PlanOptions, make_plan
 from triton_backend.contract.cluster import Cluster
-from triton_backend.contract.errors import InfeasibleError, InputError
-from triton_backend.contract.plan import Plan
+from triton_backend.contract.errors import InputError
 from triton_backend.contract.profiles import InterferenceModel, ModelProfile
 from triton_backend.contract.units import US_PER_S
 from triton_backend.contract.workload import Workload
-from triton_backend.simulator.offered import Instant
 from triton_backend.simulator.run import SimOptions, simulate
 
 PEAK_SHARE = 0.97  # of what the whole cluster serves, where no peak is stated
-# A replan should be quick rather than perfect: half a GPU of a hundred, and a few seconds.
-RELATIVE_GAP = 0.005
-TIME_LIMIT_S = 8.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,31 +109,28 @@ def run_backtest(
         InputError: the table cannot be used, an option names a model that the workload does not
             have, or the inputs do not fit together.
     """
-    if workload.applications:
-        raise InputError("workload, applications", "have no backtest; a plan of models has")
-    names = [model.name for model in workload.models]
+    names = demand_names(workload)
     for option, given in (("--map", asked.series), ("--peak", asked.peak_rps)):
         for unknown in sorted(set(given) - set(names)):
-            raise InputError(option, f"{unknown!r} is not a model of the workload")
+            reason = f"{unknown!r} is not in the workload; it has {', '.join(names)}"
+            raise InputError(option, reason)
     history = read_counts(
         asked.table,
         interval_s=asked.interval_s,
         series={name: asked.series.get(name, name) for name in names},
     )
     whole = make_plan(profiles, cluster, workload, asked.planning, interference=interference)
-    peaks = {
-        name: asked.peak_rps.get(name, PEAK_SHARE * whole.model(name).throughput_rps)
-        for name in names
-    }
+    most = planned_rates(whole)
+    peaks = {name: asked.peak_rps.get(name, PEAK_SHARE * most[name]) for name in names}
     history = history.scaled_to_peak(peaks)
     found = backtest(
         history,
         cheapest_planner(
             profiles,
-            priced(cluster),
+            cluster,
             workload,
             asked.planning,
-            report,
+            lambda what: report(f"backtesting: {what}"),
             interference=interference,
         ),
         period_s=asked.period_s,
@@ -145,48 +139,6 @@ def run_backtest(
     )
     busiest, drawn = _samples(found, history, asked, report)
     return Backtested(found=found, history=history, busiest=busiest, drawn=drawn)
-
-
-def cheapest_planner(
-    profiles: Mapping[str, ModelProfile],
-    cluster: Cluster,
-    workload: Workload,
-    options: PlanOptions,
-    report: Callable[[str], None] = lambda _: None,
-    *,
-    interference: Mapping[str, InterferenceModel] | None = None,
-    objective: str = "cost",
-    in_force: Plan | None = None,
-) -> Planner:
-    """Least of an objective at the rates asked for.
-
-    The most the cluster can do where they are too high. Each plan keeps what it can of the one
-    before in its place, the first one of that in force.
-    """
-    plans: list[Plan] = [] if in_force is None else [in_force]
-
-    def plan(rates_rps: Mapping[str, float]) -> Plan:
-        report(f"backtesting: plan {len(plans) + 1}")
-        quick = replace(
-            options,
-            gap=max(options.gap, RELATIVE_GAP),
-            time_limit_s=options.time_limit_s or TIME_LIMIT_S,
-            previous=plans[-1] if plans else None,
-        )
-        asked = with_rates(workload, rates_rps)
-
-        def made_for(wanted: str) -> Plan:
-            chosen = replace(quick, objective=wanted)
-            return make_plan(profiles, cluster, asked, chosen, interference=interference)
-
-        try:
-            made = made_for(objective)
-        except InfeasibleError:
-            made = made_for("throughput")
-        plans.append(made)
-        return made
-
-    return plan
 
 
 def _samples(
@@ -223,13 +175,16 @@ def _simulated(
         period = _period_of(found, at)
         rates = np.nan_to_num(history.rps[at])
         instants = _instants(history, rates, np.random.default_rng([seed, at]))
+        asked = period.plan.workload
         run = SimOptions(
-            arrivals=Instant(by_model=instants), duration_s=float(history.interval_s), seed=seed
+            arrivals=arrivals_for(period.plan, asked, instants),
+            duration_s=float(history.interval_s),
+            seed=seed,
         )
         result = simulate(period.plan, replace(run, keep_uses=False))
         arrived = np.array([len(instants[name]) for name in history.names])
         offered += int(arrived.sum())
-        served += sum(model.served for model in result.models)
+        served += sum(one.served for one in outcomes(period.plan, asked, result).values())
         capacity = np.array(period.capacity_rps) * history.interval_s
         fluid += float(np.minimum(arrived, capacity).sum())
     return Sample(intervals=len(intervals), offered=offered, served=served, fluid_served=fluid)

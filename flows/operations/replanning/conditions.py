@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
-from flows.operations.replanning.decide import planned_rates, share_shift
+from flows.operations.replanning.decide import share_shift
+from flows.operations.replanning.demands import offered_between, planned_rates
 from flows.release.rollout.outcomes import ENOUGH_REQUESTS
 from flows.release.server.running import ServerError, read_state
 from flows.workspace import Workspace, find_plan
@@ -74,7 +75,8 @@ def conditions(
         plan = find_plan(work, str(status["plan_id"]))
     except InputError:
         return found
-    shift = _shift(plan, rows)
+    since = until - limits.minutes * MINUTE
+    shift = _shift(plan, offered_between(work, plan.workload, since, until))
     if shift > limits.share:
         text = f"{shift:.0%} of the requests belong to other models than planned"
         found.append(Condition(event=SHARE_SHIFTED, about=plan.plan_id, reason=text))
@@ -110,9 +112,9 @@ def low_attainment(rows: Sequence[dict[str, Any]], limits: Limits) -> list[Condi
     return found
 
 
-def _shift(plan: Plan, rows: Sequence[dict[str, Any]]) -> float:
+def _shift(plan: Plan, rows: Sequence[tuple[datetime, str, float]]) -> float:
     planned = planned_rates(plan)
-    measured = [sum(r["offered_rps"] for r in rows if r["model"] == name) for name in planned]
+    measured = [sum(rps for _, known, rps in rows if known == name) for name in planned]
     if 60 * sum(measured) < ENOUGH_REQUESTS:
         return 0.0
     return share_shift(list(planned.values()), measured)

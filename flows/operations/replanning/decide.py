@@ -4,7 +4,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from flows.operations.replanning.options import Thresholds
-from triton_backend.contract.plan import Plan
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,12 +63,6 @@ def _weigh(old: PlanWorth, new: PlanWorth, thresholds: Thresholds) -> Recommenda
         reason=f"gains {goodput:+.1%} goodput and {saved:+.1%} GPUs, under the thresholds of"
         f" {thresholds.goodput_gain:.1%} and {thresholds.gpu_gain:.1%}",
     )
-
-
-def planned_rates(plan: Plan) -> dict[str, float]:
-    """Requests/s that a plan has for clients of every model and of every application."""
-    models = {model.name: plan.own_rate_rps(model.name) for model in plan.models}
-    return models | {a.name: a.application.rate_rps or 0.0 for a in plan.applications}
 
 
 def share_shift(planned_rps: Sequence[float], measured_rps: Sequence[float]) -> float:

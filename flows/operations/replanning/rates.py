@@ -23,7 +23,7 @@ class RateHistory:
     """Mean rate of every model in every interval.
 
     Attributes:
-        names: models, in column order.
+        names: of what clients ask for (`demands`), in column order.
         interval_s: length of one interval; a day is a whole number of them.
         rps: array [intervals, models], requests per second; NaN where nothing was measured.
     """

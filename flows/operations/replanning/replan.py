@@ -4,9 +4,10 @@ Old and new plan are simulated on the same arrivals: the busiest minutes that we
 again from a seed. What is not simulated is not claimed: quiet minutes are served by both.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
+from functools import partial
 
 import numpy as np
 
@@ -15,25 +16,29 @@ from flows.operations.replanning.decide import (
     PlanWorth,
     Recommendation,
     decide,
-    planned_rates,
     share_shift,
+)
+from flows.operations.replanning.demands import (
+    demand_names,
+    offered_between,
+    planned_rates,
+    with_rates,
 )
 from flows.operations.replanning.forecast import forecast_rps, rates_to_plan
 from flows.operations.replanning.options import ForecastOptions, Thresholds
+from flows.operations.replanning.planner import least_or_most
 from flows.operations.replanning.rates import RateHistory
 from flows.operations.replanning.rows import as_measured, measured_rows, with_rows
+from flows.operations.replanning.simulated import arrivals_for, outcomes
 from flows.planning import PlanOptions
-from flows.planning.entries import AS_LISTED
 from flows.planning.stored_plans import plan_step
 from flows.workspace import Workspace
 from triton_backend.contract.cluster import Cluster
-from triton_backend.contract.errors import InfeasibleError, InputError
+from triton_backend.contract.errors import InputError
 from triton_backend.contract.plan import Plan
 from triton_backend.contract.units import US_PER_S
 from triton_backend.contract.workload import Workload
-from triton_backend.simulator.offered import Instant
 from triton_backend.simulator.run import SimOptions, simulate
-from warehouse.observations import rates_between
 
 MINUTE_S = 60
 BUSIEST_MINUTES = 5
@@ -62,42 +67,28 @@ class Replanned:
     new: PlanWorth
 
 
-def options_of(in_force: Plan | None) -> PlanOptions:
-    """How the plan in force was planned; how plans are made by default where there is none.
-
-    Plans of entries state phases and headroom; one that states none was made by rates alone.
-
-    Raises:
-        InputError: its planner is not known any more.
-    """
-    if in_force is None:
-        return PlanOptions()
-    usual = AS_LISTED if in_force.workload.has_entries else {}
-    return PlanOptions.from_dict(in_force.planner, {**usual, **in_force.options})
-
-
 def measured_rates(
-    work: Workspace, names: Sequence[str], since: datetime, until: datetime
+    work: Workspace, workload: Workload, since: datetime, until: datetime
 ) -> RateHistory:
-    """Per-minute rates of models and applications from the warehouse.
+    """Per-minute rates of all that clients ask for, from the warehouse.
 
-    Minutes without a request count as 0.
+    Minutes without a request count as 0. Requests at entries that the workload does not list count
+    for the listed one at their cut (`entry_of_block`).
 
     Raises:
         InputError: nothing was measured in that time.
     """
-    with work.open(read_only=True) as warehouse:
-        rows = rates_between(warehouse, since, until)
-    rows = [row for row in rows if row["model"] in names]
+    names = demand_names(workload)
+    rows = [row for row in offered_between(work, workload, since, until) if row[1] in names]
     if not rows:
         raise InputError("replan", f"no request of {', '.join(names)} was measured since {since}")
-    first = min(row["minute"] for row in rows)
-    minutes = int((max(row["minute"] for row in rows) - first).total_seconds()) // MINUTE_S + 1
+    first = min(minute for minute, _, _ in rows)
+    minutes = int((max(row[0] for row in rows) - first).total_seconds()) // MINUTE_S + 1
     rps = np.zeros((minutes, len(names)))
-    for row in rows:
-        at = int((row["minute"] - first).total_seconds()) // MINUTE_S
-        rps[at, names.index(row["model"])] += row["offered_rps"]
-    return RateHistory(names=tuple(names), interval_s=MINUTE_S, rps=rps)
+    for minute, name, offered_rps in rows:
+        at = int((minute - first).total_seconds()) // MINUTE_S
+        rps[at, names.index(name)] += offered_rps
+    return RateHistory(names=names, interval_s=MINUTE_S, rps=rps)
 
 
 def replan(
@@ -116,18 +107,20 @@ def replan(
     """
     until = now_utc()
     since = until - timedelta(hours=options.forecast.history_hours)
-    names = [one.name for one in (*workload.models, *workload.applications)]
-    history = measured_rates(work, names, since, until)
+    history = measured_rates(work, workload, since, until)
+    names = history.names
     rows = measured_rows(work, since, until)
     workload = replace(workload, applications=with_rows(workload.applications, rows))
     horizon = int(options.horizon.total_seconds()) // MINUTE_S
     foreseen = forecast_rps(history, len(history.rps), horizon, options.forecast)
     rates = rates_to_plan(names, foreseen)
     planning = replace(options.planning, previous=in_force)
-    plan = _plan(work, cluster, with_rates(workload, rates), planning)
+    asked = with_rates(workload, rates)
+    plan = least_or_most(partial(_stored, work), cluster, asked, planning)
     arrivals = busiest_minutes(history, options.seed)
-    new = judge(plan, arrivals, options.seed)
-    old = None if in_force is None else judge(as_measured(in_force, rows), arrivals, options.seed)
+    new = judge(plan, asked, arrivals, options.seed)
+    before = None if in_force is None else as_measured(in_force, rows)
+    old = None if before is None else judge(before, asked, arrivals, options.seed)
     shift = 0.0 if in_force is None else _shift(in_force, history)
     return Replanned(
         plan=plan,
@@ -139,38 +132,8 @@ def replan(
     )
 
 
-def _plan(work: Workspace, cluster: Cluster, workload: Workload, options: PlanOptions) -> Plan:
-    """For cost or power the least that carries the rates; else, or beyond the cluster, the most."""
-    asked = priced(cluster) if options.objective == "cost" else cluster
-    try:
-        return plan_step(work, asked, workload, options).plan
-    except InfeasibleError:
-        if options.objective == "throughput":
-            raise
-        return plan_step(work, cluster, workload, replace(options, objective="throughput")).plan
-
-
-def priced(cluster: Cluster) -> Cluster:
-    """A cluster with prices; where one is missing, every GPU counts the same."""
-    if all(c.hourly_cost is not None for c in cluster.gpu_classes):
-        return cluster
-    classes = tuple(replace(c, hourly_cost=1.0) for c in cluster.gpu_classes)
-    return replace(cluster, gpu_classes=classes)
-
-
-def with_rates(workload: Workload, rates: Mapping[str, float]) -> Workload:
-    """The workload with the forecast of each model and application as its rate and its weight."""
-    return replace(
-        workload,
-        models=tuple(
-            replace(model, rate_rps=rates[model.name], weight=rates[model.name])
-            for model in workload.models
-        ),
-        applications=tuple(
-            replace(asked, rate_rps=rates[asked.name], weight=rates[asked.name])
-            for asked in workload.applications
-        ),
-    )
+def _stored(work: Workspace, cluster: Cluster, asked: Workload, options: PlanOptions) -> Plan:
+    return plan_step(work, cluster, asked, options).plan
 
 
 def busiest_minutes(history: RateHistory, seed: int) -> dict[str, np.ndarray]:
@@ -187,22 +150,20 @@ def busiest_minutes(history: RateHistory, seed: int) -> dict[str, np.ndarray]:
     return instants
 
 
-def judge(plan: Plan, arrivals: Mapping[str, np.ndarray], seed: int) -> PlanWorth:
+def judge(plan: Plan, asked: Workload, arrivals: Mapping[str, np.ndarray], seed: int) -> PlanWorth:
     """A plan's attainment on given arrivals, simulated.
 
-    A model or application it does not have attains 0.
+    What it has no door for attains 0.
     """
-    served = {one.name for one in (*plan.models, *plan.applications)}
-    known = {name: instants for name, instants in arrivals.items() if name in served}
     duration_s = BUSIEST_MINUTES * float(MINUTE_S)
-    run = SimOptions(arrivals=Instant(by_model=known), duration_s=duration_s, seed=seed)
-    result = simulate(plan, replace(run, keep_uses=False))
-    outcomes = {model.name: model.outcome for model in result.models}
-    outcomes |= {name: application.outcome for name, application in result.applications.items()}
+    offered = arrivals_for(plan, asked, arrivals)
+    run = SimOptions(arrivals=offered, duration_s=duration_s, seed=seed)
+    found = outcomes(plan, asked, simulate(plan, replace(run, keep_uses=False)))
+    doors = {id(outcome): outcome for outcome in found.values()}
     return PlanWorth(
         plan_id=plan.plan_id,
-        attainment={n: outcomes[n].attainment if n in outcomes else 0.0 for n in arrivals},
-        served_rps=sum(outcome.served for outcome in outcomes.values()) / duration_s,
+        attainment={n: found[n].attainment if n in found else 0.0 for n in arrivals},
+        served_rps=sum(outcome.served for outcome in doors.values()) / duration_s,
         gpus=sum(plan.gpus_used.values()),
     )
 

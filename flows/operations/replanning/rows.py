@@ -4,6 +4,7 @@ What a plan is made and simulated with in place of what was foreseen. Modules wh
 the workload, go on to pair up: they have one mean, over all of them.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
@@ -11,6 +12,7 @@ from datetime import datetime
 from flows.workspace import Workspace
 from triton_backend.contract.applications import Application, Module
 from triton_backend.contract.plan import Plan
+from triton_backend.contract.workload import Workload
 from warehouse.observations import module_rows_between
 
 ENOUGH_SAMPLES = 100
@@ -29,9 +31,51 @@ def measured_rows(work: Workspace, since: datetime, until: datetime) -> Measured
     return {(row["application"], row["module"]): (row["samples"], row["rows"]) for row in found}
 
 
+def counted_rows(counters: Mapping[str, Mapping[str, int]]) -> Measured:
+    """The same so far, from a gateway's counters."""
+    rows = counters["module_rows"]
+    found: dict[tuple[str, str], tuple[int, int]] = {}
+    for key, samples in counters["module_samples"].items():
+        application, _, module = key.partition("/")
+        found[application, module] = int(samples), int(rows.get(key, 0))
+    return found
+
+
+def since(now: Measured, then: Measured) -> Measured:
+    """Measurements between two counts of one gateway."""
+    found: dict[tuple[str, str], tuple[int, int]] = {}
+    for key, (samples, rows) in now.items():
+        samples_before, rows_before = then.get(key, (0, 0))
+        found[key] = samples - samples_before, rows - rows_before
+    return found
+
+
+def most_rows(measured: Measured, sigmas: float) -> Measured:
+    """The rows that they may stand for, but for chance: so many deviations of counts more."""
+    return {
+        key: (samples, rows + math.ceil(sigmas * math.sqrt(rows)))
+        for key, (samples, rows) in measured.items()
+    }
+
+
 def with_rows(applications: Sequence[Application], measured: Measured) -> tuple[Application, ...]:
     """Applications with their measured mean rows, where these vary and enough was measured."""
     return tuple(_with_rows(application, measured) for application in applications)
+
+
+def rows_of(workload: Workload, planned: Workload) -> Workload:
+    """A workload with the rows of one of the same applications."""
+    applications = tuple(
+        replace(
+            one,
+            modules=tuple(
+                replace(module, rows_per_request=foreseen.rows_per_request)
+                for module, foreseen in zip(one.modules, known.modules, strict=True)
+            ),
+        )
+        for one, known in zip(workload.applications, planned.applications, strict=True)
+    )
+    return replace(workload, applications=applications)
 
 
 def as_measured(plan: Plan, measured: Measured) -> Plan:

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple, Protocol
 
 from flows.clock import Stopwatch
 from flows.operations.replanning.autoscale import PlanDeployer, bring_plans
-from flows.operations.replanning.replan import options_of
+from flows.operations.replanning.planner import options_of
 from flows.planning import PlanOptions, make_plan
 from flows.planning.stored_plans import load_profiles
 from flows.workspace import Workspace

@@ -25,6 +25,7 @@ from flows.planning.applications.tables import (
     machine_tables,
 )
 from flows.planning.inputs import gpu_prices, require_rates
+from flows.planning.promises.headroom import HEADROOM
 from flows.planning.registry import Inputs, Option, Outcome, Planner, PlanOptions, Trace
 from triton_backend.contract.errors import InputError
 
@@ -119,4 +120,4 @@ def _planner(
     )
 
 
-PLANNERS = (_planner("piccolo", _piccolo_rules, _PICCOLO_OPTIONS),)
+PLANNERS = (_planner("piccolo", _piccolo_rules, (*_PICCOLO_OPTIONS, HEADROOM)),)

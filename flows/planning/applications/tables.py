@@ -73,3 +73,21 @@ def machine_tables(problem: Problem, price: Floats) -> list[tuple[Machine, ...]]
                     )
         tables.append(ranked(machines))
     return tables
+
+
+def filled_by_tasks(tables: list[tuple[Machine, ...]], lines: Lines) -> list[tuple[Machine, ...]]:
+    """The tables without machines whose batches the rows of a task do not fill.
+
+    Where a task has always as many rows, they come at once: batches of 3 for pairs hold a pair, or
+    part one and wait for the next, and carry less than they are planned for. A batch is a multiple
+    of the rows, or a part of them.
+    """
+    found = list(tables)
+    for graph in lines.graphs:
+        for module, line in zip(graph.application.ordered(), graph.lines, strict=True):
+            rows = float(module.rows_per_request)
+            if rows == module.max_rows and rows.is_integer():
+                found[line] = tuple(
+                    m for m in found[line] if not (m.batch % rows and rows % m.batch)
+                )
+    return found

@@ -4,7 +4,7 @@ Every planner of the product that is defined for the workload, its objective and
 plan with its own defaults. Each plan is then offered Poisson arrivals in the simulator, always the
 same ones, so that equal inputs give equal plans. For `throughput` the greatest product of value and
 load factor at which 99 % are in time counts. For the other objectives the least value of the plans
-that hold 99 % at `HELD` of their planned rates counts; where none holds, the plan that attains
+that hold 99 % at `LOAD` of their planned rates counts; where none holds, the plan that attains
 most. Of equals the plan with fewer stages is taken. The plan states the planner that made it.
 
 Not here: margins and batch-building rates by simulated goodput (`flows.planning.robust`).
@@ -14,7 +14,9 @@ from collections.abc import Callable
 from dataclasses import replace
 from math import nan
 
+from flows.planning.promises.attainment import LOAD
 from flows.planning.registry import Inputs, Planner, PlanOptions, product_planners
+from flows.planning.subclusters.variants import takes
 from triton_backend.contract.errors import InfeasibleError, InputError
 from triton_backend.contract.plan import Plan
 from triton_backend.simulator.goodput import ATTAINMENT, find_goodput
@@ -22,7 +24,6 @@ from triton_backend.simulator.run import simulate
 from triton_backend.simulator.scenario import SimOptions
 
 ARRIVALS = SimOptions(duration_s=5, seed=0, keep_uses=False)
-HELD = 0.9  # of the planned rates, which no plan of random arrivals holds to the last request
 
 Rank = tuple[bool, float, int]
 
@@ -78,6 +79,7 @@ def able(planner: Planner, inputs: Inputs, options: PlanOptions) -> bool:
         and (not workload.applications or "applications" in planner.demands)
         and (not workload.has_entries or "entries" in planner.demands)
         and (not workload.models or "models" in planner.demands or workload.has_entries)
+        and takes(planner, workload)
         and (not divided or planner.mig)
         and (not options.pinned_models or planner.pins)
     )
@@ -86,7 +88,8 @@ def able(planner: Planner, inputs: Inputs, options: PlanOptions) -> bool:
 def _asked(options: PlanOptions, planner: Planner) -> PlanOptions:
     """The options for a planner, with its own margin where none was given."""
     margin = options.slo_margin if options.margin_given else nan
-    return replace(options, planner=planner.name, own={}, slo_margin=margin, margin_given=True)
+    own = dict(options.own)  # headroom, which every planner takes
+    return replace(options, planner=planner.name, own=own, slo_margin=margin, margin_given=True)
 
 
 def _ranked(plan: Plan) -> tuple[Rank, str]:
@@ -96,7 +99,7 @@ def _ranked(plan: Plan) -> tuple[Rank, str]:
     if plan.objective.name == "throughput":
         held = find_goodput(plan, ARRIVALS).load_factor
         return (True, value * held, -stages), f"{ATTAINMENT:.0%} in time at {held:.2f} of it"
-    attained = simulate(plan, replace(ARRIVALS, load_factor=HELD)).least_attainment
+    attained = simulate(plan, replace(ARRIVALS, load_factor=LOAD)).least_attainment
     holds = attained >= ATTAINMENT
     rank = (holds, -value if holds else attained, -stages)
-    return rank, f"{attained:.2%} in time at {HELD} of the planned rates"
+    return rank, f"{attained:.2%} in time at {LOAD} of the planned rates"

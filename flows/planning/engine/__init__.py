@@ -1,9 +1,9 @@
 """One engine: cover fixed demands with columns at least cost, and prove how good that is.
 
-Entries are planned on it; the loops of the other families go when their golden rows hold here
-(DECISIONS). The engine knows no model and no GPU. A family says what is asked (`Cover`) and brings
-a `Pricer`, which answers prices with columns; the engine does the rest, file by file in the order
-of a run:
+Entries, many models at prices, turns, slices and open seats are planned on it; few models on pools
+and sub-clusters have loops of their own (DECISIONS). The engine knows no model and no GPU. A family
+says what is asked (`Cover`) and brings a `Pricer`, which answers prices with columns; the engine
+does the rest, file by file in the order of a run:
 
     columns    what a column is, many of them as arrays, each kept once
     pricing    what a pricer must be able to do

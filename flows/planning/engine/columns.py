@@ -6,17 +6,20 @@ has D + R rows, demands first; a column is sparse in them:
     rows     0 … D - 1    demands      a_dj ≥ 0
              D … D + R-1  resources    u_rj ≥ 0
 
-Here: the arrays, and a pool that keeps each column once. Not here: where columns come from
-(`pricing`).
+Here: the arrays, a pool that keeps each column once, and which rows of values others dominate. Not
+here: where columns come from (`pricing`).
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from flows.planning.solver.arrays import Floats, Ints
+from triton_backend.scheduler.compiled import entry
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,11 +110,7 @@ class Columns:
 
         More than is asked for is worth nothing.
         """
-        values = np.minimum(self.values, most[self.rows])
-        return Columns(
-            cost=self.cost, starts=self.starts, rows=self.rows, values=values, group=self.group,
-            source=self.source,
-        )  # fmt: skip
+        return replace(self, values=np.minimum(self.values, most[self.rows]))
 
     def of_columns(self) -> Ints:
         """[entries] the column of every entry."""
@@ -122,6 +121,25 @@ class Columns:
         full = np.zeros((len(self), rows))
         full[self.of_columns(), self.rows] = self.values
         return full
+
+    def in_groups(self) -> Floats:
+        """[n, most] the entries in full, with a place for every row that a column's group has."""
+        if not len(self.rows):
+            return np.zeros((len(self), 0))
+        of, rows = self.of_columns(), int(self.rows.max()) + 1
+        known, number = np.unique(self.group[of] * rows + self.rows, return_inverse=True)
+        place = number - np.searchsorted(known, self.group * rows)[of]
+        full = np.zeros((len(self), int(place.max()) + 1))
+        full[of, place] = self.values
+        return full
+
+    def identities(self) -> list[tuple[int, bytes, bytes]]:
+        """[n] group and entries: equal where columns differ in no more than their costs."""
+        spans = [slice(first, last) for first, last in pairwise(self.starts.tolist())]
+        return [
+            (group, self.rows[span].tobytes(), self.values[span].tobytes())
+            for group, span in zip(self.group.tolist(), spans, strict=True)
+        ]
 
     def priced(self, row_price: Floats) -> Floats:
         """[n] what entries are worth at prices [D + R] of rows."""
@@ -156,12 +174,9 @@ class Pool:
     def add(self, columns: Columns) -> Columns:
         """Keep those that are new, or cost less than what has the same entries; returns these."""
         fresh: list[int] = []
-        starts = columns.starts.tolist()
-        for n, (cost, group) in enumerate(
-            zip(columns.cost.tolist(), columns.group.tolist(), strict=True)
+        for n, (cost, key) in enumerate(
+            zip(columns.cost.tolist(), columns.identities(), strict=True)
         ):
-            span = slice(starts[n], starts[n + 1])
-            key = (group, columns.rows[span].tobytes(), columns.values[span].tobytes())
             if cost < self._cost.get(key, np.inf):
                 self._cost[key] = cost
                 fresh.append(n)
@@ -171,3 +186,42 @@ class Pool:
         self._parts.append(kept)
         self._all = None
         return kept
+
+
+def undominated(values: Floats, group: Ints | None = None) -> NDArray[np.bool_]:
+    """[n] whether no other row of values [n, k] is at least as high everywhere; of equals, one.
+
+    Rows of a group [n] are compared with each other only; without groups, all with all.
+    """
+    group = np.zeros(len(values), dtype=np.int64) if group is None else group
+    order = np.lexsort((-values.sum(axis=1), group))
+    kept = np.empty(len(order), dtype=np.int64)
+    count = keep_undominated(np.ascontiguousarray(values), group, order, kept)
+    found = np.zeros(len(values), dtype=np.bool_)
+    found[kept[:count]] = True
+    return found
+
+
+@entry
+def keep_undominated(values: Floats, group: Ints, order: Ints, kept: Ints) -> int:
+    """Put rows [n, k] that no row of their group before them equals or exceeds into `kept`.
+
+    How many. `order` has the rows, group by group.
+    """
+    count, first, last = 0, 0, -1
+    for row in order:
+        if group[row] != last:
+            first, last = count, group[row]
+        beaten = False
+        for i in range(first, count):
+            beaten = True
+            for k in range(values.shape[1]):
+                if values[kept[i], k] < values[row, k]:
+                    beaten = False
+                    break
+            if beaten:
+                break
+        if not beaten:
+            kept[count] = row
+            count += 1
+    return count

@@ -2,16 +2,16 @@
 
 The linear optimum over all columns, its prices, and a bound that no plan beats. The master program
 over the columns known gives prices; the pricer answers them with columns that would pay off; they
-join, until none does. Prices of a master program swing, so columns are first sought half way
-between them and the prices of the best bound (Wentges 1997); where that brings nothing new, at the
-master's own.
+join, until none does. Prices of a master program swing, so a pricer that has a quick form is asked
+first half way between them and the prices of the best bound (Wentges 1997); where that brings
+nothing new, at the master's own. A look of any other pricer is too dear to bring nothing.
 
 Whatever the prices π, μ ≥ 0, and whatever columns are known, no plan costs less than (weak duality)
 
-    Lagrange   π·need - μ·capacity + Σ_g n_g r_g + Σ_f min over lower ≤ y_f ≤ upper of r_f y_f
+    Lagrange   π·need - μ·capacity + η·1 + Σ_g n_g r_g + Σ_f min over lower ≤ y_f ≤ upper of r_f y_f
                r_g: no column of group g has a lower reduced cost; n_g: most_g where r_g < 0, else
                    fewest_g
-    Farley     f · (π·need - μ·capacity) + the same for free columns at prices f π, f μ
+    Farley     f · (π·need - μ·capacity + η·1) + the same for free columns at prices f π, f μ
                f = min over groups of cheapest_g / (cheapest_g - r_g): no reduced cost stays below 0
 
 and the same at prices that the pricer itself has made feasible. The greatest of them counts.
@@ -79,6 +79,7 @@ def at_prices(cover: Cover, pricer: Pricer, duals: Duals, least: Floats) -> floa
 def _worth(cover: Cover, duals: Duals) -> float:
     """The cost of the demands at prices, free columns at their best."""
     worth = float(duals.demand @ cover.need - duals.resource @ cover.capacity)
+    worth += float(duals.half @ cover.half_need)
     columns = cover.free.columns
     if not len(columns):
         return worth
@@ -113,6 +114,7 @@ class Generation:
         pool: columns known; shared with other covers of the same pricer, which begin with them.
         close: relative gap between master program and bound at which it ends.
         enough: a bound at which it ends, too.
+        thorough: whether the slower form of a pricer is asked where the quick one brings nothing.
         bound: no plan costs less.
         duals: the prices that prove it.
     """
@@ -125,6 +127,7 @@ class Generation:
     rounds: int = ROUNDS
     whole_costs: float = 0.0
     enough: float = np.inf
+    thorough: bool = True
     bound: float = -np.inf
     duals: Duals | None = None
 
@@ -138,41 +141,46 @@ class Generation:
         master.add(self.pool.columns)
         if start is not None:
             self._join(master, self._look(normal(self.cover, start), thorough=True))
-        mixed = master.solve()
+        mixed = None if self._enough() else master.solve()
         for _ in range(self.rounds):
             if mixed is not None and self._closed(mixed.value):
                 break
-            if mixed is None or not self._round(master, mixed.duals) or self.watch.over():
+            if mixed is None or not self._round(master, mixed) or self.watch.over():
                 break
             mixed = master.solve()
-        demands, resources = len(self.cover.need), len(self.cover.capacity)
+        sizes = len(self.cover.need), len(self.cover.capacity), len(self.cover.half_need)
         return Relaxed(
             value=np.inf if mixed is None else mixed.value,
             bound=self.bound,
-            duals=self.duals or Duals.zero(demands, resources),
+            duals=self.duals or Duals.zero(*sizes),
             mixed=mixed,
         )
 
     def _closed(self, value: float) -> bool:
-        if not np.isfinite(self.bound):
-            return False
+        if self._enough() or not np.isfinite(self.bound):
+            return self._enough()
         bound = raised(self.bound, self.whole_costs)
-        if bound >= self.enough:
-            return True
         return value - bound <= max(self.close, TOLERANCE) * abs(value)
 
-    def _round(self, master: Master, prices: Duals) -> bool:
+    def _enough(self) -> bool:
+        return raised(self.bound, self.whole_costs) >= self.enough < np.inf
+
+    def _round(self, master: Master, mixed: Mixed) -> bool:
         """Look for columns that pay off; whether any joined."""
+        prices = mixed.duals
         at = [normal(self.cover, prices)]
-        if self.duals is not None:
+        if self.duals is not None and self.pricer.quick:
             at.insert(0, normal(self.cover, self.duals).between(at[0], _HALF_WAY))
-        for thorough in (False, True) if self.pricer.quick else (True,):
+        forms = (False, True) if self.pricer.quick else (True,)
+        for thorough in forms if self.thorough else forms[:1]:
             for duals in at:
                 found = self._look(duals, thorough=thorough)
-                reduced = prices.reduced(found.capped(self.cover.caps))
+                reduced = prices.reduced(self.cover.counted(found))
                 paid = np.abs(found.cost) + np.abs(found.cost - reduced)
                 if self._join(master, found.take(np.flatnonzero(reduced < -TOLERANCE * paid))):
                     return True
+                if self._closed(mixed.value):
+                    return False
         return False
 
     def _join(self, master: Master, columns: Columns) -> bool:
@@ -242,7 +250,7 @@ class Screen:
 
     def at_least(self, cover: Cover, columns: Columns) -> Floats:
         """[n] what a plan with each of some columns costs at least."""
-        reduced = self.duals.reduced(columns.capped(cover.caps))
+        reduced = self.duals.reduced(cover.counted(columns))
         return self.bound + reduced - self.base[columns.group]
 
 
@@ -292,4 +300,5 @@ def raised(bound: float, step: float) -> float:
 
 def restarted(cover: Cover, need: Floats, capacity: Floats) -> Cover:
     """The same for what is left of demands and resources; columns count for no more than that."""
+    need = np.where(need > TOLERANCE * cover.need, need, 0.0)
     return replace(cover, need=need, capacity=capacity, cap=np.minimum(cover.cap, need))

@@ -1,9 +1,11 @@
 """The highest level of demand that is within reach.
 
 What a level takes (GPUs, the share of all resources) rises with it, nearly in proportion, so the
-next level to try is guessed from a straight line through what is known on both sides, and kept away
-from both ends (regula falsi with bounds). At a fixed level, demands are fixed, and a column counts
-for no more than is asked: that makes the relaxation much tighter where resources are few.
+next level to try is guessed from a straight line through what is known on both sides: a little
+above it, then a little below, which ends the search where the line was right. Where it was not
+(what a level takes has steps), the middle is tried instead of guesses near an end. At a fixed
+level, demands are fixed, and a column counts for no more than is asked: that makes the relaxation
+much tighter where resources are few.
 
 Here: where to look. Not here: what a level takes (`cover`).
 """
@@ -20,7 +22,8 @@ from flows.planning.engine.pricing import Pricer
 from flows.planning.solver.arrays import Floats
 from flows.planning.watch import Watch
 
-_INSIDE = 1 / 8  # of what is open: a guess is no closer to either end
+_NEAR = 1 / 8  # of what is open: a guess this close to an end is near it
+_BESIDE = 0.45  # of what may stay open: how far beside the line a guess is
 _FALLS = 40
 _TOLERANCE = 1e-9
 
@@ -29,11 +32,13 @@ _TOLERANCE = 1e-9
 class Bracket:
     """Levels on both sides of the highest.
 
-    `low` is reached, `high` is not, as far as was looked.
+    `low` is reached, `high` is not, as far as was looked; and what they take, where that is known.
     """
 
     low: float
     high: float
+    at_low: float = np.nan
+    at_high: float = np.inf
 
 
 def bracket(
@@ -55,34 +60,33 @@ def bracket(
         rounds: levels that are tried at most.
         watch: the clock.
     """
-    low, high = known.low, known.high
-    at_low, at_high = (0.0, np.inf) if not low else (np.nan, np.inf)
+    low, high, at_low, at_high = known.low, known.high, known.at_low, known.at_high
+    at_low = at_low if low else 0.0
+    tried = False
     for _ in range(rounds):
-        if high - low <= close * high or watch.over():
+        width = high - low
+        if width <= close * high or watch.over():
             break
-        level = _guess((low, at_low), (high, at_high), available, close)
+        line = _line((low, at_low), (high, at_high), available)
+        beside = _BESIDE * close * high
+        level = line - beside if high - line < width * _NEAR else line + beside
+        if min(line - low, high - line) < width * _NEAR:
+            level, tried = low + width / 2 if tried else level, True
+        level = min(max(level, low + beside), high - beside)
         taken = takes(level)
         if taken > available * (1 + _TOLERANCE):
             high, at_high = level, taken
         else:
             low, at_low = level, taken
-    return Bracket(low=low, high=high)
+    return Bracket(low=low, high=high, at_low=at_low, at_high=at_high)
 
 
-def _guess(
-    low: tuple[float, float], high: tuple[float, float], available: float, close: float
-) -> float:
-    """A level between two, from what both take.
-
-    Past the line by a little, so that both ends close in.
-    """
+def _line(low: tuple[float, float], high: tuple[float, float], available: float) -> float:
+    """The level between two at which a straight line takes what there is; else the middle."""
     width = high[0] - low[0]
     if not np.isfinite(high[1] + low[1]) or high[1] <= low[1]:
         return low[0] + width / 2
-    guess = low[0] + (available - low[1]) * width / (high[1] - low[1])
-    past = close * high[0] / 2
-    guess += past if guess - low[0] > high[0] - guess else -past
-    return min(max(guess, low[0] + width * _INSIDE), high[0] - width * _INSIDE)
+    return low[0] + (available - low[1]) * width / (high[1] - low[1])
 
 
 def level_cover(weight: Floats, capacity: Floats, most: float = np.inf) -> Cover:
@@ -98,13 +102,12 @@ def level_cover(weight: Floats, capacity: Floats, most: float = np.inf) -> Cover
 
 
 def highest(
+    cover: Cover,
     weight: Floats,
-    capacity: Floats,
     pricer: Pricer,
     pool: Pool,
     watch: Watch,
     *,
-    most: float = np.inf,
     falls: float = 1e-4,
 ) -> tuple[Cover, Relaxed]:
     """The highest level, relaxed.
@@ -114,19 +117,17 @@ def highest(
     with that cap the bound falls, until it falls by less than a share.
 
     Args:
+        cover: of a level (`level_cover`).
         weight: [D] of demands per unit of the level.
-        capacity: [R] of resources.
         pricer: the source of columns.
         pool: columns known, which grows.
         watch: the clock.
-        most: a level beyond which nothing more is asked.
         falls: relative fall of the bound that is worth going on for.
     """
-    cover = level_cover(weight, capacity, most)
     best = relax(cover, pricer, pool, watch)
     for _ in range(_FALLS):
         level = -best.bound
-        if not np.isfinite(level) or level >= most or watch.over():
+        if not np.isfinite(level) or not (level * weight < cover.cap).any() or watch.over():
             break
         lower = replace(cover, cap=np.minimum(level * weight, cover.cap))
         again = relax(lower, pricer, pool, watch, start=best.duals)

@@ -3,24 +3,30 @@
     minimise    Σ_j cost_j x_j + Σ_f cost_f y_f
     demand_d:   Σ_j a_dj x_j + Σ_f a_df y_f ≥ need_d           dual π_d
     resource_r: Σ_j u_rj x_j + Σ_f u_rf y_f ≤ capacity_r       dual μ_r
+    half_d:     Σ_j h_dj x_j ≥ 1                               dual η_d
+                h = 1 where a_dj ≥ need_d, 1/2 where a_dj > 0, else 0
     x ≥ 0, lower_f ≤ y_f ≤ upper_f
 
-Free columns y are the family's own: a level that is maximised (cost -1, takes from every demand),
-resources that are lent at a high cost. The linear program is kept warm while columns join; the
-whole one is built for either solver.
+Halves are rows of covers that ask for them: whole columns meet a fixed demand by one that supplies
+all of it, or by two that supply some (Chvátal 1973). Free columns y are the family's own: a level
+that is maximised (cost -1, takes from every demand), resources that are lent at a cost. The linear
+program is kept warm while columns join; the whole one is built for either solver.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
+from numpy.typing import NDArray
 
-from flows.planning.engine.columns import Columns
+from flows.planning.engine.columns import Columns, undominated
 from flows.planning.engine.pricing import Duals
 from flows.planning.solver.arrays import Floats, Ints
 from flows.planning.solver.program import Program, ProgramBuilder
 from flows.planning.solver.warm import WarmProgram
 
+FULL = 1 - 1e-9
+"""Of a demand: a supply that counts as all of it."""
 _MISSED = 1e3
 """The cost of a missed demand, in units of all that the plan may otherwise cost."""
 
@@ -32,11 +38,17 @@ class Free:
     Attributes:
         columns: their costs and entries; groups mean nothing here.
         lower, upper: [n] bounds.
+        whole: [n] whether they are whole numbers in a whole program; empty where none is.
     """
 
     columns: Columns = field(default_factory=Columns.none)
     lower: Floats = field(default_factory=lambda: np.zeros(0))
     upper: Floats = field(default_factory=lambda: np.zeros(0))
+    whole: NDArray[np.bool_] = field(default_factory=lambda: np.zeros(0, dtype=np.bool_))
+
+    def rounded(self, values: Floats) -> Floats:
+        """Values [n] of a solution, those that are whole made so."""
+        return np.where(self.whole, np.rint(values), values) if len(self.whole) else values
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,6 +63,8 @@ class Cover:
             demands, infinite where a level is maximised.
         missed: [D] what a unit of a demand that is not met costs; infinite where columns known at
             the start can meet every demand.
+        halves: whether fixed demands are asked for in halves, too (head of this file); caps are
+            then what is needed.
     """
 
     need: Floats
@@ -58,16 +72,50 @@ class Cover:
     free: Free = field(default_factory=Free)
     cap: Floats
     missed: Floats
+    halves: bool = False
 
     @property
     def rows(self) -> int:
-        """Demands and resources."""
+        """Demands and resources: the rows of columns."""
         return len(self.need) + len(self.capacity)
 
     @property
     def caps(self) -> Floats:
         """[D + R] what a column counts for at most in every row."""
         return np.concatenate([self.cap, np.full(len(self.capacity), np.inf)])
+
+    @property
+    def half_need(self) -> Floats:
+        """[D or 0] of the rows of halves."""
+        return (self.need > 0).astype(np.float64) if self.halves else np.zeros(0)
+
+    def counted(self, columns: Columns) -> Columns:
+        """Columns as the master program counts them: up to caps, halves behind the resources."""
+        capped = columns.capped(self.caps)
+        if not self.halves:
+            return capped
+        gives = np.flatnonzero((capped.rows < len(self.need)) & (capped.values > 0))
+        demand, of = capped.rows[gives], capped.of_columns()
+        full = columns.values[gives] >= self.need[demand] * FULL
+        every = np.concatenate([of, of[gives]])
+        order = np.argsort(every, kind="stable")
+        return replace(
+            capped,
+            starts=np.searchsorted(every[order], np.arange(len(columns) + 1)),
+            rows=np.concatenate([capped.rows, self.rows + demand])[order],
+            values=np.concatenate([capped.values, 0.5 + 0.5 * full])[order],
+        )
+
+    def undominated(self, columns: Columns) -> Columns:
+        """Without columns that another of their group dominates.
+
+        That one supplies no less up to caps, uses no more and costs no more.
+        """
+        counted = self.counted(columns)
+        used = (counted.rows >= len(self.need)) & (counted.rows < self.rows)
+        gives = replace(counted, values=np.where(used, -counted.values, counted.values))
+        full = np.column_stack([gives.in_groups(), -columns.cost])
+        return columns.take(np.flatnonzero(undominated(full, columns.group)))
 
 
 def level_column(weight: Floats, resources: int, most: float = np.inf) -> Free:
@@ -110,15 +158,19 @@ class Master:
     def __init__(self, cover: Cover) -> None:
         self._cover = cover
         none = np.full(len(cover.capacity), -np.inf)
-        beyond = np.full(len(cover.need), np.inf)
+        beyond, half = np.full(len(cover.need), np.inf), cover.half_need
         self._program = WarmProgram(
-            np.concatenate([cover.need, none]), np.concatenate([beyond, cover.capacity])
+            np.concatenate([cover.need, none, half]),
+            np.concatenate([beyond, cover.capacity, np.full(len(half), np.inf)]),
         )
         free, self._missable = cover.free, np.flatnonzero(np.isfinite(cover.missed))
         self._add(free.columns, free.lower, free.upper)
-        lost = self._missable
+        lost, price = self._missable, cover.missed[self._missable]
+        if cover.halves:  # a row of halves that is missed costs the whole demand
+            price = np.concatenate([price, price * cover.need[lost]])
+            lost = np.concatenate([lost, cover.rows + lost])
         one = Columns(
-            cost=cover.missed[lost],
+            cost=price,
             starts=np.arange(len(lost) + 1),
             rows=lost,
             values=np.ones(len(lost)),
@@ -133,8 +185,8 @@ class Master:
         self._program.add(columns.cost, (lower, upper), entries)
 
     def add(self, columns: Columns) -> None:
-        """Let columns join; each counts up to the cover's caps."""
-        columns = columns.capped(self._cover.caps)
+        """Let columns join, as the cover counts them."""
+        columns = self._cover.counted(columns)
         self._add(columns, np.zeros(len(columns)), np.full(len(columns), np.inf))
 
     def solve(self) -> Mixed | None:
@@ -144,7 +196,7 @@ class Master:
             return None
         demands, free = len(self._cover.need), len(self._cover.free.columns)
         missed = np.zeros(demands)
-        missed[self._missable] = found.values[free : self._first]
+        missed[self._missable] = found.values[free : free + len(self._missable)]
         return Mixed(
             value=found.value,
             counts=found.values[self._first :],
@@ -152,7 +204,8 @@ class Master:
             missed=missed,
             duals=Duals(
                 demand=np.maximum(found.duals[:demands], 0.0),
-                resource=np.maximum(-found.duals[demands:], 0.0),
+                resource=np.maximum(-found.duals[demands : self._cover.rows], 0.0),
+                half=np.maximum(found.duals[self._cover.rows :], 0.0),
             ),
         )
 
@@ -167,7 +220,7 @@ class Whole:
 
 
 Extra = Callable[[ProgramBuilder, Columns, Ints], None]
-"""Adds a family's own variables and rows to a whole program, given its columns."""
+"""Adds a family's own variables and rows to a whole program, given its columns as counted."""
 
 
 def whole_program(
@@ -182,15 +235,21 @@ def whole_program(
         extra: adds variables and rows of the family's own.
     """
     build, free = ProgramBuilder(), cover.free
-    columns = columns.capped(cover.caps)
+    columns = cover.counted(columns)
     n = build.variables("columns", len(columns), upper=most, cost=-columns.cost, whole=True)
     y = build.variables(
-        "free", len(free.columns), lower=free.lower, upper=free.upper, cost=-free.columns.cost
+        "free",
+        len(free.columns),
+        lower=free.lower,
+        upper=free.upper,
+        cost=-free.columns.cost,
+        whole=free.whole if len(free.whole) else False,
     )
     demands = build.rows("demand", len(cover.need), upper=-cover.need)
     resources = build.rows("resource", len(cover.capacity), upper=cover.capacity)
-    rows = np.concatenate([demands, resources])
-    sign = np.concatenate([np.full(len(demands), -1.0), np.ones(len(resources))])
+    halves = build.rows("half", len(cover.half_need), upper=-cover.half_need)
+    rows = np.concatenate([demands, resources, halves])
+    sign = np.where(np.isin(np.arange(len(rows)), np.arange(len(demands), cover.rows)), 1.0, -1.0)
     for part, variables in ((columns, n), (free.columns, y)):
         of = variables[part.of_columns()]
         build.entries(rows[part.rows], of, sign[part.rows] * part.values)

@@ -1,8 +1,9 @@
 """The interface of a family: prices in; columns and a bound on reduced costs out.
 
-At prices π ≥ 0 of demands and μ ≥ 0 of resources a column has the reduced cost
+At prices π ≥ 0 of demands, μ ≥ 0 of resources and η ≥ 0 of halves (`master`; none in most covers) a
+column has the reduced cost
 
-    r_j = cost_j - π · a_j + μ · u_j
+    r_j = cost_j - π · a_j + μ · u_j - η · h_j
 
 Columns come in groups; a plan has between fewest_g and most_g of each (a GPU of a class has one
 pattern, a model has exactly one way, a shared stage is built once; infinite where any number may be
@@ -10,7 +11,7 @@ taken). A pricer answers with columns of low reduced cost and, by group, a numbe
 it is below. From these any prices prove a bound (`cover.bound_at`).
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
@@ -21,34 +22,38 @@ from flows.planning.solver.arrays import Floats
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Duals:
-    """Prices of rows: demand [D] and resource [R], none negative."""
+    """Prices of rows: demand [D], resource [R] and half [D or 0], none negative."""
 
     demand: Floats
     resource: Floats
+    half: Floats = field(default_factory=lambda: np.zeros(0))
 
     @classmethod
-    def zero(cls, demands: int, resources: int) -> "Duals":
+    def zero(cls, demands: int, resources: int, halves: int = 0) -> "Duals":
         """Nothing is worth anything."""
-        return cls(demand=np.zeros(demands), resource=np.zeros(resources))
+        return cls(demand=np.zeros(demands), resource=np.zeros(resources), half=np.zeros(halves))
 
     @property
     def rows(self) -> Floats:
-        """[D + R] what an entry takes off the reduced cost."""
-        return np.concatenate([self.demand, -self.resource])
+        """[rows] what an entry takes off the reduced cost."""
+        return np.concatenate([self.demand, -self.resource, self.half])
 
     def scaled(self, factor: float) -> "Duals":
         """All of them times a factor."""
-        return Duals(demand=self.demand * factor, resource=self.resource * factor)
+        return Duals(
+            demand=self.demand * factor, resource=self.resource * factor, half=self.half * factor
+        )
 
     def between(self, other: "Duals", share: float) -> "Duals":
         """On the way to others, by a share of it."""
         return Duals(
             demand=self.demand + (other.demand - self.demand) * share,
             resource=self.resource + (other.resource - self.resource) * share,
+            half=self.half + (other.half - self.half) * share,
         )
 
     def reduced(self, columns: Columns) -> Floats:
-        """[n] reduced costs."""
+        """[n] reduced costs of columns as a cover counts them."""
         return columns.cost - columns.priced(self.rows)
 
 
@@ -76,7 +81,8 @@ class Within:
 
     Attributes:
         columns: those found.
-        left_out: [G] columns of a group that are not among them have at least this reduced cost.
+        left_out: [G] columns of a group that are not among them have at least this reduced cost,
+            but for those that one among them dominates (`columns.undominated`).
     """
 
     columns: Columns

@@ -7,7 +7,8 @@ Two ways, which a family may use one after the other:
   settles it.
 * **By parts**: where exact pricing is itself a hard program (a model on many kinds of GPUs), what
   each group costs at least is raised step by step, where most is open first, until the sum says
-  that nothing better is left. A column that a step finds cheaper than what was known goes back to
+  that nothing better is left. In later, dearer steps small groups come first: they leave as much
+  open and take less. A column that a step finds cheaper than what was known goes back to
   the master program.
 
 Effort is counted in steps and nodes, never in seconds, so that the same inputs give the same plan;
@@ -63,9 +64,10 @@ def by_slack(
             break
         screen = screened(cover, pricer, relaxed.duals, incumbent.cost, rung.columns)
         pool.add(screen.columns)
-        columns = pool.columns
+        columns = cover.undominated(pool.columns)
         with_each = screen.at_least(cover, columns)
         order = np.argsort(with_each, kind="stable")
+        order = order[with_each[order] <= incumbent.cost]
         near, rest = order[: rung.columns], order[rung.columns :]
         outside = min(screen.outside, float(with_each[rest].min(initial=np.inf)))
         part = watch.part(rung.share) if rung.share < 1 else watch
@@ -76,7 +78,7 @@ def by_slack(
             cutoff=-incumbent.cost,
             enough=-bound - abs(bound) * tools.gap / 2 if np.isfinite(bound) else np.inf,
         )
-        proven = restricted(cover, columns.take(np.sort(near)), incumbent, limits, tools)
+        proven = restricted(cover, columns.take(near), incumbent, limits, tools)
         bound = max(bound, raised(min(proven, outside, incumbent.cost), tools.whole_costs))
     return min(bound, incumbent.cost)
 
@@ -143,7 +145,8 @@ class Parts:
         scale = max(abs(target), 1e-300)
         for step in range(self.pricer.steps):
             left = np.where(self.step <= step, self.upper - self.lower, 0.0)
-            order = np.argsort(-left, kind="stable")
+            size = np.where(self.upper > 0, self.upper, 1.0) if step else 1.0
+            order = np.argsort(-left / size, kind="stable")
             order = order[left[order] > _LEAST_OPEN * scale]
             for at in range(0, len(order), _CHUNK):
                 if self.value(self.lower) >= target * (1 - _TINY * np.sign(target)):
@@ -161,8 +164,7 @@ class Parts:
             self.effort += least.effort
             if len(least.columns):
                 pool.add(least.columns)
-                capped = least.columns.capped(self.cover.caps)
-                lowest = float(self.duals.reduced(capped).min())
+                lowest = float(self.duals.reduced(self.cover.counted(least.columns)).min())
                 self.upper[group] = min(self.upper[group], lowest)
             self.lower[group] = max(self.lower[group], min(least.reduced, self.upper[group]))
             self.step[group] = step + 1

@@ -8,7 +8,7 @@ Here: plans. Not here: what they prove (`proof`).
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -32,24 +32,39 @@ class Incumbent:
         cost: infinite before the first.
         columns: those it uses.
         counts: [n] of each.
-        judge: the true cost of columns and counts, infinite where they are no plan; without it the
-            columns' costs.
+        free: of free columns, where a program gave it.
+        judge: the true cost of columns, counts and free columns, infinite where they are no plan;
+            without it the columns' costs.
     """
 
     cost: float = np.inf
     columns: Columns = field(default_factory=Columns.none)
     counts: Ints = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
-    judge: Callable[[Columns, Ints], float] | None = None
+    free: Floats = field(default_factory=lambda: np.zeros(0))
+    judge: Callable[[Columns, Ints, Floats], float] | None = None
 
-    def offer(self, columns: Columns, counts: Ints) -> bool:
+    def offer(self, columns: Columns, counts: Ints, free: Floats | None = None) -> bool:
         """Take a plan that is better; whether it is."""
         used = np.flatnonzero(counts)
         columns, counts = columns.take(used), counts[used]
-        cost = float(columns.cost @ counts) if self.judge is None else self.judge(columns, counts)
+        free = np.zeros(0) if free is None else free
+        cost = float(columns.cost @ counts)
+        cost = cost if self.judge is None else self.judge(columns, counts, free)
         if cost >= self.cost:
             return False
-        self.cost, self.columns, self.counts = cost, columns, counts
+        self.cost, self.columns, self.counts, self.free = cost, columns, counts, free
         return True
+
+    def among(self, columns: Columns) -> Ints | None:
+        """[n] how often the plan has each of some columns; None where it has another."""
+        place = {key: n for n, key in enumerate(columns.identities())}
+        found = [place.get(key) for key in self.columns.identities()]
+        counts = np.zeros(len(columns), dtype=np.int64)
+        for at, count in zip(found, self.counts.tolist(), strict=True):
+            if at is None:
+                return None
+            counts[at] += count
+        return counts if np.isfinite(self.cost) else None
 
     def settled(self, bound: float, gap: float) -> bool:
         """True if it is proven within a relative gap."""
@@ -77,6 +92,7 @@ class Tools:
         gap: relative, that is asked for.
         most: [n] of columns: how often each may be taken; without it as often as resources allow.
         extra: adds variables and rows of the family's own.
+        begin: programs begin with the best plan known, where they have its columns.
         whole_costs: plans cost multiples of this; 0: anything.
     """
 
@@ -84,6 +100,7 @@ class Tools:
     gap: float = 1e-4
     most: Callable[[Columns], Floats] | None = None
     extra: Extra | None = None
+    begin: bool = False
     whole_costs: float = 0.0
 
 
@@ -112,10 +129,16 @@ def restricted(
         return 0.0
     most = tools.most(columns) if tools.most else _most(cover, columns)
     whole = whole_program(cover, columns, most, tools.extra)
-    answer = solve_integer(whole.program, limits, tools.solver)
+    known = incumbent.among(columns) if tools.begin else None
+    start = None
+    if known is not None and len(incumbent.free) == len(whole.free):
+        start = np.zeros(whole.program.shape[1])
+        start[whole.counts], start[whole.free] = known, incumbent.free
+        limits = replace(limits, cutoff=-np.inf)
+    answer = solve_integer(whole.program, limits, tools.solver, start)
     if answer.values is not None:
         counts = np.rint(answer.values[whole.counts]).astype(np.int64)
-        incumbent.offer(columns, counts)
+        incumbent.offer(columns, counts, cover.free.rounded(answer.values[whole.free]))
     return -answer.bound
 
 

@@ -6,9 +6,9 @@ from functools import partial
 from typing import Any
 
 from flows.planning.entries.plan import Rule, graft, plan
-from flows.planning.entries.poisson import NO_HEADROOM, POISSON
 from flows.planning.entries.shadow import SHADOW_OPTIONS
 from flows.planning.entries.tables import ANY_PHASE
+from flows.planning.promises.headroom import HEADROOM, NO_HEADROOM
 from flows.planning.registry import Option, Planner
 
 EVEN = "even"
@@ -20,13 +20,6 @@ INSTANCES = Option(
     default=0,
     help="Most vGPUs of a stage of entries; 0: any number.",
     least=0,
-)
-HEADROOM = Option(
-    name="headroom",
-    kind=str,
-    default=POISSON,
-    help="Rates that pools of entries carry: as listed (none), times a factor, or (poisson99) "
-    "times the least factor that holds 99 % of Poisson arrivals at 0.9.",
 )
 PHASES = Option(
     name="phases",
@@ -86,6 +79,7 @@ OPTIONS = (
 
 AS_LISTED: dict[str, Any] = {"phases": EVEN, "headroom": NO_HEADROOM}
 """Pools carry the rates as they are listed and no more, as the papers' systems plan."""
+_OF_PAPERS: dict[str, Any] = {"phases": EVEN}
 
 
 def planner_by_rule(
@@ -93,7 +87,7 @@ def planner_by_rule(
     rule: Rule,
     most_stages: int | None = None,
     *,
-    defaults: Mapping[str, Any] = AS_LISTED,
+    defaults: Mapping[str, Any] = _OF_PAPERS,
 ) -> Planner:
     """A planner of entries that follows a rule, with the options of all such.
 

@@ -357,8 +357,8 @@ class _Search:
         """Let plans be judged by what is left of their groups."""
         self.best.judge = self._judged
 
-    def _judged(self, columns: Columns, counts: Ints) -> float:
-        del counts
+    def _judged(self, columns: Columns, counts: Ints, free: Floats) -> float:
+        del counts, free
         plan = self.pricer.plan(columns.source)
         self.ways |= self.pricer.ways(plan)
         return math.fsum(group.cost for group in plan) if plan else math.inf

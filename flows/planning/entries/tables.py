@@ -20,8 +20,8 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from flows.planning.entries.poisson import NO_HEADROOM, factor_of
 from flows.planning.inputs import gpu_price, link_rps, moves_us, profile_of, require_rates, room_gib
+from flows.planning.promises.headroom import NO_HEADROOM, factor_of
 from flows.planning.registry import Inputs, PlanOptions
 from flows.planning.solver.arrays import Floats, Ints
 from triton_backend.contract.entries import Entry

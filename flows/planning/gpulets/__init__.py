@@ -5,6 +5,7 @@ from collections.abc import Callable
 from flows.planning.gpulets.open_seats import SPACE
 from flows.planning.gpulets.open_seats import plan as plan_open
 from flows.planning.gpulets.plan import plan
+from flows.planning.promises.headroom import HEADROOM
 from flows.planning.registry import DEFAULT_MARGIN, Inputs, Option, Outcome, Planner, PlanOptions
 
 Solve = Callable[[Inputs, PlanOptions], Outcome]
@@ -34,12 +35,7 @@ OPTIONS = (
         least=0.0,
         most=1.0,
     ),
-    Option(
-        name="headroom",
-        kind=str,
-        default="none",
-        help="Rates to plan for: none (as asked), a factor, or poisson99.",
-    ),
+    HEADROOM,
 )
 
 
@@ -61,7 +57,7 @@ def planner_of_turns(
 
 
 OPEN_OPTIONS = (
-    *(option for option in OPTIONS if option.name != "headroom"),
+    *OPTIONS,
     Option(
         name="pipeline_margin",
         kind=float,

@@ -1,60 +1,49 @@
-"""How many GPUs follow which pattern.
+"""How many GPUs follow which pattern: cutting stock over whole GPUs, on the engine.
 
-Cutting stock over whole GPUs, with a bound over all patterns. Sets: models m, classes k, patterns c
-of a class. Data: a_cm requests/s that a GPU of pattern c carries of m, N_k GPUs, w_m demand,
-price_k. Variables: n_c whole, z.
+A demand is what a model asks for, in units of that; a resource is the GPUs of a class; a column is
+a pattern of one GPU, whose price is its class's. A class is a group, and `Patterns` prices it
+exactly. A goal is a level (throughput: the lowest rate / weight) or a price.
 
-    throughput   maximise z                     price   minimise sum price_k n_c
-    demand_m     w_m z <= sum_c a_cm n_c                w_m <= sum_c a_cm n_c
-    gpus_k       sum_{c of k} n_c <= N_k                the same
+A GPU that carries more of a model than is asked for helps no more than one that carries just that,
+so rates are cut to a level that is out of reach (`level.highest`). At a fixed level a model is
+carried by one GPU that carries all of it, or by two that carry some of it at least: halves
+(`engine.master`). The highest level that the relaxation with halves leaves open is found by
+bisection (`level.bracket`).
 
-A GPU that carries more of a model than is asked for helps no more than one that carries just that:
-with T no less than the best z, a_cm may be cut to T w_m. This makes the relaxation much tighter
-where GPUs are few. Where the cut relaxation reaches less than T, no plan reaches more than that, so
-T may fall to it: again and again.
+A dive gives a plan, an integer program over all patterns met a better one. Then patterns whose use
+costs less than what is still open are enumerated and settle it, or say what is left
+(`proof.by_slack`). Few GPUs are settled target by target (`_targets`), because near the best plan
+few patterns cost little enough; and what is branched on first is how many GPUs carry a model, some
+of it or all, and two models together: whole numbers that say more than those of single patterns.
 
-Whether a plan reaches a given T is closer still: either one GPU carries all of T w_m, or two carry
-some of it at least.
-
-    halves_m     1 <= sum_c h_cm n_c,    h = 1 where a_cm >= T w_m, 1/2 where a_cm > 0, else 0
-
-The highest T that the relaxation with these rows leaves open is found by bisection.
-
-Patterns come by column generation: prices go to `Patterns.best`, which answers exactly. Any prices
-l >= 0 prove, by weak duality and with V_k(l) the most that a pattern of k is worth,
-
-    throughput, sum_m l_m w_m = 1:   z <= sum_k N_k V_k(l)
-    price:                           cost >= l w - sum_k N_k max(0, V_k(l) - price_k)
-
-whatever patterns have been generated. A dive (relax, fix what is whole or else the largest, relax
-what is left) gives a plan, an integer program over all patterns met a better one. Then patterns
-whose use costs less than what is still open are enumerated (no other can be part of a better plan),
-those that another replaces are dropped, and an integer program over the rest settles it, or says
-what is left. Few GPUs are settled target by target (`_targets`), because near the best plan few
-patterns cost little enough; and what is branched on first is how many GPUs carry a model, some of
-it or all, and two models together: whole numbers that say more than those of single patterns.
-
-Here: bounds and counts. Not here: what a pattern is (`patterns`), what a plan looks like (`plan`).
+Here: goals, the pricer, the order of a search. Not here: what a pattern is (`patterns`), what a
+plan looks like (`plan`).
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 
-from flows.planning.gpulets.pairs import FULL
-from flows.planning.gpulets.patterns import DualPrices, Parts, Pattern, Patterns, undominated
+from flows.planning.engine.columns import Columns, Pool
+from flows.planning.engine.cover import Relaxed, raised, relax, screened
+from flows.planning.engine.level import Bracket, bracket, highest, level_cover
+from flows.planning.engine.master import FULL, Cover, missed_prices
+from flows.planning.engine.pricing import Duals, Priced, Within
+from flows.planning.engine.proof import by_slack
+from flows.planning.engine.rounding import Incumbent, Rung, Tools, dive, restricted
+from flows.planning.gpulets.divisions import Divisions
+from flows.planning.gpulets.patterns import DualPrices, Pattern, Patterns
 from flows.planning.gpulets.tables import Tables
 from flows.planning.registry import Trace
 from flows.planning.solver.arrays import Floats, Ints
-from flows.planning.solver.program import Program, ProgramBuilder
-from flows.planning.solver.solve import Limits, solve_integer, solve_linear
+from flows.planning.solver.program import ProgramBuilder
+from flows.planning.solver.solve import Limits
 from flows.planning.watch import Watch
 
-ROUNDS = 300  # of column generation
-DIVES = 6  # at different targets
-DIVE_ROUNDS = 4  # of column generation after every step of a dive
-FALLS = 40  # of the bound on throughput
+DIVES = 6  # at different levels
 MOST_PATTERNS = 4_000  # columns of the last integer program
 LIKELY = 1_000  # of them that are likely in a good plan
 FEW = 16  # GPUs that are settled target by target
@@ -63,11 +52,8 @@ STEP = 0.004  # relative, from a bound to the next target
 GUESSES = 25  # at where the relaxation closes
 NEAR = 0.001  # relative, of such a guess
 NODES = (200, 1_000)  # of the first integer programs and of the last
-_CLOSE = 1e-9  # of a bound
-_FALL = 1e-4  # relative, of a bound that is worth going on for
-_MISSING = 1e3  # cost of a whole demand that is not met, in prices of all GPUs
+CLOSE = 1e-9  # of a demand
 
-Key = tuple[int, Parts]
 Chosen = list[tuple[Pattern, int]]
 
 
@@ -88,20 +74,33 @@ class Goal:
     solver: str = "highs"
     enough: float = np.inf
 
+    def fixed(self, target: float, gpus: Floats, prices: Floats) -> Cover:
+        """All demands at a level, for the least price of GPUs [class]."""
+        need = np.full(len(self.demand), target)
+        missed = missed_prices(float(prices @ gpus), need)
+        return Cover(need=need, capacity=gpus, cap=need, missed=missed)
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Rest:
-    """The demand left after some GPUs have their pattern.
+    def cost(self, served: Floats, price: float) -> float:
+        """The cost of a plan to the engine: minus its level, or its price if it meets all.
 
-    Attributes:
-        served: [model] requests/s.
-        gpus: [class] that are left.
-        caps: [model] requests/s that count at most.
-    """
+        Args:
+            served: [model] in units of the demand.
+            price: of its GPUs.
+        """
+        level = float(served.min())
+        if self.prices is None:
+            return -level
+        return price if level >= 1 - CLOSE else np.inf
 
-    served: Floats
-    gpus: Ints
-    caps: Floats
+    def whole_costs(self) -> float:
+        """The step that all prices of plans are multiples of; 0: anything."""
+        return float(self.prices is not None and (self.prices == 1).all())
+
+    def settled(self, score: float, bound: float) -> bool:
+        """True if a score is proven within the gap asked for, or is enough."""
+        if score >= self.enough:
+            return True
+        return bool(np.isfinite(score)) and bound - score <= self.gap * abs(score) + 1e-12
 
 
 @dataclass(slots=True)
@@ -118,8 +117,93 @@ class Answer:
     trace: Trace = field(default_factory=Trace)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PatternPricer:
+    """A pricer of patterns; those of a class are a group.
+
+    Attributes:
+        gpus, prices: [class].
+        unit: [demand] requests/s, or open seats, in a unit of it.
+    """
+
+    patterns: Sequence[Patterns]
+    gpus: Floats
+    prices: Floats
+    unit: Floats
+    watch: Watch
+    quick: bool = False
+
+    @property
+    def fewest(self) -> Floats:
+        """[class] GPUs in use."""
+        return np.zeros(len(self.gpus))
+
+    @property
+    def most(self) -> Floats:
+        """[class] GPUs."""
+        return self.gpus
+
+    @property
+    def cheapest(self) -> Floats:
+        """[class] price of a GPU."""
+        return self.prices
+
+    def worth(self, duals: Duals, cap: Floats) -> DualPrices:
+        """Prices as patterns read them: requests/s."""
+        half = duals.half if len(duals.half) else np.zeros(len(cap))
+        return DualPrices(rate=duals.demand / self.unit, at_all=half, caps=cap * self.unit)
+
+    def price(self, duals: Duals, cap: Floats, *, thorough: bool) -> Priced:
+        """The best patterns of every class; GPUs dear enough that none pays off."""
+        del thorough
+        worth, values = self.worth(duals, cap), np.zeros(len(self.gpus))
+        found: list[Pattern] = []
+        for own in self.patterns:
+            for value, pattern in own.best(worth):
+                values[own.number] = max(values[own.number], value)
+                found.append(pattern)
+        resource = np.maximum(0.0, values - self.prices)
+        feasible = None
+        if not np.array_equal(resource, duals.resource):
+            feasible = replace(duals, resource=resource)
+        least = self.prices + duals.resource - values
+        return Priced(columns=self.columns(found), least=least, feasible=feasible)
+
+    def within(self, duals: Duals, cap: Floats, slack: Floats, most: int) -> Within:
+        """Patterns that cost no more than the slack."""
+        worth, left = self.worth(duals, cap), np.full(len(self.gpus), np.inf)
+        found: list[Pattern] = []
+        for own in self.patterns:
+            paid = float(self.prices[own.number] + duals.resource[own.number])
+            wanted = paid - float(slack[own.number])
+            near, least = own.above(worth, wanted if wanted >= 0 else -0.5, most, self.watch)
+            found += near
+            if least >= 0:
+                left[own.number] = paid - least
+        return Within(columns=self.columns(found), left_out=left)
+
+    def columns(self, patterns: Sequence[Pattern]) -> Columns:
+        """For the engine."""
+        if not patterns:
+            return Columns.none()
+        kinds = np.array([pattern.gpu_class for pattern in patterns])
+        rates = np.array([pattern.rates_rps for pattern in patterns])
+        return Columns.dense(
+            self.prices[kinds], rates / self.unit, np.eye(len(self.gpus))[kinds], kinds, patterns
+        )
+
+    def alone(self, pool: Pool, watch: Watch) -> None:
+        """Begin with the best patterns of every demand by itself."""
+        count = len(self.unit)
+        for demand in np.eye(count):
+            duals = Duals(demand=demand * self.unit, resource=np.zeros(len(self.gpus)))
+            pool.add(self.price(duals, np.full(count, np.inf), thorough=True).columns)
+            if watch.over():
+                break
+
+
 class Master:
-    """Patterns of all classes, and the programs over them; reusable for any demand."""
+    """Patterns of all classes, and the best of them for any demand."""
 
     def __init__(self, tables: Tables) -> None:
         """Enumerate what parts of GPUs may do."""
@@ -127,584 +211,343 @@ class Master:
         self.patterns = [
             Patterns(tables, number) for number, c in enumerate(tables.classes) if c.gpus
         ]
-        self.columns: dict[Key, Pattern] = {}
-        self._gpus = tables.gpus
 
-    def most(self, worth: DualPrices) -> tuple[Floats, list[Pattern]]:
-        """[class] the most that a pattern is worth at prices, and the best ones."""
-        values = np.zeros(len(self.tables.classes))
-        found: list[Pattern] = []
-        for own in self.patterns:
-            for value, pattern in own.best(worth):
-                values[own.number] = max(values[own.number], value)
-                found.append(pattern)
-        return values, found
+    def of_class(self, number: int) -> Patterns:
+        """Patterns of a class that has GPUs."""
+        return next(own for own in self.patterns if own.number == number)
 
     def solve(self, goal: Goal, watch: Watch) -> Answer:
         """The best counts of patterns, and the bound."""
-        self.columns = {}
-        models = len(goal.demand)
-        for number in range(models):
-            self._take(self.most(DualPrices.of(np.eye(models)[number], np.full(models, np.inf)))[1])
-        bound, worth, rest = self._bound(goal, watch)
-        trace = Trace()
-        best: Chosen = []
-        score = -np.inf
+        return _Search(self, goal, watch).run()
 
-        def improve(found: Chosen) -> float:
-            nonlocal best, score
-            if found and self.score(found, goal) > score:
-                best, score = found, self.score(found, goal)
-            return score
 
-        few = goal.prices is None and self._few()
-        if not (goal.prices is None and bound < goal.enough < np.inf) and bound > -np.inf:
-            if few:
-                # A plan at once, whatever time is left.
-                improve(self._recombined(goal, rest, watch))
-                bound = self._targets(goal, bound, improve, trace, watch)
+class _Kind(NamedTuple):
+    """A kind of parts: of a share, beside others or not."""
+
+    gpu_class: int
+    share: int
+    beside: bool
+
+
+class _Search:
+    """One search for the best counts of patterns.
+
+    Attributes:
+        pricer, pool: patterns at prices of GPUs, all 1 where the goal is a level.
+        best: the best plan known.
+    """
+
+    def __init__(self, master: Master, goal: Goal, watch: Watch) -> None:
+        tables = master.tables
+        self.master, self.goal, self.watch, self.trace = master, goal, watch, Trace()
+        self.gpus = tables.gpus.astype(np.float64)
+        prices = np.ones(len(self.gpus)) if goal.prices is None else goal.prices
+        self.pricer = PatternPricer(
+            patterns=master.patterns,
+            gpus=self.gpus,
+            prices=prices,
+            unit=goal.demand,
+            watch=watch,
+        )
+        self.free_of_charge = replace(self.pricer, prices=np.zeros(len(self.gpus)))
+        self.pool, self.best = Pool(), Incumbent(judge=self._judged)
+        self.few = goal.prices is None and self.gpus.sum() <= FEW
+        self.tools = Tools(
+            solver=goal.solver,
+            gap=goal.gap,
+            most=lambda columns: self.gpus[columns.group],
+            whole_costs=goal.whole_costs(),
+        )
+
+    def _judged(self, columns: Columns, counts: Ints, free: Floats) -> float:
+        del free
+        served = counts @ columns.matrix(len(self.goal.demand) + len(self.gpus))
+        price = float(self.pricer.prices[columns.group] @ counts)
+        return self.goal.cost(served[: len(self.goal.demand)], price)
+
+    @property
+    def score(self) -> float:
+        """Of the best plan known."""
+        return -self.best.cost
+
+    def _settled(self, bound: float) -> bool:
+        return self.goal.settled(self.score, bound)
+
+    def run(self) -> Answer:
+        """All steps."""
+        goal = self.goal
+        cover, relaxed = self._relaxed()
+        bound = -raised(relaxed.bound, goal.whole_costs())
+        out_of_reach = goal.prices is None and bound < goal.enough < np.inf
+        if not out_of_reach and bound > -np.inf:
+            if self.few:
+                self._recombine()  # a plan at once, whatever time is left
+                bound = self._targets(bound)
             if goal.prices is not None or bound > 0:
-                self._by_columns(goal, (rest, bound), improve, watch)
-            open_ = not settled(score, bound, goal) and np.isfinite(score)
-            if not few and open_ and not watch.over():
-                columns, left_out = self._screened(
-                    (goal, rest), worth, (bound, score), MOST_PATTERNS, watch
-                )
-                trace.configurations["screened"] = len(columns)
-                found, proven = self._whole(columns, (goal, rest), score, 1, watch)
-                improve(found)
-                if left_out > score:
-                    trace.notes.append("more patterns than the last program takes")
-                bound = max(score, min(bound, max(proven, left_out)))
-        trace.configurations["generated"] = len(self.columns)
-        trace.status = "optimal" if settled(score, bound, goal) else "gap left"
-        bound = max(bound, score)
-        chosen = [(c, n) for c, n in best if n and c.rates_rps.any()]
-        return Answer(chosen=chosen, score=score, bound=bound, trace=trace)
+                self._by_columns(cover, bound)
+            left = not self._settled(bound) and np.isfinite(self.score)
+            if left and not self.few and not self.watch.over():
+                bound = -self._by_slack(cover, relaxed)
+        self.trace.configurations["generated"] = len(self.pool)
+        self.trace.status = "optimal" if self._settled(bound) else "gap left"
+        plan = zip(self.best.columns.source, self.best.counts.tolist(), strict=True)
+        return Answer(
+            chosen=[(pattern, n) for pattern, n in plan if pattern.rates_rps.any()],
+            score=self.score,
+            bound=max(bound, self.score),
+            trace=self.trace,
+        )
 
-    def _by_columns(
-        self,
-        goal: Goal,
-        known: tuple[Rest, float],
-        improve: Callable[[Chosen], float],
-        watch: Watch,
-    ) -> None:
+    def _relaxed(self) -> tuple[Cover, Relaxed]:
+        """The linear optimum at a price, or of the level."""
+        if self.goal.prices is not None:
+            self.pricer.alone(self.pool, self.watch)
+            cover = self._fixed(1.0)
+            return cover, relax(cover, self.pricer, self.pool, self.watch)
+        pool, ones = Pool(), np.ones(len(self.goal.demand))
+        self.free_of_charge.alone(pool, self.watch)
+        cover = level_cover(ones, self.gpus, self.goal.enough)
+        if self.few:
+            relaxed = relax(cover, self.free_of_charge, pool, self.watch)
+            cover = replace(cover, cap=np.minimum(cover.cap, -relaxed.bound))
+        else:
+            cover, relaxed = highest(cover, ones, self.free_of_charge, pool, self.watch)
+        self.pool.add(_at(self.pricer.prices, pool.columns))
+        return cover, relaxed
+
+    def _fixed(self, target: float) -> Cover:
+        """All demands at a level for the least price, halves asked for."""
+        cover = self.goal.fixed(target, self.gpus, self.pricer.prices)
+        return replace(cover, halves=True)
+
+    # Plans
+
+    def _by_columns(self, cover: Cover, bound: float) -> None:
         """Plans of the patterns that the relaxation meets.
 
         Dives, parts recombined, an integer program.
         """
-        rest, bound = known
-        if not settled(improve([]), bound, goal):
-            self._dives(goal, rest, bound, improve, watch)
-        if not settled(improve([]), bound, goal):
-            improve(self._recombined(goal, rest, watch))
-        score = improve([])
-        if not settled(score, bound, goal):
-            columns = _undominated(list(self.columns.values()), rest.caps)
-            improve(self._whole(columns, (goal, rest), score, 0, watch)[0])
+        if not self._settled(bound):
+            self._dive(bound)
+        if not self._settled(bound):
+            self._recombine()
+        if not self._settled(bound):
+            self._whole(cover, cover.undominated(self.pool.columns), 0)
 
-    def score(self, chosen: Sequence[tuple[Pattern, int]], goal: Goal) -> float:
-        """Throughput, or the negated price where demand is met; -inf where it is not."""
-        served = sum((n * c.rates_rps for c, n in chosen), np.zeros(len(goal.demand)))
-        met = float((served / goal.demand).min())
-        if goal.prices is None:
-            return met
-        if met < 1 - _CLOSE:
-            return -np.inf
-        return -float(sum(n * goal.prices[c.gpu_class] for c, n in chosen))
+    def _whole(self, cover: Cover, columns: Columns, effort: int) -> float:
+        """The integer program over some patterns; what plans of them cost at least."""
+        if self.goal.prices is None:
+            columns = _at(np.zeros(len(self.gpus)), columns)
+        beats = len(cover.free.columns) > 0 or self.goal.prices is not None
+        limits = Limits(
+            relative_gap=self.goal.gap / 2,
+            nodes=NODES[effort],
+            seconds=self.watch.left_s(),
+            cutoff=self.score if beats else -np.inf,
+            enough=self.goal.enough if beats else np.inf,
+        )
+        tools = self.tools
+        if self.gpus.sum() <= FEW:
+            tools = replace(tools, extra=partial(_count_carriers, cover))
+        return restricted(cover, columns, self.best, limits, tools)
 
-    def _take(self, patterns: Sequence[Pattern]) -> int:
-        """Remember patterns; how many are new."""
-        before = len(self.columns)
-        for pattern in patterns:
-            self.columns.setdefault(pattern.key, pattern)
-        return len(self.columns) - before
+    def _by_slack(self, cover: Cover, relaxed: Relaxed) -> float:
+        """The program over all patterns that a better plan may have; the least cost left."""
+        pricer, pool = self.pricer, self.pool
+        if self.goal.prices is None:
+            pricer, pool = self.free_of_charge, Pool()
+            pool.add(_at(pricer.prices, self.pool.columns))
+        rungs = [Rung(columns=MOST_PATTERNS, nodes=NODES[1])]
+        found = by_slack(cover, pricer, pool, relaxed, self.best, rungs, self.tools, self.watch)
+        self.trace.configurations["screened"] = len(pool)
+        return found
 
-    def _few(self) -> bool:
-        return int(self._gpus.sum()) <= FEW
-
-    def _bound(self, goal: Goal, watch: Watch) -> tuple[float, DualPrices, Rest]:
-        """The score that no plan exceeds, the prices that prove it, and the caps it holds with."""
-        caps = np.full(len(goal.demand), np.inf)
-        if goal.prices is not None:
-            caps = goal.demand
-        elif goal.enough < np.inf:
-            caps = goal.enough * goal.demand
-        rest = Rest(served=np.zeros(len(goal.demand)), gpus=self._gpus, caps=caps)
-        bound, worth, _ = self._relaxed(goal, rest, ROUNDS, watch)
-        if goal.prices is not None:
-            if (goal.prices == 1).all():
-                bound = -float(np.ceil(-bound - 1e-6))
-            return bound, worth, rest
-        if goal.enough < np.inf or self._few():
-            return bound, worth, replace(rest, caps=np.minimum(caps, bound * goal.demand))
-        for _ in range(FALLS):
-            rest = replace(rest, caps=bound * goal.demand)
-            lower, prices, _ = self._relaxed(goal, rest, ROUNDS, watch)
-            fell = bound - lower
-            if lower < bound:
-                bound, worth = lower, prices
-            if fell <= _FALL * bound or watch.over():
-                break
-        return bound, worth, rest
-
-    def _relaxed(
-        self, goal: Goal, rest: Rest, rounds: int, watch: Watch
-    ) -> tuple[float, DualPrices, Floats]:
-        """The least bound, the prices that gave it, counts of the columns known now."""
-        bound, worth = np.inf, DualPrices.of(np.zeros(len(goal.demand)), rest.caps)
-        counts = np.zeros(0)
-        for _ in range(rounds):
-            columns = list(self.columns.values())
-            program = _program(columns, goal, rest, whole=False)
-            solved = solve_linear(program)
-            if solved is None:
-                break
-            counts = solved[0][: len(columns)]
-            prices = _prices(goal, rest, solved[1])
-            values, found = self.most(prices)
-            limit = dual_bound(goal, rest, prices, values)
-            if limit < bound:
-                bound, worth = limit, prices
-            value = float(program.cost @ solved[0])
-            if not self._take(found) or bound - value <= _CLOSE * abs(bound) or watch.over():
-                break
-        return bound, worth, counts
-
-    def _dives(
-        self,
-        goal: Goal,
-        rest: Rest,
-        bound: float,
-        improve: Callable[[Chosen], float],
-        watch: Watch,
-    ) -> None:
-        """Dives at targets between the best known and the bound; one where the demand is given."""
-        if goal.prices is not None:
-            improve(self._dive(goal, rest, watch))
+    def _dive(self, bound: float) -> None:
+        """Dives at levels between the best known and the bound; one where the demand is given."""
+        if self.goal.prices is not None:
+            self.best.offer(*dive(self._fixed(1.0), self.pricer, self.pool, self.watch))
             return
-        ones = np.ones(len(self.tables.classes))
-        low, high = 0.0, bound
+        low, high, enough = 0.0, bound, self.goal.enough
         for number in range(DIVES):
-            target = min(goal.enough, (low + high) / 2 if number else bound)
-            demand = target * goal.demand
-            cover = replace(goal, demand=demand, prices=ones, enough=np.inf)
-            score = improve(self._dive(cover, replace(rest, caps=demand), watch))
-            low = max(low, score)
-            if score < target:
+            target = min(enough, (low + high) / 2 if number else bound)
+            self.best.offer(*dive(self._fixed(target), self.pricer, self.pool, self.watch))
+            low = max(low, self.score)
+            if self.score < target:
                 high = min(high, target)
-            if high - low <= goal.gap * low or low >= goal.enough or watch.over():
+            if high - low <= self.goal.gap * low or low >= enough or self.watch.over():
                 break
 
-    def _dive(self, goal: Goal, rest: Rest, watch: Watch) -> Chosen:
-        """GPUs given their pattern a few at a time, what is left relaxed again each time."""
-        caps = rest.caps
-        chosen: dict[Key, int] = {}
-        while (rest.gpus > 0).any():
-            if goal.prices is not None and (rest.served >= goal.demand).all():
-                break
-            if int(rest.gpus.sum()) == 1:
-                last = self._last(goal, rest)
-                if last is not None:
-                    chosen[last.key] = chosen.get(last.key, 0) + 1
-                break
-            _, _, counts = self._relaxed(goal, rest, DIVE_ROUNDS, watch)
-            columns = list(self.columns.values())[: len(counts)]
-            if not columns or counts.max() <= _CLOSE:
-                break
-            fixed = np.floor(counts + 1e-7).astype(np.int64)
-            if not fixed.any():
-                fixed[int(np.argmax(counts))] = 1
-            left, served = rest.gpus.copy(), rest.served.copy()
-            for at in np.flatnonzero(fixed).tolist():
-                column = columns[at]
-                count = int(min(fixed[at], left[column.gpu_class]))
-                chosen[column.key] = chosen.get(column.key, 0) + count
-                left[column.gpu_class] -= count
-                served += count * column.rates_rps
-            rest = Rest(served=served, gpus=left, caps=np.maximum(0.0, caps - served))
-        return [(self.columns[key], n) for key, n in chosen.items()]
-
-    def _recombined(self, goal: Goal, rest: Rest, watch: Watch) -> Chosen:
+    def _recombine(self) -> None:
         """A plan from the parts of all known patterns, put together again.
 
-        Counts x of parts and y of partitions, whole: x of a share is at most what the partitions of
-        y have of it. Parts are taken to feel the most that any of them presses; what a combination
-        really carries is seen afterwards, so this proves nothing.
+        Parts are taken to feel the most that any of them presses; what a combination really carries
+        is seen afterwards, so this proves nothing.
         """
-        keys = list(
+        goal, prices, patterns = self.goal, self.pricer.prices, self.master.patterns
+        found = list(
             {
-                (column.gpu_class, share, row, len(column.parts) > 1): None
-                for column in self.columns.values()
-                for share, row in column.parts
+                (_Kind(c.gpu_class, share, len(c.parts) > 1), row): None
+                for c in self.pool.columns.source
+                for share, row in c.parts
             }
         )
-        pressures = {
-            key: float(self._of_class(key[0]).options[key[1]].pressure[key[2]]) for key in keys
-        }
+        number = {kind: n for n, kind in enumerate(dict.fromkeys(kind for kind, _ in found))}
+        cuts = [(own.number, cut) for own in patterns for cut in own.table.partitions]
+        kinds_of = [[_Kind(k, share, len(cut) > 1) for share in cut] for k, cut in cuts]
+        divisions = Divisions(
+            gpu_class=np.array([k for k, _ in cuts]),
+            parts=tuple(tuple(number[k] for k in kinds if k in number) for kinds in kinds_of),
+            kinds=len(number),
+        )
+        asked = goal.fixed(1.0, self.gpus, prices)
+        if goal.prices is None:
+            prices = np.zeros(len(self.gpus))
+            asked = level_cover(np.ones(len(goal.demand)), self.gpus, goal.enough)
+        cover = divisions.cover(asked, prices)
+        group = np.array([number[kind] for kind, _ in found])
+        use = np.eye(len(number), len(cover.capacity))[group]
+        supply = self._parts(found) / goal.demand
+        columns = Columns.dense(np.zeros(len(found)), supply, use, group, found)
+        plan, most = Incumbent(), np.full(len(found), self.gpus.sum() * max(map(len, kinds_of)))
+        limits = Limits(relative_gap=goal.gap, nodes=NODES[0], seconds=self.watch.left_s())
+        tools = Tools(solver=goal.solver, most=lambda _: most)
+        restricted(cover, columns, plan, limits, tools)
+        stock: dict[int, list[tuple[int, int]]] = {}
+        for (kind, row), count in zip(plan.columns.source, plan.counts.tolist(), strict=True):
+            stock.setdefault(number[kind], []).extend([(kind.share, row)] * count)
+        made = [
+            self.master.of_class(k).pattern(
+                tuple(share for share, _ in parts), np.array([row for _, row in parts])
+            )
+            for k, parts in divisions.on_gpus(plan.free, stock)
+        ]
+        if made:
+            columns = self.pricer.columns(made)
+            self.pool.add(columns)
+            self.best.offer(columns, np.ones(len(columns), dtype=np.int64))
 
-        most = {
-            number: max((p for k, p in pressures.items() if k[0] == number and k[3]), default=0.0)
-            for number in {key[0] for key in keys}
-        }
-        rates = np.array(
+    def _parts(self, found: Sequence[tuple["_Kind", int]]) -> Floats:
+        """[part, model] requests/s of parts beside the most that any of their class presses."""
+        of_class = self.master.of_class
+        most = dict.fromkeys(range(len(self.gpus)), 0.0)
+        for kind, row in found:
+            if kind.beside:
+                pressure = of_class(kind.gpu_class).options[kind.share].pressure[row]
+                most[kind.gpu_class] = max(most[kind.gpu_class], float(pressure))
+        return np.array(
             [
-                self._of_class(key[0]).part_rates(key[1], key[2], most[key[0]], beside=key[3])
-                for key in keys
+                of_class(k).part_rates(share, row, most[k], beside=beside)
+                for (k, share, beside), row in found
             ]
         )
-        cuts = [(own.number, cut) for own in self.patterns for cut in own.table.partitions]
-        builder = ProgramBuilder()
-        gpus = rest.gpus
-        price = 0.0 if goal.prices is None else [-goal.prices[k] for k, _ in cuts]
-        x = builder.variables("x", len(keys), upper=float(gpus.sum() * 8), whole=True)
-        y = builder.variables(
-            "y", len(cuts), upper=[float(gpus[k]) for k, _ in cuts], cost=price, whole=True
-        )
-        models = len(goal.demand)
-        if goal.prices is None:
-            z = builder.variables("z", 1, cost=1.0, upper=goal.enough)
-            demand = builder.rows("demand", models, upper=0.0)
-            builder.entries(demand, np.repeat(z, models), 1.0)
-        else:
-            demand = builder.rows("demand", models, upper=-1.0)
-        at, m = np.nonzero(rates)
-        carried = np.minimum(rates, rest.caps) / goal.demand
-        builder.entries(demand[m], x[at], -carried[at, m])
-        limit = builder.rows("gpus", len(gpus), upper=gpus)
-        builder.entries(limit[np.array([k for k, _ in cuts])], y, 1.0)
-        kinds = sorted({(k, share, beside) for k, share, _, beside in keys})
-        room = builder.rows("parts", len(kinds), upper=0.0)
-        where = {kind: room[i] for i, kind in enumerate(kinds)}
-        builder.entries(np.array([where[k, s, b] for k, s, _, b in keys]), x, 1.0)
-        for number, (k, cut) in enumerate(cuts):
-            for share in set(cut):
-                row = where.get((k, share, len(cut) > 1))
-                if row is not None:
-                    builder.entries(np.array([row]), y[[number]], -float(cut.count(share)))
-        limits = Limits(
-            relative_gap=goal.gap,
-            nodes=NODES[0],
-            seconds=watch.left_s(),
-        )
-        answer = solve_integer(builder.build(), limits, goal.solver)
-        if answer.values is None:
-            return []
-        counts = np.round(answer.values).astype(np.int64)
-        return self._assembled(
-            {key: int(n) for key, n in zip(keys, counts[x].tolist(), strict=True)},
-            [(k, cut, int(n)) for (k, cut), n in zip(cuts, counts[y].tolist(), strict=True)],
-        )
 
-    def _assembled(
-        self,
-        parts: Mapping[tuple[int, int, int, bool], int],
-        cuts: Sequence[tuple[int, tuple[int, ...], int]],
-    ) -> Chosen:
-        """Patterns from counts of parts and of cuts, parts taken in their order."""
-        stock: dict[tuple[int, int, bool], list[int]] = {}
-        for (k, share, row, beside), count in parts.items():
-            stock.setdefault((k, share, beside), []).extend([row] * count)
-        chosen: dict[Key, int] = {}
-        for k, cut, count in cuts:
-            for _ in range(count):
-                piles = [(share, stock.get((k, share, len(cut) > 1), [])) for share in cut]
-                taken = [(share, pile.pop()) for share, pile in piles if pile]
-                if not taken:
-                    continue
-                pattern = self._of_class(k).pattern(
-                    tuple(share for share, _ in taken), np.array([row for _, row in taken])
-                )
-                self.columns.setdefault(pattern.key, pattern)
-                chosen[pattern.key] = chosen.get(pattern.key, 0) + 1
-        return [(self.columns[key], n) for key, n in chosen.items()]
+    # Few GPUs
 
-    def _of_class(self, number: int) -> Patterns:
-        return next(own for own in self.patterns if own.number == number)
-
-    def _last(self, goal: Goal, rest: Rest) -> Pattern | None:
-        """The pattern for the last GPU: all that is missing, if any pattern carries that."""
-        missing = rest.caps > _CLOSE * goal.demand
-        if not missing.any():
-            return None
-        prices = np.where(missing, 1.0 / np.where(missing, rest.caps, 1.0), 0.0)
-        worth = DualPrices.of(prices, rest.caps)
-        found = [p for p in self.most(worth)[1] if rest.gpus[p.gpu_class]]
-        self._take(found)
-
-        def met(pattern: Pattern) -> float:
-            return float(((rest.served + pattern.rates_rps) / goal.demand).min())
-
-        return max(found, key=met, default=None)
-
-    def _targets(
-        self,
-        goal: Goal,
-        bound: float,
-        improve: Callable[[Chosen], float],
-        trace: Trace,
-        watch: Watch,
-    ) -> float:
-        """Few GPUs: plans and proofs at targets between the best plan and the bound.
+    def _targets(self, bound: float) -> float:
+        """Few GPUs: plans and proofs at levels between the best plan and the bound.
 
         The bound left.
         """
-        bound = self._narrowed(goal, bound, watch)
-        if bound <= 0 or bound < goal.enough < np.inf:
+        enough = self.goal.enough
+        bound = self._narrowed(bound)
+        if bound <= 0 or bound < enough < np.inf:
             return bound
-        cover = self._cover(goal, min(goal.enough, bound * (1 - STEP)))
-        columns, _ = self._near(cover, LIKELY, watch)
-        score = max(0.0, improve(self._most_of(cover, columns, 0.0, watch)))
+        target = min(enough, bound * (1 - STEP))
+        self._most_of(target, self._near(self._fixed(target), LIKELY)[0])
         undecided = 0.0
         for _ in range(TARGETS):
-            if bound - max(score, undecided) <= NEAR * bound and undecided > score:
+            known = max(0.0, self.score, undecided)
+            if bound - known <= NEAR * bound and undecided > max(0.0, self.score):
                 break
-            if settled(score, bound, goal) or watch.over():
+            if self._settled(bound) or self.watch.over():
                 break
-            target = min(goal.enough, (max(score, undecided) + bound) / 2)
-            cover = self._cover(goal, target)
-            columns, all_of_them = self._near(cover, MOST_PATTERNS, watch)
-            trace.configurations["screened"] = len(columns)
-            proven = False
-            if all_of_them:
-                found, proven = self._met(cover, columns, watch)
-                score = max(score, improve(found))
-            if proven:
+            target = min(enough, (known + bound) / 2)
+            cover = self._fixed(target)
+            columns, every = self._near(cover, MOST_PATTERNS)
+            self.trace.configurations["screened"] = len(columns)
+            if every and self._out_of_reach(cover, columns):
                 bound = target
-            elif score < target:
+            elif self.score < target:
                 if not undecided:  # a plan at least, if not the best
-                    columns = columns if all_of_them else self._near(cover, LIKELY, watch)[0]
-                    found = self._most_of(cover, columns, score / target, watch)
-                    score = max(score, improve(found))
+                    columns = columns if every else self._near(cover, LIKELY)[0]
+                    self._most_of(target, columns)
                 undecided = target
-            if undecided == goal.enough:
+            if undecided == enough:
                 break
         return bound
 
-    def _narrowed(self, goal: Goal, bound: float, watch: Watch) -> float:
-        """The bound on throughput that the relaxation with `halves` leaves, nearly.
+    def _narrowed(self, bound: float) -> float:
+        """The bound on the level that the relaxation with halves leaves, nearly.
 
-        GPUs needed grow with the target, nearly in proportion: so the next target is guessed. A
-        model that is served at all is served once within its limit: where that is too much, no plan
-        serves every model.
+        A model that is served at all is served once within its limit: where that is too much, no
+        plan serves every model.
         """
-        least = float((1e6 / self.tables.limit_us / goal.demand).min())
-        gpus = float(self._gpus.sum())
-        open_, closed = (0.0, 0.0), (bound, np.inf)  # targets, and the GPUs they need
-        target = min(bound, goal.enough)
-        for _ in range(GUESSES):
-            if closed[0] - open_[0] <= NEAR * closed[0] or watch.over():
-                break
-            needed = self._needed(goal, target, watch)
-            if needed > gpus * (1 + _CLOSE):
-                if target <= least:
-                    return 0.0
-                closed = (target, needed)
-            elif target >= min(bound, goal.enough):
-                return bound
-            else:
-                open_ = (target, needed)
-            slope = (closed[1] - open_[1]) / (closed[0] - open_[0])
-            guess = open_[0] + (gpus - open_[1]) / slope
-            width = closed[0] - open_[0]
-            # past the guess by a little, so that the next one closes in from the other side
-            past = NEAR * closed[0] / 2 if guess - open_[0] > closed[0] - guess else 0.0
-            target = min(max(guess + past, open_[0] + width / 8), closed[0] - width / 8)
-            target = max(target, min(least, closed[0] / 2))
-        return closed[0]
+        tables, total = self.master.tables, float(self.gpus.sum())
+        many = np.where(self.gpus > 0, 8 * total, 0.0)
 
-    def _needed(self, goal: Goal, target: float, watch: Watch) -> float:
-        """GPUs that a target needs at least, were there enough of every class."""
-        cover, rest = self._cover(goal, target)
-        many = replace(rest, gpus=np.where(rest.gpus > 0, 8 * rest.gpus.sum(), 0))
-        return -self._relaxed(cover, many, ROUNDS, watch)[0]
+        def needed(target: float) -> float:
+            """GPUs that a level needs at least, were there enough of every class."""
+            cover = replace(self._fixed(target), capacity=many)
+            pricer = replace(self.pricer, gpus=many)
+            return relax(cover, pricer, self.pool, self.watch).bound
 
-    def _cover(self, goal: Goal, target: float) -> tuple[Goal, Rest]:
-        """The fewest GPUs for a target."""
-        demand = target * goal.demand
-        rest = Rest(served=np.zeros(len(demand)), gpus=self._gpus, caps=demand)
-        ones = np.ones(len(self.tables.classes))
-        return replace(goal, demand=demand, prices=ones, enough=np.inf), rest
+        high = min(bound, self.goal.enough)
+        at_high = needed(high)
+        if at_high <= total * (1 + CLOSE):
+            return bound
+        least = float((1e6 / tables.limit_us / self.goal.demand).min())
+        known = Bracket(low=0.0, high=high, at_high=at_high)
+        if least < high:
+            at_low = needed(least)
+            if at_low > total * (1 + CLOSE):
+                return 0.0
+            known = replace(known, low=least, at_low=at_low)
+        found = bracket(needed, total, known, close=NEAR, rounds=GUESSES, watch=self.watch)
+        return found.high
 
-    def _most_of(
-        self, cover: tuple[Goal, Rest], columns: list[Pattern], known: float, watch: Watch
-    ) -> Chosen:
-        """A plan of these patterns that comes close to a demand, and closer than what is known."""
-        goal, rest = cover
-        most = replace(goal, prices=None, enough=1.0)
-        return self._whole(columns, (most, rest), known, 0, watch)[0] if columns else []
-
-    def _met(
-        self, cover: tuple[Goal, Rest], columns: list[Pattern], watch: Watch
-    ) -> tuple[Chosen, bool]:
-        """A plan of these patterns for a demand, where one is found; whether there is none."""
-        if not columns:
-            return [], True
-        goal, rest = cover
-        any_plan = replace(goal, prices=np.zeros(len(self.tables.classes)))
-        found, bound = self._whole(columns, (any_plan, rest), -np.inf, 1, watch)
-        return found, not found and bound == -np.inf
-
-    def _near(
-        self, cover: tuple[Goal, Rest], most: int, watch: Watch
-    ) -> tuple[list[Pattern], bool]:
+    def _near(self, cover: Cover, most: int) -> tuple[Columns, bool]:
         """Patterns that a plan for a demand may use.
 
         None where there is no plan; whether these are all.
         """
-        goal, rest = cover
-        least = -float(self._gpus.sum()) * (1 + _CLOSE)
-        bound, worth, _ = self._relaxed(goal, rest, ROUNDS, watch)
-        if bound < least:
-            return [], True
-        columns, left_out = self._screened(cover, worth, (bound, least), most, watch)
-        return columns, left_out < least
+        total = float(self.gpus.sum()) * (1 + CLOSE)
+        relaxed = relax(cover, self.pricer, self.pool, self.watch)
+        if relaxed.bound > total:
+            return Columns.none(), True
+        screen = screened(cover, self.pricer, relaxed.duals, total, most)
+        self.pool.add(screen.columns)
+        return cover.undominated(self.pool.columns), screen.outside >= total * (1 - CLOSE)
 
-    def _screened(
-        self,
-        asked: tuple[Goal, Rest],
-        worth: DualPrices,
-        between: tuple[float, float],
-        most: int,
-        watch: Watch,
-    ) -> tuple[list[Pattern], float]:
-        """Patterns that a better plan may use, and the bound on plans with others."""
-        goal, rest = asked
-        kept = dict(self.columns)
-        left_out = -np.inf
-        bound, score = between
-        worth = replace(worth, caps=rest.caps)
-        values, _ = self.most(worth)
-        limit = dual_bound(goal, rest, worth, values)
-        spare = limit - score
-        scale = float(worth.rate @ goal.demand) if goal.prices is None else 1.0
-        for own in self.patterns:
-            price = 0.0 if goal.prices is None else float(goal.prices[own.number])
-            top = max(float(values[own.number]), price)
-            wanted = max(0.0, top - spare * scale)
-            found, least = own.above(worth, wanted, most, watch)
-            kept |= {pattern.key: pattern for pattern in found}
-            if least > wanted:
-                left_out = max(left_out, min(bound, limit - (top - least) / scale))
-        return _undominated(list(kept.values()), rest.caps), left_out
+    def _most_of(self, target: float, columns: Columns) -> None:
+        """A plan of these patterns that comes close to a level, and closer than what is known."""
+        if len(columns):
+            cover = level_cover(np.ones(len(self.goal.demand)), self.gpus, target)
+            self._whole(cover, columns, 0)
 
-    def _whole(
-        self,
-        columns: list[Pattern],
-        asked: tuple[Goal, Rest],
-        score: float,
-        effort: int,
-        watch: Watch,
-    ) -> tuple[Chosen, float]:
-        """The integer program: an answer (empty where none is better) and its bound."""
-        goal, rest = asked
-        program = _program(columns, goal, rest, whole=True)
-        limits = Limits(
-            relative_gap=goal.gap / 2,
-            nodes=NODES[effort],
-            seconds=watch.left_s(),
-            cutoff=score,
-            enough=goal.enough,
-        )
-        answer = solve_integer(program, limits, goal.solver)
-        bound = max(answer.bound, score)
-        if answer.values is None:
-            return [], bound
-        counts = np.round(answer.values[: len(columns)]).astype(np.int64)
-        return [(c, int(n)) for c, n in zip(columns, counts, strict=True) if n], bound
+    def _out_of_reach(self, cover: Cover, columns: Columns) -> bool:
+        """Look for a plan of these patterns for a demand; whether there is none."""
+        return not len(columns) or self._whole(cover, columns, 1) == np.inf
 
 
-def settled(score: float, bound: float, goal: Goal) -> bool:
-    """True if a score is proven within the gap asked for, or is enough."""
-    if score >= goal.enough:
-        return True
-    return bool(np.isfinite(score)) and bound - score <= goal.gap * abs(score) + 1e-12
-
-
-def _program(columns: list[Pattern], goal: Goal, rest: Rest, *, whole: bool) -> Program:
-    """The master program over these patterns (module docstring); demand in units of itself."""
-    builder = ProgramBuilder()
-    count, models = len(columns), len(goal.demand)
-    classes = np.array([c.gpu_class for c in columns], dtype=np.int64)
-    rates = np.array([c.rates_rps for c in columns])
-    carried = np.minimum(rates, rest.caps) / goal.demand
-    served = rest.served / goal.demand
-    price = 0.0 if goal.prices is None else -goal.prices[classes]
-    n = builder.variables("n", count, upper=rest.gpus[classes], cost=price, whole=whole)
-    c, m = np.nonzero(carried)
-    if goal.prices is None:
-        z = builder.variables("z", 1, cost=1.0, upper=goal.enough)
-        demand = builder.rows("demand", models, upper=served)
-        builder.entries(demand, np.repeat(z, models), 1.0)
-    else:
-        demand = builder.rows("demand", models, upper=np.minimum(0.0, served - 1.0))
-        halves = builder.rows("halves", models, upper=np.where(_wanted(rest), -1.0, 0.0))
-        builder.entries(halves[m], n[c], -_halves(rates, rest)[c, m])
-        if not whole:  # a missed demand costs more than any plan
-            total = _MISSING * float(goal.prices @ rest.gpus)
-            for rows in (demand, halves):
-                missing = builder.variables("missing", models, cost=-total)
-                builder.entries(rows, missing, -1.0)
-    limit = builder.rows("gpus", len(rest.gpus), upper=rest.gpus)
-    builder.entries(demand[m], n[c], -carried[c, m])
-    builder.entries(limit[classes], n, 1.0)
-    if whole and int(rest.gpus.sum()) <= FEW:
-        _count_carriers(builder, n, rates, rest)
-    return builder.build()
-
-
-def _count_carriers(builder: ProgramBuilder, n: Ints, rates: Floats, rest: Rest) -> None:
+def _count_carriers(cover: Cover, build: ProgramBuilder, columns: Columns, counts: Ints) -> None:
     """Whole numbers to branch on: GPUs that carry a model, carry all of it, carry two models."""
+    demands = len(cover.need)
+    rates = columns.matrix(cover.rows + len(cover.half_need))[:, :demands]
     some = rates > 0
-    first, second = np.triu_indices(rates.shape[1], 1)
+    first, second = np.triu_indices(demands, 1)
     families = np.concatenate(
-        [some.T, (rates >= rest.caps * FULL).T, (some[:, first] & some[:, second]).T]
+        [some.T, (rates >= cover.cap * FULL).T, (some[:, first] & some[:, second]).T]
     )
-    most = float(rest.gpus.sum())
-    numbers = builder.variables("carriers", len(families), upper=most, whole=True)
+    numbers = build.variables(
+        "carriers", len(families), upper=float(cover.capacity.sum()), whole=True
+    )
     family, column = np.nonzero(families)
     for sign in (1.0, -1.0):  # equal
-        rows = builder.rows("carriers", len(families), upper=0.0)
-        builder.entries(rows, numbers, -sign)
-        builder.entries(rows[family], n[column], sign)
+        rows = build.rows("carriers", len(families), upper=0.0)
+        build.entries(rows, numbers, -sign)
+        build.entries(rows[family], counts[column], sign)
 
 
-def _wanted(rest: Rest) -> np.ndarray:
-    """[model] of which something is still to be served."""
-    return rest.caps > _CLOSE * np.maximum(rest.served, 1e-300)
-
-
-def _halves(rates: Floats, rest: Rest) -> Floats:
-    """[column, model] of the rows `halves`."""
-    return 0.5 * (rates > 0) + 0.5 * (rates >= rest.caps * FULL)
-
-
-def _prices(goal: Goal, rest: Rest, duals: Floats) -> DualPrices:
-    """Prices of demand from the duals of the rows."""
-    models = len(goal.demand)
-    rate = np.maximum(0.0, duals[:models]) / goal.demand
-    at_all = np.zeros(models)
-    if goal.prices is not None:
-        at_all = np.where(_wanted(rest), np.maximum(0.0, duals[models : 2 * models]), 0.0)
-    return DualPrices(rate=rate, at_all=at_all, caps=rest.caps)
-
-
-def dual_bound(goal: Goal, rest: Rest, worth: DualPrices, values: Floats) -> float:
-    """The score that no plan exceeds, from any prices."""
-    of_all = float(worth.rate @ goal.demand)
-    if goal.prices is None:
-        if of_all <= 0:
-            return np.inf
-        return (float(rest.gpus @ values) + float(worth.rate @ rest.served)) / of_all
-    needed = float(worth.rate @ np.maximum(0.0, goal.demand - rest.served) + worth.at_all.sum())
-    return -(needed - float(rest.gpus @ np.maximum(0.0, values - goal.prices)))
-
-
-def _undominated(columns: list[Pattern], caps: Floats) -> list[Pattern]:
-    """Without patterns that another of their class dominates for every model, up to caps."""
-    kept: list[Pattern] = []
-    for number in sorted({c.gpu_class for c in columns}):
-        own = [c for c in columns if c.gpu_class == number]
-        keep = undominated(np.minimum([c.rates_rps for c in own], caps))
-        kept += [own[i] for i in np.flatnonzero(keep).tolist()]
-    return kept
+def _at(prices: Floats, columns: Columns) -> Columns:
+    """Patterns at other prices of GPUs [class]."""
+    return replace(columns, cost=prices[columns.group])

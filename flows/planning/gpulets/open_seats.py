@@ -15,23 +15,23 @@ stage i is of type t(f, i) (`pool.columns`).
 
     maximise    z
     demand_m    w_m z <= sum_c a_cm n_c + sum_{f of m} x_f
-    deliver_fi  x_f <= rate_fi g_fi
     hold_t      sum_{f, i of type t} g_fi <= sum_c s_ct n_c
     gpus_k      sum_{c of k} n_c <= N_k
+    deliver_fi  x_f <= rate_fi g_fi
     turns_m     sum_{c with m} n_c <= N y_m
     pipes_m     sum_{f of m} x_f <= (bound) w_m (1 - y_m)
 
+To the engine demand and hold are demands, the rest are resources, patterns are columns, all else is
+free columns. Relaxed, a vGPU is a rate: x_f takes seats itself, and only gpus remain of resources.
+
 To the pricer (`patterns`) an open seat of type t is one more model, which runs on that share alone
 for so long that no other model could take a turn beside it: it is always alone on its part, and its
-rate is 1. So column generation prices all patterns of both kinds exactly. Prices l of demand and p
-of open seats, with l_m no more than the least that a configuration of m pays for its seats, prove
-by weak duality
+rate is 1. So column generation prices all patterns of both kinds exactly, and its prices are those
+at which no configuration pays off.
 
-    z <= sum_k N_k V_k(l, p) / sum_m w_m l_m
-
-whatever patterns were generated. Patterns and configurations whose use costs more than what is open
-between that and the best plan known are left out, the integer program settles the rest. Plans of
-`gpulets` and of `pool` are known before, so that this is never below either.
+Patterns and configurations whose use costs more than what is open between the bound and the best
+plan known are left out, the integer program settles the rest. Plans of `gpulets` and of `pool` are
+known before, so that this is never below either.
 
 Where interference is planned with, an open seat presses as hard as any stage may and bears the most
 that any neighbour may press: its latencies contain that much, which its pool states as felt.
@@ -41,14 +41,19 @@ without the other kind.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from flows.planning.certificate import objective_of
-from flows.planning.gpulets.master import Chosen, Key, Master
-from flows.planning.gpulets.patterns import DualPrices, Pattern
+from flows.planning.engine.columns import Columns, Pool
+from flows.planning.engine.cover import Relaxed, relax, screened
+from flows.planning.engine.level import level_cover
+from flows.planning.engine.master import Cover, Free
+from flows.planning.engine.rounding import Incumbent, Tools, restricted
+from flows.planning.gpulets.master import Chosen, Master, PatternPricer
+from flows.planning.gpulets.patterns import Pattern
 from flows.planning.gpulets.plan import POLICY, places, seat_pipelines, slot_runs
 from flows.planning.gpulets.plan import plan as plan_turns
 from flows.planning.gpulets.tables import Cell, ClassTable, Tables, read_tables
@@ -56,7 +61,8 @@ from flows.planning.inputs import EVERY, Problem, build_problem, stage_memory
 from flows.planning.placement import joined
 from flows.planning.pool import unequal
 from flows.planning.pool.bound import Bound, least_loss, undominated
-from flows.planning.pool.columns import Columns, enumerate_columns, stacked
+from flows.planning.pool.columns import Columns as Configurations
+from flows.planning.pool.columns import enumerate_columns, stacked
 from flows.planning.pool.integer import delivered_rps, trimmed
 from flows.planning.pool.plan import pipelines_of
 from flows.planning.pool.plan import plan as plan_pipelines
@@ -70,8 +76,7 @@ from flows.planning.registry import (
     Trace,
 )
 from flows.planning.solver.arrays import Floats, Ints
-from flows.planning.solver.program import Program, ProgramBuilder
-from flows.planning.solver.solve import Limits, solve_integer, solve_linear
+from flows.planning.solver.solve import Limits
 from triton_backend.contract.errors import InfeasibleError, InputError
 from triton_backend.contract.plan import (
     DEFAULT_POLICY,
@@ -84,7 +89,6 @@ from triton_backend.contract.shares import SOLO, WHOLE_GPU, share_text
 
 SPACE = "gpu-patterns-and-pipelines"
 TURN_US = 1_000_000  # of an open seat: its rate is then 1
-ROUNDS = 300  # of column generation
 MOST_PATTERNS = 2_000  # of the integer program
 MOST_COLUMNS = 160
 MOST_NODES = 2_000
@@ -124,23 +128,20 @@ class OpenSeatProblem:
     Attributes:
         seats: the types, as in `problem.types`; to the patterns they are the models after the real
             ones.
-        priced: [model or type] what the pricer must multiply prices with: beside neighbours it
-            takes an open seat for slower.
     """
 
     weights: Floats
     master: Master
     seats: tuple[OpenPartType, ...]
     problem: Problem
-    columns: Columns
-    priced: Floats
+    columns: Configurations
 
     @property
     def models(self) -> int:
         """Real ones."""
         return len(self.weights)
 
-    def usage(self, columns: Columns) -> Floats:
+    def usage(self, columns: Configurations) -> Floats:
         """[configuration, type] open seats per request/s."""
         used = np.zeros((len(columns), len(self.seats)))
         row, stage = np.nonzero(np.isfinite(columns.rate_rps))
@@ -148,22 +149,36 @@ class OpenSeatProblem:
         np.add.at(used, (row, kind), 1.0 / columns.rate_rps[row, stage])
         return used
 
-    def open_of(self, patterns: list[Pattern]) -> Floats:
-        """[pattern, type] open seats."""
-        found = np.zeros((len(patterns), len(self.seats)))
-        for at, pattern in enumerate(patterns):
-            if not pattern.rates_rps.any():
-                continue  # it does not work
-            own = next(p for p in self.master.patterns if p.number == pattern.gpu_class)
+    def open_of(self, pattern: Pattern) -> Floats:
+        """[type] open seats."""
+        found = np.zeros(len(self.seats))
+        if pattern.rates_rps.any():  # it works
+            options = self.master.of_class(pattern.gpu_class).options
             for share, row in pattern.parts:
-                first = int(own.options[share].model[row, 0])
+                first = int(options[share].model[row, 0])
                 if first >= self.models:
-                    found[at, first - self.models] += 1
+                    found[first - self.models] += 1
         return found
 
-    def carried(self, patterns: list[Pattern]) -> Floats:
+    def carried(self, patterns: Sequence[Pattern]) -> Floats:
         """[pattern, model] requests/s in turns."""
-        return np.array([p.rates_rps[: self.models] for p in patterns])
+        rates = [pattern.rates_rps[: self.models] for pattern in patterns]
+        return np.array(rates).reshape(-1, self.models)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpenPricer(PatternPricer):
+    """A pricer of patterns with open seats; beside neighbours it takes a seat for slower."""
+
+    both: OpenSeatProblem
+
+    def columns(self, patterns: Sequence[Pattern]) -> Columns:
+        """For the engine: open seats in whole numbers."""
+        both, kinds = self.both, np.array([p.gpu_class for p in patterns], dtype=np.int64)
+        opened = np.array([both.open_of(p) for p in patterns]).reshape(-1, len(both.seats))
+        supply = np.hstack([both.carried(patterns) / both.weights, opened])
+        use = np.eye(len(self.gpus))[kinds]
+        return Columns.dense(self.prices[kinds], supply, use, kinds, patterns)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -175,7 +190,7 @@ class OpenSeatPlan:
 
     score: float
     chosen: Chosen
-    columns: Columns
+    columns: Configurations
     vgpus: Ints
 
 
@@ -211,7 +226,7 @@ def plan(inputs: Inputs, options: PlanOptions) -> Outcome:
     if mixed is not None:
         return _outcome(both, inputs, mixed, objective, trace)
     assert best is not None  # one of the two is there
-    return replace(best, objective=objective, trace=trace)
+    return replace(best, objective=objective, trace=trace, space=None)
 
 
 def read(inputs: Inputs, options: PlanOptions, trace: Trace) -> OpenSeatProblem:
@@ -234,7 +249,6 @@ def read(inputs: Inputs, options: PlanOptions, trace: Trace) -> OpenSeatProblem:
     if any(seat.felt for seat in seats):
         trace.notes.append("open seats are planned for the most that neighbours may press")
     tables = _with_open(inputs, tables, seats)
-    priced = np.concatenate([np.ones(len(problem.models)), [seat.inflation for seat in seats]])
     master = Master(tables)
     return OpenSeatProblem(
         weights=np.array([d.normaliser("throughput") for d in inputs.workload.models]),
@@ -242,7 +256,6 @@ def read(inputs: Inputs, options: PlanOptions, trace: Trace) -> OpenSeatProblem:
         seats=seats,
         problem=problem,
         columns=_columns(master, problem, options.max_partitions),
-        priced=priced,
     )
 
 
@@ -346,7 +359,7 @@ def _with_open(inputs: Inputs, tables: Tables, seats: tuple[OpenPartType, ...]) 
     )
 
 
-def _columns(master: Master, problem: Problem, max_partitions: int) -> Columns:
+def _columns(master: Master, problem: Problem, max_partitions: int) -> Configurations:
     """Configurations of all models that none replaces; a model that can take turns needs none."""
     in_turns = {
         int(m)
@@ -354,7 +367,7 @@ def _columns(master: Master, problem: Problem, max_partitions: int) -> Columns:
         for options in own.options.values()
         for m in np.unique(options.model)
     }
-    parts: list[tuple[Columns, Ints]] = []
+    parts: list[tuple[Configurations, Ints]] = []
     for number, model in enumerate(problem.models):
         try:
             own = enumerate_columns(replace(problem, models=(model,)), max_partitions)
@@ -366,7 +379,7 @@ def _columns(master: Master, problem: Problem, max_partitions: int) -> Columns:
         parts.append((own, np.zeros(own.types.shape, dtype=np.int64)))
     if not parts:
         empty = np.zeros((0, 1), dtype=np.int64)
-        return Columns(
+        return Configurations(
             model=empty[:, 0],
             batch=empty[:, 0],
             stages=empty[:, 0],
@@ -408,107 +421,71 @@ def _search(
     both: OpenSeatProblem, known: float, inputs: Inputs, options: PlanOptions, trace: Trace
 ) -> tuple[float, OpenSeatPlan | None]:
     """The bound, and a plan better than what is known where one is found."""
-    patterns: dict[Key, Pattern] = {}
-    bound, worth, prices = _relaxed(both, patterns, inputs)
-    trace.configurations["patterns"] = len(patterns)
+    gpus = both.master.tables.gpus.astype(np.float64)
+    pricer = OpenPricer(
+        patterns=both.master.patterns,
+        gpus=gpus,
+        prices=np.zeros(len(gpus)),
+        unit=np.concatenate([both.weights, [1.0 / seat.inflation for seat in both.seats]]),
+        watch=inputs.watch,
+        both=both,
+    )
+    pool = Pool()
+    pricer.alone(pool, inputs.watch)
+    cover = _relaxed_cover(both, gpus)
+    relaxed = relax(cover, pricer, pool, inputs.watch)
+    bound = -relaxed.bound
+    trace.configurations["patterns"] = len(pool)
     trace.configurations["pipelines"] = len(both.columns)
     if bound <= known * (1 + options.gap):
         return bound, None
-    kept, rows, left_out = _screened(both, patterns, (bound, known), worth, prices)
-    trace.configurations["patterns kept"] = len(kept)
+    screen = screened(cover, pricer, relaxed.duals, -known, MOST_PATTERNS)
+    pool.add(screen.columns)
+    rows, left_out = _near(both, relaxed, known)
+    left_out = max(left_out, -screen.outside)
+    trace.configurations["patterns kept"] = len(pool)
     trace.configurations["pipelines kept"] = len(rows)
-    if left_out > known:
+    if left_out > known * (1 + _CLOSE):
         trace.notes.append("more patterns or pipelines than the integer program takes")
-    columns = both.columns.take(rows)
-    program, where = _program(both, kept, columns, bound)
+    whole = _Whole(both, gpus, both.columns.take(rows), bound)
+    best = Incumbent(cost=-known * (1 + _BETTER), judge=whole.judged)
     limits = Limits(
         relative_gap=options.gap / 2,
         nodes=MOST_NODES,
         seconds=inputs.watch.left_s(),
         cutoff=known,
     )
-    solved = solve_integer(program, limits, options.solver)
-    bound = min(bound, max(solved.bound, left_out, known))
-    if solved.values is None:
-        return bound, None
-    counts = np.rint(solved.values[where["n"]]).astype(np.int64)
-    column, stage = np.nonzero(np.isfinite(columns.rate_rps))
-    vgpus = np.zeros(columns.types.shape, dtype=np.int64)
-    vgpus[column, stage] = np.rint(solved.values[where["g"]]).astype(np.int64)
-    vgpus = trimmed(columns, vgpus)
-    rates = np.bincount(columns.model, delivered_rps(columns, vgpus), both.models)
-    rates += counts @ both.carried(kept)
-    score = float((rates / both.weights).min())
-    if score <= known * (1 + _BETTER):
-        return bound, None
-    used = np.flatnonzero(vgpus.any(axis=1))
-    chosen = [(p, int(n)) for p, n in zip(kept, counts, strict=True) if n]
-    return bound, OpenSeatPlan(
-        score=score, chosen=chosen, columns=columns.take(used), vgpus=vgpus[used]
+    tools = Tools(solver=options.solver, most=lambda columns: gpus[columns.group])
+    proven = -restricted(whole.cover, whole.patterns(pool.columns), best, limits, tools)
+    bound = min(bound, max(proven, left_out, known))
+    return bound, whole.plan(best) if len(best.free) else None
+
+
+def _relaxed_cover(both: OpenSeatProblem, gpus: Floats) -> Cover:
+    """The program relaxed: a vGPU is a rate, so configurations take seats."""
+    level = level_cover(np.append(np.ones(both.models), np.zeros(len(both.seats))), gpus)
+    count = len(both.columns)
+    serves = np.eye(both.models)[both.columns.model] / both.weights
+    configurations = Columns.dense(
+        np.zeros(count),
+        np.hstack([serves, -both.usage(both.columns)]),
+        np.zeros((count, len(gpus))),
+        np.zeros(count, dtype=np.int64),
+        range(count),
     )
+    free = Free(
+        columns=Columns.joined([level.free.columns, configurations]),
+        lower=np.zeros(1 + count),
+        upper=np.full(1 + count, np.inf),
+    )
+    return replace(level, free=free, cap=np.full(len(level.need), np.inf))
 
 
-def _relaxed(
-    both: OpenSeatProblem, patterns: dict[Key, Pattern], inputs: Inputs
-) -> tuple[float, DualPrices, Floats]:
-    """The bound by column generation, with the prices of patterns and [model or type] behind it."""
-    every = both.models + len(both.seats)
-    uncapped = np.full(every, np.inf)
-    for number in range(every):
-        _take(patterns, both.master.most(DualPrices.of(np.eye(every)[number], uncapped))[1])
-    used = both.usage(both.columns)
-    gpus = both.master.tables.gpus
-    bound, prices = np.inf, np.zeros(every)
-    for _ in range(ROUNDS):
-        known = list(patterns.values())
-        program, where = _program(both, known, both.columns, np.inf, whole=False)
-        solved = solve_linear(program)
-        if solved is None:
-            break
-        asked = np.maximum(solved[1][where["demand"]], 0.0)
-        paid = np.maximum(solved[1][where["hold"]], 0.0)
-        least = np.full(both.models, np.inf)
-        np.minimum.at(least, both.columns.model, used @ paid)
-        asked = np.minimum(asked, least)
-        now = np.concatenate([asked, paid])
-        values, found = both.master.most(DualPrices.of(now * both.priced, uncapped))
-        scale = float(asked @ both.weights)
-        limit = float(gpus @ values) / scale if scale > 0 else np.inf
-        if limit < bound:
-            bound, prices = limit, now / scale
-        value = float(solved[0][where["z"][0]])
-        if not _take(patterns, found) or bound - value <= _CLOSE * bound or inputs.watch.over():
-            break
-    return bound, DualPrices.of(prices * both.priced, uncapped), prices
-
-
-def _take(patterns: dict[Key, Pattern], found: list[Pattern]) -> int:
-    before = len(patterns)
-    for pattern in found:
-        patterns.setdefault(pattern.key, pattern)
-    return len(patterns) - before
-
-
-def _screened(
-    both: OpenSeatProblem,
-    patterns: dict[Key, Pattern],
-    between: tuple[float, float],
-    worth: DualPrices,
-    prices: Floats,
-) -> tuple[list[Pattern], Ints, float]:
-    """Patterns and configurations that a better plan may use, and the bound on all others."""
-    bound, known = between
-    left_out = -np.inf
-    values, _ = both.master.most(worth)
-    kept = dict(patterns)
-    for own in both.master.patterns:
-        top = float(values[own.number])
-        wanted = max(0.0, top - (bound - known))
-        found, least = own.above(worth, wanted, MOST_PATTERNS)
-        kept |= {pattern.key: pattern for pattern in found}
-        if least > wanted:
-            left_out = max(left_out, bound - (top - least))
-    per_seat, asked = prices[both.models :], prices[: both.models]
+def _near(both: OpenSeatProblem, relaxed: Relaxed, known: float) -> tuple[Ints, float]:
+    """Configurations that a better plan may use, and the bound on plans with any other."""
+    bound = -relaxed.bound
+    per_seat = relaxed.duals.demand[both.models :]
+    asked = relaxed.duals.demand[: both.models] / both.weights
     paid = both.usage(both.columns) @ per_seat
     apart = replace(
         both.problem,
@@ -525,64 +502,90 @@ def _screened(
     loss = least_loss(apart, both.columns, priced)
     rows = np.argsort(loss, kind="stable")
     rows = rows[loss[rows] < bound - known]
-    if len(rows) > MOST_COLUMNS:
-        left_out = max(left_out, bound - float(loss[rows[MOST_COLUMNS]]))
-    return list(kept.values()), np.sort(rows[:MOST_COLUMNS]), left_out
+    left_out = bound - float(loss[rows[MOST_COLUMNS]]) if len(rows) > MOST_COLUMNS else -np.inf
+    return np.sort(rows[:MOST_COLUMNS]), left_out
 
 
-def _program(
-    both: OpenSeatProblem,
-    patterns: list[Pattern],
-    columns: Columns,
-    bound: float,
-    *,
-    whole: bool = True,
-) -> tuple[Program, Mapping[str, Ints]]:
-    """The program (head of this file) and where its variables and rows are.
+class _Whole:
+    """The program in whole numbers (head of this file).
 
-    Relaxed, a vGPU is a rate.
+    Attributes:
+        cover: resources are GPUs of classes, deliver, turns, pipes; free columns z, x, g, y.
     """
-    build = ProgramBuilder()
-    gpus = both.master.tables.gpus
-    kind = np.array([p.gpu_class for p in patterns], dtype=np.int64)
-    carried, opened = both.carried(patterns), both.open_of(patterns)
-    n = build.variables("n", len(patterns), upper=gpus[kind], whole=whole)
-    x = build.variables("x", len(columns))
-    z = build.variables("z", 1, cost=1.0)
-    demand = build.rows("demand", both.models, upper=0.0)
-    build.entries(demand, np.repeat(z, both.models), both.weights)
-    row, model = np.nonzero(carried)
-    build.entries(demand[model], n[row], -carried[row, model])
-    build.entries(demand[columns.model], x, -1.0)
-    hold = build.rows("hold", len(both.seats), upper=0.0)
-    row, seat = np.nonzero(opened)
-    build.entries(hold[seat], n[row], -opened[row, seat])
-    limit = build.rows("gpus", len(gpus), upper=gpus)
-    build.entries(limit[kind], n, 1.0)
-    where = {"n": n, "x": x, "z": z, "demand": demand, "hold": hold}
-    column, stage = np.nonzero(np.isfinite(columns.rate_rps))
-    taken = columns.types[column, stage]
-    if not whole:
-        used = both.usage(columns)
-        row, seat = np.nonzero(used)
-        build.entries(hold[seat], x[row], used[row, seat])
-        return build.build(), where
-    room = gpus[both.problem.type_class[taken]] * both.problem.type_divisor[taken]
-    g = build.variables("g", len(column), upper=room, whole=True)
-    deliver = build.rows("deliver", len(column), upper=0.0)
-    build.entries(deliver, x[column], 1.0)
-    build.entries(deliver, g, -columns.rate_rps[column, stage])
-    build.entries(hold[taken], g, 1.0)
-    y = build.variables("y", both.models, upper=1.0, whole=True)
-    in_turns = build.rows("turns", both.models, upper=0.0)
-    row, model = np.nonzero(carried)
-    build.entries(in_turns[model], n[row], 1.0)
-    build.entries(in_turns, y, -float(gpus.sum()))
-    most = bound * both.weights
-    piped = build.rows("pipes", both.models, upper=most)
-    build.entries(piped[columns.model], x, 1.0)
-    build.entries(piped, y, most)
-    return build.build(), where | {"g": g}
+
+    def __init__(
+        self, both: OpenSeatProblem, gpus: Floats, configurations: Configurations, bound: float
+    ) -> None:
+        self._both, self._gpus, self._configurations = both, gpus, configurations
+        column, stage = np.nonzero(np.isfinite(configurations.rate_rps))
+        self._at = column, stage
+        taken = configurations.types[column, stage]
+        models, seats = both.models, len(both.seats)
+        x, g, most = len(configurations), len(column), bound * both.weights
+        deliver, turns = len(gpus), len(gpus) + g
+        pipes = turns + models
+        supply = np.zeros((1 + x + g + models, models + seats))
+        use = np.zeros((len(supply), pipes + models))
+        of_x, of_g, of_y = 1 + np.arange(x), 1 + x + np.arange(g), 1 + x + g + np.arange(models)
+        supply[0, :models] = -1.0
+        supply[of_x, configurations.model] = 1.0 / both.weights[configurations.model]
+        supply[of_g, models + taken] = -1.0
+        use[of_x[column], deliver + np.arange(g)] = 1.0
+        use[of_g, deliver + np.arange(g)] = -configurations.rate_rps[column, stage]
+        use[of_x, pipes + configurations.model] = 1.0
+        use[of_y, turns + np.arange(models)] = -float(gpus.sum())
+        use[of_y, pipes + np.arange(models)] = most
+        problem = both.problem
+        room = gpus[problem.type_class[taken]] * problem.type_divisor[taken]
+        cost = np.append(-1.0, np.zeros(len(supply) - 1))
+        self.cover = Cover(
+            need=np.zeros(models + seats),
+            capacity=np.concatenate([gpus, np.zeros(g + models), most]),
+            free=Free(
+                columns=Columns.dense(
+                    cost, supply, use, np.zeros(len(cost), dtype=np.int64), range(len(cost))
+                ),
+                lower=np.zeros(len(cost)),
+                upper=np.concatenate([np.full(1 + x, np.inf), room, np.ones(models)]),
+                whole=np.arange(len(cost)) > x,
+            ),
+            cap=np.full(models + seats, np.inf),
+            missed=np.full(models + seats, np.inf),
+        )
+        self._turns, self._g = turns, of_g
+
+    def patterns(self, columns: Columns) -> Columns:
+        """The same with what they use of `turns`."""
+        demands, use = len(self.cover.need), np.zeros((len(columns), len(self.cover.capacity)))
+        full = columns.matrix(demands + len(self._gpus))
+        use[:, : len(self._gpus)] = full[:, demands:]
+        use[:, self._turns : self._turns + self._both.models] = full[:, : self._both.models] > 0
+        return Columns.dense(columns.cost, full[:, :demands], use, columns.group, columns.source)
+
+    def _vgpus(self, free: Floats) -> Ints:
+        """[configuration, stage] vGPUs, those that stages need."""
+        vgpus = np.zeros(self._configurations.types.shape, dtype=np.int64)
+        vgpus[self._at] = np.rint(free[self._g])
+        return trimmed(self._configurations, vgpus)
+
+    def judged(self, columns: Columns, counts: Ints, free: Floats) -> float:
+        """Minus the level of a plan."""
+        both = self._both
+        delivered = delivered_rps(self._configurations, self._vgpus(free))
+        rates = np.bincount(self._configurations.model, delivered, both.models)
+        rates += counts @ both.carried(columns.source)
+        return -float((rates / both.weights).min())
+
+    def plan(self, best: Incumbent) -> OpenSeatPlan:
+        """The plan of counts."""
+        vgpus = self._vgpus(best.free)
+        used = np.flatnonzero(vgpus.any(axis=1))
+        return OpenSeatPlan(
+            score=-best.cost,
+            chosen=list(zip(best.columns.source, best.counts.tolist(), strict=True)),
+            columns=self._configurations.take(used),
+            vgpus=vgpus[used],
+        )
 
 
 # From the answer to pipelines

@@ -5,7 +5,7 @@ the same models. A pair is looked at only where bounds leave it a chance: what i
 alone under the least pressure that the other's bucket (`patterns`) can mean; and, where the groups
 share a model, what all their models can be worth at most.
 
-Here: the search and what replaces what, compiled. Not here: what options there are (`parts`), what
+Here: the search, compiled. Not here: what options there are (`parts`), what
 is asked for (`patterns`).
 """
 
@@ -13,11 +13,11 @@ from typing import NamedTuple
 
 import numpy as np
 
+from flows.planning.engine.master import FULL
 from flows.planning.solver.arrays import Floats, Ints
 from triton_backend.scheduler.compiled import entry, kernel
 
 ROUNDING = 1e-6  # µs
-FULL = 1 - 1e-9  # of a cap: a rate that counts as all of it
 
 
 class Side(NamedTuple):
@@ -281,26 +281,3 @@ def _value(
         if carried[j] > 0:
             total += _worth_of(carried[j], second.model[b, j - seats], worths)
     return total
-
-
-@entry
-def keep_undominated(rates: Floats, order: Ints, kept: Ints) -> int:
-    """Put rows [n, model] that no row before them in `order` equals or exceeds into `kept`.
-
-    How many.
-    """
-    count = 0
-    for row in order:
-        beaten = False
-        for i in range(count):
-            beaten = True
-            for m in range(rates.shape[1]):
-                if rates[kept[i], m] < rates[row, m]:
-                    beaten = False
-                    break
-            if beaten:
-                break
-        if not beaten:
-            kept[count] = row
-            count += 1
-    return count

@@ -24,12 +24,12 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
+from flows.planning.engine.columns import undominated
 from flows.planning.gpulets.pairs import (
     Room,
     Side,
     Tops,
     Worths,
-    keep_undominated,
     price_options,
     price_rows,
     search_pairs,
@@ -50,6 +50,7 @@ _NEAR = 0.8  # of the best pattern known: partitions whose best is below it need
 _QUARTILE = 0.25  # of the patterns there is room for: what is dropped where there are more
 
 Parts = tuple[tuple[int, int], ...]  # (share, row of its options), rising
+Key = tuple[int, Parts]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,7 +98,7 @@ class Pattern:
     rates_rps: Floats
 
     @property
-    def key(self) -> tuple[int, Parts]:
+    def key(self) -> Key:
         """Two patterns of one key are the same."""
         return self.gpu_class, self.parts
 
@@ -552,19 +553,6 @@ class _Priced:
         value = self.value[members, level]
         order = np.argsort(-value, kind="stable")
         return members[order[: int((value > -np.inf).sum())]]
-
-
-def undominated(rates: Floats) -> NDArray[np.bool_]:
-    """[n] whether no other row of rates [n, model] is at least as high everywhere.
-
-    Of equals, one.
-    """
-    order = np.argsort(-rates.sum(axis=1), kind="stable")
-    kept = np.empty(len(order), dtype=np.int64)
-    count = keep_undominated(np.ascontiguousarray(rates), order, kept)
-    found = np.zeros(len(rates), dtype=np.bool_)
-    found[kept[:count]] = True
-    return found
 
 
 def _picked(found: Found, which: Ints | NDArray[np.bool_]) -> Found:

@@ -30,8 +30,6 @@ from triton_backend.contract.plan import PlacementRun, Plan, PoolInterference, S
 from triton_backend.contract.workload import MARGIN
 
 POLICY = "turns-window"
-NO_HEADROOM = "none"
-POISSON = "poisson99"
 SMALL_BATCH = (
     4  # planned batches up to this may be larger in a burst, where a model has its part alone
 )
@@ -82,19 +80,16 @@ def solve(master: Master, inputs: Inputs, options: PlanOptions) -> tuple[Answer,
     """
     demands = inputs.workload.models
     asked = np.array([d.normaliser(options.objective) for d in demands])
-    planned = with_headroom(options, asked)
-    goal = Goal(demand=planned, gap=options.gap, solver=options.solver)
+    goal = Goal(demand=asked, gap=options.gap, solver=options.solver)
     if options.objective == "throughput":
         answer = master.solve(goal, inputs.watch)
         if answer.score <= 0:
             reason = "no plan found in which its GPUs serve every model; "
             reason += "there is none" if answer.bound <= 0 else "that there is none is not proven"
             raise InfeasibleError("cluster", reason)
-        scale = float((asked / planned).min())
-        answer.score, answer.bound = answer.score * scale, answer.bound * scale
         return answer, asked * answer.score
     answer = master.solve(
-        Goal(demand=planned, prices=master.tables.prices, gap=options.gap, solver=options.solver),
+        Goal(demand=asked, prices=master.tables.prices, gap=options.gap, solver=options.solver),
         inputs.watch,
     )
     if not answer.chosen:
@@ -105,30 +100,6 @@ def solve(master: Master, inputs: Inputs, options: PlanOptions) -> tuple[Answer,
 def reachable(goal: Goal) -> Goal:
     """How much of the demand can be served, up to all of it."""
     return Goal(demand=goal.demand, gap=goal.gap, solver=goal.solver, enough=1.0)
-
-
-def with_headroom(options: PlanOptions, rates: Floats) -> Floats:
-    """Rates to plan for: as they are, times a factor, or the 99th percentile of a Poisson second.
-
-    Raises:
-        InputError: the option is none of these.
-    """
-    given = options.own["headroom"]
-    where = "option headroom"
-    if given == NO_HEADROOM:
-        return rates
-    if given == POISSON:
-        if options.objective == "throughput":
-            raise InputError(where, f"{POISSON} needs rates; throughput plans weights")
-        return rates + _P99 * np.sqrt(rates)
-    try:
-        factor = float(given)
-    except ValueError as error:
-        reason = f"{given!r} is neither {NO_HEADROOM}, {POISSON} nor a factor"
-        raise InputError(where, reason) from error
-    if not 1 <= factor < math.inf:
-        raise InputError(where, f"{given} is below 1")
-    return rates * factor
 
 
 def _out_of_reach(most: Answer) -> None:

@@ -16,9 +16,9 @@ from numpy.typing import NDArray
 
 from flows.clock import Stopwatch
 from flows.planning.inputs import Problem
-from flows.planning.pool.at_prices import plan_at_prices
+from flows.planning.pool.at_prices.blocks import placeable
+from flows.planning.pool.at_prices.stages import plan_at_prices
 from flows.planning.pool.attempts import Attempts, Incumbent, round_down
-from flows.planning.pool.blocks import placeable
 from flows.planning.pool.bound import Bound, Goal, least_loss, solve_bound, undominated
 from flows.planning.pool.columns import Columns, enumerate_columns
 from flows.planning.pool.divide import GpuSplit, Part, SingleModelResult

@@ -56,7 +56,7 @@ class ProgramBuilder:
         lower: ArrayLike = 0.0,
         upper: ArrayLike = np.inf,
         cost: ArrayLike = 0.0,
-        whole: bool = False,
+        whole: ArrayLike = False,
     ) -> NDArray[np.int64]:
         """Add a family of variables; returns their numbers."""
         block = np.empty((4, count))

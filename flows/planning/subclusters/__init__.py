@@ -1,5 +1,6 @@
 """Whole models that share the GPUs of sub-clusters (Symphony)."""
 
+from flows.planning.promises.headroom import HEADROOM
 from flows.planning.registry import Option, Planner
 from flows.planning.subclusters.plan import AUTO, plan
 
@@ -9,6 +10,7 @@ PLANNERS = (
         plan=plan,
         space="sub-clusters",
         objectives=("throughput", "cost", "power", "gpus"),
+        demands=("models", "variants"),
         options=(
             Option(
                 name="subclusters",
@@ -20,11 +22,28 @@ PLANNERS = (
                 name="utilisation",
                 kind=float,
                 default=0.9,
-                help="Share of a GPU's time that is planned; the rest is for waiting.",
+                help="Share of the time of many GPUs that is planned. Of few GPUs all but one is, "
+                "or its square.",
                 least=0.01,
                 most=1.0,
                 stated=True,
             ),
+            Option(
+                name="least_accuracy",
+                kind=float,
+                default=0.0,
+                help="Mean accuracy that suffices of a model with variants; 0: the most that fits.",
+                least=0.0,
+                most=1.0,
+            ),
+            Option(
+                name="dispatch",
+                kind=str,
+                default="timeout",
+                help="Dispatch policy of the plan; deferred (Symphony's) is for many GPUs only.",
+                choices=("timeout", "deferred"),
+            ),
+            HEADROOM,
         ),
         most_stages=1,
         rates_from=(),

@@ -1,11 +1,11 @@
 """Which GPU class each model runs on: an integer program over models and classes.
 
 Sets: models i, classes k. Given: load n_ik (GPUs; infinite where a model cannot run), GPUs N_k,
-their prices p_k, the share u of its time that a GPU is planned to be busy, bytes s_i, room m_k of a
-GPU. Variables: x_ik in {0, 1}; GPUs g_k whole.
+their prices p_k, the load c(g) that g GPUs may carry (`free`), bytes s_i, room m_k of a GPU.
+Variables: x_ik in {0, 1}; GPUs g_k whole.
 
-    cheapest    minimise sum_k p_k g_k        with sum_i n_ik x_ik <= u g_k, g_k <= N_k
-    evenest     minimise z                    with sum_i n_ik x_ik <= z u N_k
+    cheapest    minimise sum_k p_k g_k        with sum_i n_ik x_ik <= c(g_k), g_k <= N_k
+    evenest     minimise z                    with sum_i n_ik x_ik <= z c(N_k)
     both        sum_k x_ik = 1;  sum_i s_i x_ik <= m_k g_k  (a GPU holds one sub-cluster's models)
 
 Sub-clusters of one class need no fewer GPUs than all of its models together, so what is proven here
@@ -19,6 +19,7 @@ import numpy as np
 from flows.planning.solver.arrays import Floats, Ints
 from flows.planning.solver.program import ProgramBuilder
 from flows.planning.solver.solve import Limits, solve_integer
+from flows.planning.subclusters.free import carried, limits
 
 _NODES = 5_000
 _HAIR = 1e-5  # of the cheapest GPU: what moving all bytes to other classes costs
@@ -33,7 +34,7 @@ class ToClass:
         static_bytes: [m].
         room_bytes: [k] of one GPU; infinite where not known.
         gpus: [k].
-        utilisation: share of a GPU's time that may be planned.
+        utilisation: share of the time of many GPUs that may be planned.
         before: [m] class of each model under the plan in force, -1 where it has none.
     """
 
@@ -62,8 +63,11 @@ def cheapest(
     builder, x = _models(asked, hair)
     gpus = builder.variables("g", len(price), upper=asked.gpus, cost=-price, whole=True)
     kinds = np.arange(len(price))
-    rows = _load_rows(builder, asked, x)
-    builder.entries(rows, gpus, -asked.utilisation)
+    one_free = builder.variables("y", len(price), upper=1.0, whole=True)
+    for each, more in limits(asked.gpus, asked.utilisation):
+        rows = _load_rows(builder, asked, x)
+        builder.entries(rows, gpus, -each)
+        builder.entries(rows, one_free, -more)
     known = kinds[np.isfinite(asked.room_bytes)]
     rows, room = _memory_rows(builder, asked, x, known, np.zeros(len(known)))
     builder.entries(rows, gpus[known], -room)
@@ -80,7 +84,7 @@ def evenest(
     builder, x = _models(asked, _HAIR)
     busiest = builder.variables("z", 1, cost=-1.0)
     rows = _load_rows(builder, asked, x)
-    builder.entries(rows, np.repeat(busiest, len(rows)), -asked.utilisation * asked.gpus)
+    builder.entries(rows, np.repeat(busiest, len(rows)), -carried(asked.gpus, asked.utilisation))
     known = np.flatnonzero(np.isfinite(asked.room_bytes))
     _memory_rows(builder, asked, x, known, asked.gpus[known])
     return _solved(builder, asked, (gap, seconds, solver))

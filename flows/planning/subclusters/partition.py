@@ -1,19 +1,20 @@
 """Models into sub-clusters of one GPU class: the integer program, and a start for it.
 
 All GPUs of a sub-cluster hold the same models (Symphony, 4.4 and appendix A). Sets: models i, parts
-j. Given: load n_i (GPUs), static and dynamic bytes s_i and d_i, GPUs N, the share u of its time
-that a GPU is planned to be busy; the mean load of a GPU r = sum n_i / N, of a part R = sum n_i /
+j. Given: load n_i (GPUs), static and dynamic bytes s_i and d_i, GPUs N, the load carried(g) that
+g GPUs may carry (`free`); the mean load of a GPU r = sum n_i / N, of a part R = sum n_i /
 parts, and S = sum s_i / parts. Variables:
 
     x_ij  in {0, 1}     model i is in part j
     g_j   whole         GPUs of part j: N / parts rounded down or up; 1 .. N where not `even`
     D_j   >= 0          largest dynamic bytes of a part
+    z_j   in {0, 1}     part j carries as many GPUs as it has but one (`free`)
     dR, dS, M >= 0      imbalance of load and of static bytes; share of the static bytes that move
 
     minimise   dR + w dS + M
     one        sum_j x_ij = 1                             every model i               (8, 9)
     gpus       sum_j g_j = N
-    fits       sum_i n_i x_ij <= u g_j                    every part j                (4)
+    fits       sum_i n_i x_ij <= carried(g_j)             every part j                (4)
     memory     sum_i s_i x_ij + D_j <= room               every part j                (5)
     dynamic    d_i x_ij <= D_j                            every i, j
     load       |sum_i n_i x_ij - r g_j| <= R dR           every part j                (6)
@@ -37,6 +38,7 @@ import numpy as np
 from flows.planning.solver.arrays import Floats, Ints
 from flows.planning.solver.program import Program, ProgramBuilder
 from flows.planning.solver.solve import Limits, solve_integer
+from flows.planning.subclusters.free import carried, limits, needed
 from flows.planning.watch import Watch
 
 _SMALL = 100  # x variables up to which the best is proven
@@ -57,7 +59,8 @@ class PartitionProblem:
         room_bytes: of one GPU for models; infinite where not known.
         parts: sub-clusters.
         gpus: of all parts together.
-        utilisation: share of a GPU's time that may be planned; infinite where loads may be scaled.
+        utilisation: share of the time of many GPUs that may be planned; infinite where loads may
+            be scaled.
         memory_weight: w.
         even: parts have equally many GPUs, but for what N leaves over; they may not where one model
             alone needs more.
@@ -149,7 +152,7 @@ def fits(asked: PartitionProblem, part: Ints, gpus: Ints) -> bool:
     dynamic = np.zeros(asked.parts)
     np.maximum.at(dynamic, part, asked.dynamic_bytes)
     return bool(
-        (load <= asked.utilisation * gpus * (1 + _OVER)).all()
+        (load <= carried(gpus, asked.utilisation) * (1 + _OVER)).all()
         and (static + dynamic <= asked.room_bytes * (1 + _OVER)).all()
         and len(np.unique(part)) == asked.parts
         and asked.fewest <= gpus.min()
@@ -303,7 +306,7 @@ def _gpus_of_parts(asked: PartitionProblem, part: Ints) -> Ints | None:
     None beyond all GPUs.
     """
     load = sums(part, asked.load, asked.parts)
-    need = np.ceil(load / asked.utilisation * (1 - _OVER)).astype(np.int64)
+    need = np.ceil(needed(load, asked.utilisation) * (1 - _OVER)).astype(np.int64)
     need = np.maximum(need, max(1, asked.fewest))
     left = asked.gpus - int(need.sum())
     return None if left < 0 else spread(load, need, left, asked.most)
@@ -352,17 +355,18 @@ def _exact(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Variables:
-    """Numbers of the program's variables: x [m, parts], g and D [parts], dR, dS."""
+    """Numbers of the program's variables: x [m, parts], g, D and z [parts], dR, dS."""
 
     x: Ints
     gpus: Ints
     dynamic: Ints
+    one_free: Ints
     off: int
     uneven: int
 
 
 def _program(asked: PartitionProblem) -> Program:
-    """The program of the head of this file; families in the order x, g, D, dR, dS."""
+    """The program of the head of this file; families in the order x, g, D, z, dR, dS."""
     builder = ProgramBuilder()
     made = _variables(builder, asked)
     m, parts = made.x.shape
@@ -376,9 +380,7 @@ def _program(asked: PartitionProblem) -> Program:
     rows = builder.rows("held", parts, upper=-1.0)  # every part holds a model
     builder.entries(rows[part_of], made.x.ravel(), -1.0)
     if np.isfinite(asked.utilisation):
-        rows = builder.rows("fits", parts, upper=0.0)
-        builder.entries(rows[part_of], made.x.ravel(), np.repeat(asked.load, parts))
-        builder.entries(rows, made.gpus, -asked.utilisation)
+        _fits_rows(builder, asked, made)
     if np.isfinite(asked.room_bytes):
         _memory_rows(builder, asked, made)
     return builder.build()
@@ -397,16 +399,33 @@ def _variables(builder: ProgramBuilder, asked: PartitionProblem) -> _Variables:
     g = builder.variables("g", parts, lower=asked.fewest, upper=asked.most, whole=True)
     largest = float(asked.dynamic_bytes.max()) / _part_bytes(asked)
     dynamic = builder.variables("D", parts, upper=largest)
+    one_free = builder.variables("z", parts, upper=1.0, whole=True)
     off = builder.variables("dR", 1, cost=-1.0)
     uneven = builder.variables("dS", 1, cost=-asked.memory_weight)
     return _Variables(
-        x=x.reshape(m, parts), gpus=g, dynamic=dynamic, off=int(off[0]), uneven=int(uneven[0])
+        x=x.reshape(m, parts),
+        gpus=g,
+        dynamic=dynamic,
+        one_free=one_free,
+        off=int(off[0]),
+        uneven=int(uneven[0]),
     )
 
 
 def _part_bytes(asked: PartitionProblem) -> float:
     """Mean static bytes of a part, the unit of bytes in the program."""
     return float(asked.static_bytes.sum()) / asked.parts or 1.0
+
+
+def _fits_rows(builder: ProgramBuilder, asked: PartitionProblem, made: _Variables) -> None:
+    """Rows `fits`, three a part."""
+    m, parts = made.x.shape
+    part_of = np.tile(np.arange(parts), m)
+    for each, one_free in limits(asked.gpus, asked.utilisation):
+        rows = builder.rows("fits", parts, upper=0.0)
+        builder.entries(rows[part_of], made.x.ravel(), np.repeat(asked.load, parts))
+        builder.entries(rows, made.gpus, -each)
+        builder.entries(rows, made.one_free, -one_free)
 
 
 def _even_rows(
@@ -460,4 +479,5 @@ def _solution(asked: PartitionProblem, known: ClusterPartition) -> Floats:
     load, static = (sums(part, v, parts) for v in (asked.load, asked.static_bytes))
     off = np.abs(load - total / asked.gpus * gpus).max() * parts / total if total else 0.0
     uneven = np.abs(static - static.mean()).max() / scale if asked.static_bytes.any() else 0.0
-    return np.concatenate([x.ravel(), gpus.astype(np.float64), largest, [off, uneven]])
+    one_free = load > asked.utilisation**2 * gpus * (1 + _OVER)
+    return np.concatenate([x.ravel(), gpus.astype(np.float64), largest, one_free, [off, uneven]])

@@ -3,13 +3,13 @@
     GPUs of every model    gathering   closed form, from its latency table, SLO and rate
     class of every model   classes     integer program; its bound is the certificate's
     sub-clusters           partition   integer program per class, even in load and memory
-    GPUs of sub-clusters               load / utilisation, rounded up
+    GPUs of sub-clusters   free        of their load, rounded up; some of their time stays free
 
 Rates are given (`cost`, `power`, `gpus`), or the largest common scale of the weights whose
 sub-clusters fit the GPUs (`throughput`).
 
 The bound speaks of all assignments of whole models to sub-clusters of whole GPUs of one class each,
-GPUs counted by the closed form at the given utilisation. It is no bound for split models.
+GPUs counted by the closed form and the rule of `free`. It is no bound for split models.
 """
 
 from collections.abc import Callable, Mapping
@@ -38,6 +38,7 @@ from flows.planning.registry import (
 )
 from flows.planning.solver.arrays import Floats, Ints
 from flows.planning.subclusters.classes import Chosen, ToClass, cheapest, evenest
+from flows.planning.subclusters.free import carried, needed
 from flows.planning.subclusters.gathering import Curves, curves
 from flows.planning.subclusters.partition import (
     ClusterPartition,
@@ -50,10 +51,9 @@ from triton_backend.contract.errors import InfeasibleError, InputError
 from triton_backend.contract.plan import BYTES_PER_GIB, Plan
 from triton_backend.contract.shares import WHOLE_GPU
 from triton_backend.contract.units import us_to_ms
-from triton_backend.contract.workload import TURN
+from triton_backend.contract.workload import TURN, Workload
 
 AUTO = "auto"
-POLICY = "deferred"
 _TRIES = 8  # more sub-clusters, or GPUs, than the least that may do
 _ROUNDS = 4  # of scaling rates and dividing again
 _HALVINGS = 60
@@ -71,6 +71,7 @@ class Demands:
         static_bytes, dynamic_bytes: [m].
         room_bytes: [k] of one GPU for models; infinite where not known.
         price: [k] of one GPU in the objective.
+        joint: [m] number of the models that share a sub-cluster with each: those of one name.
         before: [m] pool of each model under the plan in force, -1 where it has none.
         pools: names of those pools and their classes.
     """
@@ -83,6 +84,7 @@ class Demands:
     dynamic_bytes: Floats
     room_bytes: Floats
     price: Floats
+    joint: Ints
     before: Ints
     pools: tuple[tuple[str, int], ...]
 
@@ -123,7 +125,7 @@ def plan(inputs: Inputs, options: PlanOptions) -> Outcome:
             be reached.
     """
     asked = read_demands(inputs, options)
-    wanted = _wanted(options, len(asked.weight))
+    wanted = _wanted(options, int(asked.joint.max()) + 1)
     trace = Trace()
     if options.objective == "throughput":
         scale, bound, found, parted = _largest_scale(asked, options, inputs, wanted)
@@ -137,7 +139,7 @@ def plan(inputs: Inputs, options: PlanOptions) -> Outcome:
     proven = objective.gap <= options.gap
     trace.status = "optimal" if proven else "feasible"
     trace.details = _certificate(asked, rates, found, parted)
-    trace.notes.append(_analytic_note(asked, trace.details["analytic_gpus"], found, options))
+    trace.notes.append(_analytic_note(trace.details, options.own["utilisation"]))
     if not proven:
         trace.notes.append(
             "the bound is that of one sub-cluster per class; whole GPUs of several may cost the gap"
@@ -147,7 +149,7 @@ def plan(inputs: Inputs, options: PlanOptions) -> Outcome:
         objective=objective,
         trace=trace,
         promised_rps=tuple(rates.tolist()),
-        policy=POLICY,
+        policy=options.own["dispatch"],
         whole_tables=True,
         waits=TURN,
     )
@@ -178,11 +180,20 @@ def read_demands(inputs: Inputs, options: PlanOptions) -> Demands:
         dynamic_bytes=dynamic_bytes,
         room_bytes=np.array([room_gib(c, WHOLE_GPU) * BYTES_PER_GIB for c in cluster.gpu_classes]),
         price=gpu_prices(cluster, options.objective),
+        joint=_joint(inputs.workload),
         before=np.full(len(demands), -1, dtype=np.int64),
         pools=(),
     )
     _check_possible(asked, limit, inputs)
     return asked if options.previous is None else _continued(asked, options.previous)
+
+
+def _joint(workload: Workload) -> Ints:
+    """[m] number of the name for which each model answers, in the order of names."""
+    variant_of = workload.variant_of
+    names = [variant_of.get(model.name, model.name) for model in workload.models]
+    numbers = {name: number for number, name in enumerate(dict.fromkeys(names))}
+    return np.array([numbers[name] for name in names], dtype=np.int64)
 
 
 def _latencies(problem: Problem, kind: int) -> Floats:
@@ -248,15 +259,22 @@ def _wanted(options: PlanOptions, models: int) -> int | None:
 # Classes and sub-clusters
 
 
+def _summed(groups: Ints, values: Floats) -> Floats:
+    """[g] sums of values, by group."""
+    return np.bincount(groups, values).astype(np.float64)
+
+
 def _to_class(asked: Demands, load: Floats, options: PlanOptions) -> ToClass:
     kinds = np.array([kind for _, kind in asked.pools] or [-1], dtype=np.int64)
+    _, first = np.unique(asked.joint, return_index=True)
+    before = asked.before[first]
     return ToClass(
-        load=load,
-        static_bytes=asked.static_bytes,
+        load=np.column_stack([_summed(asked.joint, each) for each in load.T]),
+        static_bytes=_summed(asked.joint, asked.static_bytes),
         room_bytes=asked.room_bytes,
         gpus=asked.problem.gpus,
         utilisation=options.own["utilisation"],
-        before=np.where(asked.before >= 0, kinds[asked.before], -1),
+        before=np.where(before >= 0, kinds[before], -1),
     )
 
 
@@ -270,6 +288,7 @@ def _fewest_gpus(
     chosen = cheapest(to_class, asked.price, options.gap, left_s, options.solver)
     if chosen is None:
         raise _out_of_reach(asked, options, inputs)
+    chosen = replace(chosen, kind=chosen.kind[asked.joint])
     bound = chosen.bound
     if options.objective == "gpus":
         bound = float(np.ceil(bound - 1e-6))
@@ -277,7 +296,7 @@ def _fewest_gpus(
     parted: list[ClusterPartition] = []
     for kind, count in _counts(asked, chosen, load, wanted).items():
         models = np.flatnonzero(chosen.kind == kind)
-        need = float(load[models, kind].sum()) / options.own["utilisation"]
+        need = needed(float(load[models, kind].sum()), options.own["utilisation"])
         part = _parted(
             _to_part(asked, models, kind, load[models, kind], options),
             (count, max(1, int(np.ceil(need - 1e-9)))),
@@ -317,7 +336,8 @@ def _counts(asked: Demands, chosen: Chosen, load: Floats, wanted: int | None) ->
         raise InputError("option subclusters", reason)
     counts = dict(least)
     for _ in range(wanted - sum(least.values())):
-        most = {k: min(int((chosen.kind == k).sum()), int(asked.problem.gpus[k])) for k in used}
+        names = {k: len(np.unique(asked.joint[chosen.kind == k])) for k in used}
+        most = {k: min(names[k], int(asked.problem.gpus[k])) for k in used}
         room_left = [k for k in used if counts[k] < most[k]]
         if not room_left:
             reason = f"{wanted} are more than there are models, or GPUs of their classes"
@@ -332,11 +352,14 @@ def _to_part(
     """The division on one class; `_parted` fills in parts, GPUs and labels."""
     mine = [number for number, (_, at) in enumerate(asked.pools) if at == kind]
     label = {number: place for place, number in enumerate(mine)}
-    before = [label.get(int(number), -1) for number in asked.before[models]]
+    _, first, joint = np.unique(asked.joint[models], return_index=True, return_inverse=True)
+    before = [label.get(int(number), -1) for number in asked.before[models][first]]
+    largest = np.zeros(len(first))
+    np.maximum.at(largest, joint, asked.dynamic_bytes[models])
     return PartitionProblem(
-        load=load,
-        static_bytes=asked.static_bytes[models],
-        dynamic_bytes=asked.dynamic_bytes[models],
+        load=_summed(joint, load),
+        static_bytes=_summed(joint, asked.static_bytes[models]),
+        dynamic_bytes=largest,
         room_bytes=float(asked.room_bytes[kind]),
         parts=1,
         gpus=int(asked.problem.gpus[kind]),
@@ -353,26 +376,32 @@ def _parted(
     *,
     fixed: bool,
 ) -> ClusterPartition | None:
-    """The first division that fits, from the least sub-clusters and GPUs on."""
+    """The first division that fits, from the least sub-clusters and GPUs on.
+
+    Even ones may take a GPU more for each part; sizes are free where none of them fits.
+    """
     parts, gpus = least
     most = parts if fixed else min(len(whole.load), whole.gpus, parts + _TRIES)
     for count in range(parts, most + 1):
-        for number in range(max(gpus, count), min(whole.gpus, max(gpus, count) + _TRIES) + 1):
-            to_part = replace(whole, parts=count, gpus=number, before=_relabelled(whole, count))
-            for even in (True, False):
-                to_part = replace(to_part, even=even)
-                if even and count > 1 and whole.load.max() > _share(to_part):
-                    continue
-                part = divide(to_part, inputs.watch, options.solver, options.gap)
-                if part is not None:
-                    return part
+        numbers = range(max(gpus, count), min(whole.gpus, max(gpus, count) + _TRIES) + 1)
+        tried = [(True, number) for number in numbers[: count + 1]]
+        tried += [(False, number) for number in numbers if count > 1]
+        for even, number in tried:
+            to_part = replace(
+                whole, parts=count, gpus=number, before=_relabelled(whole, count), even=even
+            )
+            if even and count > 1 and whole.load.max() > _share(to_part):
+                continue
+            part = divide(to_part, inputs.watch, options.solver, options.gap)
+            if part is not None:
+                return part
     return None
 
 
 def _share(to_part: PartitionProblem) -> float:
     """Load that the largest of equal parts may have."""
     if np.isfinite(to_part.utilisation):
-        return to_part.utilisation * to_part.most
+        return carried(to_part.most, to_part.utilisation)
     return float(to_part.load.sum()) / to_part.parts
 
 
@@ -387,10 +416,11 @@ def _relabelled(whole: PartitionProblem, parts: int) -> Ints:
 def _named(asked: Demands, kind: int, models: Ints, part: ClusterPartition) -> list[Subcluster]:
     """Parts as sub-clusters; each goes on with the pool of its label."""
     mine = [name for name, at in asked.pools if at == kind]
+    _, joint = np.unique(asked.joint[models], return_inverse=True)
     return [
         Subcluster(
             kind=kind,
-            models=models[part.part == number],
+            models=models[part.part[joint] == number],
             gpus=int(gpus),
             continues=mine[number] if number < len(mine) else None,
         )
@@ -429,7 +459,7 @@ def _largest_scale(
         raise _out_of_reach(asked, options, inputs)
     if len(asked.curves) > 1:
         bound = _proven_scale(asked, options, inputs, best[0], bound)
-    return best[0], bound, _with_spare(asked, best), best[2]
+    return best[0], bound, _with_spare(asked, best, options.own["utilisation"]), best[2]
 
 
 def _scale_bound(asked: Demands, options: PlanOptions) -> float:
@@ -438,7 +468,7 @@ def _scale_bound(asked: Demands, options: PlanOptions) -> float:
     A load relative to the GPUs of its class is the share of the class that a model takes. Shares of
     a class sum to 1 at most, so all models' least shares sum to at most the number of classes.
     """
-    gpus = options.own["utilisation"] * asked.problem.gpus.astype(np.float64)
+    gpus = carried(asked.problem.gpus, options.own["utilisation"])
     used = np.flatnonzero(gpus > 0)
 
     def shares(load: Floats) -> float:
@@ -449,8 +479,14 @@ def _scale_bound(asked: Demands, options: PlanOptions) -> float:
     above = len(used) / float((asked.weight * work.min(axis=1)).sum())
     # no scale beyond the last at which even the least GPUs fit, which never fall, fits at all
     above = _bisected(lambda s: shares(asked.least_load(asked.rates(s))) <= most, 0.0, above)[1]
-    changes = np.concatenate([(c.starts_rps / asked.weight[:, None]).ravel() for c in asked.curves])
+    changes = np.concatenate([_changes(c.starts_rps, asked.weight) for c in asked.curves])
     return _largest(lambda s: shares(asked.load(asked.rates(s))) <= most, changes, above)
+
+
+def _changes(starts_rps: Floats, weight: Floats) -> Floats:
+    """Scales at which a model's batch changes; none of a model that is asked for nothing."""
+    asked = weight > 0
+    return (starts_rps[asked] / weight[asked, None]).ravel()
 
 
 def _bisected(fits: Callable[[float], bool], low: float, high: float) -> tuple[float, float]:
@@ -512,6 +548,7 @@ def _divided_at(
     chosen = evenest(to_class, options.gap, inputs.watch.left_s(), options.solver)
     if chosen is None:
         return None
+    chosen = replace(chosen, kind=chosen.kind[asked.joint])
     found: list[Subcluster] = []
     parted: list[ClusterPartition] = []
     for kind, count in _counts(asked, chosen, load, wanted).items():
@@ -535,33 +572,34 @@ def _scale_of(asked: Demands, found: list[Subcluster], bound: float, utilisation
         rates = asked.rates(scale)
         for part in found:
             load = float(asked.curves[part.kind].gpus(rates)[part.models].sum())
-            need[part.kind] += max(1.0, np.ceil(load / utilisation * (1 - 1e-9)))
+            need[part.kind] += max(1.0, np.ceil(needed(load, utilisation) * (1 - 1e-9)))
         return bool((need <= asked.problem.gpus).all())
 
     changes = [
-        (asked.curves[p.kind].starts_rps[p.models] / asked.weight[p.models, None]).ravel()
-        for p in found
+        _changes(asked.curves[p.kind].starts_rps[p.models], asked.weight[p.models]) for p in found
     ]
     return _largest(fits, np.concatenate(changes), bound)
 
 
 def _with_spare(
-    asked: Demands, best: tuple[float, list[Subcluster], list[ClusterPartition]]
+    asked: Demands,
+    best: tuple[float, list[Subcluster], list[ClusterPartition]],
+    utilisation: float,
 ) -> list[Subcluster]:
-    """GPUs as the scale needs them, and what is left of a class where load per GPU is highest."""
+    """GPUs as the scale needs them, and what is left of a class where need per GPU is highest."""
     scale, found, _ = best
     rates = asked.rates(scale)
     out: list[Subcluster] = []
     for kind in sorted({part.kind for part in found}):
         mine = [part for part in found if part.kind == kind]
         gpus = asked.curves[kind].gpus(rates)
-        load = np.array([float(gpus[part.models].sum()) for part in mine])
+        need = needed(np.array([float(gpus[part.models].sum()) for part in mine]), utilisation)
         least = np.ones(len(mine), dtype=np.int64)
         most = int(asked.problem.gpus[kind])
         more = most - len(mine)
         out += [
             replace(part, gpus=int(count))
-            for part, count in zip(mine, spread(load, least, more, most), strict=True)
+            for part, count in zip(mine, spread(need, least, more, most), strict=True)
         ]
     return out
 
@@ -607,7 +645,7 @@ def _pipelines(
     return tuple(
         PlannedPipeline(
             model=model,
-            batch=int(asked.curves[part.kind].batches(rates)[model]),
+            batch=int(batches[model]),
             rate_rps=float(rates[model]),
             stages=(
                 PlannedStage(
@@ -621,8 +659,32 @@ def _pipelines(
             ),
         )
         for number, part in enumerate(found)
+        for batches in [_batches(asked, rates, part)]
         for model in part.models.tolist()
     )
+
+
+def _batches(asked: Demands, rates: Floats, part: Subcluster) -> Ints:
+    """[m] batches of a sub-cluster's models at their rates.
+
+    Of variants, at the rate at which each alone fills the GPU time of all: shares change with the
+    load. Larger batches than planned take less of that time, and so allow less: hence twice.
+    """
+    curves = asked.curves[part.kind]
+    found = curves.batches(rates)
+    for number in np.unique(asked.joint[part.models]).tolist():
+        own = np.flatnonzero(asked.joint == number)
+        if len(own) == 1:
+            continue
+        time_s = float(curves.gpus(rates)[own].sum())
+        column = np.zeros(len(own), dtype=np.int64)
+        for _ in range(2):
+            allowed = curves.starts_rps[own] * curves.work_s[own] <= time_s
+            allowed[:, 0] = True
+            column = np.where(allowed, np.arange(allowed.shape[1]), 0).max(axis=1)
+            time_s = float(rates[own] @ curves.work_s[own, column])
+        found[own] = curves.batch[own, column]
+    return found
 
 
 def _certificate(
@@ -669,16 +731,14 @@ def _imbalance(parts: list[tuple[float, float]]) -> Mapping[str, float]:
     return {"load": imbalance(load), "memory": imbalance(held)}
 
 
-def _analytic_note(
-    asked: Demands, analytic: Mapping[str, float], found: list[Subcluster], options: PlanOptions
-) -> str:
-    utilisation: float = options.own["utilisation"]
-    planned = dict.fromkeys(analytic, 0)
-    for part in found:
-        planned[asked.problem.classes[part.kind]] += part.gpus
-    shown = "; ".join(
-        f"{name}: {gpus:.2f} GPUs, {gpus / utilisation:.2f} at utilisation {utilisation:g}, "
-        f"{planned[name]} planned"
-        for name, gpus in analytic.items()
-    )
-    return f"analytic (staggered batches) {shown}"
+def _analytic_note(details: Mapping[str, Any], utilisation: float) -> str:
+    shown: list[str] = []
+    for name, gpus in details["analytic_gpus"].items():
+        mine = [part for part in details["subclusters"] if part["gpu_class"] == name]
+        whole = sum(needed(part["load"], utilisation) for part in mine)
+        planned = sum(part["gpus"] for part in mine)
+        shown.append(
+            f"{name}: {gpus:.2f} GPUs, {whole:.2f} at utilisation {utilisation:g}, "
+            f"{planned} planned"
+        )
+    return f"analytic (staggered batches) {'; '.join(shown)}"

@@ -36,6 +36,7 @@ from flows.preparation.splitting.shapes import make_shapes_constant
 from flows.preparation.splitting.symbolic import make_batch_symbolic
 from triton_backend.contract.errors import InputError
 from triton_backend.contract.tensors import total_bytes_per_sample
+from triton_backend.contract.workload import size_name
 from triton_backend.serve_folder.names import check_name
 
 DEFAULT_BLOCKS = 10
@@ -54,12 +55,27 @@ class SplitChoices:
         input_ranges: input name to the values it is checked with.
         samples: an `.npz` file or a folder of such, in place of values drawn.
         allow_unproven: cut also where two samples do not differ.
+        size_inputs: inputs whose shapes tell this size from the model's others; none where the
+            model has one size.
     """
 
     input_shapes: Shapes = field(default_factory=dict[str, tuple[int, ...]])
     input_ranges: Mapping[str, Range] = field(default_factory=dict[str, Range])
     samples: Path | None = None
     allow_unproven: bool = False
+    size_inputs: tuple[str, ...] = ()
+
+    @property
+    def size(self) -> Shapes:
+        """Shapes that tell this size from the model's others."""
+        return {name: self.input_shapes[name] for name in self.size_inputs}
+
+    def named(self, model: str) -> str:
+        """The model's own name, or that of this size."""
+        if not self.size_inputs:
+            return model
+        shapes = {name: "x".join(map(str, sizes)) for name, sizes in self.size.items()}
+        return size_name(model, shapes)
 
     def asked(self, values: InputValues) -> tuple[object, ...]:
         """The choices in the key of a split beside the file; empty without choices."""
@@ -105,7 +121,7 @@ def split_model(
     fix_sizes(skeleton, choices.input_shapes, str(path))
     values = InputValues(
         ranges=choices.input_ranges,
-        samples={} if choices.samples is None else read_samples(choices.samples),
+        samples={} if choices.samples is None else read_samples(choices.samples, choices.size),
     )
     specs = input_specs(skeleton, input_names(skeleton.graph), str(path))
     values.fit(specs, str(path))

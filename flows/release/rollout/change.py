@@ -53,15 +53,17 @@ from triton_backend.contract.transition import steps
 from triton_backend.contract.units import US_PER_S
 from triton_backend.runtimes.stage_tensors import (
     complete_tensors,
+    endpoints,
     request_tensors,
     served_models,
 )
-from triton_backend.serve_folder.names import RESERVED_PREFIX, check_name
+from triton_backend.serve_folder.names import RESERVED_PREFIX
 from triton_backend.serve_folder.repository import (
     OFFLOAD_MODEL,
     GenerationNames,
     check_beside,
     check_node_models,
+    check_served_names,
     for_clients,
     front_ports,
     is_node_model,
@@ -145,15 +147,15 @@ class _Change:
     def folder(self) -> Path:
         return self.state.folder
 
-    def added(self) -> list[ModelPlan]:
-        """Models and applications that the old plan does not serve."""
-        known = {model.name for model in served_models(self.old)}
-        return [model for model in served_models(self.new) if model.name not in known]
+    def added(self) -> dict[str, tuple[ModelPlan, ...]]:
+        """Models and applications that the old plan does not serve, as `endpoints` has them."""
+        known = endpoints(self.old)
+        return {name: sizes for name, sizes in endpoints(self.new).items() if name not in known}
 
     def removed(self) -> list[str]:
         """Names of models and applications that the new plan no longer serves."""
-        kept = {model.name for model in served_models(self.new)}
-        return [model.name for model in served_models(self.old) if model.name not in kept]
+        kept = endpoints(self.new)
+        return [name for name in endpoints(self.old) if name not in kept]
 
     def begun_for_clients(self) -> list[str]:
         """Models beside those served that the old plan does not have."""
@@ -283,10 +285,10 @@ def _plan_change(folder: Path, plan: Plan) -> _Change:
     if is_same_plan(old, plan):
         raise InputError(f"plan {plan.plan_id}", "is being served already")
     new = complete_tensors(plan)
-    for model in served_models(new):
-        check_name(model.name)
+    check_served_names(new)
     for model in served_models(old):
         check_tensors(model, new)
+    check_same_sizes(old, new)
     check_node_models((*used_nodes(old), *used_nodes(new)))
     hosts = OtherHosts.of(state)
     hosts.check(old, new)
@@ -319,11 +321,29 @@ def check_tensors(model: ModelPlan, new: Plan) -> None:
             )
 
 
+def check_same_sizes(old: Plan, new: Plan) -> None:
+    """Check that a model that stays keeps its sizes, whose fronts are one process.
+
+    Raises:
+        InputError: it does not.
+    """
+    after = endpoints(new)
+    for name, sizes in endpoints(old).items():
+        before = sorted(size.name for size in sizes)
+        following = sorted(size.name for size in after.get(name, sizes))
+        if before != following:
+            raise InputError(
+                f"plan {new.plan_id}, model {name!r}",
+                f"is {', '.join(following)}, and {', '.join(before)} in the plan being served: a "
+                "model that stays keeps its sizes; give it another name",
+            )
+
+
 def _render(change: _Change) -> None:
     nodes = change.nodes(change.new)
     render_generation(change.folder, change.new, change.generation, nodes=nodes, names=change.names)
-    for model in change.added():
-        render_front(change.folder, model, change.generation)
+    for name, sizes in change.added().items():
+        render_front(change.folder, name, sizes, change.generation)
     change.hosts.put_generation(change.old, change.new, change.generation, change.names)
 
 
@@ -338,7 +358,7 @@ def _preload(change: _Change) -> None:
     begun = change.begun_for_clients()
     if begun:
         change.render_for_clients()
-    for name in [*map(node_model, added), *(model.name for model in change.added()), *begun]:
+    for name in [*map(node_model, added), *change.added(), *begun]:
         change.state.load(name)
 
 
@@ -374,8 +394,8 @@ def _swap(change: _Change) -> None:
 def _settle(change: _Change) -> None:
     render_control(change.folder, change.generation, standby=_settings(change.folder).standby)
     change.render_for_clients()
-    for model in served_models(change.new):
-        render_front(change.folder, model, change.generation)
+    for name, sizes in endpoints(change.new).items():
+        render_front(change.folder, name, sizes, change.generation)
     note_plan(change.folder, change.new.plan_id, change.generation)
     # One that restarted between swap and now has come back under the old plan and needs its nodes.
     if change.state.control("status")["generation"] != change.generation:
@@ -426,7 +446,7 @@ def _abort(change: _Change) -> None:
     if status["generation"] == change.generation:
         return
     _keep_generation(change.state, change.kept_nodes(), change.old_generation)
-    added = [*map(node_model, change.added_nodes()), *(model.name for model in change.added())]
+    added = [*map(node_model, change.added_nodes()), *change.added()]
     for name in [*added, *change.begun_for_clients()]:
         with contextlib.suppress(PoolPipeError):
             change.state.unload(name)
@@ -475,7 +495,7 @@ def finish_or_undo_change(folder: Path) -> Plan:
         status = state.control("status")
     generation = int(status["generation"])
     plan = plan_of_generation(folder, generation)
-    served = {model.name for model in served_models(plan)}
+    served = {*endpoints(plan)}
     served |= {*for_clients(plan, cut_models=_settings(folder).cut_models)}
     hosts = OtherHosts.of(state)
     nodes = [node for node in used_nodes(plan) if node not in hosts.addresses]
@@ -488,8 +508,8 @@ def finish_or_undo_change(folder: Path) -> Plan:
             remove_model(folder, entry.name)
     hosts.tidy(plan, generation)
     render_control(folder, generation, standby=_settings(folder).standby)
-    for model in served_models(plan):
-        render_front(folder, model, generation)
+    for name, sizes in endpoints(plan).items():
+        render_front(folder, name, sizes, generation)
     note_plan(folder, plan.plan_id, generation)
     remove_old_generations(folder, generation)
     return plan

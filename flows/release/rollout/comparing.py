@@ -1,13 +1,14 @@
 """A plan's answers and times, compared with those of the plan in force before it gets a request.
 
-1. Before anything changes, requests of a fixed seed run through the stages of the plan in force.
+1. Before anything changes, requests of a fixed seed run through the stages of the plan in force;
+   or requests of clients are copied with the answers that they got.
 2. When the new workers are ready, the same requests run through every pipeline of the new plan.
 3. An answer that differs by more than its type explains, or stages that take longer than planned,
    end the rollout before the swap: the plan in force goes on, and no client was sent there.
 
 Stages run directly, through their nodes, which the scheduler knows nothing of: a batch that is due
-on the same worker meanwhile starts at most one run of one sample late. Not here: requests of
-clients, which are not read.
+on the same worker meanwhile starts at most one run of one sample late. Not here: how requests of
+clients are copied (`mirroring`).
 """
 
 from collections.abc import Mapping
@@ -17,7 +18,8 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from flows.release.rollout.options import RolloutOptions
+from flows.release.rollout.mirroring import mirrored
+from flows.release.rollout.options import CLIENTS, RANDOM, RolloutOptions
 from flows.release.server.running import ServerState
 from triton_backend.contract.errors import InputError, PoolPipeError
 from triton_backend.contract.plan import ModelPlan, Pipeline, Plan
@@ -29,6 +31,7 @@ Arrays = dict[str, NDArray[np.generic]]
 SEED = 44
 # Segments and sockets of a direct run, beside the run itself.
 DIRECT_RUN_US = 10_000
+_OF = {RANDOM: "random requests", CLIENTS: "requests of clients"}
 
 
 class DifferenceError(PoolPipeError):
@@ -37,10 +40,15 @@ class DifferenceError(PoolPipeError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Expected:
-    """Requests of a model, and what the plan in force answers to them."""
+    """Requests of a model, of one sample each, and what the plan in force answers to them.
+
+    Attributes:
+        source: random ones, or clients'.
+    """
 
     requests: tuple[Arrays, ...]
     answers: tuple[Arrays, ...]
+    source: str = RANDOM
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,6 +57,7 @@ class Compared:
 
     Attributes:
         model, pipeline: its model's name, and its number there.
+        requests, source: how many were compared, and whose they were.
         largest, mean: relative difference of answers, over requests.
         took_us: shortest time of all its stages, one sample.
         planned_us: the same by the plan.
@@ -56,6 +65,8 @@ class Compared:
 
     model: str
     pipeline: int
+    requests: int
+    source: str
     largest: float
     mean: float
     took_us: int
@@ -63,8 +74,9 @@ class Compared:
 
     def __str__(self) -> str:
         return (
-            f"{self.model}, pipeline {self.pipeline}: answers differ by {self.largest:.1e} at most,"
-            f" {self.mean:.1e} on average; {self.took_us / US_PER_MS:.1f} ms,"
+            f"{self.model}, pipeline {self.pipeline}: answers to {self.requests}"
+            f" {_OF[self.source]} differ by {self.largest:.1e} at most, {self.mean:.1e} on average;"
+            f" {self.took_us / US_PER_MS:.1f} ms,"
             f" planned {self.planned_us / US_PER_MS:.1f} ms"
         )
 
@@ -111,8 +123,10 @@ def ask_in_force(
     """
     from flows.preparation.splitting.running import random_inputs  # noqa: PLC0415
 
-    expected: dict[str, Expected] = {}
+    expected = _of_clients(state, old, new, options) if options.compare_from == CLIENTS else {}
     for model, _ in _in_both(old, new):
+        if model.name in expected:
+            continue
         rng = np.random.default_rng(SEED)
         requests = tuple(
             random_inputs(model.inputs, 1, rng) for _ in range(options.compare_requests)
@@ -120,6 +134,25 @@ def ask_in_force(
         number, pipeline = _whole(model)[0]
         runs = [_run(state, old, (model, number, pipeline), one)[0] for one in requests]
         expected[model.name] = Expected(requests=requests, answers=tuple(runs))
+    return expected
+
+
+def _of_clients(
+    state: ServerState, old: Plan, new: Plan, options: RolloutOptions
+) -> dict[str, Expected]:
+    """Requests of clients that bring a model's own inputs; models that got none are left out."""
+    models = {model.name: model for model, _ in _in_both(old, new)}
+    expected: dict[str, Expected] = {}
+    copied = mirrored(state, list(models), options.compare_requests, options.compare_seconds)
+    for name, copies in copied.items():
+        inputs = {spec.name for spec in models[name].inputs}
+        whole = [one for one in copies if {*one.inputs} == inputs]
+        if whole:
+            expected[name] = Expected(
+                requests=tuple(dict(one.inputs) for one in whole),
+                answers=tuple(dict(one.outputs) for one in whole),
+                source=CLIENTS,
+            )
     return expected
 
 
@@ -138,13 +171,18 @@ def compare(
         if model.name not in expected:
             continue
         for number, pipeline in _whole(model):
-            done.append(_compare(state, new, (model, number, pipeline), expected[model.name]))
+            way = model, number, pipeline
+            done.append(_compare(state, new, way, expected[model.name], options.compare_tolerance))
             _check_latency(done[-1], len(pipeline.stages), options)
     return tuple(done)
 
 
 def _compare(
-    state: ServerState, new: Plan, way: tuple[ModelPlan, int, Pipeline], expected: Expected
+    state: ServerState,
+    new: Plan,
+    way: tuple[ModelPlan, int, Pipeline],
+    expected: Expected,
+    allowed: float,
 ) -> Compared:
     # onnx and onnxruntime are loaded where something is compared, not for each rollout.
     from flows.preparation.splitting.checking import tolerance  # noqa: PLC0415
@@ -160,7 +198,7 @@ def _compare(
         times.append(took_us)
         errors = {name: relative_error(got[name], answer[name]) for name in answer}
         for name, error in errors.items():
-            if not error <= (most := tolerance(answer[name].dtype, half=half)):
+            if not error <= (most := allowed or tolerance(answer[name].dtype, half=half)):
                 raise DifferenceError(
                     f"{model.name}, pipeline {number}: {name!r} differs by {error:.1e} from the"
                     f" plan in force, more than {most:.0e}"
@@ -169,6 +207,8 @@ def _compare(
     return Compared(
         model=model.name,
         pipeline=number,
+        requests=len(expected.requests),
+        source=expected.source,
         largest=max(differences),
         mean=float(np.mean(differences)),
         took_us=sum(map(min, zip(*times, strict=True))),

@@ -6,6 +6,8 @@ from enum import StrEnum
 from flows.options import check_options, option
 from triton_backend.contract.errors import InputError
 
+RANDOM, CLIENTS = "random", "clients"
+
 
 class RolloutMode(StrEnum):
     """How a plan follows another.
@@ -32,6 +34,12 @@ class RolloutOptions:
         way: in place, in place without plans between, or with a flush first.
         compare_requests: how many requests of each model both plans answer before the switch; 0
             compares nothing.
+        compare_from: which requests those are: random ones of a fixed seed, or the next that
+            clients send, which are copied while they are served.
+        compare_seconds: how long requests of clients are waited for; random ones stand in for a
+            model that got none.
+        compare_tolerance: how much answers may differ, relative to the largest value; 0: as much as
+            their type explains.
         compare_latency: the former plan goes on if one sample takes more than so many times what
             the new plan says.
         wait: for another rollout that is under way, as long as it takes; else it is an error.
@@ -57,10 +65,34 @@ class RolloutOptions:
     latency_factor: float = 1.0
     compare_requests: int = option(
         0,
-        help="Before the switch, compare both plans' answers to this many random requests a model.",
+        help="Before the switch, compare both plans' answers to this many requests a model.",
         least=0,
         most=1000,
         metavar="N",
+        panel="Rollout",
+    )
+    compare_from: str = option(
+        RANDOM,
+        help="With --compare-requests: compare by random requests, or by those that clients send.",
+        choices=(RANDOM, CLIENTS),
+        metavar="random|clients",
+        panel="Rollout",
+    )
+    compare_seconds: float = option(
+        30.0,
+        help="With --compare-from clients: wait this long for their requests.",
+        least=1.0,
+        most=3600.0,
+        metavar="SECONDS",
+        panel="Rollout",
+    )
+    compare_tolerance: float = option(
+        0.0,
+        help="With --compare-requests: let answers differ by this share of the largest value; 0: by"
+        " what their type explains.",
+        least=0.0,
+        most=1e6,
+        metavar="SHARE",
         panel="Rollout",
     )
     compare_latency: float = option(

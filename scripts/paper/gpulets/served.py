@@ -17,7 +17,6 @@ import argparse
 import csv
 import os
 import sys
-import time
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -26,7 +25,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from flows.clock import Stopwatch
 from flows.operations.replanning.autoscale import (
     Follower,
     Sizing,
@@ -34,8 +32,8 @@ from flows.operations.replanning.autoscale import (
     follow_simulated,
 )
 from flows.planning import PlanOptions, make_plan
-from flows.release.rollout.change import change_plan
 from scripts.benchmarks.figures import Figure, add_destinations, conclude
+from scripts.benchmarks.scheduling.followed import Rolled
 from scripts.benchmarks.served import Load, Loaded, Served
 from scripts.paper.gpulets.mixes import (
     GPU,
@@ -184,40 +182,6 @@ def crowd(served: Served, name: str, options: argparse.Namespace) -> Iterator[di
         "quiet": 100 * quiet,
         **ends(found),
     }
-
-
-class Rolled:
-    """The served system as `autoscale` sees it: counters, seconds, changes of plan in place."""
-
-    def __init__(self, served: Served) -> None:
-        self._served, self._watch, self._began = served, Stopwatch(), Stopwatch()
-        self.gpus = [(0.0, sum(served.plan.gpus_used.values()))]
-
-    def offered(self) -> Mapping[str, int]:
-        """Requests so far, by model."""
-        counters = self._served.state.control("status")["counters"]
-        return {name: int(count) for name, count in counters["offered"].items()}
-
-    def wait(self, seconds: float) -> float:
-        """Wait; seconds since the last time."""
-        time.sleep(seconds)
-        return self._watch.restart()
-
-    def in_force(self, known: Plan) -> Plan:
-        """It does not change otherwise."""
-        return known
-
-    def bring(self, plan: Plan) -> str:
-        """Change plans with work in flight."""
-        change_plan(self._served.folder, complete_tensors(plan))
-        self.gpus.append((self._began.seconds(), sum(plan.gpus_used.values())))
-        return "in force"
-
-    def mean_gpus(self, seconds: float) -> float:
-        """Over so many seconds."""
-        ends = [at for at, _ in self.gpus[1:]] + [seconds]
-        spans = zip(self.gpus, ends, strict=True)
-        return sum(n * (max(at, end) - at) for (at, n), end in spans) / seconds
 
 
 def wave(options: argparse.Namespace) -> dict[str, Any]:

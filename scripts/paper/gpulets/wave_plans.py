@@ -10,8 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flows.operations.replanning.autoscale import HEADROOM
-from flows.operations.replanning.backtest import Planner
-from flows.operations.replanning.backtest_run import cheapest_planner
+from flows.operations.replanning.planner import Planner, cheapest_planner
 from flows.planning import PlanOptions, make_plan
 from scripts.paper.gpulets.mixes import Profiles
 from triton_backend.contract.cluster import Cluster

@@ -119,13 +119,13 @@ def shared(project: Project, first: dict[str, Any], prefect_url: str) -> dict[st
     return project.quickstart("--planner=subclusters", prefect_url=prefect_url)
 
 
-def test_two_models_share_one_pool_under_deferred(
+def test_two_models_share_one_pool(
     project: Project, first: dict[str, Any], shared: dict[str, Any]
 ) -> None:
     plan = json.loads((project.folder / f"state/reports/plan-{shared['plan_id']}.json").read_text())
     assert plan["planner"] == "subclusters"
     assert len(plan["pools"]) == 1
-    assert {model["policy"] for model in plan["models"]} == {"deferred"}
+    assert {model["policy"] for model in plan["models"]} == {"timeout"}
     assert shared["models"].keys() == first["models"].keys()
     for row in shared["models"].values():
         assert row["checked"]["responses"] == row["served"] + row["late"] > 0
@@ -158,7 +158,7 @@ def test_an_application_gives_the_answers_of_its_models_one_after_the_other(
 def test_a_page_is_read_as_the_package_reads_it(tmp_path: Path, prefect_url: str) -> None:
     pytest.importorskip("rapidocr_onnxruntime", reason="needs the extra `ocr`")
     project = Project(tmp_path)
-    own = ("--application", "ocr", "--duration=3", "--load-factor=0.1", "--attainment-target=0")
+    own = ("--application", "ocr", "--duration=3", "--load-factor=0.4", "--attainment-target=0")
     done = project.run(
         *("quickstart", "--json", "--keep-serving", *own, *project.port_options()),
         poolpipe=(sys.executable, "-c", SMALLEST_OCR),

@@ -1,6 +1,7 @@
 """A hand-made event log of a gateway, and a workspace with its plan."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ from triton_backend.contract.cluster import NodeGroup
 from triton_backend.contract.decisions import Decision, Dispatch, Drop, DropReason, Hop
 from triton_backend.contract.events import Arrival, Event, StageDone
 from triton_backend.contract.plan import PlacementRun, Plan
-from triton_backend.serving.gateway.admission import RefusedJob
+from triton_backend.serving.gateway.admission import Refused, RefusedJob
 from triton_backend.serving.gateway.event_log import to_line
 
 SLO_US = 100_000
@@ -78,19 +79,21 @@ class Log:
         }
         self.lines.append(json.dumps(header))
 
-    def say(self, item: Event | Decision | RefusedJob) -> None:
+    def say(self, item: Event | Decision | Refused | RefusedJob) -> None:
         self.lines.append(to_line(item))
 
-    def arrive(self, at_us: int, model: int = 0) -> int:
+    def arrive(self, at_us: int, model: int = 0, **more: int) -> int:
         self._requests += 1
-        self.arrive_again(self._requests, at_us, at_us, model)
+        self.arrive_again(self._requests, at_us, at_us, model, **more)
         return self._requests
 
-    def arrive_again(self, request: int, first_us: int, at_us: int, model: int = 0) -> None:
+    def arrive_again(
+        self, request: int, first_us: int, at_us: int, model: int = 0, **more: int
+    ) -> None:
         deadline_us = self.start_us + first_us + SLO_US
         at_us += self.start_us
         arrival = Arrival(now_us=at_us, request_id=request, model=model, deadline_us=deadline_us)
-        self.say(arrival)
+        self.say(replace(arrival, **more))
 
     def drop(self, request: int, model: int = 0, reason: DropReason = DropReason.DEADLINE) -> None:
         self.say(Drop(request_id=request, model=model, reason=reason, deadline_us=0))

@@ -685,7 +685,7 @@ def test_what_cannot_be_rendered_is_named(tmp_path: Path, artifacts: Path, serve
         ({"gpu_claims": True, "request_gpus": False}, "--gpu-claims: claims nothing with --no-req"),
         ({"gpu_claims": True, "mig_strategy": "single"}, "single: is of the device plugin"),
         ({"kserve": True, "tls": "server"}, "--tls server: KServe asks the gateway over HTTP"),
-        ({"kserve": True, "name": "2nd"}, "--name 2nd: must begin with a letter for --kserve"),
+        ({"name": "2nd"}, "--name 2nd: must begin with a letter"),
         ({"triton_image": "my image"}, "--triton-image: 'my image' is not the name of an image"),
     ):
         with pytest.raises(InputError, match=told):

@@ -63,8 +63,9 @@ def test_a_counter_that_begins_with_its_first_drop_counts_as_zero_until_then(
     rule: dict[str, Any],
 ) -> None:
     """In PromQL a sum has no value where one of its parts has none."""
-    for window in re.findall(r"dropped_total\[(\w+)\]", rule["expr"]):
-        dropped = f"sum by (model) (rate(poolpipe_requests_dropped_total[{window}]))"
+    for told, window in re.findall(r"dropped_total(\S*)\[(\w+)\]", rule["expr"]):
+        assert told == '{reason!="quota"}'  # the client's own doing
+        dropped = f"sum by (model) (rate(poolpipe_requests_dropped_total{told}[{window}]))"
         served = f"sum by (model) (rate(poolpipe_requests_served_total[{window}]))"
         assert f"({dropped} or {served} * 0)" in " ".join(rule["expr"].split())
 

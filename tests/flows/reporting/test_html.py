@@ -21,6 +21,7 @@ from tests.flows.reporting.example import (
     shared_plan,
 )
 from triton_backend.contract.errors import InputError
+from triton_backend.contract.plan import Attained
 from triton_backend.simulator.run import simulate
 from triton_backend.simulator.scenario import SimOptions
 
@@ -85,6 +86,16 @@ def test_the_page_holds_every_part_and_needs_no_network() -> None:
 def test_what_is_not_known_is_left_out() -> None:
     reader = read(render_report(ReportData(title="bare", plan=example_plan())))
     assert reader.headings == ["Plan: pools and flows"]
+
+
+def test_a_plan_that_states_what_it_attains_says_so_on_the_page() -> None:
+    label = "at 0.9 of the planned rates, Poisson"
+    assert label not in render_report(ReportData(title="bare", plan=example_plan()))
+    known = Attained(even=1.0, poisson=0.9712, poisson_load=0.9, duration_s=20.0, seed=0)
+    page = render_report(ReportData(title="bare", plan=replace(example_plan(), attained=known)))
+    words = [text.strip() for text in read(page).words]
+    assert label in words
+    assert any(text.startswith("97.12") for text in words)
 
 
 def test_names_are_escaped_everywhere() -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from triton_backend.contract.entries import Entry
 from triton_backend.contract.errors import InputError
-from triton_backend.contract.workload import ModelDemand, Workload
+from triton_backend.contract.workload import ModelDemand, Workload, lines_of
 
 DEMAND = ModelDemand(name="m", slo_us=50_000, weight=0.3, batch_building_rate_rps=1_300.0)
 
@@ -80,3 +80,175 @@ def test_entries_of_rate_0_and_of_one_name_are_refused() -> None:
         demand("m", entries=(Entry(name="all", block=0, budget_us=1, rate_rps=0.0),))
     with pytest.raises(InputError, match="a name is listed twice"):
         demand("m", entries=(ENTRIES[0], ENTRIES[0]))
+
+
+def sized(**more: object) -> dict[str, object]:
+    """A model of two sizes, as workload.yaml has it."""
+    sizes = [
+        {"input_shapes": {"x": "3x48x320"}, "share": 0.7},
+        {"input_shapes": {"x": "3x48x640"}, "share": 0.3},
+    ]
+    return {"name": "reader", "slo_ms": 250, "sizes": sizes} | more
+
+
+def test_sizes_of_a_model_are_models_with_its_shares() -> None:
+    workload = Workload.from_dict({"models": [sized(rate_rps=40.0), {"name": "n", "slo_ms": 5}]})
+    first, second, other = workload.models
+    assert [m.name for m in workload.models] == ["reader@3x48x320", "reader@3x48x640", "n"]
+    assert [m.size_of for m in workload.models] == ["reader", "reader", None]
+    assert (first.rate_rps, second.rate_rps) == (pytest.approx(28.0), pytest.approx(12.0))
+    assert {first.slo_us, second.slo_us} == {250_000}
+    assert other.weight is None
+    assert Workload.from_dict(workload.to_dict()) == workload
+
+
+def test_sizes_without_rate_or_weight_share_a_weight_of_one() -> None:
+    plain = sized(sizes=[{"input_shapes": {"x": "4"}}, {"input_shapes": {"x": "8"}}])
+    assert [m.weight for m in Workload.from_dict({"models": [plain]}).models] == [0.5, 0.5]
+
+
+def of_sizes(*sizes: object) -> dict[str, object]:
+    return {"models": [sized(sizes=list(sizes))]}
+
+
+@pytest.mark.parametrize(
+    ("data", "said"),
+    [
+        (of_sizes({"input_shapes": {"x": "4"}}), "one size is none of several"),
+        (of_sizes(*[{"input_shapes": {"x": "4"}}] * 2), "'reader@4' is listed twice"),
+        (of_sizes({"input_shapes": {}}, {"input_shapes": {"x": "4"}}), "names no input"),
+        (of_sizes({"input_shapes": {"x": "4xw"}}), "x: '4xw' is no shape without the batch"),
+        (
+            of_sizes({"input_shapes": {"x": "4"}}, {"input_shapes": {"y": "8"}}),
+            "'reader@8' gives y, another gives x",
+        ),
+        (
+            of_sizes(*[{"input_shapes": {"x": n}, "share": 0.7} for n in ("4", "8")]),
+            "shares are positive and add up to 1, not 0.7 [+] 0.7",
+        ),
+        (
+            of_sizes({"input_shapes": {"x": "4"}, "share": 1}, {"input_shapes": {"x": "8"}}),
+            "some sizes have a share, others none",
+        ),
+        (
+            {"models": [sized(), {"name": "reader", "slo_ms": 5}]},
+            "is a size of 'reader', which is a model of its own too",
+        ),
+        (
+            {"models": [sized(before="decode", model="net")]},
+            "sizes: is of a model without before and after",
+        ),
+        (
+            {"models": [sized(entries=[{"name": "e", "block": 0, "budget_ms": 1, "rate_rps": 1}])]},
+            "a model has entries or several sizes",
+        ),
+        (
+            {
+                "models": [sized()],
+                "applications": [
+                    {"name": "a", "slo_ms": 9, "modules": [{"name": "m", "model": "reader"}]}
+                ],
+            },
+            "'m'.model: 'reader' has several sizes, and a module runs one: reader@3x48x320, ",
+        ),
+    ],
+)
+def test_sizes_that_cannot_be_served_are_named(data: dict[str, object], said: str) -> None:
+    with pytest.raises(InputError, match=said):
+        Workload.from_dict(data)
+
+
+def test_a_module_may_run_one_size() -> None:
+    module = {"name": "m", "model": "reader@3x48x320"}
+    application = {"name": "a", "slo_ms": 90, "rate_rps": 5, "modules": [module]}
+    data = {"models": [sized(rate_rps=10)], "applications": [application]}
+    lines = lines_of(Workload.from_dict(data), "cost")
+    assert [(m.name, m.size_of) for m in lines] == [
+        ("reader@3x48x320", "reader"),
+        ("reader@3x48x640", "reader"),
+    ]
+    assert lines[0].rate_rps == pytest.approx(12.0)
+
+
+def varied(*variants: object, **more: object) -> dict[str, object]:
+    """A model with variants, as workload.yaml has it."""
+    own = {"name": "net", "slo_ms": 50, "accuracy": 0.8, "variants": list(variants)}
+    return {"models": [own | more]}
+
+
+SMALL = {"name": "small", "accuracy": 0.7}
+OF_SMALL = {"name": "m", "model": "small"}
+
+
+def test_variants_of_a_model_answer_for_its_name() -> None:
+    workload = Workload.from_dict(varied(SMALL, rate_rps=40.0))
+    assert [m.name for m in workload.models] == ["net", "small"]
+    assert [m.rate_rps for m in workload.models] == [40.0, 0.0]
+    assert [m.slo_us for m in workload.models] == [50_000, 50_000]
+    assert workload.variants == {"net": workload.models}
+    assert workload.variant_of == {"small": "net"}
+    assert Workload.from_dict(workload.to_dict()) == workload
+
+
+def test_variants_with_shares_have_their_part_of_weight_and_rate() -> None:
+    workload = Workload.from_dict(varied(SMALL | {"share": 0.25}, rate_rps=40.0, weight=2.0))
+    assert [(m.rate_rps, m.weight) for m in workload.models] == [(30.0, 1.5), (10.0, 0.5)]
+
+
+def test_a_model_with_an_accuracy_alone_is_one_model() -> None:
+    workload = Workload.from_dict({"models": [{"name": "net", "slo_ms": 5, "accuracy": 0.5}]})
+    assert workload.variants == {}
+    assert workload.models[0].normaliser() == 1.0
+
+
+@pytest.mark.parametrize(
+    ("data", "said"),
+    [
+        (varied(), "'net', variants: lists none"),
+        (varied(SMALL, accuracy=1.5), "'net', accuracy: 1.5 is not within 0 and 1"),
+        (varied(SMALL | {"accuracy": -1}), "'small', accuracy: -1 is not within 0 and 1"),
+        (varied({"name": "small"}), "accuracy: is missing"),
+        (varied({"accuracy": 0.5}), "name: is missing"),
+        (varied(SMALL, SMALL), "a model is listed twice"),
+        (varied(SMALL | {"name": "net"}), "a model is listed twice"),
+        (varied(SMALL | {"share": 1.5}), "shares are positive and add up to 1"),
+        (varied(SMALL, sizes=[]), "has variants, or several sizes"),
+        (varied(SMALL, size_of="other"), "has variants, or several sizes"),
+        (varied(SMALL, before="decode", model="m"), "variants: is of a model without before"),
+        (
+            {"models": [{"name": "net", "slo_ms": 5, "variants": [SMALL]}]},
+            "'net', accuracy: is missing; variants have it",
+        ),
+        (
+            {
+                "models": [
+                    {"name": "net", "slo_ms": 5, "accuracy": 0.5},
+                    {"name": "small", "slo_ms": 9, "accuracy": 0.5, "size_of": "net"},
+                ]
+            },
+            "'small', slo_ms: 9.0, but 5.0 of 'net'",
+        ),
+        (
+            {
+                "models": [
+                    {"name": "net", "slo_ms": 5},
+                    {"name": "small", "slo_ms": 5, "accuracy": 0.5, "size_of": "net"},
+                ]
+            },
+            "'net', accuracy: is missing; variants have it",
+        ),
+        (
+            varied(SMALL)
+            | {
+                "applications": [
+                    {"name": "a", "slo_ms": 9, "modules": [{"name": "m", "model": "small"}]}
+                ]
+            },
+            "'small' has variants, which a module does not choose from",
+        ),
+    ],
+)
+def test_variants_that_make_no_sense_are_refused(data: dict[str, object], said: str) -> None:
+    with pytest.raises(InputError, match=said) as raised:
+        Workload.from_dict(data)
+    assert "\n" not in str(raised.value)

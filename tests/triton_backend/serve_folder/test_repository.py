@@ -19,6 +19,7 @@ from tests.triton_backend.serving.served_applications import (
     one_stage,
     with_applications,
 )
+from tests.triton_backend.serving.sized_plans import NAME, SIZES, sized_plan
 from tests.triton_backend.serving.small_plans import model, plan, stage, two_stage
 from triton_backend.contract.errors import InputError
 from triton_backend.contract.plan import Plan
@@ -291,3 +292,28 @@ def test_a_configuration_that_is_written_anew_is_never_seen_unfinished(tmp_path:
     finally:
         over.set()
         writer.join()
+
+
+def test_a_front_takes_all_sizes_of_its_model(tmp_path: Path) -> None:
+    render_repository(tmp_path, sized_plan(), ServeOptions())
+    models = {entry.name for entry in (tmp_path / "repository").iterdir()}
+    assert NAME in models
+    assert not models & set(SIZES)
+    config = text_format.Parse(
+        (tmp_path / "repository" / NAME / "config.pbtxt").read_text(),
+        model_config_pb2.ModelConfig(),
+    )
+    dims = [[list(one.dims) for one in several] for several in (config.input, config.output)]
+    assert dims == [[[-1, -1, -1]], [[-1, -1]]]
+
+
+def test_sizes_that_requests_cannot_be_told_apart_by_are_refused(tmp_path: Path) -> None:
+    served = sized_plan()
+    first, second = served.models
+    same = replace(served, models=(first, replace(second, inputs=first.inputs)))
+    with pytest.raises(InputError, match="size 'reader@3x64': has the inputs of 'reader@3x32'"):
+        render_repository(tmp_path, same, ServeOptions())
+    (given,) = first.inputs
+    other = replace(served, models=(replace(first, inputs=(replace(given, name="z"),)), second))
+    with pytest.raises(InputError, match="has other tensors than 'reader@3x32', beside their"):
+        render_repository(tmp_path, other, ServeOptions())

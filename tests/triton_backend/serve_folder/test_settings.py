@@ -31,6 +31,8 @@ CHOSEN = ServeOptions(
     standby=False,
     cut_models=True,
     beside=Beside(folders={"chat": Path("/models/chat")}, completes=True),
+    quotas={"pair": {"shop": 50.5}},
+    over_quota="refused",
 )
 
 
@@ -68,6 +70,22 @@ def test_another_host_has_the_system_and_names_of_its_own(tmp_path: Path) -> Non
 )
 def test_values_that_make_no_sense_are_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(InputError, match="serve settings"):
+        replace(ServeOptions(), **wrong)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "told"),
+    [
+        ({"over_quota": "late"}, "--over-quota: 'late' is neither low nor refused"),
+        ({"quotas": {"m": {"a b": 1.0}}}, "--quota m:a b: 'a b' is no name"),
+        ({"quotas": {"m": {"c": 0.0}}}, r"--quota m:c: 0 requests/s, 0\.001 to 1e\+12 are allowed"),
+        ({"quotas": {"m": {"c": -1.0}}}, "--quota m:c: -1 requests/s"),
+        ({"quotas": {"m": {"c": float("nan")}}}, "--quota m:c: nan requests/s"),
+        ({"quotas": {"m": {"c": float("inf")}}}, "--quota m:c: inf requests/s"),
+    ],
+)
+def test_quotas_that_make_no_sense_are_refused(wrong: dict[str, Any], told: str) -> None:
+    with pytest.raises(InputError, match=told):
         replace(ServeOptions(), **wrong)
 
 

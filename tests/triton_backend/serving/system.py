@@ -158,8 +158,9 @@ class LocalSystem:
         allowed_us: int | None = None,
         *,
         cancelled: Callable[[], bool] = lambda: False,
+        **own: Any,
     ) -> Callable[[], Answer]:
-        """Submit a request; the result waits for its answer."""
+        """Submit a request with fields of its `own`; the result waits for its answer."""
         answers: list[Answer] = []
         done = threading.Event()
 
@@ -180,6 +181,7 @@ class LocalSystem:
                 deadline_us=now_us + (allowed_us or front.plan.slo_us),
                 reply=reply,
                 is_cancelled=cancelled,
+                **own,
             )
         )
 

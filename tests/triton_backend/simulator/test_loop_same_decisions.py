@@ -78,6 +78,7 @@ def arrivals(world: World, at_us: int) -> Iterator[Arrival]:
             request_id=number,
             model=int(row["model"]),
             deadline_us=int(row["deadline_us"]),
+            low=int(row["low"]),
         )
         number += 1
 
@@ -138,8 +139,15 @@ FAILURES = (Failure(start_s=0.1, end_s=0.2, vgpu=0), Failure(start_s=0.15, vgpu=
         SimOptions(duration_s=0.5, load_factor=1.3),
         SimOptions(duration_s=0.5, load_factor=0.9, latency_noise_cv=0.2, nic="isolated"),
         SimOptions(duration_s=0.5, load_factor=1.0, latency_noise_cv=0.1, failures=FAILURES),
+        SimOptions(
+            duration_s=0.5,
+            load_factor=0.6,
+            low_load_factor=0.6,
+            latency_noise_cv=0.1,
+            failures=FAILURES,
+        ),
     ],
-    ids=["exact", "noise", "failures"],
+    ids=["exact", "noise", "failures", "low"],
 )
 def test_the_same_events_lead_to_the_same_decisions(policy: str, options: SimOptions) -> None:
     plan = busy_plan()
@@ -154,7 +162,8 @@ def test_the_same_events_lead_to_the_same_decisions(policy: str, options: SimOpt
         world, found = simulated(world, at_us)
         assert found == outcomes(decided)
         compared += len(found)
-        waiting = tuple(world.tables.queues["requests"].tolist())
+        queued = world.tables.queues["requests"].reshape(2, -1)  # and low ones
+        waiting = tuple(queued.sum(axis=0).tolist())
         assert (waiting, int(world.tables.counts[0]["in_flight"])) == (
             scheduler.queue_lengths(),
             scheduler.in_flight(),

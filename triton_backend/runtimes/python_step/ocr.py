@@ -22,12 +22,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from triton_backend.contract.errors import InputError
-from triton_backend.runtimes.python_step.pictures import MOST_PIXELS, opened
+from triton_backend.runtimes.python_step.pictures import MOST_PIXELS, eight_bits, opened
 
 PACKAGE = "rapidocr_onnxruntime"
 LINE_HEIGHT = 48
 # A crop takes so much in every slot; a larger one is made smaller before it is handed on.
 CROP_BYTES = 150_000
+# Of a page; more are left out. A page of specks has a thousand, of as many crops.
+MOST_LINES = 64
+# Of a page's sides. The package makes the shorter one at least 30 pixels and the page at least an
+# eighth as high as wide: gigabytes for thinner ones, or no height at all.
+MOST_APART = 100
 _SHAPE = np.dtype("<u2")
 _SHAPE_BYTES = 4
 _GRID = 32  # the detector reads sizes that this divides
@@ -120,7 +125,7 @@ def page(
     """Pages as the detector reads them: [pages, 3, height, width].
 
     Raises:
-        ValueError: a file is no picture, is broken, or has more than `max_pixels` pixels.
+        ValueError: as `pictures.opened`; sides are at most `MOST_APART` times apart.
     """
     import cv2  # noqa: PLC0415
 
@@ -137,7 +142,11 @@ def page(
 
 
 def crops(
-    image: Sequence[bytes], likely: NDArray[np.float32], *, max_pixels: int = MOST_PIXELS
+    image: Sequence[bytes],
+    likely: NDArray[np.float32],
+    *,
+    max_pixels: int = MOST_PIXELS,
+    most_lines: int = MOST_LINES,
 ) -> dict[str, list[Any]]:
     """The lines of pages: corners in pixels of the picture [4, (x, y)], and what is within them.
 
@@ -145,6 +154,7 @@ def crops(
         image: the pages again.
         likely: [pages, 1, height, width], how likely each pixel is text; as the detector gives it.
         max_pixels: as in `page`.
+        most_lines: of a page, the first in the order of reading.
 
     Returns:
         `box` and `crop` [lines, CROP_BYTES] (UINT8) of each page, in the order of reading. A crop
@@ -166,7 +176,7 @@ def crops(
             boxes.append(np.empty((0, 4, 2), np.float32))
             found.append(np.empty((0, CROP_BYTES), np.uint8))
             continue
-        ordered = reader.whole.sorted_boxes(places)
+        ordered = reader.whole.sorted_boxes(places)[:most_lines]
         lines = reader.whole.get_crop_img_list(pixels, ordered)
         found.append(np.stack([_packed(line) for line in lines]))
         corners = reader.whole._get_origin_points(ordered, changes, *was)  # noqa: SLF001
@@ -274,11 +284,8 @@ def size_read(shape: Sequence[int], room: Sequence[int]) -> tuple[int, int]:
 
 def _page(data: bytes, max_pixels: int) -> _Page:
     reader = _reader()
-    with opened(data, max_pixels) as picture:
-        try:
-            pixels = reader.load(picture)
-        except Exception as error:
-            raise ValueError(f"a broken picture: {error}") from error
+    with opened(data, max_pixels, MOST_APART) as picture:
+        pixels = reader.load(eight_bits(picture))
     was = (pixels.shape[0], pixels.shape[1])
     pixels, ratio_h, ratio_w = reader.whole.preprocess(pixels)
     changes: dict[str, Any] = {"preprocess": {"ratio_h": ratio_h, "ratio_w": ratio_w}}

@@ -55,14 +55,14 @@ stage or link was busy: tried again when it is free, or when anything ends off i
 from triton_backend.scheduler.compiled import FAR, NONE, Records, inlined, kernel
 from triton_backend.scheduler.jobs import drop_request
 from triton_backend.scheduler.probe import BY_FINISH, commit, probe
-from triton_backend.scheduler.queues import make_batch, run_from
+from triton_backend.scheduler.queues import make_batch, measure_gap, run_from
 from triton_backend.scheduler.tables import DEADLINE, NEEDS_ROOM, SETTLED, Tables
 from triton_backend.scheduler.topology import (
     BLOCK,
-    LONGEST_GAP_US,
     PARTS,
     RATE_SHIFT,
     LateRules,
+    first_low,
     pipelines_of,
 )
 
@@ -86,8 +86,6 @@ LEAST_WASTE = 3
 PLANNED = 0
 MEASURED = 1
 
-MEMORY_REQUESTS = 200  # the measured rate is a mean over so many requests,
-MEMORY_BUDGETS = 5  # or over so many budgets of the entry where that is longer
 WASTE_SHIFT = 20
 MOST_CROWDED = 64  # candidates of a pool that are put in order
 
@@ -130,7 +128,7 @@ def settle_touched(tables: Tables) -> int:
     counts = tables.counts[0]
     queue = 0
     settled = 0  # queues in a row that need nothing: all of them end it, whatever is counted
-    while counts["touched_late"] > 0 and settled < len(tables.queues):
+    while counts["touched_late"] > 0 and settled < first_low(tables.topology):
         settled += 1
         if tables.queues[queue]["touched"] == 1 and tables.topology.queues[queue]["late"] == 1:
             settled = 0
@@ -141,7 +139,7 @@ def settle_touched(tables: Tables) -> int:
                 return NEEDS_ROOM
             for pipeline in pipelines_of(tables.topology, queue):
                 tables.heaps[tables.topology.pipelines[pipeline]["pool"]]["touched"] = 1
-        queue = (queue + 1) % len(tables.queues)
+        queue = (queue + 1) % first_low(tables.topology)
     return _match_touched(tables)
 
 
@@ -160,7 +158,7 @@ def settle_freed(tables: Tables) -> int:
 def settle_late(tables: Tables) -> int:
     """Decide for every late queue, whatever happened."""
     topology = tables.topology
-    for queue in range(len(topology.queues)):
+    for queue in range(first_low(topology)):
         if topology.queues[queue]["late"] == 1 and _gather(tables, queue) == NEEDS_ROOM:
             return NEEDS_ROOM
     return settle_freed(tables)
@@ -395,23 +393,9 @@ def _key(tables: Tables, queue: int, pipeline: int) -> int:
 
 @kernel
 def measure_rate(tables: Tables, queue: int, samples: int) -> None:
-    """A request came: correct the mean gap and size of requests, and the targets that follow.
-
-    Both are exponential means, each request with weight 1 / max(`MEMORY_REQUESTS`, requests in
-    `MEMORY_BUDGETS` budgets); they start at the planned rate and at one sample.
-    """
+    """A request came: correct the mean gap and size of requests, and the targets that follow."""
     topology = tables.topology
-    row = tables.queues[queue]
-    now = tables.counts[0]["now_us"]
-    if row["arrived_us"] != NONE:
-        gap = min(now - row["arrived_us"], LONGEST_GAP_US) << RATE_SHIFT
-        if row["gap"] == 0:
-            row["gap"] = gap
-        memory = (MEMORY_BUDGETS * topology.queues[queue]["budget_us"]) << RATE_SHIFT
-        weight = max(MEMORY_REQUESTS, memory // max(row["gap"], 1))
-        row["gap"] += (gap - row["gap"]) // weight
-        row["size"] += ((samples << RATE_SHIFT) - row["size"]) // weight
-    row["arrived_us"] = now
+    measure_gap(tables, queue, samples)
     for pipeline in pipelines_of(topology, queue):
         largest = topology.pipelines[pipeline]["largest"]
         target = max(1, tables.candidates[pipeline]["target"])

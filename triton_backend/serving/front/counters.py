@@ -2,6 +2,7 @@
 
 from collections import Counter
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from triton_backend.contract.units import US_PER_S
 from triton_backend.serving.buckets import Buckets
@@ -20,9 +21,11 @@ def latency_bounds_s(slo_us: int) -> tuple[float, ...]:
     return tuple(slo_us / US_PER_S * 2.0 ** (step / STEPS_PER_DOUBLING) for step in steps)
 
 
-@dataclass(slots=True)
+@dataclass
 class FrontCounters:
     """Running totals since the front was loaded; offered = the sum of all others at rest.
+
+    Those of `low` are apart.
 
     Attributes:
         internal_errors: errors of ours that a loop of the front survived.
@@ -50,6 +53,11 @@ class FrontCounters:
     def __post_init__(self) -> None:
         self.latencies = Buckets(self.bounds_s, US_PER_S)
         self.deferred = Buckets(self.bounds_s, US_PER_S)
+
+    @cached_property
+    def low(self) -> "FrontCounters":
+        """Of low requests, which count nowhere else."""
+        return FrontCounters(self.bounds_s)
 
     def answered(self, latency_us: int, late: bool) -> None:  # noqa: FBT001  # a fact, not a mode
         """A request was answered with its outputs."""

@@ -15,19 +15,20 @@ import threading
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 
 from triton_backend.contract.decisions import DropReason
 from triton_backend.contract.entries import covering
 from triton_backend.contract.errors import InputError
+from triton_backend.contract.fields import check_name
 from triton_backend.contract.plan import ModelPlan
 from triton_backend.contract.units import us_to_ms
 from triton_backend.runtimes.base import NUMPY_DTYPES
 from triton_backend.runtimes.clock import Clock
 from triton_backend.runtimes.stage_tensors import half_tensors
-from triton_backend.serve_folder.names import short_name
+from triton_backend.serve_folder.names import CLIENT_PARAMETER, PRIORITY_PARAMETER, short_name
 from triton_backend.serve_folder.traceparent import TraceParent
 from triton_backend.serving.deployment import Deployment
 from triton_backend.serving.front.counters import FrontCounters
@@ -46,12 +47,16 @@ from triton_backend.serving.transport.wire import (
     pack_arrival,
 )
 
+if TYPE_CHECKING:
+    from triton_backend.serving.front.mirror import Mirror
+
 # A longer `timeout` is a client's mistake; instants that far away would not fit a frame.
 MAX_TIMEOUT_US = 24 * 3_600 * 1_000_000
 # Numbers begin at the host's monotonic time, one for every 64 µs: requests of a front that
 # died may still be in flight, and those of its successor must not be taken for them.
 NUMBER_SHIFT = 6
 TRACE_HEADER = "traceparent"
+HIGH_PRIORITY, PRIORITY_DIGITS = 1, 19
 MOST_LOGGED_CHARACTERS = 256  # of what a client chose: a traceparent has 55
 ENTRY_PARAMETER, CUT_PARAMETER, SPLIT_PARAMETER = "entry", "cut", "split"
 _LOG = logging.getLogger(__name__)
@@ -70,6 +75,8 @@ class Request:
     """One request as the front holds it; `reply` is called once, from a reply thread.
 
     Attributes:
+        client_id: the client's own id of it.
+        client: under which its sender has quotas; empty: none.
         batch_id: that it is in flight with; of an express request, only once it is answered.
         entry: number of its model's entry by which it comes in, in the plan of `plan_tag`.
         announced: whether a scheduler may know of it.
@@ -85,6 +92,8 @@ class Request:
     is_cancelled: Callable[[], bool]
     client_id: str = ""
     trace: str = ""  # W3C traceparent, valid
+    low: bool = False
+    client: str = ""
     number: int = 0
     entry: int = 0
     plan_tag: int = 0
@@ -119,12 +128,17 @@ class IncomingRequest(Protocol):
 
 
 class RequestReader:
-    """Reads requests for a model of the plan."""
+    """Reads requests for a model of the plan.
+
+    Attributes:
+        all_usual: no request of it is low, whatever it says.
+    """
 
     def __init__(self, deployment: Deployment, model: ModelPlan) -> None:
         self._where = f"model {model.name!r}"
         self._split = model.split
         self._tag = deployment.tag if model.entries else 0
+        self.all_usual = deployment.boards or model.name in deployment.application_numbers
         self._halved = {half.name: full for half, full in half_tensors(model).items()}
         self._entries = [
             _EntryTensors(
@@ -170,9 +184,25 @@ class RequestReader:
             is_cancelled=incoming.is_cancelled,
             client_id=incoming.request_id(),
             trace=_valid_trace(parameters),
+            low=self._is_low(parameters),
+            client=self._client_of(parameters),
             entry=number,
             plan_tag=self._tag,
         )
+
+    def _is_low(self, parameters: str) -> bool:
+        """True if a request names a priority of 2 or more; 0 and 1 are the usual one.
+
+        Applications, and plans of shared batches, have that alone.
+        """
+        return is_low(self._where, parameters) and not self.all_usual
+
+    def _client_of(self, parameters: str) -> str:
+        """The name that a request's client says; empty where it says none."""
+        named = _header(parameters, CLIENT_PARAMETER)
+        if named:
+            check_name(f"{self._where}, parameter '{CLIENT_PARAMETER}'", named)
+        return named
 
     def _widened(self, brought: Arrays) -> Arrays:
         """The tensors under their own names; those that came in half the bytes are FP32 again."""
@@ -267,6 +297,21 @@ class _EntryTensors:
     most_bytes: dict[str, int]
 
 
+def is_low(where: str, parameters: str) -> bool:
+    """True if a request's parameters name a priority of 2 or more.
+
+    Raises:
+        InputError: they name one that is no number.
+    """
+    named = _header(parameters, PRIORITY_PARAMETER)
+    if not named:
+        return False
+    if not named.isascii() or not named.isdigit() or len(named) > PRIORITY_DIGITS:
+        reason = f"{named[:MOST_LOGGED_CHARACTERS]!r} is no whole number (2 and above: low)"
+        raise InputError(f"{where}, parameter '{PRIORITY_PARAMETER}'", reason)
+    return int(named) > HIGH_PRIORITY
+
+
 def _parameter(parameters: str, name: str) -> str:
     """A parameter of a request, or a header that Triton forwards (a W3C trace context)."""
     if name not in parameters:
@@ -282,14 +327,19 @@ def _valid_trace(parameters: str) -> str:
 
     HTTP clients spell headers as they like: Go's send `Traceparent`.
     """
-    if TRACE_HEADER not in parameters.lower():
+    trace = _header(parameters, TRACE_HEADER)
+    return trace if TraceParent.parse(trace) else ""
+
+
+def _header(parameters: str, header: str) -> str:
+    """A parameter that may come as a header too, which is spelled with any case; else empty."""
+    if header not in parameters.lower():
         return ""
     try:
         named = {name.lower(): value for name, value in json.loads(parameters).items()}
     except (ValueError, AttributeError, RecursionError):
-        return ""  # a request without a usable trace is served all the same
-    trace = str(named.get(TRACE_HEADER, ""))
-    return trace if TraceParent.parse(trace) else ""
+        return ""
+    return str(named.get(header, ""))
 
 
 def arrival_frame(request: Request, guard: Guard, ticket: ExpressTicket | None = None) -> bytes:
@@ -304,6 +354,7 @@ def arrival_frame(request: Request, guard: Guard, ticket: ExpressTicket | None =
         slot,
         checksum,
         guard_us,
+        int(request.low),
     )
     return frame(Kind.ARRIVAL, pack_arrival(body), plan_tag=tag)
 
@@ -314,10 +365,12 @@ class PendingRequests:
     Attributes:
         outputs: what clients see of outputs, as the plan in force says; None: all of them as they
             are.
+        mirror: what copies of requests and answers are kept in, where they are asked for.
     """
 
     def __init__(self, model: str, logs: Path, clock: Clock, counters: FrontCounters) -> None:
         self.outputs: SeenOutputs | None = None
+        self.mirror: Mirror | None = None
         self._model = model
         self._clock = clock
         self.counters = counters
@@ -393,24 +446,39 @@ class PendingRequests:
 
     # Events
 
+    def counted(self, request: Request) -> FrontCounters:
+        """The counters of a request's priority."""
+        return self.counters.low if request.low else self.counters
+
     def admit(self, request: Request, limit: int) -> bool:
-        """Number a request and keep it; refused, and False, where `limit` are kept already."""
-        self.counters.offered += 1
+        """Number a request and keep it; refused, and False, where `limit` are kept already.
+
+        Low ones, whose time may be long, leave half of it to others.
+        """
+        if request.low:
+            limit //= 2
         if len(self._requests) >= limit:
-            self.counters.dropped[DropReason.QUEUE_FULL.text] += 1
-            self._log.note(request, DropReason.QUEUE_FULL.text)
-            self._reply(request, Reply(request.reply, full(self._model, limit)))
+            self.turn_away(request, DropReason.QUEUE_FULL, full(self._model, limit))
             return False
+        self.counted(request).offered += 1
         self._next_number = (self._next_number + 1) % LOCALS
         request.number = self._next_number
         self._requests[request.number] = request
         return True
 
+    def turn_away(self, request: Request, reason: DropReason, refusal: Refusal) -> None:
+        """Answer a request that is not taken."""
+        counters = self.counted(request)
+        counters.offered += 1
+        counters.dropped[reason.text] += 1
+        self._log.note(request, reason.text)
+        self._reply(request, Reply(request.reply, refusal))
+
     def refuse(self, number: int, refusal: Refusal) -> None:
         """Answer with an error of ours."""
         request = self._requests.pop(number, None)
         if request is not None:
-            self.counters.failed += 1
+            self.counted(request).failed += 1
             self._log.note(request, "failed", refusal.message)
             self._reply(request, Reply(request.reply, refusal))
 
@@ -419,7 +487,7 @@ class PendingRequests:
         if self._requests.pop(request.number, None) is None:
             return
         refusal = expired(self._model, request, self._clock.now_us())
-        self.counters.dropped[DropReason.EXPIRED.text] += 1
+        self.counted(request).dropped[DropReason.EXPIRED.text] += 1
         self._log.note(request, DropReason.EXPIRED.text, refusal.message)
         self._reply(request, Reply(request.reply, refusal))
 
@@ -428,7 +496,7 @@ class PendingRequests:
         request = self._requests.pop(body.request, None)
         if request is None:
             return
-        self.counters.dropped[body.reason.text] += 1
+        self.counted(request).dropped[body.reason.text] += 1
         self._log.note(request, body.reason.text)
         self._reply(request, Reply(request.reply, dropped(self._model, request, body, module)))
 
@@ -478,19 +546,21 @@ class PendingRequests:
         """The reply with these outputs; counted and logged."""
         result = outputs if self.outputs is None else self.outputs.seen(outputs)
         if not isinstance(result, Refusal):
+            if self.mirror is not None and self.mirror.wanted:
+                self.mirror.copy(request.tensors, outputs)
             self._served(request, now_us)
             return result
         if result.status == "INVALID_ARG":
-            self.counters.refused += 1
+            self.counted(request).refused += 1
         else:
-            self.counters.failed += 1
+            self.counted(request).failed += 1
         self._log.note(request, "failed", result.message)
         return result
 
     def _served(self, request: Request, now_us: int) -> None:
         """Count and log a request that is answered with outputs."""
         late = now_us > request.deadline_us
-        self.counters.answered(now_us - request.arrival_us, late)
+        self.counted(request).answered(now_us - request.arrival_us, late)
         if late or (request.trace and _is_sampled(request.trace)):
             self._log.note(request, "late" if late else "served")
 
@@ -500,6 +570,11 @@ def full(model: str, limit: int) -> Refusal:
     return Refusal(
         "UNAVAILABLE", f"model {model!r}: {limit} requests are waiting, no more are taken"
     )
+
+
+def over_quota(model: str, client: str) -> Refusal:
+    """The error of a client that sends more than it may."""
+    return Refusal("UNAVAILABLE", f"model {model!r}: client {client!r} is over its quota")
 
 
 def dropped(model: str, request: Request, body: DropBody, module: str = "") -> Refusal:
@@ -570,6 +645,7 @@ class RequestLog:
                     "wall_us": self._clock.wall_us(),
                     "model": self._model,
                     "request": request.number,
+                    "client": request.client,
                     "request_id": request.client_id[:MOST_LOGGED_CHARACTERS],
                     "traceparent": request.trace[:MOST_LOGGED_CHARACTERS],
                     "batch": request.batch_id,
@@ -579,6 +655,7 @@ class RequestLog:
                     "answered_us": self._clock.now_us(),
                     "outcome": outcome,
                     "message": message,
+                    "priority": "low" if request.low else "high",
                 }
             )
         )

@@ -20,6 +20,7 @@ from collections import deque
 from collections.abc import Callable
 from functools import partial
 
+from triton_backend.contract.decisions import DropReason
 from triton_backend.contract.errors import InputError
 from triton_backend.runtimes.clock import Clock
 from triton_backend.serve_folder.settings import ServeSettings
@@ -29,6 +30,7 @@ from triton_backend.serving.front.counters import FrontCounters, latency_bounds_
 from triton_backend.serving.front.deadlines import GRACE_US, DeadlineWatch
 from triton_backend.serving.front.guard import Guard
 from triton_backend.serving.front.jobs import FrontJobs
+from triton_backend.serving.front.mirror import Mirror
 from triton_backend.serving.front.pending import (
     IncomingRequest,
     PendingRequests,
@@ -36,7 +38,9 @@ from triton_backend.serving.front.pending import (
     RequestReader,
     arrival_frame,
     full,
+    over_quota,
 )
+from triton_backend.serving.front.quotas import Quotas
 from triton_backend.serving.front.replies import Refusal, Reply, Result
 from triton_backend.serving.front.texts import SeenOutputs
 from triton_backend.serving.transport.authentication import transport_key
@@ -93,10 +97,18 @@ _LOG = logging.getLogger(__name__)
 
 
 class FrontService:
-    """Runs between `start` and `stop`."""
+    """Runs between `start` and `stop`.
+
+    `quotas`: of the name that clients ask for, where that is not the model's.
+    """
 
     def __init__(
-        self, settings: ServeSettings, deployment: Deployment, model: str, clock: Clock
+        self,
+        settings: ServeSettings,
+        deployment: Deployment,
+        model: str,
+        clock: Clock,
+        quotas: Quotas | None = None,
     ) -> None:
         self.model = model
         self._settings = settings
@@ -104,11 +116,13 @@ class FrontService:
         self.plan = deployment.served_model(model)  # in the last generation served that has it
         self._reader = RequestReader(deployment, self.plan)
         self.counters = FrontCounters(latency_bounds_s(self.plan.slo_us))
+        self.quotas = quotas or Quotas.of(settings, model, clock.now_us())
         self._max_waiting = deployment.max_waiting(self.plan)
         self._current: Deployment = deployment
         self._known: dict[int, Deployment] = {}  # by generation
         self._pending = PendingRequests(model, settings.folder / "logs", clock, self.counters)
         self._pending.outputs = SeenOutputs(self.plan)
+        self.mirror = self._pending.mirror = Mirror(model, settings, clock)
         self._loop = EventLoop(self, clock, transport_key(settings.token))
         self._channels = Channels(self._loop, settings, None)
         self._guard = Guard(settings)
@@ -190,6 +204,11 @@ class FrontService:
         return self._watch.looked_us
 
     @property
+    def deployment(self) -> Deployment:
+        """In force."""
+        return self._current
+
+    @property
     def unanswered(self) -> int:
         """Requests taken and not answered yet."""
         return len(self._pending.all())
@@ -213,9 +232,14 @@ class FrontService:
 
     def submit(self, request: Request) -> None:
         """Take a request; it is answered through `request.reply`, sooner or later, once."""
-        if not self._pending.admit(request, self._max_waiting):
-            return
-        self._announce(request, express=True)
+        if self.quotas.is_over(request.client, request.arrival_us, low=request.low):
+            if self.quotas.refuses or self._reader.all_usual:
+                refusal = over_quota(self.model, request.client)
+                self._pending.turn_away(request, DropReason.QUOTA, refusal)
+                return
+            request.low = True
+        if self._pending.admit(request, self._max_waiting):
+            self._announce(request, express=True)
 
     def _announce(self, request: Request, *, express: bool) -> None:
         """Send ARRIVAL, where the scheduler is there."""

@@ -94,7 +94,9 @@ class GatewayCounters:
         shared_batches: joint runs, by model; so `shared_batch_members`, `shared_batch_samples` and
             `shared_batch_entries`, the batches, samples and different entries in them.
         entries: requests offered by model and entry.
-        module_rows: rows that a module was to run, by application and module.
+        asked: requests of clients, by model or application: without rows of modules.
+        module_rows: rows that a module was to run, by application and module; `module_samples` of
+            the requests that it was to run them for.
         module_drops: jobs that were dropped, or went on without it, for the sake of a module.
         waits: of batches by model, from the first request's arrival to the dispatch.
         module_times: of tasks by application and module, from their rows' being there to the end.
@@ -110,7 +112,9 @@ class GatewayCounters:
     shared_batch_samples: Counter[str] = field(default_factory=Counter[str])
     shared_batch_entries: Counter[str] = field(default_factory=Counter[str])
     entries: Counter[tuple[str, str]] = field(default_factory=Counter[tuple[str, str]])
+    asked: Counter[str] = field(default_factory=Counter[str])
     module_rows: Counter[tuple[str, str]] = field(default_factory=Counter[tuple[str, str]])
+    module_samples: Counter[tuple[str, str]] = field(default_factory=Counter[tuple[str, str]])
     module_drops: Counter[tuple[str, str]] = field(default_factory=Counter[tuple[str, str]])
     waits: dict[str, Buckets] = field(default_factory=dict[str, Buckets])
     module_times: dict[tuple[str, str], Buckets] = field(
@@ -212,6 +216,8 @@ class GatewayCounters:
             "shared_batch_samples": dict(self.shared_batch_samples),
             "shared_batch_entries": dict(self.shared_batch_entries),
             "entries": {"/".join(key): n for key, n in self.entries.items()},
+            "asked": dict(self.asked),
+            "module_samples": {"/".join(key): n for key, n in self.module_samples.items()},
             "module_rows": {"/".join(key): n for key, n in self.module_rows.items()},
             "module_drops": {"/".join(key): n for key, n in self.module_drops.items()},
             "stage_runs": {name: use.runs for name, use in stages.items()},

@@ -207,6 +207,10 @@ class Jobs:
         graph = self._jobs[number].graph
         return graph.name, graph.modules[module].name
 
+    def samples_of(self, number: int) -> int:
+        """Of a job in hand."""
+        return self._jobs[number].samples
+
     def model_of(self, number: int, module: int) -> str:
         """The model that a module of a job in hand runs."""
         return self._jobs[number].graph.modules[module].model

@@ -28,7 +28,7 @@ class PoolAdvice:
     """A pool: what was measured of it, and what that advises.
 
     Attributes:
-        busy_by_vgpu: share of the time, of every vGPU in order.
+        busy_by_vgpu: share of the time, of every vGPU in order, low requests apart.
         advised: vGPUs that it should have.
     """
 

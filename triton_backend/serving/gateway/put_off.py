@@ -26,6 +26,7 @@ class Offered(NamedTuple):
     samples: int
     entry: int
     deadline_us: int
+    low: int = 0
 
 
 class PutOff:

@@ -163,6 +163,7 @@ class BatchInFlight:
         output_slot: of its retained outputs, where it is of modules.
         given: rows that each of its samples gave, for every count of its model.
         failed: no outputs of it will be retained.
+        low: all of its requests are low.
     """
 
     generation: "_Generation"
@@ -174,6 +175,7 @@ class BatchInFlight:
     output_slot: RetainedOutputSlot | None = None
     given: tuple[tuple[int, ...], ...] = ()
     failed: bool = False
+    low: bool = False
 
     def place(self, stage: int) -> StagePlace:
         """Which stage of the plan a stage of its path is."""
@@ -638,7 +640,9 @@ class Gateway:
         if front.model in served.applications:
             self._job_arrival(front, number, arrival, now_us, plan_tag)
             return
-        self.counters.offered[front.model] += 1
+        arrival = self._with_priority(arrival)
+        self.counters.asked[front.model] += 1 - arrival.low
+        self.counters.offered[front.model] += 1 - arrival.low
         self._guards_us[front.model] = arrival.guard_us
         served.announced(front.model, arrival.guard_us)
         model = served.models.get(front.model)
@@ -646,12 +650,12 @@ class Gateway:
             entry = self._entry_now(model, entry, plan_tag)
             arrival = arrival._replace(entry=entry)
             if entry != NONE:
-                self.counters.entries[front.model, served.entries[model][entry]] += 1
+                self.counters.entries[front.model, served.entries[model][entry]] += 1 - arrival.low
         if model is None or not 0 <= entry < len(served.queues[model]):
             self._send(front, _drop_frame(local, DropReason.MODEL_REMOVED, deadline_us))
             return
         now_us = self._at(now_us)
-        if not served.admission.admits(served.queues[model][entry], samples, deadline_us, now_us):
+        if not self._admits(served.queues[model][entry], arrival, now_us):
             self._refuse(front, arrival, model, now_us)
             return
         if served.retained_models[model]:
@@ -659,7 +663,19 @@ class Gateway:
                 return
         elif express_slot != NONE:
             served.express.add(number, model, arrival, plan_tag)
-        self._offer([(number, Offered(front, model, samples, entry, deadline_us))])
+        offered = Offered(front, model, samples, entry, deadline_us, arrival.low)
+        self._offer([(number, offered)])
+
+    def _with_priority(self, arrival: ArrivalBody) -> ArrivalBody:
+        """As the scheduler serves it: as usual where batches board shared ones."""
+        boards = arrival.low == 1 and self._served.deployment.boards
+        return arrival._replace(low=0) if boards else arrival
+
+    def _admits(self, queue: int, arrival: ArrivalBody, now_us: int) -> bool:
+        """Low requests are no work that admission counts, and it refuses none of them."""
+        door = self._served.admission
+        offer = queue, arrival.samples, arrival.deadline_us, now_us
+        return arrival.low == 1 or door.admits(*offer)
 
     def _offer(self, requests: Iterable[tuple[int, Offered]]) -> None:
         """Requests for the core: new ones, and again those that were put off."""
@@ -673,6 +689,7 @@ class Gateway:
                 deadline_us=request.deadline_us,
                 samples=request.samples,
                 entry=request.entry,
+                low=request.low,
             )
             self._apply(arrival)
 
@@ -702,6 +719,7 @@ class Gateway:
         if self._jobs.get(number) is not None:
             return  # announced again
         served = self._served
+        self.counters.asked[front.model] += 1
         self.counters.offered[front.model] += 1
         application = served.deployment.application_numbers[front.model]
         now_us = self._at(now_us)
@@ -956,6 +974,8 @@ class Gateway:
             self._count_late(number, batch, end_us)
         self._end_stage(number, batch, start_us, end_us)
         if batch.generation is self._served:
+            if not batch.low:  # the time of low ones is there for others
+                self._use.ran(hops[stage].vgpu, end_us - start_us)
             self._show_run(place, hops[stage], batch.dispatch.samples, (start_us, end_us))
         if batch.early:
             self._catch_up(batch_id, batch, now_us)
@@ -965,9 +985,8 @@ class Gateway:
     def _show_run(
         self, place: StagePlace, hop: Hop, samples: int, span_us: tuple[int, int]
     ) -> None:
-        """Tell the watches of workers and pools of a run under the plan served."""
+        """Tell the watch of workers of a run under the plan served."""
         took_us = span_us[1] - span_us[0]
-        self._use.ran(hop.vgpu, took_us)
         actions = self._served.supervisor.stage_done(
             place, hop, samples, took_us, self._last_us, self._up_served()
         )
@@ -1044,6 +1063,7 @@ class Gateway:
         for batch in batches:
             self._answer_jobs(batch)
         if generation is self._served:
+            self._use.ran(hop.vgpu, span_us[1] - span_us[0])
             self._show_run(place, hop, samples, span_us)
 
     def emitted(self, batch_id: int, rows: tuple[tuple[int, ...], ...]) -> None:
@@ -1160,7 +1180,7 @@ class Gateway:
         batch.early.clear()
         self.counters.batches_failed += 1
         model = batch.generation.deployment.plan.models[batch.dispatch.model]
-        self.counters.bad[model.name] += len(batch.dispatch.request_ids)
+        self.counters.bad[model.name] += self._core.usual_requests(batch.dispatch.request_ids)
         now_us = self._at(now_us)
         if batch.output_slot is not None:
             self._fail_jobs(batch, batch.output_slot, reason)
@@ -1500,12 +1520,16 @@ class Gateway:
                 self._jobs.ready(decision)
                 name = self._jobs.module_name(decision.job_id, decision.module)
                 self.counters.module_rows[name] += decision.rows
+                if decision.first_row == 0:
+                    self.counters.module_samples[name] += self._jobs.samples_of(decision.job_id)
                 self.counters.offered[self._jobs.model_of(decision.job_id, decision.module)] += 1
             case ModuleSkipped():
                 dropped = decision.reason is not None
+                name = self._jobs.module_name(decision.job_id, decision.module)
                 if dropped:
-                    name = self._jobs.module_name(decision.job_id, decision.module)
                     self.counters.module_drops[name] += 1
+                else:
+                    self.counters.module_samples[name] += self._jobs.samples_of(decision.job_id)
                 self._jobs.skip(decision.job_id, decision.module, dropped=dropped)
             case JobDone():
                 self._answer_job(decision.job_id)
@@ -1615,7 +1639,9 @@ class Gateway:
     ) -> None:
         """To its first worker, which gathers it from where the rows lie."""
         number, deployment = dispatch.batch_id, served.deployment
+        low = not self._core.usual_requests(dispatch.request_ids)
         batch = BatchInFlight(served, dispatch, slots, self._last_us, output_slot=output_slot)
+        batch.low = low
         self._batches[number] = batch
         model = deployment.plan.models[dispatch.model]
         self.counters.dispatched(model.name, dispatch.samples)
@@ -1643,7 +1669,8 @@ class Gateway:
     def _send_batch(self, served: _Generation, dispatch: Dispatch, slots: list[int]) -> None:
         """To the front that gathers it, or, an express request, to its first worker."""
         number = dispatch.batch_id
-        self._batches[number] = BatchInFlight(served, dispatch, slots, self._last_us)
+        low = not self._core.usual_requests(dispatch.request_ids)
+        self._batches[number] = BatchInFlight(served, dispatch, slots, self._last_us, low=low)
         front = self._front_of(dispatch.request_ids[0])
         self.counters.dispatched(front.model, dispatch.samples)
         number += self._first_batch
@@ -1665,7 +1692,8 @@ class Gateway:
         if self._jobs:
             self._jobs.drop(number)
         front = self._front_of(number)
-        self.counters.dropped_for(front.model, decision.reason)
+        if not decision.low:
+            self.counters.dropped_for(front.model, decision.reason)
         dropped = _drop_frame(
             number % LOCALS,
             decision.reason,

@@ -57,7 +57,8 @@ STUCK_LOOKS = 3  # of a stub, one after the other
 
 _HEARTBEAT, _BUSY_SINCE, _EXPECTED, _PID, _PRESSURE = range(5)
 _OWNERS = range(5, 7)  # by gateway
-_COLUMNS = 7
+_PATIENCE = 7
+_COLUMNS = 8
 _CELL_BYTES = 8
 _MILLION = 1_000_000
 _LINE_BYTES = 64
@@ -215,8 +216,14 @@ class HealthRow:
         self._rows = rows
         self._vgpu = vgpu
 
-    def busy(self, since_us: int, expected_us: int, pressure: float = 0.0) -> None:
-        """It begins a batch, which presses so hard on its neighbours."""
+    def busy(
+        self, since_us: int, expected_us: int, pressure: float = 0.0, patience_us: int = 0
+    ) -> None:
+        """It begins a batch, which presses so hard on its neighbours.
+
+        It is not taken to hang before `patience_us`.
+        """
+        self._rows[self._vgpu, _PATIENCE] = min(patience_us, SILENT_US)
         self._rows[self._vgpu, _PRESSURE] = round(pressure * _MILLION)
         self._rows[self._vgpu, _EXPECTED] = expected_us
         self._rows[self._vgpu, _BUSY_SINCE] = since_us
@@ -265,14 +272,15 @@ class HealthWatch:
 
     def complaint(self, vgpu: int, pid: int) -> str | None:
         """Why a worker must be taken for hung, or None. One that never beat is still loading."""
-        beat, since, expected = (
-            self._board.rows[vgpu, column] for column in (_HEARTBEAT, _BUSY_SINCE, _EXPECTED)
+        beat, since, expected, patience_us = (
+            self._board.rows[vgpu, column]
+            for column in (_HEARTBEAT, _BUSY_SINCE, _EXPECTED, _PATIENCE)
         )
         silent_us = self._looked_us - max(beat, self._awake_us)
         if beat and silent_us > STUCK_US and (silent_us > SILENT_US or not _wants_to_run(pid)):
             return f"no heartbeat for {silent_us / 1e6:.1f} s"
         busy_us = self._looked_us - max(since, self._awake_us)
-        limit_us = max(HUNG_FACTOR * expected, expected + HUNG_AT_LEAST_US)
+        limit_us = max(HUNG_FACTOR * expected, expected + HUNG_AT_LEAST_US, patience_us)
         if since and 2 * busy_us > limit_us:
             busy_us -= self._starved_us(vgpu, pid, since)
             if busy_us > limit_us:

@@ -296,6 +296,7 @@ class WorkerSupervisor:
             OVERDUE_FACTOR * self._planned_us[stage],
             OVERDUE_AT_LEAST_US,
             OVERDUE_LATENESS_FACTOR * self._lateness_us,
+            self._deployment.step_patience_us[stage[0]],
         )
 
     def _may_take_out(self, now_us: int) -> bool:

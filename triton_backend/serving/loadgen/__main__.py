@@ -18,9 +18,11 @@ from typing import Any
 import numpy as np
 
 from triton_backend.contract.errors import InputError
+from triton_backend.contract.fields import check_name
 from triton_backend.contract.plan import ModelPlan, Plan
 from triton_backend.contract.units import ms_to_us, s_to_us
 from triton_backend.runtimes.stage_tensors import (
+    asked_as,
     complete_tensors,
     optional_outputs,
     served_model,
@@ -87,6 +89,7 @@ async def _run(options: argparse.Namespace) -> tuple[LoadRun, bool]:
             replace(
                 await _model_load(client, served_model(named, name), options),
                 optional=optional_outputs(plan, name),
+                asked_as=asked_as(plan, name),
             )
             for name in schedule.models
         ]
@@ -144,6 +147,8 @@ def _client(options: argparse.Namespace) -> Client:
     tls = None
     if options.ca is None and (options.cert is not None or options.key is not None):
         raise InputError("--cert and --key", "need --ca")
+    if options.client:
+        check_name("--client", options.client)
     if options.retries < 0 or options.connections < 1:
         raise InputError("--retries and --connections", "are at least 0 and 1")
     if (options.cert is None) != (options.key is None):
@@ -201,6 +206,8 @@ async def _model_load(client: Client, model: ModelPlan, options: argparse.Namesp
         requests=requests,
         deadline_us=ms_to_us(options.deadline_ms) if own_deadline else model.slo_us,
         send_deadline=own_deadline,
+        priority=options.priority,
+        client=options.client,
         tolerance=options.tolerance,
         entries=tuple(entry.name for entry in model.entries),
         turns=turns_of(requests, shares, rng) if model.entries else (),

@@ -76,13 +76,23 @@ class Client(Protocol):
         """
         ...
 
-    def encode(self, model: str, inputs: Arrays, *, deadline_us: int | None) -> bytes:
+    def encode(
+        self,
+        model: str,
+        inputs: Arrays,
+        *,
+        deadline_us: int | None,
+        priority: int = 0,
+        client: str = "",
+    ) -> bytes:
         """The request as bytes, made once and sent often.
 
         Args:
             model: served name.
             inputs: tensors, sample first.
             deadline_us: the request's `timeout` parameter; None = the plan's SLO holds.
+            priority: 2 and above: served with what others leave; 0 says nothing.
+            client: name under which quotas hold; empty: none.
         """
         ...
 

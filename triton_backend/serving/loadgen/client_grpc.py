@@ -19,6 +19,7 @@ from tritonclient.grpc import service_pb2
 
 from triton_backend.contract.errors import InputError
 from triton_backend.contract.tensors import TensorSpec
+from triton_backend.serve_folder.names import CLIENT_PARAMETER, PRIORITY_PARAMETER
 from triton_backend.serving.loadgen.client import (
     Answer,
     Status,
@@ -127,11 +128,23 @@ class GrpcClient:
             for t in answer.inputs
         )
 
-    def encode(self, model: str, inputs: Arrays, *, deadline_us: int | None) -> bytes:
+    def encode(
+        self,
+        model: str,
+        inputs: Arrays,
+        *,
+        deadline_us: int | None,
+        priority: int = 0,
+        client: str = "",
+    ) -> bytes:
         """See `Client`."""
         request = pb.ModelInferRequest(model_name=model)
         if deadline_us is not None:
             request.parameters["timeout"].int64_param = deadline_us
+        if priority:
+            request.parameters[PRIORITY_PARAMETER].int64_param = priority
+        if client:
+            request.parameters[CLIENT_PARAMETER].string_param = client
         for name, array in inputs.items():
             tensor = request.inputs.add()
             datatype, raw = raw_of(array)

@@ -19,6 +19,7 @@ import numpy as np
 
 from triton_backend.contract.errors import InputError
 from triton_backend.contract.tensors import TensorSpec
+from triton_backend.serve_folder.names import CLIENT_PARAMETER, PRIORITY_PARAMETER
 from triton_backend.serving.loadgen.client import (
     Answer,
     Status,
@@ -278,11 +279,23 @@ class HttpClient:
             raise InputError(f"{self._address}: model {model!r}", reason)
         return tuple(spec_from_metadata(tensor) for tensor in data["inputs"])
 
-    def encode(self, model: str, inputs: Arrays, *, deadline_us: int | None) -> bytes:
+    def encode(
+        self,
+        model: str,
+        inputs: Arrays,
+        *,
+        deadline_us: int | None,
+        priority: int = 0,
+        client: str = "",
+    ) -> bytes:
         """See `Client`."""
         parameters: dict[str, Any] = {"binary_data_output": True}
         if deadline_us is not None:
             parameters["timeout"] = deadline_us
+        if priority:
+            parameters[PRIORITY_PARAMETER] = priority
+        if client:
+            parameters[CLIENT_PARAMETER] = client
         typed = {name: raw_of(array) for name, array in inputs.items()}
         raw = {name: data for name, (_, data) in typed.items()}
         tensors = [

@@ -36,20 +36,26 @@ class ModelLoad:
     Attributes:
         deadline_us: an answer after it is late, where its request has no deadline of its own.
         send_deadline: whether the request carries it as its `timeout`.
+        priority: of every request; 2 and above is low.
+        client: name that every request says; empty: none.
         tolerance: largest relative error of a right answer.
         optional: by output of an optional module, the output that says whether it was dropped.
         entries: names of the model's entries.
         turns: the order of requests, by number, over and over; none: one after the other.
+        asked_as: the name on the wire, where it is another: of a size, that of the whole model.
     """
 
     name: str
     requests: Sequence[Payload]
     deadline_us: int
     send_deadline: bool = False
+    priority: int = 0
+    client: str = ""
     tolerance: float = 1e-4
     optional: Mapping[str, str] = field(default_factory=dict[str, str])
     entries: tuple[str, ...] = ()
     turns: Sequence[int] = ()
+    asked_as: str = ""
 
     def deadline_of(self, choice: int) -> int:
         """When an answer to one of the requests is late."""
@@ -126,9 +132,11 @@ class Drive:
     def _encode(self, load: ModelLoad) -> list[bytes]:
         return [
             self.client.encode(
-                load.name,
+                load.asked_as or load.name,
                 request.inputs,
                 deadline_us=load.deadline_of(choice) if load.send_deadline else None,
+                priority=load.priority,
+                client=load.client,
             )
             for choice, request in enumerate(load.requests)
         ]

@@ -46,6 +46,8 @@ def make_parser() -> argparse.ArgumentParser:
     add("--duration", type=_positive, default=30.0, help="seconds")
     add("--samples", type=int, default=1, help="samples in each request")
     add("--deadline-ms", type=_positive, help="send this deadline with every request, not the SLO")
+    add("--priority", type=int, default=0, help="of all requests: 2 and above is low")
+    add("--client", default="", metavar="NAME", help="name under which quotas hold")
     add("--give-up-s", type=_positive, default=10.0, help="wait so long after the deadline")
     add("--retries", type=int, default=0, help="send what failed or was dropped again, so often")
     add("--connections", type=int, default=1, help="of gRPC, used in turn (HTTP has what it needs)")

@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 
 from triton_backend.contract import arrivals
 from triton_backend.contract.errors import InputError
-from triton_backend.contract.plan import Plan
+from triton_backend.contract.plan import ModelPlan, Plan
 from triton_backend.contract.units import s_to_us
-from triton_backend.runtimes.stage_tensors import served_model, served_models
+from triton_backend.runtimes.stage_tensors import asked_as, served_model, served_models
 from triton_backend.serving.loadgen.series import TraceFile, read_series
 
 PROCESSES = ("poisson", "gamma", "deterministic")
@@ -68,7 +68,9 @@ def rates_of(
     Raises:
         InputError: a model is not in the plan, or the rates cannot be offered.
     """
-    chosen = [served_model(plan, name) for name in models] if models else served_models(plan)
+    chosen = [one for name in models or () for one in _models_of(plan, name)]
+    chosen = chosen or [*served_models(plan)]
+    chosen = [one for one in chosen if one.name not in plan.workload.variant_of]
     models_of_plan = {model.name for model in plan.models}
     planned = {
         one.name: plan.own_rate_rps(one.name) if one.name in models_of_plan else one.throughput_rps
@@ -83,6 +85,12 @@ def rates_of(
     if not 0 < factor < float("inf"):
         raise InputError("load", f"{factor} times the planned rates cannot be offered")
     return {name: rate * factor for name, rate in planned.items()}
+
+
+def _models_of(plan: Plan, name: str) -> list[ModelPlan]:
+    """The served model of a name, or all sizes of which clients ask by it."""
+    sizes = [one for one in served_models(plan) if asked_as(plan, one.name) == name]
+    return sizes or [served_model(plan, name)]
 
 
 def make_schedule(offer: Offer, *, duration_s: float, seed: int) -> Schedule:

@@ -15,11 +15,14 @@ from pathlib import Path
 from triton_backend.contract.errors import InputError
 from triton_backend.serve_folder.beside import BESIDE_NAME
 from triton_backend.serve_folder.endpoints import NO_TRITON, TOKEN_HEADER, Endpoints
+from triton_backend.serve_folder.names import CLIENT_PARAMETER, PRIORITY_PARAMETER
 from triton_backend.serve_folder.settings import ServeSettings
 
 STAGE_PREFIX = "poolpipe_stage_"  # engines as models of their own, loaded only on demand
 EXIT_TIMEOUT_SECONDS = 3
 STACK_BYTES = 1 << 30
+# Headers that fronts read as parameters.
+FORWARDED = f"(?i)(traceparent|{PRIORITY_PARAMETER}|{CLIENT_PARAMETER})"
 AS_WRITTEN = "--disable-auto-complete-config"  # configurations are complete; a load is faster
 
 
@@ -132,8 +135,8 @@ def server_command(
         "--allow-gpu-metrics=false",
         "--allow-cpu-metrics=false",
         "--log-format=ISO8601",
-        "--http-header-forward-pattern=(?i)traceparent",
-        "--grpc-header-forward-pattern=(?i)traceparent",
+        f"--http-header-forward-pattern={FORWARDED}",
+        f"--grpc-header-forward-pattern={FORWARDED}",
     ]
 
 

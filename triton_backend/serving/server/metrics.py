@@ -27,6 +27,7 @@ from triton_backend.serve_folder.state import keeper_runs, read_state_file
 from triton_backend.serving.buckets import Buckets
 from triton_backend.serving.deployment import Deployment
 from triton_backend.serving.front.counters import FrontCounters
+from triton_backend.serving.front.quotas import Quotas
 from triton_backend.serving.gateway.counters import StageLabels
 from triton_backend.serving.gateway.rollout import State
 
@@ -90,6 +91,16 @@ METRICS: Mapping[str, MetricFamily] = {
     ),
     "poolpipe_requests_dropped_total": MetricFamily(
         "counter", "Requests dropped, by reason", ("model", "reason")
+    ),
+    "poolpipe_low_requests_total": MetricFamily(
+        "counter",
+        "Low requests, by what became of them; no other counter of requests has them",
+        ("model", "outcome"),
+    ),
+    "poolpipe_requests_over_quota_total": MetricFamily(
+        "counter",
+        "Requests beyond their client's quota, by the name that they asked for",
+        ("model", "client"),
     ),
     "poolpipe_requests_held": MetricFamily(
         "gauge", "Requests that a front has taken and not answered", _MODEL
@@ -178,7 +189,7 @@ METRICS: Mapping[str, MetricFamily] = {
     ),
     "poolpipe_pool_vgpus": MetricFamily("gauge", "vGPUs of a pool", _POOL),
     "poolpipe_pool_idle_fraction": MetricFamily(
-        "gauge", "Share of the last minute in which a pool was idle", _POOL
+        "gauge", "Share of the last minute in which a pool ran nothing, low requests apart", _POOL
     ),
     "poolpipe_pool_bad_fraction": MetricFamily(
         "gauge", "Share of a pool's requests of the last minute not answered in time", _POOL
@@ -372,7 +383,9 @@ class _Observed:
             mean = (value.sums[bucket] - self.sums[bucket]) / times
             # The front counts on meanwhile: a sum that is ahead of its count must not leave the
             # bucket.
-            low, high = math.nextafter(edges[bucket], math.inf), edges[bucket + 1]
+            # An answer at once counts as 0, not as the least number above it.
+            low = math.nextafter(edges[bucket], math.inf) if bucket else 0.0
+            high = edges[bucket + 1]
             found.append((min(max(mean, low), high), times))
             self.counts[bucket], self.sums[bucket] = count, value.sums[bucket]
         return found
@@ -404,10 +417,33 @@ def front_values(
     for direction, count in zip(("in", "out"), job_bytes, strict=True):
         if count:
             values["poolpipe_front_bytes_total", (*own, ("direction", direction))] = count
+    if counters.low.offered:
+        values |= _low_values(own, counters.low)
     for reason in DropReason:  # those of none, too: a rate begins at 0, and no series comes later
         series = "poolpipe_requests_dropped_total", (*own, ("reason", reason.text))
         values[series] = counters.dropped[reason.text]
     return values
+
+
+def _low_values(own: Labels, low: FrontCounters) -> Values:
+    outcomes = {
+        "offered": low.offered,
+        "served": low.served,
+        "late": low.late,
+        "dropped": low.dropped.total(),
+        "failed": low.failed,
+        "refused": low.refused,
+    }
+    name = "poolpipe_low_requests_total"
+    return {(name, (*own, ("outcome", outcome))): count for outcome, count in outcomes.items()}
+
+
+def quota_values(name: str, quotas: Quotas) -> Values:
+    """Requests over the quotas of a served name; 0 of a client that keeps to its own."""
+    return {
+        ("poolpipe_requests_over_quota_total", (("model", name), ("client", client))): count
+        for client, count in quotas.over.items()
+    }
 
 
 def gateway_values(gateway: "Gateway", now_us: int) -> Values:

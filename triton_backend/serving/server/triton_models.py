@@ -15,7 +15,7 @@ import os
 import sys
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
@@ -32,8 +32,10 @@ from triton_backend.serve_folder.settings import ServeSettings
 from triton_backend.serve_folder.state import read_state_file
 from triton_backend.serving.deployment import Deployment
 from triton_backend.serving.front.pending import CUT_PARAMETER, MAX_TIMEOUT_US
+from triton_backend.serving.front.quotas import Quotas
 from triton_backend.serving.front.replies import Refusal
 from triton_backend.serving.front.service import FrontService
+from triton_backend.serving.front.sizes import SizedFront
 from triton_backend.serving.gateway.offload import Offload, PlanReader
 from triton_backend.serving.liveness.processes import StubHeartbeat, end_with, parent_named
 from triton_backend.serving.node.node import Node
@@ -43,6 +45,7 @@ from triton_backend.serving.server.metrics import (
     Values,
     front_values,
     node_values,
+    quota_values,
     scheduler_values,
 )
 from triton_backend.serving.transport.event_loop import close_inherited_sockets
@@ -66,7 +69,13 @@ def _parameters(args: Mapping[str, str]) -> dict[str, str]:
 
 
 class _Model(ABC):
-    """Common parts of the three models: settings, heartbeat, published metrics."""
+    """Common parts of the three models: settings, heartbeat, published metrics.
+
+    Attributes:
+        each_second: called once a second, before the metrics are read.
+    """
+
+    each_second: tuple[Callable[[], None], ...] = ()
 
     def initialize(self, args: Mapping[str, str]) -> None:
         """Read the settings and start the service."""
@@ -108,6 +117,8 @@ class _Model(ABC):
             noted.parent.mkdir(exist_ok=True)
         publisher = Publisher(_family, noted, lambda: self._stopping.wait(PUBLISH_PAUSE_SECONDS))
         while not self._stopping.wait(PUBLISH_SECONDS):
+            for look in self.each_second:
+                look()
             publisher.publish_from(self.values)
 
     def finalize(self) -> None:
@@ -155,12 +166,33 @@ def _family(name: str, description: str, kind: str) -> Any:
 
 
 class FrontModel(_Model):
-    """One served model: checks requests, answers through their response senders."""
+    """One served model, of one size or several.
+
+    Checks requests, answers through their response senders.
+    """
 
     def begin(self) -> None:
-        """Start the front."""
-        self._service = FrontService(self.settings, self.deployment, self.name, self.clock)
+        """Start the front, or one for every size."""
+        self._quotas = Quotas.of(self.settings, self.name, self.clock.now_us())
+        self._fronts = [
+            FrontService(self.settings, self.deployment, name, self.clock, self._quotas)
+            for name in self.deployment.sizes_of(self.name)
+        ]
+        alone = [front.model for front in self._fronts] == [self.name]
+        self._service = self._fronts[0] if alone else self._joined()
+        self.each_second = tuple(front.mirror.look for front in self._fronts)
         self._service.start()
+
+    def _joined(self) -> SizedFront:
+        """The fronts of several sizes as one, or of variants."""
+        if self.name not in self.deployment.plan.workload.variants:
+            return SizedFront(self.name, self._fronts)
+        from triton_backend.serving.front.variants import (  # noqa: PLC0415  # loads the kernels
+            VariantTable,
+        )
+
+        table = VariantTable(self.name, self._fronts, self.clock)
+        return SizedFront(self.name, self._fronts, table)
 
     def end(self) -> None:
         """Refuse what waits and stop."""
@@ -171,10 +203,16 @@ class FrontModel(_Model):
         return self._service.alive_us()
 
     def values(self) -> Values:
-        """Requests by outcome."""
-        service = self._service
-        job_bytes = service.jobs.bytes_in, service.jobs.bytes_out
-        return front_values(self.name, service.counters, service.unanswered, job_bytes)
+        """Requests by outcome, of every size."""
+        values: Values = {}
+        for front in self._fronts:
+            job_bytes = front.jobs.bytes_in, front.jobs.bytes_out
+            values |= front_values(front.model, front.counters, front.unanswered, job_bytes)
+        values |= quota_values(self.name, self._quotas)
+        if isinstance(self._service, SizedFront):
+            labels = (("model", self.name),)
+            values["poolpipe_requests_refused_total", labels] = self._service.refused
+        return values
 
     def execute(self, requests: list[Any]) -> None:
         """Take requests; answers come later.

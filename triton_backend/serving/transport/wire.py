@@ -21,7 +21,7 @@ from triton_backend.contract.decisions import DropReason, Hop
 from triton_backend.contract.errors import PoolPipeError
 
 MAGIC = b"PPIP"
-VERSION = 4
+VERSION = 5
 MAX_BODY_BYTES = 1 << 20
 MAX_PAYLOAD_BYTES = 1 << 33
 MAX_REASON = 1000  # characters of what went wrong; the log has all of it
@@ -360,7 +360,7 @@ class ArrivalBody(NamedTuple):
     """A request as the front numbered it, and the express slot its tensors lie in, if any.
 
     `entry`: by which of its model's entries it comes in. `guard_us`: by how much the deadline is
-    earlier than the client's.
+    earlier than the client's. `low`: 1 where it is served with what others leave.
     """
 
     request: int
@@ -370,6 +370,7 @@ class ArrivalBody(NamedTuple):
     express_slot: int = NONE
     payload_checksum: int = 0
     guard_us: int = 0
+    low: int = 0
 
 
 class DropBody(NamedTuple):
@@ -492,7 +493,7 @@ class TimesBody(NamedTuple):
     end_us: int
 
 
-_ARRIVAL = struct.Struct("<qqiiiIq")
+_ARRIVAL = struct.Struct("<qqiiiIqB")
 _REQUEST = struct.Struct("<q")
 _DROP = struct.Struct("<qiqqii")
 _DISPATCH = struct.Struct("<iiHH")
@@ -515,7 +516,7 @@ def pack_arrival(message: ArrivalBody) -> bytes:
 def unpack_arrival(body: bytes) -> ArrivalBody:
     """Inverse of `pack_arrival`."""
     arrival = ArrivalBody(*_unpack(_ARRIVAL, body))
-    if arrival.samples < 1 or arrival.entry < 0:
+    if arrival.samples < 1 or arrival.entry < 0 or arrival.low > 1:
         raise FrameError(f"a request of {arrival.samples} samples by entry {arrival.entry}")
     return arrival
 

@@ -192,6 +192,7 @@ class LoadedStage:
         self._latency_us_by_batch = stage.latency_us_by_batch
         seat = deployment.seat_of(row)
         self.pressure = 0.0 if seat is None else seat.pressure
+        self.patience_us = deployment.step_patience_us[row.place[0]]
         self.run: Callable[[Arrays, Arrays], None] = runtime.run if fits else self._convert
         self._takes = given
         self._room = deployment.written_by(row)
@@ -382,7 +383,7 @@ class LoadedStages:
             start_us = self._time.local_now_us()
             expected_us = stage.expected_us(samples)
             self._ends_us = start_us + expected_us
-            self._health.busy(start_us, expected_us, stage.pressure)
+            self._health.busy(start_us, expected_us, stage.pressure, stage.patience_us)
             try:
                 run()
                 ahead_us = self._time.ahead_us

@@ -20,7 +20,7 @@ import numpy as np
 from flows.clock import Stopwatch
 from flows.planning.gpulets.master import Answer, Master
 from flows.planning.gpulets.patterns import Parts, Pattern, Patterns
-from flows.planning.gpulets.plan import outcome_of, with_headroom
+from flows.planning.gpulets.plan import outcome_of
 from flows.planning.gpulets.tables import read_tables
 from flows.planning.registry import Inputs, Outcome, PlanOptions, Trace
 from flows.planning.solver.arrays import Floats, Ints
@@ -285,15 +285,14 @@ def plan(rule: Rule, inputs: Inputs, options: PlanOptions) -> Outcome:
     greedy = Greedy(master.patterns[0], rule)
     demands = inputs.workload.models
     asked = np.array([d.normaliser(options.objective) for d in demands])
-    planned = with_headroom(options, asked)
     count = master.tables.classes[greedy.patterns.number].gpus
     if options.objective == "throughput":
-        score, gpus = highest(greedy, planned, count)
+        score, gpus = highest(greedy, asked, count)
         promised = asked * score
         if not gpus:
             raise InfeasibleError("cluster", f"{options.planner} serves not all models at once")
     else:
-        found = fewest(greedy, planned, count)
+        found = fewest(greedy, asked, count)
         if found is None:
             reason = f"{options.planner} does not place the rates on {count} GPUs; others may"
             raise InfeasibleError("cluster", reason)

@@ -40,6 +40,7 @@ from flows.planning.applications.outcome import (
 )
 from flows.planning.applications.tables import (
     demanded,
+    filled_by_tasks,
     least_times,
     line_problem,
     machine_tables,
@@ -482,6 +483,7 @@ def _on_machines(inputs: Inputs, options: PlanOptions, lines: Lines, problem: Pr
     dummies = bool(options.own["dummies"])
     rates = [demand.rate_rps or 0.0 for demand in lines.demands]
     tables = machine_tables(problem, gpu_prices(inputs.cluster, options.objective))
+    tables = filled_by_tasks(tables, lines)
     steps = [
         line_steps(accounting, table, rate, dummies=dummies)
         for table, rate in zip(tables, rates, strict=True)

@@ -25,7 +25,7 @@ from flows.planning.pool.applications.levels import (
 )
 from flows.planning.pool.applications.line_bounds import HandedOut, LineLowerBounds, hand_out
 from flows.planning.pool.applications.staircases import AtPrices, Stair, Staircase, choose
-from flows.planning.pool.blocks import step_of
+from flows.planning.pool.at_prices.blocks import step_of
 from flows.planning.pool.bound import Bound, Goal, least_loss, solve_bound
 from flows.planning.pool.columns import Columns, enumerate_columns
 from flows.planning.pool.integer import score_of

@@ -7,9 +7,9 @@ f_m(L, p) what line m costs at least within the budget L at prices p, no plan co
     min over budgets L that fit the paths of  sum_m f_m(L_m, price + e)  -  e . N       (Lagrange)
 
 which `division.divide` finds, asking for f_m only where it matters. A line alone is a small integer
-program (`pool/blocks.py`), which keeps the whole numbers that a relaxation of all lines loses.
-Where GPUs suffice for what is cheapest, e = 0 and this is the least cost. Where they do not, one
-allocation per line is chosen of all that were met.
+program (`pool/at_prices/blocks.py`), which keeps the whole numbers that a relaxation of all lines
+loses. Where GPUs suffice for what is cheapest, e = 0 and this is the least cost. Where they do not,
+one allocation per line is chosen of all that were met.
 """
 
 from bisect import bisect_left
@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from flows.planning.applications.lines import Lines
 from flows.planning.inputs import Problem
 from flows.planning.pool.applications.levels import add_one, add_paths
-from flows.planning.pool.blocks import ModelBlocks
+from flows.planning.pool.at_prices.blocks import ModelBlocks
 from flows.planning.pool.bound import undominated
 from flows.planning.pool.columns import Allocation, Columns
 from flows.planning.pool.integer import REACHED, delivered_rps, gpus_in_use
@@ -109,7 +109,7 @@ class Staircase:
             blocks.focus(price, rate)
             offer = blocks.propose(price, rate)
             if offer.cost[0] < inf:
-                own, vgpus = offer.column(0)
+                own, vgpus = blocks.allocation(offer.parts[0])
                 found.append(self._stair((rows[own], vgpus)))
         return [stair for stair in found if stair.cost < inf]
 
@@ -131,7 +131,7 @@ class Staircase:
         rate = np.array([self.rate_rps])
         blocks.focus(self.price, rate)
         offer = blocks.propose(self.price, rate)
-        allocations = [offer.column(0)] if offer.cost[0] < best.cost else []
+        allocations = [blocks.allocation(offer.parts[0])] if offer.cost[0] < best.cost else []
         every = float(self.price @ self.problem.gpus + self.price.max())  # more than all GPUs cost
         least = max(floor, float(blocks.floor(self.price, rate)[0]))
         for step in range(-1, blocks.steps):
@@ -140,7 +140,7 @@ class Staircase:
                 if best.cost == inf and found.cost >= every:
                     return replace(best, least=inf)
                 least = max(least, found.cost)
-                allocations = [] if found.column is None else [found.column]
+                allocations = [] if found.allocation is None else [found.allocation]
             for row, vgpus in allocations:
                 best = min(best, self._stair((rows[row], vgpus)), key=lambda stair: stair.cost)
             if best.cost <= least * (1 + _SAME) or self.watch.over():

@@ -1,8 +1,9 @@
 """Open sizes of a model's inputs, fixed in the graph to those that are given.
 
 Exporters leave height, width or length open. Blocks, slots and profiles need them, so that a model
-is split for one size. Only dimension 0, the batch, stays open. Here: reading the option, checking
-sizes before memory is taken, writing them into the graph. Not here: the batch (`symbolic`).
+is split for one size, or once for each of several. Only dimension 0, the batch, stays open. Here:
+reading the option, checking sizes before memory is taken, writing them into the graph. Not here:
+the batch (`symbolic`).
 """
 
 import math
@@ -44,6 +45,30 @@ def read_shapes(texts: Iterable[str], where: str = OPTION) -> dict[str, tuple[in
         if min(found[name]) < 1:
             raise InputError(where, f"{text!r} has a size of 0")
     return found
+
+
+def read_sizes(texts: Iterable[str], where: str = OPTION) -> list[dict[str, tuple[int, ...]]]:
+    """Shapes of every size of a model: an input given again has its shape of the next size.
+
+    An input that is given once has that shape in all.
+
+    Raises:
+        InputError: as `read_shapes`, or two inputs are given so often, and another so often.
+    """
+    found: dict[str, list[tuple[int, ...]]] = {}
+    for text in texts:
+        for name, shape in read_shapes([text], where).items():
+            found.setdefault(name, []).append(shape)
+    counts = {name: len(shapes) for name, shapes in found.items() if len(shapes) > 1}
+    if len(set(counts.values())) > 1:
+        listed = ", ".join(f"{name!r} {count} times" for name, count in counts.items())
+        reason = f"gives {listed}: as many for each input of several sizes, or one for all"
+        raise InputError(where, reason)
+    sizes = max(counts.values(), default=1)
+    return [
+        {name: shapes[number % len(shapes)] for name, shapes in found.items()}
+        for number in range(sizes)
+    ]
 
 
 def open_inputs(model: onnx.ModelProto) -> set[str]:

@@ -137,15 +137,20 @@ def read_ranges(texts: Iterable[str], where: str = RANGE_OPTION) -> dict[str, Ra
     return found
 
 
-def read_samples(path: Path) -> Arrays:
+def read_samples(path: Path, size: Mapping[str, Sequence[int]] | None = None) -> Arrays:
     """Samples by input from an `.npz` file, or from all of a folder in the order of their names.
 
     Arrays are called as the inputs (or `inputs/<input>`, as files of `load --check`), each
     [samples, ...].
 
+    Args:
+        path: the file or folder.
+        size: shapes without the batch that tell a size of a model from its others; files of other
+            shapes are left out.
+
     Raises:
         InputError: no such file, none in the folder, not such a file, too large, fewer than two
-            samples.
+            samples; or none of this size.
     """
     files = sorted(path.glob("*.npz")) if path.is_dir() else [path]
     if not files or not all(file.is_file() for file in files):
@@ -163,6 +168,11 @@ def read_samples(path: Path) -> Arrays:
                 parts.append({n.removeprefix("inputs/"): saved[n] for n in names})
         except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
             raise InputError(str(file), "is not an .npz file of arrays") from error
+    if size:
+        parts = [part for part in parts if _is_of_size(part, size)]
+    if not parts:
+        shapes = ", ".join(f"{n}={'x'.join(map(str, s))}" for n, s in (size or {}).items())
+        raise InputError(str(path), f"has no samples of the size {shapes}")
     if any(part.keys() != parts[0].keys() for part in parts):
         raise InputError(str(path), "its files do not hold the same inputs")
     try:
@@ -176,6 +186,10 @@ def read_samples(path: Path) -> Arrays:
         reason = f"needs two samples or more, as many of every input; has {counts}"
         raise InputError(str(path), reason)
     return joined
+
+
+def _is_of_size(part: Arrays, size: Mapping[str, Sequence[int]]) -> bool:
+    return all(n not in part or part[n].shape[1:] == tuple(s) for n, s in size.items())
 
 
 def allowed_ranges(graph: onnx.GraphProto) -> dict[str, Range]:

@@ -4,14 +4,23 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+import yaml
 
+from flows.operations.replanning.demands import planned_rates
 from flows.release.rollout.outcomes import read_outcomes
 from flows.release.server.running import read_state
-from tests.flows.cli.conftest import Command
+from tests.flows.cli.conftest import NOW, PLAN, WAREHOUSE, Command
+from tests.flows.planning.small import cluster, profile
 from tests.ports import free_ports
 from tests.triton_backend.serving.system import wait_for
+from triton_backend.contract.plan import Plan
+from warehouse.db import open_warehouse
+from warehouse.profiles import import_profile
+
+KINDS = "models", "applications"  # of what load goes to
 
 
 @pytest.fixture
@@ -52,6 +61,90 @@ def test_simulated_plans_follow_the_load(poolpipe: Command) -> None:
     assert found["attainment"] > alone["attainment"]
     assert found["epochs"][-1]["attainment"] >= 0.99
     assert "changes" in poolpipe(*asked, "--epoch", "20", "--autoscale").out
+
+
+MODULES = [
+    {"name": "detect", "model": "net"},
+    {"name": "cars", "model": "sub", "after": ["detect"], "rows_per_request": 0.5, "max_rows": 4},
+]
+APPLICATION = {
+    "applications": [{"name": "traffic", "slo_ms": 1200, "rate_rps": 6, "modules": MODULES}]
+}
+ENTRIES = {
+    "models": [
+        {
+            "name": "net",
+            "slo_ms": 1200,
+            "entries": [
+                {"name": "whole", "block": 0, "budget_ms": 1200, "rate_rps": 6},
+                {"name": "tails", "block": 1, "budget_ms": 900, "rate_rps": 6},
+            ],
+        }
+    ]
+}
+BEGIN_S, HIGH_S, END_S = 8, 24, 40  # of load: once, three times, once the planned rate
+PERIOD_S = 4
+
+
+def planned_for(project: Path, workload: dict[str, Any], poolpipe: Command, *how: str) -> None:
+    """A plan of models that take 60 ms for a request, on any of eight GPUs."""
+    with open_warehouse(project / WAREHOUSE) as warehouse:
+        for name in ("net", "sub"):
+            slow = profile(name, fast_us=(20_000.0, 20_000.0, 20_000.0), slowdown=1.5)
+            import_profile(warehouse, slow, "by hand", NOW)
+    prices = cluster(4, 4, fast_hourly_cost=2.0, slow_hourly_cost=1.5)
+    (project / "cluster.yaml").write_text(yaml.safe_dump(prices.to_dict()))
+    (project / "workload.yaml").write_text(yaml.safe_dump(workload))
+    ran = poolpipe(*PLAN, "--planner", "pool", "--objective", "cost", *how, "-o", "plan.json")
+    assert ran.code == 0, ran.err
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("workload", [APPLICATION, ENTRIES], ids=["application", "entries"])
+def test_three_times_the_rate_of_all_that_clients_ask_for_is_followed_and_left(
+    project: Path, poolpipe: Command, workload: dict[str, Any]
+) -> None:
+    planned_for(project, workload, poolpipe)
+    first = Plan.from_dict(json.loads((project / "plan.json").read_text()))
+    http, grpc, metrics = map(str, free_ports(3))
+    ports = ("--http-port", http, "--grpc-port", grpc, "--metrics-port", metrics)
+    served = poolpipe("serve", "plan.json", *ports)
+    assert served.code == 0, served.err
+    state = read_state(project / ".poolpipe" / "serve")
+    asked = planned_rates(first)
+    (column,) = [one.name for one in first.applications] or [m.name for m in first.models]
+    counts = [3 if BEGIN_S <= second < HIGH_S else 1 for second in range(END_S)]
+    rows = [f"second,{column}", *(f"{second},{count}" for second, count in enumerate(counts))]
+    (project / "counts.csv").write_text("\n".join(rows) + "\n")
+    mean_rps = sum(asked.values()) * sum(counts) / END_S
+    load = [sys.executable, "-c", "from flows.cli.main import main; main()", "load", "--json"]
+    load += ["--plan", "plan.json", "--url", f"127.0.0.1:{grpc}", "--rate", str(mean_rps)]
+    load += ["--arrivals", "counts.csv", "--trace-interval", "1", "--duration", str(END_S)]
+    try:
+        with subprocess.Popen(load, stdout=subprocess.PIPE) as client:
+            wait_for(lambda: any(each.ended for each in read_outcomes(state.metrics_urls).values()))
+            periods = str(END_S // PERIOD_S)
+            told = poolpipe("autoscale", "--period", str(PERIOD_S), "--periods", periods)
+            out, _ = client.communicate(timeout=300)
+        assert told.code == 0, told.err
+        ended = json.loads(out)
+        assert [one["failed"] for kind in KINDS for one in ended.get(kind, {}).values()] == [0]
+        folders = sorted(
+            (project / ".poolpipe/serve/generations").iterdir(), key=lambda p: int(p.name)
+        )
+        plans = [Plan.from_dict(json.loads((f / "plan.json").read_text())) for f in folders]
+        for name, rate_rps in asked.items():
+            planned_rps = [planned_rates(plan)[name] for plan in plans]
+            assert max(planned_rps) > 3 * rate_rps, told.out
+            assert planned_rps[-1] < 0.75 * max(planned_rps), told.out
+        gpus = [sum(plan.gpus_used.values()) for plan in plans]
+        assert gpus[0] < max(gpus) > gpus[-1], told.out
+        status = poolpipe("status", "--json").document
+        assert status["plan_id"] == plans[-1].plan_id
+        assert status["workers"]["up"] == status["workers"]["total"]
+    finally:
+        poolpipe("stop")
 
 
 @pytest.mark.usefixtures("turns")

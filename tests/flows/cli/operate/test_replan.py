@@ -27,8 +27,8 @@ def test_replanning_is_tried_on_a_table_of_counts(poolpipe: Command) -> None:
     assert refused.code == 2
     assert "no column 'net'; it has minute, f1" in refused.err
     for option, value, reason in (
-        ("--peak", "moon=5", "'moon' is not a model of the workload"),
-        ("--map", "f1=moon", "'moon' is not a model of the workload"),
+        ("--peak", "moon=5", "'moon' is not in the workload; it has net"),
+        ("--map", "f1=moon", "'moon' is not in the workload; it has net"),
         ("--chart", "chart.moon", "cannot be drawn: its type is none of"),
     ):
         refused = poolpipe(

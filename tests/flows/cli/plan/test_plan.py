@@ -81,6 +81,36 @@ def test_margins_can_be_chosen_by_simulation(poolpipe: Command) -> None:
     assert made["options"]["slo_margins"].keys() == {"net"}
 
 
+@pytest.mark.usefixtures("profiled")
+def test_a_plan_states_and_shows_what_simulate_says_it_attains(poolpipe: Command) -> None:
+    shown = poolpipe(*PLAN, "-o", "plan.json", "--slo-margin", "0")
+    found = json.loads(Path("plan.json").read_text())["attained"]
+    how = ("--duration", str(found["duration_s"]), "--seed", str(found["seed"]), "--json")
+    loads = {
+        "even": ("--arrivals", "deterministic"),
+        "poisson": ("--load-factor", str(found["poisson_load"])),
+    }
+    for name, load in loads.items():
+        models = poolpipe("simulate", "plan.json", *load, *how).document["models"]
+        assert found[name] == min(model["attainment"] for model in models.values())
+    assert found["poisson"] < 0.99
+    assert "in time: " in shown.out
+    notes = [line for line in shown.out.splitlines() if line.startswith("note: ")]
+    assert len(notes) == 1
+    assert "of Poisson arrivals at 0.9 of the planned rates" in notes[0]
+    assert "--headroom poisson99" in notes[0]
+    assert shown.err == ""
+    held = poolpipe(*PLAN, "-o", "plan.json", "--slo-margin", "0", "--headroom", "poisson99")
+    assert "note: " not in held.out
+    assert json.loads(Path("plan.json").read_text())["attained"]["poisson"] >= 0.99
+
+
+@pytest.mark.usefixtures("profiled")
+@pytest.mark.parametrize("given", ["much", "0.5", "nan", "-1"])
+def test_what_is_no_headroom_is_refused_in_one_line(given: str, poolpipe: Command) -> None:
+    assert_refused(poolpipe(*PLAN, f"--headroom={given}"), "option headroom", given)
+
+
 @pytest.mark.long
 @pytest.mark.usefixtures("profiled")
 def test_options_reach_the_planner(poolpipe: Command) -> None:

@@ -97,3 +97,87 @@ def test_a_plan_for_another_size_than_the_split_one_is_refused(poolpipe: Command
         ran = poolpipe("plan", "--cluster", "cluster.yaml", "--workload", "load.yaml")
         assert (ran.code, ran.out) == (2, "")
         assert ran.err == f"poolpipe: load.yaml, {said}\n"
+
+
+SIZES = ("--input-shape", "x=4x8x8", "--input-shape", "x=4x8x16")
+
+
+@pytest.mark.usefixtures("project")
+def test_a_repeated_input_is_a_further_size(poolpipe: Command) -> None:
+    picture_net(Path("net.onnx"))
+    found = poolpipe("split", "net.onnx", *SPLIT, *SIZES, "--json").document
+    assert found["name"] == "net"
+    assert [size["name"] for size in found["sizes"]] == ["net@4x8x8", "net@4x8x16"]
+    assert [[spec["shape"] for spec in size["inputs"]] for size in found["sizes"]] == [
+        [[-1, 4, 8, 8]],
+        [[-1, 4, 8, 16]],
+    ]
+
+
+@pytest.mark.usefixtures("project")
+def test_a_workload_says_the_sizes_of_a_model(poolpipe: Command) -> None:
+    picture_net(Path("net.onnx"))
+    sizes = [{"input_shapes": {"x": shape}} for shape in ("4x8x8", "4x16x8")]
+    model = {"name": "net", "slo_ms": 100, "sizes": sizes}
+    Path("load.yaml").write_text(json.dumps({"models": [model]}))
+    stated = (*SPLIT, "--workload", "load.yaml")
+    found = poolpipe("split", "net.onnx", *stated, "--json").document
+    assert [size["name"] for size in found["sizes"]] == ["net@4x8x8", "net@4x16x8"]
+    sizes[1]["input_shapes"] = {"x": "4x8x32"}
+    Path("load.yaml").write_text(json.dumps({"models": [model]}))
+    ran = poolpipe("plan", "--cluster", "cluster.yaml", "--workload", "load.yaml")
+    assert (ran.code, ran.out) == (2, "")
+    assert ran.err.count("\n") == 1
+    assert "net@4x8x32" in ran.err
+
+
+@pytest.mark.usefixtures("project")
+def test_samples_are_those_of_each_size(poolpipe: Command) -> None:
+    picture_net(Path("net.onnx"))
+    rng = np.random.default_rng(0)
+    Path("samples").mkdir()
+    small = rng.standard_normal((2, 4, 8, 8)).astype(np.float32)
+    np.savez("samples/small.npz", x=small)
+    asked = ("split", "net.onnx", *SPLIT, *SIZES, "--samples", "samples", "--json")
+    ran = poolpipe(*asked)
+    assert (ran.code, ran.out) == (2, "")
+    assert ran.err == "poolpipe: samples: has no samples of the size x=4x8x16\n"
+    np.savez("samples/wide.npz", x=rng.standard_normal((3, 4, 8, 16)).astype(np.float32))
+    first, _ = poolpipe(*asked).document["sizes"]
+    with np.load(Path(first["folder"]) / "samples.npz") as kept:
+        np.testing.assert_array_equal(kept["inputs/x"], small)
+
+
+@pytest.mark.usefixtures("project")
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (("--input-shape", "x=4x8x8") * 2, "--input-shape: the size x=4x8x8 is given twice"),
+        (
+            (*SIZES, *("--input-shape", "z=1") * 3),
+            "--input-shape: gives 'x' 2 times, 'z' 3 times: as many for each input",
+        ),
+    ],
+)
+def test_sizes_that_do_not_go_together_are_refused(
+    poolpipe: Command, options: tuple[str, ...], said: str
+) -> None:
+    picture_net(Path("net.onnx"))
+    ran = poolpipe("split", "net.onnx", *SPLIT, *options)
+    assert (ran.code, ran.out) == (2, "")
+    assert ran.err.startswith(f"poolpipe: {said}")
+    assert ran.err.count("\n") == 1
+
+
+@pytest.mark.usefixtures("project")
+def test_the_quickstart_takes_a_share_for_every_size(poolpipe: Command) -> None:
+    picture_net(Path("net.onnx"))
+    own = ("quickstart", "--model", "net.onnx", "--slo-ms", "100", *SIZES)
+    for shares, said in (
+        (("0.7",), "--size-share: 1 shares, and --input-shape gives 2 sizes"),
+        (("0.7", "0.7"), "--size-share: shares are positive and add up to 1, not 0.7 + 0.7"),
+    ):
+        ran = poolpipe(*own, *(part for share in shares for part in ("--size-share", share)))
+        assert (ran.code, ran.out) == (2, "")
+        assert ran.err.startswith(f"poolpipe: {said}")
+        assert ran.err.count("\n") == 1

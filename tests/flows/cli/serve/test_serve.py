@@ -129,6 +129,26 @@ def test_a_model_beside_the_plan_that_cannot_be_loaded_is_named(
 
 
 @pytest.mark.usefixtures("planned")
+def test_quotas_that_cannot_hold_are_named_in_one_line(poolpipe: Command) -> None:
+    for quotas, reason in (
+        (("net",), "--quota: 'net' is not NAME=VALUE with a new name"),
+        (("net=5",), "--quota: 'net' is not NAME:NAME, a served name and a client"),
+        (("net:=5",), "--quota: 'net:' is not NAME:NAME"),
+        (("net:shop=fast",), "--quota: 'fast' is not a number"),
+        (("net:shop=5", "net:shop=6"), "--quota: 'net:shop=6' is not NAME=VALUE with a new name"),
+        (("net:shop=0",), "--quota net:shop: 0 requests/s, 0.001 to 1e+12 are allowed"),
+        (("net:a/b=5",), "--quota net:a/b: 'a/b' is no name"),
+        (("other:shop=5",), "--quota: 'other' is none of "),
+    ):
+        options = [each for quota in quotas for each in ("--quota", quota)]
+        for command in (("serve", "plan.json"), ("render", "plan.json", "-o", "bundle")):
+            ran = poolpipe(*command, *options)
+            assert (ran.code, ran.out, ran.err.count("\n")) == (2, "", 1)
+            assert reason in ran.err
+    assert poolpipe("serve", "plan.json", "--over-quota", "late").code == 2
+
+
+@pytest.mark.usefixtures("planned")
 def test_models_beside_the_plan_go_with_one_gateway_of_this_host(
     poolpipe: Command, project: Path
 ) -> None:

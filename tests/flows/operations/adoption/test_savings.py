@@ -63,3 +63,16 @@ def test_a_log_of_less_than_four_minutes_is_refused_before_a_plan_is_made() -> N
 def test_a_log_of_four_minutes_is_enough() -> None:
     ways = ways_of(log_of(np.ones(4)), PROFILES, CLUSTER, workload(DEMAND), period_s=3600)
     assert [way.served for way in ways] == [1.0, 1.0, 1.0]
+
+
+def test_requests_of_a_model_with_sizes_are_dealt_out_by_their_shares() -> None:
+    sizes = ((0.75, "net@4"), (0.25, "net@8"))
+    demands = [
+        ModelDemand(name=name, slo_us=15_000, weight=share, size_of="net") for share, name in sizes
+    ]
+    profiles = {name: profile(name) for _, name in sizes}
+    log = log_of(np.full(120, 400.0))
+    whole, _, _ = ways_of(log, profiles, CLUSTER, workload(*demands), period_s=3600)
+    alone = ways_of(log, PROFILES, CLUSTER, workload(DEMAND), period_s=3600)[0]
+    assert whole.served == alone.served == 1.0
+    assert whole.gpus >= alone.gpus

@@ -12,6 +12,7 @@ from flows.operations.ingest import reader as module
 from flows.operations.ingest.reader import ingest
 from flows.workspace import Workspace
 from tests.fakes.applications import hand_application, hand_module, with_applications
+from tests.fakes.plans import two_tails
 from tests.flows.operations.fake_gateway import (
     MINUTE_US,
     SLO_US,
@@ -34,7 +35,7 @@ from triton_backend.contract.decisions import (
     TaskReady,
 )
 from triton_backend.contract.events import JobArrival, SharedBatchDone
-from triton_backend.serving.gateway.admission import RefusedJob
+from triton_backend.serving.gateway.admission import Refused, RefusedJob
 from warehouse.plans import add_plan
 
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
@@ -495,3 +496,36 @@ def test_a_life_after_the_hosts_restart_is_read_on(tmp_path: Path, named_by_us: 
     assert ingest(work).bytes_read > 0
     offered = table(work, "model_minutes", "minute, model, offered")
     assert offered == [(NOON + timedelta(minutes=1), "a", 501)]
+
+
+@pytest.mark.long
+def test_requests_count_once_at_their_entry_however_they_end(tmp_path: Path) -> None:
+    plan = two_tails()
+    first, second = plan.models[0].entries
+    log = Log()
+    log.plan(plan.plan_id, 1)
+    put_off = log.arrive(SECOND_US, entry=1)
+    log.drop(put_off)
+    log.arrive_again(put_off, SECOND_US, 2 * SECOND_US, entry=1)
+    log.drop(log.arrive(3 * SECOND_US))
+    log.arrive(4 * SECOND_US, entry=1, low=1)  # plans are not made for it
+    refused_us = STARTED_US + 5 * SECOND_US
+    refused = Refused(now_us=refused_us, model=0, deadline_us=refused_us, samples=1, entry=1)
+    log.say(refused)
+    log.arrive(MINUTE_US)
+    columns = "minute, model, entry, block, budget_us, offered"
+    name, later = plan.models[0].name, NOON + timedelta(minutes=1)
+    expected = [
+        (NOON, name, first.name, first.block, first.budget_us, 1),
+        (NOON, name, second.name, second.block, second.budget_us, 2),
+        (later, name, first.name, first.block, first.budget_us, 1),
+    ]
+    grown = workspace_of(tmp_path / "grown", plan)
+    for lines in range(1, len(log.lines) + 1):
+        log.write(grown, lines=slice(lines))
+        ingest(grown)
+    whole = workspace_of(tmp_path / "whole", plan)
+    log.write(whole)
+    ingest(whole)
+    for work in (grown, whole):
+        assert table(work, "entry_minutes", columns) == sorted(expected)

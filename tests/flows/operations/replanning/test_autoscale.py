@@ -2,46 +2,38 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 
 import numpy as np
 import pytest
 
 from flows.operations.replanning.autoscale import (
     Follower,
+    LiveState,
+    RatesGuide,
     RateTracker,
     Sizing,
     follow_live,
     follow_simulated,
-    follower_of,
     limited,
 )
-from flows.operations.replanning.backtest_run import cheapest_planner
+from flows.operations.replanning.demands import with_rates
+from flows.operations.replanning.planner import cheapest_planner
+from flows.operations.replanning.rows import Measured, with_rows
 from flows.planning import PlanOptions, make_plan
-from flows.state import ProjectState
-from flows.workspace import Workspace
 from tests.fakes.applications import hand_application, hand_module, with_applications
-from tests.fakes.plans import two_stages
+from tests.fakes.plans import Own, two_stages
+from tests.fakes.plans import make_plan as make_fake_plan
 from tests.flows.planning.gpulets.cases import case
 from triton_backend.contract.cluster import Cluster, GpuClass, NodeGroup
 from triton_backend.contract.errors import InputError, PoolPipeError
 from triton_backend.contract.plan import Plan
+from triton_backend.contract.workload import Workload
 from triton_backend.simulator.offered import Instant
 from triton_backend.simulator.scenario import SimOptions
 from warehouse.db import WarehouseInUseError
 
 
-def test_a_plan_of_applications_is_refused_before_anything_is_read(tmp_path: Path) -> None:
-    served = two_stages()
-    module = hand_module("only", served.models[0].name)
-    plan = with_applications(served, hand_application("app", [module]))
-    nothing = Workspace(state=ProjectState(home=tmp_path), warehouse=tmp_path / "w.duckdb")
-    with pytest.raises(InputError, match="is of applications; autoscale follows"):
-        follower_of(nothing, plan.cluster, plan.workload, plan, lambda _: None)
-    assert [*tmp_path.iterdir()] == []
-
-
-def test_targets_are_the_highest_rate_of_half_a_minute_with_headroom() -> None:
+def test_targets_are_the_highest_rate_of_a_period_with_headroom() -> None:
     tracker = RateTracker(period_s=9)  # weight of a second: 2 / 10
     for _ in range(20):
         tracker.second({"a": 100, "b": 400})
@@ -52,6 +44,13 @@ def test_targets_are_the_highest_rate_of_half_a_minute_with_headroom() -> None:
     assert tracker.targets_rps()["a"] < 1.5 * 120 * 0.81
 
 
+def test_the_first_second_counts_no_more_than_those_after_it() -> None:
+    tracker = RateTracker(period_s=20)
+    for count in (30, 0, 0, 10, 0):
+        tracker.second({"a": count})
+    assert tracker.targets_rps() == pytest.approx({"a": 1.5 * 8})
+
+
 def test_targets_of_a_rise_are_what_it_comes_to_by_the_end_of_the_next_period() -> None:
     tracker = RateTracker(period_s=20)
     for second in range(60):
@@ -59,7 +58,7 @@ def test_targets_of_a_rise_are_what_it_comes_to_by_the_end_of_the_next_period() 
     end = 59 + 20 + 15  # a period and what loading takes
     targets = tracker.targets_rps()
     assert targets["rising"] == pytest.approx(1.2 * (200 + 4 * end))
-    assert 1.2 * 480 < targets["falling"] < 1.2 * 530  # half a minute ago, averaged
+    assert 1.2 * 470 < targets["falling"] < 1.2 * 490  # a period ago, averaged
     assert targets["still"] == pytest.approx(1.2 * 500)
 
 
@@ -77,6 +76,103 @@ def test_thresholds_are_those_of_the_system_at_full_speed() -> None:
     for _ in range(30):
         tracker.second({"large": 200 / 50, "small": 100 / 50})
     assert tracker.targets_rps() == pytest.approx({"large": 1.2 * 4, "small": 1.5 * 2})
+
+
+def test_more_is_never_planned_for_less() -> None:
+    rates = np.linspace(0, 400, 4_001).tolist()
+    planned_rps = [Sizing().planned_rps(rate) for rate in rates]
+    assert planned_rps == sorted(planned_rps)
+    assert planned_rps[1_000] == 1.5 * 100
+    assert planned_rps[-1] == 1.2 * 400
+
+
+def unlimited(rate_rps: float) -> tuple[Follower, list[float]]:
+    """A follower whose planner carries whatever is asked for, and what it was asked for so far."""
+    first = two_stages()
+    (model,) = first.models
+    asked: list[float] = []
+
+    def made(rates_rps: Mapping[str, float], rows: Measured | None = None) -> Plan:
+        del rows
+        asked.append(rates_rps[model.name])
+        workload = with_rates(first.workload, rates_rps)
+        return replace(first, plan_id=f"p{len(asked)}", workload=workload)
+
+    follower = Follower.of(made, first)
+    follower.planned_rps = {model.name: Sizing().planned_rps(rate_rps)}
+    return follower, asked
+
+
+def periods_followed(
+    follower: Follower, tracker: RateTracker, rate_rps: float, seed: int, periods: int
+) -> None:
+    """So many periods of 20 s of Poisson arrivals."""
+    (name,) = follower.planned_rps
+    for counts in np.random.default_rng(seed).poisson(rate_rps, (periods, 20)):
+        for count in counts.tolist():
+            tracker.second({name: count})
+        follower.next_plan(tracker.targets_rps(), tracker.now_rps())
+
+
+@pytest.mark.parametrize("rate_rps", [3, 10, 30, 100, 124, 126, 150, 400, 1_000])
+def test_a_steady_rate_leaves_the_plan_as_it_is(rate_rps: int) -> None:
+    hours = 5
+    follower, asked = unlimited(rate_rps)
+    periods_followed(follower, RateTracker(20.0), rate_rps, 1, hours * 180)
+    most_an_hour = {3: 15, 10: 6}.get(rate_rps, 1)
+    assert len(asked) <= most_an_hour * hours
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("rate_rps", [3, 10, 100, 1_000])
+def test_three_times_the_rate_is_planned_for_at_once_and_left_within_two_periods(
+    rate_rps: float, seed: int
+) -> None:
+    follower, asked = unlimited(rate_rps)
+    tracker = RateTracker(20.0)
+    periods_followed(follower, tracker, rate_rps, seed, 10)
+    before = len(asked)
+    periods_followed(follower, tracker, 3 * rate_rps, seed, 1)
+    assert len(asked) == before + 1
+    periods_followed(follower, tracker, 3 * rate_rps, seed, 10)
+    high = asked[-1]
+    assert high > 2.8 * rate_rps
+    before = len(asked)
+    periods_followed(follower, tracker, rate_rps, seed, 2)
+    assert len(asked) == before + 1
+    assert asked[-1] < 0.75 * high
+    periods_followed(follower, tracker, rate_rps, seed, 4)
+    assert asked[-1] < 2.5 * rate_rps
+
+
+def test_rows_of_modules_are_followed_as_rates_are() -> None:
+    """Twice the rows ask for a plan at once, half of them after two periods, chance for none."""
+    modules = [hand_module("detect", "m0"), hand_module("cars", "m1", "detect", rows=2, max_rows=8)]
+    own = [[Own(latency_us=(1_000,) * 8)]]
+    served = with_applications(make_fake_plan(own, own), hand_application("app", modules))
+    graph = served.applications[0].application
+    first = replace(served, workload=Workload(applications=(graph,)))
+    means: list[float] = []
+
+    def made(rates_rps: Mapping[str, float], rows: Measured | None = None) -> Plan:
+        (application,) = with_rows([graph], rows or {})
+        means.append(application.module("cars").rows_per_request)
+        asked = with_rates(Workload(applications=(application,)), rates_rps)
+        return replace(first, plan_id=f"p{len(means)}", workload=asked)
+
+    follower, rates = Follower.of(made, first), {"app": 10.0}
+
+    def period(samples: int, rows: int) -> Plan | None:
+        return follower.next_plan(rates, rates, {("app", "cars"): (samples, rows)})
+
+    assert period(600, 1_240) is None
+    assert period(99, 700) is None  # too few to tell
+    assert period(600, 2_400) is not None
+    assert period(600, 2_400) is None
+    assert period(600, 2_300) is None
+    assert period(600, 1_200) is None
+    assert period(600, 1_200) is not None
+    assert means == pytest.approx([4.0, 2.0])
 
 
 def planned(options: PlanOptions | None = None) -> tuple[Plan, Follower]:
@@ -161,6 +257,7 @@ class FakeSystem:
     brought: list[Plan] = field(default_factory=list[Plan])
     away: range = range(0)  # seconds in which no gateway answers
     refuses: int = 0  # rollouts that fail
+    starts: tuple[int, ...] = ()  # of gateways, after the first
     others: dict[int, Plan] = field(default_factory=dict[int, Plan])  # by their rollout's second
 
     def in_force(self, known: Plan) -> Plan:
@@ -171,6 +268,11 @@ class FakeSystem:
         if self.clock in self.away:
             raise PoolPipeError("no answer")
         return {n: sum(r[n] for r in self.rates[: self.clock]) for n in self.rates[0]}
+
+    def rows(self) -> Measured:
+        """Counts of a gateway that is started again now and then."""
+        since = max((start for start in self.starts if start <= self.clock), default=0)
+        return {("app", "cars"): (10 * (self.clock - since), 20 * (self.clock - since))}
 
     def wait(self, seconds: float) -> float:
         self.clock += round(seconds)
@@ -241,6 +343,28 @@ def test_a_gateway_that_is_away_for_seconds_changes_no_rate() -> None:
     follow_live(follower, system, 5.0, said.append, follower_of=never_asked, periods=1)
     assert [line == "no rates: no answer" for line in said] == [True, True, False]
     assert said[-1].endswith(f"plan {first.plan_id} stays")
+
+
+def test_rows_of_a_gateway_that_was_started_anew_are_counted_from_there() -> None:
+    first, follower = planned()
+    script = [{m.name: round(m.throughput_rps / 1.5) for m in first.models}] * 60
+    system = FakeSystem(script, starts=(12,))
+    tracker = RateTracker(5.0)
+    state = LiveState(tracker=tracker, before=system.offered())
+    guide = RatesGuide(
+        follower=follower,
+        system=system,
+        period_s=5.0,
+        state=state,
+        former=(first, follower.planned_rps),
+        follower_of=never_asked,
+    )
+    guide.counted.append(system.rows())
+    samples: list[int] = []
+    for _ in range(8):
+        guide.watch(lambda _: None)
+        samples.append(guide.rows["app", "cars"][0])
+    assert samples == [50, 100, 0, 50, 100, 150, 150, 150]
 
 
 def test_only_the_first_gpus_of_a_cluster_are_used() -> None:

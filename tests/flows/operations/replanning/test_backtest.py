@@ -7,7 +7,7 @@ import pytest
 
 from flows.operations.replanning.backtest_run import Backtested, BacktestOptions, run_backtest
 from flows.operations.replanning.forecast import ForecastOptions
-from flows.operations.replanning.replan import priced
+from flows.operations.replanning.planner import priced
 from flows.planning import PlanOptions
 from tests.flows.planning.small import cluster, profile, workload
 from triton_backend.contract.errors import InputError
@@ -93,10 +93,41 @@ def test_a_column_that_is_not_there_is_named(tmp_path: Path) -> None:
         run(tmp_path, series={"a": "g"})
 
 
-def test_applications_are_refused(tmp_path: Path) -> None:
-    app = {"name": "app", "slo_ms": 50, "modules": [{"name": "one", "model": "a"}]}
-    asked = Workload.from_dict({"applications": [app]})
-    table = tmp_path / "none.csv"
-    options = BacktestOptions(table=table, interval_s=60, period_s=60, warm_up_s=60)
-    with pytest.raises(InputError, match="applications: have no backtest"):
-        run_backtest({}, cluster(), asked, options)
+def backtested(tmp_path: Path, asked: Workload, column: str) -> Backtested:
+    """Three days of one series for all that a workload asks for."""
+    app = BacktestOptions(
+        table=write_days(tmp_path / "counts.csv.gz", days=3),
+        interval_s=HOUR_S,
+        period_s=8 * HOUR_S,
+        warm_up_s=24 * HOUR_S,
+        series={column: "f"},
+        peak_rps={column: 60.0},
+        forecast=ForecastOptions(quantile=1.0, headroom=1.1),
+    )
+    profiles = {name: profile(name) for name in ("a", "b")}
+    return run_backtest(profiles, cluster(), asked, app)
+
+
+@pytest.mark.long
+def test_applications_are_replanned_by_their_own_rates(tmp_path: Path) -> None:
+    modules = [{"name": "one", "model": "a"}, {"name": "two", "model": "b", "after": ["one"]}]
+    app = {"name": "app", "slo_ms": 80, "rate_rps": 10, "modules": modules}
+    found = backtested(tmp_path, Workload.from_dict({"applications": [app]}), "app").found
+    assert found.names == ("app",)
+    assert found.served_by_model == {"app": 1.0}
+    assert min(p.planned_rps[0] for p in found.periods) < 60 <= found.periods[1].planned_rps[0]
+
+
+@pytest.mark.long
+def test_entries_are_replanned_each_by_its_own_rate(tmp_path: Path) -> None:
+    tails = {"name": "tails", "block": 1, "budget_ms": 200, "rate_rps": 10}
+    model = {"name": "a", "slo_ms": 200, "entries": [tails]}
+    found = backtested(tmp_path, Workload.from_dict({"models": [model]}), "a/tails").found
+    assert found.names == ("a/tails",)
+    assert found.served_by_model == {"a/tails": 1.0}
+    assert found.periods[1].planned_rps[0] > 60
+
+
+def test_a_name_that_clients_do_not_ask_for_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="--map: 'c' is not in the workload; it has a, b"):
+        run(tmp_path, series={"c": "f"})

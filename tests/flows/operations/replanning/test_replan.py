@@ -9,20 +9,23 @@ import pytest
 
 from flows.clock import now_utc
 from flows.deployments.parameters import ReplanParameters
-from flows.operations.replanning.replan import ReplanOptions, options_of, priced, replan
+from flows.operations.replanning.forecast import LEAST_RATE_RPS
+from flows.operations.replanning.planner import options_of, priced
+from flows.operations.replanning.replan import ReplanOptions, replan
 from flows.planning import PlanOptions
 from flows.planning.stored_plans import plan_step
 from flows.workspace import Workspace
 from tests.fakes.applications import hand_module
 from tests.fakes.minutes import model_minute
 from tests.flows.operations.fake_gateway import workspace_of
-from tests.flows.planning.entries.entry_cases import case, planned
+from tests.flows.planning.entries.entry_cases import case, entry, made, planned
+from tests.flows.planning.entries.entry_cases import profile as case_profile
 from tests.flows.planning.small import cluster, profile, workload
 from triton_backend.contract.applications import Application
 from triton_backend.contract.errors import InputError
 from triton_backend.contract.plan import Plan
 from triton_backend.contract.workload import ModelDemand, Workload
-from warehouse.observations import ModuleMinute, StatisticsFile, add_statistics
+from warehouse.observations import EntryMinute, ModuleMinute, StatisticsFile, add_statistics
 from warehouse.profiles import import_profile
 
 DEMAND = workload(ModelDemand(name="net", slo_us=60_000, weight=1.0, batch_building_rate_rps=1e9))
@@ -126,6 +129,44 @@ def test_an_application_is_planned_for_the_jobs_and_rows_that_were_measured(tmp_
     assert found.recommendation.roll_out, found.recommendation.reason
     again = replan(work, cluster(4, 8), asked, found.plan, whole)
     assert not again.recommendation.roll_out
+
+
+@pytest.mark.long
+def test_every_entry_is_planned_for_the_requests_that_came_in_at_its_cut(tmp_path: Path) -> None:
+    """Those at a cut that the workload lists under another name count for it; others do not."""
+    entries = (entry("whole", 0, 400, 30), entry("tails", 1, 300, 30), entry("quiet", 2, 200, 30))
+    problem = made(case_profile(7), entries)
+    work, now = workspace_of(tmp_path), now_utc().replace(second=0, microsecond=0)
+    came_in = (("whole", 0, 60), ("cut-1", 1, 90), ("other", 7, 500))
+    rows = [
+        EntryMinute(
+            instance="i",
+            model="net",
+            entry=name,
+            block=block,
+            budget_us=300_000,
+            minute=now - timedelta(minutes=ago),
+            plan_id="any",
+            offered=60 * rate_rps,
+        )
+        for ago in range(1, 6)
+        for name, block, rate_rps in came_in
+    ]
+    with work.open() as warehouse:
+        import_profile(warehouse, problem.profile, "by hand", now)
+        add_statistics(warehouse, StatisticsFile(path="f", digest="1", entries=rows), now)
+    options = ReplanOptions(planning=PlanOptions(objective="share"))
+    first = plan_step(work, problem.cluster, problem.workload, options.planning).plan
+    found = replan(work, problem.cluster, problem.workload, first, options)
+    assert found.forecast_rps == pytest.approx(
+        {"net/whole": 66.0, "net/tails": 99.0, "net/quiet": LEAST_RATE_RPS}
+    )
+    rates = {e.name: e.rate_rps for e in found.plan.models[0].entries}
+    assert rates == pytest.approx({"whole": 66.0, "tails": 99.0, "quiet": LEAST_RATE_RPS})
+    assert found.old is not None
+    assert set(found.new.attainment) == {"net/whole", "net/tails", "net/quiet"}
+    assert found.new.attainment["net/tails"] > found.old.attainment["net/tails"]
+    assert found.recommendation.roll_out, found.recommendation.reason
 
 
 def test_nothing_measured_is_said(tmp_path: Path) -> None:

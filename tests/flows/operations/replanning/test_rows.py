@@ -6,12 +6,20 @@ from pathlib import Path
 import pytest
 
 from flows.clock import now_utc
-from flows.operations.replanning.decide import planned_rates
-from flows.operations.replanning.rows import Measured, as_measured, measured_rows, with_rows
+from flows.operations.replanning.demands import planned_rates, requests_of
+from flows.operations.replanning.rows import (
+    Measured,
+    as_measured,
+    counted_rows,
+    measured_rows,
+    since,
+    with_rows,
+)
 from tests.fakes.applications import diamond, hand_application, hand_module, with_applications
 from tests.fakes.plans import Own, make_plan
 from tests.flows.operations.fake_gateway import workspace_of
 from triton_backend.contract.applications import Application, Module
+from triton_backend.contract.errors import InputError
 from triton_backend.contract.workload import Workload
 from warehouse.observations import ModuleMinute, StatisticsFile, add_statistics
 
@@ -105,4 +113,14 @@ def test_models_that_modules_alone_run_have_no_clients_of_their_own() -> None:
     served = with_applications(plan, graph)
     only_first = Workload(models=plan.workload.models[:1], applications=(graph.application,))
     rates = planned_rates(replace(served, workload=only_first))
-    assert rates == {"m0": plan.model("m0").throughput_rps, "m1": 0.0, "app": 10.0}
+    assert rates == {"m0": plan.model("m0").throughput_rps, "app": 10.0}
+
+
+def test_a_gateways_counters_say_rows_by_module() -> None:
+    counters = {"module_samples": {"app/cars": 9, "app/none": 4}, "module_rows": {"app/cars": 30}}
+    assert counted_rows(counters) == {("app", "cars"): (9, 30), ("app", "none"): (4, 0)}
+    assert since({("app", "cars"): (9, 30)}, {("app", "cars"): (4, 10)}) == {
+        ("app", "cars"): (5, 20)
+    }
+    with pytest.raises(InputError, match="does not count by name"):
+        requests_of({"offered": {"net": 3}})

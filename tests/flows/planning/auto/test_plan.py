@@ -6,7 +6,8 @@ from dataclasses import replace
 import pytest
 
 from flows.planning import PlanOptions, make_plan
-from flows.planning.auto.plan import ARRIVALS, HELD
+from flows.planning.auto.plan import ARRIVALS
+from flows.planning.promises.attainment import LOAD
 from flows.planning.registry import product_planners
 from flows.planning.verify import verify_plan
 from scripts.golden.problems import named
@@ -65,12 +66,12 @@ def test_the_cheapest_plan_that_holds_its_rates_is_taken() -> None:
     asked = workload(ModelDemand(name="net", slo_us=15_000, rate_rps=300.0))
     profiles, options = {"net": profile()}, PlanOptions(planner="auto", objective="cost")
     plan = make_plan(profiles, dear, asked, options)
-    held = simulate(plan, SimOptions(seed=7, load_factor=HELD))
+    held = simulate(plan, SimOptions(seed=7, load_factor=LOAD))
     assert held.least_attainment >= ATTAINMENT - 0.01
     for name in ("pool", "subclusters", "gpulets"):
         other = make_plan(profiles, dear, asked, PlanOptions(planner=name, objective="cost"))
         cheaper = other.objective.value < plan.objective.value - 1e-9
-        tried = simulate(other, replace(ARRIVALS, load_factor=HELD))
+        tried = simulate(other, replace(ARRIVALS, load_factor=LOAD))
         assert not (cheaper and tried.least_attainment >= ATTAINMENT)
 
 

@@ -98,8 +98,11 @@ class Knapsacks:
         """
         items, room = self.weight.shape[1], int(self.room[g])
         copies = np.arange(self.copies + 1)
+        half = duals.half if len(duals.half) else np.zeros(items)
         worth = [
-            np.minimum(copies, cap[i]) * duals.demand[i] - copies * self.item[g, i]
+            np.minimum(copies, cap[i]) * duals.demand[i]
+            + half[i] * ((copies > 0) + 1.0 * (copies >= cap[i])) / 2
+            - copies * self.item[g, i]
             for i in range(items)
         ]
         # suffix[i][r]: the most that items i … are worth in a room r

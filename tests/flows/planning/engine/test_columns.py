@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flows.planning.engine.columns import Columns, Pool
+from flows.planning.engine.columns import Columns, Pool, undominated
 from tests.flows.planning.engine.problems import some, some_duals
 
 DEMANDS, RESOURCES = 3, 2
@@ -105,3 +105,40 @@ def test_columns_keep_their_order_in_a_pool() -> None:
     pool.add(columns.take(np.array([1])))
     pool.add(columns)
     assert list(pool.columns.source) == ["1", "0"]
+
+
+@settings(deadline=None)
+@given(st.lists(st.lists(st.integers(0, 3), min_size=3, max_size=3), max_size=20))
+def test_of_rows_that_others_dominate_none_is_kept_and_of_equals_one(rows: list[list[int]]) -> None:
+    values = np.array(rows, dtype=np.float64).reshape(-1, 3)
+    kept = values[undominated(values)]
+    assert len(np.unique(kept, axis=0)) == len(kept)
+    assert all((kept >= row).all(axis=1).any() for row in values)
+    for n, row in enumerate(kept):
+        assert not (np.delete(kept, n, axis=0) >= row).all(axis=1).any()
+
+
+@settings(deadline=None)
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 2), st.lists(st.integers(0, 3), min_size=3, max_size=3)),
+        max_size=20,
+    )
+)
+def test_rows_of_other_groups_dominate_none(rows: list[tuple[int, list[int]]]) -> None:
+    values = np.array([row for _, row in rows], dtype=np.float64).reshape(-1, 3)
+    group = np.array([number for number, _ in rows], dtype=np.int64)
+    kept = undominated(values, group)
+    for number in range(3):
+        own = group == number
+        assert np.array_equal(kept[own], undominated(values[own]))
+
+
+def test_entries_in_groups_have_places_for_the_rows_of_their_group() -> None:
+    columns = made([
+        (1.0, [1, 0, 0], [4, 0], 0),
+        (1.0, [2, 0, 3], [0, 0], 0),
+        (1.0, [0, 5, 0], [0, 6], 1),
+    ])  # fmt: skip
+    assert columns.in_groups().tolist() == [[1, 0, 4], [2, 3, 0], [5, 6, 0]]
+    assert Columns.none().in_groups().shape == (0, 0)

@@ -24,7 +24,14 @@ from flows.planning.engine.pricing import Duals, Priced
 from flows.planning.solver.arrays import Floats
 from flows.planning.solver.solve import Limits, solve_integer
 from flows.planning.watch import Watch
-from tests.flows.planning.engine.problems import Knapsacks, Problem, cutting_stock, some, some_duals
+from tests.flows.planning.engine.problems import (
+    Knapsacks,
+    Problem,
+    cutgen1,
+    cutting_stock,
+    some,
+    some_duals,
+)
 
 CLOSE = 1e-6
 EXACT = Limits(relative_gap=0.0, nodes=100_000)
@@ -209,6 +216,95 @@ def test_costs_are_raised_to_the_next_multiple() -> None:
     assert raised(-0.5, 1.0) == 0.0
     assert raised(2.1, 0.0) == 2.1
     assert raised(-np.inf, 1.0) == -np.inf
+
+
+@settings(deadline=None, max_examples=40)
+@given(seeds)
+def test_halves_raise_the_bound_of_scarce_demands_but_never_above_the_optimum(seed: int) -> None:
+    length, sizes, _ = cutgen1(seed)
+    demand = np.random.default_rng(seed).integers(1, 3, len(sizes)).astype(np.float64)
+    problem = cutting_stock(length, sizes, demand)
+    cover = replace(problem.cover, halves=True)
+    plain = relax(problem.cover, problem.pricer, Pool(), Watch())
+    halves = relax(cover, problem.pricer, Pool(), Watch())
+    assert halves.bound >= plain.bound - CLOSE
+    assert not above(halves.bound, problem.best)
+    assert halves.value == pytest.approx(halves.bound)
+    every = problem.pricer.all()
+    assert whole(replace(problem, cover=cover), every) == pytest.approx(problem.best)
+    kept = cover.undominated(every)
+    assert whole(replace(problem, cover=cover), kept) == pytest.approx(problem.best)
+    duals = halves.duals
+    assert duals.reduced(cover.counted(every)).min() >= -CLOSE
+    screen = screened(cover, problem.pricer, duals, problem.best + 0.5, 10**6)
+    assert whole(replace(problem, cover=cover), screen.columns) == pytest.approx(problem.best)
+
+
+def test_two_columns_that_supply_some_or_one_that_supplies_all_meet_halves() -> None:
+    """Of columns that supply 0.7 of one demand each, two are needed, not 1 / 0.7."""
+    some_of_each = Columns.dense(
+        np.ones(3), 0.7 * np.eye(3), np.zeros((3, 0)), np.zeros(3, np.int64), range(3)
+    )
+    cover = Cover(
+        need=np.ones(3), capacity=np.zeros(0), cap=np.ones(3), missed=np.full(3, 10.0), halves=True
+    )
+    counted = cover.counted(some_of_each).matrix(6)
+    assert np.array_equal(counted, np.hstack([0.7 * np.eye(3), 0.5 * np.eye(3)]))
+    for halves, value in ((False, 3 / 0.7), (True, 6.0)):
+        master = Master(replace(cover, halves=halves))
+        master.add(some_of_each)
+        mixed = master.solve()
+        assert mixed is not None
+        assert mixed.value == pytest.approx(value)
+
+
+def test_a_pricer_without_a_quick_form_is_asked_at_the_prices_of_the_program_only() -> None:
+    problem = cutting_stock(60, np.array([35, 24, 14]), np.array([3.0, 5.0, 7.0]))
+    asked: list[Duals] = []
+
+    class Noted(Knapsacks):
+        def price(self, duals: Duals, cap: Floats, *, thorough: bool) -> Priced:
+            asked.append(duals)
+            return Knapsacks.price(self, duals, cap, thorough=thorough)
+
+    values = {name: getattr(problem.pricer, name) for name in Knapsacks.__dataclass_fields__}
+    answers: dict[bool, tuple[float, int]] = {}
+    for quick in (False, True):
+        asked.clear()
+        pricer = replace(Noted(**values), quick=quick)
+        relaxed = relax(problem.cover, pricer, Pool(), Watch())
+        answers[quick] = relaxed.bound, len(asked)
+    assert answers[False][0] == pytest.approx(answers[True][0])
+    assert answers[False][1] < answers[True][1]
+
+
+def test_a_run_that_asks_no_slower_form_ends_where_the_quick_one_brings_nothing() -> None:
+    problem = cutting_stock(60, np.array([35, 24, 14]), np.array([3.0, 5.0, 7.0]))
+    asked: list[bool] = []
+
+    class Forms(Knapsacks):
+        def price(self, duals: Duals, cap: Floats, *, thorough: bool) -> Priced:
+            asked.append(thorough)
+            return Knapsacks.price(self, duals, cap, thorough=thorough)
+
+    values = {name: getattr(problem.pricer, name) for name in Knapsacks.__dataclass_fields__}
+    pricer = replace(Forms(**values), quick=True)
+    quick = Generation(problem.cover, pricer, Pool(), Watch(), thorough=False).run()
+    assert set(asked) == {False}
+    assert quick.bound == pytest.approx(relax(problem.cover, pricer, Pool(), Watch()).bound)
+
+
+def test_a_run_whose_first_prices_prove_enough_solves_no_program() -> None:
+    problem = some(9)
+    known = relax(problem.cover, problem.pricer, Pool(), Watch())
+    pool = Pool()
+    run = Generation(
+        problem.cover, problem.pricer, pool, Watch(), enough=known.bound - CLOSE
+    )  # fmt: skip
+    again = run.run(known.duals)
+    assert again.bound >= known.bound - CLOSE
+    assert again.mixed is None
+    assert len(pool) > 0
 
 
 def test_prices_of_a_cover_start_another() -> None:

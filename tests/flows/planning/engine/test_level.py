@@ -41,6 +41,25 @@ def test_a_bracket_ends_with_the_highest_level_between_its_ends(
     assert found.high - found.low <= close * found.high * (1 + 1e-9)
 
 
+@pytest.mark.parametrize("known_ends", [False, True])
+def test_a_bracket_of_what_rises_in_proportion_ends_after_few_looks(known_ends: bool) -> None:
+    looks: list[float] = []
+
+    def takes(level: float) -> float:
+        looks.append(level)
+        return 2.0 + 3.0 * level
+
+    known = Bracket(low=1.0, high=20.0)
+    if known_ends:
+        known = Bracket(low=1.0, high=20.0, at_low=5.0, at_high=62.0)
+    found = bracket(takes, 30.0, known, close=1e-6, rounds=99, watch=Watch())
+    assert found.low <= 28 / 3 < found.high
+    assert found.high - found.low <= 1e-6 * found.high
+    assert len(looks) <= (3 if known_ends else 8)
+    assert found.at_low == 2 + 3 * found.low
+    assert found.at_high == 2 + 3 * found.high
+
+
 def test_a_bracket_without_rounds_or_time_is_as_it_was() -> None:
     known = Bracket(low=1.0, high=2.0)
     over = Watch()
@@ -93,7 +112,7 @@ def combined(supply: Floats, count: int) -> list[Floats]:
 def test_the_bound_is_not_below_the_best_level_with_capped_columns(seed: int) -> None:
     weight, capacity, pricer = two_machines(seed)
     best = best_level(weight, capacity, pricer)
-    cover, relaxed = highest(weight, capacity, pricer, Pool(), Watch())
+    cover, relaxed = highest(level_cover(weight, capacity), weight, pricer, Pool(), Watch())
     assert -relaxed.bound >= best * (1 - 1e-6)
     assert relaxed.value == pytest.approx(relaxed.bound, abs=1e-6)
     # The cap: no column counts for more than a level that was proven out of reach.
@@ -105,14 +124,16 @@ def test_the_bound_is_not_below_the_best_level_with_capped_columns(seed: int) ->
 def test_a_level_that_is_enough_is_not_exceeded(seed: int) -> None:
     weight, capacity, pricer = two_machines(seed)
     best = best_level(weight, capacity, pricer)
-    _, relaxed = highest(weight, capacity, pricer, Pool(), Watch(), most=best / 2 + 0.1)
+    _, relaxed = highest(
+        level_cover(weight, capacity, best / 2 + 0.1), weight, pricer, Pool(), Watch()
+    )
     assert best / 2 * (1 - 1e-6) <= -relaxed.bound or best == 0
     assert -relaxed.bound <= (best / 2 + 0.1) * (1 + 1e-6)
 
 
 def test_no_resources_leave_the_level_0() -> None:
     weight, _, pricer = two_machines(1)
-    _, relaxed = highest(weight, np.zeros(2), pricer, Pool(), Watch())
+    _, relaxed = highest(level_cover(weight, np.zeros(2)), weight, pricer, Pool(), Watch())
     assert relaxed.value == pytest.approx(0.0)
     assert relaxed.bound == pytest.approx(0.0)
 
@@ -121,7 +142,7 @@ def test_a_run_that_is_over_leaves_a_valid_bound() -> None:
     weight, _, pricer = two_machines(3)
     capacity, watch = np.array([2.0, 1.0]), Watch()
     watch.stop()
-    _, relaxed = highest(weight, capacity, pricer, Pool(), watch)
+    _, relaxed = highest(level_cover(weight, capacity), weight, pricer, Pool(), watch)
     assert -relaxed.bound >= best_level(weight, capacity, pricer)
 
 
@@ -129,5 +150,6 @@ def test_a_demand_without_weight_asks_nothing() -> None:
     assert level_cover(np.array([0.0, 2.0]), np.ones(1)).cap.tolist() == [0.0, np.inf]
     assert level_cover(np.array([0.0, 2.0]), np.ones(1), 3.0).cap.tolist() == [0.0, 6.0]
     _, capacity, pricer = two_machines(3)
-    _, relaxed = highest(np.array([0.0, 1.0]), capacity + 1, pricer, Pool(), Watch())
+    weight = np.array([0.0, 1.0])
+    _, relaxed = highest(level_cover(weight, capacity + 1), weight, pricer, Pool(), Watch())
     assert -relaxed.bound > 0

@@ -9,7 +9,7 @@ from flows.planning.engine.columns import Columns, Pool
 from flows.planning.engine.cover import relax, restarted
 from flows.planning.engine.master import Cover, Free
 from flows.planning.engine.rounding import Incumbent, Tools, dive, restricted
-from flows.planning.solver.arrays import Ints
+from flows.planning.solver.arrays import Floats, Ints
 from flows.planning.solver.solve import Limits
 from flows.planning.watch import Watch
 from tests.flows.planning.engine.problems import meets, some
@@ -51,7 +51,8 @@ def test_a_plan_that_is_not_better_is_not_taken() -> None:
 
 
 def test_a_judge_says_what_plans_cost() -> None:
-    def judge(columns: Columns, counts: Ints) -> float:
+    def judge(columns: Columns, counts: Ints, free: Floats) -> float:
+        assert not len(free)
         return np.inf if counts.max() > 1 else float(len(columns))
 
     incumbent, columns = Incumbent(judge=judge), some(0).pricer.all()
@@ -93,6 +94,54 @@ def test_a_column_is_taken_as_often_as_lent_resources_allow() -> None:
     incumbent = Incumbent()
     assert restricted(cover, one, incumbent, EXACT, Tools(gap=0.0)) == pytest.approx(4 + 15)
     assert incumbent.counts.tolist() == [4]
+
+
+def lending(*, whole: bool) -> Cover:
+    """Four are asked for; a stock that lends a half of what one takes costs 5."""
+    lent = Columns.dense(
+        np.array([5.0]), np.zeros((1, 1)), np.full((1, 1), -1.5), np.zeros(1, np.int64), [""]
+    )
+    return Cover(
+        need=np.array([4.0]),
+        capacity=np.array([0.0]),
+        free=Free(columns=lent, lower=np.zeros(1), upper=np.array([9.0]), whole=np.array([whole])),
+        cap=np.array([4.0]),
+        missed=np.array([np.inf]),
+    )
+
+
+def test_free_columns_that_are_whole_are_so_in_whole_programs_and_known_to_the_plan() -> None:
+    one = Columns.dense(np.ones(1), np.ones((1, 1)), np.ones((1, 1)), np.zeros(1, np.int64), [""])
+
+    def judge(columns: Columns, counts: Ints, free: Floats) -> float:
+        return float(columns.cost @ counts) + 5 * float(free.sum())
+
+    for whole, stocks in ((False, 4 / 1.5), (True, 3.0)):
+        plan = Incumbent(judge=judge)
+        proven = restricted(lending(whole=whole), one, plan, EXACT, Tools(gap=0.0))
+        assert proven == pytest.approx(4 + 5 * stocks)
+        assert plan.free.tolist() == pytest.approx([stocks])
+        assert plan.cost == pytest.approx(proven)
+
+
+@settings(deadline=None, max_examples=30)
+@given(numbers)
+def test_a_program_that_begins_with_the_best_plan_ends_as_without(number: int) -> None:
+    problem, begun, pool = some(number), Incumbent(), Pool()
+    relax(problem.cover, problem.pricer, pool, Watch())
+    restricted(problem.cover, pool.columns, begun, EXACT, Tools(gap=0.0))
+    every, first = problem.pricer.all(), begun.cost
+    counts = begun.among(every)
+    if np.isinf(first):
+        assert counts is None
+    else:
+        assert counts is not None
+        assert every.cost @ counts == pytest.approx(first)
+        assert meets(problem.cover, every, counts)
+    tools = Tools(gap=0.0, begin=True)
+    assert restricted(problem.cover, every, begun, EXACT, tools) == pytest.approx(problem.best)
+    assert begun.cost == pytest.approx(problem.best)
+    assert Incumbent().among(every) is None
 
 
 @settings(deadline=None, max_examples=60)

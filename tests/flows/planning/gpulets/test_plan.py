@@ -128,17 +128,18 @@ def test_plans_serve_what_they_promise_with_nothing_accepted_and_late(
 
 
 def test_who_has_a_part_alone_may_fill_larger_batches_in_a_burst() -> None:
-    asked = case(3, 2, 2, batches=8)
-    found = planned(at_rates(asked, 0.6 * best_throughput(asked, None)), None, "gpus")
-    seats = Counter(s.pool for m in found.models for p in m.pipelines for s in p.stages)
     larger = 0
-    for model in found.models:
-        for pipeline in model.pipelines:
-            (stage,) = pipeline.stages
-            beyond = stage.latency_us_by_batch[pipeline.batch :]
-            assert seats[stage.pool] == 1 or not beyond
-            assert all(2 * latency <= 0.9 * model.slo_us for latency in beyond)
-            larger += len(beyond)
+    for seed, share in ((0, 0.6), (0, 0.4), (3, 0.6), (6, 0.4)):
+        asked = case(seed, 2, 2, batches=8)
+        found = planned(at_rates(asked, share * best_throughput(asked, None)), None, "gpus")
+        seats = Counter(s.pool for m in found.models for p in m.pipelines for s in p.stages)
+        for model in found.models:
+            for pipeline in model.pipelines:
+                (stage,) = pipeline.stages
+                beyond = stage.latency_us_by_batch[pipeline.batch :]
+                assert seats[stage.pool] == 1 or not beyond
+                assert all(2 * latency <= 0.9 * model.slo_us for latency in beyond)
+                larger += len(beyond)
     assert larger
 
 
@@ -180,12 +181,14 @@ def test_headroom_plans_for_more_than_is_promised() -> None:
     promised = [m.throughput_rps for m in plain.models]
     assert [m.throughput_rps for m in more.models] == pytest.approx(promised)
     assert plain.objective.value <= more.objective.value
-    planned(asked, None, "gpus", headroom="poisson99")
-    for given, reason in (("0.5", "is below 1"), ("much", "is neither none"), ("nan", "below 1")):
+    assert more.options["headroom_factor"] == 1.5
+    for given, reason in (("0.5", "is below 1"), ("much", "is none of auto"), ("nan", "below 1")):
         with pytest.raises(InputError, match=f"option headroom: .*{reason}"):
             planned(asked, None, "gpus", headroom=given)
-    with pytest.raises(InputError, match="poisson99 needs rates"):
-        planned(case(6, 2, 2), None, headroom="poisson99")
+    most = planned(case(6, 2, 2), None)
+    less = planned(case(6, 2, 2), None, headroom="1.5")
+    assert less.objective.value == pytest.approx(most.objective.value / 1.5)
+    assert less.pools == most.pools
 
 
 def test_gpus_keep_what_they_did_under_the_plan_in_force() -> None:

@@ -12,7 +12,7 @@ from flows.planning import PlanOptions, make_plan
 from flows.planning.inputs import build_problem
 from flows.planning.pool.columns import allocations_in_force, enumerate_columns, row_of
 from flows.planning.pool.integer import delivered_rps
-from tests.flows.planning.decomposition.test_decompose import many
+from tests.flows.planning.pool.at_prices.test_search import many
 
 OPTIONS = PlanOptions(gap=0.05)
 

@@ -56,7 +56,8 @@ def best_by_trying(asked: PartitionProblem) -> float:
         for gpus in product(range(low, high + 1), repeat=parts):
             if sum(gpus) != asked.gpus:
                 continue
-            if any(a > asked.utilisation * g + 1e-9 for a, g in zip(load, gpus, strict=True)):
+            most = [min(0.9 * g, max(0.81 * g, g - 1)) for g in gpus]  # at utilisation 0.9
+            if any(a > carried + 1e-9 for a, carried in zip(load, most, strict=True)):
                 continue
             off = max(abs(a - total / asked.gpus * g) for a, g in zip(load, gpus, strict=True))
             uneven = max(abs(s - all_bytes / parts) for s in static)

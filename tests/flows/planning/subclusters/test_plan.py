@@ -84,6 +84,16 @@ def gpus_of(found: ModelProfile, kind: str, rate_rps: float) -> float:
     return min(each, default=np.inf)
 
 
+def fewest(load: float) -> int:
+    """GPUs for a load at utilisation 0.9, by trying."""
+    return next(g for g in range(100) if load <= most_load(g) + 1e-9)
+
+
+def most_load(gpus: int) -> float:
+    """Load that GPUs carry: all but a tenth or all but one, or 0.81 of each."""
+    return min(0.9 * gpus, max(0.81 * gpus, gpus - 1.0))
+
+
 def test_one_model_alone_is_planned_as_the_paper_computes() -> None:
     profiles = {"resnet50": profile("resnet50", 1_053, 5_072)}
     workload = Workload(models=(ModelDemand(name="resnet50", slo_us=25_000, weight=1.0),))
@@ -93,7 +103,7 @@ def test_one_model_alone_is_planned_as_the_paper_computes() -> None:
     assert 5_839 <= plan.objective.value <= 5_880
     assert plan.objective.gap == pytest.approx(0.0, abs=1e-9)
     assert plan.objective.space == "sub-clusters"
-    assert plan.models[0].policy == "deferred"
+    assert plan.models[0].policy == "timeout"
     assert plan.options["slo_margin"] == 0.0
     assert plan.models[0].pipelines[0].largest == 32
     assert "analytic" in plan.certificate["notes"][0]
@@ -116,7 +126,7 @@ def test_given_rates_take_the_cheapest_gpus_of_all_choices_of_classes(
             load[kind] += gpus_of(profiles[f"m{i}"], kind, rates[i])
         if not np.isfinite(sum(load.values())):
             continue
-        need = {kind: int(np.ceil(work / 0.9 - 1e-9)) for kind, work in load.items()}
+        need = {kind: fewest(work) for kind, work in load.items()}
         if all(need[kind] <= on.gpus(kind) for kind in need):
             best = min(best, sum(price[kind] * need[kind] for kind in need))
     plan = planned(profiles, on, demands(count, rate_rps=rates), objective=objective)
@@ -135,7 +145,7 @@ def test_sub_clusters_share_the_gpus_and_a_finer_scale_is_never_better_than_the_
     assert [pool.vgpus for pool in two.pools] == [4, 4]
     assert two.objective.value <= two.objective.upper_bound
     assert two.objective.upper_bound == pytest.approx(one.objective.value)
-    assert two.objective.gap <= 0.03
+    assert two.objective.gap <= 0.12  # eight GPUs together carry 7, two fours 3.24 each
     best = 0.0
     for chosen in product(range(2), repeat=5):
         parts = [0, *chosen]
@@ -152,7 +162,7 @@ def largest_scale(
         load = [0.0, 0.0]
         for i, part in enumerate(parts):
             load[part] += gpus_of(profiles[f"m{i}"], "fast", weights[i] * scale)
-        if max(load) <= 0.9 * 4:
+        if max(load) <= most_load(4):
             return scale
     return 0.0
 
@@ -247,12 +257,23 @@ def test_rates_beyond_the_cluster_say_how_much_can_be_reached() -> None:
 
 
 def test_a_plan_states_how_it_was_planned_so_that_it_can_be_planned_again() -> None:
-    own = {"subclusters": "2", "utilisation": 0.8}
+    own = {"subclusters": "2", "utilisation": 0.8, "dispatch": "deferred"}
     plan = planned(models(3), cluster(6), demands(3, weight=[1.0] * 3), own=own)
     again = PlanOptions.from_dict(plan.planner, plan.options)
-    assert (again.own, again.slo_margin) == (own, 0.0)
+    assert (again.own, again.slo_margin) == (
+        {**own, "headroom": "auto", "least_accuracy": 0.0},
+        0.0,
+    )
     same = make_plan(models(3), cluster(6), demands(3, weight=[1.0] * 3), again)
     assert same.plan_id == plan.plan_id
+
+
+def test_the_policy_of_the_paper_can_be_asked_for() -> None:
+    own = {"dispatch": "deferred"}
+    plan = planned(models(3), cluster(4), demands(3, weight=[1.0] * 3), own=own)
+    assert {model.policy for model in plan.models} == {"deferred"}
+    with pytest.raises(InputError, match="option dispatch: 'turns' is none of timeout, deferred"):
+        planned(models(3), cluster(4), demands(3, weight=[1.0] * 3), own={"dispatch": "turns"})
 
 
 def test_verify_sees_a_promise_beyond_the_share_of_time_that_is_planned() -> None:

@@ -14,7 +14,7 @@ import tritonclient.grpc as grpc_client
 
 from flows.release.rollout.change import Step, StepDone, change_plan
 from flows.release.rollout.comparing import DifferenceError, check_comparable
-from flows.release.rollout.options import RolloutOptions
+from flows.release.rollout.options import CLIENTS, RANDOM, RolloutOptions
 from flows.release.server.admin import start, stop
 from flows.release.server.running import ServerState
 from tests.flows.release.server.test_running import line, server_ports
@@ -29,6 +29,7 @@ from triton_backend.serve_folder.settings import ServeOptions
 
 PATIENT_US = 4_000_000
 COMPARED = RolloutOptions(compare_requests=4)
+MIRRORED = RolloutOptions(compare_requests=4, compare_from=CLIENTS, compare_seconds=10.0)
 
 
 @pytest.fixture(scope="module")
@@ -60,15 +61,20 @@ def with_second(served: Plan, artifact: str, plan_id: str) -> Plan:
     return replace(served, plan_id=plan_id, models=(changed,))
 
 
+def another(artifacts: Path) -> str:
+    """A name that no artifact has."""
+    return f"another-{len(list(artifacts.iterdir()))}"
+
+
 def wrong(artifacts: Path, served: Plan) -> Plan:
     """Another weight in the second stage."""
-    name = write_stage(artifacts, "wrong-1", "Add", OFFSET + 0.5, ("middle", "y"))
+    name = write_stage(artifacts, another(artifacts), "Add", OFFSET + 0.5, ("middle", "y"))
     return with_second(served, name, "wrong")
 
 
 def slow(artifacts: Path, served: Plan) -> Plan:
     """The same weights; a run takes two thousand times as long."""
-    name = write_stage(artifacts, "slow-1", "Add", OFFSET, ("middle", "y"))
+    name = write_stage(artifacts, another(artifacts), "Add", OFFSET, ("middle", "y"))
     manifest = artifacts / name / MANIFEST_NAME
     data = json.loads(manifest.read_text())
     data["options"]["stretch"] = 2_000.0
@@ -106,6 +112,7 @@ def clients(state: ServerState) -> Generator[list[np.ndarray]]:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("options", [COMPARED, MIRRORED], ids=[RANDOM, CLIENTS])
 @pytest.mark.parametrize(
     ("make", "told"),
     [
@@ -114,12 +121,17 @@ def clients(state: ServerState) -> Generator[list[np.ndarray]]:
     ],
 )
 def test_a_plan_that_answers_otherwise_or_late_never_serves(
-    state: ServerState, artifacts: Path, served: Plan, make: Callable[[Path, Plan], Plan], told: str
+    state: ServerState,
+    artifacts: Path,
+    served: Plan,
+    make: Callable[[Path, Plan], Plan],
+    told: str,
+    options: RolloutOptions,
 ) -> None:
     before = state.control("status")
     steps: list[StepDone] = []
     with clients(state) as answers, pytest.raises(DifferenceError, match=told):
-        change_plan(state.folder, make(artifacts, served), steps.append, options=COMPARED)
+        change_plan(state.folder, make(artifacts, served), steps.append, options=options)
     for answer in answers:
         np.testing.assert_array_equal(answer, line(4) * FACTOR + OFFSET)
     assert [one.step for one in steps] == [Step.RENDER, Step.PRELOAD, Step.PREPARE, Step.ABORT]
@@ -146,6 +158,31 @@ def test_a_plan_that_answers_alike_follows(
     assert (compared.model, compared.largest, compared.mean) == ("affine", 0.0, 0.0)
     assert compared.planned_us == 4_000
     assert state.control("status")["plan_id"] == "alike"
+
+
+@pytest.mark.slow
+def test_requests_of_clients_are_compared_within_a_tolerance(
+    state: ServerState, artifacts: Path, served: Plan
+) -> None:
+    # The client asks for the same line, so answers differ by 0.5 of its largest value.
+    largest = float(np.abs(line(4)[0] * FACTOR + OFFSET).max())
+    options = replace(MIRRORED, compare_tolerance=0.9)
+    steps: list[StepDone] = []
+    with clients(state):
+        change_plan(state.folder, wrong(artifacts, served), steps.append, options=options)
+    (compared,) = next(one.compared for one in steps if one.step is Step.COMPARE)
+    assert (compared.requests, compared.source) == (4, CLIENTS)
+    assert compared.largest == compared.mean == pytest.approx(0.5 / largest, rel=1e-5)
+    assert not list((state.folder / "mirror").iterdir())
+
+
+@pytest.mark.slow
+def test_random_requests_stand_in_where_clients_send_none(state: ServerState, served: Plan) -> None:
+    options = replace(MIRRORED, compare_seconds=1.0, compare_tolerance=0.9)
+    steps: list[StepDone] = []
+    change_plan(state.folder, replace(served, plan_id="quiet"), steps.append, options=options)
+    (compared,) = next(one.compared for one in steps if one.step is Step.COMPARE)
+    assert (compared.requests, compared.source) == (4, RANDOM)
 
 
 def test_what_cannot_be_compared_is_refused(served: Plan) -> None:

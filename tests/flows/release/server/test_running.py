@@ -39,11 +39,13 @@ from triton_backend.contract.plan import Plan
 from triton_backend.serve_folder.endpoints import Endpoints
 from triton_backend.serve_folder.repository import CONTROL_MODEL, node_model, render_repository
 from triton_backend.serve_folder.settings import ServeOptions
+from triton_backend.serving.front.quotas import BURST_REQUESTS
 from triton_backend.serving.liveness.processes import is_alive
 
 pytestmark = pytest.mark.slow
 CLIENTS = {"grpc": grpc_client, "http": http_client}
 PATIENT_US = 4_000_000
+SLOWLY_RPS = 0.001  # no test lasts until a quota's next token
 
 
 def server_ports() -> Endpoints:
@@ -73,7 +75,8 @@ def state(
     tmp_path_factory: pytest.TempPathFactory, artifacts: Path, first_plan: Plan
 ) -> Iterator[ServerState]:
     folder = tmp_path_factory.mktemp("serve")
-    render_repository(folder, first_plan, ServeOptions(artifacts=artifacts))
+    quotas = {"affine": dict.fromkeys(CLIENTS, SLOWLY_RPS)}
+    render_repository(folder, first_plan, ServeOptions(artifacts=artifacts, quotas=quotas))
     running = start(folder, server_ports())
     yield running
     stop(folder)
@@ -115,6 +118,12 @@ def infer(state: ServerState) -> Iterator[Callable[..., Any]]:
     made = Client(state, "grpc")
     yield made.infer
     made.close()
+
+
+def counted(state: ServerState, name: str) -> float:
+    """The sum of a metric's series that begin so, as published last."""
+    rows = [row for row in metrics(state).splitlines() if row.startswith(name)]
+    return sum(float(row.rpartition(" ")[2]) for row in rows)
 
 
 def line(samples: int) -> np.ndarray:
@@ -222,6 +231,40 @@ def test_metrics_tell_what_happened(state: ServerState, infer: Callable[..., Any
         )
 
     wait_for(published)
+
+
+def test_low_requests_are_answered_and_counted_apart(state: ServerState, client: Client) -> None:
+    low = 'poolpipe_low_requests_total{model="affine",outcome="served"}'
+    usual = 'poolpipe_requests_offered_total{model="affine"}'
+    sent = ({"parameters": {"poolpipe-priority": 2}}, {"headers": {"poolpipe-priority": "3"}})
+    before = counted(state, low)
+    client.infer("affine", {"x": line(4)})
+    client.infer("affine", {"x": line(4)}, **sent[0])
+    wait_for(lambda: counted(state, low) == before + 1)  # and all that was sent before is published
+    others = counted(state, usual)
+    for priority in sent:
+        y = client.infer("affine", {"x": line(4)}, **priority).as_numpy("y")
+        np.testing.assert_array_equal(y, line(4) * FACTOR + OFFSET)
+    wait_for(lambda: counted(state, low) == before + 1 + len(sent))
+    assert counted(state, usual) == others
+    with pytest.raises(InferenceServerException, match="'poolpipe-priority': '-1' is no whole"):
+        client.infer("affine", {"x": line(4)}, parameters={"poolpipe-priority": "-1"})
+
+
+@pytest.mark.parametrize("kind", ["grpc", "http"])
+def test_a_client_beyond_its_quota_sends_low_requests(state: ServerState, kind: str) -> None:
+    over = f'poolpipe_requests_over_quota_total{{client="{kind}",model="affine"}}'
+    low = 'poolpipe_low_requests_total{model="affine",outcome="served"}'
+    forms = ({"parameters": {"poolpipe-client": kind}}, {"headers": {"poolpipe-client": kind}})
+    with contextlib.closing(Client(state, kind)) as client:
+        before = counted(state, low)  # 0 where none is published yet
+        for number in range(BURST_REQUESTS + 4):
+            y = client.infer("affine", {"x": line(4)}, **forms[number % 2]).as_numpy("y")
+            np.testing.assert_array_equal(y, line(4) * FACTOR + OFFSET)
+        wait_for(lambda: counted(state, over) == 4)
+        wait_for(lambda: counted(state, low) == before + 4)
+        with pytest.raises(InferenceServerException, match="'poolpipe-client': 'a b' is no name"):
+            client.infer("affine", {"x": line(4)}, headers={"poolpipe-client": "a b"})
 
 
 def test_a_traced_request_is_found_in_the_request_log(state: ServerState, client: Client) -> None:

@@ -158,6 +158,47 @@ def test_a_picture_with_too_many_pixels_is_refused_with_the_limit() -> None:
         ocr.page([picture(200, 100)], **ROOM, max_pixels=19_999)
 
 
+@pytest.mark.parametrize("size", [(1, 2_000), (2_000, 1), (3_000, 5), (1, 101), (4, 16_000)])
+def test_a_thin_page_is_refused(size: tuple[int, int]) -> None:
+    reason = (
+        f"^a picture of {size[0]} x {size[1]} pixels, whose sides are more than 100 times apart"
+    )
+    for run in (
+        lambda: ocr.page([picture(*size)], **ROOM),
+        lambda: ocr.crops([picture(*size)], likely()),
+    ):
+        with pytest.raises(ValueError, match=reason):
+            run()
+
+
+@pytest.mark.parametrize("size", [(100, 1), (1, 100), (3_000, 30), (20, 2_000), (1, 1)])
+def test_a_page_that_is_nearly_too_thin_is_read(size: tuple[int, int]) -> None:
+    assert ocr.page([picture(*size)], **ROOM).shape == (1, 3, 1024, 736)
+    assert ocr.crops([picture(*size)], likely())["box"][0].shape == (0, 4, 2)
+
+
+def test_no_more_lines_are_cut_out_than_are_read() -> None:
+    places = [(40 * n, 60 * m, 40 * n + 16, 60 * m + 30) for n in range(1, 20) for m in range(1, 9)]
+    data = picture(736, 1024)
+    every = ocr.crops([data], likely(*places), most_lines=len(places))
+    found = ocr.crops([data], likely(*places))
+    assert len(every["box"][0]) == len(places)
+    assert len(found["box"][0]) == ocr.MOST_LINES == 64
+    assert np.array_equal(found["box"][0], every["box"][0][:64])
+    assert np.array_equal(found["crop"][0], every["crop"][0][:64])
+
+
+def test_grey_of_16_bits_is_read_as_grey_of_8() -> None:
+    grey = np.tile(np.arange(250, dtype=np.uint8), (300, 1))
+    files: list[bytes] = []
+    for pixels in (grey, grey.astype(np.uint16) << 8):
+        with io.BytesIO() as file:
+            Image.fromarray(pixels).save(file, "PNG")
+            files.append(file.getvalue())
+    wanted, found = ocr.page(files, **ROOM)
+    assert np.array_equal(found, wanted)
+
+
 @pytest.mark.parametrize("shape", [(0, 0), (0, 5), (5, 0), (500, 500), (65_535, 65_535)])
 def test_what_is_no_crop_is_a_value_error(shape: tuple[int, int]) -> None:
     held = np.zeros(ocr.CROP_BYTES, np.uint8)

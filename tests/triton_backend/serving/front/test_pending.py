@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.triton_backend.serving.system import wait_for
+from triton_backend.contract.decisions import DropReason
 from triton_backend.runtimes.clock import SystemClock
 from triton_backend.serving.front.counters import FrontCounters, latency_bounds_s
 from triton_backend.serving.front.pending import PendingRequests, Request, RequestLog
@@ -114,3 +115,14 @@ def test_what_a_client_chose_is_logged_in_part(tmp_path: Path) -> None:
     (path,) = tmp_path.iterdir()
     line = json.loads(path.read_text())
     assert (line["request_id"], line["traceparent"]) == ("c" * 256, "t" * 256)
+
+
+def test_low_requests_leave_half_of_the_room_to_others(pending: PendingRequests) -> None:
+    asked = Asked()
+    for number in range(5):
+        low = replace(asked.request(), low=True)
+        assert pending.admit(low, limit=4) == (number < 2)
+    assert pending.admit(asked.request(), limit=4)
+    assert pending.counters.low.dropped[DropReason.QUEUE_FULL.text] == 3
+    assert not pending.counters.dropped
+    pending.stop()

@@ -1,5 +1,6 @@
 """Whatever a request of Triton's holds: it is answered once, nothing is raised, nothing is left."""
 
+import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -217,6 +218,61 @@ def test_a_request_is_read_with_its_deadline_and_its_trace(system: LocalSystem) 
     for name in ("samples", "arrival_us", "deadline_us", "reply", "client_id", "trace"):
         assert getattr(request, name) == getattr(without, name)
     assert reader.read(Incoming(timeout_us=0), 50, reply).deadline_us == 50 + SLO_US
+
+
+@pytest.mark.parametrize(
+    ("parameters", "low"),
+    [
+        ("{}", False),
+        ('{"poolpipe-priority": 0}', False),
+        ('{"poolpipe-priority": 1}', False),
+        ('{"poolpipe-priority": 2}', True),
+        ('{"Poolpipe-Priority": "7"}', True),
+        ('{"priority": 2}', False),
+    ],
+)
+def test_a_priority_of_two_or_more_is_low(system: LocalSystem, parameters: str, low: bool) -> None:
+    reader = RequestReader(system.deployment, system.deployment.plan.models[0])
+    assert reader.read(Incoming(headers=parameters), 50, lambda _: None).low is low
+
+
+@pytest.mark.parametrize("named", ["-1", "low", "", "2.5", "[2]", "9" * 40, "²"])
+def test_a_priority_that_is_no_whole_number_is_named(front: FrontService, named: str) -> None:
+    answer = answer_to(front, Incoming(headers=json.dumps({"poolpipe-priority": named})))
+    if not named:
+        assert not isinstance(answer, Refusal)
+        return
+    assert isinstance(answer, Refusal)
+    assert (answer.status, "parameter 'poolpipe-priority'" in answer.message) == (
+        "INVALID_ARG",
+        True,
+    )
+
+
+@pytest.mark.parametrize(
+    ("parameters", "client"),
+    [
+        ("{}", ""),
+        ('{"poolpipe-client": ""}', ""),
+        ('{"poolpipe-client": "shop"}', "shop"),
+        ('{"Poolpipe-Client": "a.b@c", "poolpipe-priority": 2}', "a.b@c"),
+        ('{"poolpipe-client": 7}', "7"),
+        ('{"client": "shop"}', ""),
+    ],
+)
+def test_a_client_says_its_name(system: LocalSystem, parameters: str, client: str) -> None:
+    reader = RequestReader(system.deployment, system.deployment.plan.models[0])
+    assert reader.read(Incoming(headers=parameters), 50, lambda _: None).client == client
+
+
+@pytest.mark.parametrize("named", ["a b", "shop:1", "../up", "a..b", "n" * 129, "\n", "é", ["x"]])
+def test_a_client_whose_name_is_none_is_refused(front: FrontService, named: Any) -> None:
+    answer = answer_to(front, Incoming(headers=json.dumps({"poolpipe-client": named})))
+    assert isinstance(answer, Refusal)
+    assert answer.status == "INVALID_ARG"
+    assert answer.message.startswith("model 'pair', parameter 'poolpipe-client': ")
+    assert " is no name: at most 128 of A-Z a-z 0-9" in answer.message
+    assert "\n" not in answer.message
 
 
 # Loops of the front that fail

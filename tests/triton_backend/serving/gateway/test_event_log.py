@@ -36,6 +36,7 @@ from triton_backend.serving.gateway.event_log import EventLog, Gap, read_events,
 
 ITEMS = (
     Arrival(now_us=1, request_id=2, model=0, deadline_us=3, samples=4),
+    Arrival(now_us=1, request_id=3, model=0, deadline_us=3, low=1),
     Cancel(now_us=1, request_id=2),
     StageDone(now_us=9, batch_id=1, stage=0, start_us=5, end_us=7),
     WorkerLost(now_us=9, vgpu=3),
@@ -80,7 +81,7 @@ def test_a_drop_is_logged_with_the_text_of_its_reason() -> None:
     drop = Drop(request_id=2, model=0, reason=DropReason.WORKER_LOST, deadline_us=3)
     line = (
         '{"t":"Drop","request_id":2,"model":0,"reason":"worker_lost","deadline_us":3,'
-        '"best_finish_us":null,"queue_position":0}'
+        '"best_finish_us":null,"queue_position":0,"low":0}'
     )
     assert to_line(drop) == line
     assert tuple(read_events([line])) == (drop,)
@@ -107,3 +108,10 @@ def test_a_log_begins_with_its_plan_and_goes_on_when_its_disk_is_freed(tmp_path:
 
 def test_missing_lines_are_read_as_a_gap() -> None:
     assert list(read_events(['{"t":"Gap","lines":7}'])) == [Gap(lines=7)]
+
+
+def test_lines_of_before_low_requests_are_read() -> None:
+    line = (
+        '{"t":"Arrival","now_us":1,"request_id":2,"model":0,"deadline_us":3,"samples":4,"entry":0}'
+    )
+    assert list(read_events([line])) == [ITEMS[0]]

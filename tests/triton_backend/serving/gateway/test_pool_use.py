@@ -126,3 +126,18 @@ def test_another_plan_is_measured_anew(tmp_path: Path) -> None:
         gateway.worker_up(WorkerAddress(2, vgpu.index), STEP_US)
     gateway.swap(STEP_US)
     assert advised(gateway.advice(2 * STEP_US)) == [1, 2]
+
+
+def test_low_requests_advise_nothing(gateway: HeldGateway) -> None:
+    late_us = 10 + SLO_US + 1
+    for number in range(BATCH):
+        gateway.arrival(PAIR, ArrivalBody(number, 10 + SLO_US, 1, low=1), 10)
+    ((batch, body),) = dispatches(gateway.frames())
+    finish(gateway, batch, body, late_us)
+    for number in range(10, 10 + BATCH):
+        gateway.arrival(PAIR, ArrivalBody(number, late_us + SLO_US, 1, low=1), late_us)
+    ((batch, _),) = dispatches(gateway.frames())
+    gateway.batch_failed(batch, 0, late_us)
+    assert not gateway.counters.bad.total()
+    assert not gateway.counters.offered.total()
+    assert [advice.idle_fraction for advice in gateway.advice(WINDOW_US)] == [1.0, 1.0]

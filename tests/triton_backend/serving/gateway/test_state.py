@@ -308,6 +308,11 @@ def test_an_entry_is_meant_as_the_plan_has_it_that_the_front_knew(tmp_path: Path
         gateway.arrival(front, ArrivalBody(number, SLO_US, 1, entry), 20, tag)
     gateway.frames()
     assert dict(gateway.counters.entries) == {("cut", "at-0"): 2, ("cut", "at-2"): 2}
+    gateway.arrival(front, ArrivalBody(8, SLO_US, 1, 0, low=1), 20, second.tag)
+    counters = gateway.status()["counters"]
+    assert counters["asked"] == {"cut": 4}  # without low ones
+    assert counters["entries"] == {"cut/at-0": 2, "cut/at-2": 2}
+    gateway.frames()
     for number, tag, entry in ((5, first.tag, 1), (6, first.tag, 3), (7, 99, 0)):
         gateway.arrival(front, ArrivalBody(number, SLO_US, 1, entry), 30, tag)
     assert [drop.request for drop in drops(gateway.frames())] == [5, 6, 7]

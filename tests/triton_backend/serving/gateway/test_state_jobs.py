@@ -88,7 +88,11 @@ def test_a_job_begins_anew_when_the_host_is_lost_that_has_its_rows(tmp_path: Pat
         "m_a",
         "FAST",
     )
-    assert gateway.status()["counters"]["jobs_begun_anew"] == 1
+    counters = gateway.status()["counters"]
+    assert counters["jobs_begun_anew"] == 1
+    assert counters["asked"] == {"chain": 1}  # once, however often it begins
+    assert counters["module_samples"] == counters["module_rows"]  # each module runs a row of each
+    assert counters["module_samples"]["chain/y"] == small_plans.BATCH
     gateway.stage_done(batch, 0, TimesBody(vgpu, 50, 60), 60)
     ((_, _, pieces),) = gathers(gateway.frames())
     assert [piece.vgpu for piece in pieces] == [vgpu]

@@ -145,6 +145,20 @@ def test_a_batch_that_never_ends_is_told_from_a_long_one(board: HealthBoard, wai
     assert watch.complaint(0, waiting) is None
 
 
+@pytest.mark.slow
+def test_a_run_whose_time_depends_on_its_input_is_waited_for(
+    board: HealthBoard, waiting: int
+) -> None:
+    for patience_us, last_us in ((3_000_000, 3_000_000), (60_000_000, SILENT_US)):
+        watch = looked(HealthWatch(board), NOW_US, NOW_US + last_us)
+        board.row(0).busy(NOW_US, BATCH_US, patience_us=patience_us)
+        assert watch.complaint(0, waiting) is None
+        watch.look(NOW_US + last_us + 1)
+        assert "busy for" in (watch.complaint(0, waiting) or "")
+    board.row(0).busy(NOW_US, BATCH_US)
+    assert "busy for" in (watch.complaint(0, waiting) or "")
+
+
 def test_a_batch_whose_worker_has_no_processor_is_waited_for(board: HealthBoard) -> None:
     """Time is told, and far ahead of what this process runs.
 

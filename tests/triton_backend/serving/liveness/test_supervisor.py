@@ -19,6 +19,7 @@ from tests.triton_backend.serving.gateway.gateways import (
 from tests.triton_backend.serving.small_plans import BATCH, SLO_US, plan, two_stage
 from tests.triton_backend.serving.system import LocalSystem, deploy, wait_for
 from tests.triton_backend.serving.test_system import PATIENT_US, picture
+from triton_backend.contract.applications.steps import Step
 from triton_backend.contract.decisions import Dispatch
 from triton_backend.contract.events import LinkPaceChanged, PaceChanged
 from triton_backend.contract.units import transfer_us
@@ -215,6 +216,18 @@ def test_a_batch_long_overdue_runs_again_elsewhere(gateway: HeldGateway) -> None
     ((_, again),) = dispatches(frames)
     assert again.requests == (1, 2, 3, 4)
     assert again.hops[1].vgpu == PEER
+
+
+def test_a_python_step_has_the_slo_for_a_batch_before_it_runs_elsewhere(tmp_path: Path) -> None:
+    made = plan(two_stage())
+    steps = (Step(name="pair", python="shop.pictures:decode"),)
+    stepped = replace(made, workload=replace(made.workload, steps=steps))
+    gateway = serving(deploy(tmp_path, stepped, ServeOptions()))
+    first_stage_done(gateway)
+    assert SLO_US > OVERDUE_AT_LEAST_US
+    assert not look_until(gateway, 0, 10_000 + SLO_US)
+    gateway.look(11_000 + SLO_US)
+    assert Kind.RETIRE in kinds(gateway.frames())
 
 
 @pytest.mark.parametrize(("wants", "retired"), [(True, False), (False, True)])

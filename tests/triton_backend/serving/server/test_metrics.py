@@ -264,6 +264,13 @@ def test_a_sum_that_is_ahead_of_its_count_stays_in_its_bucket() -> None:
     assert [value for *_, value in done] == [1.0]
 
 
+def test_what_takes_no_time_is_observed_as_0() -> None:
+    done: list[tuple[str, dict[str, str], str, float]] = []
+    publisher = Publisher(lambda name, _description, _kind: Family(name, done))
+    publisher.publish({("poolpipe_queue_wait_seconds", ()): Histogram((1.0,), (3, 0), (0.0, 0.0))})
+    assert {value for *_, value in done} == {0.0}
+
+
 def test_pools_of_two_pipelines_are_told_apart(tmp_path: Path) -> None:
     model = two_stage()
     again = on_gpus(model, 2)

@@ -11,7 +11,17 @@ U32 = st.integers(0, 2**32 - 1)
 I64 = st.integers(-(2**63), 2**63 - 1)
 PATHS = st.lists(st.tuples(st.builds(Hop, I32, I64, I64, I64, I64), I32), max_size=5)
 COUNTS = st.integers(0, 2**31 - 1)
-ARRIVALS = st.builds(wire.ArrivalBody, I64, I64, st.integers(1, 2**31 - 1), COUNTS, I32, U32, I64)
+ARRIVALS = st.builds(
+    wire.ArrivalBody,
+    I64,
+    I64,
+    st.integers(1, 2**31 - 1),
+    COUNTS,
+    I32,
+    U32,
+    I64,
+    st.integers(0, 1),
+)
 DROPS = st.builds(wire.DropBody, I64, st.sampled_from(DropReason), I64, I64, I32, I32)
 
 

@@ -1,0 +1,176 @@
+"""Cheap allocations made of items: an unbounded covering knapsack per block.
+
+An item is a column that may be taken any number of times and adds up with others of its block: its
+vector and its rate. At given prices, items that another one beats in cost and rate are left out;
+over the rest,
+
+    f(j) = min over items of  cost + f(j - length)
+
+is the least cost of a rate of j · (demand / J). The true rate of every f(j) is carried along, so
+that rounding to J steps costs next to nothing. An item that is slower than a step counts as many
+times as reach one: a model on thousands of GPUs needs more than J items. The result is cheap,
+seldom proven: items that share a resource may be cheaper together.
+"""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from triton_backend.scheduler.compiled import entry, kernel
+
+STEPS = 400  # J
+_FAR = 1e300
+_EXACT = 1e-12
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Covers:
+    """A column per block made of items.
+
+    Attributes:
+        cost, rate: [B].
+        vector: [B, K].
+        parts: per block the numbers of its items, repeated where one is taken several times.
+    """
+
+    cost: NDArray[np.float64]
+    vector: NDArray[np.int64]
+    rate: NDArray[np.float64]
+    parts: tuple[NDArray[np.int64], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Items:
+    """Items of B blocks, sorted by block, then by rate, the highest first.
+
+    Attributes:
+        start: [B + 1] where the items of each block begin, and their end.
+        vector: [n, K] whole resources.
+        rate: [n].
+    """
+
+    start: NDArray[np.int64]
+    vector: NDArray[np.int64]
+    rate: NDArray[np.float64]
+
+    def cheapest(self, price: NDArray[np.float64], demand: NDArray[np.float64]) -> Covers:
+        """A cheap column for every block to deliver its demand [B] at prices [K]."""
+        blocks, shape = len(demand), (len(demand), STEPS + 1)
+        cost = self.vector @ price
+        tables = _Tables(
+            front=np.empty(len(cost), dtype=np.int64),
+            fronts=np.empty(blocks + 1, dtype=np.int64),
+            least=np.empty(shape),
+            have=np.empty(shape),
+            item=np.empty(shape, dtype=np.int64),
+            before=np.empty(shape, dtype=np.int64),
+            times=np.empty(shape, dtype=np.int64),
+        )
+        _cover(self.start, cost, self.rate, demand, tables)
+        parts = tuple(_parts(tables, b) for b in range(blocks))
+        vector = np.zeros((blocks, self.vector.shape[1]), dtype=np.int64)
+        rate = np.zeros(blocks)
+        for b, own in enumerate(parts):
+            vector[b], rate[b] = self.vector[own].sum(axis=0), self.rate[own].sum()
+        return Covers(
+            cost=np.where(tables.least[:, STEPS] < _FAR, tables.least[:, STEPS], np.inf),
+            vector=vector,
+            rate=rate,
+            parts=parts,
+        )
+
+
+def _parts(tables: "_Tables", block: int) -> NDArray[np.int64]:
+    """The items of a block on the way back from the last step to 0."""
+    parts: list[int] = []
+    step = STEPS
+    while step > 0 and tables.item[block, step] >= 0:
+        parts += [int(tables.item[block, step])] * int(tables.times[block, step])
+        step = int(tables.before[block, step])
+    return np.array(sorted(parts), dtype=np.int64)
+
+
+class _Tables(NamedTuple):
+    """The kernel's result; f(j) is in the row of its block, place j.
+
+    Attributes:
+        front: [n] items that no other of their block beats, block by block.
+        fronts: [B + 1] where those of each block begin in `front`.
+        least: [B, J + 1] f(j), far where it is out of reach.
+        have: [B, J + 1] the true rate of f(j).
+        item: [B, J + 1] the last item of f(j), -1 for none.
+        before: [B, J + 1] the step that this item was added to.
+        times: [B, J + 1] how many of it were added at once.
+    """
+
+    front: NDArray[np.int64]
+    fronts: NDArray[np.int64]
+    least: NDArray[np.float64]
+    have: NDArray[np.float64]
+    item: NDArray[np.int64]
+    before: NDArray[np.int64]
+    times: NDArray[np.int64]
+
+
+@entry
+def _cover(
+    start: NDArray[np.int64],
+    cost: NDArray[np.float64],
+    rate: NDArray[np.float64],
+    demand: NDArray[np.float64],
+    tables: _Tables,
+) -> None:
+    """Fill in the tables of every block; see the head of this file.
+
+    Args:
+        start: [B + 1] items of block b are start[b] … start[b + 1] - 1, by falling rate.
+        cost: [n] of every item.
+        rate: [n] of every item.
+        demand: [B] rate that a block must reach, greater than 0.
+        tables: what is filled in.
+    """
+    count = 0
+    for b in range(len(demand)):
+        tables.fronts[b] = count
+        cheapest = _FAR
+        for i in range(start[b], start[b + 1]):
+            if cost[i] < cheapest:  # by falling rate: only what is cheaper than all faster ones
+                cheapest = cost[i]
+                tables.front[count] = i
+                count += 1
+    tables.fronts[len(demand)] = count
+    for b in range(len(demand)):
+        unit = demand[b] / STEPS
+        tables.least[b, 0], tables.have[b, 0] = 0.0, 0.0
+        tables.item[b, 0], tables.before[b, 0], tables.times[b, 0] = -1, 0, 0
+        for j in range(1, STEPS + 1):
+            _step(b, j, unit, cost, rate, tables)
+
+
+@kernel
+def _step(
+    b: int,
+    j: int,
+    unit: float,
+    cost: NDArray[np.float64],
+    rate: NDArray[np.float64],
+    tables: _Tables,
+) -> None:
+    """f(j) of block b from those before it; a step is `unit` of its rate."""
+    lowest, reached, last, source, count = _FAR, 0.0, -1, 0, 0
+    for f in range(tables.fronts[b], tables.fronts[b + 1]):
+        i = tables.front[f]
+        times = max(1, int(np.ceil(unit / rate[i] * (1 - _EXACT))))
+        more = times * rate[i]
+        p = max(0, j - max(1, int(more / unit * (1 + _EXACT))))
+        # One step less may do, because its true rate is higher than its number says.
+        if p > 0 and tables.have[b, p - 1] + more >= j * unit * (1 - _EXACT):
+            p -= 1
+        price = tables.least[b, p] + times * cost[i]
+        rates = tables.have[b, p] + more
+        if price < lowest * (1 - _EXACT) or (price <= lowest and rates > reached):
+            lowest, reached, last, source, count = price, rates, i, p, times
+    tables.least[b, j], tables.have[b, j] = lowest, reached
+    tables.item[b, j], tables.before[b, j], tables.times[b, j] = last, source, count

@@ -1,0 +1,171 @@
+"""Models as groups of columns: prices of GPUs in, allocations that serve a rate out.
+
+A column is all that one model runs: whole GPUs of every class, and the rate that they serve. Its
+source is the allocation, by numbers of the problem's configurations. A plan has one column of every
+model, since two of them together are a column, too.
+
+Answers to prices are cheap and seldom proven (`covering`), so a column that was found once, at
+whatever prices, is compared with them ever after: one that a proof has found is cheaper than any
+that items make. What the engine proves with these answers holds of such columns alone;
+`engine.proof.Parts` proves the rest, program by program.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from flows.planning.engine import proof
+from flows.planning.engine.columns import Columns, Pool
+from flows.planning.engine.master import Cover, Free, missed_prices
+from flows.planning.engine.pricing import Duals, Priced
+from flows.planning.pool.at_prices.blocks import ModelBlocks
+from flows.planning.pool.bound import Goal
+from flows.planning.pool.columns import Allocation
+from flows.planning.solver.arrays import Floats, Ints
+
+SERVED = 1 - 1e-12
+"""Of a rate that is asked for: one that counts as it."""
+
+
+def columns_of(
+    models: int,
+    price: Floats,
+    model: Ints,
+    vector: Ints,
+    rate: Floats,
+    allocations: Sequence[Allocation],
+) -> Columns:
+    """Allocations for the engine.
+
+    Args:
+        models: how many there are.
+        price: [C] what a GPU costs; 0 where a level is asked for.
+        model: [n] of each allocation.
+        vector: [n, C] GPUs that it takes.
+        rate: [n] that it serves.
+        allocations: [n].
+    """
+    both = np.column_stack([rate, vector.astype(np.float64)])
+    column, place = np.nonzero(both)
+    return Columns(
+        cost=vector @ price,
+        starts=np.searchsorted(column, np.arange(len(model) + 1)),
+        rows=np.where(place > 0, models - 1 + place, model[column]),
+        values=both[column, place],
+        group=model,
+        source=allocations,
+    )
+
+
+def served_rps(columns: Columns) -> Floats:
+    """[n] rates of columns, each of its own model."""
+    return columns.values[columns.starts[:-1]]
+
+
+def cover_at(goal: Goal, gpus: Ints, level: float) -> Cover:
+    """All models served at a level: for the least price of GPUs [C], or the least share of them.
+
+    A share is a free column: it costs 1 and lends as much of every class as there is.
+    """
+    need, capacity = np.maximum(goal.weight * level, goal.minimum_rps), gpus.astype(np.float64)
+    if goal.fixed:
+        missed = missed_prices(float(goal.price @ capacity), need)
+        return Cover(need=need, capacity=capacity, cap=need, missed=missed)
+    lent = np.zeros((1, len(need))), -capacity[None, :]
+    share = Columns.dense(np.ones(1), *lent, np.zeros(1, np.int64), [None])
+    return Cover(
+        need=need,
+        capacity=np.zeros(len(gpus)),
+        free=Free(columns=share, lower=np.zeros(1), upper=np.full(1, np.inf)),
+        cap=need,
+        missed=np.full(len(need), np.inf),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelPricer:
+    """A pricer of models that are each asked for a rate.
+
+    Attributes:
+        blocks: what models cost, over some configurations.
+        numbers: [n] of these configurations in the problem.
+        gpu_cost: [C] what a GPU costs; 0 where a level is asked for.
+        need: [models] requests/s.
+        known: columns; answers join them.
+    """
+
+    blocks: ModelBlocks
+    numbers: Ints
+    gpu_cost: Floats
+    need: Floats
+    known: Pool
+    quick: bool = True
+
+    @property
+    def fewest(self) -> Floats:
+        """[models] 1: what a model runs."""
+        return np.ones(len(self.need))
+
+    @property
+    def most(self) -> Floats:
+        """[models] the same."""
+        return self.fewest
+
+    @property
+    def cheapest(self) -> Floats:
+        """[models] 0: where a level is asked for, GPUs cost nothing."""
+        return np.zeros(len(self.need))
+
+    @property
+    def steps(self) -> int:
+        """Programs of `least`."""
+        return self.blocks.steps
+
+    def paid(self, duals: Duals) -> Floats:
+        """[C] what a GPU costs at prices."""
+        return duals.resource + self.gpu_cost
+
+    def price(self, duals: Duals, cap: Floats, *, thorough: bool) -> Priced:
+        """A cheap column for every model; no column known costs less than `least`."""
+        del cap, thorough
+        covers = self.blocks.propose(self.paid(duals), self.need)
+        made = np.flatnonzero(np.isfinite(covers.cost))
+        columns = self._columns(
+            made,
+            covers.vector[made],
+            covers.rate[made],
+            [self.blocks.allocation(covers.parts[n]) for n in made.tolist()],
+        )
+        self.known.add(columns)
+        known, least = self.known.columns, np.full(len(self.need), np.inf)
+        serving = self.serving(known)
+        paid = replace(duals, demand=np.zeros(len(self.need))).reduced(known)
+        np.minimum.at(least, known.group[serving], paid[serving])
+        return Priced(columns=columns, least=least - duals.demand * self.need)
+
+    def serving(self, columns: Columns) -> Ints:
+        """Numbers of those that serve all that their model is asked for."""
+        return np.flatnonzero(served_rps(columns) >= self.need[columns.group] * SERVED)
+
+    def floor(self, duals: Duals) -> Floats:
+        """[models] no column has a lower reduced cost: weak, at once."""
+        return self.blocks.floor(self.paid(duals), self.need) - duals.demand * self.need
+
+    def least(self, group: int, duals: Duals, cutoff: float, step: int) -> proof.Least:
+        """The same of one model, closer; see `engine.proof.SteppedPricer`."""
+        rate, worth = float(self.need[group]), float(duals.demand[group] * self.need[group])
+        found = self.blocks.least(group, self.paid(duals), rate, cutoff + worth, step)
+        columns = Columns.none()
+        if found.allocation is not None:
+            served = np.array([found.rate])
+            columns = self._columns(
+                np.array([group]), found.vector[None, :], served, [found.allocation]
+            )
+        return proof.Least(reduced=found.cost - worth, columns=columns, effort=found.effort)
+
+    def _columns(
+        self, model: Ints, vector: Ints, rate: Floats, allocations: Sequence[Allocation]
+    ) -> Columns:
+        source = [(self.numbers[rows], vgpus) for rows, vgpus in allocations]
+        return columns_of(len(self.need), self.gpu_cost, model, vector, rate, source)

@@ -1,0 +1,379 @@
+"""Many models on shared GPUs: the best plan and a proven bound, from one model at a time.
+
+Level (throughput): maximise z so that every model m gets a vector a_m of GPUs that serves w_m · z,
+with Σ_m a_m ≤ N. Price (cost, power): z is 1, and Σ_m price · a_m is minimised.
+
+With prices μ ≥ 0 of GPUs, c_m(μ, r) is the least cost at which model m serves a rate r. Whatever
+the prices (`engine.cover`, Lagrange),
+
+    level:  no plan reaches z where   Σ_m c_m(μ, w_m z) > μ · N
+    price:  no plan is cheaper than   Σ_m c_m(price + μ, w_m) - μ · N
+
+The more models, the closer this is to the best plan, because only a model's own whole numbers are
+hidden in c_m, and those it keeps; the relaxation of all models together loses them.
+
+1. **Level** (or price): a level takes a share of the GPUs; the highest that takes no more than all
+   is bracketed. At each level tried, models answer prices with cheap columns, the master program
+   answers them with prices; columns are kept across levels.
+2. **Plan**: columns at prices near the last ones join, and the whole master program chooses one per
+   model, ever closer to the level that the relaxed one reaches. A first plan is made as soon as the
+   level is known roughly.
+3. **Proof**: at a level a little above the plan's, what every model costs at least is raised step
+   by step until the sum exceeds what there is (`engine.proof.Parts`). A column found cheaper than
+   the one known goes back to 1.
+
+Effort is counted in iterations of the solver, never in seconds, so that the same inputs give the
+same plan; the watch may end it earlier.
+"""
+
+from concurrent.futures import Executor, ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from os import sched_getaffinity
+
+import numpy as np
+from numpy.typing import NDArray
+
+from flows.planning.engine.columns import Columns, Pool
+from flows.planning.engine.cover import Generation, Relaxed
+from flows.planning.engine.level import Bracket, bracket
+from flows.planning.engine.master import Cover
+from flows.planning.engine.pricing import Duals
+from flows.planning.engine.proof import Parts
+from flows.planning.engine.rounding import Incumbent, Tools, restricted
+from flows.planning.pool import attempts
+from flows.planning.pool.at_prices.blocks import ModelBlocks
+from flows.planning.pool.at_prices.pricer import ModelPricer, cover_at, served_rps
+from flows.planning.pool.columns import Allocation
+from flows.planning.solver.arrays import Floats, Ints
+from flows.planning.solver.solve import Limits
+from flows.planning.watch import Watch
+
+_EVEN = 0.02  # share of the prices that every class has from the start
+_ROUNDS = 6  # of prices per level
+_ROUNDS_PRICE = 40  # where a price is minimised, once and for all
+_SETTLED = 1e-5  # a relaxed master this close to the sum of its models has no better prices
+_COARSE, _FINE = 0.03, 1e-5  # how closely the level is bracketed for the first plan, and then
+_LEVELS = 40  # tried at most
+_BELOW_LEVEL = (1e-2, 1e-3, 3e-4, 1e-4, 3e-5, 1e-5)  # how far whole columns are looked for
+_SPREAD, _DRAWS = 0.25, 12  # standard deviation of the logarithms of prices drawn, and how many
+_MASTER_NODES = 400
+_KEPT = 0.01  # relative gap at which GPUs that stay are counted
+_TARGETS = (1e-2, 2e-3, 5e-4, 1e-4, 1e-5)  # gaps proven one after the other
+_RETURNS = 3  # how often columns that a proof found go back to the master program
+_RETURNS_PRICE = 12  # where a price is minimised: what was proven holds on
+_CLEAR = 1e-9  # an excess over what there is by less, relatively, may be none
+_EFFORT = 400_000  # iterations of the solver in proofs
+_SEED = 0
+
+
+@dataclass(slots=True, kw_only=True)
+class Search:
+    """The search for the best plan, over more and more configurations.
+
+    Attributes:
+        best: the best plan known; better ones are put there.
+        bound: no plan's score (z, or minus the price) is above this.
+        gap: proof, relative to the score, at which the search ends.
+        direct: whether it is tried at once, before any wider one.
+        price: [C] of GPUs beside what they cost; where the level is maximised, price · GPUs is 1.
+        known: columns, whatever configurations they were found over.
+    """
+
+    best: attempts.Incumbent
+    bound: float
+    gap: float
+    watch: Watch
+    direct: bool
+    price: Floats
+    known: Pool = field(default_factory=Pool)
+    _levels: Bracket = field(default_factory=lambda: Bracket(low=0.0, high=np.inf))
+    _effort: int = 0
+    _pricer: ModelPricer = field(init=False)
+    _parts: Parts | None = None
+    _random: np.random.Generator = field(default_factory=lambda: np.random.default_rng(_SEED))
+
+    def over(self, numbers: Ints, *, proof: bool) -> None:
+        """Find the best plan over some configurations, and prove it where that is wanted."""
+        problem, goal = self.best.problem, self.best.goal
+        self._pricer = ModelPricer(
+            blocks=ModelBlocks(problem, self.best.columns.take(numbers), self.watch),
+            numbers=numbers,
+            gpu_cost=goal.price,
+            need=goal.weight,
+            known=self.known,
+        )
+        even = 1.0 / np.maximum(problem.gpus, 1)
+        price = self._normal(self.price) if self.price.any() else even
+        self.price = price if goal.fixed else self._normal(price + _EVEN * self._normal(even))
+        self._levels = Bracket(low=max(self.best.score, self._levels.low), high=self.bound)
+        self._bracket(_COARSE)
+        if not goal.fixed:
+            self._plan(self._levels.low * (1 - _BELOW_LEVEL[0]))
+        self._bracket(_FINE)
+        self._improve()
+        if proof:
+            with ThreadPoolExecutor(len(sched_getaffinity(0))) as executor:
+                self._prove_all(executor)
+
+    def settled(self) -> bool:
+        """True if the best plan is proven within the gap."""
+        return self.bound - self.best.score <= self.gap * abs(self.best.score)
+
+    # ---- prices
+
+    def _normal(self, price: Floats) -> Floats:
+        """Prices as they are used.
+
+        Where the level counts, those of all GPUs are 1 together.
+        """
+        fixed = self.best.goal.fixed
+        return price if fixed else price / float(price @ self.best.problem.gpus)
+
+    def _duals(self, price: Floats) -> Duals:
+        return Duals(demand=np.zeros(len(self.best.problem.models)), resource=price)
+
+    def _cover(self, level: float) -> Cover:
+        return cover_at(self.best.goal, self.best.problem.gpus, level)
+
+    def _asked(self, cover: Cover) -> ModelPricer:
+        return replace(self._pricer, need=cover.need)
+
+    def _choice(self, cover: Cover) -> Columns:
+        """Columns known that serve a cover, without dominated ones."""
+        known = self.known.columns
+        return cover.undominated(known.take(self._asked(cover).serving(known)))
+
+    def _relaxed(self, level: float, enough: float = np.inf) -> Relaxed:
+        """Relax a level, and keep the prices at which models cost most there."""
+        cover, fixed, pool = self._cover(level), self.best.goal.fixed, Pool()
+        pool.add(self._choice(cover))
+        generation = Generation(
+            cover,
+            self._asked(cover),
+            pool,
+            self.watch,
+            close=max(_SETTLED, self.gap / 10) if fixed else _SETTLED,
+            rounds=_ROUNDS_PRICE if fixed else _ROUNDS,
+            enough=enough,
+            thorough=False,
+        )
+        relaxed = generation.run(self._duals(self.price))
+        if np.isfinite(relaxed.bound):
+            self.price = relaxed.duals.resource
+        return relaxed
+
+    def _bracket(self, close: float) -> None:
+        """Bracket the level that known columns reach, relaxed; or find prices of a fixed one."""
+        if self.watch.over():
+            return
+        fixed = self.best.goal.fixed
+        most = 1.0 if fixed else min(self.bound, self._levels.high)
+        self._pricer.blocks.focus(self.price + self.best.goal.price, self._cover(most).need)
+        if fixed:
+            self._relaxed(1.0)
+            return
+        self._levels = bracket(
+            self._takes, 1.0, self._levels, close=close, rounds=_LEVELS, watch=self.watch
+        )
+
+    def _takes(self, level: float) -> float:
+        """The share of all GPUs that a level takes."""
+        relaxed = self._relaxed(level, enough=1 + _CLEAR)
+        return relaxed.bound if relaxed.bound > 1 + _CLEAR else relaxed.value
+
+    # ---- plans
+
+    def _improve(self) -> None:
+        """Whole columns for all models, ever closer to what the relaxed master program reaches."""
+        if self.best.goal.fixed:
+            self._draw(1.0)
+            self._plan(1.0)
+            return
+        drawn = False
+        for below in _BELOW_LEVEL:
+            level = self._levels.low * (1 - below)
+            if level <= self.best.score:
+                continue
+            if not self._plan(level) and not drawn:
+                self._draw(level)
+                drawn = True
+                self._plan(level)
+            if self.best.score < level or self.watch.over():
+                return
+
+    def _draw(self, level: float) -> None:
+        """Columns at prices around the ones known."""
+        cover, goal = self._cover(level), self.best.goal
+        for factor in self._random.lognormal(0.0, _SPREAD, (_DRAWS, len(self.price))):
+            if self.watch.over():
+                return
+            paid = (self.price + goal.price) * factor
+            duals = self._duals(self._normal(paid - goal.price))
+            self._asked(cover).price(duals, cover.cap, thorough=False)
+
+    def _plan(self, level: float) -> bool:
+        """Choose whole columns that reach a level, or the cheapest ones.
+
+        Tells whether that is a better plan.
+        """
+        cover, before, fixed = self._cover(level), self.best.score, self.best.goal.fixed
+        choice = self._choice(cover)
+        if not self._complete(choice) or self.watch.over():
+            return False
+        limits = Limits(
+            relative_gap=min(self.gap, _SETTLED * 10) if fixed else 0.0,
+            nodes=_MASTER_NODES,
+            seconds=self.watch.left_s(),
+            cutoff=before if fixed else -1 - _CLEAR,
+            enough=np.inf if fixed else -1.0,
+        )
+        restricted(cover, choice, Incumbent(judge=self._judged), limits, Tools())
+        better = self.best.score > before
+        if better:
+            self.watch.report(self.best.score, self.bound)
+        return better
+
+    def _complete(self, choice: Columns) -> bool:
+        return len(np.unique(choice.group)) == len(self.best.problem.models)
+
+    def _judged(self, columns: Columns, counts: Ints, free: Floats) -> float:
+        """Offer a plan; minus the score of the best one."""
+        del counts, free
+        chosen = self._allocations(columns)
+        if chosen is not None:
+            self.best.offer(self.vgpus(chosen))
+        return -self.best.score
+
+    def _allocations(self, columns: Columns) -> list[Allocation] | None:
+        """The first column of every model; None where they take too many GPUs."""
+        one = columns.take(np.unique(columns.group, return_index=True)[1])
+        demands = len(self.best.problem.models)
+        used = one.matrix(demands + len(self.price))[:, demands:].sum(axis=0)
+        return None if (used > self.best.problem.gpus).any() else list(one.source)
+
+    def vgpus(self, allocations: list[Allocation]) -> NDArray[np.int64]:
+        """[n, S] vGPUs of allocations over all configurations."""
+        counts = np.zeros(self.best.columns.types.shape, dtype=np.int64)
+        for numbers, vgpus in allocations:
+            np.add.at(counts, numbers, vgpus)
+        return counts
+
+    def prefer_in_use(self, in_use: Columns) -> None:
+        """Of plans as good as the best, take one that keeps most GPUs of columns in use.
+
+        Where a price is minimised, columns are kept that cost what the model's cheapest one costs.
+        """
+        goal = self.best.goal
+        cover = self._cover(1.0 if goal.fixed else self.best.score)
+        choice, least = self._choice(cover), np.full(len(cover.need), np.inf)
+        np.minimum.at(least, choice.group, choice.cost)
+        good = in_use.take(
+            np.flatnonzero(
+                (served_rps(in_use) >= cover.need[in_use.group] * (1 - _CLEAR))
+                & (in_use.cost <= least[in_use.group] * (1 + _CLEAR))
+            )
+        )
+        if not len(good) or not self._complete(choice) or self.watch.over():
+            return
+        kept = good.matrix(cover.rows)[:, len(cover.need) :].sum(axis=1)
+        free = replace(
+            cover.free,
+            columns=replace(cover.free.columns, cost=np.zeros(len(cover.free.columns))),
+            upper=np.minimum(cover.free.upper, 1.0),
+        )
+        both = Columns.joined(
+            [replace(good, cost=-kept), replace(choice, cost=np.zeros(len(choice)))]
+        )
+        limits = Limits(relative_gap=_KEPT, nodes=_MASTER_NODES, seconds=self.watch.left_s())
+        found = Incumbent()
+        restricted(replace(cover, free=free), both, found, limits, Tools())
+        chosen = self._allocations(found.columns) if np.isfinite(found.cost) else None
+        if chosen is not None:
+            self.best.prefer(self.vgpus(chosen))
+
+    # ---- proof
+
+    def _prove_all(self, executor: Executor) -> None:
+        """Prove smaller and smaller gaps, until the one asked for or the first that cannot be."""
+        fixed = self.best.goal.fixed
+        if not np.isfinite(self.best.score):
+            return
+        if fixed or self.direct:
+            self._prove(self.gap, executor)
+        if fixed or self.settled():
+            return
+        for gap in (*(g for g in _TARGETS if g > self.gap), self.gap):
+            if not self._prove(gap, executor):
+                return
+
+    def _prove(self, gap: float, executor: Executor) -> bool:
+        """True if the best plan is proven within a gap; columns found meanwhile better it first."""
+        for _ in range(_RETURNS_PRICE if self.best.goal.fixed else _RETURNS):
+            target = self.best.score + gap * abs(self.best.score)
+            if self.settled() or target >= self.bound:
+                return True
+            if self._ended():
+                return False
+            known = len(self.known)
+            if self._proven(target, executor):
+                self._limit(target)
+                return True
+            if len(self.known) == known:
+                return False
+            high = min(self.bound, self._levels.high * (1 + _COARSE / 2))
+            self._levels = replace(self._levels, high=high, at_high=np.inf)
+            self._bracket(_FINE)
+            self._improve()
+        return False
+
+    def _ended(self) -> bool:
+        return self.watch.over() or self._effort > _EFFORT
+
+    def _limit(self, bound: float) -> None:
+        """No plan's score is above this."""
+        if bound < self.bound:
+            self.bound = max(bound, self.best.score)
+            self.watch.report(self.best.score, self.bound)
+
+    def _proven(self, target: float, executor: Executor) -> bool:
+        """True if every plan's score is shown to be at most a target."""
+        fixed = self.best.goal.fixed
+        if not fixed:
+            self._relaxed(target)
+        parts = self._parts_at(1.0 if fixed else target)
+        most = -target if fixed else 1.0
+        before = parts.effort
+        started = self._effort
+
+        def over() -> bool:
+            self._effort = started + parts.effort - before
+            return self._ended()
+
+        proven = parts.raise_to(most + 2 * _CLEAR * abs(most), self.known, executor, over)
+        over()
+        if fixed:
+            self._limit(-parts.value(parts.lower))
+        return proven
+
+    def _parts_at(self, level: float) -> Parts:
+        """The least cost of models; proofs at the same prices and rates still hold."""
+        cover, duals, parts = self._cover(level), self._duals(self.price), self._parts
+        pricer = self._asked(cover)
+        cost = pricer.price(duals, cover.cap, thorough=True).least
+        if (
+            parts is None
+            or not np.array_equal(parts.duals.resource, self.price)
+            or not np.array_equal(parts.cover.need, cover.need)
+        ):
+            parts = Parts(
+                cover=cover,
+                pricer=pricer,
+                duals=duals,
+                lower=pricer.floor(duals),
+                upper=cost,
+                step=np.zeros(len(cost)),
+            )
+        parts.upper = np.minimum(parts.upper, cost)
+        parts.lower = np.minimum(parts.lower, parts.upper)
+        self._parts = parts
+        return parts

@@ -1,0 +1,71 @@
+"""Attainment of a finished plan, simulated: what the plan states of itself as `attained`.
+
+Two loads: requests at equal gaps at the planned rates, and Poisson arrivals at `LOAD` of them, of
+which no plan without headroom holds all. A run lasts `SECONDS`, less where the plan has more than
+`MOST_REQUESTS` in that time, so that it takes about half a second at most; where not even a second
+can be simulated, the plan says so. `poolpipe simulate` gives the same numbers for the same load,
+duration and seed.
+"""
+
+import math
+from dataclasses import replace
+
+from triton_backend.contract.plan import Attained, Plan
+from triton_backend.simulator.goodput import ATTAINMENT
+from triton_backend.simulator.offered import POISSON, Deterministic
+from triton_backend.simulator.run import simulate
+from triton_backend.simulator.scenario import SimOptions
+
+LOAD = 0.9  # of the planned rates, which no plan of random arrivals holds to the last request
+SECONDS, LEAST_SECONDS, SEED = 20.0, 1.0, 0
+MOST_REQUESTS = 100_000  # of models, in one run
+
+
+def seconds_of(plan: Plan) -> float:
+    """How long a plan is simulated (s, whole ms); 0 where that would take too long."""
+    rate_rps = math.fsum(model.throughput_rps for model in plan.models)
+    seconds = min(SECONDS, MOST_REQUESTS / rate_rps) if rate_rps > 0 else 0.0
+    return math.floor(seconds * 1e3) / 1e3 if seconds >= LEAST_SECONDS else 0.0
+
+
+def under_poisson(plan: Plan) -> float | None:
+    """The least attainment of a model or application under Poisson arrivals at `LOAD`.
+
+    None where the plan is too large to be simulated.
+    """
+    seconds = seconds_of(plan)
+    if not seconds:
+        return None
+    how = SimOptions(
+        arrivals=POISSON, load_factor=LOAD, duration_s=seconds, seed=SEED, keep_uses=False
+    )
+    return simulate(plan, how).least_attainment
+
+
+def with_attainment(plan: Plan) -> Plan:
+    """The plan with what it attains; its id stays, because nothing else was decided."""
+    seconds, even = seconds_of(plan), None
+    if seconds:
+        how = SimOptions(arrivals=Deterministic(), duration_s=seconds, seed=SEED, keep_uses=False)
+        even = simulate(plan, how).least_attainment
+    attained = Attained(
+        even=even,
+        poisson=under_poisson(plan),
+        poisson_load=LOAD,
+        duration_s=seconds,
+        seed=SEED,
+    )
+    return replace(plan, attained=attained)
+
+
+def shortfall(plan: Plan) -> str | None:
+    """Attainment that is too little, as a sentence; None where it is enough."""
+    if (found := plan.attained) is None:
+        return None
+    parts: list[str] = []
+    if found.even is not None and found.even < ATTAINMENT:
+        parts.append(f"of requests at equal gaps at the planned rates {found.even:.1%}")
+    if found.poisson is not None and found.poisson < ATTAINMENT:
+        load = f"{found.poisson_load:g} of the planned rates"
+        parts.append(f"of Poisson arrivals at {load} {found.poisson:.1%}")
+    return f"{' and '.join(parts)} are in time" if parts else None

@@ -1,0 +1,284 @@
+"""Headroom: pools that carry a factor more than a plan promises, so that bursts are in time too.
+
+Where rates are asked for, the plan is that of the rates times the factor, and promises them as they
+are. Where nothing is asked (`throughput`), the plan stays, and its rates are divided by the factor.
+Either way its pools carry `headroom_factor` times what it promises, as its options state.
+
+`poisson99` seeks the least factor of a grid with which the simulator finds every model and
+application in time for 99 % of Poisson arrivals at 0.9 of the promised rates (`attainment`).
+
+Here: for every planner. Not here: how planners of entries read a factor (`entries/tables.py`):
+phases of clients are those of the rates as listed.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import cache
+
+from flows.options import Option
+from flows.planning.certificate import plan_identity
+from flows.planning.promises.attainment import LOAD, shortfall, under_poisson
+from flows.planning.registry import PlanOptions, product_planners
+from flows.planning.watch import Watch
+from triton_backend.contract.errors import InfeasibleError, InputError
+from triton_backend.contract.plan import ModelPlan, Plan
+from triton_backend.contract.workload import Workload
+from triton_backend.simulator.goodput import ATTAINMENT
+
+AUTO, POISSON, NO_HEADROOM = "auto", "poisson99", "none"
+HEADROOM = Option(
+    name="headroom",
+    kind=str,
+    default=AUTO,
+    help="Times the promised rates that pools carry: a factor, poisson99 (the least that holds "
+    "99 % of Poisson arrivals at 0.9), none; auto: poisson99 for entries at listed rates of "
+    "planners that are not for comparison, else none.",
+)
+GRID, MOST = 20, 80  # factors are 1 to 4 in steps of 1 / 20
+
+Made = Callable[[Workload, PlanOptions], Plan]
+
+
+def headroom_of(options: PlanOptions, workload: Workload) -> str:
+    """The headroom that is meant: `poisson99`, a factor, or `none`.
+
+    Raises:
+        InputError: the text is none of these, or rates to keep are given with it.
+    """
+    given = str(options.own.get(HEADROOM.name, NO_HEADROOM))
+    if given == AUTO:
+        listed = workload.has_entries and options.objective != "throughput"
+        return POISSON if listed and options.planner in product_planners() else NO_HEADROOM
+    factor_of(given)
+    if given != NO_HEADROOM and options.minimum_rps:
+        reason = "rates to keep (--keep) are planned as they are; ask for them as rate_rps"
+        raise InputError("option headroom", reason)
+    return given
+
+
+def factor_of(given: str) -> float:
+    """Times the promised rates that pools carry; 1 where that is none or still to be found.
+
+    Raises:
+        InputError: the text is no factor of 1 or more.
+    """
+    where = "option headroom"
+    if given in (AUTO, POISSON, NO_HEADROOM):
+        return 1.0
+    try:
+        factor = float(given)
+    except ValueError as error:
+        reason = f"{given!r} is none of {AUTO}, {POISSON}, {NO_HEADROOM} and no factor"
+        raise InputError(where, reason) from error
+    if not 1 <= factor < float("inf"):
+        raise InputError(where, f"{given} is below 1 or no number")
+    return factor
+
+
+def without_headroom(options: PlanOptions) -> PlanOptions:
+    """The same options, and pools that carry what is promised and no more."""
+    return _with(options, NO_HEADROOM)
+
+
+def plan_with_headroom(made: Made, workload: Workload, options: PlanOptions, watch: Watch) -> Plan:
+    """The plan of a workload with the headroom that its options ask for.
+
+    `poisson99`: factors grow by doubled steps, then halves are tried. Where the GPUs are too few
+    for a factor that attains, or the time is over, the plan that attains most is returned; its
+    notes say so. A plan too large to be simulated is as without headroom, and says so.
+
+    Args:
+        made: the plan of a workload by options that ask for no headroom, or that state a factor and
+            list entries.
+        workload: the rates asked for.
+        options: how.
+        watch: the clock of the run.
+
+    Raises:
+        InfeasibleError: the cluster is too small for the rates, times the factor if one is given.
+        InputError: as `headroom_of`.
+    """
+    asked = headroom_of(options, workload)
+    if asked == NO_HEADROOM:
+        return made(workload, options)
+    if options.objective == "throughput" and (asked == POISSON or not workload.has_entries):
+        return promising_less(made(workload, without_headroom(options)), options)
+
+    def carrying(factor: float) -> Plan:
+        if workload.has_entries:
+            return made(workload, _with(options, f"{factor:g}"))
+        none = without_headroom(options)
+        return _as_asked(made(at_part(workload, factor), none), workload, factor)
+
+    if asked != POISSON:
+        return _stated(carrying(factor_of(asked)), options, factor_of(asked))
+    return _least(carrying, options, watch)
+
+
+def promising_less(plan: Plan, options: PlanOptions) -> Plan:
+    """A plan of most throughput with the headroom that options ask for: its rates are divided.
+
+    Raises:
+        InputError: as `headroom_of`.
+    """
+    asked = headroom_of(options, plan.workload)
+    if asked == NO_HEADROOM:
+        return plan
+
+    def carrying(factor: float) -> Plan:
+        return _divided(plan, factor)
+
+    if asked != POISSON:
+        return _stated(carrying(factor_of(asked)), options, factor_of(asked))
+    return _least(carrying, options, Watch())
+
+
+def at_part(workload: Workload, part: float) -> Workload:
+    """The workload at a part of its rates, or a multiple."""
+
+    def of(rate_rps: float | None) -> float | None:
+        return None if rate_rps is None else rate_rps * part
+
+    models = tuple(
+        replace(
+            model,
+            rate_rps=of(model.rate_rps),
+            entries=tuple(replace(e, rate_rps=e.rate_rps * part) for e in model.entries),
+        )
+        for model in workload.models
+    )
+    applications = tuple(
+        replace(asked, rate_rps=of(asked.rate_rps)) for asked in workload.applications
+    )
+    return replace(workload, models=models, applications=applications)
+
+
+def advice(plan: Plan) -> str | None:
+    """Attainment that is too little, and the option to give; None where it is enough.
+
+    No option is named where headroom was sought, or where the planner has none.
+    """
+    said = shortfall(plan)
+    planner = product_planners().get(plan.planner)
+    sought = plan.options.get("headroom_factor") is not None
+    if said is None or sought or planner is None or HEADROOM not in planner.options:
+        return said
+    more = "promises less" if plan.objective.name == "throughput" else "plans more GPUs"
+    return f"{said}; --headroom {POISSON} {more}, so that {ATTAINMENT:.0%} are"
+
+
+# The search
+
+
+def _least(carrying: Callable[[float], Plan], options: PlanOptions, watch: Watch) -> Plan:
+    """The plan of the least factor that attains, else the one that attains most."""
+    known = cache(carrying)
+    tried: dict[int, float] = {}
+    fails, enough = GRID - 1, MOST + 1
+    step, growth = GRID, 1
+    while enough - fails > 1 and (not tried or not watch.over()):
+        try:
+            attained = under_poisson(known(step / GRID))
+        except InfeasibleError:
+            if step == GRID:
+                raise
+            enough = step
+        else:
+            if attained is None:
+                note = "headroom: the plan is too large to be simulated, it has none"
+                return _stated(_noted(known(1.0), note), options, 1.0)
+            tried[step] = attained
+            fails, enough = (fails, step) if attained >= ATTAINMENT else (step, enough)
+        growth *= 2
+        step = min(fails + growth, MOST) if enough > MOST else (fails + enough) // 2
+    return _best(known, tried, options)
+
+
+def _best(known: Callable[[float], Plan], tried: Mapping[int, float], options: PlanOptions) -> Plan:
+    able = [step for step in sorted(tried) if tried[step] >= ATTAINMENT]
+    step = able[0] if able else max(sorted(tried), key=lambda each: tried[each])
+    factor = step / GRID
+    plan = known(factor)
+    if not able:
+        note = (
+            f"headroom: {tried[step]:.2%} of Poisson arrivals at {LOAD:g} in time by a factor of "
+            f"{factor:g}, not {ATTAINMENT:.0%}"
+        )
+        plan = _noted(plan, note)
+    return _stated(plan, options, factor)
+
+
+# Plans
+
+
+def _with(options: PlanOptions, headroom: str) -> PlanOptions:
+    if HEADROOM.name not in options.own:
+        return options
+    return replace(options, own={**options.own, HEADROOM.name: headroom})
+
+
+def _as_asked(plan: Plan, workload: Workload, factor: float) -> Plan:
+    """A plan for a multiple of rates as one that promises the rates themselves."""
+    planned = plan.workload
+    models = tuple(
+        replace(model, rate_rps=asked.rate_rps)
+        for model, asked in zip(planned.models, workload.models, strict=True)
+    )
+    applications = tuple(
+        replace(application, rate_rps=asked.rate_rps)
+        for application, asked in zip(planned.applications, workload.applications, strict=True)
+    )
+    asked = replace(planned, models=models, applications=applications)
+    return replace(_promising(plan, 1 / factor), workload=asked)
+
+
+def _divided(plan: Plan, factor: float) -> Plan:
+    """A plan of most throughput whose promise, and what bounds it, is divided."""
+    objective = replace(
+        plan.objective,
+        value=plan.objective.value / factor,
+        upper_bound=plan.objective.upper_bound / factor,
+    )
+    proof = [{**part, "bound": part["bound"] / factor} for part in plan.certificate["proof"]]
+    certificate = {**plan.certificate, "proof": proof}
+    return replace(_promising(plan, 1 / factor), objective=objective, certificate=certificate)
+
+
+def _promising(plan: Plan, part: float) -> Plan:
+    """The plan with a part of its rates, pool by pool the same."""
+    return replace(
+        plan,
+        models=tuple(_model_promising(model, part) for model in plan.models),
+        applications=tuple(
+            replace(
+                planned,
+                application=replace(
+                    planned.application, rate_rps=(planned.application.rate_rps or 0.0) * part
+                ),
+            )
+            for planned in plan.applications
+        ),
+    )
+
+
+def _model_promising(model: ModelPlan, part: float) -> ModelPlan:
+    return replace(
+        model,
+        throughput_rps=model.throughput_rps * part,
+        entries=tuple(replace(e, rate_rps=e.rate_rps * part) for e in model.entries),
+        pipelines=tuple(
+            replace(p, throughput_rps=p.throughput_rps * part) for p in model.pipelines
+        ),
+    )
+
+
+def _noted(plan: Plan, note: str) -> Plan:
+    notes = [*plan.certificate.get("notes", ()), note]
+    return replace(plan, certificate={**plan.certificate, "notes": notes})
+
+
+def _stated(plan: Plan, options: PlanOptions, factor: float) -> Plan:
+    """The plan with the headroom as it was asked for, so that replanning seeks it again."""
+    given = {"headroom": options.own[HEADROOM.name], "headroom_factor": factor}
+    plan = replace(plan, options={**plan.options, **given})
+    return replace(plan, plan_id=plan_identity(plan))

@@ -1,0 +1,131 @@
+"""One model in two sizes on a real Triton: both served, a third refused, over gRPC and HTTP."""
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tritonclient.grpc as grpc_client
+import tritonclient.http as http_client
+from tritonclient.utils import InferenceServerException
+
+from flows.quickstart.load_process import LoadRequest, LoadResult, run_load
+from flows.release.rollout.change import change_plan
+from flows.release.rollout.outcomes import read_outcomes
+from flows.release.server.admin import start, stop
+from flows.release.server.running import ServerState
+from tests.ports import free_ports
+from tests.triton_backend.serving.sized_plans import NAME, SIZES, sized_plan
+from tests.triton_backend.serving.system import wait_for
+from triton_backend.contract.errors import InputError
+from triton_backend.serve_folder.endpoints import Endpoints
+from triton_backend.serve_folder.repository import render_repository
+from triton_backend.serve_folder.settings import ServeOptions
+from triton_backend.serving.front.quotas import BURST_REQUESTS
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerState]:
+    folder = tmp_path_factory.mktemp("sizes") / "serve"
+    http, grpc, metrics = free_ports(3)
+    options = ServeOptions(quotas={NAME: {"shop": 0.001}}, over_quota="refused")
+    render_repository(folder, sized_plan(), options)
+    try:
+        yield start(folder, Endpoints(http=http, grpc=grpc, metrics=metrics))
+    finally:
+        stop(folder)
+
+
+def answer(module: Any, url: str, *shape: int, model: str = NAME) -> tuple[int, ...]:
+    given = module.InferInput("x", list(shape), "FP32")
+    given.set_data_from_numpy(np.ones(shape, np.float32))
+    client = module.InferenceServerClient(url)
+    try:
+        return client.infer(model, [given]).as_numpy("y").shape
+    finally:
+        client.close()
+
+
+@pytest.mark.parametrize(
+    ("module", "status"), [(grpc_client, "StatusCode.INVALID_ARGUMENT"), (http_client, "400")]
+)
+def test_two_sizes_are_served_and_a_third_is_refused_with_the_list(
+    served: ServerState, module: Any, status: str
+) -> None:
+    url = served.grpc_url if module is grpc_client else served.http_url
+    assert answer(module, url, 1, 3, 32) == (1, 8)
+    assert answer(module, url, 2, 3, 64) == (2, 16)
+    with pytest.raises(InferenceServerException) as refused:
+        answer(module, url, 1, 3, 48)
+    assert refused.value.status() == status
+    said = "model 'reader': x=3x48 is none of the sizes served: x=3x32; x=3x64"
+    assert refused.value.message() == said
+
+
+def test_a_quota_holds_for_all_sizes_together(served: ServerState) -> None:
+    told = r"model 'reader@3x\d+': client 'shop' is over its quota"
+    forms = (
+        (grpc_client, served.grpc_url, "parameters", "StatusCode.UNAVAILABLE"),
+        (http_client, served.http_url, "headers", "503"),
+    )
+    for module, url, form, status in forms:
+        client = module.InferenceServerClient(url)
+        refused: list[InferenceServerException] = []
+        try:
+            for number in range(BURST_REQUESTS // 2 + 1):
+                shape = (1, 3, 32 + 32 * (number % 2))
+                given = module.InferInput("x", list(shape), "FP32")
+                given.set_data_from_numpy(np.ones(shape, np.float32))
+                try:
+                    client.infer(NAME, [given], **{form: {"poolpipe-client": "shop"}})
+                except InferenceServerException as error:
+                    refused.append(error)
+        finally:
+            client.close()
+        # Half of the burst by each protocol, and the second one's last is beyond it.
+        assert len(refused) == (0 if module is grpc_client else 2)
+        assert [one.message() for one in refused if not re.fullmatch(told, one.message())] == []
+        assert all(one.status() == status for one in refused)
+
+
+def test_load_and_metrics_are_by_size(served: ServerState, tmp_path: Path) -> None:
+    before = read_outcomes(served.metrics_urls)
+    path = tmp_path / "plan.json"
+    path.write_text(json.dumps(sized_plan().to_dict()))
+    request = LoadRequest(url=served.grpc_url, plan=path, duration_s=2.0, load_factor=0.2)
+    found = LoadResult.from_document(run_load(request))
+    assert set(found.models) == set(SIZES)
+    assert all(one.failed == 0 and one.offered > 0 for one in found.models.values())
+
+    def counted() -> bool:
+        after = read_outcomes(served.metrics_urls)
+        return all(
+            after[name].since(before[name]).ended >= found.models[name].offered for name in SIZES
+        )
+
+    wait_for(counted)
+
+
+@pytest.mark.parametrize("widths", [(32,), (32, 64, 128)])
+def test_a_plan_with_other_sizes_is_refused_before_anything_changes(
+    served: ServerState, widths: tuple[int, ...]
+) -> None:
+    with pytest.raises(InputError, match="a model that stays keeps its sizes; give it another"):
+        change_plan(served.folder, sized_plan(widths, "other-sizes"))
+    assert answer(http_client, served.http_url, 1, 3, 64) == (1, 16)
+
+
+def test_a_model_with_sizes_comes_and_goes_beside_another(served: ServerState) -> None:
+    change_plan(served.folder, sized_plan(plan_id="both", names=(NAME, "second")))
+    for model in (NAME, "second"):
+        assert answer(http_client, served.http_url, 1, 3, 32, model=model) == (1, 8)
+        assert answer(grpc_client, served.grpc_url, 1, 3, 64, model=model) == (1, 16)
+    change_plan(served.folder, sized_plan(plan_id="one-again"))
+    assert answer(http_client, served.http_url, 1, 3, 32) == (1, 8)
+    with pytest.raises(InferenceServerException, match="second"):
+        answer(http_client, served.http_url, 1, 3, 32, model="second")
