@@ -1,5 +1,6 @@
 """Tiny ONNX stages as artifacts, so that a served answer can be computed by hand."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +13,7 @@ from triton_backend.runtimes.base import Artifact
 
 FACTOR = 3.0
 OFFSET = 1.0
+SLOW_SIDE = 1500  # of a slow stage's matrices; 50 to 300 ms on one core
 
 
 def write_stage(root: Path, name: str, operator: str, number: float, ends: tuple[str, str]) -> str:
@@ -19,18 +21,43 @@ def write_stage(root: Path, name: str, operator: str, number: float, ends: tuple
     given, made = ends
     constant = numpy_helper.from_array(np.array([number], dtype=np.float32), "number")
     node = helper.make_node(operator, [given, "number"], [made])
-    return _write(root, name, node, ((given,), made), [constant])
+    return _write(root, name, [node], ((given,), made), [constant])
 
 
 def write_join(root: Path, name: str, operator: str, given: tuple[str, str], made: str) -> str:
     """An artifact that puts two tensors together."""
-    return _write(root, name, helper.make_node(operator, given, [made]), (given, made), [])
+    nodes = [helper.make_node(operator, given, [made])]
+    return _write(root, name, nodes, (given, made), [])
+
+
+def write_slow_stage(root: Path, name: str, number: float, ends: tuple[str, str]) -> str:
+    """An artifact that adds a constant, and nothing times the sum of a large product of matrices.
+
+    Its time is its own: a pause of the machine makes a run later, not many times as long as
+    `stretch` would.
+    """
+    given, made = ends
+    nodes = [
+        helper.make_node("ReduceMean", [given], ["mean"], keepdims=0),
+        helper.make_node("Expand", ["mean", "side"], ["square"]),
+        helper.make_node("MatMul", ["square", "square"], ["product"]),
+        helper.make_node("ReduceSum", ["product"], ["sum"], keepdims=0),
+        helper.make_node("Mul", ["sum", "zero"], ["nothing"]),
+        helper.make_node("Add", [given, "number"], ["added"]),
+        helper.make_node("Add", ["added", "nothing"], [made]),
+    ]
+    constants = [
+        numpy_helper.from_array(np.array([SLOW_SIDE, SLOW_SIDE], dtype=np.int64), "side"),
+        numpy_helper.from_array(np.array(0.0, dtype=np.float32), "zero"),
+        numpy_helper.from_array(np.array([number], dtype=np.float32), "number"),
+    ]
+    return _write(root, name, nodes, ((given,), made), constants)
 
 
 def _write(
     root: Path,
     name: str,
-    node: onnx.NodeProto,
+    nodes: Sequence[onnx.NodeProto],
     ends: tuple[tuple[str, ...], str],
     constants: list[onnx.TensorProto],
 ) -> str:
@@ -41,7 +68,7 @@ def _write(
     def rows(tensor_name: str) -> onnx.ValueInfoProto:
         return helper.make_tensor_value_info(tensor_name, TensorProto.FLOAT, ["batch", 3])
 
-    graph = helper.make_graph([node], name, list(map(rows, inputs)), [rows(made)], constants)
+    graph = helper.make_graph(nodes, name, list(map(rows, inputs)), [rows(made)], constants)
     opset = [helper.make_opsetid("", 17)]
     onnx.save(helper.make_model(graph, opset_imports=opset, ir_version=9), folder / "model.onnx")
     Artifact(

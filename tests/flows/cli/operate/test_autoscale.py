@@ -175,7 +175,7 @@ def test_a_running_system_is_given_what_its_load_asks_for(
         status = poolpipe("status", "--json").document
         assert status["plan_id"] != first
         models = json.loads(out)["models"].values()
-        assert [model["failed"] for model in models] == [0, 0]
+        assert [model["failed"] for model in models] == [0, 0], out.decode()
         assert all(model["served"] > 0 for model in models)
     finally:
         poolpipe("stop")

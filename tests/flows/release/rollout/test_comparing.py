@@ -1,7 +1,6 @@
 """Plans compared on a real Triton before the change: clients see the former one alone."""
 
 import contextlib
-import json
 import threading
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import replace
@@ -18,11 +17,10 @@ from flows.release.rollout.options import CLIENTS, RANDOM, RolloutOptions
 from flows.release.server.admin import start, stop
 from flows.release.server.running import ServerState
 from tests.flows.release.server.test_running import line, server_ports
-from tests.triton_backend.serving.artifacts import FACTOR, OFFSET, affine, write_stage
+from tests.triton_backend.serving.artifacts import FACTOR, OFFSET, affine, write_slow_stage, write_stage
 from tests.triton_backend.serving.small_plans import plan, two_stage
 from triton_backend.contract.errors import InputError
 from triton_backend.contract.plan import Plan
-from triton_backend.runtimes.base import MANIFEST_NAME
 from triton_backend.runtimes.stage_tensors import complete_tensors
 from triton_backend.serve_folder.repository import render_repository
 from triton_backend.serve_folder.settings import ServeOptions
@@ -73,12 +71,8 @@ def wrong(artifacts: Path, served: Plan) -> Plan:
 
 
 def slow(artifacts: Path, served: Plan) -> Plan:
-    """The same weights; a run takes two thousand times as long."""
-    name = write_stage(artifacts, another(artifacts), "Add", OFFSET, ("middle", "y"))
-    manifest = artifacts / name / MANIFEST_NAME
-    data = json.loads(manifest.read_text())
-    data["options"]["stretch"] = 2_000.0
-    manifest.write_text(json.dumps(data))
+    """The same weights, and much work for nothing."""
+    name = write_slow_stage(artifacts, another(artifacts), OFFSET, ("middle", "y"))
     return with_second(served, name, "slow")
 
 

@@ -400,8 +400,11 @@ def test_a_killed_part_comes_back(state: ServerState, infer: Callable[..., Any],
 
 
 def sockets_of(pid: int) -> set[str]:
-    links = Path(f"/proc/{pid}/fd").iterdir()
-    return {target for link in links if (target := str(link.readlink())).startswith("socket:")}
+    found: set[str] = set()
+    for link in Path(f"/proc/{pid}/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):  # closed since the folder was read
+            found.add(str(link.readlink()))
+    return {target for target in found if target.startswith("socket:")}
 
 
 def test_plans_follow_one_another_without_a_lost_request(

@@ -33,7 +33,7 @@ from triton_backend.serving.worker.output import OutputSender
 from triton_backend.serving.worker.queue import QueuedBatch
 from triton_backend.serving.worker.stage import LoadedStages
 
-PATIENT_US = 2_000_000
+PATIENT_US = 20_000_000  # a busy machine stops for seconds
 TAG = 5
 
 
