@@ -17,7 +17,13 @@ from flows.release.rollout.options import CLIENTS, RANDOM, RolloutOptions
 from flows.release.server.admin import start, stop
 from flows.release.server.running import ServerState
 from tests.flows.release.server.test_running import line, server_ports
-from tests.triton_backend.serving.artifacts import FACTOR, OFFSET, affine, write_slow_stage, write_stage
+from tests.triton_backend.serving.artifacts import (
+    FACTOR,
+    OFFSET,
+    affine,
+    write_slow_stage,
+    write_stage,
+)
 from tests.triton_backend.serving.small_plans import plan, two_stage
 from triton_backend.contract.errors import InputError
 from triton_backend.contract.plan import Plan
