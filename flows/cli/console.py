@@ -4,6 +4,7 @@ With `--json` stdout carries exactly one object. Progress is shown on a terminal
 """
 
 import json
+import logging
 import sys
 from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import contextmanager
@@ -60,6 +61,19 @@ def say(*, quiet: bool) -> Report:
         sys.stderr.flush()
 
     return (lambda _: None) if quiet and not sys.stderr.isatty() else on_stderr
+
+
+class _AsNotes(logging.Handler):
+    def emit(self, record: logging.LogRecord) -> None:
+        note(record.getMessage())
+
+
+def note_compiling() -> None:
+    """Name on a terminal each kernel that is compiled, which takes up to a minute, once."""
+    log = logging.getLogger("triton_backend.scheduler.compiled")  # not imported: numba takes long
+    if sys.stderr.isatty() and not log.handlers:
+        log.setLevel(logging.INFO)
+        log.addHandler(_AsNotes())
 
 
 @contextmanager

@@ -16,6 +16,7 @@ from typing import Annotated, NoReturn
 
 import typer
 
+from flows.cli.console import note_compiling
 from flows.cli.registry import GroupedCommands, add_commands
 from flows.sigpipe import exit_code_of
 from triton_backend.contract.errors import InputError, PoolPipeError
@@ -65,6 +66,7 @@ def main() -> NoReturn:
     if isinstance(sys.stdout, TextIOWrapper):
         # Names of files need not be UTF-8, and not every terminal has every sign.
         sys.stdout.reconfigure(errors="backslashreplace")
+    note_compiling()
     sys.exit(exit_code_of(lambda: run(sys.argv[1:])))
 
 

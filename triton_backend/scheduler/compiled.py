@@ -23,6 +23,7 @@ the end: `NONE` is no index. What that compiles has cache files of its own.
 
 import fcntl
 import gc
+import logging
 import time
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
@@ -37,6 +38,8 @@ from numba.core.codegen import JITCodeLibrary
 from numba.core.compiler import Compiler
 from numba.core.dispatcher import Dispatcher
 from numba.np import arrayobj
+
+_LOG = logging.getLogger(__name__)
 
 Parameters = ParamSpec("Parameters")
 Result = TypeVar("Result")
@@ -101,6 +104,8 @@ class _Entry(_Kernel):
         key = cache._index_key(sig, own.targetctx.codegen())  # noqa: SLF001 - as above
         if key in cache._cache_file._load_index():  # noqa: SLF001 - as above
             return super().compile(sig)
+        name = f"{self.py_func.__module__}.{self.py_func.__name__}"
+        _LOG.info("compiling %s, once per machine", name)
         lock = Path(cache.cache_path) / f"{self.py_func.__name__}.lock"
         with _one_at_a_time(lock), _collecting_rarely():
             return super().compile(sig)

@@ -1,0 +1,63 @@
+"""Kernels that are compiled are named on a terminal, once, and nowhere else."""
+
+import os
+import pty
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.interpreters import ROOT
+
+ADDED = """
+from triton_backend.scheduler.compiled import entry
+
+@entry
+def doubled(number):
+    return 2 * number
+"""
+
+PROGRAM = """
+from flows.cli.console import note_compiling
+note_compiling()
+from added import doubled
+print(doubled(21), doubled(4))
+"""
+
+
+def stderr_of(folder: Path, *, terminal: bool) -> str:
+    """What the program says on a terminal, or on a pipe."""
+    environment = os.environ | {"NUMBA_DISABLE_JIT": "0", "PYTHONPATH": f"{folder}:{ROOT}"}
+    reading, writing = pty.openpty() if terminal else os.pipe()
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", PROGRAM],
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=writing,
+            text=True,
+            check=True,
+        )
+        assert done.stdout == "42 8\n"
+        os.write(writing, b"end\n")  # a terminal gives a reader a line at a time
+        said = ""
+        while not said.endswith("end\n"):
+            said += os.read(reading, 4096).decode().replace("\r\n", "\n")
+        return said.removesuffix("end\n")
+    finally:
+        os.close(reading)
+        os.close(writing)
+
+
+@pytest.mark.slow
+def test_a_kernel_is_named_while_it_is_compiled(tmp_path: Path) -> None:
+    for name, terminal, said in (
+        ("one", True, "note: compiling added.doubled, once per machine\n"),
+        ("one", True, ""),
+        ("another", False, ""),
+    ):
+        folder = tmp_path / name
+        folder.mkdir(exist_ok=True)
+        (folder / "added.py").write_text(ADDED)
+        assert stderr_of(folder, terminal=terminal) == said
