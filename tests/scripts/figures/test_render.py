@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from scripts.figures.claims import WORDS, Figures, read, value_text
-from scripts.figures.render import OUT, main, rendered
+from scripts.figures.render import OUT, alike, main, rendered
 from tests.repository.files import ROOT
 
 FIGURE_LINK = re.compile(r"\[([^\]]+)\]\((docs/reference/figures/([a-z]+)\.md)#([^)]+)\)")
@@ -34,6 +34,17 @@ def test_a_changed_run_is_noticed(figures: Figures) -> None:
     files = rendered(Figures(claims=figures.claims, runs=runs))
     differ = {name for name in files if (OUT / name).read_text() != files[name]}
     assert {"scheduling.md", "load-factors.svg"} <= differ
+
+
+def test_a_plot_is_the_same_where_only_the_rounding_differs() -> None:
+    plot = '<?xml?><g clip-path="url(#p0123456789)" x="1.000001" y="2.5">7.1</g>'
+    other = plot.replace("p0123456789", "pabcdefabcd")
+    assert alike(plot, other.replace("1.000001", "1.000002"))
+    assert not alike(plot, other.replace("2.5", "2.6"))
+    assert not alike(plot, other.replace("2.5", "2"))
+    assert not alike(plot, other.replace("clip", "mask"))
+    assert not alike(plot, None)
+    assert not alike("a page of 1.000001", "a page of 1.000002")
 
 
 def test_no_cell_has_more_words_than_a_reader_takes_in() -> None:
