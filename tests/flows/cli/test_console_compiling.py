@@ -27,7 +27,7 @@ print(doubled(21), doubled(4))
 
 
 def stderr_of(folder: Path, *, terminal: bool) -> str:
-    """What the program says on a terminal, or on a pipe."""
+    """The stderr of the program on a terminal, or on a pipe."""
     environment = os.environ | {"NUMBA_DISABLE_JIT": "0", "PYTHONPATH": f"{folder}:{ROOT}"}
     reading, writing = pty.openpty() if terminal else os.pipe()
     try:
