@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from triton_backend.contract.applications import ApplicationPlan, check_names
 from triton_backend.contract.cluster import Cluster, GpuClass
-from triton_backend.contract.entries import Entry, check_entries
+from triton_backend.contract.entries import Entry, check_entries, shares_of
 from triton_backend.contract.errors import InputError
 from triton_backend.contract.fields import (
     LONGEST_NAME,
@@ -749,6 +749,11 @@ class Plan:
             for p, pipeline in enumerate(model.pipelines)
             for s, stage in enumerate(pipeline.stages)
         )
+
+    @property
+    def shares_requests(self) -> bool:
+        """True if two entries share the requests of a model, as in a canary's steps."""
+        return any(shares_of(model.entries) for model in self.models)
 
     def queues(self) -> tuple[range, ...]:
         """Of every model the numbers of its queues, one per entry, in the order of models."""

@@ -117,6 +117,9 @@ class ModelDemand:
             if not LEAST_RPS <= entry.rate_rps <= MOST_RPS:
                 reason = f"{entry.rate_rps:g} is not within {LEAST_RPS:g} and {MOST_RPS:g}"
                 raise InputError(f"{where}, entry {entry.name}, rate_rps", reason)
+            if entry.share is not None:
+                reason = "is of plans: a rollout states it, no workload"
+                raise InputError(f"{where}, entry {entry.name}, share", reason)
         if self.slo_us < 1:
             raise InputError(f"{where}, slo_ms", f"{us_to_ms(self.slo_us)} is not positive")
         self._check_numbers(where)

@@ -16,6 +16,7 @@ from triton_backend.contract.applications import (
     Module,
     check_tensors,
 )
+from triton_backend.contract.entries import shares_of
 from triton_backend.contract.errors import InputError
 from triton_backend.contract.plan import ModelPlan, Pipeline, Plan, Stage
 from triton_backend.contract.tensors import BYTES, TensorSpec, check_same_tensors
@@ -463,7 +464,12 @@ def request_tensors(model: ModelPlan) -> dict[TensorSpec, bool]:
 
 
 def half_tensors(model: ModelPlan) -> dict[TensorSpec, str]:
-    """Tensors that a client of a model with entries may send as FP16, under own names."""
+    """Tensors that a client of a model with entries may send as FP16, under own names.
+
+    None where entries share its requests: clients know nothing of those.
+    """
+    if shares_of(model.entries):
+        return {}
     names = {spec.name for entry in model.entries for spec in entry.inputs}
     return {
         replace(spec, name=spec.name + HALF_SUFFIX, dtype="FP16"): spec.name

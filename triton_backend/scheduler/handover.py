@@ -137,20 +137,19 @@ def matching_queues(before: Plan, after: Plan) -> list[int | None]:
     """Number in a new plan of every queue of an old one, by names of model and entry; None: gone.
 
     Queues are numbered as `topology` numbers them. A model without entries has one, named as
-    itself. Where an entry is gone, another one at the same block takes over
+    itself, at block 0. Where an entry is gone, another one at the same block takes over
     (`contract.entries.covering`).
     """
     queues = [(model, entry) for model in after.models for entry in model.queues]
     numbers = {(model.name, entry.name): number for number, (model, entry) in enumerate(queues)}
     at_block: dict[tuple[str, int], dict[int, int]] = {}
     for number, (model, entry) in enumerate(queues):
-        if model.entries:
-            at_block.setdefault((model.name, entry.block), {})[number] = entry.budget_us
+        at_block.setdefault((model.name, entry.block), {})[number] = entry.budget_us
     found: list[int | None] = []
     for model in before.models:
         for entry in model.queues:
             number = numbers.get((model.name, entry.name))
-            others = at_block.get((model.name, entry.block)) if model.entries else None
+            others = at_block.get((model.name, entry.block))
             if number is None and others:
                 number = covering(others, entry.budget_us)
             found.append(number)

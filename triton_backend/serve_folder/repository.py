@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, Self
 
 import model_repo_templates
-from triton_backend.contract.entries import Entry
+from triton_backend.contract.entries import Entry, shares_of
 from triton_backend.contract.errors import InputError
 from triton_backend.contract.plan import ModelPlan, Plan
 from triton_backend.contract.tensors import BYTES, TensorSpec
@@ -337,8 +337,9 @@ def front_ports(
         InputError: there are not as many ports as the plan needs, or two gateways would serve a
             model with entries.
     """
-    if settings.gateways > 1 and has_entries(plan):
-        name = next(model.name for model in plan.models if model.entries)
+    with_entries = [model.name for model in plan.models if model.entries]
+    if settings.gateways > 1 and with_entries:
+        name = with_entries[0]
         reason = f"model {name!r} has entries, which two gateways (--gateways 2) do not serve"
         raise InputError(f"plan {plan.plan_id}", reason)
     kept = dict(former or {})
@@ -440,6 +441,7 @@ def cut_models_of(plan: Plan) -> dict[str, tuple[ModelPlan, Entry]]:
     return {
         f"{model.name}_cut_{entry.block}": (model, entry)
         for model in plan.models
+        if not shares_of(model.entries)
         for entry in reversed(model.entries)
     }
 
@@ -469,8 +471,8 @@ def render_for_clients(
 
 
 def has_entries(plan: Plan) -> bool:
-    """True if requests of a model come in by entries that its plan lists."""
-    return any(model.entries for model in plan.models)
+    """True if clients of a model choose among entries that its plan lists."""
+    return any(model.entries and not shares_of(model.entries) for model in plan.models)
 
 
 def check_quotas(options: ServeOptions, plan: Plan) -> None:

@@ -24,7 +24,7 @@ from triton_backend.contract.arrivals import (
     parse_requests,
     parse_stated,
 )
-from triton_backend.contract.entries import demand_name
+from triton_backend.contract.entries import ShareTurns, demand_name, shares_of
 from triton_backend.contract.errors import InputError
 from triton_backend.contract.plan import ModelPlan, Plan
 from triton_backend.contract.units import US_PER_S
@@ -189,7 +189,8 @@ def offered_requests(plan: Plan, offer: Offer) -> Records:
     """All requests of a run by arrival; equal instants in the order of the plan's queues.
 
     Every queue draws from a generator of its own, so that leaving models out changes no other's. A
-    model's rate is shared among its entries as the plan's is.
+    model's rate is shared among its entries as the plan's is; where these state shares, its
+    requests are those of a model without entries, in turns.
 
     Raises:
         InputError: the arrivals do not fit the plan or its rates.
@@ -211,13 +212,8 @@ def _model_requests(plan: Plan, offer: Offer, *, low: bool) -> list[Records]:
     boards = any(s.boards for m in plan.models for p in m.pipelines for s in p.stages)
     queue = 0
     for number, model in enumerate(plan.models):
-        shares = _entry_shares(model)
-        rate_rps = rates_rps.get(model.name, 0.0)
-        for k, (entry, share) in enumerate(zip(model.queues, shares, strict=True)):
-            own = [k + 1] if model.entries else []
-            rng = np.random.default_rng([offer.seed, number, *own, *([LOWS] if low else [])])
-            name = _series(offer.arrivals, model, k)
-            times = instants(offer.arrivals, name, rate_rps * share, offer.duration_us, rng)
+        series = _instants_by_queue(offer, model, number, rates_rps.get(model.name, 0.0), low=low)
+        for entry, times in zip(model.queues, series, strict=True):
             rows = _new_requests(len(times))
             rows["model"] = number
             rows["queue"] = queue
@@ -228,6 +224,27 @@ def _model_requests(plan: Plan, offer: Offer, *, low: bool) -> list[Records]:
             parts.append(rows)
             queue += 1
     return parts
+
+
+def _instants_by_queue(
+    offer: Offer, model: ModelPlan, number: int, rate_rps: float, *, low: bool
+) -> list[Instants]:
+    """Instants of every queue of a model, which is number `number` of its plan."""
+    priority = [LOWS] if low else []
+    shares = shares_of(model.entries)
+    if shares:
+        rng = np.random.default_rng([offer.seed, number, *priority])
+        times = instants(offer.arrivals, model.name, rate_rps, offer.duration_us, rng)
+        turns = ShareTurns(shares)
+        chosen = np.asarray([turns.choose(shares) for _ in times], dtype=np.int64)
+        return [times[chosen == k] for k in shares]
+    found: list[Instants] = []
+    for k, share in enumerate(_entry_shares(model)):
+        own = [k + 1] if model.entries else []
+        rng = np.random.default_rng([offer.seed, number, *own, *priority])
+        name = _series(offer.arrivals, model, k)
+        found.append(instants(offer.arrivals, name, rate_rps * share, offer.duration_us, rng))
+    return found
 
 
 def _series(spec: Arrivals, model: ModelPlan, number: int) -> str:

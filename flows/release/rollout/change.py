@@ -465,6 +465,22 @@ def plan_in_force(folder: Path) -> Plan:
     return plan_of_generation(folder, int(status["generation"]))
 
 
+def plan_before_canary(folder: Path) -> Plan:
+    """The newest plan before the one in force of which no model's requests are shared.
+
+    Raises:
+        InputError: nothing is being served there, or no such plan is kept.
+        ServerError: it does not answer.
+    """
+    in_force = int(read_state(folder).control("status")["generation"])
+    for generation in reversed(rendered_generations(folder)):
+        if generation < in_force:
+            plan = plan_of_generation(folder, generation)
+            if not plan.shares_requests:
+                return plan
+    raise InputError(str(folder), f"keeps no plan from before generation {in_force}, a canary")
+
+
 def plan_of_generation(folder: Path, generation: int) -> Plan:
     """The plan of a generation, as it was written into the serve folder."""
     path = folder / "generations" / str(generation) / "plan.json"

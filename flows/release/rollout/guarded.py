@@ -1,8 +1,9 @@
 """A guarded rollout: checked before, recorded at every step, watched after, undone on breach.
 
-States in the warehouse, in order: `checked`, the steps of the change (`render` .. `unload`),
-`bake`, and at the end `done`, `rolled back` or `failed`. A rollout that was cut off is finished or
-undone first: the running system itself says which plan is in force. Rolling out the plan in force,
+States in the warehouse, in order: `checked`, the steps of the change (`render` .. `unload`), of a
+canary before it those of each share and `canary`, and at the end `done`, `rolled back` or `failed`.
+A rollout that was cut off is finished or undone first: the running system itself says which plan is
+in force, and a canary that is takes its way back. Rolling out the plan in force,
 with the artifacts in force, is no error and changes nothing; it does not even open the warehouse,
 which takes most of 50 ms on a busy machine, where the state folder says that no rollout is under
 way.
@@ -16,22 +17,24 @@ import os
 import time
 import uuid
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from flows.clock import Stopwatch, now_utc
 from flows.planning.verify import verify_plan
 from flows.progress import Say, quiet
+from flows.release.rollout.canary import canary_plans, look_before, watch_canary
 from flows.release.rollout.change import (
     AS_USUAL,
     StepDone,
     change_plan,
     finish_or_undo_change,
     is_same_plan,
+    plan_before_canary,
     plan_in_force,
 )
 from flows.release.rollout.lock import one_change
 from flows.release.rollout.options import RolloutOptions
-from flows.release.rollout.outcomes import ENOUGH_REQUESTS, Outcomes, read_outcomes
+from flows.release.rollout.outcomes import Outcomes, breach_of, read_outcomes
 from flows.release.server.running import ServerState, read_state
 from flows.system_metrics import MetricsError
 from flows.workspace import Workspace
@@ -91,32 +94,97 @@ def _roll_out(work: Workspace, plan: Plan, options: RolloutOptions, say: Say) ->
     if is_same_plan(in_force, plan):
         return _nothing_to_do(plan)
     check_plan(work, plan)
-    check_beside(ServeSettings.read(work.state.serve / SETTINGS_NAME), plan)
+    settings = ServeSettings.read(work.state.serve / SETTINGS_NAME)
+    check_beside(settings, plan)
+    canaries = canary_plans(in_force, plan, options, settings.gateways)
     work.state.rollout_under_way.touch()
     rollout = _begin(plan.plan_id, in_force.plan_id, options)
-    before = read_outcomes(state.metrics_urls)
-    # Open throughout: nothing may make the rollout wait between flush and swap.
     with work.open() as warehouse:
         add_plan(warehouse, plan, now_utc())
         begin_rollout(warehouse, rollout)
         record_step(warehouse, rollout, "checked", "plan verified, artifacts present", 0.0)
-        failure = _change_plan(work, warehouse, rollout, plan, say, options)
+    for canary in canaries:
+        breach = _canary_step(work, rollout, (in_force, canary), options, say)
+        if breach is not None:
+            return _taken_back(work, rollout, in_force, breach, say)
+        options = replace(options, compare_requests=0)  # compared in the first step
+    before = read_outcomes(state.metrics_urls)
+    failure = _change_plan(work, rollout, plan, say, options)
     if failure is not None:
         # The running system itself knows whether the step that failed came before the swap.
         if is_same_plan(finish_or_undo_change(work.state.serve), plan):
             return _end(work, rollout, DONE, f"{failure}; the new plan is in force all the same")
-        _end(work, rollout, FAILED, f"{failure}; the former plan goes on")
-        raise failure
+        raise _failed(work, rollout, in_force, failure, say)
     breach = bake(state, plan, before, options)
     if breach is None:
         return _end(work, rollout, DONE, f"attained its targets for {options.bake_seconds:g} s")
-    say(f"  {breach}; putting plan {in_force.plan_id} back")
     say("  (a busy machine, or few requests? try again with a longer --bake-seconds)")
+    return _taken_back(work, rollout, in_force, breach, say)
+
+
+def _canary_step(
+    work: Workspace,
+    rollout: Rollout,
+    plans: tuple[Plan, Plan],
+    options: RolloutOptions,
+    say: Say,
+) -> str | None:
+    """One share of a canary: the breach that was seen, if any.
+
+    Args:
+        work: the project.
+        rollout: its record.
+        plans: the former one, and the canary's of this share.
+        options: how to change and watch.
+        say: called with each step.
+
+    Raises:
+        PoolPipeError: the change failed; the former plan goes on.
+    """
+    former, canary = plans
+    state = read_state(work.state.serve)
+    before = look_before(state)
+    failure = _change_plan(work, rollout, canary, say, options)
+    if failure is not None:
+        finish_or_undo_change(work.state.serve)
+        raise _failed(work, rollout, former, failure, say)
+    watch = Stopwatch()
+    try:
+        seen, breach = watch_canary(state, canary, before, options)
+    except KeyboardInterrupt:
+        _taken_back(work, rollout, former, "interrupted", say)
+        raise
+    for one in seen:
+        say(f"  {one}")
+    detail = "; ".join([f"plan {canary.plan_id}", *map(str, seen)])
     with work.open() as warehouse:
-        failure = _change_plan(work, warehouse, rollout, in_force, say)
+        record_step(warehouse, rollout, "canary", detail, watch.seconds())
+    return breach
+
+
+def _failed(
+    work: Workspace, rollout: Rollout, former: Plan, failure: PoolPipeError, say: Say
+) -> PoolPipeError:
+    """What a change failed with, after the way back from a canary that is in force."""
+    if plan_in_force(work.state.serve).shares_requests:
+        _put_back(work, rollout, former, say)
+    _end(work, rollout, FAILED, f"{failure}; the former plan goes on")
+    return failure
+
+
+def _taken_back(
+    work: Workspace, rollout: Rollout, former: Plan, breach: str, say: Say
+) -> RolloutResult:
+    """The former plan is in force again, for this reason."""
+    say(f"  {breach}; putting plan {former.plan_id} back")
+    _put_back(work, rollout, former, say)
+    return _end(work, rollout, ROLLED_BACK, breach)
+
+
+def _put_back(work: Workspace, rollout: Rollout, former: Plan, say: Say) -> None:
+    failure = _change_plan(work, rollout, former, say)
     if failure is not None:
         raise failure  # the next rollout asks the running system how far it came
-    return _end(work, rollout, ROLLED_BACK, breach)
 
 
 def _nothing_to_do(plan: Plan) -> RolloutResult:
@@ -160,6 +228,9 @@ def _finish_interrupted(work: Workspace, say: Say) -> Plan:
         return plan_in_force(work.state.serve)
     in_force = finish_or_undo_change(work.state.serve)
     swapped = in_force.plan_id == unfinished.plan_id
+    if in_force.shares_requests:
+        swapped, in_force = False, plan_before_canary(work.state.serve)
+        change_plan(work.state.serve, in_force)
     outcome = f"interrupted after {unfinished.state!r}; plan {in_force.plan_id} is in force"
     _end(work, unfinished, DONE if swapped else FAILED, outcome)
     say(f"  rollout {unfinished.rollout_id} was {outcome}")
@@ -218,27 +289,24 @@ def record_step(
 
 
 def _change_plan(
-    work: Workspace,
-    warehouse: Warehouse,
-    rollout: Rollout,
-    plan: Plan,
-    say: Say,
-    options: RolloutOptions = AS_USUAL,
+    work: Workspace, rollout: Rollout, plan: Plan, say: Say, options: RolloutOptions = AS_USUAL
 ) -> PoolPipeError | None:
     """Every step recorded when it has ended; what it failed with, if it did."""
+    # Open throughout: nothing may make the rollout wait between flush and swap.
+    with work.open() as warehouse:
 
-    def record(step: StepDone) -> None:
-        say(f"  {step.step} {step.seconds:.2f} s")
-        detail = f"plan {step.plan_id}, generation {step.generation}"
-        for compared in step.compared:
-            say(f"    {compared}")
-            detail += f"; {compared}"
-        record_step(warehouse, rollout, str(step.step), detail, step.seconds)
+        def record(step: StepDone) -> None:
+            say(f"  {step.step} {step.seconds:.2f} s")
+            detail = f"plan {step.plan_id}, generation {step.generation}"
+            for compared in step.compared:
+                say(f"    {compared}")
+                detail += f"; {compared}"
+            record_step(warehouse, rollout, str(step.step), detail, step.seconds)
 
-    try:
-        change_plan(work.state.serve, plan, record, options=options)
-    except PoolPipeError as error:
-        return error
+        try:
+            change_plan(work.state.serve, plan, record, options=options)
+        except PoolPipeError as error:
+            return error
     return None
 
 
@@ -279,19 +347,4 @@ def bake(
                 return breach
     if failure is not None and not looks:
         raise failure
-    return None
-
-
-def breach_of(name: str, slo_ms: float, seen: Outcomes, options: RolloutOptions) -> str | None:
-    """Why what was seen of a model is not good enough, or None."""
-    if seen.ended < ENOUGH_REQUESTS:
-        return None
-    if seen.attainment < options.attainment_target:
-        return (
-            f"{name} attains {seen.attainment:.2%} of {seen.ended} requests, under"
-            f" {options.attainment_target:.2%}"
-        )
-    mean_ms = seen.latency_sum_ms / max(seen.served + seen.late, 1)
-    if mean_ms > options.latency_factor * slo_ms:
-        return f"{name} takes {mean_ms:.1f} ms on average, over {options.latency_factor:g} SLOs"
     return None

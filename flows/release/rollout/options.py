@@ -2,11 +2,14 @@
 
 from dataclasses import dataclass
 from enum import StrEnum
+from itertools import pairwise
 
 from flows.options import check_options, option
+from triton_backend.contract.entries import LEAST_SHARE
 from triton_backend.contract.errors import InputError
 
 RANDOM, CLIENTS = "random", "clients"
+WHOLE_PERCENT = 100
 
 
 class RolloutMode(StrEnum):
@@ -42,6 +45,12 @@ class RolloutOptions:
             their type explains.
         compare_latency: the former plan goes on if one sample takes more than so many times what
             the new plan says.
+        canary: percents of the requests of each model that differs, ascending, which the new plan
+            answers beside the former one before it answers all ("1,10,50"); empty: none.
+        canary_seconds: how long each of those steps lasts.
+        canary_requests: how many requests of each model the canary must have taken by then.
+        canary_tolerance: by how much the share of its requests that end late, dropped or failed may
+            exceed the former plan's, beyond chance.
         wait: for another rollout that is under way, as long as it takes; else it is an error.
     """
 
@@ -103,6 +112,37 @@ class RolloutOptions:
         metavar="FACTOR",
         panel="Rollout",
     )
+    canary: str = option(
+        "",
+        help="Let the new plan answer these percents of the requests first, one after the other:"
+        " 1,10,50.",
+        metavar="SHARE,SHARE",
+        panel="Canary",
+    )
+    canary_seconds: float = option(
+        60.0,
+        help="With --canary: watch each share this long.",
+        least=1.0,
+        most=1e6,
+        metavar="SECONDS",
+        panel="Canary",
+    )
+    canary_requests: int = option(
+        50,
+        help="With --canary: roll back if the new plan got fewer requests of a model in a step.",
+        least=1,
+        most=1_000_000,
+        metavar="N",
+        panel="Canary",
+    )
+    canary_tolerance: float = option(
+        0.01,
+        help="With --canary: let this much more of the requests fail or be late than before.",
+        least=0.0,
+        most=1.0,
+        metavar="SHARE",
+        panel="Canary",
+    )
     reason: str = option(
         "requested", help="Reason that the history of rollouts records.", panel="Rollout"
     )
@@ -113,3 +153,29 @@ class RolloutOptions:
         check_options(self)
         if not self.poll_seconds > 0 or not self.latency_factor > 0:
             raise InputError("rollout", "poll_seconds and latency_factor must be positive")
+        _ = self.canary_shares
+
+    @property
+    def canary_shares(self) -> tuple[float, ...]:
+        """Shares of the requests, above 0 and below 1, that the new plan answers step by step.
+
+        Raises:
+            InputError: what is stated are no ascending percents.
+        """
+        if not self.canary:
+            return ()
+        try:
+            percents = [float(text) for text in self.canary.split(",")]
+        except ValueError:
+            raise _no_percents(self.canary) from None
+        shares = [percent / WHOLE_PERCENT for percent in percents]
+        ascending = all(one < other for one, other in pairwise(shares))
+        if not ascending or not all(LEAST_SHARE <= share <= 1 for share in shares):
+            raise _no_percents(self.canary)
+        return tuple(share for share in shares if share < 1)
+
+
+def _no_percents(given: str) -> InputError:
+    least = LEAST_SHARE * WHOLE_PERCENT
+    reason = f"{given!r} is no list of ascending percents from {least:g} to 100, as in 1,10,50"
+    return InputError("option canary", reason)

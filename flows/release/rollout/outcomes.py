@@ -1,8 +1,9 @@
-"""Outcomes per model of the running system, read from its metrics endpoint."""
+"""Outcomes per model of the running system, read from its metrics endpoint, and judged."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from flows.release.rollout.options import RolloutOptions
 from flows.system_metrics import Metrics, by_label, read_all_metrics
 
 READ_SECONDS = 10
@@ -60,3 +61,28 @@ def outcomes_of(metrics: Metrics) -> dict[str, Outcomes]:
         )
         for key in sorted(models)
     }
+
+
+def shared_outcomes_of(metrics: Metrics) -> dict[tuple[str, str], Outcomes]:
+    """Outcomes per model and entry, where entries share a model's requests; without latencies."""
+    series = by_label(metrics.get("shared_requests", {}), "model", "entry", "outcome")
+    found: dict[tuple[str, str], dict[str, int]] = {}
+    for (model, entry, outcome), count in series.items():
+        if outcome in _OUTCOMES:
+            found.setdefault((model, entry), {})[outcome] = int(count)
+    return {key: Outcomes(**counts) for key, counts in found.items()}
+
+
+def breach_of(name: str, slo_ms: float, seen: Outcomes, options: RolloutOptions) -> str | None:
+    """Why what was seen of a model is not good enough, or None."""
+    if seen.ended < ENOUGH_REQUESTS:
+        return None
+    if seen.attainment < options.attainment_target:
+        return (
+            f"{name} attains {seen.attainment:.2%} of {seen.ended} requests, under"
+            f" {options.attainment_target:.2%}"
+        )
+    mean_ms = seen.latency_sum_ms / max(seen.served + seen.late, 1)
+    if mean_ms > options.latency_factor * slo_ms:
+        return f"{name} takes {mean_ms:.1f} ms on average, over {options.latency_factor:g} SLOs"
+    return None

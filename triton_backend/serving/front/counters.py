@@ -25,7 +25,7 @@ def latency_bounds_s(slo_us: int) -> tuple[float, ...]:
 class FrontCounters:
     """Running totals since the front was loaded; offered = the sum of all others at rest.
 
-    Those of `low` are apart.
+    Those of `low` are apart; those of `shares` are counted here too.
 
     Attributes:
         internal_errors: errors of ours that a loop of the front survived.
@@ -34,6 +34,7 @@ class FrontCounters:
         deferred: how long the first request of a batch of late binding waited (µs).
         sizes: samples of those batches.
         guard_us: what is kept back of a request that allows the model's SLO.
+        shares: of requests by the name of the entry that took them, where entries share them.
     """
 
     bounds_s: tuple[float, ...]
@@ -46,6 +47,7 @@ class FrontCounters:
     internal_errors: int = 0
     guard_us: int = 0
     dropped: Counter[str] = field(default_factory=Counter[str])
+    shares: dict[str, "FrontCounters"] = field(default_factory=dict[str, "FrontCounters"])
     latencies: Buckets = field(init=False)
     deferred: Buckets = field(init=False)
     sizes: Buckets = field(default_factory=lambda: Buckets(SIZE_BOUNDS))
@@ -58,6 +60,12 @@ class FrontCounters:
     def low(self) -> "FrontCounters":
         """Of low requests, which count nowhere else."""
         return FrontCounters(self.bounds_s)
+
+    def of_share(self, name: str) -> "FrontCounters":
+        """Of the requests that an entry takes by its share."""
+        if name not in self.shares:
+            self.shares.setdefault(name, FrontCounters(self.bounds_s))
+        return self.shares[name]
 
     def answered(self, latency_us: int, late: bool) -> None:  # noqa: FBT001  # a fact, not a mode
         """A request was answered with its outputs."""

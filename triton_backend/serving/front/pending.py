@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 import numpy as np
 
 from triton_backend.contract.decisions import DropReason
-from triton_backend.contract.entries import covering
+from triton_backend.contract.entries import ShareTurns, covering, shares_of
 from triton_backend.contract.errors import InputError
 from triton_backend.contract.fields import check_name
 from triton_backend.contract.plan import ModelPlan
@@ -79,6 +79,7 @@ class Request:
         client: under which its sender has quotas; empty: none.
         batch_id: that it is in flight with; of an express request, only once it is answered.
         entry: number of its model's entry by which it comes in, in the plan of `plan_tag`.
+        shared_by: name of that entry, where entries share the model's requests.
         announced: whether a scheduler may know of it.
         express: whether it may then be in flight without the front's knowing.
         cancel_sent: whether the scheduler knows that it is not waited for.
@@ -96,6 +97,7 @@ class Request:
     client: str = ""
     number: int = 0
     entry: int = 0
+    shared_by: str = ""
     plan_tag: int = 0
     batch_id: int | None = None
     announced: bool = False
@@ -139,6 +141,9 @@ class RequestReader:
         self._split = model.split
         self._tag = deployment.tag if model.entries else 0
         self.all_usual = deployment.boards or model.name in deployment.application_numbers
+        shares = shares_of(model.entries)
+        self._turns = ShareTurns(shares) if shares else None
+        self._choosing = threading.Lock()
         self._halved = {half.name: full for half, full in half_tensors(model).items()}
         self._entries = [
             _EntryTensors(
@@ -187,6 +192,7 @@ class RequestReader:
             low=self._is_low(parameters),
             client=self._client_of(parameters),
             entry=number,
+            shared_by=entry.name if self._turns else "",
             plan_tag=self._tag,
         )
 
@@ -219,7 +225,8 @@ class RequestReader:
     def _entry_of(self, tensors: Arrays, parameters: str, timeout_us: int) -> int:
         """Number of the entry that a request names, or whose tensors it brings.
 
-        Of several at one cut it is the one with the largest budget that the time allowed covers.
+        Of several at one cut it is the one with the largest budget that the time allowed covers, or
+        the one whose turn it is.
         """
         fit = [i for i, entry in enumerate(self._entries) if tensors.keys() == entry.tensors.keys()]
         split = _parameter(parameters, SPLIT_PARAMETER)
@@ -244,6 +251,11 @@ class RequestReader:
         if not fit:
             cuts = "; ".join(f"{entry.name}: {sorted(entry.tensors)}" for entry in self._entries)
             raise InputError(self._where, f"inputs {sorted(tensors)} open no entry ({cuts})")
+        if self._turns is not None:
+            samples = max(len(array) if array.ndim else 0 for array in tensors.values())
+            able = [i for i in fit if samples <= self._entries[i].largest]
+            with self._choosing:
+                return self._turns.choose(able or fit)
         return covering({i: self._entries[i].budget_us for i in fit}, timeout_us)
 
     def _samples(self, tensors: Arrays, entry: "_EntryTensors") -> int:
@@ -446,9 +458,13 @@ class PendingRequests:
 
     # Events
 
-    def counted(self, request: Request) -> FrontCounters:
-        """The counters of a request's priority."""
-        return self.counters.low if request.low else self.counters
+    def counted(self, request: Request) -> tuple[FrontCounters, ...]:
+        """The counters of a request: its priority's; its entry's too, of one that shares."""
+        if request.low:
+            return (self.counters.low,)
+        if request.shared_by:
+            return (self.counters, self.counters.of_share(request.shared_by))
+        return (self.counters,)
 
     def admit(self, request: Request, limit: int) -> bool:
         """Number a request and keep it; refused, and False, where `limit` are kept already.
@@ -460,7 +476,8 @@ class PendingRequests:
         if len(self._requests) >= limit:
             self.turn_away(request, DropReason.QUEUE_FULL, full(self._model, limit))
             return False
-        self.counted(request).offered += 1
+        for counters in self.counted(request):
+            counters.offered += 1
         self._next_number = (self._next_number + 1) % LOCALS
         request.number = self._next_number
         self._requests[request.number] = request
@@ -468,9 +485,9 @@ class PendingRequests:
 
     def turn_away(self, request: Request, reason: DropReason, refusal: Refusal) -> None:
         """Answer a request that is not taken."""
-        counters = self.counted(request)
-        counters.offered += 1
-        counters.dropped[reason.text] += 1
+        for counters in self.counted(request):
+            counters.offered += 1
+            counters.dropped[reason.text] += 1
         self._log.note(request, reason.text)
         self._reply(request, Reply(request.reply, refusal))
 
@@ -478,7 +495,8 @@ class PendingRequests:
         """Answer with an error of ours."""
         request = self._requests.pop(number, None)
         if request is not None:
-            self.counted(request).failed += 1
+            for counters in self.counted(request):
+                counters.failed += 1
             self._log.note(request, "failed", refusal.message)
             self._reply(request, Reply(request.reply, refusal))
 
@@ -487,7 +505,8 @@ class PendingRequests:
         if self._requests.pop(request.number, None) is None:
             return
         refusal = expired(self._model, request, self._clock.now_us())
-        self.counted(request).dropped[DropReason.EXPIRED.text] += 1
+        for counters in self.counted(request):
+            counters.dropped[DropReason.EXPIRED.text] += 1
         self._log.note(request, DropReason.EXPIRED.text, refusal.message)
         self._reply(request, Reply(request.reply, refusal))
 
@@ -496,7 +515,8 @@ class PendingRequests:
         request = self._requests.pop(body.request, None)
         if request is None:
             return
-        self.counted(request).dropped[body.reason.text] += 1
+        for counters in self.counted(request):
+            counters.dropped[body.reason.text] += 1
         self._log.note(request, body.reason.text)
         self._reply(request, Reply(request.reply, dropped(self._model, request, body, module)))
 
@@ -550,17 +570,19 @@ class PendingRequests:
                 self.mirror.copy(request.tensors, outputs)
             self._served(request, now_us)
             return result
-        if result.status == "INVALID_ARG":
-            self.counted(request).refused += 1
-        else:
-            self.counted(request).failed += 1
+        for counters in self.counted(request):
+            if result.status == "INVALID_ARG":
+                counters.refused += 1
+            else:
+                counters.failed += 1
         self._log.note(request, "failed", result.message)
         return result
 
     def _served(self, request: Request, now_us: int) -> None:
         """Count and log a request that is answered with outputs."""
         late = now_us > request.deadline_us
-        self.counted(request).answered(now_us - request.arrival_us, late)
+        for counters in self.counted(request):
+            counters.answered(now_us - request.arrival_us, late)
         if late or (request.trace and _is_sampled(request.trace)):
             self._log.note(request, "late" if late else "served")
 

@@ -646,10 +646,10 @@ class Gateway:
         self._guards_us[front.model] = arrival.guard_us
         served.announced(front.model, arrival.guard_us)
         model = served.models.get(front.model)
-        if model is not None and served.entries[model]:
+        if model is not None and (served.entries[model] or entry):
             entry = self._entry_now(model, entry, plan_tag)
             arrival = arrival._replace(entry=entry)
-            if entry != NONE:
+            if entry != NONE and served.entries[model]:
                 self.counters.entries[front.model, served.entries[model][entry]] += 1 - arrival.low
         if model is None or not 0 <= entry < len(served.queues[model]):
             self._send(front, _drop_frame(local, DropReason.MODEL_REMOVED, deadline_us))
@@ -701,7 +701,7 @@ class Gateway:
         """
         served = self._served
         if plan_tag in (0, served.deployment.tag):
-            return entry if entry < len(served.entries[model]) else NONE
+            return entry if entry < len(served.queues[model]) else NONE
         known = (self._prepared, *self._former.values())
         sender = next((g for g in known if g is not None and g.deployment.tag == plan_tag), None)
         name = served.deployment.plan.models[model].name

@@ -97,6 +97,11 @@ METRICS: Mapping[str, MetricFamily] = {
         "Low requests, by what became of them; no other counter of requests has them",
         ("model", "outcome"),
     ),
+    "poolpipe_shared_requests_total": MetricFamily(
+        "counter",
+        "Requests during a canary, by entry (former or canary) and what became of them",
+        ("model", "entry", "outcome"),
+    ),
     "poolpipe_requests_over_quota_total": MetricFamily(
         "counter",
         "Requests beyond their client's quota, by the name that they asked for",
@@ -418,23 +423,26 @@ def front_values(
         if count:
             values["poolpipe_front_bytes_total", (*own, ("direction", direction))] = count
     if counters.low.offered:
-        values |= _low_values(own, counters.low)
+        values |= _outcome_values("poolpipe_low_requests_total", own, counters.low)
+    for name, share in counters.shares.copy().items():  # other threads add some
+        labels: Labels = (*own, ("entry", name))
+        values |= _outcome_values("poolpipe_shared_requests_total", labels, share)
     for reason in DropReason:  # those of none, too: a rate begins at 0, and no series comes later
         series = "poolpipe_requests_dropped_total", (*own, ("reason", reason.text))
         values[series] = counters.dropped[reason.text]
     return values
 
 
-def _low_values(own: Labels, low: FrontCounters) -> Values:
+def _outcome_values(name: str, own: Labels, counters: FrontCounters) -> Values:
+    """Requests of one metric by outcome."""
     outcomes = {
-        "offered": low.offered,
-        "served": low.served,
-        "late": low.late,
-        "dropped": low.dropped.total(),
-        "failed": low.failed,
-        "refused": low.refused,
+        "offered": counters.offered,
+        "served": counters.served,
+        "late": counters.late,
+        "dropped": counters.dropped.total(),
+        "failed": counters.failed,
+        "refused": counters.refused,
     }
-    name = "poolpipe_low_requests_total"
     return {(name, (*own, ("outcome", outcome))): count for outcome, count in outcomes.items()}
 
 
