@@ -1,5 +1,6 @@
 """`rollout`: a plan into force on the running system, guarded; and the rollouts so far."""
 
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -89,11 +90,6 @@ def rollout(
         return
     from flows.cli.project import the_plan
 
-    if dry_run:
-        wanted = the_plan(plan, plan_option, warehouse)
-        _preview(warehouse, previous, wanted, at_once=in_place_only, as_json=as_json)
-        return
-
     options = RolloutOptions(
         **guard,
         way=RolloutMode.FLUSH
@@ -103,6 +99,10 @@ def rollout(
         else RolloutMode.IN_PLACE,
         wait=not no_wait,
     )
+    if dry_run:
+        wanted = the_plan(plan, plan_option, warehouse)
+        _preview(warehouse, previous, wanted, options, as_json=as_json)
+        return
     work, report = workspace(warehouse), say(quiet=as_json)
     if rollback:
         done = roll_back(work, options, report)
@@ -118,8 +118,14 @@ def rollout(
 
 
 def _preview(
-    warehouse: Path, previous: str | None, wanted: "Plan", *, at_once: bool, as_json: bool
+    warehouse: Path,
+    previous: str | None,
+    wanted: "Plan",
+    options: RolloutOptions,
+    *,
+    as_json: bool,
 ) -> None:
+    from flows.release.rollout.canary import canary_plans
     from flows.release.rollout.change import plan_in_force
     from flows.release.rollout.preview import preview
     from flows.workspace import find_plan, workspace
@@ -132,7 +138,11 @@ def _preview(
     else:
         in_force = plan_in_force(work.state.serve)
         check_beside(ServeSettings.read(work.state.serve / SETTINGS_NAME), wanted)
-    found = preview(in_force, wanted, at_once=at_once)
+    at_once = options.way is RolloutMode.IN_PLACE_ONLY
+    plans = [in_force, *canary_plans(in_force, wanted, options, 1), wanted]
+    found = [
+        step for one, other in pairwise(plans) for step in preview(one, other, at_once=at_once)
+    ]
     seconds = _seconds_of_former_changes(warehouse)
     if as_json:
         print_json(

@@ -12,7 +12,7 @@ from dataclasses import replace
 from datetime import datetime
 
 from flows.workspace import Workspace
-from triton_backend.contract.entries import Entry, covering, demand_name
+from triton_backend.contract.entries import Entry, covering, demand_name, shares_of
 from triton_backend.contract.errors import InputError
 from triton_backend.contract.plan import ModelPlan, Plan
 from triton_backend.contract.workload import ModelDemand, Workload
@@ -35,7 +35,7 @@ def planned_rates(plan: Plan) -> dict[str, float]:
     """Requests/s that a plan has for clients, by name."""
     rates: dict[str, float] = {}
     for model in plan.models:
-        if not model.entries:
+        if not model.entries or shares_of(model.entries):
             rates[model.name] = plan.own_rate_rps(model.name)
         for entry in model.entries:
             rates[demand_name(model.name, entry.name)] = entry.rate_rps

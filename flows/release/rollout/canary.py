@@ -89,6 +89,8 @@ def _check_alike(where: str, former: Plan, new: Plan) -> None:
         raise InputError(where, "one of the plans is a canary's step itself")
     if former.applications or new.applications:
         raise InputError(where, f"a plan has applications; {_INSTEAD}")
+    if former.workload.variants or new.workload.variants:
+        raise InputError(where, f"a model has variants, which divide its requests; {_INSTEAD}")
     names, others = ({model.name for model in plan.models} for plan in (former, new))
     if names != others:
         reason = f"only one of the plans has model {min(names ^ others)!r}; {_INSTEAD}"

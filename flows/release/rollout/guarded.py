@@ -144,6 +144,7 @@ def _canary_step(
     former, canary = plans
     state = read_state(work.state.serve)
     before = look_before(state)
+    say(f"  plan {canary.plan_id}")
     failure = _change_plan(work, rollout, canary, say, options)
     if failure is not None:
         finish_or_undo_change(work.state.serve)
@@ -159,7 +160,7 @@ def _canary_step(
     detail = "; ".join([f"plan {canary.plan_id}", *map(str, seen)])
     with work.open() as warehouse:
         record_step(warehouse, rollout, "canary", detail, watch.seconds())
-    return breach
+    return None if breach is None else f"{canary.plan_id}: {breach}"
 
 
 def _failed(

@@ -10,6 +10,7 @@ from triton_backend.contract.errors import InputError
 
 RANDOM, CLIENTS = "random", "clients"
 WHOLE_PERCENT = 100
+MOST_SHARE = 0.999  # of a canary: the former plan has some requests to compare with
 
 
 class RolloutMode(StrEnum):
@@ -170,12 +171,16 @@ class RolloutOptions:
             raise _no_percents(self.canary) from None
         shares = [percent / WHOLE_PERCENT for percent in percents]
         ascending = all(one < other for one, other in pairwise(shares))
-        if not ascending or not all(LEAST_SHARE <= share <= 1 for share in shares):
+        steps = shares[:-1] if shares[-1] == 1 else shares
+        if not ascending or not all(LEAST_SHARE <= share <= MOST_SHARE for share in steps):
             raise _no_percents(self.canary)
-        return tuple(share for share in shares if share < 1)
+        return tuple(steps)
 
 
 def _no_percents(given: str) -> InputError:
-    least = LEAST_SHARE * WHOLE_PERCENT
-    reason = f"{given!r} is no list of ascending percents from {least:g} to 100, as in 1,10,50"
+    least, most = WHOLE_PERCENT * LEAST_SHARE, WHOLE_PERCENT * MOST_SHARE
+    reason = (
+        f"{given!r} is no list of ascending percents from {least:g} to {most:g}, and 100 at the"
+        " end, as in 1,10,50"
+    )
     return InputError("option canary", reason)

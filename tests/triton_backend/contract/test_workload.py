@@ -252,3 +252,11 @@ def test_variants_that_make_no_sense_are_refused(data: dict[str, object], said: 
     with pytest.raises(InputError, match=said) as raised:
         Workload.from_dict(data)
     assert "\n" not in str(raised.value)
+
+
+def test_shares_of_requests_are_no_part_of_a_workload() -> None:
+    entries = tuple(
+        Entry(name=name, block=0, budget_us=10, rate_rps=1.0, share=0.5) for name in ("a", "b")
+    )
+    with pytest.raises(InputError, match="entry a, share: is of plans"):
+        ModelDemand(name="m", slo_us=10, entries=entries)

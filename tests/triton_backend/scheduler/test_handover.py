@@ -343,3 +343,6 @@ def test_who_waits_at_an_entry_that_is_gone_goes_to_the_budget_it_covers_at_the_
         matching_queues(before, make_plan([[Own(latency_us=(1_000,))]], names=["other"]))
         == [None] * 3
     )
+    whole = make_plan([[Own(latency_us=(1_000,))]])
+    assert matching_queues(before, whole) == [0, 0, 0]
+    assert matching_queues(whole, plan(("b", 10), ("a", whole.models[0].slo_us))) == [1]

@@ -1,6 +1,7 @@
 """A canary: its plans, its judgement, its steps and ways back on a real Triton."""
 
 import contextlib
+import json
 import re
 import threading
 from collections.abc import Callable, Generator, Iterator
@@ -32,14 +33,23 @@ from flows.release.server.running import ServerState
 from flows.state import ProjectState
 from flows.system_metrics import parse_metrics
 from flows.workspace import Workspace
+from tests.fakes.applications import hand_application, hand_module, with_applications
 from tests.flows.release.server.test_running import line, server_ports
 from tests.triton_backend.serving.artifacts import FACTOR, OFFSET, affine, write_stage
 from tests.triton_backend.serving.small_plans import plan, tensor, two_stage
 from tests.triton_backend.serving.system import wait_for
+from tests.triton_backend.serving.variant_plans import variant_plan
+from triton_backend.contract.entries import Entry
 from triton_backend.contract.errors import InputError
-from triton_backend.contract.plan import ModelPlan, Plan, Pool, PoolInterference, StageMemory
+from triton_backend.contract.plan import (
+    ModelPlan,
+    Plan,
+    Pool,
+    PoolInterference,
+    SeatInterference,
+    StageMemory,
+)
 from triton_backend.contract.transition import transition
-from triton_backend.contract.workload import Workload
 from triton_backend.runtimes.base import MANIFEST_NAME
 from triton_backend.runtimes.stage_tensors import complete_tensors
 from triton_backend.serve_folder.repository import for_clients, render_repository
@@ -165,19 +175,10 @@ def pool_of(made: Plan, **fields: Any) -> tuple[Pool, ...]:
     return (made.pools[0], replace(made.pools[1], **fields))
 
 
-def renamed(made: Plan) -> Plan:
-    return replace(of_model(made, name="pair"), workload=Workload(models=()), plan_id="new")
-
-
 def moved(made: Plan) -> Plan:
     (run,) = made.pools[1].placement
     other = of_stages(made, artifact="other")
     return replace(other, pools=pool_of(made, placement=(replace(run, gpu=run.gpu + 1),)))
-
-
-def pressed(made: Plan) -> Plan:
-    stated = PoolInterference(pressure=0.0, felt=0.0, inflation=1.0, seats=())
-    return replace(of_stages(made, artifact="other"), pools=pool_of(made, interference=stated))
 
 
 @pytest.mark.parametrize(
@@ -211,6 +212,30 @@ def test_a_plan_of_other_models_or_clusters_is_refused(served: Plan, home: Path)
         canary_plan(served, replace(of_stages(served, artifact="o"), cluster=cluster), 0.1)
 
 
+def test_interference_is_stated_for_other_stages_than_a_canary_has(served: Plan) -> None:
+    seats = (SeatInterference(susceptibility=0.0, pressure=0.0, factor=1.0),)
+    stated = PoolInterference(pressure=0.0, felt=0.0, inflation=1.0, seats=seats)
+    pressed = replace(served, pools=pool_of(served, interference=stated))
+    with pytest.raises(InputError, match=r"pool 'slow-1\.0\.0\+0' states interference"):
+        canary_plan(pressed, of_stages(pressed, artifact="other"), 0.1)
+
+
+def test_applications_entries_and_variants_are_refused(served: Plan) -> None:
+    (model,) = served.models
+    entry = Entry(name="e", block=0, budget_us=model.slo_us, rate_rps=1.0)
+    lines = tuple(replace(p, entry="e") for p in model.pipelines)
+    listed = of_model(served, "listed", entries=(entry,), pipelines=lines)
+    with pytest.raises(InputError, match="has entries, which already divide its requests"):
+        canary_plan(listed, of_stages(listed, artifact="other"), 0.1)
+    whole = plan(two_stage("m0"))
+    asked = with_applications(whole, hand_application("a", [hand_module("only", "m0")]))
+    with pytest.raises(InputError, match="a plan has applications"):
+        canary_plan(asked, of_stages(asked, artifact="other"), 0.1)
+    variants = variant_plan()
+    with pytest.raises(InputError, match="a model has variants, which divide its requests"):
+        canary_plan(variants, replace(variants, plan_id="new"), 0.1)
+
+
 def test_two_gateways_are_refused(served: Plan) -> None:
     with pytest.raises(InputError, match="two gateways"):
         canary_plans(served, of_stages(served, artifact="other"), OPTIONS, 2)
@@ -226,7 +251,7 @@ def test_gpus_that_cannot_hold_both_are_named(served: Plan) -> None:
         canary_plan(former, of_stages(new, artifact="other"), 0.1)
 
 
-def test_what_is_served_is_compared_at_once_by_emulated_models_never() -> None:
+def test_emulated_models_are_refused() -> None:
     emulated = plan(two_stage("pair"))
     with pytest.raises(InputError, match="model 'pair': is emulated"):
         canary_plan(emulated, of_stages(emulated, latency_us_by_batch=(1, 1, 1, 1)), 0.1)
@@ -234,7 +259,21 @@ def test_what_is_served_is_compared_at_once_by_emulated_models_never() -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["0", "101", "10,1", "10,10", "nan", "inf", "1,,2", "one", "-1", "1;2", "100,100", "1e-9"],
+    [
+        "0",
+        "101",
+        "10,1",
+        "10,10",
+        "nan",
+        "inf",
+        "1,,2",
+        "one",
+        "-1",
+        "1;2",
+        "100,100",
+        "1e-9",
+        "99.999",
+    ],
 )
 def test_what_are_no_ascending_percents_is_refused(text: str) -> None:
     with pytest.raises(InputError, match="is no list of ascending percents"):
@@ -346,6 +385,16 @@ def write_raising(root: Path, name: str) -> str:
     return name
 
 
+def write_slow(root: Path, name: str) -> str:
+    """An artifact of the same weights, whose runs take longer than the SLO."""
+    write_stage(root, name, "Add", OFFSET, ("middle", "y"))
+    manifest = root / name / MANIFEST_NAME
+    data = json.loads(manifest.read_text())
+    data["options"]["stretch"] = 20_000.0
+    manifest.write_text(json.dumps(data))
+    return name
+
+
 class Told:
     """What a client was told, in order: an answer's offset, or None where it was refused."""
 
@@ -423,7 +472,10 @@ def test_a_canary_that_took_too_few_requests_is_taken_back(work: Workspace, serv
     options = replace(OPTIONS, canary_seconds=1.0)
     result = roll_out(work, of_stages(served, "quiet", artifact=name), options)
     assert (result.state, result.plan_id) == (ROLLED_BACK, "served")
-    assert re.match(r"affine: the canary took \d requests in 1 s, 50 are needed", result.outcome)
+    assert re.match(
+        r"quiet-canary-10: affine: the canary took \d requests in 1 s, 50 are needed",
+        result.outcome,
+    )
     assert plan_in_force(work.state.serve).plan_id == "served"
 
 
@@ -455,6 +507,17 @@ def test_a_canary_whose_rollout_died_takes_its_way_back(
     assert {*offsets(told)} == {OFFSET}
     assert plan_in_force(state.folder).models == complete_tensors(served).models
     assert not work.state.rollout_under_way.exists()
+
+
+@pytest.mark.slow
+def test_a_slow_canary_is_taken_back(state: ServerState, work: Workspace, served: Plan) -> None:
+    new = of_stages(served, "slow", artifact=write_slow(work.state.artifacts, "slow"))
+    with clients(state) as told:
+        result = roll_out(work, new, OPTIONS)
+        # What the worker still had of the canary ends first.
+        wait_for(lambda: all({*one.offsets[-10:]} == {OFFSET} for one in told))
+    assert (result.state, result.plan_id) == (ROLLED_BACK, "served")
+    assert re.search(r"of the canary's \d+ requests failed|affine attains", result.outcome)
 
 
 @pytest.mark.slow

@@ -13,6 +13,7 @@ from triton_backend.runtimes.clock import SystemClock
 from triton_backend.serving.front.counters import FrontCounters, latency_bounds_s
 from triton_backend.serving.front.pending import PendingRequests, Request, RequestLog
 from triton_backend.serving.front.replies import Refusal
+from triton_backend.serving.server.metrics import front_values
 
 LATE = Refusal("UNAVAILABLE", "late")
 
@@ -125,4 +126,24 @@ def test_low_requests_leave_half_of_the_room_to_others(pending: PendingRequests)
     assert pending.admit(asked.request(), limit=4)
     assert pending.counters.low.dropped[DropReason.QUEUE_FULL.text] == 3
     assert not pending.counters.dropped
+    pending.stop()
+
+
+def test_requests_of_an_entry_that_shares_are_counted_there_too(pending: PendingRequests) -> None:
+    for number, (entry, low) in enumerate(
+        (("former", False), ("canary", False), ("canary", True), ("", False))
+    ):
+        request = replace(Asked().request(), shared_by=entry, low=low)
+        assert pending.admit(request, limit=20), number
+        pending.refuse(request.number, LATE)
+    counters = pending.counters
+    assert (counters.offered, counters.failed) == (3, 3)
+    assert (counters.low.offered, counters.low.failed) == (1, 1)
+    assert {n: (c.offered, c.failed) for n, c in counters.shares.items()} == {
+        "former": (1, 1),
+        "canary": (1, 1),
+    }
+    values = front_values("m", counters, held=0)
+    labels = (("model", "m"), ("entry", "canary"), ("outcome", "failed"))
+    assert values["poolpipe_shared_requests_total", labels] == 1
     pending.stop()

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from tests.triton_backend.serving.small_plans import BATCH, SLO_US, plan, two_stage
 from tests.triton_backend.serving.system import LocalSystem, wait_for
+from triton_backend.contract.entries import Entry
 from triton_backend.serving.front.pending import MAX_TIMEOUT_US, Request, RequestReader
 from triton_backend.serving.front.replies import Refusal, Result
 from triton_backend.serving.front.service import FrontService
@@ -218,6 +219,29 @@ def test_a_request_is_read_with_its_deadline_and_its_trace(system: LocalSystem) 
     for name in ("samples", "arrival_us", "deadline_us", "reply", "client_id", "trace"):
         assert getattr(request, name) == getattr(without, name)
     assert reader.read(Incoming(timeout_us=0), 50, reply).deadline_us == 50 + SLO_US
+
+
+def test_entries_take_requests_in_turns_of_their_shares(system: LocalSystem) -> None:
+    served = system.deployment.plan
+    (model, *others) = served.models
+    entries = tuple(
+        Entry(name=name, block=0, budget_us=SLO_US, rate_rps=1.0, share=share)
+        for name, share in (("former", 0.8), ("canary", 0.2))
+    )
+    lines = tuple(replace(model.pipelines[0], entry=entry.name) for entry in entries)
+    shared = replace(model, entries=entries, pipelines=lines)
+    deployment = replace(
+        system.deployment, plan=replace(served, models=(shared, *others)), batches=None
+    )
+    reader = RequestReader(deployment, shared)
+    read = [reader.read(Incoming(), 50, lambda _: None) for _ in range(10)]
+    assert [request.entry for request in read].count(1) == 2
+    assert {(request.entry, request.shared_by) for request in read} == {
+        (0, "former"),
+        (1, "canary"),
+    }
+    named = reader.read(Incoming(headers='{"entry": "canary"}'), 50, lambda _: None)
+    assert (named.entry, named.plan_tag) == (1, system.deployment.tag)
 
 
 @pytest.mark.parametrize(

@@ -316,3 +316,32 @@ def test_an_entry_is_meant_as_the_plan_has_it_that_the_front_knew(tmp_path: Path
     for number, tag, entry in ((5, first.tag, 1), (6, first.tag, 3), (7, 99, 0)):
         gateway.arrival(front, ArrivalBody(number, SLO_US, 1, entry), 30, tag)
     assert [drop.request for drop in drops(gateway.frames())] == [5, 6, 7]
+
+
+def test_a_front_that_still_shares_requests_loses_none_after_the_change(tmp_path: Path) -> None:
+    """Arrivals that name an entry reach a plan without entries, and the other way round."""
+    alone = plan(two_stage("pair"), plan_id="alone")
+    (model,) = alone.models
+    entries = tuple(
+        Entry(name=name, block=0, budget_us=model.slo_us, rate_rps=1.0, share=share)
+        for name, share in (("former", 0.9), ("canary", 0.1))
+    )
+    lines = tuple(replace(model.pipelines[0], entry=e.name, throughput_rps=1.0) for e in entries)
+    shared = replace(model, entries=entries, pipelines=lines)
+    both = replace(alone, plan_id="both", models=(shared,))
+    first, second = deploy(tmp_path, both), deploy(tmp_path, alone, generation=2)
+    third = deploy(tmp_path, both, generation=3)
+    gateway, front = serving(first), FrontAddress("pair")
+    for number, entry in ((1, 0), (2, 1)):
+        gateway.arrival(front, ArrivalBody(number, SLO_US, 1, entry), 5, first.tag)
+    for deployment, at in ((second, 10), (third, 30)):
+        gateway.prepare(deployment)
+        for vgpu in deployment.vgpus:
+            gateway.worker_up(WorkerAddress(deployment.generation, vgpu.index), at)
+        gateway.swap(at)
+        if deployment is second:
+            gateway.arrival(front, ArrivalBody(3, SLO_US, 1, 1), 20, first.tag)
+            gateway.arrival(front, ArrivalBody(4, SLO_US, 1, 0), 20, 0)
+    gateway.arrival(front, ArrivalBody(5, SLO_US, 1, 0), 40, 0)
+    gateway.arrival(front, ArrivalBody(6, SLO_US, 1, 2), 40, 0)
+    assert [drop.request for drop in drops(gateway.frames())] == [6]

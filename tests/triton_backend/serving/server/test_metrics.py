@@ -390,6 +390,7 @@ def test_values_have_the_labels_that_are_documented(tmp_path: Path) -> None:
     counters = FrontCounters(latency_bounds_s(SLO_US))
     counters.dropped["deadline"] += 1
     counters.sizes.observe(4)
+    counters.of_share("canary").served += 1
     deployment = deploy(tmp_path, plan(two_stage()), ServeOptions())
     gateway = HeldGateway(deployment)
     gateway.counters.serve(deployment.plan)[0, 0, 0].ran(1, 1_000)
