@@ -72,7 +72,7 @@ def test_an_entry_that_is_not_able_has_no_turn() -> None:
 
 def entries(*given: tuple[int, float | None]) -> list[Entry]:
     return [
-        Entry(**{**GOOD, "name": f"e{n}", "block": block, "share": share})
+        Entry(name=f"e{n}", block=block, budget_us=1, rate_rps=0.0, share=share)
         for n, (block, share) in enumerate(given)
     ]
 
