@@ -143,7 +143,7 @@ def _check_model(where: str, former: ModelPlan, new: ModelPlan) -> None:
         ("outputs", former.outputs, new.outputs),
     ):
         if one != other:
-            raise InputError(where, f"another {what} than in the plan in force; {_INSTEAD}")
+            raise InputError(where, f"not the {what} of the plan in force; {_INSTEAD}")
     if former.entries or new.entries:
         raise InputError(where, f"has entries, which already divide its requests; {_INSTEAD}")
     stages = [s for model in (former, new) for p in model.pipelines for s in p.stages]

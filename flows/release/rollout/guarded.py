@@ -166,7 +166,7 @@ def _canary_step(
 def _failed(
     work: Workspace, rollout: Rollout, former: Plan, failure: PoolPipeError, say: Say
 ) -> PoolPipeError:
-    """What a change failed with, after the way back from a canary that is in force."""
+    """A change's failure, after the way back from a canary that is in force."""
     if plan_in_force(work.state.serve).shares_requests:
         _put_back(work, rollout, former, say)
     _end(work, rollout, FAILED, f"{failure}; the former plan goes on")

@@ -183,10 +183,10 @@ def moved(made: Plan) -> Plan:
 
 UNLIKE: list[tuple[Callable[[Plan], Plan], str]] = [
     (lambda p: replace(p, plan_id="new"), "no model differs from the plan in force"),
-    (lambda p: of_model(p, slo_us=1_000_000), "another SLO than in the plan in force"),
-    (lambda p: of_model(p, policy="timeout"), "another policy than in the plan in force"),
-    (lambda p: of_model(p, inputs=(tensor("z", 3),)), "another inputs than in the plan"),
-    (lambda p: of_stages(p, blocks=(1, 3)), "another number of blocks than in the plan"),
+    (lambda p: of_model(p, slo_us=1_000_000), "not the SLO of the plan in force"),
+    (lambda p: of_model(p, policy="timeout"), "not the policy of the plan in force"),
+    (lambda p: of_model(p, inputs=(tensor("z", 3),)), "not the inputs of the plan in force"),
+    (lambda p: of_stages(p, blocks=(1, 3)), "not the number of blocks of the plan in force"),
     (lambda p: of_stages(p, artifact=None), "is emulated: there is nothing to compare"),
     (moved, r"pool 'slow-1\.0\.0\+0' is not the same in both plans"),
     (lambda p: canary_plan(p, of_stages(p, artifact="o"), 0.5), "a canary's step itself"),
@@ -259,8 +259,7 @@ def test_emulated_models_are_refused() -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["0", "101", "10,1", "10,10", "nan", "inf", "1,,2", "one", "-1", "1;2", "1e-9", "99.99", ","]
-    + ["100,100", "100,10", "1,"],
+    ["0", "101", "10,1", "10,10", "nan", "inf", "1,,2", "one", "-1", "1;2", "1e-9", "99.99", "1,"],
 )
 def test_what_are_no_ascending_percents_is_refused(text: str) -> None:
     with pytest.raises(InputError, match="is no list of ascending percents"):
@@ -383,7 +382,7 @@ def write_slow(root: Path, name: str) -> str:
 
 
 class Told:
-    """What a client was told, in order: an answer's offset, or None where it was refused."""
+    """Answers to a client, in order: their offset, or None where it was refused."""
 
     def __init__(self) -> None:
         self.offsets: list[float | None] = []
@@ -428,7 +427,7 @@ def offsets(told: list[Told]) -> list[float | None]:
 
 
 def canary_steps(work: Workspace, result: RolloutResult) -> list[str]:
-    """What the history says of each share."""
+    """Steps of a canary in the history, one for each share."""
     with work.open(read_only=True) as warehouse:
         steps = rollout_steps(warehouse, str(result.rollout_id))
     return [one.detail for one in steps if one.step == "canary"]
@@ -501,7 +500,7 @@ def test_a_slow_canary_is_taken_back(state: ServerState, work: Workspace, served
     new = of_stages(served, "slow", artifact=write_slow(work.state.artifacts, "slow"))
     with clients(state) as told:
         result = roll_out(work, new, OPTIONS)
-        # What the worker still had of the canary ends first.
+        # Batches of the canary that the worker still has end first.
         wait_for(lambda: all({*one.offsets[-10:]} == {OFFSET} for one in told))
     assert (result.state, result.plan_id) == (ROLLED_BACK, "served")
     assert re.search(r"of the canary's \d+ requests failed|affine attains", result.outcome)
