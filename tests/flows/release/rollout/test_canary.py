@@ -61,7 +61,7 @@ from warehouse.observations import Rollout, begin_rollout, rollout_steps
 PATIENT_US = 4_000_000
 CLIENTS = 4
 SAMPLES = 4  # a whole batch, which waits for no others
-OTHER = 0.5  # what a changed second stage adds beside OFFSET
+OTHER = 0.5  # a changed second stage adds it beside OFFSET
 RATE_RPS = 800.0  # which the plan below delivers
 OPTIONS = RolloutOptions(canary="10,50", canary_seconds=4.0, bake_seconds=1.0, poll_seconds=0.2)
 
