@@ -1,8 +1,9 @@
 """Variants: which of the models that answer for one name takes a request.
 
-A name keeps the GPU time T that the plan gives its variants together. At a measured rate r the
-share f of the more accurate of two neighbours is as large as T allows; with a and b for the GPU
-time that a request takes of each:
+A name keeps the GPU time T that the plan gives its variants together, and its part of the time that
+a plan leaves free of their pools, up to `FILLED` of each. At a measured rate r the share f of the
+more accurate of two neighbours is as large as T allows; with a and b for the GPU time that a
+request takes of each:
 
     r (f a + (1 - f) b) = T        f = (1/r - b/T) / (a/T - b/T), from 0 to 1
 
@@ -29,6 +30,7 @@ GAP_SHIFT = 10  # times between requests are compared in 2^-10 µs
 LONGEST_GAP = LONGEST_GAP_US << GAP_SHIFT
 WHOLE_SHIFT = 16
 WHOLE = 1 << WHOLE_SHIFT  # all requests, as a share
+FILLED = 0.8  # of a pool's time; sub-clusters of few GPUs are planned up to 0.81 of theirs
 
 VARIANT = np.dtype(
     [
@@ -88,11 +90,13 @@ def _chain(plan: Plan, accuracy: Mapping[int, float]) -> dict[int, tuple[float, 
     With each, the gaps (2^-10 µs) from which on it takes all requests, and up to which none.
     """
     work = {number: _work(plan.models[number]) for number in accuracy}
-    time_us: dict[str, float] = {}  # of a pool, that the plan gives the name a second
+    time_us: dict[str, float] = {}  # of a pool, that the name has a second
     for number, own in work.items():
         for pool, each_us in own.items():
             rate_rps = plan.models[number].throughput_rps
             time_us[pool] = time_us.get(pool, 0.0) + rate_rps * each_us
+    free = _free(plan)
+    time_us = {pool: own_us * free.get(pool, 1.0) for pool, own_us in time_us.items()}
     gaps = {
         number: {
             pool: each_us / time_us[pool] * US_PER_S * (1 << GAP_SHIFT)
@@ -110,6 +114,19 @@ def _chain(plan: Plan, accuracy: Mapping[int, float]) -> dict[int, tuple[float, 
         pool, most = max(gaps[number].items(), key=lambda pair: pair[1])
         found[number] = most, 0.0 if cheaper is None else gaps[cheaper].get(pool, 0.0)
     return found
+
+
+def _free(plan: Plan) -> dict[str, float]:
+    """How many times its planned time a name may take of a pool: all names of it fill `FILLED`."""
+    planned_us = dict.fromkeys((pool.name for pool in plan.pools), 0.0)
+    for model in plan.models:
+        for pool, each_us in _work(model).items():
+            planned_us[pool] += model.throughput_rps * each_us
+    return {
+        pool.name: max(1.0, FILLED * pool.vgpus * US_PER_S / planned_us[pool.name])
+        for pool in plan.pools
+        if planned_us[pool.name] > 0
+    }
 
 
 def _cheaper(one: Mapping[str, float], other: Mapping[str, float]) -> bool:

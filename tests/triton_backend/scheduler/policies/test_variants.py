@@ -128,6 +128,31 @@ def test_a_plan_of_shares_keeps_them_at_its_rate() -> None:
     assert found == pytest.approx({0: 1 / 3, 1: 2 / 3}, abs=0.02)
 
 
+@pytest.mark.parametrize("part", [0.1, 0.5])
+def test_time_that_is_not_planned_serves_the_accurate_one_too(part: float) -> None:
+    plan = variant_plan()
+    whole = planned_rps(plan)
+    little = with_rates(plan, part * whole, 0.0)
+    assert shares(new_variants(little), 0.95 * whole) == {0: 1.0}
+    beyond = shares(new_variants(little), 1.25 * whole)
+    assert beyond == pytest.approx({0: 0.58, 1: 0.42}, abs=0.03)
+
+
+def test_free_time_is_dealt_out_by_planned_time() -> None:
+    """Where another model of the pool is planned for as much time, a name has half of the pool."""
+    plan = variant_plan(half=0.5, other=0.25)
+    whole = planned_rps(plan)
+    *own, other = plan.workload.models
+    apart = replace(other, size_of=None, accuracy=None, weight=1.0)
+    plan = replace(plan, workload=replace(plan.workload, models=(*own, apart)))
+    alone = with_rates(plan, 0.2 * whole, 0.0, 0.0)
+    shared = with_rates(plan, 0.2 * whole, 0.0, 4 * 0.2 * whole)
+    assert shares(new_variants(alone), 0.95 * whole) == {0: 1.0}
+    assert shares(new_variants(shared), 0.47 * whole) == {0: 1.0}
+    beyond = shares(new_variants(shared), 0.62 * whole)
+    assert beyond == pytest.approx({0: 0.58, 1: 0.42}, abs=0.03)
+
+
 def test_queues_of_other_models_stay_as_they_are() -> None:
     plan = variant_plan()
     rows = new_variants(plan)
