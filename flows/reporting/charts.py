@@ -1,15 +1,17 @@
-"""Small charts inside pages: latency against the SLO, attainment of several runs.
+"""Small charts inside pages: latency against the SLO, attainment of several runs, of loads.
 
 Inline SVG that needs no script. Charts for files (PNG, SVG) are in `plots`.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from flows.reporting import words
 from flows.reporting.data import Outcomes
+from flows.reporting.overload import VariantCurve
 from flows.reporting.svg import (
     BAD,
     FAINT,
@@ -29,6 +31,7 @@ GOAL = 0.99
 BINS = 80
 NARROW = 100  # left of this the SLO's label stands right of its line
 RUN_COLOURS = ("#1f2933", "#d9822b", "#2a9fb0", "#7d5ba6", "#b5495b")
+MARK_ROOM = 17  # above a dashed line for its name; where less is left, it stands below
 AXIS_STARTS = (0.99, 0.95, 0.9, 0.8, 0.5)
 
 
@@ -85,8 +88,7 @@ def attainment_svg(names: Sequence[str], runs: Sequence[Outcomes], width: float 
         for name in names
         if (outcome := run.models.get(name)) and outcome.attainment is not None
     ]
-    worst = min(found, default=1.0)
-    start = next((s for s in AXIS_STARTS if worst >= s + (1 - s) * 0.05), 0.0)
+    start = _axis_start(min(found, default=1.0))
     scale = (width - left - right) / (1 - start)
     height = top + row * len(names) + 24
     parts: list[str] = []
@@ -123,16 +125,139 @@ def attainment_svg(names: Sequence[str], runs: Sequence[Outcomes], width: float 
     return drawing(width, height, parts, "attainment of the runs per model")
 
 
+def accuracy_svg(number: int, curve: VariantCurve) -> str:
+    """Mean accuracy of the answers to a name over its load, between those of its variants."""
+    values = curve.accuracies.values()
+    low, high = min(values), max(values)
+    margin = 0.15 * (high - low) or 0.01
+    marks = [
+        (value, f"{words.shorten(name, 40)} {words.number(value, 4)}", SOFT)
+        for name, value in curve.accuracies.items()
+    ]
+    points = [(point.load, point.accuracy) for point in curve.points if point.accuracy is not None]
+    frame = _LoadFrame(low=low - margin, high=high + margin, loads=_loads(curve))
+    label = f"mean accuracy of {curve.name} against load"
+    return _load_svg(number, frame, (points, marks), (words.number, _precisely), label)
+
+
+def in_time_svg(number: int, curve: VariantCurve) -> str:
+    """Share of a name's requests that are answered in time over its load, and the goal."""
+    points = [(point.load, point.in_time) for point in curve.points]
+    low = min(_axis_start(min(share for _, share in points)), 0.9)
+    frame = _LoadFrame(low=low, high=1.0, loads=_loads(curve))
+    marks = [(GOAL, f"goal {words.percent(GOAL, 0)}", BAD)]
+    label = f"share of {curve.name} in time against load"
+    return _load_svg(number, frame, (points, marks), (_whole_percent, words.percent), label)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _LoadFrame:
+    """Axes of a chart over loads: `low` to `high`, first to last load."""
+
+    low: float
+    high: float
+    loads: tuple[float, float]
+    width: float = 560.0
+    height: float = 220.0
+    left: float = 52.0
+    right: float = 14.0
+    top: float = 16.0
+    bottom: float = 40.0
+
+    def x(self, load: float) -> float:
+        """Where a load stands."""
+        first, last = self.loads
+        return self.left + (load - first) / (last - first) * (self.width - self.left - self.right)
+
+    def y(self, value: float) -> float:
+        """Where a value stands."""
+        room = self.height - self.top - self.bottom
+        return self.top + (self.high - value) / (self.high - self.low) * room
+
+
+def _precisely(accuracy: float) -> str:
+    return words.number(accuracy, 4)
+
+
+def _whole_percent(share: float) -> str:
+    return words.percent(share, 0)
+
+
+def _loads(curve: VariantCurve) -> tuple[float, float]:
+    return curve.points[0].load, curve.points[-1].load
+
+
+def _load_svg(
+    number: int,
+    frame: _LoadFrame,
+    content: tuple[Sequence[tuple[float, float]], Sequence[tuple[float, str, str]]],
+    in_words: tuple[Callable[[float], str], Callable[[float], str]],
+    label: str,
+) -> str:
+    """A line over loads.
+
+    Args:
+        number: of its model, for its colour.
+        frame: its axes.
+        content: its points, and values with a name and colour, drawn as dashes.
+        in_words: values at the axis, and of points.
+        label: what the picture is.
+    """
+    (points, marks), (ticks, tips) = content, in_words
+    ends = frame.left, frame.width - frame.right
+    floor = frame.height - frame.bottom
+    parts: list[str] = []
+    step = _tick_step(frame.high - frame.low)
+    for value in step * np.arange(np.ceil(frame.low / step - 1e-6), frame.high / step + 1e-6):
+        y = frame.y(float(value))
+        parts += [
+            straight_line(ends[0], y, ends[1], y, stroke="#e9edf2"),
+            text(ends[0] - 8, y + 4, ticks(float(value)), size=10.5, fill=SOFT, text_anchor="end"),
+        ]
+    for load in np.arange(frame.loads[0], frame.loads[1] + 0.01, 0.5):
+        x = frame.x(float(load))
+        parts += [
+            straight_line(x, floor, x, floor + 4, stroke=FAINT),
+            text(x, floor + 17, f"{load:g} ×", size=10.5, fill=SOFT, text_anchor="middle"),
+        ]
+    for value, name, colour in marks:
+        y = frame.y(value)
+        left = 2 * value < frame.low + frame.high or y < frame.top + MARK_ROOM
+        x, anchor = (ends[0] + 4, "start") if left else (ends[1], "end")  # clear of a falling line
+        below = 13 if y < frame.top + MARK_ROOM else -5
+        parts += [
+            straight_line(ends[0], y, ends[1], y, stroke=colour, stroke_dasharray="4 3"),
+            text(x, y + below, name, size=10.5, fill=colour, text_anchor=anchor),
+        ]
+    line = " ".join(f"{frame.x(load):.1f},{frame.y(value):.1f}" for load, value in points)
+    colour = model_colour(number)
+    parts.append(element("polyline", points=line, fill="none", stroke=colour, stroke_width=2))
+    for load, value in points:
+        tip = title(f"{load:g} times the planned rate: {tips(value)}")
+        place = {"cx": frame.x(load), "cy": frame.y(value), "r": 4}
+        parts.append(element("circle", tip, fill=colour, **place))
+    return drawing(frame.width, frame.height, parts, label)
+
+
+def _axis_start(worst: float) -> float:
+    """Where an axis of shares starts that shows the worst one."""
+    return next((s for s in AXIS_STARTS if worst >= s + (1 - s) * 0.05), 0.0)
+
+
 def _reach(values: NDArray[np.float64]) -> float:
     """The axis holds all but the slowest 0.2 %."""
     return float(np.percentile(values, 99.8)) * 1.05 if len(values) else 0.0
 
 
+def _tick_step(span: float) -> float:
+    """A round distance between ticks, of which a span has 6 at most."""
+    step = 10 ** float(np.floor(np.log10(span / 4)))
+    return step * next(m for m in (1, 2, 5, 10) if span / (step * m) <= 6)  # noqa: PLR2004 - ticks
+
+
 def _ticks(most_ms: float, left: float, scale: float, floor: float) -> list[str]:
-    step = 10 ** np.floor(np.log10(most_ms / 4))
-    step *= next(m for m in (1, 2, 5, 10) if most_ms / (step * m) <= 6)  # noqa: PLR2004 - ticks
     parts: list[str] = []
-    for value in np.arange(0, most_ms * 0.98, step):
+    for value in np.arange(0, most_ms * 0.98, _tick_step(most_ms)):
         x = left + float(value) * scale
         anchor = "start" if value == 0 else "middle"
         label = words.number(float(value)) if value else "0 ms"

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flows.progress import Step
+from flows.reporting.overload import VariantCurve
 from triton_backend.contract.errors import InputError
 from triton_backend.contract.plan import Plan
 from triton_backend.contract.units import US_PER_MS
@@ -187,6 +188,7 @@ class ReportData:
     measured: Outcomes | None = None
     simulated: Outcomes | None = None
     further: Sequence[Outcomes] = ()
+    variants: Sequence[VariantCurve] = ()
     steps: Sequence[Step] = ()
     blocks: Mapping[str, Sequence[BlockRow]] = field(default_factory=dict[str, Sequence[BlockRow]])
     machine: Mapping[str, str] = field(default_factory=dict[str, str])

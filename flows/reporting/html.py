@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from flows.files import write_text
 from flows.reporting import words
-from flows.reporting.charts import GOAL, attainment_svg, latency_svg
+from flows.reporting.charts import GOAL, accuracy_svg, attainment_svg, in_time_svg, latency_svg
 from flows.reporting.data import Outcomes, ReportData
 from flows.reporting.picture import NARROW, WIDTH, cluster_svg, plan_svg
 from flows.reporting.svg import model_colour
@@ -125,6 +125,7 @@ def render_report(data: ReportData) -> str:
                 for width in (WIDTH, NARROW)
                 if runs
             ],
+            variants=_variants(data, endpoints),
             latencies=_latencies(served, runs),
             timelines=[
                 (run.label, timeline_data(data.plan, run.uses))
@@ -302,3 +303,17 @@ def _latencies(served: Sequence[Served], runs: list[Outcomes]) -> list[tuple[str
             picture = latency_svg(one.number, one.slo_ms, known)
             pictures.append((one.name, Markup(picture)))  # noqa: S704 - see above
     return pictures
+
+
+def _variants(data: ReportData, names: Sequence[str]) -> list[tuple[str, str, tuple[Markup, ...]]]:
+    """Of every name with variants: what was simulated, and accuracy and share in time by load."""
+    found: list[tuple[str, str, tuple[Markup, ...]]] = []
+    for curve in data.variants:
+        pictures = accuracy_svg, in_time_svg
+        number = names.index(curve.name)
+        drawn = tuple(Markup(draw(number, curve)) for draw in pictures)  # noqa: S704 - see above
+        first, last = curve.points[0].load, curve.points[-1].load
+        planned = f"{first:g} to {last:g} times the planned {words.rate(curve.rate_rps)}"
+        about = f"{planned}, {words.seconds(curve.duration_s)} each"
+        found.append((curve.name, about, drawn))
+    return found

@@ -136,6 +136,7 @@ def _data(work: "Workspace", run: Mapping[str, Any], plan: "Plan | None") -> "Re
     from flows.clock import now_utc
     from flows.quickstart.machine import machine, versions
     from flows.reporting.data import ReportData
+    from flows.reporting.overload import variant_curves
 
     if plan is None or run["kind"] not in PAGES:
         raise InputError(f"run {run['run_id']!r}", f"a {run['kind']} has no page")
@@ -147,6 +148,7 @@ def _data(work: "Workspace", run: Mapping[str, Any], plan: "Plan | None") -> "Re
         created=f"{now_utc():%Y-%m-%d %H:%M} UTC",
         measured=found if measured else None,
         simulated=None if measured else found,
+        variants=variant_curves(plan),
         machine=machine(),
         versions=versions(),
     )

@@ -11,8 +11,10 @@ import pytest
 
 from flows.reporting.data import Outcomes, ReportData, Uses, latencies_of_load
 from flows.reporting.html import render_report, write_report
+from flows.reporting.overload import LOADS, variant_curves
 from flows.reporting.timeline import MOST_BARS, timeline_data
 from tests.fakes.plans import two_tails
+from tests.fakes.variants import CHEAP, NAME, variant_plan
 from tests.flows.reporting.example import (
     LONG_NAME,
     example_plan,
@@ -163,6 +165,19 @@ def test_entries_stand_below_their_model_measured_beside_simulated() -> None:
     words = " ".join(" ".join(read(page).words).replace("\N{NO-BREAK SPACE}", " ").split())
     assert f"{first} 100 ms 10 rps – 100.00 %" in words
     assert f"{second} 100 ms 10 rps 40 20 rps 30 4 6 0 75.00 % – – 100.00 %" in words
+
+
+def test_accuracy_of_a_name_with_variants_is_drawn_against_its_load() -> None:
+    plan = variant_plan()
+    curves = variant_curves(plan)
+    page = render_report(ReportData(title="t", plan=plan, variants=curves))
+    reader = read(page)
+    assert f"Accuracy against load, {NAME}" in reader.headings
+    tips = [text for text in reader.words if "times the planned rate" in text]
+    assert [tip.split()[0] for tip in tips] == 2 * [f"{load:g}" for load in LOADS]
+    assert tips[0] == "0.5 times the planned rate: 0.8"
+    assert tips[len(LOADS)].replace("\N{NO-BREAK SPACE}", " ").endswith(": 100.0 %")
+    assert {f"{NAME} 0.8", f"{CHEAP} 0.7"} <= set(reader.words)
 
 
 @pytest.mark.long

@@ -10,6 +10,7 @@ import pytest
 
 from flows.cli.simulate.request import OfferedLoad, SimulationRequest, parse_failure
 from tests.fakes.plans import two_stages
+from tests.fakes.variants import NAME, variant_plan
 from tests.flows.cli.conftest import Command
 from triton_backend.simulator.scenario import PlanChange, SimOptions
 
@@ -200,6 +201,13 @@ def test_a_run_is_kept_and_its_page_written(poolpipe: Command) -> None:
     refused = poolpipe("report", "simulate-0")
     assert refused.code == 2
     assert run_id in refused.err
+
+
+def test_the_page_of_a_plan_with_variants_draws_their_accuracy(poolpipe: Command) -> None:
+    Path("variants.json").write_text(json.dumps(variant_plan().to_dict()))
+    ran = poolpipe("simulate", "--plan", "variants.json", "--duration", "1", "--json").document
+    assert poolpipe("report", ran["run_id"], "-o", "page.html").code == 0
+    assert f"Accuracy against load, {NAME}" in Path("page.html").read_text()
 
 
 def test_a_simulation_needs_no_warehouse(poolpipe: Command) -> None:
