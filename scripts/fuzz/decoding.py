@@ -397,7 +397,7 @@ def seeds() -> Iterator[tuple[str, bytes]]:
     piece = wire.RowSlice(0, 1, 0, 1, 0, 0, 1, 0, 2, 3)
     good = {
         Kind.HELLO: wire.pack_hello(wire.WorkerHello(1, 2)),
-        Kind.HEARTBEAT: wire.pack_heartbeat(5),
+        Kind.HEARTBEAT: wire.pack_heartbeat(wire.HeartbeatBody(5, {"gpu-0": 2})),
         Kind.PLAN: wire.pack_plan(wire.PlanBody(1, "plan", prepared=True)),
         Kind.ARRIVAL: wire.pack_arrival(wire.ArrivalBody(1, 2, 3)),
         Kind.CANCEL: wire.pack_request(1),

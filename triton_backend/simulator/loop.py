@@ -1,7 +1,8 @@
 """The event loop: one total order of arrivals, ends, starts, failures and timers.
 
 It calls the scheduler's own steps (`kernel_api`, `feedback`) and the cluster; it decides
-nothing. It returns to Python only when the run is over, stopped, or an array is full.
+nothing. It returns to Python only when the run is over, stopped, or an array is full, and where
+requests have variants and a worker is lost or back.
 """
 
 from triton_backend.scheduler.admission import admits, admits_job
@@ -58,7 +59,8 @@ from triton_backend.simulator.world import DROPPED, LATE, NOW, RUNNING, SERVED, 
 
 OVER = 0
 STOPPED = 1  # everything before `stop_us` is done
-FULL = 2  # make room (`world.fit`, `tables.with_room`) and call again
+# Make room (`world.fit`, `tables.with_room`), or tell `variants` of the workers, and call again.
+FULL = 2
 
 
 @entry
@@ -103,6 +105,8 @@ NOTHING = 2  # answer of `_process_event`: what ends as reserved settles no queu
 def _has_room(world: World) -> bool:
     cursor = world.cursor[0]
     if lacks_batches(world.tables) or lacks_slots(world.tables):
+        return False
+    if cursor["workers"] == 1 and len(world.variants) > 0:
         return False
     jobs = len(world.tables.job_memory) > 0
     if jobs and cursor["tasks"] + OUT_ROWS > len(jobs_in(world).tasks):
@@ -226,8 +230,7 @@ def _process_event(world: World, now_us: int) -> int:
     if kind == WORKER_LOST:
         return _lose(world, slot)
     if kind == WORKER_BACK:
-        worker_back(world.tables, slot, 0)
-        return settle_all(world.tables)
+        return _have_back(world, slot)
     if world.runs[slot]["number"] != number:
         return NOTHING
     deviates = False
@@ -259,8 +262,16 @@ def _settle_ended(world: World, deviates: bool) -> int:  # noqa: FBT001 - a kern
     return status
 
 
+@inlined
+def _have_back(world: World, vgpu: int) -> int:
+    world.cursor[0]["workers"] = 1
+    worker_back(world.tables, vgpu, 0)
+    return settle_all(world.tables)
+
+
 @kernel
 def _lose(world: World, vgpu: int) -> int:
+    world.cursor[0]["workers"] = 1
     before = cycles()
     while worker_lost(world.tables, vgpu) == NEEDS_ROOM:
         carry_out(world)

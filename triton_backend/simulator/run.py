@@ -1,5 +1,6 @@
 """Simulate a plan: options in, a result out."""
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import NamedTuple
@@ -20,7 +21,7 @@ from triton_backend.scheduler.handover import (
 )
 from triton_backend.scheduler.invariants import check_invariants
 from triton_backend.scheduler.policies.registry import SIMULATOR_ONLY, queue_policies
-from triton_backend.scheduler.policies.variants import new_variants
+from triton_backend.scheduler.policies.variants import new_variants, with_lost
 from triton_backend.scheduler.tables import Tables, fuller, new_tables, unpack
 from triton_backend.scheduler.timeline import refresh
 from triton_backend.scheduler.topology import (
@@ -121,7 +122,7 @@ def simulate(
     for change in options.changes:
         now = _change_plan(now, options, change)
         check_invariants(now.world.tables)
-    now = now._replace(world=run_on(now.world))
+    now = now._replace(world=run_on(now.world, now.plans[-1]))
     wall_seconds = (clock_ns() - start_ns) / 1e9 if clock_ns else None
     cycle_us = (wall_seconds or 0.0) * 1e6 / max(cycles_now() - start_cycles, 1)
     check_invariants(now.world.tables)
@@ -171,7 +172,7 @@ class Stepwise:
     def advance(self, until_us: int) -> None:
         """Let everything happen that happens before an instant."""
         self._run.world.cursor[0]["stop_us"] = until_us
-        self._run = self._run._replace(world=run_on(self._run.world))
+        self._run = self._run._replace(world=run_on(self._run.world, self.plan))
 
     def change(self, plan: Plan, at_us: int) -> None:
         """Another plan takes over, with work in flight."""
@@ -248,11 +249,25 @@ def _with_jobs(world: World, offered: Plan, plan: Plan, options: SimOptions) -> 
     )
 
 
-def run_on(world: World) -> World:
-    """Run until the end or `stop_us`, making room where needed; returns the world that goes on."""
+def run_on(world: World, plan: Plan) -> World:
+    """Run until the end or `stop_us`, making room where needed; returns the world that goes on.
+
+    `plan` is the one in force.
+    """
     while run(world) == FULL:
-        world = fit(world._replace(tables=fuller(world.tables)))
+        if len(world.variants) and world.cursor[0]["workers"]:
+            world.cursor[0]["workers"] = 0
+            rows = with_lost(world.variants, plan, lost=_lost(world, plan))
+            world = world._replace(variants=rows)
+        else:
+            world = fit(world._replace(tables=fuller(world.tables)))
     return world
+
+
+def _lost(world: World, plan: Plan) -> dict[str, int]:
+    """Lost vGPUs by pool."""
+    lost = world.tables.resources["lost"]
+    return Counter(plan.pools[vgpu.pool].name for vgpu in plan.vgpus() if lost[vgpu.index])
 
 
 def _tables(plan: Plan, options: SimOptions) -> Tables:
@@ -324,8 +339,8 @@ def _change_plan(now: _Run, options: SimOptions, change: PlanChange) -> _Run:
     """Run to the change and make it: requests that wait, and batches in flight, go on."""
     start_us = s_to_us(change.at_s)
     now.world.cursor[0]["stop_us"] = start_us
-    world = run_on(now.world)
-    world = _drained(world) if change.flush else world
+    world = run_on(now.world, now.plans[-1])
+    world = _drained(world, now.plans[-1]) if change.flush else world
     world.cursor[0]["stop_us"] = FAR
     swap_us = max(int(world.tables.counts[0]["now_us"]), start_us)
     world.tables.counts[0]["now_us"] = swap_us
@@ -359,13 +374,13 @@ def _change_plan(now: _Run, options: SimOptions, change: PlanChange) -> _Run:
     )
 
 
-def _drained(world: World) -> World:
+def _drained(world: World, plan: Plan) -> World:
     """Let all that is in flight end, and nothing begin."""
     world.tables.counts[0]["paused"] = 1
     world.cursor[0]["again"] = 1
     world.cursor[0]["stop_us"] = FAR
     world.cursor[0]["draining"] = 1
-    world = run_on(world)
+    world = run_on(world, plan)
     world.cursor[0]["draining"] = 0
     return world
 
@@ -384,7 +399,6 @@ def _taken_over(
         np.asarray([NONE if queue is None else queue for queue in queues], dtype=np.int64),
         done.resources,
     )
-    world = world._replace(variants=new_variants(plan))
     world = _with_jobs(world, offered, plan, options)
     world = fit(world, spare=2 * len(tables.resources) * (1 + len(options.failures)))
     lost = reschedule_failures(world, plan, options.failures, done.resources, now_us)
@@ -393,7 +407,7 @@ def _taken_over(
     for vgpu in range(len(tables.topology.vgpus)):
         refresh(tables, vgpu)
     world.cursor[0]["again"] = 1
-    return world
+    return world._replace(variants=new_variants(plan, lost=_lost(world, plan)))
 
 
 def _seconds(now: _Run) -> dict[str, float]:

@@ -134,6 +134,7 @@ CURSOR = np.dtype(
             "draining",  # stop as soon as nothing is in flight
             "interference",  # PLANNED, OVERLAP or OFF
             "room",  # events that one step may add
+            "workers",  # 1: a worker was lost or is back, which `variants` do not know of
         )
     ]
 )

@@ -94,11 +94,11 @@ def next_instant(world: World) -> int:
     return min(instants)
 
 
-def simulated(world: World, at_us: int) -> tuple[World, set[Outcome]]:
+def simulated(world: World, plan: Plan, at_us: int) -> tuple[World, set[Outcome]]:
     """Let an instant pass; returns what the simulator decided in it."""
     before = world.requests[["batch_id", "outcome"]].copy()
     world.cursor[0]["stop_us"] = at_us + 1
-    world = run_on(world)
+    world = run_on(world, plan)
     decided: set[Outcome] = set()
     changed = np.flatnonzero(before != world.requests[["batch_id", "outcome"]])
     for number in changed.tolist():
@@ -159,7 +159,7 @@ def test_the_same_events_lead_to_the_same_decisions(policy: str, options: SimOpt
         timers = [Timer(now_us=at_us)] if timer_us == at_us else []
         events = [*ends(world, at_us), *timers, *arrivals(world, at_us)]
         decided = [decision for event in events for decision in scheduler.handle(event)]
-        world, found = simulated(world, at_us)
+        world, found = simulated(world, plan, at_us)
         assert found == outcomes(decided)
         compared += len(found)
         queued = world.tables.queues["requests"].reshape(2, -1)  # and low ones

@@ -7,6 +7,7 @@ import pytest
 
 from tests.fakes.variants import ACCURACY, CHEAP, NAME, plain_plan, variant_plan
 from triton_backend.contract.plan import Plan
+from triton_backend.simulator.failures import Failure
 from triton_backend.simulator.offered import Replay
 from triton_backend.simulator.results import SimResult, VariantResult
 from triton_backend.simulator.run import simulate
@@ -81,6 +82,28 @@ def test_accuracy_comes_back_when_a_burst_is_over() -> None:
 def test_admission_lets_the_cheap_one_have_the_time_of_all() -> None:
     without, both = at(plain_plan(), 3.0, admission=True), at(variant_plan(), 3.0, admission=True)
     assert of_name(both).outcome.served >= 1.6 * without.models[0].served
+
+
+def test_where_half_of_the_gpus_are_lost_the_cheap_one_serves_all() -> None:
+    lost = tuple(Failure(start_s=2.0, end_s=7.0, vgpu=vgpu) for vgpu in (0, 1))
+    without, both = (at(plan, 1.0, failures=lost) for plan in (plain_plan(), variant_plan()))
+    meanwhile, after = (
+        (both.requests["arrival_us"] > 1e6 * start) & (both.requests["arrival_us"] < 1e6 * end)
+        for start, end in ((2.5, 7.0), (7.5, 10.0))
+    )
+    assert without.models[0].attainment < 0.85
+    assert of_name(both).outcome.attainment > 0.999
+    assert (both.requests["model"][meanwhile] == 1).mean() > 0.9
+    assert (both.requests["model"][after] == 0).mean() > 0.9
+
+
+def test_a_plan_that_takes_over_knows_what_is_lost() -> None:
+    plan = variant_plan()
+    lost = tuple(Failure(start_s=0.0, vgpu=vgpu) for vgpu in (0, 1))
+    result = at(plan, 1.0, failures=lost, changes=(PlanChange(at_s=5.0, plan=plan),))
+    late = result.requests["arrival_us"] > 6e6
+    assert (result.requests["model"][late] == 1).mean() > 0.9
+    assert (result.requests["outcome"][late] == SERVED).all()
 
 
 @pytest.mark.parametrize("adds", [True, False])

@@ -1,7 +1,8 @@
 """Variants: which of the models that answer for one name takes a request.
 
 A name keeps the GPU time T that the plan gives its variants together, and its part of the time that
-a plan leaves free of their pools, up to `FILLED` of each. At a measured rate r the share f of the
+a plan leaves free of their pools, up to `FILLED` of each; GPUs that are lost take their part of T
+with them. At a measured rate r the share f of the
 more accurate of two neighbours is as large as T allows; with a and b for the GPU time that a
 request takes of each:
 
@@ -17,6 +18,8 @@ dropped where even the cheapest variant is too slow (`admission`, `policies`).
 """
 
 from collections.abc import Mapping
+from itertools import zip_longest
+from types import MappingProxyType
 
 import numpy as np
 
@@ -49,15 +52,21 @@ VARIANT = np.dtype(
     ]
 )
 
+MEASURED = ("gap", "size", "arrived_us")
 
-def new_variants(plan: Plan, gateways: int = 1) -> Records:
+
+def new_variants(
+    plan: Plan, gateways: int = 1, lost: Mapping[str, int] = MappingProxyType({})
+) -> Records:
     """`VARIANT` rows [queue]; none where every name has one model.
 
-    A variant that is no cheaper than a more accurate one takes no request.
+    A variant that is no cheaper than a more accurate one takes no request, and one of which a whole
+    pool is lost neither. Where that leaves none, the model of the name takes all.
 
     Args:
         plan: what is served.
         gateways: that share the requests of a name evenly.
+        lost: vGPUs without a worker, by pool.
     """
     models = {model.name: number for number, model in enumerate(plan.models)}
     rows = np.zeros(sum(len(model.queues) for model in plan.models), dtype=VARIANT)
@@ -65,10 +74,12 @@ def new_variants(plan: Plan, gateways: int = 1) -> Records:
     found = False
     for name, demands in plan.workload.variants.items():
         accuracy = {models[d.name]: d.accuracy or 0.0 for d in demands if d.name in models}
-        chain = _chain(plan, accuracy) if name in models else {}
-        if len(chain) < 2:  # noqa: PLR2004 - one variant takes all
+        if name not in models or len(accuracy) == 1:
             continue
         found = True
+        chain = _chain(plan, accuracy, lost)
+        if not chain:
+            continue
         queues = [plan.queues()[number][0] for number in chain]
         gaps = [round(min(gap * gateways, LONGEST_GAP)) for gap, _ in chain.values()]
         own = rows[plan.queues()[models[name]][0]]
@@ -84,7 +95,21 @@ def new_variants(plan: Plan, gateways: int = 1) -> Records:
     return rows if found else rows[:0]
 
 
-def _chain(plan: Plan, accuracy: Mapping[int, float]) -> dict[int, tuple[float, float]]:
+def with_lost(
+    rows: Records, plan: Plan, gateways: int = 1, lost: Mapping[str, int] = MappingProxyType({})
+) -> Records:
+    """The rows where other vGPUs are lost, as of `new_variants`; what was measured stays."""
+    renewed = new_variants(plan, gateways, lost)
+    for field in MEASURED:
+        known = (renewed["first"] != NONE) & (rows["first"] != NONE)
+        renewed[field][known] = rows[field][known]
+    renewed["remainder"] = rows["remainder"]
+    return renewed
+
+
+def _chain(
+    plan: Plan, accuracy: Mapping[int, float], lost: Mapping[str, int]
+) -> dict[int, tuple[float, float]]:
     """Variants by model number, from the most accurate on, each cheaper than those before.
 
     With each, the gaps (2^-10 µs) from which on it takes all requests, and up to which none.
@@ -95,8 +120,9 @@ def _chain(plan: Plan, accuracy: Mapping[int, float]) -> dict[int, tuple[float, 
         for pool, each_us in own.items():
             rate_rps = plan.models[number].throughput_rps
             time_us[pool] = time_us.get(pool, 0.0) + rate_rps * each_us
-    free = _free(plan)
-    time_us = {pool: own_us * free.get(pool, 1.0) for pool, own_us in time_us.items()}
+    times = _times_planned(plan, lost)
+    time_us = {pool: own_us * times.get(pool, 1.0) for pool, own_us in time_us.items()}
+    gone = {pool for pool, factor in times.items() if factor == 0}
     gaps = {
         number: {
             pool: each_us / time_us[pool] * US_PER_S * (1 << GAP_SHIFT)
@@ -107,26 +133,33 @@ def _chain(plan: Plan, accuracy: Mapping[int, float]) -> dict[int, tuple[float, 
     }
     chain: list[int] = []
     for number in sorted(accuracy, key=lambda n: (-accuracy[n], max(gaps[n].values(), default=0))):
+        if work[number].keys() & gone:
+            continue
         if gaps[number] and (not chain or _cheaper(gaps[number], gaps[chain[-1]])):
             chain.append(number)
     found: dict[int, tuple[float, float]] = {}
-    for number, cheaper in zip(chain, [*chain[1:], None], strict=True):
+    for number, cheaper in zip_longest(chain, chain[1:]):
         pool, most = max(gaps[number].items(), key=lambda pair: pair[1])
         found[number] = most, 0.0 if cheaper is None else gaps[cheaper].get(pool, 0.0)
     return found
 
 
-def _free(plan: Plan) -> dict[str, float]:
-    """How many times its planned time a name may take of a pool: all names of it fill `FILLED`."""
+def _times_planned(plan: Plan, lost: Mapping[str, int]) -> dict[str, float]:
+    """How many times its planned time a name has of a pool, by pool.
+
+    All its names together fill what is planned of the vGPUs that are left, or `FILLED`.
+    """
     planned_us = dict.fromkeys((pool.name for pool in plan.pools), 0.0)
     for model in plan.models:
         for pool, each_us in _work(model).items():
             planned_us[pool] += model.throughput_rps * each_us
-    return {
-        pool.name: max(1.0, FILLED * pool.vgpus * US_PER_S / planned_us[pool.name])
-        for pool in plan.pools
-        if planned_us[pool.name] > 0
-    }
+    found: dict[str, float] = {}
+    for pool in plan.pools:
+        if planned_us[pool.name] > 0:
+            whole = max(1.0, FILLED * pool.vgpus * US_PER_S / planned_us[pool.name])
+            left = max(pool.vgpus - lost.get(pool.name, 0), 0)
+            found[pool.name] = whole * left / pool.vgpus
+    return found
 
 
 def _cheaper(one: Mapping[str, float], other: Mapping[str, float]) -> bool:

@@ -17,7 +17,7 @@ and slots of batches (`batches`), decisions.
 import logging
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 
 from triton_backend.contract.decisions import DropReason
@@ -71,6 +71,7 @@ from triton_backend.serving.transport.wire import (
     unpack_drop,
     unpack_failure,
     unpack_fetch,
+    unpack_heartbeat,
     unpack_job_done,
     unpack_job_failed,
     unpack_plan,
@@ -139,6 +140,7 @@ class FrontService:
         self._add(deployment)
         self._use(deployment)
         self._scheduler: Connection | None = None
+        self.lost: Mapping[str, int] = {}  # vGPUs by pool, as the scheduler said last
         give_up_us = self._give_up_us
         self._watch = DeadlineWatch(self._pending, clock, self.counters, self._cancel, give_up_us)
         self._life = 0  # of the scheduler, the newest heard of
@@ -368,7 +370,7 @@ class FrontService:
             case Kind.PLAN:
                 self._plan(unpack_plan(body))
             case Kind.HEARTBEAT:
-                pass
+                self.lost = unpack_heartbeat(body).lost
             case _:
                 raise FrameError(f"a front takes no {header.kind.name}")
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from triton_backend.runtimes.clock import Clock
-from triton_backend.scheduler.policies.variants import choose, new_variants
+from triton_backend.scheduler.policies.variants import choose, new_variants, with_lost
 from triton_backend.serve_folder.names import VARIANT_OUTPUT
 from triton_backend.serving.deployment import Deployment
 from triton_backend.serving.front.pending import IncomingRequest, is_low
@@ -33,6 +33,7 @@ class VariantTable:
         self._fronts = fronts
         self._clock = clock
         self._choosing = threading.Lock()
+        self._lost = fronts[0].lost
         self._follow(fronts[0].deployment)
 
     def number_of(self, incoming: IncomingRequest) -> int:
@@ -44,9 +45,14 @@ class VariantTable:
         samples = max((len(tensor.as_numpy()) for tensor in incoming.inputs()), default=1)
         low = is_low(f"model {self._model!r}", incoming.parameters())
         with self._choosing:
-            deployment = self._fronts[0].deployment
-            if deployment is not self._deployment:
-                self._follow(deployment)
+            front = self._fronts[0]
+            if front.deployment is not self._deployment:
+                self._follow(front.deployment)
+            if front.lost != self._lost:
+                self._lost = front.lost
+                gateways = front.deployment.settings.gateways
+                plan = front.deployment.plan
+                self._rows = with_lost(self._rows, plan, gateways, self._lost)
             if not len(self._rows):
                 return 0
             now_us = self._clock.now_us()
@@ -70,7 +76,7 @@ class VariantTable:
         plan = deployment.plan
         queues = dict(zip((m.name for m in plan.models), plan.queues(), strict=True))
         self._deployment = deployment
-        self._rows = new_variants(plan, deployment.settings.gateways)
+        self._rows = new_variants(plan, deployment.settings.gateways, self._lost)
         self._queue = queues[self._model][0] if self._model in queues else 0
         self._numbers = {
             queues[front.model][0]: number

@@ -43,6 +43,7 @@ from triton_backend.serving.transport.wire import (
     FrameError,
     FrontHello,
     Header,
+    HeartbeatBody,
     Hello,
     Kind,
     StandbyHello,
@@ -325,7 +326,8 @@ class SchedulerService:
     def _send_heartbeats(self) -> None:
         self._tell_standby()
         self._log.flush()
-        data = frame(Kind.HEARTBEAT, pack_heartbeat(self._clock.now_us()))
+        beat = HeartbeatBody(self._clock.now_us(), self.gateway.lost_vgpus())
+        data = frame(Kind.HEARTBEAT, pack_heartbeat(beat))
         for connection in self._loop.connections:
             connection.send(data)
 

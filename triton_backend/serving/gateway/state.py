@@ -10,7 +10,7 @@ worker is slow or silent (`liveness.supervisor`), the steps of a rollout (`rollo
 """
 
 import math
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -931,6 +931,17 @@ class Gateway:
             self._busy_until_us.pop(worker.vgpu, None)
             self.counters.workers_lost += 1
             self._apply(WorkerLost(now_us=self._at(now_us), vgpu=worker.vgpu))
+
+    def lost_vgpus(self) -> dict[str, int]:
+        """VGPUs without a worker that is up, by pool; not counted where no request has variants."""
+        if not self.deployment.plan.workload.variants:
+            return {}
+        up = self._up.get(self.deployment.generation, set())
+        return Counter(
+            self.deployment.pool_of(vgpu).name
+            for vgpu in range(len(self.deployment.vgpus))
+            if vgpu not in up
+        )
 
     # Reports of workers and fronts on batches, by the batch's number on the wire
 

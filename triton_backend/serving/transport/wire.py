@@ -15,7 +15,8 @@ from collections.abc import Mapping, Sequence
 from enum import IntEnum
 from functools import cache
 from itertools import chain, starmap
-from typing import Any, NamedTuple
+from types import MappingProxyType
+from typing import Any, NamedTuple, cast
 
 from triton_backend.contract.decisions import DropReason, Hop
 from triton_backend.contract.errors import PoolPipeError
@@ -50,7 +51,7 @@ class Kind(IntEnum):
     """Kinds of frames; sender and receiver stand beside each."""
 
     HELLO = 1  # front, worker or standby -> scheduler: the sender (JSON)
-    HEARTBEAT = 2  # scheduler -> anyone: I am alive, and what time it is here (JSON)
+    HEARTBEAT = 2  # scheduler -> anyone: I am alive, the time here, what is lost (JSON)
     PLAN = 3  # scheduler -> fronts and standby: from now on this generation (JSON)
     ARRIVAL = 4  # front -> scheduler
     CANCEL = 5  # front -> scheduler
@@ -203,6 +204,16 @@ class PlanBody(NamedTuple):
     prepared: bool
 
 
+class HeartbeatBody(NamedTuple):
+    """HEARTBEAT: the gateway's time when it was sent; vGPUs without a worker, by pool.
+
+    Pools are told where requests have variants only.
+    """
+
+    now_us: int
+    lost: Mapping[str, int] = MappingProxyType({})
+
+
 class AdoptBody(NamedTuple):
     """ADOPT: a generation that a worker serves too; those before `oldest` and after it are over."""
 
@@ -272,14 +283,21 @@ def unpack_adopt(body: bytes) -> AdoptBody:
     return AdoptBody(_integer(data, "generation"), _integer(data, "oldest"))
 
 
-def pack_heartbeat(now_us: int) -> bytes:
-    """Body of HEARTBEAT: the gateway's time when it was sent."""
-    return _pack_json({"now_us": now_us})
+def pack_heartbeat(message: HeartbeatBody) -> bytes:
+    """Body of HEARTBEAT."""
+    return _pack_json({"now_us": message.now_us, "lost": dict(message.lost)})
 
 
-def unpack_heartbeat(body: bytes) -> int:
+def unpack_heartbeat(body: bytes) -> HeartbeatBody:
     """Inverse of `pack_heartbeat`."""
-    return _integer(_unpack_json(body), "now_us")
+    data = _unpack_json(body)
+    lost = data.get("lost", {})
+    if not isinstance(lost, dict):
+        raise FrameError(f"lost is {lost!r:.80}, not an object")
+    counts = cast("dict[str, object]", lost)
+    return HeartbeatBody(
+        _integer(data, "now_us"), {pool: _integer(counts, pool) for pool in counts}
+    )
 
 
 def pack_failure(message: FailureBody) -> bytes:

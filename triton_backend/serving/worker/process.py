@@ -357,7 +357,7 @@ class StageWorker:
                 _LOG.warning("ordered to retire: this process is slow or silent")
                 self.stop()
             case _:
-                self._scheduler.heartbeat(unpack_heartbeat(body))
+                self._scheduler.heartbeat(unpack_heartbeat(body).now_us)
 
     def payload_target(
         self, connection: Connection, header: Header, body: bytes

@@ -10,7 +10,7 @@ from tests.fakes.plans import Own, make_plan
 from tests.fakes.variants import CHEAP, NAME, plain_plan, variant_plan, variant_workload, with_rates
 from triton_backend.contract.plan import Plan
 from triton_backend.scheduler.compiled import NONE
-from triton_backend.scheduler.policies.variants import choose, new_variants
+from triton_backend.scheduler.policies.variants import choose, new_variants, with_lost
 
 SETTLED = 30_000  # requests after which a mean gap is that of the rate
 
@@ -83,7 +83,7 @@ def test_the_most_accurate_is_first_whatever_the_order() -> None:
     swapped = (replace(large, accuracy=0.6), replace(small, accuracy=0.9))
     plan = replace(plan, workload=replace(plan.workload, models=swapped))
     # the variant is cheaper and more accurate: the model of the name takes nothing
-    assert not len(new_variants(plan))
+    assert shares(new_variants(plan), 2 * planned_rps(plan)) == {1: 1.0}
     dearer = variant_plan(slower=2.0)
     models = (dearer.workload.models[0], replace(dearer.workload.models[1], accuracy=0.9))
     dearer = replace(dearer, workload=replace(dearer.workload, models=models))
@@ -151,6 +151,38 @@ def test_free_time_is_dealt_out_by_planned_time() -> None:
     assert shares(new_variants(shared), 0.47 * whole) == {0: 1.0}
     beyond = shares(new_variants(shared), 0.62 * whole)
     assert beyond == pytest.approx({0: 0.58, 1: 0.42}, abs=0.03)
+
+
+def test_what_is_lost_of_a_pool_is_lost_to_its_names() -> None:
+    plan = variant_plan()
+    pool, rate_rps = plan.pools[0].name, planned_rps(plan)
+
+    def found(load: float) -> dict[int, float]:
+        return shares(new_variants(plan, lost={pool: 2}), load * rate_rps)
+
+    assert found(0.49) == {0: 1.0}
+    assert found(0.625)[0] == pytest.approx(0.6, abs=0.02)
+    assert found(1.02) == {1: 1.0}
+
+
+def test_losses_and_returns_keep_what_was_measured() -> None:
+    plan = variant_plan()
+    rows, rate_rps = new_variants(plan), planned_rps(plan)
+    assert set(taken(rows, 0.95 * rate_rps)[SETTLED:]) == {0}
+    now_us = round(1e6 * 2 * SETTLED / (0.95 * rate_rps))
+    less = with_lost(rows, plan, lost={plan.pools[0].name: 2})
+    assert choose(less, 0, 1, now_us, False) == 1  # noqa: FBT003
+    back = with_lost(less, plan)
+    assert [choose(back, 0, 1, now_us + 300 * n, False) for n in range(1, 9)] == [0] * 8  # noqa: FBT003
+
+
+def test_requests_pass_over_a_variant_whose_own_pool_is_lost() -> None:
+    plans = [[[Own(latency_us=(us,))]] for us in (10_000, 5_000)]
+    plan = replace(make_plan(*plans, names=(NAME, CHEAP)), workload=variant_workload())
+    first, second = (pool.name for pool in plan.pools)
+    assert set(shares(new_variants(plan, lost={first: 1}), 50)) == {1}
+    assert set(shares(new_variants(plan, lost={second: 1}), 900)) == {0}
+    assert set(shares(new_variants(plan, lost={first: 1, second: 1}), 50)) == {0}
 
 
 def test_queues_of_other_models_stay_as_they_are() -> None:

@@ -84,6 +84,18 @@ def test_every_body_comes_back_as_it_was_packed(
     assert wire.unpack_answer(wire.pack_answer(answer)) == answer
 
 
+@given(I64, st.dictionaries(st.text(max_size=9), I64, max_size=3))
+def test_heartbeats_come_back_and_one_that_loses_no_numbers_is_refused(
+    now_us: int, lost: dict[str, int]
+) -> None:
+    beat = wire.HeartbeatBody(now_us, lost)
+    assert wire.unpack_heartbeat(wire.pack_heartbeat(beat)) == beat
+    assert wire.unpack_heartbeat(b'{"now_us": 5}') == wire.HeartbeatBody(5, {})
+    for broken in (b'{"now_us": 5, "lost": [2]}', b'{"now_us": 5, "lost": {"gpu-0": "2"}}'):
+        with pytest.raises(FrameError, match="not an"):
+            wire.unpack_heartbeat(broken)
+
+
 @given(I64, I64, st.lists(I64, max_size=9).map(tuple))
 def test_shared_batches_come_back_and_no_other_number_of_batches_fits(
     start_us: int, end_us: int, batches: tuple[int, ...]
