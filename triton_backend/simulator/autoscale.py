@@ -23,10 +23,10 @@ from triton_backend.contract.shares import WHOLE_GPU
 from triton_backend.contract.units import s_to_us
 from triton_backend.scheduler.compiled import Records
 from triton_backend.scheduler.policies.advice import UTILISATION, change, damped_change
-from triton_backend.simulator.offered import Instant, Offer, offered_requests
+from triton_backend.simulator.offered import Drawn, Offer, offered_requests
 from triton_backend.simulator.results import PoolResult
 from triton_backend.simulator.run import simulate
-from triton_backend.simulator.scenario import SimOptions, rates_of
+from triton_backend.simulator.scenario import SimOptions, low_rates_of, rates_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,7 +89,7 @@ def epochs_of(
         plan: what serves first.
         options: what is offered and how; failures and changes of plan are none of it.
         epoch_s: length of an epoch (s); the last one may be shorter.
-        follow: whether the advice is followed, or only shown.
+        follow: whether the advice is followed, or only shown; not of applications and entries.
         utilisation: share of a GPU's time that shall be busy.
 
     Raises:
@@ -99,28 +99,31 @@ def epochs_of(
         raise InputError("epoch", f"{epoch_s} s is not positive")
     if options.failures or options.changes:
         raise InputError("epoch", "pools that follow the load know no failures and no other plan")
-    if plan.applications:
-        raise InputError("epoch", "pools that follow the load know no applications")
+    if follow and pools_depend(plan):
+        raise InputError(
+            "epoch", "pools of applications and entries follow the load by new plans, not by advice"
+        )
     first = replace(options, reference=options.reference or plan)
     offer = Offer(
         arrivals=options.arrivals,
         rates_rps=rates_of(plan, first),
+        low_rates_rps=low_rates_of(plan, first),
         duration_us=s_to_us(options.duration_s),
         seed=options.seed,
     )
     requests = offered_requests(plan, offer)
     edges = [*np.arange(0.0, options.duration_s, epoch_s).tolist(), options.duration_s]
     last = dict.fromkeys((pool.name for pool in plan.pools), 0)
-    for begin, end in pairwise(edges):
-        arrivals = _between(plan, requests, begin, end)
-        result = simulate(plan, replace(first, arrivals=arrivals, duration_s=end - begin))
+    for number, (begin, end) in enumerate(pairwise(edges)):
+        here = replace(first, duration_s=end - begin, seed=options.seed + number)
+        result = simulate(plan, replace(here, arrivals=_between(requests, begin, end)))
         pools = {
             name: _pool_epoch(pool, last[name], utilisation) for name, pool in result.pools.items()
         }
         yield EpochResult(
             start_s=begin,
             end_s=end,
-            offered=len(result.requests),
+            offered=int((result.requests["low"] == 0).sum()),
             attainment=result.attainment,
             pools=pools,
         )
@@ -133,16 +136,18 @@ def epochs_of(
         plan = resized
 
 
-def _between(plan: Plan, requests: Records, begin_s: float, end_s: float) -> Instant:
+def pools_depend(plan: Plan) -> bool:
+    """True if its pools depend on each other: more GPUs for one alone are no plan."""
+    return bool(plan.applications) or any(model.entries for model in plan.models)
+
+
+def _between(requests: Records, begin_s: float, end_s: float) -> Drawn:
     """The arrivals of an epoch, from its own beginning on."""
     begin, end = s_to_us(begin_s), s_to_us(end_s)
     chosen = requests[(requests["arrival_us"] >= begin) & (requests["arrival_us"] < end)]
-    return Instant(
-        by_model={
-            model.name: chosen["arrival_us"][chosen["model"] == number] - begin
-            for number, model in enumerate(plan.models)
-        }
-    )
+    chosen["arrival_us"] -= begin
+    chosen["deadline_us"] -= begin
+    return Drawn(requests=chosen)
 
 
 def _pool_epoch(measured: PoolResult, last_change: int, utilisation: float) -> PoolEpoch:

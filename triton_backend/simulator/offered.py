@@ -87,7 +87,14 @@ class Stated:
     requests: StatedRequests
 
 
-Arrivals = Gamma | Deterministic | Instant | Replay | Counts | Stated
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Drawn:
+    """Requests of an earlier draw for the same models, entries and applications, by arrival."""
+
+    requests: Records
+
+
+Arrivals = Gamma | Deterministic | Instant | Replay | Counts | Stated | Drawn
 POISSON = Gamma()
 
 
@@ -195,6 +202,8 @@ def offered_requests(plan: Plan, offer: Offer) -> Records:
     Raises:
         InputError: the arrivals do not fit the plan or its rates.
     """
+    if isinstance(offer.arrivals, Drawn):
+        return offer.arrivals.requests
     if isinstance(offer.arrivals, Stated):
         return _stated_requests(plan, offer, offer.arrivals.requests)
     parts = _job_requests(plan, offer)
@@ -419,7 +428,7 @@ def instants(
     Raises:
         InputError: the trace has no series for the model, or cannot be offered at that rate.
     """
-    if isinstance(spec, Stated):
+    if isinstance(spec, Stated | Drawn):
         raise InputError("arrivals", "stated requests are of all models together")
     if isinstance(spec, Instant):
         return np.sort(np.asarray(spec.by_model.get(model, []), dtype=np.int64))

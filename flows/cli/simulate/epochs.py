@@ -1,7 +1,8 @@
 """`simulate --epoch S [--autoscale]`: epochs one by one, pools or plans following the load.
 
-Pools follow the advice on GPUs. Where parts of a GPU are shared in turns, a pool cannot grow by
-itself: plans follow the load instead, as `poolpipe autoscale` does it.
+Pools follow the advice on GPUs. Where parts of a GPU are shared in turns, and where pools serve
+applications or entries together, a pool cannot grow by itself: plans follow the load instead, as
+`poolpipe autoscale` does it.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -71,10 +72,11 @@ def show_epochs(
     Raises:
         InputError: an option does not fit the plan, or a file cannot be used.
     """
-    from triton_backend.simulator.autoscale import epochs_of
+    from triton_backend.simulator.autoscale import epochs_of, pools_depend
 
     options, epoch_s = request.complete_options(), asked.epoch_s
-    if asked.autoscale and all(model.policy.startswith("turns") for model in plan.models):
+    turns = all(model.policy.startswith("turns") for model in plan.models)
+    if asked.autoscale and (turns or pools_depend(plan)):
         _show_plans(plan, options, epoch_s, work, as_json=as_json)
         return
     with progress("simulating"):

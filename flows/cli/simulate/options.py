@@ -381,8 +381,8 @@ class EpochRun(OfferedRun):
         typer.Option(
             "--autoscale",
             rich_help_panel=_EPOCHS,
-            help="Apply the advice after every --epoch; plans of shared GPUs are planned again "
-            "instead.",
+            help="Apply the advice after every --epoch; plans of shared GPUs, applications and "
+            "entries are planned again instead.",
         ),
     ] = False
 

@@ -33,6 +33,7 @@ from flows.operations.replanning.rows import Measured, most_rows, since, with_ro
 from flows.planning.stored_plans import load_interference, load_profiles
 from flows.workspace import Workspace
 from triton_backend.contract.cluster import Cluster
+from triton_backend.contract.entries import demand_name
 from triton_backend.contract.errors import InputError, PoolPipeError
 from triton_backend.contract.plan import Plan
 from triton_backend.contract.units import US_PER_S, s_to_us
@@ -336,7 +337,8 @@ def follow_simulated(
             changes.append(PlanChange(at_s=end + LOADING_S, plan=plan))
     report("simulating")
     result = simulate(first, replace(options, changes=tuple(changes)))
-    served, arrived = result.requests["outcome"] == SERVED, result.requests["arrival_us"]
+    requests = result.requests[result.requests["low"] == 0]
+    served, arrived = requests["outcome"] == SERVED, requests["arrival_us"]
     periods: list[PeriodResult] = []
     for begin, end in pairwise(edges):
         mine = (arrived >= s_to_us(begin)) & (arrived < s_to_us(end))
@@ -355,6 +357,11 @@ def follow_simulated(
         periods=tuple(periods),
         attainment_by_model={
             **{model.name: model.attainment for model in result.models},
+            **{
+                demand_name(model, name): one.outcome.attainment
+                for model, entries in result.entries.items()
+                for name, one in entries.items()
+            },
             **{name: one.outcome.attainment for name, one in result.applications.items()},
         },
         changes=len(changes),

@@ -4,12 +4,22 @@ from typing import Any
 
 import pytest
 
-from tests.fakes.plans import hand_model, hand_pipeline, hand_plan, hand_stage
+from tests.fakes.applications import hand_application, hand_module, with_applications
+from tests.fakes.plans import (
+    Own,
+    hand_model,
+    hand_pipeline,
+    hand_plan,
+    hand_stage,
+    make_plan,
+)
+from triton_backend.contract.arrivals import parse_stated
 from triton_backend.contract.cluster import NodeGroup
+from triton_backend.contract.entries import Entry
 from triton_backend.contract.errors import InputError
 from triton_backend.contract.plan import PlacementRun, Plan
 from triton_backend.simulator.autoscale import epochs_of, with_gpus
-from triton_backend.simulator.offered import Instant
+from triton_backend.simulator.offered import Instant, Stated
 from triton_backend.simulator.run import simulate
 from triton_backend.simulator.scenario import PlanChange, SimOptions
 
@@ -65,6 +75,59 @@ def test_advice_that_is_not_followed_is_told() -> None:
     epochs = list(epochs_of(plan_of(8), SimOptions(load_factor=0.1), 15.0, follow=False))
     assert [pool.vgpus for epoch in epochs for pool in epoch.pools.values()] == [8, 8]
     assert all(pool.change < 0 for epoch in epochs for pool in epoch.pools.values())
+
+
+def application_plan() -> Plan:
+    """An application whose second module runs two rows per request, each model on two GPUs."""
+    modules = [hand_module("detect", "m0"), hand_module("cars", "m1", "detect", rows=2, max_rows=8)]
+    own = [[Own(latency_us=(1_000,) * 8)]]
+    return with_applications(make_plan(own, own), hand_application("app", modules, rate_rps=50))
+
+
+def entries_plan() -> Plan:
+    """Two entries of one model: the whole of it, and its second half."""
+    place = [PlacementRun(node=number, gpu=0, slot=0) for number in range(2)]
+    whole = hand_pipeline(
+        hand_stage((0, 4), "GPU", place[0], TABLE_US, batch=1), batch=1, rate_rps=60, entry="whole"
+    )
+    tails = hand_pipeline(
+        hand_stage((2, 4), "GPU", place[1], TABLE_US, batch=1), batch=1, rate_rps=30, entry="tails"
+    )
+    entries = (
+        Entry(name="whole", block=0, budget_us=SLO_US, rate_rps=60),
+        Entry(name="tails", block=2, budget_us=SLO_US, rate_rps=30),
+    )
+    model = hand_model("m", whole, tails, slo_us=SLO_US, entries=entries)
+    return hand_plan(model, nodes=[NodeGroup(count=2, gpu_class="GPU", gpus=1, nic_gbps=8)])
+
+
+@pytest.mark.parametrize("plan", [application_plan(), entries_plan()], ids=["app", "entries"])
+def test_epochs_of_applications_and_entries_have_the_requests_of_the_whole_run(plan: Plan) -> None:
+    options = SimOptions(duration_s=5.0, load_factor=0.5)
+    epochs = list(epochs_of(plan, options, 2.0, follow=False))
+    whole = simulate(plan, options)
+    assert sum(epoch.offered for epoch in epochs) == len(whole.requests) > 100
+    assert all(epoch.attainment == pytest.approx(1.0) for epoch in epochs)
+    assert all(pool.idle < 1 for epoch in epochs for pool in epoch.pools.values())
+    with pytest.raises(InputError, match="epoch: pools of applications and entries"):
+        list(epochs_of(plan, options, 2.0))
+
+
+def test_requests_of_an_epoch_keep_their_samples_deadlines_and_priority() -> None:
+    plan = plan_of(8)
+    rows = parse_stated(
+        ["arrival_s,model,samples,deadline_ms", "0.5,m0,3,40", "1.5,m0,2,1", "1.6,m0,1,40"],
+        model_column="model",
+    )
+    stated = SimOptions(arrivals=Stated(requests=rows), duration_s=2.0)
+    epochs = list(epochs_of(plan, stated, 1.0, follow=False))
+    assert [(epoch.offered, epoch.attainment) for epoch in epochs] == [(1, 1.0), (2, 0.5)]
+    usual, more = SimOptions(duration_s=2.0), SimOptions(duration_s=2.0, low_load_factor=0.2)
+    counts = [
+        [epoch.offered for epoch in epochs_of(plan, options, 1.0, follow=False)]
+        for options in (usual, more)
+    ]
+    assert counts[0] == counts[1]  # low requests are no demand
 
 
 def plan_instants(rate_rps: float) -> Any:

@@ -100,6 +100,33 @@ def planned_for(project: Path, workload: dict[str, Any], poolpipe: Command, *how
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("workload", [APPLICATION, ENTRIES], ids=["application", "entries"])
+def test_simulated_plans_of_applications_and_entries_follow_the_load(
+    project: Path, poolpipe: Command, workload: dict[str, Any]
+) -> None:
+    planned_for(project, workload, poolpipe)
+    first = Plan.from_dict(json.loads((project / "plan.json").read_text()))
+    asked = ("simulate", "plan.json", "--duration", "120", "--load-factor", "3", "--epoch", "20")
+    told = poolpipe(*asked, "--json")
+    assert told.code == 0, told.err
+    alone = told.document
+    assert {name for epoch in alone["epochs"] for name in epoch["pools"]} == {
+        pool.name for pool in first.pools
+    }
+    assert max(p["advice_gpus"] for p in alone["epochs"][-1]["pools"].values()) > 0
+    ran = poolpipe(*asked, "--autoscale", "--json")
+    assert ran.code == 0, ran.err
+    found = ran.document
+    assert found["changes"] >= 1
+    assert found["epochs"][0]["plan_id"] == first.plan_id != found["epochs"][-1]["plan_id"]
+    assert found["epochs"][0]["gpus"] < found["epochs"][-1]["gpus"]
+    assert sum(e["offered"] for e in found["epochs"]) == sum(e["offered"] for e in alone["epochs"])
+    assert found["attainment"] > alone["attainment"]
+    assert found["epochs"][-1]["attainment"] >= 0.99
+    assert set(planned_rates(first)) <= set(found["attainment_by_model"])
+
+
+@pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("workload", [APPLICATION, ENTRIES], ids=["application", "entries"])
 def test_three_times_the_rate_of_all_that_clients_ask_for_is_followed_and_left(
