@@ -313,9 +313,9 @@ class ModelDemandForm(FileForm):
     )
     sizes: list[SizeForm] | None = Field(
         default=None,
-        min_length=2,
-        description="Several sizes of the model under its name. Each is planned as a model of its "
-        "own, `NAME@SHAPE`.",
+        min_length=1,
+        description="Sizes of the model under its name; one, where others are to follow. Each is "
+        "planned as a model of its own, `NAME@SHAPE`.",
         examples=[
             [
                 {"input_shapes": {"x": "3x48x320"}, "share": 0.7},

@@ -460,15 +460,15 @@ def size_name(model: str, shapes: Mapping[str, str]) -> str:
 
 
 def sizes_of(model: str, shapes: Sequence[Mapping[str, str]]) -> tuple[str, ...]:
-    """Names of the sizes of a model, by the shapes of each: two or more that differ.
+    """Names of the sizes of a model, by the shapes of each; one, where others are to follow.
 
     Raises:
-        InputError: as `size_name`; fewer than two, two that are one, or not of the same inputs.
+        InputError: as `size_name`; none, two that are one, or not of the same inputs.
     """
     where = f"model {model!r}, sizes"
     names = tuple(size_name(model, one) for one in shapes)
-    if len(names) < 2:  # noqa: PLR2004  # a model of one size has `input_shapes`
-        raise InputError(where, "one size is none of several; state it as input_shapes")
+    if not names:
+        raise InputError(where, "lists none")
     for name, one in zip(names, shapes, strict=True):
         if one.keys() != shapes[0].keys():
             reason = f"{name!r} gives {', '.join(one)}, another gives {', '.join(shapes[0])}"
@@ -506,8 +506,9 @@ def _read_sizes(model: str, fields: Fields) -> tuple[Size, ...]:
         {name: str(shape) for name, shape in one.table("input_shapes").items()} for one in listed
     ]
     shares = [one.number("share") if one.has("share") else None for one in listed]
+    names = sizes_of(model, shapes)
     given = equal_or_given(f"workload model {model!r}, sizes", shares)
-    return tuple(map(Size, sizes_of(model, shapes), given))
+    return tuple(map(Size, names, given))
 
 
 def _check_variants(name: str, variants: Sequence[ModelDemand]) -> None:

@@ -498,6 +498,7 @@ def check_served_names(plan: Plan) -> None:
             check_name(one)
 
 
+Declared = dict[str, list[dict[str, Any]]]
 VARIANT = {"name": VARIANT_OUTPUT, "dtype": "STRING", "shape": [-1]}
 """The output that says which variant answered, as Triton's configuration declares it."""
 
@@ -518,46 +519,40 @@ def render_front(
         generation: its number.
         settings: as of `render_generation`.
     """
+    _model(folder, "front", name, settings, generation=generation, **declared(name, sizes))
+
+
+def declared(name: str, sizes: Sequence[ModelPlan]) -> Declared:
+    """The `inputs` and `outputs` of a name, as Triton's configuration declares them.
+
+    Of a model listed with sizes all dimensions are open, for the front to judge: then sizes may
+    come and go, and Triton's own refusal of a fixed one would list none.
+
+    Args:
+        name: that clients ask for.
+        sizes: of the model, as `endpoints` has them.
+    """
     model = sizes[0]
+    sized = not any(size.name == name for size in sizes)
     tensors = request_tensors(model)
     # Triton takes a body that is one text and nothing else (`curl --data-binary`) where it knows
     # that one is all.
-    only = [spec.dtype for spec in tensors] == [BYTES]
-    _model(
-        folder,
-        "front",
-        name,
-        settings,
-        generation=generation,
-        inputs=[
-            _declared(spec)
-            | {"optional": optional}
-            | ({"shape": [1]} if only else {})
-            | _open_shape([one for size in sizes for one in size.inputs if one.name == spec.name])
+    only = {"shape": [1]} if [spec.dtype for spec in tensors] == [BYTES] else {}
+    return {
+        "inputs": [
+            _declared(spec, sized=sized) | {"optional": optional} | only
             for spec, optional in tensors.items()
         ],
-        outputs=[
-            _declared(spec)
-            | _open_shape([one for size in sizes for one in size.outputs if one.name == spec.name])
-            for spec in model.outputs
-        ]
+        "outputs": [_declared(spec, sized=sized) for spec in model.outputs]
         + ([VARIANT] if are_variants(sizes) else []),
-    )
+    }
 
 
-def _open_shape(specs: Sequence[TensorSpec]) -> dict[str, Any]:
-    """The shape of a tensor that differs between sizes: open, for the front to judge.
-
-    Triton's own refusal of a fixed dimension would list no sizes.
-    """
-    shapes = {tuple(spec.seen_shape) for spec in specs}
-    return {"shape": [-1] * len(specs[0].seen_shape)} if len(shapes) > 1 else {}
-
-
-def _declared(spec: TensorSpec) -> dict[str, Any]:
+def _declared(spec: TensorSpec, *, sized: bool = False) -> dict[str, Any]:
     """A tensor as Triton's configuration declares it: texts are TYPE_STRING there."""
     dtype = "STRING" if spec.dtype == BYTES else spec.dtype
-    return {"name": spec.name, "dtype": dtype, "shape": list(spec.seen_shape)}
+    shape = [-1] * len(spec.seen_shape) if sized else list(spec.seen_shape)
+    return {"name": spec.name, "dtype": dtype, "shape": shape}
 
 
 def remove_model(folder: Path, name: str) -> None:

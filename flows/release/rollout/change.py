@@ -57,13 +57,15 @@ from triton_backend.runtimes.stage_tensors import (
     request_tensors,
     served_models,
 )
-from triton_backend.serve_folder.names import RESERVED_PREFIX
+from triton_backend.serve_folder.names import RESERVED_PREFIX, VARIANT_OUTPUT
 from triton_backend.serve_folder.repository import (
     OFFLOAD_MODEL,
+    Declared,
     GenerationNames,
     check_beside,
     check_node_models,
     check_served_names,
+    declared,
     for_clients,
     front_ports,
     is_node_model,
@@ -92,6 +94,7 @@ FLUSH_SLOS = 5
 GATEWAY_SECONDS = 60.0
 GATEWAY_POLL_SECONDS = 0.1
 AS_USUAL = RolloutOptions()
+RENAME = "give it another name"
 
 
 class Step(StrEnum):
@@ -151,6 +154,11 @@ class _Change:
         """Models and applications that the old plan does not serve, as `endpoints` has them."""
         known = endpoints(self.old)
         return {name: sizes for name, sizes in endpoints(self.new).items() if name not in known}
+
+    def new_fronts(self) -> set[str]:
+        """Models that only the new plan serves: of new names, and sizes and variants of others."""
+        known = {model.name for model in served_models(self.old)}
+        return {model.name for model in served_models(self.new)} - known
 
     def removed(self) -> list[str]:
         """Names of models and applications that the new plan no longer serves."""
@@ -288,7 +296,7 @@ def _plan_change(folder: Path, plan: Plan) -> _Change:
     check_served_names(new)
     for model in served_models(old):
         check_tensors(model, new)
-    check_same_sizes(old, new)
+    check_names(old, new)
     check_node_models((*used_nodes(old), *used_nodes(new)))
     hosts = OtherHosts.of(state)
     hosts.check(old, new)
@@ -317,26 +325,59 @@ def check_tensors(model: ModelPlan, new: Plan) -> None:
         ):
             raise InputError(
                 f"plan {new.plan_id}, model {model.name!r}",
-                "has other inputs or outputs than the plan being served; give it another name",
+                f"has other inputs or outputs than the plan being served; {RENAME}",
             )
 
 
-def check_same_sizes(old: Plan, new: Plan) -> None:
-    """Check that a model that stays keeps its sizes, whose fronts are one process.
+def check_names(old: Plan, new: Plan) -> None:
+    """Check that a rollout can change what answers for each name that stays.
+
+    Its sizes and variants come and go in the front that serves it. Triton loads no model again, so
+    that the tensors that its configuration declares stay.
 
     Raises:
-        InputError: it does not.
+        InputError: a model would answer for another name, or a tensor would not be the declared
+            one.
     """
-    after = endpoints(new)
-    for name, sizes in endpoints(old).items():
-        before = sorted(size.name for size in sizes)
-        following = sorted(size.name for size in after.get(name, sizes))
-        if before != following:
+    before, after = endpoints(old), endpoints(new)
+    asked = {size.name: name for name, sizes in before.items() for size in sizes}
+    for name, sizes in after.items():
+        where = f"plan {new.plan_id}, model {name!r}"
+        for size in sizes:
+            if (former := asked.get(size.name, name)) != name:
+                reason = f"{size.name!r} answers for {former!r} in the plan being served"
+                raise InputError(where, f"{reason}; remove it first, by a rollout of its own")
+        if name in before:
+            _check_declared(where, declared(name, before[name]), declared(name, sizes))
+
+
+def _check_declared(where: str, before: Declared, after: Declared) -> None:
+    """Check the tensors of a name against those of the Triton model that serves it."""
+    for kind in ("inputs", "outputs"):
+        former = {one["name"]: one for one in before[kind]}
+        wanted = {one["name"]: one for one in after[kind]}
+        for tensor in wanted.keys() | former.keys():
+            one, other = former.get(tensor), wanted.get(tensor)
+            if tensor == VARIANT_OUTPUT or (one and other and _covers(one, other)):
+                continue
+            if one is None or other is None or _kind(one) != _kind(other):
+                raise InputError(where, f"has other {kind} than the one being served; {RENAME}")
+            shape = "x".join(map(str, one["shape"][1:]))
             raise InputError(
-                f"plan {new.plan_id}, model {name!r}",
-                f"is {', '.join(following)}, and {', '.join(before)} in the plan being served: a "
-                "model that stays keeps its sizes; give it another name",
+                where,
+                f"is served with {tensor!r} of shape {shape} alone, which a rollout cannot open;"
+                f" {RENAME}, or stop and serve the new plan",
             )
+
+
+def _kind(tensor: dict[str, Any]) -> tuple[str, int, bool]:
+    return tensor["dtype"], len(tensor["shape"]), tensor.get("optional", False)
+
+
+def _covers(one: dict[str, Any], other: dict[str, Any]) -> bool:
+    """True if a declared tensor takes all that another one does."""
+    dims = zip(one["shape"], other["shape"], strict=False)
+    return _kind(one) == _kind(other) and all(mine in (-1, theirs) for mine, theirs in dims)
 
 
 def _render(change: _Change) -> None:
@@ -367,11 +408,19 @@ def _prepare(change: _Change, ready_seconds: float) -> None:
         "prepare", plan_id=change.new.plan_id, generation=change.generation
     )
     watch = Stopwatch()
-    while (ready := status["prepared"]) is None or ready["up"] < ready["total"]:
+    new = change.new_fronts()
+    while True:
+        ready = status["prepared"]
         if ready is None:
             raise ServerError(f"the gateway no longer knows plan {change.new.plan_id}: restarted")
+        missing = sorted(new.intersection(status.get("missing_fronts", ())))
+        if ready["up"] >= ready["total"] and not missing:
+            return
         if watch.seconds() > ready_seconds:
-            raise ServerError(f"workers of plan {change.new.plan_id} are not ready: {ready}")
+            fronts = f", no fronts of {', '.join(missing)}" if missing else ""
+            raise ServerError(
+                f"workers of plan {change.new.plan_id} are not ready: {ready}{fronts}"
+            )
         time.sleep(READY_POLL_SECONDS)
         status = change.state.control("status")
 

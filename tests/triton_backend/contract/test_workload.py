@@ -102,6 +102,11 @@ def test_sizes_of_a_model_are_models_with_its_shares() -> None:
     assert Workload.from_dict(workload.to_dict()) == workload
 
 
+def test_one_size_is_named_as_one_of_several() -> None:
+    (only,) = Workload.from_dict(of_sizes({"input_shapes": {"x": "4"}})).models
+    assert (only.name, only.size_of) == ("reader@4", "reader")
+
+
 def test_sizes_without_rate_or_weight_share_a_weight_of_one() -> None:
     plain = sized(sizes=[{"input_shapes": {"x": "4"}}, {"input_shapes": {"x": "8"}}])
     assert [m.weight for m in Workload.from_dict({"models": [plain]}).models] == [0.5, 0.5]
@@ -114,7 +119,7 @@ def of_sizes(*sizes: object) -> dict[str, object]:
 @pytest.mark.parametrize(
     ("data", "said"),
     [
-        (of_sizes({"input_shapes": {"x": "4"}}), "one size is none of several"),
+        (of_sizes(), "sizes: lists none"),
         (of_sizes(*[{"input_shapes": {"x": "4"}}] * 2), "'reader@4' is listed twice"),
         (of_sizes({"input_shapes": {}}, {"input_shapes": {"x": "4"}}), "names no input"),
         (of_sizes({"input_shapes": {"x": "4xw"}}), "x: '4xw' is no shape without the batch"),

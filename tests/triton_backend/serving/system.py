@@ -13,7 +13,7 @@ import psutil
 
 from triton_backend.contract.plan import Plan
 from triton_backend.runtimes.clock import Clock, SystemClock
-from triton_backend.runtimes.stage_tensors import complete_tensors
+from triton_backend.runtimes.stage_tensors import complete_tensors, endpoints
 from triton_backend.serve_folder.repository import (
     GenerationNames,
     first_names,
@@ -25,9 +25,9 @@ from triton_backend.serve_folder.repository import (
 )
 from triton_backend.serve_folder.settings import ServeOptions, ServeSettings
 from triton_backend.serving.deployment import Deployment
+from triton_backend.serving.front.group import FrontGroup
 from triton_backend.serving.front.pending import Request
 from triton_backend.serving.front.replies import Refusal
-from triton_backend.serving.front.service import FrontService
 from triton_backend.serving.gateway.service import SchedulerService
 from triton_backend.serving.transport.shared_memory import Arrays, remove_segments
 from triton_backend.serving.worker.process import StageWorker, health_row, later_generations
@@ -106,15 +106,22 @@ class LocalSystem:
         plan: Plan,
         options: ServeOptions | None = None,
         clock: Clock | None = None,
+        *,
+        names_variants: bool = False,
     ) -> None:
         self.clock = clock or SystemClock()
         self.deployment = deploy(folder, plan, options)
         self.settings = self.deployment.settings
         self.settings.socket_folder.mkdir(mode=0o700, exist_ok=True)
         self.scheduler = SchedulerService(self.settings, self.deployment, self.clock)
+        self.groups = {
+            name: FrontGroup(
+                self.settings, self.deployment, name, self.clock, names_variants=names_variants
+            )
+            for name in endpoints(self.deployment.plan)
+        }
         self.fronts = {
-            name: FrontService(self.settings, self.deployment, name, self.clock)
-            for name in self.deployment.served
+            front.model: front for group in self.groups.values() for front in group.fronts
         }
         self.workers: dict[int, tuple[StageWorker, threading.Thread]] = {}
         self.scheduler.start()
@@ -193,6 +200,8 @@ class LocalSystem:
         return result
 
     def stop(self) -> None:
+        for group in self.groups.values():
+            group.stop()
         for front in self.fronts.values():
             front.stop()
         for worker, thread in self.workers.values():

@@ -2,9 +2,10 @@
 
 import json
 import re
+import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import pytest
@@ -20,7 +21,6 @@ from flows.release.server.running import ServerState
 from tests.ports import free_ports
 from tests.triton_backend.serving.sized_plans import NAME, SIZES, sized_plan
 from tests.triton_backend.serving.system import wait_for
-from triton_backend.contract.errors import InputError
 from triton_backend.serve_folder.endpoints import Endpoints
 from triton_backend.serve_folder.repository import render_repository
 from triton_backend.serve_folder.settings import ServeOptions
@@ -111,13 +111,57 @@ def test_load_and_metrics_are_by_size(served: ServerState, tmp_path: Path) -> No
     wait_for(counted)
 
 
-@pytest.mark.parametrize("widths", [(32,), (32, 64, 128)])
-def test_a_plan_with_other_sizes_is_refused_before_anything_changes(
-    served: ServerState, widths: tuple[int, ...]
-) -> None:
-    with pytest.raises(InputError, match="a model that stays keeps its sizes; give it another"):
-        change_plan(served.folder, sized_plan(widths, "other-sizes"))
-    assert answer(http_client, served.http_url, 1, 3, 64) == (1, 16)
+class Load:
+    """Requests of one size over gRPC, one after the other, until the end of the block."""
+
+    def __init__(self, url: str, *shape: int) -> None:
+        self.answers = 0
+        self.errors: list[str] = []
+        self._url, self._shape = url, shape
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run)
+
+    def _run(self) -> None:
+        given = grpc_client.InferInput("x", list(self._shape), "FP32")
+        given.set_data_from_numpy(np.ones(self._shape, np.float32))
+        with grpc_client.InferenceServerClient(self._url) as client:
+            while not self._stopping.is_set():
+                try:
+                    client.infer(NAME, [given])
+                    self.answers += 1
+                except InferenceServerException as error:
+                    self.errors.append(str(error))
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        wait_for(lambda: self.answers > 0)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stopping.set()
+        self._thread.join()
+
+
+def shapes_in_metadata(served: ServerState) -> tuple[list[int], list[int]]:
+    with http_client.InferenceServerClient(served.http_url) as client:
+        found: dict[str, Any] = client.get_model_metadata(NAME)
+    return found["inputs"][0]["shape"], found["outputs"][0]["shape"]
+
+
+def test_sizes_come_and_go_under_load_without_a_lost_request(served: ServerState) -> None:
+    open_shapes = shapes_in_metadata(served)
+    with Load(served.grpc_url, 1, 3, 64) as load:
+        change_plan(served.folder, sized_plan((32, 64, 128), "more-sizes"))
+        assert answer(http_client, served.http_url, 1, 3, 128) == (1, 32)
+        change_plan(served.folder, sized_plan((64,), "one-size"))
+        with pytest.raises(InferenceServerException) as refused:
+            answer(http_client, served.http_url, 1, 3, 32)
+        change_plan(served.folder, sized_plan(plan_id="as-before"))
+        assert answer(http_client, served.http_url, 1, 3, 32) == (1, 8)
+    said = "model 'reader': x=3x32 is none of the sizes served: x=3x64"
+    assert refused.value.message() == said
+    assert load.errors == []
+    assert shapes_in_metadata(served) == open_shapes == ([-1, -1, -1], [-1, -1])
 
 
 def test_a_model_with_sizes_comes_and_goes_beside_another(served: ServerState) -> None:

@@ -393,6 +393,7 @@ class PendingRequests:
         self._asking = threading.Lock()
         self._asked: Request | None = None
         self._put_off: Reply | None = None
+        self._pause = threading.Event()  # never set
 
     def start(self) -> None:
         """Replies are sent from now on."""
@@ -519,6 +520,19 @@ class PendingRequests:
             counters.dropped[body.reason.text] += 1
         self._log.note(request, body.reason.text)
         self._reply(request, Reply(request.reply, dropped(self._model, request, body, module)))
+
+    def take_out(self, request: Request) -> bool:
+        """Take out a request that another front will answer; False where it is answered already.
+
+        Returns once nothing asks for its cancellation, which takes less than a millisecond.
+        """
+        if self._requests.pop(request.number, None) is None:
+            return False
+        self.counted(request).dropped[DropReason.MODEL_REMOVED.text] += 1
+        self._log.note(request, DropReason.MODEL_REMOVED.text, "another front takes it over")
+        while request is self._asked:
+            self._pause.wait(1e-4)
+        return True
 
     def answer_one(
         self,

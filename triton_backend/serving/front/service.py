@@ -53,6 +53,7 @@ from triton_backend.serving.transport.shared_memory import Arrays
 from triton_backend.serving.transport.wire import (
     NONE,
     AnswerBody,
+    DropBody,
     FailureBody,
     FrameError,
     FrontHello,
@@ -101,6 +102,12 @@ class FrontService:
     """Runs between `start` and `stop`.
 
     `quotas`: of the name that clients ask for, where that is not the model's.
+
+    Attributes:
+        follow: called when it was notified of a plan, in the thread that polls; with True, where that
+            is prepared, not in force.
+        successor: the front that takes a request over where the plan in force does not have the
+            model; None: none does.
     """
 
     def __init__(
@@ -115,9 +122,12 @@ class FrontService:
         self._settings = settings
         self._clock = clock
         self.plan = deployment.served_model(model)  # in the last generation served that has it
+        self.port = deployment.front_ports.get(model)
         self._reader = RequestReader(deployment, self.plan)
         self.counters = FrontCounters(latency_bounds_s(self.plan.slo_us))
         self.quotas = quotas or Quotas.of(settings, model, clock.now_us())
+        self.follow: Callable[[Deployment, bool], None] = _nothing
+        self.successor: Callable[[Request], FrontService | None] = _nothing
         self._max_waiting = deployment.max_waiting(self.plan)
         self._current: Deployment = deployment
         self._known: dict[int, Deployment] = {}  # by generation
@@ -173,15 +183,16 @@ class FrontService:
         """Listen for answers and connect to the scheduler."""
         self._loop.listen(self._settings.front_address(self.model, self._settings.gateway))
         if self._settings.hosts:
-            port = self._current.front_port(self.model)
-            self._loop.listen(f"tcp:{self._settings.gateway_host}:{port}")
+            self._loop.listen(f"tcp:{self._settings.gateway_host}:{self.port}")
         for thread in self._threads:
             thread.start()
         self._pending.start()
         self._watch.start()
 
     def stop(self) -> None:
-        """Refuse what is left, end the threads, remove the segments."""
+        """Refuse what is left, end the threads, remove the segments; once."""
+        if self._stopping.is_set():
+            return
         leaving = f"the front of {self.model!r} is shutting down"
         for request in self._pending.all():
             self._pending.refuse(request.number, Refusal("UNAVAILABLE", leaving))
@@ -240,6 +251,13 @@ class FrontService:
                 self._pending.turn_away(request, DropReason.QUOTA, refusal)
                 return
             request.low = True
+        if self._pending.admit(request, self._max_waiting):
+            self._announce(request, express=True)
+
+    def take_over(self, request: Request) -> None:
+        """Take a request that another front had taken, whose plan is over; also from its thread."""
+        request.batch_id = None
+        request.announced = request.express = request.cancel_sent = False
         if self._pending.admit(request, self._max_waiting):
             self._announce(request, express=True)
 
@@ -357,8 +375,7 @@ class FrontService:
             case Kind.ANSWER:
                 self._answer(header, unpack_answer(body))
             case Kind.DROP:
-                drop = unpack_drop(body)
-                self._pending.drop(drop, self.jobs.module_name(drop.module))
+                self._drop(unpack_drop(body))
             case Kind.ABORT:
                 self._batches.abort(header.batch_id, self._clock.now_us())
                 # The batches that it had to gather were dispatched before, and are gathered.
@@ -437,6 +454,7 @@ class FrontService:
             deployment = Deployment.read(self._settings, message.generation)
             self._add(deployment)
         if message.prepared:
+            self.follow(deployment, True)  # noqa: FBT003 - as in PLAN
             return
         self._use(deployment)
         model = deployment.served.get(self.model)
@@ -446,6 +464,18 @@ class FrontService:
             self._pending.outputs = SeenOutputs(model)
             self._least_us = deployment.least_us(self.model)
             self._max_waiting = deployment.max_waiting(model)
+        self.follow(deployment, False)  # noqa: FBT003 - as in PLAN
+
+    def _drop(self, drop: DropBody) -> None:
+        """Answer a request that is dropped, or have another front take it."""
+        request = self._pending.get(drop.request)
+        if request is not None and drop.reason is DropReason.MODEL_REMOVED:
+            successor = self.successor(request)
+            if successor is not None:
+                if self._pending.take_out(request):
+                    successor.take_over(request)
+                return
+        self._pending.drop(drop, self.jobs.module_name(drop.module))
 
     def _report(self, kind: Kind, header: Header, reason: str) -> None:
         """Tell the scheduler of a dispatch that is not carried out."""
@@ -518,3 +548,7 @@ class FrontService:
         failure = Refusal("INTERNAL", f"model {self.model!r}: {message.reason}")
         for request in batch.requests:
             self._pending.refuse(request.number, failure)
+
+
+def _nothing(*_: object) -> None:
+    """Of a front by itself."""

@@ -217,7 +217,9 @@ class SchedulerService:
     def _status(self) -> dict[str, Any]:
         """State for people and flows, once the standby knows of it."""
         self._tell_standby()
-        return self.gateway.status() | {"scheduler": self.place()}
+        fronts = self.gateway.expected_fronts()
+        missing = sorted({front.model for front in fronts if front not in self._peers})
+        return self.gateway.status() | {"missing_fronts": missing, "scheduler": self.place()}
 
     def place(self) -> dict[str, Any]:
         """Which process is the scheduler, and whether another would take over."""

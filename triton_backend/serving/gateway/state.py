@@ -1386,7 +1386,7 @@ class Gateway:
             slots = WorkerSlots(deployment, self._epoch, 0)
             self._prepared = _Generation(deployment, self._last_us, slots, self._threads_of)
             self._core.prepare(deployment.plan)
-            self._announce(deployment, prepared=True)
+            self._announce(deployment, self.deployment, prepared=True)
             self._adopt(deployment, [before for before, _ in self._inherited(deployment)])
 
     def _adopt(self, latest: Deployment, vgpus: Iterable[int]) -> None:
@@ -1465,32 +1465,40 @@ class Gateway:
         self._served, self._prepared, self._roll_call = served, None, None
         self._busy_until_us = {}
         self._number_fronts()
-        self._announce(deployment, prepared=False)
+        self._announce(deployment, former.deployment, prepared=False)
         self._core.set_shared_batch_times(deployment.shared_batch_times)
         changed = PlanChanged(now_us=self._at(now_us), plan=deployment.plan, inherited=inherited)
         self._apply(changed)
 
     def abort(self, now_us: int) -> None:
         """Forget what is prepared and go on under the plan served."""
-        for model in self.deployment.served:  # a front without that message needs none
-            for front in self._fronts_of(model):
-                self._deferred_frames.pop(front, None)
-        if self._rollout.prepared is not None:
-            inherited = self._inherited(self._rollout.prepared)
-            self._adopt(self.deployment, [before for before, _ in inherited])
+        prepared = self._rollout.prepared
+        if prepared is not None:
+            self._announce(self.deployment, prepared, prepared=False)
+            self._adopt(self.deployment, [before for before, _ in self._inherited(prepared)])
         self._prepared = None
         if self._rollout.abort():
             self._apply(Resume(now_us=self._at(now_us)))
 
-    def _announce(self, deployment: Deployment, *, prepared: bool) -> None:
+    def _announce(self, deployment: Deployment, other: Deployment, *, prepared: bool) -> None:
+        """Tell the fronts of a plan of it, and those of the plan that it follows or outlives."""
         data = _plan_frame(deployment, prepared=prepared)
-        for model in deployment.served:
-            for front in self._fronts_of(model):
-                self._deferred_frames.pop(front, None)
-                if prepared:
-                    self._deferred_frames[front] = data
-                else:
-                    self._send(front, data)
+        for front in self._fronts_in(deployment, other):
+            self._deferred_frames.pop(front, None)
+            if prepared:
+                self._deferred_frames[front] = data
+            else:
+                self._send(front, data)
+
+    def _fronts_in(self, *deployments: Deployment) -> list[FrontAddress]:
+        """The fronts of plans, each once."""
+        models = dict.fromkeys(model for each in deployments for model in each.served)
+        return [front for model in models for front in self._fronts_of(model)]
+
+    def expected_fronts(self) -> list[FrontAddress]:
+        """The fronts of the plan served, and of the one prepared."""
+        prepared = self._rollout.prepared
+        return self._fronts_in(self.deployment, *([] if prepared is None else [prepared]))
 
     # Decisions of the core
 

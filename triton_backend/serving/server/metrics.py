@@ -27,6 +27,7 @@ from triton_backend.serve_folder.state import keeper_runs, read_state_file
 from triton_backend.serving.buckets import Buckets
 from triton_backend.serving.deployment import Deployment
 from triton_backend.serving.front.counters import FrontCounters
+from triton_backend.serving.front.group import FrontGroup
 from triton_backend.serving.front.quotas import Quotas
 from triton_backend.serving.gateway.counters import StageLabels
 from triton_backend.serving.gateway.rollout import State
@@ -444,6 +445,18 @@ def _outcome_values(name: str, own: Labels, counters: FrontCounters) -> Values:
         "refused": counters.refused,
     }
     return {(name, (*own, ("outcome", outcome))): count for outcome, count in outcomes.items()}
+
+
+def group_values(group: FrontGroup) -> Values:
+    """Of every front of a name, and requests that went to none."""
+    values: Values = {}
+    for front in group.fronts:
+        job_bytes = front.jobs.bytes_in, front.jobs.bytes_out
+        values |= front_values(front.model, front.counters, front.unanswered, job_bytes)
+    refused = "poolpipe_requests_refused_total", (("model", group.name),)
+    own = values.get(refused, 0)
+    assert not isinstance(own, Histogram)
+    return values | {refused: own + group.refused} | quota_values(group.name, group.quotas)
 
 
 def quota_values(name: str, quotas: Quotas) -> Values:

@@ -28,14 +28,13 @@ import triton_python_backend_utils as triton  # pyright: ignore[reportMissingImp
 from triton_backend.contract.errors import InputError, PoolPipeError
 from triton_backend.contract.plan import Plan
 from triton_backend.runtimes.clock import SystemClock
+from triton_backend.serve_folder.names import VARIANT_OUTPUT
 from triton_backend.serve_folder.settings import ServeSettings
 from triton_backend.serve_folder.state import read_state_file
 from triton_backend.serving.deployment import Deployment
+from triton_backend.serving.front.group import FrontGroup
 from triton_backend.serving.front.pending import CUT_PARAMETER, MAX_TIMEOUT_US
-from triton_backend.serving.front.quotas import Quotas
 from triton_backend.serving.front.replies import Refusal
-from triton_backend.serving.front.service import FrontService
-from triton_backend.serving.front.sizes import SizedFront
 from triton_backend.serving.gateway.offload import Offload, PlanReader
 from triton_backend.serving.liveness.processes import StubHeartbeat, end_with, parent_named
 from triton_backend.serving.node.node import Node
@@ -43,9 +42,8 @@ from triton_backend.serving.server.forwarding import Forwarding
 from triton_backend.serving.server.metrics import (
     Publisher,
     Values,
-    front_values,
+    group_values,
     node_values,
-    quota_values,
     scheduler_values,
 )
 from triton_backend.serving.transport.event_loop import close_inherited_sockets
@@ -63,8 +61,7 @@ _LOG = logging.getLogger(__name__)
 _FINAL = triton.TRITONSERVER_RESPONSE_COMPLETE_FINAL
 
 
-def _parameters(args: Mapping[str, str]) -> dict[str, str]:
-    config = json.loads(args["model_config"])
+def _parameters(config: Mapping[str, Any]) -> dict[str, str]:
     return {name: value["string_value"] for name, value in config["parameters"].items()}
 
 
@@ -91,7 +88,8 @@ class _Model(ABC):
         server = parent_named(SERVER_PROCESS)
         if server is not None:  # its keeper, which ends what it left, may wait for a processor
             end_with(server, self.release)
-        self.parameters = _parameters(args)
+        self.config = json.loads(args["model_config"])
+        self.parameters = _parameters(self.config)
         self.clock = SystemClock()
         self.settings = ServeSettings.read(Path(self.parameters["settings"]))
         self.name = args["model_name"]
@@ -172,47 +170,29 @@ class FrontModel(_Model):
     """
 
     def begin(self) -> None:
-        """Start the front, or one for every size."""
-        self._quotas = Quotas.of(self.settings, self.name, self.clock.now_us())
-        self._fronts = [
-            FrontService(self.settings, self.deployment, name, self.clock, self._quotas)
-            for name in self.deployment.sizes_of(self.name)
-        ]
-        alone = [front.model for front in self._fronts] == [self.name]
-        self._service = self._fronts[0] if alone else self._joined()
-        self.each_second = tuple(front.mirror.look for front in self._fronts)
-        self._service.start()
-
-    def _joined(self) -> SizedFront:
-        """The fronts of several sizes as one, or of variants."""
-        if self.name not in self.deployment.plan.workload.variants:
-            return SizedFront(self.name, self._fronts)
-        from triton_backend.serving.front.variants import (  # noqa: PLC0415  # loads the kernels
-            VariantTable,
+        """Start the front, or one for every size or variant."""
+        declared = {output["name"] for output in self.config["output"]}
+        self._group = FrontGroup(
+            self.settings,
+            self.deployment,
+            self.name,
+            self.clock,
+            names_variants=VARIANT_OUTPUT in declared,
         )
-
-        table = VariantTable(self.name, self._fronts, self.clock)
-        return SizedFront(self.name, self._fronts, table)
+        self.each_second = (self._group.look,)
+        self._group.start()
 
     def end(self) -> None:
         """Refuse what waits and stop."""
-        self._service.stop()
+        self._group.stop()
 
     def alive_us(self) -> int:
         """Of the front's threads."""
-        return self._service.alive_us()
+        return self._group.alive_us()
 
     def values(self) -> Values:
-        """Requests by outcome, of every size."""
-        values: Values = {}
-        for front in self._fronts:
-            job_bytes = front.jobs.bytes_in, front.jobs.bytes_out
-            values |= front_values(front.model, front.counters, front.unanswered, job_bytes)
-        values |= quota_values(self.name, self._quotas)
-        if isinstance(self._service, SizedFront):
-            labels = (("model", self.name),)
-            values["poolpipe_requests_refused_total", labels] = self._service.refused
-        return values
+        """Requests by outcome, of every size or variant."""
+        return group_values(self._group)
 
     def execute(self, requests: list[Any]) -> None:
         """Take requests; answers come later.
@@ -229,7 +209,7 @@ class FrontModel(_Model):
             except Exception:  # noqa: BLE001  # without these no client can be answered
                 _LOG.exception("a request of model %s", self.name)
             else:
-                self._service.take(request, reply)
+                self._group.take(request, reply)
 
 
 def _reply(sender: Any, wanted: set[str], result: Arrays | Refusal, *, handed_on: bool) -> None:

@@ -4,11 +4,16 @@ from dataclasses import replace
 
 import pytest
 
-from flows.release.rollout.change import check_tensors
+from flows.release.rollout.change import check_names, check_tensors
+from tests.triton_backend.serving.sized_plans import NAME, sized_plan
 from tests.triton_backend.serving.small_plans import model, plan, stage, tensor
+from tests.triton_backend.serving.variant_plans import CHEAP, variant_plan
+from tests.triton_backend.serving.variant_plans import NAME as NET
 from triton_backend.contract.errors import InputError
+from triton_backend.contract.plan import Plan
 
 GIVEN = (tensor("image", 3, 16), tensor("mask", 4, dtype="UINT8"))
+OTHERWISE = "give it another name, or stop and serve the new plan"
 ANSWER = (tensor("boxes", 4), tensor("scores", 10))
 
 
@@ -22,3 +27,49 @@ def test_clients_know_tensors_by_name_whatever_their_order() -> None:
     for other in (ANSWER[:1], (*ANSWER, tensor("more", 1)), wider):
         with pytest.raises(InputError, match="model 'm': has other inputs or outputs"):
             check_tensors(served, plan(one.replaced(outputs=other)))
+
+
+def unsized(width: int = 32, *, dtype: str = "FP32") -> Plan:
+    """A plan of the model of `sized_plan` without sizes."""
+    given, answer = tensor("x", 3, width), tensor("y", 8, dtype=dtype)
+    return plan(model(NAME, (stage((0, 10), "FAST", 0),), inputs=(given,), outputs=(answer,)))
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        (sized_plan((32, 64)), sized_plan((64, 128, 256))),
+        (sized_plan((32, 64)), sized_plan((16,))),
+        (sized_plan((32, 64)), unsized()),
+        (variant_plan(), variant_plan(names=(NET,))),
+        (variant_plan(names=(NET,)), variant_plan()),
+        (unsized(), variant_plan()),
+    ],
+)
+def test_what_answers_for_a_name_may_change(old: Plan, new: Plan) -> None:
+    check_names(old, new)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        (
+            unsized(),
+            sized_plan((32, 64)),
+            "model 'reader': is served with 'x' of shape 3x32 alone, which a rollout cannot open; "
+            + OTHERWISE,
+        ),
+        (unsized(), unsized(64), "is served with 'x' of shape 3x32 alone"),
+        (sized_plan(), unsized(dtype="FP16"), "has other outputs than the one being served"),
+        (
+            plan(model(CHEAP, (stage((0, 1), "FAST", 0),), inputs=GIVEN, outputs=ANSWER)),
+            variant_plan(),
+            f"model '{NET}': '{CHEAP}' answers for '{CHEAP}' in the plan being served; remove it",
+        ),
+    ],
+)
+def test_what_triton_would_have_to_load_again_is_refused(old: Plan, new: Plan, said: str) -> None:
+    with pytest.raises(InputError) as refused:
+        check_names(old, new)
+    assert said in str(refused.value)
+    assert "\n" not in str(refused.value)

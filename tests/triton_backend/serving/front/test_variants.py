@@ -8,7 +8,6 @@ import pytest
 
 from tests.fakes.clock import VirtualClock
 from tests.fakes.variants import with_rates
-from tests.triton_backend.serving.front.test_service_incoming import Incoming
 from tests.triton_backend.serving.system import LocalSystem, wait_for
 from tests.triton_backend.serving.variant_plans import VARIANTS, variant_plan
 from triton_backend.contract.plan import Plan
@@ -33,24 +32,25 @@ def test_a_lost_worker_sends_requests_to_the_cheap_variant_until_it_is_back(tmp_
     system = LocalSystem(tmp_path, two_gpus())
     try:
         front, clock = system.fronts[VARIANTS[0]], VirtualClock()
-        table = VariantTable(VARIANTS[0], [system.fronts[name] for name in VARIANTS], clock)
-        sent = Incoming({"x": np.ones((1, 3), np.float32)})
+        fronts = [system.fronts[name] for name in VARIANTS]
+        table = VariantTable(VARIANTS[0], fronts, system.deployment, clock)
+        sent = np.ones((1, 3), np.float32)
 
-        def variants() -> set[int]:
-            """Which take requests at little less than the planned rate."""
-            found: set[int] = set()
+        def variants() -> set[str]:
+            """The models that take requests at little less than the planned rate."""
+            found: set[str] = set()
             for _ in range(50):
                 clock.at_us += GAP_US
-                found.add(table.number_of(sent))
+                found.add(table.front_of({"x": lambda: sent}, lambda: False).model)
             return found
 
         wait_for(lambda: not front.lost)
-        assert variants() == {0}
+        assert variants() == {VARIANTS[0]}
         system.stop_worker(1, 1)
         wait_for(lambda: front.lost == {system.deployment.plan.pools[0].name: 1})
-        assert variants() == {1}
+        assert variants() == {VARIANTS[1]}
         system.start_worker(system.deployment, 1)
         wait_for(lambda: not front.lost)
-        assert variants() == {0}
+        assert variants() == {VARIANTS[0]}
     finally:
         system.stop()

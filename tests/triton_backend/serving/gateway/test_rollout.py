@@ -25,7 +25,13 @@ from triton_backend.serving.deployment import Deployment
 from triton_backend.serving.gateway.roll_call import MOMENT_US
 from triton_backend.serving.gateway.rollout import State
 from triton_backend.serving.gateway.state import WorkerAddress
-from triton_backend.serving.transport.wire import HEADER_BYTES, AdoptBody, Kind, unpack_adopt
+from triton_backend.serving.transport.wire import (
+    HEADER_BYTES,
+    AdoptBody,
+    Kind,
+    unpack_adopt,
+    unpack_plan,
+)
 
 
 @pytest.fixture
@@ -101,7 +107,11 @@ def test_an_abort_is_not_overtaken_by_what_was_to_be_announced(
     gateway: HeldGateway, tmp_path: Path
 ) -> None:
     rollout(gateway, tmp_path)
+    gateway.frames()
     gateway.abort(30)
+    (told,) = gateway.frames()
+    plan = unpack_plan(told.data[HEADER_BYTES:])
+    assert (told.to, plan.generation, plan.prepared) == (PAIR, 1, False)
     sent: list[SentFrame] = []
     while (now_us := gateway.deferred_us) is not None:
         sent += _sent_deferred(gateway, now_us)
