@@ -20,6 +20,7 @@ from flows.release.server.admin import start, stop
 from flows.release.server.running import ServerState
 from tests.ports import free_ports
 from tests.triton_backend.serving.sized_plans import NAME, SIZES, sized_plan
+from tests.triton_backend.serving.small_plans import BATCH
 from tests.triton_backend.serving.system import wait_for
 from triton_backend.serve_folder.endpoints import Endpoints
 from triton_backend.serve_folder.repository import render_repository
@@ -27,6 +28,8 @@ from triton_backend.serve_folder.settings import ServeOptions
 from triton_backend.serving.front.quotas import BURST_REQUESTS
 
 pytestmark = pytest.mark.slow
+PATIENT_US = 10_000_000
+OWN_CONNECTION = [("grpc.use_local_subchannel_pool", 1)]
 
 
 @pytest.fixture(scope="module")
@@ -44,9 +47,10 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerState]:
 def answer(module: Any, url: str, *shape: int, model: str = NAME) -> tuple[int, ...]:
     given = module.InferInput("x", list(shape), "FP32")
     given.set_data_from_numpy(np.ones(shape, np.float32))
-    client = module.InferenceServerClient(url)
+    own = {"channel_args": OWN_CONNECTION} if module is grpc_client else {}
+    client = module.InferenceServerClient(url, **own)
     try:
-        return client.infer(model, [given]).as_numpy("y").shape
+        return client.infer(model, [given], timeout=PATIENT_US).as_numpy("y").shape
     finally:
         client.close()
 
@@ -122,15 +126,12 @@ class Load:
         self._thread = threading.Thread(target=self._run)
 
     def _run(self) -> None:
-        given = grpc_client.InferInput("x", list(self._shape), "FP32")
-        given.set_data_from_numpy(np.ones(self._shape, np.float32))
-        with grpc_client.InferenceServerClient(self._url) as client:
-            while not self._stopping.is_set():
-                try:
-                    client.infer(NAME, [given])
-                    self.answers += 1
-                except InferenceServerException as error:
-                    self.errors.append(str(error))
+        while not self._stopping.is_set():
+            try:  # each by a connection of its own, which any gateway may accept
+                answer(grpc_client, self._url, *self._shape)
+                self.answers += 1
+            except InferenceServerException as error:
+                self.errors.append(str(error))
 
     def __enter__(self) -> Self:
         self._thread.start()
@@ -150,9 +151,9 @@ def shapes_in_metadata(served: ServerState) -> tuple[list[int], list[int]]:
 
 def test_sizes_come_and_go_under_load_without_a_lost_request(served: ServerState) -> None:
     open_shapes = shapes_in_metadata(served)
-    with Load(served.grpc_url, 1, 3, 64) as load:
+    with Load(served.grpc_url, BATCH, 3, 64) as load:
         change_plan(served.folder, sized_plan((32, 64, 128), "more-sizes"))
-        assert answer(http_client, served.http_url, 1, 3, 128) == (1, 32)
+        assert answer(http_client, served.http_url, BATCH, 3, 128) == (BATCH, 32)
         change_plan(served.folder, sized_plan((64,), "one-size"))
         with pytest.raises(InferenceServerException) as refused:
             answer(http_client, served.http_url, 1, 3, 32)
@@ -173,3 +174,26 @@ def test_a_model_with_sizes_comes_and_goes_beside_another(served: ServerState) -
     assert answer(http_client, served.http_url, 1, 3, 32) == (1, 8)
     with pytest.raises(InferenceServerException, match="second"):
         answer(http_client, served.http_url, 1, 3, 32, model="second")
+
+
+def test_two_gateways_serve_sizes_and_change_them_under_load(tmp_path: Path) -> None:
+    folder = tmp_path / "serve"
+    render_repository(folder, sized_plan(), ServeOptions(gateways=2))
+    http, grpc, metrics, _ = free_ports(4)  # the last is for the metrics of the second gateway
+    try:
+        two = start(folder, Endpoints(http=http, grpc=grpc, metrics=metrics))
+        with Load(two.grpc_url, BATCH, 3, 64) as load:
+            change_plan(folder, sized_plan((64, 128), "others"))
+            for _ in range(20):
+                assert answer(grpc_client, two.grpc_url, BATCH, 3, 128) == (BATCH, 32)
+            with pytest.raises(InferenceServerException, match="sizes served: x=3x64; x=3x128"):
+                answer(grpc_client, two.grpc_url, 1, 3, 32)
+        assert load.errors == []
+
+        def counted() -> bool:
+            found = read_outcomes(two.metrics_urls).get("reader@3x128")
+            return found is not None and found.ended >= 20
+
+        wait_for(counted)
+    finally:
+        stop(folder)

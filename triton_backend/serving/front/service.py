@@ -104,8 +104,8 @@ class FrontService:
     `quotas`: of the name that clients ask for, where that is not the model's.
 
     Attributes:
-        follow: called when it was notified of a plan, in the thread that polls; with True, where that
-            is prepared, not in force.
+        follow: called when it was notified of a plan, in the thread that polls; with True, where
+            that is prepared, not in force.
         successor: the front that takes a request over where the plan in force does not have the
             model; None: none does.
     """
