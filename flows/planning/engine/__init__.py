@@ -1,9 +1,9 @@
 """One engine: cover fixed demands with columns at least cost, and prove how good that is.
 
-Entries, many models at prices, turns, slices and open seats are planned on it; few models on pools
-and sub-clusters have loops of their own (DECISIONS). The engine knows no model and no GPU. A family
-says what is asked (`Cover`) and brings a `Pricer`, which answers prices with columns; the engine
-does the rest, file by file in the order of a run:
+Entries, models on pools, turns, slices and open seats are planned on it; sub-clusters have loops of
+their own (DECISIONS). The engine knows no model and no GPU. A family says what is asked (`Cover`)
+and brings a `Pricer`, which answers prices with columns; the engine does the rest, file by file in
+the order of a run:
 
     columns    what a column is, many of them as arrays, each kept once
     pricing    what a pricer must be able to do

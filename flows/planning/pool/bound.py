@@ -1,17 +1,16 @@
 """The linear relaxation over all configurations: upper bound and prices.
 
-    maximise    z - Σ_k price_k · u_k
-    share_m:    Σ_{c of m} x_c - weight_m · z ≥ 0     for every model m       (dual share_m)
+    maximise    z - Σ_c price_c · x_c                 price_c: of the GPUs per sample/s of it
+    share_m:    Σ_{c of m} x_c ≥ weight_m · z         for every model m       (dual share_m)
     floor_m:    Σ_{c of m} x_c ≥ minimum_m            where one is asked for  (dual floor_m)
-    capacity_k: Σ_c usage_ck · x_c - u_k ≤ 0          for every GPU class k   (dual gpu_k)
-    x ≥ 0,  0 ≤ u_k ≤ gpus_k;  z ≥ 0, or z = 1 where cost or power are minimised
+    capacity_k: Σ_c usage_ck · x_c ≤ gpus_k           for every GPU class k   (dual gpu_k)
+    x ≥ 0;  z ≥ 0, or z = 1 where cost or power are minimised (then share and floor are one row)
 
-x_c is the rate of configuration c, u_k the GPUs of class k in use. Where rates are prescribed, GPUs
-that do not exist may be borrowed at a price beyond any other, so that a master program over few
-configurations never fails for want of the right one; in the end none may be left. It is solved by
-column generation: a master program over few configurations, all others priced with one matrix
-product. The bound returned is recomputed from the prices by weak duality, so that it holds for
-every configuration whatever the solver's tolerances were.
+x_c is the rate of configuration c. It is solved by the engine's column generation: a configuration
+is a column, and all are priced with one matrix product. Where rates are prescribed, those that are
+missed cost beyond any plan; in the end none may be left. The bound returned holds for every
+configuration, whatever the solver's tolerances were: it is that of prices at which none pays off
+(weak duality).
 
 **Exact screening: configurations that no better plan can use are dropped.**
 
@@ -23,22 +22,24 @@ the same vGPU types, one that is at least as fast in every stage replaces the ot
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
+from flows.planning.engine import columns as engine
+from flows.planning.engine.columns import Pool
+from flows.planning.engine.cover import relax
+from flows.planning.engine.master import Cover, Free, level_column
+from flows.planning.engine.pricing import Duals, Priced
 from flows.planning.inputs import Problem
 from flows.planning.pool.columns import Columns
-from flows.planning.solver.program import Program, ProgramBuilder
-from flows.planning.solver.solve import solve_linear
+from flows.planning.solver.arrays import Floats, Ints
+from flows.planning.watch import Watch
 from triton_backend.contract.errors import InfeasibleError, InvariantError
 
-_MAX_ROUNDS = 200
-_PRICE_TOLERANCE = 1e-9
-_FRESH_PER_MODEL = 4
-_BORROWING = 1e6  # score that a borrowed GPU costs
-_BORROWED = 1e-7  # GPUs
+_BEYOND = 1e6  # what a missed rate costs, in GPUs of the dearest price
+_MISSED = 1e-7  # of a rate: less is rounding
 _MULTIPLES = 24  # whole numbers of vGPUs of a stage that are looked at one by one
 
 
@@ -85,113 +86,118 @@ def solve_bound(problem: Problem, columns: Columns, goal: Goal) -> Bound:
     Raises:
         InfeasibleError: the rates asked for are out of reach of the cluster.
     """
-    members = [np.flatnonzero(columns.model == m) for m in range(len(problem.models))]
-    chosen = _first_choice(problem, columns, members)
-    for _ in range(_MAX_ROUNDS):
-        values, duals = _solve_master(problem, columns.take(chosen), goal)
-        gpu, share, floor = duals
-        rate_price = share + floor
-        paid = columns.usage @ gpu
-        fresh = _fresh(paid, rate_price, members, chosen)
-        if not len(fresh):
-            break
-        chosen = np.concatenate([chosen, fresh])
-    else:  # pragma: no cover - each round adds configurations, and there are finitely many
-        raise InvariantError(f"column generation did not end in {_MAX_ROUNDS} rounds")
-    if _prescribed(goal) and values[len(chosen) :][: len(problem.gpus)].max() > _BORROWED:
-        _raise_out_of_reach(problem, columns, goal)
-    rates = np.zeros(len(columns))
-    rates[chosen] = values[: len(chosen)]
-    return _certified(problem, goal, members, paid, duals, rates)
-
-
-def _first_choice(
-    problem: Problem, columns: Columns, members: list[NDArray[np.int64]]
-) -> NDArray[np.int64]:
-    """Per model the cheapest configurations when one class, or all, count."""
+    pricer = _Configurations(columns=columns, goal=goal)
+    cover, pool = _cover(problem, pricer), Pool()
     scarcity = 1.0 / np.maximum(problem.gpus, 1)
-    weights = [scarcity, *(scarcity + 9 * np.eye(len(scarcity))[k] for k in range(len(scarcity)))]
-    rows = [m[np.argmin(columns.usage[m] @ w)] for m in members for w in weights]
-    return np.unique(np.array(rows, dtype=np.int64))
-
-
-def _fresh(
-    paid: NDArray[np.float64],
-    rate_price: NDArray[np.float64],
-    members: list[NDArray[np.int64]],
-    chosen: NDArray[np.int64],
-) -> NDArray[np.int64]:
-    """Configurations that would pay off, the best few of each model."""
-    rows: list[NDArray[np.int64]] = []
-    for number, member in enumerate(members):
-        gain = rate_price[number] - paid[member]
-        least = _PRICE_TOLERANCE * max(1e-12, rate_price[number])
-        best = member[np.argsort(-gain, kind="stable")[:_FRESH_PER_MODEL]]
-        rows.append(best[rate_price[number] - paid[best] > least])
-    fresh = np.concatenate(rows)
-    return fresh[~np.isin(fresh, chosen)]
-
-
-def _solve_master(
-    problem: Problem, columns: Columns, goal: Goal
-) -> tuple[
-    NDArray[np.float64],
-    tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]],
-]:
-    program = master_program(problem, columns, goal)
-    answer = solve_linear(program)
-    if answer is None:
+    start = Duals(demand=np.zeros(len(cover.need)), resource=scarcity)
+    relaxed = relax(cover, pricer, pool, Watch(), start=start)
+    if relaxed.mixed is None:  # pragma: no cover - what is not served has a price
         raise InvariantError("the master program of the relaxation has no solution")
-    values, row_duals = answer
-    count = len(problem.models)
-    duals = np.maximum(row_duals, 0.0)
-    share, rest = duals[:count], duals[count:]
-    floor = np.zeros(count)
-    asked = np.flatnonzero(goal.minimum_rps > 0)
-    floor[asked] = rest[: len(asked)]
-    return values, (rest[len(asked) :], share, floor)
-
-
-def master_program(problem: Problem, columns: Columns, goal: Goal) -> Program:
-    """The relaxation over given configurations; rows share, floor, capacity in that order.
-
-    Every row is written so that its dual is not negative.
-    """
-    count = len(columns)
-    build = ProgramBuilder()
-    x = build.variables("x", count)
-    lent = build.variables(
-        "borrowed",
-        len(problem.gpus),
-        upper=np.inf if _prescribed(goal) else 0.0,
-        cost=-_BORROWING * max(1.0, float(goal.price.max()), 1.0 / float(goal.weight.min())),
+    if (relaxed.mixed.missed > _MISSED * cover.need).any():
+        _raise_out_of_reach(problem, columns, goal)
+    rates, counts = np.zeros(len(columns)), relaxed.mixed.counts
+    rates[np.array(pool.columns.source, dtype=np.int64)[: len(counts)]] = counts
+    gpu_price = goal.price + relaxed.duals.resource
+    paid = columns.usage @ gpu_price
+    rate_price = pricer.cheapest_of(paid)
+    return Bound(
+        score=-relaxed.bound,
+        gpu_price=gpu_price,
+        rate_price=rate_price,
+        reduced_cost=paid - rate_price[columns.model],
+        rate_rps=rates,
     )
-    used = build.variables("u", len(problem.gpus), upper=problem.gpus, cost=-goal.price)
-    z = build.variables(
-        "z", 1, lower=1.0 if goal.fixed else 0.0, upper=1.0 if goal.fixed else np.inf,
-        cost=0.0 if goal.fixed else 1.0,
-    )  # fmt: skip
-    models = len(problem.models)
-    share = build.rows("share", models, upper=np.zeros(models))
-    build.entries(share[columns.model], x, -1.0)
-    build.entries(share, np.repeat(z, models), goal.weight)
-    asked = np.flatnonzero(goal.minimum_rps > 0)
-    if len(asked):
-        floor = build.rows("floor", len(asked), upper=-goal.minimum_rps[asked])
-        place = np.searchsorted(asked, columns.model)
-        inside = np.isin(columns.model, asked)
-        build.entries(floor[place[inside]], x[inside], -1.0)
-    capacity = build.rows("capacity", len(problem.gpus), upper=np.zeros(len(problem.gpus)))
-    row, k = np.nonzero(columns.usage)
-    build.entries(capacity[k], x[row], columns.usage[row, k])
-    build.entries(capacity, used, -1.0)
-    build.entries(capacity, lent, -1.0)
-    return build.build()
 
 
-def _prescribed(goal: Goal) -> bool:
-    """True if some rate has to be reached, so that there may be no solution."""
-    return goal.fixed or bool(np.any(goal.minimum_rps > 0))
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Configurations:
+    """The pricer: models are groups, and all configurations are priced by one matrix product.
+
+    Demands are the models' rates; where z is free, the floors asked for behind them. At prices of
+    GPUs a rate is worth what its model's cheapest configuration pays, less what a floor is worth.
+    """
+
+    columns: Columns
+    goal: Goal
+    quick: bool = False
+
+    @property
+    def fewest(self) -> Floats:
+        """[models] none of them is needed."""
+        return np.zeros(len(self.goal.weight))
+
+    @property
+    def most(self) -> Floats:
+        """[models] any rate."""
+        return np.full(len(self.goal.weight), np.inf)
+
+    @property
+    def cheapest(self) -> Floats:
+        """[models] what a sample/s costs at least."""
+        return self.cheapest_of(self.columns.usage @ self.goal.price)
+
+    @property
+    def floors(self) -> Ints:
+        """Models whose floors are demands of their own."""
+        return np.flatnonzero((self.goal.minimum_rps > 0) & (not self.goal.fixed))
+
+    def cheapest_of(self, each: Floats) -> Floats:
+        """[models] the least of values [n] of configurations."""
+        least = np.full(len(self.goal.weight), np.inf)
+        np.minimum.at(least, self.columns.model, each)
+        return least
+
+    def price(self, duals: Duals, cap: Floats, *, thorough: bool) -> Priced:
+        """The best configuration of each model, and prices that none beats."""
+        del cap, thorough
+        models, floors, columns = len(self.goal.weight), self.floors, self.columns
+        worth = duals.demand[:models].copy()
+        worth[floors] += duals.demand[models:]
+        paid = columns.usage @ (self.goal.price + duals.resource)
+        order = np.lexsort((paid, columns.model))
+        best = order[np.unique(columns.model[order], return_index=True)[1]]
+        least = paid[best]
+        floor = np.minimum(duals.demand[models:], least[floors])
+        share = least.copy()
+        share[floors] -= floor
+        level = 1.0 if self.goal.fixed else float(self.goal.weight @ share)
+        made = replace(duals, demand=np.concatenate([share, floor]))
+        return Priced(
+            columns=self._columns(best),
+            least=least - worth,
+            feasible=made.scaled(1.0 / level) if level > 0 else None,
+        )
+
+    def _columns(self, rows: Ints) -> engine.Columns:
+        columns = self.columns.take(rows)
+        supply = np.eye(len(self.goal.weight))[columns.model]
+        return engine.Columns.dense(
+            columns.usage @ self.goal.price,
+            np.hstack([supply, supply[:, self.floors]]),
+            columns.usage,
+            columns.model,
+            rows.tolist(),
+        )
+
+
+def _cover(problem: Problem, pricer: _Configurations) -> Cover:
+    """The rates asked for, or the level of them, within the GPUs."""
+    goal, columns, floors = pricer.goal, pricer.columns, pricer.floors
+    asked, free = np.maximum(goal.weight, goal.minimum_rps), Free()
+    if not goal.fixed:
+        asked = np.concatenate([np.zeros(len(goal.weight)), goal.minimum_rps[floors]])
+        free = level_column(np.append(goal.weight, np.zeros(len(floors))), len(problem.gpus))
+    # A sample/s that is missed costs what the leanest configuration takes in GPUs beyond any price.
+    beyond = _BEYOND * max(1.0, float(goal.price.max()), 1.0 / float(goal.weight.min()))
+    lean = beyond * pricer.cheapest_of(columns.usage.sum(axis=1))
+    missed = np.where(asked > 0, np.append(lean, lean[floors]), np.inf)
+    return Cover(
+        need=asked,
+        capacity=problem.gpus.astype(np.float64),
+        free=free,
+        cap=np.full(len(asked), np.inf),
+        missed=missed,
+    )
 
 
 def _raise_out_of_reach(problem: Problem, columns: Columns, goal: Goal) -> None:
@@ -209,40 +215,6 @@ def _raise_out_of_reach(problem: Problem, columns: Columns, goal: Goal) -> None:
     raise InfeasibleError(
         "workload",
         f"the cluster reaches at most {share:.1%} of the rates asked for (requests/s: {rates})",
-    )
-
-
-def _certified(
-    problem: Problem,
-    goal: Goal,
-    members: list[NDArray[np.int64]],
-    paid: NDArray[np.float64],
-    duals: tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]],
-    rates: NDArray[np.float64],
-) -> Bound:
-    """Make the duals feasible for every configuration, then take their objective."""
-    gpu, share, floor = duals
-    reduced = np.empty(len(paid))
-    for number, member in enumerate(members):
-        cheapest = float(paid[member].min())
-        asked = share[number] + floor[number]
-        if asked > cheapest:
-            share[number] *= cheapest / asked
-            floor[number] *= cheapest / asked
-        reduced[member] = paid[member] - min(asked, cheapest)
-    scale = 1.0
-    if not goal.fixed:
-        scale = 1.0 / float(goal.weight @ share)
-    gpu, share, floor, reduced = gpu * scale, share * scale, floor * scale, reduced * scale
-    score = float(np.maximum(gpu - goal.price, 0.0) @ problem.gpus - floor @ goal.minimum_rps)
-    if goal.fixed:
-        score -= float(goal.weight @ share)
-    return Bound(
-        score=score,
-        gpu_price=gpu,
-        rate_price=share + floor,
-        reduced_cost=np.maximum(reduced, 0.0),
-        rate_rps=rates,
     )
 
 
