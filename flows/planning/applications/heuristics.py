@@ -27,9 +27,8 @@ from flows.planning.applications.machines import (
     ranked,
 )
 from flows.planning.applications.splitting import Split, Tables, latency_cost, throughput
+from flows.planning.solver.tolerances import ROUNDING
 from flows.planning.watch import Watch
-
-_EPS = 1e-9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -178,7 +177,7 @@ def _filled(
 ) -> MachineSet | None:
     """The machines of a line within its budget; whole ones if rates of parts are too small."""
     served, left = begun(table, rate_rps, budget_us, rules.rule, rules.most_configurations)
-    if left <= _EPS * rate_rps:
+    if left <= ROUNDING * rate_rps:
         return padded(table, served, rate_rps, budget_us) if rules.dummies else served
     ways = [_whole_machines(table, rate_rps, budget_us, rules.rule)]
     if rules.dummies:
@@ -193,10 +192,10 @@ def _whole_machines(
 ) -> MachineSet | None:
     """⌈T / t⌉ whole machines of the best configuration that keeps the budget at full machines."""
     for machine in table:
-        count = ceil(rate_rps / machine.rate_rps * (1 - _EPS))
+        count = ceil(rate_rps / machine.rate_rps * (1 - ROUNDING))
         served = count * machine.rate_rps
         latency_us = machine.latency_us(rule, served, machine.rate_rps)
-        if latency_us <= budget_us * (1 + _EPS):
+        if latency_us <= budget_us * (1 + ROUNDING):
             group = Group(machine=machine, machines=float(count), latency_us=latency_us)
             return MachineSet(groups=(group,), dummy_rps=served - rate_rps)
     return None
@@ -222,7 +221,7 @@ def _reassigned(
             if changed is None:
                 continue
             saved = sets[line].cost - changed.cost
-            if saved > _EPS and (best is None or saved > best[0]):
+            if saved > ROUNDING and (best is None or saved > best[0]):
                 best = (saved, line, changed)
         if best is None:
             return Served(sets=tuple(sets), times=tuple(times))

@@ -18,7 +18,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import ceil, floor, inf
 
-_EPS = 1e-9
+from flows.planning.solver.tolerances import ROUNDING
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,7 +49,7 @@ class Machine:
         filling_us = self.batch * 1e6 / own_rps
         if rule == "dt":
             return self.duration_us + filling_us
-        full = own_rps >= self.rate_rps * (1 - _EPS)
+        full = own_rps >= self.rate_rps * (1 - ROUNDING)
         return self.duration_us + (self.duration_us if full else max(self.duration_us, filling_us))
 
 
@@ -103,9 +103,9 @@ def begun(
     """
     groups: list[Group] = []
     left, used = rate_rps, 0
-    budget_us *= 1 + _EPS
+    budget_us *= 1 + ROUNDING
     for machine in machines:
-        if left <= _EPS * rate_rps:
+        if left <= ROUNDING * rate_rps:
             break
         if machine.duration_us >= budget_us:
             continue
@@ -124,7 +124,7 @@ def begun(
 
 def _greedy_of(machine: Machine, left: float, rule: str, budget_us: float) -> list[Group]:
     """One configuration's part of the rate left: full machines, then a partial one."""
-    count = floor(left / machine.rate_rps * (1 + _EPS))
+    count = floor(left / machine.rate_rps * (1 + ROUNDING))
     groups: list[Group] = []
     if count:
         latency_us = machine.latency_us(rule, left, machine.rate_rps)
@@ -132,7 +132,7 @@ def _greedy_of(machine: Machine, left: float, rule: str, budget_us: float) -> li
             return []
         groups.append(Group(machine=machine, machines=count, latency_us=latency_us))
         left -= count * machine.rate_rps
-    if left > _EPS * machine.rate_rps:
+    if left > ROUNDING * machine.rate_rps:
         latency_us = machine.latency_us(rule, left, left)
         if latency_us <= budget_us:
             part = left / machine.rate_rps
@@ -155,7 +155,7 @@ def padded(
     """
     while True:
         changed = closed(machines, served, rate_rps, budget_us)
-        if changed is None or changed.cost >= served.cost * (1 - _EPS):
+        if changed is None or changed.cost >= served.cost * (1 - ROUNDING):
             return served
         served = changed
 
@@ -178,10 +178,10 @@ def _with_dummies(
         for group in served.groups
         if group.machine.unit_cost <= machine.unit_cost and group.machines >= 1
     ]
-    above = [replace(group, machines=float(floor(group.machines + _EPS))) for group in above]
+    above = [replace(group, machines=float(floor(group.machines + ROUNDING))) for group in above]
     left = rate_rps - sum(group.rate_rps for group in above)
     wanted = machine.batch * 1e6 / (budget_us - machine.duration_us)
-    if not 0 < left <= wanted * (1 + _EPS) or wanted > machine.rate_rps * (1 + _EPS):
+    if not 0 < left <= wanted * (1 + ROUNDING) or wanted > machine.rate_rps * (1 + ROUNDING):
         return None
     last = Group(
         machine=machine,
@@ -217,7 +217,7 @@ def cheapest(
         whole: whether there are only whole machines.
         costs: one that no set falls below, and one at which a set is of no interest.
     """
-    usable = [m for m in machines if m.duration_us < budget_us * (1 - _EPS)]
+    usable = [m for m in machines if m.duration_us < budget_us * (1 - ROUNDING)]
     search = _Search(usable, rate_rps, budget_us, dummies=dummies or whole, whole=whole)
     search.floor, search.best = costs
     search.visit(0, rate_rps, 0.0, 0.0, ())
@@ -242,9 +242,11 @@ class _Search:
         self.rates = [m.rate_rps for m in machines]
         self.prices = [m.price for m in machines]
         self.unit = [m.unit_cost for m in machines]
-        self.needed = [m.batch * 1e6 / (budget_us * (1 + _EPS) - m.duration_us) for m in machines]
+        self.needed = [
+            m.batch * 1e6 / (budget_us * (1 + ROUNDING) - m.duration_us) for m in machines
+        ]
         self.dummies, self.whole = dummies, whole
-        self.none = _EPS * rate_rps
+        self.none = ROUNDING * rate_rps
         self.best, self.floor = inf, 0.0
         self.found: tuple[tuple[int, float], ...] | None = None
         self.padding = 0.0
@@ -267,7 +269,7 @@ class _Search:
             needed, rate = self.needed[at], self.rates[at]
             if not self.dummies and needed > left:
                 continue
-            whole = floor(left / rate * (1 + _EPS))
+            whole = floor(left / rate * (1 + ROUNDING))
             if self.dummies:
                 self._end_full(at, left, padding, cost, chosen)
             for count in range(whole, -1, -1):
@@ -316,7 +318,7 @@ class _Search:
         chosen: tuple[tuple[int, float], ...],
     ) -> None:
         """End with the fewest full machines of this rank that run what is left, and dummies."""
-        served = max(self.needed[at], left + padding) * (1 - _EPS)
+        served = max(self.needed[at], left + padding) * (1 - ROUNDING)
         count = ceil(served / self.rates[at])
         chosen = (*chosen, (at, float(count)))
         self._take(cost + count * self.prices[at], chosen, count * self.rates[at] - left)
@@ -334,15 +336,15 @@ class _Search:
             return
         needed, rate = self.needed[at], self.rates[at]
         own = max(left + padding, needed) if self.dummies else left
-        if own > rate * (1 + _EPS) or own < needed * (1 - _EPS):
+        if own > rate * (1 + ROUNDING) or own < needed * (1 - ROUNDING):
             return
         own = min(own, rate)
         self._take(cost + own * self.unit[at], (*chosen, (at, own / rate)), own - left)
 
     def _take(self, cost: float, chosen: tuple[tuple[int, float], ...], padding: float) -> None:
-        if cost < self.best * (1 - _EPS):
+        if cost < self.best * (1 - ROUNDING):
             self.best, self.found, self.padding = cost, chosen, padding
-            if cost <= self.floor * (1 + _EPS):
+            if cost <= self.floor * (1 + ROUNDING):
                 self.best = -inf  # nothing is cheaper: what is left is skipped
 
 
@@ -371,13 +373,13 @@ def even(
     """
     best: MachineSet | None = None
     for machine in machines:
-        room_us = budget_us * (1 + _EPS) - machine.duration_us
+        room_us = budget_us * (1 + ROUNDING) - machine.duration_us
         if room_us <= 0:
             continue
         served = max(rate_rps, machine.batch * 1e6 / room_us)
-        if served > rate_rps * (1 + _EPS) and not dummies:
+        if served > rate_rps * (1 + ROUNDING) and not dummies:
             continue
-        if best is None or served * machine.unit_cost < best.cost * (1 - _EPS):
+        if best is None or served * machine.unit_cost < best.cost * (1 - ROUNDING):
             latency_us = machine.latency_us("tc", served, served)
             count = served / machine.rate_rps
             group = Group(machine=machine, machines=count, latency_us=latency_us)

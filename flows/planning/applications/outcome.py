@@ -18,13 +18,12 @@ from flows.planning.registry import (
     PlanOptions,
     Trace,
 )
+from flows.planning.solver.tolerances import ROUNDING
 from triton_backend.contract.applications import Application, ApplicationPlan, check_tensors
 from triton_backend.contract.errors import InfeasibleError
 from triton_backend.contract.tensors import TensorSpec
 from triton_backend.contract.units import us_to_ms
 from triton_backend.contract.workload import ModelDemand
-
-_EPS = 1e-9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,7 +85,7 @@ def _line(lines: Lines, number: int, budget_us: int, options: PlanOptions) -> Mo
     for graph in lines.graphs:
         if number in graph.lines and not graph.alone:
             kept = 1 - options.margin(graph.application.name)
-            slo_us = min(slo_us, floor(budget_us / kept + _EPS))
+            slo_us = min(slo_us, floor(budget_us / kept + ROUNDING))
     return replace(lines.demands[number], slo_us=slo_us)
 
 
@@ -109,7 +108,7 @@ def pipelines_of_sets(
         left = rates[line]
         for group in served.groups:
             machine = group.machine
-            vgpus = ceil(group.machines * machine.divisor * (1 - _EPS))
+            vgpus = ceil(group.machines * machine.divisor * (1 - ROUNDING))
             rate = min(left, group.rate_rps)
             left -= rate
             stage = PlannedStage(

@@ -13,6 +13,7 @@ from math import ceil, inf
 
 from flows.planning.applications.lines import Lines
 from flows.planning.applications.machines import Machine
+from flows.planning.solver.tolerances import ROUNDING
 
 Tables = Sequence[tuple[Machine, ...]]
 """Machines of every line, in rank order."""
@@ -23,7 +24,6 @@ From lines, their machines, their rates (rows/s) and how worst-case latency is c
 """
 Worth = Callable[[float, int, Machine], float]
 """A switch: price saved, latency added (us), the machine switched to."""
-_EPS = 1e-9
 
 
 def latency_cost(
@@ -73,7 +73,7 @@ def switched(
             for machine in table:
                 saved = (current[line].unit_cost - machine.unit_cost) * rates[line]
                 longer = latency(line, machine) - times[line]
-                if saved <= _EPS or times[line] + longer > room[line]:
+                if saved <= ROUNDING or times[line] + longer > room[line]:
                     continue
                 worth = (value(saved, longer, machine), saved)
                 if best is None or worth > best[0]:

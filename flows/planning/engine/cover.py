@@ -25,11 +25,10 @@ from flows.planning.engine.columns import Columns, Pool
 from flows.planning.engine.master import Cover, Master, Mixed
 from flows.planning.engine.pricing import Duals, Priced, Pricer, ScreeningPricer
 from flows.planning.solver.arrays import Floats
+from flows.planning.solver.tolerances import ROUNDING
 from flows.planning.watch import Watch
 
 ROUNDS = 500
-TOLERANCE = 1e-9
-"""Relative: a reduced cost this little below 0 does not pay off."""
 _HALF_WAY = 0.5
 
 
@@ -87,7 +86,7 @@ def _worth(cover: Cover, duals: Duals) -> float:
     sizes = replace(columns, values=np.abs(columns.values))
     scale = np.abs(columns.cost) + sizes.priced(np.abs(duals.rows))
     ends = np.where(reduced > 0, cover.free.lower, cover.free.upper)
-    counted = (np.abs(reduced) > TOLERANCE * scale) & (ends != 0)  # 0 · inf is 0
+    counted = (np.abs(reduced) > ROUNDING * scale) & (ends != 0)  # 0 · inf is 0
     return worth + float(reduced[counted] @ ends[counted])
 
 
@@ -160,7 +159,7 @@ class Generation:
         if self._enough() or not np.isfinite(self.bound):
             return self._enough()
         bound = raised(self.bound, self.whole_costs)
-        return value - bound <= max(self.close, TOLERANCE) * abs(value)
+        return value - bound <= max(self.close, ROUNDING) * abs(value)
 
     def _enough(self) -> bool:
         return raised(self.bound, self.whole_costs) >= self.enough < np.inf
@@ -177,7 +176,7 @@ class Generation:
                 found = self._look(duals, thorough=thorough)
                 reduced = prices.reduced(self.cover.counted(found))
                 paid = np.abs(found.cost) + np.abs(found.cost - reduced)
-                if self._join(master, found.take(np.flatnonzero(reduced < -TOLERANCE * paid))):
+                if self._join(master, found.take(np.flatnonzero(reduced < -ROUNDING * paid))):
                     return True
                 if self._closed(mixed.value):
                     return False
@@ -300,5 +299,5 @@ def raised(bound: float, step: float) -> float:
 
 def restarted(cover: Cover, need: Floats, capacity: Floats) -> Cover:
     """The same for what is left of demands and resources; columns count for no more than that."""
-    need = np.where(need > TOLERANCE * cover.need, need, 0.0)
+    need = np.where(need > ROUNDING * cover.need, need, 0.0)
     return replace(cover, need=need, capacity=capacity, cap=np.minimum(cover.cap, need))

@@ -20,12 +20,12 @@ from flows.planning.engine.cover import Relaxed, relax
 from flows.planning.engine.master import Cover, level_column
 from flows.planning.engine.pricing import Pricer
 from flows.planning.solver.arrays import Floats
+from flows.planning.solver.tolerances import ROUNDING
 from flows.planning.watch import Watch
 
 _NEAR = 1 / 8  # of what is open: a guess this close to an end is near it
 _BESIDE = 0.45  # of what may stay open: how far beside the line a guess is
 _FALLS = 40
-_TOLERANCE = 1e-9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,7 +74,7 @@ def bracket(
             level, tried = low + width / 2 if tried else level, True
         level = min(max(level, low + beside), high - beside)
         taken = takes(level)
-        if taken > available * (1 + _TOLERANCE):
+        if taken > available * (1 + ROUNDING):
             high, at_high = level, taken
         else:
             low, at_low = level, taken

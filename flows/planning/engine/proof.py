@@ -29,11 +29,10 @@ from flows.planning.engine.pricing import Duals, Pricer, ScreeningPricer
 from flows.planning.engine.rounding import Incumbent, Rung, Tools, restricted
 from flows.planning.solver.arrays import Floats
 from flows.planning.solver.solve import Limits
+from flows.planning.solver.tolerances import ROUNDING, SOLVED
 from flows.planning.watch import Watch
 
-_TINY = 1e-9
 _CHUNK = 4  # groups whose programs are solved before the sum is looked at again
-_LEAST_OPEN = 1e-7  # of what is needed: a group with less open is not looked at
 
 
 def by_slack(
@@ -147,14 +146,14 @@ class Parts:
             left = np.where(self.step <= step, self.upper - self.lower, 0.0)
             size = np.where(self.upper > 0, self.upper, 1.0) if step else 1.0
             order = np.argsort(-left / size, kind="stable")
-            order = order[left[order] > _LEAST_OPEN * scale]
+            order = order[left[order] > SOLVED * scale]
             for at in range(0, len(order), _CHUNK):
-                if self.value(self.lower) >= target * (1 - _TINY * np.sign(target)):
+                if self.value(self.lower) >= target * (1 - ROUNDING * np.sign(target)):
                     return True
-                if self.value(self.upper) < target - _TINY * scale or over():
+                if self.value(self.upper) < target - ROUNDING * scale or over():
                     return False
                 self._raise(order[at : at + _CHUNK].tolist(), step, pool, executor)
-        return self.value(self.lower) >= target - _TINY * scale
+        return self.value(self.lower) >= target - ROUNDING * scale
 
     def _raise(self, groups: list[int], step: int, pool: Pool, executor: Executor) -> None:
         def solve(group: int) -> Least:

@@ -18,10 +18,10 @@ from flows.planning.engine.master import Cover, Extra, whole_program
 from flows.planning.engine.pricing import Pricer
 from flows.planning.solver.arrays import Floats, Ints
 from flows.planning.solver.solve import Limits, solve_integer
+from flows.planning.solver.tolerances import SOLVED
 from flows.planning.watch import Watch
 
 DIVE_ROUNDS = 4
-_WHOLE = 1e-7
 
 
 @dataclass(slots=True)
@@ -153,15 +153,15 @@ def _most(cover: Cover, columns: Columns) -> Floats:
     uses, gives = columns.rows >= len(cover.need), columns.values > 0
     room, wanted = np.full(len(columns), np.inf), np.zeros(len(columns))
     each = amount[columns.rows[gives]] / columns.values[gives]
-    np.minimum.at(room, of[uses & gives], np.floor(each[uses[gives]] + _WHOLE))
-    np.maximum.at(wanted, of[~uses & gives], np.ceil(each[~uses[gives]] - _WHOLE))
+    np.minimum.at(room, of[uses & gives], np.floor(each[uses[gives]] + SOLVED))
+    np.maximum.at(wanted, of[~uses & gives], np.ceil(each[~uses[gives]] - SOLVED))
     return np.minimum(room, np.maximum(wanted, 1.0))
 
 
 def _fits(cover: Cover, columns: Columns) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
     """[n] whether one of each is within the resources."""
     amount = np.concatenate([np.full(len(cover.need), np.inf), cover.capacity])
-    over = columns.values > amount[columns.rows] * (1 + _WHOLE)
+    over = columns.values > amount[columns.rows] * (1 + SOLVED)
     return np.bincount(columns.of_columns(), over, len(columns)) == 0
 
 
@@ -187,14 +187,14 @@ def dive(
     """
     taken: dict[int, int] = {}
     rest, demands = cover, len(cover.need)
-    while (rest.need > _WHOLE * cover.need).any():
+    while (rest.need > SOLVED * cover.need).any():
         if last is not None and len(found := last(rest)):
             pool.add(found)
         relaxed = relax(rest, pricer, pool, watch, rounds=rounds)
-        if relaxed.mixed is None or relaxed.mixed.counts.max(initial=0.0) <= _WHOLE:
+        if relaxed.mixed is None or relaxed.mixed.counts.max(initial=0.0) <= SOLVED:
             break
         columns, counts = pool.columns, relaxed.mixed.counts
-        whole = np.floor(counts + _WHOLE).astype(np.int64)
+        whole = np.floor(counts + SOLVED).astype(np.int64)
         if not whole.any():
             fits = _fits(rest, columns)[: len(counts)]
             whole[int(np.argmax(np.where(fits, counts, -1.0)))] = 1
@@ -205,7 +205,7 @@ def dive(
             own = columns.take(np.array([n])).matrix(cover.rows)[0]
             use = own[demands:]
             room = left[use > 0] / use[use > 0]
-            count = int(min(whole[n], np.floor(room.min(initial=np.inf) + _WHOLE)))
+            count = int(min(whole[n], np.floor(room.min(initial=np.inf) + SOLVED)))
             if count <= 0:
                 continue
             some = True

@@ -23,8 +23,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from flows.planning.entries.tables import SLACK, ModelTable, Options
+from flows.planning.entries.tables import ModelTable, Options
 from flows.planning.solver.arrays import Floats, Ints
+from flows.planning.solver.tolerances import ROUNDING
 from triton_backend.scheduler.compiled import entry as kernel_entry
 from triton_backend.scheduler.compiled import kernel
 
@@ -349,7 +350,7 @@ def _at(
                 continue
             if arrays.root_time[root] > direct:
                 break
-            vgpus = max(1.0, np.ceil(total * arrays.root_work[root] * (1 - SLACK)))
+            vgpus = max(1.0, np.ceil(total * arrays.root_work[root] * (1 - ROUNDING)))
             cost = arrays.root_price[root] * vgpus
             if vgpus > arrays.most or cost >= cheapest:  # as cheap and faster ones came before
                 continue

@@ -39,9 +39,10 @@ from flows.planning.entries.groups import (
     best_of_subsets,
     cheapest_partition,
 )
-from flows.planning.entries.tables import ANY_NUMBER, SLACK, ModelTable, vgpus_for
+from flows.planning.entries.tables import ANY_NUMBER, ModelTable, vgpus_for
 from flows.planning.solver.arrays import Floats, Ints
 from flows.planning.solver.solve import Limits
+from flows.planning.solver.tolerances import ROUNDING, SOLVED
 from flows.planning.watch import Watch
 from triton_backend.scheduler.compiled import entry as kernel_entry
 
@@ -57,8 +58,6 @@ _NODES = 500
 _NEAR_GROUPS = 200
 _FEW = 25  # items, for which the relaxation is solved to the end
 _COLUMNS = 600  # of the integer program
-_TINY = 1e-9
-_ROUNDED = 1e-7  # of a cost: a reduced cost this little below 0 does not pay off
 _PARTS = 6  # numbers of vGPUs that a class may end at
 _MOST_LOADS = 4_000  # of which each is looked at to leave options out
 _MOST_UNITS = 20_000  # of rates together, for exact pricing
@@ -186,7 +185,7 @@ class _Options:
         look = self.look(duals.demand, None if thorough else self._near)
         least = look.least()
         some = [look.column(row) for row in _spread(look, least)]
-        found = [c for c in some if _reduced(c, look.pi) < -_ROUNDED * max(1.0, c.cost)]
+        found = [c for c in some if _reduced(c, look.pi) < -SOLVED * max(1.0, c.cost)]
         if not thorough:
             return Priced(columns=self.columns(found), least=least, proven=False)
         self._near, bound = np.argsort(least)[:_NEAR], look.bound()
@@ -209,7 +208,7 @@ class _Options:
     def column(self, at: int, classes: Ints, counts: Ints) -> _Column:
         """A group on an option."""
         load = float(counts @ self.field.rate[classes])
-        vgpus = max(1.0, math.ceil(load * self.work[at] * (1 - SLACK)))
+        vgpus = max(1.0, math.ceil(load * self.work[at] * (1 - ROUNDING)))
         cost = self.cheapest[at] * vgpus + float(counts @ self.beside[at, classes])
         root = int(self.roots[at])
         return _Column(cost=float(cost), root=root, classes=classes, counts=counts)
@@ -228,14 +227,14 @@ class _Options:
         load = np.asarray(np.cumsum(number * rate[order], axis=1), dtype=np.float64)
         profit = np.asarray(np.cumsum(number * gain, axis=1), dtype=np.float64)
         work, price = self.work[which][:, None], self.cheapest[which][:, None]
-        vgpus = np.maximum(1.0, np.ceil(load * work * (1 - SLACK)))
+        vgpus = np.maximum(1.0, np.ceil(load * work * (1 - ROUNDING)))
         full = np.where(used & (vgpus <= self.vgpus), price * vgpus - profit, np.inf)
         # the last class in part, so that fewer vGPUs are full
         before = load - number * rate[order]
         some, part = np.full(load.shape, np.inf), np.zeros(load.shape)
         for less in range(_PARTS if self.counts.max() > 1 else 1):
             fewer = np.minimum(np.floor(load * work) - less, self.vgpus)
-            fits = np.floor((fewer / work - before) / rate[order] * (1 + SLACK) + SLACK)
+            fits = np.floor((fewer / work - before) / rate[order] * (1 + ROUNDING) + ROUNDING)
             fits = np.clip(fits, 0.0, number)
             reduced = price * fewer - (profit - (number - fits) * gain)
             better = used & (fewer >= 1) & (fits > 0) & (reduced < some)
@@ -297,7 +296,7 @@ class _Look:
         def reduced(held: Floats, unit: float) -> Floats:
             held = np.minimum(held, pricing.vgpus)
             left = np.maximum(0.0, held / work - load)
-            left = np.floor(left / unit * (1 + SLACK) + SLACK) * unit
+            left = np.floor(left / unit * (1 + ROUNDING) + ROUNDING) * unit
             return price * held - profit - density * np.minimum(left, next_load)
 
         # whole vGPUs next to either end of what a class spans; in between they count in fractions
@@ -308,7 +307,7 @@ class _Look:
         wide = span > parts + 1
         if wide.any():
             for held in (vgpus, after - 1 - parts):
-                between = np.where(wide, reduced(held, _TINY), np.inf)
+                between = np.where(wide, reduced(held, ROUNDING), np.inf)
                 lowest = np.minimum(lowest, between.min(axis=1))
         return lowest
 
@@ -320,12 +319,12 @@ class _Look:
         room = np.zeros(total + 1), np.zeros((len(units), total + 1), dtype=np.int8)
         gain = np.zeros(len(units))
         chosen = np.zeros(len(units), dtype=np.int64)
-        for row in np.flatnonzero(bound < -_TINY).tolist():
+        for row in np.flatnonzero(bound < -ROUNDING).tolist():
             at = int(self.which[row])
             gain[:] = (self.pi - pricing.beside[at])[pricing.one]
             work = pricing.work[at] * pricing.unit
             bound[row] = fill(gain, units, pricing.cheapest[at], work, pricing.vgpus, *room, chosen)
-            if bound[row] < -_TINY:
+            if bound[row] < -ROUNDING:
                 classes, counts = np.unique(pricing.one[chosen > 0], return_counts=True)
                 column = pricing.column(at, classes, counts)
                 found.append(column)
@@ -520,7 +519,7 @@ def fill(
                 taken[item, load] = 1
     least, end = np.inf, -1
     for load in range(1, total + 1):
-        vgpus = max(1.0, np.ceil(load * work * (1 - SLACK)))
+        vgpus = max(1.0, np.ceil(load * work * (1 - ROUNDING)))
         if vgpus <= most and price * vgpus - best[load] < least:
             least, end = price * vgpus - best[load], load
     for item in range(len(gain) - 1, -1, -1):
@@ -552,7 +551,7 @@ def _single(pricing: _Options) -> list[_Column]:
     for number, count in enumerate(pricing.counts.astype(int).tolist()):
         for k in {1, count}:
             load = k * float(pricing.field.rate[number])
-            vgpus = np.maximum(1.0, np.ceil(load * pricing.work * (1 - SLACK)))
+            vgpus = np.maximum(1.0, np.ceil(load * pricing.work * (1 - ROUNDING)))
             cost = pricing.cheapest * vgpus + k * pricing.beside[:, number]
             cost = np.where(vgpus <= pricing.vgpus, cost, np.inf)
             row = int(cost.argmin())

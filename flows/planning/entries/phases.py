@@ -32,9 +32,10 @@ from dataclasses import replace
 import numpy as np
 
 from flows.planning.entries.pooling import Key, Pooled
-from flows.planning.entries.tables import SLACK, US, ModelTable, vgpus_for
+from flows.planning.entries.tables import US, ModelTable, vgpus_for
 from flows.planning.inputs import moves_us
 from flows.planning.solver.arrays import Floats
+from flows.planning.solver.tolerances import ROUNDING
 from triton_backend.scheduler.compiled import entry as kernel_entry
 from triton_backend.scheduler.compiled import kernel
 
@@ -43,21 +44,21 @@ _POINTS = 4_096  # instants that are looked at one by one; beyond them a line bo
 
 @kernel
 def _started(x: float, latency: float) -> float:
-    return np.floor(x / latency * (1 + SLACK) + SLACK)
+    return np.floor(x / latency * (1 + ROUNDING) + ROUNDING)
 
 
 @kernel
 def _sent(x: float, wait: float, period: float) -> float:
-    if x < wait * (1 - SLACK):
+    if x < wait * (1 - ROUNDING):
         return 0.0
-    return np.floor((x - wait) / period * (1 + SLACK) + SLACK) + 1
+    return np.floor((x - wait) / period * (1 + ROUNDING) + ROUNDING) + 1
 
 
 @kernel
 def _left(x: float, wait: float, period: float, latency: float, batch: int) -> float:
     """Requests that a vGPU busy with a client carries of those that have to start within x."""
     whole = _started(x, latency)
-    if period < (wait + latency) * (1 - SLACK):
+    if period < (wait + latency) * (1 - ROUNDING):
         return batch * whole
     late = latency
     if x >= wait:
@@ -73,7 +74,7 @@ def _carried(
     carried, taken = 0.0, 0
     for n in range(len(waits)):
         c = int(room[2, n])
-        several = max(1, int(np.ceil((waits[c] + latency) / periods[c] * (1 - SLACK))))
+        several = max(1, int(np.ceil((waits[c] + latency) / periods[c] * (1 - ROUNDING))))
         some = min(several, vgpus - taken)
         carried += some * min(room[1, c], free)
         taken += some
@@ -101,19 +102,21 @@ def _least_vgpus(
     for c in range(len(waits)):
         rate += 1 / periods[c]
         room[0, c] = waits[c]  # the next x at which its last request counts
-    vgpus, x = max(1, int(np.ceil(rate * latency / batch * (1 - SLACK)))), 0.0
+    vgpus, x = max(1, int(np.ceil(rate * latency / batch * (1 - ROUNDING)))), 0.0
     for _ in range(_POINTS):
         x, sent = room[0, 0], 0.0
         for c in range(1, len(waits)):
             x = min(x, room[0, c])
         for c in range(len(waits)):
-            while room[0, c] <= x * (1 + SLACK):
+            while room[0, c] <= x * (1 + ROUNDING):
                 room[0, c] += periods[c]
             sent += _sent(x, waits[c], periods[c])
             room[1, c] = _left(x, waits[c], periods[c], latency, batch)
         _in_order(room)
         free = batch * (_started(x, latency) + 1)
-        while vgpus <= most and sent > _carried(vgpus, free, room, waits, periods, latency) + SLACK:
+        while (
+            vgpus <= most and sent > _carried(vgpus, free, room, waits, periods, latency) + ROUNDING
+        ):
             vgpus += 1
         if vgpus > most:
             return vgpus
@@ -129,7 +132,7 @@ def _holds_beyond(x: float, waits: Floats, periods: Floats, latency: float, widt
     for c in range(len(waits)):
         slope += 1 / periods[c]
         sent += max(0.0, (x - waits[c]) / periods[c] + 1)
-    return sent <= width * (x / latency - 1) and slope <= width / latency * (1 + SLACK)
+    return sent <= width * (x / latency - 1) and slope <= width / latency * (1 + ROUNDING)
 
 
 def least_vgpus(waits: Floats, periods: Floats, latency: float, batch: int, most: int) -> int:

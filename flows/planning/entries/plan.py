@@ -59,6 +59,7 @@ from flows.planning.registry import (
     Trace,
 )
 from flows.planning.solver.solve import Limits
+from flows.planning.solver.tolerances import ROUNDING
 from triton_backend.contract.errors import InfeasibleError, InputError
 from triton_backend.contract.plan import PlacementRun, worker_memory_gib
 from triton_backend.contract.shares import PER_PERCENT, WHOLE_GPU, divisor_of
@@ -66,7 +67,6 @@ from triton_backend.contract.units import us_to_ms
 from triton_backend.contract.workload import MARGIN
 
 GROUPS, POOLS = "groups", "pools"
-_TINY = 1e-9
 RETRY_BY_GROUPS_ABOVE_GAP = 0.05  # gap of thousands of entries, above which groups are sought too
 _WEIGHTINGS, _DEARER = 16, 1.2  # tries to use less of a class that has too few GPUs
 _WASTES = (0.1, 0.3, 1.0)  # tries to have shares that fill GPUs, where there is one class
@@ -132,7 +132,7 @@ def exactly(table: ModelTable, inputs: Inputs, options: PlanOptions) -> Solved:
         found = _by_groups(field, inputs, options, step=step)
     _, proven, least, looked_at, space, _ = found
     plans = [*tried, *found.plans]
-    if min(p.cost for p in plans) < max(proven, least) * (1 - _TINY):
+    if min(p.cost for p in plans) < max(proven, least) * (1 - ROUNDING):
         space, proven = POOLS, found.of_pools
         if proven is None:
             proven = in_pools(field, inputs.watch, step)[0] if inputs.prove else 0.0
@@ -150,7 +150,7 @@ def _step_of(table: ModelTable, options: PlanOptions) -> float:
     unit = 1.0 if options.objective == "share" else PER_PERCENT / WHOLE_GPU
     parts = np.array([size.price / unit for size in table.sizes])
     whole = np.rint(parts).astype(np.int64)
-    return unit * int(np.gcd.reduce(whole)) if np.abs(parts - whole).max() < _TINY else 0.0
+    return unit * int(np.gcd.reduce(whole)) if np.abs(parts - whole).max() < ROUNDING else 0.0
 
 
 def _by_shared_stages(
@@ -203,7 +203,7 @@ def _by_groups(
     if joined is not None:
         found.plans.append(pooled(field, joined, joined=True))
         proven = math.fsum(group.cost for group in joined)
-        if proven < groups.value - _TINY * groups.value:
+        if proven < groups.value - ROUNDING * groups.value:
             return found._replace(proven=proven, least=0.0, space=POOLS)
         return found._replace(proven=proven)
     found.plans.append(best_joined(field, groups.groups))
@@ -219,7 +219,7 @@ def _by_groups(
         relative_gap=options.gap,
         nodes=_NODES,
         seconds=inputs.watch.left_s(),
-        cutoff=-(best - _TINY * best - step),
+        cutoff=-(best - ROUNDING * best - step),
         enough=-bound * (1 + options.gap),
     )
     if mixed := assigned(field, ways, limits):

@@ -17,8 +17,9 @@ import numpy as np
 from flows.planning.entries.groups import FAR, EntryClass, Group, GroupingProblem
 from flows.planning.entries.partition import cheapest_cut
 from flows.planning.entries.seats import SeatRoute
-from flows.planning.entries.tables import SLACK, Options, vgpus_for
+from flows.planning.entries.tables import Options, vgpus_for
 from flows.planning.solver.arrays import Floats, Ints
+from flows.planning.solver.tolerances import ROUNDING
 
 MOST_BUNDLED = 8  # entries of one start of which every way to share is looked at
 MOST_JOINED = 40  # groups, of which pairs are tried
@@ -267,7 +268,7 @@ def joined_by_subsets(field: GroupingProblem) -> list[Group] | None:
         roots = np.arange(field.root_start[junction], field.root_start[junction + 1])
         if not len(roots):
             continue
-        vgpus = np.ceil(rate[:, None] * field.root_work[roots] * (1 - SLACK))
+        vgpus = np.ceil(rate[:, None] * field.root_work[roots] * (1 - ROUNDING))
         cost = field.root_price[roots] * np.maximum(1.0, vgpus)
         cost[vgpus > field.table.most] = np.inf
         for start, items in starts.items():

@@ -27,10 +27,11 @@ from typing import NamedTuple
 import numpy as np
 
 from flows.planning.entries.groups import GroupingProblem
-from flows.planning.entries.tables import ANY_NUMBER, SLACK
+from flows.planning.entries.tables import ANY_NUMBER
 from flows.planning.solver.arrays import Floats, Ints
 from flows.planning.solver.program import ProgramBuilder
 from flows.planning.solver.solve import Limits, solve_integer
+from flows.planning.solver.tolerances import ROUNDING
 from flows.planning.watch import Watch
 
 _WEIGHTS = (0.05, 0.125, 0.25, 0.5)  # of a vGPU that is spare, in the choice of ways
@@ -101,13 +102,13 @@ def seated(field: GroupingProblem, ways: Collection[SeatRoute], limits: Limits) 
     seats = build.variables("seats", len(order), upper=count, whole=True)
     stage = build.rows("stage", len(roots), upper=0.0)
     build.entries(stage[at], seats, 1.0)
-    held = (1 + SLACK) / (rate * field.root_work[roots])
+    held = (1 + ROUNDING) / (rate * field.root_work[roots])
     build.entries(stage, shared, -held)
     aligned = np.flatnonzero(work > 0)
     own = build.variables("aligned", len(aligned), cost=-price[aligned], upper=count, whole=True)
     way = build.rows("way", len(aligned), upper=0.0)
     build.entries(way, seats[aligned], 1.0)
-    build.entries(way, own, -(1 + SLACK) / (rate * work[aligned]))
+    build.entries(way, own, -(1 + ROUNDING) / (rate * work[aligned]))
     for block in np.unique(field.block).tolist():
         mine = np.flatnonzero(start == block)
         if not _cover(build, np.sort(field.limit[field.block == block]), time[mine], seats[mine]):
@@ -162,7 +163,7 @@ def assigned(
     once = build.rows("item", len(field.items), upper=-1.0)
     build.entries(once[item], x, -1.0)
     room = build.rows("pool", len(pools), upper=0.0)
-    build.entries(room, vgpus, -(1 + SLACK) / work)
+    build.entries(room, vgpus, -(1 + ROUNDING) / work)
     number = {key: n for n, key in enumerate(pools)}
     for depth in range(2):
         passing = np.array([number[t[depth]] if depth < len(t) else -1 for t in through])[of]

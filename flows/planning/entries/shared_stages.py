@@ -37,12 +37,12 @@ from flows.planning.entries.groups import Group, GroupingProblem
 from flows.planning.entries.seats import SeatRoute, one_rate, seated
 from flows.planning.solver.arrays import Floats, Ints
 from flows.planning.solver.solve import Limits
+from flows.planning.solver.tolerances import SOLVED
 from flows.planning.watch import Watch
 
 MOST_ITEMS = 400
 _FEW = 25  # items for which the relaxation is solved to its end, and all ways are listed
 _FRESH = 40  # columns of a round
-_TINY = 1e-7
 _GROUPS, _GROUP_NODES = 150, 50  # of which a plan is made, and nodes
 _WAY_NODES = 200  # to prove
 _CLOSE = 2e-3  # of the relaxation of many items, where it ends
@@ -177,7 +177,7 @@ class SharedStages:
         found = [
             self.column(int(self.stages[n]), int(size[n]), pi)
             for n in order.tolist()
-            if score[n] < -_TINY
+            if score[n] < -SOLVED
         ]
         return Priced(columns=self.columns(found), least=least)
 
@@ -375,7 +375,7 @@ class _Search:
         proven = self.best.cost * (1 - self.gap)
         if self.wanted is None or self.best.cost <= self.wanted:
             return proven
-        return min(proven, self.wanted * (1 + _TINY) + self.step)
+        return min(proven, self.wanted * (1 + SOLVED) + self.step)
 
     def by_reduced(self, pi: Floats) -> Columns:
         """Groups known, the least reduced costs first."""
@@ -415,13 +415,13 @@ class _Search:
         """
         pricer = self.pricer
         least, _ = pricer.least(pricer.stages, pi, self.best.cost - bound)
-        open_ = self._better() - bound + _TINY
+        open_ = self._better() - bound + SOLVED
         known = pricer.ways_within(pricer.stages[least <= open_], pi, open_)
         if known is None:
             return bound
         lowest = bound
         for cost in self._costs(bound):
-            ways = [way for way, least in known.items() if least <= cost - bound + _TINY]
+            ways = [way for way, least in known.items() if least <= cost - bound + SOLVED]
             if len(ways) > _MOST_WAYS:
                 break
             limits = self._limits(lowest, _WAY_NODES, most=cost)
@@ -453,7 +453,7 @@ class _Search:
             relative_gap=self.gap,
             nodes=nodes,
             seconds=self.watch.left_s(),
-            cutoff=-most * (1 + _TINY),
+            cutoff=-most * (1 + SOLVED),
             enough=-enough * (1 + self.gap),
         )
 

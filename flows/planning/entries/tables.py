@@ -24,6 +24,7 @@ from flows.planning.inputs import gpu_price, link_rps, moves_us, profile_of, req
 from flows.planning.promises.headroom import NO_HEADROOM, factor_of
 from flows.planning.registry import Inputs, PlanOptions
 from flows.planning.solver.arrays import Floats, Ints
+from flows.planning.solver.tolerances import ROUNDING
 from triton_backend.contract.entries import Entry
 from triton_backend.contract.errors import InputError
 from triton_backend.contract.plan import BYTES_PER_GIB
@@ -33,7 +34,6 @@ from triton_backend.contract.workload import ModelDemand
 from triton_backend.scheduler.compiled import entry as kernel_entry
 
 US = 1e6
-SLACK = 1e-9  # of a rate: sums of rates are floats
 ANY_NUMBER = 1 << 30  # of vGPUs
 ANY_PHASE = "any"
 _PERIODS = 256  # in which clients may come together again and again
@@ -90,7 +90,7 @@ class Options:
 
 def vgpus_for(rate_rps: float | Floats, work: Floats) -> Floats:
     """Whole vGPUs that carry a rate, at least one."""
-    return np.maximum(1.0, np.ceil(rate_rps * work * (1 - SLACK)))
+    return np.maximum(1.0, np.ceil(rate_rps * work * (1 - ROUNDING)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -235,7 +235,7 @@ def _references_us(entries: Sequence[Entry]) -> tuple[float, ...]:
 
 def _counted(entry: Entry, period_us: float) -> int:
     """How many clients of a period an entry counts as: no two requests of one are closer."""
-    return math.ceil(entry.rate_rps * period_us / US * (1 - SLACK))
+    return math.ceil(entry.rate_rps * period_us / US * (1 - ROUNDING))
 
 
 def in_periods_of(table: ModelTable, period_us: float) -> ModelTable:
@@ -292,7 +292,7 @@ def _options(table: ModelTable, first: int, last: int, kind: int) -> Options:
     rows: list[Floats] = []
     held_gib = table.profile.stage_memory_bytes((first, last)) / BYTES_PER_GIB
     for number, size in enumerate(table.sizes):
-        if held_gib > size.room_gib * (1 + SLACK):
+        if held_gib > size.room_gib * (1 + ROUNDING):
             continue
         batches = np.array(size.table.batches)
         latency = size.table.stage_latency_us((first, last))[batches - 1].astype(np.float64)
@@ -344,7 +344,7 @@ def clients_of(wait: float, latency: float, batch: int, period: float) -> float:
     one = 1.0 if wait + latency <= period else 0.0
     least = batch * period / latency
     for k in range(_PERIODS):
-        started = np.floor((wait + k * period) / latency * (1 + SLACK))
+        started = np.floor((wait + k * period) / latency * (1 + ROUNDING))
         least = min(least, (batch * started + one) / (k + 1))
     beyond = (wait + _PERIODS * period) / latency - 1  # the rest is at least this, or the rate
     return min(least, batch * beyond / (_PERIODS + 1))

@@ -41,6 +41,7 @@ from flows.planning.registry import Trace
 from flows.planning.solver.arrays import Floats, Ints
 from flows.planning.solver.program import ProgramBuilder
 from flows.planning.solver.solve import Limits
+from flows.planning.solver.tolerances import ROUNDING
 from flows.planning.watch import Watch
 
 DIVES = 6  # at different levels
@@ -52,7 +53,6 @@ STEP = 0.004  # relative, from a bound to the next target
 GUESSES = 25  # at where the relaxation closes
 NEAR = 0.001  # relative, of such a guess
 NODES = (200, 1_000)  # of the first integer programs and of the last
-CLOSE = 1e-9  # of a demand
 
 Chosen = list[tuple[Pattern, int]]
 
@@ -90,7 +90,7 @@ class Goal:
         level = float(served.min())
         if self.prices is None:
             return -level
-        return price if level >= 1 - CLOSE else np.inf
+        return price if level >= 1 - ROUNDING else np.inf
 
     def whole_costs(self) -> float:
         """The step that all prices of plans are multiples of; 0: anything."""
@@ -493,13 +493,13 @@ class _Search:
 
         high = min(bound, self.goal.enough)
         at_high = needed(high)
-        if at_high <= total * (1 + CLOSE):
+        if at_high <= total * (1 + ROUNDING):
             return bound
         least = float((1e6 / tables.limit_us / self.goal.demand).min())
         known = Bracket(low=0.0, high=high, at_high=at_high)
         if least < high:
             at_low = needed(least)
-            if at_low > total * (1 + CLOSE):
+            if at_low > total * (1 + ROUNDING):
                 return 0.0
             known = replace(known, low=least, at_low=at_low)
         found = bracket(needed, total, known, close=NEAR, rounds=GUESSES, watch=self.watch)
@@ -510,13 +510,13 @@ class _Search:
 
         None where there is no plan; whether these are all.
         """
-        total = float(self.gpus.sum()) * (1 + CLOSE)
+        total = float(self.gpus.sum()) * (1 + ROUNDING)
         relaxed = relax(cover, self.pricer, self.pool, self.watch)
         if relaxed.bound > total:
             return Columns.none(), True
         screen = screened(cover, self.pricer, relaxed.duals, total, most)
         self.pool.add(screen.columns)
-        return cover.undominated(self.pool.columns), screen.outside >= total * (1 - CLOSE)
+        return cover.undominated(self.pool.columns), screen.outside >= total * (1 - ROUNDING)
 
     def _most_of(self, target: float, columns: Columns) -> None:
         """A plan of these patterns that comes close to a level, and closer than what is known."""

@@ -77,6 +77,7 @@ from flows.planning.registry import (
 )
 from flows.planning.solver.arrays import Floats, Ints
 from flows.planning.solver.solve import Limits
+from flows.planning.solver.tolerances import ROUNDING
 from triton_backend.contract.errors import InfeasibleError, InputError
 from triton_backend.contract.plan import (
     DEFAULT_POLICY,
@@ -92,8 +93,6 @@ TURN_US = 1_000_000  # of an open seat: its rate is then 1
 MOST_PATTERNS = 2_000  # of the integer program
 MOST_COLUMNS = 160
 MOST_NODES = 2_000
-_CLOSE = 1e-9
-_BETTER = 1e-9
 _BEFORE = 0.25  # of the time that is left: what planning with one kind alone may take, each
 
 
@@ -289,7 +288,7 @@ def _seat(tables: Tables, gpu_class: int, share: int) -> OpenPartType:
         gpu_class=gpu_class,
         share=share,
         pressure=most[share],
-        felt=max(felt, _CLOSE) if beside else 0.0,
+        felt=max(felt, ROUNDING) if beside else 0.0,
         inflation=table.inflation if beside else 1.0,
     )
 
@@ -445,10 +444,10 @@ def _search(
     left_out = max(left_out, -screen.outside)
     trace.configurations["patterns kept"] = len(pool)
     trace.configurations["pipelines kept"] = len(rows)
-    if left_out > known * (1 + _CLOSE):
+    if left_out > known * (1 + ROUNDING):
         trace.notes.append("more patterns or pipelines than the integer program takes")
     whole = _Whole(both, gpus, both.columns.take(rows), bound)
-    best = Incumbent(cost=-known * (1 + _BETTER), judge=whole.judged)
+    best = Incumbent(cost=-known * (1 + ROUNDING), judge=whole.judged)
     limits = Limits(
         relative_gap=options.gap / 2,
         nodes=MOST_NODES,

@@ -15,9 +15,8 @@ import numpy as np
 
 from flows.planning.engine.master import FULL
 from flows.planning.solver.arrays import Floats, Ints
+from flows.planning.solver.tolerances import ROUND_OFF_US
 from triton_backend.scheduler.compiled import entry, kernel
-
-ROUNDING = 1e-6  # µs
 
 
 class Side(NamedTuple):
@@ -234,7 +233,7 @@ def _carry(side: Side, row: int, felt: float, inflation: float, carried: Floats)
         carried[k] = 0.0
         if side.model[row, k] >= 0:
             factor = max(1.0, side.susceptibility[row, k] + felt) * inflation
-            carried[k] = np.ceil(side.turn_us[row, k] * factor - ROUNDING)
+            carried[k] = np.ceil(side.turn_us[row, k] * factor - ROUND_OFF_US)
             round_us += carried[k]
     for k in range(len(carried)):
         if side.model[row, k] < 0:

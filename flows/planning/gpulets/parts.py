@@ -20,9 +20,9 @@ import numpy as np
 
 from flows.planning.gpulets.tables import Cell, ClassTable, Tables
 from flows.planning.solver.arrays import Floats, Ints
+from flows.planning.solver.tolerances import ROUND_OFF_US
 from triton_backend.contract.shares import mig_cell
 
-ROUNDING = 1e-6  # µs
 MOST_OPTIONS = 100_000  # of one share
 LADDER = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
 
@@ -59,7 +59,7 @@ class Options:
     def turns_us(self, rows: Ints, felt: Floats | float, inflation: float) -> Floats:
         """[row, K] turns beside neighbours that press `felt`, whole µs rounded up."""
         factor = np.maximum(1.0, self.susceptibility[rows] + np.asarray(felt)[..., None])
-        return np.ceil(self.turn_us[rows] * (factor * inflation) - ROUNDING)
+        return np.ceil(self.turn_us[rows] * (factor * inflation) - ROUND_OFF_US)
 
     def speed(self, rows: Ints, turns_us: Floats) -> Floats:
         """[row] rounds per second; 0 where a seat would be late."""

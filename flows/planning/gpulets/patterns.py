@@ -37,13 +37,13 @@ from flows.planning.gpulets.pairs import (
 from flows.planning.gpulets.parts import Options, options_of
 from flows.planning.gpulets.tables import ClassTable, Tables
 from flows.planning.solver.arrays import Floats, Ints
+from flows.planning.solver.tolerances import EXACT
 from flows.planning.watch import Watch
 
 BUCKETS = 24  # of pressure, where a GPU has two parts
 MOST_TUPLES = 40_000  # bucket choices of one partition
 CHUNK = 200_000  # patterns evaluated at once
 _FIRST = 32  # options of every part that are tried before the rest is bounded
-TOLERANCE = 1e-12
 ENUMERATED = 50_000  # patterns worth more than asked, before those that others replace are dropped
 PAIR = 2
 _NEAR = 0.8  # of the best pattern known: partitions whose best is below it need not be known
@@ -291,7 +291,7 @@ class Patterns:
             if not len(found.values):
                 continue
             top = int(np.argmax(found.values))
-            if found.values[top] > known() * (1 + TOLERANCE):
+            if found.values[top] > known() * (1 + EXACT):
                 best = _picked(found, np.array([top]))
         return best
 
@@ -381,7 +381,7 @@ class Patterns:
         tops = np.stack([p.top[axes[i], level[i]] for i, p in enumerate(parts)])
         bound = tops.sum(axis=0)
         for choice in np.argsort(-bound, kind="stable").tolist():
-            if not bound[choice] > least() * (1 + TOLERANCE):
+            if not bound[choice] > least() * (1 + EXACT):
                 return
             where = [(int(axes[i, choice]), int(level[i, choice])) for i in range(len(parts))]
             yield from self._within(partition, parts, (where, tops[:, choice]), least)

@@ -12,7 +12,6 @@ from flows.clock import Stopwatch
 from flows.planning.certificate import objective_of
 from flows.planning.gpulets.master import Answer, Chosen, Goal, Master
 from flows.planning.gpulets.mig import SliceMaster
-from flows.planning.gpulets.parts import ROUNDING
 from flows.planning.gpulets.patterns import Pattern
 from flows.planning.gpulets.tables import read_tables
 from flows.planning.registry import (
@@ -24,6 +23,7 @@ from flows.planning.registry import (
     PlanOptions,
 )
 from flows.planning.solver.arrays import Floats
+from flows.planning.solver.tolerances import ROUND_OFF_US
 from triton_backend.contract.cluster import Cluster
 from triton_backend.contract.errors import InfeasibleError, InputError
 from triton_backend.contract.plan import PlacementRun, Plan, PoolInterference, SeatInterference
@@ -201,7 +201,7 @@ def seat_pipelines(
         if table.interference and beside:
             factor = max(1.0, float(cell.susceptibility[where]) + felt) * inflation
         factors.append(factor)
-        known_us = [math.ceil(int(v) * factor - ROUNDING) for v in cell.latency_us]
+        known_us = [math.ceil(int(v) * factor - ROUND_OFF_US) for v in cell.latency_us]
         turns_us.append(max(known_us[: where + 1]))
         # So large that a request that comes right after the start of a batch is in time with as
         # large a one.

@@ -16,7 +16,6 @@ from flows.planning.inputs import Problem
 from flows.planning.pool.bound import Goal
 from flows.planning.pool.columns import Columns
 from flows.planning.pool.integer import (
-    EQUAL,
     counts_of,
     delivered_rps,
     gpus_in_use,
@@ -30,6 +29,7 @@ from flows.planning.pool.integer import (
 )
 from flows.planning.registry import PlanOptions, Trace
 from flows.planning.solver.solve import Limits, Solution, most_variables, solve_integer
+from flows.planning.solver.tolerances import EXACT, SOLVED
 from flows.planning.watch import Watch
 
 
@@ -65,7 +65,7 @@ class Incumbent:
         if not reaches_rates(self.columns, vgpus, self.goal):
             return False
         score = score_of(self.problem, self.columns, vgpus, self.goal)
-        better = score > self.score * (1 + np.copysign(EQUAL, self.score))
+        better = score > self.score * (1 + np.copysign(EXACT, self.score))
         if better or (score >= self.score and self._simpler(vgpus)):
             self.vgpus, self.score = vgpus, score
         return better
@@ -151,7 +151,6 @@ _FAR = 0.01  # a relative gap beyond which the node budget is extended, once
 _EXTENSION = 2  # by this many times
 _ENDED = ("optimal", "infeasible")
 _STEP = 0.1  # of the relative gap
-_LEAST_STEP = 1e-7  # below it, solver tolerances blur what is better
 
 
 @dataclass(slots=True)
@@ -265,7 +264,7 @@ class Attempts:
         """The least score that is looked for."""
         if np.isinf(self.best.score):
             return self.best.score
-        step = max(self.options.gap * _STEP, _LEAST_STEP)
+        step = max(self.options.gap * _STEP, SOLVED)
         return self.best.score + step * abs(self.best.score)
 
     def fitting(self, rows: NDArray[np.int64]) -> int:

@@ -35,11 +35,11 @@ from flows.planning.engine.pricing import Duals, Priced
 from flows.planning.inputs import Problem
 from flows.planning.pool.columns import Columns
 from flows.planning.solver.arrays import Floats, Ints
+from flows.planning.solver.tolerances import SOLVED
 from flows.planning.watch import Watch
 from triton_backend.contract.errors import InfeasibleError, InvariantError
 
 _BEYOND = 1e6  # what a missed rate costs, in GPUs of the dearest price
-_MISSED = 1e-7  # of a rate: less is rounding
 _MULTIPLES = 24  # whole numbers of vGPUs of a stage that are looked at one by one
 
 
@@ -93,7 +93,7 @@ def solve_bound(problem: Problem, columns: Columns, goal: Goal) -> Bound:
     relaxed = relax(cover, pricer, pool, Watch(), start=start)
     if relaxed.mixed is None:  # pragma: no cover - what is not served has a price
         raise InvariantError("the master program of the relaxation has no solution")
-    if (relaxed.mixed.missed > _MISSED * cover.need).any():
+    if (relaxed.mixed.missed > SOLVED * cover.need).any():
         _raise_out_of_reach(problem, columns, goal)
     rates, counts = np.zeros(len(columns)), relaxed.mixed.counts
     rates[np.array(pool.columns.source, dtype=np.int64)[: len(counts)]] = counts

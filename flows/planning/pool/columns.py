@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flows.planning.inputs import ModelArrays, Problem
+from flows.planning.solver.tolerances import ROUND_OFF_US
 from triton_backend.contract.errors import InfeasibleError, InputError
 from triton_backend.contract.plan import Pipeline, Plan, Pool
 from triton_backend.contract.units import us_to_ms
@@ -26,7 +27,6 @@ MOST_BYTES = (
 _CELL_BYTES = 8
 _CUT_BYTES, _CUT_CELLS = 56, 3  # of one cut: of its tuple, and in it and two arrays for each stage
 _CHUNK_CELLS = 3  # sums, what they exceed, and whether
-_ROUND_OFF_US = 1e-6  # a sum of whole µs against a limit that is no whole µs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -200,7 +200,7 @@ def _feasible(
             total += model.transfer_us[before, classes[chosen], cuts[None, :, s]]
     excess = total - model.limit_us
     measured = np.isfinite(total)
-    row, cut, batch = np.nonzero(excess <= _ROUND_OFF_US)
+    row, cut, batch = np.nonzero(excess <= ROUND_OFF_US)
     rate_rps, bounded = _rates(model, sequences[row], cuts[cut], batch)
     if bounded.any():
         row, cut, batch, rate_rps = (

@@ -30,11 +30,11 @@ from flows.planning.pool.bound import Bound, Goal, solve_bound
 from flows.planning.pool.columns import Columns
 from flows.planning.solver.program import ProgramBuilder
 from flows.planning.solver.solve import Limits, solve_integer
+from flows.planning.solver.tolerances import SOLVED
 from flows.planning.watch import Watch
 
 _MASTER_NODES = 20_000
 _MASTER_GAP = 1e-6
-_SLACK = 1e-7  # a rate this much below the hoped for, relatively, is short of it
 _LONGER = 4  # by how much a model is looked at longer where its first proof leaves too much open
 
 Gpus = tuple[int, ...]
@@ -124,7 +124,7 @@ class GpuSplit:
         short = False
         for number, gpus in enumerate(share):
             bound = self._relaxed(number, gpus)
-            if bound is None or bound.score < hoped[number] * (1 - _SLACK):
+            if bound is None or bound.score < hoped[number] * (1 - SOLVED):
                 prices = _scarce(self.parts[number]) if bound is None else bound.gpu_price
                 self.prices.append((number, prices))
                 short = True
@@ -144,7 +144,7 @@ class GpuSplit:
         for number in order:
             alone = self._alone(number, share[number], float(hoped[number]), effort - spent)
             spent += alone.effort
-            if alone.vgpus is None or alone.most_rps < enough[number] * (1 + _SLACK):
+            if alone.vgpus is None or alone.most_rps < enough[number] * (1 + SOLVED):
                 return spent
             counts[self.parts[number].rows] = alone.vgpus
         self.best.offer(counts)
@@ -152,7 +152,7 @@ class GpuSplit:
 
     def _alone(self, number: int, gpus: Gpus, hoped: float, effort: int) -> SingleModelResult:
         """The result of a model on some GPUs; solved again, longer, while it is open."""
-        known, least = self.seen.get((number, gpus)), hoped * (1 - _SLACK)
+        known, least = self.seen.get((number, gpus)), hoped * (1 - SOLVED)
         if known is not None and (
             known.most_rps < least or known.rate_rps >= least or known.effort * _LONGER > effort
         ):
@@ -205,7 +205,7 @@ class GpuSplit:
         for (number, given), alone in self.seen.items():
             more = [steps[number, k, count + 1] for k, count in enumerate(given) if count < gpus[k]]
             y = np.array(more, dtype=np.int64)
-            if alone.most_rps < goal.minimum_rps[number] * (1 - _SLACK):
+            if alone.most_rps < goal.minimum_rps[number] * (1 - SOLVED):
                 row = build.rows("known", 1, upper=-1.0)
                 build.entries(np.repeat(row, len(y)), y, -1.0)
             elif alone.most_rps < goal.weight[number] * most:

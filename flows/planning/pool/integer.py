@@ -40,10 +40,9 @@ from flows.planning.pool.bound import Goal
 from flows.planning.pool.columns import Columns
 from flows.planning.solver.program import Program, ProgramBuilder
 from flows.planning.solver.solve import Relaxation
+from flows.planning.solver.tolerances import EXACT, ROUNDING
 from flows.planning.watch import Watch
 
-REACHED = 1e-9  # a prescribed rate counts as reached from this close, relatively
-EQUAL = 1e-12  # scores this close, relatively, are equal
 _ROUNDS = 4
 _WHOLE = 1e-6  # a relaxed extreme this close to a whole number is that number
 
@@ -260,7 +259,7 @@ def reaches_rates(columns: Columns, vgpus: NDArray[np.int64], goal: Goal) -> boo
     rates = np.bincount(
         columns.model, weights=delivered_rps(columns, vgpus), minlength=len(goal.weight)
     )
-    return not np.any(rates < asked_rps(goal) * (1 - REACHED))
+    return not np.any(rates < asked_rps(goal) * (1 - ROUNDING))
 
 
 def is_as_good(
@@ -268,7 +267,7 @@ def is_as_good(
 ) -> bool:
     """True if vGPU counts [n, S] reach the rates asked for, and a score."""
     goal, score = held
-    least = score * (1 - np.copysign(EQUAL, score))
+    least = score * (1 - np.copysign(EXACT, score))
     reached = score_of(problem, columns, vgpus, goal)
     return reaches_rates(columns, vgpus, goal) and reached >= least
 

@@ -13,9 +13,10 @@ from numpy.typing import NDArray
 from flows.planning.inputs import Problem
 from flows.planning.pool.bound import Goal
 from flows.planning.pool.columns import Columns, enumerate_columns, row_of, stacked
-from flows.planning.pool.integer import REACHED, asked_rps, delivered_rps, gpus_in_use
+from flows.planning.pool.integer import asked_rps, delivered_rps, gpus_in_use
 from flows.planning.pool.spare_gpus import BestEffort, Form, best_effort_of, form_of
 from flows.planning.registry import PlanOptions
+from flows.planning.solver.tolerances import ROUNDING
 from triton_backend.contract.errors import InputError
 from triton_backend.contract.plan import Pipeline, Pool
 from triton_backend.contract.shares import share_text
@@ -202,7 +203,7 @@ def _require_rates(
 ) -> None:
     asked = asked_rps(goal)
     for model, rate, least in zip(problem.models, rates, asked, strict=True):
-        if model.name in options.pinned_models and rate < least * (1 - REACHED):
+        if model.name in options.pinned_models and rate < least * (1 - ROUNDING):
             raise InputError(
                 f"pinned model {model.name!r}",
                 f"its pools deliver {rate:.6g} requests/s, {least:.6g} are asked for",

@@ -47,10 +47,9 @@ from flows.planning.registry import (
     PlannedStage,
     PlanOptions,
 )
+from flows.planning.solver.tolerances import ROUNDING
 from flows.planning.verify_bound import MOST_CELLS, MOST_STAGES
 from triton_backend.contract.errors import InputError
-
-_HAIR = 1e-9
 
 
 def plan(inputs: Inputs, options: PlanOptions) -> Outcome:
@@ -156,7 +155,7 @@ def _with_parts(inputs: Inputs, options: PlanOptions, goal: Goal, equal: Found) 
         if found.columns is not None and found.vgpus is not None:
             problem, columns, vgpus, gpus = wide, found.columns, found.vgpus, found.gpus
             score = found.score
-        settled = abs(bound - score) <= options.gap * abs(score) * (1 + _HAIR)
+        settled = abs(bound - score) <= options.gap * abs(score) * (1 + ROUNDING)
         trace.status = "optimal" if settled else "effort limit reached"
     trace.notes += notes
     if any(c.vgpu_percents and c.name in inputs.interference for c in cluster.gpu_classes):

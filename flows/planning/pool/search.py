@@ -24,6 +24,7 @@ from flows.planning.pool.columns import Columns, enumerate_columns
 from flows.planning.pool.divide import GpuSplit, Part, SingleModelResult
 from flows.planning.pool.integer import prove, tighten
 from flows.planning.registry import PlanOptions, Trace
+from flows.planning.solver.tolerances import ROUNDING
 from flows.planning.watch import Watch
 from triton_backend.contract.errors import InfeasibleError
 
@@ -39,7 +40,6 @@ _DIVISION_EFFORT = 25_000  # simplex iterations that dividing the GPUs may take
 _PAIR = 2  # classes among which GPUs are divided quickly
 _CLOSE = 1e-2  # a relative gap that a division leaves and that nothing else closes
 _SURE = 1e-4  # a gap above which a plan of fewer stages may be as good
-_HAIR = 1e-9
 _ENDS = {"time limit reached": "time limit hit", "stopped": "stopped"}
 _ALONE_NODES = 100  # branch-and-bound nodes of an integer program of one model, at first
 
@@ -119,7 +119,7 @@ def search(
         relaxed = replace(bound, score=proven)
         proven, price = plan_at_prices(best, relaxed, options, watch, proof=proof)
         trace.details["prices"] = dict(zip(problem.classes, price.tolist(), strict=True))
-        settled = best.gap_to(proven) <= options.gap * (1 + _HAIR)
+        settled = best.gap_to(proven) <= options.gap * (1 + ROUNDING)
         trace.status = "optimal" if settled else "effort limit reached"
     if watch.over() and best.gap_to(proven) > options.gap:
         trace.status = "stopped" if watch.stopped() else "time limit reached"

@@ -29,6 +29,7 @@ from flows.planning.pool.bound import Goal
 from flows.planning.pool.columns import Columns
 from flows.planning.pool.integer import delivered_rps, gpus_in_use
 from flows.planning.registry import PlanOptions
+from flows.planning.solver.tolerances import ROUNDING
 from triton_backend.contract.units import US_PER_S
 from triton_backend.contract.workload import Workload
 
@@ -37,7 +38,6 @@ from triton_backend.contract.workload import Workload
 HEADROOM = 0.25
 # The same before GPUs run best-effort pipelines, so that no pool is tighter than the scarcest.
 BEFORE_BEST_EFFORT = 0.1
-_ROUNDING = 1e-9
 
 
 def promised_rps(
@@ -52,7 +52,7 @@ def promised_rps(
     )
     promised = np.maximum(goal.weight * score, goal.minimum_rps)
     # Rates asked for are met within rounding; a rate a hair below would read as one that is not.
-    return np.where(promised > delivered * (1 + _ROUNDING), delivered, promised)
+    return np.where(promised > delivered * (1 + ROUNDING), delivered, promised)
 
 
 def planned_rps(

@@ -47,6 +47,7 @@ from flows.planning.pool.sustained_load import BURSTS, Sustained, needed_by
 from flows.planning.registry import PlanOptions
 from flows.planning.solver.program import Program, ProgramBuilder
 from flows.planning.solver.solve import Limits, solve_integer
+from flows.planning.solver.tolerances import ROUNDING
 from flows.planning.watch import Watch
 
 # Configurations looked at, those with the least loss, and branch-and-bound nodes × stages of
@@ -60,7 +61,6 @@ _HELD = (
     1e-10  # by how much, relatively, the program may fall short of the score, for its tolerances
 )
 _ENOUGH = 1e-4  # of the value: closer to the best is not looked for
-_ROUNDING = 1e-9
 
 Use = tuple[int, int, int, int]  # model, vGPU type, first block, last block
 
@@ -294,7 +294,7 @@ def _use_rows(
     build.entries(used, layout.rates[several], 1.0)
     build.entries(used, on[several], -most[several])
     rate = tied.columns.rate_rps[layout.cell_column, layout.cell_stage]
-    room = np.ceil(most[layout.cell_column] / rate - _ROUNDING)
+    room = np.ceil(most[layout.cell_column] / rate - ROUNDING)
     opened = build.rows("opened", len(room), upper=0.0)
     build.entries(opened, layout.vgpus, 1.0)
     build.entries(opened, on[layout.cell_column], -room)

@@ -41,6 +41,7 @@ from flows.planning.pool.integer import lowest_share, reaches_rates, trimmed
 from flows.planning.registry import PlanOptions, Trace
 from flows.planning.solver.program import ProgramBuilder
 from flows.planning.solver.solve import Limits, solve_integer, solve_linear
+from flows.planning.solver.tolerances import ROUNDING
 from flows.planning.watch import Watch
 from triton_backend.contract.cluster import Cluster
 from triton_backend.contract.shares import PER_PERCENT, share_text
@@ -51,7 +52,6 @@ MOST_SEQUENCES = (
 )
 MOST_COLUMNS = 160  # configurations of the integer program
 MOST_NODES = 1_000
-_BETTER = 1e-9
 
 Gpus = dict[int, list[tuple[tuple[int, int], ...]]]
 """By class number, the parts of every GPU.
@@ -178,7 +178,7 @@ def search(
     answer = _integer(problem, kept, cuts, goal, (known, options, watch))
     trace.configurations["with parts kept"] = len(kept)
     most = max(known, min(bound.score, max(answer.bound, ceiling)))
-    if answer.score <= known + abs(known) * _BETTER:
+    if answer.score <= known + abs(known) * ROUNDING:
         return Answer(bound=most, score=known)
     return replace(answer, bound=max(most, answer.score))
 

@@ -38,6 +38,7 @@ import numpy as np
 from flows.planning.solver.arrays import Floats, Ints
 from flows.planning.solver.program import Program, ProgramBuilder
 from flows.planning.solver.solve import Limits, solve_integer
+from flows.planning.solver.tolerances import ROUNDING
 from flows.planning.subclusters.free import carried, limits, needed
 from flows.planning.watch import Watch
 
@@ -46,7 +47,6 @@ _NODES = 20_000
 _EFFORT = 60_000  # nodes x variables for larger ones
 _CLOSE = 1e-3  # imbalance below which larger ones are left alone
 _ROUNDS = 2_000  # of exchanges
-_OVER = 1e-9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -152,8 +152,8 @@ def fits(asked: PartitionProblem, part: Ints, gpus: Ints) -> bool:
     dynamic = np.zeros(asked.parts)
     np.maximum.at(dynamic, part, asked.dynamic_bytes)
     return bool(
-        (load <= carried(gpus, asked.utilisation) * (1 + _OVER)).all()
-        and (static + dynamic <= asked.room_bytes * (1 + _OVER)).all()
+        (load <= carried(gpus, asked.utilisation) * (1 + ROUNDING)).all()
+        and (static + dynamic <= asked.room_bytes * (1 + ROUNDING)).all()
         and len(np.unique(part)) == asked.parts
         and asked.fewest <= gpus.min()
         and gpus.max() <= asked.most
@@ -306,7 +306,7 @@ def _gpus_of_parts(asked: PartitionProblem, part: Ints) -> Ints | None:
     None beyond all GPUs.
     """
     load = sums(part, asked.load, asked.parts)
-    need = np.ceil(needed(load, asked.utilisation) * (1 - _OVER)).astype(np.int64)
+    need = np.ceil(needed(load, asked.utilisation) * (1 - ROUNDING)).astype(np.int64)
     need = np.maximum(need, max(1, asked.fewest))
     left = asked.gpus - int(need.sum())
     return None if left < 0 else spread(load, need, left, asked.most)
@@ -479,5 +479,5 @@ def _solution(asked: PartitionProblem, known: ClusterPartition) -> Floats:
     load, static = (sums(part, v, parts) for v in (asked.load, asked.static_bytes))
     off = np.abs(load - total / asked.gpus * gpus).max() * parts / total if total else 0.0
     uneven = np.abs(static - static.mean()).max() / scale if asked.static_bytes.any() else 0.0
-    one_free = load > asked.utilisation**2 * gpus * (1 + _OVER)
+    one_free = load > asked.utilisation**2 * gpus * (1 + ROUNDING)
     return np.concatenate([x.ravel(), gpus.astype(np.float64), largest, one_free, [off, uneven]])

@@ -18,8 +18,7 @@ from flows.planning.pool.columns import Columns, enumerate_columns
 from flows.planning.pool.plan import pipelines_of
 from flows.planning.pool.search import Found, search
 from flows.planning.registry import Inputs, Outcome, PlanOptions
-
-_SHARE_TOLERANCE = 1e-9
+from flows.planning.solver.tolerances import ROUNDING
 
 
 def plan(inputs: Inputs, options: PlanOptions) -> Outcome:
@@ -80,7 +79,7 @@ def _without_surplus(
     for model, floor in enumerate(floor_rps):
         rows = np.flatnonzero(columns.model == model)
         rows = rows[np.argsort(columns.rate_rps[rows, 0], kind="stable")]
-        spare = float(counts[rows] @ columns.rate_rps[rows, 0]) - floor * (1 - _SHARE_TOLERANCE)
+        spare = float(counts[rows] @ columns.rate_rps[rows, 0]) - floor * (1 - ROUNDING)
         for row in rows:
             less = min(int(counts[row]), int(spare // columns.rate_rps[row, 0]))
             counts[row] -= less
@@ -105,7 +104,7 @@ def _with_spare(
     counts = counts.copy()
     spare = gpus - np.bincount(class_of, weights=counts, minlength=len(gpus)).astype(np.int64)
     served = np.bincount(columns.model, weights=counts * rate, minlength=len(filling.weight))
-    top = filling.ceiling_rps[columns.model] * (1 + _SHARE_TOLERANCE)
+    top = filling.ceiling_rps[columns.model] * (1 + ROUNDING)
     while True:
         open_rows = (spare[class_of] > 0) & (served[columns.model] + rate <= top)
         if not open_rows.any():

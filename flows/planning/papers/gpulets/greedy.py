@@ -24,13 +24,13 @@ from flows.planning.gpulets.plan import outcome_of
 from flows.planning.gpulets.tables import read_tables
 from flows.planning.registry import Inputs, Outcome, PlanOptions, Trace
 from flows.planning.solver.arrays import Floats, Ints
+from flows.planning.solver.tolerances import ROUNDING
 from triton_backend.contract.errors import InfeasibleError, InputError
 from triton_backend.contract.shares import WHOLE_GPU
 
 GAIN = 1.05  # of throughput, that makes a larger size worth it
 PERCENTS = 100  # steps in which a rest of a rate is merged
 HALVINGS = 24  # of the interval of a throughput
-_ENOUGH = 1e-9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,7 +122,7 @@ class Greedy:
 
     def _model(self, model: int, rate: float, gpus: list[Gpu]) -> bool:
         left = rate
-        while left > _ENOUGH * rate:
+        while left > ROUNDING * rate:
             size = self.ideal(model, left)
             if size is None:
                 return False
@@ -232,7 +232,7 @@ class Greedy:
             return None
         speeds = self._speeds(part.share, rows, self._felt(gpu, at))
         batches = self.patterns.options[part.share].batch[rows, : len(models)]
-        needed = np.array([part.promised[m] for m in models]) * (1 - _ENOUGH)
+        needed = np.array([part.promised[m] for m in models]) * (1 - ROUNDING)
         fits = (batches * speeds[:, None] >= needed).all(axis=1)
         if not fits.any():
             return None
@@ -254,7 +254,7 @@ class Greedy:
         for part in gpu.parts:
             for model, rate in part.promised.items():
                 promised[model] += rate
-        return bool((pattern.rates_rps >= promised * (1 - 10 * _ENOUGH)).all())
+        return bool((pattern.rates_rps >= promised * (1 - 10 * ROUNDING)).all())
 
     def pattern(self, gpu: Gpu) -> Pattern:
         """The work of a GPU as a pattern."""

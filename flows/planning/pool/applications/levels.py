@@ -32,9 +32,9 @@ from flows.planning.pool.columns import Columns
 from flows.planning.pool.integer import Layout, add_integer_program, counts_of, delivered_rps
 from flows.planning.solver.program import ProgramBuilder
 from flows.planning.solver.solve import Limits, solve_integer
+from flows.planning.solver.tolerances import SOLVED
 
 _NODES = 20_000
-_SERVES = 1e-7  # a rate below this, relative to the line's, serves nothing
 
 
 Floor = tuple[int, NDArray[np.float64], Callable[[NDArray[np.float64]], NDArray[np.float64]]]
@@ -114,7 +114,7 @@ def solve_levels(
     if answer.values is None:
         return Leveled(vgpus=None, bound=bound, status=answer.status)
     vgpus = counts_of(layout, columns, answer.values)
-    floor = _SERVES * most[columns.model]
+    floor = SOLVED * most[columns.model]
     vgpus[answer.values[served] <= floor] = 0
     return Leveled(vgpus=vgpus, bound=bound, status=answer.status)
 

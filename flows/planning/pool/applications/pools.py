@@ -32,13 +32,13 @@ from flows.planning.pool.integer import score_of
 from flows.planning.pool.search import Found, Space, search
 from flows.planning.registry import PlanOptions, Trace
 from flows.planning.solver.solve import Limits
+from flows.planning.solver.tolerances import ROUNDING
 from flows.planning.watch import Watch
 from triton_backend.contract.errors import InfeasibleError
 
 _SHARE = 0.5  # of the time that is left: what one search for whole GPUs may take
 MOST_TOGETHER = 1_500  # configurations of one program for time and GPUs
 _NODES = 2_000  # of the program that chooses among allocations of lines
-_USED = 1e-9  # a rate of the relaxation, relatively
 _NEARBY = (  # times known, of which budgets for items are made, round by round
     (1.0, 0.9, 1.1, 0.8, 1.25, 0.7, 1.5, 0.6),
     (1.0, 0.95, 1.05, 0.85, 1.15),
@@ -46,7 +46,6 @@ _NEARBY = (  # times known, of which budgets for items are made, round by round
 )
 _PROPOSED_SHARE = 0.3  # of the time that is left: what plans of items may take
 _LITTLE = 1 / 64  # of the greatest price: what GPUs that are free cost items
-_SAME = 1e-9  # costs this close, relatively, are equal
 _DEARER = (0.0, 0.5, 1.0, 1.5, 2.5)  # times what scarce GPUs are worth
 
 
@@ -120,7 +119,7 @@ class Pools:
             relaxed = solve_bound(self.problem, columns.take(rows), self.goal)
         except InfeasibleError:
             return inf, most
-        in_use = relaxed.rate_rps > _USED * relaxed.rate_rps.max()
+        in_use = relaxed.rate_rps > ROUNDING * relaxed.rate_rps.max()
         used = self._used(columns.model[rows][in_use], times[rows][in_use])
         if not self.lines.fit(used) or self._ends():
             return -relaxed.score, used
@@ -258,7 +257,7 @@ class Pools:
                     self.items.setdefault(m, []).extend(staircases[m].proposed(budget, prices[m]))
             stairs = self._met()
             plan = None if stairs is None else self._offer(stairs, bound)
-            if plan is None or -plan.score >= cost * (1 - _SAME):
+            if plan is None or -plan.score >= cost * (1 - ROUNDING):
                 return best
             best, cost = self.used(plan), -plan.score
         return best

@@ -26,13 +26,13 @@ from flows.planning.pool.applications.levels import add_one, add_paths
 from flows.planning.pool.at_prices.blocks import ModelBlocks
 from flows.planning.pool.bound import undominated
 from flows.planning.pool.columns import Allocation, Columns
-from flows.planning.pool.integer import REACHED, delivered_rps, gpus_in_use
+from flows.planning.pool.integer import delivered_rps, gpus_in_use
 from flows.planning.solver.program import ProgramBuilder
 from flows.planning.solver.solve import Limits, solve_integer
+from flows.planning.solver.tolerances import ROUNDING
 from flows.planning.watch import Watch
 
 _GRID = 100_000  # numbers of GPUs of all classes but one that are looked at one by one
-_SAME = 1e-9  # costs this close, relatively, are equal
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,7 +122,7 @@ class Staircase:
         rows = np.flatnonzero(self.times <= budget_us + 1e-6)
         if not len(rows):
             return replace(best, least=inf)
-        if best.cost <= floor * (1 + _SAME):
+        if best.cost <= floor * (1 + ROUNDING):
             return best
         if self._width == 1 and np.prod(self.problem.gpus[1:] + 1) <= _GRID:
             return self._of_whole_models(rows, best)
@@ -143,7 +143,7 @@ class Staircase:
                 allocations = [] if found.allocation is None else [found.allocation]
             for row, vgpus in allocations:
                 best = min(best, self._stair((rows[row], vgpus)), key=lambda stair: stair.cost)
-            if best.cost <= least * (1 + _SAME) or self.watch.over():
+            if best.cost <= least * (1 + ROUNDING) or self.watch.over():
                 break
         return replace(best, least=min(least, best.cost))
 
@@ -161,9 +161,9 @@ class Staircase:
             fastest[problem.type_class[kinds[at]]] = at
         fast = np.where(fastest >= 0, rate[fastest], 0.0)
         grid = np.indices((*problem.gpus[1:] + 1, 1)).reshape(classes, -1)[:-1]
-        left = np.maximum(0.0, self.rate_rps * (1 - REACHED) - fast[1:] @ grid)
+        left = np.maximum(0.0, self.rate_rps * (1 - ROUNDING) - fast[1:] @ grid)
         with np.errstate(divide="ignore", invalid="ignore"):
-            first = np.where(left > 0, np.ceil(left / fast[0] * (1 - _SAME)), 0.0)
+            first = np.where(left > 0, np.ceil(left / fast[0] * (1 - ROUNDING)), 0.0)
             cost = self.price[0] * first + self.price[1:] @ grid
         cost[first > problem.gpus[0]] = inf
         at = int(cost.argmin())
@@ -199,7 +199,7 @@ class Staircase:
         np.add.at(vgpus, at, allocation[1])
         columns = self.columns.take(rows)
         vector = gpus_in_use(self.problem, columns, vgpus)
-        served = float(delivered_rps(columns, vgpus).sum()) >= self.rate_rps * (1 - REACHED)
+        served = float(delivered_rps(columns, vgpus).sum()) >= self.rate_rps * (1 - ROUNDING)
         if not served or np.any(vector > self.problem.gpus):
             return self._nothing(0, 0.0)
         return Stair(

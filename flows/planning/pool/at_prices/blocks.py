@@ -26,6 +26,7 @@ from flows.planning.pool.columns import Allocation, Columns
 from flows.planning.pool.integer import counts_of, delivered_rps, gpus_in_use, integer_program
 from flows.planning.solver.program import ProgramBuilder
 from flows.planning.solver.solve import Limits, solve_integer
+from flows.planning.solver.tolerances import EXACT, ROUNDING
 from flows.planning.watch import Watch
 from triton_backend.scheduler.compiled import entry, kernel
 
@@ -38,11 +39,9 @@ _NODES = (400, 2000)  # branch-and-bound nodes of the programs of one model
 _MARGIN = 1e-6  # relative gap at which a program of one model ends
 _AHEAD = 1.1  # times the rates asked for: what items may reach
 _PARTS = 1000  # largest denominator of prices that are counted as multiples of one
-_EXACT_STEP = 1e-9  # how close to a multiple that is
 _MOST_STEPS = 100_000  # of a cost; above, prices count as any numbers
 _WHOLE = 1e-4  # a cost this close to a multiple is that multiple
 _FAR = 1e300
-_EXACT = 1e-12
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -262,7 +261,7 @@ def step_of(price: NDArray[np.float64]) -> float:
     parts = [Fraction(float(p)).limit_denominator(_PARTS) for p in price]
     below = lcm(*(part.denominator for part in parts))
     step = gcd(*(int(part * below) for part in parts)) / below
-    exact = step > 0 and bool(np.all(np.abs(price / step - np.round(price / step)) < _EXACT_STEP))
+    exact = step > 0 and bool(np.all(np.abs(price / step - np.round(price / step)) < ROUNDING))
     return step if exact else 0.0
 
 
@@ -359,7 +358,7 @@ def _make_items(
         for s in range(wide):
             for multiple in range(1, _MULTIPLES + 1):
                 x = forms.rate_rps[c, s] * multiple
-                if x < lowest * (1 - _EXACT):
+                if x < lowest * (1 - EXACT):
                     continue
                 rate = _rate_of(c, x, forms, scratch.slots)
                 cost = _cost_of(c, forms, kinds, scratch)
@@ -401,7 +400,7 @@ def _write(at: int, x: float, forms: _Forms, vector: NDArray[np.int64], out: _Ma
 @kernel
 def _vgpus(x: float, rate: float) -> int:
     """The fewest vGPUs of a stage that deliver x."""
-    return int(np.ceil(x / rate * (1 - _EXACT)))
+    return int(np.ceil(x / rate * (1 - EXACT)))
 
 
 @kernel

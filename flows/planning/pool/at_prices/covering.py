@@ -18,11 +18,11 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from flows.planning.solver.tolerances import EXACT
 from triton_backend.scheduler.compiled import entry, kernel
 
 STEPS = 400  # J
 _FAR = 1e300
-_EXACT = 1e-12
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -162,15 +162,15 @@ def _step(
     lowest, reached, last, source, count = _FAR, 0.0, -1, 0, 0
     for f in range(tables.fronts[b], tables.fronts[b + 1]):
         i = tables.front[f]
-        times = max(1, int(np.ceil(unit / rate[i] * (1 - _EXACT))))
+        times = max(1, int(np.ceil(unit / rate[i] * (1 - EXACT))))
         more = times * rate[i]
-        p = max(0, j - max(1, int(more / unit * (1 + _EXACT))))
+        p = max(0, j - max(1, int(more / unit * (1 + EXACT))))
         # One step less may do, because its true rate is higher than its number says.
-        if p > 0 and tables.have[b, p - 1] + more >= j * unit * (1 - _EXACT):
+        if p > 0 and tables.have[b, p - 1] + more >= j * unit * (1 - EXACT):
             p -= 1
         price = tables.least[b, p] + times * cost[i]
         rates = tables.have[b, p] + more
-        if price < lowest * (1 - _EXACT) or (price <= lowest and rates > reached):
+        if price < lowest * (1 - EXACT) or (price <= lowest and rates > reached):
             lowest, reached, last, source, count = price, rates, i, p, times
     tables.least[b, j], tables.have[b, j] = lowest, reached
     tables.item[b, j], tables.before[b, j], tables.times[b, j] = last, source, count

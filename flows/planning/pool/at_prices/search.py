@@ -46,6 +46,7 @@ from flows.planning.pool.at_prices.pricer import ModelPricer, cover_at, served_r
 from flows.planning.pool.columns import Allocation
 from flows.planning.solver.arrays import Floats, Ints
 from flows.planning.solver.solve import Limits
+from flows.planning.solver.tolerances import ROUNDING
 from flows.planning.watch import Watch
 
 _EVEN = 0.02  # share of the prices that every class has from the start
@@ -61,7 +62,6 @@ _KEPT = 0.01  # relative gap at which GPUs that stay are counted
 _TARGETS = (1e-2, 2e-3, 5e-4, 1e-4, 1e-5)  # gaps proven one after the other
 _RETURNS = 3  # how often columns that a proof found go back to the master program
 _RETURNS_PRICE = 12  # where a price is minimised: what was proven holds on
-_CLEAR = 1e-9  # an excess over what there is by less, relatively, may be none
 _EFFORT = 400_000  # iterations of the solver in proofs
 _SEED = 0
 
@@ -178,8 +178,8 @@ class Search:
 
     def _takes(self, level: float) -> float:
         """The share of all GPUs that a level takes."""
-        relaxed = self._relaxed(level, enough=1 + _CLEAR)
-        return relaxed.bound if relaxed.bound > 1 + _CLEAR else relaxed.value
+        relaxed = self._relaxed(level, enough=1 + ROUNDING)
+        return relaxed.bound if relaxed.bound > 1 + ROUNDING else relaxed.value
 
     # ---- plans
 
@@ -224,7 +224,7 @@ class Search:
             relative_gap=min(self.gap, _SETTLED * 10) if fixed else 0.0,
             nodes=_MASTER_NODES,
             seconds=self.watch.left_s(),
-            cutoff=before if fixed else -1 - _CLEAR,
+            cutoff=before if fixed else -1 - ROUNDING,
             enough=np.inf if fixed else -1.0,
         )
         restricted(cover, choice, Incumbent(judge=self._judged), limits, Tools())
@@ -269,8 +269,8 @@ class Search:
         np.minimum.at(least, choice.group, choice.cost)
         good = in_use.take(
             np.flatnonzero(
-                (served_rps(in_use) >= cover.need[in_use.group] * (1 - _CLEAR))
-                & (in_use.cost <= least[in_use.group] * (1 + _CLEAR))
+                (served_rps(in_use) >= cover.need[in_use.group] * (1 - ROUNDING))
+                & (in_use.cost <= least[in_use.group] * (1 + ROUNDING))
             )
         )
         if not len(good) or not self._complete(choice) or self.watch.over():
@@ -349,7 +349,7 @@ class Search:
             self._effort = started + parts.effort - before
             return self._ended()
 
-        proven = parts.raise_to(most + 2 * _CLEAR * abs(most), self.known, executor, over)
+        proven = parts.raise_to(most + 2 * ROUNDING * abs(most), self.known, executor, over)
         over()
         if fixed:
             self._limit(-parts.value(parts.lower))
