@@ -23,6 +23,7 @@ from math import inf
 from typing import Protocol
 
 from flows.planning.applications.lines import Lines
+from flows.planning.engine.level import halved
 from flows.planning.watch import Watch
 
 MOST_BOXES = 200_000
@@ -193,14 +194,8 @@ class _Search:
 
     def _between(self, least: Sequence[int], used: Sequence[int]) -> list[int]:
         """Budgets from the least towards those used, as far as paths allow, then filled up."""
-        low, high = 0.0, 1.0
-        for _ in range(_HALVINGS):
-            middle = (low + high) / 2
-            if self.lines.fit(_mixed(least, used, middle)):
-                low = middle
-            else:
-                high = middle
-        times = _mixed(least, used, low)
+        share, _ = halved(lambda s: self.lines.fit(_mixed(least, used, s)), 0.0, 1.0, _HALVINGS)
+        times = _mixed(least, used, share)
         for line in sorted(range(len(times)), key=lambda at: times[at] - used[at]):
             times[line] = max(times[line], min(used[line], self.lines.room(times)[line]))
         return times

@@ -5,6 +5,7 @@ all that modules, and clients of the model itself, ask of it. Here: lines, paths
 what a budget buys.
 """
 
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -110,14 +111,11 @@ class Lines:
 
 def _room_of_repeated(graph: Graph, times: Sequence[int], line: int, most: int) -> int:
     """The most time of a line that several modules name, which may stand on one path."""
-    low, high = 0, max(most, 0)
-    while low < high:
-        middle = (low + high + 1) // 2
-        if graph.longest([*times[:line], middle, *times[line + 1 :]]) <= graph.limit_us:
-            low = middle
-        else:
-            high = middle - 1
-    return low if most >= 0 else most
+
+    def too_long(time_us: int) -> bool:
+        return graph.longest([*times[:line], time_us, *times[line + 1 :]]) > graph.limit_us
+
+    return bisect_left(range(1, most + 1), True, key=too_long) if most >= 0 else most  # noqa: FBT003
 
 
 def lines_to_plan(workload: Workload, objective: str, margin_of: dict[str, float]) -> Lines:

@@ -26,6 +26,7 @@ from flows.planning.watch import Watch
 _NEAR = 1 / 8  # of what is open: a guess this close to an end is near it
 _BESIDE = 0.45  # of what may stay open: how far beside the line a guess is
 _FALLS = 40
+_HALVINGS = 60
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,6 +80,19 @@ def bracket(
         else:
             low, at_low = level, taken
     return Bracket(low=low, high=high, at_low=at_low, at_high=at_high)
+
+
+def halved(
+    fits: Callable[[float], bool], low: float, high: float, halvings: int = _HALVINGS
+) -> tuple[float, float]:
+    """A level that fits, where `low` does, and one close above it that does not.
+
+    For levels that are cheap to try: no straight line is assumed.
+    """
+    for _ in range(halvings):
+        middle = (low + high) / 2
+        low, high = (middle, high) if fits(middle) else (low, middle)
+    return low, high
 
 
 def _line(low: tuple[float, float], high: tuple[float, float], available: float) -> float:

@@ -71,14 +71,7 @@ class Room(NamedTuple):
 @kernel
 def _in_time(curve: Any, times: Any, left: float) -> int:
     """How many options of a curve take no longer than what is left."""
-    low, high = curve[0], curve[0] + curve[1]
-    while low < high:
-        middle = (low + high) // 2
-        if times[middle] <= left:
-            low = middle + 1
-        else:
-            high = middle
-    return low - curve[0]
+    return int(np.searchsorted(times[curve[0] : curve[0] + curve[1]], left, side="right"))
 
 
 @kernel

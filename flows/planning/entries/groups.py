@@ -294,15 +294,9 @@ _NONE = Options(
 def _beside(curve: int, junction: int, kind: int, left: float, arrays: Arrays) -> float:
     """The least cost of an alignment stage within a time; `FAR` where there is none."""
     curve_start, curve_time = arrays.curve_start, arrays.curve_time
-    low, high = curve_start[curve, junction, kind], curve_start[curve, junction, kind + 1]
-    first = low
-    while low < high:
-        middle = (low + high) // 2
-        if curve_time[middle] <= left:
-            low = middle + 1
-        else:
-            high = middle
-    return arrays.curve_cost[low - 1] if low > first else FAR
+    first, end = curve_start[curve, junction, kind], curve_start[curve, junction, kind + 1]
+    count = np.searchsorted(curve_time[first:end], left, side="right")
+    return arrays.curve_cost[first + count - 1] if count > 0 else FAR
 
 
 @kernel

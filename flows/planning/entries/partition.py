@@ -50,13 +50,13 @@ MOST_SUBSETS = 1 << 12
 MOST_CLASSES = 120
 SEATS_ONLY_FROM_ITEMS = 400  # items, of which none is moved by itself
 _NEAR = 600  # options
-_FRESH = 40  # columns of a round
-_CLOSE = 2e-3  # of the bound, where generating columns ends
+FRESH = 40  # columns of a round
+CLOSE = 2e-3  # of the bound, where generating columns ends
 _ENOUGH = 6e-3  # of the bound, where the integer program ends
 _CLOSE_OF_CLASSES = 5e-3  # the same where classes round the limits of their items
 _NODES = 500
 _NEAR_GROUPS = 200
-_FEW = 25  # items, for which the relaxation is solved to the end
+FEW = 25  # items, for which the relaxation is solved to the end
 _COLUMNS = 600  # of the integer program
 _PARTS = 6  # numbers of vGPUs that a class may end at
 _MOST_LOADS = 4_000  # of which each is looked at to leave options out
@@ -329,7 +329,7 @@ class _Look:
                 column = pricing.column(at, classes, counts)
                 found.append(column)
         found.sort(key=lambda c: _reduced(c, self.pi))
-        return bound, found[: 4 * _FRESH]
+        return bound, found[: 4 * FRESH]
 
     def prefixes(self, most: int) -> list[_Column]:
         """Groups of the lowest reduced costs, several of an option."""
@@ -401,7 +401,7 @@ def by_columns(field: GroupingProblem, watch: Watch, *, gap: float, step: float)
     """The cheapest partition found over generated groups, with a bound over all groups."""
     found = _generated(field, watch, step, joint=False)
     able = max(found.able, found.bound)
-    enough = gap if len(field.items) <= _FEW else _ENOUGH
+    enough = gap if len(field.items) <= FEW else _ENOUGH
     limits = Limits(
         relative_gap=gap,
         nodes=_NODES,
@@ -470,7 +470,7 @@ def _generation(
 ) -> tuple[Pool, Relaxed]:
     """Groups of the linear relaxation's optimum, nearly, and the bound that its prices prove."""
     counts, pool = pricer.counts, Pool()
-    close = 1e-6 if counts.sum() <= _FEW else _CLOSE if counts.max() == 1 else _CLOSE_OF_CLASSES
+    close = 1e-6 if counts.sum() <= FEW else CLOSE if counts.max() == 1 else _CLOSE_OF_CLASSES
     pool.add(pricer.columns(_single(pricer)))
     generation = Generation(pricer.cover(), pricer, pool, watch, close=close, whole_costs=step)
     return pool, generation.run(start)
@@ -531,15 +531,15 @@ def fill(
 
 def _spread(look: _Look, least: Floats) -> list[int]:
     """Options of the lowest reduced costs, few of any one junction."""
-    order = np.argsort(least)[: 20 * _FRESH]
+    order = np.argsort(least)[: 20 * FRESH]
     junction = look.pricing.field.root_junction[look.pricing.roots[look.which]]
     taken: dict[int, int] = {}
     found: list[int] = []
     for row in order.tolist():
         j = int(junction[row])
-        if least[row] >= 0 or len(found) == _FRESH:
+        if least[row] >= 0 or len(found) == FRESH:
             break
-        if taken.get(j, 0) < _FRESH // 4:
+        if taken.get(j, 0) < FRESH // 4:
             taken[j] = taken.get(j, 0) + 1
             found.append(row)
     return found

@@ -34,6 +34,7 @@ from flows.planning.entries.bundles import (
     rows_needed,
 )
 from flows.planning.entries.groups import Group, GroupingProblem
+from flows.planning.entries.partition import CLOSE, FEW, FRESH
 from flows.planning.entries.seats import SeatRoute, one_rate, seated
 from flows.planning.solver.arrays import Floats, Ints
 from flows.planning.solver.solve import Limits
@@ -41,11 +42,8 @@ from flows.planning.solver.tolerances import SOLVED
 from flows.planning.watch import Watch
 
 MOST_ITEMS = 400
-_FEW = 25  # items for which the relaxation is solved to its end, and all ways are listed
-_FRESH = 40  # columns of a round
 _GROUPS, _GROUP_NODES = 150, 50  # of which a plan is made, and nodes
 _WAY_NODES = 200  # to prove
-_CLOSE = 2e-3  # of the relaxation of many items, where it ends
 _WAYS = ((45, 200), (100, 50))  # of which a plan is made, and nodes
 _MOST_WAYS = 1_000  # of all plans up to a cost, to prove that there is none, or to find one
 _RECOMBINED = 2  # programs over the ways of all plans
@@ -173,7 +171,7 @@ class SharedStages:
             look = np.argsort(least, kind="stable")[:_LOOK]
             least[look], size[look] = self.least(self.stages[look], pi, 0.0)
         score = np.where(size > 0, least, math.inf)
-        order = np.argsort(score, kind="stable")[:_FRESH]
+        order = np.argsort(score, kind="stable")[:FRESH]
         found = [
             self.column(int(self.stages[n]), int(size[n]), pi)
             for n in order.tolist()
@@ -505,13 +503,13 @@ def by_shared_stages(
     search.offer(alone)
     pool.add(pricer.columns(alone))
     best.cost = min(best.cost, known)
-    few = len(pricer.order) <= _FEW
+    few = len(pricer.order) <= FEW
     generation = Generation(
         pricer.cover(),
         pricer,
         pool,
         watch,
-        close=0.0 if few else _CLOSE,
+        close=0.0 if few else CLOSE,
         whole_costs=step,
         enough=search.enough(),
     )

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from flows.planning.engine.level import halved
 from flows.planning.inputs import Problem
 from flows.planning.pool.bound import Goal
 from flows.planning.pool.columns import Columns
@@ -118,19 +119,12 @@ def round_down(
     if goal.fixed:
         whole = _rounded(columns, rates_rps)
         return whole if _fits(problem, columns, whole) else None
-    low, high = 0.0, 1.0
-    whole = _rounded(columns, rates_rps)
-    if _fits(problem, columns, whole):
-        return whole
-    best = None
-    for _ in range(_HALVINGS):
-        middle = (low + high) / 2
-        whole = _rounded(columns, middle * rates_rps)
-        if _fits(problem, columns, whole):
-            low, best = middle, whole
-        else:
-            high = middle
-    return best
+
+    def fits(multiple: float) -> bool:
+        return _fits(problem, columns, _rounded(columns, multiple * rates_rps))
+
+    multiple = 1.0 if fits(1.0) else halved(fits, 0.0, 1.0, _HALVINGS)[0]
+    return _rounded(columns, multiple * rates_rps) if multiple > 0 else None
 
 
 def _rounded(columns: Columns, rates_rps: NDArray[np.float64]) -> NDArray[np.int64]:
@@ -144,7 +138,7 @@ def _fits(problem: Problem, columns: Columns, vgpus: NDArray[np.int64]) -> bool:
 _SHORT = 2  # stages up to which pipelines are short; longer ones leave wider gaps
 _FIRST_NODES = 50  # branch-and-bound nodes of the first attempt
 _FEWEST_NODES = 10  # an attempt with fewer is not worth its start
-_LONGER = 4  # by how much an attempt without success lengthens the next
+LONGER = 4  # by how much an attempt without success lengthens the next
 _LEAST_NODES = 50
 _NODE_CELLS = 120_000  # nodes × stages of configurations that a program may take by default
 _FAR = 0.01  # a relative gap beyond which the node budget is extended, once
@@ -208,7 +202,7 @@ class Attempts:
             if not (improved or thorough):
                 break
             nodes -= max(answer.nodes, 1)
-            attempt = attempt if improved else attempt * _LONGER
+            attempt = attempt if improved else attempt * LONGER
             if not (improved or extended) and self.far(ceiling):
                 extended = True
                 nodes += _EXTENSION * self._node_budget(columns)

@@ -40,7 +40,7 @@ from flows.planning.watch import Watch
 from triton_backend.contract.errors import InfeasibleError, InvariantError
 
 _BEYOND = 1e6  # what a missed rate costs, in GPUs of the dearest price
-_MULTIPLES = 24  # whole numbers of vGPUs of a stage that are looked at one by one
+MULTIPLES = 24  # whole numbers of vGPUs of a stage that are looked at one by one
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -243,11 +243,11 @@ def least_loss(problem: Problem, columns: Columns, bound: Bound) -> NDArray[np.f
     worth = bound.rate_price[columns.model]
     rate = columns.rate_rps
     lowest = rate.min(axis=1)
-    reach = np.where(np.isfinite(rate), rate * (_MULTIPLES + 1), np.inf).min(axis=1)
+    reach = np.where(np.isfinite(rate), rate * (MULTIPLES + 1), np.inf).min(axis=1)
     best = bound.reduced_cost * reach
     for s in range(rate.shape[1]):
         real = np.isfinite(rate[:, s])
-        for multiple in range(1, _MULTIPLES + 1):
+        for multiple in range(1, MULTIPLES + 1):
             x = np.where(real, rate[:, s] * multiple, 0.0)
             vgpus = np.ceil(x[:, None] / rate * (1 - 1e-12))
             loss = (vgpus * price).sum(axis=1) - worth * x

@@ -25,7 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flows.planning.inputs import Problem
-from flows.planning.pool.attempts import Incumbent
+from flows.planning.pool.attempts import LONGER, Incumbent
 from flows.planning.pool.bound import Bound, Goal, solve_bound
 from flows.planning.pool.columns import Columns
 from flows.planning.solver.program import ProgramBuilder
@@ -35,7 +35,6 @@ from flows.planning.watch import Watch
 
 _MASTER_NODES = 20_000
 _MASTER_GAP = 1e-6
-_LONGER = 4  # by how much a model is looked at longer where its first proof leaves too much open
 
 Gpus = tuple[int, ...]
 
@@ -154,12 +153,12 @@ class GpuSplit:
         """The result of a model on some GPUs; solved again, longer, while it is open."""
         known, least = self.seen.get((number, gpus)), hoped * (1 - SOLVED)
         if known is not None and (
-            known.most_rps < least or known.rate_rps >= least or known.effort * _LONGER > effort
+            known.most_rps < least or known.rate_rps >= least or known.effort * LONGER > effort
         ):
             return replace(known, effort=0)
         bound = self._relaxed(number, gpus)
         assert bound is not None  # `_price` asked for GPUs before
-        times = 1 if known is None else known.times * _LONGER
+        times = 1 if known is None else known.times * LONGER
         alone = self.solve(self.parts[number].with_gpus(gpus), bound, hoped, times)
         if known is not None:
             alone = replace(alone, most_rps=min(alone.most_rps, known.most_rps))

@@ -19,7 +19,7 @@ from flows.planning.solver.program import Program, ProgramBuilder
 from flows.planning.solver.record import note_solver
 
 HIGHS, GUROBI = "highs", "gurobi"
-_SEED = 0
+SEED = 0
 _FREE_SIZE = 2_000  # variables, and rows, that gurobipy's own licence allows
 _TOO_LARGE = 10010  # Gurobi's number of the error that says so
 
@@ -227,7 +227,7 @@ def gurobi_licence() -> str:
 
 def _limit_gurobi(model: Any, limits: Limits) -> None:
     model.Params.Threads = 1
-    model.Params.Seed = _SEED
+    model.Params.Seed = SEED
     model.Params.MIPGap = limits.relative_gap
     model.Params.NodeLimit = limits.nodes
     if np.isfinite(limits.cutoff):
@@ -271,7 +271,7 @@ def _highs(program: Program) -> highspy.Highs:
         lp.integrality_ = [kinds[int(w)] for w in program.whole]
     highs = highspy.Highs()
     highs.silent()
-    highs.setOptionValue("random_seed", _SEED)
+    highs.setOptionValue("random_seed", SEED)
     highs.setOptionValue("threads", 1)
     highs.setOptionValue("parallel", "off")
     highs.passModel(lp)

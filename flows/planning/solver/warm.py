@@ -12,9 +12,7 @@ import numpy as np
 
 from flows.planning.solver.arrays import Floats, Ints
 from flows.planning.solver.record import note_solver
-from flows.planning.solver.solve import HIGHS
-
-_SEED = 0
+from flows.planning.solver.solve import HIGHS, SEED
 
 
 class Optimum(NamedTuple):
@@ -35,7 +33,7 @@ class WarmProgram:
     def __init__(self, lower: Floats, upper: Floats) -> None:
         self._highs = highspy.Highs()
         self._highs.silent()
-        for name, value in (("random_seed", _SEED), ("threads", 1), ("presolve", "off")):
+        for name, value in (("random_seed", SEED), ("threads", 1), ("presolve", "off")):
             self._highs.setOptionValue(name, value)
         self._rows = len(lower)
         self._free_rows = not ((lower > 0) | (upper < 0)).any()

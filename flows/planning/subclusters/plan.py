@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from flows.planning.certificate import objective_of
+from flows.planning.engine.level import halved
 from flows.planning.inputs import (
     Problem,
     build_problem,
@@ -56,7 +57,6 @@ from triton_backend.contract.workload import TURN, Workload
 AUTO = "auto"
 _TRIES = 8  # more sub-clusters, or GPUs, than the least that may do
 _ROUNDS = 4  # of scaling rates and dividing again
-_HALVINGS = 60
 _SHOWN = 6  # models in a complaint
 
 
@@ -478,7 +478,7 @@ def _scale_bound(asked: Demands, options: PlanOptions) -> float:
     work = np.column_stack([asked.curves[k].work_s[:, -1] / gpus[k] for k in used])
     above = len(used) / float((asked.weight * work.min(axis=1)).sum())
     # no scale beyond the last at which even the least GPUs fit, which never fall, fits at all
-    above = _bisected(lambda s: shares(asked.least_load(asked.rates(s))) <= most, 0.0, above)[1]
+    above = halved(lambda s: shares(asked.least_load(asked.rates(s))) <= most, 0.0, above)[1]
     changes = np.concatenate([_changes(c.starts_rps, asked.weight) for c in asked.curves])
     return _largest(lambda s: shares(asked.load(asked.rates(s))) <= most, changes, above)
 
@@ -487,14 +487,6 @@ def _changes(starts_rps: Floats, weight: Floats) -> Floats:
     """Scales at which a model's batch changes; none of a model that is asked for nothing."""
     asked = weight > 0
     return (starts_rps[asked] / weight[asked, None]).ravel()
-
-
-def _bisected(fits: Callable[[float], bool], low: float, high: float) -> tuple[float, float]:
-    """A scale that fits, where `low` does, and the next one that does not."""
-    for _ in range(_HALVINGS):
-        middle = (low + high) / 2
-        low, high = (middle, high) if fits(middle) else (low, middle)
-    return low, high
 
 
 def _largest(fits: Callable[[float], bool], changes: Floats, above: float) -> float:
@@ -510,7 +502,7 @@ def _largest(fits: Callable[[float], bool], changes: Floats, above: float) -> fl
         if edge > 0 and not fits(edge):
             above = edge
             continue
-        return _bisected(fits, edge, above)[0]
+        return halved(fits, edge, above)[0]
     return 0.0
 
 

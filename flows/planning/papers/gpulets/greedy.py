@@ -18,6 +18,7 @@ from itertools import combinations_with_replacement
 import numpy as np
 
 from flows.clock import Stopwatch
+from flows.planning.engine.level import halved
 from flows.planning.gpulets.master import Answer, Master
 from flows.planning.gpulets.patterns import Parts, Pattern, Patterns
 from flows.planning.gpulets.plan import outcome_of
@@ -321,16 +322,10 @@ def placed(greedy: Greedy, rates: Floats, count: int) -> list[Gpu] | None:
 def highest(greedy: Greedy, weights: Floats, count: int) -> tuple[float, list[Gpu]]:
     """The highest multiple of weights that the rule places, by halving, and its GPUs."""
     most = float(count * (greedy.alone.max(axis=1) / weights).min()) * 2 * len(greedy.shares)
-    low, high = 0.0, most
-    best: list[Gpu] = []
-    for _ in range(HALVINGS):
-        middle = (low + high) / 2
-        found = placed(greedy, weights * middle, count)
-        if found is None:
-            high = middle
-        else:
-            low, best = middle, found
-    return low, best
+    level, _ = halved(
+        lambda at: placed(greedy, weights * at, count) is not None, 0.0, most, HALVINGS
+    )
+    return level, (placed(greedy, weights * level, count) if level > 0 else None) or []
 
 
 def fewest(greedy: Greedy, rates: Floats, count: int) -> list[Gpu] | None:

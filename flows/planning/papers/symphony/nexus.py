@@ -12,6 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from flows.planning.certificate import objective_of
+from flows.planning.engine.level import halved
 from flows.planning.papers.symphony.squishy import PackedGpu, Session, pack
 from flows.planning.registry import (
     Inputs,
@@ -28,7 +29,6 @@ from triton_backend.contract.shares import WHOLE_GPU
 from triton_backend.contract.workload import MARGIN
 
 POLICY = "turns"
-_HALVINGS = 50
 
 
 def plan(inputs: Inputs, options: PlanOptions) -> Outcome:
@@ -102,13 +102,14 @@ def _packed(
 def _largest_scale(inputs: Inputs, options: PlanOptions, asked: Demands, kind: int) -> float:
     """The largest scale of the weights that bisection finds to fit the GPUs."""
     work = asked.curves[kind].work_s[:, -1]
-    low, high = 0.0, float(asked.problem.gpus[kind] / (asked.weight * work).sum())
-    for _ in range(_HALVINGS):
-        middle = (low + high) / 2
-        count = _count(_packed(inputs, options, asked, kind, middle))
-        low, high = (middle, high) if count <= asked.problem.gpus[kind] else (low, middle)
+    gpus = asked.problem.gpus[kind]
+
+    def fits(scale: float) -> bool:
+        return _count(_packed(inputs, options, asked, kind, scale)) <= gpus
+
+    low, _ = halved(fits, 0.0, float(gpus / (asked.weight * work).sum()))
     if low <= 0:
-        reason = f"{asked.problem.gpus[kind]} GPUs carry no scale of the weights"
+        reason = f"{gpus} GPUs carry no scale of the weights"
         raise beyond_reach(inputs, asked.weight, reason)
     return low
 

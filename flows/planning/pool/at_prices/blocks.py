@@ -20,8 +20,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flows.planning.inputs import Problem
-from flows.planning.pool.at_prices.covering import Covers, Items
-from flows.planning.pool.bound import Bound, Goal, least_loss
+from flows.planning.pool.at_prices.covering import FAR, Covers, Items
+from flows.planning.pool.bound import MULTIPLES, Bound, Goal, least_loss
 from flows.planning.pool.columns import Allocation, Columns
 from flows.planning.pool.integer import counts_of, delivered_rps, gpus_in_use, integer_program
 from flows.planning.solver.program import ProgramBuilder
@@ -31,7 +31,6 @@ from flows.planning.watch import Watch
 from triton_backend.scheduler.compiled import entry, kernel
 
 _MOST_GPUS = 16  # of an item
-_MULTIPLES = 24  # of the rate of one vGPU of a stage
 _NEAR = 1.6  # times the cost of the cheapest item of a rate: dearer ones are left out
 _GRID, _PER_DOUBLING = 96, 6  # rates of items on a logarithmic grid
 _ROOM = 1 << 18  # items of a first attempt
@@ -41,7 +40,6 @@ _AHEAD = 1.1  # times the rates asked for: what items may reach
 _PARTS = 1000  # largest denominator of prices that are counted as multiples of one
 _MOST_STEPS = 100_000  # of a cost; above, prices count as any numbers
 _WHOLE = 1e-4  # a cost this close to a multiple is that multiple
-_FAR = 1e300
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,7 +87,7 @@ class ModelBlocks:
         forms = _Forms(columns.model, columns.types, columns.rate_rps, columns.stages)
         kinds = _Kinds(problem.type_class, problem.type_divisor, problem.gpus, price)
         scratch = _Scratch(np.zeros(len(problem.types), np.int64), np.zeros(classes, np.int64))
-        most, front = most * _AHEAD, np.full((models, _GRID), _FAR)
+        most, front = most * _AHEAD, np.full((models, _GRID), FAR)
         stages = columns.types.shape[1]
         _make_items(forms, kinds, most, front, scratch, _items_of(0, classes, stages))
         front = np.minimum.accumulate(front[:, ::-1], axis=1)[:, ::-1] * _NEAR
@@ -356,13 +354,13 @@ def _make_items(
         m, wide = forms.model[c], forms.stages[c]
         lowest = _lowest(forms.rate_rps[c])
         for s in range(wide):
-            for multiple in range(1, _MULTIPLES + 1):
+            for multiple in range(1, MULTIPLES + 1):
                 x = forms.rate_rps[c, s] * multiple
                 if x < lowest * (1 - EXACT):
                     continue
                 rate = _rate_of(c, x, forms, scratch.slots)
                 cost = _cost_of(c, forms, kinds, scratch)
-                if cost >= _FAR:
+                if cost >= FAR:
                     break
                 below = np.floor(np.log2(min(rate / most[m], 1.0)) * _PER_DOUBLING)
                 place = max(0, grid - 1 + int(below))
@@ -406,7 +404,7 @@ def _vgpus(x: float, rate: float) -> int:
 @kernel
 def _rate_of(c: int, x: float, forms: _Forms, slots: NDArray[np.int64]) -> float:
     """Add the vGPUs that x takes to their types; what they deliver."""
-    rate = _FAR
+    rate = FAR
     for q in range(forms.stages[c]):
         vgpus = _vgpus(x, forms.rate_rps[c, q])
         slots[forms.types[c, q]] += vgpus
@@ -429,8 +427,8 @@ def _cost_of(c: int, forms: _Forms, kinds: _Kinds, scratch: _Scratch) -> float:
         total += whole
     for k in range(len(kinds.gpus)):
         if scratch.vector[k] > kinds.gpus[k]:
-            return _FAR
-    return cost if total <= _MOST_GPUS else _FAR
+            return FAR
+    return cost if total <= _MOST_GPUS else FAR
 
 
 # Few GPUs: which models find a place at all

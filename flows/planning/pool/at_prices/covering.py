@@ -22,7 +22,7 @@ from flows.planning.solver.tolerances import EXACT
 from triton_backend.scheduler.compiled import entry, kernel
 
 STEPS = 400  # J
-_FAR = 1e300
+FAR = 1e300
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,7 +75,7 @@ class Items:
         for b, own in enumerate(parts):
             vector[b], rate[b] = self.vector[own].sum(axis=0), self.rate[own].sum()
         return Covers(
-            cost=np.where(tables.least[:, STEPS] < _FAR, tables.least[:, STEPS], np.inf),
+            cost=np.where(tables.least[:, STEPS] < FAR, tables.least[:, STEPS], np.inf),
             vector=vector,
             rate=rate,
             parts=parts,
@@ -134,7 +134,7 @@ def _cover(
     count = 0
     for b in range(len(demand)):
         tables.fronts[b] = count
-        cheapest = _FAR
+        cheapest = FAR
         for i in range(start[b], start[b + 1]):
             if cost[i] < cheapest:  # by falling rate: only what is cheaper than all faster ones
                 cheapest = cost[i]
@@ -159,7 +159,7 @@ def _step(
     tables: _Tables,
 ) -> None:
     """f(j) of block b from those before it; a step is `unit` of its rate."""
-    lowest, reached, last, source, count = _FAR, 0.0, -1, 0, 0
+    lowest, reached, last, source, count = FAR, 0.0, -1, 0, 0
     for f in range(tables.fronts[b], tables.fronts[b + 1]):
         i = tables.front[f]
         times = max(1, int(np.ceil(unit / rate[i] * (1 - EXACT))))
