@@ -35,7 +35,7 @@ from flows.planning.engine.pricing import Duals, Priced
 from flows.planning.inputs import Problem
 from flows.planning.pool.columns import Columns
 from flows.planning.solver.arrays import Floats, Ints
-from flows.planning.solver.tolerances import SOLVED
+from flows.planning.solver.tolerances import EXACT, SOLVED
 from flows.planning.watch import Watch
 from triton_backend.contract.errors import InfeasibleError, InvariantError
 
@@ -86,7 +86,7 @@ def solve_bound(problem: Problem, columns: Columns, goal: Goal) -> Bound:
     Raises:
         InfeasibleError: the rates asked for are out of reach of the cluster.
     """
-    pricer = _Configurations(columns=columns, goal=goal)
+    pricer = Configurations(columns=columns, goal=goal)
     cover, pool = _cover(problem, pricer), Pool()
     scarcity = 1.0 / np.maximum(problem.gpus, 1)
     start = Duals(demand=np.zeros(len(cover.need)), resource=scarcity)
@@ -110,7 +110,7 @@ def solve_bound(problem: Problem, columns: Columns, goal: Goal) -> Bound:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Configurations:
+class Configurations:
     """The pricer: models are groups, and all configurations are priced by one matrix product.
 
     Demands are the models' rates; where z is free, the floors asked for behind them. At prices of
@@ -162,13 +162,15 @@ class _Configurations:
         share[floors] -= floor
         level = 1.0 if self.goal.fixed else float(self.goal.weight @ share)
         made = replace(duals, demand=np.concatenate([share, floor]))
+        something = level > EXACT * duals.resource.max(initial=0.0)
         return Priced(
-            columns=self._columns(best),
+            columns=self.as_columns(best),
             least=least - worth,
-            feasible=made.scaled(1.0 / level) if level > 0 else None,
+            feasible=made.scaled(1.0 / level) if something else None,
         )
 
-    def _columns(self, rows: Ints) -> engine.Columns:
+    def as_columns(self, rows: Ints) -> engine.Columns:
+        """Configurations as columns of the engine, each its row's number."""
         columns = self.columns.take(rows)
         supply = np.eye(len(self.goal.weight))[columns.model]
         return engine.Columns.dense(
@@ -180,7 +182,7 @@ class _Configurations:
         )
 
 
-def _cover(problem: Problem, pricer: _Configurations) -> Cover:
+def _cover(problem: Problem, pricer: Configurations) -> Cover:
     """The rates asked for, or the level of them, within the GPUs."""
     goal, columns, floors = pricer.goal, pricer.columns, pricer.floors
     asked, free = np.maximum(goal.weight, goal.minimum_rps), Free()

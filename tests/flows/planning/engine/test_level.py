@@ -11,7 +11,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from flows.planning.engine.columns import Pool
-from flows.planning.engine.level import Bracket, bracket, highest, level_cover
+from flows.planning.engine.level import Bracket, bracket, halved, highest, level_cover
 from flows.planning.solver.arrays import Floats
 from flows.planning.watch import Watch
 from tests.flows.planning.engine.problems import Knapsacks
@@ -66,6 +66,16 @@ def test_a_bracket_without_rounds_or_time_is_as_it_was() -> None:
     over.stop()
     assert bracket(float, 1.5, known, close=0.0, rounds=0, watch=Watch()) == known
     assert bracket(float, 1.5, known, close=0.0, rounds=9, watch=over) == known
+
+
+@given(st.floats(0.0, 1.0), st.floats(0.1, 1e3), st.integers(0, 60))
+def test_halving_keeps_a_level_that_fits_below_one_that_does_not(
+    share: float, high: float, halvings: int
+) -> None:
+    edge = share * high * 0.999
+    low, above = halved(lambda level: level <= edge, 0.0, high, halvings)
+    assert low <= edge < above <= high
+    assert above - low <= high * (0.5**halvings + 1e-15)
 
 
 def two_machines(seed: int) -> tuple[Floats, Floats, Knapsacks]:

@@ -10,14 +10,16 @@ from hypothesis import strategies as st
 from scipy.optimize import linprog
 
 from flows.planning import PlanOptions
+from flows.planning.engine.pricing import Duals
 from flows.planning.inputs import Problem, build_problem
-from flows.planning.pool.bound import Goal, goal_of, solve_bound
+from flows.planning.pool.bound import Configurations, Goal, goal_of, solve_bound
 from flows.planning.pool.columns import Columns, enumerate_columns
 from tests.flows.planning.pool.test_plan_brute_force import problems
+from tests.flows.planning.small import cluster, profile, workload
 from triton_backend.contract.cluster import Cluster
 from triton_backend.contract.errors import InfeasibleError
 from triton_backend.contract.profiles import ModelProfile
-from triton_backend.contract.workload import Workload
+from triton_backend.contract.workload import ModelDemand, Workload
 
 OPTIONS = PlanOptions(slo_margin=0.0)
 
@@ -74,3 +76,32 @@ def test_the_bound_is_the_value_of_the_whole_linear_program(
     assert np.all(bound.gpu_price >= 0)
     slack = columns.usage @ bound.gpu_price - bound.rate_price[columns.model]
     assert np.all(slack >= -1e-9 * np.abs(bound.rate_price).max())
+
+
+@pytest.mark.parametrize("objective", ["throughput", "cost"])
+@settings(max_examples=50, deadline=None)
+@given(prices=st.lists(st.floats(0.0, 10.0), min_size=5, max_size=5))
+def test_the_pricer_keeps_what_a_pricer_promises(objective: str, prices: list[float]) -> None:
+    profiles = {"net": profile(), "other": profile("other", (500, 2000, 500))}
+    demands = [
+        ModelDemand(name=name, slo_us=12_000, weight=1.0, batch_building_rate_rps=1e9)
+        for name in profiles
+    ]
+    arrays = build_problem(profiles, cluster(4, 8), workload(*demands), OPTIONS)
+    columns = enumerate_columns(arrays, 2)
+    goal = goal_of(arrays, objective, {"other": 100.0}, np.array([3.0, 1.0]))
+    pricer = Configurations(columns=columns, goal=goal)
+    rate = np.array(prices[:2]) / 1e3
+    demand = rate if goal.fixed else np.append(rate, prices[2] / 1e3)
+    asked = Duals(demand=demand, resource=np.array(prices[3:]))
+    priced = pricer.price(asked, np.full(len(demand), np.inf), thorough=True)
+    paid = columns.usage @ (goal.price + asked.resource)
+    worth = rate + (0.0 if goal.fixed else np.array([0.0, prices[2] / 1e3]))
+    for model in range(2):
+        least = (paid - worth[model])[columns.model == model].min()
+        assert priced.least[model] == pytest.approx(least)
+    assert asked.reduced(priced.columns) == pytest.approx(priced.least)
+    if priced.feasible is not None:
+        every = pricer.as_columns(np.arange(len(columns)))
+        scale = np.abs(priced.feasible.rows).max()
+        assert priced.feasible.reduced(every).min() >= -1e-9 * scale
