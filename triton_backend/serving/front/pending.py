@@ -528,7 +528,8 @@ class PendingRequests:
         """
         if self._requests.pop(request.number, None) is None:
             return False
-        self.counted(request).dropped[DropReason.MODEL_REMOVED.text] += 1
+        for counters in self.counted(request):
+            counters.dropped[DropReason.MODEL_REMOVED.text] += 1
         self._log.note(request, DropReason.MODEL_REMOVED.text, "another front takes it over")
         while request is self._asked:
             self._pause.wait(1e-4)
