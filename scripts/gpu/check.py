@@ -1,4 +1,4 @@
-"""Everything that needs a GPU, checked in order on a machine that has one.
+"""Checks of a card and of what we run on it, in order, on a machine that has one.
 
     python -m scripts.gpu.check [--model resnet50] [--path tensorrt|onnxruntime-cuda|torch-cuda]
                                 [--json FILE] [--work DIR] [--quick] [--only CHECK]

@@ -1,0 +1,152 @@
+"""The kit for GPU evidence where there is no GPU: by steps of a test, and by CPU cores."""
+
+import json
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from scripts.gpu import evidence, steps
+from scripts.gpu.evidence import DONE, FAILED, NOT_RUN, STAND_IN, outcome_of, run_steps
+from scripts.gpu.steps import Command, Kit, NotRun, Step
+
+CARDS = ("NVIDIA L4",)
+COUNTING = "import pathlib; p = pathlib.Path({!r}); p.write_text(p.read_text() + 'x')"
+
+
+@pytest.fixture
+def kit(tmp_path: Path) -> Kit:
+    return Kit(work=tmp_path, stand_in=True)
+
+
+def python(program: str, *, out: str | None = None, always: bool = False) -> Command:
+    return Command(words=(sys.executable, "-c", program), out=out, always=always)
+
+
+def step(*commands: Command, needs: tuple[str, ...] = (), limit_s: int = 60) -> Step:
+    def give(_: Kit) -> Iterator[Command]:
+        yield from commands
+
+    return Step(does="a test's", limit_s=limit_s, commands=give, needs=needs)
+
+
+def without(_: Kit) -> Iterator[Command]:
+    raise NotRun("no Triton is here")
+
+
+@pytest.fixture
+def given(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Replaces the steps."""
+
+    def replace(**named: Step) -> None:
+        monkeypatch.setattr(evidence, "STEPS", named)
+
+    return replace
+
+
+def results(kit: Kit, *names: str) -> list[str]:
+    return [outcome_of(kit, name).result for name in names]
+
+
+@pytest.mark.slow
+def test_a_step_that_fails_costs_those_that_need_it_and_no_others(
+    kit: Kit, given: Callable[..., None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    given(
+        one=step(python("import sys; sys.exit('no room | on the card')")),
+        two=step(python("print(2)"), needs=("one",)),
+        three=step(python("print('{}')", out="three.txt")),
+        four=Step(does="a test's", limit_s=60, commands=without),
+    )
+    names = ("one", "two", "three", "four")
+    run_steps(kit, names, CARDS)
+    assert results(kit, *names) == [FAILED, NOT_RUN, DONE, NOT_RUN]
+    assert (kit.work / "three.txt").read_text() == "{}\n"
+    assert "no room | on the card" in outcome_of(kit, "one").reason
+    assert outcome_of(kit, "two").reason == "needs one"
+    assert outcome_of(kit, "four").reason == "no Triton is here"
+    assert capsys.readouterr().out.count("\n") == len(names)
+    page = evidence.page(kit, [outcome_of(kit, name) for name in names], [])
+    assert "Never run on a card: one, two, three, four." in page
+    assert "no room / on the card" in page
+
+
+@pytest.mark.slow
+def test_what_is_done_on_the_same_cards_is_not_done_again(
+    kit: Kit, given: Callable[..., None]
+) -> None:
+    count = kit.work / "count"
+    count.write_text("")
+    given(one=step(python(COUNTING.format(str(count)))))
+    for cards, runs in ((CARDS, 1), (CARDS, 1), (("NVIDIA T4",), 2)):
+        run_steps(kit, ["one"], cards)
+        assert len(count.read_text()) == runs
+        assert outcome_of(kit, "one").devices == cards
+    (kit.work / "steps" / "one.json").write_text("{cut o")
+    run_steps(kit, ["one"], CARDS)
+    assert len(count.read_text()) == 3
+
+
+@pytest.mark.slow
+def test_a_hang_ends_at_the_limit_with_what_it_started_and_the_way_back_runs(
+    kit: Kit, given: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(evidence, "KILLED_SECONDS", 0.5)
+    given(
+        one=step(
+            python("import time; time.sleep(600)"),
+            python("print('never')", out="never"),
+            python("print('stopped')", out="stopped", always=True),
+            limit_s=1,
+        )
+    )
+    run_steps(kit, ["one"], CARDS)
+    assert outcome_of(kit, "one").result == FAILED
+    assert "took longer than" in outcome_of(kit, "one").reason
+    assert (kit.work / "stopped").exists()
+    assert not (kit.work / "never").exists()
+
+
+def test_without_a_card_it_says_so_in_a_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["evidence", "--work", str(tmp_path / "kit")])
+    assert evidence.main() == 2
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1
+    assert "--stand-in tries the kit without a card" in said
+    assert not (tmp_path / "kit").exists()
+
+
+def test_no_step_may_take_more_than_eight_minutes() -> None:
+    assert max(one.limit_s for one in steps.STEPS.values()) <= 480
+    known: set[str] = set()
+    for name, one in steps.STEPS.items():
+        assert set(one.needs) <= known
+        known.add(name)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_cpu_cores_stand_in_for_cards_in_every_step_and_the_page_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(steps, "LOADS", loads := (0.3,))
+    monkeypatch.setattr(evidence, "LOADS", loads)
+    monkeypatch.setattr(steps, "LOAD_SECONDS", 3)
+    monkeypatch.setattr(steps, "BATCHES", (1, 2))
+    command = ["evidence", "--stand-in", "--work", str(tmp_path), "--out", str(tmp_path / "out")]
+    monkeypatch.setattr(sys, "argv", command)
+    assert evidence.main() == 1  # the checks are of a card
+    kept = json.loads((tmp_path / "out").read_text())
+    assert kept["benchmark"] == "gpu-evidence-stand-in"
+    ended = {one["step"]: (one["result"], one["reason"]) for one in kept["steps"]}
+    assert ended.pop("checks") == (NOT_RUN, "there is no card here")
+    assert set(ended.values()) == {(DONE, "")}
+    values = [figure["value"] for figure in kept["figures"]]
+    assert len(values) == 4
+    assert all(0.5 < value <= 1 for value in values)
+    page = (tmp_path / "evidence.md").read_text()
+    assert f"Taken on: {STAND_IN}." in page
+    assert all(name in page.partition("Never run on a card:")[2] for name in steps.STEPS)
