@@ -29,9 +29,6 @@ from pathlib import Path
 from typing import Any
 
 from flows.clock import now_utc
-from warehouse.db import open_warehouse
-from warehouse.runs import Figure as StoredFigure
-from warehouse.runs import add_figures
 
 _PACKAGES = (
     "numpy", "numba", "scipy", "highspy", "duckdb", "onnxruntime", "nvidia-pytriton", "tritonclient"
@@ -175,6 +172,11 @@ def store(
         asked.out.parent.mkdir(parents=True, exist_ok=True)
         asked.out.write_text(json.dumps(record | dict(details or {}), indent=1) + "\n")
     if asked.warehouse is not None:
+        # A bare machine with a card has no DuckDB.
+        from warehouse.db import open_warehouse
+        from warehouse.runs import Figure as StoredFigure
+        from warehouse.runs import add_figures
+
         rows = [
             StoredFigure(name=f.name, value=f.value, unit=f.unit, target=f.target or None)
             for f in figures

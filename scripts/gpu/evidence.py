@@ -8,11 +8,12 @@ whole models served under the same load. Each step runs in processes of its own 
 at most eight minutes; on one card they take about 25 minutes together, the limits add up to more.
 A step that breaks costs those alone that need it. DIR keeps what steps leave, a log of each, and
 `evidence.md`, the page. A run that was cut off goes on in the same DIR: what is done there on the
-same cards is not done again (`--again`: all of it).
+same cards, after all that it needs, is not done again (`--again`: all of it). Ctrl-C ends the step
+under way with what it started, and the page is still written.
 
 `--stand-in` tries the kit without a card: CPU cores stand in, and every page and figure says so.
 Needs no network. Exit code 0 where every step is done, 1 where one failed or was not run, 2 on
-wrong input.
+wrong input, 130 after Ctrl-C.
 """
 
 import argparse
@@ -23,8 +24,8 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
-from functools import partial
+from dataclasses import asdict, dataclass, replace
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -35,10 +36,14 @@ from flows.preparation.profiling.devices import list_devices
 from scripts.benchmarks.figures import Figure, add_destinations, conclude
 from scripts.gpu.steps import LOADS, ROOT, STEPS, Command, Kit, NotRun, Step
 from triton_backend.contract.errors import InputError, PoolPipeError
+from triton_backend.runtimes.cuda import open_cuda
 
 DONE, FAILED, NOT_RUN = "done", "failed", "not run"
 STAND_IN = "CPU cores (stand-in)"
 KILLED_SECONDS = 10.0
+WAY_BACK_SECONDS = 30.0  # left to what runs after a failure too
+INTERRUPTED = 130
+PACKAGES = ("onnx", "tensorrt", "torch", "onnxruntime-gpu", "nvidia-ml-py")
 UNLIKE = "two unlike cards"
 
 
@@ -85,13 +90,33 @@ def outcome_of(kit: Kit, step: str) -> Outcome:
     return Outcome.read(kit, step) or Outcome(step=step, result=NOT_RUN, reason="not asked for")
 
 
+def stands(kit: Kit, step: str, devices: tuple[str, ...]) -> bool:
+    """Whether a step is done on these devices, and after all that it needs."""
+    one = outcome_of(kit, step)
+    return (one.result, one.devices) == (DONE, devices) and all(
+        stands(kit, need, devices) and outcome_of(kit, need).at <= one.at
+        for need in STEPS[step].needs
+    )
+
+
+def shown(kit: Kit, step: str, devices: tuple[str, ...]) -> Outcome:
+    """How a step ended, as far as that says something of these devices."""
+    one = outcome_of(kit, step)
+    if one.devices not in {(), devices}:
+        return Outcome(step=step, result=NOT_RUN, reason="it last ran on other cards")
+    if one.result == DONE and not stands(kit, step, devices):
+        return replace(one, result=NOT_RUN, reason="done before what it needs was done again")
+    return one
+
+
 def run_steps(kit: Kit, names: Sequence[str], devices: tuple[str, ...]) -> None:
     """Run steps in order, but for those that are done on these devices; keep how each ended."""
     (kit.work / "steps").mkdir(parents=True, exist_ok=True)
     for name in names:
         one = outcome_of(kit, name)
-        if one.result != DONE or one.devices != devices:
-            _file(kit, name).unlink(missing_ok=True)  # of other devices, or half of it is new
+        if not stands(kit, name, devices):
+            half = Outcome(step=name, result=NOT_RUN, reason="interrupted", devices=devices)
+            half.write(kit)  # stays where this process is killed
             one = run_step(kit, name, STEPS[name], devices)
             one.write(kit)
         print(f"{one.result:8} {name}: {one.reason or f'{one.seconds:.0f} s'}", flush=True)
@@ -108,22 +133,30 @@ def run_step(kit: Kit, name: str, step: Step, devices: tuple[str, ...]) -> Outco
             reason=" ".join(reason.split()),
             seconds=round(watch.seconds(), 1),
             devices=devices,
-            at=now_utc().isoformat(timespec="seconds"),
+            at=now_utc().isoformat(timespec="milliseconds"),
         )
 
-    lacking = [each for each in step.needs if outcome_of(kit, each).result != DONE]
+    lacking = [each for each in step.needs if not stands(kit, each, devices)]
     if lacking:
         return ended(NOT_RUN, f"needs {' and '.join(lacking)}")
     reason = ""
     try:
         with (kit.work / "steps" / f"{name}.log").open("wb") as log:
-            for command in step.commands(kit):
-                if not reason or command.always:
-                    left_s = max(step.limit_s - watch.seconds(), KILLED_SECONDS)
-                    reason = run_command(kit, command, log, left_s) or reason
+            commands = step.commands(kit)
+            try:
+                for command in commands:
+                    if not reason or command.always:
+                        least_s = WAY_BACK_SECONDS if command.always else 0.0
+                        left_s = max(step.limit_s - watch.seconds(), least_s)
+                        reason = run_command(kit, command, log, left_s) or reason
+            except KeyboardInterrupt:
+                for command in commands:
+                    if command.always:
+                        run_command(kit, command, log, WAY_BACK_SECONDS)
+                raise
     except NotRun as error:
         return ended(NOT_RUN, str(error))
-    except (PoolPipeError, OSError, ValueError, KeyError, TypeError) as error:
+    except (PoolPipeError, ImportError, OSError, ValueError, KeyError, TypeError) as error:
         return ended(FAILED, f"{type(error).__name__}: {error}")
     return ended(FAILED, reason) if reason else ended(DONE)
 
@@ -175,13 +208,19 @@ def _last_line(log: Path) -> str:
     return lines[-1][:300] if lines else "it said nothing"
 
 
-def figures_of(kit: Kit) -> list[Figure]:
-    """Attainment of the plan and of whole models, simulated and served, at each load."""
+def figures_of(kit: Kit, devices: tuple[str, ...]) -> list[Figure]:
+    """Attainment of the plan and of whole models, simulated and served, at each load.
+
+    Without a value where the step that measures it is not done on these devices.
+    """
     found: list[Figure] = []
+    served = {"": "serve", "-rival": "rival"}
     for load in LOADS:
         for side, file in (("the plan", ""), ("whole models", "-rival")):
             for how in ("simulated", "served"):
-                seen = kit.json(f"{how}{file}-{load}.json")
+                step = served[file] if how == "served" else "simulate"
+                there = stands(kit, step, devices)
+                seen = kit.json(f"{how}{file}-{load}.json") if there else None
                 models: Mapping[str, Any] = {} if seen is None else seen["models"]
                 least = min((each["attainment"] for each in models.values()), default=None)
                 name = f"{side}, {how}: least attainment of a model at load {load}"
@@ -217,10 +256,34 @@ def unlike(kit: Kit, devices: tuple[str, ...]) -> Outcome:
     """The outcome of a plan that is served over two classes of card."""
     path = kit.work / "cluster.yaml"
     classes = yaml.safe_load(path.read_text())["gpu_classes"] if path.exists() else {}
-    if len(classes) > 1 and outcome_of(kit, "serve").result == DONE:
+    if len(classes) > 1 and stands(kit, "serve", devices):
         return Outcome(step=UNLIKE, result=DONE, devices=devices)
     reason = "nothing was served" if len(classes) > 1 else f"{len(classes)} class of card is here"
     return Outcome(step=UNLIKE, result=NOT_RUN, reason=reason, devices=devices)
+
+
+def cards() -> tuple[tuple[str, ...], list[dict[str, Any]]]:
+    """This machine's cards: their names, and what the driver says of each.
+
+    Raises:
+        InputError: there is none.
+    """
+    try:
+        found = list_devices()
+    except InputError as error:
+        # A card without NVIDIA's management library can still be checked.
+        capability = open_cuda().compute_capability()
+        return (f"compute capability {capability}",), [{"no_inventory": str(error)}]
+    return tuple(one.name for one in found), [one.to_dict() for one in found]
+
+
+def _packages() -> dict[str, str]:
+    """Versions of the packages that only a machine with a card has, those installed."""
+    found: dict[str, str] = {}
+    for name in PACKAGES:
+        with suppress(metadata.PackageNotFoundError):
+            found[name] = metadata.version(name)
+    return found
 
 
 def main() -> int:
@@ -242,7 +305,7 @@ def main() -> int:
     if asked.work is None:
         parser.error("--work DIR is required")
     try:
-        found = (STAND_IN,) if asked.stand_in else tuple(one.name for one in list_devices())
+        found, inventory = ((STAND_IN,), []) if asked.stand_in else cards()
     except InputError as error:
         print(f"evidence: {error}; --stand-in tries the kit without a card", file=sys.stderr)
         return 2
@@ -250,16 +313,26 @@ def main() -> int:
     names = [asked.only] if asked.only else list(STEPS)
     for name in names if asked.again else ():
         _file(kit, name).unlink(missing_ok=True)
-    run_steps(kit, names, found)
-    outcomes = [*map(partial(outcome_of, kit), STEPS), unlike(kit, found)]
-    figures = figures_of(kit)
+    code = 0
+    try:
+        run_steps(kit, names, found)
+    except KeyboardInterrupt:
+        code = INTERRUPTED
+    outcomes = [*(shown(kit, name, found) for name in STEPS), unlike(kit, found)]
+    figures = figures_of(kit, found)
     (kit.work / "evidence.md").write_text(page(kit, outcomes, figures))
-    details = {"steps": [asdict(one) for one in outcomes], "checks": kit.json("check.json")}
+    details: dict[str, Any] = {
+        "cards": inventory,
+        "card_packages": _packages(),
+        "steps": [asdict(one) for one in outcomes],
+        "checks": kit.json("check.json") if outcomes[0].result in {DONE, FAILED} else None,
+    }
     name = "gpu-evidence-stand-in" if kit.stand_in else "gpu-evidence"
     conclude(asked, name, figures, details)
     print(f"the page: {kit.work / 'evidence.md'}")
-    return int(any(one.result != DONE for one in outcomes))
+    return code or int(any(one.result != DONE for one in outcomes))
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # a time limit's end, as Ctrl-C
     sys.exit(main())

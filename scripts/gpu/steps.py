@@ -2,6 +2,7 @@
 
 A step is a function that gives the command lines to run, one after the other, in processes of their
 own and within the step's time. Its files lie in the kit's folder, where later steps read them.
+A step imports what it alone needs: on a machine without it the others still run.
 
     checks    devices -> models -> build -> profile -> plan -> simulate -> serve
                                               |                        -> rival
@@ -19,12 +20,7 @@ from typing import Any
 
 import yaml
 
-from flows.files import read_cluster, read_workload
-from flows.planning.stored_plans import load_profiles
-from flows.preparation.graphs.examples import write_example
-from flows.quickstart.example_project import example_classes, example_cluster
 from flows.state import HOME_VARIABLE, WAREHOUSE_VARIABLE, ProjectState
-from flows.workspace import Workspace
 from triton_backend.contract.shares import WHOLE_GPU
 from triton_backend.contract.units import US_PER_MS
 
@@ -85,12 +81,6 @@ class Kit:
         }
         return dict(os.environ) | own
 
-    @property
-    def workspace(self) -> Workspace:
-        """The kit's warehouse, to read profiles."""
-        state = ProjectState(home=self.work / "home")
-        return Workspace(state=state, warehouse=self.work / "warehouse.duckdb")
-
     def file(self, name: str) -> str:
         """A file of its folder."""
         return str(self.work / name)
@@ -131,6 +121,8 @@ def _devices(kit: Kit) -> Iterator[Command]:
     if not kit.stand_in:
         yield poolpipe("devices", "--cluster-file", kit.file("cluster.yaml"))
         return
+    from flows.quickstart.example_project import example_classes, example_cluster
+
     cluster = example_cluster().to_dict()
     for name, made in example_classes().items():
         device = made.device
@@ -140,6 +132,8 @@ def _devices(kit: Kit) -> Iterator[Command]:
 
 
 def _models(kit: Kit) -> Iterator[Command]:
+    from flows.preparation.graphs.examples import write_example
+
     for name in kit.models:
         source = write_example(name, kit.work / f"{name}.onnx")
         sizes = ("--blocks", str(BLOCKS), "--max-batch", str(MAX_BATCH))
@@ -162,7 +156,12 @@ def _profile(kit: Kit) -> Iterator[Command]:
 
 
 def _pairs(kit: Kit) -> Iterator[Command]:
-    """Parts in percent of the first class, alone and side by side, and the law fitted to them."""
+    """Parts in percent of the first class, alone and side by side.
+
+    No law is fitted to them: that needs utilisations, which no step measures.
+    """
+    if not kit.stand_in:
+        raise NotRun("poolpipe profile --pairs measures classes of cores, no GPUs")
     document = yaml.safe_load((kit.work / "cluster.yaml").read_text())
     name, whole = next(iter(document["gpu_classes"].items()))
     parts = {key: whole[key] for key in ("memory_gib", "runtime", "power_w") if key in whole}
@@ -173,16 +172,21 @@ def _pairs(kit: Kit) -> Iterator[Command]:
     how = ("--cluster", kit.file("parts.yaml"), *kit.runtime, *kit.gpus[:2])
     yield poolpipe("profile", *kit.models, *how, "--batch", "1", "--seconds", CELL_SECONDS)
     yield poolpipe("profile", *kit.models, *how, "--pairs", "--seconds", CELL_SECONDS)
-    yield poolpipe("interference", "fit", "--gpu-class", name, "-o", kit.file("interference.csv"))
 
 
 def _write_workload(kit: Kit) -> None:
     """Each model's SLO: so many times what the fastest class takes for all of it, batch 1."""
+    from flows.files import read_cluster, read_workload
+    from flows.planning.stored_plans import load_profiles
+    from flows.workspace import Workspace
+
     path = kit.work / "workload.yaml"
     document: dict[str, Any] = {"models": [{"name": n, "slo_ms": 1_000} for n in kit.models]}
     path.write_text(yaml.safe_dump(document))
     cluster = read_cluster(kit.work / "cluster.yaml")
-    profiles, _ = load_profiles(kit.workspace, cluster, read_workload(path))
+    state = ProjectState(home=kit.work / "home")
+    workspace = Workspace(state=state, warehouse=kit.work / "warehouse.duckdb")
+    profiles, _ = load_profiles(workspace, cluster, read_workload(path))
     for model in document["models"]:
         profile = profiles[model["name"]]
         whole = (profile.table(each.name, WHOLE_GPU) for each in cluster.gpu_classes)
@@ -220,6 +224,7 @@ def _served(kit: Kit, plan: str, name: str) -> Iterator[Command]:
     if find_spec("pytriton") is None:
         raise NotRun("nvidia-pytriton, which brings Triton, is not installed")
     ports = ("--http-port", "27801", "--grpc-port", "27802", "--metrics-port", "27803")
+    yield poolpipe("stop")  # what a run that was killed left
     yield poolpipe("serve", kit.file(plan), *ports)
     for load, how in _rates(kit):
         yield poolpipe("load", kit.file(plan), *how, out=f"{name}-{load}.json")
@@ -290,7 +295,7 @@ STEPS: Mapping[str, Step] = {
         needs=("plan",),
     ),
     "pairs": Step(
-        does="measure pairs of models on unequal parts, fit the law",
+        does="measure pairs of models on unequal parts",
         limit_s=300,
         commands=_pairs,
         needs=("build",),

@@ -1,7 +1,9 @@
 """The kit for GPU evidence where there is no GPU: by steps of a test, and by CPU cores."""
 
 import json
+import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -9,9 +11,33 @@ import pytest
 
 from scripts.gpu import evidence, steps
 from scripts.gpu.evidence import DONE, FAILED, NOT_RUN, STAND_IN, outcome_of, run_steps
-from scripts.gpu.steps import Command, Kit, NotRun, Step
+from scripts.gpu.steps import ROOT, Command, Kit, NotRun, Step
+from tests.fakes.cuda import HostCuda
+from triton_backend.contract.errors import InputError
 
 CARDS = ("NVIDIA L4",)
+BARE = """
+import sys
+for name in ("duckdb", "highspy", "numba", "pynvml", "pytriton", "scipy"):
+    sys.modules[name] = None
+import scripts.gpu.evidence
+"""
+CUT_OFF = """
+import runpy, sys
+from scripts.gpu import steps
+def give(kit):
+    hang = "import pathlib, sys, time; pathlib.Path(sys.argv[1]).touch(); time.sleep(600)"
+    words = (sys.executable, "-c", hang, kit.file("begun"))
+    yield steps.Command(words=words)
+    yield steps.Command(words=(sys.executable, "-c", ""), out="never")
+    yield steps.Command(words=(sys.executable, "-c", ""), out="stopped", always=True)
+steps.STEPS = {
+    "one": steps.Step(does="a test's", limit_s=400, commands=give),
+    "two": steps.Step(does="a test's", limit_s=400, commands=give),
+}
+sys.argv = ["evidence", "--stand-in", "--work", sys.argv[1]]
+runpy.run_module("scripts.gpu.evidence", run_name="__main__")
+"""
 COUNTING = "import pathlib; p = pathlib.Path({!r}); p.write_text(p.read_text() + 'x')"
 
 
@@ -106,6 +132,83 @@ def test_a_hang_ends_at_the_limit_with_what_it_started_and_the_way_back_runs(
     assert "took longer than" in outcome_of(kit, "one").reason
     assert (kit.work / "stopped").exists()
     assert not (kit.work / "never").exists()
+
+
+@pytest.mark.slow
+def test_what_a_step_needs_and_is_done_again_makes_it_run_again(
+    kit: Kit, given: Callable[..., None]
+) -> None:
+    counts = [kit.work / name for name in ("first", "second")]
+    for count in counts:
+        count.write_text("")
+    one, two = (python(COUNTING.format(str(count))) for count in counts)
+    given(one=step(one), two=step(two, needs=("one",)))
+    run_steps(kit, ["one", "two"], CARDS)
+    (kit.work / "steps" / "one.json").unlink()
+    run_steps(kit, ["one"], CARDS)
+    assert evidence.shown(kit, "two", CARDS).result == NOT_RUN
+    run_steps(kit, ["one", "two"], CARDS)
+    assert [len(count.read_text()) for count in counts] == [2, 2]
+    run_steps(kit, ["two"], ("NVIDIA T4",))
+    assert outcome_of(kit, "two").reason == "needs one"
+
+
+def test_figures_of_other_cards_are_none_of_these(kit: Kit, given: Callable[..., None]) -> None:
+    given(simulate=step(), serve=step(), rival=step())
+    run_steps(kit, ["simulate", "serve", "rival"], (STAND_IN,))
+    for file in ("simulated", "simulated-rival", "served", "served-rival"):
+        for load in steps.LOADS:
+            seen = {"models": {"m": {"attainment": 0.9}}}
+            (kit.work / f"{file}-{load}.json").write_text(json.dumps(seen))
+    assert {one.value for one in evidence.figures_of(kit, (STAND_IN,))} == {0.9}
+    assert {one.value for one in evidence.figures_of(kit, CARDS)} == {None}
+    on_cards = Kit(work=kit.work, stand_in=False)
+    outcomes = [evidence.shown(on_cards, name, CARDS) for name in ("simulate", "serve")]
+    page = evidence.page(on_cards, outcomes, [])
+    assert "Never run on a card: simulate, serve." in page
+    assert "Taken on: nothing." in page
+
+
+@pytest.mark.slow
+def test_a_run_that_is_cut_off_ends_what_it_started_and_writes_its_page(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", CUT_OFF, str(tmp_path)]
+    run = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    try:
+        while not (tmp_path / "begun").exists() and run.poll() is None:
+            time.sleep(0.05)
+        run.terminate()
+        _, errors = run.communicate(timeout=60)
+    finally:
+        run.kill()
+    assert (run.returncode, errors) == (evidence.INTERRUPTED, b"")
+    assert (tmp_path / "stopped").exists()
+    assert not (tmp_path / "never").exists()
+    page = (tmp_path / "evidence.md").read_text()
+    assert "| one | a test's | not run: interrupted |" in page
+    assert "| two | a test's | not run: not asked for |" in page
+
+
+@pytest.mark.slow
+def test_it_starts_where_only_what_the_checks_need_is_installed() -> None:
+    command = [sys.executable, "-c", BARE]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_card_without_an_inventory_is_one_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    def without_library() -> None:
+        raise InputError("devices", "nvidia-ml-py is not installed")
+
+    monkeypatch.setattr(evidence, "list_devices", without_library)
+    monkeypatch.setattr(evidence, "open_cuda", HostCuda)
+    names, inventory = evidence.cards()
+    assert names == (f"compute capability {HostCuda().compute_capability()}",)
+    assert "nvidia-ml-py is not installed" in inventory[0]["no_inventory"]
+
+
+def test_pairs_on_a_card_are_not_run_with_the_reason(tmp_path: Path) -> None:
+    with pytest.raises(NotRun, match="classes of cores"):
+        list(steps.STEPS["pairs"].commands(Kit(work=tmp_path, stand_in=False)))
 
 
 def test_without_a_card_it_says_so_in_a_line(
