@@ -16,6 +16,7 @@ from tritonclient.utils import InferenceServerException, triton_to_np_dtype
 from flows.clock import now_utc
 from flows.planning import PlanOptions, make_plan
 from flows.release.rollout import guarded as rollout
+from flows.release.rollout import outcomes
 from flows.release.rollout.guarded import (
     DONE,
     FAILED,
@@ -293,7 +294,7 @@ def test_a_breach_while_watched_puts_the_former_plan_back(
     system: System, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     old, new = system.in_force, system.other()
-    monkeypatch.setattr(rollout, "ENOUGH_REQUESTS", 5)
+    monkeypatch.setattr(outcomes, "ENOUGH_REQUESTS", 5)
     over = threading.Event()
 
     def hurry() -> None:

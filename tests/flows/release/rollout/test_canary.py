@@ -17,6 +17,7 @@ from onnx import TensorProto, helper, numpy_helper
 from tritonclient.utils import InferenceServerException
 
 from flows.clock import now_utc
+from flows.release.rollout import guarded
 from flows.release.rollout.canary import CANARY, FORMER, Judged, canary_plan, canary_plans, judged
 from flows.release.rollout.change import change_plan, plan_in_force
 from flows.release.rollout.guarded import (
@@ -56,7 +57,7 @@ from triton_backend.serve_folder.repository import for_clients, render_repositor
 from triton_backend.serve_folder.settings import ServeOptions
 from triton_backend.simulator.run import simulate
 from triton_backend.simulator.scenario import SimOptions
-from warehouse.observations import Rollout, begin_rollout, rollout_steps
+from warehouse.observations import Rollout, begin_rollout, list_rollouts, rollout_steps
 
 PATIENT_US = 4_000_000
 CLIENTS = 4
@@ -493,6 +494,24 @@ def test_a_canary_whose_rollout_died_takes_its_way_back(
     assert {*offsets(told)} == {OFFSET}
     assert plan_in_force(state.folder).models == complete_tensors(served).models
     assert not work.state.rollout_under_way.exists()
+
+
+@pytest.mark.slow
+def test_a_canary_that_is_interrupted_is_taken_back(
+    state: ServerState, work: Workspace, served: Plan, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: object) -> None:
+        assert plan_in_force(state.folder).plan_id == "stopped-canary-10"
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(guarded, "watch_canary", interrupted)
+    name = write_stage(work.state.artifacts, "stopped", "Add", OFFSET, ("middle", "y"))
+    with pytest.raises(KeyboardInterrupt):
+        roll_out(work, of_stages(served, "stopped", artifact=name), OPTIONS)
+    assert plan_in_force(state.folder).plan_id == "served"
+    with work.open(read_only=True) as warehouse:
+        last = list_rollouts(warehouse)[0]
+    assert (last.plan_id, last.state, last.outcome) == ("stopped", ROLLED_BACK, "interrupted")
 
 
 @pytest.mark.slow
