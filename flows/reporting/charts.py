@@ -10,8 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flows.reporting import words
-from flows.reporting.data import Outcomes
-from flows.reporting.overload import VariantCurve
+from flows.reporting.data import Outcomes, VariantCurve
 from flows.reporting.svg import (
     BAD,
     FAINT,

@@ -14,7 +14,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flows.progress import Step
-from flows.reporting.overload import VariantCurve
 from triton_backend.contract.errors import InputError
 from triton_backend.contract.plan import Plan
 from triton_backend.contract.units import US_PER_MS
@@ -176,6 +175,36 @@ class BlockRow:
     share: float
     boundary_bytes: int | None = None
     boundary: Sequence[str] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadPoint:
+    """One load, as a factor of the planned rate.
+
+    Attributes:
+        accuracy: mean stated accuracy of answers in time; None where there is none.
+        in_time: share of the requests.
+    """
+
+    load: float
+    accuracy: float | None
+    in_time: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VariantCurve:
+    """A name that several variants answer, at every load.
+
+    Attributes:
+        accuracies: as stated, by variant, the model of the name first.
+        duration_s: of each simulation.
+    """
+
+    name: str
+    rate_rps: float
+    accuracies: dict[str, float]
+    points: tuple[LoadPoint, ...]
+    duration_s: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

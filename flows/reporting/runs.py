@@ -1,11 +1,12 @@
-"""Runs turned into what reports show: a simulation's result, the gateway's event files.
+"""Runs turned into what reports show: simulations, the gateway's event files.
 
-Here: the two conversions that know another part's form. The event files are read as lines of JSON
+Here: what knows another part's form. The event files are read as lines of JSON
 (kinds and fields of `core.events` and `core.decisions`), because the offline half does not load
 the online code.
 """
 
 import json
+import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,12 +15,21 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from flows.reporting.data import Outcomes, Uses
+from flows.reporting.data import LoadPoint, Outcomes, Uses, VariantCurve
 from triton_backend.contract.errors import InputError
+from triton_backend.contract.plan import Plan
 from triton_backend.contract.units import US_PER_MS
 from triton_backend.serve_folder.line_files import files_in_order
+from triton_backend.simulator.offered import POISSON
 from triton_backend.simulator.results import SimResult
+from triton_backend.simulator.run import simulate
+from triton_backend.simulator.scenario import SimOptions
 from triton_backend.simulator.world import LATE, SERVED
+
+# Of names with variants: times their planned rate
+LOADS = (0.5, 0.75, 1.0, 1.25, 1.5, 1.75, 2.0, 2.5, 3.0)
+SECONDS, LEAST_SECONDS, SEED = 20.0, 1.0, 0
+MOST_REQUESTS = 60_000  # of a plan at its rates, in one run: all runs together take seconds
 
 
 def outcomes_of_simulation(result: SimResult) -> Outcomes:
@@ -46,6 +56,61 @@ def uses_of_simulation(result: SimResult) -> Uses | None:
     if len(rows) == 0:
         return None
     return Uses(**{name: rows[name].astype(np.int64) for name in Uses.__slots__})
+
+
+def variant_curves(plan: Plan) -> tuple[VariantCurve, ...]:
+    """Every name with variants against its load, simulated; none of plans too large for that.
+
+    Under the plan's policies: Poisson arrivals of `LOADS` times the planned rate of these names,
+    and everything else at its own.
+    """
+    served = {model.name for model in plan.models}
+    stated = {
+        name: {one.name: one.accuracy or 0.0 for one in own if one.name in served}
+        for name, own in plan.workload.variants.items()
+        if name in served and plan.own_rate_rps(name) > 0
+    }
+    stated = {name: own for name, own in stated.items() if len(own) > 1}
+    seconds = _seconds_of(plan)
+    if not stated or not seconds:
+        return ()
+    runs = [
+        simulate(
+            plan,
+            SimOptions(
+                arrivals=POISSON,
+                rate_factors=dict.fromkeys(stated, load),
+                duration_s=seconds,
+                seed=SEED,
+                keep_uses=False,
+            ),
+        ).variants
+        for load in LOADS
+    ]
+    return tuple(
+        VariantCurve(
+            name=name,
+            rate_rps=plan.own_rate_rps(name),
+            accuracies=accuracies,
+            points=tuple(
+                LoadPoint(
+                    load=load,
+                    accuracy=run[name].accuracy,
+                    in_time=run[name].outcome.attainment,
+                )
+                for load, run in zip(LOADS, runs, strict=True)
+            ),
+            duration_s=seconds,
+        )
+        for name, accuracies in stated.items()
+    )
+
+
+def _seconds_of(plan: Plan) -> float:
+    """How long each load is simulated (s, whole ms); 0 where that would take too long."""
+    rate_rps = math.fsum(model.throughput_rps for model in plan.models)
+    seconds = min(SECONDS, MOST_REQUESTS / rate_rps) if rate_rps > 0 else 0.0
+    return math.floor(seconds * 1e3) / 1e3 if seconds >= LEAST_SECONDS else 0.0
 
 
 _COLUMNS = ("vgpu", "model", "batch_id", "start_us", "end_us", "samples")

@@ -136,7 +136,7 @@ def _data(work: "Workspace", run: Mapping[str, Any], plan: "Plan | None") -> "Re
     from flows.clock import now_utc
     from flows.quickstart.machine import machine, versions
     from flows.reporting.data import ReportData
-    from flows.reporting.overload import variant_curves
+    from flows.reporting.runs import variant_curves
 
     if plan is None or run["kind"] not in PAGES:
         raise InputError(f"run {run['run_id']!r}", f"a {run['kind']} has no page")

@@ -11,7 +11,7 @@ import pytest
 
 from flows.reporting.data import Outcomes, ReportData, Uses, latencies_of_load
 from flows.reporting.html import render_report, write_report
-from flows.reporting.overload import LOADS, variant_curves
+from flows.reporting.runs import LOADS, variant_curves
 from flows.reporting.timeline import MOST_BARS, timeline_data
 from tests.fakes.plans import two_tails
 from tests.fakes.variants import CHEAP, NAME, variant_plan

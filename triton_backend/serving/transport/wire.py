@@ -207,7 +207,7 @@ class PlanBody(NamedTuple):
 class HeartbeatBody(NamedTuple):
     """HEARTBEAT: the gateway's time when it was sent; vGPUs without a worker, by pool.
 
-    Pools are told where requests have variants only.
+    Pools are stated only where requests have variants.
     """
 
     now_us: int

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from flows.reporting.overload import LOADS, variant_curves
+from flows.reporting.runs import LOADS, variant_curves
 from tests.fakes.variants import ACCURACY, CHEAP, NAME, plain_plan, variant_plan, with_rates
 
 
