@@ -24,7 +24,6 @@ from triton_backend.contract.plan import ModelPlan, Pipeline, Plan, Stage
 from triton_backend.contract.units import US_PER_S
 from triton_backend.scheduler.compiled import Record, Records, entry, inlined
 from triton_backend.scheduler.policies.registry import queue_policies
-from triton_backend.scheduler.policies.variants import GAP_SHIFT, new_variants
 
 # An offer is an overload when its mean over the last SLOs exceeds the capacity. At full load that
 # happens by chance, and hardly matters: then the work admitted seldom fills a request's time.
@@ -92,7 +91,7 @@ def new_admission(
     policies = queue_policies(plan, policy)
     rows = [
         (
-            US_PER_S / max(capacity_rps(plan, model, pipelines), LEAST_RPS),
+            US_PER_S / max(capacity_rps(plan, model, pipelines, alone=True), LEAST_RPS),
             min((p.latency_us for p in pipelines), default=0),
             MEMORY_SLOS * entry.budget_us,
             (late_too or policies[number].rules is None)
@@ -109,11 +108,6 @@ def new_admission(
         for pipelines in [[p for p in model.pipelines if p.entry in {None, entry.name}]]
     ]
     made = np.asarray(rows, dtype=ADMISSION)
-    variants = new_variants(plan)
-    if len(variants):  # each may have the time of all
-        taking = variants["whole_gap"] > 0
-        gap_us = variants["whole_gap"][taking] / (1 << GAP_SHIFT)
-        made["sample_us"][taking] = np.minimum(made["sample_us"][taking], gap_us)
     _share_with_jobs(made, plan, guard_us)
     return made
 
@@ -262,25 +256,35 @@ def best_finish_us(rows: Records, queue: int, now_us: int) -> int:
 
 
 def capacity_rps(
-    plan: Plan, model: ModelPlan, pipelines: Sequence[Pipeline] | None = None
+    plan: Plan,
+    model: ModelPlan,
+    pipelines: Sequence[Pipeline] | None = None,
+    *,
+    alone: bool = False,
 ) -> float:
     """Samples per second that the vGPUs of a model can run in whole batches, links apart.
 
     Of all its pipelines, and at least what the plan promises; or of some.
 
-    Of a pool that several stages share, a stage has the part that its promised work is of all.
+    Of a pool that several stages share, a stage has the part that its promised work is of all. A
+    variant that answers `alone` for its name has the parts of all of them.
     """
     work: dict[str, float] = {}
+    of_name: dict[str, float] = {}
     stages: dict[str, int] = {}
-    for _, pipeline, stage, pool in plan.placed_stages():
+    variants = _variants(plan, model.name) if alone else set[str]()
+    for placed, pipeline, stage, pool in plan.placed_stages():
         work[pool.name] = work.get(pool.name, 0.0) + _work(pipeline, stage)
         stages[pool.name] = stages.get(pool.name, 0) + 1
+        if placed.name in variants:
+            of_name[pool.name] = of_name.get(pool.name, 0.0) + _work(pipeline, stage)
 
     def vgpus(pipeline: Pipeline, stage: Stage) -> float:
         pool = plan.pool_of(stage)
         if stages[pool.name] == 1 or not work[pool.name]:
             return pool.vgpus / stages[pool.name]
-        return pool.vgpus * _work(pipeline, stage) / work[pool.name]
+        own = of_name[pool.name] if variants else _work(pipeline, stage)
+        return pool.vgpus * own / work[pool.name]
 
     by_stages = sum(
         min(
@@ -295,6 +299,12 @@ def capacity_rps(
     if pipelines is None or len(pipelines) == len(model.pipelines):
         return max(by_stages, model.throughput_rps)
     return max(by_stages, sum(p.throughput_rps for p in pipelines))
+
+
+def _variants(plan: Plan, model: str) -> set[str]:
+    """All that answer for the name that a model answers for; none where it is the only one."""
+    name = plan.workload.variant_of.get(model, model)
+    return {demand.name for demand in plan.workload.variants.get(name, ())}
 
 
 def _work(pipeline: Pipeline, stage: Stage) -> float:

@@ -81,7 +81,7 @@ def test_accuracy_comes_back_when_a_burst_is_over() -> None:
 
 def test_admission_lets_the_cheap_one_have_the_time_of_all() -> None:
     without, both = at(plain_plan(), 3.0, admission=True), at(variant_plan(), 3.0, admission=True)
-    assert of_name(both).outcome.served >= 1.6 * without.models[0].served
+    assert of_name(both).outcome.served >= 1.8 * without.models[0].served
 
 
 def test_where_half_of_the_gpus_are_lost_the_cheap_one_serves_all() -> None:
