@@ -39,7 +39,7 @@ from flows.planning.solver.tolerances import EXACT, SOLVED
 from flows.planning.watch import Watch
 from triton_backend.contract.errors import InfeasibleError, InvariantError
 
-_BEYOND = 1e6  # what a missed rate costs, in GPUs of the dearest price
+_BEYOND = 1e6  # cost of a missed rate, in GPUs of the dearest price
 MULTIPLES = 24  # whole numbers of vGPUs of a stage that are looked at one by one
 
 

@@ -8,6 +8,6 @@ EXACT = 1e-12
 ROUNDING = 1e-9
 """Sums of many floats are this close: rates, shares, costs."""
 SOLVED = 1e-7
-"""What a solver answers is this close to what its rows say, and to whole numbers."""
+"""Values of a solver are this close to what its rows say, and to whole numbers."""
 ROUND_OFF_US = 1e-6
 """Absolute: a sum of whole µs is this close to a limit that is no whole number of them."""
