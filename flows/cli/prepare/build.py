@@ -1,5 +1,6 @@
 """`build`: what GPU classes run of every block and whole model."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -127,9 +128,24 @@ def _build_engines(
         ]
         show(table(("model", "library", "built", "reused", "failed"), rows))
     left_out = [line for report in reports.values() for line in _left_out(report)]
-    notes(left_out)
+    notes([*_converted(reports), *left_out])
     if left_out:
         raise typer.Exit(FAILURE)
+
+
+def _converted(reports: Mapping[str, "BuildReport"]) -> list[str]:
+    """One line for each model of an opset that TensorRT does not read."""
+    from flows.preparation.building.tensorrt.opsets import LEAST_OPSET
+
+    found: dict[str, int] = {}
+    for name, report in reports.items():
+        for one in (*report.results, *report.failures):
+            if "converted_from_opset" in one.request.notes:
+                found[name] = one.request.notes["converted_from_opset"]
+    return [
+        f"{name} is of opset {opset}: converted to opset {LEAST_OPSET} for TensorRT, same answers"
+        for name, opset in found.items()
+    ]
 
 
 def _left_out(report: "BuildReport") -> list[str]:

@@ -9,6 +9,7 @@ from typing import Any
 from flows.clock import now_utc
 from flows.preparation.building.tensorrt.build import RUNTIME, build_engines
 from flows.preparation.building.tensorrt.half import convert_chain
+from flows.preparation.building.tensorrt.opsets import opset_of, readable_stages
 from flows.preparation.building.tensorrt.requests import (
     DEFAULT_BATCHES,
     BuildReport,
@@ -148,15 +149,19 @@ def stage_name(split: SplitModel, blocks: StageBlocks) -> str:
 
 def _stage_files(split: SplitModel, chain: Sequence[Place]) -> list[tuple[Path, Mapping[str, Any]]]:
     """The ONNX file of every stage in its precision, with what is to be noted of it."""
-    files = [extract_stage(split, *place.blocks) for place in chain]
+    originals = [extract_stage(split, *place.blocks) for place in chain]
+    files = readable_stages(originals, split.folder / "converted")
+    noted: dict[str, Any] = {}
+    if files != originals:
+        noted["converted_from_opset"] = opset_of(originals[0])
     if not any(place.precision == HALF for place in chain):
-        return [(file, {}) for file in files]
+        return [(file, noted) for file in files]
     # Which boundaries there are decides which tensors are fp16: a folder per way to cut.
     cuts = "-".join(str(place.blocks[0]) for place in chain)
     converted = convert_chain(files, split.folder / "fp16" / cuts)
-    notes = {"precision_loss": converted.loss.to_dict()}
+    notes = noted | {"precision_loss": converted.loss.to_dict()}
     return [
-        (half, notes) if place.precision == HALF else (file, {})
+        (half, notes) if place.precision == HALF else (file, noted)
         for place, file, half in zip(chain, files, converted.stages, strict=True)
     ]
 

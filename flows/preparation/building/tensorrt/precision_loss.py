@@ -56,7 +56,7 @@ def measure_loss(
     Raises:
         InputError: an output that was finite is not finite any more.
     """
-    inputs = _random_inputs(stages[0], samples)
+    inputs = stage_inputs(stages[0], samples)
     expected = _run_chain([onnx.load(path) for path in stages], inputs)
     found = _run_chain([rounding_twin(onnx.load(path)) for path in converted], inputs)
     absolute = relative = 0.0
@@ -84,8 +84,8 @@ def measure_loss(
     )
 
 
-def _random_inputs(path: Path, samples: int) -> dict[str, NDArray[Any]]:
-    """Standard normal floats and small non-negative integers, from a fixed seed."""
+def stage_inputs(path: Path, samples: int) -> dict[str, NDArray[Any]]:
+    """Inputs of a stage: standard normal floats and small integers, from a fixed seed."""
     rng = np.random.default_rng(SEED)
     graph = onnx.load(path, load_external_data=False).graph
     constants = {tensor.name for tensor in graph.initializer}
