@@ -24,6 +24,7 @@ from tests.fakes.slices import slice_plan
 from tests.fakes.unequal_shares import example
 from tests.kubernetes.objects import check_object, pod_of_predictor
 from tests.triton_backend.serving.served_applications import application, module, with_applications
+from tests.triton_backend.serving.sized_plans import NAME, sized_plan
 from tests.triton_backend.serving.small_plans import BATCH, model, plan, stage, tensor, two_stage
 from triton_backend.contract.cluster import NodeGroup
 from triton_backend.contract.errors import InputError
@@ -603,6 +604,15 @@ def test_nodes_on_cpus_and_rehearsals_ask_for_no_gpu(tmp_path: Path) -> None:
     limits = pod_of(rehearsed, "poolpipe-slow")["containers"][0]["resources"]["limits"]
     assert set(limits) == {"memory"}
     assert "deploy" not in (rehearsed.folder / "compose.yaml").read_text()
+
+
+def test_a_model_with_sizes_is_one_triton_model_of_open_dimensions(tmp_path: Path) -> None:
+    options = ContainerOptions(serve=ServeOptions(artifacts=tmp_path))
+    bundle = render_container(sized_plan(), tmp_path / "bundle", options)
+    found = config(bundle, "gateway", NAME)
+    assert [list(one.dims) for one in (*found.input, *found.output)] == [[-1] * 3, [-1] * 2]
+    repository = bundle.folder / "nodes" / "gateway" / "repository"
+    assert [path.name for path in repository.glob(f"{NAME}*")] == [NAME]
 
 
 def test_clients_see_applications_and_cuts_and_not_what_only_modules_name(tmp_path: Path) -> None:
