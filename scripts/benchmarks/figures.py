@@ -173,9 +173,9 @@ def store(
         asked.out.write_text(json.dumps(record | dict(details or {}), indent=1) + "\n")
     if asked.warehouse is not None:
         # A bare machine with a card has no DuckDB.
-        from warehouse.db import open_warehouse
-        from warehouse.runs import Figure as StoredFigure
-        from warehouse.runs import add_figures
+        from warehouse.db import open_warehouse  # noqa: PLC0415
+        from warehouse.runs import Figure as StoredFigure  # noqa: PLC0415
+        from warehouse.runs import add_figures  # noqa: PLC0415
 
         rows = [
             StoredFigure(name=f.name, value=f.value, unit=f.unit, target=f.target or None)

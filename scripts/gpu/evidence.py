@@ -5,7 +5,7 @@
 
 Checks, engines, profiles of equal parts (MPS), pairs on unequal parts, a plan, and that plan and
 whole models served under the same load. Each step runs in processes of its own with a time limit of
-at most eight minutes; on one card they take about 25 minutes together, the limits add up to more.
+at most eight minutes; the limits add up to 39 minutes.
 A step that breaks costs those alone that need it. DIR keeps what steps leave, a log of each, and
 `evidence.md`, the page. A run that was cut off goes on in the same DIR: what is done there on the
 same cards, after all that it needs, is not done again (`--again`: all of it). Ctrl-C ends the step

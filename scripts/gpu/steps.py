@@ -86,7 +86,7 @@ class Kit:
         return str(self.work / name)
 
     def json(self, name: str) -> Any:
-        """The object that a command printed into a file of the folder; None where it did not run."""
+        """The object that a command printed into a file of the folder; None without one."""
         path = self.work / name
         return json.loads(path.read_text()) if path.exists() and path.stat().st_size else None
 
