@@ -91,7 +91,7 @@ def outcome_of(kit: Kit, step: str) -> Outcome:
 
 
 def stands(kit: Kit, step: str, devices: tuple[str, ...]) -> bool:
-    """Whether a step is done on these devices, and after all that it needs."""
+    """True for a step that is done on these devices, and after all that it needs."""
     one = outcome_of(kit, step)
     return (one.result, one.devices) == (DONE, devices) and all(
         stands(kit, need, devices) and outcome_of(kit, need).at <= one.at

@@ -224,7 +224,7 @@ def _served(kit: Kit, plan: str, name: str) -> Iterator[Command]:
     if find_spec("pytriton") is None:
         raise NotRun("nvidia-pytriton, which brings Triton, is not installed")
     ports = ("--http-port", "27801", "--grpc-port", "27802", "--metrics-port", "27803")
-    yield poolpipe("stop")  # what a run that was killed left
+    yield poolpipe("stop")  # of a run that was killed
     yield poolpipe("serve", kit.file(plan), *ports)
     for load, how in _rates(kit):
         yield poolpipe("load", kit.file(plan), *how, out=f"{name}-{load}.json")
