@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 
 from flows.planning.verify_bound import bound_differences
+from flows.planning.verify_phases import phase_differences
 from triton_backend.contract.applications import Application, Module
 from triton_backend.contract.plan import ModelPlan, Pipeline, Plan, Pool, Stage
 from triton_backend.contract.profiles import ModelProfile
@@ -63,6 +64,7 @@ def verify_plan(plan: Plan, profiles: Mapping[str, ModelProfile] | None = None) 
     found += _placement(plan)
     found += _nics(plan)
     found += bound_differences(plan, profiles)
+    found += phase_differences(plan)
     return found
 
 
