@@ -61,7 +61,7 @@ ROOT = Path(__file__).resolve().parents[1]
 PARTS = (
     "triton_backend/contract",
     "triton_backend/scheduler",
-    "flows/planning/verify.py",
+    "flows/planning/verify/numbers.py",
     "flows/planning/placement.py",
     "flows/planning/pool/bound.py",
     "flows/planning/pool/divide.py",

@@ -20,7 +20,7 @@ from flows.planning.registry import (
 )
 from flows.planning.solver.record import SolverRecord
 from flows.planning.solver.solve import HIGHS
-from flows.planning.verify_bound import DUALITY, NOTHING, RELAXATION, SOLVER
+from flows.planning.verify.bound import DUALITY, NOTHING, RELAXATION, SOLVER
 from triton_backend.contract.cluster import Cluster
 from triton_backend.contract.errors import InvariantError
 from triton_backend.contract.plan import (

@@ -244,7 +244,7 @@ class Outcome:
         space: what the bound covers, where it is not what the planner's always does.
         waits: the accounting of waiting that it was planned by (`workload.WAITS`).
         prices: a bound of the objective, and the prices that prove it by weak duality
-            (`verify_bound`).
+            (`verify.bound`).
         gathering_rule: at whose rate batches gather, where it is not the rate that the workload
             states.
     """

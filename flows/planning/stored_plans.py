@@ -7,7 +7,7 @@ from flows.files import read_given_inputs
 from flows.planning import PlanOptions, make_plan
 from flows.planning.promises.attainment import with_attainment
 from flows.planning.robust import make_robust_plan
-from flows.planning.verify import verify_plan
+from flows.planning.verify.numbers import verify_plan
 from flows.planning.watch import Watch
 from flows.preparation.profiling.boundaries import as_measured
 from flows.preparation.splitting.inputs.sizes import read_shapes

@@ -23,7 +23,7 @@ import yaml
 
 from flows.clock import Stopwatch
 from flows.planning import PlanOptions, make_plan
-from flows.planning.verify import verify_plan
+from flows.planning.verify.numbers import verify_plan
 from flows.preparation.profiling.csv_tables import read_tables
 from scripts.benchmarks.figures import Figure, add_destinations, exit_code, show, store
 from triton_backend.contract.cluster import Cluster

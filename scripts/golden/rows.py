@@ -34,7 +34,7 @@ from statistics import fmean
 from typing import Any
 
 from flows.clock import Stopwatch, now_utc
-from flows.planning.verify import verify_plan
+from flows.planning.verify.numbers import verify_plan
 from scripts.benchmarks.figures import machine, versions
 from scripts.golden.problems import FAMILIES, Problem, named, problems
 from triton_backend.contract.errors import InfeasibleError

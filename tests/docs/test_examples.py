@@ -16,7 +16,7 @@ from prefect.events.schemas.deployment_triggers import DeploymentEventTrigger
 from flows.files import read_cluster, read_workload
 from flows.operations.replanning import conditions
 from flows.planning import PlanOptions, make_plan
-from flows.planning.verify import verify_plan
+from flows.planning.verify.numbers import verify_plan
 from flows.preparation.profiling.csv_tables import read_tables
 from flows.preparation.steps.given import read_steps
 from scripts.reference.forms import schemas

@@ -26,7 +26,7 @@ def verify(
     """
     from flows.cli.project import the_plan
     from flows.planning.stored_plans import load_profiles
-    from flows.planning.verify import verify_plan
+    from flows.planning.verify.numbers import verify_plan
     from flows.workspace import workspace
 
     found = the_plan(plan, plan_option, warehouse)

@@ -48,7 +48,7 @@ from flows.planning.registry import (
     PlanOptions,
 )
 from flows.planning.solver.tolerances import ROUNDING
-from flows.planning.verify_bound import MOST_CELLS, MOST_STAGES
+from flows.planning.verify.bound import MOST_CELLS, MOST_STAGES
 from triton_backend.contract.errors import InputError
 
 

@@ -1,6 +1,6 @@
 """Tolerances of planning: from which distance on two numbers are different. All are relative.
 
-`verify` and `verify_bound` have their own, since they check what planners say.
+`verify` has its own, since it checks what planners say.
 """
 
 EXACT = 1e-12

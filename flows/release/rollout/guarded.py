@@ -20,7 +20,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from flows.clock import Stopwatch, now_utc
-from flows.planning.verify import verify_plan
+from flows.planning.verify.numbers import verify_plan
 from flows.progress import Say, quiet
 from flows.release.rollout.canary import canary_plans, look_before, watch_canary
 from flows.release.rollout.change import (

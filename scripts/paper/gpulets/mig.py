@@ -26,7 +26,7 @@ from pathlib import Path
 
 from flows.clock import Stopwatch
 from flows.planning import PlanOptions, make_plan
-from flows.planning.verify import verify_plan
+from flows.planning.verify.numbers import verify_plan
 from flows.preparation.profiling.csv_tables import write_tables
 from scripts.benchmarks.figures import Figure, add_destinations, conclude
 from triton_backend.contract.cluster import Cluster, GpuClass, NodeGroup

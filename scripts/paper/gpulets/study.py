@@ -32,7 +32,7 @@ from flows.planning.gpulets.tables import Tables as Problem
 from flows.planning.gpulets.tables import read_tables
 from flows.planning.papers.gpulets.greedy import RULES, Greedy, placed
 from flows.planning.registry import Inputs
-from flows.planning.verify import verify_plan
+from flows.planning.verify.numbers import verify_plan
 from flows.planning.watch import Watch
 from flows.preparation.interference.fit import fit
 from flows.preparation.interference.tables import pair_rows

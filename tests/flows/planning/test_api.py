@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from flows.planning import PlanOptions, make_plan
-from flows.planning.verify import verify_plan
+from flows.planning.verify.numbers import verify_plan
 from flows.planning.watch import Watch
 from scripts.golden.problems import named
 from tests.flows.planning.small import cluster, profile, workload

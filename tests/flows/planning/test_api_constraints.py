@@ -5,7 +5,7 @@ import pytest
 
 from flows.planning import PlanOptions, make_plan
 from flows.planning.solver import solve
-from flows.planning.verify import verify_plan
+from flows.planning.verify.numbers import verify_plan
 from scripts.golden.problems import named
 from tests.flows.planning.small import cluster, profile, workload
 from triton_backend.contract.errors import InfeasibleError, InputError

@@ -14,7 +14,7 @@ from flows.planning.placement import (
     place_shares,
     uses_of,
 )
-from flows.planning.verify import verify_plan
+from flows.planning.verify.numbers import verify_plan
 from tests.flows.planning.small import cluster, profile, workload
 from triton_backend.contract.cluster import Cluster, GpuClass, NodeGroup
 from triton_backend.contract.errors import InputError

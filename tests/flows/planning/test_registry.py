@@ -20,7 +20,7 @@ from flows.planning.registry import (
     planners,
     product_planners,
 )
-from flows.planning.verify import verify_plan
+from flows.planning.verify.numbers import verify_plan
 from tests.flows.planning.brute import latencies
 from tests.flows.planning.small import cluster, profile, workload
 from tests.repository.files import ROOT

@@ -2,7 +2,7 @@ import pytest
 
 from flows.planning import PlanOptions, make_plan
 from flows.planning.robust import Trial, make_robust_plan, robust_goodput
-from flows.planning.verify import verify_plan
+from flows.planning.verify.numbers import verify_plan
 from tests.flows.planning.small import cluster, profile, workload
 from triton_backend.contract.errors import InputError
 from triton_backend.contract.workload import ModelDemand

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from flows.files import read_cluster
-from flows.planning.verify import verify_plan
+from flows.planning.verify.numbers import verify_plan
 from tests.fakes.slices import slice_plan
 from triton_backend.contract.errors import InputError
 from triton_backend.contract.plan import Plan, StageMemory

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from flows.planning.verify import verify_plan
+from flows.planning.verify.numbers import verify_plan
 from scripts.golden.problems import Made, named
 from triton_backend.contract.applications import Application, Module
 from triton_backend.simulator.offered import Deterministic

@@ -9,7 +9,7 @@ from flows.planning import PlanOptions, make_plan
 from flows.planning.auto.plan import ARRIVALS
 from flows.planning.promises.attainment import LOAD
 from flows.planning.registry import product_planners
-from flows.planning.verify import verify_plan
+from flows.planning.verify.numbers import verify_plan
 from scripts.golden.problems import named
 from tests.flows.planning.small import cluster, profile, workload
 from triton_backend.contract.errors import InfeasibleError, InputError

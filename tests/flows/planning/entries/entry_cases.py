@@ -10,7 +10,7 @@ import numpy as np
 
 from flows.planning import PlanOptions, make_plan
 from flows.planning.registry import planner_named
-from flows.planning.verify import verify_plan
+from flows.planning.verify.numbers import verify_plan
 from triton_backend.contract.cluster import Cluster, GpuClass, NodeGroup
 from triton_backend.contract.entries import Entry
 from triton_backend.contract.plan import Plan

@@ -12,7 +12,7 @@ import pytest
 
 from flows.planning import PlanOptions, make_plan
 from flows.planning.registry import planner_named
-from flows.planning.verify import verify_plan
+from flows.planning.verify.numbers import verify_plan
 from tests.flows.planning.entries.entry_cases import (
     Case,
     brute_force,

@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from flows.planning import PlanOptions, make_plan
-from flows.planning.verify import verify_plan
+from flows.planning.verify.numbers import verify_plan
 from tests.flows.planning.entries.entry_cases import Case, case, entry, made, profile, stages
 from triton_backend.contract.errors import InfeasibleError
 from triton_backend.contract.plan import Plan

@@ -12,7 +12,7 @@ import pytest
 
 from flows.planning import PlanOptions, make_plan
 from flows.planning.entries.tables import clients_of
-from flows.planning.verify import verify_plan
+from flows.planning.verify.numbers import verify_plan
 from tests.flows.planning.entries.entry_cases import Case, case
 from tests.flows.planning.entries.test_plan import planned
 from triton_backend.contract.arrivals import StatedRequests

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from flows.planning import PlanOptions, make_plan
-from flows.planning.verify import verify_plan
+from flows.planning.verify.numbers import verify_plan
 from scripts.benchmarks.served import emulated_answer, stretched
 from tests.flows.planning.gpulets.cases import MODEL, Case, alone, case, seats
 from tests.triton_backend.serving.system import LocalSystem

@@ -12,7 +12,7 @@ from flows.planning.gpulets.master import Master
 from flows.planning.gpulets.patterns import DualPrices
 from flows.planning.gpulets.tables import read_tables
 from flows.planning.registry import Inputs
-from flows.planning.verify import verify_plan
+from flows.planning.verify.numbers import verify_plan
 from flows.planning.watch import Watch
 from tests.flows.planning.gpulets.cases import (
     MODEL,

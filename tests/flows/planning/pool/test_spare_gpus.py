@@ -7,7 +7,7 @@ import pytest
 
 from flows.planning import PlanOptions, make_plan
 from flows.planning.pool.spare_gpus import HEADROOM
-from flows.planning.verify import verify_plan
+from flows.planning.verify.numbers import verify_plan
 from tests.flows.planning.small import cluster, profile
 from triton_backend.contract.plan import Plan, Pool
 from triton_backend.contract.workload import ModelDemand, Workload

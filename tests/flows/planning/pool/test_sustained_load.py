@@ -12,7 +12,7 @@ from flows.planning.pool.integer import lowest_share
 from flows.planning.pool.search import Found, search
 from flows.planning.pool.sustained_load import Sustained, needed_by
 from flows.planning.pool.tie_break import break_ties
-from flows.planning.verify import verify_plan
+from flows.planning.verify.numbers import verify_plan
 from flows.planning.watch import Watch
 from tests.flows.planning.small import cluster, profile, workload
 from triton_backend.contract.workload import ModelDemand

@@ -13,7 +13,7 @@ import pytest
 
 from flows.planning import PlanOptions, make_plan
 from flows.planning.pool.unequal import SPACE, offered
-from flows.planning.verify import verify_plan
+from flows.planning.verify.numbers import verify_plan
 from tests.flows.planning.brute import best_rates
 from triton_backend.contract.cluster import Cluster, GpuClass, NodeGroup
 from triton_backend.contract.errors import InfeasibleError, InputError

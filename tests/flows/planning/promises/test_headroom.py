@@ -11,7 +11,7 @@ from flows.planning.promises import attainment
 from flows.planning.promises.headroom import HEADROOM, at_part
 from flows.planning.registry import product_planners
 from flows.planning.robust import Trial, make_robust_plan
-from flows.planning.verify import verify_plan
+from flows.planning.verify.numbers import verify_plan
 from scripts.golden.problems import Made, named
 from tests.flows.planning.entries.entry_cases import case, cluster, planned
 from tests.flows.planning.small import cluster as small_cluster

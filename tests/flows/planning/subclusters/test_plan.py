@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from flows.planning import PlanOptions, make_plan
-from flows.planning.verify import verify_plan
+from flows.planning.verify.numbers import verify_plan
 from tests.flows.planning.brute import latencies
 from triton_backend.contract.cluster import Cluster, GpuClass, NodeGroup
 from triton_backend.contract.errors import InfeasibleError, InputError

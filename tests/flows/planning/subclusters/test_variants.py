@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from flows.planning import PlanOptions, make_plan
-from flows.planning.verify import verify_plan
+from flows.planning.verify.numbers import verify_plan
 from tests.fakes.variants import (
     ACCURACY,
     CHEAP,

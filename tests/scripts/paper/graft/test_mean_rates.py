@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from flows.planning import PlanOptions, make_plan
-from flows.planning.verify import verify_plan
+from flows.planning.verify.numbers import verify_plan
 from scripts.paper.graft.mean_rates import at_mean_rates, static_plus
 from tests.flows.planning.entries.entry_cases import entry, made, profile
 from triton_backend.client.link import Trace

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from flows.planning import PlanOptions, make_plan
-from flows.planning.verify import verify_plan
+from flows.planning.verify.numbers import verify_plan
 from tests.flows.planning.small import cluster, profile, workload
 from triton_backend.contract.plan import Plan
 from triton_backend.contract.workload import ModelDemand

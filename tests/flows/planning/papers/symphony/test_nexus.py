@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from flows.planning import PlanOptions, make_plan
-from flows.planning.verify import verify_plan
+from flows.planning.verify.numbers import verify_plan
 from tests.flows.planning.subclusters.test_plan import cluster, demands, models
 from triton_backend.contract.errors import InputError
 from triton_backend.contract.plan import Plan

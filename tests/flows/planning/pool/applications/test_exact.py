@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from flows.planning import PlanOptions, make_plan
-from flows.planning.verify import verify_plan
+from flows.planning.verify.numbers import verify_plan
 from flows.planning.watch import Watch
 from tests.flows.planning.small import cluster, profile
 from triton_backend.contract.cluster import Cluster

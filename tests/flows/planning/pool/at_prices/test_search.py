@@ -16,7 +16,7 @@ from flows.planning.pool import search as searching
 from flows.planning.pool.at_prices.blocks import ModelBlocks
 from flows.planning.pool.bound import undominated
 from flows.planning.pool.columns import enumerate_columns
-from flows.planning.verify import verify_plan
+from flows.planning.verify.numbers import verify_plan
 from flows.planning.watch import Progress, Watch
 from tests.flows.planning.brute import best_throughput, least_price, rates_by_room
 from tests.flows.planning.pool.test_plan_brute_force import problems

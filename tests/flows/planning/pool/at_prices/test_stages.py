@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given, settings
 
 from flows.planning import PlanOptions, make_plan
 from flows.planning.pool import search as searching
-from flows.planning.verify import verify_plan
+from flows.planning.verify.numbers import verify_plan
 from flows.planning.watch import Progress, Watch
 from tests.flows.planning.pool.at_prices.test_search import Problem3, many
 from tests.flows.planning.pool.test_plan_brute_force import problems

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from flows.planning import PlanOptions, make_plan
-from flows.planning.verify import profiled_ratios, verify_plan
+from flows.planning.verify.numbers import profiled_ratios, verify_plan
 from tests.fakes.plans import hand_model, hand_pipeline, hand_plan, hand_stage
 from tests.fakes.unequal_shares import example
 from tests.flows.planning.small import cluster, profile, workload

@@ -6,8 +6,8 @@ from math import ceil
 import pytest
 
 from flows.planning import PlanOptions, make_plan
-from flows.planning.verify import verify_plan
-from flows.planning.verify_phases import phase_differences
+from flows.planning.verify.numbers import verify_plan
+from flows.planning.verify.phases import phase_differences
 from tests.fakes.plans import hand_model, hand_pipeline, hand_plan, hand_stage
 from tests.flows.planning.entries.entry_cases import case, planned
 from tests.flows.planning.entries.test_phases import Clients

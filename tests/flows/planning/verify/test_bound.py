@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from flows.planning import PlanOptions, make_plan
-from flows.planning.verify import verify_plan
+from flows.planning.verify.numbers import verify_plan
 from scripts.golden.problems import Made, named
 from triton_backend.contract.plan import Plan
 

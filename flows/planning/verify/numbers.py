@@ -9,8 +9,8 @@ import math
 from collections import Counter
 from collections.abc import Iterator, Mapping
 
-from flows.planning.verify_bound import bound_differences
-from flows.planning.verify_phases import phase_differences
+from flows.planning.verify.bound import bound_differences
+from flows.planning.verify.phases import phase_differences
 from triton_backend.contract.applications import Application, Module
 from triton_backend.contract.plan import ModelPlan, Pipeline, Plan, Pool, Stage
 from triton_backend.contract.profiles import ModelProfile

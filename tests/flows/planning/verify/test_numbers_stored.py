@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from flows.planning.verify import verify_plan
+from flows.planning.verify.numbers import verify_plan
 from triton_backend.contract.plan import Plan
 from triton_backend.contract.workload import GATHERING, MARGIN, TURN
 
