@@ -346,8 +346,16 @@ def _with_entries(model: ModelPlan) -> ModelPlan:
     return replace(model, entries=entries, pipelines=pipelines, split="split")
 
 
+def _with_shares(model: ModelPlan) -> ModelPlan:
+    """A model with the first two entries alike, which share its requests."""
+    made = _with_entries(model)
+    entries = tuple(replace(entry, budget_us=400_000, share=0.5) for entry in made.entries[:2])
+    return replace(made, entries=entries, pipelines=made.pipelines[:2], split=None)
+
+
 _READERS = (_reader(_PLAN.models[0]), _reader(_with_entries(_PLAN.models[0])))
-_OF_TEXTS = 2  # first byte of a request of texts
+_OF_TEXTS, _SHARED = 2, 3  # first byte of a request of texts, or of entries that share requests
+_SHARES_READER = _reader(_with_shares(_PLAN.models[0]))
 _TEXT_READER = _reader(replace(_PLAN.models[0], inputs=(TensorSpec.of_bytes("text", 4),)))
 
 
@@ -355,6 +363,8 @@ def request(data: bytes) -> None:
     """A KServe request as a front reads it; what is accepted can be announced."""
     if data[:1] == bytes([_OF_TEXTS]):
         read = _TEXT_READER.read(IncomingTexts(data[1:]), 10**15, print)
+    elif data[:1] == bytes([_SHARED]):
+        read = _SHARES_READER.read(Incoming(data[1:]), 10**15, print)
     else:
         reader = _READERS[data[0] % 2 if data else 0]
         read = reader.read(Incoming(data[1:]), 10**15, print)
@@ -430,6 +440,8 @@ def seeds() -> Iterator[tuple[str, bytes]]:
     yield "body", bytes([0]) + wire.pack_hello(wire.FrontHello("m"))
     yield "body", bytes([0]) + wire.pack_hello(wire.StandbyHello("s"))
     yield "body", bytes([0]) + b"[" * 5000
+    beats = (b'{"now_us": 5, "lost": [2]}', b'{"now_us": 5, "lost": {"gpu-0": "2"}}')
+    yield from (("body", bytes([list(BODIES).index(Kind.HEARTBEAT)]) + beat) for beat in beats)
     rows = wire.pack_rows([(1, 2), (0, 3)])
     yield "body", bytes([list(BODIES).index(Kind.EMITTED)]) + rows[:-4] + b"\xff\xff\xff\x7f"
     yield "frame_itself", wire.frame(Kind.CANCEL, wire.pack_request(1))
@@ -446,6 +458,7 @@ def seeds() -> Iterator[tuple[str, bytes]]:
     for text in (*traced, *(name.encode() for name in named), b""):
         for entries in range(2):
             yield "request", bytes([entries]) + good_request + text
+    yield "request", bytes([_SHARED]) + good_request
     # Only the third entry's tensor; only the tensors of the others, with a timeout.
     yield "request", bytes([1, 1, 0, 1, 1, 4, 1, 2, 0, 0, 0, 0, 0])
     yield "request", bytes([1, *good_request[:5], 0, 0x80, 0x1A, 6, 0])
