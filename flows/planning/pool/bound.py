@@ -39,6 +39,7 @@ from flows.planning.solver.tolerances import EXACT, SOLVED
 from flows.planning.watch import Watch
 from triton_backend.contract.errors import InfeasibleError, InvariantError
 
+_TINY = float(np.finfo(np.float64).tiny) / EXACT  # of prices
 _BEYOND = 1e6  # cost of a missed rate, in GPUs of the dearest price
 MULTIPLES = 24  # whole numbers of vGPUs of a stage that are looked at one by one
 
@@ -162,7 +163,8 @@ class Configurations:
         share[floors] -= floor
         level = 1.0 if self.goal.fixed else float(self.goal.weight @ share)
         made = replace(duals, demand=np.concatenate([share, floor]))
-        something = level > EXACT * duals.resource.max(initial=0.0)
+        # Below the second, floats have too few digits to be scaled.
+        something = level > max(EXACT * duals.resource.max(initial=0.0), _TINY)
         return Priced(
             columns=self.as_columns(best),
             least=least - worth,

@@ -1,11 +1,12 @@
 """The relaxation's bound against the same linear program, whole, by another solver's interface."""
 
+import sys
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from scipy.optimize import linprog
 
@@ -81,6 +82,8 @@ def test_the_bound_is_the_value_of_the_whole_linear_program(
 @pytest.mark.parametrize("objective", ["throughput", "cost"])
 @settings(max_examples=50, deadline=None)
 @given(prices=st.lists(st.floats(0.0, 10.0), min_size=5, max_size=5))
+@example(prices=[0.0, 0.0, 0.0, sys.float_info.min, sys.float_info.min])
+@example(prices=[0.0, 0.0, 0.0, 0.0, sys.float_info.min])
 def test_the_pricer_keeps_what_a_pricer_promises(objective: str, prices: list[float]) -> None:
     profiles = {"net": profile(), "other": profile("other", (500, 2000, 500))}
     demands = [
