@@ -167,6 +167,7 @@ def test_entries_stand_below_their_model_measured_beside_simulated() -> None:
     assert f"{second} 100 ms 10 rps 40 20 rps 30 4 6 0 75.00 % – – 100.00 %" in words
 
 
+@pytest.mark.long
 def test_accuracy_of_a_name_with_variants_is_drawn_against_its_load() -> None:
     plan = variant_plan()
     curves = variant_curves(plan)

@@ -8,6 +8,7 @@ from flows.reporting.runs import LOADS, variant_curves
 from tests.fakes.variants import ACCURACY, CHEAP, NAME, plain_plan, variant_plan, with_rates
 
 
+@pytest.mark.long
 def test_accuracy_falls_before_the_share_in_time_does() -> None:
     plan = variant_plan()
     (curve,) = variant_curves(plan)
@@ -22,6 +23,7 @@ def test_accuracy_falls_before_the_share_in_time_does() -> None:
     assert at[3.0].in_time < at[2.5].in_time
 
 
+@pytest.mark.long
 def test_the_same_plan_has_the_same_curve() -> None:
     plan = variant_plan()
     assert variant_curves(plan) == variant_curves(plan)

@@ -161,6 +161,7 @@ def test_models_that_do_not_differ_keep_all_their_requests(home: Path) -> None:
     assert [shares(model) for model in step.models] == [{}, {FORMER: 0.75, CANARY: 0.25}]
 
 
+@pytest.mark.long
 def test_a_simulated_canary_takes_its_share_of_the_same_arrivals(served: Plan) -> None:
     options = SimOptions(rate_rps=200.0, duration_s=10.0, seed=3)
     step = canary_plan(served, of_stages(served, artifact="other"), 0.1)

@@ -128,6 +128,7 @@ def test_a_plan_of_shares_keeps_them_at_its_rate() -> None:
     assert found == pytest.approx({0: 1 / 3, 1: 2 / 3}, abs=0.02)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("part", [0.1, 0.5])
 def test_time_that_is_not_planned_serves_the_accurate_one_too(part: float) -> None:
     plan = variant_plan()
@@ -138,6 +139,7 @@ def test_time_that_is_not_planned_serves_the_accurate_one_too(part: float) -> No
     assert beyond == pytest.approx({0: 0.58, 1: 0.42}, abs=0.03)
 
 
+@pytest.mark.long
 def test_free_time_is_dealt_out_by_planned_time() -> None:
     """Where another model of the pool is planned for as much time, a name has half of the pool."""
     plan = variant_plan(half=0.5, other=0.25)
