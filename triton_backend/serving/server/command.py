@@ -23,6 +23,10 @@ EXIT_TIMEOUT_SECONDS = 3
 STACK_BYTES = 1 << 30
 # Headers that fronts read as parameters.
 FORWARDED = f"(?i)(traceparent|{PRIORITY_PARAMETER}|{CLIENT_PARAMETER})"
+# Read here, where one thread runs: Python 3.11 fills its table without a lock, and another thread
+# would read None in the midst.
+_PACKAGES = Path(sysconfig.get_path("platlib"))
+_LIBRARIES = str(sysconfig.get_config_var("LIBDIR"))
 AS_WRITTEN = "--disable-auto-complete-config"  # configurations are complete; a load is faster
 
 
@@ -32,7 +36,7 @@ def wheel_folder() -> Path:
     Raises:
         InputError: the wheel is not installed.
     """
-    folder = Path(sysconfig.get_path("platlib")) / "pytriton"
+    folder = _PACKAGES / "pytriton"
     if not (folder / "tritonserver" / "bin" / "tritonserver").is_file():
         raise InputError(str(folder), NO_TRITON)
     return folder
@@ -72,10 +76,7 @@ def environment_folders() -> set[Path]:
 
 def server_environment() -> dict[str, str]:
     """The environment in which the server's stubs find this interpreter and its packages."""
-    libraries = [
-        str(sysconfig.get_config_var("LIBDIR")),
-        str(Path(sysconfig.get_path("platlib")) / "nvidia_pytriton.libs"),
-    ]
+    libraries = [_LIBRARIES, str(_PACKAGES / "nvidia_pytriton.libs")]
     # The stub embeds libpython, which looks for its packages beside the `python3` on PATH.
     source = str(Path(__file__).resolve().parents[3])
     return {

@@ -1,5 +1,8 @@
 """Which tritonserver is started, and how."""
 
+import subprocess
+import sys
+import sysconfig
 from pathlib import Path
 
 import pytest
@@ -57,3 +60,30 @@ def test_what_was_opened_needs_no_token(deployment: Deployment) -> None:
     assert restricted.startswith(
         "--http-restricted-api=model-repository,model-config,trace,logging:"
     )
+
+
+TWO_AT_ONCE = """
+import sysconfig, threading, time
+from triton_backend.serving.server import command
+
+read = sysconfig._init_posix
+def slowly(found):
+    time.sleep(0.3)
+    read(found)
+if sysconfig._CONFIG_VARS is None:
+    sysconfig._init_posix = slowly
+
+other = threading.Thread(target=command.wheel_folder)
+other.start()
+time.sleep(0.1)
+print(command.server_environment()["LD_LIBRARY_PATH"].split(":")[0])
+other.join()
+"""
+
+
+@pytest.mark.slow
+def test_servers_started_at_once_find_this_interpreter() -> None:
+    """Python 3.11 fills its table of paths without a lock: two threads must not meet in it."""
+    program = [sys.executable, "-c", TWO_AT_ONCE]
+    found = subprocess.run(program, capture_output=True, text=True, check=True, timeout=60)
+    assert found.stdout.strip() == sysconfig.get_config_var("LIBDIR")
