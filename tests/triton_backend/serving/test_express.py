@@ -18,7 +18,7 @@ from triton_backend.serve_folder.settings import ServeOptions
 from triton_backend.serving.deployment import EXPRESS_BYTES, EXPRESS_LATENCY_US, Deployment
 from triton_backend.serving.front import batches as front_batches
 from triton_backend.serving.front.replies import Refusal
-from triton_backend.serving.gateway.state import FrontAddress, WorkerAddress
+from triton_backend.serving.gateway.peers.addresses import FrontAddress, WorkerAddress
 from triton_backend.serving.transport.channel import checksum_of
 from triton_backend.serving.transport.connection import Connection
 from triton_backend.serving.transport.shared_memory import Segment

@@ -97,12 +97,9 @@ def nothing_is_left(system: LocalSystem) -> None:
     counters = system.status()["counters"]
     assert (counters["internal_errors"], counters["frames_refused"]) == (0, 0)
     gateway = system.scheduler.gateway
-    assert (gateway._shared_batches, gateway._shared_batches_that_ran, gateway._batches) == (
-        {},
-        [],
-        {},
-    )
-    assert gateway._unsaid_shared_batches == {}
+    shared = gateway._shared_batches
+    assert (shared._by_number, shared._that_ran, shared._unsaid) == ({}, [], {})
+    assert gateway._batches == {}
     gateway._core.check_invariants()
     for worker, _ in system.workers.values():
         wait_for(lambda worker=worker: worker._queue.idle)
@@ -231,11 +228,8 @@ def test_shared_batches_end_before_a_flush_does_and_go_on_under_the_new_plan(
     asked.ask(10)  # new requests wait
     wait_for(lambda: system.status()["state"] == "flushed")
     gateway = system.scheduler.gateway
-    assert (gateway._shared_batches, gateway._batches, gateway._unsaid_shared_batches) == (
-        {},
-        {},
-        {},
-    )
+    shared = gateway._shared_batches
+    assert (len(shared), gateway._batches, shared._unsaid) == (0, {}, {})
     system.control("swap", plan_id="next")
     assert [m for m in asked.refused() if not is_late(m)] == []
     ridden = counted(system, "shared_batches")

@@ -23,16 +23,15 @@ from triton_backend.serve_folder.repository import CONTROL_MODEL
 from triton_backend.serve_folder.settings import ServeSettings
 from triton_backend.serving.deployment import Deployment
 from triton_backend.serving.gateway.event_log import EventLog
-from triton_backend.serving.gateway.pool_use import advice_document
-from triton_backend.serving.gateway.standby import Life, SchedulerLock, Standby
-from triton_backend.serving.gateway.state import (
-    HELD_BACK_SLOS,
+from triton_backend.serving.gateway.peers.addresses import (
     Address,
     FrontAddress,
-    Gateway,
     StandbyAddress,
     WorkerAddress,
 )
+from triton_backend.serving.gateway.pool_use import advice_document
+from triton_backend.serving.gateway.standby import Life, SchedulerLock, Standby
+from triton_backend.serving.gateway.state import HELD_BACK_SLOS, Gateway
 from triton_backend.serving.gateway.warm_up import warm_up
 from triton_backend.serving.liveness.processes import ThreadUse, thread_uses
 from triton_backend.serving.transport.authentication import transport_key

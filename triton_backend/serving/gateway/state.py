@@ -9,12 +9,10 @@ Not here: sockets and timers (`service`), which batch runs when and where (`sche
 worker is slow or silent (`liveness.supervisor`), the steps of a rollout (`rollout`).
 """
 
-import math
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 from triton_backend.contract.decisions import (
     FIRST_TASK,
@@ -26,13 +24,12 @@ from triton_backend.contract.decisions import (
     Hop,
     JobDone,
     JobDropped,
-    Member,
     ModuleSkipped,
     SetTimer,
     SharedBatch,
     TaskReady,
 )
-from triton_backend.contract.errors import InputError, InvariantError
+from triton_backend.contract.errors import InputError
 from triton_backend.contract.events import (
     Arrival,
     BatchLost,
@@ -56,21 +53,32 @@ from triton_backend.contract.plan import StagePlace
 from triton_backend.scheduler.handover import matching_queues
 from triton_backend.scheduler.scheduler import Scheduler
 from triton_backend.serving.deployment import Deployment
-from triton_backend.serving.gateway.admission import Admission, Refused, RefusedJob
-from triton_backend.serving.gateway.counters import GatewayCounters, StageRuns
-from triton_backend.serving.gateway.held_slots import HeldSlot, HeldSlots
+from triton_backend.serving.gateway.admission import Refused, RefusedJob
+from triton_backend.serving.gateway.batches.held_slots import HeldSlot, HeldSlots
+from triton_backend.serving.gateway.batches.in_flight import BatchInFlight, SharedBatchInFlight
+from triton_backend.serving.gateway.batches.shared import SharedBatches
+from triton_backend.serving.gateway.batches.slots import WorkerSlots
+from triton_backend.serving.gateway.counters import GatewayCounters
+from triton_backend.serving.gateway.generation import Generation, ThreadsOf
 from triton_backend.serving.gateway.jobs import (
     InputSlot,
     Job,
     Jobs,
-    RetainedOutputs,
     RetainedOutputSlot,
 )
+from triton_backend.serving.gateway.peers.addresses import (
+    Address,
+    FrontAddress,
+    Send,
+    WorkerAddress,
+)
+from triton_backend.serving.gateway.peers.deferred import DeferredFrames
+from triton_backend.serving.gateway.peers.fronts import Fronts, drop_frame, fronts_in, plan_frame
 from triton_backend.serving.gateway.pool_use import PoolAdvice, PoolUse
 from triton_backend.serving.gateway.put_off import Offered, PutOff
 from triton_backend.serving.gateway.roll_call import StartupBarrier
 from triton_backend.serving.gateway.rollout import Rollout, State
-from triton_backend.serving.liveness.processes import ThreadUse, dead_after_us
+from triton_backend.serving.liveness.processes import dead_after_us
 from triton_backend.serving.liveness.supervisor import (
     Action,
     Awaited,
@@ -78,329 +86,34 @@ from triton_backend.serving.liveness.supervisor import (
     Order,
     Readmit,
     TakeOut,
-    WorkerSupervisor,
 )
-from triton_backend.serving.transport.shared_memory import SlotPool
 from triton_backend.serving.transport.wire import (
     BATCH_BITS,
-    LOCAL_BITS,
     LOCALS,
     NONE,
     RETAINED,
     AdoptBody,
     ArrivalBody,
     BatchBody,
-    DropBody,
     JobDoneBody,
     JobFailedBody,
     Kind,
-    PlanBody,
-    SharedBatchBody,
     TimesBody,
     frame,
     pack_adopt,
-    pack_batch,
     pack_dispatch,
-    pack_drop,
     pack_gather,
     pack_job_done,
     pack_job_failed,
-    pack_plan,
-    pack_shared_batch,
 )
 
 # Batches of the life before the last may still use slots for this long.
 HELD_BACK_SLOS = 2
 # So long after its reserved end a batch of an earlier generation is given up, at least.
 FORMER_BATCH_PATIENCE_US = 2_000_000
-# A worker or front takes some five milliseconds of a processor to read a generation's plan.
-UNHURRIED_EVERY_US = 15_000
-DEFERRED_TURNS = 64  # of many, several at once, so that all have heard of it within a second
-
-
-class FrontAddress(NamedTuple):
-    """The front of a model in one of the gateways."""
-
-    model: str
-    gateway: int = 0
-
-
-class WorkerAddress(NamedTuple):
-    """The worker of a vGPU of a generation."""
-
-    generation: int
-    vgpu: int
-
-
-class StandbyAddress(NamedTuple):
-    """A scheduler that would take over."""
-
-    name: str
-
-
-Address = FrontAddress | WorkerAddress | StandbyAddress
-
-Send = Callable[[Address, bytes], None]
-"""Sends a frame to an address; lost where no peer is connected."""
-
-ThreadsOf = Callable[[WorkerAddress], Mapping[int, ThreadUse]]
-"""The threads of a worker's process now (`WorkerSupervisor`)."""
 
 Observer = Callable[[Event | Refused | RefusedJob, Sequence[Decision]], None]
 """Is shown every event and what the core decided on it, in order (the event log)."""
-
-
-@dataclass(slots=True)
-class BatchInFlight:
-    """A batch that was sent.
-
-    Attributes:
-        generation: by whose plan its model, pipeline and vGPUs are numbered.
-        slots: granted at every stage.
-        heard_us: when it was sent, or last reported of.
-        reported: stages that have reported their end.
-        early: reports of stages whose stage before has not reported yet; None: it failed there.
-        output_slot: of its retained outputs, where it is of modules.
-        given: rows that each of its samples gave, for every count of its model.
-        failed: no outputs of it will be retained.
-        low: all of its requests are low.
-    """
-
-    generation: "_Generation"
-    dispatch: Dispatch
-    slots: list[int]
-    heard_us: int
-    reported: int = 0
-    early: dict[int, TimesBody | None] = field(default_factory=dict[int, TimesBody | None])
-    output_slot: RetainedOutputSlot | None = None
-    given: tuple[tuple[int, ...], ...] = ()
-    failed: bool = False
-    low: bool = False
-
-    def place(self, stage: int) -> StagePlace:
-        """Which stage of the plan a stage of its path is."""
-        return self.dispatch.model, self.dispatch.pipeline, stage
-
-    def complete(self) -> bool:
-        """True if all that its retained outputs mean is known."""
-        deployment = self.generation.deployment
-        name = deployment.plan.models[self.dispatch.model].name
-        return len(self.given) == len(deployment.row_groups(name))
-
-    def expects(self, stage: int) -> bool:
-        """True if a stage exists and has not reported."""
-        return self.reported <= stage < len(self.slots)
-
-    def keep_early(self, stage: int, times: TimesBody, now_us: int) -> None:
-        """Keep a report that is not the next, where it is from the worker of a later stage.
-
-        Two workers' sockets are read in any order where this process was kept waiting.
-        """
-        later = self.reported < stage < len(self.slots)
-        if later and self.dispatch.hops[stage].vgpu == times.vgpu:
-            self.early[stage] = times
-            self.heard_us = now_us
-
-
-@dataclass(slots=True)
-class SharedBatchInFlight:
-    """Batches that run together.
-
-    Attributes:
-        generation: by whose plan its members and its vGPU are numbered.
-        decision: how it is now.
-        done: when it ran and with which members, until all of them have reported the stages before.
-    """
-
-    generation: "_Generation"
-    vgpu: int
-    decision: SharedBatch
-    done: tuple[TimesBody, frozenset[int]] | None = None
-
-
-class WorkerSlots:
-    """Which slots of the workers of one generation are granted to batches.
-
-    Lives of the scheduler have numbers that are even and odd in turn, and so have the slots that
-    they grant: batches of the life before still use the others.
-
-    Args:
-        life: of this scheduler.
-        free_us: until then batches of the life before the last may still use what this one grants.
-    """
-
-    def __init__(self, deployment: Deployment, life: int, free_us: int) -> None:
-        self.life = life
-        sets = deployment.slot_sets
-        self._pools = [
-            SlotPool(
-                range(life % sets, deployment.segment_slots(v.index), sets),
-                most=deployment.worker_slots(v.index),
-            )
-            for v in deployment.vgpus
-        ]
-        self._free_us = free_us
-        self._held_back: list[tuple[int, int]] = []  # (vGPU, slot)s, until then
-        if free_us and sets > 1:
-            self._held_back = [
-                (v.index, s) for v in deployment.vgpus for s in self.of(v.index).take_all()
-            ]
-
-    def grant(self, hops: Sequence[Hop]) -> list[int] | None:
-        """A slot of every vGPU of a path, or None where one has none free."""
-        slots: list[int] = []
-        for hop in hops:
-            slot = self._pools[hop.vgpu].take()
-            if slot is None:
-                self.give_all(hops, slots)
-                return None
-            slots.append(slot)
-        return slots
-
-    def give_all(self, hops: Sequence[Hop], slots: Sequence[int]) -> None:
-        """Slots granted to the first hops of a path are free again."""
-        for hop, slot in zip(hops, slots, strict=False):
-            self._pools[hop.vgpu].give(slot)
-
-    def share(self, former: "WorkerSlots", inherited: Sequence[tuple[int, int]]) -> None:
-        """Workers that go on have one set of slots in both generations."""
-        for before, after in inherited:
-            self._pools[after] = former.of(before)
-
-    def of(self, vgpu: int) -> SlotPool:
-        """The slots of one worker."""
-        return self._pools[vgpu]
-
-    def give(self, vgpu: int, slot: int) -> None:
-        """A slot is free again."""
-        self._pools[vgpu].give(slot)
-
-    @property
-    def holds_back(self) -> bool:
-        """True if any will be freed by `release`, later."""
-        return bool(self._held_back)
-
-    def release(self, now_us: int) -> bool:
-        """Free what batches of the life before the last have used long enough.
-
-        Whether there was any.
-        """
-        if not self._held_back or now_us < self._free_us:
-            return False
-        for vgpu, slot in self._held_back:
-            self.give(vgpu, slot)
-        self._held_back = []
-        return True
-
-
-class ExpressArrivals:
-    """Requests whose tensors lie in express slots of their fronts, by the core's number.
-
-    A batch of just one of them goes to its first worker at once, which takes the tensors from
-    there; the front gathers every other batch.
-    """
-
-    def __init__(self, deployment: Deployment) -> None:
-        models = range(len(deployment.plan.models))
-        self._tag = deployment.tag
-        self._arrivals: dict[int, ArrivalBody] = {}
-        self._bytes_per_sample = [
-            deployment.express_layout(model).bytes_per_sample for model in deployment.plan.models
-        ]
-        self._slots = [deployment.express_slots(model) for model in models]
-        self._here = frozenset(v.index for v in deployment.vgpus if deployment.at_gateway(v.index))
-
-    def add(self, number: int, model: int, arrival: ArrivalBody, plan_tag: int) -> None:
-        """A request came in an express slot of the plan of `plan_tag`."""
-        if plan_tag == self._tag and arrival.express_slot in self._slots[model]:
-            self._arrivals[number] = arrival
-
-    def forget(self, number: int) -> None:
-        """A request was dropped."""
-        self._arrivals.pop(number, None)
-
-    def batch_frame(
-        self, dispatch: Dispatch, slots: Sequence[int], batch_number: int, now_us: int
-    ) -> bytes | None:
-        """BATCH to the first worker of a path, or None where the front has to gather.
-
-        A slot is good once: a batch that runs again must not share it with the first run.
-        """
-        if not self._arrivals:
-            return None
-        arrivals = [self._arrivals.pop(number, None) for number in dispatch.request_ids]
-        arrival = arrivals[0]
-        if arrival is None or len(arrivals) > 1 or dispatch.hops[0].vgpu not in self._here:
-            return None
-        model, samples = dispatch.model, dispatch.samples
-        body = BatchBody(
-            model,
-            dispatch.pipeline,
-            samples,
-            arrival.express_slot,
-            arrival.payload_checksum,
-            now_us,
-            now_us,
-            arrival.request,
-            dispatch.hops,
-            tuple(slots),
-        )
-        return frame(
-            Kind.BATCH,
-            pack_batch(body),
-            batch_id=batch_number,
-            plan_tag=self._tag,
-            payload_bytes=samples * self._bytes_per_sample[model],
-        )
-
-
-class _Generation:
-    """The gateway's state of a generation.
-
-    Of the one served, and of those before with batches left.
-
-    Attributes:
-        number: of its plan in the core; None while it is only prepared.
-    """
-
-    def __init__(
-        self, deployment: Deployment, now_us: int, slots: WorkerSlots, threads_of: ThreadsOf
-    ) -> None:
-        models = deployment.plan.models
-        self._threads_of = threads_of
-        self.number: int | None = None
-        self.deployment = deployment
-        self.models = {model.name: number for number, model in enumerate(models)}
-        self.queues = deployment.plan.queues()
-        self.entries = [[entry.name for entry in model.entries] for model in models]
-        settings = deployment.settings
-        self.admission = Admission(deployment.plan, settings.policy, settings.guard_us)
-        self.slots = slots
-        self.express = ExpressArrivals(deployment)
-        self.retained = RetainedOutputs(deployment, slots.life)
-        self.applications = frozenset(one.name for one in deployment.plan.applications)
-        self.retained_models = [model.name in deployment.retained_models for model in models]
-        self.supervise(now_us)
-        self.runs: dict[StagePlace, StageRuns] = {}
-        self._guards_us = {model.name: settings.guard_us(model.slo_us) for model in models}
-        self.timer_lead_us = min(self._guards_us.values())
-
-    def announced(self, model: str, guard_us: int) -> None:
-        """A front said what it keeps back of a request's time.
-
-        Timers ring as much before their instants. Of several models the least counts, as always:
-        one that is sent early leaves out those that come later.
-        """
-        if self._guards_us.get(model, guard_us) != guard_us:
-            self._guards_us[model] = guard_us
-            self.timer_lead_us = min(self._guards_us.values())
-
-    def supervise(self, now_us: int) -> None:
-        """Judge workers by what they report from now on."""
-        number, threads_of = self.deployment.generation, self._threads_of
-        self.supervisor = WorkerSupervisor(
-            self.deployment, now_us, lambda vgpu: threads_of(WorkerAddress(number, vgpu))
-        )
 
 
 class Gateway:
@@ -446,31 +159,23 @@ class Gateway:
         self._rollout = Rollout(deployment)
         slots = WorkerSlots(deployment, epoch, slots_free_us)
         self._threads_of = threads_of
-        self._served = _Generation(deployment, now_us, slots, threads_of)
+        self._served = Generation(deployment, now_us, slots, threads_of)
         self._served.number = self._core.plan_number
         self._served.runs = self.counters.serve(deployment.plan, settings.time_stretch)
         self._use = PoolUse(deployment.plan, self.counters, now_us)
         self._former_link_busy_us: dict[tuple[str, str], int] = {}  # of earlier generations
-        self._prepared: _Generation | None = None
+        self._prepared: Generation | None = None
         # Generations before, by their numbers, as long as batches of them are in flight.
-        self._former: dict[int, _Generation] = {}
-        self._fronts: list[FrontAddress] = []  # of every plan of this life
-        self._first_requests: dict[FrontAddress, int] = {}
+        self._former: dict[int, Generation] = {}
+        self._fronts = Fronts()
         self._guards_us: dict[str, int] = {}  # by model, of its last arrival
-        self._number_fronts()
+        self._fronts.add(self.deployment)
         self._batches: dict[int, BatchInFlight] = {}  # sent and not ended, by the core's number
-        self._shared_batches: dict[int, SharedBatchInFlight] = {}  # by the core's number
-        self._shared_batches_that_ran: list[int] = []  # of these
-        self._unsaid_shared_batches: dict[
-            int, None
-        ] = {}  # whose workers do not know yet how they are
+        self._shared_batches = SharedBatches(self._first_batch, self._batches, send)
         # Of these, those that cannot be brought to the worker of a stage, until the next look.
         self._lost_batches: dict[int, int] = {}
-        # Frames without a waiter; of two to the same address the newer counts.
-        self._deferred_frames: dict[Address, bytes] = {}
-        self._deferred_at_once = 1
-        self._deferred_us = now_us  # when the next may leave
-        self._waiting_for_slots: deque[tuple[_Generation, Dispatch]] = deque()
+        self._deferred = DeferredFrames(send, now_us)
+        self._waiting_for_slots: deque[tuple[Generation, Dispatch]] = deque()
         self._held = HeldSlots()
         self._put_off = PutOff(len(deployment.vgpus), now_us)
         self._jobs = Jobs()
@@ -581,39 +286,10 @@ class Gateway:
 
     def plan_frames(self) -> list[bytes]:
         """Generations for a front: the one served, and the one prepared."""
-        frames = [_plan_frame(self.deployment, prepared=False)]
+        frames = [plan_frame(self.deployment, prepared=False)]
         if self._rollout.prepared is not None:
-            frames.append(_plan_frame(self._rollout.prepared, prepared=True))
+            frames.append(plan_frame(self._rollout.prepared, prepared=True))
         return frames
-
-    def _number_fronts(self) -> None:
-        """Give the fronts of the plan served numbers; those of earlier plans keep theirs.
-
-        The core's number of a request is the front's own, with the number of the front above it.
-        """
-        for model in self.deployment.served:
-            for front in self._fronts_of(model):
-                if front not in self._first_requests:
-                    self._first_requests[front] = len(self._fronts) << LOCAL_BITS
-                    self._fronts.append(front)
-
-    def _fronts_of(self, model: str) -> list[FrontAddress]:
-        """The fronts of a model, one in each gateway."""
-        gateways = self.deployment.settings.gateways
-        return [FrontAddress(model, number) for number in range(gateways)]
-
-    def _number_of(self, front: FrontAddress, local: int) -> int:
-        """The core's number of a front's request; negative for a front that no plan has had.
-
-        Raises:
-            InputError: fronts do not count so far.
-        """
-        if not 0 <= local < LOCALS:
-            raise InputError(f"request {local}", f"fronts count from 0 to {LOCALS - 1}")
-        return self._first_requests.get(front, -LOCALS) + local
-
-    def _front_of(self, request: int) -> FrontAddress:
-        return self._fronts[request >> LOCAL_BITS]
 
     def _at(self, now_us: int) -> int:
         """The instant for the core, for which instants never go back."""
@@ -634,7 +310,7 @@ class Gateway:
         """
         served = self._served
         local, deadline_us, samples, entry, express_slot, *_ = arrival
-        number = self._number_of(front, local)
+        number = self._fronts.number_of(front, local)
         if self._core.has_request(number) or self._put_off.waits(number):
             return  # announced again after a reconnection
         if front.model in served.applications:
@@ -652,7 +328,7 @@ class Gateway:
             if entry != NONE and served.entries[model]:
                 self.counters.entries[front.model, served.entries[model][entry]] += 1 - arrival.low
         if model is None or not 0 <= entry < len(served.queues[model]):
-            self._send(front, _drop_frame(local, DropReason.MODEL_REMOVED, deadline_us))
+            self._send(front, drop_frame(local, DropReason.MODEL_REMOVED, deadline_us))
             return
         now_us = self._at(now_us)
         if not self._admits(served.queues[model][entry], arrival, now_us):
@@ -734,7 +410,7 @@ class Gateway:
             )
             self._observe(refused, ())
             reason = DropReason.OVERLOAD
-            self._send(front, _drop_frame(arrival.request, reason, arrival.deadline_us))
+            self._send(front, drop_frame(arrival.request, reason, arrival.deadline_us))
         elif self._begin_job(front, number, arrival, plan_tag):
             self._apply(
                 JobArrival(
@@ -758,7 +434,7 @@ class Gateway:
         tags = {one.deployment.tag: one.deployment.generation for one in known if one is not None}
         if plan_tag not in tags or arrival.express_slot == NONE:
             reason = DropReason.MODEL_REMOVED
-            self._send(front, _drop_frame(arrival.request, reason, arrival.deadline_us))
+            self._send(front, drop_frame(arrival.request, reason, arrival.deadline_us))
             return False
         graph = deployment.applications[deployment.application_numbers[front.model]]
         inputs = InputSlot(tags[plan_tag], front.gateway, arrival.express_slot)
@@ -778,7 +454,7 @@ class Gateway:
             now_us=now_us, model=model, deadline_us=deadline_us, samples=samples, entry=entry
         )
         self._observe(refused, ())
-        dropped = _drop_frame(
+        dropped = drop_frame(
             local,
             DropReason.OVERLOAD,
             deadline_us,
@@ -793,7 +469,7 @@ class Gateway:
         Raises:
             InputError: its number is none that a front counts to.
         """
-        number = self._number_of(front, local)
+        number = self._fronts.number_of(front, local)
         if self._core.has_request(number):
             self._apply(Cancel(now_us=self._at(now_us), request_id=number))
         elif self._put_off.waits(number):
@@ -807,7 +483,7 @@ class Gateway:
         Raises:
             InputError: its number is none that a front counts to.
         """
-        number = self._number_of(front, local)
+        number = self._fronts.number_of(front, local)
         if not self._jobs.open(number):
             self._jobs.drop(number)
             self._may_send = True
@@ -817,7 +493,7 @@ class Gateway:
         """A front is gone, and its requests with it."""
         self._put_off.forget_front(front)
         for number in (*self._core.request_ids(), *self._jobs.numbers()):
-            if number >= FIRST_TASK or self._front_of(number) != front:
+            if number >= FIRST_TASK or self._fronts.front_of(number) != front:
                 continue
             self.cancel(front, number % LOCALS, now_us)
             if self._jobs.get(number) is not None:  # done, and its front will not read it
@@ -904,7 +580,7 @@ class Gateway:
             if application is None or name not in self._served.applications:
                 why = f"the host of node {node!r} is lost, with what its modules gave"
                 body = pack_job_failed(JobFailedBody(number % LOCALS, why))
-                self._send(self._front_of(number), frame(Kind.JOB_FAILED, body))
+                self._send(self._fronts.front_of(number), frame(Kind.JOB_FAILED, body))
                 continue
             self.counters.jobs_begun_anew += 1
             graph = self.deployment.applications[application]
@@ -990,8 +666,7 @@ class Gateway:
             self._show_run(place, hops[stage], batch.dispatch.samples, (start_us, end_us))
         if batch.early:
             self._catch_up(batch_id, batch, now_us)
-        if self._shared_batches_that_ran:
-            self._end_shared_batches()
+        self._end_shared_batches()
 
     def _show_run(
         self, place: StagePlace, hop: Hop, samples: int, span_us: tuple[int, int]
@@ -1007,30 +682,12 @@ class Gateway:
         self, shared_batch_id: int, aboard: Sequence[int], times: TimesBody, now_us: int
     ) -> None:
         """A joint run is over; a member that was not in it runs again."""
-        number = shared_batch_id - self._first_batch
-        shared_batch = self._shared_batches.get(number)
-        if shared_batch is None or shared_batch.vgpu != times.vgpu or shared_batch.done is not None:
-            return  # of another life, or all of its members were aborted
-        now_us = self._at(now_us)
-        shared_batch.done = times, frozenset(one - self._first_batch for one in aboard)
-        for batch in self._members(shared_batch):
-            batch.heard_us = now_us
-        self._shared_batches_that_ran.append(number)
-        self._end_shared_batches()
-
-    def _members(self, shared_batch: SharedBatchInFlight) -> list[BatchInFlight]:
-        """Members that were sent."""
-        places = shared_batch.decision.members
-        return [self._batches[s.batch_id] for s in places if s.batch_id in self._batches]
+        if self._shared_batches.ran(shared_batch_id, aboard, times, self._at(now_us)):
+            self._end_shared_batches()
 
     def _end_shared_batches(self) -> None:
         """End shared batches that ran and whose members have all reported the stages before."""
-        for number in list(self._shared_batches_that_ran):
-            shared_batch = self._shared_batches.get(number)
-            if shared_batch is None or shared_batch.done is None:
-                self._shared_batches_that_ran.remove(number)
-                continue
-            times, aboard = shared_batch.done
+        for number, shared_batch, times, aboard in self._shared_batches.that_ran():
             if any(place.batch_id not in aboard for place in shared_batch.decision.members):
                 self._apply(SharedBatchStarted(now_us=self._last_us, shared_batch_id=number))
             while left := [s for s in shared_batch.decision.members if s.batch_id not in aboard]:
@@ -1041,14 +698,13 @@ class Gateway:
             places = shared_batch.decision.members
             waits = any(self._batches[s.batch_id].reported < s.stage for s in places)
             if places and not waits:
-                self._shared_batches_that_ran.remove(number)
-                del self._shared_batches[number]
+                self._shared_batches.end(number)
                 self._end_shared_batch(shared_batch, times)
 
     def _end_shared_batch(self, shared_batch: SharedBatchInFlight, times: TimesBody) -> None:
         """The stage of all members of a shared batch is over."""
         decision, generation = shared_batch.decision, shared_batch.generation
-        batches = self._members(shared_batch)
+        batches = self._shared_batches.members(shared_batch)
         start_us, end_us = span_us = _past(times, self._last_us)
         stage = decision.members[0].stage
         place = batches[0].place(stage)
@@ -1167,7 +823,9 @@ class Gateway:
             return
         pieces = tuple(self._jobs.done(number, deployment))
         body = pack_job_done(JobDoneBody(number % LOCALS, pieces))
-        self._send(self._front_of(number), frame(Kind.JOB_DONE, body, plan_tag=deployment.tag))
+        self._send(
+            self._fronts.front_of(number), frame(Kind.JOB_DONE, body, plan_tag=deployment.tag)
+        )
 
     def _catch_up(self, batch_id: int, batch: BatchInFlight, now_us: int) -> None:
         """Take in what the next stage reported before its turn."""
@@ -1215,7 +873,7 @@ class Gateway:
         batch.failed = True
         for number, module in self._jobs.failed(batch.dispatch, output_slot):
             body = JobFailedBody(number % LOCALS, f"module {module!r}: {reason}")
-            self._send(self._front_of(number), frame(Kind.JOB_FAILED, pack_job_failed(body)))
+            self._send(self._fronts.front_of(number), frame(Kind.JOB_FAILED, pack_job_failed(body)))
             in_core = number not in batch.dispatch.request_ids
             self._jobs.drop(number)
             if in_core:
@@ -1289,15 +947,11 @@ class Gateway:
             self._may_send |= generation.slots.release(now_us)
         self._may_send |= self._held.release(now_us)
         self._send_waiting()
-        self._send_shared_batches()
+        self._shared_batches.send_changed(self._last_us)
         self._end_shared_batches()
         self._give_up_unreachable(now_us)
         self._look_at_former_batches(now_us)
-        ends_us = {
-            place[:2]: shared_batch.decision.end_us
-            for shared_batch in self._shared_batches.values()
-            for place in shared_batch.decision.members
-        }
+        ends_us = self._shared_batches.ends_us()
         awaited = [
             Awaited(
                 number,
@@ -1384,7 +1038,7 @@ class Gateway:
         if self._rollout.prepare(deployment):
             # Made now, because it takes longer than the change may.
             slots = WorkerSlots(deployment, self._epoch, 0)
-            self._prepared = _Generation(deployment, self._last_us, slots, self._threads_of)
+            self._prepared = Generation(deployment, self._last_us, slots, self._threads_of)
             self._core.prepare(deployment.plan)
             self._announce(deployment, self.deployment, prepared=True)
             self._adopt(deployment, [before for before, _ in self._inherited(deployment)])
@@ -1394,29 +1048,16 @@ class Gateway:
         oldest = min(self._former, default=self.deployment.generation)
         adopt = frame(Kind.ADOPT, pack_adopt(AdoptBody(latest.generation, oldest)))
         for vgpu in vgpus:
-            self._deferred_frames[WorkerAddress(self.deployment.generation, vgpu)] = adopt
+            self._deferred.put(WorkerAddress(self.deployment.generation, vgpu), adopt)
 
     @property
     def deferred_us(self) -> int | None:
         """When `send_deferred` has something to do."""
-        return self._deferred_us if self._deferred_frames else None
+        return self._deferred.due_us
 
     def send_deferred(self, now_us: int) -> None:
-        """Send frames without a waiter, one after the other.
-
-        Each that hears of a generation reads its plan, some milliseconds in which it does nothing
-        else; all at once would take every processor of the host from requests.
-        """
-        if not self._deferred_frames or now_us < self._deferred_us:
-            return
-        self._deferred_us = now_us + UNHURRIED_EVERY_US
-        self._deferred_at_once = max(
-            self._deferred_at_once, math.ceil(len(self._deferred_frames) / DEFERRED_TURNS)
-        )
-        for to in list(self._deferred_frames)[: self._deferred_at_once]:
-            self._send(to, self._deferred_frames.pop(to))
-        if not self._deferred_frames:
-            self._deferred_at_once = 1
+        """Send frames without a waiter whose turn has come."""
+        self._deferred.send(now_us)
 
     def _offer_adoption(self, worker: WorkerAddress) -> None:
         """Have a worker that goes on serve the prepared generation too; harmless where it does."""
@@ -1464,7 +1105,7 @@ class Gateway:
         self._use = PoolUse(deployment.plan, self.counters, now_us)
         self._served, self._prepared, self._roll_call = served, None, None
         self._busy_until_us = {}
-        self._number_fronts()
+        self._fronts.add(self.deployment)
         self._announce(deployment, former.deployment, prepared=False)
         self._core.set_shared_batch_times(deployment.shared_batch_times)
         changed = PlanChanged(now_us=self._at(now_us), plan=deployment.plan, inherited=inherited)
@@ -1482,23 +1123,19 @@ class Gateway:
 
     def _announce(self, deployment: Deployment, other: Deployment, *, prepared: bool) -> None:
         """Tell the fronts of a plan of it, and those of the plan that it follows or outlives."""
-        data = _plan_frame(deployment, prepared=prepared)
-        for front in self._fronts_in(deployment, other):
-            self._deferred_frames.pop(front, None)
+        data = plan_frame(deployment, prepared=prepared)
+        for front in fronts_in(self.deployment.settings.gateways, deployment, other):
+            self._deferred.forget(front)
             if prepared:
-                self._deferred_frames[front] = data
+                self._deferred.put(front, data)
             else:
                 self._send(front, data)
-
-    def _fronts_in(self, *deployments: Deployment) -> list[FrontAddress]:
-        """The fronts of plans, each once."""
-        models = dict.fromkeys(model for each in deployments for model in each.served)
-        return [front for model in models for front in self._fronts_of(model)]
 
     def expected_fronts(self) -> list[FrontAddress]:
         """The fronts of the plan served, and of the one prepared."""
         prepared = self._rollout.prepared
-        return self._fronts_in(self.deployment, *([] if prepared is None else [prepared]))
+        plans = [self.deployment, *([] if prepared is None else [prepared])]
+        return fronts_in(self.deployment.settings.gateways, *plans)
 
     # Decisions of the core
 
@@ -1526,11 +1163,12 @@ class Gateway:
                     shared_batches[decision.shared_batch_id] = decision
                 case _:
                     self._apply_to_job(decision)
-        self._note_shared_batches(shared_batches.values())
+        if shared_batches:
+            waiting = self._waiting_for_slots
+            self._shared_batches.note(shared_batches.values(), waiting, self._last_us)
         if self._may_send:
             self._send_waiting()
-        if self._unsaid_shared_batches:
-            self._send_shared_batches()
+        self._shared_batches.send_changed(self._last_us)
 
     def _apply_to_job(self, decision: TaskReady | ModuleSkipped | JobDone | JobDropped) -> None:
         self._may_send = True  # slots for retained outputs may be free
@@ -1554,70 +1192,6 @@ class Gateway:
                 self._answer_job(decision.job_id)
             case JobDropped():
                 self._drop_job(decision)
-
-    def _note_shared_batches(self, decisions: Iterable[SharedBatch]) -> None:
-        """Shared batches are opened, other than they were, or over."""
-        for decision in decisions:
-            number = decision.shared_batch_id
-            shared_batch = self._shared_batches.get(number)
-            if shared_batch is None and decision.members:
-                shared_batch = self._new_shared_batch(decision)
-            if shared_batch is None:
-                continue  # opened and dissolved at once
-            shared_batch.decision = decision
-            if decision.members:
-                self._unsaid_shared_batches[number] = None
-            else:
-                del self._shared_batches[number]
-                self._send_shared_batch(shared_batch, ())
-
-    def _send_shared_batches(self) -> None:
-        """Tell workers of shared batches that changed.
-
-        Of members without a slot yet, once they have been sent.
-        """
-        for number in list(self._unsaid_shared_batches):
-            shared_batch = self._shared_batches.get(number)
-            places = () if shared_batch is None else shared_batch.decision.members
-            sent = [place.batch_id for place in places if place.batch_id in self._batches]
-            if shared_batch is not None and sent:
-                self._send_shared_batch(shared_batch, sent)
-            if len(sent) == len(places):
-                del self._unsaid_shared_batches[number]
-
-    def _send_shared_batch(self, shared_batch: SharedBatchInFlight, batches: Sequence[int]) -> None:
-        """Tell the worker of a shared batch its members and its start."""
-        deployment, start_us = shared_batch.generation.deployment, shared_batch.decision.start_us
-        patience_us = max(deployment.longest_slos_us)
-        numbers = tuple(self._first_batch + batch for batch in batches)
-        body = SharedBatchBody(start_us, max(start_us, self._last_us) + patience_us, numbers)
-        number = self._first_batch + shared_batch.decision.shared_batch_id
-        data = frame(
-            Kind.SHARED_BATCH, pack_shared_batch(body), batch_id=number, plan_tag=deployment.tag
-        )
-        self._send(WorkerAddress(deployment.generation, shared_batch.vgpu), data)
-
-    def _new_shared_batch(self, decision: SharedBatch) -> SharedBatchInFlight:
-        """A shared batch of batches dispatched by the same event, or earlier and in other ones."""
-        places = {place.batch_id: place for place in decision.members}
-        for generation, dispatch in reversed(self._waiting_for_slots):
-            if place := places.get(dispatch.batch_id):
-                return self._add_shared_batch(generation, dispatch, place, decision)
-        for number, place in places.items():
-            if batch := self._batches.get(number):
-                return self._add_shared_batch(batch.generation, batch.dispatch, place, decision)
-        raise InvariantError(
-            f"shared batch {decision.shared_batch_id} of batches {list(places)}, not dispatched"
-        )
-
-    def _add_shared_batch(
-        self, generation: _Generation, dispatch: Dispatch, place: Member, decision: SharedBatch
-    ) -> SharedBatchInFlight:
-        vgpu = dispatch.hops[place.stage].vgpu
-        shared_batch = self._shared_batches[decision.shared_batch_id] = SharedBatchInFlight(
-            generation, vgpu, decision
-        )
-        return shared_batch
 
     def _send_waiting(self) -> None:
         """Send what was dispatched, in this order, where slots are free at all of its stages.
@@ -1651,7 +1225,7 @@ class Gateway:
 
     def _send_tasks(
         self,
-        served: _Generation,
+        served: Generation,
         dispatch: Dispatch,
         slots: list[int],
         output_slot: RetainedOutputSlot,
@@ -1685,12 +1259,12 @@ class Gateway:
         )
         self._send(WorkerAddress(deployment.generation, dispatch.hops[0].vgpu), data)
 
-    def _send_batch(self, served: _Generation, dispatch: Dispatch, slots: list[int]) -> None:
+    def _send_batch(self, served: Generation, dispatch: Dispatch, slots: list[int]) -> None:
         """To the front that gathers it, or, an express request, to its first worker."""
         number = dispatch.batch_id
         low = not self._core.usual_requests(dispatch.request_ids)
         self._batches[number] = BatchInFlight(served, dispatch, slots, self._last_us, low=low)
-        front = self._front_of(dispatch.request_ids[0])
+        front = self._fronts.front_of(dispatch.request_ids[0])
         self.counters.dispatched(front.model, dispatch.samples)
         number += self._first_batch
         express = served.express.batch_frame(dispatch, slots, number, self._last_us)
@@ -1710,10 +1284,10 @@ class Gateway:
             return
         if self._jobs:
             self._jobs.drop(number)
-        front = self._front_of(number)
+        front = self._fronts.front_of(number)
         if not decision.low:
             self.counters.dropped_for(front.model, decision.reason)
-        dropped = _drop_frame(
+        dropped = drop_frame(
             number % LOCALS,
             decision.reason,
             decision.deadline_us,
@@ -1726,13 +1300,13 @@ class Gateway:
         job = self._jobs.drop(decision.job_id)
         if job is None:
             return  # it failed, and is answered
-        front = self._front_of(decision.job_id)
+        front = self._fronts.front_of(decision.job_id)
         self.counters.dropped_for(front.model, decision.reason)
         if decision.module is not None:
             module = job.graph.modules[decision.module]
             self.counters.module_drops[job.graph.name, module.name] += 1
             self.counters.bad[module.model] += 1
-        dropped = _drop_frame(
+        dropped = drop_frame(
             decision.job_id % LOCALS,
             decision.reason,
             decision.deadline_us,
@@ -1761,7 +1335,7 @@ class Gateway:
         notice = frame(Kind.ABORT, batch_id=number, plan_tag=deployment.tag)
         path: list[Address] = [WorkerAddress(deployment.generation, h.vgpu) for h in dispatch.hops]
         if batch.output_slot is None:
-            path.insert(0, self._front_of(dispatch.request_ids[0]))
+            path.insert(0, self._fronts.front_of(dispatch.request_ids[0]))
         else:
             path.insert(0, path[0])  # which gathers it
             self._jobs.aborted(dispatch)
@@ -1800,23 +1374,3 @@ def _past(times: TimesBody, now_us: int) -> tuple[int, int]:
     """Times of another host may be a little ahead of ours; nothing ended after it was reported."""
     end_us = min(times.end_us, now_us)
     return min(times.start_us, end_us), end_us
-
-
-def _plan_frame(deployment: Deployment, *, prepared: bool) -> bytes:
-    """PLAN: what a front must know of the generation served, or of the one prepared."""
-    body = PlanBody(deployment.generation, deployment.plan.plan_id, prepared)
-    return frame(Kind.PLAN, pack_plan(body), plan_tag=deployment.tag)
-
-
-def _drop_frame(
-    request: int,
-    reason: DropReason,
-    deadline_us: int,
-    *,
-    best_finish_us: int = 0,
-    queue_position: int = 0,
-    module: int = NONE,
-) -> bytes:
-    """DROP of a request by its front's number; `best_finish_us` is 0 where nothing was probed."""
-    body = DropBody(request, reason, deadline_us, best_finish_us, queue_position, module)
-    return frame(Kind.DROP, pack_drop(body))

@@ -4,14 +4,9 @@ from typing import NamedTuple
 
 from tests.triton_backend.serving.small_plans import BATCH, SLO_US
 from triton_backend.serving.deployment import Deployment
-from triton_backend.serving.gateway.state import (
-    Address,
-    FrontAddress,
-    Gateway,
-    Observer,
-    ThreadsOf,
-    WorkerAddress,
-)
+from triton_backend.serving.gateway.generation import ThreadsOf
+from triton_backend.serving.gateway.peers.addresses import Address, FrontAddress, WorkerAddress
+from triton_backend.serving.gateway.state import Gateway, Observer
 from triton_backend.serving.liveness.supervisor import STALL_US
 from triton_backend.serving.transport.wire import (
     HEADER_BYTES,

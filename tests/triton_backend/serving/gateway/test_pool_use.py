@@ -17,6 +17,7 @@ from tests.triton_backend.serving.small_plans import BATCH, SLO_US, plan, two_st
 from tests.triton_backend.serving.system import deploy
 from triton_backend.contract.shares import WHOLE_GPU
 from triton_backend.serve_folder.settings import ServeOptions
+from triton_backend.serving.gateway.peers.addresses import WorkerAddress
 from triton_backend.serving.gateway.pool_use import (
     STEP_US,
     WINDOW_US,
@@ -24,7 +25,6 @@ from triton_backend.serving.gateway.pool_use import (
     PoolUse,
     advice_document,
 )
-from triton_backend.serving.gateway.state import WorkerAddress
 from triton_backend.serving.transport.wire import ArrivalBody, TimesBody
 
 

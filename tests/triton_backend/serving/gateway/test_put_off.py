@@ -15,9 +15,9 @@ from tests.triton_backend.serving.small_plans import BATCH, SLO_US, plan, two_st
 from tests.triton_backend.serving.system import deploy
 from triton_backend.contract.decisions import DropReason
 from triton_backend.serve_folder.settings import ServeOptions
+from triton_backend.serving.gateway.peers.addresses import WorkerAddress
 from triton_backend.serving.gateway.put_off import PATIENCE_US
 from triton_backend.serving.gateway.roll_call import MOMENT_US
-from triton_backend.serving.gateway.state import WorkerAddress
 from triton_backend.serving.transport.wire import ArrivalBody
 
 FIRST, SECOND, THIRD = (WorkerAddress(1, vgpu) for vgpu in range(3))

@@ -22,9 +22,9 @@ from tests.triton_backend.serving.system import deploy
 from triton_backend.contract.errors import InputError
 from triton_backend.serve_folder.settings import ServeOptions
 from triton_backend.serving.deployment import Deployment
+from triton_backend.serving.gateway.peers.addresses import WorkerAddress
 from triton_backend.serving.gateway.roll_call import MOMENT_US
 from triton_backend.serving.gateway.rollout import State
-from triton_backend.serving.gateway.state import WorkerAddress
 from triton_backend.serving.transport.wire import (
     HEADER_BYTES,
     AdoptBody,

@@ -21,9 +21,9 @@ from triton_backend.serve_folder.repository import CONTROL_MODEL, STANDBY_MODEL
 from triton_backend.serve_folder.settings import ServeOptions
 from triton_backend.serving.deployment import Deployment
 from triton_backend.serving.front.replies import Refusal
+from triton_backend.serving.gateway.peers.addresses import StandbyAddress, WorkerAddress
 from triton_backend.serving.gateway.service import NotActiveError, SchedulerService
 from triton_backend.serving.gateway.standby import COURTESY_US, SEAT_NAME, SchedulerLock, Standby
-from triton_backend.serving.gateway.state import StandbyAddress, WorkerAddress
 from triton_backend.serving.liveness.processes import SILENT_US
 from triton_backend.serving.transport.connection import CloseReason, Connection
 from triton_backend.serving.transport.event_loop import EventLoop

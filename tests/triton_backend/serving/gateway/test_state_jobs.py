@@ -16,7 +16,7 @@ from tests.triton_backend.serving.served_applications import (
 )
 from tests.triton_backend.serving.system import deploy
 from triton_backend.serve_folder.settings import ServeOptions
-from triton_backend.serving.gateway.state import FrontAddress, WorkerAddress
+from triton_backend.serving.gateway.peers.addresses import FrontAddress, WorkerAddress
 from triton_backend.serving.transport.wire import (
     HEADER_BYTES,
     ArrivalBody,

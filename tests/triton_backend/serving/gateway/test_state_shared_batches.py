@@ -22,7 +22,7 @@ from tests.triton_backend.serving.small_plans import plan
 from tests.triton_backend.serving.system import deploy
 from triton_backend.contract.decisions import DropReason
 from triton_backend.serve_folder.settings import ServeOptions
-from triton_backend.serving.gateway.state import FrontAddress, WorkerAddress
+from triton_backend.serving.gateway.peers.addresses import FrontAddress, WorkerAddress
 from triton_backend.serving.transport.wire import (
     BATCH_BITS,
     HEADER_BYTES,

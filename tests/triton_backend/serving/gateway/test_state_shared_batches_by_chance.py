@@ -13,7 +13,7 @@ from tests.triton_backend.serving.small_plans import plan
 from tests.triton_backend.serving.system import deploy
 from triton_backend.serve_folder.settings import ServeOptions
 from triton_backend.serving.deployment import Deployment
-from triton_backend.serving.gateway.state import FrontAddress, WorkerAddress
+from triton_backend.serving.gateway.peers.addresses import FrontAddress, WorkerAddress
 from triton_backend.serving.transport.shared_memory import Segment, remove_segments
 from triton_backend.serving.transport.wire import (
     HEADER_BYTES,
@@ -323,7 +323,7 @@ def test_every_request_ends_whatever_crosses_or_dies(deployment: Deployment, see
     assert list(world.ends.values()).count("answered") > 0.6 * REQUESTS
     assert world.full > 20
     gateway = world.gateway
-    assert (gateway.in_flight, gateway._batches, gateway._shared_batches) == (0, {}, {})
+    assert (gateway.in_flight, gateway._batches, len(gateway._shared_batches)) == (0, {}, 0)
     assert [gateway._served.slots.of(v.index).taken for v in deployment.vgpus] == [0, 0, 0]
     for worker in world.workers:  # heartbeats wake them, four times a second
         worker.work()

@@ -29,7 +29,7 @@ from triton_backend.serve_folder.settings import ServeOptions
 from triton_backend.serving.deployment import Deployment
 from triton_backend.serving.front.replies import Refusal
 from triton_backend.serving.gateway.event_log import read_events
-from triton_backend.serving.gateway.state import WorkerAddress
+from triton_backend.serving.gateway.peers.addresses import WorkerAddress
 from triton_backend.serving.liveness.pace import FEWEST_PROBES, LAST_MOVES
 from triton_backend.serving.liveness.processes import ThreadUse
 from triton_backend.serving.liveness.supervisor import (

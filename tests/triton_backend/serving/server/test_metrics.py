@@ -38,7 +38,7 @@ from triton_backend.serve_folder.repository import render_repository
 from triton_backend.serve_folder.settings import ServeOptions
 from triton_backend.serving.buckets import Buckets
 from triton_backend.serving.front.counters import FrontCounters, latency_bounds_s
-from triton_backend.serving.gateway.state import WorkerAddress
+from triton_backend.serving.gateway.peers.addresses import WorkerAddress
 from triton_backend.serving.server.metrics import (
     METRICS,
     VALUES_AT_ONCE,

@@ -1,0 +1,1 @@
+"""Batches that were sent, and the slots of shared memory that they hold."""

@@ -1,0 +1,69 @@
+"""What the scheduler's process keeps of one generation of the plan."""
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
+
+from triton_backend.serving.deployment import Deployment
+from triton_backend.serving.gateway.admission import Admission
+from triton_backend.serving.gateway.batches.express import ExpressArrivals
+from triton_backend.serving.gateway.batches.slots import WorkerSlots
+from triton_backend.serving.gateway.jobs import RetainedOutputs
+from triton_backend.serving.gateway.peers.addresses import WorkerAddress
+from triton_backend.serving.liveness.processes import ThreadUse
+from triton_backend.serving.liveness.supervisor import WorkerSupervisor
+
+if TYPE_CHECKING:
+    from triton_backend.contract.plan import StagePlace
+    from triton_backend.serving.gateway.counters import StageRuns
+
+ThreadsOf = Callable[[WorkerAddress], Mapping[int, ThreadUse]]
+"""The threads of a worker's process now (`WorkerSupervisor`)."""
+
+
+class Generation:
+    """The gateway's state of a generation.
+
+    Of the one served, and of those before with batches left.
+
+    Attributes:
+        number: of its plan in the core; None while it is only prepared.
+    """
+
+    def __init__(
+        self, deployment: Deployment, now_us: int, slots: WorkerSlots, threads_of: ThreadsOf
+    ) -> None:
+        models = deployment.plan.models
+        self._threads_of = threads_of
+        self.number: int | None = None
+        self.deployment = deployment
+        self.models = {model.name: number for number, model in enumerate(models)}
+        self.queues = deployment.plan.queues()
+        self.entries = [[entry.name for entry in model.entries] for model in models]
+        settings = deployment.settings
+        self.admission = Admission(deployment.plan, settings.policy, settings.guard_us)
+        self.slots = slots
+        self.express = ExpressArrivals(deployment)
+        self.retained = RetainedOutputs(deployment, slots.life)
+        self.applications = frozenset(one.name for one in deployment.plan.applications)
+        self.retained_models = [model.name in deployment.retained_models for model in models]
+        self.supervise(now_us)
+        self.runs: dict[StagePlace, StageRuns] = {}
+        self._guards_us = {model.name: settings.guard_us(model.slo_us) for model in models}
+        self.timer_lead_us = min(self._guards_us.values())
+
+    def announced(self, model: str, guard_us: int) -> None:
+        """A front said what it keeps back of a request's time.
+
+        Timers ring as much before their instants. Of several models the least counts, as always:
+        one that is sent early leaves out those that come later.
+        """
+        if self._guards_us.get(model, guard_us) != guard_us:
+            self._guards_us[model] = guard_us
+            self.timer_lead_us = min(self._guards_us.values())
+
+    def supervise(self, now_us: int) -> None:
+        """Judge workers by what they report from now on."""
+        number, threads_of = self.deployment.generation, self._threads_of
+        self.supervisor = WorkerSupervisor(
+            self.deployment, now_us, lambda vgpu: threads_of(WorkerAddress(number, vgpu))
+        )

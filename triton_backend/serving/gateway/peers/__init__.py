@@ -1,0 +1,1 @@
+"""The processes that the scheduler speaks to: their addresses, and frames for them."""
