@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 
+from scripts.benchmarks.figures import QUIET_LOAD
 from scripts.figures.claims import (
     Claim,
     Figures,
@@ -53,15 +54,15 @@ INTRODUCTION = f"""{MADE}
 # Figures
 
 Every figure that the documents state, from the runs that the repository keeps
-(`scripts/figures/README.md`). All were taken on two cores of a shared AMD EPYC machine without a
-GPU: **no figure on GPUs exists yet**. *Emulated* GPUs wait as long as a profile says and answer
-with dummy outputs; *simulated* figures need no server at all.
+(`scripts/figures/README.md`). All were taken on two cores of shared machines without a GPU (AMD EPYC
+or Intel Xeon; each run names its own): **no figure on GPUs exists yet**. *Emulated* GPUs wait as
+long as a profile says and answer with dummy outputs; *simulated* figures need no server at all.
 
 * **value** is the median of the quiet runs, the worst of them, and their number n. *Quiet* means
-  that nothing else ran on the machine.
+  that the load average of the minute before was at most {QUIET_LOAD}.
 * **†**: copied from the table of an earlier page, with the commit and date of its row. The run's
   file was not kept.
-* **‡**: none of the runs was quiet; other work ran beside some of them.
+* **‡**: none of the runs was quiet; other work ran beside or just before some of them.
 * **met**: whether the median and the worst keep the target. A target is the project's own, or the
   paper's.
 * **command** runs from the repository root, after `.venv/bin/`. `DIR` is a folder with published
