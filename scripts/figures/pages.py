@@ -54,9 +54,9 @@ INTRODUCTION = f"""{MADE}
 # Figures
 
 Every figure that the documents state, from the runs that the repository keeps
-(`scripts/figures/README.md`). All were taken on two cores of shared machines without a GPU (AMD EPYC
-or Intel Xeon; each run names its own): **no figure on GPUs exists yet**. *Emulated* GPUs wait as
-long as a profile says and answer with dummy outputs; *simulated* figures need no server at all.
+(`scripts/figures/README.md`). All were taken on two cores of shared machines without a GPU (AMD
+EPYC or Intel Xeon; each run names its own): **no figure on GPUs exists yet**. *Emulated* GPUs wait
+as long as a profile says and answer with dummy outputs; *simulated* figures need no server at all.
 
 * **value** is the median of the quiet runs, the worst of them, and their number n. *Quiet* means
   that the load average of the minute before was at most {QUIET_LOAD}.
