@@ -12,11 +12,17 @@ from typing import Any
 
 from flows.planning.applications.importing import from_ensemble
 from flows.preparation.profiling.devices import list_devices, propose_cluster
-from flows.preparation.splitting.inputs.sizes import open_inputs
+from flows.preparation.splitting.inputs.sizes import fix_sizes, open_inputs
 from flows.preparation.splitting.loading import load_skeleton
 from flows.preparation.splitting.split import SplitChoices
 from flows.preparation.splitting.stored_split import split_step
-from flows.preparation.triton_repository.repository import APPLICATION, BESIDE, MODEL, Found
+from flows.preparation.triton_repository.repository import (
+    APPLICATION,
+    BESIDE,
+    CONFIGURATION,
+    MODEL,
+    Found,
+)
 from flows.workspace import Workspace
 from triton_backend.contract.errors import InputError
 from triton_backend.contract.units import us_to_ms
@@ -79,10 +85,24 @@ def split_models(
 
 
 def _open_shapes(found: Found) -> dict[str, tuple[int, ...]]:
-    """Sizes of the configuration for inputs that the ONNX file leaves open."""
+    """Sizes of the configuration for inputs that the ONNX file leaves open.
+
+    Raises:
+        InputError: they do not fit the file, or the configuration leaves some open too.
+    """
     assert found.file is not None
-    left_open = open_inputs(load_skeleton(found.file))
-    return {name: shape for name, shape in found.shapes.items() if name in left_open}
+    where, model = str(found.file), load_skeleton(found.file)
+    left_open = open_inputs(model)
+    shapes = {name: shape for name, shape in found.shapes.items() if name in left_open}
+    try:
+        fix_sizes(model, shapes, where)
+    except InputError as error:
+        if error.where != where:
+            raise
+        way = "several sizes go under `sizes` in workload.yaml"
+        reason = f"{error.reason} to `poolpipe split --name {found.name}`"
+        raise InputError(where, f"{reason}: {CONFIGURATION} leaves them open too; {way}") from error
+    return shapes
 
 
 def _without_lost_steps(found: Found, planned: set[str]) -> Found:

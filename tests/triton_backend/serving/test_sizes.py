@@ -19,6 +19,11 @@ from flows.release.rollout.outcomes import read_outcomes
 from flows.release.server.admin import start, stop
 from flows.release.server.running import ServerState
 from tests.ports import free_ports
+from tests.triton_backend.serving.served_applications import (
+    application,
+    module,
+    with_applications,
+)
 from tests.triton_backend.serving.sized_plans import NAME, SIZES, sized_plan
 from tests.triton_backend.serving.small_plans import BATCH
 from tests.triton_backend.serving.system import wait_for
@@ -44,15 +49,20 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerState]:
         stop(folder)
 
 
-def answer(module: Any, url: str, *shape: int, model: str = NAME) -> tuple[int, ...]:
-    given = module.InferInput("x", list(shape), "FP32")
+def answered(module: Any, url: str, name: str, tensors: tuple[str, str], *shape: int) -> Any:
+    """The one output of a model or application, of ones in its input."""
+    given = module.InferInput(tensors[0], list(shape), "FP32")
     given.set_data_from_numpy(np.ones(shape, np.float32))
     own = {"channel_args": OWN_CONNECTION} if module is grpc_client else {}
     client = module.InferenceServerClient(url, **own)
     try:
-        return client.infer(model, [given], timeout=PATIENT_US).as_numpy("y").shape
+        return client.infer(name, [given], timeout=PATIENT_US).as_numpy(tensors[1])
     finally:
         client.close()
+
+
+def answer(module: Any, url: str, *shape: int, model: str = NAME) -> tuple[int, ...]:
+    return answered(module, url, model, ("x", "y"), *shape).shape
 
 
 @pytest.mark.parametrize(
@@ -174,6 +184,25 @@ def test_a_model_with_sizes_comes_and_goes_beside_another(served: ServerState) -
     assert answer(http_client, served.http_url, 1, 3, 32) == (1, 8)
     with pytest.raises(InferenceServerException, match="second"):
         answer(http_client, served.http_url, 1, 3, 32, model="second")
+
+
+def test_a_module_of_an_application_runs_one_size(served: ServerState) -> None:
+    """It answers as that size does by itself, whose other requests go on."""
+    read = module("read", model=SIZES[1], inputs={"x": "request.page"})
+    graph = application("pages", read, outputs={"words": "read.y"})
+    plan = with_applications(sized_plan(plan_id="with-application"), graph, alone=SIZES)
+    change_plan(served.folder, plan)
+    for client, url in ((grpc_client, served.grpc_url), (http_client, served.http_url)):
+        alone = answered(client, url, NAME, ("x", "y"), 1, 3, 64)
+        found = answered(client, url, "pages", ("page", "words"), 1, 3, 64)
+        np.testing.assert_array_equal(found, alone)
+        assert answer(client, url, 1, 3, 32) == (1, 8)
+        with pytest.raises(InferenceServerException) as refused:
+            answered(client, url, "pages", ("page", "words"), 1, 3, 32)
+        assert "'page'" in refused.value.message()
+        assert "\n" not in refused.value.message()
+    change_plan(served.folder, sized_plan(plan_id="alone-again"))
+    assert answer(http_client, served.http_url, 1, 3, 64) == (1, 16)
 
 
 def test_two_gateways_serve_sizes_and_change_them_under_load(tmp_path: Path) -> None:

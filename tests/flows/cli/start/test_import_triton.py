@@ -17,6 +17,7 @@ from tritonclient.utils import InferenceServerException
 
 from flows.state import project_state
 from tests.flows.cli.conftest import Command
+from tests.flows.preparation.splitting.test_inputs import picture_net
 from tests.flows.preparation.triton_repository.repositories import (
     digest,
     make_others_run,
@@ -213,6 +214,34 @@ def test_an_ensemble_that_cannot_go_on_beside_the_plan_is_said(
     assert ran.code == 0
     assert "note: the others cannot go on together with this plan: ensemble 'pipeline'" in ran.err
     assert "--beside" not in ran.out
+
+
+@pytest.mark.slow
+def test_sizes_are_listed_after_an_import(poolpipe: Command, repository: Path) -> None:
+    """`reader` takes any size in Triton: it is left beside, split apart, and planned by sizes."""
+    (repository / "reader" / "1").mkdir(parents=True)
+    file = picture_net(repository / "reader" / "1" / "model.onnx")
+    before = digest(repository)
+    ran = poolpipe("import-triton", str(repository), "--blocks", "1", "--no-plan", "-o", "out")
+    assert ran.code == 0
+    assert "--input-shape x=4xSIZExSIZE" in " ".join(ran.out.split())
+    shapes = ("4x8x8", "4x8x16")
+    asked = [word for shape in shapes for word in ("--input-shape", f"x={shape}")]
+    split = ("split", str(file), "--name", "reader", "--blocks", "1", "--max-batch", "2")
+    assert poolpipe(*split, *asked).code == 0
+    written = yaml.safe_load(Path("out/workload.yaml").read_text())
+    assert "reader" not in [model["name"] for model in written["models"]]
+    sizes = [{"input_shapes": {"x": shape}} for shape in shapes]
+    written["models"] = [{"name": "reader", "slo_ms": 900, "sizes": sizes}]
+    del written["applications"]
+    Path("out/workload.yaml").write_text(yaml.safe_dump(written))
+    files = ("--cluster", "out/cluster.yaml", "--workload", "out/workload.yaml")
+    assert poolpipe("profile", "reader", *files[:2]).code == 0
+    planned = poolpipe("plan", *files, "--planner", "subclusters", "-o", "plan.json", "--json")
+    assert planned.code == 0, planned.err
+    plan = json.loads(Path("plan.json").read_text())
+    assert {model["name"] for model in plan["models"]} == {f"reader@{one}" for one in shapes}
+    assert digest(repository) == before
 
 
 def test_files_are_written_for_gpus_that_are_elsewhere(poolpipe: Command, repository: Path) -> None:

@@ -14,6 +14,7 @@ from flows.operations.adoption.repository import (
 from flows.preparation.triton_repository.repository import BESIDE, MODEL, Found, read_repository
 from flows.state import ProjectState
 from flows.workspace import Workspace
+from tests.flows.preparation.splitting.test_inputs import picture_net
 from tests.flows.preparation.triton_repository.repositories import digest, write_repository
 from triton_backend.contract.errors import InputError
 from triton_backend.contract.workload import Workload
@@ -61,6 +62,40 @@ def test_a_model_that_cannot_be_split_is_left_beside_with_its_ensembles(tmp_path
         "its step sharpen is not planned",
     )
     assert digest(folder) == before
+
+
+READER = """
+backend: "onnxruntime"
+max_batch_size: 8
+input [ { name: "x" data_type: TYPE_FP32 dims: [ %s ] } ]
+output [ { name: "y" data_type: TYPE_FP32 dims: [ 4, -1, -1 ] } ]
+"""
+
+
+@pytest.mark.parametrize(
+    ("dims", "reason"),
+    [
+        ("4, 8, 16", ""),
+        (
+            "4, 8, -1",
+            "open sizes in x [batch, 4, height, width]; give --input-shape x=4xSIZExSIZE (height"
+            " and width: multiples of 2) to `poolpipe split --name reader`: config.pbtxt leaves"
+            " them open too; several sizes go under `sizes` in workload.yaml",
+        ),
+        ("4, 8", "x [batch, 4, height, width] takes 3 sizes beside the batch, not 4x8"),
+    ],
+)
+def test_a_model_of_open_sizes_is_split_for_the_one_that_its_configuration_states(
+    tmp_path: Path, dims: str, reason: str
+) -> None:
+    folder = tmp_path / "models" / "reader"
+    (folder / "1").mkdir(parents=True)
+    picture_net(folder / "1" / "model.onnx")
+    (folder / "config.pbtxt").write_text(READER % dims)
+    work = Workspace(state=ProjectState(home=tmp_path / "home"), warehouse=tmp_path / "w.duckdb")
+    (found,) = split_models(work, read_repository(folder.parent), blocks=1)
+    assert found.kind == (BESIDE if reason else MODEL)
+    assert found.reason.partition("model.onnx")[2].partition(": ")[2] == reason
 
 
 def test_an_ensemble_whose_tensors_do_not_fit_is_left_beside(tmp_path: Path) -> None:

@@ -77,6 +77,58 @@ def test_rates_beyond_the_cluster_are_planned_for_as_far_as_it_goes(tmp_path: Pa
     assert 0 < found.plan.model("net").throughput_rps < found.forecast_rps["net"]
 
 
+SIZED = Workload.from_dict(
+    {
+        "models": [
+            {
+                "name": "reader",
+                "slo_ms": 60,
+                "weight": 1,
+                "batch_building_rate_rps": 1e9,
+                "sizes": [
+                    {"input_shapes": {"x": "4"}, "share": 0.5},
+                    {"input_shapes": {"x": "8"}, "share": 0.5},
+                ],
+            }
+        ]
+    }
+)
+
+
+def measured_sizes(folder: Path, rates_rps: tuple[int, int]) -> Workspace:
+    """A warehouse with profiles of two sizes, one twice as slow, and the last minutes of both."""
+    work = workspace_of(folder)
+    now = now_utc().replace(second=0, microsecond=0)
+    names = [model.name for model in SIZED.models]
+    rows = [
+        model_minute(now - timedelta(minutes=ago), 60 * rate, model=name)
+        for ago in range(1, 6)
+        for name, rate in zip(names, rates_rps, strict=True)
+    ]
+    with work.open() as warehouse:
+        for name, block_us in zip(names, (5_000.0, 10_000.0), strict=True):
+            import_profile(warehouse, profile(name, fast_us=(block_us,) * 3), "by hand", now)
+        add_statistics(warehouse, StatisticsFile(path="f", digest="1", models=rows), now)
+    return work
+
+
+@pytest.mark.long
+def test_every_size_is_planned_for_the_share_that_was_measured(tmp_path: Path) -> None:
+    """Half each was foreseen; of 160 requests/s, 120 are of the small size, or of the large one."""
+    plans: list[Plan] = []
+    for number, rates_rps in enumerate(((120, 40), (40, 120))):
+        (tmp_path / str(number)).mkdir()
+        work = measured_sizes(tmp_path / str(number), rates_rps)
+        found = replan(work, cluster(8, 8), SIZED, plans[-1] if plans else None, CHEAPEST)
+        assert [model.size_of for model in found.plan.workload.models] == ["reader", "reader"]
+        for model, rate_rps in zip(SIZED.models, rates_rps, strict=True):
+            assert found.forecast_rps[model.name] == pytest.approx(1.1 * rate_rps)
+            assert found.plan.model(model.name).throughput_rps >= found.forecast_rps[model.name]
+        plans.append(found.plan)
+    assert found.recommendation.roll_out
+    assert found.share_shift > 0.2
+
+
 TRAFFIC = Application(
     name="traffic",
     slo_us=60_000,

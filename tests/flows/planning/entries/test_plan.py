@@ -149,6 +149,30 @@ def test_a_model_without_entries_is_planned_beside_others_as_one_entry() -> None
 
 
 @pytest.mark.parametrize("planner", ["pool", "graft"])
+def test_sizes_of_a_model_are_planned_beside_the_entries_of_another(planner: str) -> None:
+    """Each size as one entry at block 0; no shared stage and no batch holds two sizes."""
+    first = one(entry("a", 1, 40, 30))
+    sizes = [{"input_shapes": {"x": shape}} for shape in ("4", "8")]
+    reader = {"name": "reader", "slo_ms": 60, "rate_rps": 40, "sizes": sizes}
+    listed = Workload.from_dict({"models": [reader]}).models
+    profiles = {
+        **first.profiles,
+        **{m.name: replace(profile(n), name=m.name) for n, m in enumerate(listed)},
+    }
+    workload = Workload(models=(*first.workload.models, *listed))
+    asked = PlanOptions(planner=planner, objective="share")
+    plan = make_plan(profiles, first.cluster, workload, asked)
+    assert verify_plan(plan, profiles) == []
+    assert [m.size_of for m in plan.workload.models] == [None, "reader", "reader"]
+    assert [(plan.model(m.name).throughput_rps, plan.model(m.name).entries) for m in listed] == [
+        (20.0, ()),
+        (20.0, ()),
+    ]
+    found = simulate(plan, SimOptions(arrivals=Deterministic(), duration_s=5.0)).models
+    assert {row.name: row.outcome.attainment for row in found} == dict.fromkeys(profiles, 1.0)
+
+
+@pytest.mark.parametrize("planner", ["pool", "graft"])
 def test_a_budget_below_the_least_latency_names_entry_and_numbers(planner: str) -> None:
     problem = one(entry("fine", 1, 40, 30), entry("hasty", 0, 1.5, 30))
     least = min(math.ceil(t.latency_us[:, 0].sum() - 1e-6) for t in problem.profile.tables.values())

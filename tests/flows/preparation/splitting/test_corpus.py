@@ -42,6 +42,12 @@ SILERO = Wheel(
     version="6.2.3",
     sha256="7b7f5436cfcb02fae583a05b512ea96467fd449fe54cb49a5e4f06c51a1e43b8",
 )
+# Its licence is AGPL: no part of the product, its examples or its pages.
+NUDENET = Wheel(
+    package="nudenet",
+    version="3.4.2",
+    sha256="5937dbd84e5d8e5de038f08ffea5a1bb50a08475776bf2b4795914ce0eaf0331",
+)
 
 # Wheel, file in it, sizes to give, least number of blocks.
 SERVED: dict[str, tuple[Wheel, str, dict[str, tuple[int, ...]], int]] = {
@@ -49,12 +55,14 @@ SERVED: dict[str, tuple[Wheel, str, dict[str, tuple[int, ...]], int]] = {
     "recognition": (RAPIDOCR, "*/ch_PP-OCRv4_rec_infer.onnx", {"x": (3, 48, 64)}, 3),
     "angle": (RAPIDOCR, "*/ch_ppocr_mobile_v2.0_cls_infer.onnx", {"x": (3, 48, 96)}, 3),
     "file type": (MAGIKA, "*/standard_v3_3/model.onnx", {}, 3),
+    "yolo": (NUDENET, "*/320n.onnx", {"images": (3, 64, 96)}, 3),
 }
 OPEN = {
     "detection": "x [batch, 3, ?, ?]; give --input-shape x=3xSIZExSIZE"
     " (height and width: multiples of 32)",
     "recognition": "x [batch, 3, ?, ?]; give --input-shape x=3xSIZExSIZE",
     "angle": "x [batch, 3, ?, ?]; give --input-shape x=3xSIZExSIZE",
+    "yolo": "images [batch, 3, height, width]; give --input-shape images=3xSIZExSIZE",
 }
 STATEFUL = (
     "silero_vad",
