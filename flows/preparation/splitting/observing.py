@@ -127,6 +127,8 @@ def _check_rows(results: Arrays, batch: int, where: str) -> None:
         count = results[counts[name]] if name in counts else None
         if count is None and array.shape[:1] != (batch,):
             reason = f"shape {shape} at batch {batch}: dimension 0 is not the batch"
+            if batch in shape:
+                reason += f", dimension {shape.index(batch)} may be: transpose it in the model"
             raise InputError(place, reason)
         if count is not None and (count.dtype != np.int64 or len(array) != count.sum()):
             reason = f"shape {shape}, but {counts[name]!r} is {count.dtype} {count.tolist()}"

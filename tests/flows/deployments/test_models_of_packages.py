@@ -22,7 +22,7 @@ main()
 @pytest.mark.parametrize(
     ("names", "shapes"),
     [
-        (("detection",), ("x=3x64x96",)),
+        (("detection", "notes"), ("x=3x64x96",)),
         (("recognition", "angle", "file type", "yolo"), ("x=3x48x96", "images=3x64x96")),
     ],
 )

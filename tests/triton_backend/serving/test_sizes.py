@@ -19,11 +19,8 @@ from flows.release.rollout.outcomes import read_outcomes
 from flows.release.server.admin import start, stop
 from flows.release.server.running import ServerState
 from tests.ports import free_ports
-from tests.triton_backend.serving.served_applications import (
-    application,
-    module,
-    with_applications,
-)
+from tests.triton_backend.serving import served_applications
+from tests.triton_backend.serving.served_applications import application, with_applications
 from tests.triton_backend.serving.sized_plans import NAME, SIZES, sized_plan
 from tests.triton_backend.serving.small_plans import BATCH
 from tests.triton_backend.serving.system import wait_for
@@ -188,7 +185,7 @@ def test_a_model_with_sizes_comes_and_goes_beside_another(served: ServerState) -
 
 def test_a_module_of_an_application_runs_one_size(served: ServerState) -> None:
     """It answers as that size does by itself, whose other requests go on."""
-    read = module("read", model=SIZES[1], inputs={"x": "request.page"})
+    read = served_applications.module("read", model=SIZES[1], inputs={"x": "request.page"})
     graph = application("pages", read, outputs={"words": "read.y"})
     plan = with_applications(sized_plan(plan_id="with-application"), graph, alone=SIZES)
     change_plan(served.folder, plan)

@@ -78,9 +78,12 @@ output [ { name: "y" data_type: TYPE_FP32 dims: [ 4, -1, -1 ] } ]
         ("4, 8, 16", ""),
         (
             "4, 8, -1",
-            "open sizes in x [batch, 4, height, width]; give --input-shape x=4xSIZExSIZE (height"
-            " and width: multiples of 2) to `poolpipe split --name reader`: config.pbtxt leaves"
-            " them open too; several sizes go under `sizes` in workload.yaml",
+            (
+                "open sizes in x [batch, 4, height, width]; give --input-shape x=4xSIZExSIZE"
+                " (height and width: multiples of 2) to `poolpipe split --name reader`:"
+                " config.pbtxt leaves them open too; several sizes go under `sizes` in"
+                " workload.yaml"
+            ),
         ),
         ("4, 8", "x [batch, 4, height, width] takes 3 sizes beside the batch, not 4x8"),
     ],

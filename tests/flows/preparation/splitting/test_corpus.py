@@ -48,6 +48,16 @@ NUDENET = Wheel(
     version="3.4.2",
     sha256="5937dbd84e5d8e5de038f08ffea5a1bb50a08475776bf2b4795914ce0eaf0331",
 )
+BASIC_PITCH = Wheel(
+    package="basic-pitch",
+    version="0.4.0",
+    sha256="738adb503aae7fdfc7d1e1511aa0ce35052315f260a19531ef4c356708425db0",
+)
+SWIFT_F0 = Wheel(
+    package="swift-f0",
+    version="0.3.0",
+    sha256="d7240c7c94b1d3e8f0e0cd2701b79be89a0f23a19cd5f944895a6518ecad72f3",
+)
 
 # Wheel, file in it, sizes to give, least number of blocks.
 SERVED: dict[str, tuple[Wheel, str, dict[str, tuple[int, ...]], int]] = {
@@ -55,6 +65,7 @@ SERVED: dict[str, tuple[Wheel, str, dict[str, tuple[int, ...]], int]] = {
     "recognition": (RAPIDOCR, "*/ch_PP-OCRv4_rec_infer.onnx", {"x": (3, 48, 64)}, 3),
     "angle": (RAPIDOCR, "*/ch_ppocr_mobile_v2.0_cls_infer.onnx", {"x": (3, 48, 96)}, 3),
     "file type": (MAGIKA, "*/standard_v3_3/model.onnx", {}, 3),
+    "notes": (BASIC_PITCH, "*/nmp.onnx", {}, 3),
     "yolo": (NUDENET, "*/320n.onnx", {"images": (3, 64, 96)}, 3),
 }
 OPEN = {
@@ -62,7 +73,8 @@ OPEN = {
     " (height and width: multiples of 32)",
     "recognition": "x [batch, 3, ?, ?]; give --input-shape x=3xSIZExSIZE",
     "angle": "x [batch, 3, ?, ?]; give --input-shape x=3xSIZExSIZE",
-    "yolo": "images [batch, 3, height, width]; give --input-shape images=3xSIZExSIZE",
+    "yolo": "images [batch, 3, height, width]; give --input-shape images=3x320x320"
+    " (these sizes are in the file's metadata, height and width: multiples of 32)",
 }
 STATEFUL = (
     "silero_vad",
@@ -125,5 +137,13 @@ def test_sizes_left_open_are_listed_in_one_line(tmp_path: Path, name: str) -> No
 def test_models_that_carry_state_are_refused_in_one_line(tmp_path: Path, name: str) -> None:
     path = model_file(SILERO, f"*/{name}.onnx", tmp_path)
     with pytest.raises(InputError, match=r"input '\w+': is state .* zero at the start$") as caught:
+        split_model(path, name="m", out=tmp_path / "models")
+    assert "\n" not in str(caught.value)
+
+
+def test_an_input_without_a_batch_is_refused_in_one_line(tmp_path: Path) -> None:
+    path = model_file(SWIFT_F0, "*/model.onnx", tmp_path)
+    said = r"input 'fmin': has no batch dimension .*; make .* an initializer of the model$"
+    with pytest.raises(InputError, match=said) as caught:
         split_model(path, name="m", out=tmp_path / "models")
     assert "\n" not in str(caught.value)

@@ -94,6 +94,17 @@ def test_a_batch_that_is_lost_on_the_way_is_refused(tmp_path: Path) -> None:
         split_model(path, name="m", out=tmp_path / "models")
 
 
+def test_an_output_whose_batch_is_another_dimension_is_refused_with_the_way_on(
+    tmp_path: Path,
+) -> None:
+    """As recurrent layers give it, by time steps first."""
+    node = helper.make_node("Transpose", ["x"], ["y"], perm=[1, 0, 2])
+    path = tiny_models.save(tmp_path / "m.onnx", [node], inputs={"x": ["n", 20, 6]}, outputs=["y"])
+    said = r"'y': shape \[20, \d, 6\] .* dimension 1 may be: transpose it in the model$"
+    with pytest.raises(InputError, match=said):
+        split_model(path, name="m", out=tmp_path / "models")
+
+
 def test_a_model_that_cannot_run_another_batch_is_refused(tmp_path: Path) -> None:
     nodes = [helper.make_node("Concat", ["x", "token"], ["y"], axis=1)]
     path = tiny_models.save(
