@@ -7,10 +7,13 @@ second and tries a request of every model.
 
     .venv/bin/python scripts/faults/bench_faults.py [--only NAME ...] [--seconds 12]
         [--load-factor 0.6]
-        [--application] [--policy deferred] [--clock-ahead 100000] [--out FILE]
+        [--application | --wide] [--policy deferred] [--clock-ahead 100000] [--out FILE]
 
 Where one of two servers is killed clients send what fails once more, after 0.1 s; a request is lost
 that is dropped or fails then, too.
+
+With `--wide` the models of `bench_pauses`, with tensors of 100 KB, too large for a checksum, and an
+SLO of 50 ms beside that of 400 ms, stand in the place of the two; their links are not slowed down.
 
 With `--application` a diamond of four modules stands in the place of the two models, on as many
 vGPUs. Where there are two hosts, half of two of its modules is on the other one.
@@ -71,6 +74,7 @@ from scripts.faults.places import (
     in_mount_namespace,
     small_file_systems,
 )
+from scripts.faults.plans import wide_plan
 from scripts.faults.probe import Prober, wait_well
 from triton_backend.contract.errors import PoolPipeError
 from triton_backend.contract.plan import Plan
@@ -328,7 +332,10 @@ def table_row(row: dict[str, Any]) -> str:
 
 def figures_of(rows: list[dict[str, Any]]) -> list[Figure]:
     """The figures that have targets."""
-    figures: list[Figure] = []
+    tried = [row for row in rows if "offered" in row]
+    wrong = sum(row["wrong"] for row in tried)
+    compared = f"of {sum(row['checked'] for row in tried)} compared, {len(tried)} faults"
+    figures = [Figure(name="all faults: wrong answers", value=wrong, most=0, note=compared)]
     for row in rows:
         name = row["fault"]
         if "offered" not in row:
@@ -385,9 +392,16 @@ def in_namespace() -> list[dict[str, Any]]:
 def inside(options: argparse.Namespace, plan: Plan) -> None:
     """In the namespace: small file systems, then the faults."""
     serve = serve_options(options)
-    with small_file_systems(64, 256) as within:
+    with small_file_systems(64, 512) as within:
         rows = run_all(options, FILLED, lambda: Served(plan, options.port, serve, within))
         options.inside.write_text(json.dumps(rows))
+
+
+def plan_of(options: argparse.Namespace) -> Plan:
+    """What is served."""
+    if options.application:
+        return faulty_application()
+    return wide_plan("faults", quick=True) if options.wide else small_plan("faults")
 
 
 def main() -> int:
@@ -399,7 +413,11 @@ def main() -> int:
     add("--only", nargs="+", help="names of faults")
     add("--seconds", type=float, default=12.0, help="of load per fault")
     add("--load-factor", type=float, default=LOAD_FACTOR, help="of what the plan serves")
-    add("--application", action="store_true", help="an application in place of the models")
+    served = parser.add_mutually_exclusive_group()
+    served.add_argument(
+        "--application", action="store_true", help="an application in place of the models"
+    )
+    served.add_argument("--wide", action="store_true", help="tensors of 100 KB, one SLO of 50 ms")
     add(
         "--policy",
         help="of the scheduler, in place of the plan's; not with two hosts, nor another clock",
@@ -411,7 +429,7 @@ def main() -> int:
     add_destinations(parser)
     options = parser.parse_args()
     stop_when_terminated()
-    plan = faulty_application() if options.application else small_plan("faults")
+    plan = plan_of(options)
     if options.inside is not None:
         inside(options, plan)
         return 0
@@ -424,13 +442,15 @@ def main() -> int:
     ahead = options.clock_ahead
     rows += run_all(options, FAR, lambda: Far(plan, options.port, clock_ahead_s=ahead))
     slow = small_plan("faults", nic_gbps=LINK_GBPS)
-    rows += run_all(options, LINKED, lambda: Far(slow, options.port, link_gbps=LINK_GBPS))
+    if not options.wide:
+        rows += run_all(options, LINKED, lambda: Far(slow, options.port, link_gbps=LINK_GBPS))
     rows += run_all(options, CLOCK, lambda: Shifted(plan, options.port))
     if not options.only or any(fault.name in options.only for fault in FILLED):
         rows += in_namespace()
     print(*(table_row(row) for row in rows if "offered" not in row), sep="\n")
     figures = figures_of(rows)
-    return conclude(options, "faults", figures, {"rows": rows, "wall_seconds": watch.seconds()})
+    name = "faults of wide tensors" if options.wide else "faults"
+    return conclude(options, name, figures, {"rows": rows, "wall_seconds": watch.seconds()})
 
 
 if __name__ == "__main__":

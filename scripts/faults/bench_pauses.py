@@ -25,55 +25,17 @@ from typing import Any
 
 from flows.clock import Stopwatch
 from scripts.benchmarks.figures import Figure, add_destinations, conclude
-from scripts.benchmarks.served import (
-    BLOCKS,
-    SMALL_BATCH,
-    Served,
-    quick_model,
-    small_model,
-    small_stage,
-)
+from scripts.benchmarks.served import Served
 from scripts.faults.bench_faults import checked_load, counted
-from scripts.faults.injection import FRONT, PAUSED, QUICK_FRONT, STOPPED, Fault
+from scripts.faults.injection import PAUSED, STOPPED, Fault
 from scripts.faults.places import Far
+from scripts.faults.plans import wide_plan
 from scripts.faults.probe import wait_well
-from tests.fakes.plans import hand_pipeline, hand_plan
-from triton_backend.contract.cluster import NodeGroup
 from triton_backend.contract.errors import PoolPipeError
-from triton_backend.contract.plan import Plan
 
-WIDE_BYTES, ANSWER_BYTES = 100_000, 20_000
-STAGES_US = {FRONT: 80_000, "brisk": 10_000}  # a fifth of the SLO
-RATE_RPS = 80.0
-QUICK_SLO_US = 50_000
-NIC_GBPS = 10.0
 REST_S = 0.5
 WARM_UP_S = 2.0
 SPARE_S = 0.6  # a fault, on the average
-
-
-def paused_plan(plan_id: str = "pauses", *, quick: bool = False) -> Plan:
-    """The two models, each on four vGPUs over two nodes for either stage.
-
-    A quick one beside them where asked for.
-    """
-    models = []
-    for number, (name, stage_us) in enumerate(STAGES_US.items()):
-        stages = (
-            small_stage((0, 5), "FAST", 2 * number, stage_us, NIC_GBPS, WIDE_BYTES),
-            small_stage((5, BLOCKS), "SLOW", 2 * number, stage_us, NIC_GBPS, WIDE_BYTES),
-        )
-        pipeline = hand_pipeline(*stages, batch=SMALL_BATCH, rate_rps=RATE_RPS)
-        models.append(small_model(name, 5 * stage_us, pipeline, WIDE_BYTES, ANSWER_BYTES))
-    gpus = 2 * len(STAGES_US)
-    if quick:
-        models.append(quick_model(QUICK_FRONT, QUICK_SLO_US, gpus))
-        gpus += 1
-    nodes = [
-        NodeGroup(count=2, gpu_class=name, gpus=gpus, nic_gbps=NIC_GBPS)
-        for name in ("FAST", "SLOW")
-    ]
-    return hand_plan(*models, nodes=nodes, plan_id=plan_id)
 
 
 def all_up(served: Served) -> bool:
@@ -119,7 +81,7 @@ def main() -> int:
     add("--port", type=int, default=18_630, help="the first of those used")
     add_destinations(parser)
     options = parser.parse_args()
-    plan, watch = paused_plan(), Stopwatch()
+    plan, watch = wide_plan("pauses"), Stopwatch()
     faults = PAUSED if options.far else STOPPED
     faults = [fault for fault in faults if not options.only or fault.name in options.only]
     far = partial(Far, clock_ahead_s=options.clock_ahead)

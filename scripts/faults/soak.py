@@ -49,7 +49,6 @@ from scripts.faults.bench_faults import (
     checked_load,
     longest_gap_s,
 )
-from scripts.faults.bench_pauses import paused_plan
 from scripts.faults.changes import Changes
 from scripts.faults.injection import (
     CLOCK,
@@ -69,6 +68,7 @@ from scripts.faults.places import (
     in_mount_namespace,
     small_file_systems,
 )
+from scripts.faults.plans import wide_plan
 from scripts.faults.probe import Prober, wait_well, well_from_us
 from triton_backend.contract.errors import PoolPipeError
 from triton_backend.contract.plan import Plan
@@ -327,7 +327,7 @@ def main() -> int:
         within = None
         if options.inside:
             within = stack.enter_context(small_file_systems(MEGABYTES, SHARED_MEGABYTES))
-        result = soak(options, paused_plan("faults", quick=True), within)
+        result = soak(options, wide_plan("faults", quick=True), within)
     figures = figures_of(result, options.fault_seconds)
     return conclude(
         options, benchmark_name(options), figures, {**result, "wall_seconds": watch.seconds()}

@@ -123,7 +123,7 @@ def mutant_at(text: str) -> mutate.Mutant:
     return next(m for m in mutants_of(UNITS, source) if m.start >= place)
 
 
-def test_own_tests_come_first_then_the_quick_ones_and_who_runs_no_changed_line_never(
+def test_the_quick_tests_come_first_and_who_runs_no_changed_line_never(
     tmp_path: Path,
 ) -> None:
     source = (ROOT / UNITS).read_text()
@@ -133,13 +133,11 @@ def test_own_tests_come_first_then_the_quick_ones_and_who_runs_no_changed_line_n
     state = State(tmp_path)
     state.keep_tests(OWN, {"own::slow": (9.0, ran), "own::else": (0.1, not_ran)})
     state.keep_tests(OTHER, {"other::slow": (3.0, ran), "other::quick": (1.0, ran)})
-    names = ["own::slow", "other::quick", "other::slow"]
-    assert list(chosen_tests(state, mutant, source)) == names
-    assert (
-        list(chosen_tests(State(tmp_path), mutant, source)) == names
-    )  # an interrupted command goes on
-    limits = chosen_tests(state, mutant, source)
-    assert limits["own::slow"] > limits["other::slow"] > 3.0
+    for each in (state, State(tmp_path)):  # an interrupted command goes on
+        assert list(chosen_tests(each, mutant, source, own=True)) == ["own::slow"]
+        others = chosen_tests(each, mutant, source, own=False)
+        assert list(others) == ["other::quick", "other::slow"]
+    assert chosen_tests(state, mutant, source, own=True)["own::slow"] > others["other::slow"] > 3.0
 
 
 def test_what_was_noticed_stays_so_and_what_survived_is_tried_again_with_other_tests(
@@ -180,11 +178,13 @@ def try_both(folder: str) -> None:
     state.keep_tests(OWN, tests)
     source = (ROOT / UNITS).read_text()
     mutant = mutant_at("math.ceil")
-    chosen = chosen_tests(state, mutant, source)
-    assert chosen
-    found = mutate.noticed(state, processes, mutant)
+    assert chosen_tests(state, mutant, source, own=True)
+    found = mutate.noticed(state, processes, mutant, own=True)
     assert found.startswith(f"{OWN}::")
     assert state.noticed_by(mutant, source) == found
     unchanged = mutate.Mutant(path=UNITS, start=mutant.start, end=mutant.start, text="")
-    assert mutate.noticed(state, processes, unchanged) == ""
+    assert mutate.noticed(state, processes, unchanged, own=True) == ""
+    assert state.noticed_by(unchanged, source) is None  # all other tests are to be tried
+    assert mutate.noticed(state, processes, unchanged, own=False) == ""
+    assert state.noticed_by(unchanged, source) == ""
     assert (ROOT / UNITS).read_text() == source

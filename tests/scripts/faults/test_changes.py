@@ -12,8 +12,8 @@ from flows.release.server.running import ServerError
 from scripts.benchmarks.applications.plans import faulty_application
 from scripts.benchmarks.served import Served
 from scripts.faults import changes
-from scripts.faults.bench_pauses import paused_plan
 from scripts.faults.changes import following
+from scripts.faults.plans import wide_plan
 from triton_backend.contract.plan import Plan
 
 
@@ -22,7 +22,7 @@ def cuts(plan: Plan) -> list[tuple[tuple[int, int], ...]]:
 
 
 def test_the_next_plan_is_cut_a_block_away_and_the_one_after_it_as_the_first() -> None:
-    first = paused_plan("faults", quick=True)
+    first = wide_plan("faults", quick=True)
     second, third = (following(first, number) for number in (1, 2))
     assert cuts(first) == [((0, 5), (5, 10)), ((0, 5), (5, 10)), ((0, 10),)]
     assert cuts(second) == [((0, 4), (4, 10)), ((0, 4), (4, 10)), ((0, 10),)]
@@ -58,7 +58,7 @@ def test_a_change_that_a_fault_took_back_is_told_and_the_next_one_follows(
 
     monkeypatch.setattr(changes, "change", change)
     monkeypatch.setattr(changes, "finish_or_undo_change", undone.append)
-    served = Served(paused_plan(), 18_000, within=tmp_path)
+    served = Served(wide_plan("pauses"), 18_000, within=tmp_path)
     every = changes.Changes(served, 0.001)
     every.start()
     assert enough.wait(10)

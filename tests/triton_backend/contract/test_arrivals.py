@@ -88,6 +88,11 @@ def test_counts_follow_their_steps() -> None:
     assert got[2] == pytest.approx(3_000, rel=0.1)
 
 
+def test_an_interval_of_counts_may_be_a_microsecond() -> None:
+    times = arrivals.counts_us(np.array([0.0, 50.0]), 1, 3, rng())
+    assert set(times.tolist()) == {1}
+
+
 def test_scaled_counts_have_the_mean_rate() -> None:
     scaled = arrivals.scaled_counts(np.array([1.0, 3.0]), 60 * US_PER_S, 10)
     assert scaled.tolist() == [300, 900]
@@ -108,6 +113,7 @@ def test_scaled_counts_have_the_mean_rate() -> None:
         lambda: arrivals.deterministic_us(1e9, US_PER_S),
         lambda: arrivals.replay_us(np.array([3, 5]), 1e9, US_PER_S),
         lambda: arrivals.gaps_us(np.array([1e-9]), US_PER_S),
+        lambda: arrivals.gaps_us(np.full(1_000, 0.01), US_PER_S),
         lambda: arrivals.counts_us(np.array([1e300]), 1, 1, rng()),
     ],
     ids=[
@@ -119,7 +125,7 @@ def test_scaled_counts_have_the_mean_rate() -> None:
         "no counts",
         "all zero",
         "endless shape",
-        *(f"too many: {name}" for name in ("random", "even", "replayed", "gaps", "counts")),
+        *(f"too many: {name}" for name in ("random", "even", "replayed", "gap", "gaps", "counts")),
     ],
 )
 def test_what_cannot_be_offered_is_the_callers_fault(call: Callable[[], object]) -> None:

@@ -134,6 +134,11 @@ def test_a_whole_gpu_is_measured_once_and_parts_on_every_basis_asked_for(
     assert sorted(parts) == sorted([(WHOLE_GPU, "loaded"), *halves])
 
 
+def test_a_gpu_has_as_many_vgpus_as_its_smallest_part_or_its_class_allows() -> None:
+    assert GpuClass(name="A", vgpu_divisors=(1, 2, 4)).most_vgpus == 4
+    assert GpuClass(name="A", vgpu_divisors=(1, 4), max_vgpus_per_gpu=3).most_vgpus == 3
+
+
 def test_a_slice_of_one_process_is_written_without_their_number() -> None:
     def written(processes: int) -> dict[str, Any]:
         mig = Mig(card="A100-40GB", processes=processes)

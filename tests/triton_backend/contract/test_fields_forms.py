@@ -79,6 +79,11 @@ def test_bounds_hold_for_objects_that_come_from_no_file(spokes: int, reason: str
         Wheel(spokes=spokes)
 
 
+@pytest.mark.parametrize("spokes", [1, 100])
+def test_bounds_are_within(spokes: int) -> None:
+    assert Wheel(spokes=spokes).spokes == spokes
+
+
 def test_the_reference_lists_what_is_described() -> None:
     listed = {field.key: field for field in form_fields(Cart)}
     assert listed["load"] == FieldForm("load", "number", "Load.", 3.5)

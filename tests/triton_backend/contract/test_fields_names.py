@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from tests.fakes.applications import hand_application, hand_module
-from tests.fakes.plans import two_stages
+from tests.fakes.applications import hand_application, hand_module, with_applications
+from tests.fakes.plans import Own, Way, make_boarding_plan, two_stages
 from triton_backend.contract.cluster import Cluster, GpuClass, NodeGroup
 from triton_backend.contract.entries import Entry
 from triton_backend.contract.errors import InputError
@@ -49,10 +49,23 @@ NAMED: dict[str, Callable[[str], object]] = {
 IN_A_PLAN: dict[str, tuple[str | int, ...]] = {
     "plan": ("plan_id",),
     "pool": ("pools", 0, "name"),
+    "GPU class of a pool": ("pools", 0, "gpu_class"),
     "model": ("models", 0, "name"),
+    "demand": ("workload", "models", 0, "name"),
+    "entry": ("models", 0, "entries", 0, "name"),
+    "application": ("applications", 0, "name"),
+    "module": ("applications", 0, "modules", 0, "name"),
+    "model of a module": ("applications", 0, "modules", 0, "model"),
     "node": ("cluster", "nodes", 0, "name"),
     "artifact": ("models", 0, "pipelines", 0, "stages", 0, "artifact"),
 }
+
+
+def plan_with(kind: str) -> Plan:
+    if kind == "entry":
+        way, pool = Way(pools=(0,)), Own(latency_us=(1_000,))
+        return make_boarding_plan([((0, 1), pool)], way, way)
+    return with_applications(two_stages(), hand_application("app", [hand_module("a", "m0")]))
 
 
 @pytest.mark.parametrize("kind", NAMED)
@@ -69,7 +82,8 @@ def test_a_name_that_could_be_a_path_or_a_command_is_refused_in_one_line(
 @pytest.mark.parametrize("kind", IN_A_PLAN)
 @pytest.mark.parametrize("name", HOSTILE)
 def test_a_stored_plan_with_such_a_name_is_refused_in_one_line(kind: str, name: str) -> None:
-    data: Any = json.loads(json.dumps(two_stages().to_dict()))
+    data: Any = json.loads(json.dumps(plan_with(kind).to_dict()))
+    Plan.from_dict(data)
     *path, last = IN_A_PLAN[kind]
     place = data
     for step in path:

@@ -204,7 +204,7 @@ def test_a_plan_of_format_1_has_a_pool_for_every_stage() -> None:
                                 "gpu_class": gpu_class,
                                 "vgpu_divisor": 2,
                                 "vgpus": 1,
-                                "latency_ms": 1.0,
+                                "latency_ms": 0.75,
                                 "transfer_ms": 0.25,
                                 "placement": [],
                             }
@@ -224,7 +224,7 @@ def test_a_plan_of_format_1_has_a_pool_for_every_stage() -> None:
     (model,) = new["models"]
     assert (model["slo_us"], model["pipelines"][0]["latency_us"]) == (20_500, 1_250)
     assert model["pipelines"][1]["stages"] == [
-        {"pool": "l4-1", "blocks": [0, 1], "latency_us": 1_000, "transfer_us": 250}
+        {"pool": "l4-1", "blocks": [0, 1], "latency_us": 750, "transfer_us": 250}
     ]
 
 

@@ -88,7 +88,10 @@ def test_slices_fit_where_they_can_be_placed_without_overlap(card: str) -> None:
 @pytest.mark.parametrize("card", MIG_CARDS)
 def test_every_slice_of_a_card_lies_within_its_eight_eighths_of_memory(card: str) -> None:
     for one in MIG_CARDS[card].values():
-        assert all(start + one.eighths <= 8 for start in one.starts), one
+        assert one.eighths in {1, 2, 4, 8}, one
+        places = range(0, 9 - one.eighths, one.eighths)
+        assert len(set(one.starts)) == len(one.starts), one
+        assert set(one.starts) <= set(places), one
     assert MIG_CARDS[card][max(MIG_CARDS[card])].eighths == 8
 
 

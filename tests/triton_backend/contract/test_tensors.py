@@ -3,7 +3,13 @@
 import pytest
 
 from triton_backend.contract.errors import InputError
-from triton_backend.contract.tensors import BYTES_PER_ELEMENT, TensorSpec, total_bytes_per_sample
+from triton_backend.contract.tensors import (
+    BYTES_PER_ELEMENT,
+    LENGTH_BYTES,
+    MOST_BYTES,
+    TensorSpec,
+    total_bytes_per_sample,
+)
 
 IMAGE = TensorSpec(name="image", dtype="FP32", shape=(-1, 3, 4, 5))
 
@@ -23,6 +29,13 @@ def test_every_type_has_the_bytes_of_its_name() -> None:
 
 def test_the_plain_form_goes_there_and_back() -> None:
     assert TensorSpec.from_dict(IMAGE.to_dict()) == IMAGE
+
+
+def test_a_text_has_at_most_its_room() -> None:
+    room = MOST_BYTES + LENGTH_BYTES
+    assert TensorSpec(name="text", dtype="BYTES", shape=(-1, room)).shape == (-1, room)
+    with pytest.raises(InputError, match=f"at most {MOST_BYTES} bytes"):
+        TensorSpec(name="text", dtype="BYTES", shape=(-1, room + 1))
 
 
 @pytest.mark.parametrize(

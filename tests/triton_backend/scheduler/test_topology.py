@@ -48,12 +48,17 @@ def test_only_isolated_vgpus_of_a_last_stage_have_a_downlink_each(
     assert np.unique(vgpus["uplink"], return_inverse=True)[1].tolist() == [0, 1, 1]
 
 
-def test_counting_io_reserves_the_transfers_of_input_and_answer() -> None:
+def counting_io() -> Scheduler:
+    """One vGPU: an input takes 2 ms to it, a run 10 ms, an answer 1 ms."""
     image = TensorSpec(name="image", dtype="UINT8", shape=(-1, 2_000_000))
     classes = TensorSpec(name="classes", dtype="UINT8", shape=(-1, 1_000_000))
     plan = make_plan([[Own(latency_us=(10_000,))]])
     plan = replace(plan, models=(replace(plan.models[0], inputs=(image,), outputs=(classes,)),))
-    scheduler = Scheduler(plan, count_io=True)
+    return Scheduler(plan, count_io=True)
+
+
+def test_counting_io_reserves_the_transfers_of_input_and_answer() -> None:
+    scheduler = counting_io()
     first, second = arrive(scheduler, 2)
     assert isinstance(first, Dispatch)
     assert isinstance(second, Dispatch)
@@ -69,6 +74,18 @@ def test_counting_io_reserves_the_transfers_of_input_and_answer() -> None:
     )
     assert scheduler.in_flight() == 1
     scheduler.check_invariants()
+
+
+def test_an_answer_leaves_later_where_its_run_ends_later() -> None:
+    scheduler = counting_io()
+    arrive(scheduler, 2)
+    scheduler.handle(
+        StageDone(now_us=15_000, batch_id=0, stage=0, start_us=2_000, end_us=15_000)
+    )  # 3 ms later than reserved, and so are the run and the answer behind it
+    scheduler.check_invariants()
+    (third,) = arrive(scheduler, 1, now_us=15_000, first=2)
+    assert isinstance(third, Dispatch)
+    assert third.hops[0].start_us == 25_000
 
 
 def test_company_is_worth_waiting_for_only_where_stages_behind_board() -> None:

@@ -5,14 +5,22 @@ Prices that prove less than is said are refused.
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from flows.planning import PlanOptions, make_plan
+from flows.planning.verify.bound import cheapest, most_cells
 from flows.planning.verify.numbers import verify_plan
 from scripts.golden.problems import Made, named
-from triton_backend.contract.plan import Plan
+from tests.fakes.plans import hand_model, hand_pipeline, hand_plan, hand_stage
+from tests.flows.planning.small import profile
+from triton_backend.contract.cluster import NodeGroup
+from triton_backend.contract.plan import PlacementRun, Plan
+from triton_backend.contract.profiles import loaded
+from triton_backend.contract.workload import ModelDemand
 
 Change = Callable[[dict[str, Any]], None]
 
@@ -121,3 +129,36 @@ def test_a_rule_proves_nothing() -> None:
     options = PlanOptions(planner="gslice", objective="share")
     plan = make_plan(made.profiles, made.cluster, made.workload, options)
     assert [part["proven_by"] for part in plan.certificate["proof"]] == ["none"]
+
+
+def on_narrow_links(stages: int) -> Plan:
+    """GPUs of 13 GiB behind links of 10 Mbit/s, for pipelines of at most so many stages."""
+    place = PlacementRun(node=0, gpu=0, slot=0)
+    model = hand_model(
+        "net", hand_pipeline(hand_stage((0, 1), "fast", place, (1,)), batch=1), slo_us=10_000
+    )
+    group = NodeGroup(count=2, gpu_class="fast", gpus=1, nic_gbps=0.01)
+    plan = hand_plan(model, nodes=[group])
+    (kind,) = plan.cluster.gpu_classes
+    roomy = replace(plan.cluster, gpu_classes=(replace(kind, memory_gib=13.0),))
+    return replace(plan, cluster=roomy, options={"max_partitions": stages})
+
+
+def test_a_stage_is_as_fast_as_what_crosses_its_own_boundaries() -> None:
+    """The model needs two GPUs, cut after its second block; after its first nothing crosses."""
+    parted = replace(
+        profile(boundary_bytes=(0, 4_000)),
+        tables=loaded({("fast", 1): np.array([[4_000.0], [1_000.0], [1_000.0]])}),
+        block_memory_bytes=(6 * 2**30, 6 * 2**30, 8 * 2**30),
+    )
+    demand = ModelDemand(name="net", slo_us=60_000, weight=1.0, batch_building_rate_rps=1e9)
+    run, sent = 1 / 200, 8 * 4_000 / 1e7  # seconds of a GPU for a request, by either stage
+    found = cheapest(on_narrow_links(2), demand, parted, {"fast": 1.0})
+    assert found == pytest.approx(run + sent)
+
+
+@pytest.mark.parametrize(("stages", "cuts"), [(1, 1), (2, 1 + 2), (3, 1 + 2 + 1), (9, 1 + 2 + 1)])
+def test_pipelines_are_counted_by_cuts_and_batches(stages: int, cuts: int) -> None:
+    (size,) = loaded({("fast", 1): np.ones((3, 4))}).items()
+    whole = replace(profile(), tables=dict([size]))
+    assert most_cells(on_narrow_links(stages), whole) == 4 * cuts

@@ -7,6 +7,7 @@ import pytest
 
 from flows.planning import PlanOptions, make_plan
 from flows.planning.verify.numbers import profiled_ratios, verify_plan
+from tests.fakes.applications import hand_application, hand_module, with_applications
 from tests.fakes.plans import hand_model, hand_pipeline, hand_plan, hand_stage
 from tests.fakes.unequal_shares import example
 from tests.flows.planning.small import cluster, profile, workload
@@ -21,7 +22,7 @@ from triton_backend.contract.plan import (
 )
 from triton_backend.contract.profiles import loaded
 from triton_backend.contract.shares import WHOLE_GPU
-from triton_backend.contract.workload import ModelDemand
+from triton_backend.contract.workload import ModelDemand, Workload
 
 PROFILES = {"net": profile()}
 DEMAND = ModelDemand(name="net", slo_us=12_000, weight=1.0, batch_building_rate_rps=1e9)
@@ -195,6 +196,40 @@ def test_a_batch_of_one_that_has_its_gpu_for_itself_waits_for_no_turn(
     plan = alone(latency_us, duty_cycle_us=6_000)
     said = "duty cycle and turn take 12000 µs of 10000 µs"
     assert any(said in text for text in verify_plan(plan)) == found
+    assert not any("turns take" in text for text in verify_plan(plan))  # its cycle is one turn
+    assert not any("its pools deliver" in text for text in verify_plan(plan))
+    fuller = alone(latency_us, duty_cycle_us=5_999)
+    assert any("turns take 6000 µs of a duty cycle of 5999" in text for text in verify_plan(fuller))
+
+
+@pytest.mark.parametrize(("latency_us", "found"), [(9_000, False), (9_001, True)])
+def test_what_runs_only_in_an_overflow_leaves_a_quarter_of_the_margin(
+    latency_us: int, *, found: bool
+) -> None:
+    plan = alone((latency_us,))
+    (model,) = plan.models
+    models = (replace(model, pipelines=(replace(model.pipelines[0], throughput_rps=0.0),)),)
+    options = {"slo_margin": 0.4, "overflow": True}
+    said = verify_plan(replace(plan, models=models, options=options))
+    assert any("SLO less margin allow" in text for text in said) == found
+
+
+def test_the_price_of_what_is_occupied_is_a_part_of_the_gpus_price() -> None:
+    plan = alone((1_000,))
+    (model,) = plan.models
+    half = replace(model.pipelines[0], occupied_vgpus=0.5)
+    kind = replace(plan.cluster.gpu_classes[0], hourly_cost=3.0)
+    paid = replace(plan.objective, name="cost", value=1.5, upper_bound=1.5, gap=0.0)
+    priced = replace(
+        plan,
+        options={"billing": "occupancy"},
+        objective=paid,
+        cluster=replace(plan.cluster, gpu_classes=(kind,)),
+        models=(replace(model, pipelines=(half,)),),
+    )
+    assert not any("objective value" in text for text in verify_plan(priced))
+    dearer = replace(priced, objective=replace(paid, value=3.0, upper_bound=3.0))
+    assert any("objective value" in text for text in verify_plan(dearer))
 
 
 @pytest.mark.parametrize("gathering", ["dt", "2d", "tc-tail"])
@@ -214,6 +249,27 @@ def test_a_batch_of_a_gpu_that_is_paid_in_part_fills_as_slowly_as_is_paid(gather
     more = replace(pipeline, occupied_vgpus=1.1)
     beyond = replace(paid, models=(replace(model, pipelines=(more,), throughput_rps=400.0),))
     assert any("occupies 1.1 vGPUs, its pool has 1" in text for text in verify_plan(beyond))
+
+
+@pytest.mark.parametrize(("least_us", "found"), [(8_000, True), (11_000, False)])
+def test_of_modules_that_share_a_model_the_least_budget_holds(
+    least_us: int, *, found: bool
+) -> None:
+    """Batches of four fill in 10 ms and run in one."""
+    plan = alone((1_000,) * 4, slo_us=least_us)
+    (model,) = plan.models
+    pipeline = replace(model.pipelines[0], occupied_vgpus=0.1, throughput_rps=400.0)
+    users = [
+        hand_application(name, [hand_module("only", "m")], budgets_us={"only": budget_us})
+        for name, budget_us in (("first", least_us), ("second", 50_000))
+    ]
+    shared = replace(
+        with_applications(plan, *users),
+        options={**plan.options, "gathering": "dt"},
+        models=(replace(model, pipelines=(pipeline,), throughput_rps=400.0),),
+        workload=Workload(models=(), applications=tuple(user.application for user in users)),
+    )
+    assert any("SLO less margin allow" in text for text in verify_plan(shared)) == found
 
 
 def test_what_the_last_stage_would_send_takes_no_uplink() -> None:

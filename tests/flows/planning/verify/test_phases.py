@@ -97,3 +97,11 @@ def test_a_client_alone_may_keep_its_vgpu_nearly_busy() -> None:
     clients.periods, clients.waits = [10], [0]
     clients.latency, clients.batch = 9, 1
     assert list(phase_differences(one_pool(clients, 1))) == []
+
+
+def test_a_client_may_keep_one_of_two_vgpus_busy_all_the_time() -> None:
+    clients = Clients(0)
+    clients.periods, clients.waits = [10, 20], [3, 3]
+    clients.latency, clients.batch = 10, 1
+    assert list(phase_differences(one_pool(clients, 2))) == []
+    assert not clients.ever_late(2)

@@ -5,6 +5,7 @@ One holder, known to the others, and free when its process dies.
 
 import multiprocessing
 import os
+import re
 import signal
 import threading
 from multiprocessing.connection import Connection
@@ -12,8 +13,14 @@ from pathlib import Path
 
 import pytest
 
+from flows.release.rollout.guarded import finish_interrupted
 from flows.release.rollout.lock import one_change
+from flows.state import ProjectState
+from flows.workspace import Workspace
+from tests.triton_backend.serving.system import wait_for
 from triton_backend.contract.errors import InputError
+
+ROOT = Path(__file__).resolve().parents[4]
 
 
 def hold_for_good(path: Path, held: Connection) -> None:
@@ -55,6 +62,42 @@ def test_a_second_change_waits_and_says_for_which(tmp_path: Path) -> None:
     assert order == ["first", "second"]
     (line,) = said
     assert line.startswith(f"waiting for another change of plan: process {os.getpid()} (")
+
+
+@pytest.mark.long
+def test_what_finishes_a_change_that_was_interrupted_waits_for_one_that_lives(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    work = Workspace(state=ProjectState(home=tmp_path), warehouse=tmp_path / "w.duckdb")
+    told, said = list[str](), list[str]()
+
+    def finish() -> None:
+        try:
+            finish_interrupted(work)
+        except InputError as error:
+            told.append(str(error))
+
+    def waits() -> bool:
+        said.append(capfd.readouterr().err)
+        return "waiting for another change of plan: process" in "".join(said)
+
+    thread = threading.Thread(target=finish)
+    with one_change(work.state.change_lock, wait=False):
+        thread.start()
+        wait_for(waits)
+        assert told == []
+    thread.join()
+    assert ["nothing is being served" in text for text in told] == [True]
+
+
+def test_plans_are_changed_under_the_lock_alone() -> None:
+    """`guarded` holds it; commands, replanning and Prefect change plans through `guarded`."""
+    changing = {
+        str(path.relative_to(ROOT))
+        for path in (ROOT / "flows").rglob("*.py")
+        if re.search(r"\b(change_plan|finish_or_undo_change)\b", path.read_text())
+    }
+    assert changing == {f"flows/release/rollout/{name}.py" for name in ("change", "guarded")}
 
 
 @pytest.mark.slow

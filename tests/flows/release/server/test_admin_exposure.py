@@ -22,7 +22,12 @@ from tests.triton_backend.serving.small_plans import model, plan, stage
 from triton_backend.contract.errors import InputError
 from triton_backend.contract.plan import Plan
 from triton_backend.serve_folder.endpoints import Endpoints, Tls, is_loopback
-from triton_backend.serve_folder.repository import CONTROL_MODEL, node_model, render_repository
+from triton_backend.serve_folder.repository import (
+    CONTROL_MODEL,
+    STANDBY_MODEL,
+    node_model,
+    render_repository,
+)
 from triton_backend.serve_folder.settings import ServeOptions
 
 GRPC_HEADER = "triton-grpc-protocol-poolpipe-token"
@@ -174,8 +179,10 @@ def test_all_but_inference_needs_the_token(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [CONTROL_MODEL, node_model("FAST")])
+@pytest.mark.parametrize("name", [CONTROL_MODEL, STANDBY_MODEL, node_model("FAST")])
 def test_control_and_node_models_answer_only_to_the_token(state: ServerState, name: str) -> None:
+    schedules = {CONTROL_MODEL, STANDBY_MODEL}
+    idle = schedules - {state.control("status")["scheduler"]["active"]}
     with http_client.InferenceServerClient(state.http_url) as client:
         token = str(state.data["token"]).encode()
         for wrong in (b"", b"guess", b"\xff\xfe", "ä".encode(), token[:-1], token + b"x"):
@@ -185,7 +192,11 @@ def test_control_and_node_models_answer_only_to_the_token(state: ServerState, na
         missing.set_data_from_numpy(np.array([b"{}"], dtype=np.object_))
         with pytest.raises(InferenceServerException, match="expected 2 inputs"):
             client.infer(name, [missing])
-        assert b'"generation": 1' in ask(client, http_client, name, token)
+        if name in idle:
+            with pytest.raises(InferenceServerException, match="another process is the scheduler"):
+                ask(client, http_client, name, token)
+        else:
+            assert b'"generation": 1' in ask(client, http_client, name, token)
 
 
 @pytest.mark.slow
@@ -198,8 +209,10 @@ def test_what_a_page_of_another_origin_can_send_does_nothing(state: ServerState)
     for path, body, told in (
         (f"repository/models/{MODEL}/unload", "", b"restricted"),
         ("repository/index", "", b"restricted"),
-        (f"models/{CONTROL_MODEL}/infer", json.dumps({"inputs": texts}), b"wrong token"),
-        (f"models/{node_model('FAST')}/infer", json.dumps({"inputs": texts}), b"wrong token"),
+        *(
+            (f"models/{name}/infer", json.dumps({"inputs": texts}), b"wrong token")
+            for name in (CONTROL_MODEL, STANDBY_MODEL, node_model("FAST"))
+        ),
     ):
         status, allowed, answer = sent("POST", f"http://{state.http_url}/v2/{path}", body)
         assert (status >= 400, allowed) == (True, None), path

@@ -94,6 +94,10 @@ WRONG: list[tuple[list[tuple[tuple[Any, ...], Any]], str]] = [
     ([((*CARS, "max_rows"), ...)], f"{AT}, module 'cars'.max_rows: is missing; rows_per_req"),
     ([((*CARS, "max_rows"), 0)], f"{AT}, module 'cars'.max_rows: 0 is not within 1 and"),
     ([((*DETECT, "max_rows_given"), 0)], f"{AT}, module 'detect'.max_rows_given: 0 is not within"),
+    (
+        [((*DETECT, "max_rows_given"), 100_001)],
+        f"{AT}, module 'detect'.max_rows_given: 100001 is not within 1 and 100000",
+    ),
     ([((*CARS, "max_rows"), 2.5)], f"{AT}, module 'cars'.max_rows: 2.5 is not a whole number"),
     ([((*CARS, "optional"), "yes")], f"{AT}, module 'cars'.optional: 'yes' is neither true"),
     ([((*CARS, "inputs", "crops"), "detect")], f"{AT}, module 'cars'.inputs.crops: 'detect' is n"),

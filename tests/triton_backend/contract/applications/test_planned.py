@@ -30,6 +30,12 @@ def test_a_planned_application_goes_there_and_back() -> None:
     assert ApplicationPlan.read(Fields(plan.to_dict())) == plan
 
 
+def test_a_planned_application_that_states_no_least_latency_has_none() -> None:
+    data = ApplicationPlan(application=read(TRAFFIC), budgets_us=BUDGETS).to_dict()
+    data.pop("least_latency_us", None)
+    assert ApplicationPlan.read(Fields(data)).least_latency_us == 0
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [

@@ -170,6 +170,16 @@ def test_low_requests_go_over_to_the_queue_of_their_model_in_a_new_plan() -> Non
     scheduler.check_invariants()
 
 
+def test_low_requests_stay_low_in_a_new_plan() -> None:
+    scheduler = Scheduler(plan())
+    come(scheduler, 0, low=False)
+    come(scheduler, 1, low=True)
+    decided = scheduler.handle(PlanChanged(now_us=5, plan=replace(plan(), plan_id="next")))
+    assert sent(decided) == []  # nothing is reserved ahead for one
+    assert sent(come(scheduler, 2, low=False, now_us=5)) == [((2,), TOOK_US, 2 * TOOK_US)]
+    scheduler.check_invariants()
+
+
 def test_low_requests_of_a_removed_model_are_dropped_as_such() -> None:
     scheduler = Scheduler(plan())
     come(scheduler, 0, low=False)

@@ -9,7 +9,7 @@ from pkgutil import iter_modules
 
 import pytest
 
-from tests.fakes.plans import two_stages
+from tests.fakes.plans import Own, make_plan, two_stages
 from tests.interpreters import printed_by
 from triton_backend.contract.errors import InputError
 from triton_backend.contract.plan import DEFAULT_POLICY
@@ -142,3 +142,10 @@ def test_a_policy_for_the_simulator_only_cannot_be_served() -> None:
     for name in SIMULATOR_ONLY:
         with pytest.raises(InputError, match="runs in the simulator only"):
             Scheduler(two_stages(), policy=name)
+
+
+def test_turns_are_taken_on_one_stage_only() -> None:
+    one, two = Own(latency_us=(1_000,)), Own(latency_us=(2_000,))
+    Scheduler(make_plan([[one], [two]]), policy="turns")
+    with pytest.raises(InputError, match="'turns' takes turns on one stage, a pipeline has 2"):
+        Scheduler(make_plan([[one], [one, two]]), policy="turns")
