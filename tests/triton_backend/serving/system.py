@@ -33,7 +33,8 @@ from triton_backend.serving.transport.shared_memory import Arrays, remove_segmen
 from triton_backend.serving.worker.process import StageWorker, health_row, later_generations
 from triton_backend.serving.worker.stage import open_runtimes
 
-WAIT_SECONDS = 60.0
+WAIT_SECONDS = 120.0
+LONGEST_PAUSE_SECONDS = 0.05
 Answer = Arrays | Refusal
 
 
@@ -74,12 +75,18 @@ def deploy(
 
 
 def wait_for(condition: Callable[[], bool]) -> None:
-    """Return once a condition holds."""
-    pause = threading.Event()
-    for _ in range(int(WAIT_SECONDS / 0.01)):
+    """Return once a condition holds.
+
+    Asked less often as time goes by: many ask a server or look at every process of the machine,
+    which takes a processor from what is waited for.
+    """
+    pause, waited_s, pause_s = threading.Event(), 0.0, 0.01
+    while waited_s < WAIT_SECONDS:
         if condition():
             return
-        pause.wait(0.01)
+        pause.wait(pause_s)
+        waited_s += pause_s
+        pause_s = min(LONGEST_PAUSE_SECONDS, 1.1 * pause_s)
     message = f"did not come true within {WAIT_SECONDS} s"
     raise AssertionError(message)
 

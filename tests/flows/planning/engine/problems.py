@@ -108,10 +108,11 @@ class Knapsacks:
         # suffix[i][r]: the most that items i … are worth in a room r
         suffix = np.zeros((items + 1, room + 1))
         for i in range(items - 1, -1, -1):
-            for r in range(room + 1):
-                fit = min(self.copies, r // int(self.weight[g, i]))
-                left = r - copies[: fit + 1] * self.weight[g, i]
-                suffix[i, r] = (worth[i][: fit + 1] + suffix[i + 1, left]).max()
+            weight = int(self.weight[g, i])
+            suffix[i] = worth[i][0] + suffix[i + 1]
+            for k in range(1, min(self.copies, room // weight) + 1):
+                more = worth[i][k] + suffix[i + 1, : room + 1 - k * weight]
+                np.maximum(suffix[i, k * weight :], more, out=suffix[i, k * weight :])
         base, order = float(self._base(duals)[g]), count()
         heap: list[tuple[float, int, float, tuple[int, ...], int]] = [
             (base - float(suffix[0, room]), next(order), 0.0, (), room)
