@@ -3,15 +3,16 @@
     python -m scripts.gpu.evidence --work DIR [--only STEP] [--again] [--list]
                                    [--stand-in] [--out FILE.json]
 
-Checks, engines, profiles of equal parts (MPS), pairs on unequal parts, a plan, and that plan and
-whole models served under the same load. Each step runs in processes of its own with a time limit of
-at most eight minutes; the limits add up to 39 minutes.
-A step that breaks costs those alone that need it. DIR keeps what steps leave, a log of each, and
+Checks, engines, profiles of equal parts (MPS), pairs on unequal parts, a plan, and that plan served
+beside whole models behind Triton's own batcher, tuned, under the same load. Each step runs in
+processes of its own with a time limit of at most eight minutes; the limits add up to 25 minutes. A
+step that breaks costs those alone that need it. DIR keeps what steps leave, a log of each, and
 `evidence.md`, the page. A run that was cut off goes on in the same DIR: what is done there on the
 same cards, after all that it needs, is not done again (`--again`: all of it). Ctrl-C ends the step
 under way with what it started, and the page is still written.
 
-`--stand-in` tries the kit without a card: CPU cores stand in, and every page and figure says so.
+`--stand-in` tries the kit without a card: CPU cores stand in, with longer limits, and every page
+and figure says so.
 Needs no network. Exit code 0 where every step is done, 1 where one failed or was not run, 2 on
 wrong input, 130 after Ctrl-C.
 """
@@ -147,7 +148,7 @@ def run_step(kit: Kit, name: str, step: Step, devices: tuple[str, ...]) -> Outco
                 for command in commands:
                     if not reason or command.always:
                         least_s = WAY_BACK_SECONDS if command.always else 0.0
-                        left_s = max(step.limit_s - watch.seconds(), least_s)
+                        left_s = max(kit.limit_s(step) - watch.seconds(), least_s)
                         reason = run_command(kit, command, log, left_s) or reason
             except KeyboardInterrupt:
                 for command in commands:

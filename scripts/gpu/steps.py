@@ -4,9 +4,9 @@ A step is a function that gives the command lines to run, one after the other, i
 own and within the step's time. Its files lie in the kit's folder, where later steps read them.
 A step imports what it alone needs: on a machine without it the others still run.
 
-    checks    devices -> models -> build -> profile -> plan -> simulate -> serve
-                                              |                        -> rival
-                                              pairs
+    checks    devices -> models -> build -> profile -> workload -> plan -> simulate
+                                     |                               |
+                                   pairs                          engines -> serve, rival
 """
 
 import json
@@ -30,6 +30,10 @@ BLOCKS, MAX_BATCH, BATCHES = 10, 8, (1, 4, 8)
 SLO_OVER_LATENCY = 5
 LOADS = (0.5, 0.8)
 LOAD_SECONDS = 20
+MOST_SECONDS = 480  # of a step
+SLOWER = 3  # a machine without a card takes this much longer
+PLANS = ("plan.json", "whole.json")  # ours, the rival's
+PORT = 27_801
 CELL_SECONDS = "0.2"
 PARTS = {"vgpu_percents": {"step": 20}, "partitions": [[100], [60, 40]]}  # of which pairs are made
 
@@ -89,6 +93,10 @@ class Kit:
         """The object that a command printed into a file of the folder; None without one."""
         path = self.work / name
         return json.loads(path.read_text()) if path.exists() and path.stat().st_size else None
+
+    def limit_s(self, step: "Step") -> int:
+        """Of a step here; limits are those of a machine with a card."""
+        return min(MOST_SECONDS, step.limit_s * (SLOWER if self.stand_in else 1))
 
     @property
     def runtime(self) -> tuple[str, ...]:
@@ -195,49 +203,87 @@ def _write_workload(kit: Kit) -> None:
     path.write_text(yaml.safe_dump(document))
 
 
-def _plan(kit: Kit) -> Iterator[Command]:
+def _workload(kit: Kit) -> Iterator[Command]:
     _write_workload(kit)
-    files = ("--cluster", kit.file("cluster.yaml"), "--workload", kit.file("workload.yaml"))
-    yield poolpipe("plan", *files, "-o", kit.file("plan.json"))
-    yield poolpipe("plan", *files, "--planner", "no-partitioning", "-o", kit.file("whole.json"))
+    yield from ()
+
+
+def _plan(kit: Kit) -> Iterator[Command]:
+    """The plan, and the rival: whole models, Triton's batcher tuned for them in the simulator."""
+    workload = ("--workload", kit.file("workload.yaml"))
+    cluster = ("--cluster", kit.file("cluster.yaml"))
+    yield poolpipe("plan", *cluster, *workload, "-o", kit.file("plan.json"))
     yield poolpipe("verify", kit.file("plan.json"))
+    yield Command(words=(sys.executable, "-m", "scripts.gpu.tune", "--work", str(kit.work)))
+    margin = ("--slo-margin", str(kit.json("rival.json")["slo_margin"]))
+    whole = ("--planner", "no-partitioning", *margin, "--cluster", kit.file("rival.yaml"))
+    yield poolpipe("plan", *whole, *workload, "-o", kit.file("whole.json"))
     yield poolpipe("verify", kit.file("whole.json"))
 
 
-def _rates(kit: Kit) -> Iterator[tuple[float, tuple[str, ...]]]:
-    """Each load, and the options that offer that part of the plan's rates to any plan."""
-    planned_rps = sum(m["throughput_rps"] for m in kit.json("plan.json")["models"])
+def _engines(kit: Kit) -> Iterator[Command]:
+    """Of both plans, without which GPUs are emulated; the rival's hold the largest batch."""
+    if kit.stand_in:  # what `plan` names already
+        for name in PLANS:
+            (kit.work / f"served-{name}").write_bytes((kit.work / name).read_bytes())
+        return
+    for name, policy in zip(PLANS, ((), ("--policy", "deferred")), strict=True):
+        yield poolpipe("engines", kit.file(name), *policy, "-o", kit.file(f"served-{name}"))
+
+
+def _loads(kit: Kit) -> Iterator[tuple[float, tuple[str, ...]]]:
+    """Each load, and the options that offer that share of the plan's rates to any plan."""
     for load in LOADS:
-        rate = ("--rate", f"{load * planned_rps:.6g}")
-        yield load, (*rate, "--duration", str(LOAD_SECONDS), "--json")
+        share = ("--load-factor", str(load), "--reference-plan", kit.file("plan.json"))
+        yield load, (*share, "--duration", str(LOAD_SECONDS), "--json")
 
 
 def _simulate(kit: Kit) -> Iterator[Command]:
     """Both plans under the same absolute rates: the rival by a simulated Triton's own batcher."""
-    for load, how in _rates(kit):
+    delay = ("--batch-timeout-share", str(kit.json("rival.json")["delay_share"]))
+    for load, how in _loads(kit):
         yield poolpipe("simulate", kit.file("plan.json"), *how, out=f"simulated-{load}.json")
-        rival = (kit.file("whole.json"), *how, "--policy", "triton")
+        rival = (kit.file("whole.json"), *how, "--policy", "triton", *delay)
         yield poolpipe("simulate", *rival, out=f"simulated-rival-{load}.json")
 
 
-def _served(kit: Kit, plan: str, name: str) -> Iterator[Command]:
+def _check_served(kit: Kit, name: str) -> str:
+    """The file of a plan that real stages serve.
+
+    Raises:
+        NotRun: Triton is not here, or stages of the plan would be emulated.
+    """
     if find_spec("pytriton") is None:
         raise NotRun("nvidia-pytriton, which brings Triton, is not installed")
-    ports = ("--http-port", "27801", "--grpc-port", "27802", "--metrics-port", "27803")
-    yield poolpipe("stop")  # of a run that was killed
-    yield poolpipe("serve", kit.file(plan), *ports)
-    for load, how in _rates(kit):
-        yield poolpipe("load", kit.file(plan), *how, out=f"{name}-{load}.json")
-    yield poolpipe("stop", always=True)
+    models = kit.json(f"served-{name}")["models"]
+    stages = [s for model in models for p in model["pipelines"] for s in p["stages"]]
+    if any(stage.get("artifact") is None for stage in stages):
+        raise NotRun(f"stages of {name} have no engine, and would be emulated")
+    return kit.file(f"served-{name}")
 
 
 def _serve(kit: Kit) -> Iterator[Command]:
-    return _served(kit, "plan.json", "served")
+    plan = _check_served(kit, PLANS[0])
+    ports = (f"--{kind}-port={PORT + n}" for n, kind in enumerate(("http", "grpc", "metrics")))
+    yield poolpipe("stop")  # of a run that was killed
+    yield poolpipe("serve", plan, *ports)
+    for load, how in _loads(kit):
+        yield poolpipe("load", plan, *how, out=f"served-{load}.json")
+    yield poolpipe("stop", always=True)
 
 
 def _rival(kit: Kit) -> Iterator[Command]:
-    """Whole models on the same cards at the same absolute rates, by the same gateway."""
-    return _served(kit, "whole.json", "served-rival")
+    """Whole models on the same cards at the same absolute rates, behind Triton's own batcher."""
+    words = ("-m", "scripts.benchmarks.adoption.batcher", _check_served(kit, PLANS[1]))
+    loads = ("--load", *map(str, LOADS))
+    files = ("--out", *(kit.file(f"served-rival-{load}.json") for load in LOADS))
+    delay = ("--delay-share", str(kit.json("rival.json")["delay_share"]))
+    artifacts = ("--artifacts", str(ProjectState(home=kit.work / "home").artifacts))
+    how = ("--seconds", str(LOAD_SECONDS), "--port", str(PORT))
+    reference = ("--reference", kit.file("plan.json"))
+    yield Command(
+        words=(sys.executable, *words, *reference, *loads, *files, *delay, *artifacts, *how)
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -258,45 +304,51 @@ class Step:
 
 
 STEPS: Mapping[str, Step] = {
-    "checks": Step(does="all of scripts.gpu.check, quickly", limit_s=480, commands=_checks),
-    "devices": Step(does="list the cards, write cluster.yaml", limit_s=30, commands=_devices),
-    "models": Step(does="split two example models", limit_s=120, commands=_models),
+    "checks": Step(does="all of scripts.gpu.check, quickly", limit_s=300, commands=_checks),
+    "devices": Step(does="list the cards, write cluster.yaml", limit_s=20, commands=_devices),
+    "models": Step(does="split two example models", limit_s=80, commands=_models),
     "build": Step(
-        does="build engines of every stage",
-        limit_s=300,
+        does="build engines of every block and whole model",
+        limit_s=240,
         commands=_build,
         needs=("devices", "models"),
     ),
     "profile": Step(
         does="measure every block on every class and equal part (MPS)",
-        limit_s=300,
+        limit_s=240,
         commands=_profile,
         needs=("build",),
     ),
+    "workload": Step(
+        does="set SLOs from the profiles", limit_s=20, commands=_workload, needs=("profile",)
+    ),
     "plan": Step(
-        does="plan models in stages, and whole ones; verify both",
-        limit_s=120,
+        does="plan models in stages; tune Triton with whole ones; verify both",
+        limit_s=130,
         commands=_plan,
-        needs=("profile",),
+        needs=("workload",),
     ),
     "simulate": Step(
         does="simulate both plans, whole models by Triton's batcher",
-        limit_s=180,
+        limit_s=60,
         commands=_simulate,
         needs=("plan",),
     ),
+    "engines": Step(
+        does="build the engines of both plans", limit_s=150, commands=_engines, needs=("plan",)
+    ),
     "serve": Step(
-        does="serve the plan on Triton under load", limit_s=240, commands=_serve, needs=("plan",)
+        does="serve the plan on Triton under load", limit_s=90, commands=_serve, needs=("engines",)
     ),
     "rival": Step(
-        does="serve whole models at the same rates",
-        limit_s=240,
+        does="serve whole models behind Triton's batcher at the same rates",
+        limit_s=90,
         commands=_rival,
-        needs=("plan",),
+        needs=("engines",),
     ),
     "pairs": Step(
         does="measure pairs of models on unequal parts",
-        limit_s=300,
+        limit_s=80,
         commands=_pairs,
         needs=("build",),
     ),

@@ -3,185 +3,175 @@
 The highest rate at which every model answers 99 % in time.
 
     .venv/bin/python -m scripts.paper.against_triton --data DIR [--groups G1,G2]
-        [--clusters HC1-L] [--seconds 10] [--processes N] [--out FILE.json] [--warehouse FILE]
+        [--clusters HC1-L] [--seconds 10] [--processes N] [--compared FILE.json ...]
+        [--out FILE.json] [--warehouse FILE]
 
-DIR holds the tables of the PPipe paper. A problem is one published group of three models on one
-cluster of 100 GPUs: four clusters of two GPU classes, and one of a single class. All three models
-are loaded at once. Both sides get a grid search of their own on each problem, and the
-configuration that it finds is run again with other arrivals, which are the ones reported.
+DIR holds a folder of tables for each paper. A problem is a set of models on a cluster; all models
+are loaded at once.
 
-    Triton      instances and preferred batch sizes by the planner of whole models (SLO margins x
-                any number of instances a GPU, or one), times the maximum queue delay: 16
-    PoolPipe    the planner `pool` (the same SLO margins), times the policies: 8
+    HC1-L to HC4-L   groups G1 to G6 of three models (PPipe): 100 GPUs of two classes
+    one class        the same groups on 100 GPUs of one class
+    64 A100          37 models (Symphony)
+    4 parts          seven mixes (gpulets) on 4 GPUs that may be cut into parts
+
+Both sides get a grid search of their own on each problem (`tuning`), and the configuration that it
+finds is run again with other arrivals, which are the ones reported. The plan of `--planner auto`,
+which nothing is searched for, runs on these too.
 
 The simulated Triton has one queue for each model over all servers, so no balancer in front of it
 loses anything, and it rejects requests whose deadline has passed. Links cost nothing on its side,
 as whole models send no feature maps. Latencies are exact on both sides.
+
+`--compared`: problems of earlier runs, which are not done again and count in the figures.
 """
 
 import argparse
+import json
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import geometric_mean, mean
+from typing import Any
 
-from flows.planning import PlanOptions, make_plan
 from scripts.benchmarks.figures import Figure, add_destinations, conclude
 from scripts.paper.cells import CLUSTERS, GROUPS, PaperData
-from triton_backend.contract.cluster import Cluster
-from triton_backend.contract.errors import InfeasibleError, InputError
-from triton_backend.contract.plan import Plan
-from triton_backend.contract.workload import Workload
-from triton_backend.simulator.goodput import ATTAINMENT
+from scripts.paper.gpulets import mixes
+from scripts.paper.symphony import study as symphony
+from scripts.paper.tuning import OURS, Demand, automatic, tuned
+from triton_backend.contract.errors import InputError
 from triton_backend.simulator.papers.triton import TRITON
-from triton_backend.simulator.run import simulate
-from triton_backend.simulator.scenario import SimOptions
 
-MARGINS = (0.0, 0.05, 0.1, 0.2)
-DELAYS = (0.0, 0.1)  # shares of each SLO
-POLICIES = ("reservation", "reservation-ahead")
-LOADS = tuple(round(0.02 * step, 2) for step in range(1, 76))  # of the default plan's rate
-TUNED_ON, REPORTED = (0,), (1, 2)  # seeds of the arrivals
 ONE_CLASS = "one class"
-OURS = "PoolPipe"
+SYMPHONY, SYMPHONY_GPUS = "64 A100", 64
+PARTS, PARTS_GPUS = "4 parts", 4
+ALL_MODELS = "37 models"
+NAMES = {ONE_CLASS: ONE_CLASS, SYMPHONY: "symphony", PARTS: "mixes"}
+TWO_CLASSES = "two classes"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Problem:
-    """One group of models on one cluster."""
+    """One group of models on one cluster; `folder` holds the tables of every paper."""
 
     folder: Path
     group: str
     cluster: str
     seconds: float
 
-    def demands(self) -> tuple[PaperData, Cluster, Workload]:
-        """Tables, cluster and workload; one class is 100 GPUs of HC1-L's faster one."""
-        data = PaperData.read(self.folder)
+    def demand(self) -> Demand:
+        """Profiles, cluster and workload."""
+        if self.cluster == SYMPHONY:
+            return self._symphony()
+        return self._parts() if self.cluster == PARTS else self._published()
+
+    def _published(self) -> Demand:
+        """One class is 100 GPUs of HC1-L's faster one."""
+        data = PaperData.read(self.folder / "ppipe")
         known = CLUSTERS[0] if self.cluster == ONE_CLASS else self.cluster
         cluster, workload = data.cluster(known), data.workload(f"{self.group}-{known}")
         if self.cluster == ONE_CLASS:
             fast = cluster.gpu_classes[0]
             node = replace(cluster.nodes[0], count=100, gpu_class=fast.name, gpus=1)
             cluster = replace(cluster, name="one", gpu_classes=(fast,), nodes=(node,))
-        return data, cluster, workload
+        return Demand(
+            profiles=data.profiles, cluster=cluster, workload=workload, seconds=self.seconds
+        )
+
+    def _symphony(self) -> Demand:
+        """Every model on every GPU, and in turns there."""
+        rows = symphony.rows_of(self.folder / "symphony" / "profiles_A100.csv")
+        profiles, cluster, workload = symphony.problem_of(rows, SYMPHONY_GPUS)
+        return Demand(
+            profiles=profiles,
+            cluster=cluster,
+            workload=workload,
+            seconds=self.seconds,
+            triton=("subclusters",),
+            ours="subclusters",
+            policies=(None,),
+        )
+
+    def _parts(self) -> Demand:
+        """Triton's instances in turns on whole GPUs, or on the parts of our own plans (MPS)."""
+        data = self.folder / "gpulets"
+        used, workload = mixes.mix(mixes.profiles_of(data), mixes.workloads(data)[self.group])
+        return Demand(
+            profiles=used,
+            cluster=mixes.cluster(PARTS_GPUS),
+            workload=workload,
+            seconds=self.seconds,
+            interference={mixes.GPU: mixes.constants(data)},
+            triton=("subclusters", "gpulets"),
+            ours="gpulets",
+            policies=(None,),
+        )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Configuration:
-    """One configuration of one side."""
-
-    name: str
-    plan: Plan
-    options: SimOptions
+def problems_of(
+    folder: Path, groups: Sequence[str], clusters: Sequence[str], seconds: float
+) -> list[Problem]:
+    """Every problem of these groups and clusters; groups are of the PPipe paper."""
+    own: dict[str, Sequence[str]] = {SYMPHONY: (ALL_MODELS,)}
+    if PARTS in clusters:
+        own[PARTS] = tuple(mixes.workloads(folder / "gpulets"))
+    return [
+        Problem(folder=folder, group=group, cluster=cluster, seconds=seconds)
+        for cluster in clusters
+        for group in own.get(cluster, groups)
+    ]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Found:
-    """The rates of both sides on one problem, in requests per second, and what was chosen."""
+    """The rates of both sides on one problem, in requests per second, and what was chosen.
 
-    problem: Problem
+    `auto_rps` is None for problems of a run that did not ask `--planner auto`.
+    """
+
+    group: str
+    cluster: str
+    seconds: float
     planned_rps: float
     triton_rps: float
     ours_rps: float
     triton_chosen: str
     ours_chosen: str
+    auto_rps: float | None = None
+    auto_chosen: str = ""
 
-
-def configurations(problem: Problem, side: str, reference: Plan) -> Iterator[Configuration]:
-    """The grid of one side; margins that have no plan are left out."""
-    data, cluster, workload = problem.demands()
-    base = SimOptions(duration_s=problem.seconds, reference=reference, keep_uses=False)
-    clusters = {"any instances": cluster}
-    if side == TRITON:
-        classes = tuple(replace(c, vgpu_divisors=(1,)) for c in cluster.gpu_classes)
-        clusters["one instance"] = replace(cluster, gpu_classes=classes)
-    for margin in MARGINS:
-        for label, asked in clusters.items():
-            planner = "no-partitioning" if side == TRITON else "pool"
-            options = PlanOptions(planner=planner, slo_margin=margin)
-            try:
-                plan = make_plan(data.profiles, asked, workload, options)
-            except InfeasibleError:
-                continue
-            if side == TRITON:
-                for share in DELAYS:
-                    rules = replace(base, policy=TRITON, batch_timeout_share=share)
-                    yield Configuration(
-                        name=f"margin {margin}, {label}, delay {share}", plan=plan, options=rules
-                    )
-            else:
-                for policy in POLICIES:
-                    rules = replace(base, policy=policy)
-                    yield Configuration(name=f"margin {margin}, {policy}", plan=plan, options=rules)
-
-
-def holds(configuration: Configuration, load: float, seeds: Sequence[int]) -> bool:
-    """Every model answers `ATTAINMENT` in time, for all seeds."""
-    return all(
-        simulate(
-            configuration.plan, replace(configuration.options, load_factor=load, seed=seed)
-        ).least_attainment
-        >= ATTAINMENT
-        for seed in seeds
-    )
-
-
-def highest(configuration: Configuration, seeds: Sequence[int], above: int = 0) -> int:
-    """How many of `LOADS` hold, by halving; `above` are known to, and one more must."""
-    if above == len(LOADS) or not holds(configuration, LOADS[above], seeds):
-        return above
-    low, high = above + 1, len(LOADS)
-    while low < high:
-        middle = (low + high + 1) // 2
-        if holds(configuration, LOADS[middle - 1], seeds):
-            low = middle
-        else:
-            high = middle - 1
-    return low
-
-
-def tuned(problem: Problem, side: str, reference: Plan) -> tuple[str, float]:
-    """The best configuration of a side, and the load factor that it holds with other arrivals."""
-    best, chosen = 0, None
-    for configuration in configurations(problem, side, reference):
-        found = highest(configuration, TUNED_ON, best)
-        if found > best:
-            best, chosen = found, configuration
-    if chosen is None:
-        return "none holds", 0.0
-    # From there, not by halving: at the lowest loads one late request can be above a percent.
-    while best and not holds(chosen, LOADS[best - 1], REPORTED):
-        best -= 1
-    while best < len(LOADS) and holds(chosen, LOADS[best], REPORTED):
-        best += 1
-    return chosen.name, LOADS[best - 1] if best else 0.0
+    def to_dict(self) -> dict[str, Any]:
+        """A row of the run's file."""
+        return {name: getattr(self, name) for name in self.__slots__}
 
 
 def compare(problem: Problem) -> Found:
-    """Both sides on one problem; load factor 1 is the rate of the default plan of `pool`."""
-    data, cluster, workload = problem.demands()
-    reference = make_plan(data.profiles, cluster, workload, PlanOptions())
+    """Both sides on one problem; load factor 1 is the rate of our default plan."""
+    demand = problem.demand()
+    reference = demand.reference()
     planned = sum(model.throughput_rps for model in reference.models)
-    theirs, triton_load = tuned(problem, TRITON, reference)
-    ours, our_load = tuned(problem, OURS, reference)
+    theirs, ours = (tuned(demand, side, reference) for side in (TRITON, OURS))
+    auto = automatic(demand, reference)
     return Found(
-        problem=problem,
+        group=problem.group,
+        cluster=problem.cluster,
+        seconds=problem.seconds,
         planned_rps=planned,
-        triton_rps=planned * triton_load,
-        ours_rps=planned * our_load,
-        triton_chosen=theirs,
-        ours_chosen=ours,
+        triton_rps=planned * theirs.load,
+        ours_rps=planned * ours.load,
+        triton_chosen=theirs.name,
+        ours_chosen=ours.name,
+        auto_rps=planned * auto.load,
+        auto_chosen=auto.name,
     )
 
 
 def figures_of(found: Sequence[Found]) -> list[Figure]:
     """Goodput of both sides by cluster, their ratio, and on how many problems each is ahead."""
     figures: list[Figure] = []
-    for cluster in (*CLUSTERS, ONE_CLASS):
-        here = [one for one in found if one.problem.cluster == cluster]
+    for cluster in (*CLUSTERS, *NAMES):
+        here = [one for one in found if one.cluster == cluster]
         if not here:
             continue
         triton, ours = mean(f.triton_rps for f in here), mean(f.ours_rps for f in here)
@@ -189,26 +179,56 @@ def figures_of(found: Sequence[Found]) -> list[Figure]:
             Figure(name=f"{cluster}: goodput of Triton, tuned", value=triton, unit="rps"),
             Figure(name=f"{cluster}: goodput of PoolPipe, tuned", value=ours, unit="rps"),
         ]
-    for name, chosen in (
-        ("mixed", [f for f in found if f.problem.cluster != ONE_CLASS]),
-        (ONE_CLASS, [f for f in found if f.problem.cluster == ONE_CLASS]),
-    ):
+    for name in (TWO_CLASSES, *NAMES.values()):
+        chosen = [f for f in found if NAMES.get(f.cluster, TWO_CLASSES) == name]
         if chosen:
-            sums = sum(f.ours_rps for f in chosen) / max(1e-9, sum(f.triton_rps for f in chosen))
-            ratios = [max(1e-9, f.ours_rps) / max(1e-9, f.triton_rps) for f in chosen]
             ahead = sum(f.triton_rps > f.ours_rps for f in chosen)
             equal = sum(f.triton_rps == f.ours_rps for f in chosen)
+            rates = [(f.ours_rps, f.triton_rps) for f in chosen]
             figures += [
-                Figure(name=f"{name}: PoolPipe / Triton, sum of goodput", value=sums),
-                Figure(
-                    name=f"{name}: PoolPipe / Triton, mean of ratios", value=geometric_mean(ratios)
-                ),
-                Figure(name=f"{name}: PoolPipe / Triton, least", value=min(ratios)),
+                *_ratios(f"{name}: PoolPipe / Triton", rates),
                 Figure(name=f"{name}: problems where Triton is ahead", value=ahead),
                 Figure(name=f"{name}: problems where both are equal", value=equal),
                 Figure(name=f"{name}: problems", value=len(chosen)),
             ]
+        asked = [(f.auto_rps, f.triton_rps) for f in chosen if f.auto_rps is not None]
+        if asked:
+            ahead = sum(theirs > ours for ours, theirs in asked)
+            figures += [
+                *_ratios(f"{name}: auto / Triton", asked),
+                Figure(name=f"{name}: problems where Triton is ahead of auto", value=ahead),
+                Figure(name=f"{name}: problems with auto", value=len(asked)),
+            ]
     return figures
+
+
+def _ratios(name: str, rates: Sequence[tuple[float, float]]) -> list[Figure]:
+    """Of our rates to Triton's: the sums', the mean and the least."""
+    sums = sum(ours for ours, _ in rates) / max(1e-9, sum(theirs for _, theirs in rates))
+    ratios = [max(1e-9, ours) / max(1e-9, theirs) for ours, theirs in rates]
+    return [
+        Figure(name=f"{name}, sum of goodput", value=sums),
+        Figure(name=f"{name}, mean of ratios", value=geometric_mean(ratios)),
+        Figure(name=f"{name}, least", value=min(ratios)),
+    ]
+
+
+def read_compared(paths: Sequence[Path], seconds: float) -> list[Found]:
+    """Problems of earlier runs.
+
+    Raises:
+        InputError: a file is no run of this script, or was simulated for another time.
+    """
+    found: list[Found] = []
+    for path in paths:
+        try:
+            found += [Found(**row) for row in json.loads(path.read_text())["rows"]]
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise InputError(f"--compared {path}", f"is no run of this script: {error}") from error
+    other = sorted({one.seconds for one in found} - {seconds})
+    if other:
+        raise InputError("--compared", f"was simulated for {other[0]:g} s, not {seconds:g}")
+    return found
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -218,43 +238,28 @@ def main(arguments: Sequence[str]) -> int:
     )
     parser.add_argument("--data", type=Path, required=True, metavar="DIR")
     parser.add_argument("--groups", default=",".join(GROUPS), metavar="NAME,NAME")
-    parser.add_argument("--clusters", default=",".join((*CLUSTERS, ONE_CLASS)), metavar="NAME,NAME")
+    parser.add_argument("--clusters", default=",".join((*CLUSTERS, *NAMES)), metavar="NAME,NAME")
     parser.add_argument("--seconds", type=float, default=10.0, help="simulated, per point")
     parser.add_argument("--processes", type=int, help="problems at once; by default one per core")
+    parser.add_argument("--compared", type=Path, nargs="+", default=[], metavar="FILE")
     add_destinations(parser)
     asked = parser.parse_args(arguments)
-    problems = [
-        Problem(folder=asked.data, group=group, cluster=cluster, seconds=asked.seconds)
-        for group in asked.groups.split(",")
-        for cluster in asked.clusters.split(",")
-    ]
-    found: list[Found] = []
     try:
-        PaperData.read(asked.data)
+        found = read_compared(asked.compared, asked.seconds)
+        known = {(one.group, one.cluster) for one in found}
+        PaperData.read(asked.data / "ppipe")
+        every = problems_of(
+            asked.data, asked.groups.split(","), asked.clusters.split(","), asked.seconds
+        )
+        problems = [one for one in every if (one.group, one.cluster) not in known]
         with ProcessPoolExecutor(asked.processes) as pool:
             for one in pool.map(compare, problems):
                 found.append(one)
-                print(
-                    f"{one.problem.group}, {one.problem.cluster}: Triton {one.triton_rps:.0f}"
-                    f" ({one.triton_chosen}), PoolPipe {one.ours_rps:.0f} ({one.ours_chosen})",
-                    file=sys.stderr,
-                    flush=True,
-                )
+                print(one.to_dict(), file=sys.stderr, flush=True)
     except InputError as error:
         parser.error(str(error))
-    rows = [
-        {
-            "group": one.problem.group,
-            "cluster": one.problem.cluster,
-            "planned_rps": one.planned_rps,
-            "triton_rps": one.triton_rps,
-            "ours_rps": one.ours_rps,
-            "triton_chosen": one.triton_chosen,
-            "ours_chosen": one.ours_chosen,
-        }
-        for one in found
-    ]
-    return conclude(asked, "against triton", figures_of(found), {"rows": rows})
+    rows = [one.to_dict() for one in found]
+    return conclude(asked, "tuned triton", figures_of(found), {"rows": rows})
 
 
 if __name__ == "__main__":

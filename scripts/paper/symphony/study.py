@@ -171,6 +171,14 @@ def plan_of(
 
     `own` are the planner's own options.
     """
+    profiles, cluster, workload = problem_of(rows, gpus, rate_rps)
+    return make_plan(profiles, cluster, workload, PlanOptions(planner=planner, own=own))
+
+
+def problem_of(
+    rows: Sequence[Row], gpus: int, rate_rps: float | None = None
+) -> tuple[dict[str, ModelProfile], Cluster, Workload]:
+    """Profiles, cluster and workload of equally popular models; without a rate, of any."""
     each = None if rate_rps is None else rate_rps / len(rows)
     profiles = {
         row.name: ModelProfile(
@@ -186,8 +194,7 @@ def plan_of(
         gpu_classes=(GpuClass(name=GPU),),
         nodes=(NodeGroup(count=gpus, gpu_class=GPU, gpus=1, nic_gbps=10),),
     )
-    asked = PlanOptions(planner=planner, own=own)
-    return make_plan(profiles, cluster, Workload(models=demands), asked)
+    return profiles, cluster, Workload(models=demands)
 
 
 def analytic_gpus(rows: Sequence[Row], rates_rps: Sequence[float]) -> float:

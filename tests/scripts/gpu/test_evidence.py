@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from scripts.benchmarks.served import small_plan
 from scripts.gpu import evidence, steps
 from scripts.gpu.evidence import DONE, FAILED, NOT_RUN, STAND_IN, outcome_of, run_steps
 from scripts.gpu.steps import ROOT, Command, Kit, NotRun, Step
@@ -211,6 +212,27 @@ def test_pairs_on_a_card_are_not_run_with_the_reason(tmp_path: Path) -> None:
         list(steps.STEPS["pairs"].commands(Kit(work=tmp_path, stand_in=False)))
 
 
+@pytest.mark.parametrize("name", ["serve", "rival"])
+def test_a_plan_without_engines_is_not_served_as_one_of_a_card(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.setattr(steps, "find_spec", lambda _: True)  # Triton is there
+    plan = small_plan("emulated").to_dict()
+    for file in steps.PLANS:
+        (tmp_path / f"served-{file}").write_text(json.dumps(plan))
+    with pytest.raises(NotRun, match="have no engine, and would be emulated"):
+        list(steps.STEPS[name].commands(Kit(work=tmp_path, stand_in=False)))
+
+
+def test_engines_of_both_plans_are_built_on_a_card(tmp_path: Path) -> None:
+    built = [
+        str(one) for one in steps.STEPS["engines"].commands(Kit(work=tmp_path, stand_in=False))
+    ]
+    for text, name in zip(built, steps.PLANS, strict=True):
+        assert text.startswith(f"poolpipe engines {tmp_path / name}")
+        assert text.endswith(f"served-{name}")
+
+
 def test_without_a_card_it_says_so_in_a_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -222,8 +244,11 @@ def test_without_a_card_it_says_so_in_a_line(
     assert not (tmp_path / "kit").exists()
 
 
-def test_no_step_may_take_more_than_eight_minutes() -> None:
-    assert max(one.limit_s for one in steps.STEPS.values()) <= 480
+def test_no_step_may_take_more_than_eight_minutes_and_all_no_more_than_25(tmp_path: Path) -> None:
+    for stand_in in (False, True):
+        kit = Kit(work=tmp_path, stand_in=stand_in)
+        assert max(kit.limit_s(one) for one in steps.STEPS.values()) <= 480
+    assert sum(one.limit_s for one in steps.STEPS.values()) <= 25 * 60
     known: set[str] = set()
     for name, one in steps.STEPS.items():
         assert set(one.needs) <= known
