@@ -24,11 +24,12 @@ from flows.cli.shared_options import (
 from triton_backend.contract.shares import LOADED, SOLO
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
 
     from flows.preparation.building.tensorrt.engines import EngineOptions
     from flows.preparation.profiling.measure import CellKey, MeasureLimits
     from flows.preparation.profiling.model_profile import Prepared
+    from flows.preparation.profiling.pairs import PairKey
     from flows.workspace import Workspace
 
 
@@ -109,12 +110,19 @@ def profile(
     from flows.preparation.profiling.model_profile import profile_step
     from flows.preparation.splitting.stored_split import read_split
     from flows.workspace import workspace
-    from triton_backend.contract.errors import InputError
 
     work, limits = workspace(warehouse), MeasureLimits(max_seconds=seconds)
     if side_by_side:
         if runtime == "tensorrt":
-            raise InputError("--pairs", "measures classes that run in onnxruntime")
+            options = engine_options(batch, precision, library, capability)
+            _gpu_pairs(
+                work,
+                model_names(work, names, on_gpus=True),
+                cluster,
+                (options, pairs("--gpu", gpu), limits),
+                as_json=as_json,
+            )
+            return
         _profile_pairs(work, model_names(work, names), cluster, (batch, limits), as_json=as_json)
         return
     if runtime == "tensorrt":
@@ -181,7 +189,7 @@ def _profile_pairs(
 ) -> None:
     """Measure pairs in the (batches, limits) asked for on every class that is cut into percents."""
     from flows.files import read_cluster
-    from flows.preparation.profiling.pairs import PairKey, measure_pairs
+    from flows.preparation.profiling.pairs import measure_pairs, on_cores
     from flows.preparation.splitting.stored_split import read_split
     from triton_backend.contract.errors import InputError
 
@@ -191,22 +199,73 @@ def _profile_pairs(
     if not cut:
         raise InputError(f"{cluster}, gpu_classes", "none that runs here lists vgpu_percents")
     splits = [read_split(work, name) for name in names]
-    measured: dict[str, int] = {}
     with progress("measuring pairs") as report:
-
-        def on_pair(at: int, of: int, key: PairKey) -> None:
-            report(f"{key.gpu_class}: pair {at + 1} of {of}, {key.one.model} and {key.other.model}")
-
-        for device in cut:
-            measured[device.name] = measure_pairs(
+        measured = {
+            device.name: measure_pairs(
                 work,
                 splits,
                 known.gpu_class(device.name),
-                device,
+                on_cores(work, device),
                 batches=asked[0],
                 limits=asked[1],
-                progress=on_pair,
+                progress=_on_pair(report),
             )
+            for device in cut
+        }
+    _show_pairs(measured, as_json=as_json)
+
+
+def _gpu_pairs(
+    work: "Workspace",
+    names: list[str],
+    cluster: Path,
+    asked: "tuple[EngineOptions, Mapping[str, str], MeasureLimits]",
+    *,
+    as_json: bool,
+) -> None:
+    """Measure pairs on (options, GPU by class, limits), in the least and the largest batch."""
+    from flows.files import read_cluster
+    from flows.preparation.profiling.gpu import ProfiledGpu
+    from flows.preparation.profiling.pairs import measure_pairs, on_gpu
+    from flows.preparation.splitting.stored_split import read_split
+    from triton_backend.contract.errors import InputError
+    from triton_backend.runtimes.mps import MpsDaemon
+
+    options, gpus, limits = asked
+    if not gpus:
+        raise InputError("--gpu", "name a GPU for each class to measure, for instance --gpu L4=0")
+    known = read_cluster(cluster)
+    splits = [read_split(work, name) for name in names]
+    ends = sorted({min(options.batches), max(options.batches)})
+    measured: dict[str, int] = {}
+    with progress("measuring pairs") as report, TemporaryDirectory(prefix="mps-") as folder:
+        for name, gpu in gpus.items():
+            daemon = MpsDaemon.in_folder(Path(folder), ())
+            device = on_gpu(work, name, ProfiledGpu(name=gpu, daemon=daemon), options)
+            daemon.start()
+            try:
+                measured[name] = measure_pairs(
+                    work,
+                    splits,
+                    known.gpu_class(name),
+                    device,
+                    batches=ends,
+                    limits=limits,
+                    progress=_on_pair(report),
+                )
+            finally:
+                daemon.stop_if_idle()
+    _show_pairs(measured, as_json=as_json)
+
+
+def _on_pair(report: "Callable[[str], None]") -> "Callable[[int, int, PairKey], None]":
+    def say(at: int, of: int, key: "PairKey") -> None:
+        report(f"{key.gpu_class}: pair {at + 1} of {of}, {key.one.model} and {key.other.model}")
+
+    return say
+
+
+def _show_pairs(measured: "Mapping[str, int]", *, as_json: bool) -> None:
     if as_json:
         print_json({"pairs_measured": measured})
         return

@@ -136,7 +136,7 @@ def import_triton(
     except OSError as error:
         raise InputError(str(output), f"cannot be made: {error.strerror}") from error
     with progress("splitting") as report:
-        found = split_models(work, found, blocks=blocks, report=report)
+        found = split_models(work, found, blocks=blocks, output=output, report=report)
     document = workload_of(found, objectives)
     write_text(workload_file, yaml.safe_dump(document, sort_keys=False))
     cluster_file = _written_cluster(cluster, cluster_file, found, stated)
@@ -172,7 +172,7 @@ def _written_cluster(
     import yaml
 
     from flows.files import read_cluster, read_yaml, write_text
-    from flows.operations.adoption.repository import CPU_CLASS, cluster_of
+    from flows.operations.adoption.repository import CPU_CLASS, cluster_of, steps_of
     from flows.operations.adoption.taken import (
         check_stated,
         devices_by_number,
@@ -182,16 +182,20 @@ def _written_cluster(
     )
     from flows.preparation.triton_repository.repository import BESIDE
 
-    models = sum(each.kind == "model" for each in found)
+    steps = steps_of(found)
+    models = sum(each.kind == "model" for each in found) + len(steps)
     check_stated(stated, (each.name for each in found if each.kind == BESIDE))
     held, unknown = taken_beside(found, stated)
     document = cluster_of(models) if given is None else read_yaml(given)
-    if given is None and CPU_CLASS in document["gpu_classes"]:
+    classes = document["gpu_classes"]
+    if given is None and CPU_CLASS in classes:
         note(
             f"no GPU was found: in {written} one processor stands for {models}; give your"
             " GPUs with --cluster to plan for them"
         )
         held, unknown = {}, ()
+    elif steps and not any("cores" in (each or {}).get("runtime", {}) for each in classes.values()):
+        note(f"{steps[0].name} runs as a step, on a class of cores: add one (docs/how-to/steps.md)")
     for name in unknown:
         note(f"{name}: its configuration names no GPU; take those that it holds out by --taken")
     if held:
@@ -223,6 +227,7 @@ def _planned(
     """The plan, after profiling; None where a class of the cluster does not run here."""
     from flows.cli.prepare.selection import onnxruntime_classes
     from flows.files import read_cluster, read_device_classes, read_workload
+    from flows.operations.adoption.repository import steps_of
     from flows.planning import PlanOptions
     from flows.planning.stored_plans import plan_step
     from flows.preparation.profiling.model_profile import profile_step
@@ -234,16 +239,16 @@ def _planned(
     if {each.name for each in known.gpu_classes} - set(devices):
         return None
     classes = onnxruntime_classes(files[0])
+    run = [*(each for each in found if each.kind == "model"), *steps_of(found)]
     with progress("profiling") as report:
-        for each in found:
-            if each.kind == "model":
-                report(f"profiling {each.name}")
-                profile_step(work, read_split(work, each.name), classes)
+        for each in run:
+            report(f"profiling {each.name}")
+            profile_step(work, read_split(work, each.name), classes)
     served = (*document.get("models", ()), *document.get("applications", ()))
     every = all("rate_rps" in each for each in served)
     objective = "gpus" if every else "throughput"
     workload = read_workload(files[1])
-    gpus, models = _gpus(files[0]), sum(each.kind == "model" for each in found)
+    gpus, models = _gpus(files[0]), len(run)
     shared = models > gpus  # then whole models share GPUs, as their instances do today
     if shared and workload.applications:
         reason = f"{gpus} GPUs are too few for {models} models and ensembles: give more"

@@ -1,13 +1,15 @@
 """A Triton model repository turned into the project's models, `cluster.yaml` and `workload.yaml`.
 
 Nothing in the repository changes. A model that cannot be split is left beside the plan, with the
-reason. Here: splitting, and the two files as plain data. Not here: reading configurations
-(`flows.preparation.triton_repository`), profiling and planning (`comparison`).
+reason; of Python models that ensembles call a copy runs as a step. Here: splitting, steps, and the
+two files as plain data. Not here: reading configurations (`flows.preparation.triton_repository`),
+profiling and planning (`comparison`).
 """
 
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from flows.planning.applications.importing import from_ensemble
@@ -16,6 +18,9 @@ from flows.preparation.splitting.inputs.sizes import fix_sizes, open_inputs
 from flows.preparation.splitting.loading import load_skeleton
 from flows.preparation.splitting.split import SplitChoices
 from flows.preparation.splitting.stored_split import split_step
+from flows.preparation.steps.given import GivenStep, stated_tensor
+from flows.preparation.steps.prepare import prepare_steps
+from flows.preparation.triton_repository.python_models import stated_step, write_step
 from flows.preparation.triton_repository.repository import (
     APPLICATION,
     BESIDE,
@@ -25,9 +30,11 @@ from flows.preparation.triton_repository.repository import (
 )
 from flows.workspace import Workspace
 from triton_backend.contract.errors import InputError
+from triton_backend.contract.tensors import TensorSpec
 from triton_backend.contract.units import us_to_ms
 
 CPU_CLASS = "cpu"
+STEPS_FOLDER = "steps"  # beside workload.yaml
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,9 +73,23 @@ def split_models(
     found: Sequence[Found],
     *,
     blocks: int,
+    output: Path,
     report: Callable[[str], None] = lambda _: None,
 ) -> tuple[Found, ...]:
-    """Split every model to plan; those that cannot be split are left beside, with the reason."""
+    """Split every model to plan, and prepare the steps of applications.
+
+    What cannot be is left beside, with the reason.
+
+    Args:
+        work: where models are kept.
+        found: the models of the repository.
+        blocks: of each model.
+        output: folder of workload.yaml, which gets the packages of steps.
+        report: called with what is being done.
+
+    Raises:
+        InputError: a package is there already.
+    """
     after: list[Found] = []
     for each in found:
         if each.kind == MODEL and each.file is not None:
@@ -80,8 +101,47 @@ def split_models(
                 after.append(replace(each, kind=BESIDE, reason=str(error)))
                 continue
         after.append(each)
-    planned = {each.name for each in after if each.kind == MODEL}
+    asked = {each.name for each in steps_of(after)}
+    after = [_prepared(work, one, output, report) if one.name in asked else one for one in after]
+    planned = {each.name for each in after if each.kind == MODEL or each.step is not None}
     return tuple(_without_lost_steps(each, planned) for each in after)
+
+
+def steps_of(found: Sequence[Found]) -> tuple[Found, ...]:
+    """The Python models that applications run as steps."""
+    called = {
+        step.model_name
+        for each in found
+        if each.kind == APPLICATION
+        for step in each.message.ensemble_scheduling.step
+    }
+    return tuple(each for each in found if each.step is not None and each.name in called)
+
+
+def _prepared(work: Workspace, found: Found, output: Path, report: Callable[[str], None]) -> Found:
+    """A Python model with its step prepared; without one where it does not run as such."""
+    assert found.step is not None
+    report(f"preparing {found.name}")
+    folder = write_step(found.step, found.message, found.name, output / STEPS_FOLDER)
+    stated = stated_step(found.message, found.name, STEPS_FOLDER)
+
+    def tensors(side: str) -> tuple[TensorSpec, ...]:
+        return tuple(stated_tensor(found.name, name, text) for name, text in stated[side].items())
+
+    given = GivenStep(
+        name=found.name,
+        python=stated["python"],
+        package=folder.name,
+        source=folder,
+        inputs=tensors("inputs"),
+        outputs=tensors("outputs"),
+        max_batch=stated["max_batch"],
+    )
+    try:
+        prepare_steps(work, [given])
+    except InputError as error:
+        return replace(found, step=None, reason=f"does not run as a step: {error}")
+    return replace(found, reason="goes on there; a copy of it runs as a step of the plan")
 
 
 def _open_shapes(found: Found) -> dict[str, tuple[int, ...]]:
@@ -136,6 +196,9 @@ def workload_of(found: Sequence[Found], objectives: Objectives) -> dict[str, Any
         document["models"] = models
     if applications:
         document["applications"] = applications
+    steps = steps_of(found)
+    if steps:
+        document["steps"] = [stated_step(one.message, one.name, STEPS_FOLDER) for one in steps]
     return document
 
 

@@ -4,7 +4,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -49,6 +49,11 @@ class CopyProcess:
             raise InputError("profile", reply["error"])
         return reply
 
+    @property
+    def pid(self) -> int:
+        """Its process."""
+        return self._process.pid
+
     def stop(self) -> None:
         """End the process; kill it where it does not end by itself."""
         assert self._process.stdin is not None
@@ -66,12 +71,22 @@ class Copies:
     """Copies of one stage on equal shares of a device, or stages on unequal ones.
 
     One of them is measured. Processes are kept from stage to stage: starting one costs more than a
-    cell.
+    cell. A part of a GPU is one of its process, which ends where the next stage has another part.
+
+    Args:
+        environment: of every process, or of one by its share.
+
+    Attributes:
+        processes: in the order of the copies.
     """
 
-    def __init__(self, environment: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        environment: Mapping[str, str] | Callable[[int], Mapping[str, str]] | None = None,
+    ) -> None:
         self._environment = environment
-        self._processes: list[CopyProcess] = []
+        self.processes: list[CopyProcess] = []
+        self._started: list[Mapping[str, str]] = []  # the environment of each
         self._count = 0
 
     def __enter__(self) -> Self:
@@ -83,9 +98,10 @@ class Copies:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        for process in self._processes:
+        for process in self.processes:
             process.stop()
-        self._processes.clear()
+        self.processes.clear()
+        self._started.clear()
 
     def load(self, folder: Path, share: int, count: int) -> None:
         """Load `count` copies of the stage in `folder`, each on a share (300ths) of the device."""
@@ -95,10 +111,23 @@ class Copies:
         """Load a stage and a share (300ths) of the device for each copy."""
         self._count = 0
         for number, (folder, share) in enumerate(places):
-            if number == len(self._processes):
-                self._processes.append(CopyProcess(self._environment))
-            self._processes[number].ask(do="load", folder=str(folder), share=share)
+            self._start(number, share)
+            self.processes[number].ask(do="load", folder=str(folder), share=share)
             self._count += 1
+
+    def _start(self, number: int, share: int) -> None:
+        """Have a process of that number whose environment is that of its share."""
+        given = self._environment
+        wanted = given(share) if callable(given) else given or {}
+        if number < len(self.processes):
+            if self._started[number] == wanted:
+                return
+            self.processes[number].stop()
+            self.processes[number] = CopyProcess(wanted)
+            self._started[number] = wanted
+            return
+        self.processes.append(CopyProcess(wanted))
+        self._started.append(wanted)
 
     def measure(
         self,
@@ -119,10 +148,10 @@ class Copies:
         if beside is None:
             beside = {other: batch for other in range(self._count) if other != number}
         for other, its_batch in beside.items():
-            self._processes[other].ask(do="occupy", batch=its_batch)
+            self.processes[other].ask(do="occupy", batch=its_batch)
         try:
-            reply = self._processes[number].ask(do="measure", batch=batch, **limits)
+            reply = self.processes[number].ask(do="measure", batch=batch, **limits)
         finally:
             for other in beside:
-                self._processes[other].ask(do="rest")
+                self.processes[other].ask(do="rest")
         return reply["samples_us"]

@@ -9,14 +9,17 @@ Here: which pairs, and measuring them. Not here: the fit (`preparation.interfere
 """
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from itertools import combinations_with_replacement, groupby, product
+from pathlib import Path
 from typing import NamedTuple
 
 from flows.clock import now_utc
 from flows.device_class import DeviceClass
 from flows.preparation.building.onnxruntime import build_stages
+from flows.preparation.building.tensorrt.engines import EngineOptions, engine_step, stage_name
 from flows.preparation.profiling.copies import Copies
+from flows.preparation.profiling.gpu import ProfiledGpu
 from flows.preparation.profiling.measure import MeasureLimits
 from flows.preparation.profiling.statistics import summarise
 from flows.preparation.splitting.model import SplitModel
@@ -87,11 +90,58 @@ def pairs_of(
     return sorted(found, key=lambda key: (key.one[::2], key.other[::2], key))
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PairDevice:
+    """What runs whole models on two parts of one device.
+
+    Attributes:
+        whole: the artifact's folder of a whole model.
+        environment: of a process, by its share (300ths) of the device.
+    """
+
+    whole: Callable[[SplitModel], Path]
+    environment: Callable[[int], Mapping[str, str]]
+
+
+def on_cores(work: Workspace, device: DeviceClass) -> PairDevice:
+    """A class of cores, which its runtime divides by itself.
+
+    Raises:
+        InputError: onnxruntime runs the class on a GPU, which it cannot divide.
+    """
+    if device.on_gpu:
+        reason = "pairs on a GPU are measured with --runtime tensorrt"
+        raise InputError(f"class {device.name!r}", reason)
+
+    def whole(split: SplitModel) -> Path:
+        built = build_stages(work, split, [(0, split.blocks)], device)
+        return built[0, split.blocks].folder
+
+    return PairDevice(whole=whole, environment=lambda _: {})
+
+
+def on_gpu(work: Workspace, gpu_class: str, gpu: ProfiledGpu, options: EngineOptions) -> PairDevice:
+    """A GPU that is divided by CUDA MPS, whose daemon runs already."""
+
+    def whole(split: SplitModel) -> Path:
+        report = engine_step(work, split, [gpu_class], options)
+        wanted = stage_name(split, (0, split.blocks))
+        for found in report.results:
+            if found.request.stage == wanted:
+                return found.folder
+        reasons = (str(one) for one in report.failures if one.request.stage == wanted)
+        raise InputError(f"class {gpu_class!r}", next(reasons, f"no engine of {wanted}"))
+
+    return PairDevice(
+        whole=whole, environment=lambda share: gpu.daemon.environment(gpu.name, share)
+    )
+
+
 def measure_pairs(
     work: Workspace,
     splits: Sequence[SplitModel],
     gpu_class: GpuClass,
-    device: DeviceClass,
+    device: PairDevice,
     *,
     batches: Sequence[int] | None = None,
     limits: MeasureLimits | None = None,
@@ -109,10 +159,9 @@ def measure_pairs(
         progress: called for every pair.
 
     Raises:
-        InputError: the class has no pairs or is a GPU's, or a batch is beyond a split's.
+        InputError: the class has no pairs, a model cannot be run here, or a batch is beyond a
+            split's.
     """
-    if device.on_gpu:
-        raise InputError(f"class {device.name!r}", "pairs are measured on classes of cores")
     sizes = {split.name: sorted(set(batches or (1, split.max_batch))) for split in splits}
     for split in splits:
         if sizes[split.name][-1] > split.max_batch:
@@ -122,14 +171,11 @@ def measure_pairs(
     with work.open() as warehouse:
         known = _known(read_pairs(warehouse), gpu_class.name)
         profiles, _ = read_profiles(warehouse, [split.name for split in splits])
-    folders = {
-        split.name: build_stages(work, split, [(0, split.blocks)], device)[0, split.blocks].folder
-        for split in splits
-    }
+    folders = {split.name: device.whole(split) for split in splits}
     missing = [key for key in keys if key not in known]
     asked = asdict(limits or MeasureLimits())
     done = len(keys) - len(missing)
-    with Copies() as copies:
+    with Copies(device.environment) as copies:
         for _, group in groupby(missing, key=lambda key: (key.one[::2], key.other[::2])):
             for number, key in enumerate(group):
                 if progress is not None:

@@ -17,6 +17,7 @@ from typing import Any
 
 from flows.files import read_text
 from flows.preparation.triton_repository.configuration import read_configuration
+from flows.preparation.triton_repository.python_models import step_file
 from triton_backend.contract.errors import InputError
 from triton_backend.contract.fields import check_name
 
@@ -66,6 +67,8 @@ class Found:
         reason: for those left beside; else empty.
         file: the ONNX file of a model.
         version: of a model; 0 where no version is served.
+        step: the file of a Python model that may run as a step of an application; it goes on
+            beside the plan, too.
         text: of its configuration; empty where it has none.
         message: its configuration, an `inference.ModelConfig`.
         timeout_us: how long Triton lets a request wait by default; 0 where it is not limited.
@@ -80,6 +83,7 @@ class Found:
     reason: str = ""
     file: Path | None = None
     version: int = 0
+    step: Path | None = None
     text: str = ""
     timeout_us: int = 0
     instances: Mapping[int | None, int] = field(default_factory=dict[int | None, int])
@@ -146,7 +150,13 @@ def _models(folder: Path) -> Iterator[Found]:
     }
     backend = read.message.backend or read.message.platform
     if reason := _reason_beside(read.message, backend):
-        yield Found(name=name, kind=BESIDE, reason=reason, **about)
+        step = None
+        if reason == _BACKENDS["python"]:
+            try:
+                step = step_file(folder, read.message, _served(read.message, versions))
+            except InputError as error:
+                reason = f"{error.reason}; {reason}"
+        yield Found(name=name, kind=BESIDE, reason=reason, step=step, **about)
     elif backend == _ENSEMBLE or read.message.HasField("ensemble_scheduling"):
         yield Found(name=name, kind=APPLICATION, **about)
     else:
@@ -242,7 +252,8 @@ def _notes(message: Any) -> Iterator[str]:
 def _with_parts(found: Sequence[Found]) -> Iterator[Found]:
     """The same; steps of ensembles name the model that runs the version they ask for.
 
-    Ensembles of models that are left beside the plan are left there, too.
+    Ensembles of models that are left beside the plan are left there, too, but for Python models
+    that may run as steps.
     """
     by_name = {each.name: each for each in found}
     for each in found:
@@ -266,6 +277,11 @@ def _bound(step: Any, by_name: Mapping[str, Found]) -> str:
     part = by_name.get(name)
     if part is None:
         return f"its step {name} is not in the repository"
+    if part.step is not None:
+        if version > 0 and part.step.parent.name != str(version):
+            return f"version {version} of its step {name} is not served"
+        step.model_version = -1
+        return ""
     if version > 0 and part.version and part.version != version:
         part = by_name.get(f"{name}@{version}")
         if part is None or part.version != version:

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from flows.files import read_cluster
+from flows.preparation.profiling.pairs import cuts_in_two
 from scripts.benchmarks.served import small_plan
 from scripts.gpu import evidence, steps
 from scripts.gpu.evidence import DONE, FAILED, NOT_RUN, STAND_IN, outcome_of, run_steps
@@ -207,9 +209,22 @@ def test_a_card_without_an_inventory_is_one_all_the_same(monkeypatch: pytest.Mon
     assert "nvidia-ml-py is not installed" in inventory[0]["no_inventory"]
 
 
-def test_pairs_on_a_card_are_not_run_with_the_reason(tmp_path: Path) -> None:
-    with pytest.raises(NotRun, match="classes of cores"):
-        list(steps.STEPS["pairs"].commands(Kit(work=tmp_path, stand_in=False)))
+def test_pairs_on_a_card_are_those_of_its_engines_on_two_parts(tmp_path: Path) -> None:
+    cluster = {
+        "gpu_classes": {"L4": {"memory_gib": 24, "vgpu_divisors": [1, 2]}, "T4": {}},
+        "nodes": [
+            {"count": 1, "gpu_class": name, "gpus": 1, "nic_gbps": 10, "devices": [device]}
+            for name, device in (("L4", "GPU-1"), ("T4", "GPU-2"))
+        ],
+    }
+    (tmp_path / "cluster.yaml").write_text(json.dumps(cluster))
+    (command,) = steps.STEPS["pairs"].commands(Kit(work=tmp_path, stand_in=False))
+    words = str(command).split()
+    assert {"--pairs", "tensorrt", "L4=GPU-1"} <= set(words)
+    assert "T4=GPU-2" not in words
+    parts = read_cluster(tmp_path / "parts.yaml")
+    assert [each.name for each in parts.gpu_classes] == ["L4"]
+    assert cuts_in_two(parts.gpu_class("L4")) == [(120, 180)]
 
 
 @pytest.mark.parametrize("name", ["serve", "rival"])

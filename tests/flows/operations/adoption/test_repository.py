@@ -3,7 +3,9 @@
 from pathlib import Path
 
 import pytest
+import yaml
 
+from flows.files import read_workload
 from flows.operations.adoption.comparison import gpus_seen, gpus_today
 from flows.operations.adoption.repository import (
     Objectives,
@@ -11,11 +13,23 @@ from flows.operations.adoption.repository import (
     without_broken_ensembles,
     workload_of,
 )
-from flows.preparation.triton_repository.repository import BESIDE, MODEL, Found, read_repository
+from flows.preparation.splitting.stored_split import read_split
+from flows.preparation.steps.given import read_steps
+from flows.preparation.triton_repository.repository import (
+    APPLICATION,
+    BESIDE,
+    MODEL,
+    Found,
+    read_repository,
+)
 from flows.state import ProjectState
 from flows.workspace import Workspace
 from tests.flows.preparation.splitting.test_inputs import picture_net
-from tests.flows.preparation.triton_repository.repositories import digest, write_repository
+from tests.flows.preparation.triton_repository.repositories import (
+    add_cleaned,
+    digest,
+    write_repository,
+)
 from triton_backend.contract.errors import InputError
 from triton_backend.contract.workload import Workload
 
@@ -54,7 +68,8 @@ def test_a_model_that_cannot_be_split_is_left_beside_with_its_ensembles(tmp_path
     (folder / "sharpen" / "1" / "model.onnx").write_bytes(b"no model")
     before = digest(folder)
     work = Workspace(state=ProjectState(home=tmp_path / "home"), warehouse=tmp_path / "w.duckdb")
-    after = {e.name: e for e in split_models(work, read_repository(folder), blocks=2)}
+    out = tmp_path / "out"
+    after = {e.name: e for e in split_models(work, read_repository(folder), blocks=2, output=out)}
     assert (after["plain"].kind, after["sharpen"].kind) == (MODEL, BESIDE)
     assert "model.onnx" in after["sharpen"].reason
     assert (after["pipeline"].kind, after["pipeline"].reason) == (
@@ -99,6 +114,44 @@ def test_a_model_of_open_sizes_is_split_for_the_one_that_its_configuration_state
     (found,) = split_models(work, read_repository(folder.parent), blocks=1)
     assert found.kind == (BESIDE if reason else MODEL)
     assert found.reason.partition("model.onnx")[2].partition(": ")[2] == reason
+
+
+@pytest.mark.long
+def test_a_python_model_of_an_ensemble_becomes_a_step(tmp_path: Path) -> None:
+    folder = write_repository(tmp_path / "models")
+    add_cleaned(folder)
+    before = digest(folder)
+    work = Workspace(state=ProjectState(home=tmp_path / "home"), warehouse=tmp_path / "w.duckdb")
+    out = tmp_path / "out"
+    found = split_models(work, read_repository(folder), blocks=2, output=out)
+    document = workload_of(found, Objectives(slo_us={"*": 90_000}, rate_rps={}))
+    (out / "workload.yaml").write_text(yaml.safe_dump(document))
+    (step,) = read_steps(out / "workload.yaml").values()
+    assert (step.name, step.source) == ("clean", out / "steps" / "step_clean")
+    workload = read_workload(out / "workload.yaml")
+    by_name = {each.name: each for each in workload.applications}
+    assert [module.model for module in by_name["cleaned"].modules] == ["clean", "classify"]
+    assert read_split(work, "clean").step
+    after = {each.name: each for each in found}
+    assert (after["clean"].kind, after["cleaned"].kind) == (BESIDE, APPLICATION)
+    assert "a copy of it runs as a step" in after["clean"].reason
+    assert digest(folder) == before
+
+
+@pytest.mark.long
+def test_a_python_model_that_fails_is_left_beside_with_its_ensemble(tmp_path: Path) -> None:
+    folder = write_repository(tmp_path / "models")
+    add_cleaned(folder)
+    file = folder / "clean" / "1" / "model.py"
+    file.write_text(file.read_text().replace("import json", "import a_package_of_theirs"))
+    work = Workspace(state=ProjectState(home=tmp_path / "home"), warehouse=tmp_path / "w.duckdb")
+    out = tmp_path / "out"
+    found = split_models(work, read_repository(folder), blocks=2, output=out)
+    after = {each.name: each for each in found}
+    assert "does not run as a step: " in after["clean"].reason
+    assert "a_package_of_theirs" in after["clean"].reason
+    assert (after["cleaned"].kind, after["pipeline"].kind) == (BESIDE, APPLICATION)
+    assert "steps" not in workload_of(found, Objectives(slo_us={"*": 90_000}, rate_rps={}))
 
 
 def test_an_ensemble_whose_tensors_do_not_fit_is_left_beside(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """Cells are measured one by one in processes of their own, and can be resumed."""
 
 import os
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -98,6 +99,27 @@ def test_a_copy_that_dies_is_reported(tmp_path: Path) -> None:
     copies = Copies({"PYTHONHASHSEED": "not a number"})
     with copies, pytest.raises(PoolPipeError, match="a profiling process ended with code"):
         copies.load(tmp_path, WHOLE_GPU, 1)
+
+
+@pytest.mark.slow
+def test_each_copy_has_the_environment_of_its_share(tmp_path: Path) -> None:
+    write_doubling(tmp_path / "a", cores=[CORE], threads=1, stretch=1.0)
+
+    def seen(copies: Copies) -> list[str]:
+        return [
+            Path(f"/proc/{each.pid}/environ").read_text().partition("PART=")[2].partition("\0")[0]
+            for each in copies.processes
+        ]
+
+    with Copies(lambda share: {"PART": str(share)}) as copies:
+        copies.load_each([(tmp_path / "a", 120), (tmp_path / "a", 180)])
+        assert seen(copies) == ["120", "180"]
+        first, second = copies.processes
+        copies.load_each([(tmp_path / "a", 150), (tmp_path / "a", 180)])
+        assert seen(copies) == ["150", "180"]
+        assert copies.processes[0] is not first
+        assert copies.processes[1] is second
+        assert len(copies.measure(1, asdict(QUICK), 0, {1: 3})) >= QUICK.min_runs
 
 
 @pytest.mark.slow

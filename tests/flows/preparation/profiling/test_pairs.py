@@ -1,12 +1,40 @@
-"""Which pairs are measured: cuts in two, and every two models in them."""
+"""Which pairs are measured: cuts in two, and every two models in them; and what runs them."""
 
 from itertools import product
+from pathlib import Path
 
 import pytest
 
-from flows.preparation.profiling.pairs import PairKey, Side, cuts_in_two, pairs_of
+from flows.device_class import DeviceClass
+from flows.preparation.building.tensorrt.engines import EngineOptions
+from flows.preparation.building.tensorrt.requests import (
+    BuildReport,
+    EngineFailure,
+    EngineRequest,
+    EngineResult,
+)
+from flows.preparation.profiling import pairs
+from flows.preparation.profiling.gpu import ProfiledGpu
+from flows.preparation.profiling.pairs import (
+    PairKey,
+    Side,
+    cuts_in_two,
+    on_cores,
+    on_gpu,
+    pairs_of,
+)
+from flows.preparation.splitting.split import split_model
+from flows.state import ProjectState
+from flows.workspace import Workspace
+from tests.flows.preparation.building.tensorrt import stage_models as models
 from triton_backend.contract.cluster import GpuClass
 from triton_backend.contract.errors import InputError
+from triton_backend.runtimes.mps import SHARE, VISIBLE, MpsDaemon
+
+
+@pytest.fixture
+def workspace(tmp_path: Path) -> Workspace:
+    return Workspace(state=ProjectState(home=tmp_path / "home"), warehouse=tmp_path / "w.duckdb")
 
 
 def cut(*percents: int, partitions: tuple[tuple[int, ...], ...] = (), most: int = 2) -> GpuClass:
@@ -53,3 +81,38 @@ def test_every_two_models_meet_once_in_every_cut_and_batch() -> None:
 def test_a_class_without_pairs_is_named(gpu_class: GpuClass, reason: str) -> None:
     with pytest.raises(InputError, match=reason):
         pairs_of(gpu_class, ["a"], {"a": (1,)})
+
+
+@pytest.mark.long
+def test_parts_of_a_gpu_run_the_whole_engine_under_mps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, workspace: Workspace
+) -> None:
+    split = split_model(
+        models.convolutions(tmp_path / "m.onnx"), name="m", out=tmp_path / "split", blocks=2
+    )
+    requests = [
+        EngineRequest(stage=f"m blocks [{first}, {last})", onnx=tmp_path, gpu_class="L4")
+        for first, last in ((0, 1), (1, 2), (0, 2))
+    ]
+    results = tuple(
+        EngineResult(request=one, key=str(n), folder=tmp_path / str(n), seconds=None)
+        for n, one in enumerate(requests)
+    )
+    failure = EngineFailure(request=requests[2], node="n", reason="too large")
+    reports = [
+        BuildReport(library="t", library_version="1", results=results, failures=()),
+        BuildReport(library="t", library_version="1", results=results[:2], failures=(failure,)),
+    ]
+    monkeypatch.setattr(pairs, "engine_step", lambda *_: reports.pop(0))
+    gpu = ProfiledGpu(name="GPU-1", daemon=MpsDaemon.in_folder(tmp_path / "mps", ()))
+    device = on_gpu(workspace, "L4", gpu, EngineOptions())
+    assert device.whole(split) == tmp_path / "2"
+    environment = device.environment(120)
+    assert (environment[VISIBLE], environment[SHARE]) == ("GPU-1", "40")
+    with pytest.raises(InputError, match="too large"):
+        device.whole(split)
+
+
+def test_onnxruntime_divides_no_gpu(workspace: Workspace) -> None:
+    with pytest.raises(InputError, match="are measured with --runtime tensorrt"):
+        on_cores(workspace, DeviceClass(name="P4", provider="cuda"))

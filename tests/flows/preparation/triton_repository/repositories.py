@@ -134,3 +134,64 @@ def make_others_run(folder: Path) -> None:
     (folder / "chat" / "config.pbtxt").write_text(CHAT_IN_PYTHON)
     for name, text in (("tokens", RUNNING_TOKENS), ("chat", RUNNING_CHAT)):
         (folder / name / "1" / "model.py").write_text(text)
+
+
+CLEAN = """
+backend: "python"
+max_batch_size: 4
+input [ { name: "RAW" data_type: TYPE_UINT8 dims: [ 4, 6, 6 ] } ]
+output [ { name: "PIXELS" data_type: TYPE_FP32 dims: [ 4, 6, 6 ] } ]
+parameters { key: "scale" value { string_value: "255" } }
+"""
+CLEANED = """
+platform: "ensemble"
+max_batch_size: 4
+input [ { name: "PICTURE" data_type: TYPE_UINT8 dims: [ 4, 6, 6 ] } ]
+output [ { name: "SCORES" data_type: TYPE_FP32 dims: [ 144 ] } ]
+ensemble_scheduling {
+  step [
+    {
+      model_name: "clean"
+      model_version: -1
+      input_map { key: "RAW" value: "PICTURE" }
+      output_map { key: "PIXELS" value: "pixels" }
+    },
+    {
+      model_name: "classify"
+      model_version: -1
+      input_map { key: "x" value: "pixels" }
+      output_map { key: "y" value: "SCORES" }
+    }
+  ]
+}
+"""
+CLEANING = """
+import json
+
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+
+class TritonPythonModel:
+    def initialize(self, args):
+        config = json.loads(args["model_config"])
+        self.scale = float(config["parameters"]["scale"]["string_value"])
+        stated = pb_utils.get_output_config_by_name(config, "PIXELS")
+        self.dtype = pb_utils.triton_string_to_numpy(stated["data_type"])
+
+    def execute(self, requests):
+        answers = []
+        for request in requests:
+            raw = pb_utils.get_input_tensor_by_name(request, "RAW").as_numpy()
+            pixels = (raw / self.scale).astype(self.dtype)
+            answers.append(pb_utils.InferenceResponse([pb_utils.Tensor("PIXELS", pixels)]))
+        return answers
+"""
+
+
+def add_cleaned(folder: Path) -> None:
+    """Add an ensemble whose first model is written in Python."""
+    for name, text in (("clean", CLEAN), ("cleaned", CLEANED)):
+        (folder / name / "1").mkdir(parents=True)
+        (folder / name / "config.pbtxt").write_text(text)
+    (folder / "clean" / "1" / "model.py").write_text(CLEANING)
