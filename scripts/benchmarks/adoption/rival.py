@@ -10,8 +10,9 @@ far as two cores need it.
 
 Each side is the best of its grid in the simulator (`scripts.paper.tuning`), and is then offered
 shares of the planned rates of our default plan, in rising steps, until it answers less than
-`ENOUGH` in time; nothing else ends the search. Both run a model by the same runtime; Triton's side
-has its dynamic batcher in front of it (`batcher`), ours has the gateway.
+`ENOUGH` in time; nothing else ends the search. Both stand beside each other and are loaded in
+turns. Both run a model by the same runtime; Triton's side has its dynamic batcher in front of it
+(`batcher`), ours has the gateway.
 """
 
 import argparse
@@ -19,12 +20,12 @@ import math
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, replace
 from itertools import count
 from pathlib import Path
 from statistics import geometric_mean
-from typing import Any
+from typing import Any, NamedTuple
 
 from flows.files import read_device_classes
 from flows.release.artifacts import attach_artifacts
@@ -58,9 +59,19 @@ PREPARED = (
 PROBLEMS = "G1-HC1-S,G1-HC2-S,G4-HC1-S,G4-HC2-S"
 LEAST_SLO_US = 150_000  # this machine's jitter, a few ms, is small beside it
 SIDES = (TRITON, OURS)
+SHARES = (ATTAINMENT, 0.95)  # in time, of which a machine with other work may hold the lower alone
+PORTS = 10  # between the first ones of two servers
 
-Attained = Callable[[float], float]
-"""The least attainment of a model at a load."""
+Attained = Callable[[str, float], float]
+"""The least attainment of a model, by side and load."""
+
+
+class Point(NamedTuple):
+    """What a side attains at a load."""
+
+    side: str
+    load: float
+    share: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -163,21 +174,25 @@ def stretch_of(plan: Plan, most_rps: float) -> float:
     return math.ceil(10 * need) / 10
 
 
-def rising(attained: Attained, step: float) -> Iterator[tuple[float, float]]:
-    """Loads in rising steps with what is attained, up to the first one below `ENOUGH`."""
+def rising(attained: Attained, sides: Sequence[str], step: float) -> Iterator[Point]:
+    """What sides attain at loads in rising steps, in turns, each up to the first below `ENOUGH`."""
+    left = list(sides)
     for number in count(1):
         load = round(step * number, 3)
-        share = attained(load)
-        yield load, share
-        if share < ENOUGH:
+        for side in tuple(left):
+            share = attained(side, load)
+            yield Point(side, load, share)
+            if share < ENOUGH:
+                left.remove(side)
+        if not left:
             return
 
 
-def goodput(points: Sequence[tuple[float, float]]) -> float:
-    """The highest load up to which `ATTAINMENT` is in time; 0 where the first one is not."""
+def goodput(points: Sequence[tuple[float, float]], least: float = ATTAINMENT) -> float:
+    """The highest load up to which a share is in time; 0 where the first one is not."""
     held = 0.0
     for load, share in points:
-        if share < ATTAINMENT:
+        if share < least:
             break
         held = load
     return held
@@ -197,23 +212,29 @@ def server_of(
     )
 
 
-def measured(
-    problem: Problem, side: str, asked: argparse.Namespace
-) -> Iterator[tuple[float, float]]:
-    """Loads and attainment of one side, served."""
-    with server_of(problem, side, asked.port) as served:
+def measured(problem: Problem, asked: argparse.Namespace) -> Iterator[Point]:
+    """Both sides served beside each other, one of them loaded at a time.
 
-        def attained(load: float) -> float:
-            if isinstance(served, Batcher):
-                summary = served.load(problem.reference, load, asked.seconds, asked.seed)
+    So a machine that changes its speed does not pass for a side.
+    """
+    with ExitStack() as stack:
+        served = {
+            side: stack.enter_context(server_of(problem, side, asked.port + PORTS * number))
+            for number, side in enumerate(SIDES)
+        }
+
+        def attained(side: str, load: float) -> float:
+            there = served[side]
+            if isinstance(there, Batcher):
+                summary = there.load(problem.reference, load, asked.seconds, asked.seed)
             else:
-                summary = _offered(served, problem.reference, load, asked)
+                summary = _offered(there, problem.reference, load, asked)
             shares = [row["attainment"] for row in summary["models"].values()]
             share = min((each for each in shares if each is not None), default=1.0)
             print(f"{problem.name}, {side}, load {load}: {share:.2%}", file=sys.stderr, flush=True)
             return share
 
-        yield from rising(attained, asked.step)
+        yield from rising(attained, SIDES, asked.step)
 
 
 def _offered(
@@ -244,46 +265,53 @@ def simulated(problem: Problem, side: str, load: float, asked: argparse.Namespac
 
 def rows_of(problem: Problem, asked: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """Both sides of a problem at every load: a row each."""
-    for side in SIDES:
-        for load, share in measured(problem, side, asked):
-            yield {
-                "problem": problem.name,
-                "side": side,
-                "chosen": problem.sides[side].name,
-                "stretch": problem.stretch,
-                "load": load,
-                "rate_rps": load * problem.planned_rps,
-                "attainment": share,
-                "simulated": simulated(problem, side, load, asked),
-            }
+    for side, load, share in measured(problem, asked):
+        yield {
+            "problem": problem.name,
+            "side": side,
+            "chosen": problem.sides[side].name,
+            "stretch": problem.stretch,
+            "load": load,
+            "rate_rps": load * problem.planned_rps,
+            "attainment": share,
+            "simulated": simulated(problem, side, load, asked),
+        }
 
 
 def figures_of(rows: Sequence[Mapping[str, Any]]) -> list[Figure]:
     """Goodput of each side by problem and their ratio; of several problems mean and least."""
     figures: list[Figure] = []
-    ratios: list[float] = []
-    for problem in dict.fromkeys(row["problem"] for row in rows):
-        held: dict[str, float] = {}
-        for side in SIDES:
-            mine = [row for row in rows if (row["problem"], row["side"]) == (problem, side)]
-            load = goodput([(row["load"], row["attainment"]) for row in mine])
-            held[side] = load * mine[0]["rate_rps"] / mine[0]["load"]
-            name = f"{problem}: goodput of {side}, served"
-            figures.append(Figure(name=name, value=held[side], unit="rps"))
-        ratio = held[OURS] / held[TRITON] if held[TRITON] else None
-        figures.append(Figure(name=f"{problem}: PoolPipe / Triton", value=ratio))
-        ratios += [ratio] if ratio else []
-    if len(ratios) > 1:
-        figures += [
-            Figure(name="PoolPipe / Triton, mean of ratios", value=geometric_mean(ratios)),
-            Figure(name="PoolPipe / Triton, least", value=min(ratios)),
-            Figure(name="problems", value=len(ratios)),
-        ]
+    problems = list(dict.fromkeys(row["problem"] for row in rows))
+    for least in SHARES:
+        words, ratios = f"{least:.0%} in time", list[float]()
+        for problem in problems:
+            held = {side: _held_rps(rows, problem, side, least) for side in SIDES}
+            figures += [
+                Figure(name=f"{problem}: {side}, {words}", value=held[side], unit="rps")
+                for side in SIDES
+            ]
+            ratio = held[OURS] / held[TRITON] if held[TRITON] else None
+            figures.append(Figure(name=f"{problem}: PoolPipe / Triton, {words}", value=ratio))
+            ratios += [ratio] if ratio else []
+        if len(problems) > 1 and len(ratios) == len(problems):
+            name = f"PoolPipe / Triton, {words}"
+            figures += [
+                Figure(name=f"{name}, mean of ratios", value=geometric_mean(ratios)),
+                Figure(name=f"{name}, least", value=min(ratios)),
+            ]
+    figures.append(Figure(name="problems", value=len(problems)))
     apart = [100 * abs(row["attainment"] - row["simulated"]) for row in rows]
     above = [each for each, row in zip(apart, rows, strict=True) if row["attainment"] >= ENOUGH]
     name = "served less simulated attainment, most, where 90 % are in time"
     figures.append(Figure(name=name, value=max(above, default=None), unit="points"))
     return figures
+
+
+def _held_rps(rows: Sequence[Mapping[str, Any]], problem: str, side: str, least: float) -> float:
+    """The rate up to which a side has a share in time."""
+    mine = [row for row in rows if (row["problem"], row["side"]) == (problem, side)]
+    load = goodput([(row["load"], row["attainment"]) for row in mine], least)
+    return load * mine[0]["rate_rps"] / mine[0]["load"]
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -16,11 +16,24 @@ from scripts.benchmarks.served import small_plan
 from triton_backend.simulator.papers.triton import TRITON
 
 
-def test_loads_rise_until_a_side_has_had_enough() -> None:
-    shares = {0.5: 1.0, 1.0: 0.995, 1.5: 0.93, 2.0: 0.89}
-    found = list(rising(shares.__getitem__, 0.5))
-    assert found == list(shares.items())
-    assert goodput(found) == 1.0
+def test_loads_rise_in_turns_until_a_side_has_had_enough() -> None:
+    shares = {
+        TRITON: {0.5: 1.0, 1.0: 0.89},
+        OURS: {0.5: 1.0, 1.0: 0.995, 1.5: 0.93, 2.0: 0.89},
+    }
+    found = list(rising(lambda side, load: shares[side][load], (TRITON, OURS), 0.5))
+    assert [(side, load) for side, load, _ in found] == [
+        (TRITON, 0.5),
+        (OURS, 0.5),
+        (TRITON, 1.0),
+        (OURS, 1.0),
+        (OURS, 1.5),
+        (OURS, 2.0),
+    ]
+    assert all(share == shares[side][load] for side, load, share in found)
+    points = [*shares[OURS].items()]
+    assert goodput(points) == 1.0
+    assert goodput(points, 0.93) == 1.5
     assert goodput([(0.5, 0.98), (1.0, 1.0)]) == 0.0
 
 
@@ -56,9 +69,11 @@ def test_ratios_are_of_the_highest_rates_in_time() -> None:
         ]
     )
     values = {figure.name: figure.value for figure in figures}
-    assert values[f"a: goodput of {TRITON}, served"] == 50
-    assert values["a: PoolPipe / Triton"] == 2
-    assert values["b: PoolPipe / Triton"] is None
-    assert "PoolPipe / Triton, least" not in values
+    assert values[f"a: {TRITON}, 99% in time"] == 50
+    assert values["a: PoolPipe / Triton, 99% in time"] == 2
+    assert values["a: PoolPipe / Triton, 95% in time"] == 2
+    assert values["b: PoolPipe / Triton, 99% in time"] is None
+    assert values[f"b: {OURS}, 95% in time"] == 100
+    assert "PoolPipe / Triton, 99% in time, least" not in values
     apart = values["served less simulated attainment, most, where 90 % are in time"]
     assert apart == pytest.approx(5)
