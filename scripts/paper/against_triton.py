@@ -30,10 +30,9 @@ import json
 import sys
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import geometric_mean, mean
-from typing import Any
 
 from scripts.benchmarks.figures import Figure, add_destinations, conclude
 from scripts.paper.cells import CLUSTERS, GROUPS, PaperData
@@ -140,10 +139,6 @@ class Found:
     ours_chosen: str
     auto_rps: float | None = None
     auto_chosen: str = ""
-
-    def to_dict(self) -> dict[str, Any]:
-        """A row of the run's file."""
-        return {name: getattr(self, name) for name in self.__slots__}
 
 
 def compare(problem: Problem) -> Found:
@@ -255,10 +250,10 @@ def main(arguments: Sequence[str]) -> int:
         with ProcessPoolExecutor(asked.processes) as pool:
             for one in pool.map(compare, problems):
                 found.append(one)
-                print(one.to_dict(), file=sys.stderr, flush=True)
+                print(asdict(one), file=sys.stderr, flush=True)
     except InputError as error:
         parser.error(str(error))
-    rows = [one.to_dict() for one in found]
+    rows = [asdict(one) for one in found]
     return conclude(asked, "tuned triton", figures_of(found), {"rows": rows})
 
 

@@ -1,6 +1,7 @@
 """The problems, and what is said of both sides."""
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -49,7 +50,7 @@ def test_problems_of_earlier_runs_count_and_those_of_other_times_are_refused(
 ) -> None:
     rows = [found("HC1-L", 100, 600, 500), found("one class", 80, 80)]
     kept = tmp_path / "run.json"
-    kept.write_text(json.dumps({"rows": [one.to_dict() for one in rows]}))
+    kept.write_text(json.dumps({"rows": [asdict(one) for one in rows]}))
     assert read_compared([kept], 1) == rows
     with pytest.raises(InputError, match="was simulated for 1 s, not 3"):
         read_compared([kept], 3)
