@@ -111,7 +111,7 @@ def test_a_model_of_open_sizes_is_split_for_the_one_that_its_configuration_state
     picture_net(folder / "1" / "model.onnx")
     (folder / "config.pbtxt").write_text(READER % dims)
     work = Workspace(state=ProjectState(home=tmp_path / "home"), warehouse=tmp_path / "w.duckdb")
-    (found,) = split_models(work, read_repository(folder.parent), blocks=1)
+    (found,) = split_models(work, read_repository(folder.parent), blocks=1, output=tmp_path)
     assert found.kind == (BESIDE if reason else MODEL)
     assert found.reason.partition("model.onnx")[2].partition(": ")[2] == reason
 
