@@ -17,7 +17,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -112,7 +112,7 @@ class Example:
 
 
 @contextmanager
-def served(port: int) -> Iterator[Example]:
+def served(port: int) -> Generator[Example]:
     """The example, served until the end of the context."""
     with tempfile.TemporaryDirectory(prefix="poolpipe-ocr-") as name:
         folder = Path(name)

@@ -11,7 +11,7 @@ from flows.clock import now_utc
 from flows.deployments.parameters import ReplanParameters
 from flows.operations.replanning.forecast import LEAST_RATE_RPS
 from flows.operations.replanning.planner import options_of, priced
-from flows.operations.replanning.replan import ReplanOptions, replan
+from flows.operations.replanning.replan import Replanned, ReplanOptions, replan
 from flows.planning import PlanOptions
 from flows.planning.stored_plans import plan_step
 from flows.workspace import Workspace
@@ -115,16 +115,16 @@ def measured_sizes(folder: Path, rates_rps: tuple[int, int]) -> Workspace:
 @pytest.mark.long
 def test_every_size_is_planned_for_the_share_that_was_measured(tmp_path: Path) -> None:
     """Half each was foreseen; of 160 requests/s, 120 are of the small size, or of the large one."""
-    plans: list[Plan] = []
+    found: Replanned | None = None
     for number, rates_rps in enumerate(((120, 40), (40, 120))):
         (tmp_path / str(number)).mkdir()
         work = measured_sizes(tmp_path / str(number), rates_rps)
-        found = replan(work, cluster(8, 8), SIZED, plans[-1] if plans else None, CHEAPEST)
+        found = replan(work, cluster(8, 8), SIZED, found and found.plan, CHEAPEST)
         assert [model.size_of for model in found.plan.workload.models] == ["reader", "reader"]
         for model, rate_rps in zip(SIZED.models, rates_rps, strict=True):
             assert found.forecast_rps[model.name] == pytest.approx(1.1 * rate_rps)
             assert found.plan.model(model.name).throughput_rps >= found.forecast_rps[model.name]
-        plans.append(found.plan)
+    assert found is not None
     assert found.recommendation.roll_out
     assert found.share_shift > 0.2
 

@@ -28,7 +28,7 @@ pytestmark = pytest.mark.slow
 ARCHIVE = Path(__file__).with_name("torchvision.zip")
 EXPORTS = zipfile.ZipFile(ARCHIVE).namelist()
 TEXT = "text_encoder"  # of BERT's kind
-SPLIT = {"blocks": 4, "max_batch": 2}
+BLOCKS, MAX_BATCH = 4, 2
 
 
 def exported(name: str, folder: Path) -> Path:
@@ -68,7 +68,7 @@ def test_both_exporters_wrote_a_dozen_architectures() -> None:
 @pytest.mark.parametrize("name", EXPORTS)
 def test_an_export_is_split_planned_and_answers_as_the_file(tmp_path: Path, name: str) -> None:
     path = exported(name, tmp_path)
-    split = split_model(path, name="m", out=tmp_path / "models", **SPLIT)
+    split = split_model(path, name="m", out=tmp_path / "models", blocks=BLOCKS, max_batch=MAX_BATCH)
     assert split.blocks >= 3
     plan = planned(split)
     pipelines = [pipeline for model in plan.models for pipeline in model.pipelines]
