@@ -40,6 +40,11 @@ def test_parts_of_slices_have_shares_of_their_own() -> None:
     assert share_text(shares[MigCell(7, 4)]) == "7g/4"
 
 
+def test_whole_parts_are_one_to_four() -> None:
+    found = {share: divisor_of(share) for share in (300, 150, 100, 75, 60, 299)}
+    assert found == {300: 1, 150: 2, 100: 3, 75: 4, 60: None, 299: None}
+
+
 def test_shares_of_other_sizes_are_no_slices() -> None:
     for share in (300, 150, 100, 75, 60, 3):
         assert mig_cell(share) is None

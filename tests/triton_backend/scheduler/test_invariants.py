@@ -6,16 +6,17 @@ import pytest
 
 from tests.fakes.plans import two_stages
 from triton_backend.contract.errors import InvariantError
+from triton_backend.scheduler.compiled import NONE
 from triton_backend.scheduler.invariants import check_invariants
 from triton_backend.scheduler.kernel_api import arrive, settle_one
 from triton_backend.scheduler.tables import Tables, new_tables
 from triton_backend.scheduler.topology import build_topology
 
 
-def busy_tables() -> Tables:
-    """Two batches in flight and two requests in line."""
+def busy_tables(requests: int = 10) -> Tables:
+    """Two batches in flight and two requests in line, or as many as are asked for."""
     tables = new_tables(build_topology(two_stages()))
-    for number in range(10):
+    for number in range(requests):
         arrive(tables, 0, number, 100_000 + number, 1)
         settle_one(tables, 0)
     check_invariants(tables)
@@ -98,4 +99,14 @@ def test_damage_is_found(damage: Callable[[Tables], None]) -> None:
     tables = busy_tables()
     damage(tables)
     with pytest.raises(InvariantError):
+        check_invariants(tables)
+
+
+def test_reservations_of_a_resource_that_overlap_are_named() -> None:
+    tables = busy_tables(40)
+    runs = tables.intervals
+    first = next(i for i, run in enumerate(runs) if run["resource"] != NONE != run["next"])
+    second = int(runs[first]["next"])
+    runs[second]["start_us"] = runs[first]["end_us"] - 1
+    with pytest.raises(InvariantError, match=f"intervals {first} and {second} overlap on resource"):
         check_invariants(tables)

@@ -105,6 +105,16 @@ def test_a_shared_batch_has_all_rows_that_end_in_time_and_waits_for_as_long_as_i
     assert (most.capacity, most.start_us, most.end_us) == (7, 500, 10_500)
 
 
+def test_who_boards_twice_leaves_time_to_wait_for_company_the_second_time() -> None:
+    """Two runs of 7 ms: of 20 ms the first waits for 2, the second for 4."""
+    pool = Pool(latency_us=(4_000, 5_000, 6_000, 7_000))
+    way = Way(pools=(0, 1))
+    told = Told(make_boarding_plan([((0, 2), pool), ((2, 4), pool)], way, way))
+    decided = told.arrive(0, 0, slack_us=20_000)
+    times = [(d.start_us, d.end_us) for d in decided if isinstance(d, SharedBatch)]
+    assert times == [(2_000, 9_000), (13_000, 20_000)]
+
+
 def test_batches_of_two_entries_sit_in_one_run_at_rows_of_their_own() -> None:
     told = Told(two_tails())
     first = the_shared_batch(told.arrive(0, ALIGNED))  # there at 4,000
@@ -126,6 +136,29 @@ def test_a_full_shared_batch_leaves_as_soon_as_the_last_member_is_there() -> Non
         4_000,
         11_000,
     )  # the first is moved until then
+
+
+def test_a_batch_that_comes_at_the_very_start_of_a_shared_batch_boards_it() -> None:
+    told = Told(two_tails())
+    first = the_shared_batch(told.arrive(0, AT_JUNCTION, slack_us=11_000))
+    assert first.start_us == 4_000
+    boarded = the_shared_batch(told.arrive(0, ALIGNED))  # there at 4,000
+    assert boarded.shared_batch_id == first.shared_batch_id
+    assert (len(boarded.members), boarded.start_us) == (2, 4_000)
+
+
+@pytest.mark.parametrize(("bytes_out", "boards"), [(0, True), (1_000, False)])
+def test_a_batch_that_moves_for_a_microsecond_comes_a_microsecond_later(
+    bytes_out: int, *, boards: bool
+) -> None:
+    shared = Pool(latency_us=(4_000, 5_000, 6_000, 7_000))
+    align = Pool(latency_us=(3_000,), gpus=2, bytes_out=bytes_out)
+    ways = Way(pools=(0, 1)), Way(pools=(1,))
+    told = Told(make_boarding_plan([((0, 2), align), ((2, 4), shared)], *ways))
+    first = the_shared_batch(told.arrive(0, AT_JUNCTION, slack_us=10_000))
+    assert first.start_us == 3_000
+    other = the_shared_batch(told.arrive(0, ALIGNED))
+    assert (other.shared_batch_id == first.shared_batch_id) == boards
 
 
 def test_who_has_no_time_for_the_shared_batch_opens_another_before_it() -> None:

@@ -139,6 +139,15 @@ def test_a_slow_uplink_alone_delays_what_leaves_its_node() -> None:
     scheduler.check_invariants()
 
 
+def test_a_link_may_be_a_hundred_times_faster_and_no_more() -> None:
+    scheduler = Scheduler(two_stages())
+    fast = LinkPaceChanged(now_us=0, node=0, uplink_percent=1, downlink_percent=1)
+    assert scheduler.handle(fast) == []
+    for field in ("uplink_percent", "downlink_percent"):
+        with pytest.raises(InputError, match="no such node, or not positive"):
+            scheduler.handle(replace(fast, **{field: 0}))
+
+
 def test_a_link_slower_by_a_hundredth_takes_a_hundredth_longer() -> None:
     scheduler = Scheduler(two_stages())
     scheduler.handle(LinkPaceChanged(now_us=0, node=0, uplink_percent=101, downlink_percent=100))

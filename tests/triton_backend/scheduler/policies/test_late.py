@@ -39,7 +39,7 @@ from triton_backend.scheduler.policies.late import (
 from triton_backend.scheduler.policies.registry import largest_batches
 from triton_backend.scheduler.scheduler import Scheduler
 from triton_backend.scheduler.tables import new_tables
-from triton_backend.scheduler.topology import build_topology
+from triton_backend.scheduler.topology import Lead, build_topology
 
 RULES = {
     "deferred": Rules("frontrun", "window", "latest"),
@@ -103,8 +103,11 @@ def shared(
 class Life:
     """A scheduler whose batches end exactly as reserved; ends, then the timer, then arrivals."""
 
-    def __init__(self, plan: Plan, **rules: int) -> None:
-        self.scheduler = Scheduler(plan, adjust=lambda stated: stated._replace(**rules))
+    def __init__(self, plan: Plan, lead_us: int = 0, **rules: int) -> None:
+        self.scheduler = Scheduler(
+            plan, lead=Lead(lead_us), adjust=lambda stated: stated._replace(**rules)
+        )
+        self.lead_us = lead_us
         self.batches: list[Batch] = []
         self.drops: list[tuple[int, int]] = []
         self.ends: list[tuple[int, int, int]] = []
@@ -116,7 +119,7 @@ class Life:
             if isinstance(decision, Dispatch):
                 (hop,) = decision.hops
                 self.batches.append(Batch(now, decision.model, decision.request_ids, hop.vgpu))
-                assert hop.start_us == now
+                assert hop.start_us == now + self.lead_us
                 self.ends.append((hop.end_us, decision.batch_id, hop.start_us))
             elif isinstance(decision, Drop):
                 self.drops.append((now, decision.request_id))
@@ -231,6 +234,18 @@ def test_a_full_batch_that_can_wait_lets_a_lone_request_go_that_cannot() -> None
     life = run(plan, arrivals)
     assert not life.drops
     assert [(b.at, b.model) for b in life.batches] == [(70, 1), (80, 0)]
+
+
+def test_a_lone_request_goes_first_where_the_next_vgpu_is_free_too_late_for_it() -> None:
+    # Sent 6 before they start. One of two vGPUs is busy until 85: the next batch is sent at 79.
+    # Model 0 has a full batch at 72, to be sent by 79; model 1 must be sent by 76.
+    life = Life(shared([RISING, RISING, FLAT], 2, policy="deferred"), lead_us=6)
+    arrivals = [(0, 1, 92), (56, 2, 85), *[(72, 0, 101)] * 4]
+    for number, (at, model, deadline) in enumerate(arrivals):
+        life.arrive(number, at, model, deadline)
+    life.until(float("inf"))
+    assert not life.drops
+    assert [(b.at, b.model) for b in life.batches] == [(69, 2), (72, 1), (79, 0)]
 
 
 @pytest.mark.parametrize(

@@ -22,6 +22,7 @@ from triton_backend.contract.events import (
 from triton_backend.contract.plan import Plan
 from triton_backend.scheduler.compiled import FAR
 from triton_backend.scheduler.scheduler import Scheduler
+from triton_backend.scheduler.topology import Lead
 
 SLO_US = 100_000
 TOOK_US = 10_000
@@ -168,6 +169,12 @@ def test_low_requests_go_over_to_the_queue_of_their_model_in_a_new_plan() -> Non
     decided = scheduler.handle(PlanChanged(now_us=5, plan=plan(gpus=2)))
     assert [ids for ids, *_ in sent(decided)] == [(1,)]
     scheduler.check_invariants()
+
+
+def test_beside_late_binding_a_low_batch_is_sent_as_long_before_its_start_as_others() -> None:
+    for policy, start_us in (("eager", 100 + 2 * 10), ("reservation", 0)):
+        scheduler = Scheduler(plan((20_000, 20_000)), policy=policy, lead=Lead(100, 10))
+        assert sent(come(scheduler, 0, 1, low=True)) == [((0, 1), start_us, start_us + 20_000)]
 
 
 def test_low_requests_stay_low_in_a_new_plan() -> None:
