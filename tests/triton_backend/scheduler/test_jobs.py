@@ -228,6 +228,17 @@ def test_samples_of_a_job_multiply_fixed_rows() -> None:
     assert app.outcomes()[1] == "too_large"
 
 
+def test_samples_of_a_job_multiply_the_rows_that_a_module_runs_at_most() -> None:
+    modules = [hand_module("a", "m0"), hand_module("b", "m1", "a", rows=1.5, max_rows=4)]
+    app = shell(*modules, rows=giving(b=7))
+    app.arrive(0, 0, 200 * MS, samples=3)
+    app.run()
+    assert [(t.first_row, t.rows, t.of_rows) for t in app.finished[0].tasks["b"]] == [
+        (0, 4, 7),
+        (4, 3, 7),
+    ]
+
+
 def test_a_required_module_that_is_dropped_takes_its_job_with_it() -> None:
     """Queued siblings leave in the same answer; the one that runs ends and is forgotten."""
     app = shell(*diamond(), rows=giving(cars=1, people=1))

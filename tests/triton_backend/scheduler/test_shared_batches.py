@@ -230,6 +230,20 @@ def test_an_urgent_batch_goes_before_shared_batches_that_can_wait_and_takes_memb
     assert {s.batch_id for s in sooner.members}.isdisjoint({s.batch_id for s in later.members})
 
 
+def test_who_would_leave_in_a_small_shared_batch_goes_before_one_that_can_wait() -> None:
+    """So the vGPU is free at once for a third that has no time at all."""
+    told = Told(two_tails())
+    told.arrive(0, AT_JUNCTION, slack_us=21_000, samples=3)
+    shared_batches = told.arrive(100, AT_JUNCTION, slack_us=16_000, samples=3)
+    found = shared_batches_by_number(shared_batches).values()
+    assert sorted((one.start_us, one.end_us) for one in found) == [
+        (7_000, 14_000),
+        (14_000, 21_000),
+    ]
+    third = the_shared_batch(told.arrive(200, AT_JUNCTION, slack_us=11_000, samples=3))
+    assert (third.start_us, third.end_us) == (200, 6_200)
+
+
 def test_who_has_little_time_goes_before_shared_batches_of_which_one_waits_for_the_other() -> None:
     """The second one has 9 ms left, and waits for 7 more."""
     told = Told(two_tails())
@@ -315,14 +329,14 @@ def test_members_end_with_their_shared_batch() -> None:
         told.done(shared_batch, 13_000)
 
 
-def aligned(told: Told, start_us: int, end_us: int) -> list[Decision]:
-    """Batch 0 leaves its first stage, and then its rows are moved in 1 ms; what that led to."""
+def aligned(told: Told, start_us: int, end_us: int, batch_id: int = 0) -> list[Decision]:
+    """A batch leaves its first stage, and then its rows are moved in 1 ms; what that led to."""
     decided = told.tell(
-        StageDone(now_us=end_us, batch_id=0, stage=0, start_us=start_us, end_us=end_us)
+        StageDone(now_us=end_us, batch_id=batch_id, stage=0, start_us=start_us, end_us=end_us)
     )
     there_us = end_us + 1_000
     return decided + told.tell(
-        TransferDone(now_us=there_us, batch_id=0, stage=1, start_us=end_us, end_us=there_us)
+        TransferDone(now_us=there_us, batch_id=batch_id, stage=1, start_us=end_us, end_us=there_us)
     )
 
 
@@ -382,6 +396,15 @@ def test_a_member_that_comes_too_late_is_left_when_it_says_so() -> None:
     told.arrive(0, ALIGNED)
     told.arrive(100, AT_JUNCTION, slack_us=20_000)
     assert Abort(batch_id=0) in aligned(told, 0, 30_000)
+
+
+def test_a_member_is_left_by_its_number_wherever_it_is_kept() -> None:
+    told = Told(two_tails())
+    told.arrive(0, AT_JUNCTION)
+    told.tell(Cancel(now_us=0, request_id=0))  # what comes next has its place, and another number
+    (batch,) = [d for d in told.arrive(0, ALIGNED) if isinstance(d, Dispatch)]
+    told.arrive(100, AT_JUNCTION, slack_us=20_000)
+    assert Abort(batch_id=batch.batch_id) in aligned(told, 0, 30_000, batch.batch_id)
 
 
 def test_a_late_member_has_a_little_time_whoever_else_becomes_late() -> None:

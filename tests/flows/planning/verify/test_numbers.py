@@ -230,6 +230,9 @@ def test_the_price_of_what_is_occupied_is_a_part_of_the_gpus_price() -> None:
     assert not any("objective value" in text for text in verify_plan(priced))
     dearer = replace(priced, objective=replace(paid, value=3.0, upper_bound=3.0))
     assert any("objective value" in text for text in verify_plan(dearer))
+    beyond = replace(priced, objective=replace(paid, upper_bound=1.6))  # no plan is cheaper
+    assert any("contradicts" in text for text in verify_plan(beyond))
+    assert not any("contradicts" in text for text in verify_plan(priced))
 
 
 @pytest.mark.parametrize("gathering", ["dt", "2d", "tc-tail"])

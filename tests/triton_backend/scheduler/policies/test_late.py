@@ -363,6 +363,9 @@ def test_by_efficiency_the_queue_that_wastes_least_time_goes_first() -> None:
     arrivals = [(0, 0, 99, 1), (1, 0, 50, 1), (2, 1, 99, 1)]
     assert [b.model for b in run(plan, arrivals).batches] == [0, 0, 1]
     assert [b.model for b in run(plan, arrivals, rank=LEAST_WASTE).batches] == [0, 1, 0]
+    # Two samples of model 1 waste nothing either.
+    pair = [(0, 0, 99, 1), (1, 0, 50, 1), (2, 1, 99, 1), (2, 1, 99, 1)]
+    assert [b.model for b in run(plan, pair, rank=LEAST_WASTE).batches] == [0, 1, 0]
 
 
 def test_requests_of_a_lost_batch_are_candidates_again() -> None:

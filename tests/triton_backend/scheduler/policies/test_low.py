@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field, replace
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -271,6 +272,17 @@ def test_low_requests_stay_behind_and_all_that_is_sent_ends_in_time(
     shell.until(now_us + 10 * SLO_US)
     assert shell.scheduler.queue_lengths() == (0,)
     assert shell.scheduler.in_flight() == 0
+
+
+@pytest.mark.parametrize(("gap_us", "goes"), [(60_000, False), (SLO_US, True)])
+def test_a_low_batch_goes_where_others_have_become_rare(gap_us: int, *, goes: bool) -> None:
+    # planned is one in 30 ms: behind a low batch of 30 ms a fourth of these would be late
+    scheduler = Scheduler(plan((30_000,)))
+    come(scheduler, 0, low=True)
+    end_batches(scheduler, come(scheduler, 1, low=False))
+    for number in range(2, 42):
+        end_batches(scheduler, come(scheduler, number, low=False, now_us=number * gap_us))
+    assert bool(sent(come(scheduler, 50, low=True, now_us=41 * gap_us + 30_000))) == goes
 
 
 def test_tasks_to_come_keep_a_low_batch_from_going_as_requests_do() -> None:
