@@ -398,7 +398,7 @@ def inside(options: argparse.Namespace, plan: Plan) -> None:
 
 
 def plan_of(options: argparse.Namespace) -> Plan:
-    """What is served."""
+    """The plan that the options ask for."""
     if options.application:
         return faulty_application()
     return wide_plan("faults", quick=True) if options.wide else small_plan("faults")

@@ -401,7 +401,7 @@ def test_a_member_that_comes_too_late_is_left_when_it_says_so() -> None:
 def test_a_member_is_left_by_its_number_wherever_it_is_kept() -> None:
     told = Told(two_tails())
     told.arrive(0, AT_JUNCTION)
-    told.tell(Cancel(now_us=0, request_id=0))  # what comes next has its place, and another number
+    told.tell(Cancel(now_us=0, request_id=0))  # the next one has its place, and another number
     (batch,) = [d for d in told.arrive(0, ALIGNED) if isinstance(d, Dispatch)]
     told.arrive(100, AT_JUNCTION, slack_us=20_000)
     assert Abort(batch_id=batch.batch_id) in aligned(told, 0, 30_000, batch.batch_id)
