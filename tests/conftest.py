@@ -6,8 +6,12 @@ import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, settings
+
+from tests.filling import NICENESS, FillingScheduling, is_filling_here
 
 # A shell starts background jobs with SIGINT ignored, and programs started here would inherit that;
 # a handler, unlike SIG_IGN, does not outlive exec.
@@ -15,6 +19,13 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 # A time limit (`timeout 600 pytest`) ends as Ctrl-C does, by what stops the systems that tests have
 # started.
 signal.signal(signal.SIGTERM, signal.default_int_handler)
+
+# Where Python is to write no bytecode, pytest would rewrite every assertion anew in each process.
+sys.dont_write_bytecode = False
+
+# How fast examples are drawn and run is the machine's, not the test's.
+settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("patient")
 
 TESTS = Path(__file__).parent
 BEGIN = (
@@ -50,6 +61,23 @@ def _note_process(event: str, arguments: tuple[object, ...]) -> None:
 
 
 sys.addaudithook(_note_process)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Declare how `scripts/test` has all tests spread."""
+    parser.addoption("--filling", action="store_true", help="the last process fills (filling.py)")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Give way to the other processes, where this one fills."""
+    if config.getoption("filling") and is_filling_here(os.environ):
+        os.nice(NICENESS)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Spread as `filling.py` says, where asked to."""
+    return FillingScheduling(config, log) if config.getoption("filling") else None
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

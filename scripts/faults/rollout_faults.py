@@ -47,7 +47,7 @@ GATEWAY, NODE = "gateway", "node"
 BY_PREFECT = (FLOW, WORKER, SERVER)
 FAULTS = (*BY_PREFECT, GATEWAY, NODE)
 DEPLOYMENT = "rollout/halted"
-WAIT_SECONDS = 120.0
+WAIT_SECONDS, POLL_SECONDS = 120.0, 0.05  # a look may open the warehouse, or ask the gateway
 BAKE_SECONDS = 1.0
 SLO_US = 600_000
 
@@ -62,7 +62,7 @@ def wait_until(what: str, holds: Callable[[], bool], seconds: float = WAIT_SECON
     while not holds():
         if watch.seconds() > seconds:
             raise TimeoutError(f"{what}: not within {seconds:g} s")
-        time.sleep(0.02)
+        time.sleep(POLL_SECONDS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -25,6 +25,12 @@ from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.settings import PREFECT_CLIENT_MAX_RETRIES, temporary_settings
 
 LEASE_SECONDS, RENEW_SECONDS, POLL_SECONDS = 60.0, 20.0, 0.5
+MOST_BUSY = 5
+"""Answers 503 in a row that are borne, each after the client's own retries.
+
+Prefect's server reads limits and then writes them, in a deferred transaction: where another wrote
+meanwhile, SQLite refuses at once, and the server says 503.
+"""
 _LOG = logging.getLogger(__name__)
 
 
@@ -59,6 +65,7 @@ def lease(client: SyncPrefectClient, names: Sequence[str], folder: Path) -> Gene
 
 
 def _wait_for(client: SyncPrefectClient, names: Sequence[str], files: Sequence[Path]) -> UUID:
+    busy = 0
     while True:
         try:
             answer = client.increment_concurrency_slots_with_lease(
@@ -66,7 +73,9 @@ def _wait_for(client: SyncPrefectClient, names: Sequence[str], files: Sequence[P
             )
             return UUID(answer.json()["lease_id"])
         except httpx.HTTPStatusError as error:
-            if error.response.status_code != HTTPStatus.LOCKED:
+            code = error.response.status_code
+            busy = busy + 1 if code == HTTPStatus.SERVICE_UNAVAILABLE else 0
+            if code != HTTPStatus.LOCKED and not 0 < busy <= MOST_BUSY:
                 raise
         if not any(_bury(client, path) for path in files):
             time.sleep(POLL_SECONDS)

@@ -7,10 +7,13 @@ import subprocess
 import sys
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
+from http import HTTPStatus
 from pathlib import Path
+from typing import Any
 
+import httpx
 import pytest
-from prefect.client.orchestration import get_client
+from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.settings import PREFECT_API_URL, temporary_settings
 
 from flows.deployments.orchestration import lease as prefect_lease
@@ -98,6 +101,34 @@ def test_nothing_is_taken_from_a_holder_that_lives(
     assert refused >= ENOUGH
     assert caplog.records == []
     assert (active("a:1"), active("b:2")) == (0, 0)
+
+
+@pytest.mark.parametrize("times", [prefect_lease.MOST_BUSY, prefect_lease.MOST_BUSY + 1])
+def test_a_server_whose_database_is_busy_is_asked_again_but_not_for_ever(
+    server: str, monkeypatch: pytest.MonkeyPatch, times: int
+) -> None:
+    """Its SQLite refuses a write after a read between which another wrote."""
+    ask, asked = SyncPrefectClient.increment_concurrency_slots_with_lease, 0
+
+    def answer(*arguments: Any, **named: Any) -> httpx.Response:
+        nonlocal asked
+        asked += 1
+        if asked > times:
+            return ask(*arguments, **named)
+        request = httpx.Request("POST", server)
+        refused = httpx.Response(HTTPStatus.SERVICE_UNAVAILABLE, request=request)
+        raise httpx.HTTPStatusError("busy", request=request, response=refused)
+
+    monkeypatch.setattr(SyncPrefectClient, ask.__name__, answer)
+    monkeypatch.setattr(prefect_lease, "POLL_SECONDS", 0.01)
+    if times > prefect_lease.MOST_BUSY:
+        with pytest.raises(httpx.HTTPStatusError, match="busy"), holding("b:2"):
+            pass
+    else:
+        with holding("b:2"):
+            assert active("b:2") == 1
+    assert active("b:2") == 0
+    assert asked == prefect_lease.MOST_BUSY + 1
 
 
 def test_without_a_server_the_files_own_lock_has_to_do_and_that_is_said(
