@@ -20,7 +20,7 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 # started.
 signal.signal(signal.SIGTERM, signal.default_int_handler)
 
-# Where Python is to write no bytecode, pytest would rewrite every assertion anew in each process.
+# Where Python is to write no bytecode, pytest would rewrite all assertions in each process.
 sys.dont_write_bytecode = False
 
 # How fast examples are drawn and run is the machine's, not the test's.

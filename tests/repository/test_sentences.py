@@ -5,6 +5,8 @@ import io
 import re
 import tokenize
 from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -66,15 +68,31 @@ def texts(tree: ast.AST) -> Iterator[Place]:
             yield node.lineno, node.value
 
 
+@dataclass(frozen=True, slots=True)
+class Source:
+    """What the text of a module says, each with the number of its line."""
+
+    docstrings: list[Place]
+    comments: list[tuple[int, str, bool]]
+    texts: list[Place]
+
+
+@cache
+def source(text: str) -> Source:
+    """A module, read once for all rules."""
+    tree = ast.parse(text)
+    return Source([*docstrings(tree)], [*comments(text)], [*texts(tree)])
+
+
 def forbidden(path: Path, text: str) -> Iterator[Place]:
     """Numbers of lines with a forbidden word, and the word."""
     if path.suffix != ".py":
         places: list[Place] = list(enumerate(text.splitlines(), 1))
     else:
-        tree = ast.parse(text)
+        found = source(text)
         # A test may name a model of its own `nobody`.
-        places = [*(docstrings(tree) if path.parts[0] == "tests" else texts(tree))]
-        places += [(number, comment) for number, comment, _ in comments(text)]
+        places = [*(found.docstrings if path.parts[0] == "tests" else found.texts)]
+        places += [(number, comment) for number, comment, _ in found.comments]
     for number, said in places:
         for word in FORBIDDEN.findall(said):
             if said.lower() != word.lower():
@@ -86,8 +104,8 @@ def pronouns(path: Path, text: str) -> Iterator[Place]:
     if path.parts[0] == "tests":
         return
     if path.suffix == ".py":
-        tree = ast.parse(text)
-        places = [*docstrings(tree), *((number, said) for number, said, _ in comments(text))]
+        found = source(text)
+        places = [*found.docstrings, *((number, said) for number, said, _ in found.comments)]
     else:
         places = list(enumerate(text.splitlines(), 1))
     for number, said in places:
@@ -101,8 +119,9 @@ def first_words(path: Path, text: str) -> Iterator[Place]:
         lines = list(enumerate(text.splitlines(), 1))
         begun = [(number, line) for number, line in lines if line.startswith("#")]
     elif path.suffix == ".py":
-        begun = [*docstrings(ast.parse(text))]
-        begun += [(number, comment) for number, comment, begins in comments(text) if begins]
+        read = source(text)
+        begun = [*read.docstrings]
+        begun += [(number, comment) for number, comment, begins in read.comments if begins]
     else:
         begun = []
     for number, said in begun:
