@@ -70,14 +70,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     """Give way to the other processes, where this one fills."""
-    if config.getoption("filling") and is_filling_here(os.environ):
+    if config.getoption("filling", default=False) and is_filling_here(os.environ):
         os.nice(NICENESS)
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     """Spread as `filling.py` says, where asked to."""
-    return FillingScheduling(config, log) if config.getoption("filling") else None
+    return FillingScheduling(config, log) if config.getoption("filling", default=False) else None
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -29,6 +29,18 @@ class Node:
         self.shutting_down = True
 
 
+class Config:
+    """The settings of pytest that the scheduler reads."""
+
+    option = SimpleNamespace(loadscopereorder=False)
+
+    def __init__(self, processes: int) -> None:
+        self._processes = ["popen"] * processes
+
+    def getvalue(self, _name: str) -> list[str]:
+        return self._processes
+
+
 @pytest.fixture
 def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     fills.cache_clear()
@@ -40,9 +52,7 @@ def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 def spread(files: list[str], processes: int) -> list[Node]:
     """Processes that run every test as soon as they are asked to."""
-    options = SimpleNamespace(loadscopereorder=False)
-    config: Any = SimpleNamespace(option=options, getvalue=lambda _: ["popen"] * processes)
-    scheduling = FillingScheduling(config)
+    scheduling = FillingScheduling(cast("Any", Config(processes)))
     nodes: list[Any] = [Node(f"gw{n}", files) for n in range(processes)]
     for node in nodes:
         scheduling.add_node(node)
