@@ -106,12 +106,12 @@ def test_a_policy_in_one_new_file_runs_everywhere(tmp_path: Path, *, compiled: b
     (tmp_path / "chain.py").write_text(CHAIN)
     for name in FEW:
         (few / f"{name}.py").symlink_to(FOLDER / f"{name}.py")
-    # Of a scheduler all but its policies runs as plain Python, most of these are left out, and
-    # nothing is optimized: compiled, all of it would take a minute.
+    # Of a scheduler all but its policies runs as plain Python, and most of these are left out:
+    # compiled, all of it would take a minute.
     more = ["compiled" if compiled else "plain", str(tmp_path)]
-    own = {"NUMBA_CACHE_DIR": str(tmp_path / "cache"), "NUMBA_OPT": "0"}
+    cache = str(tmp_path / "cache")
     folders = f"{added}:{few if compiled else FOLDER}"
-    said = printed_by(PROGRAM, folders, *more, compiled=compiled, **own)
+    said = printed_by(PROGRAM, folders, *more, compiled=compiled, NUMBA_CACHE_DIR=cache)
     names, alone, *others = said.splitlines()
     if compiled:
         assert others.pop() == "compiled 1"
