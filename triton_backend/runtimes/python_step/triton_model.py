@@ -15,6 +15,7 @@ import json
 import logging
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from types import ModuleType
 from typing import Any
 
@@ -233,18 +234,26 @@ def utilities() -> ModuleType:
     module: Any = ModuleType(UTILITIES)
     module.Tensor, module.TritonError, module.Logger = Tensor, TritonError, Logger
     module.InferenceResponse, module.TritonModelException = Response, TritonModelException
-    module.get_input_tensor_by_name = lambda request, name: _named(request.inputs(), name)
-    module.get_output_tensor_by_name = lambda answer, name: _named(answer.output_tensors(), name)
-    module.get_input_config_by_name = lambda config, name: _stated(config, "input", name)
-    module.get_output_config_by_name = lambda config, name: _stated(config, "output", name)
-    module.triton_string_to_numpy = lambda text: NUMPY_DTYPES[text.removeprefix("TYPE_")]
+    module.get_input_tensor_by_name = _input
+    module.get_output_tensor_by_name = _output
+    module.get_input_config_by_name = partial(_stated, "input")
+    module.get_output_config_by_name = partial(_stated, "output")
+    module.triton_string_to_numpy = _numpy_type
     return module
 
 
-def _named(tensors: Sequence[Tensor], name: str) -> Tensor | None:
-    return next((one for one in tensors if one.name() == name), None)
+def _input(request: Request, name: str) -> Tensor | None:
+    return next((one for one in request.inputs() if one.name() == name), None)
 
 
-def _stated(config: Any, side: str, name: str) -> Any:
+def _output(answer: Response, name: str) -> Tensor | None:
+    return next((one for one in answer.output_tensors() if one.name() == name), None)
+
+
+def _stated(side: str, config: Any, name: str) -> Any:
     stated = json.loads(config) if isinstance(config, str) else config
     return next((one for one in stated[side] if one["name"] == name), None)
+
+
+def _numpy_type(text: str) -> type[np.generic]:
+    return NUMPY_DTYPES[text.removeprefix("TYPE_")]

@@ -103,7 +103,11 @@ def test_parts_of_a_gpu_run_the_whole_engine_under_mps(
         BuildReport(library="t", library_version="1", results=results, failures=()),
         BuildReport(library="t", library_version="1", results=results[:2], failures=(failure,)),
     ]
-    monkeypatch.setattr(pairs, "engine_step", lambda *_: reports.pop(0))
+
+    def next_report(*_: object) -> BuildReport:
+        return reports.pop(0)
+
+    monkeypatch.setattr(pairs, "engine_step", next_report)
     gpu = ProfiledGpu(name="GPU-1", daemon=MpsDaemon.in_folder(tmp_path / "mps", ()))
     device = on_gpu(workspace, "L4", gpu, EngineOptions())
     assert device.whole(split) == tmp_path / "2"
