@@ -28,6 +28,8 @@ _STYLE: dict[str, Any] = {
 }
 MIXES = ("scen1", "scen2", "scen3", "scen4", "scen5", "game", "traffic")
 DARK = 1.8  # cells above it have white text
+SERVED_RIVALS = ("triton served", "triton emulated")
+SHOWN = {"attainment": "served", "simulated": "simulated"}
 GRAFT_MODELS = ("Inc", "Res", "VGG", "Mob", "ViT")
 
 
@@ -293,6 +295,33 @@ def graft(canvas: Canvas, figures: Figures) -> None:
     right.legend(frameon=False, fontsize=8)
 
 
+def rival(canvas: Canvas, figures: Figures) -> None:
+    """Attainment against rate of a tuned Triton and of PoolPipe, each served and simulated."""
+    newest: dict[str, list[dict[str, Any]]] = {}
+    for run in sorted(figures.runs, key=lambda each: each.at):
+        if run.benchmark in SERVED_RIVALS:
+            rows: list[dict[str, Any]] = run.details["rows"]
+            newest |= {row["problem"]: [] for row in rows}
+            for row in rows:
+                newest[row["problem"]].append(row)
+    problems = sorted(newest, reverse=True)
+    panels = np.atleast_1d(canvas.subplots(1, len(problems), sharey=True))
+    for axes, problem in zip(panels, problems, strict=True):
+        for side, colour in (("triton", THEIRS), ("PoolPipe", OURS)):
+            mine = [row for row in newest[problem] if row["side"] == side]
+            rates = [row["rate_rps"] for row in mine]
+            for what, line in (("attainment", "o-"), ("simulated", ":")):
+                shares = [100 * row[what] for row in mine]
+                label = f"{side.capitalize() if side.islower() else side}, {SHOWN[what]}"
+                axes.plot(rates, shares, line, color=colour, label=label, markersize=3)
+        axes.axhline(99, color=TARGET, linestyle="--", linewidth=0.8)
+        axes.set_title(problem, fontsize=8)
+        axes.set_xlabel("requests/s")
+        axes.set_xlim(0, None)
+    panels[0].set(ylabel="in time, %, worst model", ylim=(60, 101))
+    panels[0].legend(frameon=False, fontsize=7, loc="lower left")
+
+
 PLOTS: Mapping[str, Plot] = {
     "planning-gaps": Plot(
         area="planning",
@@ -309,6 +338,13 @@ PLOTS: Mapping[str, Plot] = {
         area="scheduling",
         text="Bars: highest load factor at 99 % for three planners, here and published",
         draw=load_factors,
+    ),
+    "rival": Plot(
+        area="scheduling",
+        text="Lines: share of requests in time against rate, tuned Triton and PoolPipe, both served "
+        "here, each beside its simulation",
+        draw=rival,
+        size=(10.0, 3.0),
     ),
     "reality": Plot(
         area="simulator",
