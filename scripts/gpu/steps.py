@@ -223,7 +223,7 @@ def _plan(kit: Kit) -> Iterator[Command]:
 
 def _engines(kit: Kit) -> Iterator[Command]:
     """Of both plans, without which GPUs are emulated; the rival's hold the largest batch."""
-    if kit.stand_in:  # what `plan` names already
+    if kit.stand_in:  # `plan` names them already
         for name in PLANS:
             (kit.work / f"served-{name}").write_bytes((kit.work / name).read_bytes())
         return

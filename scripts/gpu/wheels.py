@@ -70,7 +70,7 @@ def _named(
 
 
 def roots(lock: Mapping[str, list[dict[str, Any]]], *, triton: bool) -> list[str]:
-    """What the whole kit imports: the project's own dependencies, with GPUs' and Triton's."""
+    """All that the whole kit imports: the project's own dependencies, with GPUs' and Triton's."""
     (package,) = lock[SELF]
     extras = package["optional-dependencies"]
     asked = (*EXTRAS, TRITON) if triton else EXTRAS

@@ -92,7 +92,7 @@ def pairs_of(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PairDevice:
-    """What runs whole models on two parts of one device.
+    """The runner of whole models on two parts of one device.
 
     Attributes:
         whole: the artifact's folder of a whole model.

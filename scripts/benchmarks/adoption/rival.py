@@ -48,6 +48,8 @@ from triton_backend.simulator.run import simulate
 
 STEP = 0.2  # of the reference plan's rates, from one load to the next
 ENOUGH = 0.9
+SERVED_FACTOR = 1.1  # added to a run by serving here: the search of both sides reckons with it
+WARM_LOAD, WARM_SECONDS = 0.3, 3.0  # before the first load
 CORES = "two ONNX models on cores"
 PREPARED = (
     "devices",
@@ -67,7 +69,7 @@ Attained = Callable[[str, float], float]
 
 
 class Point(NamedTuple):
-    """What a side attains at a load."""
+    """The share in time of a side at a load."""
 
     side: str
     load: float
@@ -76,7 +78,7 @@ class Point(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Problem:
-    """What both sides serve.
+    """The problem that both sides serve.
 
     Attributes:
         reference: loads are shares of its planned rates.
@@ -124,7 +126,7 @@ def on_cores(work: Path) -> Problem:
     failed = [one for one in outcomes if one.result != DONE]
     if failed:
         raise RuntimeError(f"{failed[0].step}: {failed[0].reason}")
-    demand = demand_of(work)
+    demand = replace(demand_of(work), latency_factor=SERVED_FACTOR)
     reference = demand.reference()
     devices = read_device_classes(work / "cluster.yaml")
     state = ProjectState(home=work / "home")
@@ -147,7 +149,13 @@ def emulated(data: PaperData, name: str, most_rps: float) -> Problem:
         small, workload = data.cluster(cluster), data.workload(f"{group}-{cluster[:-1]}L")
     except OSError as error:
         raise InputError(f"problem {name!r}", f"no such file: {error.filename}") from error
-    demand = Demand(profiles=data.profiles, cluster=small, workload=workload, seconds=10.0)
+    demand = Demand(
+        profiles=data.profiles,
+        cluster=small,
+        workload=workload,
+        seconds=10.0,
+        latency_factor=SERVED_FACTOR,
+    )
     reference = demand.reference()
     sides = chosen(demand, reference)
     factor = stretch_of(reference, most_rps)
@@ -175,7 +183,7 @@ def stretch_of(plan: Plan, most_rps: float) -> float:
 
 
 def rising(attained: Attained, sides: Sequence[str], step: float) -> Iterator[Point]:
-    """What sides attain at loads in rising steps, in turns, each up to the first below `ENOUGH`."""
+    """Shares of sides at loads in rising steps, in turns, each up to the first below `ENOUGH`."""
     left = list(sides)
     for number in count(1):
         load = round(step * number, 3)
@@ -201,7 +209,7 @@ def goodput(points: Sequence[tuple[float, float]], least: float = ATTAINMENT) ->
 def server_of(
     problem: Problem, side: str, port: int
 ) -> AbstractContextManager[Batcher] | AbstractContextManager[Served]:
-    """What serves the plan of a side."""
+    """The server of a side's plan."""
     one = problem.sides[side]
     if side == OURS:
         options = ServeOptions(policy=one.options.policy, artifacts=problem.artifacts)
@@ -223,22 +231,26 @@ def measured(problem: Problem, asked: argparse.Namespace) -> Iterator[Point]:
             for number, side in enumerate(SIDES)
         }
 
-        def attained(side: str, load: float) -> float:
+        def offered(side: str, load: float, seconds: float) -> dict[str, Any]:
             there = served[side]
             if isinstance(there, Batcher):
-                summary = there.load(problem.reference, load, asked.seconds, asked.seed)
-            else:
-                summary = _offered(there, problem.reference, load, asked)
+                return there.load(problem.reference, load, seconds, asked.seed)
+            return _offered(there, problem.reference, load, seconds, asked.seed)
+
+        def attained(side: str, load: float) -> float:
+            summary = offered(side, load, asked.seconds)
             shares = [row["attainment"] for row in summary["models"].values()]
             share = min((each for each in shares if each is not None), default=1.0)
             print(f"{problem.name}, {side}, load {load}: {share:.2%}", file=sys.stderr, flush=True)
             return share
 
+        for side in SIDES:
+            offered(side, WARM_LOAD, WARM_SECONDS)
         yield from rising(attained, SIDES, asked.step)
 
 
 def _offered(
-    served: Served, reference: Plan, load: float, asked: argparse.Namespace
+    served: Served, reference: Plan, load: float, seconds: float, seed: int
 ) -> dict[str, Any]:
     path = served.write_plan(served.plan, "plan")
     return (
@@ -247,8 +259,8 @@ def _offered(
             path,
             f"--reference-plan={served.write_plan(reference, 'reference')}",
             f"--load-factor={load}",
-            f"--duration={asked.seconds:g}",
-            f"--seed={asked.seed}",
+            f"--duration={seconds:g}",
+            f"--seed={seed}",
             "--give-up-s=1",
         )
         .result()

@@ -1,4 +1,4 @@
-"""What is carried to a bare machine."""
+"""Wheels that are carried to a bare machine."""
 
 import pytest
 

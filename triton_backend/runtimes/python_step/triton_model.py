@@ -204,7 +204,7 @@ def _rows(answer: Any, outputs: Sequence[str]) -> dict[str, Array]:
 
 
 def _arguments(name: str, config: Mapping[str, Any]) -> dict[str, str]:
-    """What Triton hands to `initialize`."""
+    """The arguments that Triton hands to `initialize`."""
     return {
         "model_config": json.dumps(config),
         "model_name": name,

@@ -1,4 +1,4 @@
-"""What is said of Triton's batcher beside ours, both served."""
+"""Figures of Triton's batcher beside ours, both served."""
 
 from typing import Any
 
