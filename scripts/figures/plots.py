@@ -341,8 +341,8 @@ PLOTS: Mapping[str, Plot] = {
     ),
     "rival": Plot(
         area="scheduling",
-        text="Lines: share of requests in time against rate, tuned Triton and PoolPipe, both served "
-        "here, each beside its simulation",
+        text="Lines: share of requests in time against rate, tuned Triton and PoolPipe, both "
+        "served here, each beside its simulation",
         draw=rival,
         size=(10.0, 3.0),
     ),
