@@ -10,7 +10,6 @@ all of them is (`search`).
 from dataclasses import dataclass, replace
 
 import numpy as np
-from numpy.typing import NDArray
 
 from flows.planning.engine.level import halved
 from flows.planning.inputs import Problem
@@ -29,6 +28,7 @@ from flows.planning.pool.integer import (
     trimmed,
 )
 from flows.planning.registry import PlanOptions, Trace
+from flows.planning.solver.arrays import Floats, Ints
 from flows.planning.solver.solve import Limits, Solution, most_variables, solve_integer
 from flows.planning.solver.tolerances import EXACT, SOLVED
 from flows.planning.watch import Watch
@@ -46,7 +46,7 @@ class Incumbent:
     problem: Problem
     columns: Columns
     goal: Goal
-    vgpus: NDArray[np.int64] | None = None
+    vgpus: Ints | None = None
     score: float = -np.inf
 
     def gap_to(self, bound: float) -> float:
@@ -55,7 +55,7 @@ class Incumbent:
             return np.inf
         return max(0.0, bound - self.score) / abs(self.score) if self.score else np.inf
 
-    def offer(self, vgpus: NDArray[np.int64] | None) -> bool:
+    def offer(self, vgpus: Ints | None) -> bool:
         """Take a plan [n, S] if it is better, or as good and simpler.
 
         Tells whether it was better.
@@ -71,7 +71,7 @@ class Incumbent:
             self.vgpus, self.score = vgpus, score
         return better
 
-    def prefer(self, vgpus: NDArray[np.int64]) -> bool:
+    def prefer(self, vgpus: Ints) -> bool:
         """Take a plan [n, S] that is as good, however simple; tells whether it was."""
         vgpus = trimmed(self.columns, vgpus)
         if not is_as_good(self.problem, self.columns, vgpus, (self.goal, self.score)):
@@ -79,7 +79,7 @@ class Incumbent:
         self.vgpus = vgpus
         return True
 
-    def _without_idle(self, vgpus: NDArray[np.int64]) -> NDArray[np.int64]:
+    def _without_idle(self, vgpus: Ints) -> Ints:
         """Without pipelines that the plan's own score does not need, the slowest first."""
         rate = delivered_rps(self.columns, vgpus)
         asked = self.goal.weight * lowest_share(self.columns, vgpus, self.goal)
@@ -94,12 +94,12 @@ class Incumbent:
                 spare[model] -= rate[row]
         return vgpus
 
-    def _simpler(self, vgpus: NDArray[np.int64]) -> bool:
+    def _simpler(self, vgpus: Ints) -> bool:
         """True if a plan of equal score has fewer stages, or as many and fewer GPUs."""
         if self.vgpus is None:
             return True
 
-        def size(counts: NDArray[np.int64]) -> tuple[int, int]:
+        def size(counts: Ints) -> tuple[int, int]:
             used = gpus_in_use(self.problem, self.columns, counts)
             return int(np.count_nonzero(counts)), int(used.sum())
 
@@ -109,9 +109,7 @@ class Incumbent:
 _HALVINGS = 40
 
 
-def round_down(
-    problem: Problem, columns: Columns, rates_rps: NDArray[np.float64], goal: Goal
-) -> NDArray[np.int64] | None:
+def round_down(problem: Problem, columns: Columns, rates_rps: Floats, goal: Goal) -> Ints | None:
     """[n, S] vGPU counts for the largest multiple of the rates that fits; None where none does.
 
     Where rates are fixed (cost, power), the multiple is 1: all or nothing.
@@ -127,11 +125,11 @@ def round_down(
     return _rounded(columns, multiple * rates_rps) if multiple > 0 else None
 
 
-def _rounded(columns: Columns, rates_rps: NDArray[np.float64]) -> NDArray[np.int64]:
+def _rounded(columns: Columns, rates_rps: Floats) -> Ints:
     return np.ceil(rates_rps[:, None] / columns.rate_rps - 1e-9).astype(np.int64)
 
 
-def _fits(problem: Problem, columns: Columns, vgpus: NDArray[np.int64]) -> bool:
+def _fits(problem: Problem, columns: Columns, vgpus: Ints) -> bool:
     return bool(np.all(gpus_in_use(problem, columns, vgpus) <= problem.gpus))
 
 
@@ -167,7 +165,7 @@ class Attempts:
     nodes: int | None = None
     effort: int = 0
 
-    def improve(self, rows: NDArray[np.int64], *, thorough: bool) -> float:
+    def improve(self, rows: Ints, *, thorough: bool) -> float:
         """Look for better plans over some configurations.
 
         After each success the GPUs of models are narrowed again. Without success, `thorough` makes
@@ -231,9 +229,7 @@ class Attempts:
             return answer
         return replace(answer, values=counts_of(layout, columns, answer.values))
 
-    def _spread(
-        self, rows: NDArray[np.int64], vgpus: NDArray[np.int64] | None
-    ) -> NDArray[np.int64] | None:
+    def _spread(self, rows: Ints, vgpus: Ints | None) -> Ints | None:
         """vGPU counts of some configurations as counts over all of them."""
         if vgpus is None:
             return None
@@ -261,7 +257,7 @@ class Attempts:
         step = max(self.options.gap * _STEP, SOLVED)
         return self.best.score + step * abs(self.best.score)
 
-    def fitting(self, rows: NDArray[np.int64]) -> int:
+    def fitting(self, rows: Ints) -> int:
         """How many of the first rows fit the size that the solver's licence allows."""
         most = most_variables(self.options.solver)
         if most is None:

@@ -25,7 +25,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
-from numpy.typing import NDArray
 
 from flows.planning.engine import columns as engine
 from flows.planning.engine.columns import Pool
@@ -55,9 +54,9 @@ class Goal:
         fixed: whether z is fixed at 1 (cost and power).
     """
 
-    weight: NDArray[np.float64]
-    minimum_rps: NDArray[np.float64]
-    price: NDArray[np.float64]
+    weight: Floats
+    minimum_rps: Floats
+    price: Floats
     fixed: bool
 
 
@@ -75,10 +74,10 @@ class Bound:
     """
 
     score: float
-    gpu_price: NDArray[np.float64]
-    rate_price: NDArray[np.float64]
-    reduced_cost: NDArray[np.float64]
-    rate_rps: NDArray[np.float64]
+    gpu_price: Floats
+    rate_price: Floats
+    reduced_cost: Floats
+    rate_rps: Floats
 
 
 def solve_bound(problem: Problem, columns: Columns, goal: Goal) -> Bound:
@@ -223,7 +222,7 @@ def _raise_out_of_reach(problem: Problem, columns: Columns, goal: Goal) -> None:
 
 
 def goal_of(problem: Problem, objective: str, minimum_rps: Mapping[str, float],
-            price: NDArray[np.float64]) -> Goal:  # fmt: skip
+            price: Floats) -> Goal:  # fmt: skip
     """The goal of a planning run; prices [C] count where the objective is minimised."""
     fixed = objective != "throughput"
     return Goal(
@@ -234,7 +233,7 @@ def goal_of(problem: Problem, objective: str, minimum_rps: Mapping[str, float],
     )
 
 
-def least_loss(problem: Problem, columns: Columns, bound: Bound) -> NDArray[np.float64]:
+def least_loss(problem: Problem, columns: Columns, bound: Bound) -> Floats:
     """[n] score that using a configuration costs at least.
 
     For a rate x the cheapest plan takes ceil(x / rate_s) vGPUs of stage s. The loss only falls
@@ -260,7 +259,7 @@ def least_loss(problem: Problem, columns: Columns, bound: Bound) -> NDArray[np.f
     return np.maximum(best, 0.0)
 
 
-def undominated(problem: Problem, columns: Columns, rows: NDArray[np.int64]) -> NDArray[np.int64]:
+def undominated(problem: Problem, columns: Columns, rows: Ints) -> Ints:
     """Those of `rows` that no other of the same model and vGPU types replaces; the first of equals.
 
     The order of stages does not matter: a stage is worth its type and rate. Round by round the

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flows.planning.inputs import ModelArrays, Problem
+from flows.planning.solver.arrays import Floats, Ints
 from flows.planning.solver.tolerances import ROUND_OFF_US
 from triton_backend.contract.errors import InfeasibleError, InputError
 from triton_backend.contract.plan import Pipeline, Plan, Pool
@@ -44,19 +45,19 @@ class Columns:
         enumerated: configurations looked at, feasible or not.
     """
 
-    model: NDArray[np.int64]
-    batch: NDArray[np.int64]
-    stages: NDArray[np.int64]
-    types: NDArray[np.int64]
-    cuts: NDArray[np.int64]
-    rate_rps: NDArray[np.float64]
-    usage: NDArray[np.float64]
+    model: Ints
+    batch: Ints
+    stages: Ints
+    types: Ints
+    cuts: Ints
+    rate_rps: Floats
+    usage: Floats
     enumerated: int
 
     def __len__(self) -> int:
         return len(self.model)
 
-    def take(self, rows: NDArray[np.int64]) -> "Columns":
+    def take(self, rows: Ints) -> "Columns":
         """The configurations of those rows, in that order."""
         return Columns(
             model=self.model[rows],
@@ -70,9 +71,7 @@ class Columns:
         )
 
 
-def stacked(
-    parts: Sequence[tuple[Columns, NDArray[np.int64]]],
-) -> tuple[Columns, NDArray[np.int64]]:
+def stacked(parts: Sequence[tuple[Columns, Ints]]) -> tuple[Columns, Ints]:
     """Configurations and vGPUs [n, S] one below the other, as wide as the widest."""
     width = max(columns.types.shape[1] for columns, _ in parts)
     wide = [_padded(columns, width) for columns, _ in parts]
@@ -162,10 +161,10 @@ class _Part:
     """Feasible configurations of one model with one number of stages."""
 
     model: int
-    batch: NDArray[np.int64]
-    types: NDArray[np.int64]
-    cuts: NDArray[np.int64]
-    rate_rps: NDArray[np.float64]
+    batch: Ints
+    types: Ints
+    cuts: Ints
+    rate_rps: Floats
     enumerated: int
     best_excess_us: float
 
@@ -184,9 +183,7 @@ def _parts(problem: Problem, number: int, stages: int) -> Iterator[_Part]:
         yield _feasible(problem, number, np.stack(sequences, axis=1), cuts)
 
 
-def _feasible(
-    problem: Problem, number: int, sequences: NDArray[np.int64], cuts: NDArray[np.int64]
-) -> _Part:
+def _feasible(problem: Problem, number: int, sequences: Ints, cuts: Ints) -> _Part:
     """Sum latencies and transfers over [sequence, cut, batch] and keep what fits."""
     model = problem.models[number]
     classes = problem.type_class[model.types]
@@ -221,11 +218,8 @@ def _feasible(
 
 
 def _rates(
-    model: ModelArrays,
-    types: NDArray[np.int64],
-    cuts: NDArray[np.int64],
-    batch: NDArray[np.int64],
-) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
+    model: ModelArrays, types: Ints, cuts: Ints, batch: Ints
+) -> tuple[Floats, NDArray[np.bool_]]:
     """[n, stages] samples/s of one vGPU: min(batch / latency, uplink, downlink).
 
     And [n] whether links bound a vGPU of a size that no link may bound.
@@ -295,7 +289,7 @@ def _raise_infeasible(model: ModelArrays, excess_us: float, max_partitions: int)
 
 # Configurations of a plan in force
 
-Allocation = tuple[NDArray[np.int64], NDArray[np.int64]]
+Allocation = tuple[Ints, Ints]
 """Configurations [n] and their vGPUs [n, S]."""
 
 

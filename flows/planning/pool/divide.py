@@ -22,12 +22,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 import numpy as np
-from numpy.typing import NDArray
 
 from flows.planning.inputs import Problem
 from flows.planning.pool.attempts import LONGER, Incumbent
 from flows.planning.pool.bound import Bound, Goal, solve_bound
 from flows.planning.pool.columns import Columns
+from flows.planning.solver.arrays import Floats, Ints
 from flows.planning.solver.program import ProgramBuilder
 from flows.planning.solver.solve import Limits, solve_integer
 from flows.planning.solver.tolerances import SOLVED
@@ -43,7 +43,7 @@ Gpus = tuple[int, ...]
 class SingleModelResult:
     """One model on some GPUs: vGPUs [its configurations, S], rate, bound, effort."""
 
-    vgpus: NDArray[np.int64] | None
+    vgpus: Ints | None
     rate_rps: float
     most_rps: float
     effort: int
@@ -57,7 +57,7 @@ class Part:
     problem: Problem
     columns: Columns
     goal: Goal
-    rows: NDArray[np.int64]
+    rows: Ints
 
     def with_gpus(self, gpus: Gpus) -> "Part":
         """The same model with other GPUs."""
@@ -84,9 +84,7 @@ class GpuSplit:
     solve: Solve
     watch: Watch
     parts: list[Part] = field(default_factory=list[Part])
-    prices: list[tuple[int, NDArray[np.float64]]] = field(
-        default_factory=list[tuple[int, NDArray[np.float64]]]
-    )
+    prices: list[tuple[int, Floats]] = field(default_factory=list[tuple[int, Floats]])
     seen: dict[tuple[int, Gpus], SingleModelResult] = field(
         default_factory=dict[tuple[int, Gpus], SingleModelResult]
     )
@@ -114,11 +112,11 @@ class GpuSplit:
             effort -= spent
         return bound
 
-    def _hoped(self, z: float) -> NDArray[np.float64]:
+    def _hoped(self, z: float) -> Floats:
         """[models] samples/s that each model must deliver at some z."""
         return np.maximum(self.best.goal.weight * z, self.best.goal.minimum_rps)
 
-    def _price(self, share: list[Gpus], hoped: NDArray[np.float64]) -> bool:
+    def _price(self, share: list[Gpus], hoped: Floats) -> bool:
         """Tell the master program which models hope for more than their relaxation allows."""
         short = False
         for number, gpus in enumerate(share):
@@ -134,7 +132,7 @@ class GpuSplit:
         part = self.parts[number].with_gpus(gpus)
         return solve_bound(part.problem, part.columns, part.goal) if any(gpus) else None
 
-    def _try(self, share: list[Gpus], hoped: NDArray[np.float64], effort: int) -> int:
+    def _try(self, share: list[Gpus], hoped: Floats, effort: int) -> int:
         """Plan the models one by one, small ones first, while a better plan is possible."""
         spent = 0
         order = sorted(range(len(share)), key=lambda m: len(self.parts[m].columns))
@@ -196,9 +194,7 @@ class GpuSplit:
         share = [tuple(int(a) for a in np.round(answer.values[row])) for row in owned]
         return answer.bound, share, float(answer.values[z[0]])
 
-    def _known_rows(
-        self, build: ProgramBuilder, owned: NDArray[np.int64], z: NDArray[np.int64], most: float
-    ) -> None:
+    def _known_rows(self, build: ProgramBuilder, owned: Ints, z: Ints, most: float) -> None:
         goal, gpus = self.best.goal, self.best.problem.gpus
         steps = _steps(build, owned, sorted(self.seen), gpus)
         for (number, given), alone in self.seen.items():
@@ -215,10 +211,7 @@ class GpuSplit:
 
 
 def _steps(
-    build: ProgramBuilder,
-    owned: NDArray[np.int64],
-    seen: list[tuple[int, Gpus]],
-    gpus: NDArray[np.int64],
+    build: ProgramBuilder, owned: Ints, seen: list[tuple[int, Gpus]], gpus: Ints
 ) -> dict[tuple[int, int, int], int]:
     """Binaries y of (model, class, l), each 1 only where the model has l GPUs of the class."""
     levels: dict[tuple[int, int], set[int]] = {}
@@ -257,7 +250,7 @@ def _part(best: Incumbent, number: int) -> Part:
     )
 
 
-def _scarce(part: Part) -> NDArray[np.float64]:
+def _scarce(part: Part) -> Floats:
     """Prices of the relaxation where every class has one GPU: they hold everywhere."""
     ones = part.with_gpus(tuple(1 for _ in part.problem.gpus))
     return solve_bound(ones.problem, ones.columns, ones.goal).gpu_price

@@ -33,11 +33,11 @@ from dataclasses import dataclass, replace
 from itertools import count
 
 import numpy as np
-from numpy.typing import NDArray
 
 from flows.planning.inputs import Problem
 from flows.planning.pool.bound import Goal
 from flows.planning.pool.columns import Columns
+from flows.planning.solver.arrays import Floats, Ints
 from flows.planning.solver.program import Program, ProgramBuilder
 from flows.planning.solver.solve import Relaxation
 from flows.planning.solver.tolerances import EXACT, ROUNDING
@@ -62,14 +62,14 @@ class Layout:
         z: variable number of z.
     """
 
-    cell_column: NDArray[np.int64]
-    cell_stage: NDArray[np.int64]
-    vgpus: NDArray[np.int64]
-    groups: NDArray[np.int64]
-    cell_group: NDArray[np.int64]
-    gpus: NDArray[np.int64]
-    owned: NDArray[np.int64]
-    rates: NDArray[np.int64]
+    cell_column: Ints
+    cell_stage: Ints
+    vgpus: Ints
+    groups: Ints
+    cell_group: Ints
+    gpus: Ints
+    owned: Ints
+    rates: Ints
     z: int
 
 
@@ -153,11 +153,11 @@ def _gpu_rows(build: ProgramBuilder, problem: Problem, layout: Layout) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Cells:
-    column: NDArray[np.int64]
-    stage: NDArray[np.int64]
-    groups: NDArray[np.int64]
-    group: NDArray[np.int64]
-    room: NDArray[np.int64]
+    column: Ints
+    stage: Ints
+    groups: Ints
+    group: Ints
+    room: Ints
 
 
 def _cells(problem: Problem, columns: Columns) -> _Cells:
@@ -173,10 +173,7 @@ def _cells(problem: Problem, columns: Columns) -> _Cells:
 
 
 def _goal_rows(
-    build: ProgramBuilder,
-    columns: Columns,
-    goal: Goal,
-    parts: tuple[NDArray[np.int64], NDArray[np.int64], _Cells],
+    build: ProgramBuilder, columns: Columns, goal: Goal, parts: tuple[Ints, Ints, _Cells]
 ) -> int:
     """Add z and the rows `share` and `floor`; returns the number of z."""
     vgpus, rates, cells = parts
@@ -199,16 +196,14 @@ def _goal_rows(
     return int(z[0])
 
 
-def counts_of(layout: Layout, columns: Columns, values: NDArray[np.float64]) -> NDArray[np.int64]:
+def counts_of(layout: Layout, columns: Columns, values: Floats) -> Ints:
     """[n, S] vGPU counts of an answer, without those that deliver nothing more."""
     vgpus = np.zeros(columns.types.shape, dtype=np.int64)
     vgpus[layout.cell_column, layout.cell_stage] = np.round(values[layout.vgpus])
     return trimmed(columns, vgpus)
 
 
-def values_of(
-    columns: Columns, layout: Layout, vgpus: NDArray[np.int64], size: int
-) -> NDArray[np.float64]:
+def values_of(columns: Columns, layout: Layout, vgpus: Ints, size: int) -> Floats:
     """[size] variables g, x, n and a of a plan [n, S], to start a search from; 0 elsewhere."""
     values = np.zeros(size)
     values[layout.vgpus] = vgpus[layout.cell_column, layout.cell_stage]
@@ -227,21 +222,21 @@ def values_of(
     return values
 
 
-def trimmed(columns: Columns, vgpus: NDArray[np.int64]) -> NDArray[np.int64]:
+def trimmed(columns: Columns, vgpus: Ints) -> Ints:
     """The fewest vGPUs per stage that deliver the same rates."""
     rate = delivered_rps(columns, vgpus)
     needed = np.ceil(rate[:, None] / columns.rate_rps * (1 - 1e-12)).astype(np.int64)
     return np.where(np.isfinite(columns.rate_rps), needed, 0)
 
 
-def delivered_rps(columns: Columns, vgpus: NDArray[np.int64]) -> NDArray[np.float64]:
+def delivered_rps(columns: Columns, vgpus: Ints) -> Floats:
     """[n] rate of every configuration: the lowest of vGPUs times rate over its stages."""
     with np.errstate(invalid="ignore"):
         stage = np.where(np.isfinite(columns.rate_rps), vgpus * columns.rate_rps, np.inf)
     return stage.min(axis=1)
 
 
-def lowest_share(columns: Columns, vgpus: NDArray[np.int64], goal: Goal) -> float:
+def lowest_share(columns: Columns, vgpus: Ints, goal: Goal) -> float:
     """The lowest rate / weight over models."""
     rates = np.bincount(
         columns.model, weights=delivered_rps(columns, vgpus), minlength=len(goal.weight)
@@ -249,12 +244,12 @@ def lowest_share(columns: Columns, vgpus: NDArray[np.int64], goal: Goal) -> floa
     return 1.0 if goal.fixed else float((rates / goal.weight).min())
 
 
-def asked_rps(goal: Goal) -> NDArray[np.float64]:
+def asked_rps(goal: Goal) -> Floats:
     """[models] rate that a plan must reach; 0 where none is asked for."""
     return np.maximum(goal.weight * goal.fixed, goal.minimum_rps)
 
 
-def reaches_rates(columns: Columns, vgpus: NDArray[np.int64], goal: Goal) -> bool:
+def reaches_rates(columns: Columns, vgpus: Ints, goal: Goal) -> bool:
     """True if vGPU counts [n, S] reach every rate asked for."""
     rates = np.bincount(
         columns.model, weights=delivered_rps(columns, vgpus), minlength=len(goal.weight)
@@ -262,9 +257,7 @@ def reaches_rates(columns: Columns, vgpus: NDArray[np.int64], goal: Goal) -> boo
     return not np.any(rates < asked_rps(goal) * (1 - ROUNDING))
 
 
-def is_as_good(
-    problem: Problem, columns: Columns, vgpus: NDArray[np.int64], held: tuple[Goal, float]
-) -> bool:
+def is_as_good(problem: Problem, columns: Columns, vgpus: Ints, held: tuple[Goal, float]) -> bool:
     """True if vGPU counts [n, S] reach the rates asked for, and a score."""
     goal, score = held
     least = score * (1 - np.copysign(EXACT, score))
@@ -272,14 +265,14 @@ def is_as_good(
     return reaches_rates(columns, vgpus, goal) and reached >= least
 
 
-def score_of(problem: Problem, columns: Columns, vgpus: NDArray[np.int64], goal: Goal) -> float:
+def score_of(problem: Problem, columns: Columns, vgpus: Ints, goal: Goal) -> float:
     """The lowest rate / weight, or minus the price of the GPUs in use."""
     if goal.fixed:
         return -float(goal.price @ gpus_in_use(problem, columns, vgpus))
     return lowest_share(columns, vgpus, goal)
 
 
-def gpus_in_use(problem: Problem, columns: Columns, vgpus: NDArray[np.int64]) -> NDArray[np.int64]:
+def gpus_in_use(problem: Problem, columns: Columns, vgpus: Ints) -> Ints:
     """[C] whole GPUs that vGPU counts [n, S] take."""
     column, stage = np.nonzero(vgpus)
     used = np.zeros(len(problem.gpus), dtype=np.int64)
@@ -305,8 +298,8 @@ class Narrowed:
 class _Box:
     """Bounds on the GPUs of models, and the most that the relaxation reaches inside."""
 
-    lower: NDArray[np.float64]
-    upper: NDArray[np.float64]
+    lower: Floats
+    upper: Floats
     ceiling: float
 
 
@@ -316,11 +309,9 @@ class _Probe:
 
     relaxation: Relaxation
     owned: list[int]
-    cost: NDArray[np.float64]
+    cost: Floats
 
-    def squeeze(
-        self, lower: NDArray[np.float64], upper: NDArray[np.float64], watch: Watch
-    ) -> _Box | None:
+    def squeeze(self, lower: Floats, upper: Floats, watch: Watch) -> _Box | None:
         """Narrow a box, as long as there is time; None where no plan inside is better."""
         lower, upper = lower.copy(), upper.copy()
         for number, variable in enumerate(self.owned):

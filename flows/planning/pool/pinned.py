@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-from numpy.typing import NDArray
 
 from flows.planning.inputs import Problem
 from flows.planning.pool.bound import Goal
@@ -16,6 +15,7 @@ from flows.planning.pool.columns import Columns, enumerate_columns, row_of, stac
 from flows.planning.pool.integer import asked_rps, delivered_rps, gpus_in_use
 from flows.planning.pool.spare_gpus import BestEffort, Form, best_effort_of, form_of
 from flows.planning.registry import PlanOptions
+from flows.planning.solver.arrays import Floats, Ints
 from flows.planning.solver.tolerances import ROUNDING
 from triton_backend.contract.errors import InputError
 from triton_backend.contract.plan import Pipeline, Pool
@@ -32,8 +32,8 @@ class Pinned:
     problem: Problem
     goal: Goal
     columns: Columns
-    vgpus: NDArray[np.int64]
-    others: NDArray[np.int64]
+    vgpus: Ints
+    others: Ints
     best_effort: BestEffort | None
 
     def rest(self) -> tuple[Problem, Goal]:
@@ -47,9 +47,7 @@ class Pinned:
         )
         return replace(self.problem, gpus=gpus, models=models), goal
 
-    def joined(
-        self, columns: Columns, vgpus: NDArray[np.int64]
-    ) -> tuple[Columns, NDArray[np.int64]]:
+    def joined(self, columns: Columns, vgpus: Ints) -> tuple[Columns, Ints]:
         """Configurations and vGPUs of the others and the pinned models together."""
         mine = replace(columns, model=self.others[columns.model])
         return stacked([(mine, vgpus), (self.columns, self.vgpus)])
@@ -64,7 +62,7 @@ class Pinned:
         columns, vgpus = stacked(parts)
         return BestEffort(columns=columns, vgpus=vgpus)
 
-    def gpus(self) -> NDArray[np.int64]:
+    def gpus(self) -> Ints:
         """[C] GPUs that pinned models use."""
         used = gpus_in_use(self.problem, self.columns, self.vgpus)
         if self.best_effort is None:
@@ -192,15 +190,13 @@ def _best_effort_form(
     return form, -(-pool.vgpus // divisor)
 
 
-def _require_room(problem: Problem, used: NDArray[np.int64]) -> None:
+def _require_room(problem: Problem, used: Ints) -> None:
     for name, count, exist in zip(problem.classes, used, problem.gpus, strict=True):
         if count > exist:
             raise InputError("pinned models", f"run on {count} GPUs of class {name}, {exist} exist")
 
 
-def _require_rates(
-    problem: Problem, goal: Goal, rates: NDArray[np.float64], options: PlanOptions
-) -> None:
+def _require_rates(problem: Problem, goal: Goal, rates: Floats, options: PlanOptions) -> None:
     asked = asked_rps(goal)
     for model, rate, least in zip(problem.models, rates, asked, strict=True):
         if model.name in options.pinned_models and rate < least * (1 - ROUNDING):
@@ -210,7 +206,7 @@ def _require_rates(
             )
 
 
-def _rates(problem: Problem, columns: Columns, vgpus: NDArray[np.int64]) -> NDArray[np.float64]:
+def _rates(problem: Problem, columns: Columns, vgpus: Ints) -> Floats:
     rates = np.zeros(len(problem.models))
     np.add.at(rates, columns.model, delivered_rps(columns, vgpus))
     return rates

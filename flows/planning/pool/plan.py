@@ -8,7 +8,6 @@ from dataclasses import replace
 from math import comb
 
 import numpy as np
-from numpy.typing import NDArray
 
 from flows.clock import Stopwatch
 from flows.planning.certificate import objective_of
@@ -47,6 +46,7 @@ from flows.planning.registry import (
     PlannedStage,
     PlanOptions,
 )
+from flows.planning.solver.arrays import Floats, Ints
 from flows.planning.solver.tolerances import ROUNDING
 from flows.planning.verify.bound import MOST_CELLS, MOST_STAGES
 from triton_backend.contract.errors import InputError
@@ -208,8 +208,8 @@ def _cut(
 def pipelines_of(
     problem: Problem,
     columns: Columns,
-    vgpus: NDArray[np.int64],
-    promised: NDArray[np.float64] | None = None,
+    vgpus: Ints,
+    promised: Floats | None = None,
     beside: BestEffort | None = None,
 ) -> tuple[PlannedPipeline, ...]:
     """Configurations in use as pipelines, best-effort ones last.
@@ -252,9 +252,9 @@ def _with_free(
     inputs: Inputs,
     options: PlanOptions,
     problem: Problem,
-    used: tuple[Columns, NDArray[np.int64]],
-    promised: NDArray[np.float64],
-) -> tuple[NDArray[np.int64], BestEffort | None]:
+    used: tuple[Columns, Ints],
+    promised: Floats,
+) -> tuple[Ints, BestEffort | None]:
     """Pools widened by free GPUs, and optional best-effort pipelines on the other free ones."""
     columns, vgpus = used
     planned = planned_rps(columns, vgpus, promised)
@@ -269,7 +269,7 @@ def _with_free(
     return widen(problem, columns, vgpus, planned), beside
 
 
-def _margins_us(inputs: Inputs, options: PlanOptions, problem: Problem) -> NDArray[np.float64]:
+def _margins_us(inputs: Inputs, options: PlanOptions, problem: Problem) -> Floats:
     """[models] µs of their SLOs that margins leave free."""
     slo_us = {demand.name: demand.slo_us for demand in inputs.workload.models}
     return np.array([options.margin(m.name) * slo_us[m.name] for m in problem.models])

@@ -12,7 +12,6 @@ their division (`divide`) covers every plan by itself.
 from dataclasses import dataclass, field, replace
 
 import numpy as np
-from numpy.typing import NDArray
 
 from flows.clock import Stopwatch
 from flows.planning.inputs import Problem
@@ -24,6 +23,7 @@ from flows.planning.pool.columns import Columns, enumerate_columns
 from flows.planning.pool.divide import GpuSplit, Part, SingleModelResult
 from flows.planning.pool.integer import prove, tighten
 from flows.planning.registry import PlanOptions, Trace
+from flows.planning.solver.arrays import Ints
 from flows.planning.solver.tolerances import ROUNDING
 from flows.planning.watch import Watch
 from triton_backend.contract.errors import InfeasibleError
@@ -66,7 +66,7 @@ class Found:
     """
 
     columns: Columns
-    vgpus: NDArray[np.int64]
+    vgpus: Ints
     score: float
     bound: float
     trace: Trace
@@ -281,7 +281,7 @@ class _Run:
             effort=1 + attempts.effort,
         )
 
-    def _whole_space(self, rows: NDArray[np.int64]) -> float:
+    def _whole_space(self, rows: Ints) -> float:
         """The bound of the narrowed relaxation over all configurations left open."""
         best, cutoff = self.best, self.attempts.cutoff()
         if not np.isfinite(cutoff) or len(rows) > _WHOLE_SPACE:

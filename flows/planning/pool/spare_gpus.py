@@ -22,13 +22,13 @@ import heapq
 from dataclasses import dataclass, replace
 
 import numpy as np
-from numpy.typing import NDArray
 
 from flows.planning.inputs import Problem
 from flows.planning.pool.bound import Goal
 from flows.planning.pool.columns import Columns
 from flows.planning.pool.integer import delivered_rps, gpus_in_use
 from flows.planning.registry import PlanOptions
+from flows.planning.solver.arrays import Floats, Ints
 from flows.planning.solver.tolerances import ROUNDING
 from triton_backend.contract.units import US_PER_S
 from triton_backend.contract.workload import Workload
@@ -40,9 +40,7 @@ HEADROOM = 0.25
 BEFORE_BEST_EFFORT = 0.1
 
 
-def promised_rps(
-    columns: Columns, vgpus: NDArray[np.int64], goal: Goal, score: float
-) -> NDArray[np.float64]:
+def promised_rps(columns: Columns, vgpus: Ints, goal: Goal, score: float) -> Floats:
     """[models] requests/s: weight x score, or the least rate asked for.
 
     At most what is delivered.
@@ -55,9 +53,7 @@ def promised_rps(
     return np.where(promised > delivered * (1 + ROUNDING), delivered, promised)
 
 
-def planned_rps(
-    columns: Columns, vgpus: NDArray[np.int64], promised: NDArray[np.float64]
-) -> NDArray[np.float64]:
+def planned_rps(columns: Columns, vgpus: Ints, promised: Floats) -> Floats:
     """[n] planned rate of every configuration: its model's promise, shared as they deliver."""
     delivered = delivered_rps(columns, vgpus)
     total = np.bincount(columns.model, weights=delivered, minlength=len(promised))
@@ -66,12 +62,8 @@ def planned_rps(
 
 
 def widen(
-    problem: Problem,
-    columns: Columns,
-    vgpus: NDArray[np.int64],
-    planned: NDArray[np.float64],
-    headroom: float = HEADROOM,
-) -> NDArray[np.int64]:
+    problem: Problem, columns: Columns, vgpus: Ints, planned: Floats, headroom: float = HEADROOM
+) -> Ints:
     """[n, S] vGPU counts with free GPUs added to the pools in use, the tightest pool first.
 
     No pool gets more once it exceeds its planned rate by the headroom. Ties go to the first
@@ -104,12 +96,7 @@ def widen(
     return wide
 
 
-def _level(
-    columns: Columns,
-    vgpus: NDArray[np.int64],
-    planned: NDArray[np.float64],
-    pool: tuple[int, int],
-) -> float:
+def _level(columns: Columns, vgpus: Ints, planned: Floats, pool: tuple[int, int]) -> float:
     """The rate of a pool beyond its plan."""
     return float(vgpus[pool] * columns.rate_rps[pool] / planned[pool[0]])
 
@@ -123,7 +110,7 @@ class BestEffort:
     """Configurations of one stage each, and vGPUs [n, S] of them."""
 
     columns: Columns
-    vgpus: NDArray[np.int64]
+    vgpus: Ints
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,10 +125,7 @@ class Form:
 
 
 def best_effort(
-    problem: Problem,
-    limits_us: list[NDArray[np.float64]],
-    used: tuple[Columns, NDArray[np.int64]],
-    promised_rps: NDArray[np.float64],
+    problem: Problem, limits_us: list[Floats], used: tuple[Columns, Ints], promised_rps: Floats
 ) -> BestEffort | None:
     """Best-effort pipelines on free GPUs, one GPU by one.
 
@@ -182,9 +166,7 @@ def best_effort(
     return best_effort_of(problem, columns, [(forms[key], n) for key, n in gpus.items() if n])
 
 
-def limits_of(
-    problem: Problem, workload: Workload, options: PlanOptions
-) -> list[NDArray[np.float64]]:
+def limits_of(problem: Problem, workload: Workload, options: PlanOptions) -> list[Floats]:
     """[models] of [batches], µs: SLO less a quarter of the margin, less gathering time."""
     slo_us = {demand.name: demand.slo_us for demand in workload.models}
     return [
@@ -206,9 +188,7 @@ def form_of(problem: Problem, model: int, kind: int, batch: int) -> Form | None:
     return Form(model, kind, batch, vgpu_rps, vgpu_rps * problem.types[kind][1])
 
 
-def _fastest(
-    problem: Problem, model: int, owner: int, limit_us: NDArray[np.float64]
-) -> Form | None:
+def _fastest(problem: Problem, model: int, owner: int, limit_us: Floats) -> Form | None:
     """The fastest run of a whole model on GPUs of a class; ties: the smallest divisor and batch."""
     arrays = problem.models[model]
     found: Form | None = None

@@ -24,12 +24,12 @@ Policies of this scheduler reach that server within a step of the grid of load f
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from flows.planning.inputs import Problem
 from flows.planning.pool.columns import Columns
 from flows.planning.pool.integer import Layout, delivered_rps
 from flows.planning.pool.spare_gpus import HEADROOM
+from flows.planning.solver.arrays import Floats, Ints
 from flows.planning.solver.program import ProgramBuilder
 from triton_backend.contract.units import US_PER_S
 
@@ -39,7 +39,7 @@ _BISECTIONS = 60
 _RANGE = (1e-6, 20.0)  # of θ
 
 
-def needed(waiting: NDArray[np.float64], lost: float = LOST) -> NDArray[np.float64]:
+def needed(waiting: Floats, lost: float = LOST) -> Floats:
     """Capacity over rate, at least 1, at which no more than a share is lost.
 
     Args:
@@ -55,15 +55,13 @@ def needed(waiting: NDArray[np.float64], lost: float = LOST) -> NDArray[np.float
     return np.expm1(high) / high
 
 
-def _lost(theta: NDArray[np.float64], room: NDArray[np.float64]) -> NDArray[np.float64]:
+def _lost(theta: Floats, room: Floats) -> Floats:
     load = theta / np.expm1(theta)
     tail = (1 - load) / (load + theta - 1) * np.exp(-theta * room)
     return (1 - load) * tail / (1 - load * tail)
 
 
-def waiting_us(
-    problem: Problem, columns: Columns, margin_us: NDArray[np.float64]
-) -> NDArray[np.float64]:
+def waiting_us(problem: Problem, columns: Columns, margin_us: Floats) -> Floats:
     """[n] how long a request of a configuration can wait.
 
     Args:
@@ -89,11 +87,8 @@ def waiting_us(
 
 
 def needed_by(
-    problem: Problem,
-    columns: Columns,
-    margin_us: NDArray[np.float64],
-    promised_rps: NDArray[np.float64],
-) -> NDArray[np.float64]:
+    problem: Problem, columns: Columns, margin_us: Floats, promised_rps: Floats
+) -> Floats:
     """[n] capacity over planned rate that a model needs if it is served by a configuration."""
     waiting = waiting_us(problem, columns, margin_us) * promised_rps[columns.model] / US_PER_S
     return needed(waiting)
@@ -107,19 +102,19 @@ class Sustained:
     """Parts of the value: configurations, [n] needed capacity, [models] planned rates."""
 
     columns: Columns
-    needed: NDArray[np.float64]
-    promised_rps: NDArray[np.float64]
+    needed: Floats
+    promised_rps: Floats
 
     def most(self) -> float:
         """A bound on every plan."""
         return len(self.promised_rps) * (1 + BURSTS * (1 + HEADROOM))
 
-    def value(self, vgpus: NDArray[np.int64]) -> float:
+    def value(self, vgpus: Ints) -> float:
         """The value of vGPUs [n, S]."""
         sustained, served = self.shares(vgpus)
         return float(sustained.sum() + BURSTS * served.sum())
 
-    def shares(self, vgpus: NDArray[np.int64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    def shares(self, vgpus: Ints) -> tuple[Floats, Floats]:
         """[models] e and h of vGPUs [n, S]."""
         rate = delivered_rps(self.columns, vgpus)
         models = len(self.promised_rps)
@@ -130,9 +125,7 @@ class Sustained:
             np.minimum(served / self.promised_rps, 1 + HEADROOM),
         )
 
-    def variables(
-        self, build: ProgramBuilder, layout: Layout
-    ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    def variables(self, build: ProgramBuilder, layout: Layout) -> tuple[Ints, Ints]:
         """Add e and h with their rows to a program; returns their numbers."""
         models = len(self.promised_rps)
         e = build.variables("e", models, upper=1.0)
@@ -154,12 +147,7 @@ class Sustained:
             )
         return e, h
 
-    def hold(
-        self,
-        build: ProgramBuilder,
-        shares: tuple[NDArray[np.int64], NDArray[np.int64]],
-        least: float,
-    ) -> None:
+    def hold(self, build: ProgramBuilder, shares: tuple[Ints, Ints], least: float) -> None:
         """Add the row that keeps the value from falling below `least`."""
         e, h = shares
         row = build.rows("value", 1, upper=-least)

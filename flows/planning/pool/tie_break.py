@@ -26,7 +26,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from flows.clock import Stopwatch
 from flows.planning.inputs import Problem
@@ -45,6 +44,7 @@ from flows.planning.pool.search import Found
 from flows.planning.pool.spare_gpus import HEADROOM
 from flows.planning.pool.sustained_load import BURSTS, Sustained, needed_by
 from flows.planning.registry import PlanOptions
+from flows.planning.solver.arrays import Floats, Ints
 from flows.planning.solver.program import Program, ProgramBuilder
 from flows.planning.solver.solve import Limits, solve_integer
 from flows.planning.solver.tolerances import ROUNDING
@@ -76,11 +76,11 @@ class _Tied:
     running: Mapping[Use, int]
     sustained: Sustained | None
 
-    def stages(self, vgpus: NDArray[np.int64]) -> int:
+    def stages(self, vgpus: Ints) -> int:
         """Stages in use."""
         return int(np.count_nonzero(vgpus))
 
-    def moved(self, vgpus: NDArray[np.int64]) -> int:
+    def moved(self, vgpus: Ints) -> int:
         """GPUs in use less those that stay."""
         stay: dict[Use, int] = {}
         for row, s in zip(*np.nonzero(vgpus), strict=True):
@@ -96,7 +96,7 @@ class _Tied:
         first, last = columns.cuts[row, s : s + 2]
         return int(columns.model[row]), int(columns.types[row, s]), int(first), int(last)
 
-    def as_good(self, vgpus: NDArray[np.int64]) -> bool:
+    def as_good(self, vgpus: Ints) -> bool:
         """True if a plan reaches the score and the rates asked for."""
         return is_as_good(self.problem, self.columns, vgpus, (self.goal, self.score))
 
@@ -106,7 +106,7 @@ def break_ties(
     goal: Goal,
     options: PlanOptions,
     running: Mapping[Use, int],
-    margin_us: NDArray[np.float64],
+    margin_us: Floats,
     clock: Watch,
 ) -> Found:
     """The same objective, better sustained, with fewer stages and fewer GPUs that change hands.
@@ -159,11 +159,8 @@ def break_ties(
 
 
 def _tied(
-    found: Found,
-    goal: Goal,
-    given: tuple[Mapping[Use, int], NDArray[np.float64]],
-    most: int,
-) -> tuple[_Tied, NDArray[np.int64], bool]:
+    found: Found, goal: Goal, given: tuple[Mapping[Use, int], Floats], most: int
+) -> tuple[_Tied, Ints, bool]:
     """Configurations that a plan as good can use, the plan known over them, and if that is all."""
     running, margin_us = given
     space, problem = found.space, found.space.problem
@@ -194,7 +191,7 @@ def _tied(
     return tied, vgpus, size <= most
 
 
-def _rows_of(some: Columns, every: Columns) -> NDArray[np.int64]:
+def _rows_of(some: Columns, every: Columns) -> Ints:
     """Where configurations stand among all."""
 
     def keys(columns: Columns) -> list[bytes]:
@@ -207,8 +204,8 @@ def _rows_of(some: Columns, every: Columns) -> NDArray[np.int64]:
 
 
 def _more_sustained(
-    tied: _Tied, sustained: Sustained, vgpus: NDArray[np.int64], limits: Limits
-) -> tuple[NDArray[np.int64], bool]:
+    tied: _Tied, sustained: Sustained, vgpus: Ints, limits: Limits
+) -> tuple[Ints, bool]:
     """A plan as good that sustains more, and whether none does."""
     build = ProgramBuilder()
     layout = add_integer_program(build, tied.problem, tied.columns, tied.goal, -np.inf)
@@ -230,8 +227,8 @@ def _more_sustained(
 
 
 def _fewer(
-    tied: _Tied, vgpus: NDArray[np.int64], limits: Limits, least: float, *, stages_first: bool
-) -> tuple[NDArray[np.int64], bool]:
+    tied: _Tied, vgpus: Ints, limits: Limits, least: float, *, stages_first: bool
+) -> tuple[Ints, bool]:
     """A plan as good with fewer stages (or moves, at no more stages), and whether none has less."""
     now = tied.stages(vgpus) if stages_first else tied.moved(vgpus)
     program, layout = _program(tied, None if stages_first else tied.stages(vgpus), least)
@@ -282,11 +279,8 @@ def _program(tied: _Tied, most_stages: int | None, least: float) -> tuple[Progra
 
 
 def _use_rows(
-    build: ProgramBuilder,
-    tied: _Tied,
-    layout: Layout,
-    parts: tuple[NDArray[np.int64], NDArray[np.float64]],
-) -> NDArray[np.float64]:
+    build: ProgramBuilder, tied: _Tied, layout: Layout, parts: tuple[Ints, Floats]
+) -> Floats:
     """Rows that make `on` speak of use; returns the most vGPUs any stage can need."""
     on, most = parts
     several = np.flatnonzero(layout.rates >= 0)
@@ -301,7 +295,7 @@ def _use_rows(
     return room
 
 
-def _stay_rows(build: ProgramBuilder, tied: _Tied, layout: Layout) -> NDArray[np.int64]:
+def _stay_rows(build: ProgramBuilder, tied: _Tied, layout: Layout) -> Ints:
     """Variables `stay` with their rows."""
     cells = zip(layout.cell_column, layout.cell_stage, strict=True)
     uses = [tied.use(int(column), int(stage)) for column, stage in cells]

@@ -39,6 +39,7 @@ from flows.planning.pool.bound import Bound, Goal, least_loss, undominated
 from flows.planning.pool.columns import Columns, enumerate_columns
 from flows.planning.pool.integer import lowest_share, reaches_rates, trimmed
 from flows.planning.registry import PlanOptions, Trace
+from flows.planning.solver.arrays import Floats, Ints
 from flows.planning.solver.program import ProgramBuilder
 from flows.planning.solver.solve import Limits, solve_integer, solve_linear
 from flows.planning.solver.tolerances import ROUNDING
@@ -70,8 +71,8 @@ class Cuts:
         mixed: [type] whether parts of several models may lie beside each other.
     """
 
-    parts: NDArray[np.int64]
-    kind: NDArray[np.int64]
+    parts: Ints
+    kind: Ints
     mixed: NDArray[np.bool_]
 
 
@@ -86,7 +87,7 @@ class Answer:
     bound: float
     score: float
     columns: Columns | None = None
-    vgpus: NDArray[np.int64] | None = None
+    vgpus: Ints | None = None
     gpus: Gpus | None = None
 
 
@@ -120,7 +121,7 @@ def offered(cluster: Cluster, max_partitions: int) -> tuple[Cluster, list[str]]:
 
 def cuts_of_problem(problem: Problem, cluster: Cluster) -> Cuts | None:
     """Every way to cut a GPU that nothing can be added to; None where there are too many."""
-    rows: list[NDArray[np.int64]] = []
+    rows: list[Ints] = []
     kinds: list[int] = []
     mixed = np.array([bool(cluster.gpu_classes[c].vgpu_percents) for c, _ in problem.types])
     for number, gpu_class in enumerate(cluster.gpu_classes):
@@ -183,7 +184,7 @@ def search(
     return replace(answer, bound=max(most, answer.score))
 
 
-def _usage(problem: Problem, columns: Columns) -> NDArray[np.float64]:
+def _usage(problem: Problem, columns: Columns) -> Floats:
     """[n, types] vGPUs of every type per sample/s."""
     used = np.zeros((len(columns), len(problem.types)))
     row, stage = np.nonzero(np.isfinite(columns.rate_rps))
@@ -191,9 +192,7 @@ def _usage(problem: Problem, columns: Columns) -> NDArray[np.float64]:
     return used
 
 
-def _goal_rows(
-    build: ProgramBuilder, columns: Columns, goal: Goal, rates: NDArray[np.int64]
-) -> None:
+def _goal_rows(build: ProgramBuilder, columns: Columns, goal: Goal, rates: Ints) -> None:
     """Add z and the rows `share` and `floor`."""
     fixed = (1.0, 1.0) if goal.fixed else (0.0, np.inf)
     z = build.variables("z", 1, lower=fixed[0], upper=fixed[1], cost=0.0 if goal.fixed else 1.0)
@@ -303,10 +302,7 @@ def _integer(
 
 
 def _filled(
-    columns: Columns,
-    counts: NDArray[np.int64],
-    cuts: Cuts,
-    held: Sequence[tuple[int, int, int]],
+    columns: Columns, counts: Ints, cuts: Cuts, held: Sequence[tuple[int, int, int]]
 ) -> Gpus:
     """Which part of which GPU is which vGPU: `held` are (cut, model or -1, GPUs)."""
     waiting: dict[tuple[int, int], list[tuple[int, int]]] = {}
@@ -327,7 +323,7 @@ def _filled(
     return gpus
 
 
-def alike(problem: Problem, columns: Columns, vgpus: NDArray[np.int64]) -> Gpus:
+def alike(problem: Problem, columns: Columns, vgpus: Ints) -> Gpus:
     """How GPUs are cut in a plan of equal parts, each GPU for one model."""
     cuts = Cuts(
         parts=np.diag(problem.type_divisor),

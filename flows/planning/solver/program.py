@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from flows.planning.solver.arrays import Floats, Ints
 from triton_backend.contract.errors import InvariantError
 
 
@@ -19,14 +20,14 @@ class Program:
     The matrix is column-wise sparse: `starts`, `rows`, `values`.
     """
 
-    cost: NDArray[np.float64]
-    lower: NDArray[np.float64]
-    upper: NDArray[np.float64]
+    cost: Floats
+    lower: Floats
+    upper: Floats
     whole: NDArray[np.bool_]
-    row_upper: NDArray[np.float64]
+    row_upper: Floats
     starts: NDArray[np.int32]
     rows: NDArray[np.int32]
-    values: NDArray[np.float64]
+    values: Floats
     names: tuple[tuple[str, int], ...]
     row_names: tuple[tuple[str, int], ...]
 
@@ -42,9 +43,9 @@ class ProgramBuilder:
 
     _names: list[tuple[str, int]] = field(default_factory=list[tuple[str, int]])
     _row_names: list[tuple[str, int]] = field(default_factory=list[tuple[str, int]])
-    _variables: list[NDArray[np.float64]] = field(default_factory=list[NDArray[np.float64]])
-    _row_upper: list[NDArray[np.float64]] = field(default_factory=list[NDArray[np.float64]])
-    _entries: list[NDArray[np.float64]] = field(default_factory=list[NDArray[np.float64]])
+    _variables: list[Floats] = field(default_factory=list[Floats])
+    _row_upper: list[Floats] = field(default_factory=list[Floats])
+    _entries: list[Floats] = field(default_factory=list[Floats])
     _count: int = 0
     _rows: int = 0
 
@@ -57,7 +58,7 @@ class ProgramBuilder:
         upper: ArrayLike = np.inf,
         cost: ArrayLike = 0.0,
         whole: ArrayLike = False,
-    ) -> NDArray[np.int64]:
+    ) -> Ints:
         """Add a family of variables; returns their numbers."""
         block = np.empty((4, count))
         block[0], block[1], block[2], block[3] = lower, upper, cost, whole
@@ -66,7 +67,7 @@ class ProgramBuilder:
         self._count += count
         return np.arange(self._count - count, self._count, dtype=np.int64)
 
-    def rows(self, name: str, count: int, *, upper: ArrayLike) -> NDArray[np.int64]:
+    def rows(self, name: str, count: int, *, upper: ArrayLike) -> Ints:
         """Add a family of rows `… ≤ upper`; returns their numbers."""
         block = np.empty(count)
         block[:] = upper
@@ -75,9 +76,7 @@ class ProgramBuilder:
         self._rows += count
         return np.arange(self._rows - count, self._rows, dtype=np.int64)
 
-    def entries(
-        self, rows: NDArray[np.int64], variables: NDArray[np.int64], values: ArrayLike
-    ) -> None:
+    def entries(self, rows: Ints, variables: Ints, values: ArrayLike) -> None:
         """Set matrix entries; rows and variables pair up."""
         block = np.empty((3, len(rows)))
         block[0], block[1], block[2] = variables, rows, values

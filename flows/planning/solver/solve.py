@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.sparse import csc_array
 
+from flows.planning.solver.arrays import Floats
 from flows.planning.solver.program import Program, ProgramBuilder
 from flows.planning.solver.record import note_solver
 
@@ -56,7 +57,7 @@ class Solution:
     note: str | None = None
 
 
-def solve_linear(program: Program) -> tuple[NDArray[np.float64], NDArray[np.float64]] | None:
+def solve_linear(program: Program) -> tuple[Floats, Floats] | None:
     """Values and row duals (not negative for `≤` rows of a maximisation); None if infeasible."""
     note_solver(HIGHS, integer=False)
     highs = _highs(program)
@@ -92,7 +93,7 @@ class Relaxation:
             return sign * np.inf
         return float(value)
 
-    def best(self, cost: NDArray[np.float64]) -> float | None:
+    def best(self, cost: Floats) -> float | None:
         """Largest value of an objective; None if nothing fits."""
         numbers = np.arange(len(cost), dtype=np.int32)
         self._highs.changeColsCost(len(cost), numbers, cost)
@@ -110,10 +111,7 @@ class Relaxation:
 
 
 def solve_integer(
-    program: Program,
-    limits: Limits,
-    solver: str = HIGHS,
-    start: NDArray[np.float64] | None = None,
+    program: Program, limits: Limits, solver: str = HIGHS, start: Floats | None = None
 ) -> Solution:
     """Solve; solutions that do not beat the cutoff may be cut off.
 
@@ -148,7 +146,7 @@ def _gurobi_is_limited() -> bool:
     return answer is None
 
 
-def _with_highs(program: Program, limits: Limits, start: NDArray[np.float64] | None) -> Solution:
+def _with_highs(program: Program, limits: Limits, start: Floats | None) -> Solution:
     highs = _highs(program)
     if start is not None:
         solution = highspy.HighsSolution()

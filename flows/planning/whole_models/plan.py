@@ -9,7 +9,6 @@ are the rates of this plan (PPipe, section 7).
 from dataclasses import dataclass, replace
 
 import numpy as np
-from numpy.typing import NDArray
 
 from flows.planning.certificate import objective_of
 from flows.planning.inputs import Problem, build_problem
@@ -18,6 +17,7 @@ from flows.planning.pool.columns import Columns, enumerate_columns
 from flows.planning.pool.plan import pipelines_of
 from flows.planning.pool.search import Found, search
 from flows.planning.registry import Inputs, Outcome, PlanOptions
+from flows.planning.solver.arrays import Floats, Ints
 from flows.planning.solver.tolerances import ROUNDING
 
 
@@ -44,7 +44,7 @@ def whole_gpu_problem(inputs: Inputs, options: PlanOptions) -> Problem:
 
 def best_whole_models(
     inputs: Inputs, options: PlanOptions, problem: Problem
-) -> tuple[Found, Columns, NDArray[np.int64]]:
+) -> tuple[Found, Columns, Ints]:
     """The solved program, the best configuration per model and class, and GPUs of each."""
     single = replace(options, max_partitions=1, gap=0.0, previous=None)
     goal = goal_of(problem, "throughput", options.minimum_rps, np.zeros(len(problem.classes)))
@@ -63,7 +63,7 @@ def best_whole_models(
     return found, columns, counts[:, None]
 
 
-def fastest(columns: Columns) -> NDArray[np.int64]:
+def fastest(columns: Columns) -> Ints:
     """Rows of the fastest whole-model configuration per model and type."""
     order = np.lexsort((columns.batch, -columns.rate_rps[:, 0], columns.types[:, 0], columns.model))
     key = columns.model[order] * (columns.types.max() + 1) + columns.types[order, 0]
@@ -71,9 +71,7 @@ def fastest(columns: Columns) -> NDArray[np.int64]:
     return order[first]
 
 
-def _without_surplus(
-    columns: Columns, counts: NDArray[np.int64], floor_rps: NDArray[np.float64]
-) -> NDArray[np.int64]:
+def _without_surplus(columns: Columns, counts: Ints, floor_rps: Floats) -> Ints:
     """Take GPUs away, slowest first, as long as every model keeps its floor."""
     counts = counts.copy()
     for model, floor in enumerate(floor_rps):
@@ -90,13 +88,11 @@ def _without_surplus(
 @dataclass(frozen=True, slots=True)
 class _Filling:
     columns: Columns
-    ceiling_rps: NDArray[np.float64]
-    weight: NDArray[np.float64]
+    ceiling_rps: Floats
+    weight: Floats
 
 
-def _with_spare(
-    filling: _Filling, counts: NDArray[np.int64], gpus: NDArray[np.int64]
-) -> NDArray[np.int64]:
+def _with_spare(filling: _Filling, counts: Ints, gpus: Ints) -> Ints:
     """Give unused GPUs one by one to the model with the lowest rate / weight that may take one."""
     columns = filling.columns
     rate = columns.rate_rps[:, 0]

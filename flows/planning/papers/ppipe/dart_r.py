@@ -7,7 +7,6 @@ classes.
 """
 
 import numpy as np
-from numpy.typing import NDArray
 
 from flows.clock import Stopwatch
 from flows.planning.certificate import objective_of
@@ -16,6 +15,7 @@ from flows.planning.pool.columns import Columns, enumerate_columns
 from flows.planning.pool.integer import delivered_rps, gpus_in_use
 from flows.planning.pool.plan import pipelines_of
 from flows.planning.registry import Inputs, Outcome, PlanOptions
+from flows.planning.solver.arrays import Ints
 from flows.planning.whole_models.plan import best_whole_models, fastest, whole_gpu_problem
 from triton_backend.contract.errors import InputError
 
@@ -60,7 +60,7 @@ def dart_r(inputs: Inputs, options: PlanOptions) -> Outcome:
     )
 
 
-def _owned_gpus(problem: Problem, whole: Columns, counts: NDArray[np.int64]) -> NDArray[np.int64]:
+def _owned_gpus(problem: Problem, whole: Columns, counts: Ints) -> Ints:
     """[models, C] GPUs of the no-partitioning plan plus an equal share of the unused."""
     owned = np.zeros((len(problem.models), len(problem.gpus)), dtype=np.int64)
     kind = problem.type_class[whole.types[:, 0]]
@@ -69,10 +69,7 @@ def _owned_gpus(problem: Problem, whole: Columns, counts: NDArray[np.int64]) -> 
 
 
 def _replicate(
-    problem: Problem,
-    columns: Columns,
-    vgpus: NDArray[np.int64],
-    share: tuple[int, int, NDArray[np.int64]],
+    problem: Problem, columns: Columns, vgpus: Ints, share: tuple[int, int, Ints]
 ) -> None:
     """Fill in the GPUs of one model: pairs first, then whole models on what is left."""
     model, pairs, owned = share
@@ -93,6 +90,6 @@ def _replicate(
         vgpus[row, 0] = left[number]
 
 
-def _fastest_of(columns: Columns, model: int) -> NDArray[np.int64]:
+def _fastest_of(columns: Columns, model: int) -> Ints:
     rows = np.flatnonzero((columns.model == model) & (columns.stages == 1))
     return rows[fastest(columns.take(rows))] if len(rows) else rows

@@ -16,7 +16,6 @@ from dataclasses import dataclass, replace
 from math import ceil, inf
 
 import numpy as np
-from numpy.typing import NDArray
 
 from flows.clock import Stopwatch
 from flows.planning.applications.division import (
@@ -53,6 +52,7 @@ from flows.planning.pool.plan import pipelines_of
 from flows.planning.pool.search import Found
 from flows.planning.pool.spare_gpus import promised_rps
 from flows.planning.registry import Inputs, Outcome, PlanOptions, Trace
+from flows.planning.solver.arrays import Floats
 from triton_backend.contract.errors import InfeasibleError, InputError
 from triton_backend.contract.workload import Workload
 
@@ -184,7 +184,7 @@ class _Search:
     best: Found | None
     bound: float = inf
     boxes: int = 0
-    extra: NDArray[np.float64] | None = None
+    extra: Floats | None = None
 
     def plan(self) -> None:
         """Look for plans and for a bound.
@@ -285,7 +285,7 @@ class _Search:
         self._offer(pools.cheapest())
         self.bound, self.extra = min(self.bound, -found.bound), found.extra
 
-    def _scarcity(self) -> NDArray[np.float64]:
+    def _scarcity(self) -> Floats:
         """[C] what the relaxation pays for GPUs beyond cost, in the times of the best plan."""
         pools = self.pools
         free = pools.lines.room([0] * len(pools.lines))

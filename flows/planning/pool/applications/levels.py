@@ -23,13 +23,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from flows.planning.applications.lines import Graph, Lines
 from flows.planning.inputs import Problem
 from flows.planning.pool.bound import Goal
 from flows.planning.pool.columns import Columns
 from flows.planning.pool.integer import Layout, add_integer_program, counts_of, delivered_rps
+from flows.planning.solver.arrays import Floats, Ints
 from flows.planning.solver.program import ProgramBuilder
 from flows.planning.solver.solve import Limits, solve_integer
 from flows.planning.solver.tolerances import SOLVED
@@ -37,7 +37,7 @@ from flows.planning.solver.tolerances import SOLVED
 _NODES = 20_000
 
 
-Floor = tuple[int, NDArray[np.float64], Callable[[NDArray[np.float64]], NDArray[np.float64]]]
+Floor = tuple[int, Floats, Callable[[Floats], Floats]]
 """A line, prices [C], and what it costs at least at these within budgets [n] (µs)."""
 
 
@@ -45,14 +45,12 @@ Floor = tuple[int, NDArray[np.float64], Callable[[NDArray[np.float64]], NDArray[
 class Leveled:
     """A plan [n, S] above the cutoff or None, and the bound on every plan."""
 
-    vgpus: NDArray[np.int64] | None
+    vgpus: Ints | None
     bound: float
     status: str
 
 
-def undominated_in_time(
-    problem: Problem, columns: Columns, times: NDArray[np.float64]
-) -> NDArray[np.int64]:
+def undominated_in_time(problem: Problem, columns: Columns, times: Floats) -> Ints:
     """Rows that no other of the same line and vGPU types replaces.
 
     As fast in every stage, as short.
@@ -77,7 +75,7 @@ def solve_levels(
     lines: Lines,
     problem: Problem,
     columns: Columns,
-    times: NDArray[np.float64],
+    times: Floats,
     goal: Goal,
     floors: Sequence[Floor],
     limits: tuple[float, float, float, float | None],
@@ -119,9 +117,7 @@ def solve_levels(
     return Leveled(vgpus=vgpus, bound=bound, status=answer.status)
 
 
-def _served(
-    build: ProgramBuilder, columns: Columns, goal: Goal, layout: Layout
-) -> NDArray[np.int64]:
+def _served(build: ProgramBuilder, columns: Columns, goal: Goal, layout: Layout) -> Ints:
     """[n] numbers of w, with their rows."""
     served = build.variables("w", len(columns))
     able = build.rows("served", len(columns), upper=0.0)
@@ -138,12 +134,7 @@ def _served(
     return served
 
 
-def _keep(
-    build: ProgramBuilder,
-    served: tuple[NDArray[np.int64], NDArray[np.int64]],
-    levels: NDArray[np.int64],
-    most: float,
-) -> None:
+def _keep(build: ProgramBuilder, served: tuple[Ints, Ints], levels: Ints, most: float) -> None:
     """One level, and no configuration that is slower: w by number and place among the levels."""
     add_one(build, levels)
     numbers, place = served
@@ -154,11 +145,7 @@ def _keep(
         build.entries(np.full(len(levels) - k, row), levels[k:], -most)
 
 
-def _floor(
-    build: ProgramBuilder,
-    owned: tuple[NDArray[np.int64], NDArray[np.float64]],
-    levels: tuple[NDArray[np.int64], NDArray[np.float64]],
-) -> None:
+def _floor(build: ProgramBuilder, owned: tuple[Ints, Floats], levels: tuple[Ints, Floats]) -> None:
     """GPUs at prices cost no less than the level kept.
 
     Levels of which nothing is enough are not kept.
@@ -175,7 +162,7 @@ def _floor(
         build.entries(np.repeat(row, len(gpus)), gpus, -price)
 
 
-def add_one(build: ProgramBuilder, numbers: NDArray[np.int64]) -> None:
+def add_one(build: ProgramBuilder, numbers: Ints) -> None:
     """Of binary variables one is 1."""
     one = build.rows("one", 2, upper=np.array([1.0, -1.0]))
     for row, sign in zip(one, (1.0, -1.0), strict=True):
@@ -183,10 +170,7 @@ def add_one(build: ProgramBuilder, numbers: NDArray[np.int64]) -> None:
 
 
 def add_paths(
-    build: ProgramBuilder,
-    graph: Graph,
-    levels: Sequence[NDArray[np.float64]],
-    chosen: Sequence[NDArray[np.int64]],
+    build: ProgramBuilder, graph: Graph, levels: Sequence[Floats], chosen: Sequence[Ints]
 ) -> None:
     """Starts of modules along the edges, in ms, so that times and rates are of one size.
 
@@ -211,7 +195,7 @@ def add_paths(
             )
 
 
-def only_used(columns: Columns, vgpus: NDArray[np.int64]) -> tuple[Columns, NDArray[np.int64]]:
+def only_used(columns: Columns, vgpus: Ints) -> tuple[Columns, Ints]:
     """Configurations that deliver something, with their vGPUs."""
     rows = np.flatnonzero(delivered_rps(columns, vgpus) > 0)
     return columns.take(rows), vgpus[rows]

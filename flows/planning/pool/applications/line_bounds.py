@@ -23,10 +23,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
-from numpy.typing import NDArray
 
 from flows.planning.applications.lines import Lines
 from flows.planning.pool.applications.levels import Floor, add_one, add_paths
+from flows.planning.solver.arrays import Floats, Ints
 from flows.planning.solver.program import Program, ProgramBuilder
 from flows.planning.solver.solve import Limits, solve_integer, solve_linear
 from flows.planning.watch import Watch
@@ -46,25 +46,23 @@ class LineLowerBounds:
         prices: [C] found so far, each with its floors [n].
     """
 
-    times: NDArray[np.float64]
-    usage: NDArray[np.float64]
-    prices: list[tuple[NDArray[np.float64], NDArray[np.float64]]] = field(
-        default_factory=list[tuple[NDArray[np.float64], NDArray[np.float64]]]
-    )
+    times: Floats
+    usage: Floats
+    prices: list[tuple[Floats, Floats]] = field(default_factory=list[tuple[Floats, Floats]])
 
-    def add(self, price: NDArray[np.float64]) -> None:
+    def add(self, price: Floats) -> None:
         """Know what GPUs are worth at prices, in units of the least that suffices."""
         floors = np.minimum.accumulate(self.usage @ price)
         if floors[-1] > 0:
             self.prices.append((price / floors[-1], floors / floors[-1]))
 
-    def levels(self) -> NDArray[np.int64]:
+    def levels(self) -> Ints:
         """Rows where some floor is lower than before."""
         floors = np.array([own for _, own in self.prices])
         falls = np.any(np.diff(floors, axis=1) < 0, axis=0)
         return np.flatnonzero(np.concatenate([[True], falls]))
 
-    def short(self, row: int, gpus: NDArray[np.float64]) -> NDArray[np.float64] | None:
+    def short(self, row: int, gpus: Floats) -> Floats | None:
         """Prices at which some GPUs are worth less than anything as fast as a row.
 
         None where they suffice.
@@ -82,9 +80,7 @@ class LineLowerBounds:
     def floor(self, number: int) -> list[Floor]:
         """Known facts as rows of a program over configurations."""
 
-        def proven(
-            budgets_us: NDArray[np.float64], own: NDArray[np.float64]
-        ) -> NDArray[np.float64]:
+        def proven(budgets_us: Floats, own: Floats) -> Floats:
             at = np.searchsorted(self.times, budgets_us + _SHORT, side="right") - 1
             return np.where(at >= 0, own[np.maximum(at, 0)], np.inf)
 
@@ -106,7 +102,7 @@ class HandedOut:
 
     bound: float
     times: list[int] | None
-    extra: NDArray[np.float64]
+    extra: Floats
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,16 +113,16 @@ class _Master:
     """
 
     program: Program
-    capacity: NDArray[np.int64]
-    owned: NDArray[np.int64]
-    chosen: list[NDArray[np.int64]]
-    rows: list[NDArray[np.int64]]
+    capacity: Ints
+    owned: Ints
+    chosen: list[Ints]
+    rows: list[Ints]
 
 
 def hand_out(
     lines: Lines,
-    gpus: NDArray[np.int64],
-    price: NDArray[np.float64],
+    gpus: Ints,
+    price: Floats,
     line_bounds: Sequence[LineLowerBounds],
     watch: Watch,
     cutoff: float,
@@ -170,9 +166,7 @@ def hand_out(
     return best
 
 
-def _refine(
-    line_bounds: Sequence[LineLowerBounds], master: _Master, values: NDArray[np.float64]
-) -> bool:
+def _refine(line_bounds: Sequence[LineLowerBounds], master: _Master, values: Floats) -> bool:
     """Find prices at which what was handed out is worth too little; whether there are any."""
     found = False
     for own, at, chosen, owned in zip(
@@ -192,12 +186,7 @@ def _refine(
 
 
 def _master(
-    lines: Lines,
-    gpus: NDArray[np.int64],
-    price: NDArray[np.float64],
-    line_bounds: Sequence[LineLowerBounds],
-    *,
-    whole: bool,
+    lines: Lines, gpus: Ints, price: Floats, line_bounds: Sequence[LineLowerBounds], *, whole: bool
 ) -> _Master:
     build, count = ProgramBuilder(), len(line_bounds)
     owned = build.variables(

@@ -13,7 +13,6 @@ from dataclasses import dataclass, field, replace
 from math import inf
 
 import numpy as np
-from numpy.typing import NDArray
 
 from flows.planning.applications.division import BudgetSplit, divide
 from flows.planning.applications.lines import Lines
@@ -31,6 +30,7 @@ from flows.planning.pool.columns import Columns, enumerate_columns
 from flows.planning.pool.integer import score_of
 from flows.planning.pool.search import Found, Space, search
 from flows.planning.registry import PlanOptions, Trace
+from flows.planning.solver.arrays import Floats, Ints
 from flows.planning.solver.solve import Limits
 from flows.planning.solver.tolerances import ROUNDING
 from flows.planning.watch import Watch
@@ -60,8 +60,8 @@ class Apart:
     """
 
     division: BudgetSplit
-    extra: NDArray[np.float64]
-    beyond: NDArray[np.int64]
+    extra: Floats
+    beyond: Ints
 
 
 @dataclass(slots=True)
@@ -83,7 +83,7 @@ class Pools:
 
     lines: Lines
     problem: Problem
-    gathering_us: Sequence[NDArray[np.float64]]
+    gathering_us: Sequence[Floats]
     goal: Goal
     options: PlanOptions
     watch: Watch
@@ -98,7 +98,7 @@ class Pools:
     line_bounds: list[LineLowerBounds] = field(default_factory=list[LineLowerBounds])
     configurations: dict[str, int] = field(default_factory=dict[str, int])
     _columns: Columns | None = None
-    _times: NDArray[np.float64] | None = None
+    _times: Floats | None = None
     _relaxed: Bound | None = None
 
     def enumerate(self) -> None:
@@ -148,7 +148,7 @@ class Pools:
         """The best plan were every line alone on its paths: its bound is one for all plans."""
         return self._search(tuple(self.lines.room([0] * len(self.lines))))
 
-    def scarcity(self, times: Sequence[int]) -> NDArray[np.float64]:
+    def scarcity(self, times: Sequence[int]) -> Floats:
         """[C] what the relaxation within budgets pays for GPUs beside what they cost.
 
         Raises:
@@ -161,7 +161,7 @@ class Pools:
             relaxed = solve_bound(self.problem, columns.take(rows), self.goal)
         return np.maximum(relaxed.gpu_price - self.goal.price, 0.0)
 
-    def apart(self, extra: NDArray[np.float64], watch: Watch) -> Apart | None:
+    def apart(self, extra: Floats, watch: Watch) -> Apart | None:
         """Lines planned each by itself (`staircases`): a division whose bound holds for all plans.
 
         Plans of what was met, within the GPUs that there are, are offered. None where no budgets
@@ -226,9 +226,7 @@ class Pools:
             self._search(tuple(self.lines.filled(times)))
         return replace(found, bound=max(found.bound, -self._relaxation().score))
 
-    def _of_items(
-        self, times: Sequence[int], extra: NDArray[np.float64], bound: float
-    ) -> list[int]:
+    def _of_items(self, times: Sequence[int], extra: Floats, bound: float) -> list[int]:
         """Plans of one allocation of items per line, at budgets near times that are known.
 
         The times of the best. Items at the prices of scarce GPUs are nearly always what a line
@@ -276,7 +274,7 @@ class Pools:
         limits = Limits(relative_gap=self.options.gap, nodes=_NODES, seconds=seconds)
         return choose(self.lines, self.problem.gpus, self.goal.price, met, limits)
 
-    def _staircase(self, number: int, price: NDArray[np.float64], watch: Watch) -> Staircase:
+    def _staircase(self, number: int, price: Floats, watch: Watch) -> Staircase:
         columns, times = self._all()
         rows = np.flatnonzero(columns.model == number)
         own = columns.take(rows)
@@ -325,9 +323,7 @@ class Pools:
         self.offered.append(found)
         return found, bound
 
-    def _found(
-        self, used: Columns, vgpus: NDArray[np.int64], proof: tuple[Columns, float]
-    ) -> Found:
+    def _found(self, used: Columns, vgpus: Ints, proof: tuple[Columns, float]) -> Found:
         """A plan of configurations, found among others with a bound."""
         columns, bound = proof
         return Found(
@@ -380,12 +376,12 @@ class Pools:
         times = self._latencies(found.columns)
         return self._used(found.columns.model, times)
 
-    def _used(self, model: NDArray[np.int64], times: NDArray[np.float64]) -> list[int]:
+    def _used(self, model: Ints, times: Floats) -> list[int]:
         longest = np.zeros(len(self.lines))
         np.maximum.at(longest, model, times)
         return [int(value) for value in np.ceil(longest - 1e-6)]
 
-    def _all(self) -> tuple[Columns, NDArray[np.float64]]:
+    def _all(self) -> tuple[Columns, Floats]:
         if self._columns is None or self._times is None:
             feasible = enumerate_columns(self.problem, self.options.max_partitions)
             times = self._latencies(feasible)
@@ -398,7 +394,7 @@ class Pools:
             }
         return self._columns, self._times
 
-    def _latencies(self, columns: Columns) -> NDArray[np.float64]:
+    def _latencies(self, columns: Columns) -> Floats:
         """[n] stages, transfers and gathering of every configuration (µs)."""
         out = np.zeros(len(columns))
         for number, model in enumerate(self.problem.models):

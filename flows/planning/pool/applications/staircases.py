@@ -18,7 +18,6 @@ from dataclasses import dataclass, field, replace
 from math import inf
 
 import numpy as np
-from numpy.typing import NDArray
 
 from flows.planning.applications.lines import Lines
 from flows.planning.inputs import Problem
@@ -27,6 +26,7 @@ from flows.planning.pool.at_prices.blocks import ModelBlocks
 from flows.planning.pool.bound import undominated
 from flows.planning.pool.columns import Allocation, Columns
 from flows.planning.pool.integer import delivered_rps, gpus_in_use
+from flows.planning.solver.arrays import Floats, Ints
 from flows.planning.solver.program import ProgramBuilder
 from flows.planning.solver.solve import Limits, solve_integer
 from flows.planning.solver.tolerances import ROUNDING
@@ -50,7 +50,7 @@ class Stair:
     least: float
     cost: float
     used_us: int
-    vector: NDArray[np.int64]
+    vector: Ints
     allocation: Allocation
 
 
@@ -69,9 +69,9 @@ class Staircase:
 
     problem: Problem
     columns: Columns
-    times: NDArray[np.float64]
+    times: Floats
     rate_rps: float
-    price: NDArray[np.float64]
+    price: Floats
     watch: Watch
     known: dict[int, Stair] = field(default_factory=dict[int, Stair])
     _ends: list[int] = field(default_factory=list[int])
@@ -88,13 +88,13 @@ class Staircase:
         self.known[budget_us] = stair
         return stair
 
-    def proven(self, budgets_us: NDArray[np.float64]) -> NDArray[np.float64]:
+    def proven(self, budgets_us: Floats) -> Floats:
         """[n] what budgets cost at least, as far as is known without asking."""
         ends = np.array(self._ends, dtype=np.float64)
         least = np.array([*(self.known[end].least for end in self._ends), 0.0])
         return least[np.searchsorted(ends, budgets_us)]
 
-    def proposed(self, budget_us: int, prices: Sequence[NDArray[np.float64]]) -> list[Stair]:
+    def proposed(self, budget_us: int, prices: Sequence[Floats]) -> list[Stair]:
         """Allocations of items within a budget, the cheapest at each of some prices [C].
 
         Nothing is proven of them.
@@ -147,7 +147,7 @@ class Staircase:
                 break
         return replace(best, least=min(least, best.cost))
 
-    def _of_whole_models(self, rows: NDArray[np.int64], known: Stair) -> Stair:
+    def _of_whole_models(self, rows: Ints, known: Stair) -> Stair:
         """Without pipelines a class has one best allocation to run a GPU.
 
         All numbers of GPUs, the first class filled up.
@@ -222,8 +222,8 @@ class AtPrices:
     """
 
     staircases: Sequence[Staircase]
-    gpus: NDArray[np.int64]
-    extra: NDArray[np.float64]
+    gpus: Ints
+    extra: Floats
     guess_every: int = 32
 
     def least(self, most: Sequence[int]) -> tuple[float, Sequence[int]]:
@@ -244,11 +244,7 @@ class AtPrices:
 
 
 def choose(
-    lines: Lines,
-    gpus: NDArray[np.int64],
-    price: NDArray[np.float64],
-    stairs: Sequence[Sequence[Stair]],
-    limits: Limits,
+    lines: Lines, gpus: Ints, price: Floats, stairs: Sequence[Sequence[Stair]], limits: Limits
 ) -> list[Stair] | None:
     """One of the given stairs for every line, of least cost within paths and GPUs.
 
@@ -262,8 +258,8 @@ def choose(
     """
     build = ProgramBuilder()
     capacity = build.rows("capacity", len(gpus), upper=gpus)
-    levels: list[NDArray[np.float64]] = []
-    taken: list[NDArray[np.int64]] = []
+    levels: list[Floats] = []
+    taken: list[Ints] = []
     for own in stairs:
         vectors = np.array([stair.vector for stair in own])
         y = build.variables("y", len(own), upper=1.0, cost=-(vectors @ price), whole=True)

@@ -17,13 +17,13 @@ from math import gcd, lcm
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from flows.planning.inputs import Problem
 from flows.planning.pool.at_prices.covering import FAR, Covers, Items
 from flows.planning.pool.bound import MULTIPLES, Bound, Goal, least_loss
 from flows.planning.pool.columns import Allocation, Columns
 from flows.planning.pool.integer import counts_of, delivered_rps, gpus_in_use, integer_program
+from flows.planning.solver.arrays import Floats, Ints
 from flows.planning.solver.program import ProgramBuilder
 from flows.planning.solver.solve import Limits, solve_integer
 from flows.planning.solver.tolerances import EXACT, ROUNDING
@@ -55,7 +55,7 @@ class Least:
     cost: float
     effort: int
     allocation: Allocation | None = None
-    vector: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
+    vector: Ints = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
     rate: float = 0.0
 
 
@@ -71,16 +71,16 @@ class ModelBlocks:
     columns: Columns
     watch: Watch
     steps: int = 2
-    _start: NDArray[np.int64] = field(init=False)
+    _start: Ints = field(init=False)
     _items: Items = field(init=False)
-    _item_columns: NDArray[np.int64] = field(init=False)
-    _item_vgpus: NDArray[np.int64] = field(init=False)
+    _item_columns: Ints = field(init=False)
+    _item_vgpus: Ints = field(init=False)
 
     def __post_init__(self) -> None:
         models = np.arange(len(self.problem.models) + 1)
         self._start = np.searchsorted(self.columns.model, models)
 
-    def focus(self, price: NDArray[np.float64], most: NDArray[np.float64]) -> None:
+    def focus(self, price: Floats, most: Floats) -> None:
         """Make the items near the cheapest ones at some prices, up to some rates."""
         columns, problem = self.columns, self.problem
         models, classes = len(problem.models), len(problem.gpus)
@@ -106,22 +106,20 @@ class ModelBlocks:
         self._item_columns = row[kept]
         self._item_vgpus = out.vgpus[kept]
 
-    def propose(self, price: NDArray[np.float64], rate: NDArray[np.float64]) -> Covers:
+    def propose(self, price: Floats, rate: Floats) -> Covers:
         """Cheap items for every model to deliver rates [models] at prices [C]."""
         return self._items.cheapest(price, rate)
 
-    def allocation(self, parts: NDArray[np.int64]) -> Allocation:
+    def allocation(self, parts: Ints) -> Allocation:
         """Items as configurations and vGPUs."""
         return self._item_columns[parts], self._item_vgpus[parts]
 
-    def floor(self, price: NDArray[np.float64], rate: NDArray[np.float64]) -> NDArray[np.float64]:
+    def floor(self, price: Floats, rate: Floats) -> Floats:
         """[models] what the relaxation pays for rates."""
         paid = self.columns.usage @ price
         return np.minimum.reduceat(paid, self._start[:-1]) * rate
 
-    def least(
-        self, block: int, price: NDArray[np.float64], rate: float, cutoff: float, step: int
-    ) -> Least:
+    def least(self, block: int, price: Floats, rate: float, cutoff: float, step: int) -> Least:
         """The least cost of a model, or `cutoff` if nothing is cheaper."""
         own = np.arange(self._start[block], self._start[block + 1])
         columns = self.columns.take(own)
@@ -144,9 +142,7 @@ class ModelBlocks:
             return self._least_gpus(columns, price, (rate, cutoff))
         return self._exact(block, (columns, own[open_rows]), price, (rate, cutoff))
 
-    def _least_gpus(
-        self, columns: Columns, price: NDArray[np.float64], asked: tuple[float, float]
-    ) -> Least:
+    def _least_gpus(self, columns: Columns, price: Floats, asked: tuple[float, float]) -> Least:
         """Whole GPUs per vGPU type, and rates x_c that take parts of them.
 
         Cost in units of `_scale`.
@@ -186,11 +182,7 @@ class ModelBlocks:
         return Least(cost=scale.least(answer.bound, cutoff), effort=1 + answer.iterations)
 
     def _exact(
-        self,
-        block: int,
-        given: tuple[Columns, NDArray[np.int64]],
-        price: NDArray[np.float64],
-        asked: tuple[float, float],
+        self, block: int, given: tuple[Columns, Ints], price: Floats, asked: tuple[float, float]
     ) -> Least:
         """The integer program of a model alone, its cost in units of `_scale`."""
         (columns, rows), (rate, cutoff) = given, asked
@@ -246,7 +238,7 @@ class _Scale:
         return min(cutoff, float(least) * self.unit)
 
 
-def _scale(price: NDArray[np.float64], cutoff: float) -> _Scale:
+def _scale(price: Floats, cutoff: float) -> _Scale:
     """The least step below the cutoff, where all prices are multiples of one number."""
     step = step_of(price)
     if not step or cutoff > step * _MOST_STEPS:
@@ -254,7 +246,7 @@ def _scale(price: NDArray[np.float64], cutoff: float) -> _Scale:
     return _Scale(unit=step, step=1.0, most=cutoff / step - 1 + _WHOLE)
 
 
-def step_of(price: NDArray[np.float64]) -> float:
+def step_of(price: Floats) -> float:
     """The largest number that all prices are multiples of; 0 where there is none worth the name."""
     parts = [Fraction(float(p)).limit_denominator(_PARTS) for p in price]
     below = lcm(*(part.denominator for part in parts))
@@ -263,15 +255,13 @@ def step_of(price: NDArray[np.float64]) -> float:
     return step if exact else 0.0
 
 
-def _room(cutoff: float, price: NDArray[np.float64], problem: Problem) -> NDArray[np.int64]:
+def _room(cutoff: float, price: Floats, problem: Problem) -> Ints:
     """[types] GPUs that a cost below the cutoff can pay for; all there are, where they are free."""
     each = np.maximum(price[problem.type_class], cutoff / (1 + problem.gpus.max()))
     return np.floor(cutoff / each * (1 + 1e-9)).astype(np.int64)
 
 
-def fastest_of_each(
-    model: NDArray[np.int64], vector: NDArray[np.int64], rate: NDArray[np.float64]
-) -> NDArray[np.int64]:
+def fastest_of_each(model: Ints, vector: Ints, rate: Floats) -> Ints:
     """Rows of the fastest item of every model and vector."""
     key = model.copy()
     for k in range(vector.shape[1]):
@@ -285,35 +275,35 @@ def fastest_of_each(
 class _Forms(NamedTuple):
     """Configurations: model [n], vGPU types [n, S], rates [n, S] and stages [n] as in `Columns`."""
 
-    model: NDArray[np.int64]
-    types: NDArray[np.int64]
-    rate_rps: NDArray[np.float64]
-    stages: NDArray[np.int64]
+    model: Ints
+    types: Ints
+    rate_rps: Floats
+    stages: Ints
 
 
 class _Kinds(NamedTuple):
     """vGPU types: class [types] and divisor [types]; GPUs [C] that exist and their prices [C]."""
 
-    type_class: NDArray[np.int64]
-    type_divisor: NDArray[np.int64]
-    gpus: NDArray[np.int64]
-    price: NDArray[np.float64]
+    type_class: Ints
+    type_divisor: Ints
+    gpus: Ints
+    price: Floats
 
 
 class _Scratch(NamedTuple):
     """Room of the kernel: vGPUs per type [types], zeros; GPUs per class [C]."""
 
-    slots: NDArray[np.int64]
-    vector: NDArray[np.int64]
+    slots: Ints
+    vector: Ints
 
 
 class _Made(NamedTuple):
     """Items: configuration [room], GPUs [room, C], rate [room], vGPUs [room, S]."""
 
-    row: NDArray[np.int64]
-    vector: NDArray[np.int64]
-    rate: NDArray[np.float64]
-    vgpus: NDArray[np.int64]
+    row: Ints
+    vector: Ints
+    rate: Floats
+    vgpus: Ints
 
 
 def _items_of(room: int, classes: int, stages: int) -> _Made:
@@ -327,12 +317,7 @@ def _items_of(room: int, classes: int, stages: int) -> _Made:
 
 @entry
 def _make_items(
-    forms: _Forms,
-    kinds: _Kinds,
-    most: NDArray[np.float64],
-    front: NDArray[np.float64],
-    scratch: _Scratch,
-    out: _Made,
+    forms: _Forms, kinds: _Kinds, most: Floats, front: Floats, scratch: _Scratch, out: _Made
 ) -> int:
     """Every configuration with whole vGPUs for every multiple of a stage's rate.
 
@@ -377,7 +362,7 @@ def _make_items(
 
 
 @kernel
-def _lowest(rates: NDArray[np.float64]) -> float:
+def _lowest(rates: Floats) -> float:
     """The lowest rate of a configuration's stages [S]; those that it lacks are infinite."""
     lowest = rates[0]
     for rate in rates:
@@ -386,7 +371,7 @@ def _lowest(rates: NDArray[np.float64]) -> float:
 
 
 @kernel
-def _write(at: int, x: float, forms: _Forms, vector: NDArray[np.int64], out: _Made) -> None:
+def _write(at: int, x: float, forms: _Forms, vector: Ints, out: _Made) -> None:
     """The GPUs and vGPUs of an item that delivers x."""
     for k in range(len(vector)):
         out.vector[at, k] = vector[k]
@@ -402,7 +387,7 @@ def _vgpus(x: float, rate: float) -> int:
 
 
 @kernel
-def _rate_of(c: int, x: float, forms: _Forms, slots: NDArray[np.int64]) -> float:
+def _rate_of(c: int, x: float, forms: _Forms, slots: Ints) -> float:
     """Add the vGPUs that x takes to their types; what they deliver."""
     rate = FAR
     for q in range(forms.stages[c]):
@@ -436,7 +421,7 @@ def _cost_of(c: int, forms: _Forms, kinds: _Kinds, scratch: _Scratch) -> float:
 _PLACING_NODES = 2000
 
 
-def placeable(problem: Problem, columns: Columns) -> tuple[NDArray[np.int64], list[int]]:
+def placeable(problem: Problem, columns: Columns) -> tuple[Ints, list[int]]:
     """A plan [n, S] of one configuration for as many models as possible, and those left out.
 
     A model that serves anything runs some configuration with a vGPU per stage. So no plan serves

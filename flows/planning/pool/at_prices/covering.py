@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
+from flows.planning.solver.arrays import Floats, Ints
 from flows.planning.solver.tolerances import EXACT
 from triton_backend.scheduler.compiled import entry, kernel
 
@@ -35,10 +35,10 @@ class Covers:
         parts: per block the numbers of its items, repeated where one is taken several times.
     """
 
-    cost: NDArray[np.float64]
-    vector: NDArray[np.int64]
-    rate: NDArray[np.float64]
-    parts: tuple[NDArray[np.int64], ...]
+    cost: Floats
+    vector: Ints
+    rate: Floats
+    parts: tuple[Ints, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,11 +51,11 @@ class Items:
         rate: [n].
     """
 
-    start: NDArray[np.int64]
-    vector: NDArray[np.int64]
-    rate: NDArray[np.float64]
+    start: Ints
+    vector: Ints
+    rate: Floats
 
-    def cheapest(self, price: NDArray[np.float64], demand: NDArray[np.float64]) -> Covers:
+    def cheapest(self, price: Floats, demand: Floats) -> Covers:
         """A cheap column for every block to deliver its demand [B] at prices [K]."""
         blocks, shape = len(demand), (len(demand), STEPS + 1)
         cost = self.vector @ price
@@ -82,7 +82,7 @@ class Items:
         )
 
 
-def _parts(tables: "_Tables", block: int) -> NDArray[np.int64]:
+def _parts(tables: "_Tables", block: int) -> Ints:
     """The items of a block on the way back from the last step to 0."""
     parts: list[int] = []
     step = STEPS
@@ -105,23 +105,17 @@ class _Tables(NamedTuple):
         times: [B, J + 1] how many of it were added at once.
     """
 
-    front: NDArray[np.int64]
-    fronts: NDArray[np.int64]
-    least: NDArray[np.float64]
-    have: NDArray[np.float64]
-    item: NDArray[np.int64]
-    before: NDArray[np.int64]
-    times: NDArray[np.int64]
+    front: Ints
+    fronts: Ints
+    least: Floats
+    have: Floats
+    item: Ints
+    before: Ints
+    times: Ints
 
 
 @entry
-def _cover(
-    start: NDArray[np.int64],
-    cost: NDArray[np.float64],
-    rate: NDArray[np.float64],
-    demand: NDArray[np.float64],
-    tables: _Tables,
-) -> None:
+def _cover(start: Ints, cost: Floats, rate: Floats, demand: Floats, tables: _Tables) -> None:
     """Fill in the tables of every block; see the head of this file.
 
     Args:
@@ -150,14 +144,7 @@ def _cover(
 
 
 @kernel
-def _step(
-    b: int,
-    j: int,
-    unit: float,
-    cost: NDArray[np.float64],
-    rate: NDArray[np.float64],
-    tables: _Tables,
-) -> None:
+def _step(b: int, j: int, unit: float, cost: Floats, rate: Floats, tables: _Tables) -> None:
     """f(j) of block b from those before it; a step is `unit` of its rate."""
     lowest, reached, last, source, count = FAR, 0.0, -1, 0, 0
     for f in range(tables.fronts[b], tables.fronts[b + 1]):

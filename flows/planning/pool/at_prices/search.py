@@ -31,7 +31,6 @@ from dataclasses import dataclass, field, replace
 from os import sched_getaffinity
 
 import numpy as np
-from numpy.typing import NDArray
 
 from flows.planning.engine.columns import Columns, Pool
 from flows.planning.engine.cover import Generation, Relaxed
@@ -251,7 +250,7 @@ class Search:
         used = one.matrix(demands + len(self.price))[:, demands:].sum(axis=0)
         return None if (used > self.best.problem.gpus).any() else list(one.source)
 
-    def vgpus(self, allocations: list[Allocation]) -> NDArray[np.int64]:
+    def vgpus(self, allocations: list[Allocation]) -> Ints:
         """[n, S] vGPUs of allocations over all configurations."""
         counts = np.zeros(self.best.columns.types.shape, dtype=np.int64)
         for numbers, vgpus in allocations:

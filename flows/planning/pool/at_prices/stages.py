@@ -5,7 +5,6 @@ the next begins, so that more stages are never worse. A plan in force is where t
 """
 
 import numpy as np
-from numpy.typing import NDArray
 
 from flows.planning.pool.at_prices.blocks import placeable
 from flows.planning.pool.at_prices.pricer import columns_of
@@ -15,12 +14,13 @@ from flows.planning.pool.bound import Bound
 from flows.planning.pool.columns import allocations_in_force
 from flows.planning.pool.integer import delivered_rps, gpus_in_use
 from flows.planning.registry import PlanOptions
+from flows.planning.solver.arrays import Floats
 from flows.planning.watch import Watch
 
 
 def plan_at_prices(
     best: Incumbent, bound: Bound, options: PlanOptions, watch: Watch, *, proof: bool
-) -> tuple[float, NDArray[np.float64]]:
+) -> tuple[float, Floats]:
     """Improve the best plan model by model, at prices of GPUs.
 
     Args:
