@@ -19,6 +19,7 @@ from typing import Any
 from flows.clock import Stopwatch
 from flows.planning.api import make_plan, with_rates
 from flows.planning.certificate import plan_identity
+from flows.planning.engine.level import last
 from flows.planning.promises.headroom import promising_less, without_headroom
 from flows.planning.registry import PlanOptions, planner_named
 from triton_backend.contract.cluster import Cluster
@@ -214,14 +215,8 @@ def robust_goodput(plan: Plan, trial: Trial, beat: float = 0.0) -> float:
     low = int(beat / value * GRID)
     if low >= GRID or not _attains(plan, trial, value * (low + 1) / GRID):
         return value * low / GRID
-    low, high = low + 1, GRID + 1
-    while high - low > 1:
-        middle = (low + high) // 2
-        if _attains(plan, trial, value * middle / GRID):
-            low = middle
-        else:
-            high = middle
-    return value * low / GRID
+    highest = last(lambda step: _attains(plan, trial, value * step / GRID), low + 1, GRID + 1)
+    return value * highest / GRID
 
 
 def _attains(plan: Plan, trial: Trial, rate: float) -> bool:

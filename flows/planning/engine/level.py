@@ -83,16 +83,37 @@ def bracket(
 
 
 def halved(
-    fits: Callable[[float], bool], low: float, high: float, halvings: int = _HALVINGS
+    fits: Callable[[float], bool],
+    low: float,
+    high: float,
+    halvings: int = _HALVINGS,
+    close: float = 0.0,
 ) -> tuple[float, float]:
     """A level that fits, where `low` does, and one close above it that does not.
 
-    For levels that are cheap to try: no straight line is assumed.
+    No straight line is assumed.
+
+    Args:
+        fits: whether a level does.
+        low: a level that fits.
+        high: one that does not, as far as is known.
+        halvings: at most.
+        close: relative to the upper end, at which it ends before.
     """
     for _ in range(halvings):
+        if high - low <= close * high:
+            break
         middle = (low + high) / 2
         low, high = (middle, high) if fits(middle) else (low, middle)
     return low, high
+
+
+def last(fits: Callable[[int], bool], low: int, high: int) -> int:
+    """A whole number that fits, where `low` does and `high` does not, whose next one does not."""
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle)
+    return low
 
 
 def _line(low: tuple[float, float], high: tuple[float, float], available: float) -> float:

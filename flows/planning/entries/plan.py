@@ -15,6 +15,7 @@ import numpy as np
 from flows.clock import Stopwatch
 from flows.planning.certificate import objective_of
 from flows.planning.engine.cover import raised
+from flows.planning.engine.level import halved
 from flows.planning.entries.batches import filled
 from flows.planning.entries.groups import Group, GroupingProblem, items_of
 from flows.planning.entries.partition import (
@@ -71,7 +72,7 @@ RETRY_BY_GROUPS_ABOVE_GAP = 0.05  # gap of thousands of entries, above which gro
 _WEIGHTINGS, _DEARER = 16, 1.2  # tries to use less of a class that has too few GPUs
 _WASTES = (0.1, 0.3, 1.0)  # tries to have shares that fill GPUs, where there is one class
 _WAYS, _NODES = 60, 20  # of a program over the ways of plans
-_STEPS, _CLOSE = 40, 1e-3  # of the search for a throughput
+_STEPS, _CLOSE = 39, 1e-3  # of the search for a throughput
 
 Runs = tuple[PlacementRun, ...]
 
@@ -507,29 +508,30 @@ def _highest(rule: Rule, inputs: Inputs, options: PlanOptions) -> tuple[float, f
     """
     gpus = sum(inputs.cluster.gpus(c.name) for c in inputs.cluster.gpu_classes)
     needed = math.fsum(_least_work(table) for table in read_tables(inputs, options))
-    above = most = gpus / needed
-    low, best = 0.0, None
     inputs = replace(inputs, prove=False)  # only fitting counts
     if len(inputs.workload.models) == 1:
         inputs = replace(inputs, most=float(gpus))
-    level = above
-    for _ in range(_STEPS):
+    placed: dict[float, Placed] = {}
+    beyond = [gpus / needed]
+
+    def fits(level: float) -> bool:
         try:
-            placed, _ = _within(rule, inputs, options, level)
+            placed[level] = _within(rule, inputs, options, level)[0]
         except _BeyondError:
-            above = most = level
-        except InfeasibleError as error:
-            if "entry" in error.where and low == 0.0 and level < above * _CLOSE:
-                raise
-            above = level
-        else:
-            low, best = level, placed
-        if (above - low) <= _CLOSE * above or inputs.watch.over():
-            break
-        level = (low + above) / 2
-    if best is None:
+            beyond.append(level)
+        except InfeasibleError:
+            return False
+        return level in placed
+
+    def fits_in_time(level: float) -> bool:
+        return not inputs.watch.over() and fits(level)
+
+    low = above = beyond[0]
+    if not fits(above):
+        low, _ = halved(fits_in_time, 0.0, above, _STEPS, _CLOSE)
+    if low not in placed:
         raise InfeasibleError("cluster", "its GPUs serve not all entries at once, at any rate")
-    return low, max(most, low), best
+    return low, max(min(beyond), low), placed[low]
 
 
 def _least_work(table: ModelTable) -> float:

@@ -510,19 +510,15 @@ def _proven_scale(
     asked: Demands, options: PlanOptions, inputs: Inputs, reached: float, bound: float
 ) -> float:
     """A lower bound for several classes: scales at which even the evenest classes are too busy."""
-    low, high = reached, bound
-    for _ in range(_TRIES):
-        if high <= low * (1 + options.gap) or inputs.watch.over():
-            break
-        middle = max(low * (1 + options.gap), (low + high) / 2)
-        load = asked.least_load(asked.rates(middle))
-        left_s = inputs.watch.left_s()
-        made = evenest(_to_class(asked, load, options), options.gap, left_s, options.solver)
-        if made is None or made.bound > 1 + 1e-6:
-            high = middle
-        else:
-            low = middle
-    return high
+
+    def open_(scale: float) -> bool:
+        if inputs.watch.over():
+            return True
+        to_class = _to_class(asked, asked.least_load(asked.rates(scale)), options)
+        made = evenest(to_class, options.gap, inputs.watch.left_s(), options.solver)
+        return made is not None and made.bound <= 1 + 1e-6
+
+    return halved(open_, reached, bound, _TRIES, options.gap)[1]
 
 
 def _divided_at(

@@ -13,10 +13,12 @@ Variants of a name share GPUs. Planners that give each GPUs of its own take shar
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 
 import numpy as np
 
+from flows.planning.engine.level import last
 from flows.planning.registry import Planner, PlanOptions, product_planners
 from triton_backend.contract.errors import InfeasibleError, InputError
 from triton_backend.contract.plan import Plan
@@ -53,21 +55,21 @@ def plan_with_variants(
     if least > 0:
         return made(_shared(workload, {n: _accurate(n, own, least) for n, own in names.items()}))
 
+    plans: dict[int, Plan] = {}
+
     def at(step: int) -> Plan:
         level = step / STEPS
         return made(_shared(workload, {n: _neighbours(own, level) for n, own in names.items()}))
 
-    try:
-        return at(0)
-    except InfeasibleError:
-        fails, fits, best = 0, STEPS, at(STEPS)
-    while fits - fails > 1:
-        middle = (fails + fits) // 2
-        try:
-            fits, best = middle, at(middle)
-        except InfeasibleError:
-            fails = middle
-    return best
+    def fails(step: int) -> bool:
+        with suppress(InfeasibleError):
+            plans[step] = at(step)
+        return step not in plans
+
+    if not fails(0):
+        return plans[0]
+    plans[STEPS] = at(STEPS)
+    return plans[last(fails, 0, STEPS) + 1]
 
 
 def _check_tensors(variants: Sequence[ModelDemand], profiles: Mapping[str, ModelProfile]) -> None:

@@ -24,6 +24,7 @@ Here: that alone. Not here: anything imported from planners.
 """
 
 import math
+from bisect import bisect_left
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
@@ -180,19 +181,20 @@ def _least_wait(pool: _Served, clients: _Clients, longer: list[float]) -> float 
         below = 0.0
         for end in (*(limit for limit in limits if 0 < limit < most), most):
             if _holds(pool, read.waiting(end)):
-                found.append(_bisected(pool, read, below, end))
+                found.append(_least_between(pool, read, below, end))
                 break
             below = end
     return min(found, default=None)
 
 
-def _bisected(pool: _Served, clients: _Clients, low: float, high: float) -> float:
-    if _holds(pool, clients.waiting(low)):
-        return low
-    while high - low > _US / 10:
-        middle = (low + high) / 2
-        low, high = (low, middle) if _holds(pool, clients.waiting(middle)) else (middle, high)
-    return high
+def _least_between(pool: _Served, clients: _Clients, low: float, high: float) -> float:
+    """The least time to wait with which a pool holds, to a tenth of `_US`; with `high` it does."""
+    steps = range(math.ceil((high - low) / _US * 10))
+
+    def holds(step: int) -> bool:
+        return _holds(pool, clients.waiting(low + step * _US / 10))
+
+    return min(low + bisect_left(steps, True, key=holds) * _US / 10, high)  # noqa: FBT003
 
 
 def _proven(pool: _Served, clients: _Clients, longer: list[float]) -> bool:
