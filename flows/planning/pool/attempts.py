@@ -215,7 +215,7 @@ class Attempts:
             narrowed = tighten(best.problem, columns, best.goal, cutoff, self.watch)
             if narrowed is None:
                 return None
-            program = narrowed.program
+            program, _ = narrowed
         limits = Limits(
             relative_gap=self.options.gap,
             nodes=nodes,

@@ -27,6 +27,7 @@ from flows.planning.inputs import Problem
 from flows.planning.pool.attempts import LONGER, Incumbent
 from flows.planning.pool.bound import Bound, Goal, solve_bound
 from flows.planning.pool.columns import Columns
+from flows.planning.pool.integer import add_level
 from flows.planning.solver.arrays import Floats, Ints
 from flows.planning.solver.program import ProgramBuilder
 from flows.planning.solver.solve import Limits, solve_integer
@@ -173,9 +174,7 @@ class GpuSplit:
             cost=np.tile(-goal.price, models),
         ).reshape(models, classes)  # fmt: skip
         most = 1.0 if goal.fixed else self.ceiling
-        z = build.variables(
-            "z", 1, lower=1.0 if goal.fixed else 0.0, upper=most, cost=0.0 if goal.fixed else 1.0
-        )
+        z = add_level(build, goal, self.ceiling)
         capacity = build.rows("capacity", classes, upper=problem.gpus)
         build.entries(np.tile(capacity, models), owned.reshape(-1), 1.0)
         for number, prices in self.prices:

@@ -86,14 +86,19 @@ def add_integer_program(
     build: ProgramBuilder, problem: Problem, columns: Columns, goal: Goal, cutoff: float
 ) -> Layout:
     """Add the program's variables and rows to a larger one."""
-    cells = _cells(problem, columns)
-    vgpus = build.variables("g", len(cells.column), upper=cells.room, whole=True)
+    column, stage = np.nonzero(np.isfinite(columns.rate_rps))
+    kind = columns.types[column, stage]
+    key = [columns.model[column], problem.type_class[kind], problem.type_divisor[kind]]
+    groups, group = np.unique(np.stack(key, axis=1), axis=0, return_inverse=True)
+    group = group.reshape(-1)
+    room = problem.gpus[groups[group, 1]] * groups[group, 2]
+    vgpus = build.variables("g", len(column), upper=room, whole=True)
     several = np.flatnonzero(columns.stages > 1)
     rates = np.full(len(columns), -1, dtype=np.int64)
     rates[several] = build.variables("x", len(several))
-    shared = cells.groups[:, 2] > 1
-    gpus = np.full(len(cells.groups), -1, dtype=np.int64)
-    limits = problem.gpus[cells.groups[:, 1]]
+    shared = groups[:, 2] > 1
+    gpus = np.full(len(groups), -1, dtype=np.int64)
+    limits = problem.gpus[groups[:, 1]]
     gpus[shared] = build.variables("n", int(shared.sum()), upper=limits[shared], whole=True)
     models, classes = len(problem.models), len(problem.gpus)
     owned = build.variables(
@@ -103,18 +108,19 @@ def add_integer_program(
         cost=np.tile(-goal.price, models),
         whole=True,
     )
-    z = _goal_rows(build, columns, goal, (vgpus, rates, cells))
+    z = int(add_level(build, goal)[0])
     layout = Layout(
-        cell_column=cells.column,
-        cell_stage=cells.stage,
+        cell_column=column,
+        cell_stage=stage,
         vgpus=vgpus,
-        groups=cells.groups,
-        cell_group=cells.group,
+        groups=groups,
+        cell_group=group,
         gpus=gpus,
         owned=owned.reshape(models, classes),
         rates=rates,
         z=z,
     )
+    _goal_rows(build, columns, goal, layout)
     _delivery_rows(build, columns, layout)
     _gpu_rows(build, problem, layout)
     if np.isfinite(cutoff):
@@ -151,49 +157,34 @@ def _gpu_rows(build: ProgramBuilder, problem: Problem, layout: Layout) -> None:
     build.entries(np.tile(capacity, models), layout.owned.reshape(-1), 1.0)
 
 
-@dataclass(frozen=True, slots=True)
-class _Cells:
-    column: Ints
-    stage: Ints
-    groups: Ints
-    group: Ints
-    room: Ints
+def add_level(build: ProgramBuilder, goal: Goal, most: float = np.inf) -> Ints:
+    """Add z: fixed at 1, or maximised up to `most`."""
+    low, high = (1.0, 1.0) if goal.fixed else (0.0, most)
+    return build.variables("z", 1, lower=low, upper=high, cost=0.0 if goal.fixed else 1.0)
 
 
-def _cells(problem: Problem, columns: Columns) -> _Cells:
-    """Every (configuration, stage), and the groups they fall into."""
-    column, stage = np.nonzero(np.isfinite(columns.rate_rps))
-    kind = columns.types[column, stage]
-    key = np.stack(
-        [columns.model[column], problem.type_class[kind], problem.type_divisor[kind]], axis=1
-    )
-    groups, group = np.unique(key, axis=0, return_inverse=True)
-    room = problem.gpus[groups[group, 1]] * groups[group, 2]
-    return _Cells(column, stage, groups, group.reshape(-1), room)
-
-
-def _goal_rows(
-    build: ProgramBuilder, columns: Columns, goal: Goal, parts: tuple[Ints, Ints, _Cells]
-) -> int:
-    """Add z and the rows `share` and `floor`; returns the number of z."""
-    vgpus, rates, cells = parts
-    bounds = (1.0, 1.0) if goal.fixed else (0.0, np.inf)
-    z = build.variables("z", 1, lower=bounds[0], upper=bounds[1], cost=0.0 if goal.fixed else 1.0)
+def _goal_rows(build: ProgramBuilder, columns: Columns, goal: Goal, layout: Layout) -> None:
+    """Add the rows `share` and `floor`."""
     models = len(goal.weight)
     share = build.rows("share", models, upper=0.0)
-    build.entries(share, np.repeat(z, models), goal.weight)
+    build.entries(share, np.full(models, layout.z), goal.weight)
     asked = np.flatnonzero(goal.minimum_rps > 0)
     floor = np.full(models, -1, dtype=np.int64)
     floor[asked] = build.rows("floor", len(asked), upper=-goal.minimum_rps[asked])
-    several = np.flatnonzero(rates >= 0)
-    single = np.flatnonzero(rates[cells.column] < 0)
     for rows in (share, floor):
-        here = several[rows[columns.model[several]] >= 0]
-        build.entries(rows[columns.model[here]], rates[here], -1.0)
-        here = single[rows[columns.model[cells.column[single]]] >= 0]
-        rate = columns.rate_rps[cells.column[here], cells.stage[here]]
-        build.entries(rows[columns.model[cells.column[here]]], vgpus[here], -rate)
-    return int(z[0])
+        take_rates(build, columns, layout, rows[columns.model], np.ones(len(columns)))
+
+
+def take_rates(
+    build: ProgramBuilder, columns: Columns, layout: Layout, rows: Ints, per: Floats
+) -> None:
+    """Take rates of configurations, divided by `per` [n], off their rows [n]; below 0: no row."""
+    several = np.flatnonzero((layout.rates >= 0) & (rows >= 0))
+    build.entries(rows[several], layout.rates[several], -1.0 / per[several])
+    here = np.flatnonzero(((layout.rates < 0) & (rows >= 0))[layout.cell_column])
+    single = layout.cell_column[here]
+    rate = columns.rate_rps[single, layout.cell_stage[here]]
+    build.entries(rows[single], layout.vgpus[here], -rate / per[single])
 
 
 def counts_of(layout: Layout, columns: Columns, values: Floats) -> Ints:
@@ -286,14 +277,6 @@ def gpus_in_use(problem: Problem, columns: Columns, vgpus: Ints) -> Ints:
     return used
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Narrowed:
-    """The program with narrower bounds on the GPUs of models, and what its relaxation reaches."""
-
-    program: Program
-    ceiling: float
-
-
 @dataclass(frozen=True, slots=True)
 class _Box:
     """Bounds on the GPUs of models, and the most that the relaxation reaches inside."""
@@ -347,10 +330,11 @@ def _probe(problem: Problem, columns: Columns, goal: Goal, cutoff: float) -> tup
 
 def tighten(
     problem: Problem, columns: Columns, goal: Goal, cutoff: float, watch: Watch
-) -> Narrowed | None:
-    """Narrow the bounds on the GPUs of models; None where no plan reaches `cutoff`.
+) -> tuple[Program, float] | None:
+    """The program with narrower bounds on the GPUs of models, and what its relaxation reaches.
 
-    The row `better` stays out of the program returned: solvers find plans faster without it.
+    None where no plan reaches `cutoff`. The row `better` stays out of the program: solvers find
+    plans faster without it.
     """
     probe, program = _probe(problem, columns, goal, cutoff)
     box = probe.squeeze(program.lower[probe.owned], program.upper[probe.owned], watch)
@@ -359,7 +343,7 @@ def tighten(
     plain, _ = integer_program(problem, columns, goal, -np.inf)
     lower, upper = plain.lower.copy(), plain.upper.copy()
     lower[probe.owned], upper[probe.owned] = box.lower, box.upper
-    return Narrowed(program=replace(plain, lower=lower, upper=upper), ceiling=box.ceiling)
+    return replace(plain, lower=lower, upper=upper), box.ceiling
 
 
 def prove(

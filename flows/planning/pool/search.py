@@ -291,8 +291,9 @@ class _Run:
         if narrowed is None:
             self.trace.status = "optimal"
             return cutoff
-        if self.attempts.short or not self.attempts.far(narrowed.ceiling):
-            return max(cutoff, narrowed.ceiling)
+        _, ceiling = narrowed
+        if self.attempts.short or not self.attempts.far(ceiling):
+            return max(cutoff, ceiling)
         return prove(best.problem, columns, best.goal, cutoff, _BOXES, self.attempts.watch)
 
     def _sizes(self) -> list[int]:

@@ -27,7 +27,7 @@ import numpy as np
 
 from flows.planning.inputs import Problem
 from flows.planning.pool.columns import Columns
-from flows.planning.pool.integer import Layout, delivered_rps
+from flows.planning.pool.integer import Layout, delivered_rps, take_rates
 from flows.planning.pool.spare_gpus import HEADROOM
 from flows.planning.solver.arrays import Floats, Ints
 from flows.planning.solver.program import ProgramBuilder
@@ -136,15 +136,7 @@ class Sustained:
         ):
             row = build.rows(name, models, upper=0.0)
             build.entries(row, share, self.promised_rps)
-            several = np.flatnonzero(layout.rates >= 0)
-            model = self.columns.model[several]
-            build.entries(row[model], layout.rates[several], -1 / needed[several])
-            single = np.flatnonzero(layout.rates[layout.cell_column] < 0)
-            column = layout.cell_column[single]
-            rate = self.columns.rate_rps[column, layout.cell_stage[single]]
-            build.entries(
-                row[self.columns.model[column]], layout.vgpus[single], -rate / needed[column]
-            )
+            take_rates(build, self.columns, layout, row[self.columns.model], needed)
         return e, h
 
     def hold(self, build: ProgramBuilder, shares: tuple[Ints, Ints], least: float) -> None:

@@ -37,7 +37,7 @@ from flows.planning.inputs import Problem
 from flows.planning.packing import Part, cuts_of
 from flows.planning.pool.bound import Bound, Goal, least_loss, undominated
 from flows.planning.pool.columns import Columns, enumerate_columns
-from flows.planning.pool.integer import lowest_share, reaches_rates, trimmed
+from flows.planning.pool.integer import add_level, lowest_share, reaches_rates, trimmed
 from flows.planning.registry import PlanOptions, Trace
 from flows.planning.solver.arrays import Floats, Ints
 from flows.planning.solver.program import ProgramBuilder
@@ -194,8 +194,7 @@ def _usage(problem: Problem, columns: Columns) -> Floats:
 
 def _goal_rows(build: ProgramBuilder, columns: Columns, goal: Goal, rates: Ints) -> None:
     """Add z and the rows `share` and `floor`."""
-    fixed = (1.0, 1.0) if goal.fixed else (0.0, np.inf)
-    z = build.variables("z", 1, lower=fixed[0], upper=fixed[1], cost=0.0 if goal.fixed else 1.0)
+    z = add_level(build, goal)
     share = build.rows("share", len(goal.weight), upper=0.0)
     build.entries(share, np.repeat(z, len(goal.weight)), goal.weight)
     build.entries(share[columns.model], rates, -1.0)

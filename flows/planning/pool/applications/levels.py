@@ -20,7 +20,6 @@ relaxation allows.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -28,7 +27,13 @@ from flows.planning.applications.lines import Graph, Lines
 from flows.planning.inputs import Problem
 from flows.planning.pool.bound import Goal
 from flows.planning.pool.columns import Columns
-from flows.planning.pool.integer import Layout, add_integer_program, counts_of, delivered_rps
+from flows.planning.pool.integer import (
+    Layout,
+    add_integer_program,
+    counts_of,
+    delivered_rps,
+    take_rates,
+)
 from flows.planning.solver.arrays import Floats, Ints
 from flows.planning.solver.program import ProgramBuilder
 from flows.planning.solver.solve import Limits, solve_integer
@@ -39,15 +44,6 @@ _NODES = 20_000
 
 Floor = tuple[int, Floats, Callable[[Floats], Floats]]
 """A line, prices [C], and what it costs at least at these within budgets [n] (µs)."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Leveled:
-    """A plan [n, S] above the cutoff or None, and the bound on every plan."""
-
-    vgpus: Ints | None
-    bound: float
-    status: str
 
 
 def undominated_in_time(problem: Problem, columns: Columns, times: Floats) -> Ints:
@@ -79,8 +75,8 @@ def solve_levels(
     goal: Goal,
     floors: Sequence[Floor],
     limits: tuple[float, float, float, float | None],
-) -> Leveled:
-    """Solve the program.
+) -> tuple[Ints | None, float]:
+    """A plan [n, S] above the cutoff or None, and the bound on every plan.
 
     Args:
         lines: paths and limits.
@@ -110,11 +106,11 @@ def solve_levels(
     answer = solve_integer(build.build(), ends)
     bound = max(cutoff, answer.bound)  # below the cutoff nothing was looked at
     if answer.values is None:
-        return Leveled(vgpus=None, bound=bound, status=answer.status)
+        return None, bound
     vgpus = counts_of(layout, columns, answer.values)
     floor = SOLVED * most[columns.model]
     vgpus[answer.values[served] <= floor] = 0
-    return Leveled(vgpus=vgpus, bound=bound, status=answer.status)
+    return vgpus, bound
 
 
 def _served(build: ProgramBuilder, columns: Columns, goal: Goal, layout: Layout) -> Ints:
@@ -122,12 +118,7 @@ def _served(build: ProgramBuilder, columns: Columns, goal: Goal, layout: Layout)
     served = build.variables("w", len(columns))
     able = build.rows("served", len(columns), upper=0.0)
     build.entries(able, served, 1.0)
-    several = np.flatnonzero(layout.rates >= 0)
-    build.entries(able[several], layout.rates[several], -1.0)
-    single = np.flatnonzero(layout.rates[layout.cell_column] < 0)
-    at = layout.cell_column[single]
-    rate = columns.rate_rps[at, layout.cell_stage[single]]
-    build.entries(able[at], layout.vgpus[single], -rate)
+    take_rates(build, columns, layout, able, np.ones(len(columns)))
     serve = build.rows("serve", len(goal.weight), upper=0.0)
     build.entries(serve[columns.model], served, -1.0)
     build.entries(serve, np.full(len(serve), layout.z), goal.weight)

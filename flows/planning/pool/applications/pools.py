@@ -313,11 +313,13 @@ class Pools:
         ]
         for number, own in enumerate(self.line_bounds):
             floors += own.floor(number)
-        answer = solve_levels(self.lines, self.problem, columns, times, self.goal, floors, limits)
-        bound = min(ceiling, max(answer.bound, outside))
-        if answer.vgpus is None:
+        vgpus, bound = solve_levels(
+            self.lines, self.problem, columns, times, self.goal, floors, limits
+        )
+        bound = min(ceiling, max(bound, outside))
+        if vgpus is None:
             return None, bound
-        found = self._found(*only_used(columns, answer.vgpus), (columns, bound))
+        found = self._found(*only_used(columns, vgpus), (columns, bound))
         if not self.lines.fit(self.used(found)):
             return None, bound
         self.offered.append(found)
