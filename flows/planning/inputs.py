@@ -252,6 +252,16 @@ class Problem:
         """[types] vGPUs of a size on one GPU."""
         return np.array([v for _, v in self.types], dtype=np.int64)
 
+    @property
+    def type_numbers(self) -> dict[tuple[str, int], int]:
+        """Types by class name and vGPUs of that size on one GPU."""
+        return {(self.classes[c], v): number for number, (c, v) in enumerate(self.types)}
+
+    def types_apart(self) -> "Problem":
+        """The same with a class for every type, so that each may have a price of its own."""
+        types = range(len(self.types))
+        return replace(self, classes=tuple(map(str, types)), types=tuple((t, 1) for t in types))
+
 
 def build_problem(
     profiles: Mapping[str, ModelProfile],

@@ -63,7 +63,7 @@ from flows.planning.pool import unequal
 from flows.planning.pool.bound import Bound, least_loss, undominated
 from flows.planning.pool.columns import Columns as Configurations
 from flows.planning.pool.columns import enumerate_columns, stacked
-from flows.planning.pool.integer import delivered_rps, trimmed
+from flows.planning.pool.integer import models_rps, trimmed
 from flows.planning.pool.plan import pipelines_of
 from flows.planning.pool.plan import plan as plan_pipelines
 from flows.planning.registry import (
@@ -139,14 +139,6 @@ class OpenSeatProblem:
     def models(self) -> int:
         """Real ones."""
         return len(self.weights)
-
-    def usage(self, columns: Configurations) -> Floats:
-        """[configuration, type] open seats per request/s."""
-        used = np.zeros((len(columns), len(self.seats)))
-        row, stage = np.nonzero(np.isfinite(columns.rate_rps))
-        kind = columns.types[row, stage]
-        np.add.at(used, (row, kind), 1.0 / columns.rate_rps[row, stage])
-        return used
 
     def open_of(self, pattern: Pattern) -> Floats:
         """[type] open seats."""
@@ -467,7 +459,7 @@ def _relaxed_cover(both: OpenSeatProblem, gpus: Floats) -> Cover:
     serves = np.eye(both.models)[both.columns.model] / both.weights
     configurations = Columns.dense(
         np.zeros(count),
-        np.hstack([serves, -both.usage(both.columns)]),
+        np.hstack([serves, -both.columns.usage_of_types(len(both.seats))]),
         np.zeros((count, len(gpus))),
         np.zeros(count, dtype=np.int64),
         range(count),
@@ -485,12 +477,7 @@ def _near(both: OpenSeatProblem, relaxed: Relaxed, known: float) -> tuple[Ints, 
     bound = -relaxed.bound
     per_seat = relaxed.duals.demand[both.models :]
     asked = relaxed.duals.demand[: both.models] / both.weights
-    paid = both.usage(both.columns) @ per_seat
-    apart = replace(
-        both.problem,
-        classes=tuple(map(str, range(len(both.seats)))),
-        types=tuple((number, 1) for number in range(len(both.seats))),
-    )  # every type has a price of its own
+    paid = both.columns.usage_of_types(len(both.seats)) @ per_seat
     priced = Bound(
         score=bound,
         gpu_price=per_seat,
@@ -498,7 +485,7 @@ def _near(both: OpenSeatProblem, relaxed: Relaxed, known: float) -> tuple[Ints, 
         reduced_cost=np.maximum(paid - asked[both.columns.model], 0.0),
         rate_rps=np.zeros(len(both.columns)),
     )
-    loss = least_loss(apart, both.columns, priced)
+    loss = least_loss(both.problem.types_apart(), both.columns, priced)
     rows = np.argsort(loss, kind="stable")
     rows = rows[loss[rows] < bound - known]
     left_out = bound - float(loss[rows[MOST_COLUMNS]]) if len(rows) > MOST_COLUMNS else -np.inf
@@ -570,8 +557,7 @@ class _Whole:
     def judged(self, columns: Columns, counts: Ints, free: Floats) -> float:
         """Minus the level of a plan."""
         both = self._both
-        delivered = delivered_rps(self._configurations, self._vgpus(free))
-        rates = np.bincount(self._configurations.model, delivered, both.models)
+        rates = models_rps(self._configurations, self._vgpus(free), both.models)
         rates += counts @ both.carried(columns.source)
         return -float((rates / both.weights).min())
 

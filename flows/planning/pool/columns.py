@@ -59,24 +59,24 @@ class Columns:
 
     def take(self, rows: Ints) -> "Columns":
         """The configurations of those rows, in that order."""
-        return Columns(
-            model=self.model[rows],
-            batch=self.batch[rows],
-            stages=self.stages[rows],
-            types=self.types[rows],
-            cuts=self.cuts[rows],
-            rate_rps=self.rate_rps[rows],
-            usage=self.usage[rows],
-            enumerated=self.enumerated,
-        )
+        return replace(self, **{name: getattr(self, name)[rows] for name in _BY_ROW})
+
+    def usage_of_types(self, types: int) -> Floats:
+        """[n, types] vGPUs of every type per sample/s."""
+        used = np.zeros((len(self), types))
+        row, stage = np.nonzero(np.isfinite(self.rate_rps))
+        np.add.at(used, (row, self.types[row, stage]), 1.0 / self.rate_rps[row, stage])
+        return used
+
+
+_BY_ROW = ("model", "batch", "stages", "types", "cuts", "rate_rps", "usage")
 
 
 def stacked(parts: Sequence[tuple[Columns, Ints]]) -> tuple[Columns, Ints]:
     """Configurations and vGPUs [n, S] one below the other, as wide as the widest."""
     width = max(columns.types.shape[1] for columns, _ in parts)
     wide = [_padded(columns, width) for columns, _ in parts]
-    names = ("model", "batch", "stages", "types", "cuts", "rate_rps", "usage")
-    arrays = {name: np.concatenate([getattr(c, name) for c in wide]) for name in names}
+    arrays = {name: np.concatenate([getattr(c, name) for c in wide]) for name in _BY_ROW}
     counts = [np.pad(g, ((0, 0), (0, width - g.shape[1]))) for _, g in parts]
     return Columns(**arrays, enumerated=wide[0].enumerated), np.concatenate(counts)
 
@@ -305,7 +305,7 @@ def row_of(
     if len(stages) > columns.types.shape[1]:
         return None
     first, end = np.searchsorted(columns.model, (model, model + 1))
-    types = {(problem.classes[c], v): number for number, (c, v) in enumerate(problem.types)}
+    types = problem.type_numbers
     wanted = [types.get((p.gpu_class, p.divisor or 0), -1) for p in pools]
     cuts = [0, *(s.blocks[1] for s in stages)]
     same = (

@@ -227,11 +227,15 @@ def delivered_rps(columns: Columns, vgpus: Ints) -> Floats:
     return stage.min(axis=1)
 
 
+def models_rps(columns: Columns, vgpus: Ints, models: int) -> Floats:
+    """[models] rates that vGPU counts [n, S] deliver."""
+    rates = np.bincount(columns.model, delivered_rps(columns, vgpus), models)
+    return rates.astype(np.float64)
+
+
 def lowest_share(columns: Columns, vgpus: Ints, goal: Goal) -> float:
     """The lowest rate / weight over models."""
-    rates = np.bincount(
-        columns.model, weights=delivered_rps(columns, vgpus), minlength=len(goal.weight)
-    )
+    rates = models_rps(columns, vgpus, len(goal.weight))
     return 1.0 if goal.fixed else float((rates / goal.weight).min())
 
 
@@ -242,9 +246,7 @@ def asked_rps(goal: Goal) -> Floats:
 
 def reaches_rates(columns: Columns, vgpus: Ints, goal: Goal) -> bool:
     """True if vGPU counts [n, S] reach every rate asked for."""
-    rates = np.bincount(
-        columns.model, weights=delivered_rps(columns, vgpus), minlength=len(goal.weight)
-    )
+    rates = models_rps(columns, vgpus, len(goal.weight))
     return not np.any(rates < asked_rps(goal) * (1 - ROUNDING))
 
 

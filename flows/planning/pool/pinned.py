@@ -12,7 +12,7 @@ import numpy as np
 from flows.planning.inputs import Problem
 from flows.planning.pool.bound import Goal
 from flows.planning.pool.columns import Columns, enumerate_columns, row_of, stacked
-from flows.planning.pool.integer import asked_rps, delivered_rps, gpus_in_use
+from flows.planning.pool.integer import asked_rps, gpus_in_use, models_rps
 from flows.planning.pool.spare_gpus import BestEffort, Form, best_effort_of, form_of
 from flows.planning.registry import PlanOptions
 from flows.planning.solver.arrays import Floats, Ints
@@ -73,7 +73,7 @@ class Pinned:
         """The score (or bound) of the whole plan from that of the others."""
         if self.goal.fixed:
             return score - float(self.goal.price @ self.gpus())
-        rates = _rates(self.problem, self.columns, self.vgpus)
+        rates = models_rps(self.columns, self.vgpus, len(self.problem.models))
         shares = np.delete(rates / self.goal.weight, self.others)
         return min(score, float(shares.min()))
 
@@ -121,7 +121,7 @@ def pinned(problem: Problem, goal: Goal, options: PlanOptions) -> Pinned | None:
         best_effort=best_effort_of(problem, columns, forms),
     )
     _require_room(problem, kept.gpus())
-    _require_rates(problem, goal, _rates(problem, columns, vgpus), options)
+    _require_rates(problem, goal, models_rps(columns, vgpus, len(problem.models)), options)
     return kept
 
 
@@ -178,7 +178,7 @@ def _best_effort_form(
     stage, arrays = pipeline.stages[0], problem.models[model]
     (pool, *_) = _pools(options, pipeline)
     divisor = pool.divisor or 0
-    types = {(problem.classes[c], v): number for number, (c, v) in enumerate(problem.types)}
+    types = problem.type_numbers
     number = types.get((pool.gpu_class, divisor), -1)
     form = form_of(problem, model, number, pipeline.batch) if number in arrays.types else None
     if form is None or stage.blocks != (0, arrays.blocks):
@@ -204,9 +204,3 @@ def _require_rates(problem: Problem, goal: Goal, rates: Floats, options: PlanOpt
                 f"pinned model {model.name!r}",
                 f"its pools deliver {rate:.6g} requests/s, {least:.6g} are asked for",
             )
-
-
-def _rates(problem: Problem, columns: Columns, vgpus: Ints) -> Floats:
-    rates = np.zeros(len(problem.models))
-    np.add.at(rates, columns.model, delivered_rps(columns, vgpus))
-    return rates

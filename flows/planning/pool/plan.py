@@ -281,7 +281,7 @@ def _running(inputs: Inputs, options: PlanOptions, problem: Problem) -> dict[Use
     if previous is None:
         return {}
     models = {model.name: number for number, model in enumerate(problem.models)}
-    types = {(problem.classes[c], v): number for number, (c, v) in enumerate(problem.types)}
+    types = problem.type_numbers
     counts = running(uses_of(previous, inputs.cluster), inputs.cluster)
     return {
         (models[model], types[gpu_class, divisor], *blocks): count

@@ -26,7 +26,7 @@ import numpy as np
 from flows.planning.inputs import Problem
 from flows.planning.pool.bound import Goal
 from flows.planning.pool.columns import Columns
-from flows.planning.pool.integer import delivered_rps, gpus_in_use
+from flows.planning.pool.integer import delivered_rps, gpus_in_use, models_rps
 from flows.planning.registry import PlanOptions
 from flows.planning.solver.arrays import Floats, Ints
 from flows.planning.solver.tolerances import ROUNDING
@@ -45,9 +45,7 @@ def promised_rps(columns: Columns, vgpus: Ints, goal: Goal, score: float) -> Flo
 
     At most what is delivered.
     """
-    delivered = np.bincount(
-        columns.model, weights=delivered_rps(columns, vgpus), minlength=len(goal.weight)
-    )
+    delivered = models_rps(columns, vgpus, len(goal.weight))
     promised = np.maximum(goal.weight * score, goal.minimum_rps)
     # Rates asked for are met within rounding; a rate a hair below would read as one that is not.
     return np.where(promised > delivered * (1 + ROUNDING), delivered, promised)
@@ -56,7 +54,7 @@ def promised_rps(columns: Columns, vgpus: Ints, goal: Goal, score: float) -> Flo
 def planned_rps(columns: Columns, vgpus: Ints, promised: Floats) -> Floats:
     """[n] planned rate of every configuration: its model's promise, shared as they deliver."""
     delivered = delivered_rps(columns, vgpus)
-    total = np.bincount(columns.model, weights=delivered, minlength=len(promised))
+    total = models_rps(columns, vgpus, len(promised))
     share = np.divide(promised, total, out=np.ones(len(promised)), where=total > 0)
     return delivered * share[columns.model]
 
@@ -147,9 +145,7 @@ def best_effort(
         for kind in np.flatnonzero(free).tolist()
         if (form := _fastest(problem, model, kind, limit_us)) is not None
     }
-    delivered = np.bincount(
-        columns.model, weights=delivered_rps(columns, vgpus), minlength=len(promised_rps)
-    )
+    delivered = models_rps(columns, vgpus, len(promised_rps))
     gpus = dict.fromkeys(forms, 0)
     heap = [(float(delivered[m] / promised_rps[m]), m) for m in {m for m, _ in forms}]
     heapq.heapify(heap)

@@ -39,7 +39,7 @@ from flows.planning.pool.bound import Bound, Goal, least_loss, undominated
 from flows.planning.pool.columns import Columns, enumerate_columns
 from flows.planning.pool.integer import add_level, lowest_share, reaches_rates, trimmed
 from flows.planning.registry import PlanOptions, Trace
-from flows.planning.solver.arrays import Floats, Ints
+from flows.planning.solver.arrays import Ints
 from flows.planning.solver.program import ProgramBuilder
 from flows.planning.solver.solve import Limits, solve_integer, solve_linear
 from flows.planning.solver.tolerances import ROUNDING
@@ -162,12 +162,7 @@ def search(
     columns = feasible.take(undominated(problem, feasible, np.arange(len(feasible))))
     trace.configurations["with parts"] = len(columns)
     bound = _relaxed(problem, columns, cuts, goal)
-    apart = replace(
-        problem,
-        classes=tuple(map(str, range(len(problem.types)))),
-        types=tuple((number, 1) for number in range(len(problem.types))),
-    )  # every type has a price of its own
-    loss = least_loss(apart, columns, bound)
+    loss = least_loss(problem.types_apart(), columns, bound)
     rows = np.argsort(loss, kind="stable")
     open_rows = rows[loss[rows] < bound.score - known]
     chosen, left_out = open_rows[:MOST_COLUMNS], open_rows[MOST_COLUMNS:]
@@ -184,14 +179,6 @@ def search(
     return replace(answer, bound=max(most, answer.score))
 
 
-def _usage(problem: Problem, columns: Columns) -> Floats:
-    """[n, types] vGPUs of every type per sample/s."""
-    used = np.zeros((len(columns), len(problem.types)))
-    row, stage = np.nonzero(np.isfinite(columns.rate_rps))
-    np.add.at(used, (row, columns.types[row, stage]), 1.0 / columns.rate_rps[row, stage])
-    return used
-
-
 def _goal_rows(build: ProgramBuilder, columns: Columns, goal: Goal, rates: Ints) -> None:
     """Add z and the rows `share` and `floor`."""
     z = add_level(build, goal)
@@ -204,7 +191,7 @@ def _goal_rows(build: ProgramBuilder, columns: Columns, goal: Goal, rates: Ints)
 
 def _relaxed(problem: Problem, columns: Columns, cuts: Cuts, goal: Goal) -> Bound:
     """Prices of types, and the bound that follows from them whatever the solver's tolerances."""
-    used = _usage(problem, columns)
+    used = columns.usage_of_types(len(problem.types))
     build = ProgramBuilder()
     rates = build.variables("x", len(columns))
     gpus = build.variables("n", len(cuts.kind), cost=-goal.price[cuts.kind])

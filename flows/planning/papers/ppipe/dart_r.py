@@ -12,7 +12,7 @@ from flows.clock import Stopwatch
 from flows.planning.certificate import objective_of
 from flows.planning.inputs import Problem
 from flows.planning.pool.columns import Columns, enumerate_columns
-from flows.planning.pool.integer import delivered_rps, gpus_in_use
+from flows.planning.pool.integer import gpus_in_use, models_rps
 from flows.planning.pool.plan import pipelines_of
 from flows.planning.registry import Inputs, Outcome, PlanOptions
 from flows.planning.solver.arrays import Ints
@@ -45,9 +45,7 @@ def dart_r(inputs: Inputs, options: PlanOptions) -> Outcome:
     used = np.flatnonzero(vgpus.any(axis=1))
     if np.any(gpus_in_use(problem, columns, vgpus) > problem.gpus):
         raise AssertionError
-    rates = np.bincount(
-        columns.model, weights=delivered_rps(columns, vgpus), minlength=len(problem.models)
-    )
+    rates = models_rps(columns, vgpus, len(problem.models))
     value = float((rates / np.array([m.weight for m in problem.models])).min())
     trace = found.trace
     trace.status = "by rule"
