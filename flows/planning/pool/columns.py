@@ -69,10 +69,13 @@ class Columns:
         return used
 
 
+Counted = tuple[Columns, Ints]
+"""Configurations, and vGPUs [n, S] of their stages."""
+
 _BY_ROW = ("model", "batch", "stages", "types", "cuts", "rate_rps", "usage")
 
 
-def stacked(parts: Sequence[tuple[Columns, Ints]]) -> tuple[Columns, Ints]:
+def stacked(parts: Sequence[Counted]) -> Counted:
     """Configurations and vGPUs [n, S] one below the other, as wide as the widest."""
     width = max(columns.types.shape[1] for columns, _ in parts)
     wide = [_padded(columns, width) for columns, _ in parts]
@@ -89,6 +92,24 @@ def _padded(columns: Columns, width: int) -> Columns:
         cuts=np.pad(columns.cuts, ((0, 0), (0, more))),
         rate_rps=np.pad(columns.rate_rps, ((0, 0), (0, more)), constant_values=np.inf),
     )
+
+
+def latencies_us(problem: Problem, columns: Columns) -> Floats:
+    """[n] stages and transfers of every configuration, without gathering."""
+    total = np.zeros(len(columns))
+    for number, model in enumerate(problem.models):
+        rows = np.flatnonzero(columns.model == number)
+        row_of = np.zeros(len(problem.types), dtype=np.int64)
+        row_of[model.types] = np.arange(len(model.types))
+        for s in range(columns.types.shape[1]):
+            here = rows[columns.stages[rows] > s]
+            kind, batch = columns.types[here, s], columns.batch[here] - 1
+            first, last = columns.cuts[here, s], columns.cuts[here, s + 1]
+            total[here] += model.latency_us[row_of[kind], first, last, batch]
+            if s:
+                before = problem.type_class[columns.types[here, s - 1]]
+                total[here] += model.transfer_us[before, problem.type_class[kind], first, batch]
+    return total
 
 
 def enumerate_columns(problem: Problem, max_partitions: int) -> Columns:

@@ -11,9 +11,9 @@ import numpy as np
 
 from flows.planning.inputs import Problem
 from flows.planning.pool.bound import Goal
-from flows.planning.pool.columns import Columns, enumerate_columns, row_of, stacked
+from flows.planning.pool.columns import Columns, Counted, enumerate_columns, row_of, stacked
 from flows.planning.pool.integer import asked_rps, gpus_in_use, models_rps
-from flows.planning.pool.spare_gpus import BestEffort, Form, best_effort_of, form_of
+from flows.planning.pool.spare_gpus import Form, best_effort_of, form_of
 from flows.planning.registry import PlanOptions
 from flows.planning.solver.arrays import Floats, Ints
 from flows.planning.solver.tolerances import ROUNDING
@@ -34,7 +34,7 @@ class Pinned:
     columns: Columns
     vgpus: Ints
     others: Ints
-    best_effort: BestEffort | None
+    best_effort: Counted | None
 
     def rest(self) -> tuple[Problem, Goal]:
         """The problem of the other models on the GPUs that are left."""
@@ -47,27 +47,26 @@ class Pinned:
         )
         return replace(self.problem, gpus=gpus, models=models), goal
 
-    def joined(self, columns: Columns, vgpus: Ints) -> tuple[Columns, Ints]:
+    def joined(self, columns: Columns, vgpus: Ints) -> Counted:
         """Configurations and vGPUs of the others and the pinned models together."""
         mine = replace(columns, model=self.others[columns.model])
         return stacked([(mine, vgpus), (self.columns, self.vgpus)])
 
-    def with_best_effort(self, beside: BestEffort | None) -> BestEffort | None:
+    def with_best_effort(self, beside: Counted | None) -> Counted | None:
         """Best-effort pipelines of the others and of the pinned models together."""
         if beside is None:
             return self.best_effort
-        mine = replace(beside.columns, model=self.others[beside.columns.model])
-        theirs = self.best_effort
-        parts = [(mine, beside.vgpus), *([(theirs.columns, theirs.vgpus)] if theirs else [])]
-        columns, vgpus = stacked(parts)
-        return BestEffort(columns=columns, vgpus=vgpus)
+        columns, vgpus = beside
+        mine = replace(columns, model=self.others[columns.model])
+        theirs = [] if self.best_effort is None else [self.best_effort]
+        return stacked([(mine, vgpus), *theirs])
 
     def gpus(self) -> Ints:
         """[C] GPUs that pinned models use."""
         used = gpus_in_use(self.problem, self.columns, self.vgpus)
         if self.best_effort is None:
             return used
-        return used + gpus_in_use(self.problem, self.best_effort.columns, self.best_effort.vgpus)
+        return used + gpus_in_use(self.problem, *self.best_effort)
 
     def score(self, score: float) -> float:
         """The score (or bound) of the whole plan from that of the others."""

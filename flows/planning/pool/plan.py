@@ -23,13 +23,12 @@ from flows.planning.inputs import (
 from flows.planning.placement import place_cuts, running, uses_of
 from flows.planning.pool import unequal
 from flows.planning.pool.bound import Goal, goal_of
-from flows.planning.pool.columns import Columns, stacked
+from flows.planning.pool.columns import Columns, Counted, stacked
 from flows.planning.pool.integer import delivered_rps, gpus_in_use, lowest_share
 from flows.planning.pool.pinned import pinned
 from flows.planning.pool.search import PRICES_FIRST_FROM_MODELS, Found, Space, search
 from flows.planning.pool.spare_gpus import (
     BEFORE_BEST_EFFORT,
-    BestEffort,
     best_effort,
     describe,
     limits_of,
@@ -210,7 +209,7 @@ def pipelines_of(
     columns: Columns,
     vgpus: Ints,
     promised: Floats | None = None,
-    beside: BestEffort | None = None,
+    beside: Counted | None = None,
 ) -> tuple[PlannedPipeline, ...]:
     """Configurations in use as pipelines, best-effort ones last.
 
@@ -227,7 +226,7 @@ def pipelines_of(
     used = np.flatnonzero(rates > 0)
     columns, vgpus, rates = columns.take(used), vgpus[used], rates[used]
     if beside is not None:
-        columns, vgpus = stacked([(columns, vgpus), (beside.columns, beside.vgpus)])
+        columns, vgpus = stacked([(columns, vgpus), beside])
         rates = np.pad(rates, (0, len(columns) - len(rates)))
     return tuple(
         PlannedPipeline(
@@ -252,9 +251,9 @@ def _with_free(
     inputs: Inputs,
     options: PlanOptions,
     problem: Problem,
-    used: tuple[Columns, Ints],
+    used: Counted,
     promised: Floats,
-) -> tuple[Ints, BestEffort | None]:
+) -> tuple[Ints, Counted | None]:
     """Pools widened by free GPUs, and optional best-effort pipelines on the other free ones."""
     columns, vgpus = used
     planned = planned_rps(columns, vgpus, promised)
@@ -264,7 +263,7 @@ def _with_free(
     limits_us = limits_of(problem, inputs.workload, options)
     beside = best_effort(problem, limits_us, (columns, vgpus), promised)
     if beside is not None:
-        taken = gpus_in_use(problem, beside.columns, beside.vgpus)
+        taken = gpus_in_use(problem, *beside)
         problem = replace(problem, gpus=problem.gpus - taken)
     return widen(problem, columns, vgpus, planned), beside
 

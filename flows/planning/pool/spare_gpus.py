@@ -25,7 +25,7 @@ import numpy as np
 
 from flows.planning.inputs import Problem
 from flows.planning.pool.bound import Goal
-from flows.planning.pool.columns import Columns
+from flows.planning.pool.columns import Columns, Counted
 from flows.planning.pool.integer import delivered_rps, gpus_in_use, models_rps
 from flows.planning.registry import PlanOptions
 from flows.planning.solver.arrays import Floats, Ints
@@ -103,14 +103,6 @@ MARGIN_SHARE = 0.25  # of the margin that best-effort pipelines leave free
 MOST = 0.5  # share of the planned rate by which a model may exceed it, best effort included
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BestEffort:
-    """Configurations of one stage each, and vGPUs [n, S] of them."""
-
-    columns: Columns
-    vgpus: Ints
-
-
 @dataclass(frozen=True, slots=True)
 class Form:
     """How a model runs as a whole: vGPU type, batch, samples/s of one vGPU and of one GPU."""
@@ -123,8 +115,8 @@ class Form:
 
 
 def best_effort(
-    problem: Problem, limits_us: list[Floats], used: tuple[Columns, Ints], promised_rps: Floats
-) -> BestEffort | None:
+    problem: Problem, limits_us: list[Floats], used: Counted, promised_rps: Floats
+) -> Counted | None:
     """Best-effort pipelines on free GPUs, one GPU by one.
 
     None where there are none or none is of use.
@@ -200,7 +192,7 @@ def _fastest(problem: Problem, model: int, owner: int, limit_us: Floats) -> Form
 
 def best_effort_of(
     problem: Problem, like: Columns, chosen: list[tuple[Form, int]]
-) -> BestEffort | None:
+) -> Counted | None:
     """Configurations of one stage, as wide as others, on whole GPUs; None for none."""
     if not chosen:
         return None
@@ -225,11 +217,11 @@ def best_effort_of(
         rate_rps=rate_rps,
         usage=usage,
     )
-    return BestEffort(columns=columns, vgpus=vgpus)
+    return columns, vgpus
 
 
-def describe(problem: Problem, beside: BestEffort) -> str:
+def describe(problem: Problem, beside: Counted) -> str:
     """The certificate's entry on best-effort pipelines."""
-    used = gpus_in_use(problem, beside.columns, beside.vgpus)
+    used = gpus_in_use(problem, *beside)
     gpus = ", ".join(f"{n} {name}" for n, name in zip(used, problem.classes, strict=True) if n)
     return f"{gpus}: free, so they run whole models beyond the margin and promise nothing"

@@ -26,7 +26,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from flows.planning.inputs import Problem
-from flows.planning.pool.columns import Columns
+from flows.planning.pool.columns import Columns, latencies_us
 from flows.planning.pool.integer import Layout, delivered_rps, take_rates
 from flows.planning.pool.spare_gpus import HEADROOM
 from flows.planning.solver.arrays import Floats, Ints
@@ -69,21 +69,11 @@ def waiting_us(problem: Problem, columns: Columns, margin_us: Floats) -> Floats:
         columns: configurations.
         margin_us: [models] what their margins leave of the SLOs.
     """
-    left = np.empty(len(columns))
+    limit_us = np.empty(len(columns))
     for number, model in enumerate(problem.models):
         rows = np.flatnonzero(columns.model == number)
-        left[rows] = model.limit_us[columns.batch[rows] - 1] + margin_us[number]
-        row_of = np.zeros(len(problem.types), dtype=np.int64)
-        row_of[model.types] = np.arange(len(model.types))
-        for s in range(columns.types.shape[1]):
-            here = rows[columns.stages[rows] > s]
-            kind, at = columns.types[here, s], columns.batch[here] - 1
-            first, last = columns.cuts[here, s], columns.cuts[here, s + 1]
-            left[here] -= model.latency_us[row_of[kind], first, last, at]
-            if s:
-                before = problem.type_class[columns.types[here, s - 1]]
-                left[here] -= model.transfer_us[before, problem.type_class[kind], first, at]
-    return left
+        limit_us[rows] = model.limit_us[columns.batch[rows] - 1] + margin_us[number]
+    return limit_us - latencies_us(problem, columns)
 
 
 def needed_by(

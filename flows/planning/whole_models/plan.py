@@ -6,7 +6,7 @@ batches would not fill as assumed); the rest stay unused. Batch-building rates t
 are the rates of this plan (PPipe, section 7).
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
@@ -59,7 +59,7 @@ def best_whole_models(
     floor = np.maximum(goal.weight * found.score, goal.minimum_rps)
     counts = _without_surplus(columns, counts, floor)
     ceiling = np.array([m.batch_building_rate_rps or np.inf for m in demands])
-    counts = _with_spare(_Filling(columns, ceiling, goal.weight), counts, problem.gpus)
+    counts = _with_spare(columns, counts, problem.gpus, goal.weight, ceiling)
     return found, columns, counts[:, None]
 
 
@@ -85,29 +85,23 @@ def _without_surplus(columns: Columns, counts: Ints, floor_rps: Floats) -> Ints:
     return counts
 
 
-@dataclass(frozen=True, slots=True)
-class _Filling:
-    columns: Columns
-    ceiling_rps: Floats
-    weight: Floats
-
-
-def _with_spare(filling: _Filling, counts: Ints, gpus: Ints) -> Ints:
+def _with_spare(
+    columns: Columns, counts: Ints, gpus: Ints, weight: Floats, ceiling_rps: Floats
+) -> Ints:
     """Give unused GPUs one by one to the model with the lowest rate / weight that may take one."""
-    columns = filling.columns
     rate = columns.rate_rps[:, 0]
     class_of = np.array([np.flatnonzero(row)[0] for row in columns.usage], dtype=np.int64)
     counts = counts.copy()
     spare = gpus - np.bincount(class_of, weights=counts, minlength=len(gpus)).astype(np.int64)
-    served = np.bincount(columns.model, weights=counts * rate, minlength=len(filling.weight))
-    top = filling.ceiling_rps[columns.model] * (1 + ROUNDING)
+    served = np.bincount(columns.model, weights=counts * rate, minlength=len(weight))
+    top = ceiling_rps[columns.model] * (1 + ROUNDING)
     while True:
         open_rows = (spare[class_of] > 0) & (served[columns.model] + rate <= top)
         if not open_rows.any():
             return counts
-        share = np.where(open_rows, (served / filling.weight)[columns.model], np.inf)
+        share = np.where(open_rows, (served / weight)[columns.model], np.inf)
         row = int(np.lexsort((-rate, share))[0])
-        step = max(1, int(spare[class_of[row]]) // (8 * len(filling.weight)))
+        step = max(1, int(spare[class_of[row]]) // (8 * len(weight)))
         room = (top[row] - served[columns.model[row]]) / rate[row]
         step = int(min(step, room))
         counts[row] += step

@@ -26,7 +26,7 @@ import numpy as np
 from flows.planning.applications.lines import Graph, Lines
 from flows.planning.inputs import Problem
 from flows.planning.pool.bound import Goal
-from flows.planning.pool.columns import Columns
+from flows.planning.pool.columns import Columns, Counted
 from flows.planning.pool.integer import (
     Layout,
     add_integer_program,
@@ -186,7 +186,7 @@ def add_paths(
             )
 
 
-def only_used(columns: Columns, vgpus: Ints) -> tuple[Columns, Ints]:
+def only_used(columns: Columns, vgpus: Ints) -> Counted:
     """Configurations that deliver something, with their vGPUs."""
     rows = np.flatnonzero(delivered_rps(columns, vgpus) > 0)
     return columns.take(rows), vgpus[rows]

@@ -26,7 +26,7 @@ from flows.planning.pool.applications.line_bounds import HandedOut, LineLowerBou
 from flows.planning.pool.applications.staircases import AtPrices, Stair, Staircase, choose
 from flows.planning.pool.at_prices.blocks import step_of
 from flows.planning.pool.bound import Bound, Goal, least_loss, solve_bound
-from flows.planning.pool.columns import Columns, enumerate_columns
+from flows.planning.pool.columns import Columns, enumerate_columns, latencies_us
 from flows.planning.pool.integer import score_of
 from flows.planning.pool.search import Found, Space, search
 from flows.planning.registry import PlanOptions, Trace
@@ -398,20 +398,8 @@ class Pools:
 
     def _latencies(self, columns: Columns) -> Floats:
         """[n] stages, transfers and gathering of every configuration (µs)."""
-        out = np.zeros(len(columns))
-        for number, model in enumerate(self.problem.models):
+        gathering = np.zeros(len(columns))
+        for number, own in enumerate(self.gathering_us):
             rows = np.flatnonzero(columns.model == number)
-            batch = columns.batch[rows] - 1
-            own = np.searchsorted(model.types, columns.types[rows])
-            total = self.gathering_us[number][batch].copy()
-            for s in range(columns.types.shape[1]):
-                here = np.flatnonzero(columns.stages[rows] > s)
-                kind, cuts = own[here, s], columns.cuts[rows[here]]
-                total[here] += model.latency_us[kind, cuts[:, s], cuts[:, s + 1], batch[here]]
-                if s:
-                    sides = [
-                        self.problem.type_class[columns.types[rows[here], at]] for at in (s - 1, s)
-                    ]
-                    total[here] += model.transfer_us[sides[0], sides[1], cuts[:, s], batch[here]]
-            out[rows] = total
-        return out
+            gathering[rows] = own[columns.batch[rows] - 1]
+        return gathering + latencies_us(self.problem, columns)
