@@ -20,6 +20,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from flows.planning.engine.columns import undominated
 from flows.planning.inputs import gpu_price, link_rps, moves_us, profile_of, require_rates, room_gib
 from flows.planning.promises.headroom import NO_HEADROOM, factor_of
 from flows.planning.registry import Inputs, PlanOptions
@@ -407,22 +408,4 @@ def _needed(found: Floats) -> Ints:
     """Rows that no other one beats in time, price and work; in order, one of equal ones."""
     time, price, work, number, batch = found
     order = np.lexsort((number, batch, work, price, time))
-    kept = np.empty(len(order), dtype=np.int64)
-    count = _front(price[order], work[order], kept)
-    return order[kept[:count]]
-
-
-@kernel_entry
-def _front(price: Floats, work: Floats, kept: Ints) -> int:
-    """Fill in the rows that none before them beats; how many they are."""
-    count = 0
-    for row in range(len(price)):
-        beaten = False
-        for k in range(count):
-            if price[kept[k]] <= price[row] and work[kept[k]] <= work[row]:
-                beaten = True
-                break
-        if not beaten:
-            kept[count] = row
-            count += 1
-    return count
+    return order[undominated(-np.column_stack([time, price, work])[order])]

@@ -262,8 +262,7 @@ def least_loss(problem: Problem, columns: Columns, bound: Bound) -> Floats:
 def undominated(problem: Problem, columns: Columns, rows: Ints) -> Ints:
     """Those of `rows` that no other of the same model and vGPU types replaces; the first of equals.
 
-    The order of stages does not matter: a stage is worth its type and rate. Round by round the
-    configuration of the highest product of rates in every group stays, and those that it beats go.
+    The order of stages does not matter: a stage is worth its type and rate.
     """
     real = np.isfinite(columns.rate_rps[rows])
     key = np.where(real, columns.types[rows], len(problem.types))
@@ -275,13 +274,4 @@ def undominated(problem: Problem, columns: Columns, rows: Ints) -> Ints:
     for s in range(key.shape[1]):
         group = group * (len(problem.types) + 1) + key[:, s]
     rate = np.where(np.isfinite(rate), rate, 1.0)
-    order = np.lexsort((-np.log(rate).sum(axis=1), group))
-    group, rate = group[order], rate[order]
-    left, kept = np.arange(len(order)), [np.empty(0, dtype=np.int64)]
-    while len(left):
-        first = np.ones(len(left), dtype=np.bool_)
-        first[1:] = group[left[1:]] != group[left[:-1]]
-        best = left[first]
-        kept.append(best)
-        left = left[np.any(rate[left] > rate[best][np.cumsum(first) - 1], axis=1)]
-    return rows[np.sort(order[np.concatenate(kept)])]
+    return rows[engine.undominated(rate, group)]

@@ -24,6 +24,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from flows.planning.applications.lines import Graph, Lines
+from flows.planning.engine.columns import undominated
 from flows.planning.inputs import Problem
 from flows.planning.pool.bound import Goal
 from flows.planning.pool.columns import Columns, Counted
@@ -55,16 +56,8 @@ def undominated_in_time(problem: Problem, columns: Columns, times: Floats) -> In
     kind = np.where(real, columns.types, len(problem.types))
     key = np.column_stack([columns.model, kind])
     _, group = np.unique(key, axis=0, return_inverse=True)
-    group = group.reshape(-1)
     worth = np.column_stack([np.where(real, columns.rate_rps, 1.0), -times])
-    order = np.lexsort((times, -worth[:, :-1].sum(axis=1), group))
-    kept: list[int] = []
-    for rows in np.split(order, np.flatnonzero(np.diff(group[order])) + 1):
-        left = rows
-        while len(left):  # the first is replaced by none: those that are as good lie before others
-            kept.append(int(left[0]))
-            left = left[~np.all(worth[left[0]] >= worth[left], axis=1)]
-    return np.array(sorted(kept), dtype=np.int64)
+    return np.flatnonzero(undominated(worth, group.reshape(-1)))
 
 
 def solve_levels(
