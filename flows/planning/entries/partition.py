@@ -156,7 +156,7 @@ class _Options:
         self.units = np.repeat(units, counts)
         useful = np.isfinite(self.beside).any(axis=1)
         if self.units.sum() <= _MOST_LOADS:
-            useful &= _needed(field, self.unit * np.arange(1, self.units.sum() + 1))
+            useful &= needed_stages(field, self.unit * np.arange(1, self.units.sum() + 1))
         self.roots = np.flatnonzero(useful)
         self.beside = self.beside[useful]
         self.cheapest, self.work = field.root_price[useful], field.root_work[useful]
@@ -244,7 +244,7 @@ class _Options:
         )
 
 
-def _needed(field: GroupingProblem, loads: Floats) -> NDArray[np.bool_]:
+def needed_stages(field: GroupingProblem, loads: Floats) -> NDArray[np.bool_]:
     """[roots] whether some load costs less than on every faster root of the junction and kind."""
     needed = np.zeros(len(field.root_time), dtype=np.bool_)
     for junction in range(field.table.blocks):

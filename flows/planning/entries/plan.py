@@ -41,7 +41,7 @@ from flows.planning.entries.shadow import (
     shadow_pipelines,
     with_shadow_entries,
 )
-from flows.planning.entries.shared_stages import by_shared_stages, priceable
+from flows.planning.entries.shared_stages import by_shared_stages
 from flows.planning.entries.similar import Grouping, alone, merged, realigned, similar_groups
 from flows.planning.entries.tables import (
     ModelTable,
@@ -125,12 +125,12 @@ def exactly(table: ModelTable, inputs: Inputs, options: PlanOptions) -> Solved:
     known = min(plan.cost for plan in tried)
     if inputs.most is not None and known <= inputs.most:
         found = _Found([], 0.0, 0.0, 0, GROUPS)
-    elif 1 << len(field.items) > MOST_SUBSETS and priceable(field):
-        found = _by_shared_stages(field, inputs, options, step=step, known=known)
-    elif len(field.items) > SEATS_ONLY_FROM_ITEMS and one_rate(field):
-        found = _by_seats(field, inputs, options, step=step)
-    else:
+    elif 1 << len(field.items) <= MOST_SUBSETS or not one_rate(field):
         found = _by_groups(field, inputs, options, step=step)
+    elif len(field.items) <= SEATS_ONLY_FROM_ITEMS:
+        found = _by_shared_stages(field, inputs, options, step=step, known=known)
+    else:
+        found = _by_seats(field, inputs, options, step=step)
     _, proven, least, looked_at, space, _ = found
     plans = [*tried, *found.plans]
     if min(p.cost for p in plans) < max(proven, least) * (1 - ROUNDING):

@@ -34,14 +34,13 @@ from flows.planning.entries.bundles import (
     rows_needed,
 )
 from flows.planning.entries.groups import Group, GroupingProblem
-from flows.planning.entries.partition import CLOSE, FEW, FRESH
-from flows.planning.entries.seats import SeatRoute, one_rate, seated
+from flows.planning.entries.partition import CLOSE, FEW, FRESH, Partition, needed_stages
+from flows.planning.entries.seats import SeatRoute, seated
 from flows.planning.solver.arrays import Floats, Ints
 from flows.planning.solver.solve import Limits
 from flows.planning.solver.tolerances import SOLVED
 from flows.planning.watch import Watch
 
-MOST_ITEMS = 400
 _GROUPS, _GROUP_NODES = 150, 50  # of which a plan is made, and nodes
 _WAY_NODES = 200  # to prove
 _WAYS = ((45, 200), (100, 50))  # of which a plan is made, and nodes
@@ -57,16 +56,6 @@ class Shared:
     stage: int
     items: tuple[int, ...]
     cost: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Proven:
-    """Groups whose entries of a start share alignment stages, and a bound on such plans."""
-
-    groups: list[Group]
-    value: float
-    bound: float
-    columns: int
 
 
 class SharedStages:
@@ -130,23 +119,10 @@ class SharedStages:
             own[1:] == own[:-1]
         )  # of which the next one has the start, too
         self._rows: dict[tuple[int, int, int, int, int], int] = {}
-        self.stages = self._needed()
+        in_time = items.root_time <= items.limit.max()
+        self.stages = np.flatnonzero(in_time & needed_stages(items, rate * numbers[1:]))
         self.fewest, self.most = np.zeros(len(self.stages)), np.ones(len(self.stages))
         self.cheapest = cost[self.stages, 1]
-
-    def _needed(self) -> Ints:
-        """Stages that some number of entries makes cheaper than every faster one of their kind."""
-        arrays, kept = self.arrays, list[int]()
-        lowest: dict[tuple[int, int], Floats] = {}
-        last = float(arrays.limit.max())
-        for stage in range(len(arrays.time)):
-            key = (int(arrays.junction[stage]), int(arrays.kind[stage]))
-            cost = arrays.cost[stage, 1:]
-            known = lowest.setdefault(key, np.full(len(cost), np.inf))
-            if arrays.time[stage] <= last and (cost < known - 1e-9).any():
-                np.minimum(known, cost, out=known)
-                kept.append(stage)
-        return np.array(kept, dtype=np.int64)
 
     def least(self, stages: Ints, pi: Floats, below: float = math.inf) -> tuple[Floats, Ints]:
         """The least reduced cost on each of some stages, and the size of that group.
@@ -467,11 +443,6 @@ class _Search:
         self.best.offer(self.pricer.columns(groups), np.ones(len(groups), dtype=np.int64))
 
 
-def priceable(items: GroupingProblem) -> bool:
-    """True if groups of these items can be priced here: one rate, not too many."""
-    return one_rate(items) and len(items.items) <= MOST_ITEMS
-
-
 def by_shared_stages(
     items: GroupingProblem,
     watch: Watch,
@@ -481,11 +452,11 @@ def by_shared_stages(
     prove: bool,
     known: float = math.inf,
     wanted: float | None = None,
-) -> Proven:
+) -> Partition:
     """The cheapest groups found of items of one rate, and what any cost at least.
 
     Args:
-        items: at most `MOST_ITEMS`; each can be served by itself.
+        items: at most `SEATS_ONLY_FROM_ITEMS`; each can be served by itself.
         watch: the clock of the run.
         gap: relative; at which the search may end.
         step: costs of plans are multiples of it; 0: any.
@@ -524,7 +495,7 @@ def by_shared_stages(
     if not few and prove and not search.closed(lowest):
         search.dive(lowest)
     groups = pricer.plan(best.columns.source)
-    return Proven(
+    return Partition(
         groups=[pricer.group(group) for group in groups],
         value=math.fsum(group.cost for group in groups),
         bound=min(raised(lowest, step), best.cost),
