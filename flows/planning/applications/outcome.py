@@ -1,14 +1,14 @@
 """From budgets and machines to what a planner answers with."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import ceil, floor
 
 import numpy as np
 
 from flows.planning.applications.lines import Lines
 from flows.planning.applications.machines import MachineSet
-from flows.planning.certificate import objective_of
+from flows.planning.applications.tables import least_times
 from flows.planning.inputs import Problem
 from flows.planning.registry import (
     Inputs,
@@ -16,7 +16,6 @@ from flows.planning.registry import (
     PlannedPipeline,
     PlannedStage,
     PlanOptions,
-    Trace,
 )
 from flows.planning.solver.tolerances import ROUNDING
 from triton_backend.contract.applications import Application, ApplicationPlan, check_tensors
@@ -26,39 +25,29 @@ from triton_backend.contract.units import us_to_ms
 from triton_backend.contract.workload import ModelDemand
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Decided:
-    """The decision.
-
-    Attributes:
-        times: by line, what its slowest way takes with gathering (µs).
-        promised: by line, rows/s.
-        score, bound: of the objective; cost is minus the score.
-    """
-
-    pipelines: tuple[PlannedPipeline, ...]
-    times: Sequence[int]
-    promised: Sequence[float]
-    score: float
-    bound: float
-    trace: Trace
-
-
 def answer(
-    inputs: Inputs, options: PlanOptions, lines: Lines, decided: Decided, least: Sequence[int]
+    decided: Outcome,
+    inputs: Inputs,
+    options: PlanOptions,
+    lines: Lines,
+    problem: Problem,
+    times: Sequence[int],
 ) -> Outcome:
-    """The outcome of a division of time; budgets fill the limits up.
+    """What was decided, with budgets that fill the limits up.
 
-    `least` is by line the least time that any way takes (µs).
+    Args:
+        decided: pipelines of lines, and what these are promised.
+        inputs: what was asked.
+        options: how.
+        lines: paths and limits.
+        problem: the lines as models.
+        times: by line, what its slowest way takes with gathering (µs).
     """
-    times, score = decided.times, decided.score
     budgets = [max(time, budget) for time, budget in zip(times, lines.filled(times), strict=True)]
-    level = 1.0 if options.objective != "throughput" else score
-    return Outcome(
-        pipelines=decided.pipelines,
-        promised_rps=tuple(map(float, decided.promised)),
-        objective=objective_of(options.objective, score, decided.bound),
-        trace=decided.trace,
+    level = 1.0 if options.objective != "throughput" else decided.objective.value
+    least = least_times(problem)
+    return replace(
+        decided,
         lines=tuple(_line(lines, number, budget, options) for number, budget in enumerate(budgets)),
         applications=tuple(
             ApplicationPlan(
@@ -152,8 +141,9 @@ def require_gpus(problem: Problem, pipelines: Sequence[PlannedPipeline]) -> None
             )
 
 
-def out_of_reach(lines: Lines, least: Sequence[int]) -> InfeasibleError:
+def out_of_reach(lines: Lines, problem: Problem) -> InfeasibleError:
     """An error for the application farthest beyond its SLO, with its least latency."""
+    least = least_times(problem)
     graph = max(lines.graphs, key=lambda graph: graph.longest(least) / graph.limit_us)
     name = graph.application.name
     what = f"model {name!r}" if graph.alone else f"application {name!r}"

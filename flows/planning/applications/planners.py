@@ -12,7 +12,6 @@ from typing import Any
 from flows.clock import Stopwatch
 from flows.planning.applications.heuristics import ABLATIONS, PICCOLO, Rules, solve
 from flows.planning.applications.outcome import (
-    Decided,
     answer,
     out_of_reach,
     pipelines_of_sets,
@@ -20,14 +19,15 @@ from flows.planning.applications.outcome import (
 )
 from flows.planning.applications.tables import (
     demanded,
-    least_times,
     line_problem,
     machine_tables,
 )
+from flows.planning.certificate import objective_of
 from flows.planning.inputs import gpu_prices, require_rates
 from flows.planning.promises.headroom import HEADROOM
 from flows.planning.registry import Inputs, Option, Outcome, Planner, PlanOptions, Trace
 from triton_backend.contract.errors import InputError
+from triton_backend.contract.plan import DEFAULT_POLICY
 
 _GATHERING = {"tc": "tc-tail", "dt": "dt", "2d": "2d"}
 _PICCOLO_OPTIONS = (
@@ -81,23 +81,21 @@ def _plan(
     served = solve(lines, tables, rates, rules, inputs.watch)
     trace.seconds["solve"] = laps.restart()
     if served is None:
-        raise out_of_reach(lines, least_times(problem))
+        raise out_of_reach(lines, problem)
     made = pipelines_of_sets(problem, served.sets, rates)
     require_gpus(problem, made)
     trace.notes.append(f"{options.planner} follows rules; its bound is its own cost")
-    decided = Decided(
-        pipelines=made,
-        times=served.times,
-        promised=rates,
-        score=-served.cost,
-        bound=-served.cost,
-        trace=trace,
-    )
-    found = answer(inputs, options, lines, decided, least_times(problem))
     gathering = _GATHERING[rules.rule]
-    settled = {"gathering": gathering, "billing": "occupancy"}
-    policy = "throughput-cost" if rules.rule == "tc" else found.policy
-    return replace(found, settled=settled, policy=policy, gathering_rule=gathering)
+    decided = Outcome(
+        pipelines=made,
+        promised_rps=tuple(rates),
+        objective=objective_of(options.objective, -served.cost, -served.cost),
+        trace=trace,
+        policy="throughput-cost" if rules.rule == "tc" else DEFAULT_POLICY,
+        settled={"gathering": gathering, "billing": "occupancy"},
+        gathering_rule=gathering,
+    )
+    return answer(decided, inputs, options, lines, problem, served.times)
 
 
 def planner_by_rules(name: str, rules: Rules) -> Planner:

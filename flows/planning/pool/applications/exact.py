@@ -11,7 +11,7 @@ The last three plan each line by itself, so the GPUs of a class must suffice for
 Here: which oracle, and reading its answer. Not here: the division of time (`division`).
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from math import ceil, inf
 
@@ -31,7 +31,6 @@ from flows.planning.applications.lines import Lines
 from flows.planning.applications.machines import Machine, MachineSet, cheapest, even
 from flows.planning.applications.options import billing_of, gathering_of
 from flows.planning.applications.outcome import (
-    Decided,
     answer,
     out_of_reach,
     pipelines_of_sets,
@@ -40,10 +39,10 @@ from flows.planning.applications.outcome import (
 from flows.planning.applications.tables import (
     demanded,
     filled_by_tasks,
-    least_times,
     line_problem,
     machine_tables,
 )
+from flows.planning.certificate import objective_of
 from flows.planning.inputs import Problem, gpu_prices, require_rates
 from flows.planning.pool.applications.pools import Pools
 from flows.planning.pool.bound import goal_of
@@ -53,8 +52,9 @@ from flows.planning.pool.search import Found
 from flows.planning.pool.spare_gpus import promised_rps
 from flows.planning.registry import Inputs, Outcome, PlanOptions, Trace
 from flows.planning.solver.arrays import Floats
+from triton_backend.contract.applications import Application, Module
 from triton_backend.contract.errors import InfeasibleError, InputError
-from triton_backend.contract.workload import Workload
+from triton_backend.contract.workload import ModelDemand, Workload
 
 _PRICINGS = 20  # of scarce GPUs
 _HANDING_SHARE = 0.25  # of the time that is left: what handing out scarce GPUs may take
@@ -77,15 +77,9 @@ def plan_exactly(inputs: Inputs, options: PlanOptions) -> Outcome:
     lines = demanded(inputs.workload, options)
     require_rates(inputs.workload, options.objective)
     problem = line_problem(inputs, options, lines)
-    found = (
-        _on_pools(inputs, options, lines, problem)
-        if gathering == "fixed"
-        else _on_machines(inputs, options, lines, problem)
-    )
-    found = replace(found, settled={"gathering": gathering, "billing": billing})
-    if gathering == "fixed":
-        return found
-    return replace(found, policy="throughput-cost", gathering_rule=gathering)
+    plan = _on_pools if gathering == "fixed" else _on_machines
+    found = plan(inputs, options, lines, problem)
+    return replace(found, settled={"gathering": gathering, "billing": billing})
 
 
 def _check(options: PlanOptions, gathering: str, billing: str) -> None:
@@ -133,11 +127,9 @@ def _on_pools(inputs: Inputs, options: PlanOptions, lines: Lines, problem: Probl
     try:
         divided = _divided(pools, options)
     except InfeasibleError as error:  # a line alone takes longer than its applications may
-        raise out_of_reach(lines, least_times(problem)) from error
-    if divided is None and inputs.watch.over():
-        raise inputs.watch.no_plan()
+        raise out_of_reach(lines, problem) from error
     if divided is None:
-        raise out_of_reach(lines, least_times(problem))
+        raise _no_plan(inputs, lines, problem)
     best, division = divided
     goal = pools.goal
     score, bound = best.score, max(best.score, -division.bound)
@@ -148,15 +140,18 @@ def _on_pools(inputs: Inputs, options: PlanOptions, lines: Lines, problem: Probl
     )
     trace = _trace(laps, division, options)
     trace.configurations = pools.configurations
-    decided = Decided(
+    decided = Outcome(
         pipelines=made,
-        times=pools.used(best),
-        promised=promised.tolist(),
-        score=score,
-        bound=bound,
+        promised_rps=tuple(promised.tolist()),
+        objective=objective_of(options.objective, score, bound),
         trace=trace,
     )
-    return answer(inputs, options, lines, decided, least_times(problem))
+    return answer(decided, inputs, options, lines, problem, pools.used(best))
+
+
+def _no_plan(inputs: Inputs, lines: Lines, problem: Problem) -> InfeasibleError:
+    watch = inputs.watch
+    return watch.no_plan() if watch.over() else out_of_reach(lines, problem)
 
 
 def _divided(pools: Pools, options: PlanOptions) -> tuple[Found, BudgetSplit] | None:
@@ -371,27 +366,18 @@ def application_rates(inputs: Inputs, options: PlanOptions) -> tuple[Workload, s
             divided = _divided(_pools(inputs, less, lines, problem), less)
         except InfeasibleError as error:
             if stages == options.max_partitions:
-                raise out_of_reach(lines, least_times(problem)) from error
+                raise out_of_reach(lines, problem) from error
         if divided is not None:
             break
-    if divided is None and inputs.watch.over():
-        raise inputs.watch.no_plan()
     if divided is None:
-        raise out_of_reach(lines, least_times(problem))
+        raise _no_plan(inputs, lines, problem)
     level = divided[0].score
     reached = {line.name: line.normaliser() * level for line in lines.demands}
     return _rated(inputs.workload, reached), "pool without gathering"
 
 
 def _unrated(workload: Workload) -> Workload:
-    return replace(
-        workload,
-        models=tuple(replace(m, batch_building_rate_rps=None) for m in workload.models),
-        applications=tuple(
-            replace(a, modules=tuple(replace(m, batch_building_rate_rps=None) for m in a.modules))
-            for a in workload.applications
-        ),
-    )
+    return _building(workload, lambda *_: None)
 
 
 def _rated(workload: Workload, reached: Mapping[str, float]) -> Workload:
@@ -400,42 +386,38 @@ def _rated(workload: Workload, reached: Mapping[str, float]) -> Workload:
     Lines for which some user says one keep it.
     """
     users: dict[str, list[tuple[float, float | None]]] = {}
-    for model in workload.models:
-        said = model.batch_building_rate_rps
-        users.setdefault(model.name, []).append((model.normaliser(), said))
-    for application in workload.applications:
-        for module in application.modules:
-            rows = application.normaliser() * module.rows_per_request
-            said = module.batch_building_rate_rps
-            users.setdefault(module.model, []).append((rows, said))
+
+    def seen(name: str, asked: float, said: float | None) -> float | None:
+        users.setdefault(name, []).append((asked, said))
+        return said
+
+    _building(workload, seen)
     missing = {name for name, said in users.items() if all(rate is None for _, rate in said)}
     part = {name: reached[name] / sum(asked for asked, _ in said) for name, said in users.items()}
+    return _building(
+        workload,
+        lambda name, asked, said: part[name] * asked if name in missing else said,
+    )
 
-    def rate(name: str, asked: float, said: float | None) -> float | None:
-        return part[name] * asked if name in missing else said
+
+def _building(
+    workload: Workload, rate: Callable[[str, float, float | None], float | None]
+) -> Workload:
+    """The workload with other batch-building rates: of a model, the rows/s asked, what is said."""
+
+    def model(m: ModelDemand) -> ModelDemand:
+        said = rate(m.name, m.normaliser(), m.batch_building_rate_rps)
+        return replace(m, batch_building_rate_rps=said)
+
+    def module(m: Module, application: Application) -> Module:
+        asked = application.normaliser() * m.rows_per_request
+        return replace(m, batch_building_rate_rps=rate(m.model, asked, m.batch_building_rate_rps))
 
     return replace(
         workload,
-        models=tuple(
-            replace(
-                m,
-                batch_building_rate_rps=rate(m.name, m.normaliser(), m.batch_building_rate_rps),
-            )
-            for m in workload.models
-        ),
+        models=tuple(map(model, workload.models)),
         applications=tuple(
-            replace(
-                a,
-                modules=tuple(
-                    replace(
-                        m,
-                        batch_building_rate_rps=rate(
-                            m.model, a.normaliser() * m.rows_per_request, m.batch_building_rate_rps
-                        ),
-                    )
-                    for m in a.modules
-                ),
-            )
+            replace(a, modules=tuple(module(m, a) for m in a.modules))
             for a in workload.applications
         ),
     )
@@ -491,10 +473,8 @@ def _on_machines(inputs: Inputs, options: PlanOptions, lines: Lines, problem: Pr
     first = solve(lines, tables, rates, replace(PICCOLO, dummies=dummies))
     start = None if first is None else first.times
     division = divide(lines, Separate(steps), options.gap, inputs.watch, start)
-    if division is None and inputs.watch.over():
-        raise inputs.watch.no_plan()
     if division is None:
-        raise out_of_reach(lines, least_times(problem))
+        raise _no_plan(inputs, lines, problem)
     sets = [
         set_within(accounting, table, rate, budget, dummies=dummies)
         for table, rate, budget in zip(tables, rates, division.times, strict=True)
@@ -505,12 +485,13 @@ def _on_machines(inputs: Inputs, options: PlanOptions, lines: Lines, problem: Pr
     cost = sum(served.cost for served in kept)
     trace = _trace(laps, division, options)
     trace.notes.append(f"{accounting} plans whole models on GPUs of equal parts")
-    decided = Decided(
+    decided = Outcome(
         pipelines=made,
-        times=[ceil(served.latency_us - 1e-3) for served in kept],
-        promised=rates,
-        score=-cost,
-        bound=-min(cost, division.bound),
+        promised_rps=tuple(rates),
+        objective=objective_of(options.objective, -cost, -min(cost, division.bound)),
         trace=trace,
+        policy="throughput-cost",
+        gathering_rule=accounting,
     )
-    return answer(inputs, options, lines, decided, least_times(problem))
+    times = [ceil(served.latency_us - 1e-3) for served in kept]
+    return answer(decided, inputs, options, lines, problem, times)
