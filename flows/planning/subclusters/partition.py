@@ -131,7 +131,7 @@ def divide(
     if size > _SMALL and found is not None and found.value <= _CLOSE:
         return found
     nodes = _NODES if size <= _SMALL else max(1, _EFFORT // size)
-    return _exact(asked, found, watch, (solver, gap, nodes))
+    return _exact(asked, found, watch, solver, gap, nodes)
 
 
 def imbalance(values: Floats) -> float:
@@ -162,12 +162,19 @@ def fits(asked: PartitionProblem, part: Ints, gpus: Ints) -> bool:
 
 def value_of(asked: PartitionProblem, part: Ints, gpus: Ints) -> float:
     """dR + w dS + M of an assignment."""
-    load, static = (sums(part, v, asked.parts) for v in (asked.load, asked.static_bytes))
-    total, all_bytes = float(asked.load.sum()), float(asked.static_bytes.sum())
-    off = np.abs(load - total / asked.gpus * gpus).max() / (total / asked.parts) if total else 0.0
-    uneven = np.abs(static - static.mean()).max() / static.mean() if all_bytes else 0.0
+    off, uneven = _unevenness(asked, part, gpus)
     moved = asked.static_bytes[(asked.before >= 0) & (asked.before != part)].sum()
-    return float(off + asked.memory_weight * uneven + (moved / all_bytes if all_bytes else 0.0))
+    share = moved / asked.static_bytes.sum() if moved else 0.0
+    return float(off + asked.memory_weight * uneven + share)
+
+
+def _unevenness(asked: PartitionProblem, part: Ints, gpus: Ints) -> tuple[float, float]:
+    """dR and dS of an assignment."""
+    load, static = (sums(part, v, asked.parts) for v in (asked.load, asked.static_bytes))
+    total = float(asked.load.sum())
+    off = np.abs(load - total / asked.gpus * gpus).max() * asked.parts / total if total else 0.0
+    uneven = np.abs(static - static.mean()).max() / static.mean() if static.any() else 0.0
+    return float(off), float(uneven)
 
 
 # Greedy, with exchanges
@@ -180,7 +187,7 @@ def _greedy(asked: PartitionProblem) -> ClusterPartition | None:
     """
     starts = [_largest_first(asked)]
     if asked.labelled:
-        starts.append(_as_before(asked, starts[0]))
+        starts.append(np.where(asked.before >= 0, asked.before, starts[0]))
     found: list[ClusterPartition] = []
     for start in starts:
         part = _exchanged(asked, start)
@@ -200,18 +207,11 @@ def _largest_first(asked: PartitionProblem) -> Ints:
     held = np.zeros((asked.parts, size.shape[1]))
     part = np.zeros(len(size), dtype=np.int64)
     for rank, model in enumerate(order.tolist()):
-        after = held + size[model]
-        chosen = int((after**2).sum(axis=1).argmin() if rank >= asked.parts else rank)
-        if rank >= asked.parts:
-            growth = (after**2 - held**2).sum(axis=1)
-            chosen = int(growth.argmin())
+        growth = ((held + size[model]) ** 2 - held**2).sum(axis=1)
+        chosen = rank if rank < asked.parts else int(growth.argmin())
         part[model] = chosen
         held[chosen] = held[chosen] + size[model]
     return part
-
-
-def _as_before(asked: PartitionProblem, otherwise: Ints) -> Ints:
-    return np.where(asked.before >= 0, asked.before, otherwise)
 
 
 def _sizes(asked: PartitionProblem) -> Floats:
@@ -327,9 +327,10 @@ def _exact(
     asked: PartitionProblem,
     start: ClusterPartition | None,
     watch: Watch,
-    effort: tuple[str, float, int],
+    solver: str,
+    gap: float,
+    nodes: int,
 ) -> ClusterPartition | None:
-    solver, gap, nodes = effort
     program = _program(asked)
     first = None if start is None else _solution(asked, start)
     limits = Limits(relative_gap=gap, nodes=nodes, seconds=watch.left_s())
@@ -472,12 +473,10 @@ def _solution(asked: PartitionProblem, known: ClusterPartition) -> Floats:
         part, gpus = number[part], gpus[np.argsort(first)]
     x = np.zeros((m, parts))
     x[np.arange(m), part] = 1.0
-    scale = _part_bytes(asked)
     largest = np.zeros(parts)
-    np.maximum.at(largest, part, asked.dynamic_bytes / scale)
-    total = float(asked.load.sum())
-    load, static = (sums(part, v, parts) for v in (asked.load, asked.static_bytes))
-    off = np.abs(load - total / asked.gpus * gpus).max() * parts / total if total else 0.0
-    uneven = np.abs(static - static.mean()).max() / scale if asked.static_bytes.any() else 0.0
+    np.maximum.at(largest, part, asked.dynamic_bytes / _part_bytes(asked))
+    load = sums(part, asked.load, parts)
     one_free = load > asked.utilisation**2 * gpus * (1 + ROUNDING)
-    return np.concatenate([x.ravel(), gpus.astype(np.float64), largest, one_free, [off, uneven]])
+    return np.concatenate(
+        [x.ravel(), gpus.astype(np.float64), largest, one_free, _unevenness(asked, part, gpus)]
+    )
