@@ -24,12 +24,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from flows.planning.entries.tables import ModelTable, Options
-from flows.planning.solver.arrays import Floats, Ints
+from flows.planning.solver.arrays import FAR, Floats, Ints
 from flows.planning.solver.tolerances import ROUNDING
 from triton_backend.scheduler.compiled import entry as kernel_entry
 from triton_backend.scheduler.compiled import kernel
-
-FAR = 1e300
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

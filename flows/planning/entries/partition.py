@@ -32,7 +32,6 @@ from flows.planning.engine.master import Cover
 from flows.planning.engine.pricing import Duals, Priced
 from flows.planning.engine.rounding import Incumbent, Tools, restricted
 from flows.planning.entries.groups import (
-    FAR,
     EntryClass,
     Group,
     GroupingProblem,
@@ -40,7 +39,7 @@ from flows.planning.entries.groups import (
     cheapest_partition,
 )
 from flows.planning.entries.tables import ANY_NUMBER, ModelTable, vgpus_for
-from flows.planning.solver.arrays import Floats, Ints
+from flows.planning.solver.arrays import FAR, Floats, Ints
 from flows.planning.solver.solve import Limits
 from flows.planning.solver.tolerances import ROUNDING, SOLVED
 from flows.planning.watch import Watch

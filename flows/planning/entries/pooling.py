@@ -14,11 +14,11 @@ from itertools import count
 
 import numpy as np
 
-from flows.planning.entries.groups import FAR, EntryClass, Group, GroupingProblem
+from flows.planning.entries.groups import EntryClass, Group, GroupingProblem
 from flows.planning.entries.partition import cheapest_cut
 from flows.planning.entries.seats import SeatRoute
 from flows.planning.entries.tables import Options, vgpus_for
-from flows.planning.solver.arrays import Floats, Ints
+from flows.planning.solver.arrays import FAR, Floats, Ints
 from flows.planning.solver.tolerances import ROUNDING
 
 MOST_BUNDLED = 8  # entries of one start of which every way to share is looked at

@@ -20,9 +20,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from flows.planning.entries.groups import FAR, EntryClass, Group, GroupingProblem
+from flows.planning.entries.groups import EntryClass, Group, GroupingProblem
 from flows.planning.entries.tables import ModelTable, Options
-from flows.planning.solver.arrays import Floats
+from flows.planning.solver.arrays import FAR, Floats
 from triton_backend.contract.units import us_to_ms
 
 

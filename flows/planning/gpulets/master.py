@@ -35,7 +35,8 @@ from flows.planning.engine.pricing import Duals, Priced, Within
 from flows.planning.engine.proof import by_slack
 from flows.planning.engine.rounding import Incumbent, Rung, Tools, dive, restricted
 from flows.planning.gpulets.divisions import Divisions
-from flows.planning.gpulets.patterns import DualPrices, Pattern, Patterns
+from flows.planning.gpulets.pairs import Worths
+from flows.planning.gpulets.patterns import Pattern, Patterns
 from flows.planning.gpulets.tables import Tables
 from flows.planning.registry import Trace
 from flows.planning.solver.arrays import Floats, Ints
@@ -148,10 +149,10 @@ class PatternPricer:
         """[class] price of a GPU."""
         return self.prices
 
-    def worth(self, duals: Duals, cap: Floats) -> DualPrices:
+    def worth(self, duals: Duals, cap: Floats) -> Worths:
         """Prices as patterns read them: requests/s."""
         half = duals.half if len(duals.half) else np.zeros(len(cap))
-        return DualPrices(rate=duals.demand / self.unit, at_all=half, caps=cap * self.unit)
+        return Worths.of(duals.demand / self.unit, half, cap * self.unit)
 
     def price(self, duals: Duals, cap: Floats, *, thorough: bool) -> Priced:
         """The best patterns of every class; GPUs dear enough that none pays off."""

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 from flows.planning.engine.master import FULL
-from flows.planning.solver.arrays import Floats, Ints
+from flows.planning.solver.arrays import FAR, Floats, Ints
 from flows.planning.solver.tolerances import ROUND_OFF_US
 from triton_backend.scheduler.compiled import entry, kernel
 
@@ -68,14 +68,22 @@ class Worths(NamedTuple):
     Rate · min(r, cap), and half of `at_all` for any r, all of it from the cap on.
 
     Attributes:
-        rate, at_all, cap: [model].
-        most: [model] that it can be worth.
+        rate: [model] per request/s.
+        at_all: [model] of the cap; 0 where that is infinite.
+        cap: [model] requests/s that count at most; infinite where all do.
+        most: [model] that it can be worth; infinite where nothing caps it.
     """
 
     rate: Floats
     at_all: Floats
     cap: Floats
     most: Floats
+
+    @classmethod
+    def of(cls, rate: Floats, at_all: Floats, cap: Floats) -> "Worths":
+        """With the most that follows."""
+        capped = np.where(np.isinf(cap), np.inf, rate * np.minimum(cap, FAR))
+        return cls(rate=rate, at_all=at_all, cap=cap, most=np.where(rate > 0, capped, 0.0) + at_all)
 
 
 class Room(NamedTuple):

@@ -5,7 +5,7 @@ on the others and feels t_p = sum of e_q over the others; its turns are ceil(sol
 inflation), or solo where it is alone on the GPU. So interference, turns and memory are constants of
 a pattern, and what a plan must choose is how many GPUs follow which pattern: cutting stock.
 
-A pattern's value at prices is a sum over models (`DualPrices`): price x rate, counted up to a cap,
+A pattern's value at prices is a sum over models (`Worths`): price x rate, counted up to a cap,
 the whole demand of the model; and a price of carrying it at all, half of which is for any rate and
 all of it for the cap. The best pattern is found without looking at all of them: pressures are put
 into buckets; with every neighbour at the lower edge of its bucket a part can only be faster, so the
@@ -51,37 +51,6 @@ _QUARTILE = 0.25  # of the patterns there is room for: what is dropped where the
 
 Parts = tuple[tuple[int, int], ...]  # (share, row of its options), rising
 Key = tuple[int, Parts]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DualPrices:
-    """The worth of a pattern's rates; see the head of this file.
-
-    Attributes:
-        rate: [model] per request/s.
-        at_all: [model] of a model's cap, half of which is for any rate.
-        caps: [model] requests/s that count at most; infinite where all do, and `at_all` is 0 there.
-    """
-
-    rate: Floats
-    at_all: Floats
-    caps: Floats
-
-    @classmethod
-    def of(cls, rate: Floats, caps: Floats) -> "DualPrices":
-        """Prices of requests alone."""
-        return cls(rate=rate, at_all=np.zeros(len(rate)), caps=caps)
-
-    @property
-    def compiled(self) -> Worths:
-        """The same as `pairs` takes it."""
-        return Worths(rate=self.rate, at_all=self.at_all, cap=self.caps, most=self.most)
-
-    @property
-    def most(self) -> Floats:
-        """[model] that its rate can be worth; infinite where nothing caps it."""
-        capped = np.where(np.isinf(self.caps), np.inf, self.rate * np.minimum(self.caps, 1e300))
-        return np.where(self.rate > 0, capped, 0.0) + self.at_all
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,7 +109,7 @@ class Patterns:
             for share, options in self.options.items()
         }
 
-    def best(self, worth: DualPrices) -> list[tuple[float, Pattern]]:
+    def best(self, worth: Worths) -> list[tuple[float, Pattern]]:
         """The best pattern and those of other partitions near it, if any is worth something."""
         priced = self._priced(worth)
         found: list[tuple[float, Pattern]] = []
@@ -154,7 +123,7 @@ class Patterns:
         return found
 
     def above(
-        self, worth: DualPrices, least: float, most: int, watch: Watch | None = None
+        self, worth: Worths, least: float, most: int, watch: Watch | None = None
     ) -> tuple[list[Pattern], float]:
         """Up to about `most` dearest patterns worth more than `least`, without dominated ones.
 
@@ -187,7 +156,7 @@ class Patterns:
         if watch is not None and watch.over():
             return [], np.inf
         rates = [self._rates(found) for found in kept]
-        capped = np.minimum(np.concatenate(rates), worth.caps)
+        capped = np.minimum(np.concatenate(rates), worth.cap)
         keep = np.split(undominated(capped), np.cumsum([len(r) for r in rates])[:-1])
         kept = [_picked(found, own) for found, own in zip(kept, keep, strict=True)]
         rates = [r[own] for r, own in zip(rates, keep, strict=True)]
@@ -221,7 +190,7 @@ class Patterns:
                 rates[every, own.model[rows, seat]] += own.batch[rows, seat] * speed
         return rates[:, :-1]
 
-    def _priced(self, worth: DualPrices) -> "dict[int, _Priced]":
+    def _priced(self, worth: Worths) -> "dict[int, _Priced]":
         """By share that has options: these at prices."""
         return {
             share: _Priced(own, worth) for share, own in self._shares.items() if own.options.count
@@ -276,7 +245,7 @@ class Patterns:
         self,
         partition: tuple[int, ...],
         priced: "dict[int, _Priced]",
-        worth: DualPrices,
+        worth: Worths,
         least: float,
     ) -> Found | None:
         """The best pattern of a partition, where one is worth more than `least`."""
@@ -299,7 +268,7 @@ class Patterns:
         self,
         partition: tuple[int, ...],
         priced: "dict[int, _Priced]",
-        worth: DualPrices,
+        worth: Worths,
         floor: list[float],
         watch: Watch,
     ) -> Iterator[Found]:
@@ -328,7 +297,7 @@ class Patterns:
         self,
         partition: tuple[int, ...],
         priced: "dict[int, _Priced]",
-        worth: DualPrices,
+        worth: Worths,
         asked: tuple[float, int],
         *,
         best_only: bool,
@@ -347,7 +316,7 @@ class Patterns:
             (first.share.side, second.share.side),
             (first.tops, second.tops),
             first.order,
-            worth.compiled,
+            worth,
             room,
             (least, self.table.inflation, self.table.memory_gib * (1 + 1e-9)),
             (best_only, partition[0] == partition[1]),
@@ -506,7 +475,7 @@ class _Priced:
         tops: what they are worth at every level.
     """
 
-    def __init__(self, share: _Share, worth: DualPrices) -> None:
+    def __init__(self, share: _Share, worth: Worths) -> None:
         self.share = share
         self._worth = worth
         levels = share.speed.shape[1]
@@ -515,7 +484,7 @@ class _Priced:
             group=np.empty((len(share.side.lowest), levels)),
             every=np.empty(levels),
         )
-        price_options(share.side, worth.compiled, self.tops)
+        price_options(share.side, worth, self.tops)
 
     @property
     def value(self) -> Floats:
@@ -544,7 +513,7 @@ class _Priced:
     def worth(self, rows: Ints, speed: Floats) -> Floats:
         """Value per second of rows at speeds [row]; what is late has speed 0."""
         value = np.empty(len(rows))
-        price_rows(self.share.side, rows, speed, self._worth.compiled, value)
+        price_rows(self.share.side, rows, speed, self._worth, value)
         return value
 
     def rows(self, bucket: int, level: int) -> Ints:

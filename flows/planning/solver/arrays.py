@@ -5,3 +5,5 @@ from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
+FAR = 1e300
+"""A cost beyond any, in arrays that kernels add up."""

@@ -19,11 +19,11 @@ from typing import NamedTuple
 import numpy as np
 
 from flows.planning.inputs import Problem
-from flows.planning.pool.at_prices.covering import FAR, Covers, Items
+from flows.planning.pool.at_prices.covering import Covers, Items
 from flows.planning.pool.bound import MULTIPLES, Bound, Goal, least_loss
 from flows.planning.pool.columns import Allocation, Columns
 from flows.planning.pool.integer import counts_of, delivered_rps, gpus_in_use, integer_program
-from flows.planning.solver.arrays import Floats, Ints
+from flows.planning.solver.arrays import FAR, Floats, Ints
 from flows.planning.solver.program import ProgramBuilder
 from flows.planning.solver.solve import Limits, solve_integer
 from flows.planning.solver.tolerances import EXACT, ROUNDING

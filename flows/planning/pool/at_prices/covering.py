@@ -17,12 +17,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from flows.planning.solver.arrays import Floats, Ints
+from flows.planning.solver.arrays import FAR, Floats, Ints
 from flows.planning.solver.tolerances import EXACT
 from triton_backend.scheduler.compiled import entry, kernel
 
 STEPS = 400  # J
-FAR = 1e300
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,7 +6,7 @@ Never below their bound, never above what is simple, the bound never too high.
 import numpy as np
 import pytest
 
-from flows.planning.entries.groups import FAR, GroupingProblem, items_of
+from flows.planning.entries.groups import GroupingProblem, items_of
 from flows.planning.entries.partition import (
     by_columns,
     by_subsets,
@@ -18,6 +18,7 @@ from flows.planning.entries.partition import (
 from flows.planning.entries.pooling import joined_by_subsets
 from flows.planning.entries.tables import read_tables
 from flows.planning.registry import Inputs
+from flows.planning.solver.arrays import FAR
 from flows.planning.watch import Watch
 from tests.flows.planning.entries.entry_cases import EVEN, Case, case
 

@@ -5,7 +5,8 @@ from itertools import product
 import numpy as np
 import pytest
 
-from flows.planning.gpulets.patterns import DualPrices, Pattern, Patterns
+from flows.planning.gpulets.pairs import Worths
+from flows.planning.gpulets.patterns import Pattern, Patterns
 from flows.planning.gpulets.tables import read_tables
 from flows.planning.registry import Inputs, PlanOptions
 from flows.planning.solver.arrays import Floats
@@ -28,11 +29,11 @@ def every(patterns: Patterns) -> list[Pattern]:
     return [pattern for pattern in found if pattern.rates_rps.any()]
 
 
-def worth_of(worth: DualPrices, rates: Floats) -> Floats:
+def worth_of(worth: Worths, rates: Floats) -> Floats:
     """[n] what rates [n, model] are worth."""
     carried = rates > 0
-    full = carried & (rates >= worth.caps * (1 - 1e-9))
-    value = worth.rate * np.minimum(rates, worth.caps) + worth.at_all * (carried + 1.0 * full) / 2
+    full = carried & (rates >= worth.cap * (1 - 1e-9))
+    value = worth.rate * np.minimum(rates, worth.cap) + worth.at_all * (carried + 1.0 * full) / 2
     return value.sum(axis=1)
 
 
@@ -58,7 +59,7 @@ def test_patterns_of_two_parts_are_found_at_any_prices(
         caps = random.uniform(50, 400, models) if capped else np.full(models, np.inf)
         price = random.uniform(0, 0.005, models) * (random.uniform(size=models) < 0.8)
         at_all = random.uniform(0, 1, models) * (random.uniform(size=models) < 0.5) * capped
-        worth = DualPrices(rate=price, at_all=at_all, caps=caps)
+        worth = Worths.of(price, at_all, caps)
         values = worth_of(worth, rates)
         best = max((value for value, _ in patterns.best(worth)), default=0.0)
         assert best == pytest.approx(values.max(), abs=1e-12)

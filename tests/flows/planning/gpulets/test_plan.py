@@ -9,7 +9,7 @@ import pytest
 
 from flows.planning import PlanOptions, make_plan
 from flows.planning.gpulets.master import Master
-from flows.planning.gpulets.patterns import DualPrices
+from flows.planning.gpulets.pairs import Worths
 from flows.planning.gpulets.tables import read_tables
 from flows.planning.registry import Inputs
 from flows.planning.verify.numbers import verify_plan
@@ -314,7 +314,7 @@ def test_patterns_are_not_enumerated_when_time_is_over() -> None:
         interference={"G": MODEL},
     )
     (own,) = Master(read_tables(inputs, options)).patterns
-    worth = DualPrices.of(np.ones(3), np.full(3, np.inf))
+    worth = Worths.of(np.ones(3), np.zeros(3), np.full(3, np.inf))
     every, _ = own.above(worth, 0.0, 10_000, Watch())
     assert len(every) > 1
     over = Watch()
