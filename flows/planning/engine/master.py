@@ -23,9 +23,10 @@ from flows.planning.engine.columns import Columns, undominated
 from flows.planning.engine.pricing import Duals
 from flows.planning.solver.arrays import Floats, Ints
 from flows.planning.solver.program import Program, ProgramBuilder
+from flows.planning.solver.tolerances import ROUNDING
 from flows.planning.solver.warm import WarmProgram
 
-FULL = 1 - 1e-9
+FULL = 1 - ROUNDING
 """Of a demand: a supply that counts as all of it."""
 _MISSED = 1e3
 """The cost of a missed demand, in units of all that the plan may otherwise cost."""

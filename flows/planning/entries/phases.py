@@ -32,10 +32,11 @@ from dataclasses import replace
 import numpy as np
 
 from flows.planning.entries.pooling import Key, Pooled
-from flows.planning.entries.tables import US, ModelTable, vgpus_for
+from flows.planning.entries.tables import ModelTable, vgpus_for
 from flows.planning.inputs import moves_us
 from flows.planning.solver.arrays import Floats
 from flows.planning.solver.tolerances import ROUNDING
+from triton_backend.contract.units import US_PER_S
 from triton_backend.scheduler.compiled import entry as kernel_entry
 from triton_backend.scheduler.compiled import kernel
 
@@ -169,7 +170,7 @@ def fitted(pooled: Pooled, table: ModelTable) -> Pooled:
                 time = table.limits_us[member] - ahead if step is last else step.time_us
                 run = _latency_us(table, step.key) + _move_us(table, step.key, last.key)
                 waits[pool].append(time / table.kept - run)
-                periods[pool].append(US / table.rates_rps[member])
+                periods[pool].append(US_PER_S / table.rates_rps[member])
     pools = list(pooled.pools)
     saved = 0.0
     for pool, ((key, vgpus), wait, period) in enumerate(
@@ -177,7 +178,7 @@ def fitted(pooled: Pooled, table: ModelTable) -> Pooled:
     ):
         size, latency = table.sizes[key[2]], _latency_us(table, key)
         fewest = least_vgpus(np.array(wait), np.array(period), latency, key[3], vgpus)
-        rate = math.fsum(US / p for p in period)
+        rate = math.fsum(US_PER_S / p for p in period)
         carries = int(vgpus_for(rate, np.array([1 / size.link_rps[key[1]]]))[0])
         fewest = max(fewest, carries)
         if fewest < vgpus:

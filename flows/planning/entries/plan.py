@@ -72,7 +72,7 @@ RETRY_BY_GROUPS_ABOVE_GAP = 0.05  # gap of thousands of entries, above which gro
 _WEIGHTINGS, _DEARER = 16, 1.2  # tries to use less of a class that has too few GPUs
 _WASTES = (0.1, 0.3, 1.0)  # tries to have shares that fill GPUs, where there is one class
 _WAYS, _NODES = 60, 20  # of a program over the ways of plans
-_STEPS, _CLOSE = 39, 1e-3  # of the search for a throughput
+_CLOSE = 1e-3  # relative, of the search for a throughput
 
 Runs = tuple[PlacementRun, ...]
 
@@ -528,7 +528,7 @@ def _highest(rule: Rule, inputs: Inputs, options: PlanOptions) -> tuple[float, f
 
     low = above = beyond[0]
     if not fits(above):
-        low, _ = halved(fits_in_time, 0.0, above, _STEPS, _CLOSE)
+        low, _ = halved(fits_in_time, 0.0, above, close=_CLOSE)
     if low not in placed:
         raise InfeasibleError("cluster", "its GPUs serve not all entries at once, at any rate")
     return low, max(min(beyond), low), placed[low]

@@ -37,7 +37,6 @@ from flows.planning.watch import Watch
 _WEIGHTS = (0.05, 0.125, 0.25, 0.5)  # of a vGPU that is spare, in the choice of ways
 _NEARLY = 0.05  # above the least, where items still count for a way
 _NODES = 100
-_HALF = 0.5
 _CLOSE, _ENOUGH = 2e-3, 1.5e-2  # gap of the program; above the bound, where a plan is good enough
 
 
@@ -173,7 +172,7 @@ def assigned(
     if answer.values is None:
         return []
     chosen = np.full(len(field.items), -1)
-    taken = answer.values[x] > _HALF
+    taken = answer.values[x] > 1 / 2
     chosen[item[taken]] = of[taken]
     return [order[n] for n in chosen.tolist()]
 

@@ -31,10 +31,10 @@ from triton_backend.contract.errors import InputError
 from triton_backend.contract.plan import BYTES_PER_GIB
 from triton_backend.contract.profiles import ModelProfile, ProfileTable
 from triton_backend.contract.shares import WHOLE_GPU
+from triton_backend.contract.units import US_PER_S
 from triton_backend.contract.workload import ModelDemand
 from triton_backend.scheduler.compiled import entry as kernel_entry
 
-US = 1e6
 ANY_NUMBER = 1 << 30  # of vGPUs
 ANY_PHASE = "any"
 _PERIODS = 256  # in which clients may come together again and again
@@ -221,7 +221,7 @@ def _model_table(
         most=options.own.get("max_instances") or ANY_NUMBER,
         chains=options.max_partitions > 1,
         kept=kept,
-        period_us=US / rates[0] if len(rates) == 1 else None,
+        period_us=US_PER_S / rates[0] if len(rates) == 1 else None,
         references_us=_references_us(entries) if len(rates) > 1 else (),
         rates_rps=tuple(headroom * entry.rate_rps for entry in entries),
     )
@@ -229,14 +229,14 @@ def _model_table(
 
 def _references_us(entries: Sequence[Entry]) -> tuple[float, ...]:
     """Periods of entries of several rates, those at which they count least."""
-    periods = {US / entry.rate_rps for entry in entries}
+    periods = {US_PER_S / entry.rate_rps for entry in entries}
     total = {p: math.fsum(_counted(entry, p) for entry in entries) / p for p in periods}
     return tuple(sorted(periods, key=lambda p: (total[p], p))[:_REFERENCES])
 
 
 def _counted(entry: Entry, period_us: float) -> int:
     """How many clients of a period an entry counts as: no two requests of one are closer."""
-    return math.ceil(entry.rate_rps * period_us / US * (1 - ROUNDING))
+    return math.ceil(entry.rate_rps * period_us / US_PER_S * (1 - ROUNDING))
 
 
 def in_periods_of(table: ModelTable, period_us: float) -> ModelTable:
@@ -247,11 +247,12 @@ def in_periods_of(table: ModelTable, period_us: float) -> ModelTable:
     two requests of a client are a period apart or more, so it holds for these.
     """
     rates = zip(table.rates_rps, table.entries, strict=True)
+    often = US_PER_S / period_us
     return replace(
         table,
         period_us=period_us,
         references_us=(),
-        rates_rps=tuple(r / e.rate_rps * _counted(e, period_us) * US / period_us for r, e in rates),
+        rates_rps=tuple(r / e.rate_rps * _counted(e, period_us) * often for r, e in rates),
         _known={},
     )
 
@@ -304,7 +305,7 @@ def _options(table: ModelTable, first: int, last: int, kind: int) -> Options:
                 [
                     latency + moves,
                     np.full(len(batches), size.price),
-                    np.maximum(latency / (batches * US), 1 / size.link_rps[last]),
+                    np.maximum(latency / (batches * US_PER_S), 1 / size.link_rps[last]),
                     np.full(len(batches), number),
                     batches,
                 ]
@@ -393,7 +394,7 @@ def _waiting(
             clients = clients_of(wait, own, int(found[4, option]), period)
             rows[0, count] = max(found[0, option], kept * (found[0, option] + wait))
             rows[1, count] = found[1, option]
-            rows[2, count] = max(found[2, option], period / US / clients)
+            rows[2, count] = max(found[2, option], period / US_PER_S / clients)
             rows[3, count], rows[4, count] = found[3, option], found[4, option]
             count, given = count + 1, given + 1
             while at < number and ends[at] <= wait:

@@ -56,7 +56,7 @@ from flows.planning.gpulets.master import Chosen, Master, PatternPricer
 from flows.planning.gpulets.patterns import Pattern
 from flows.planning.gpulets.plan import POLICY, places, seat_pipelines, slot_runs
 from flows.planning.gpulets.plan import plan as plan_turns
-from flows.planning.gpulets.tables import Cell, ClassTable, Tables, read_tables
+from flows.planning.gpulets.tables import Cell, ClassTable, Tables, read_tables, utilisation
 from flows.planning.inputs import EVERY, Problem, build_problem, stage_memory
 from flows.planning.placement import joined
 from flows.planning.pool import unequal
@@ -304,12 +304,8 @@ def _slowed(inputs: Inputs, problem: Problem, seats: tuple[OpenPartType, ...]) -
 def _susceptibility(inputs: Inputs, model: str, seat: OpenPartType) -> Floats:
     """[batch] of a model on open seats of a type."""
     name = inputs.cluster.gpu_classes[seat.gpu_class].name
-    used = inputs.profiles[model].utilisation(name, seat.share)
-    known = inputs.interference[name]
-    if used is None:
-        where = f"profile of {model!r} on {share_text(seat.share)} of {name}"
-        raise InputError(where, "has no utilisation, which interference needs (or plan without)")
-    return np.asarray(known.susceptibility(*used))
+    used = utilisation(inputs.profiles[model], name, seat.share)
+    return np.asarray(inputs.interference[name].susceptibility(*used))
 
 
 def _with_open(inputs: Inputs, tables: Tables, seats: tuple[OpenPartType, ...]) -> Tables:
@@ -590,7 +586,7 @@ def _outcome(
     free: dict[int, list[PlacementRun]] = {}
     pools = 0
     for (pattern, _), gpus in zip(mixed.chosen, gpus_of, strict=True):
-        own = next(p for p in both.master.patterns if p.number == pattern.gpu_class)
+        own = both.master.of_class(pattern.gpu_class)
         for slot, (part, row) in enumerate(pattern.parts):
             first = int(own.options[part].model[row, 0])
             if first >= both.models:

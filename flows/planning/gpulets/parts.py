@@ -104,22 +104,13 @@ def _combined(
 
 
 def _on_ladder(cell: Cell) -> Cell:
-    kept = np.flatnonzero(np.isin(cell.batches, [*LADDER, int(cell.batches[-1])]))
-    return Cell(**{name: getattr(cell, name)[kept] for name in Cell.__slots__})
+    return cell.take(np.flatnonzero(np.isin(cell.batches, [*LADDER, int(cell.batches[-1])])))
 
 
 def _usable(cell: Cell, limit_us: float) -> Cell | None:
     """The batches that keep the limit alone."""
     count = int(np.searchsorted(cell.turn_us, limit_us / 2, side="right"))
-    if not count:
-        return None
-    return Cell(
-        batches=cell.batches[:count],
-        latency_us=cell.latency_us[:count],
-        turn_us=cell.turn_us[:count],
-        susceptibility=cell.susceptibility[:count],
-        pressure=cell.pressure[:count],
-    )
+    return cell.take(np.arange(count)) if count else None
 
 
 def _seats(

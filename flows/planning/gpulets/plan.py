@@ -178,7 +178,7 @@ def seat_pipelines(
     """
     pattern, slot = part
     count = sum(run.vgpus for run in pool[1])
-    own = next(p for p in master.patterns if p.number == pattern.gpu_class)
+    own = master.of_class(pattern.gpu_class)
     share, row = pattern.parts[slot]
     options, table = own.options[share], own.table
     beside = len(pattern.parts) > 1
@@ -270,7 +270,7 @@ def _alone(
     They are stated in plans that reckon with no interference too: a simulation shows what that
     comes to.
     """
-    own = next(p for p in master.patterns if p.number == pattern.gpu_class)
+    own = master.of_class(pattern.gpu_class)
     known = None if own.table.slices else inputs.interference.get(own.table.name)
     found: list[list[tuple[float, float]]] = []
     for share, row in pattern.parts if known is not None else ():
@@ -339,7 +339,7 @@ def places(
 
 def _content(master: Master, pattern: Pattern) -> Content:
     """Shares and models of a pattern, as `_contents` gives those of a plan."""
-    own = next(p for p in master.patterns if p.number == pattern.gpu_class)
+    own = master.of_class(pattern.gpu_class)
     names = master.tables.models
     return tuple(
         sorted(

@@ -47,6 +47,10 @@ class Cell:
     susceptibility: Floats
     pressure: Floats
 
+    def take(self, which: Ints) -> "Cell":
+        """Some of the batches."""
+        return Cell(**{name: getattr(self, name)[which] for name in self.__slots__})
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClassTable:
@@ -205,11 +209,7 @@ def _cell(
     latency = table.stage_latency_us((0, profile.blocks))
     susceptibility = pressure = np.zeros(len(latency))
     if model is not None:
-        used = profile.utilisation(gpu_class, share)
-        if used is None:
-            where = f"profile of {profile.name!r} on {share_text(share)} of {gpu_class}"
-            reason = "has no utilisation, which interference needs (or plan without)"
-            raise InputError(where, reason)
+        used = utilisation(profile, gpu_class, share)
         susceptibility, pressure = model.susceptibility(*used), model.pressure(*used)
     return Cell(
         batches=np.arange(1, len(latency) + 1, dtype=np.int64),
@@ -218,6 +218,20 @@ def _cell(
         susceptibility=susceptibility,
         pressure=pressure,
     )
+
+
+def utilisation(profile: ModelProfile, gpu_class: str, share: int) -> tuple[Floats, Floats]:
+    """What a model uses of a part, [batch] each, as interference models ask.
+
+    Raises:
+        InputError: it was not measured.
+    """
+    used = profile.utilisation(gpu_class, share)
+    if used is None:
+        where = f"profile of {profile.name!r} on {share_text(share)} of {gpu_class}"
+        reason = "has no utilisation, which interference needs (or plan without)"
+        raise InputError(where, reason)
+    return used
 
 
 def _check_reachable(tables: Tables) -> None:

@@ -106,9 +106,6 @@ class Incumbent:
         return size(vgpus) < size(self.vgpus)
 
 
-_HALVINGS = 40
-
-
 def round_down(problem: Problem, columns: Columns, rates_rps: Floats, goal: Goal) -> Ints | None:
     """[n, S] vGPU counts for the largest multiple of the rates that fits; None where none does.
 
@@ -121,7 +118,7 @@ def round_down(problem: Problem, columns: Columns, rates_rps: Floats, goal: Goal
     def fits(multiple: float) -> bool:
         return _fits(problem, columns, _rounded(columns, multiple * rates_rps))
 
-    multiple = 1.0 if fits(1.0) else halved(fits, 0.0, 1.0, _HALVINGS)[0]
+    multiple = 1.0 if fits(1.0) else halved(fits, 0.0, 1.0)[0]
     return _rounded(columns, multiple * rates_rps) if multiple > 0 else None
 
 

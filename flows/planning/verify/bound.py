@@ -26,7 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from triton_backend.contract.fields import Fields
-from triton_backend.contract.plan import Plan
+from triton_backend.contract.plan import BYTES_PER_GIB, Plan
 from triton_backend.contract.profiles import ModelProfile
 from triton_backend.contract.shares import LOADED, WHOLE_GPU
 from triton_backend.contract.workload import ModelDemand
@@ -38,7 +38,6 @@ MOST_STAGES = 3
 MOST_CELLS = 50_000_000  # pipelines tried: seconds
 _CLOSE = 1e-6  # of bounds: profiles are summed in another order here
 _PRICES = {"throughput": "", "cost": "hourly_cost", "power": "power_w"}
-_GIB = 1 << 30
 
 
 def bound_differences(plan: Plan, profiles: Mapping[str, ModelProfile] | None) -> Iterator[str]:
@@ -207,7 +206,7 @@ class _Stages:
         self._slower = np.minimum(nics[:, None], nics)
         self._link = nics * 1e9 / (on_node * divisors)
         self._price = np.array([gpu[c.name] for c in classes]) / divisors
-        self._room = np.array([c.usable_gib or np.inf for c in classes]) * _GIB / divisors
+        self._room = np.array([c.usable_gib or np.inf for c in classes]) * BYTES_PER_GIB / divisors
         self._known: dict[tuple[int, int], _Pair] = {}
 
     def of(self, first: int, last: int) -> "_Pair":

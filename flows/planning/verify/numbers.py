@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from flows.planning.verify.bound import bound_differences
 from flows.planning.verify.phases import phase_differences
 from triton_backend.contract.applications import Application, Module
-from triton_backend.contract.plan import ModelPlan, Pipeline, Plan, Pool, Stage
+from triton_backend.contract.plan import BYTES_PER_GIB, ModelPlan, Pipeline, Plan, Pool, Stage
 from triton_backend.contract.profiles import ModelProfile
 from triton_backend.contract.shares import (
     LOADED,
@@ -23,13 +23,10 @@ from triton_backend.contract.shares import (
     mig_cell,
     share_text,
 )
-from triton_backend.contract.units import us_to_ms
+from triton_backend.contract.units import BITS_PER_BYTE, US_PER_S, us_to_ms
 from triton_backend.contract.workload import GATHERING, TURN, ModelDemand
 
 _RELATIVE = 1e-9
-_BITS = 8
-_MICROSECONDS = 1e6
-_GIB = 1 << 30
 _PRICES = {"throughput": "", "cost": "hourly_cost", "power": "power_w", "gpus": "", "share": ""}
 
 
@@ -201,7 +198,7 @@ def _filling_us(plan: Plan, model: ModelPlan, pipeline: Pipeline) -> float:
         rate = math.fsum(paid(p) for p in model.pipelines if rank(p) >= rank(pipeline))
     else:
         rate = min(paid(pipeline), _stage_rate(plan, pipeline, 0) / share)
-    filling = pipeline.batch * _MICROSECONDS / rate
+    filling = pipeline.batch * US_PER_S / rate
     return max(stage.latency_us, filling) if gathering == "2d" else filling
 
 
@@ -269,7 +266,7 @@ def _allowed_us(plan: Plan, model: ModelPlan, pipeline: Pipeline) -> tuple[float
             gathering = demand.gathering_us(pipeline.batch)
             share = float(plan.options.get("pipeline_margin", share))  # beside models in turns
         elif waits == TURN and pipeline.batch > 1 and (rate := _gathers_rps(plan, model, pipeline)):
-            gathering = pipeline.batch / (rate * _headroom(plan)) * _MICROSECONDS
+            gathering = pipeline.batch / (rate * _headroom(plan)) * US_PER_S
     if plan.options.get("overflow") and not pipeline.throughput_rps:
         share /= 4  # overflow promises nothing and leaves a quarter of the margin free
     return (1 - share) * budget, gathering
@@ -336,7 +333,7 @@ def _stage(plan: Plan, pipeline: Pipeline, neighbours: tuple[Stage, Stage | None
             plan.cluster.nic_gbps(pool.gpu_class),
             plan.cluster.nic_gbps(plan.pool_of(following).gpu_class),
         )
-        bits = batch * stage.boundary_bytes_per_sample * _BITS
+        bits = batch * stage.boundary_bytes_per_sample * BITS_PER_BYTE
         moved = math.ceil(bits / (slower * 1e3) - 1e-6)
     if stage.transfer_us != moved:
         yield f"transfer_us is {stage.transfer_us}, derived {moved}"
@@ -447,7 +444,7 @@ def _stage_rate(plan: Plan, pipeline: Pipeline, number: int) -> float:
     """
     stage = pipeline.stages[number]
     pool = plan.pool_of(stage)
-    rate = (stage.batch or pipeline.batch) * _MICROSECONDS / stage.latency_us
+    rate = (stage.batch or pipeline.batch) * US_PER_S / stage.latency_us
     if pool.divisor is None:
         return rate
     share = plan.cluster.nic_gbps(pool.gpu_class) * 1e9
@@ -459,7 +456,7 @@ def _stage_rate(plan: Plan, pipeline: Pipeline, number: int) -> float:
         crossing.append(stage.boundary_bytes_per_sample)
     for size in crossing:
         if size:
-            rate = min(rate, share / (_BITS * size))
+            rate = min(rate, share / (BITS_PER_BYTE * size))
     return rate
 
 
@@ -590,9 +587,9 @@ def _shared_pools(plan: Plan) -> Iterator[str]:
             pipeline.throughput_rps * stage.latency_us / (stage.batch or pipeline.batch)
             for stage, pipeline in users.get(pool.name, ())
         )
-        if work > share * pool.vgpus * _MICROSECONDS * (1 + 1e-6):
+        if work > share * pool.vgpus * US_PER_S * (1 + 1e-6):
             most = f"{share:g} of {pool.vgpus}" if share < 1 else str(pool.vgpus)
-            yield f"pool {pool.name}: {work / _MICROSECONDS:.4g} vGPUs of work, it has {most}"
+            yield f"pool {pool.name}: {work / US_PER_S:.4g} vGPUs of work, it has {most}"
 
 
 def _turns(plan: Plan) -> Iterator[str]:
@@ -622,7 +619,7 @@ def _turns(plan: Plan) -> Iterator[str]:
             waits = len(turns) > 1 or (stage.batch or pipeline.batch) > 1
             if waits and duty + turn_us > allowed * (1 + _RELATIVE):
                 yield f"{where}: duty cycle and turn take {duty + turn_us} µs of {allowed:g} µs"
-            most = pool.vgpus * (stage.batch or pipeline.batch) * _MICROSECONDS / duty
+            most = pool.vgpus * (stage.batch or pipeline.batch) * US_PER_S / duty
             most /= _headroom(plan)
             if pipeline.throughput_rps > most * (1 + _RELATIVE):
                 yield f"{where}: {pipeline.throughput_rps!r} requests/s, its turns carry {most!r}"
@@ -785,8 +782,8 @@ def _cut(plan: Plan, pools: list[Pool], held: float) -> Iterator[str]:
     ):
         yield f"cut into {sorted(percents.elements())}, no such partition is listed"
     memory_gib = gpu_class.usable_gib
-    if memory_gib is not None and held > memory_gib * _GIB * (1 + 1e-6):
-        yield f"{held / _GIB:.4g} GiB needed, it has {memory_gib:g}"
+    if memory_gib is not None and held > memory_gib * BYTES_PER_GIB * (1 + 1e-6):
+        yield f"{held / BYTES_PER_GIB:.4g} GiB needed, it has {memory_gib:g}"
 
 
 def _slices(mig: Mig, shares: list[int]) -> Iterator[str]:
@@ -822,9 +819,10 @@ def _slice_memory(plan: Plan, needed: Mapping[str, float]) -> Iterator[str]:
             continue
         room = [p.memory_gib for p in mig.kinds if p.compute == cell.compute]
         held = cell.processes * needed[pool.name]
-        if not room or held > room[0] * _GIB * (1 + 1e-6):
+        if not room or held > room[0] * BYTES_PER_GIB * (1 + 1e-6):
             has = f"it has {room[0]:g}" if room else "there is none"
-            yield f"pool {pool.name}: a {cell.compute}g slice needs {held / _GIB:.4g} GiB, {has}"
+            needs = f"a {cell.compute}g slice needs {held / BYTES_PER_GIB:.4g} GiB"
+            yield f"pool {pool.name}: {needs}, {has}"
 
 
 def _memory_bytes(plan: Plan, pool: Pool) -> float:
@@ -837,7 +835,7 @@ def _memory_bytes(plan: Plan, pool: Pool) -> float:
     held = [*joint.values(), *(s.memory for s in stages if not s.boards)]
     known = [memory for memory in held if memory is not None]
     dynamic = max((memory.dynamic for memory in known), default=0)
-    return process_gib * _GIB + sum(memory.static for memory in known) + dynamic
+    return process_gib * BYTES_PER_GIB + sum(memory.static for memory in known) + dynamic
 
 
 def _nics(plan: Plan) -> Iterator[str]:
@@ -851,7 +849,7 @@ def _nics(plan: Plan) -> Iterator[str]:
                     continue
                 size = pipeline.stages[neighbour].boundary_bytes_per_sample
                 pool = plan.pool_of(stage)
-                bits = pipeline.throughput_rps / pool.vgpus * size * _BITS
+                bits = pipeline.throughput_rps / pool.vgpus * size * BITS_PER_BYTE
                 for slot in pool.slots():
                     loads[slot.node] = loads.get(slot.node, 0.0) + bits
     for what, loads in (("uplink", sent), ("downlink", received)):

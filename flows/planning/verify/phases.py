@@ -32,12 +32,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from triton_backend.contract.plan import ModelPlan, Pipeline, Plan, Pool, Stage
+from triton_backend.contract.units import US_PER_S
 
 PHASES = ("any", "even")
 MOST_CELLS = 20_000_000  # instants times clients: a second
 _READINGS = 8  # longer periods that clients are read at
 _CLIPPED = 8  # times to wait that are shortened together
-_MICROSECONDS = 1e6
 _US = 0.01  # times are whole µs, but for what is left of them
 _RELATIVE = 1e-9
 _CELLS = 1 << 20  # at once
@@ -103,7 +103,7 @@ def _late(plan: Plan, model: ModelPlan) -> Iterator[str]:
 
 def _late_pools(plan: Plan, paths: list[tuple[Pipeline, float]], often: float) -> list[str]:
     """Names of pools that do not hold for clients that send so many times as often."""
-    periods = {id(path): _MICROSECONDS / (path.throughput_rps * often) for path, _ in paths}
+    periods = {id(path): US_PER_S / (path.throughput_rps * often) for path, _ in paths}
     longer = _readings(np.array(list(periods.values())))
     users: dict[str, list[tuple[Pipeline, float]]] = {}
     for path, spare_us in paths:

@@ -23,9 +23,7 @@ from flows.planning.pool.at_prices.blocks import ModelBlocks
 from flows.planning.pool.bound import Goal
 from flows.planning.pool.columns import Allocation
 from flows.planning.solver.arrays import Floats, Ints
-
-SERVED = 1 - 1e-12
-"""Of a rate that is asked for: one that counts as it."""
+from flows.planning.solver.tolerances import EXACT
 
 
 def columns_of(
@@ -146,7 +144,7 @@ class ModelPricer:
 
     def serving(self, columns: Columns) -> Ints:
         """Numbers of those that serve all that their model is asked for."""
-        return np.flatnonzero(served_rps(columns) >= self.need[columns.group] * SERVED)
+        return np.flatnonzero(served_rps(columns) >= self.need[columns.group] * (1 - EXACT))
 
     def floor(self, duals: Duals) -> Floats:
         """[models] no column has a lower reduced cost: weak, at once."""

@@ -44,7 +44,7 @@ from flows.planning.pool.at_prices.blocks import ModelBlocks
 from flows.planning.pool.at_prices.pricer import ModelPricer, cover_at, served_rps
 from flows.planning.pool.columns import Allocation
 from flows.planning.solver.arrays import Floats, Ints
-from flows.planning.solver.solve import Limits
+from flows.planning.solver.solve import SEED, Limits
 from flows.planning.solver.tolerances import ROUNDING
 from flows.planning.watch import Watch
 
@@ -62,7 +62,6 @@ _TARGETS = (1e-2, 2e-3, 5e-4, 1e-4, 1e-5)  # gaps proven one after the other
 _RETURNS = 3  # how often columns that a proof found go back to the master program
 _RETURNS_PRICE = 12  # where a price is minimised: what was proven holds on
 _EFFORT = 400_000  # iterations of the solver in proofs
-_SEED = 0
 
 
 @dataclass(slots=True, kw_only=True)
@@ -89,7 +88,7 @@ class Search:
     _effort: int = 0
     _pricer: ModelPricer = field(init=False)
     _parts: Parts | None = None
-    _random: np.random.Generator = field(default_factory=lambda: np.random.default_rng(_SEED))
+    _random: np.random.Generator = field(default_factory=lambda: np.random.default_rng(SEED))
 
     def over(self, numbers: Ints, *, proof: bool) -> None:
         """Find the best plan over some configurations, and prove it where that is wanted."""
