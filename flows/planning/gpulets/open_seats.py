@@ -62,7 +62,8 @@ from flows.planning.placement import joined
 from flows.planning.pool import unequal
 from flows.planning.pool.bound import Bound, least_loss, undominated
 from flows.planning.pool.columns import Columns as Configurations
-from flows.planning.pool.columns import enumerate_columns, stacked
+from flows.planning.pool.columns import enumerate_columns
+from flows.planning.pool.columns import joined as join_configurations
 from flows.planning.pool.integer import models_rps, trimmed
 from flows.planning.pool.plan import pipelines_of
 from flows.planning.pool.plan import plan as plan_pipelines
@@ -354,7 +355,7 @@ def _columns(master: Master, problem: Problem, max_partitions: int) -> Configura
         for options in own.options.values()
         for m in np.unique(options.model)
     }
-    parts: list[tuple[Configurations, Ints]] = []
+    parts: list[Configurations] = []
     for number, model in enumerate(problem.models):
         try:
             own = enumerate_columns(replace(problem, models=(model,)), max_partitions)
@@ -362,8 +363,7 @@ def _columns(master: Master, problem: Problem, max_partitions: int) -> Configura
             if number not in in_turns:
                 raise
             continue
-        own = replace(own, model=np.full(len(own), number))
-        parts.append((own, np.zeros(own.types.shape, dtype=np.int64)))
+        parts.append(replace(own, model=np.full(len(own), number)))
     if not parts:
         empty = np.zeros((0, 1), dtype=np.int64)
         return Configurations(
@@ -376,7 +376,7 @@ def _columns(master: Master, problem: Problem, max_partitions: int) -> Configura
             usage=np.zeros((0, len(problem.gpus))),
             enumerated=0,
         )
-    found, _ = stacked(parts)
+    found = join_configurations(parts)
     return found.take(undominated(problem, found, np.arange(len(found))))
 
 

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
 from math import comb
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -73,25 +74,30 @@ Counted = tuple[Columns, Ints]
 """Configurations, and vGPUs [n, S] of their stages."""
 
 _BY_ROW = ("model", "batch", "stages", "types", "cuts", "rate_rps", "usage")
+_PADDING = {"types": 0, "cuts": 0, "rate_rps": np.inf}  # of stages that there are not
+
+
+def joined(parts: Sequence[Columns]) -> Columns:
+    """Configurations one below the other, as wide as the widest."""
+    width = max(columns.types.shape[1] for columns in parts)
+
+    def wide(columns: Columns, name: str) -> Any:
+        more = width - columns.types.shape[1]
+        values = getattr(columns, name)
+        if name not in _PADDING or not more:
+            return values
+        return np.pad(values, ((0, 0), (0, more)), constant_values=_PADDING[name])
+
+    arrays = {name: np.concatenate([wide(c, name) for c in parts]) for name in _BY_ROW}
+    return Columns(**arrays, enumerated=sum(columns.enumerated for columns in parts))
 
 
 def stacked(parts: Sequence[Counted]) -> Counted:
-    """Configurations and vGPUs [n, S] one below the other, as wide as the widest."""
-    width = max(columns.types.shape[1] for columns, _ in parts)
-    wide = [_padded(columns, width) for columns, _ in parts]
-    arrays = {name: np.concatenate([getattr(c, name) for c in wide]) for name in _BY_ROW}
+    """The same with their vGPUs."""
+    found = joined([columns for columns, _ in parts])
+    width = found.types.shape[1]
     counts = [np.pad(g, ((0, 0), (0, width - g.shape[1]))) for _, g in parts]
-    return Columns(**arrays, enumerated=wide[0].enumerated), np.concatenate(counts)
-
-
-def _padded(columns: Columns, width: int) -> Columns:
-    more = width - columns.types.shape[1]
-    return replace(
-        columns,
-        types=np.pad(columns.types, ((0, 0), (0, more))),
-        cuts=np.pad(columns.cuts, ((0, 0), (0, more))),
-        rate_rps=np.pad(columns.rate_rps, ((0, 0), (0, more)), constant_values=np.inf),
-    )
+    return found, np.concatenate(counts)
 
 
 def latencies_us(problem: Problem, columns: Columns) -> Floats:
@@ -124,26 +130,23 @@ def enumerate_columns(problem: Problem, max_partitions: int) -> Columns:
         raise _too_many(max_partitions, f"{looked_at:,} configurations to look at")
     if max(_cut_bytes(model, max_partitions) for model in problem.models) > MOST_BYTES:
         raise _too_many(max_partitions, f"a table of cuts of more than {_gib()}")
-    parts: list[_Part] = []
-    enumerated = kept_bytes = kept = widest = 0
+    parts: list[Columns] = []
+    kept_bytes = kept = widest = 0
     for number, model in enumerate(problem.models):
-        best_us = np.inf
-        found = 0
+        best_us, before = np.inf, kept
         for stages in range(1, min(max_partitions, model.blocks) + 1):
-            for part in _parts(problem, number, stages):
-                enumerated += part.enumerated
-                best_us = min(best_us, part.best_excess_us)
-                found += len(part.batch)
+            for part, excess_us in _parts(problem, number, stages):
+                best_us = min(best_us, excess_us)
                 parts.append(part)
-                kept += len(part.batch)
-                kept_bytes += part.types.nbytes + part.cuts.nbytes + part.rate_rps.nbytes
+                kept += len(part)
+                kept_bytes += sum(getattr(part, name).nbytes for name in _BY_ROW)
                 widest = max(widest, stages)
                 row_bytes = _CELL_BYTES * (3 * widest + 4 + len(problem.classes))
                 if kept_bytes + kept * row_bytes > MOST_BYTES:
                     raise _too_many(max_partitions, f"more than {_gib()} of them")
-        if not found:
+        if kept == before:
             _raise_infeasible(model, best_us, max_partitions)
-    return _join(problem, parts, enumerated)
+    return joined(parts)
 
 
 def _most(model: ModelArrays, max_partitions: int) -> int:
@@ -177,20 +180,11 @@ def _too_many(max_partitions: int, reason: str) -> InputError:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class _Part:
-    """Feasible configurations of one model with one number of stages."""
+def _parts(problem: Problem, number: int, stages: int) -> Iterator[tuple[Columns, float]]:
+    """Feasible configurations of one model with one number of stages.
 
-    model: int
-    batch: Ints
-    types: Ints
-    cuts: Ints
-    rate_rps: Floats
-    enumerated: int
-    best_excess_us: float
-
-
-def _parts(problem: Problem, number: int, stages: int) -> Iterator[_Part]:
+    With them the time (µs) by which the fastest, feasible or not, exceeds what it may take.
+    """
     model = problem.models[number]
     inner = np.array(list(combinations(range(1, model.blocks), stages - 1)), dtype=np.int64)
     cuts = np.zeros((len(inner), stages + 1), dtype=np.int64)
@@ -204,7 +198,7 @@ def _parts(problem: Problem, number: int, stages: int) -> Iterator[_Part]:
         yield _feasible(problem, number, np.stack(sequences, axis=1), cuts)
 
 
-def _feasible(problem: Problem, number: int, sequences: Ints, cuts: Ints) -> _Part:
+def _feasible(problem: Problem, number: int, sequences: Ints, cuts: Ints) -> tuple[Columns, float]:
     """Sum latencies and transfers over [sequence, cut, batch] and keep what fits."""
     model = problem.models[number]
     classes = problem.type_class[model.types]
@@ -227,15 +221,20 @@ def _feasible(problem: Problem, number: int, sequences: Ints, cuts: Ints) -> _Pa
             batch[~bounded],
             rate_rps[~bounded],
         )
-    return _Part(
-        model=number,
+    types = model.types[sequences[row]]
+    gpus, kind = 1.0 / (rate_rps * problem.type_divisor[types]), problem.type_class[types]
+    of_class = [np.where(kind == c, gpus, 0.0).sum(axis=1) for c in range(len(problem.classes))]
+    columns = Columns(
+        model=np.full(len(row), number),
         batch=batch + 1,
-        types=sequences[row],
+        stages=np.full(len(row), stages),
+        types=types,
         cuts=cuts[cut],
         rate_rps=rate_rps,
+        usage=np.stack(of_class, axis=1),
         enumerated=int(np.count_nonzero(measured)),
-        best_excess_us=float(excess.min()),
     )
+    return columns, float(excess.min())
 
 
 def _rates(
@@ -255,44 +254,6 @@ def _rates(
             np.minimum(rate[:, s], model.link_rps[types[:, s], cuts[:, side]], out=rate[:, s])
         bounded |= model.unlinked[types[:, s]] & (rate[:, s] < alone)
     return rate, bounded
-
-
-def _join(problem: Problem, parts: list[_Part], enumerated: int) -> Columns:
-    widest = max(part.types.shape[1] for part in parts)
-    total = sum(len(part.batch) for part in parts)
-    model = np.empty(total, dtype=np.int64)
-    batch = np.empty(total, dtype=np.int64)
-    stages = np.empty(total, dtype=np.int64)
-    types = np.zeros((total, widest), dtype=np.int64)
-    cuts = np.zeros((total, widest + 1), dtype=np.int64)
-    rate = np.full((total, widest), np.inf)
-    usage = np.zeros((total, len(problem.classes)))
-    at = 0
-    for part in parts:
-        width = part.types.shape[1]
-        rows = slice(at, at + len(part.batch))
-        at += len(part.batch)
-        model[rows] = part.model
-        batch[rows] = part.batch
-        stages[rows] = width
-        types[rows, :width] = problem.models[part.model].types[part.types]
-        cuts[rows, : width + 1] = part.cuts
-        rate[rows, :width] = part.rate_rps
-        local = types[rows, :width]
-        gpus = 1.0 / (part.rate_rps * problem.type_divisor[local])
-        number = problem.type_class[local]
-        for c in range(len(problem.classes)):
-            usage[rows, c] = np.where(number == c, gpus, 0.0).sum(axis=1)
-    return Columns(
-        model=model,
-        batch=batch,
-        stages=stages,
-        types=types,
-        cuts=cuts,
-        rate_rps=rate,
-        usage=usage,
-        enumerated=enumerated,
-    )
 
 
 def _raise_infeasible(model: ModelArrays, excess_us: float, max_partitions: int) -> None:
