@@ -174,22 +174,8 @@ class GroupingProblem:
     @property
     def arrays(self) -> Arrays:
         """Arguments of kernels."""
-        return Arrays(
-            block=self.block,
-            limit=self.limit,
-            rate=self.rate,
-            curve=self.curve,
-            root_start=self.root_start,
-            root_time=self.root_time,
-            root_price=self.root_price,
-            root_work=self.root_work,
-            root_kind=self.root_kind,
-            curve_start=self.curve_start,
-            curve_time=self.curve_time,
-            curve_cost=self.curve_cost,
-            most=self.table.most,
-            common=self.group_budget,
-        )
+        own = Arrays._fields[:-2]
+        return Arrays(*(getattr(self, name) for name in own), self.table.most, self.group_budget)
 
     def best(self, members: Sequence[int]) -> Group:
         """The best plan of a group; its cost is `FAR` where there is none."""

@@ -85,18 +85,18 @@ class ModelBlocks:
         columns, problem = self.columns, self.problem
         models, classes = len(problem.models), len(problem.gpus)
         forms = _Forms(columns.model, columns.types, columns.rate_rps, columns.stages)
-        kinds = _Kinds(problem.type_class, problem.type_divisor, problem.gpus, price)
-        scratch = _Scratch(np.zeros(len(problem.types), np.int64), np.zeros(classes, np.int64))
+        room = np.zeros(len(problem.types), np.int64), np.zeros(classes, np.int64)
+        kinds = _Kinds(problem.type_class, problem.type_divisor, problem.gpus, price, *room)
         most, front = most * _AHEAD, np.full((models, _GRID), FAR)
         stages = columns.types.shape[1]
-        _make_items(forms, kinds, most, front, scratch, _items_of(0, classes, stages))
+        _make_items(forms, kinds, most, front, _items_of(0, classes, stages))
         front = np.minimum.accumulate(front[:, ::-1], axis=1)[:, ::-1] * _NEAR
         front = np.ascontiguousarray(front)
         out = _items_of(_ROOM, classes, stages)
-        count = _make_items(forms, kinds, most, front, scratch, out)
+        count = _make_items(forms, kinds, most, front, out)
         if count > len(out.row):
             out = _items_of(count, classes, stages)
-            _make_items(forms, kinds, most, front, scratch, out)
+            _make_items(forms, kinds, most, front, out)
         row, vector, rate = out.row[:count], out.vector[:count], out.rate[:count]
         model = columns.model[row]
         kept = fastest_of_each(model, vector, rate)
@@ -282,17 +282,16 @@ class _Forms(NamedTuple):
 
 
 class _Kinds(NamedTuple):
-    """vGPU types: class [types] and divisor [types]; GPUs [C] that exist and their prices [C]."""
+    """vGPU types, and room to count in.
+
+    Class [types] and divisor [types]; GPUs [C] that exist and their prices [C]; vGPUs per type
+    [types], zeros; GPUs per class [C].
+    """
 
     type_class: Ints
     type_divisor: Ints
     gpus: Ints
     price: Floats
-
-
-class _Scratch(NamedTuple):
-    """Room of the kernel: vGPUs per type [types], zeros; GPUs per class [C]."""
-
     slots: Ints
     vector: Ints
 
@@ -316,9 +315,7 @@ def _items_of(room: int, classes: int, stages: int) -> _Made:
 
 
 @entry
-def _make_items(
-    forms: _Forms, kinds: _Kinds, most: Floats, front: Floats, scratch: _Scratch, out: _Made
-) -> int:
+def _make_items(forms: _Forms, kinds: _Kinds, most: Floats, front: Floats, out: _Made) -> int:
     """Every configuration with whole vGPUs for every multiple of a stage's rate.
 
     Without room in `out`, `front` is lowered to the cheapest item of every rate; else items that
@@ -327,11 +324,10 @@ def _make_items(
 
     Args:
         forms: configurations.
-        kinds: vGPU types and GPUs.
+        kinds: vGPU types and GPUs, and room to count in.
         most: [models] rates that need not be exceeded.
         front: [models, grid] cost by rate: the last place is the rate `most`, places before it are
             lower by a factor of 2^(1/6) each.
-        scratch: room to count in.
         out: what is written.
     """
     room, grid, count = len(out.row), front.shape[1], 0
@@ -343,8 +339,8 @@ def _make_items(
                 x = forms.rate_rps[c, s] * multiple
                 if x < lowest * (1 - EXACT):
                     continue
-                rate = _rate_of(c, x, forms, scratch.slots)
-                cost = _cost_of(c, forms, kinds, scratch)
+                rate = _rate_of(c, x, forms, kinds.slots)
+                cost = _cost_of(c, forms, kinds)
                 if cost >= FAR:
                     break
                 below = np.floor(np.log2(min(rate / most[m], 1.0)) * _PER_DOUBLING)
@@ -354,7 +350,7 @@ def _make_items(
                 elif cost <= front[m, place]:
                     if count < room:
                         out.row[count], out.rate[count] = c, rate
-                        _write(count, x, forms, scratch.vector, out)
+                        _write(count, x, forms, kinds.vector, out)
                     count += 1
                 if x >= most[m]:
                     break
@@ -398,20 +394,20 @@ def _rate_of(c: int, x: float, forms: _Forms, slots: Ints) -> float:
 
 
 @kernel
-def _cost_of(c: int, forms: _Forms, kinds: _Kinds, scratch: _Scratch) -> float:
+def _cost_of(c: int, forms: _Forms, kinds: _Kinds) -> float:
     """Turn vGPUs per type into GPUs per class, and zero the types; far where that is too many."""
     for k in range(len(kinds.gpus)):
-        scratch.vector[k] = 0
+        kinds.vector[k] = 0
     cost, total = 0.0, 0
     for q in range(forms.stages[c]):
         t = forms.types[c, q]
-        whole = -(-scratch.slots[t] // kinds.type_divisor[t])
-        scratch.slots[t] = 0
-        scratch.vector[kinds.type_class[t]] += whole
+        whole = -(-kinds.slots[t] // kinds.type_divisor[t])
+        kinds.slots[t] = 0
+        kinds.vector[kinds.type_class[t]] += whole
         cost += float(whole * kinds.price[kinds.type_class[t]])
         total += whole
     for k in range(len(kinds.gpus)):
-        if scratch.vector[k] > kinds.gpus[k]:
+        if kinds.vector[k] > kinds.gpus[k]:
             return FAR
     return cost if total <= _MOST_GPUS else FAR
 
