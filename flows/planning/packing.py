@@ -21,13 +21,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from flows.planning.solver.program import ProgramBuilder
-from flows.planning.solver.solve import Limits, solve_integer
+from flows.planning.solver.solve import PROOF_NODES, Limits, solve_integer
 from triton_backend.contract.cluster import GpuClass
 from triton_backend.contract.errors import InputError
 from triton_backend.contract.shares import PER_PERCENT, WHOLE_GPU, share_text
 
 MOST_CUTS = 5_000
-MOST_NODES = 20_000  # of the search tree of the integer program
 ROUNDING = 1e-6
 
 Cut = tuple[int, ...]  # parts of each kind on one GPU
@@ -184,7 +183,7 @@ def _by_program(
     demand = builder.rows("demand", len(wanted), upper=-np.asarray(wanted, dtype=np.float64))
     cut, kind = np.nonzero(counts)
     builder.entries(demand[kind], gpus[cut], -counts[cut, kind])
-    answer = solve_integer(builder.build(), Limits(relative_gap=0.0, nodes=MOST_NODES))
+    answer = solve_integer(builder.build(), Limits(relative_gap=0.0, nodes=PROOF_NODES))
     bound = int(np.ceil(-answer.bound - ROUNDING)) if np.isfinite(answer.bound) else 0
     least = min(max(least, bound), len(known))
     if answer.values is None:

@@ -77,7 +77,7 @@ from flows.planning.registry import (
     Trace,
 )
 from flows.planning.solver.arrays import Floats, Ints
-from flows.planning.solver.solve import Limits
+from flows.planning.solver.solve import SEARCH_NODES, Limits
 from flows.planning.solver.tolerances import ROUNDING
 from triton_backend.contract.errors import InfeasibleError, InputError
 from triton_backend.contract.plan import (
@@ -92,8 +92,6 @@ from triton_backend.contract.shares import SOLO, WHOLE_GPU, share_text
 SPACE = "gpu-patterns-and-pipelines"
 TURN_US = 1_000_000  # of an open seat: its rate is then 1
 MOST_PATTERNS = 2_000  # of the integer program
-MOST_COLUMNS = 160
-MOST_NODES = 2_000
 _BEFORE = 0.25  # of the time that is left: what planning with one kind alone may take, each
 
 
@@ -438,7 +436,7 @@ def _search(
     best = Incumbent(cost=-known * (1 + ROUNDING), judge=whole.judged)
     limits = Limits(
         relative_gap=options.gap / 2,
-        nodes=MOST_NODES,
+        nodes=SEARCH_NODES,
         seconds=inputs.watch.left_s(),
         cutoff=known,
     )
@@ -484,8 +482,8 @@ def _near(both: OpenSeatProblem, relaxed: Relaxed, known: float) -> tuple[Ints, 
     loss = least_loss(both.problem.types_apart(), both.columns, priced)
     rows = np.argsort(loss, kind="stable")
     rows = rows[loss[rows] < bound - known]
-    left_out = bound - float(loss[rows[MOST_COLUMNS]]) if len(rows) > MOST_COLUMNS else -np.inf
-    return np.sort(rows[:MOST_COLUMNS]), left_out
+    kept, rest = rows[: unequal.MOST_COLUMNS], rows[unequal.MOST_COLUMNS :]
+    return np.sort(kept), bound - float(loss[rest[0]]) if len(rest) else -np.inf
 
 
 class _Whole:

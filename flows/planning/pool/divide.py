@@ -30,11 +30,10 @@ from flows.planning.pool.columns import Columns
 from flows.planning.pool.integer import add_level
 from flows.planning.solver.arrays import Floats, Ints
 from flows.planning.solver.program import ProgramBuilder
-from flows.planning.solver.solve import Limits, solve_integer
+from flows.planning.solver.solve import PROOF_NODES, Limits, solve_integer
 from flows.planning.solver.tolerances import SOLVED
 from flows.planning.watch import Watch
 
-_MASTER_NODES = 20_000
 _MASTER_GAP = 1e-6
 
 Gpus = tuple[int, ...]
@@ -186,7 +185,7 @@ class GpuSplit:
                 build.entries(np.repeat(row, classes), owned[number], -prices)
         self._known_rows(build, owned, z, most)
         program = build.build()
-        limits = Limits(relative_gap=_MASTER_GAP, nodes=_MASTER_NODES, seconds=self.watch.left_s())
+        limits = Limits(relative_gap=_MASTER_GAP, nodes=PROOF_NODES, seconds=self.watch.left_s())
         answer = solve_integer(program, limits)
         if answer.values is None:
             return None

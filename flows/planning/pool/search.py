@@ -38,7 +38,6 @@ _WHOLE_SPACE = 6_000  # configurations that the last narrowing may look at toget
 _BOXES = 8  # ranges of GPUs per model that the last narrowing may split into
 _DIVISION_EFFORT = 25_000  # simplex iterations that dividing the GPUs may take
 _PAIR = 2  # classes among which GPUs are divided quickly
-_CLOSE = 1e-2  # a relative gap that a division leaves and that nothing else closes
 _SURE = 1e-4  # a gap above which a plan of fewer stages may be as good
 _ENDS = {"time limit reached": "time limit hit", "stopped": "stopped"}
 _ALONE_NODES = 100  # branch-and-bound nodes of an integer program of one model, at first
@@ -232,7 +231,8 @@ class _Run:
             if number == min(1, len(sizes) - 1) and len(best.problem.models) > 1:
                 proven = min(proven, self._divide(proven))
                 several = len(best.problem.models) >= PRICES_FIRST_FROM_MODELS_MANY_CLASSES
-                if best.gap_to(proven) <= _CLOSE or several or self.attempts.watch.over():
+                far = self.attempts.far(proven)  # else nothing closes what a division leaves
+                if not far or several or self.attempts.watch.over():
                     self._note(0, proven)
                     break
             ceiling = -np.inf

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 
 from flows.planning.verify.bound import bound_differences
-from flows.planning.verify.phases import phase_differences
+from flows.planning.verify.phases import RELATIVE, phase_differences
 from triton_backend.contract.applications import Application, Module
 from triton_backend.contract.plan import BYTES_PER_GIB, ModelPlan, Pipeline, Plan, Pool, Stage
 from triton_backend.contract.profiles import ModelProfile
@@ -26,7 +26,6 @@ from triton_backend.contract.shares import (
 from triton_backend.contract.units import BITS_PER_BYTE, US_PER_S, us_to_ms
 from triton_backend.contract.workload import GATHERING, TURN, ModelDemand
 
-_RELATIVE = 1e-9
 _PRICES = {"throughput": "", "cost": "hourly_cost", "power": "power_w", "gpus": "", "share": ""}
 
 
@@ -66,7 +65,7 @@ def verify_plan(plan: Plan, profiles: Mapping[str, ModelProfile] | None = None) 
 
 
 def _compare(what: str, stated: float, derived: float) -> list[str]:
-    if math.isclose(stated, derived, rel_tol=_RELATIVE, abs_tol=1e-12):
+    if math.isclose(stated, derived, rel_tol=RELATIVE, abs_tol=1e-12):
         return []
     return [f"{what} is {stated!r}, derived {derived!r}"]
 
@@ -103,7 +102,7 @@ def _lines_match(plan: Plan) -> Iterator[str]:
         for planned_app in plan.applications:
             kept = 1 - _margin(plan, planned_app.name)
             most += [
-                math.floor(planned_app.budgets_us[module.name] / kept + _RELATIVE)
+                math.floor(planned_app.budgets_us[module.name] / kept + RELATIVE)
                 for module in planned_app.application.modules
                 if module.model == model.name
             ]
@@ -122,7 +121,7 @@ def _applications(plan: Plan) -> Iterator[str]:
         application = planned.application
         limit = (1 - _margin(plan, planned.name)) * application.slo_us
         way = _longest_way(application, planned.budgets_us)
-        if way > limit * (1 + _RELATIVE):
+        if way > limit * (1 + RELATIVE):
             text = f"budgets sum up to {us_to_ms(way):.3f} ms, SLO less margin is"
             yield f"application {planned.name}: {text} {us_to_ms(limit):.3f} ms"
         wanted = next(a for a in plan.workload.applications if a.name == planned.name)
@@ -243,7 +242,7 @@ def _pipeline(
     latency = sum(s.latency_us + s.transfer_us for s in stages)
     yield from _compare("latency_us", pipeline.latency_us, latency)
     allowed, gathering = _allowed_us(plan, model, pipeline)
-    if latency + gathering > allowed * (1 + _RELATIVE):
+    if latency + gathering > allowed * (1 + RELATIVE):
         yield (
             f"takes {us_to_ms(latency):.3f} ms and gathers {us_to_ms(gathering):.3f} ms, "
             f"SLO less margin allow {us_to_ms(allowed):.3f} ms"
@@ -424,7 +423,7 @@ def _interference(plan: Plan) -> Iterator[str]:
             open_seat = all(s.duty_cycle_us is None for s in plan.stages_of(plan.pools.index(pool)))
             if not open_seat:
                 yield from _compare(f"{where}, felt on GPU {gpu}", own.felt, others)
-            elif own.felt < others - _RELATIVE:  # it is planned for the most that may be beside it
+            elif own.felt < others - RELATIVE:  # it is planned for the most that may be beside it
                 yield f"{where}, felt on GPU {gpu}: {own.felt:g}, others press {others:g}"
             pressure = max(seat.pressure for seat in own.seats)
             yield from _compare(f"{where}, pressure", own.pressure, pressure)
@@ -482,11 +481,11 @@ def _rates(plan: Plan) -> Iterator[str]:
         if any(stage.pool in shared for p in model.pipelines for stage in p.stages):
             for number, pipeline in enumerate(model.pipelines):
                 alone = delivered[model.name][number] / _headroom(plan)
-                if pipeline.throughput_rps > alone * (1 + _RELATIVE):
+                if pipeline.throughput_rps > alone * (1 + RELATIVE):
                     where = f"{model.name}, pipeline {number}: throughput_rps"
                     yield f"{where} is {pipeline.throughput_rps!r}, its pools deliver {alone!r}"
             continue
-        if math.isclose(model.throughput_rps, total, rel_tol=_RELATIVE):
+        if math.isclose(model.throughput_rps, total, rel_tol=RELATIVE):
             promised = total
         else:
             promised = min(worth[model.name], total)
@@ -617,11 +616,11 @@ def _turns(plan: Plan) -> Iterator[str]:
                 yield f"{where}: turns take {work} µs of a duty cycle of {duty} µs"
             allowed = (1 - _margin(plan, model.name)) * model.slo_us
             waits = len(turns) > 1 or (stage.batch or pipeline.batch) > 1
-            if waits and duty + turn_us > allowed * (1 + _RELATIVE):
+            if waits and duty + turn_us > allowed * (1 + RELATIVE):
                 yield f"{where}: duty cycle and turn take {duty + turn_us} µs of {allowed:g} µs"
             most = pool.vgpus * (stage.batch or pipeline.batch) * US_PER_S / duty
             most /= _headroom(plan)
-            if pipeline.throughput_rps > most * (1 + _RELATIVE):
+            if pipeline.throughput_rps > most * (1 + RELATIVE):
                 yield f"{where}: {pipeline.throughput_rps!r} requests/s, its turns carry {most!r}"
 
 
@@ -656,7 +655,7 @@ def _objective(plan: Plan) -> Iterator[str]:
         value = _paid(plan, objective.name)
         above = objective.value - objective.upper_bound
     yield from _compare("objective value", objective.value, value)
-    if above < -_RELATIVE * abs(objective.value):
+    if above < -RELATIVE * abs(objective.value):
         yield f"bound {objective.upper_bound!r} contradicts the value {objective.value!r}"
     if objective.value > 0:
         yield from _compare("gap", objective.gap, max(0.0, above) / objective.value)
@@ -665,7 +664,7 @@ def _objective(plan: Plan) -> Iterator[str]:
         if name not in known:
             yield f"minimum_rps names {name!r}, which is not planned"
             continue
-        if plan.model(name).throughput_rps < rate * (1 - _RELATIVE):
+        if plan.model(name).throughput_rps < rate * (1 - RELATIVE):
             yield f"{name}: {plan.model(name).throughput_rps} requests/s, at least {rate} asked"
 
 
@@ -716,7 +715,7 @@ def _paid(plan: Plan, objective: str) -> float:
 def _rates_met(plan: Plan) -> Iterator[str]:
     for name, asked in _needed(plan).items():
         served = plan.model(name).throughput_rps
-        if served < asked * (1 - _RELATIVE):
+        if served < asked * (1 - RELATIVE):
             yield f"{name}: {served} requests/s, {asked} asked"
 
 
@@ -730,7 +729,7 @@ def _gpus(plan: Plan) -> Iterator[str]:
     if plan.price_paid is not None:
         costs = {name: plan.cluster.gpu_class(name).hourly_cost for name in used if used[name]}
         paid = math.fsum(used[name] * (cost or math.inf) for name, cost in costs.items())
-        if not math.isclose(plan.price_paid, paid, rel_tol=_RELATIVE, abs_tol=_RELATIVE):
+        if not math.isclose(plan.price_paid, paid, rel_tol=RELATIVE, abs_tol=RELATIVE):
             yield f"price_paid is {plan.price_paid}, derived {paid}"
     for name, count in used.items():
         if count > plan.cluster.gpus(name):
@@ -855,6 +854,6 @@ def _nics(plan: Plan) -> Iterator[str]:
     for what, loads in (("uplink", sent), ("downlink", received)):
         for node, bits in loads.items():
             most = plan.cluster.nic_gbps(plan.cluster.node_group_of(node).gpu_class) * 1e9
-            if bits > most * (1 + _RELATIVE):
+            if bits > most * (1 + RELATIVE):
                 name = plan.cluster.node_name(node)
                 yield f"{name}: {what} carries {bits:.4g} of {most:.4g} bit/s"

@@ -39,7 +39,7 @@ MOST_CELLS = 20_000_000  # instants times clients: a second
 _READINGS = 8  # longer periods that clients are read at
 _CLIPPED = 8  # times to wait that are shortened together
 _US = 0.01  # times are whole µs, but for what is left of them
-_RELATIVE = 1e-9
+RELATIVE = 1e-9
 _CELLS = 1 << 20  # at once
 
 Floats = NDArray[np.float64]
@@ -160,14 +160,14 @@ def _readings(periods_us: Floats) -> list[float]:
     """Periods at which clients in turns are the fewest requests/s."""
 
     def sent(period_us: float) -> float:
-        return float(np.ceil(period_us / periods_us * (1 - _RELATIVE)).sum()) / period_us
+        return float(np.ceil(period_us / periods_us * (1 - RELATIVE)).sum()) / period_us
 
     return sorted(np.unique(periods_us).tolist(), key=lambda p: (sent(p), p))[:_READINGS]
 
 
 def _read_at(clients: _Clients, period_us: float) -> _Clients:
     """The requests of each client in turns as those of clients of that period."""
-    several = np.ceil(period_us / clients.periods_us * (1 - _RELATIVE))
+    several = np.ceil(period_us / clients.periods_us * (1 - RELATIVE))
     periods = np.full(len(several), period_us)
     return replace(clients, periods_us=periods, counts=clients.counts * several)
 
@@ -229,7 +229,7 @@ def _holds(pool: _Served, clients: _Clients) -> bool:
     spare = width / pool.latency_us - rate
     over = float((counts * (1 - clients.waits_us / clients.periods_us)).sum()) + width
     end = float(clients.waits_us.max())
-    if spare < -_RELATIVE * rate or (over > 0 and spare <= _RELATIVE * rate):
+    if spare < -RELATIVE * rate or (over > 0 and spare <= RELATIVE * rate):
         return False
     if over > 0:
         end = max(end, over / spare)
@@ -252,7 +252,7 @@ def _in_time(pool: _Served, clients: _Clients, x: Floats) -> bool:
     waits, periods = clients.waits_us, clients.periods_us
     batch, latency = pool.batch, pool.latency_us
     since = x[:, None] - waits
-    sent = np.where(since >= -_US, np.floor(since / periods + _RELATIVE) + 1, 0.0)
+    sent = np.where(since >= -_US, np.floor(since / periods + RELATIVE) + 1, 0.0)
     started = batch * np.floor((x + _US) / latency)
     free = started + batch
     before = np.where(sent > 0, np.minimum(since - (sent - 1) * periods, latency), latency)
@@ -266,4 +266,4 @@ def _in_time(pool: _Served, clients: _Clients, x: Floats) -> bool:
     taken = np.clip(pool.vgpus - (np.cumsum(seats, axis=1) - seats), 0, seats)
     carried = (taken * np.take_along_axis(left, order, axis=1)).sum(axis=1)
     carried += (pool.vgpus - taken.sum(axis=1)) * free
-    return bool(((sent * clients.counts).sum(axis=1) <= carried + _RELATIVE).all())
+    return bool(((sent * clients.counts).sum(axis=1) <= carried + RELATIVE).all())

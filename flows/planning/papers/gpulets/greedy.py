@@ -25,13 +25,12 @@ from flows.planning.gpulets.plan import outcome_of
 from flows.planning.gpulets.tables import read_tables
 from flows.planning.registry import Inputs, Outcome, PlanOptions, Trace
 from flows.planning.solver.arrays import Floats, Ints
-from flows.planning.solver.tolerances import ROUNDING
+from flows.planning.solver.tolerances import ROUNDING, SOLVED
 from triton_backend.contract.errors import InfeasibleError, InputError
 from triton_backend.contract.shares import WHOLE_GPU
 
 GAIN = 1.05  # of throughput, that makes a larger size worth it
 PERCENTS = 100  # steps in which a rest of a rate is merged
-HALVINGS = 24  # of the interval of a throughput
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -323,7 +322,7 @@ def highest(greedy: Greedy, weights: Floats, count: int) -> tuple[float, list[Gp
     """The highest multiple of weights that the rule places, by halving, and its GPUs."""
     most = float(count * (greedy.alone.max(axis=1) / weights).min()) * 2 * len(greedy.shares)
     level, _ = halved(
-        lambda at: placed(greedy, weights * at, count) is not None, 0.0, most, HALVINGS
+        lambda at: placed(greedy, weights * at, count) is not None, 0.0, most, close=SOLVED
     )
     return level, (placed(greedy, weights * level, count) if level > 0 else None) or []
 

@@ -257,17 +257,17 @@ class _Search:
             apart = pools.apart(extra, watch)
             if apart is None:
                 return
-            division, beyond = apart.division, apart.beyond
+            division, priced, beyond = apart
             self._offer(pools.cheapest())
             self.bound, self.boxes = min(self.bound, -division.bound), self.boxes + division.boxes
             if self._settled() or watch.over():
                 return
-            beyond = np.where(apart.extra > 0, beyond, np.maximum(beyond, 0))
+            beyond = np.where(priced > 0, beyond, np.maximum(beyond, 0))
             if self.best is None or not beyond.any():
                 extra = pools.scarcity(division.times)
             else:
                 open_ = -self.best.score - division.bound
-                extra = np.maximum(apart.extra + open_ * beyond / float(beyond @ beyond), 0.0)
+                extra = np.maximum(priced + open_ * beyond / float(beyond @ beyond), 0.0)
 
     def _allocate_by_bounds(self) -> None:
         """GPUs and time by what relaxations of lines need (`line_bounds`).

@@ -37,11 +37,8 @@ from flows.planning.pool.integer import (
 )
 from flows.planning.solver.arrays import Floats, Ints
 from flows.planning.solver.program import ProgramBuilder
-from flows.planning.solver.solve import Limits, solve_integer
+from flows.planning.solver.solve import PROOF_NODES, Limits, solve_integer
 from flows.planning.solver.tolerances import SOLVED
-
-_NODES = 20_000
-
 
 Floor = tuple[int, Floats, Callable[[Floats], Floats]]
 """A line, prices [C], and what it costs at least at these within budgets [n] (µs)."""
@@ -95,7 +92,7 @@ def solve_levels(
         _floor(build, (layout.owned[line], price), (chosen[line], proven(levels[line])))
     for graph in lines.graphs:
         add_paths(build, graph, levels, chosen)
-    ends = Limits(relative_gap=gap, nodes=_NODES, seconds=seconds, cutoff=cutoff)
+    ends = Limits(relative_gap=gap, nodes=PROOF_NODES, seconds=seconds, cutoff=cutoff)
     answer = solve_integer(build.build(), ends)
     bound = max(cutoff, answer.bound)  # below the cutoff nothing was looked at
     if answer.values is None:

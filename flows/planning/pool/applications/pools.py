@@ -31,14 +31,13 @@ from flows.planning.pool.integer import score_of
 from flows.planning.pool.search import Found, Space, search
 from flows.planning.registry import PlanOptions, Trace
 from flows.planning.solver.arrays import Floats, Ints
-from flows.planning.solver.solve import Limits
+from flows.planning.solver.solve import SEARCH_NODES, Limits
 from flows.planning.solver.tolerances import ROUNDING
 from flows.planning.watch import Watch
 from triton_backend.contract.errors import InfeasibleError
 
 _SHARE = 0.5  # of the time that is left: what one search for whole GPUs may take
 MOST_TOGETHER = 1_500  # configurations of one program for time and GPUs
-_NODES = 2_000  # of the program that chooses among allocations of lines
 _NEARBY = (  # times known, of which budgets for items are made, round by round
     (1.0, 0.9, 1.1, 0.8, 1.25, 0.7, 1.5, 0.6),
     (1.0, 0.95, 1.05, 0.85, 1.15),
@@ -47,21 +46,6 @@ _NEARBY = (  # times known, of which budgets for items are made, round by round
 _PROPOSED_SHARE = 0.3  # of the time that is left: what plans of items may take
 _LITTLE = 1 / 64  # of the greatest price: what GPUs that are free cost items
 _DEARER = (0.0, 0.5, 1.0, 1.5, 2.5)  # times what scarce GPUs are worth
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Apart:
-    """Lines planned each by itself at prices.
-
-    Attributes:
-        division: times by line; its cost and bound are of the relaxed problem.
-        extra: [C] prices of GPUs beside what they cost.
-        beyond: [C] GPUs that it uses less those that there are.
-    """
-
-    division: BudgetSplit
-    extra: Floats
-    beyond: Ints
 
 
 @dataclass(slots=True)
@@ -161,7 +145,7 @@ class Pools:
             relaxed = solve_bound(self.problem, columns.take(rows), self.goal)
         return np.maximum(relaxed.gpu_price - self.goal.price, 0.0)
 
-    def apart(self, extra: Floats, watch: Watch) -> Apart | None:
+    def apart(self, extra: Floats, watch: Watch) -> tuple[BudgetSplit, Floats, Ints] | None:
         """Lines planned each by itself (`staircases`): a division whose bound holds for all plans.
 
         Plans of what was met, within the GPUs that there are, are offered. None where no budgets
@@ -171,6 +155,10 @@ class Pools:
             extra: [C] prices of GPUs beside what they cost; rounded so that costs stay multiples of
                 one.
             watch: ends it earlier.
+
+        Returns:
+            times by line, with cost and bound of the relaxed problem; prices as they were rounded;
+            [C] GPUs used less those that there are.
         """
         step = step_of(self.goal.price)
         extra = np.round(extra / step) * step if step else extra
@@ -191,7 +179,7 @@ class Pools:
             stairs = self._met()
         if stairs is not None and all(stair.cost < inf for stair in stairs):
             self._offer(stairs, -division.bound)
-        return Apart(division=division, extra=extra, beyond=beyond)
+        return division, extra, beyond
 
     def _offer(self, stairs: Sequence[Stair], bound: float) -> Found:
         """A plan of one allocation for every line."""
@@ -271,7 +259,7 @@ class Pools:
         if not all(met):
             return None
         seconds = self.watch.part(_SHARE).left_s()
-        limits = Limits(relative_gap=self.options.gap, nodes=_NODES, seconds=seconds)
+        limits = Limits(relative_gap=self.options.gap, nodes=SEARCH_NODES, seconds=seconds)
         return choose(self.lines, self.problem.gpus, self.goal.price, met, limits)
 
     def _staircase(self, number: int, price: Floats, watch: Watch) -> Staircase:

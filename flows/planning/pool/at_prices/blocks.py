@@ -25,7 +25,7 @@ from flows.planning.pool.columns import Allocation, Columns
 from flows.planning.pool.integer import counts_of, delivered_rps, gpus_in_use, integer_program
 from flows.planning.solver.arrays import FAR, Floats, Ints
 from flows.planning.solver.program import ProgramBuilder
-from flows.planning.solver.solve import Limits, solve_integer
+from flows.planning.solver.solve import SEARCH_NODES, Limits, solve_integer
 from flows.planning.solver.tolerances import EXACT, ROUNDING
 from flows.planning.watch import Watch
 from triton_backend.scheduler.compiled import entry, kernel
@@ -34,7 +34,7 @@ _MOST_GPUS = 16  # of an item
 _NEAR = 1.6  # times the cost of the cheapest item of a rate: dearer ones are left out
 _GRID, _PER_DOUBLING = 96, 6  # rates of items on a logarithmic grid
 _ROOM = 1 << 18  # items of a first attempt
-_NODES = (400, 2000)  # branch-and-bound nodes of the programs of one model
+_NODES = 400  # branch-and-bound nodes of the weaker program of one model
 _MARGIN = 1e-6  # relative gap at which a program of one model ends
 _AHEAD = 1.1  # times the rates asked for: what items may reach
 _PARTS = 1000  # largest denominator of prices that are counted as multiples of one
@@ -174,7 +174,7 @@ class ModelBlocks:
         build.entries(fit, gpus, -problem.type_divisor)
         limits = Limits(
             relative_gap=_MARGIN,
-            nodes=_NODES[0],
+            nodes=_NODES,
             seconds=self.watch.left_s(),
             cutoff=-scale.most,
         )
@@ -197,7 +197,7 @@ class ModelBlocks:
         program, layout = integer_program(problem, columns, goal, -np.inf)
         limits = Limits(
             relative_gap=_MARGIN,
-            nodes=_NODES[1],
+            nodes=SEARCH_NODES,
             seconds=self.watch.left_s(),
             cutoff=-scale.most,
         )
@@ -414,8 +414,6 @@ def _cost_of(c: int, forms: _Forms, kinds: _Kinds) -> float:
 
 # Few GPUs: which models find a place at all
 
-_PLACING_NODES = 2000
-
 
 def placeable(problem: Problem, columns: Columns) -> tuple[Ints, list[int]]:
     """A plan [n, S] of one configuration for as many models as possible, and those left out.
@@ -443,7 +441,7 @@ def placeable(problem: Problem, columns: Columns) -> tuple[Ints, list[int]]:
     capacity = build.rows("capacity", classes, upper=problem.gpus)
     row, k = np.nonzero(gpus[rows])
     build.entries(capacity[k], placed[row], gpus[rows][row, k])
-    answer = solve_integer(build.build(), Limits(relative_gap=0.0, nodes=_PLACING_NODES))
+    answer = solve_integer(build.build(), Limits(relative_gap=0.0, nodes=SEARCH_NODES))
     vgpus = np.zeros(columns.types.shape, dtype=np.int64)
     if answer.values is not None:
         taken = rows[answer.values > 1 / 2]

@@ -52,7 +52,7 @@ _EVEN = 0.02  # share of the prices that every class has from the start
 _ROUNDS = 6  # of prices per level
 _ROUNDS_PRICE = 40  # where a price is minimised, once and for all
 _SETTLED = 1e-5  # a relaxed master this close to the sum of its models has no better prices
-_COARSE, _FINE = 0.03, 1e-5  # how closely the level is bracketed for the first plan, and then
+_COARSE = 0.03  # how closely the level is bracketed for the first plan; then to `_SETTLED`
 _LEVELS = 40  # tried at most
 _BELOW_LEVEL = (1e-2, 1e-3, 3e-4, 1e-4, 3e-5, 1e-5)  # how far whole columns are looked for
 _SPREAD, _DRAWS = 0.25, 12  # standard deviation of the logarithms of prices drawn, and how many
@@ -107,7 +107,7 @@ class Search:
         self._bracket(_COARSE)
         if not goal.fixed:
             self._plan(self._levels.low * (1 - _BELOW_LEVEL[0]))
-        self._bracket(_FINE)
+        self._bracket(_SETTLED)
         self._improve()
         if proof:
             with ThreadPoolExecutor(len(sched_getaffinity(0))) as executor:
@@ -320,7 +320,7 @@ class Search:
                 return False
             high = min(self.bound, self._levels.high * (1 + _COARSE / 2))
             self._levels = replace(self._levels, high=high, at_high=np.inf)
-            self._bracket(_FINE)
+            self._bracket(_SETTLED)
             self._improve()
         return False
 
