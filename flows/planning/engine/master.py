@@ -47,6 +47,33 @@ class Free:
     upper: Floats = field(default_factory=lambda: np.zeros(0))
     whole: NDArray[np.bool_] = field(default_factory=lambda: np.zeros(0, dtype=np.bool_))
 
+    @classmethod
+    def dense(
+        cls,
+        cost: Floats,
+        supply: Floats,
+        use: Floats,
+        upper: float | Floats = np.inf,
+        whole: NDArray[np.bool_] | None = None,
+    ) -> "Free":
+        """From full matrices: supply [n, D], use [n, R]; lower bounds are 0."""
+        n = len(cost)
+        return cls(
+            columns=Columns.dense(cost, supply, use, np.zeros(n, dtype=np.int64), range(n)),
+            lower=np.zeros(n),
+            upper=np.broadcast_to(np.asarray(upper, dtype=np.float64), n),
+            whole=np.zeros(n, dtype=np.bool_) if whole is None else whole,
+        )
+
+    def and_these(self, other: "Free") -> "Free":
+        """Both, in order."""
+        return Free(
+            columns=Columns.joined([self.columns, other.columns]),
+            lower=np.append(self.lower, other.lower),
+            upper=np.append(self.upper, other.upper),
+            whole=np.append(self.whole, other.whole),
+        )
+
     def rounded(self, values: Floats) -> Floats:
         """Values [n] of a solution, those that are whole made so."""
         return np.where(self.whole, np.rint(values), values) if len(self.whole) else values
@@ -121,17 +148,7 @@ class Cover:
 
 def level_column(weight: Floats, resources: int, most: float = np.inf) -> Free:
     """The level z of demands weight [D] · z, to be maximised: a free column of cost -1."""
-    return Free(
-        columns=Columns.dense(
-            np.array([-1.0]),
-            -weight[None, :],
-            np.zeros((1, resources)),
-            np.zeros(1, np.int64),
-            [""],
-        ),
-        lower=np.zeros(1),
-        upper=np.array([most]),
-    )
+    return Free.dense(np.array([-1.0]), -weight[None, :], np.zeros((1, resources)), most)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -177,18 +177,10 @@ class SharedStages:
         exchange = np.zeros((len(longer), count))
         exchange[np.arange(len(longer)), longer] = 1.0
         exchange[np.arange(len(longer)), longer + 1] = -1.0
-        free = Columns.dense(
-            np.zeros(len(longer)),
-            exchange,
-            np.zeros((len(longer), 0)),
-            np.zeros(len(longer), dtype=np.int64),
-            [None] * len(longer),
-        )
-        most = np.full(len(longer), float(count))
         return Cover(
             need=np.ones(count),
             capacity=np.zeros(0),
-            free=Free(columns=free, lower=np.zeros(len(longer)), upper=most),
+            free=Free.dense(np.zeros(len(longer)), exchange, np.zeros((len(longer), 0)), count),
             cap=np.ones(count),
             missed=np.full(count, np.inf),
         )

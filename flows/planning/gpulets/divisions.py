@@ -19,7 +19,6 @@ from typing import TypeVar
 
 import numpy as np
 
-from flows.planning.engine.columns import Columns
 from flows.planning.engine.master import Cover, Free
 from flows.planning.solver.arrays import Floats, Ints
 
@@ -55,23 +54,16 @@ class Divisions:
             asked: with the GPUs of every class as its resources.
             prices: [class] of a GPU.
         """
-        count, of = len(self.parts), np.eye(len(prices))[self.gpu_class]
-        lent = Columns.dense(
+        of = np.eye(len(prices))[self.gpu_class]
+        lent = Free.dense(
             prices[self.gpu_class],
-            np.zeros((count, len(asked.need))),
+            np.zeros((len(of), len(asked.need))),
             np.hstack([-self.counts, of]),
-            np.zeros(count, dtype=np.int64),
-            list(self.parts),
-        )
-        own = asked.free
-        free = Free(
-            columns=Columns.joined([lent, own.columns]),
-            lower=np.append(np.zeros(count), own.lower),
-            upper=np.append(of @ asked.capacity, own.upper),
-            whole=np.arange(len(own.columns) + count) < count,
+            of @ asked.capacity,
+            np.ones(len(of), dtype=np.bool_),
         )
         capacity = np.append(np.zeros(self.kinds), asked.capacity)
-        return replace(asked, capacity=capacity, free=free)
+        return replace(asked, capacity=capacity, free=lent.and_these(asked.free))
 
     def on_gpus(
         self, counts: Iterable[float], stock: Mapping[int, list[Part]]

@@ -451,18 +451,12 @@ def _relaxed_cover(both: OpenSeatProblem, gpus: Floats) -> Cover:
     level = level_cover(np.append(np.ones(both.models), np.zeros(len(both.seats))), gpus)
     count = len(both.columns)
     serves = np.eye(both.models)[both.columns.model] / both.weights
-    configurations = Columns.dense(
+    configurations = Free.dense(
         np.zeros(count),
         np.hstack([serves, -both.columns.usage_of_types(len(both.seats))]),
         np.zeros((count, len(gpus))),
-        np.zeros(count, dtype=np.int64),
-        range(count),
     )
-    free = Free(
-        columns=Columns.joined([level.free.columns, configurations]),
-        lower=np.zeros(1 + count),
-        upper=np.full(1 + count, np.inf),
-    )
+    free = level.free.and_these(configurations)
     return replace(level, free=free, cap=np.full(len(level.need), np.inf))
 
 
@@ -521,13 +515,12 @@ class _Whole:
         self.cover = Cover(
             need=np.zeros(models + seats),
             capacity=np.concatenate([gpus, np.zeros(g + models), most]),
-            free=Free(
-                columns=Columns.dense(
-                    cost, supply, use, np.zeros(len(cost), dtype=np.int64), range(len(cost))
-                ),
-                lower=np.zeros(len(cost)),
-                upper=np.concatenate([np.full(1 + x, np.inf), room, np.ones(models)]),
-                whole=np.arange(len(cost)) > x,
+            free=Free.dense(
+                cost,
+                supply,
+                use,
+                np.concatenate([np.full(1 + x, np.inf), room, np.ones(models)]),
+                np.arange(len(cost)) > x,
             ),
             cap=np.full(models + seats, np.inf),
             missed=np.full(models + seats, np.inf),

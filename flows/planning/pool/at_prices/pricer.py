@@ -70,12 +70,10 @@ def cover_at(goal: Goal, gpus: Ints, level: float) -> Cover:
     if goal.fixed:
         missed = missed_prices(float(goal.price @ capacity), need)
         return Cover(need=need, capacity=capacity, cap=need, missed=missed)
-    lent = np.zeros((1, len(need))), -capacity[None, :]
-    share = Columns.dense(np.ones(1), *lent, np.zeros(1, np.int64), [None])
     return Cover(
         need=need,
         capacity=np.zeros(len(gpus)),
-        free=Free(columns=share, lower=np.zeros(1), upper=np.full(1, np.inf)),
+        free=Free.dense(np.ones(1), np.zeros((1, len(need))), -capacity[None, :]),
         cap=need,
         missed=np.full(len(need), np.inf),
     )
