@@ -163,7 +163,7 @@ def _quantized(
             served = _filled(tables[line], rates[line], budget_us, rules)
             if served is None:
                 return inf, budget_us
-            return served.cost, min(budget_us, ceil(served.latency_us - 1e-3))
+            return served.cost, min(budget_us, served.time_us)
 
         return Steps(ask, rules.quantum_us)
 
@@ -211,7 +211,7 @@ def _reassigned(
     """Latency that sets do not use goes to the line that saves most with all of its room."""
     left = rules.reassign
     while True:
-        times = [ceil(served.latency_us - 1e-3) for served in sets]
+        times = [served.time_us for served in sets]
         if left == 0:
             return Served(sets=tuple(sets), times=tuple(times))
         left = None if left is None else left - 1

@@ -84,6 +84,11 @@ class MachineSet:
         """Worst-case latency of a row."""
         return max((group.latency_us for group in self.groups), default=0.0)
 
+    @property
+    def time_us(self) -> int:
+        """The same in whole µs."""
+        return ceil(self.latency_us - 1e-3)
+
 
 def ranked(machines: Sequence[Machine]) -> tuple[Machine, ...]:
     """In order of throughput / price, highest first; ties: the shorter one first."""

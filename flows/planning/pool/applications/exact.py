@@ -13,7 +13,7 @@ Here: which oracle, and reading its answer. Not here: the division of time (`div
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from math import ceil, inf
+from math import inf
 
 import numpy as np
 
@@ -455,7 +455,7 @@ def line_steps(
         served = set_within(accounting, table, rate_rps, budget_us, dummies=dummies, costs=costs)
         if served is None:
             return below
-        return served.cost, min(budget_us, ceil(served.latency_us - 1e-3))
+        return served.cost, min(budget_us, served.time_us)
 
     return Steps(ask)
 
@@ -493,5 +493,4 @@ def _on_machines(inputs: Inputs, options: PlanOptions, lines: Lines, problem: Pr
         policy="throughput-cost",
         gathering_rule=accounting,
     )
-    times = [ceil(served.latency_us - 1e-3) for served in kept]
-    return answer(decided, inputs, options, lines, problem, times)
+    return answer(decided, inputs, options, lines, problem, [served.time_us for served in kept])
