@@ -555,15 +555,7 @@ def _single(pricing: _Options) -> list[_Column]:
             cost = np.where(vgpus <= pricing.vgpus, cost, np.inf)
             row = int(cost.argmin())
             if np.isfinite(cost[row]):
-                one = np.array([number])
-                found.append(
-                    _Column(
-                        cost=float(cost[row]),
-                        root=int(pricing.roots[row]),
-                        classes=one,
-                        counts=np.array([k]),
-                    )
-                )
+                found.append(pricing.column(row, np.array([number]), np.array([k])))
     return found
 
 

@@ -167,7 +167,7 @@ def read_tables(
     """
     require_rates(inputs.workload, options.objective)
     return [
-        _model_table(inputs, options, (number, demand), level, (weights or {}, waste))
+        _model_table(inputs, options, number, demand, level, weights or {}, waste)
         for number, demand in enumerate(inputs.workload.models)
     ]
 
@@ -175,18 +175,19 @@ def read_tables(
 def _model_table(
     inputs: Inputs,
     options: PlanOptions,
-    asked: tuple[int, ModelDemand],
+    number: int,
+    demand: ModelDemand,
     level: float,
-    pricing: tuple[Mapping[str, float], float],
+    weights: Mapping[str, float],
+    waste: float,
 ) -> ModelTable:
-    number, demand = asked
     where = f"workload model {demand.name!r}"
     profile = profile_of(inputs.profiles, demand.name)
     for entry in demand.entries:
         if entry.block >= profile.blocks:
             reason = f"{entry.block}, but the model has blocks 0 to {profile.blocks - 1}"
             raise InputError(f"{where}, entry {entry.name}, block", reason)
-    sizes = tuple(_sizes(inputs, options, profile, *pricing))
+    sizes = tuple(_sizes(inputs, options, profile, weights, waste))
     if not sizes:
         raise InputError(where, "not measured on any share of a GPU that it may use")
     kept = 1 - options.margin(demand.name)

@@ -124,7 +124,7 @@ def break_ties(
     watch = Stopwatch()
     in_force = options.previous is not None
     most, node_cells = _IN_FORCE if in_force else _LOOK
-    tied, vgpus, proven = _tied(found, goal, (running, margin_us), most)
+    tied, vgpus, proven = _tied(found, goal, running, margin_us, most)
     nodes = max(1, node_cells // int(np.isfinite(tied.columns.rate_rps).sum()))
     limits = Limits(
         relative_gap=0.0,
@@ -159,10 +159,9 @@ def break_ties(
 
 
 def _tied(
-    found: Found, goal: Goal, given: tuple[Mapping[Use, int], Floats], most: int
+    found: Found, goal: Goal, running: Mapping[Use, int], margin_us: Floats, most: int
 ) -> tuple[_Tied, Ints, bool]:
     """Configurations that a plan as good can use, the plan known over them, and if that is all."""
-    running, margin_us = given
     space, problem = found.space, found.space.problem
     columns = space.columns
     paid = columns.usage @ space.bound.gpu_price
@@ -263,7 +262,7 @@ def _program(tied: _Tied, most_stages: int | None, least: float) -> tuple[Progra
         tied.sustained.hold(build, tied.sustained.variables(build, layout), least)
         most = most * (1 + HEADROOM)
     most = most[columns.model]
-    room = _use_rows(build, tied, layout, (on, most))
+    room = _use_rows(build, tied, layout, on, most)
     stay = _stay_rows(build, tied, layout)
     if most_stages is not None:
         row = build.rows("stages", 1, upper=float(most_stages))
@@ -278,11 +277,8 @@ def _program(tied: _Tied, most_stages: int | None, least: float) -> tuple[Progra
     return replace(program, cost=cost, upper=upper), layout
 
 
-def _use_rows(
-    build: ProgramBuilder, tied: _Tied, layout: Layout, parts: tuple[Ints, Floats]
-) -> Floats:
+def _use_rows(build: ProgramBuilder, tied: _Tied, layout: Layout, on: Ints, most: Floats) -> Floats:
     """Rows that make `on` speak of use; returns the most vGPUs any stage can need."""
-    on, most = parts
     several = np.flatnonzero(layout.rates >= 0)
     used = build.rows("used", len(several), upper=0.0)
     build.entries(used, layout.rates[several], 1.0)

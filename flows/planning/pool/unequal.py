@@ -171,7 +171,7 @@ def search(
         most = bound.score if watch.over() else min(bound.score, max(known, ceiling))
         return Answer(bound=max(most, known), score=known)
     kept = columns.take(np.sort(chosen))
-    answer = _integer(problem, kept, cuts, goal, (known, options, watch))
+    answer = _integer(problem, kept, cuts, goal, known, options, watch)
     trace.configurations["with parts kept"] = len(kept)
     most = max(known, min(bound.score, max(answer.bound, ceiling)))
     if answer.score <= known + abs(known) * ROUNDING:
@@ -228,13 +228,11 @@ def _integer(
     columns: Columns,
     cuts: Cuts,
     goal: Goal,
-    how: tuple[float, PlanOptions, Watch],
+    known: float,
+    options: PlanOptions,
+    watch: Watch,
 ) -> Answer:
-    """The integer program over some configurations.
-
-    `how` is the score to beat, options, the clock.
-    """
-    known, options, watch = how
+    """The integer program over some configurations, for scores above the one known."""
     column, stage = np.nonzero(np.isfinite(columns.rate_rps))
     kind = columns.types[column, stage]
     # A holder is a cut, for one model where sizes are 1/v and for all of them (-1) else.

@@ -71,7 +71,7 @@ def cheapest(
     known = kinds[np.isfinite(asked.room_bytes)]
     rows, room = _memory_rows(builder, asked, x, known, np.zeros(len(known)))
     builder.entries(rows, gpus[known], -room)
-    found = _solved(builder, asked, (gap, seconds, solver))
+    found = _solved(builder, asked, gap, seconds, solver)
     if found is None or not (asked.before >= 0).any():
         return found
     return replace(found, bound=found.bound - hair)  # moves are no price
@@ -87,7 +87,7 @@ def evenest(
     builder.entries(rows, np.repeat(busiest, len(rows)), -carried(asked.gpus, asked.utilisation))
     known = np.flatnonzero(np.isfinite(asked.room_bytes))
     _memory_rows(builder, asked, x, known, asked.gpus[known])
-    return _solved(builder, asked, (gap, seconds, solver))
+    return _solved(builder, asked, gap, seconds, solver)
 
 
 def _models(asked: ToClass, hair: float) -> tuple[ProgramBuilder, Ints]:
@@ -131,9 +131,8 @@ def _memory_rows(
 
 
 def _solved(
-    builder: ProgramBuilder, asked: ToClass, effort: tuple[float, float | None, str]
+    builder: ProgramBuilder, asked: ToClass, gap: float, seconds: float | None, solver: str
 ) -> Chosen | None:
-    gap, seconds, solver = effort
     program = builder.build()
     answer = solve_integer(program, Limits(relative_gap=gap, nodes=_NODES, seconds=seconds), solver)
     if answer.values is None:

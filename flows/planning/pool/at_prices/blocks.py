@@ -139,10 +139,10 @@ class ModelBlocks:
             return Least(cost=cutoff, effort=1)
         columns = columns.take(open_rows)
         if step + 1 < self.steps:
-            return self._least_gpus(columns, price, (rate, cutoff))
-        return self._exact(block, (columns, own[open_rows]), price, (rate, cutoff))
+            return self._least_gpus(columns, price, rate, cutoff)
+        return self._exact(block, columns, own[open_rows], price, rate, cutoff)
 
-    def _least_gpus(self, columns: Columns, price: Floats, asked: tuple[float, float]) -> Least:
+    def _least_gpus(self, columns: Columns, price: Floats, rate: float, cutoff: float) -> Least:
         """Whole GPUs per vGPU type, and rates x_c that take parts of them.
 
         Cost in units of `_scale`.
@@ -150,7 +150,6 @@ class ModelBlocks:
             minimise     Σ_t price · n_t
             subject to   Σ_c x_c ≥ rate,   Σ_c x_c Σ_{s of type t} 1 / rate_cs ≤ v_t n_t
         """
-        rate, cutoff = asked
         problem, count = self.problem, len(columns)
         kinds = len(problem.types)
         scale = _scale(price, cutoff)
@@ -182,10 +181,9 @@ class ModelBlocks:
         return Least(cost=scale.least(answer.bound, cutoff), effort=1 + answer.iterations)
 
     def _exact(
-        self, block: int, given: tuple[Columns, Ints], price: Floats, asked: tuple[float, float]
+        self, block: int, columns: Columns, rows: Ints, price: Floats, rate: float, cutoff: float
     ) -> Least:
         """The integer program of a model alone, its cost in units of `_scale`."""
-        (columns, rows), (rate, cutoff) = given, asked
         scale = _scale(price, cutoff)
         problem = replace(self.problem, models=(self.problem.models[block],))
         room = np.full(len(problem.gpus), problem.gpus.max())
