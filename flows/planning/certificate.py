@@ -85,7 +85,8 @@ def decode(
     models = tuple(
         _model(
             inputs,
-            (demand, None if outcome.promised_rps is None else outcome.promised_rps[number]),
+            demand,
+            None if outcome.promised_rps is None else outcome.promised_rps[number],
             [_pipeline(inputs, outcome, p, names) for p in pipelines if p.model == number],
             outcome.policies.get(number, outcome.policy),
         )
@@ -274,11 +275,11 @@ def _placed(stage: PlannedStage, name: str, runs: Iterator[tuple[PlacementRun, .
 
 def _model(
     inputs: Inputs,
-    asked: tuple[ModelDemand, float | None],
+    demand: ModelDemand,
+    promised_rps: float | None,
     pipelines: list[Pipeline],
     policy: str,
 ) -> ModelPlan:
-    demand, promised_rps = asked
     profile = inputs.profiles[demand.name]
     planned: dict[str | None, float] = {}
     for pipeline in pipelines:
@@ -315,7 +316,7 @@ def _pipeline(
 ) -> Pipeline:
     following = (*planned.stages[1:], None)
     stages = tuple(
-        _stage(inputs, planned, (stage, after), next(names), whole_table=outcome.whole_tables)
+        _stage(inputs, planned, stage, after, next(names), whole_table=outcome.whole_tables)
         for stage, after in zip(planned.stages, following, strict=True)
     )
     return Pipeline(
@@ -331,12 +332,12 @@ def _pipeline(
 def _stage(
     inputs: Inputs,
     planned: PlannedPipeline,
-    neighbours: tuple[PlannedStage, PlannedStage | None],
+    stage: PlannedStage,
+    following: PlannedStage | None,
     pool: str,
     *,
     whole_table: bool,
 ) -> Stage:
-    stage, following = neighbours
     profile, batch = inputs.profiles[inputs.workload.models[planned.model].name], planned.batch
     batch = stage.batch or batch
     latency = stage.latency_us_by_batch

@@ -683,7 +683,8 @@ def _pipelines(inputs: Inputs, placed: Placed) -> list[PlannedPipeline]:
                     table,
                     pools[p],
                     runs[p],
-                    (first + p, batch),
+                    first + p,
+                    batch,
                     joint=boarding[p] > 1 or pools[p][0][3] != batch,
                 )
                 for p in passes
@@ -710,7 +711,8 @@ def _stage(
     table: ModelTable,
     pool: tuple[tuple[int, int, int, int], int],
     runs: Runs,
-    named: tuple[int, int],
+    shared: int,
+    planned: int,
     *,
     joint: bool,
 ) -> PlannedStage:
@@ -722,10 +724,10 @@ def _stage(
         gpu_class=size.gpu_class,
         divisor=1,
         vgpus=vgpus,
-        shared=named[0],
+        shared=shared,
         cut=PlannedCut(share=size.share, placement=runs),
         latency_us_by_batch=tuple(int(v) for v in latency),
-        batch=batch if batch != named[1] else None,
+        batch=batch if batch != planned else None,
         boards=joint,
         memory=stage_memory(table.profile, (first, last)),
     )

@@ -586,13 +586,13 @@ def _outcome(
                 )
                 continue
             runs = slot_runs(gpus, slot)
-            found += seat_pipelines(both.master, inputs, (pattern, slot), (pools, runs), share)
+            found += seat_pipelines(both.master, inputs, pattern, slot, pools, runs, share)
             pools += 1
     planned = pipelines_of(both.problem, mixed.columns, mixed.vgpus, promised)
     for row, pipeline in enumerate(planned):
         types = mixed.columns.types[row]
         stages = tuple(
-            _stage(both, inputs, (pipeline, stage), int(types[at]), free)
+            _stage(both, inputs, pipeline, stage, int(types[at]), free)
             for at, stage in enumerate(pipeline.stages)
         )
         found.append(replace(pipeline, stages=stages))
@@ -611,12 +611,12 @@ def _outcome(
 def _stage(
     both: OpenSeatProblem,
     inputs: Inputs,
-    planned: tuple[PlannedPipeline, PlannedStage],
+    pipeline: PlannedPipeline,
+    stage: PlannedStage,
     kind: int,
     free: dict[int, list[PlacementRun]],
 ) -> PlannedStage:
     """A stage on the next open seats of its type."""
-    pipeline, stage = planned
     seat = both.seats[kind]
     taken, free[kind] = free[kind][: stage.vgpus], free[kind][stage.vgpus :]
     name = both.master.tables.models[pipeline.model]

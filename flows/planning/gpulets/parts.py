@@ -96,7 +96,7 @@ def _combined(
     alone = slice_ is not None and slice_.processes > 1
     most = 1 if alone else max(1, min(tables.most_models, len(cells)))
     found = [
-        _seats(tables, table, (share, models, [cells[m] for m in models]), most)
+        _seats(tables, table, share, models, [cells[m] for m in models], most)
         for count in range(1, most + 1)
         for models in combinations(sorted(cells), count)
     ]
@@ -116,11 +116,12 @@ def _usable(cell: Cell, limit_us: float) -> Cell | None:
 def _seats(
     tables: Tables,
     table: ClassTable,
-    chosen: tuple[int, tuple[int, ...], list[Cell]],
+    share: int,
+    models: tuple[int, ...],
+    cells: list[Cell],
     most: int,
 ) -> Options:
     """Options of one set of models."""
-    share, models, cells = chosen
     numbers = list(models)
     memory = (
         table.process_gib

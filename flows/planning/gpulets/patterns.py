@@ -250,7 +250,7 @@ class Patterns:
     ) -> Found | None:
         """The best pattern of a partition, where one is worth more than `least`."""
         if len(partition) == PAIR:
-            return self._pairs(partition, priced, worth, (least, 1), best_only=True)[0]
+            return self._pairs(partition, priced, worth, least, 1, best_only=True)[0]
         best: Found | None = None
 
         def known() -> float:
@@ -283,8 +283,9 @@ class Patterns:
             yield from self._search(partition, priced, lambda: floor[0])
             return
         while not watch.over():
-            asked = (floor[0], 4 * ENUMERATED)
-            found, more = self._pairs(partition, priced, worth, asked, best_only=False)
+            found, more = self._pairs(
+                partition, priced, worth, floor[0], 4 * ENUMERATED, best_only=False
+            )
             if found is None:
                 return
             if not more:
@@ -298,12 +299,12 @@ class Patterns:
         partition: tuple[int, ...],
         priced: "dict[int, _Priced]",
         worth: Worths,
-        asked: tuple[float, int],
+        least: float,
+        most: int,
         *,
         best_only: bool,
     ) -> tuple[Found | None, bool]:
-        """Patterns of two parts worth more than asked, as many as asked; whether there are more."""
-        least, most = asked
+        """Up to `most` patterns of two parts worth more than `least`; whether there are more."""
         if any(share not in priced for share in partition):
             return None, False
         first, second = (priced[share] for share in partition)

@@ -131,7 +131,7 @@ def outcome_of(
     share = np.minimum(1.0, promised / np.where(total > 0, total, 1.0))
     pipelines: list[PlannedPipeline] = []
     for number, (pattern, slot, runs) in enumerate(_pools(master, answer.chosen, gpus_of)):
-        pipelines += seat_pipelines(master, inputs, (pattern, slot), (number, runs), share)
+        pipelines += seat_pipelines(master, inputs, pattern, slot, number, runs, share)
     return Outcome(
         pipelines=tuple(pipelines),
         objective=objective_of(options.objective, answer.score, answer.bound),
@@ -168,16 +168,24 @@ def _pools(
 def seat_pipelines(
     master: Master,
     inputs: Inputs,
-    part: tuple[Pattern, int],
-    pool: tuple[int, tuple[PlacementRun, ...]],
+    pattern: Pattern,
+    slot: int,
+    pool: int,
+    runs: tuple[PlacementRun, ...],
     share_of_rate: Floats,
 ) -> list[PlannedPipeline]:
-    """One pipeline per seat of a part: a pattern, the part's number in it.
+    """One pipeline per seat of a part.
 
-    The pool's number, where it lies.
+    Args:
+        master: the patterns.
+        inputs: what was asked.
+        pattern: of the part.
+        slot: number of the part in it.
+        pool: number of the part's pool.
+        runs: where it lies.
+        share_of_rate: [model] that is promised of what its seats carry.
     """
-    pattern, slot = part
-    count = sum(run.vgpus for run in pool[1])
+    count = sum(run.vgpus for run in runs)
     own = master.of_class(pattern.gpu_class)
     share, row = pattern.parts[slot]
     options, table = own.options[share], own.table
@@ -220,7 +228,7 @@ def seat_pipelines(
         )
     cut = PlannedCut(
         share=share,
-        placement=pool[1],
+        placement=runs,
         interference=interference,
     )
     return [
@@ -234,7 +242,7 @@ def seat_pipelines(
                     gpu_class=table.name,
                     divisor=1,
                     vgpus=count,
-                    shared=pool[0],
+                    shared=pool,
                     duty_cycle_us=duty,
                     cut=cut,
                     latency_us_by_batch=latencies[at],

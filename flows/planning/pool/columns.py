@@ -276,13 +276,12 @@ Allocation = tuple[Ints, Ints]
 
 
 def row_of(
-    problem: Problem, columns: Columns, wanted_by: tuple[int, Pipeline], pools: Sequence[Pool]
+    problem: Problem, columns: Columns, model: int, pipeline: Pipeline, pools: Sequence[Pool]
 ) -> int | None:
     """The configuration of a model's pipeline whose stages have these pools.
 
     None where there is none. `columns` are sorted by model.
     """
-    model, pipeline = wanted_by
     stages = pipeline.stages
     if len(stages) > columns.types.shape[1]:
         return None
@@ -312,7 +311,7 @@ def allocations_in_force(
         vgpus: list[list[int]] = []
         for pipeline in (p for p in model.pipelines if p.throughput_rps):
             pools = [plan.pool_of(stage) for stage in pipeline.stages]
-            rows.append(row_of(problem, columns, (number, pipeline), pools))
+            rows.append(row_of(problem, columns, number, pipeline, pools))
             vgpus.append([pool.vgpus for pool in pools])
         known = [row for row in rows if row is not None]
         if known and len(known) == len(rows):

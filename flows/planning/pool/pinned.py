@@ -106,7 +106,7 @@ def pinned(problem: Problem, goal: Goal, options: PlanOptions) -> Pinned | None:
                     forms.append(form)
                 continue
             pools = _pools(options, pipeline)
-            rows.append(_row(problem, every, (names.index(name), pipeline), pools))
+            rows.append(_row(problem, every, names.index(name), pipeline, pools))
             row = [pool.vgpus for pool in pools]
             counts.append(row + [0] * (every.types.shape[1] - len(row)))
     columns = every.take(np.array(rows, dtype=np.int64))
@@ -152,11 +152,10 @@ def _pools(options: PlanOptions, pipeline: Pipeline) -> list[Pool]:
 
 
 def _row(
-    problem: Problem, every: Columns, wanted_by: tuple[int, Pipeline], pools: Sequence[Pool]
+    problem: Problem, every: Columns, model: int, pipeline: Pipeline, pools: Sequence[Pool]
 ) -> int:
     """The configuration of a pipeline of the plan in force."""
-    model, pipeline = wanted_by
-    row = row_of(problem, every, wanted_by, pools)
+    row = row_of(problem, every, model, pipeline, pools)
     if row is None:
         form = ", ".join(
             f"{list(s.blocks)} on {p.gpu_class} {share_text(p.share)}"

@@ -41,7 +41,7 @@ def dart_r(inputs: Inputs, options: PlanOptions) -> Outcome:
     columns = enumerate_columns(problem, min(2, options.max_partitions))
     vgpus = np.zeros(columns.types.shape, dtype=np.int64)
     for model in range(len(problem.models)):
-        _replicate(problem, columns, vgpus, (model, int(pairs[model]), owned[model]))
+        _replicate(problem, columns, vgpus, model, int(pairs[model]), owned[model])
     used = np.flatnonzero(vgpus.any(axis=1))
     if np.any(gpus_in_use(problem, columns, vgpus) > problem.gpus):
         raise AssertionError
@@ -67,10 +67,9 @@ def _owned_gpus(problem: Problem, whole: Columns, counts: Ints) -> Ints:
 
 
 def _replicate(
-    problem: Problem, columns: Columns, vgpus: Ints, share: tuple[int, int, Ints]
+    problem: Problem, columns: Columns, vgpus: Ints, model: int, pairs: int, owned: Ints
 ) -> None:
     """Fill in the GPUs of one model: pairs first, then whole models on what is left."""
-    model, pairs, owned = share
     single = {
         int(problem.type_class[columns.types[row, 0]]): int(row)
         for row in _fastest_of(columns, model)

@@ -87,9 +87,9 @@ def solve_levels(
     for line, (level, numbers) in enumerate(zip(levels, chosen, strict=True)):
         rows = np.flatnonzero(columns.model == line)
         place = np.searchsorted(level, times[rows])
-        _keep(build, (served[rows], place), numbers, float(most[line]))
+        _keep(build, served[rows], place, numbers, float(most[line]))
     for line, price, proven in floors:
-        _floor(build, (layout.owned[line], price), (chosen[line], proven(levels[line])))
+        _floor(build, layout.owned[line], price, chosen[line], proven(levels[line]))
     for graph in lines.graphs:
         add_paths(build, graph, levels, chosen)
     ends = Limits(relative_gap=gap, nodes=PROOF_NODES, seconds=seconds, cutoff=cutoff)
@@ -115,10 +115,9 @@ def _served(build: ProgramBuilder, columns: Columns, goal: Goal, layout: Layout)
     return served
 
 
-def _keep(build: ProgramBuilder, served: tuple[Ints, Ints], levels: Ints, most: float) -> None:
+def _keep(build: ProgramBuilder, numbers: Ints, place: Ints, levels: Ints, most: float) -> None:
     """One level, and no configuration that is slower: w by number and place among the levels."""
     add_one(build, levels)
-    numbers, place = served
     keep = build.rows("keep", len(levels) - 1, upper=0.0)
     for k, row in enumerate(keep, start=1):
         slower = numbers[place >= k]
@@ -126,12 +125,11 @@ def _keep(build: ProgramBuilder, served: tuple[Ints, Ints], levels: Ints, most: 
         build.entries(np.full(len(levels) - k, row), levels[k:], -most)
 
 
-def _floor(build: ProgramBuilder, owned: tuple[Ints, Floats], levels: tuple[Ints, Floats]) -> None:
+def _floor(build: ProgramBuilder, gpus: Ints, price: Floats, numbers: Ints, least: Floats) -> None:
     """GPUs at prices cost no less than the level kept.
 
     Levels of which nothing is enough are not kept.
     """
-    (gpus, price), (numbers, least) = owned, levels
     never = np.flatnonzero(np.isinf(least))
     if len(never):
         row = build.rows("never", 1, upper=0.0)

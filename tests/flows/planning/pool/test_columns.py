@@ -45,7 +45,7 @@ def test_what_no_longer_meets_its_slo_is_left_out() -> None:
         number
         for number, model in enumerate(plan.models)
         if all(
-            row_of(problem, columns, (number, p), [plan.pool_of(s) for s in p.stages]) is not None
+            row_of(problem, columns, number, p, [plan.pool_of(s) for s in p.stages]) is not None
             for p in model.pipelines
             if p.throughput_rps
         )
