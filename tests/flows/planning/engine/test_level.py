@@ -11,7 +11,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from flows.planning.engine.columns import Pool
-from flows.planning.engine.level import Bracket, bracket, halved, highest, level_cover
+from flows.planning.engine.level import Bracket, bracket, halved, highest, last, level_cover
 from flows.planning.solver.arrays import Floats
 from flows.planning.watch import Watch
 from tests.flows.planning.engine.problems import Knapsacks
@@ -76,6 +76,32 @@ def test_halving_keeps_a_level_that_fits_below_one_that_does_not(
     low, above = halved(lambda level: level <= edge, 0.0, high, halvings)
     assert low <= edge < above <= high
     assert above - low <= high * (0.5**halvings + 1e-15)
+
+
+@given(st.floats(0.01, 1.0), st.sampled_from((0.3, 1e-3, 1e-6)))
+def test_halving_ends_as_close_as_is_asked(edge: float, close: float) -> None:
+    looks: list[float] = []
+
+    def fits(level: float) -> bool:
+        looks.append(level)
+        return level <= edge
+
+    low, above = halved(fits, 0.0, 2.0, close=close)
+    assert low <= edge < above
+    assert above - low <= close * above
+    assert 2.0 * 0.5 ** (len(looks) - 1) > close * edge
+
+
+@given(st.integers(0, 50), st.integers(1, 50))
+def test_the_last_whole_number_that_fits_is_found_in_few_looks(edge: int, more: int) -> None:
+    looks: list[int] = []
+
+    def fits(number: int) -> bool:
+        looks.append(number)
+        return number <= edge
+
+    assert last(fits, 0, edge + more) == edge
+    assert 2 ** (len(looks) - 1) <= edge + more
 
 
 def two_machines(seed: int) -> tuple[Floats, Floats, Knapsacks]:
