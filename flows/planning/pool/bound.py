@@ -32,7 +32,7 @@ from flows.planning.engine.cover import relax
 from flows.planning.engine.master import Cover, Free, level_column
 from flows.planning.engine.pricing import Duals, Priced
 from flows.planning.inputs import Problem
-from flows.planning.pool.columns import Columns
+from flows.planning.pool.columns import Columns, best_of_each
 from flows.planning.solver.arrays import Floats, Ints
 from flows.planning.solver.tolerances import EXACT, SOLVED
 from flows.planning.watch import Watch
@@ -154,8 +154,7 @@ class Configurations:
         worth = duals.demand[:models].copy()
         worth[floors] += duals.demand[models:]
         paid = columns.usage @ (self.goal.price + duals.resource)
-        order = np.lexsort((paid, columns.model))
-        best = order[np.unique(columns.model[order], return_index=True)[1]]
+        best = best_of_each([columns.model], paid)
         least = paid[best]
         floor = np.minimum(duals.demand[models:], least[floors])
         share = least.copy()

@@ -100,6 +100,19 @@ def stacked(parts: Sequence[Counted]) -> Counted:
     return found, np.concatenate(counts)
 
 
+def best_of_each(keys: Sequence[Ints], *values: Floats | Ints) -> Ints:
+    """Rows of the least values among those of equal keys, by keys; a value decides over later ones.
+
+    Args:
+        keys: each [n].
+        values: each [n].
+    """
+    order = np.lexsort((*values[::-1], *keys[::-1]))
+    first = np.ones(len(order), dtype=np.bool_)
+    first[1:] = np.any([key[order][1:] != key[order][:-1] for key in keys], axis=0)
+    return order[first]
+
+
 def latencies_us(problem: Problem, columns: Columns) -> Floats:
     """[n] stages and transfers of every configuration, without gathering."""
     total = np.zeros(len(columns))

@@ -13,7 +13,7 @@ import numpy as np
 from flows.planning.certificate import objective_of
 from flows.planning.inputs import Problem, build_problem
 from flows.planning.pool.bound import goal_of
-from flows.planning.pool.columns import Columns, enumerate_columns
+from flows.planning.pool.columns import Columns, best_of_each, enumerate_columns
 from flows.planning.pool.plan import pipelines_of
 from flows.planning.pool.search import Found, search
 from flows.planning.registry import Inputs, Outcome, PlanOptions
@@ -65,10 +65,9 @@ def best_whole_models(
 
 def fastest(columns: Columns) -> Ints:
     """Rows of the fastest whole-model configuration per model and type."""
-    order = np.lexsort((columns.batch, -columns.rate_rps[:, 0], columns.types[:, 0], columns.model))
-    key = columns.model[order] * (columns.types.max() + 1) + columns.types[order, 0]
-    _, first = np.unique(key, return_index=True)
-    return order[first]
+    return best_of_each(
+        [columns.model, columns.types[:, 0]], -columns.rate_rps[:, 0], columns.batch
+    )
 
 
 def _without_surplus(columns: Columns, counts: Ints, floor_rps: Floats) -> Ints:

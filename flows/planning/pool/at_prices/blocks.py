@@ -21,7 +21,7 @@ import numpy as np
 from flows.planning.inputs import Problem
 from flows.planning.pool.at_prices.covering import Covers, Items
 from flows.planning.pool.bound import MULTIPLES, Bound, Goal, least_loss
-from flows.planning.pool.columns import Allocation, Columns
+from flows.planning.pool.columns import Allocation, Columns, best_of_each
 from flows.planning.pool.integer import counts_of, delivered_rps, gpus_in_use, integer_program
 from flows.planning.solver.arrays import FAR, Floats, Ints
 from flows.planning.solver.program import ProgramBuilder
@@ -99,7 +99,7 @@ class ModelBlocks:
             _make_items(forms, kinds, most, front, out)
         row, vector, rate = out.row[:count], out.vector[:count], out.rate[:count]
         model = columns.model[row]
-        kept = fastest_of_each(model, vector, rate)
+        kept = best_of_each([model, *vector.T], -rate)
         kept = kept[np.lexsort((-rate[kept], model[kept]))]
         start = np.searchsorted(model[kept], np.arange(models + 1))
         self._items = Items(start=start, vector=vector[kept], rate=rate[kept])
@@ -257,17 +257,6 @@ def _room(cutoff: float, price: Floats, problem: Problem) -> Ints:
     """[types] GPUs that a cost below the cutoff can pay for; all there are, where they are free."""
     each = np.maximum(price[problem.type_class], cutoff / (1 + problem.gpus.max()))
     return np.floor(cutoff / each * (1 + 1e-9)).astype(np.int64)
-
-
-def fastest_of_each(model: Ints, vector: Ints, rate: Floats) -> Ints:
-    """Rows of the fastest item of every model and vector."""
-    key = model.copy()
-    for k in range(vector.shape[1]):
-        key = key * (_MOST_GPUS + 1) + vector[:, k]
-    order = np.lexsort((-rate, key))
-    first = np.ones(len(order), dtype=np.bool_)
-    first[1:] = key[order][1:] != key[order][:-1]
-    return order[first]
 
 
 class _Forms(NamedTuple):
@@ -431,7 +420,7 @@ def placeable(problem: Problem, columns: Columns) -> tuple[Ints, list[int]]:
     for kind, number in enumerate(problem.type_class):
         gpus[:, number] += whole[:, kind]
     rate = np.where(once > 0, columns.rate_rps, np.inf).min(axis=1)
-    rows = fastest_of_each(columns.model, gpus, rate)
+    rows = best_of_each([columns.model, *gpus.T], -rate)
     build = ProgramBuilder()
     placed = build.variables("placed", len(rows), upper=1.0, cost=1.0, whole=True)
     one = build.rows("one", len(problem.models), upper=1.0)
