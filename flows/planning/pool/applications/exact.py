@@ -46,7 +46,6 @@ from flows.planning.certificate import objective_of
 from flows.planning.inputs import Problem, gpu_prices, require_rates
 from flows.planning.pool.applications.pools import Pools
 from flows.planning.pool.bound import goal_of
-from flows.planning.pool.integer import delivered_rps
 from flows.planning.pool.plan import pipelines_of
 from flows.planning.pool.search import Found
 from flows.planning.pool.spare_gpus import promised_rps
@@ -134,14 +133,10 @@ def _on_pools(inputs: Inputs, options: PlanOptions, lines: Lines, problem: Probl
     goal = pools.goal
     score, bound = best.score, max(best.score, -division.bound)
     promised = promised_rps(best.columns, best.vgpus, goal, 1.0 if goal.fixed else score)
-    used = np.flatnonzero(delivered_rps(best.columns, best.vgpus) > 0)
-    made = pipelines_of(
-        pools.problem, best.columns.take(used), best.vgpus[used], np.asarray(promised)
-    )
     trace = _trace(laps, division, options)
     trace.configurations = pools.configurations
     decided = Outcome(
-        pipelines=made,
+        pipelines=pipelines_of(pools.problem, best.columns, best.vgpus, promised),
         promised_rps=tuple(promised.tolist()),
         objective=objective_of(options.objective, score, bound),
         trace=trace,
