@@ -174,8 +174,8 @@ class GroupingProblem:
     @property
     def arrays(self) -> Arrays:
         """Arguments of kernels."""
-        own = Arrays._fields[:-2]
-        return Arrays(*(getattr(self, name) for name in own), self.table.most, self.group_budget)
+        own = {name: getattr(self, name) for name in Arrays._fields[:-2]}
+        return Arrays(**own, most=self.table.most, common=self.group_budget)
 
     def best(self, members: Sequence[int]) -> Group:
         """The best plan of a group; its cost is `FAR` where there is none."""

@@ -372,7 +372,10 @@ def application_rates(inputs: Inputs, options: PlanOptions) -> tuple[Workload, s
 
 
 def _unrated(workload: Workload) -> Workload:
-    return _building(workload, lambda *_: None)
+    def none(name: str, asked: float, said: float | None) -> float | None:
+        del name, asked, said
+
+    return _building(workload, none)
 
 
 def _rated(workload: Workload, reached: Mapping[str, float]) -> Workload:
