@@ -5,6 +5,7 @@ Here: the goal, the answer as pipelines, and where patterns lie. Not here: findi
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -88,18 +89,10 @@ def solve(master: Master, inputs: Inputs, options: PlanOptions) -> tuple[Answer,
             reason += "there is none" if answer.bound <= 0 else "that there is none is not proven"
             raise InfeasibleError("cluster", reason)
         return answer, asked * answer.score
-    answer = master.solve(
-        Goal(demand=asked, prices=master.tables.prices, gap=options.gap, solver=options.solver),
-        inputs.watch,
-    )
-    if not answer.chosen:
-        _out_of_reach(master.solve(reachable(goal), inputs.watch))
+    answer = master.solve(replace(goal, prices=master.tables.prices), inputs.watch)
+    if not answer.chosen:  # how much of the demand can be served, up to all of it?
+        _out_of_reach(master.solve(replace(goal, enough=1.0), inputs.watch))
     return answer, asked
-
-
-def reachable(goal: Goal) -> Goal:
-    """How much of the demand can be served, up to all of it."""
-    return Goal(demand=goal.demand, gap=goal.gap, solver=goal.solver, enough=1.0)
 
 
 def _out_of_reach(most: Answer) -> None:

@@ -93,14 +93,7 @@ def plan(inputs: Inputs, options: PlanOptions) -> Outcome:
         score = max(score, lowest_share(columns, vgpus, rest))
     found.trace.seconds["widen"] = watch.seconds()
     if in_percents:
-        equal = Found(
-            columns=columns,
-            vgpus=vgpus,
-            score=score,
-            bound=bound,
-            trace=found.trace,
-            space=found.space,
-        )
+        equal = replace(found, columns=columns, vgpus=vgpus, score=score)
         return _with_parts(inputs, options, goal, equal)
     if kept is not None:
         columns, vgpus = kept.joined(columns, vgpus)
