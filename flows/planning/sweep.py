@@ -14,7 +14,7 @@ from triton_backend.contract.cluster import Cluster, NodeGroup
 from triton_backend.contract.errors import InfeasibleError, InputError
 from triton_backend.contract.profiles import InterferenceModel, ModelProfile
 from triton_backend.contract.shares import WHOLE_GPU
-from triton_backend.contract.workload import Workload
+from triton_backend.contract.workload import ModelDemand, Workload
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -143,16 +143,11 @@ def _slo_scale(situation: Situation, _gpu_class: str, value: float) -> Situation
     Of an application: of its longest path of such runs.
     """
     _require(value > 0, "slo-scale", value)
-    models = tuple(
-        replace(m, slo_us=max(1, round(value * _fastest_us(situation.profiles[m.name]))))
-        for m in situation.workload.models
+    return _with_slos(
+        situation,
+        lambda model: value * _fastest_us(situation.profiles[model.name]),
+        lambda application: value * _fastest_way_us(situation, application),
     )
-    applications = tuple(
-        replace(a, slo_us=max(1, round(value * _fastest_way_us(situation, a))))
-        for a in situation.workload.applications
-    )
-    asked = replace(situation.workload, models=models, applications=applications)
-    return replace(situation, workload=asked)
 
 
 def _fastest_way_us(situation: Situation, application: Application) -> float:
@@ -164,14 +159,21 @@ def _fastest_way_us(situation: Situation, application: Application) -> float:
 def _slo(situation: Situation, _gpu_class: str, value: float) -> Situation:
     """SLO of every model and application as a multiple of the workload's own."""
     _require(value > 0, "slo", value)
-    models = tuple(
-        replace(m, slo_us=max(1, round(value * m.slo_us))) for m in situation.workload.models
-    )
+    return _with_slos(situation, lambda m: value * m.slo_us, lambda a: value * a.slo_us)
+
+
+def _with_slos(
+    situation: Situation,
+    of_model: Callable[[ModelDemand], float],
+    of_application: Callable[[Application], float],
+) -> Situation:
+    """The same with other SLOs (µs), rounded."""
+    asked = situation.workload
+    models = tuple(replace(m, slo_us=max(1, round(of_model(m)))) for m in asked.models)
     applications = tuple(
-        replace(a, slo_us=max(1, round(value * a.slo_us))) for a in situation.workload.applications
+        replace(a, slo_us=max(1, round(of_application(a)))) for a in asked.applications
     )
-    asked = replace(situation.workload, models=models, applications=applications)
-    return replace(situation, workload=asked)
+    return replace(situation, workload=replace(asked, models=models, applications=applications))
 
 
 def _fastest_us(profile: ModelProfile) -> float:

@@ -191,24 +191,15 @@ def _model_table(
     if not sizes:
         raise InputError(where, "not measured on any share of a GPU that it may use")
     kept = 1 - options.margin(demand.name)
-    entries = tuple(
+    listed = demand.entries or (
         Entry(
-            name=entry.name,
-            block=entry.block,
-            budget_us=entry.budget_us,
-            rate_rps=entry.rate_rps * level,
-            dtype=entry.dtype,
-        )
-        for entry in demand.entries
-        or (
-            Entry(
-                name=demand.name,
-                block=0,
-                budget_us=demand.slo_us,
-                rate_rps=demand.normaliser(options.objective),
-            ),
-        )
+            name=demand.name,
+            block=0,
+            budget_us=demand.slo_us,
+            rate_rps=demand.normaliser(options.objective),
+        ),
     )
+    entries = tuple(replace(entry, rate_rps=entry.rate_rps * level) for entry in listed)
     any_phase = options.own.get("phases") == ANY_PHASE and demand.entries
     rates = sorted({entry.rate_rps for entry in entries} if any_phase else ())
     headroom = factor_of(str(options.own.get("headroom") or NO_HEADROOM))
