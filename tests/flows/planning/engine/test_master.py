@@ -11,7 +11,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flows.planning.engine.columns import Columns
-from flows.planning.engine.master import Cover, Free, Master, missed_prices, whole_program
+from flows.planning.engine.master import (
+    Cover,
+    Free,
+    Master,
+    level_column,
+    missed_prices,
+    whole_program,
+)
 from flows.planning.solver.record import recorded
 from flows.planning.solver.solve import Limits, solve_integer
 from tests.flows.planning.engine.problems import meets, some
@@ -110,6 +117,16 @@ def test_free_columns_keep_their_bounds() -> None:
     assert mixed is not None
     assert (mixed.counts[0], mixed.free[0], mixed.missed[0]) == (3.0, 2.0, 1.0)
     assert mixed.value == pytest.approx(3 + 10 + 100)
+
+
+def test_free_columns_of_two_kinds_stand_in_order() -> None:
+    none, one = np.zeros((1, 1)), np.ones((1, 1))
+    lent = Free.dense(np.array([5.0]), none, -one, 2.0, np.array([True]))
+    both = lent.and_these(level_column(np.array([3.0]), 1))
+    assert both.columns.cost.tolist() == [5.0, -1.0]
+    assert both.columns.matrix(2).tolist() == [[0.0, -1.0], [-3.0, 0.0]]
+    assert (both.lower.tolist(), both.upper.tolist()) == ([0.0, 0.0], [2.0, np.inf])
+    assert both.rounded(np.array([1.2, 1.2])).tolist() == [1.0, 1.2]
 
 
 def test_the_solver_of_a_linear_program_is_noted() -> None:

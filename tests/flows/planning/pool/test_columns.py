@@ -7,14 +7,34 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from flows.planning import PlanOptions, make_plan
 from flows.planning.inputs import build_problem
-from flows.planning.pool.columns import allocations_in_force, enumerate_columns, row_of
+from flows.planning.pool.columns import (
+    allocations_in_force,
+    best_of_each,
+    enumerate_columns,
+    row_of,
+)
 from flows.planning.pool.integer import delivered_rps
 from tests.flows.planning.pool.at_prices.test_search import many
 
 OPTIONS = PlanOptions(gap=0.05)
+
+
+@given(st.lists(st.tuples(*(st.integers(0, 2) for _ in range(4)))))
+def test_of_rows_with_equal_keys_the_least_by_all_values_is_found(
+    rows: list[tuple[int, ...]],
+) -> None:
+    first, second, price, size = np.array(rows, dtype=np.int64).reshape(-1, 4).T
+    least: dict[tuple[int, ...], tuple[int, ...]] = {}
+    for number, row in enumerate(rows):
+        key, ranked = row[:2], (*row[2:], number)
+        least[key] = min(least.get(key, ranked), ranked)
+    found = best_of_each([first, second], price, size)
+    assert found.tolist() == [least[key][-1] for key in sorted(least)]
 
 
 @pytest.mark.long
