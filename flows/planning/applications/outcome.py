@@ -33,7 +33,7 @@ def answer(
     problem: Problem,
     times: Sequence[int],
 ) -> Outcome:
-    """What was decided, with budgets that fill the limits up.
+    """The decision, with budgets that fill the limits up.
 
     Args:
         decided: pipelines of lines, and what these are promised.

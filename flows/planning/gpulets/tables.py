@@ -221,7 +221,7 @@ def _cell(
 
 
 def utilisation(profile: ModelProfile, gpu_class: str, share: int) -> tuple[Floats, Floats]:
-    """What a model uses of a part, [batch] each, as interference models ask.
+    """The use that a model makes of a part, [batch] each, as interference models ask.
 
     Raises:
         InputError: it was not measured.
