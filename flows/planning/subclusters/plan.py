@@ -518,10 +518,9 @@ def _proven_scale(
         made = evenest(to_class, options.gap, inputs.watch.left_s(), options.solver)
         return made is not None and made.bound <= 1 + 1e-6
 
+    above = halved(open_, reached, bound, _TRIES, options.gap)[1]
     settled = reached * (1 + options.gap)
-    if settled >= bound or not open_(settled):
-        return min(settled, bound)
-    return halved(open_, settled, bound, _TRIES, options.gap)[1]
+    return settled if settled < above and not open_(settled) else above
 
 
 def _divided_at(
