@@ -1,18 +1,19 @@
-"""The cost of the gateway: requests per second, and added latency.
+"""The cost of the gateway: requests per second, CPU time of a request, and added latency.
 
 A real Triton server on this machine serves one emulated stage with 4 KB requests. `wrk` over HTTP
-(where it is installed) and `poolpipe load` over gRPC offer more than the gateway takes; then 500
-requests/s with batches of one, whose stage time is known, show the latency added, over HTTP and
-over gRPC. Beside it, in turns and at the same rate, run two trivial models of Triton's Python
-backend that do nothing: one that answers at once, and one that answers from a thread of its own as
-the gateway must. They show how much of the added latency is Triton, its protocol and the load
-generator on the same cores.
+(where it is installed) and `poolpipe load` over gRPC offer more than the gateway takes; 1,500
+requests/s show the CPU time that a request costs, by process; 500 requests/s with batches of one,
+whose stage time is known, show the latency added, over HTTP and over gRPC. Beside it, in turns and
+at the same rate, run two trivial models of Triton's Python backend that do nothing: one that
+answers at once, and one that answers from a thread of its own as the gateway must. They show how
+much of all this is Triton, its protocol and the load generator on the same cores.
 
     .venv/bin/python scripts/benchmarks/gateway.py [--port 18040] [--seconds 10] [--rounds 3]
 """
 
 import argparse
 import json
+import resource
 import shutil
 import subprocess
 import sys
@@ -25,6 +26,7 @@ from typing import Any
 from flows.release.server import admin
 from flows.release.server.running import ServerState
 from scripts.benchmarks.figures import Figure, add_destinations, conclude
+from scripts.benchmarks.resource_usage import PARTS, cpu_seconds
 from scripts.benchmarks.served import stop_when_terminated
 from tests.fakes.plans import hand_model, hand_pipeline, hand_plan, hand_stage
 from triton_backend.contract.cluster import NodeGroup
@@ -43,8 +45,11 @@ HTTP_TARGET_RPS = 2_000.0
 GRPC_TARGET_RPS = 1_500.0
 ATTAINMENT_TARGET = 0.99
 ADDED_LATENCY_MS = {"p50": 1.5, "p99": 5.0}
+CPU_TARGET_MS = 1.0
+# Of the trivial model that answers from a thread: its requests/s, its median latency.
+RATE_SHARE_TARGET, ADDED_FACTOR_TARGET = 0.85, 1.6
 PROTOCOLS = ("http", "grpc")
-SINK = "sink"
+SINK, FROM_THREAD = "sink", "from_thread"
 FLOOR_CONFIG = """name: "{name}"
 backend: "python"
 max_batch_size: 0
@@ -64,7 +69,7 @@ class TritonPythonModel:
     def execute(self, requests):
         return [answer(request) for request in requests]
 """,
-    "from_thread": """
+    FROM_THREAD: """
 import queue
 import sys
 import threading
@@ -137,7 +142,7 @@ class Served:
         shutil.rmtree(self._root)
 
 
-def wrk(state: ServerState, seconds: int) -> dict[str, Any] | None:
+def wrk(state: ServerState, model: str, seconds: int) -> dict[str, Any] | None:
     """Requests per second of `wrk` over HTTP with 4 KB of binary input; None without wrk."""
     program = shutil.which("wrk")
     if program is None:
@@ -178,7 +183,7 @@ def wrk(state: ServerState, seconds: int) -> dict[str, Any] | None:
                 f"-c{WRK_CONNECTIONS}",
                 f"-d{seconds}s",
                 f"-s{file.name}",
-                f"http://{state.http_url}/v2/models/{SINK}/infer",
+                f"http://{state.http_url}/v2/models/{model}/infer",
             ],
             capture_output=True,
             text=True,
@@ -214,28 +219,96 @@ def load(
     return row
 
 
-def throughput(port: int, seconds: int) -> tuple[list[Figure], dict[str, Any]]:
-    """Requests per second that the gateway takes."""
+def throughput(port: int, seconds: int, rounds: int) -> tuple[list[Figure], dict[str, Any]]:
+    """Requests per second that the gateway takes, beside a trivial model; medians over rounds."""
     full = Served(one_stage_plan(batch=16, vgpus=2, rate_rps=RATE_OFFERED), port)
+    taken: dict[str, list[dict[str, Any]]] = {SINK: [], FROM_THREAD: []}
     with full as state:
-        http = wrk(state, seconds)
+        for _ in range(rounds):
+            for model, rows in taken.items():
+                row = wrk(state, model, seconds)
+                if row is not None:
+                    rows.append(row)
         grpc = load(state, full.plan_file(), GRPC_TARGET_RPS, seconds)
         raw = {
-            "wrk_http": http,
+            "wrk_http": taken,
             "load_grpc": grpc,
             "status": state.control("status")["counters"],
         }
+
+    def rate_rps(model: str) -> float | None:
+        return median(row["rps"] for row in taken[model]) if taken[model] else None
+
+    ours, trivial = rate_rps(SINK), rate_rps(FROM_THREAD)
     what = f"attainment at {GRPC_TARGET_RPS:.0f} requests/s, poolpipe load over gRPC"
     figures = [
+        Figure(name="requests/s, wrk over HTTP", value=ours, unit="1/s", least=HTTP_TARGET_RPS),
         Figure(
-            name="requests/s, wrk over HTTP",
-            value=None if http is None else http["rps"],
-            unit="1/s",
-            least=HTTP_TARGET_RPS,
+            name="  of a trivial Python model, answering from a thread", value=trivial, unit="1/s"
+        ),
+        Figure(
+            name="requests/s, wrk over HTTP, of those of that trivial model",
+            value=None if ours is None or trivial is None else ours / trivial,
+            least=RATE_SHARE_TARGET,
         ),
         Figure(name=what, value=grpc["attainment"], least=ATTAINMENT_TARGET),
     ]
     return figures, raw
+
+
+def cpu_per_request(port: int, seconds: int, rounds: int) -> tuple[list[Figure], dict[str, Any]]:
+    """CPU time of a request by process at a busy rate; medians over rounds that take turns."""
+    full = Served(one_stage_plan(batch=16, vgpus=2, rate_rps=RATE_OFFERED), port)
+    turns = [(name, protocol) for name in (SINK, FROM_THREAD) for protocol in PROTOCOLS]
+    runs: dict[tuple[str, str], list[dict[str, float]]] = {turn: [] for turn in turns}
+    with full as state:
+        for _ in range(rounds):
+            for name, protocol in turns:
+                before, own_s = cpu_seconds(state, name), _children_s()
+                row = load(state, full.plan_file(name), GRPC_TARGET_RPS, seconds, protocol)
+                after = cpu_seconds(state, name)
+                spent_s = {part: after[part] - before[part] for part in PARTS}
+                spent_s |= {"all": sum(spent_s.values()), "load": _children_s() - own_s}
+                runs[name, protocol].append(
+                    {part: value * 1e3 / row["offered"] for part, value in spent_s.items()}
+                    | {"attainment": row["attainment"]}
+                )
+        status = state.control("status")["counters"]
+
+    def typical(model: str, protocol: str, part: str) -> float:
+        return median(run[part] for run in runs[model, protocol])
+
+    at = f"at {GRPC_TARGET_RPS:.0f} requests/s"
+    figures: list[Figure] = []
+    for protocol in PROTOCOLS:
+        figures.append(
+            Figure(
+                name=f"CPU per request {at} over {protocol}",
+                value=typical(SINK, protocol, "all"),
+                unit="ms",
+                most=CPU_TARGET_MS,
+                note=f"attainment {typical(SINK, protocol, 'attainment'):.3f}",
+            )
+        )
+        figures += [
+            Figure(name=f"  {part}, {protocol}", value=typical(SINK, protocol, part), unit="ms")
+            for part in (*PARTS, "load")
+        ]
+        figures.append(
+            Figure(
+                name=f"  of a trivial Python model over {protocol}, answering from a thread",
+                value=typical(FROM_THREAD, protocol, "all"),
+                unit="ms",
+            )
+        )
+    taken = {f"{name}, {protocol}": rows for (name, protocol), rows in runs.items()}
+    return figures, {"cpu_ms": taken, "status": status}
+
+
+def _children_s() -> float:
+    """CPU time of the load generators that have ended."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
 
 
 def added_latency(port: int, seconds: int, rounds: int) -> tuple[list[Figure], dict[str, Any]]:
@@ -266,11 +339,21 @@ def added_latency(port: int, seconds: int, rounds: int) -> tuple[list[Figure], d
     ]
     figures += [
         Figure(
+            name=f"added latency p50 {at} over {protocol}, of that of the model that answers"
+            " from a thread",
+            value=(typical(SINK, protocol, "p50") - STAGE_US / 1000)
+            / typical(FROM_THREAD, protocol, "p50"),
+            most=ADDED_FACTOR_TARGET,
+        )
+        for protocol in PROTOCOLS
+    ]
+    figures += [
+        Figure(
             name=f"  {q} of a trivial Python model over {protocol}, answering {how}",
             value=typical(model, protocol, q),
             unit="ms",
         )
-        for model, how in (("at_once", "at once"), ("from_thread", "from a thread"))
+        for model, how in (("at_once", "at once"), (FROM_THREAD, "from a thread"))
         for protocol in PROTOCOLS
         for q in ADDED_LATENCY_MS
     ]
@@ -285,17 +368,20 @@ def main() -> int:
     )
     parser.add_argument("--port", type=int, default=18_040)
     parser.add_argument("--seconds", type=int, default=10)
-    parser.add_argument("--rounds", type=int, default=3, help="of the latency measurement")
-    parser.add_argument("--only", choices=("throughput", "latency"))
+    parser.add_argument("--rounds", type=int, default=3, help="in which all take turns")
+    parser.add_argument("--only", choices=("throughput", "cpu", "latency"))
     add_destinations(parser)
     options = parser.parse_args()
     figures: list[Figure] = []
     raw: dict[str, Any] = {}
-    if options.only != "latency":
-        found, raw["throughput"] = throughput(options.port, options.seconds)
+    each = max(options.seconds // 2, 1)
+    if options.only in (None, "throughput"):
+        found, raw["throughput"] = throughput(options.port, each, options.rounds)
         figures += found
-    if options.only != "throughput":
-        each = max(options.seconds // 2, 1)
+    if options.only in (None, "cpu"):
+        found, raw["cpu"] = cpu_per_request(options.port, options.seconds, options.rounds)
+        figures += found
+    if options.only in (None, "latency"):
         found, raw["latency"] = added_latency(options.port, each, options.rounds)
         figures += found
     return conclude(options, "gateway", figures, raw)

@@ -1,4 +1,4 @@
-"""Resources of a running system: processes, memory, files, sockets, segments.
+"""Resources of a running system: processes, memory, CPU time, files, sockets, segments.
 
 What one that ended left over.
 """
@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import psutil
 
@@ -18,6 +18,7 @@ from flows.system_metrics import MetricsError, read_all_metrics
 from scripts.benchmarks.figures import Figure
 from scripts.benchmarks.served import SHARED_FOLDER, Served, processes_of, segments_of
 from triton_backend.contract.plan import Plan
+from triton_backend.serve_folder.repository import CONTROL_MODEL
 
 SAMPLE_SECONDS = 2.0
 # How many more of each there may be at the end; None: that is reported alone.
@@ -39,6 +40,8 @@ AT_NEED = re.compile(
 TCP_ESTABLISHED = "01"
 STUB = "triton_python_backend_stub"
 GROWN_NAMED = 12  # kinds of descriptors, or series, that a note names
+Part = Literal["tritonserver", "front", "scheduler", "workers", "others"]
+PARTS: tuple[Part, ...] = ("tritonserver", "front", "scheduler", "workers", "others")
 
 
 def resources(served: Served) -> dict[str, Any]:
@@ -95,6 +98,33 @@ def resources(served: Served) -> dict[str, Any]:
         "segments": len(segments),
         "segments_mb": sum(_allocated(path) for path in segments) / 1e6,
     }
+
+
+def part_of(role: str, model: str) -> Part:
+    """The part of a process, by its role (`_role`) and the model that is asked.
+
+    That model's own stub is the front, also where it is none of ours.
+    """
+    if role == "tritonserver":
+        return "tritonserver"
+    if role.startswith("worker-"):
+        return "workers"
+    stub = role.removeprefix("stub ")
+    if stub == model:
+        return "front"
+    return "scheduler" if stub == CONTROL_MODEL else "others"
+
+
+def cpu_seconds(state: ServerState, model: str) -> dict[Part, float]:
+    """User and system time of all processes of a system so far, by part."""
+    spent: dict[Part, float] = dict.fromkeys(PARTS, 0.0)
+    for process in processes_of(state):
+        try:
+            times = process.cpu_times()
+            spent[part_of(_role(process), model)] += times.user + times.system
+        except psutil.Error:  # it has ended
+            continue
+    return spent
 
 
 def left_over(states: Iterable[ServerState]) -> list[str]:

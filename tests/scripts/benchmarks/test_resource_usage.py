@@ -1,8 +1,15 @@
-"""Resources of a running system: how a growth is named."""
+"""Resources of a running system: how a growth is named, which process is which part."""
 
 from typing import Any
 
-from scripts.benchmarks.resource_usage import descriptor_kind, growth_figures, most_links
+import pytest
+
+from scripts.benchmarks.resource_usage import (
+    descriptor_kind,
+    growth_figures,
+    most_links,
+    part_of,
+)
 from tests.triton_backend.serving.small_plans import plan, two_stage
 
 LOOK: dict[str, Any] = {
@@ -75,3 +82,19 @@ def test_descriptors_are_of_one_kind_whatever_their_numbers() -> None:
         "poolpipe-#-stub#",
         "logs/requests-#.jsonl",
     ]
+
+
+@pytest.mark.parametrize(
+    ("role", "part"),
+    [
+        ("tritonserver", "tritonserver"),
+        ("stub sink", "front"),
+        ("stub poolpipe_control", "scheduler"),
+        ("worker-#-#", "workers"),
+        ("stub poolpipe_node", "others"),
+        ("stub from_thread", "others"),
+        ("python", "others"),
+    ],
+)
+def test_a_process_is_a_part_by_its_role(role: str, part: str) -> None:
+    assert part_of(role, "sink") == part
