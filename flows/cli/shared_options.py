@@ -54,9 +54,6 @@ EndAfter = Annotated[
         help="Stop after this many rounds; by default the command runs until interrupted.",
     ),
 ]
-Advisory = Annotated[
-    bool, typer.Option("--advisory", help="Show the plans that would be made, and change nothing.")
-]
 WorkloadFile = Annotated[
     Path,
     typer.Option(
@@ -235,6 +232,18 @@ CutModels = Annotated[
         rich_help_panel="Endpoints",
         help="Add a Triton model NAME_cut_BLOCK for every open cut of a model with entries. "
         "It takes only the tensors of that cut and adds 0.5 ms.",
+    ),
+]
+
+Guard = Annotated[
+    float | None,
+    typer.Option(
+        "--guard",
+        metavar="SHARE",
+        min=0.0,
+        max=0.9,
+        help="Share of a request's time that the scheduler leaves to the way to and from it; by "
+        "default what is measured.",
     ),
 ]
 

@@ -5,14 +5,21 @@ Not here: what is done with them. Every flow's process imports this file; what t
 a step's own options is imported by the flow that does so.
 """
 
+from math import isinf
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, get_origin
 
 from pydantic import BaseModel, ConfigDict, Field, create_model
 
-from flows.operations.replanning.options import ForecastOptions, Thresholds
+from flows.operations.replanning.options import (
+    AutoscaleOptions,
+    ForecastOptions,
+    SteerOptions,
+    Thresholds,
+)
 from flows.options import Option, asked, options_given
 from flows.planning.options import SWEPT, CommonOptions
+from flows.preparation.interference.options import FitOptions
 from flows.release.rollout.options import RolloutMode, RolloutOptions
 from flows.state import warehouse_path
 from triton_backend.contract.shares import LOADED, WHOLE_GPU, Part
@@ -59,10 +66,15 @@ def _kind(option: Option) -> Any:
     if option.choices:
         kind = Literal[option.choices]
     elif kind in (int, float):
-        kind = Annotated[kind, Field(ge=option.least, le=option.most)]
+        least, most = (None if isinf(limit) else limit for limit in (option.least, option.most))
+        kind = Annotated[kind, Field(ge=least, le=most)]
     if option.value is not option.kind:
         kind = dict[str, kind]
     return kind | None if option.unset else kind
+
+
+Precision = Literal["fp32", "fp16"]
+PRECISION = "Of engines: classes without a `runtime` in cluster.yaml are measured in TensorRT."
 
 
 class PrepareParameters(Parameters):
@@ -73,6 +85,11 @@ class PrepareParameters(Parameters):
     cluster: Path = Field(description="cluster.yaml; its classes are measured.")
     blocks: int = Field(default=10, ge=1, le=64)
     max_batch: int = Field(default=8, ge=1, le=256)
+    layer_times: Path | None = Field(
+        default=None,
+        description="File of `poolpipe layer-times` to balance blocks by; by default this CPU's.",
+    )
+    precision: Precision = Field(default="fp32", description=PRECISION)
     input_shapes: dict[str, str] = Field(
         default={}, description="Sizes of inputs without the batch, as 3x320x320."
     )
@@ -122,6 +139,7 @@ class ProfileClassParameters(BaseModel):
     runtime: OnnxRuntime | None = Field(
         default=None, description="None: engines on a GPU of the host."
     )
+    precision: Precision = Field(default="fp32", description=PRECISION)
     known: list[dict[str, Any]] = Field(default=[], description="Cells measured before.")
 
     @classmethod
@@ -135,6 +153,7 @@ class ProfileClassParameters(BaseModel):
             gpu_class=request.gpu_class,
             parts=list(request.parts),
             runtime=device and OnnxRuntime(**device.to_options()),
+            precision=request.precision,
             known=ClassProfile(cells=request.known).to_rows(),
         )
 
@@ -153,8 +172,27 @@ class ProfileClassParameters(BaseModel):
             gpu_class=self.gpu_class,
             parts=tuple(self.parts),
             device=runtime and DeviceClass.from_options(self.gpu_class, runtime.model_dump()),
+            precision=self.precision,
             known=ClassProfile.from_rows(self.known).cells,
         )
+
+
+class ImportParameters(Parameters):
+    """Of `import-profiles`."""
+
+    folder: Path = Field(description="As of `poolpipe profiles import`, as the worker sees it.")
+
+
+class FitParameters(form(Parameters, asked(FitOptions))):
+    """Of `fit-interference`."""
+
+    folder: Path | None = Field(
+        default=None, description="Folder of tables; by default the warehouse's are used."
+    )
+
+    def options(self) -> FitOptions:
+        """Which pairs, and how."""
+        return FitOptions(**self.given(FitOptions))
 
 
 class PlanningParameters(form(Parameters, asked(CommonOptions, instead="as before"))):
@@ -252,6 +290,31 @@ class ReplanParameters(
         return RolloutOptions(
             reason=reason, bake_seconds=self.given(RolloutOptions)["bake_seconds"]
         )
+
+
+class LoopParameters(Parameters):
+    """Of a loop that follows the load of the running system."""
+
+    cluster: Path | None = Field(
+        default=None,
+        description="A cluster.yaml whose runtimes build missing stages; without it none is built.",
+    )
+
+
+class AutoscaleParameters(form(LoopParameters, asked(AutoscaleOptions))):
+    """Of `autoscale`."""
+
+    def options(self) -> AutoscaleOptions:
+        """How often, on how many GPUs, and how long."""
+        return AutoscaleOptions(**self.given(AutoscaleOptions))
+
+
+class SteerParameters(form(LoopParameters, asked(SteerOptions))):
+    """Of `steer`."""
+
+    def options(self) -> SteerOptions:
+        """How long."""
+        return SteerOptions(**self.given(SteerOptions))
 
 
 class IngestParameters(Parameters):

@@ -46,6 +46,7 @@ def split(work: Workspace, parameters: PrepareParameters) -> SplitModel:
         parameters.name,
         blocks=parameters.blocks,
         max_batch=parameters.max_batch,
+        layer_times=parameters.layer_times,
         choices=parameters.choices(),
     )
 
@@ -81,6 +82,7 @@ def prepare_model(parameters: PrepareParameters) -> dict[str, Any]:
             gpu_class=c.name,
             parts=c.parts(),
             device=devices.get(c.name),
+            precision=parameters.precision,
             known=known_cells(work, model, c.name),
         )
         for c in cluster.gpu_classes

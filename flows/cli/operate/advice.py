@@ -7,7 +7,10 @@ from flows.cli.shared_options import AsJson
 
 @command("advice", "poolpipe advice --json")
 def advice(*, as_json: AsJson = False) -> None:
-    """Show how many GPUs each pool in force should have, from the last minute."""
+    """Show how many GPUs each pool in force should have, and the rates that this is for.
+
+    Rates are sized as `poolpipe autoscale` does it; they are known after twenty seconds.
+    """
     from flows.release.server.running import read_state
     from flows.reporting import words
     from flows.state import project_state
@@ -30,3 +33,9 @@ def advice(*, as_json: AsJson = False) -> None:
     show(table(("pool", "class", "vGPUs", "advised", "idle", "bad"), rows, texts=2))
     classes = [(name, row["gpus"], row["advised"]) for name, row in found["gpu_classes"].items()]
     show(table(("class", "GPUs", "advised"), classes))
+    rates = [
+        (name, f"{one['planned_rps']:.1f}", f"{one['wanted_rps']:.1f}")
+        for name, one in found["demands"].items()
+    ]
+    if rates:
+        show(table(("asked for", "planned rps", "wanted rps"), rates))

@@ -8,11 +8,10 @@ import typer
 from flows.cli.console import note, print_json, show
 from flows.cli.registry import command, family
 from flows.cli.shared_options import WAREHOUSE, AsJson, WarehouseFile
+from flows.preparation.interference.options import FitOptions
 
 if TYPE_CHECKING:
     from flows.preparation.interference.fit import Errors, FitReport
-    from flows.workspace import Workspace
-    from triton_backend.contract.profiles import ModelProfile, Pair
 
 _SHOWN = 10  # odd rows
 
@@ -35,30 +34,7 @@ def fit_interference(
         ),
     ] = None,
     *,
-    gpu_class: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAME",
-            help="The GPU class to fit; needed where the tables hold several classes.",
-        ),
-    ] = None,
-    from_runs: Annotated[
-        bool,
-        typer.Option(
-            "--from-runs",
-            help="Use pairs that the running system measured (`poolpipe ingest`), not profiled "
-            "ones.",
-        ),
-    ] = False,
-    robust: Annotated[
-        bool, typer.Option("--robust", help="Give outliers less weight (Huber loss).")
-    ] = False,
-    seed: Annotated[
-        int,
-        typer.Option(
-            metavar="N", min=0, help="Seed that divides the pairs into training and validation."
-        ),
-    ] = 0,
+    how: FitOptions,
     output: Annotated[
         Path | None,
         typer.Option("-o", metavar="FILE", help="Also write the model to this CSV file."),
@@ -71,22 +47,11 @@ def fit_interference(
     Seven tenths of the pairs train it, the rest says how well it does. Where a constant does no
     worse, the constant is the model.
     """
-    from flows.clock import now_utc
     from flows.preparation.interference import stored_tables, tables
     from flows.workspace import workspace
-    from warehouse.profiles import add_interference
 
-    work = workspace(warehouse)
-    profiles, pairs = _pairs_asked(work, folder, from_runs=from_runs)
-    fitted = stored_tables.fit_tables(profiles, pairs, gpu_class, seed=seed, robust=robust)
+    fitted = stored_tables.fit_step(workspace(warehouse), folder, how)
     name, report, unknown = fitted.gpu_class, fitted.report, fitted.unknown
-    with work.open() as store:
-        add_interference(
-            store,
-            {name: report.model},
-            str(folder or ("runs" if from_runs else "pairs")),
-            now_utc(),
-        )
     if unknown:
         note(f"{unknown} sides of pairs left out: not measured alone")
     for line in report.odd[:_SHOWN]:
@@ -108,22 +73,6 @@ def fit_interference(
     show(f"plans on {name} use it from now on")
     if output is not None:
         show(f"written to {output}")
-
-
-def _pairs_asked(
-    work: "Workspace", folder: Path | None, *, from_runs: bool
-) -> "tuple[dict[str, ModelProfile], list[Pair]]":
-    """Profiles and pairs of a folder, or of the warehouse: as profiled, or as runs."""
-    from flows.preparation.interference import stored_tables
-    from triton_backend.contract.errors import InputError
-
-    if folder is None:
-        with work.open(read_only=True) as store:
-            return stored_tables.known_pairs(store, from_runs=from_runs)
-    if from_runs:
-        raise InputError("--from-runs", "takes runs from the warehouse, not from a folder")
-    found = stored_tables.read_folder(folder)
-    return dict(found.profiles), found.pairs
 
 
 def _constants(report: "FitReport") -> dict[str, float]:

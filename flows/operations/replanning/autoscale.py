@@ -1,19 +1,16 @@
 """Plans that follow the load every few seconds (gpulets, 4.1, 4.5, 4.6 and the authors' code).
 
-Rates of models, entries and applications (`demands`) are averaged with a weight that falls by the
-second; what is planned for is the highest of the last period, half a minute at most, or what the
-last minute's trend comes to at the end of the next period, with headroom. A plan is made where that
-has moved far enough, or rows of an application's modules have: on as few GPUs as carry it, with as
-few changes as possible, and where no GPUs carry it, for as much of it as can be. It takes over with
-work in flight, once what is new has been loaded.
+A plan is made where the rates to plan for (`scheduler.policies.demand`) have moved far enough, or
+rows of an application's modules have: on as few GPUs as carry it, with as few changes as possible,
+and where no GPUs carry it, for as much of it as can be. It takes over with work in flight, once
+what is new has been loaded.
 
-Here: when, and for what. Not here: how plans are made (`planner`) and brought into force
-(`release.rollout`).
+Here: when, and for what. Not here: how rates are measured and sized, how plans are made (`planner`)
+and brought into force (`release.rollout`).
 """
 
-import math
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any, Protocol
@@ -21,8 +18,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from flows.operations.replanning.demands import loads, names_of, planned_rates, with_rates
-from flows.operations.replanning.forecast import LEAST_RATE_RPS
+from flows.operations.replanning.demands import loads, with_rates
 from flows.operations.replanning.planner import (
     Planner,
     cheapest_planner,
@@ -39,112 +35,26 @@ from triton_backend.contract.plan import Plan
 from triton_backend.contract.units import US_PER_S, s_to_us
 from triton_backend.contract.workload import Workload
 from triton_backend.scheduler.compiled import Records
+from triton_backend.scheduler.policies.demand import (
+    FALL_SIGMAS,
+    FULL_SPEED,
+    LEAST_RATE_RPS,
+    LOADING_S,
+    RateTracker,
+    Sizing,
+    fell,
+    names_of,
+    planned_rates,
+    rose,
+)
 from triton_backend.simulator.offered import Offer, offered_requests
 from triton_backend.simulator.run import simulate
 from triton_backend.simulator.scenario import PlanChange, SimOptions, rates_of
 from triton_backend.simulator.world import SERVED
 from warehouse.db import WarehouseInUseError
 
-REMEMBERED_S = 30
 ROWS_PERIODS = 3  # of which rows of modules are counted
-RISE, RISE_RPS, FALL = 0.05, 10.0, 0.10  # how far a rate moves before a plan is made
 PATIENCE = 2  # periods that a rate is low before a plan is made for less
-SMALL_RPS = 125.0
-HEADROOM, SMALL_HEADROOM = 1.2, 1.5  # of large rates, and of those below SMALL_RPS
-SMALL_RISE = 0.10  # of small rates, which vary more and have more headroom
-FALL_SIGMAS = 3.0  # a rate that is not so many deviations of its own lower is low by chance
-LOADING_S = 15.0  # from a decision until its plan takes over (section 4.6: 10 to 15 s)
-TREND_S, LEAST_TREND_S = 60, 10
-TREND_SIGMAS = 3.0  # a slope below so many of its standard errors is taken for chance
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Sizing:
-    """How much more than what was seen is planned for, and how far rates move before that.
-
-    Attributes:
-        small_rps: rates below it have the larger headroom: few requests a second vary more.
-        rise_rps: a rise by so much asks for a plan, however little it is of the rate.
-    """
-
-    small_rps: float = SMALL_RPS
-    rise_rps: float = RISE_RPS
-
-    def planned_rps(self, rate_rps: float) -> float:
-        """A rate with headroom: never less for more."""
-        small = SMALL_HEADROOM * min(rate_rps, self.small_rps)
-        return max(LEAST_RATE_RPS, HEADROOM * rate_rps, small)
-
-    def rose(self, wanted_rps: float, planned_rps: float) -> bool:
-        """True if that much more is wanted than was planned for, both with headroom."""
-        is_small = planned_rps < SMALL_HEADROOM * self.small_rps
-        rise_rps = wanted_rps - planned_rps
-        part = SMALL_RISE if is_small else RISE
-        return rise_rps > part * planned_rps or rise_rps > self.rise_rps
-
-    def slowed(self, factor: float) -> "Sizing":
-        """The same for a system in which everything takes so many times as long."""
-        return Sizing(small_rps=self.small_rps / factor, rise_rps=self.rise_rps / factor)
-
-
-class RateTracker:
-    """Rates to plan for, by name (`demands`), from counts by the second."""
-
-    def __init__(self, period_s: float, sizing: Sizing = Sizing()) -> None:
-        self._alpha = 2.0 / (max(1.0, period_s) + 1.0)
-        self._remembered = min(REMEMBERED_S, max(1, math.ceil(period_s)))
-        self._ahead_s = period_s + LOADING_S  # the end of the time that a plan made now is for
-        self._sizing = sizing
-        self._seconds: dict[str, int] = {}
-        self._rate: dict[str, float] = {}
-        self._last: dict[str, deque[float]] = {}
-        self._counts: dict[str, deque[float]] = {}
-
-    def second(self, counts: Mapping[str, float]) -> None:
-        """One more second, with the requests of each name."""
-        for name, count in counts.items():
-            self._seconds[name] = seconds = self._seconds.get(name, 0) + 1
-            weight = max(self._alpha, 1.0 / seconds)  # the mean of all, while these are few
-            before = self._rate.get(name, 0.0)
-            self._rate[name] = before + weight * (count - before)
-            last = self._last.setdefault(name, deque(maxlen=self._remembered))
-            if weight > self._alpha:
-                last.clear()  # means of fewer, which are high or low by chance
-            last.append(self._rate[name])
-            self._counts.setdefault(name, deque(maxlen=TREND_S)).append(float(count))
-
-    def targets_rps(self) -> dict[str, float]:
-        """The highest rate of the last period, or what a rise comes to, with headroom."""
-        return {
-            name: self._sizing.planned_rps(max(*last, self._expected_rps(self._counts[name])))
-            for name, last in self._last.items()
-        }
-
-    def now_rps(self) -> dict[str, float]:
-        """The most that the rates of now may be, but for chance, with the same headroom."""
-        seconds = 2.0 / self._alpha - 1.0  # a mean of so many Poisson counts varies as much
-        return {
-            name: self._sizing.planned_rps(rate + FALL_SIGMAS * math.sqrt(rate / seconds))
-            for name, rate in self._rate.items()
-        }
-
-    def _expected_rps(self, counts: Sequence[float]) -> float:
-        """Where the line through the last minute's counts ends.
-
-        0 where it does not rise beyond chance.
-        """
-        if len(counts) < LEAST_TREND_S:
-            return 0.0
-        values = np.asarray(counts)
-        times_s = np.arange(len(values)) - (len(values) - 1) / 2
-        spread = float((times_s**2).sum())
-        mean, slope = float(values.mean()), float((times_s * values).sum()) / spread
-        beside = float(((values - mean - slope * times_s) ** 2).mean())
-        if slope <= TREND_SIGMAS * math.sqrt(
-            max(mean, beside) / spread
-        ):  # Poisson counts, or worse
-            return 0.0
-        return mean + slope * (float(times_s[-1]) + self._ahead_s)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -161,11 +71,11 @@ class Follower:
     planner: Planner
     in_force: Plan
     planned_rps: dict[str, float]
-    sizing: Sizing = Sizing()
+    sizing: Sizing = FULL_SPEED
     low: int = 0
 
     @classmethod
-    def of(cls, planner: Planner, in_force: Plan, sizing: Sizing = Sizing()) -> "Follower":
+    def of(cls, planner: Planner, in_force: Plan, sizing: Sizing = FULL_SPEED) -> "Follower":
         """At first the plan was made for what it promises."""
         promised = {n: max(rps, LEAST_RATE_RPS) for n, rps in planned_rates(in_force).items()}
         workload = in_force.workload
@@ -175,10 +85,8 @@ class Follower:
     def moved(self, wanted: Mapping[str, float], now: Mapping[str, float]) -> bool:
         """True if a period with these loads to plan for, and those at its end, asks for a plan."""
         planned = self.planned_rps
-        fell = any(load < (1 - FALL) * planned[name] for name, load in now.items())
-        self.low = self.low + 1 if fell else 0
-        rose = any(self.sizing.rose(load, planned[name]) for name, load in wanted.items())
-        return rose or self.low >= PATIENCE
+        self.low = self.low + 1 if fell(now, planned) else 0
+        return rose(wanted, planned, self.sizing) or self.low >= PATIENCE
 
     def next_plan(
         self,
@@ -444,10 +352,7 @@ def watch_second(state: LiveState, system: System, say: Callable[[str], None]) -
     except PoolPipeError as error:
         say(f"no rates: {error}")
         return
-    # A gateway that was restarted counts from 0 again.
-    counts = {n: max(0, c - state.before.get(n, 0)) / state.unread_s for n, c in now.items()}
-    for _ in range(max(1, round(state.unread_s))):
-        state.tracker.second(counts)
+    state.tracker.seconds(now, state.before, state.unread_s)
     state.before, state.unread_s = now, 0.0
 
 
@@ -499,19 +404,20 @@ def bring_plans(
     *,
     decisions: int | None = None,
     advisory: bool = False,
+    over: Callable[[], bool] = lambda: False,
 ) -> None:
-    """Bring plans into force as they follow, for so many decisions or until interrupted.
+    """Bring plans into force as they follow, for so many decisions, until over or interrupted.
 
-    `advisory` says what would be done, and does nothing. A rollout that fails leaves the plan in
-    force, and the next decision asks again. Another rollout (`replan`, a person's) may bring
-    another plan: it is gone on from.
+    `over` is asked before every decision. `advisory` says what would be done, and does nothing. A
+    rollout that fails leaves the plan in force, and the next decision asks again. Another rollout
+    (`replan`, a person's) may bring another plan: it is gone on from.
 
     Raises:
         InputError: nothing is being served, no plan serves what is asked for, or the plan that
             another rollout brought cannot be gone on from.
     """
     served = guide.in_force
-    while decisions is None or decisions > 0:
+    while (decisions is None or decisions > 0) and not over():
         guide.watch(say)
         decisions = None if decisions is None else decisions - 1
         served, known = _look_at_served(guide, system, served, say)
@@ -633,6 +539,7 @@ def follow_live(
     follower_of: Callable[[Plan], Follower],
     periods: int | None = None,
     advisory: bool = False,
+    over: Callable[[], bool] = lambda: False,
 ) -> None:
     """Watch rates and bring plans into force, period after period (`bring_plans`).
 
@@ -653,4 +560,4 @@ def follow_live(
         follower_of=follower_of,
     )
     guide.counted.append(system.rows())
-    bring_plans(guide, system, say, decisions=periods, advisory=advisory)
+    bring_plans(guide, system, say, decisions=periods, advisory=advisory, over=over)

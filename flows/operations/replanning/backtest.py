@@ -13,12 +13,12 @@ from typing import Any
 import numpy as np
 
 from flows.clock import Stopwatch
-from flows.operations.replanning.demands import planned_rates
 from flows.operations.replanning.forecast import ForecastOptions, forecast_rps, rates_to_plan
 from flows.operations.replanning.rates import RateHistory
 from flows.operations.replanning.simulated import capacities
 from triton_backend.contract.errors import InputError
 from triton_backend.contract.plan import Plan
+from triton_backend.scheduler.policies.demand import planned_rates
 
 Planner = Callable[[Mapping[str, float]], Plan]
 

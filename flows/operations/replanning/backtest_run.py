@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 
 from flows.operations.replanning.backtest import Backtest, Period, backtest
-from flows.operations.replanning.demands import demand_names, planned_rates
 from flows.operations.replanning.forecast import ForecastOptions
 from flows.operations.replanning.planner import cheapest_planner
 from flows.operations.replanning.rates import RateHistory, read_counts
@@ -26,6 +25,7 @@ from triton_backend.contract.errors import InputError
 from triton_backend.contract.profiles import InterferenceModel, ModelProfile
 from triton_backend.contract.units import US_PER_S
 from triton_backend.contract.workload import Workload
+from triton_backend.scheduler.policies.demand import demand_names, planned_rates
 from triton_backend.simulator.run import SimOptions, simulate
 
 PEAK_SHARE = 0.97  # of what the whole cluster serves, where no peak is stated

@@ -10,13 +10,14 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from flows.operations.replanning.decide import share_shift
-from flows.operations.replanning.demands import offered_between, planned_rates
+from flows.operations.replanning.demands import offered_between
 from flows.release.rollout.outcomes import ENOUGH_REQUESTS
 from flows.release.server.running import ServerError, read_state
 from flows.workspace import Workspace, find_plan
 from triton_backend.contract.cluster import Cluster
 from triton_backend.contract.errors import InputError
 from triton_backend.contract.plan import Plan
+from triton_backend.scheduler.policies.demand import planned_rates
 from warehouse.observations import rates_between
 
 ATTAINMENT_LOW = "poolpipe.attainment.low"

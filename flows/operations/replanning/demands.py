@@ -1,10 +1,6 @@
-"""Names of all that clients ask for: they are measured, forecast and planned for by these.
+"""Rates of all that clients ask for, by name, in a workload, in counts and in the warehouse.
 
-    a model                          `net`
-    an entry, where a model has any  `net/tails`, in place of the model
-    an application                   `traffic`
-
-Here: these names in a workload, a plan, and counts. Not here: in a simulation (`simulated`).
+The names are those of `scheduler.policies.demand`. Not here: in a simulation (`simulated`).
 """
 
 from collections.abc import Iterable, Mapping
@@ -12,35 +8,10 @@ from dataclasses import replace
 from datetime import datetime
 
 from flows.workspace import Workspace
-from triton_backend.contract.entries import Entry, covering, demand_name, shares_of
+from triton_backend.contract.entries import Entry, covering, demand_name
 from triton_backend.contract.errors import InputError
-from triton_backend.contract.plan import ModelPlan, Plan
-from triton_backend.contract.workload import ModelDemand, Workload
+from triton_backend.contract.workload import Workload
 from warehouse.observations import entry_rates_between, rates_between
-
-
-def demand_names(workload: Workload) -> tuple[str, ...]:
-    """Everything that clients ask for, in the workload's order."""
-    models = [name for model in workload.models for name in names_of(model)]
-    return (*models, *(one.name for one in workload.applications))
-
-
-def names_of(model: ModelDemand | ModelPlan) -> list[str]:
-    """Of a model: those of its entries, or its own."""
-    entries = [demand_name(model.name, entry.name) for entry in model.entries]
-    return entries or [model.name]
-
-
-def planned_rates(plan: Plan) -> dict[str, float]:
-    """Requests/s that a plan has for clients, by name."""
-    rates: dict[str, float] = {}
-    for model in plan.models:
-        if not model.entries or shares_of(model.entries):
-            rates[model.name] = plan.own_rate_rps(model.name)
-        for entry in model.entries:
-            rates[demand_name(model.name, entry.name)] = entry.rate_rps
-    rates |= {one.name: one.application.rate_rps or 0.0 for one in plan.applications}
-    return {name: rates.get(name, 0.0) for name in demand_names(plan.workload)}
 
 
 def with_rates(workload: Workload, rates: Mapping[str, float]) -> Workload:

@@ -15,8 +15,7 @@ from numpy.typing import NDArray
 from flows.operations.replanning.options import ForecastOptions
 from flows.operations.replanning.rates import RateHistory
 from triton_backend.contract.errors import InputError
-
-LEAST_RATE_RPS = 0.1  # a model that is forecast idle keeps one pipeline for its first requests
+from triton_backend.scheduler.policies.demand import LEAST_RATE_RPS
 
 
 def forecast_rps(

@@ -1,4 +1,7 @@
-"""How careful replanning is; importing this loads nothing that forecasts, plans or simulates."""
+"""How careful replanning is, and how long the loops that follow the load go on.
+
+Importing this loads nothing that forecasts, plans or simulates.
+"""
 
 from dataclasses import dataclass
 
@@ -78,3 +81,52 @@ class Thresholds:
         check_options(self)
         if not 0 < self.attainment_target <= 1:
             raise InputError("thresholds", "the target must be within (0, 1]")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoopOptions:
+    """How long a loop that follows the load goes on, and whether it only says what it would do."""
+
+    hours: float | None = option(
+        None,
+        help="Stop after this many hours; by default it runs until interrupted.",
+        least=1e-3,
+        most=1e3,
+        metavar="HOURS",
+    )
+    advisory: bool = option(
+        default=False, help="Show the plans that would be made, and change nothing."
+    )
+
+    def __post_init__(self) -> None:
+        check_options(self)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AutoscaleOptions(LoopOptions):
+    """How plans follow rates."""
+
+    period: float = option(
+        20.0, help="Time between two plans, in seconds.", least=2.0, most=1e5, metavar="SECONDS"
+    )
+    max_gpus: int | None = option(
+        None, help="Use only the first N GPUs of the cluster; all by default.", least=1, metavar="N"
+    )
+    periods: int | None = option(
+        None,
+        help="Stop after this many periods; by default it runs until interrupted.",
+        least=1,
+        metavar="N",
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SteerOptions(LoopOptions):
+    """How plans follow clients' cuts."""
+
+    looks: int | None = option(
+        None,
+        help="Stop after this many looks; by default it runs until interrupted.",
+        least=1,
+        metavar="N",
+    )

@@ -18,12 +18,7 @@ from flows.operations.replanning.decide import (
     decide,
     share_shift,
 )
-from flows.operations.replanning.demands import (
-    demand_names,
-    offered_between,
-    planned_rates,
-    with_rates,
-)
+from flows.operations.replanning.demands import offered_between, with_rates
 from flows.operations.replanning.forecast import forecast_rps, rates_to_plan
 from flows.operations.replanning.options import ForecastOptions, Thresholds
 from flows.operations.replanning.planner import least_or_most
@@ -38,6 +33,7 @@ from triton_backend.contract.errors import InputError
 from triton_backend.contract.plan import Plan
 from triton_backend.contract.units import US_PER_S
 from triton_backend.contract.workload import Workload
+from triton_backend.scheduler.policies.demand import demand_names, planned_rates
 from triton_backend.simulator.run import SimOptions, simulate
 
 MINUTE_S = 60

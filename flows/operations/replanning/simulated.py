@@ -8,11 +8,12 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from flows.operations.replanning.demands import entry_of_block, names_of, planned_rates
+from flows.operations.replanning.demands import entry_of_block
 from triton_backend.contract.entries import demand_name
 from triton_backend.contract.plan import ModelPlan, Plan
 from triton_backend.contract.workload import Workload
 from triton_backend.scheduler.admission import capacity_rps
+from triton_backend.scheduler.policies.demand import names_of, planned_rates
 from triton_backend.simulator.offered import Instant, Instants
 from triton_backend.simulator.results import Outcome, SimResult
 

@@ -743,6 +743,7 @@ def steer_live(
     steering_of: Callable[[Plan], Steering],
     decisions: int | None = None,
     advisory: bool = False,
+    over: Callable[[], bool] = lambda: False,
 ) -> None:
     """Watch clients and bring plans into force as they move, so many looks or until interrupted.
 
@@ -753,4 +754,4 @@ def steer_live(
     """
     system.wait(0.0)
     guide = CutsGuide(steering=steering, system=system, steering_of=steering_of)
-    bring_plans(guide, system, say, decisions=decisions, advisory=advisory)
+    bring_plans(guide, system, say, decisions=decisions, advisory=advisory, over=over)

@@ -11,7 +11,9 @@ from pathlib import Path
 from flows.clock import now_utc
 from flows.preparation.interference import tables
 from flows.preparation.interference.fit import FitReport, fit
+from flows.preparation.interference.options import FitOptions
 from flows.preparation.profiling import csv_tables
+from flows.workspace import Workspace
 from triton_backend.contract.errors import InputError
 from triton_backend.contract.profiles import InterferenceModel, ModelProfile, Pair, Utilisation
 from warehouse.db import Warehouse
@@ -167,3 +169,24 @@ def known_pairs(
     named = {name for pair in pairs for name in (pair.model_1, pair.model_2)}
     profiles, _ = read_profiles(warehouse, sorted(named & set(model_names(warehouse))))
     return profiles, pairs
+
+
+def fit_step(work: Workspace, folder: Path | None, how: FitOptions) -> Fitted:
+    """Fit a class to the pairs of a folder, or of the warehouse, and store its model.
+
+    Raises:
+        InputError: as `fit_tables`; runs are asked for of a folder.
+    """
+    if folder is None:
+        with work.open(read_only=True) as store:
+            profiles, pairs = known_pairs(store, from_runs=how.from_runs)
+    elif how.from_runs:
+        raise InputError("--from-runs", "takes runs from the warehouse, not from a folder")
+    else:
+        found = read_folder(folder)
+        profiles, pairs = dict(found.profiles), found.pairs
+    fitted = fit_tables(profiles, pairs, how.gpu_class, seed=how.seed, robust=how.robust)
+    source = str(folder or ("runs" if how.from_runs else "pairs"))
+    with work.open() as store:
+        add_interference(store, {fitted.gpu_class: fitted.report.model}, source, now_utc())
+    return fitted

@@ -8,10 +8,10 @@ comes back is plain data; the project's warehouse takes it in one piece.
 import platform
 import re
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, Literal
 
 from flows.clock import now_utc
 from flows.device_class import DeviceClass
@@ -45,6 +45,7 @@ class ClassRequest:
         split: folder of the split model.
         parts: shares and bases that the class is wanted with.
         device: what runs the class in onnxruntime; None for engines on a GPU.
+        precision: of the engines.
         known: cells that need not be measured again.
     """
 
@@ -52,6 +53,7 @@ class ClassRequest:
     gpu_class: str
     parts: tuple[Part, ...]
     device: DeviceClass | None = None
+    precision: Literal["fp32", "fp16"] = "fp32"
     known: tuple[CellRecord, ...] = ()
     limits: MeasureLimits = field(default_factory=MeasureLimits)
 
@@ -123,7 +125,7 @@ def _measure(
             gpu=ProfiledGpu(name=gpu.uuid, daemon=MpsDaemon.in_folder(Path(folder), ())),
             parts=request.parts,
         )
-        options = replace(EngineOptions(), batches=batches_up_to(split.max_batch))
+        options = EngineOptions(batches=batches_up_to(split.max_batch), precision=request.precision)
         gpu_profile_step(work, split, on_gpu, options, limits=request.limits, progress=progress)
 
 

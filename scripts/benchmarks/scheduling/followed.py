@@ -25,8 +25,8 @@ from typing import Any
 import numpy as np
 
 from flows.clock import Stopwatch
-from flows.operations.replanning.autoscale import SMALL_HEADROOM, Follower, follow_live
-from flows.operations.replanning.demands import planned_rates, requests_of
+from flows.operations.replanning.autoscale import Follower, follow_live
+from flows.operations.replanning.demands import requests_of
 from flows.operations.replanning.planner import cheapest_planner
 from flows.operations.replanning.rows import Measured, counted_rows
 from flows.planning import PlanOptions, make_plan
@@ -38,6 +38,7 @@ from triton_backend.contract.plan import Plan
 from triton_backend.contract.units import US_PER_S, us_to_s
 from triton_backend.contract.workload import Workload
 from triton_backend.runtimes.stage_tensors import complete_tensors
+from triton_backend.scheduler.policies.demand import SMALL_HEADROOM, planned_rates
 
 TIMES, GRACE_S, ATTAINED, PERIODS = 3.0, 30.0, 99.0, 2
 DOWN = TIMES * SMALL_HEADROOM / 2  # times the first rates: half of what the highest need

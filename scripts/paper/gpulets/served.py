@@ -25,12 +25,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from flows.operations.replanning.autoscale import (
-    Follower,
-    Sizing,
-    follow_live,
-    follow_simulated,
-)
+from flows.operations.replanning.autoscale import Follower, follow_live, follow_simulated
 from flows.planning import PlanOptions, make_plan
 from scripts.benchmarks.figures import Figure, add_destinations, conclude
 from scripts.benchmarks.scheduling.followed import Rolled
@@ -49,6 +44,7 @@ from triton_backend.contract.plan import Plan
 from triton_backend.contract.profiles import ModelProfile
 from triton_backend.contract.workload import Workload
 from triton_backend.runtimes.stage_tensors import complete_tensors
+from triton_backend.scheduler.policies.demand import Sizing
 from triton_backend.serve_folder.settings import OVERLAP, ServeOptions
 from triton_backend.simulator.offered import Instant
 from triton_backend.simulator.results import SimResult

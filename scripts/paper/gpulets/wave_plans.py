@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from flows.operations.replanning.autoscale import HEADROOM
 from flows.operations.replanning.planner import Planner, cheapest_planner
 from flows.planning import PlanOptions, make_plan
 from scripts.paper.gpulets.mixes import Profiles
@@ -17,6 +16,7 @@ from triton_backend.contract.cluster import Cluster
 from triton_backend.contract.plan import Plan
 from triton_backend.contract.profiles import InterferenceModel
 from triton_backend.contract.workload import Workload
+from triton_backend.scheduler.policies.demand import HEADROOM
 
 LOADS = (0.15, 0.7)  # lowest and highest, in parts of what the GPUs carry
 

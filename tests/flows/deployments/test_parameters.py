@@ -5,9 +5,24 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from flows.deployments.parameters import PlanParameters, PrepareParameters, ReplanParameters
-from flows.operations.replanning.options import ForecastOptions, Thresholds
+from flows.deployments.parameters import (
+    AutoscaleParameters,
+    FitParameters,
+    PlanParameters,
+    PrepareParameters,
+    ProfileClassParameters,
+    ReplanParameters,
+    SteerParameters,
+)
+from flows.operations.replanning.options import (
+    AutoscaleOptions,
+    ForecastOptions,
+    SteerOptions,
+    Thresholds,
+)
 from flows.planning import PlanOptions
+from flows.preparation.interference.options import FitOptions
+from flows.preparation.profiling.class_profile import ClassRequest
 from flows.preparation.splitting import SplitChoices
 from flows.preparation.splitting.inputs.values import Range
 from flows.release.rollout.options import RolloutOptions
@@ -63,6 +78,38 @@ def test_every_option_of_a_replan_reaches_what_it_is_for() -> None:
     assert options.forecast == ForecastOptions(history_hours=2.0, quantile=0.5, headroom=2.0)
     assert options.thresholds == Thresholds(goodput_gain=0.3, gpu_gain=0.4)
     assert nightly.rollout("more") == RolloutOptions(bake_seconds=7.0, reason="more")
+
+
+def test_a_class_is_measured_in_the_precision_that_was_asked_for() -> None:
+    request = ClassRequest(split=Path("/s"), gpu_class="L4", parts=(), precision="fp16")
+    asked = ProfileClassParameters.of(request)
+    assert ProfileClassParameters.model_validate(asked.model_dump(mode="json")).request() == request
+    prepared = PrepareParameters.model_validate(
+        MODEL | {"precision": "fp16", "layer_times": "t.json"}
+    )
+    assert (prepared.precision, prepared.layer_times) == ("fp16", Path("t.json"))
+
+
+def test_a_fit_takes_the_options_of_its_command() -> None:
+    given = {"gpu_class": "G", "from_runs": True, "robust": True, "seed": 4}
+    assert FitParameters.model_validate(given).options() == FitOptions(
+        gpu_class="G", from_runs=True, robust=True, seed=4
+    )
+
+
+def test_loops_take_the_options_of_their_commands() -> None:
+    given = {"hours": 2.0, "advisory": True, "period": 5.0, "max_gpus": 3, "periods": 7}
+    rates = AutoscaleParameters.model_validate({**given, "cluster": "cluster.yaml"})
+    assert rates.options() == AutoscaleOptions(
+        hours=2.0, advisory=True, period=5.0, max_gpus=3, periods=7
+    )
+    assert rates.cluster == Path("cluster.yaml")
+    assert AutoscaleParameters().options() == AutoscaleOptions()
+    cuts = SteerParameters.model_validate({"looks": 9, "hours": 1})
+    assert cuts.options() == SteerOptions(looks=9, hours=1.0)
+    for name, value in (("period", 1.0), ("hours", 0), ("max_gpus", 0), ("looks", 3)):
+        with pytest.raises(ValidationError, match=name):
+            AutoscaleParameters.model_validate({name: value})
 
 
 @pytest.mark.parametrize(("name", "value"), [("gap", 1.0), ("quantile", 0.0), ("solver", "abacus")])

@@ -1,7 +1,8 @@
-"""An application under load is replanned from measurements, rolled out, and put back."""
+"""Workloads that are served are replanned from measurements and as their load goes, under load."""
 
 import json
 import subprocess
+import sys
 import threading
 import urllib.request
 from collections.abc import Iterator
@@ -25,7 +26,7 @@ from flows.state import ProjectState
 from flows.workspace import Workspace
 from tests.fakes.minutes import model_minute
 from tests.flows.deployments.joined import joining
-from tests.flows.deployments.test_local import POOLPIPE
+from tests.flows.deployments.test_local import POOLPIPE, ROOT
 from tests.flows.planning.small import cluster
 from tests.flows.release.server.test_running import Client
 from tests.ports import free_ports
@@ -109,18 +110,17 @@ class Project:
         return Deployment.read(ServeSettings.read(serve / "settings.json"), generation)
 
 
-@pytest.fixture
-def project(tmp_path: Path, prefect_url: str) -> Iterator[Project]:
-    """Served by a plan of whole models for five requests/s."""
-    made = Project(tmp_path, joining(tmp_path, prefect_url))
+def served(
+    folder: Path, url: str, asked: dict[str, Any], options: PlanOptions
+) -> Iterator[Project]:
+    """A workload, planned and served on eight dear GPUs and eight slow ones."""
+    made = Project(folder, joining(folder, url))
     with made.work.open() as warehouse:
         for name in ("net", "sub"):
             import_profile(warehouse, uneven(name), "by hand", now_utc())
     prices = cluster(8, 8, fast_hourly_cost=2.0, slow_hourly_cost=0.5)
-    asked = {"applications": [TRAFFIC]}
-    (tmp_path / "cluster.yaml").write_text(yaml.safe_dump(prices.to_dict()))
-    (tmp_path / "workload.yaml").write_text(yaml.safe_dump(asked, sort_keys=False))
-    options = PlanOptions(objective="cost", max_partitions=1, own={"gathering": "fixed"})
+    (folder / "cluster.yaml").write_text(yaml.safe_dump(prices.to_dict()))
+    (folder / "workload.yaml").write_text(yaml.safe_dump(asked, sort_keys=False))
     plan = plan_step(made.work, prices, Workload.from_dict(asked), options).plan
     serve = made.work.state.serve
     # The jobs of few clients fill no batch, and wait for others for a fifth of their time.
@@ -131,6 +131,13 @@ def project(tmp_path: Path, prefect_url: str) -> Iterator[Project]:
         yield made
     finally:
         admin.stop(serve)
+
+
+@pytest.fixture
+def project(tmp_path: Path, prefect_url: str) -> Iterator[Project]:
+    """Served by a plan of whole models for five requests/s."""
+    options = PlanOptions(objective="cost", max_partitions=1, own={"gathering": "fixed"})
+    yield from served(tmp_path, prefect_url, {"applications": [TRAFFIC]}, options)
 
 
 def measured(work: Workspace) -> None:
@@ -234,6 +241,46 @@ def test_jobs_in_flight_outlive_a_replan_and_the_way_back(project: Project) -> N
             got,
         )
     wait_for(lambda: jobs_and_slots(project.state) == 0)
+
+
+def flow(project: Project, code: str, **given: Any) -> "subprocess.CompletedProcess[str]":
+    """A flow with these parameters, in a process of its own."""
+    return subprocess.run(
+        [sys.executable, "-c", code, json.dumps(given)],
+        cwd=ROOT,
+        env=project.environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+LOOP = """
+import sys
+from flows.deployments.autoscale import autoscale
+from flows.deployments.parameters import AutoscaleParameters
+print(autoscale(AutoscaleParameters.model_validate_json(sys.argv[1]))["plan_id"])
+"""
+
+
+def test_a_run_of_autoscale_logs_its_decisions_and_brings_plans(project: Project) -> None:
+    first = project.deployment(1)
+    form = {spec.name: spec.shape[1] for spec in first.served["traffic"].inputs}
+    load = Load(project.state, form)
+    with ThreadPoolExecutor(CLIENTS) as threads:
+        asked = [threads.submit(load.ask, seed) for seed in range(CLIENTS)]
+        try:
+            load.more()
+            done = flow(project, LOOP, period=5, periods=2, hours=1)
+        finally:
+            load.over.set()
+        for one in asked:
+            one.result()  # none was refused
+    assert done.returncode == 0, done.stderr
+    plan = plan_in_force(project.work.state.serve)
+    assert done.stdout.split()[-1] == plan.plan_id != first.plan.plan_id
+    assert plan.attained is not None
+    assert len([line for line in done.stderr.splitlines() if "traffic" in line]) == 2, done.stderr
 
 
 def jobs_and_slots(state: ServerState) -> float:

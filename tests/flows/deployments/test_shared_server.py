@@ -16,11 +16,13 @@ from prefect.deployments import run_deployment
 from flows.deployments import whatif as module
 from flows.deployments.parameters import WhatIfParameters
 from flows.deployments.whatif import task_runner
+from tests.flows.cli.prepare.test_interference import write_tables
 from tests.flows.deployments.joined import joined, joining
 from tests.flows.preparation.splitting.tiny_models import residual_net
 from triton_backend.contract.errors import InputError
 from warehouse.db import open_warehouse
 from warehouse.details import whatif_rows
+from warehouse.profiles import model_names, read_interference
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 ROOT = Path(__file__).parents[3]
@@ -156,6 +158,26 @@ def test_flows_that_write_at_the_same_time_take_turns_and_none_is_cancelled(
         assert len(warehouse.rows("SELECT plan_id FROM plans")) == 2
         (swept,) = warehouse.rows("SELECT run_id FROM runs WHERE kind = 'whatif'")
         assert len(whatif_rows(warehouse, swept["run_id"])) == 2
+
+
+def test_tables_are_imported_and_fitted_and_loops_refuse_where_nothing_is_served(
+    project: Project,
+) -> None:
+    tables = project.folder / "tables"
+    write_tables(tables, 1.2)
+    run = project.run("import-profiles/import-profiles", folder=str(tables))
+    assert run.state.is_completed(), run.state
+    run = project.run("fit-interference/fit-interference", gpu_class="G", robust=True)
+    assert run.state.is_completed(), run.state
+    with open_warehouse(project.warehouse, read_only=True) as warehouse:
+        assert {"a", "b", "c", "d"} <= set(model_names(warehouse))
+        (fitted,) = read_interference(warehouse).items()
+    assert fitted[0] == "G"
+    assert fitted[1].c4_dram_other == pytest.approx(0.5)
+    for name in ("autoscale", "steer"):
+        run = project.run(f"{name}/{name}", hours=1)
+        assert run.state.is_failed()
+        assert "nothing is being served from here" in run.state.message
 
 
 def test_dask_where_it_is_not_installed_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -239,7 +239,8 @@ class SchedulerService:
 
     def _advice(self) -> dict[str, Any]:
         gateway = self.gateway
-        return advice_document(gateway.deployment.plan, gateway.advice(self._clock.now_us()))
+        pools = gateway.advice(self._clock.now_us())
+        return advice_document(gateway.deployment.plan, pools, gateway.demands())
 
     def _swap(self, plan_id: str | None, generation: int) -> None:
         served = self.gateway.deployment

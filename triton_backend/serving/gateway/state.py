@@ -272,6 +272,10 @@ class Gateway:
         """Every pool of the plan served: how busy and bad it was lately, and the vGPUs advised."""
         return self._use.advice(max(self._last_us, now_us))
 
+    def demands(self) -> dict[str, dict[str, float]]:
+        """Rates that the plan served is for, and those that a plan made now would be for."""
+        return self._use.demands()
+
     def _readiness(self, deployment: Deployment) -> dict[str, Any]:
         return {
             "plan_id": deployment.plan.plan_id,
@@ -1102,7 +1106,7 @@ class Gateway:
         stretch = deployment.settings.time_stretch
         served.runs = self.counters.serve(deployment.plan, stretch)
         served.supervise(now_us)
-        self._use = PoolUse(deployment.plan, self.counters, now_us)
+        self._use = PoolUse(deployment.plan, self.counters, now_us, self._use.asked)
         self._served, self._prepared, self._roll_call = served, None, None
         self._busy_until_us = {}
         self._fronts.add(self.deployment)

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 import yaml
 
-from flows.operations.replanning.demands import planned_rates
 from flows.release.rollout.outcomes import read_outcomes
 from flows.release.server.running import read_state
 from tests.flows.cli.conftest import NOW, PLAN, WAREHOUSE, Command
@@ -17,6 +16,7 @@ from tests.flows.planning.small import cluster, profile
 from tests.ports import free_ports
 from tests.triton_backend.serving.system import wait_for
 from triton_backend.contract.plan import Plan
+from triton_backend.scheduler.policies.demand import planned_rates
 from warehouse.db import open_warehouse
 from warehouse.profiles import import_profile
 
@@ -140,9 +140,11 @@ def test_three_times_the_rate_of_all_that_clients_ask_for_is_followed_and_left(
     assert served.code == 0, served.err
     state = read_state(project / ".poolpipe" / "serve")
     asked = planned_rates(first)
-    (column,) = [one.name for one in first.applications] or [m.name for m in first.models]
+    entered = [model.name for model in first.models if model.entries]
+    columns = [*entered, *(one.name for one in first.applications)]
     counts = [3 if BEGIN_S <= second < HIGH_S else 1 for second in range(END_S)]
-    rows = [f"second,{column}", *(f"{second},{count}" for second, count in enumerate(counts))]
+    rows = [",".join(["second", *columns])]
+    rows += [",".join(map(str, [n, *[count] * len(columns)])) for n, count in enumerate(counts)]
     (project / "counts.csv").write_text("\n".join(rows) + "\n")
     mean_rps = sum(asked.values()) * sum(counts) / END_S
     load = [sys.executable, "-c", "from flows.cli.main import main; main()", "load", "--json"]
@@ -156,11 +158,13 @@ def test_three_times_the_rate_of_all_that_clients_ask_for_is_followed_and_left(
             out, _ = client.communicate(timeout=300)
         assert told.code == 0, told.err
         ended = json.loads(out)
-        assert [one["failed"] for kind in KINDS for one in ended.get(kind, {}).values()] == [0]
+        failed = [one["failed"] for kind in KINDS for one in ended.get(kind, {}).values()]
+        assert failed == [0] * len(columns)
         folders = sorted(
             (project / ".poolpipe/serve/generations").iterdir(), key=lambda p: int(p.name)
         )
         plans = [Plan.from_dict(json.loads((f / "plan.json").read_text())) for f in folders]
+        assert all(plan.attained is not None for plan in plans)
         for name, rate_rps in asked.items():
             planned_rps = [planned_rates(plan)[name] for plan in plans]
             assert max(planned_rps) > 3 * rate_rps, told.out

@@ -10,15 +10,15 @@ from flows.operations.replanning.autoscale import (
     Follower,
     LiveState,
     RatesGuide,
-    RateTracker,
-    Sizing,
     follow_live,
     follow_simulated,
     limited,
 )
 from flows.operations.replanning.demands import with_rates
+from flows.operations.replanning.options import AutoscaleOptions
 from flows.operations.replanning.planner import cheapest_planner
 from flows.operations.replanning.rows import Measured, with_rows
+from flows.operations.replanning.running import time_over
 from flows.planning import PlanOptions, make_plan
 from tests.fakes.applications import hand_application, hand_module, with_applications
 from tests.fakes.plans import Own, two_stages
@@ -28,6 +28,7 @@ from triton_backend.contract.cluster import Cluster, GpuClass, NodeGroup
 from triton_backend.contract.errors import InputError, PoolPipeError
 from triton_backend.contract.plan import Plan
 from triton_backend.contract.workload import Workload
+from triton_backend.scheduler.policies.demand import RateTracker, Sizing
 from triton_backend.simulator.offered import Instant
 from triton_backend.simulator.scenario import SimOptions
 from warehouse.db import WarehouseInUseError
@@ -305,6 +306,27 @@ def test_a_running_system_is_brought_what_its_rates_ask_for(advisory: bool) -> N
     assert (len(system.brought) > 0) is not advisory
     assert gpus(follower.in_force) > gpus(first)
     assert any("advice only" in line for line in said) is advisory
+
+
+def test_a_loop_ends_once_its_time_is_over_and_looks_no_more() -> None:
+    _, follower = planned()
+    script = [{m.name: 1 for m in follower.in_force.models}] * 60
+    system, said = FakeSystem(script), list[str]()
+    follow_live(
+        follower,
+        system,
+        5.0,
+        said.append,
+        follower_of=never_asked,
+        advisory=True,
+        over=lambda: system.clock >= 15,
+    )
+    assert (system.clock, len(said)) == (15, 3)
+
+
+def test_hours_count_from_when_the_loop_begins() -> None:
+    assert not time_over(AutoscaleOptions())()
+    assert not time_over(AutoscaleOptions(hours=1.0))()
 
 
 def test_a_rollout_that_fails_is_tried_again_and_ends_nothing() -> None:

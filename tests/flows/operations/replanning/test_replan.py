@@ -9,7 +9,6 @@ import pytest
 
 from flows.clock import now_utc
 from flows.deployments.parameters import ReplanParameters
-from flows.operations.replanning.forecast import LEAST_RATE_RPS
 from flows.operations.replanning.planner import options_of, priced
 from flows.operations.replanning.replan import Replanned, ReplanOptions, replan
 from flows.planning import PlanOptions
@@ -25,6 +24,7 @@ from triton_backend.contract.applications import Application
 from triton_backend.contract.errors import InputError
 from triton_backend.contract.plan import Plan
 from triton_backend.contract.workload import ModelDemand, Workload
+from triton_backend.scheduler.policies.demand import LEAST_RATE_RPS
 from warehouse.observations import EntryMinute, ModuleMinute, StatisticsFile, add_statistics
 from warehouse.profiles import import_profile
 

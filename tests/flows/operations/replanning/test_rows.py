@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from flows.clock import now_utc
-from flows.operations.replanning.demands import planned_rates, requests_of
+from flows.operations.replanning.demands import requests_of
 from flows.operations.replanning.rows import (
     Measured,
     as_measured,
@@ -21,6 +21,7 @@ from tests.flows.operations.fake_gateway import workspace_of
 from triton_backend.contract.applications import Application, Module
 from triton_backend.contract.errors import InputError
 from triton_backend.contract.workload import Workload
+from triton_backend.scheduler.policies.demand import planned_rates
 from warehouse.observations import ModuleMinute, StatisticsFile, add_statistics
 
 

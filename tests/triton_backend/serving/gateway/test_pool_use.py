@@ -73,7 +73,7 @@ def test_bad_requests_ask_for_gpus_at_once_but_not_before_a_step(gateway: HeldGa
     assert advised(use.advice(STEP_US - 1)) == [1, 2]
     found = use.advice(STEP_US)
     assert [advice.bad_rate for advice in found] == [0.5, 0.5]
-    assert advised(found) == [3, 5]  # N / (1 - r), a tenth of it free
+    assert advised(found) == [2, 4]  # N / (1 - r)
 
 
 def test_parts_of_gpus_are_advised_in_parts(gateway: HeldGateway) -> None:
@@ -85,8 +85,8 @@ def test_parts_of_gpus_are_advised_in_parts(gateway: HeldGateway) -> None:
     gateway.counters.offered["pair"] += 100
     gateway.counters.bad["pair"] += 50
     _, slow = use.advice(STEP_US)
-    assert (slow.advised, slow.advised_gpus) == (6, 3.0)  # one GPU's worth needs 2.2
-    assert advice_document(served, [slow])["gpu_classes"]["SLOW"] == {"gpus": 2, "advised": 3}
+    assert (slow.advised, slow.advised_gpus) == (4, 2.0)  # one GPU's worth needs two
+    assert advice_document(served, [slow], {})["gpu_classes"]["SLOW"] == {"gpus": 2, "advised": 2}
 
 
 def test_a_gateway_counts_busy_time_by_vgpu_and_all_that_is_bad(gateway: HeldGateway) -> None:
@@ -119,7 +119,7 @@ def test_another_plan_is_measured_anew(tmp_path: Path) -> None:
     gateway = serving(deploy(tmp_path, plan(two_stage()), ServeOptions()))
     gateway.counters.offered["pair"] += 100
     gateway.counters.bad["pair"] += 50
-    assert advised(gateway.advice(STEP_US)) == [3, 5]
+    assert advised(gateway.advice(STEP_US)) == [2, 4]
     second = deploy(tmp_path, plan(two_stage(), plan_id="second"), ServeOptions(), generation=2)
     gateway.prepare(second)
     for vgpu in second.vgpus:

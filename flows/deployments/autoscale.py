@@ -1,0 +1,23 @@
+"""`autoscale`: plans of the running system that follow request rates. Thin."""
+
+from typing import Any
+
+from prefect import flow
+from prefect.logging import get_run_logger
+
+from flows.deployments.orchestration.limits import flow_workspace
+from flows.deployments.parameters import AutoscaleParameters
+from flows.operations.replanning.running import follow_served
+from flows.release.server.running import served_plan_id
+
+
+@flow(name="autoscale", timeout_seconds=1001 * 3600)
+def autoscale(parameters: AutoscaleParameters) -> dict[str, Any]:
+    """Go on for the hours given, or until the run is cancelled; every decision is logged.
+
+    Raises:
+        InputError: nothing is being served, or no plan serves every model.
+    """
+    work = flow_workspace(parameters.warehouse)
+    follow_served(work, parameters.options(), parameters.cluster, get_run_logger().info)
+    return {"plan_id": served_plan_id(work.state.serve)}
