@@ -33,6 +33,7 @@ def serve(
     endpoints: EndpointOptions,
     clients: ClientQuotas,
     policy: shared_options.PolicyOfAll = None,
+    guard: shared_options.Guard = None,
     emulated: EmulatedHardware,
     hosts: OtherHosts,
     beside: shared_options.BesideModels = None,
@@ -63,6 +64,7 @@ def serve(
     asked = ServeOptions(
         artifacts=state.artifacts if _needs_artifacts(found) else None,
         policy=policy,
+        guard_fraction=guard,
         **asdict(emulated),
         **clients.chosen(),
         gateway_host=hosts.gateway_host,

@@ -86,14 +86,16 @@ def test_a_port_in_use_is_named_and_nothing_stays_behind(poolpipe: Command) -> N
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("planned")
-def test_stretched_times_and_the_port_of_other_hosts_reach_the_server(poolpipe: Command) -> None:
+def test_stretched_times_the_guard_and_the_port_of_other_hosts_reach_the_server(
+    poolpipe: Command,
+) -> None:
     names = ("--http-port", "--grpc-port", "--metrics-port")
     ports = [each for pair in zip(names, map(str, free_ports(3)), strict=True) for each in pair]
-    stretched = ("--time-stretch", "100", "--host-http-port", "8123")
+    stretched = ("--time-stretch", "100", "--host-http-port", "8123", "--guard", "0.3")
     try:
         assert poolpipe("serve", "plan.json", *ports, *stretched).code == 0
         settings = json.loads((project_state().serve / "settings.json").read_text())
-        assert settings["host_http_port"] == 8123
+        assert (settings["host_http_port"], settings["guard_fraction"]) == (8123, 0.3)
         sent = ("--load-factor", "0.02", "--duration", "2", "--url", f"127.0.0.1:{ports[3]}")
         slow = poolpipe("load", "plan.json", *sent, "--json").document["models"]["net"]
     finally:
