@@ -233,6 +233,33 @@ def test_billing_of_what_is_paid_minimises_the_price_of_the_gpus_that_are_on() -
     assert plan.price_paid <= occupied.price_paid + 1e-9
 
 
+PAID_BY: tuple[tuple[str, dict[str, Any]], ...] = (
+    ("pool", {"gathering": "fixed"}),
+    ("pool", {"billing": "occupancy"}),
+    ("pool", {"billing": "paid"}),
+    ("pool", {"billing": "occupancy", "gathering": "tc-even"}),
+    ("piccolo", {}),
+)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("planner", "own"), PAID_BY, ids=str)
+def test_the_price_paid_of_a_hundred_plans_is_that_of_the_gpus_they_hold(
+    planner: str, own: dict[str, Any]
+) -> None:
+    """Twenty rates by each of five plannings; every GPU that holds a vGPU is paid once, whole."""
+    prices = {"fast": FAST, "slow": SLOW}
+    large = cluster(24, 32, fast_hourly_cost=FAST, slow_hourly_cost=SLOW)
+    for rate_rps in range(200, 400, 10):
+        workload = asked(60, *DIAMOND, rate_rps=float(rate_rps))
+        plan = made(workload, large, objective="cost", planner=planner, own=own)
+        held = {
+            (pool.gpu_class, slot.node, slot.gpu) for pool in plan.pools for slot in pool.slots()
+        }
+        paid = sum(prices[gpu_class] for gpu_class, _, _ in held)
+        assert plan.price_paid == pytest.approx(paid)
+
+
 def test_planners_of_the_paper_cost_no_less_than_the_exact_one() -> None:
     workload = asked(60, *DIAMOND)
     exact = made(workload, objective="cost", own={"billing": "occupancy"}).objective.value
