@@ -4,12 +4,19 @@ from collections.abc import Mapping
 from dataclasses import replace
 from math import fsum
 
+from flows.planning.apart import plan_apart
 from flows.planning.auto.plan import best_plan
 from flows.planning.certificate import decode
 from flows.planning.entries import MARGIN
 from flows.planning.pool.applications.exact import application_rates
 from flows.planning.promises.headroom import plan_with_headroom
-from flows.planning.registry import Inputs, PlanOptions, planner_named, product_planners
+from flows.planning.registry import (
+    Inputs,
+    Planner,
+    PlanOptions,
+    planner_named,
+    product_planners,
+)
 from flows.planning.solver.record import recorded
 from flows.planning.subclusters.variants import check_shares, plan_with_variants
 from flows.planning.watch import Watch
@@ -17,7 +24,7 @@ from triton_backend.contract.cluster import Cluster
 from triton_backend.contract.errors import InfeasibleError, InputError, InvariantError
 from triton_backend.contract.plan import Plan
 from triton_backend.contract.profiles import InterferenceModel, ModelProfile
-from triton_backend.contract.workload import ModelDemand, Workload
+from triton_backend.contract.workload import ModelDemand, Workload, lines_of
 
 _RATES = 0.3  # of the time that is left: what deriving batch-building rates may take
 
@@ -51,6 +58,8 @@ def make_plan(
             for cannot be reached.
     """
     options = options or PlanOptions()
+    if workload.is_mixed:
+        return _apart(profiles, cluster, workload, options, watch, interference)
     planner = planner_named(options.planner)
     watch = watch or Watch(limit_s=options.time_limit_s)
     inputs = Inputs(
@@ -64,24 +73,9 @@ def make_plan(
         return best_plan(_made, inputs, options)
     if planner.most_stages is not None and options.max_partitions > planner.most_stages:
         options = replace(options, max_partitions=planner.most_stages)
-    if workload.applications and "applications" not in planner.demands:
-        known = [p.name for p in product_planners().values() if "applications" in p.demands]
-        reason = (
-            f"{planner.name} plans models alone; applications are planned by {', '.join(known)}"
-        )
-        raise InputError("option planner", reason)
-    if workload.has_entries:
-        if "entries" not in planner.demands:
-            known = [p.name for p in product_planners().values() if "entries" in p.demands]
-            reason = f"{planner.name} plans whole models; entries are planned by {', '.join(known)}"
-            raise InputError("option planner", reason)
-        if not options.margin_given:
-            options = replace(options, slo_margin=MARGIN)
-    divided = [c.name for c in cluster.gpu_classes if c.mig is not None]
-    if divided and not planner.mig:
-        known = ", ".join(p.name for p in product_planners().values() if p.mig)
-        reason = f"{planner.name} plans no MIG slices, which class {divided[0]} has; {known} does"
-        raise InputError("option planner", reason)
+    _check_kinds(planner, cluster, workload)
+    if workload.has_entries and not options.margin_given:
+        options = replace(options, slo_margin=MARGIN)
     check_shares(planner, workload)
 
     def made(asked: Workload, own: PlanOptions) -> Plan:
@@ -92,6 +86,50 @@ def make_plan(
         )
 
     return plan_with_headroom(made, workload, options, watch)
+
+
+def _apart(
+    profiles: Mapping[str, ModelProfile],
+    cluster: Cluster,
+    workload: Workload,
+    options: PlanOptions,
+    watch: Watch | None,
+    interference: Mapping[str, InterferenceModel] | None,
+) -> Plan:
+    """The plan of a workload of entries and applications, by two runs of `make_plan`."""
+    if options.pinned_models:
+        reason = "entries beside applications are planned again every time"
+        raise InputError("option pinned_models", reason)
+
+    def part(within: Cluster, asked: Workload) -> Plan:
+        names = [*(line.name for line in lines_of(asked)), *(a.name for a in asked.applications)]
+        own = options.for_names(names)
+        return make_plan(profiles, within, asked, own, watch, interference=interference)
+
+    return plan_apart(part, cluster, workload, options)
+
+
+def _check_kinds(planner: Planner, cluster: Cluster, workload: Workload) -> None:
+    """Check that a planner plans what the workload lists, on what the cluster is cut into.
+
+    Raises:
+        InputError: it does not.
+    """
+    if workload.applications and "applications" not in planner.demands:
+        known = [p.name for p in product_planners().values() if "applications" in p.demands]
+        reason = (
+            f"{planner.name} plans models alone; applications are planned by {', '.join(known)}"
+        )
+        raise InputError("option planner", reason)
+    if workload.has_entries and "entries" not in planner.demands:
+        known = [p.name for p in product_planners().values() if "entries" in p.demands]
+        reason = f"{planner.name} plans whole models; entries are planned by {', '.join(known)}"
+        raise InputError("option planner", reason)
+    divided = [c.name for c in cluster.gpu_classes if c.mig is not None]
+    if divided and not planner.mig:
+        known = ", ".join(p.name for p in product_planners().values() if p.mig)
+        reason = f"{planner.name} plans no MIG slices, which class {divided[0]} has; {known} does"
+        raise InputError("option planner", reason)
 
 
 def _planned(inputs: Inputs, options: PlanOptions) -> Plan:

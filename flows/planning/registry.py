@@ -10,7 +10,7 @@ Here: what a planner is asked and what it answers, with the options' plain form 
 plan). Not here: the options that all planners take (`options`), and any planning.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib import import_module
@@ -88,6 +88,22 @@ class PlanOptions(CommonOptions):
         margin = self.slo_margin if self.margin_given else nan
         usual: dict[str, Any] = {"slo_margin": margin, "margin_given": True, **given}
         return replace(self, own={**kept, **own}, **usual)
+
+    def for_names(self, names: Collection[str]) -> "PlanOptions":
+        """The same for a part of a workload: no table has another name, and none is pinned."""
+
+        def kept(table: Mapping[str, Any]) -> dict[str, Any]:
+            return {name: value for name, value in table.items() if name in {*names, "*"}}
+
+        return replace(
+            self,
+            slo_margins=kept(self.slo_margins),
+            allowed_classes=kept(self.allowed_classes),
+            excluded_classes=kept(self.excluded_classes),
+            minimum_rps=kept(self.minimum_rps),
+            pinned_models=(),
+            previous=None,
+        )
 
     def margin(self, model: str) -> float:
         """Share of the SLO of a model that is kept free."""

@@ -180,10 +180,7 @@ class Workload:
             raise InputError("workload", f"a model is listed twice in {names}")
         check_names(self.applications, names)
         self._check_sizes()
-        listed = [m.name for m in self.models if m.entries]
-        if listed and self.applications:
-            where = f"workload model {listed[0]!r}, entries"
-            raise InputError(where, "a workload has entries or applications, not both")
+        self._check_modules()
         for application in self.applications:
             for field in ("weight", "rate_rps"):
                 value = getattr(application, field)
@@ -197,6 +194,14 @@ class Workload:
                 least, most = min(values), max(values)
                 reason = f"from {least:g} to {most:g}, more than {MOST_APART:g} times as much"
                 raise InputError(f"workload, {field}", reason)
+
+    def _check_modules(self) -> None:
+        listed = {model.name for model in self.models if model.entries}
+        for one in self.applications:
+            for module in one.modules:
+                if module.model in listed:
+                    where = f"application {one.name!r}, module {module.name!r}.model"
+                    raise InputError(where, f"{module.model!r} lists entries; no module can use it")
 
     def _check_sizes(self) -> None:
         sizes: dict[str, str | None] = {m.name: m.size_of for m in self.models}
@@ -239,6 +244,11 @@ class Workload:
     def has_entries(self) -> bool:
         """True if some model lists where its requests come in."""
         return any(model.entries for model in self.models)
+
+    @property
+    def is_mixed(self) -> bool:
+        """True if it holds both entries and applications, which are planned apart."""
+        return self.has_entries and bool(self.applications)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain form, as in `workload.yaml`."""

@@ -10,8 +10,10 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 
 from flows.planning.verify.bound import bound_differences
+from flows.planning.verify.parts import parts_of, whole_differences
 from flows.planning.verify.phases import RELATIVE, phase_differences
 from triton_backend.contract.applications import Application, Module
+from triton_backend.contract.errors import InputError
 from triton_backend.contract.plan import BYTES_PER_GIB, ModelPlan, Pipeline, Plan, Pool, Stage
 from triton_backend.contract.profiles import ModelProfile
 from triton_backend.contract.shares import (
@@ -37,6 +39,8 @@ def verify_plan(plan: Plan, profiles: Mapping[str, ModelProfile] | None = None) 
     found = [*_models_match(plan), *_options_known(plan)]
     if found:
         return found
+    if plan.workload.is_mixed:
+        return [*_apart(plan, profiles)]
     for model in plan.models:
         profile = None if profiles is None else profiles.get(model.name)
         if profiles is not None and profile is None:
@@ -62,6 +66,21 @@ def verify_plan(plan: Plan, profiles: Mapping[str, ModelProfile] | None = None) 
     found += bound_differences(plan, profiles)
     found += phase_differences(plan)
     return found
+
+
+def _apart(plan: Plan, profiles: Mapping[str, ModelProfile] | None) -> Iterator[str]:
+    """Every part by itself, and what all of them hold together."""
+    try:
+        parts = parts_of(plan)
+    except InputError as error:
+        yield str(error)
+        return
+    yield from whole_differences(plan, parts)
+    for part in parts:
+        yield from verify_plan(part, profiles)
+    yield from _gpus(plan)
+    yield from _placement(plan)
+    yield from _nics(plan)
 
 
 def _compare(what: str, stated: float, derived: float) -> list[str]:
