@@ -36,7 +36,7 @@ BEGIN = (
     "flows/deployments/test_quickstart.py",
     "scripts/faults/test_bench_rollout_faults.py",
     "flows/cli/operate/test_autoscale.py",
-    "flows/deployments/test_nightly.py",
+    "flows/deployments/orchestration/test_nightly.py",
     "flows/deployments/test_replan_applications.py",
     "flows/release/rollout/test_loading.py",
     "triton_backend/serving/server/test_tritonserver_two_gateways.py",

@@ -31,13 +31,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from flows.clock import Stopwatch
-from flows.deployments.background import log_of, running, say, start, stop
+from flows.deployments.orchestration.background import log_of, running, say, start, stop
 from flows.deployments.orchestration.home import PROFILES, prepare_prefect, prepare_server
 from flows.state import project_state, warehouse_path
 from triton_backend.contract.errors import InputError, PoolPipeError
 
 if TYPE_CHECKING:
-    from flows.deployments.nightly import Nightly
+    from flows.deployments.orchestration.nightly import Nightly
 
 ROOT = Path(__file__).resolve().parents[2]
 POOL = "poolpipe"
@@ -199,7 +199,7 @@ def up(
 
 
 def _arm(nightly: "Nightly") -> None:
-    from flows.deployments.nightly import arm, described  # noqa: PLC0415  # slow to import
+    from flows.deployments.orchestration.nightly import arm, described  # noqa: PLC0415  # slow to import
 
     arm(nightly)
     for line in described():
@@ -220,7 +220,7 @@ def nightly_of(place: Place, asked: argparse.Namespace) -> "Nightly | None":
     if len(missing) == len(given):
         if asked.word != "up" or asked.only_classes or not noted.exists():
             return None
-        from flows.deployments.nightly import kept  # noqa: PLC0415  # slow to import
+        from flows.deployments.orchestration.nightly import kept  # noqa: PLC0415  # slow to import
 
         return kept(noted)
     if missing:
@@ -229,7 +229,7 @@ def nightly_of(place: Place, asked: argparse.Namespace) -> "Nightly | None":
         )
     if asked.word != "up" or asked.only_classes or asked.no_nightly:
         raise InputError("--nightly", "goes with `up` alone, where replanning is registered")
-    from flows.deployments.nightly import Nightly, write_nightly  # noqa: PLC0415  # as above
+    from flows.deployments.orchestration.nightly import Nightly, write_nightly  # noqa: PLC0415  # as above
 
     here: Path = asked.called_from
     files = {name: (here / given[name]).resolve() for name in ("cluster", "workload")}
@@ -257,7 +257,7 @@ def status(place: Place) -> None:
     if not is_up(place):
         say(f"no Prefect server answers at {place.api_url}")
         return
-    from flows.deployments.nightly import described  # noqa: PLC0415  # slow to import
+    from flows.deployments.orchestration.nightly import described  # noqa: PLC0415  # slow to import
     from flows.deployments.register import registered  # noqa: PLC0415  # as above
 
     for line in (*registered(), *described()):

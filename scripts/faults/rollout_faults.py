@@ -19,7 +19,7 @@ import psutil
 
 from flows.clock import Stopwatch
 from flows.deployments import local as operations
-from flows.deployments.background import running
+from flows.deployments.orchestration.background import running
 from flows.planning import PlanOptions, make_plan
 from flows.release.rollout import guarded as rollout
 from flows.release.rollout.change import Step

@@ -1,6 +1,7 @@
 """Every command of the tutorials runs, in order, in a project of its own.
 
-That on nights is run by `tests/flows/deployments/test_nightly.py`, beside its Prefect server.
+That on nights is run by `tests/flows/deployments/orchestration/test_nightly.py`, beside its Prefect
+server.
 """
 
 import os

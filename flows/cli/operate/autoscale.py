@@ -23,7 +23,7 @@ def autoscale(
     are made by the planner and with the options of the plan in force; one is made where a rate has
     moved far enough. Beyond the GPUs there are, all get the same share of what they ask for.
     """
-    from flows.operations.replanning.running import follow_served
+    from flows.operations.running import follow_served
     from flows.workspace import workspace
 
     follow_served(workspace(warehouse), how, cluster, show)

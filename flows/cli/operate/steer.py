@@ -20,7 +20,7 @@ def steer(
     where a cut has no pool or too little, and where 15 % of the shares would be saved for half a
     minute. A change that was interrupted is finished or undone first.
     """
-    from flows.operations.replanning.running import steer_served
+    from flows.operations.running import steer_served
     from flows.workspace import workspace
 
     steer_served(workspace(warehouse), how, cluster, show)

@@ -10,7 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from flows.deployments.background import running, start, stop
+from flows.deployments.orchestration.background import running, start, stop
 
 pytestmark = pytest.mark.slow
 

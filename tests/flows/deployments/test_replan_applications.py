@@ -257,7 +257,7 @@ def flow(project: Project, code: str, **given: Any) -> "subprocess.CompletedProc
 
 LOOP = """
 import sys
-from flows.deployments.autoscale import autoscale
+from flows.deployments.loops import autoscale
 from flows.deployments.parameters import AutoscaleParameters
 print(autoscale(AutoscaleParameters.model_validate_json(sys.argv[1]))["plan_id"])
 """

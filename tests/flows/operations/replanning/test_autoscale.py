@@ -15,10 +15,8 @@ from flows.operations.replanning.autoscale import (
     limited,
 )
 from flows.operations.replanning.demands import with_rates
-from flows.operations.replanning.options import AutoscaleOptions
 from flows.operations.replanning.planner import cheapest_planner
 from flows.operations.replanning.rows import Measured, with_rows
-from flows.operations.replanning.running import time_over
 from flows.planning import PlanOptions, make_plan
 from tests.fakes.applications import hand_application, hand_module, with_applications
 from tests.fakes.plans import Own, two_stages
@@ -322,11 +320,6 @@ def test_a_loop_ends_once_its_time_is_over_and_looks_no_more() -> None:
         over=lambda: system.clock >= 15,
     )
     assert (system.clock, len(said)) == (15, 3)
-
-
-def test_hours_count_from_when_the_loop_begins() -> None:
-    assert not time_over(AutoscaleOptions())()
-    assert not time_over(AutoscaleOptions(hours=1.0))()
 
 
 def test_a_rollout_that_fails_is_tried_again_and_ends_nothing() -> None:

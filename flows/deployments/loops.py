@@ -1,4 +1,4 @@
-"""`autoscale`: plans of the running system that follow request rates. Thin."""
+"""`autoscale` and `steer`: plans of the running system that follow its load. Thin."""
 
 from typing import Any
 
@@ -6,8 +6,8 @@ from prefect import flow
 from prefect.logging import get_run_logger
 
 from flows.deployments.orchestration.limits import flow_workspace
-from flows.deployments.parameters import AutoscaleParameters
-from flows.operations.replanning.running import follow_served
+from flows.deployments.parameters import AutoscaleParameters, SteerParameters
+from flows.operations.running import follow_served, steer_served
 from flows.release.server.running import served_plan_id
 
 
@@ -20,4 +20,16 @@ def autoscale(parameters: AutoscaleParameters) -> dict[str, Any]:
     """
     work = flow_workspace(parameters.warehouse)
     follow_served(work, parameters.options(), parameters.cluster, get_run_logger().info)
+    return {"plan_id": served_plan_id(work.state.serve)}
+
+
+@flow(name="steer", timeout_seconds=1001 * 3600)
+def steer(parameters: SteerParameters) -> dict[str, Any]:
+    """Go on for the hours given, or until the run is cancelled; every decision is logged.
+
+    Raises:
+        InputError: nothing is being served, or the plan has no entries.
+    """
+    work = flow_workspace(parameters.warehouse)
+    steer_served(work, parameters.options(), parameters.cluster, get_run_logger().info)
     return {"plan_id": served_plan_id(work.state.serve)}

@@ -18,7 +18,7 @@ from prefect.events import emit_event
 
 from flows.clock import now_utc
 from flows.deployments.local import NIGHTLY_FILE
-from flows.deployments.nightly import Nightly, kept, write_nightly
+from flows.deployments.orchestration.nightly import Nightly, kept, write_nightly
 from flows.files import read_cluster, read_workload
 from flows.operations.replanning.conditions import ATTAINMENT_LOW
 from flows.planning import PlanOptions
@@ -40,7 +40,7 @@ from warehouse.observations import StatisticsFile, add_statistics
 from warehouse.profiles import import_profile
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[4]
 CLUSTER = """
 gpu_classes: {fast: {}, slow: {}, spare: {}}
 nodes:
