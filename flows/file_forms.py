@@ -281,6 +281,22 @@ class VariantForm(FileForm):
     )
 
 
+class VersionForm(FileForm):
+    """One entry of a model's `versions`: a model that clients choose by its number."""
+
+    version: PositiveInt = Field(description="Number in the requests of clients.", examples=[2])
+    name: str = Field(
+        description="Name of a model as `split --name` stored it, of the same tensors.",
+        examples=["net-2026"],
+    )
+    share: PositiveFloat | None = Field(
+        default=None,
+        description="Share of the requests that it is planned for; all add up to 1; equal by "
+        "default.",
+        examples=[0.8],
+    )
+
+
 class ModelDemandForm(FileForm):
     """One entry of `models`."""
 
@@ -325,8 +341,8 @@ class ModelDemandForm(FileForm):
     )
     size_of: str | None = Field(
         default=None,
-        description="Name that clients ask for, where this is one of several sizes, or a "
-        "variant: listed apart for rates of its own.",
+        description="Name that clients ask for, where this is one of several sizes or versions, "
+        "or a variant: listed apart for rates of its own.",
         examples=["reader"],
     )
     accuracy: float | None = Field(
@@ -341,6 +357,17 @@ class ModelDemandForm(FileForm):
         min_length=1,
         description="Models that answer for its name too: the cheaper, the more requests come.",
         examples=[[{"name": "net-int8", "accuracy": 0.752}]],
+    )
+    version: PositiveInt | None = Field(
+        default=None,
+        description="With `size_of`: the number by which clients choose it.",
+        examples=[2],
+    )
+    versions: list[VersionForm] | None = Field(
+        default=None,
+        min_length=1,
+        description="Models that clients choose by number; without one the highest answers.",
+        examples=[[{"version": 1, "name": "net-2025"}, {"version": 2, "name": "net-2026"}]],
     )
     input_ranges: dict[str, str] | None = Field(
         default=None,

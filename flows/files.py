@@ -124,7 +124,8 @@ def read_given_inputs(path: Path) -> dict[str, GivenInputs]:
             samples=model.samples and path.parent / model.samples,
         )
         if model.sizes is None:
-            found |= dict.fromkeys((name, *(v.name for v in model.variants or ())), whole)
+            named = (name,) if model.versions is None else tuple(v.name for v in model.versions)
+            found |= dict.fromkeys((*named, *(v.name for v in model.variants or ())), whole)
         for size in model.sizes or ():
             shapes = {tensor: str(shape) for tensor, shape in size.input_shapes.items()}
             both = sorted({*shapes} & {*(model.input_shapes or {})})

@@ -36,7 +36,7 @@ from triton_backend.contract.shares import runs_beside
 from triton_backend.contract.tensors import TensorSpec, total_bytes_per_sample
 from triton_backend.runtimes.base import CPU, CUDA, MANIFEST_NAME, Artifact
 from triton_backend.runtimes.mig import divide
-from triton_backend.runtimes.stage_tensors import complete_tensors, endpoints
+from triton_backend.runtimes.stage_tensors import complete_tensors
 from triton_backend.serve_folder.repository import (
     FIRST_GENERATION,
     FIRST_WORKER_PORT,
@@ -47,7 +47,7 @@ from triton_backend.serve_folder.repository import (
     first_names,
     render_control,
     render_for_clients,
-    render_front,
+    render_fronts,
     render_generation,
     render_template,
     used_nodes,
@@ -705,8 +705,7 @@ def _write_repositories(
         settings=settings,
     )
     render_control(gateway, FIRST_GENERATION, settings, standby=options.serve.standby)
-    for name, sizes in endpoints(plan).items():
-        render_front(gateway, name, sizes, FIRST_GENERATION, settings)
+    render_fronts(gateway, plan, FIRST_GENERATION, settings)
     cut_models = options.serve.cut_models
     render_for_clients(gateway, plan, FIRST_GENERATION, settings, cut_models=cut_models)
     stage_models: list[str] = []

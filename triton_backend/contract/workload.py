@@ -1,8 +1,9 @@
 """The workload of a cluster: models and applications with SLOs, weights and rates.
 
-Here too: several sizes or variants of one model under one name, each of which is a model of its own
-here; and how plans may account for the time in which a batch gathers (`Accounting`). Not here: how
-a request finds its size (`serving.front.sizes`) or its variant (`scheduler.policies.variants`).
+Here too: several sizes, variants or versions of one model under one name, each of which is a model
+of its own here; and how plans may account for the time in which a batch gathers (`Accounting`). Not
+here: how a request finds its size (`serving.front.sizes`), its variant
+(`scheduler.policies.variants`) or its version (`runtimes.stage_tensors.answering`).
 """
 
 import re
@@ -32,6 +33,7 @@ AROUND = ("before", "after")
 CHAIN = ("before", "model", "after")
 OPTIONAL = ("weight", "rate_rps", "batch_building_rate_rps")
 AT, AND = "@", "+"  # of the name of a size: `NAME@3x48x640`
+FIRST_VERSION, LAST_VERSION = 1, 10**9
 SHARES_OFF = 1e-3  # how far the sum of shares may be from 1
 _SHAPE = re.compile(r"[1-9]\d{0,8}(x[1-9]\d{0,8})*")
 
@@ -90,9 +92,10 @@ class ModelDemand:
         batch_building_rate_rps: rate at which batches are assumed to fill while planning.
         entries: where its requests come in; none: block 0 with the SLO as budget. Where some are
             listed, their rates are all that is asked of the model.
-        size_of: the name that clients ask for, where this is one of several sizes of a model, or a
-            variant of the model of that name.
+        size_of: the name that clients ask for, where this is one of several sizes or versions of a
+            model, or a variant of the model of that name.
         accuracy: of its answers, 0 to 1, as stated.
+        version: the number by which clients choose it among the versions of `size_of`.
     """
 
     name: str
@@ -103,6 +106,7 @@ class ModelDemand:
     entries: tuple[Entry, ...] = ()
     size_of: str | None = None
     accuracy: float | None = None
+    version: int | None = None
 
     def __post_init__(self) -> None:
         check_name("workload model", self.name)
@@ -110,8 +114,10 @@ class ModelDemand:
         if self.size_of is not None:
             check_name(f"{where}, size_of", self.size_of)
             if self.entries:
-                reason = "a model has entries or several sizes or variants"
+                reason = "a model has entries or several sizes, variants or versions"
                 raise InputError(f"{where}, entries", reason)
+        if self.version is not None:
+            self._check_version(where, self.version)
         check_entries(self.name, self.entries)
         for entry in self.entries:
             if not LEAST_RPS <= entry.rate_rps <= MOST_RPS:
@@ -123,6 +129,17 @@ class ModelDemand:
         if self.slo_us < 1:
             raise InputError(f"{where}, slo_ms", f"{us_to_ms(self.slo_us)} is not positive")
         self._check_numbers(where)
+
+    def _check_version(self, where: str, version: int) -> None:
+        """A version is a number of a folder, and of another name than the model's own."""
+        if not FIRST_VERSION <= version <= LAST_VERSION:
+            reason = f"{version} is not within {FIRST_VERSION} and {LAST_VERSION}"
+            raise InputError(f"{where}, version", reason)
+        if self.size_of is None:
+            reason = "needs size_of, the name that clients ask for with that version"
+            raise InputError(f"{where}, version", reason)
+        if self.accuracy is not None:
+            raise InputError(f"{where}, accuracy", "is of variants, and this is a version")
 
     def _check_numbers(self, where: str) -> None:
         """Weight and rates are positive and within bounds; of a variant they may be 0."""
@@ -207,6 +224,7 @@ class Workload:
         sizes: dict[str, str | None] = {m.name: m.size_of for m in self.models}
         for name, variants in self.variants.items():
             _check_variants(name, variants)
+        _check_versions(self.models)
         sizes |= dict.fromkeys([*self.variant_of, *(a.name for a in self.applications)])
         _check_sizes_of(sizes)
         answering = {one.name for own in self.variants.values() for one in own}
@@ -241,6 +259,15 @@ class Workload:
         return {one.name: name for name, own in self.variants.items() for one in own[1:]}
 
     @property
+    def versions(self) -> dict[str, dict[int, ModelDemand]]:
+        """Models by version, ascending, of every name that clients ask for with a version."""
+        found: dict[str, dict[int, ModelDemand]] = {}
+        for model in sorted(self.models, key=lambda model: model.version or 0):
+            if model.size_of is not None and model.version is not None:
+                found.setdefault(model.size_of, {})[model.version] = model
+        return found
+
+    @property
     def has_entries(self) -> bool:
         """True if some model lists where its requests come in."""
         return any(model.entries for model in self.models)
@@ -258,6 +285,7 @@ class Workload:
             | ({"entries": [entry.to_workload() for entry in m.entries]} if m.entries else {})
             | ({} if m.size_of is None else {"size_of": m.size_of})
             | ({} if m.accuracy is None else {"accuracy": m.accuracy})
+            | ({} if m.version is None else {"version": m.version})
             for m in self.models
         ]
         steps = {"steps": [step.to_dict() for step in self.steps]} if self.steps else {}
@@ -290,7 +318,7 @@ class Workload:
 
 
 def _read_demands(fields: Fields) -> tuple[ModelDemand, ...]:
-    """One model; or each of its sizes or variants, with its share of weight and rates."""
+    """One model; or each of its sizes, variants or versions, with its share of weight and rates."""
     known: dict[str, Any] = {name: fields.number(name) for name in OPTIONAL if fields.has(name)}
     if fields.has("accuracy"):
         known["accuracy"] = fields.number("accuracy")
@@ -298,8 +326,12 @@ def _read_demands(fields: Fields) -> tuple[ModelDemand, ...]:
         known["entries"] = tuple(map(Entry.read, fields.items("entries")))
     if fields.has("size_of"):
         known["size_of"] = fields.text("size_of")
+    if fields.has("version"):
+        known["version"] = fields.integer("version")
     name, slo_us = fields.text("name"), ms_to_us(fields.number("slo_ms"))
     whole = ModelDemand(name=name, slo_us=slo_us, **known)
+    if fields.has("versions"):
+        return _read_versions(whole, fields)
     if fields.has("variants"):
         return _read_variants(whole, fields)
     if not fields.has("sizes"):
@@ -333,7 +365,7 @@ def _read_variants(whole: ModelDemand, fields: Fields) -> tuple[ModelDemand, ...
     if whole.accuracy is None:
         raise InputError(f"workload model {whole.name!r}, accuracy", "is missing; variants have it")
     if whole.entries:
-        reason = "a model has entries or several sizes or variants"
+        reason = "a model has entries or several sizes, variants or versions"
         raise InputError(f"workload model {whole.name!r}, entries", reason)
     if not listed:
         raise InputError(where, "lists none")
@@ -353,6 +385,36 @@ def _read_variants(whole: ModelDemand, fields: Fields) -> tuple[ModelDemand, ...
     ]
     alone = [replace(one, **dict.fromkeys(OPTIONAL)) for one in demands]
     return with_shares((whole, *alone), (own, *given))
+
+
+def _read_versions(whole: ModelDemand, fields: Fields) -> tuple[ModelDemand, ...]:
+    """The field `versions` of a model: `[{version: 2, name: net-2026, share: 0.8}, ...]`.
+
+    Raises:
+        InputError: a field is missing or wrong, or some have a share and others none.
+    """
+    where = f"workload model {whole.name!r}, versions"
+    listed = fields.items("versions")
+    if fields.has("sizes") or fields.has("variants") or whole.size_of is not None:
+        reason = "a model has versions, or several sizes or variants, or is one of several"
+        raise InputError(where, reason)
+    if whole.entries:
+        reason = "a model has entries or several sizes, variants or versions"
+        raise InputError(f"workload model {whole.name!r}, entries", reason)
+    if not listed:
+        raise InputError(where, "lists none")
+    shares = [one.number("share") if one.has("share") else None for one in listed]
+    demands = [
+        replace(
+            whole,
+            name=one.text("name"),
+            size_of=whole.name,
+            version=one.integer("version", least=FIRST_VERSION),
+        )
+        for one in listed
+    ]
+    alone = [replace(one, **dict.fromkeys(OPTIONAL)) for one in demands[1:]]
+    return with_shares((demands[0], *alone), equal_or_given(where, shares))
 
 
 def with_shares(
@@ -379,7 +441,15 @@ def _read_surrounded(fields: Fields) -> Application:
     if model in ("", name):
         reason = "names the model between the steps; `name`, which clients ask for, is another name"
         raise InputError(f"{where}, model", reason)
-    for field in ("entries", "batch_building_rate_rps", "sizes", "size_of", "variants"):
+    for field in (
+        "entries",
+        "batch_building_rate_rps",
+        "sizes",
+        "size_of",
+        "variants",
+        "version",
+        "versions",
+    ):
         if fields.has(field):
             raise InputError(f"{where}, {field}", "is of a model without before and after")
     chain = [(role, fields.text(role)) for role in CHAIN if fields.has(role)]
@@ -439,6 +509,7 @@ def _joined(one: ModelDemand, other: ModelDemand) -> ModelDemand:
         batch_building_rate_rps=total("batch_building_rate_rps"),
         size_of=one.size_of,
         accuracy=one.accuracy,
+        version=one.version,
     )
 
 
@@ -489,7 +560,7 @@ def sizes_of(model: str, shapes: Sequence[Mapping[str, str]]) -> tuple[str, ...]
 
 
 def equal_or_given(where: str, shares: Sequence[float | None]) -> tuple[float, ...]:
-    """Shares of sizes: as given, or equal where none is.
+    """Shares of sizes, variants or versions: as given, or equal where none is.
 
     Raises:
         InputError: some are given and others not, one is not positive, or their sum is not 1.
@@ -498,7 +569,7 @@ def equal_or_given(where: str, shares: Sequence[float | None]) -> tuple[float, .
     if not given:
         return (1 / len(shares),) * len(shares)
     if len(given) < len(shares):
-        raise InputError(where, "some sizes have a share, others none")
+        raise InputError(where, "some have a share, others none")
     if min(given) <= 0 or abs(fsum(given) - 1) > SHARES_OFF:
         listed = " + ".join(f"{share:g}" for share in given)
         raise InputError(where, f"shares are positive and add up to 1, not {listed}")
@@ -531,12 +602,32 @@ def _check_variants(name: str, variants: Sequence[ModelDemand]) -> None:
     if first.accuracy is None:
         raise InputError(f"workload model {name!r}, accuracy", "is missing; variants have it")
     if first.entries:
-        reason = "a model has entries or several sizes or variants"
+        reason = "a model has entries or several sizes, variants or versions"
         raise InputError(f"workload model {name!r}, entries", reason)
     for one in others:
         if one.slo_us != first.slo_us:
             reason = f"{us_to_ms(one.slo_us)}, but {us_to_ms(first.slo_us)} of {name!r}, for which"
             raise InputError(f"workload model {one.name!r}, slo_ms", f"{reason} it answers")
+
+
+def _check_versions(models: Sequence[ModelDemand]) -> None:
+    """Check that all models of a name have a version of their own, or none has one.
+
+    Raises:
+        InputError: one has none, or that of another.
+    """
+    names = {model.size_of for model in models if model.version is not None}
+    seen: dict[tuple[str | None, int | None], str] = {}
+    for model in models:
+        if model.size_of is None or model.size_of not in names:
+            continue
+        if model.version is None:
+            reason = f"is missing: other models of {model.size_of!r} have one"
+            raise InputError(f"workload model {model.name!r}, version", reason)
+        other = seen.setdefault((model.size_of, model.version), model.name)
+        if other != model.name:
+            reason = f"{model.version} of {model.size_of!r} is {other!r} already"
+            raise InputError(f"workload model {model.name!r}, version", reason)
 
 
 def _check_sizes_of(sizes: Mapping[str, str | None]) -> None:
@@ -550,7 +641,7 @@ def _check_sizes_of(sizes: Mapping[str, str | None]) -> None:
     """
     for name, model in sizes.items():
         if model is not None and model in sizes:
-            reason = f"is a size of {model!r}, which is a model of its own too"
+            reason = f"{model!r} is the name of a model of its own too"
             raise InputError(f"workload model {name!r}, size_of", reason)
 
 
@@ -567,5 +658,5 @@ def _check_module_models(models: Mapping[str, str], sizes: Mapping[str, str | No
     for where, model in models.items():
         own = [name for name, of in sizes.items() if of == model]
         if own:
-            reason = f"{model!r} has several sizes, and a module runs one: {', '.join(own)}"
+            reason = f"{model!r} is several models, and a module runs one: {', '.join(own)}"
             raise InputError(f"{where}.model", reason)

@@ -20,6 +20,7 @@ from triton_backend.contract.entries import shares_of
 from triton_backend.contract.errors import InputError
 from triton_backend.contract.plan import ModelPlan, Pipeline, Plan, Stage
 from triton_backend.contract.tensors import BYTES, TensorSpec, check_same_tensors
+from triton_backend.contract.workload import FIRST_VERSION
 from triton_backend.runtimes.base import REFUSED, counts_name, counts_of
 
 EMULATED_INPUT_BYTES = 4096
@@ -285,7 +286,7 @@ def served_model(plan: Plan, name: str) -> ModelPlan:
 
 
 def asked_as(plan: Plan, name: str) -> str:
-    """The name under which clients ask for a served model; of a size, that of the whole model."""
+    """The name under which clients ask for a served model; of one of several, that of them all."""
     sizes = {demand.name: demand.size_of for demand in plan.workload.models}
     return sizes.get(name) or name
 
@@ -295,31 +296,47 @@ def endpoints(plan: Plan) -> dict[str, tuple[ModelPlan, ...]]:
 
     Raises:
         InputError: two sizes of a model have other inputs or outputs than each other, or the same
-            shapes.
+            shapes; variants or versions have other tensors.
     """
+    versions = plan.workload.versions
     found: dict[str, tuple[ModelPlan, ...]] = {}
     for model in served_models(plan):
         name = asked_as(plan, model.name)
         found[name] = (*found.get(name, ()), model)
     for name, sizes in found.items():
-        if name in plan.workload.variants:
-            _check_variants(sizes)
+        if name in versions:
+            _check_same(f"version of {name!r}", sizes)
+        elif name in plan.workload.variants:
+            _check_same(f"variant of {sizes[0].name!r}", sizes)
         else:
             _check_sizes(name, sizes)
     return found
 
 
+def answering(plan: Plan, name: str, version: int) -> tuple[ModelPlan, ...]:
+    """Served models of a completed plan that answer for a name when asked for a version of it.
+
+    A name without versions is version 1 of itself.
+    """
+    models = endpoints(plan).get(name, ())
+    versions = plan.workload.versions.get(name)
+    if versions is None:
+        return models if version == FIRST_VERSION else ()
+    chosen = versions.get(version)
+    return tuple(model for model in models if chosen is not None and model.name == chosen.name)
+
+
 def are_variants(models: Sequence[ModelPlan]) -> bool:
-    """True if several models of one name bring the same inputs."""
+    """True if several models of one name, which has no versions, bring the same inputs."""
     return len(models) > 1 and all(model.inputs == models[0].inputs for model in models)
 
 
-def _check_variants(variants: tuple[ModelPlan, ...]) -> None:
-    """Check that variants of a name take and give the same tensors."""
-    first, *others = variants
+def _check_same(what: str, models: tuple[ModelPlan, ...]) -> None:
+    """Check that variants or versions of a name take and give the same tensors."""
+    first, *others = models
     for other in others:
         check_same_tensors(
-            f"model {other.name!r}, variant of {first.name!r}",
+            f"model {other.name!r}, {what}",
             (other.inputs, other.outputs),
             (first.inputs, first.outputs),
         )

@@ -25,6 +25,7 @@ from triton_backend.contract.plan import ModelPlan, Plan
 from triton_backend.contract.tensors import BYTES, TensorSpec
 from triton_backend.contract.transition import inherited_vgpus
 from triton_backend.runtimes.stage_tensors import (
+    answering,
     are_variants,
     complete_tensors,
     endpoints,
@@ -41,6 +42,8 @@ from triton_backend.serve_folder.settings import (
     ServeSettings,
     gateway_folder,
 )
+from triton_backend.serve_folder.state import read_state_file
+from triton_backend.serve_folder.versions import OF_VERSIONS, keep_versions, write_versions
 
 CONTROL_MODEL = "poolpipe_control"
 STANDBY_MODEL = "poolpipe_standby"
@@ -189,8 +192,7 @@ def render_repository(folder: Path, plan: Plan, options: ServeOptions) -> ServeS
     names = first_names(plan, settings)
     plan = render_generation(folder, plan, FIRST_GENERATION, nodes=here, names=names)
     render_control(folder, FIRST_GENERATION, standby=options.standby)
-    for name, sizes in endpoints(plan).items():
-        render_front(folder, name, sizes, FIRST_GENERATION)
+    render_fronts(folder, plan, FIRST_GENERATION)
     render_for_clients(folder, plan, FIRST_GENERATION, cut_models=options.cut_models)
     return settings
 
@@ -506,26 +508,58 @@ VARIANT = {"name": VARIANT_OUTPUT, "dtype": "STRING", "shape": [-1]}
 """The output that says which variant answered, as Triton's configuration declares it."""
 
 
-def render_front(
+def render_fronts(
     folder: Path,
-    name: str,
-    sizes: Sequence[ModelPlan],
+    plan: Plan,
     generation: int,
     settings: Path | None = None,
+    names: Iterable[str] | None = None,
 ) -> None:
-    """The front of a model, which begins with this generation when it is loaded.
+    """The fronts of a plan's names, which begin with this generation when they are loaded.
+
+    Of a name with versions, which find their generation by themselves, those that are there stay.
 
     Args:
         folder: the serve folder.
-        name: that clients ask for.
-        sizes: of the model, as `endpoints` has them.
+        plan: completed.
         generation: its number.
         settings: as of `render_generation`.
+        names: that clients ask for; None: all.
     """
-    _model(folder, "front", name, settings, generation=generation, **declared(name, sizes))
+    versions = plan.workload.versions
+    asked = None if names is None else {*names}
+    for name, models in endpoints(plan).items():
+        if asked is not None and name not in asked:
+            continue
+        own = tuple(versions.get(name, ()))
+        begins = OF_VERSIONS if own else generation
+        tensors = declared(name, models, versions=bool(own))
+        _model(folder, "front", name, settings, generation=begins, versions=own, **tensors)
 
 
-def declared(name: str, sizes: Sequence[ModelPlan]) -> Declared:
+def end_versions(folder: Path, name: str, versions: Iterable[int]) -> None:
+    """Take all versions of a name but these out of the repository's files; a load ends them."""
+    kept = tuple(versions)
+    for place in gateway_folders(folder):
+        keep_versions(place / "repository" / name, kept)
+
+
+def generation_of_version(settings: ServeSettings, name: str, version: int) -> int:
+    """The generation that a version's process begins with: in force, or the newest that has it.
+
+    Raises:
+        InputError: no plan of the serve folder has it.
+    """
+    in_force = (read_state_file(settings.folder) or {}).get("generation")
+    numbers = rendered_generations(settings.folder)
+    for number in (*(n for n in numbers if n == in_force), *reversed(numbers)):
+        path = settings.folder / "generations" / str(number) / "plan.json"
+        if answering(Plan.from_dict(json.loads(path.read_text())), name, version):
+            return number
+    raise InputError(f"model {name!r}, version {version}", "no plan has it")
+
+
+def declared(name: str, sizes: Sequence[ModelPlan], *, versions: bool = False) -> Declared:
     """The `inputs` and `outputs` of a name, as Triton's configuration declares them.
 
     Of a model listed with sizes all dimensions are open, for the front to judge: then sizes may
@@ -534,9 +568,10 @@ def declared(name: str, sizes: Sequence[ModelPlan]) -> Declared:
     Args:
         name: that clients ask for.
         sizes: of the model, as `endpoints` has them.
+        versions: they are versions of it, all of the same tensors.
     """
     model = sizes[0]
-    sized = not any(size.name == name for size in sizes)
+    sized = not versions and not any(size.name == name for size in sizes)
     tensors = request_tensors(model)
     # Triton takes a body that is one text and nothing else (`curl --data-binary`) where it knows
     # that one is all.
@@ -547,7 +582,7 @@ def declared(name: str, sizes: Sequence[ModelPlan]) -> Declared:
             for spec, optional in tensors.items()
         ],
         "outputs": [_declared(spec, sized=sized) for spec in model.outputs]
-        + ([VARIANT] if are_variants(sizes) else []),
+        + ([VARIANT] if not versions and are_variants(sizes) else []),
     }
 
 
@@ -590,14 +625,28 @@ def _write_model(
     folder: Path, gateway: Path, kind: str, name: str, settings: Path | None, **variables: Any
 ) -> None:
     place = gateway / "repository" / name
-    (place / "1").mkdir(parents=True, exist_ok=True)
+    versions: tuple[int, ...] = variables.get("versions", ())
+    if not versions:
+        (place / "1").mkdir(parents=True, exist_ok=True)
     read_from = folder.resolve() if settings is None else settings.parent
     path = read_from / gateway.relative_to(folder) / SETTINGS_NAME
     common = {"name": name, "settings_path": str(path), "restart": 0}
     for template, target in (("config.pbtxt", "config.pbtxt"), ("model.py", "1/model.py")):
         # Whole or not at all: the keeper of a system that runs may be loading it just now.
         text = render_template(f"{kind}/{template}.j2", **common, **variables)
-        write_whole(place / target, text)
+        if versions and template == "model.py":
+            write_versions(place, versions, text)
+        elif not versions or not _holds(place / target, text):
+            place.mkdir(parents=True, exist_ok=True)
+            write_whole(place / target, text)
+
+
+def _holds(path: Path, text: str) -> bool:
+    """True if a file has this text, which is not written again while Triton may look at it."""
+    try:
+        return path.read_text() == text
+    except OSError:
+        return False
 
 
 def render_template(template: str, **variables: Any) -> str:

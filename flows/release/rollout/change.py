@@ -10,7 +10,9 @@
 4. *flush*, only where it is asked for (PPipe's migration): nothing more is dispatched; requests
    wait; what is in flight ends (at most one SLO).
 5. *swap*: the scheduler goes on under the new plan; what is in flight ends under the old one.
-6. *settle*: configurations on disk name the new generation, for the next restart.
+   Versions of a name that go are unloaded first, and answer what they took.
+6. *settle*: configurations on disk name the new generation, for the next restart. Versions that are
+   added to a name are loaded, so that no request reaches one before its plan is in force.
 7. *unload*: once nothing is in flight on them, the old workers end, and nodes and fronts that only
    the old plan has go.
 
@@ -66,8 +68,10 @@ from triton_backend.serve_folder.repository import (
     check_node_models,
     check_served_names,
     declared,
+    end_versions,
     for_clients,
     front_ports,
+    gateway_folders,
     is_node_model,
     node_model,
     read_front_ports,
@@ -76,13 +80,14 @@ from triton_backend.serve_folder.repository import (
     remove_old_generations,
     render_control,
     render_for_clients,
-    render_front,
+    render_fronts,
     render_generation,
     render_node_generations,
     rendered_generations,
     used_nodes,
 )
 from triton_backend.serve_folder.settings import SETTINGS_NAME, ServeSettings
+from triton_backend.serve_folder.versions import process_file
 
 READY_SECONDS = 120.0
 READY_POLL_SECONDS = 0.1
@@ -90,6 +95,7 @@ FLUSH_POLL_SECONDS = 0.005
 # No process waits for the old workers' end, and each question costs milliseconds of what serves.
 DRAIN_POLL_SECONDS = 0.05
 FLUSH_SLOS = 5
+UNLOAD_SECONDS = 10.0  # of a version's process, beside its requests
 # A gateway that was killed is loaded again within seconds; meanwhile the plan served is unknown.
 GATEWAY_SECONDS = 60.0
 GATEWAY_POLL_SECONDS = 0.1
@@ -150,15 +156,31 @@ class _Change:
     def folder(self) -> Path:
         return self.state.folder
 
-    def added(self) -> dict[str, tuple[ModelPlan, ...]]:
-        """Models and applications that the old plan does not serve, as `endpoints` has them."""
+    def added(self) -> list[str]:
+        """Names of models and applications that the old plan does not serve."""
         known = endpoints(self.old)
-        return {name: sizes for name, sizes in endpoints(self.new).items() if name not in known}
+        return [name for name in endpoints(self.new) if name not in known]
 
     def new_fronts(self) -> set[str]:
-        """Models that only the new plan serves: of new names, and sizes and variants of others."""
+        """Models that only the new plan serves: of new names, and sizes and variants of others.
+
+        No versions of others: these come after the swap.
+        """
         known = {model.name for model in served_models(self.old)}
-        return {model.name for model in served_models(self.new)} - known
+        later = {
+            self.new.workload.versions[name][version].name
+            for name, versions in self.added_versions().items()
+            for version in versions
+        }
+        return {model.name for model in served_models(self.new)} - known - later
+
+    def added_versions(self) -> dict[str, set[int]]:
+        """By name, versions that only the new plan has of a name that both have."""
+        return _versions_beyond(self.new, self.old)
+
+    def removed_versions(self) -> dict[str, set[int]]:
+        """By name, versions that only the old plan has of a name that both have."""
+        return _versions_beyond(self.old, self.new)
 
     def removed(self) -> list[str]:
         """Names of models and applications that the new plan no longer serves."""
@@ -198,6 +220,17 @@ class _Change:
     def nodes(self, plan: Plan) -> list[str]:
         """Nodes of a plan on the gateway's host."""
         return [node for node in used_nodes(plan) if node not in self.hosts.addresses]
+
+
+def _versions_beyond(plan: Plan, other: Plan) -> dict[str, set[int]]:
+    """By name, versions that a plan has and another one, which has the name too, has not."""
+    others = other.workload.versions
+    beyond = {
+        name: {*versions} - {*others[name]}
+        for name, versions in plan.workload.versions.items()
+        if name in others
+    }
+    return {name: versions for name, versions in beyond.items() if versions}
 
 
 def change_plan(
@@ -348,7 +381,33 @@ def check_names(old: Plan, new: Plan) -> None:
                 reason = f"{size.name!r} answers for {former!r} in the plan being served"
                 raise InputError(where, f"{reason}; remove it first, by a rollout of its own")
         if name in before:
-            _check_declared(where, declared(name, before[name]), declared(name, sizes))
+            versions = _check_versions(where, name, old, new)
+            former = declared(name, before[name], versions=versions)
+            _check_declared(where, former, declared(name, sizes, versions=versions))
+
+
+def _check_versions(where: str, name: str, old: Plan, new: Plan) -> bool:
+    """Check that a rollout can change the versions of a name that stays; whether it has some.
+
+    Triton hands requests to the highest version that is loaded at the moment, so one stays loaded.
+    """
+    before, after = (plan.workload.versions.get(name) for plan in (old, new))
+    if before is None and after is None:
+        return False
+    if before is None or after is None:
+        with_or_without = "without versions" if before is None else "with versions"
+        reason = f"is served {with_or_without}, which a rollout cannot change"
+        raise InputError(where, f"{reason}; {RENAME}, or stop and serve the new plan")
+    if not before.keys() & after.keys():
+        listed = ", ".join(map(str, before))
+        reason = f"keeps no version of those being served ({listed}); add the new ones first"
+        raise InputError(where, f"{reason}, and remove the others by a rollout of its own")
+    known = {demand.name: version for version, demand in before.items()}
+    for version, demand in after.items():
+        if known.get(demand.name, version) != version:
+            reason = f"{demand.name!r} is version {known[demand.name]} in the plan being served"
+            raise InputError(where, f"{reason}; remove it first, by a rollout of its own")
+    return True
 
 
 def _check_declared(where: str, before: Declared, after: Declared) -> None:
@@ -383,8 +442,7 @@ def _covers(one: dict[str, Any], other: dict[str, Any]) -> bool:
 def _render(change: _Change) -> None:
     nodes = change.nodes(change.new)
     render_generation(change.folder, change.new, change.generation, nodes=nodes, names=change.names)
-    for name, sizes in change.added().items():
-        render_front(change.folder, name, sizes, change.generation)
+    render_fronts(change.folder, change.new, change.generation, names=change.added())
     change.hosts.put_generation(change.old, change.new, change.generation, change.names)
 
 
@@ -437,15 +495,21 @@ def _flush(change: _Change) -> None:
 
 
 def _swap(change: _Change) -> None:
+    """Versions that go are unloaded first: requests without one then go to another that stays."""
+    for name, versions in change.removed_versions().items():
+        end_versions(change.folder, name, {*change.new.workload.versions[name]})
+        change.state.load(name)
+        _wait_for_answers(change, name, versions)
     change.state.control("swap", plan_id=change.new.plan_id, generation=change.generation)
 
 
 def _settle(change: _Change) -> None:
     render_control(change.folder, change.generation, standby=_settings(change.folder).standby)
     change.render_for_clients()
-    for name, sizes in endpoints(change.new).items():
-        render_front(change.folder, name, sizes, change.generation)
+    render_fronts(change.folder, change.new, change.generation)
     note_plan(change.folder, change.new.plan_id, change.generation)
+    for name in change.added_versions():
+        change.state.load(name)
     # One that restarted between swap and now has come back under the old plan and needs its nodes.
     if change.state.control("status")["generation"] != change.generation:
         raise ServerError(f"the gateway restarted under plan {change.old.plan_id}")
@@ -473,6 +537,21 @@ def _keep_generation(state: ServerState, nodes: Iterable[str], generation: int) 
             have_look(state, node)
 
 
+def _wait_for_answers(change: _Change, name: str, versions: Iterable[int]) -> None:
+    """Wait until versions that are unloaded have answered what they took: their processes end."""
+    files = [
+        place / "pids" / process_file(name, version)
+        for place in gateway_folders(change.folder)
+        for version in versions
+    ]
+    slo_us = max(model.slo_us for model in endpoints(change.old)[name])
+    watch = Stopwatch()
+    while any(file.exists() for file in files):
+        if watch.seconds() > UNLOAD_SECONDS + FLUSH_SLOS * slo_us / US_PER_S:
+            return  # it hangs; what it holds is refused
+        time.sleep(DRAIN_POLL_SECONDS)
+
+
 def _drain(change: _Change) -> None:
     """Wait until nothing is in flight under the old plan, or should not be any more."""
     slowest_us = max(model.slo_us for model in served_models(change.old))
@@ -495,6 +574,10 @@ def _abort(change: _Change) -> None:
     if status["generation"] == change.generation:
         return
     _keep_generation(change.state, change.kept_nodes(), change.old_generation)
+    render_fronts(change.folder, change.old, change.old_generation, names=change.removed_versions())
+    for name in change.removed_versions():
+        with contextlib.suppress(PoolPipeError):
+            change.state.load(name)
     added = [*map(node_model, change.added_nodes()), *change.added()]
     for name in [*added, *change.begun_for_clients()]:
         with contextlib.suppress(PoolPipeError):
@@ -573,9 +656,11 @@ def finish_or_undo_change(folder: Path) -> Plan:
             remove_model(folder, entry.name)
     hosts.tidy(plan, generation)
     render_control(folder, generation, standby=_settings(folder).standby)
-    for name, sizes in endpoints(plan).items():
-        render_front(folder, name, sizes, generation)
+    render_fronts(folder, plan, generation)
     note_plan(folder, plan.plan_id, generation)
+    for name, versions in plan.workload.versions.items():
+        end_versions(folder, name, versions)
+        state.load(name)
     remove_old_generations(folder, generation)
     return plan
 

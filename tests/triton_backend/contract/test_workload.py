@@ -133,11 +133,11 @@ def of_sizes(*sizes: object) -> dict[str, object]:
         ),
         (
             of_sizes({"input_shapes": {"x": "4"}, "share": 1}, {"input_shapes": {"x": "8"}}),
-            "some sizes have a share, others none",
+            "some have a share, others none",
         ),
         (
             {"models": [sized(), {"name": "reader", "slo_ms": 5}]},
-            "is a size of 'reader', which is a model of its own too",
+            "size_of: 'reader' is the name of a model of its own too",
         ),
         (
             {"models": [sized(before="decode", model="net")]},
@@ -154,7 +154,7 @@ def of_sizes(*sizes: object) -> dict[str, object]:
                     {"name": "a", "slo_ms": 9, "modules": [{"name": "m", "model": "reader"}]}
                 ],
             },
-            "'m'.model: 'reader' has several sizes, and a module runs one: reader@3x48x320, ",
+            "'m'.model: 'reader' is several models, and a module runs one: reader@3x48x320, ",
         ),
     ],
 )
@@ -254,6 +254,88 @@ def test_a_model_with_an_accuracy_alone_is_one_model() -> None:
     ],
 )
 def test_variants_that_make_no_sense_are_refused(data: dict[str, object], said: str) -> None:
+    with pytest.raises(InputError, match=said) as raised:
+        Workload.from_dict(data)
+    assert "\n" not in str(raised.value)
+
+
+OLD, NEW = {"version": 1, "name": "net-2025"}, {"version": 2, "name": "net-2026"}
+
+
+def versioned(*versions: object, **more: object) -> dict[str, object]:
+    """A model with versions, as workload.yaml has it."""
+    own = {"name": "net", "slo_ms": 50, "rate_rps": 40, "versions": list(versions)}
+    return {"models": [own | more]}
+
+
+def test_versions_of_a_model_are_models_with_its_shares() -> None:
+    listed = NEW | {"share": 0.75}, OLD | {"share": 0.25}
+    workload = Workload.from_dict(versioned(*listed))
+    asked = [(m.name, m.size_of, m.version, m.rate_rps, m.slo_us) for m in workload.models]
+    assert asked == [("net-2026", "net", 2, 30, 50_000), ("net-2025", "net", 1, 10, 50_000)]
+    assert [*workload.versions["net"].items()] == [
+        (1, workload.models[1]),
+        (2, workload.models[0]),
+    ]
+    assert workload.variants == {}
+    assert Workload.from_dict(workload.to_dict()) == workload
+
+
+def test_versions_may_have_rates_and_slos_of_their_own() -> None:
+    each = [
+        {"name": one["name"], "version": one["version"], "size_of": "net"} | own
+        for one, own in (
+            (OLD, {"slo_ms": 80, "rate_rps": 5}),
+            (NEW, {"slo_ms": 50, "rate_rps": 90}),
+        )
+    ]
+    workload = Workload.from_dict({"models": each})
+    assert [(v, m.rate_rps, m.slo_us) for v, m in workload.versions["net"].items()] == [
+        (1, 5, 80_000),
+        (2, 90, 50_000),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("data", "said"),
+    [
+        (versioned(), "'net', versions: lists none"),
+        (versioned(OLD, OLD), "a model is listed twice"),
+        (versioned(OLD, NEW | {"version": 1}), "version: 1 of 'net' is 'net-2025' already"),
+        (versioned(OLD | {"version": 0}), "version: 0 is not within 1 and"),
+        (versioned(OLD | {"version": "1"}), "version: '1' is not a whole number"),
+        (versioned(OLD | {"version": 10**12}), "version: 1000000000000 is not within 1 and"),
+        (versioned({"version": 1}), "name: is missing"),
+        (versioned({"name": "net-2025"}), "version: is missing"),
+        (versioned(OLD, NEW | {"share": 0.5}), "versions: some have a share, others none"),
+        (versioned(OLD, variants=[SMALL]), "a model has versions, or several sizes or variants"),
+        (versioned(OLD, sizes=[]), "a model has versions, or several sizes or variants"),
+        (versioned(OLD, size_of="other"), "a model has versions, or several sizes or variants"),
+        (versioned(OLD, accuracy=0.5), "'net-2025', accuracy: is of variants"),
+        (versioned(OLD, version=3), "'net', version: needs size_of"),
+        (versioned(OLD | {"name": "net"}, NEW), "'net' is the name of a model of its own too"),
+        (versioned(OLD, before="decode", model="m"), "versions: is of a model without before"),
+        (
+            {
+                "models": [
+                    {"name": "net-2025", "slo_ms": 5, "size_of": "net", "version": 1},
+                    {"name": "net-2026", "slo_ms": 5, "size_of": "net"},
+                ]
+            },
+            "'net-2026', version: is missing: other models of 'net' have one",
+        ),
+        (
+            versioned(OLD, NEW)
+            | {
+                "applications": [
+                    {"name": "a", "slo_ms": 9, "modules": [{"name": "m", "model": "net"}]}
+                ]
+            },
+            "'net' is several models, and a module runs one: net-2025, net-2026",
+        ),
+    ],
+)
+def test_versions_that_make_no_sense_are_refused(data: dict[str, object], said: str) -> None:
     with pytest.raises(InputError, match=said) as raised:
         Workload.from_dict(data)
     assert "\n" not in str(raised.value)

@@ -1,9 +1,11 @@
-"""The fronts of one name as one: of a model alone, of its sizes, or of its variants.
+"""The fronts of one name as one: of a model alone, of its sizes or variants, or of one version.
 
 The plan in force says which there are, so they come and go with it, in this process:
 
     PLAN (prepared) --> [ new fronts connect, closed ] -- PLAN (in force) --> requests go to them
     PLAN (in force) --> [ fronts that it does not have: closed ] -- `CLOSED_KEPT_US` --> ended
+
+Versions come and go as processes instead: Triton runs each apart (`serve_folder.repository`).
 
 A new front connects before its plan is in force and is given no request until then. Fronts hear of
 a plan one after the other; the first that does opens and closes all of them, so that at no instant
@@ -23,8 +25,9 @@ from functools import partial
 import numpy as np
 
 from triton_backend.contract.errors import InputError
+from triton_backend.contract.workload import FIRST_VERSION
 from triton_backend.runtimes.clock import Clock
-from triton_backend.runtimes.stage_tensors import endpoints
+from triton_backend.runtimes.stage_tensors import answering
 from triton_backend.serve_folder.names import VARIANT_OUTPUT
 from triton_backend.serve_folder.settings import ServeSettings
 from triton_backend.serving.deployment import Deployment
@@ -65,6 +68,7 @@ class FrontGroup:
         name: that clients ask for.
         clock: of this process.
         names_variants: answers name the model that gave them.
+        version: of the name; the fronts of each have a process of their own.
 
     Attributes:
         quotas: of the clients of this name.
@@ -79,8 +83,9 @@ class FrontGroup:
         clock: Clock,
         *,
         names_variants: bool = False,
+        version: int = FIRST_VERSION,
     ) -> None:
-        self.name = name
+        self.name, self._version = name, version
         self.quotas = Quotas.of(settings, name, clock.now_us())
         self.refused = 0
         self._settings, self._clock = settings, clock
@@ -204,8 +209,8 @@ class FrontGroup:
                 }
 
     def _models(self, deployment: Deployment) -> tuple[str, ...]:
-        """Names of the models that answer for this name; none where it is not served."""
-        return tuple(model.name for model in endpoints(deployment.plan).get(self.name, ()))
+        """Names of the models that answer here; none where name or version is not served."""
+        return tuple(model.name for model in answering(deployment.plan, self.name, self._version))
 
     def _missing(self, deployment: Deployment) -> list[str]:
         """Models without a front, or with one that listens elsewhere than workers send."""
@@ -266,14 +271,15 @@ class FrontGroup:
 
     def _made_table(self, deployment: Deployment) -> Table[FrontService]:
         """The choice among the fronts of a plan."""
-        models = {model.name: model for model in endpoints(deployment.plan)[self.name]}
+        plan = deployment.plan
+        models = {model.name: model for model in answering(plan, self.name, self._version)}
         fronts = [self._fronts[model] for model in models]
-        if self.name in deployment.plan.workload.variants:
+        if self.name in plan.workload.variants:
             from triton_backend.serving.front.variants import (  # noqa: PLC0415  # loads the kernels
                 VariantTable,
             )
 
             return VariantTable(self.name, fronts, deployment, self._clock)
-        if len(fronts) == 1 and self.name in models:
+        if len(fronts) == 1 and (self.name in models or self.name in plan.workload.versions):
             return OneFront(fronts[0])
         return SizeTable(self.name, fronts, tuple(models.values()))

@@ -87,9 +87,9 @@ async def _run(options: argparse.Namespace) -> tuple[LoadRun, bool]:
         named = complete_tensors(plan) if any(model.entries for model in plan.models) else plan
         loads = [
             replace(
-                await _model_load(client, served_model(named, name), options),
+                await _model_load(client, served_model(named, name), asked_as(plan, name), options),
                 optional=optional_outputs(plan, name),
-                asked_as=asked_as(plan, name),
+                asked_as=_on_the_wire(plan, name),
             )
             for name in schedule.models
         ]
@@ -187,13 +187,22 @@ def _offer(options: argparse.Namespace, plan: Plan) -> Offer:
     )
 
 
-async def _model_load(client: Client, model: ModelPlan, options: argparse.Namespace) -> ModelLoad:
+def _on_the_wire(plan: Plan, name: str) -> str:
+    """The name by which requests of a model are sent, with its version where it is one."""
+    versions = {demand.name: demand.version for demand in plan.workload.models}
+    version = versions.get(name)
+    return asked_as(plan, name) + (f":{version}" if version else "")
+
+
+async def _model_load(
+    client: Client, model: ModelPlan, asked: str, options: argparse.Namespace
+) -> ModelLoad:
     samples_file = pairs("--check", options.check).get(model.name)
     own_deadline = options.deadline_ms is not None
     rng = np.random.default_rng([options.seed, PAYLOAD_STREAM])
     requests: list[Payload] = []
     for number, entry in enumerate(model.queues):
-        specs = entry.inputs or model.inputs or await client.describe(model.name)
+        specs = entry.inputs or model.inputs or await client.describe(asked)
         if samples_file is not None:
             made = requests_from_file(Path(samples_file), specs, samples=options.samples)
         else:

@@ -34,6 +34,12 @@ def host_and_port(address: str) -> tuple[str, int]:
     return host, int(port)
 
 
+def name_and_version(model: str) -> tuple[str, str]:
+    """The parts of `NAME:VERSION`; an empty version where there is none."""
+    name, _, version = model.partition(":")
+    return name, version
+
+
 class Status(IntEnum):
     """How a call ended, as far as the protocol tells."""
 
@@ -88,7 +94,7 @@ class Client(Protocol):
         """The request as bytes, made once and sent often.
 
         Args:
-            model: served name.
+            model: served name; `NAME:2` is its version 2.
             inputs: tensors, sample first.
             deadline_us: the request's `timeout` parameter; None = the plan's SLO holds.
             priority: 2 and above: served with what others leave; 0 says nothing.

@@ -24,6 +24,7 @@ from triton_backend.serving.loadgen.client import (
     Answer,
     Status,
     host_and_port,
+    name_and_version,
     refused_or_error,
     spec_from_metadata,
 )
@@ -138,7 +139,8 @@ class GrpcClient:
         client: str = "",
     ) -> bytes:
         """See `Client`."""
-        request = pb.ModelInferRequest(model_name=model)
+        name, version = name_and_version(model)
+        request = pb.ModelInferRequest(model_name=name, model_version=version)
         if deadline_us is not None:
             request.parameters["timeout"].int64_param = deadline_us
         if priority:

@@ -24,6 +24,7 @@ from triton_backend.serving.loadgen.client import (
     Answer,
     Status,
     host_and_port,
+    name_and_version,
     refused_or_error,
     spec_from_metadata,
 )
@@ -314,7 +315,9 @@ class HttpClient:
             "Inference-Header-Content-Length": str(len(head)),
             "Content-Length": str(len(body)),
         }
-        return self._request("POST", f"/v2/models/{model}/infer", headers) + body
+        name, version = name_and_version(model)
+        path = f"/v2/models/{name}/versions/{version}" if version else f"/v2/models/{name}"
+        return self._request("POST", f"{path}/infer", headers) + body
 
     def send(self, request: bytes, *, give_up_s: float, done: Callable[[Answer], None]) -> None:
         """See `Client`."""

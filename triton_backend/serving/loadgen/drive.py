@@ -42,7 +42,8 @@ class ModelLoad:
         optional: by output of an optional module, the output that says whether it was dropped.
         entries: names of the model's entries.
         turns: the order of requests, by number, over and over; none: one after the other.
-        asked_as: the name on the wire, where it is another: of a size, that of the whole model.
+        asked_as: the name on the wire, where it is another: of a size, that of the whole model; of
+            a version, with it (`NAME:2`).
     """
 
     name: str

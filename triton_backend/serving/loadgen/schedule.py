@@ -88,7 +88,7 @@ def rates_of(
 
 
 def _models_of(plan: Plan, name: str) -> list[ModelPlan]:
-    """The served model of a name, or all sizes of which clients ask by it."""
+    """The served model of a name, or all sizes or versions of which clients ask by it."""
     sizes = [one for one in served_models(plan) if asked_as(plan, one.name) == name]
     return sizes or [served_model(plan, name)]
 

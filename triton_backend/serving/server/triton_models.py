@@ -29,8 +29,10 @@ from triton_backend.contract.errors import InputError, PoolPipeError
 from triton_backend.contract.plan import Plan
 from triton_backend.runtimes.clock import SystemClock
 from triton_backend.serve_folder.names import VARIANT_OUTPUT
+from triton_backend.serve_folder.repository import generation_of_version
 from triton_backend.serve_folder.settings import ServeSettings
 from triton_backend.serve_folder.state import read_state_file
+from triton_backend.serve_folder.versions import OF_VERSIONS, process_file
 from triton_backend.serving.deployment import Deployment
 from triton_backend.serving.front.group import FrontGroup
 from triton_backend.serving.front.pending import CUT_PARAMETER, MAX_TIMEOUT_US
@@ -92,8 +94,8 @@ class _Model(ABC):
         self.parameters = _parameters(self.config)
         self.clock = SystemClock()
         self.settings = ServeSettings.read(Path(self.parameters["settings"]))
-        self.name = args["model_name"]
-        path = self.settings.place / "pids" / self.name
+        self.name, self.version = args["model_name"], int(args["model_version"])
+        path = self.settings.place / "pids" / self.process_name
         self.heartbeat = StubHeartbeat(path, self.alive_us, self.compiles_since_us)
         self.begin()
         # Objects loaded by now stay; a collection over all of them takes 0.1 s.
@@ -107,10 +109,20 @@ class _Model(ABC):
     @cached_property
     def deployment(self) -> Deployment:
         """The generation that this model begins with."""
-        return Deployment.read(self.settings, int(self.parameters["generation"]))
+        return Deployment.read(self.settings, self.first_generation)
+
+    @property
+    def first_generation(self) -> int:
+        """The number of that generation."""
+        return int(self.parameters["generation"])
+
+    @property
+    def process_name(self) -> str:
+        """Name of this process's files."""
+        return self.name
 
     def _publish(self) -> None:
-        noted = self.settings.place / "gauges" / self.name
+        noted = self.settings.place / "gauges" / self.process_name
         with contextlib.suppress(OSError):
             noted.parent.mkdir(exist_ok=True)
         publisher = Publisher(_family, noted, lambda: self._stopping.wait(PUBLISH_PAUSE_SECONDS))
@@ -164,10 +176,26 @@ def _family(name: str, description: str, kind: str) -> Any:
 
 
 class FrontModel(_Model):
-    """One served model, of one size or several.
+    """One served model, of one size or several, or one version of it.
 
     Checks requests, answers through their response senders.
     """
+
+    @property
+    def first_generation(self) -> int:
+        """As the configuration says; of a version, the one in force, or the newest that has it."""
+        if not self._is_version:
+            return super().first_generation
+        return generation_of_version(self.settings, self.name, self.version)
+
+    @property
+    def process_name(self) -> str:
+        """Each version of a model is a process."""
+        return process_file(self.name, self.version) if self._is_version else self.name
+
+    @property
+    def _is_version(self) -> bool:
+        return int(self.parameters["generation"]) == OF_VERSIONS
 
     def begin(self) -> None:
         """Start the front, or one for every size or variant."""
@@ -178,6 +206,7 @@ class FrontModel(_Model):
             self.name,
             self.clock,
             names_variants=VARIANT_OUTPUT in declared,
+            version=self.version,
         )
         self.each_second = (self._group.look,)
         self._group.start()

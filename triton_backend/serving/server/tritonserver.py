@@ -54,6 +54,7 @@ from triton_backend.serve_folder.state import (
     state_file_locked,
     write_state_file,
 )
+from triton_backend.serve_folder.versions import mark_changed, model_of_process
 from triton_backend.serving.liveness.processes import (
     ExitWatch,
     StubWatch,
@@ -260,7 +261,9 @@ class ModelReloads:
 
     def _load(self, file: Path) -> str | None:
         """Load a model again, once; why it was not loaded, if so."""
-        model = file.name
+        model, version = model_of_process(file.name)
+        if version is not None:
+            return self._load_version(file, model, version)
         if not model.startswith(RESERVED_PREFIX):
             # Until the new process is there, refuse what the dead one would never answer.
             self._api.unload(model)
@@ -278,6 +281,18 @@ class ModelReloads:
         )
         try:
             write_whole(config, text)
+        except OSError as error:
+            return str(error)
+        code = self._api.load(model)
+        return None if code == HTTP_OK else f"HTTP {code}"
+
+    def _load_version(self, file: Path, model: str, version: int) -> str | None:
+        """The same for one version of a model; the others serve on."""
+        try:
+            mark_changed(self._repository / model, version)
+        except FileNotFoundError:  # a rollout took it away
+            file.unlink(missing_ok=True)
+            return None
         except OSError as error:
             return str(error)
         code = self._api.load(model)

@@ -9,8 +9,11 @@ from tests.triton_backend.serving.sized_plans import NAME, sized_plan
 from tests.triton_backend.serving.small_plans import model, plan, stage, tensor
 from tests.triton_backend.serving.variant_plans import CHEAP, variant_plan
 from tests.triton_backend.serving.variant_plans import NAME as NET
+from tests.triton_backend.serving.versioned_plans import NAME as VERSIONED
+from tests.triton_backend.serving.versioned_plans import versioned_plan
 from triton_backend.contract.errors import InputError
 from triton_backend.contract.plan import Plan
+from triton_backend.contract.workload import Workload
 
 GIVEN = (tensor("image", 3, 16), tensor("mask", 4, dtype="UINT8"))
 OTHERWISE = "give it another name, or stop and serve the new plan"
@@ -35,6 +38,14 @@ def unsized(width: int = 32, *, dtype: str = "FP32") -> Plan:
     return plan(model(NAME, (stage((0, 10), "FAST", 0),), inputs=(given,), outputs=(answer,)))
 
 
+def renumbered(plan: Plan) -> Plan:
+    """The same models, of which each has the version of another."""
+    models = plan.workload.models
+    others = reversed([demand.version for demand in models])
+    swapped = (replace(one, version=v) for one, v in zip(models, others, strict=True))
+    return replace(plan, workload=Workload(models=tuple(swapped)))
+
+
 @pytest.mark.parametrize(
     ("old", "new"),
     [
@@ -44,6 +55,8 @@ def unsized(width: int = 32, *, dtype: str = "FP32") -> Plan:
         (variant_plan(), variant_plan(names=(NET,))),
         (variant_plan(names=(NET,)), variant_plan()),
         (unsized(), variant_plan()),
+        (versioned_plan((1, 2)), versioned_plan((2, 3))),
+        (versioned_plan((1, 2)), versioned_plan((1,))),
     ],
 )
 def test_what_answers_for_a_name_may_change(old: Plan, new: Plan) -> None:
@@ -60,6 +73,26 @@ def test_what_answers_for_a_name_may_change(old: Plan, new: Plan) -> None:
             + OTHERWISE,
         ),
         (unsized(), unsized(64), "is served with 'x' of shape 3x32 alone"),
+        (
+            plan(model(VERSIONED, (stage((0, 1), "FAST", 0),), inputs=GIVEN, outputs=ANSWER)),
+            versioned_plan(),
+            "model 'net': is served without versions, which a rollout cannot change; " + OTHERWISE,
+        ),
+        (
+            versioned_plan(),
+            plan(model(VERSIONED, (stage((0, 1), "FAST", 0),), inputs=GIVEN, outputs=ANSWER)),
+            "model 'net': is served with versions, which a rollout cannot change; " + OTHERWISE,
+        ),
+        (
+            versioned_plan((1, 2)),
+            versioned_plan((3,)),
+            "keeps no version of those being served (1, 2); add the new ones first, and remove",
+        ),
+        (
+            versioned_plan((1, 2)),
+            renumbered(versioned_plan((1, 2))),
+            "model 'net': 'net-v2' is version 2 in the plan being served; remove it first",
+        ),
         (sized_plan(), unsized(dtype="FP16"), "has other outputs than the one being served"),
         (
             plan(model(CHEAP, (stage((0, 1), "FAST", 0),), inputs=GIVEN, outputs=ANSWER)),

@@ -1,0 +1,49 @@
+"""Versions of a name are planned, verified and simulated as models of their own."""
+
+from dataclasses import replace
+
+import pytest
+
+from flows.planning import PlanOptions, make_plan
+from flows.planning.verify.numbers import verify_plan
+from tests.flows.planning.small import cluster, profile
+from triton_backend.contract.plan import Plan
+from triton_backend.contract.workload import ModelDemand, Workload
+from triton_backend.simulator.run import simulate
+from triton_backend.simulator.scenario import SimOptions
+
+RATES = {"net-2025": 60.0, "net-2026": 240.0}
+PROFILES = {name: profile(name) for name in RATES}
+WORKLOAD = Workload.from_dict(
+    {
+        "models": [
+            {
+                "name": "net",
+                "slo_ms": 15,
+                "rate_rps": sum(RATES.values()),
+                "versions": [
+                    {"version": 1, "name": "net-2025", "share": 0.2},
+                    {"version": 2, "name": "net-2026", "share": 0.8},
+                ],
+            }
+        ]
+    }
+)
+
+
+def alone(demand: ModelDemand) -> ModelDemand:
+    return replace(demand, size_of=None, version=None)
+
+
+@pytest.mark.parametrize("planner", ["pool", "subclusters"])
+def test_versions_are_planned_as_models_with_rates_of_their_own(planner: str) -> None:
+    options = PlanOptions(planner=planner, objective="gpus")
+    plan = make_plan(PROFILES, cluster(), WORKLOAD, options)
+    assert {m.name: pytest.approx(m.throughput_rps) for m in plan.models} == RATES
+    assert verify_plan(plan, PROFILES) == []
+    assert Plan.from_dict(plan.to_dict()) == plan
+    plain = Workload(models=tuple(map(alone, WORKLOAD.models)))
+    assert plan.models == make_plan(PROFILES, cluster(), plain, options).models
+    result = simulate(plan, SimOptions(load_factor=0.5, duration_s=2.0))
+    assert [one.name for one in result.models] == [*RATES]
+    assert all(one.offered for one in result.models)
