@@ -78,7 +78,7 @@ def http(served: ServerState, path: str, body: dict[str, Any] | None = None) -> 
 
 
 def over_http(served: ServerState, version: str) -> float | str:
-    """What the version that answered multiplies with; else the server's words."""
+    """The factor of the version that answered; else the server's words."""
     tensor = {"name": "x", "datatype": "FP32", "shape": [1, 3], "data": [1.0, 2.0, 3.0]}
     chosen = f"/versions/{version}" if version else ""
     code, answer = http(served, f"models/{NAME}{chosen}/infer", {"inputs": [tensor]})

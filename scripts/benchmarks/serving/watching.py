@@ -1,4 +1,4 @@
-"""What it costs requests that somebody watches: traces, metrics that are read, copies of requests.
+"""Latency that watching adds to requests: traces, metrics that are read, copies of requests.
 
 A real Triton server on this machine serves one emulated stage with 4 KB requests at 500 requests/s
 over gRPC. Rounds of runs take turns in another order each: two of them with nothing beside, one
@@ -6,7 +6,7 @@ with `poolpipe traces --follow --sample 0.01` to a receiver of this script, one 
 read every second, one in which the front copies every request with its answer. Each is compared
 with the mean of the round's two plain runs, whose own difference is the noise.
 
-    .venv/bin/python -m scripts.benchmarks.watching [--port 18140] [--seconds 10] [--rounds 5]
+    .venv/bin/python -m scripts.benchmarks.serving.watching [--port 18140] [--seconds 10] [--rounds 5]
 """
 
 import argparse
@@ -60,7 +60,7 @@ class Tracer:
             try:
                 time.sleep(SETTLE_SECONDS)
                 yield
-                time.sleep(SETTLE_SECONDS)  # what ended last is sent a moment later
+                time.sleep(SETTLE_SECONDS)  # requests that ended last are sent a moment later
             finally:
                 process.terminate()
                 process.wait(timeout=30)
