@@ -230,3 +230,20 @@ def test_versions_of_other_tensors_are_refused_by_the_difference() -> None:
     said = r"'net-v2', version of 'net': shape of output 'y' is \[-1, 9\], not \[-1, 3\]"
     with pytest.raises(InputError, match=said):
         endpoints(Plan.from_dict(data))
+
+
+def test_two_gateways_serve_versions_and_change_them(root: Path, tmp_path: Path) -> None:
+    http, grpc, metrics, _ = free_ports(4)  # the second's metrics are on the last
+    plan = onnx_plan(root, (1, 2))
+    options = ServeOptions(artifacts=root / "artifacts", gateways=2)
+    render_repository(tmp_path / "serve", plan, options)
+    try:
+        state = start(tmp_path / "serve", Endpoints(http=http, grpc=grpc, metrics=metrics))
+        with loads(state, "1", "") as (named, any_of):
+            change_plan(state.folder, onnx_plan(root, (1, 3), "without-2"))
+            wait_for(lambda: any_of.answers[-1] == 7)
+        assert [over_http(state, version) for version in ("1", "3", "")] == [3, 7, 7]
+    finally:
+        stop(tmp_path / "serve")
+    assert {*named.answers} == {3}
+    assert {*any_of.answers} <= {3, 5, 7}
