@@ -37,11 +37,13 @@ def alone(demand: ModelDemand) -> ModelDemand:
 
 @pytest.mark.parametrize("planner", ["pool", "subclusters"])
 def test_versions_are_planned_as_models_with_rates_of_their_own(planner: str) -> None:
-    options = PlanOptions(planner=planner, objective="gpus")
+    options = PlanOptions(planner=planner)
     plan = make_plan(PROFILES, cluster(), WORKLOAD, options)
-    assert {m.name: pytest.approx(m.throughput_rps) for m in plan.models} == RATES
+    old, new = (plan.model(name).throughput_rps for name in RATES)
+    assert new == pytest.approx(4 * old, rel=1e-3)
     assert verify_plan(plan, PROFILES) == []
-    assert Plan.from_dict(plan.to_dict()) == plan
+    again = Plan.from_dict(plan.to_dict()).workload.versions["net"]
+    assert {version: demand.name for version, demand in again.items()} == dict(enumerate(RATES, 1))
     plain = Workload(models=tuple(map(alone, WORKLOAD.models)))
     assert plan.models == make_plan(PROFILES, cluster(), plain, options).models
     result = simulate(plan, SimOptions(load_factor=0.5, duration_s=2.0))
