@@ -6,7 +6,7 @@ import signal
 import threading
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
@@ -171,7 +171,7 @@ class Load:
 
 
 @contextmanager
-def loads(served: ServerState, *versions: str) -> Iterator[list[Load]]:
+def loads(served: ServerState, *versions: str) -> Generator[list[Load]]:
     found = [Load(served, version) for version in versions]
     for one in found:
         one.begin()
