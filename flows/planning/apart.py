@@ -13,6 +13,7 @@ Here: dividing, and joining. Not here: how a part is planned.
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from typing import Any
 
 from flows.planning.certificate import plan_identity
 from flows.planning.registry import PlanOptions
@@ -176,7 +177,7 @@ def _sum(objectives: list[Objective]) -> Objective:
     return Objective(name=objectives[0].name, value=value, upper_bound=bound, gap=gap, space=SPACE)
 
 
-def _part(plan: Plan) -> dict[str, object]:
+def _part(plan: Plan) -> dict[str, Any]:
     """A part as it was decided, in the form that `verify.parts` reads."""
     accounting = {"waits": plan.waits, "gathering_rule": plan.gathering_rule}
     return {

@@ -43,6 +43,7 @@ class Demand:
         triton: planners that place the instances of Triton.
         ours: our planner.
         policies: that our plans are tried with; None: what a plan says.
+        latency_factor: true run times over those of the profiles, which neither side knows of.
     """
 
     profiles: Mapping[str, ModelProfile]
@@ -55,6 +56,16 @@ class Demand:
     triton: tuple[str, ...] = ("no-partitioning",)
     ours: str = "pool"
     policies: tuple[str | None, ...] = POLICIES
+    latency_factor: float = 1.0
+
+    def options(self, reference: Plan) -> SimOptions:
+        """The scenario that all configurations share."""
+        return SimOptions(
+            duration_s=self.seconds,
+            reference=reference,
+            latency_factor=self.latency_factor,
+            keep_uses=False,
+        )
 
     def plan(self, options: PlanOptions) -> Plan:
         """One plan of it.
@@ -140,7 +151,7 @@ def _rules(
     demand: Demand, side: str, label: str, reference: Plan
 ) -> Iterator[tuple[str, SimOptions]]:
     """By what a plan of a side may be served, and how that is called."""
-    base = SimOptions(duration_s=demand.seconds, reference=reference, keep_uses=False)
+    base = demand.options(reference)
     if side == TRITON:
         for share in DELAYS:
             rules = replace(base, policy=TRITON, batch_timeout_share=share)
@@ -188,8 +199,7 @@ def tuned(demand: Demand, side: str, reference: Plan) -> Tuned:
 def automatic(demand: Demand, reference: Plan) -> Tuned:
     """The plan of `--planner auto` under its own policy; its name says which planner made it."""
     plan = demand.plan(PlanOptions(planner="auto"))
-    options = SimOptions(duration_s=demand.seconds, reference=reference, keep_uses=False)
-    chosen = Configuration(name=plan.planner, plan=plan, options=options)
+    chosen = Configuration(name=plan.planner, plan=plan, options=demand.options(reference))
     return _reported(chosen, highest(chosen, REPORTED))
 
 

@@ -6,7 +6,7 @@ with `poolpipe traces --follow --sample 0.01` to a receiver of this script, one 
 read every second, one in which the front copies every request with its answer. Each is compared
 with the mean of the round's two plain runs, whose own difference is the noise.
 
-    .venv/bin/python -m scripts.benchmarks.serving.watching [--port 18140] [--seconds 10] [--rounds 5]
+    .venv/bin/python -m scripts.benchmarks.serving.watching [--rounds 5] [--seconds 10]
 """
 
 import argparse

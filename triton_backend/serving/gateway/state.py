@@ -54,12 +54,12 @@ from triton_backend.scheduler.handover import matching_queues
 from triton_backend.scheduler.scheduler import Scheduler
 from triton_backend.serving.deployment import Deployment
 from triton_backend.serving.gateway.admission import Refused, RefusedJob
+from triton_backend.serving.gateway.batches.generation import Generation, ThreadsOf
 from triton_backend.serving.gateway.batches.held_slots import HeldSlot, HeldSlots
 from triton_backend.serving.gateway.batches.in_flight import BatchInFlight, SharedBatchInFlight
 from triton_backend.serving.gateway.batches.shared import SharedBatches
 from triton_backend.serving.gateway.batches.slots import WorkerSlots
 from triton_backend.serving.gateway.counters import GatewayCounters
-from triton_backend.serving.gateway.generation import Generation, ThreadsOf
 from triton_backend.serving.gateway.jobs import (
     InputSlot,
     Job,

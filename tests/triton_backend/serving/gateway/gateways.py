@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 from tests.triton_backend.serving.small_plans import BATCH, SLO_US
 from triton_backend.serving.deployment import Deployment
-from triton_backend.serving.gateway.generation import ThreadsOf
+from triton_backend.serving.gateway.batches.generation import ThreadsOf
 from triton_backend.serving.gateway.peers.addresses import Address, FrontAddress, WorkerAddress
 from triton_backend.serving.gateway.state import Gateway, Observer
 from triton_backend.serving.liveness.supervisor import STALL_US

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 
 from triton_backend.contract.decisions import Dispatch, SharedBatch
 from triton_backend.contract.plan import StagePlace
-from triton_backend.serving.gateway.generation import Generation
+from triton_backend.serving.gateway.batches.generation import Generation
 from triton_backend.serving.gateway.jobs import RetainedOutputSlot
 from triton_backend.serving.transport.wire import TimesBody
 

@@ -5,8 +5,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from triton_backend.contract.decisions import Dispatch, SharedBatch
 from triton_backend.contract.errors import InvariantError
+from triton_backend.serving.gateway.batches.generation import Generation
 from triton_backend.serving.gateway.batches.in_flight import BatchInFlight, SharedBatchInFlight
-from triton_backend.serving.gateway.generation import Generation
 from triton_backend.serving.gateway.peers.addresses import Send, WorkerAddress
 from triton_backend.serving.transport.wire import (
     Kind,
