@@ -157,7 +157,17 @@ def test_fragments_with_variants_on_a_page_are_read(tmp_path: Path, page: str, b
     jsonschema.validate(document, schemas()["workload"])
 
 
-OF_WORKLOADS = ("steps:", "sizes:", "variants:")
+@pytest.mark.parametrize(("page", "block"), [one for one in FRAGMENTS if "versions:" in one[1]])
+def test_fragments_with_versions_on_a_page_are_read(tmp_path: Path, page: str, block: str) -> None:
+    document = yaml.safe_load(block)
+    (tmp_path / "workload.yaml").write_text(yaml.safe_dump(document))
+    versions = {model["name"]: len(model["versions"]) for model in document["models"]}
+    read = read_workload(tmp_path / "workload.yaml").versions
+    assert {name: len(found) for name, found in read.items()} == versions, page
+    jsonschema.validate(document, schemas()["workload"])
+
+
+OF_WORKLOADS = ("steps:", "sizes:", "variants:", "versions:")
 
 
 @pytest.mark.parametrize(

@@ -493,11 +493,8 @@ def check_served_names(plan: Plan) -> None:
     """Check the names of a completed plan's models, and those that clients ask for.
 
     Raises:
-        InputError: one cannot be a Triton model's, or entries stand beside applications.
+        InputError: one cannot be a Triton model's.
     """
-    if has_entries(plan) and plan.applications:
-        reason = "entries beside applications are planned and simulated, not served by one system"
-        raise InputError(f"plan {plan.plan_id}", reason)
     for name, sizes in endpoints(plan).items():
         for one in (name, *(size.name for size in sizes)):
             check_name(one)

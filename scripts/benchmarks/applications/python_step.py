@@ -88,9 +88,10 @@ IMPORTS = {
     "empty": "from bench_step.empty import empty",
 }
 MODEL = """
-import sys
+import site
 
-sys.path[:0] = [{folders}]
+for folder in [{folders}]:
+    site.addsitedir(folder)
 
 import triton_python_backend_utils as triton
 {imports}

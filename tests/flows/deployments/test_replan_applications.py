@@ -35,12 +35,13 @@ from tests.triton_backend.serving.system import wait_for
 from triton_backend.contract.plan import Plan
 from triton_backend.contract.profiles import ModelProfile, loaded
 from triton_backend.contract.workload import Workload
+from triton_backend.scheduler.policies.demand import planned_rates
 from triton_backend.serve_folder.endpoints import Endpoints
 from triton_backend.serve_folder.repository import render_repository, used_nodes
 from triton_backend.serve_folder.settings import ServeOptions, ServeSettings
 from triton_backend.serving.deployment import Deployment
 from triton_backend.serving.transport.shared_memory import Arrays
-from warehouse.observations import ModuleMinute, StatisticsFile, add_statistics
+from warehouse.observations import EntryMinute, ModuleMinute, StatisticsFile, add_statistics
 from warehouse.profiles import import_profile
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
@@ -116,7 +117,7 @@ def served(
     """A workload, planned and served on eight dear GPUs and eight slow ones."""
     made = Project(folder, joining(folder, url))
     with made.work.open() as warehouse:
-        for name in ("net", "sub"):
+        for name in ("net", "sub", "plain", "tails"):
             import_profile(warehouse, uneven(name), "by hand", now_utc())
     prices = cluster(8, 8, fast_hourly_cost=2.0, slow_hourly_cost=0.5)
     (folder / "cluster.yaml").write_text(yaml.safe_dump(prices.to_dict()))
@@ -138,6 +139,26 @@ def project(tmp_path: Path, prefect_url: str) -> Iterator[Project]:
     """Served by a plan of whole models for five requests/s."""
     options = PlanOptions(objective="cost", max_partitions=1, own={"gathering": "fixed"})
     yield from served(tmp_path, prefect_url, {"applications": [TRAFFIC]}, options)
+
+
+ENTRIES: list[dict[str, Any]] = [
+    {"name": "whole", "block": 0, "budget_ms": 600, "rate_rps": 5},
+    {"name": "last", "block": 1, "budget_ms": 500, "rate_rps": 5},
+]
+ALL_KINDS: dict[str, Any] = {
+    "models": [
+        {"name": "plain", "slo_ms": 800, "rate_rps": 5},
+        {"name": "tails", "slo_ms": 800, "entries": ENTRIES},
+    ],
+    "applications": [TRAFFIC],
+}
+
+
+@pytest.fixture
+def all_kinds(tmp_path: Path, prefect_url: str) -> Iterator[Project]:
+    """A model, a model with entries and an application, each for five requests/s."""
+    options = PlanOptions(objective="cost", max_partitions=1)
+    yield from served(tmp_path, prefect_url, ALL_KINDS, options)
 
 
 def measured(work: Workspace) -> None:
@@ -243,6 +264,15 @@ def test_jobs_in_flight_outlive_a_replan_and_the_way_back(project: Project) -> N
     wait_for(lambda: jobs_and_slots(project.state) == 0)
 
 
+NIGHT = """
+import json
+import sys
+from flows.deployments.parameters import ReplanParameters
+from flows.deployments.replan import replan_flow
+print(json.dumps(replan_flow(ReplanParameters.model_validate_json(sys.argv[1]))))
+"""
+
+
 def flow(project: Project, code: str, **given: Any) -> "subprocess.CompletedProcess[str]":
     """A flow with these parameters, in a process of its own."""
     return subprocess.run(
@@ -253,6 +283,47 @@ def flow(project: Project, code: str, **given: Any) -> "subprocess.CompletedProc
         text=True,
         check=False,
     )
+
+
+def test_one_night_replans_models_entries_and_applications(all_kinds: Project) -> None:
+    work = all_kinds.work
+    now = now_utc().replace(second=0, microsecond=0)
+    minutes = [now - timedelta(minutes=ago) for ago in range(1, 6)]
+    asked = 60 * MEASURED_RPS
+    models = [
+        model_minute(minute, asked, model=name)
+        for minute in minutes
+        for name in ("traffic", "plain")
+    ]
+    entries = [
+        EntryMinute(
+            instance="i",
+            model="tails",
+            entry=one["name"],
+            block=one["block"],
+            budget_us=1000 * one["budget_ms"],
+            minute=minute,
+            plan_id="any",
+            offered=asked,
+        )
+        for minute in minutes
+        for one in ENTRIES
+    ]
+    with work.open() as warehouse:
+        rows = StatisticsFile(path="f", digest="1", models=models, entries=entries)
+        add_statistics(warehouse, rows, now)
+    files = {name: str(all_kinds.folder / f"{name}.yaml") for name in ("cluster", "workload")}
+    done = flow(all_kinds, NIGHT, bake_seconds=0, **files)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert (found["roll_out"], found["outcome"]) == (True, "done"), found
+    plan = plan_in_force(work.state.serve)
+    assert plan.plan_id == found["plan_id"]
+    names = ("traffic", "plain", "tails/whole", "tails/last")
+    wanted = dict.fromkeys(names, pytest.approx(1.1 * MEASURED_RPS))
+    assert found["forecast_rps"] == wanted
+    planned = planned_rates(plan)
+    assert min(planned[name] for name in names) >= 1.1 * MEASURED_RPS * (1 - 1e-6)
 
 
 LOOP = """

@@ -82,6 +82,10 @@ ENTRIES = {
         }
     ]
 }
+MIXED = {
+    "models": [{**ENTRIES["models"][0], "name": "tails"}],
+    "applications": APPLICATION["applications"],
+}
 BEGIN_S, HIGH_S, END_S = 8, 24, 40  # of load: once, three times, once the planned rate
 PERIOD_S = 4
 
@@ -89,7 +93,7 @@ PERIOD_S = 4
 def planned_for(project: Path, workload: dict[str, Any], poolpipe: Command, *how: str) -> None:
     """A plan of models that take 60 ms for a request, on any of eight GPUs."""
     with open_warehouse(project / WAREHOUSE) as warehouse:
-        for name in ("net", "sub"):
+        for name in ("net", "sub", "tails"):
             slow = profile(name, fast_us=(20_000.0, 20_000.0, 20_000.0), slowdown=1.5)
             import_profile(warehouse, slow, "by hand", NOW)
     prices = cluster(4, 4, fast_hourly_cost=2.0, slow_hourly_cost=1.5)
@@ -128,7 +132,9 @@ def test_simulated_plans_of_applications_and_entries_follow_the_load(
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("workload", [APPLICATION, ENTRIES], ids=["application", "entries"])
+@pytest.mark.parametrize(
+    "workload", [APPLICATION, ENTRIES, MIXED], ids=["application", "entries", "mixed"]
+)
 def test_three_times_the_rate_of_all_that_clients_ask_for_is_followed_and_left(
     project: Path, poolpipe: Command, workload: dict[str, Any]
 ) -> None:

@@ -1,4 +1,4 @@
-"""What the scheduler's process keeps of one generation of the plan."""
+"""One generation of the plan, as the scheduler's process keeps it."""
 
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
