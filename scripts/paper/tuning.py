@@ -15,6 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from flows.planning import PlanOptions, make_plan
+from flows.planning.engine.level import last
 from triton_backend.contract.cluster import Cluster
 from triton_backend.contract.errors import InfeasibleError, InputError
 from triton_backend.contract.plan import Plan
@@ -176,14 +177,9 @@ def highest(configuration: Configuration, seeds: Sequence[int], above: int = 0) 
     """How many of `LOADS` hold, by halving; `above` are known to, and one more must."""
     if above == len(LOADS) or not holds(configuration, LOADS[above], seeds):
         return above
-    low, high = above + 1, len(LOADS)
-    while low < high:
-        middle = (low + high + 1) // 2
-        if holds(configuration, LOADS[middle - 1], seeds):
-            low = middle
-        else:
-            high = middle - 1
-    return low
+    return last(
+        lambda count: holds(configuration, LOADS[count - 1], seeds), above + 1, len(LOADS) + 1
+    )
 
 
 def tuned(demand: Demand, side: str, reference: Plan) -> Tuned:

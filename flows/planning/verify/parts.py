@@ -9,10 +9,10 @@ import math
 from collections.abc import Iterator
 from dataclasses import replace
 
+from flows.planning.verify.phases import RELATIVE
 from triton_backend.contract.fields import Fields
 from triton_backend.contract.plan import Objective, Plan
 
-_RELATIVE = 1e-9
 PARTS = "parts"
 
 
@@ -84,5 +84,5 @@ def _objective(plan: Plan, parts: list[Plan]) -> Iterator[str]:
     gap = max(0.0, value - bound) / value if value > 0 else 0.0
     for what, derived in (("value", value), ("upper_bound", bound), ("gap", gap)):
         stated = getattr(plan.objective, what)
-        if not math.isclose(stated, derived, rel_tol=_RELATIVE, abs_tol=_RELATIVE):
+        if not math.isclose(stated, derived, rel_tol=RELATIVE, abs_tol=RELATIVE):
             yield f"objective {what} is {stated!r}, its parts come to {derived!r}"

@@ -5,8 +5,9 @@ import subprocess
 import sys
 import threading
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
@@ -216,6 +217,22 @@ class Load:
         wait_for(lambda: self.over.is_set() or len(self.answers) >= known + AT_LEAST)
 
 
+@contextmanager
+def loaded_by_clients(project: Project) -> Generator[Load]:
+    """A system under load from the first answers on; in the end none was refused."""
+    form = {spec.name: spec.shape[1] for spec in project.deployment(1).served["traffic"].inputs}
+    load = Load(project.state, form)
+    with ThreadPoolExecutor(CLIENTS) as threads:
+        asked = [threads.submit(load.ask, seed) for seed in range(CLIENTS)]
+        try:
+            load.more()
+            yield load
+        finally:
+            load.over.set()
+        for one in asked:
+            one.result()
+
+
 def runs_of(plan: Plan) -> set[tuple[Any, ...]]:
     """Of every pipeline its batch, cuts and pools."""
     pools = {pool.name: (pool.gpu_class, pool.share, pool.vgpus) for pool in plan.pools}
@@ -228,26 +245,17 @@ def runs_of(plan: Plan) -> set[tuple[Any, ...]]:
 
 def test_jobs_in_flight_outlive_a_replan_and_the_way_back(project: Project) -> None:
     first = project.deployment(1)
-    form = {spec.name: spec.shape[1] for spec in first.served["traffic"].inputs}
-    load = Load(project.state, form)
-    with ThreadPoolExecutor(CLIENTS) as threads:
-        asked = [threads.submit(load.ask, seed) for seed in range(CLIENTS)]
-        try:
-            load.more()
-            measured(project.work)
-            files = ("--cluster", "cluster.yaml", "--workload", "workload.yaml")
-            found = project.run("replan", *files, "--max-partitions", "2", "--bake-seconds", "0")
-            assert (found["roll_out"], found["outcome"]) == (True, "done"), found
-            after = plan_in_force(project.work.state.serve)
-            assert after.plan_id == found["plan_id"]
-            load.more()
-            back = project.run("rollout", "--rollback", "--bake-seconds", "0")
-            assert back["plan_id"] == first.plan.plan_id
-            load.more()
-        finally:
-            load.over.set()
-        for one in asked:
-            one.result()  # none was refused
+    with loaded_by_clients(project) as load:
+        measured(project.work)
+        files = ("--cluster", "cluster.yaml", "--workload", "workload.yaml")
+        found = project.run("replan", *files, "--max-partitions", "2", "--bake-seconds", "0")
+        assert (found["roll_out"], found["outcome"]) == (True, "done"), found
+        after = plan_in_force(project.work.state.serve)
+        assert after.plan_id == found["plan_id"]
+        load.more()
+        back = project.run("rollout", "--rollback", "--bake-seconds", "0")
+        assert back["plan_id"] == first.plan.plan_id
+        load.more()
     second = project.deployment(2)
     assert second.plan.plan_id == found["plan_id"]
     assert not runs_of(first.plan) & runs_of(second.plan)
@@ -336,17 +344,8 @@ print(autoscale(AutoscaleParameters.model_validate_json(sys.argv[1]))["plan_id"]
 
 def test_a_run_of_autoscale_logs_its_decisions_and_brings_plans(project: Project) -> None:
     first = project.deployment(1)
-    form = {spec.name: spec.shape[1] for spec in first.served["traffic"].inputs}
-    load = Load(project.state, form)
-    with ThreadPoolExecutor(CLIENTS) as threads:
-        asked = [threads.submit(load.ask, seed) for seed in range(CLIENTS)]
-        try:
-            load.more()
-            done = flow(project, LOOP, period=5, periods=2, hours=1)
-        finally:
-            load.over.set()
-        for one in asked:
-            one.result()  # none was refused
+    with loaded_by_clients(project):
+        done = flow(project, LOOP, period=5, periods=2, hours=1)
     assert done.returncode == 0, done.stderr
     plan = plan_in_force(project.work.state.serve)
     assert done.stdout.split()[-1] == plan.plan_id != first.plan.plan_id
