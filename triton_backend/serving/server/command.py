@@ -157,11 +157,17 @@ def _beside_flags(settings: ServeSettings) -> list[str]:
 def _sharing_flags(server_id: str | None) -> list[str]:
     """Of a server that shares its ports with another.
 
-    The kernel gives each connection to one of them.
+    The kernel gives each connection to one of them. Models load one at a time: stubs that import
+    their packages all at once take the cores from the server that goes on.
     """
     if server_id is None:
         return []
-    return [f"--id={server_id}", "--reuse-http-port=true", "--reuse-grpc-port=true"]
+    return [
+        f"--id={server_id}",
+        "--reuse-http-port=true",
+        "--reuse-grpc-port=true",
+        "--model-load-thread-count=1",
+    ]
 
 
 def _access_flags(endpoints: Endpoints, token: str) -> list[str]:

@@ -51,6 +51,18 @@ def test_the_command_line_of_the_server_says_what_is_wrong(
     assert "not a settings file" in capsys.readouterr().err
 
 
+def test_one_of_two_servers_loads_a_model_at_a_time(tmp_path: Path) -> None:
+    pytest.importorskip("pytriton", reason="needs the extra `local`")
+
+    def one_at_a_time(gateways: int) -> bool:
+        folder = tmp_path / str(gateways)
+        made = deploy(folder, plan(two_stage()), ServeOptions(gateways=gateways))
+        command = server_command.server_command(made.settings, Endpoints(), None)
+        return "--model-load-thread-count=1" in command
+
+    assert (one_at_a_time(2), one_at_a_time(1)) == (True, False)
+
+
 def test_what_was_opened_needs_no_token(deployment: Deployment) -> None:
     pytest.importorskip("pytriton", reason="needs the extra `local`")
     endpoints = Endpoints(opened=("statistics", "shared-memory"))
