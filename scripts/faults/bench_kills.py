@@ -153,7 +153,8 @@ def main() -> int:
                 most=0,
             ),
         ]
-    return conclude(options, "kills", figures, found | {"wall_seconds": watch.seconds()})
+    name = "kills of one of two" if options.two_gateways else "kills"
+    return conclude(options, name, figures, found | {"wall_seconds": watch.seconds()})
 
 
 if __name__ == "__main__":
