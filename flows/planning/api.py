@@ -71,6 +71,7 @@ def make_plan(
     )
     if planner.plan is None:
         return best_plan(_made, inputs, options)
+    inputs = replace(inputs, profiles=options.expected(profiles))
     if planner.most_stages is not None and options.max_partitions > planner.most_stages:
         options = replace(options, max_partitions=planner.most_stages)
     _check_kinds(planner, cluster, workload)
@@ -82,7 +83,10 @@ def make_plan(
         if not asked.variants or "variants" not in planner.demands:
             return _planned(replace(inputs, workload=asked), own)
         return plan_with_variants(
-            lambda shared: _planned(replace(inputs, workload=shared), own), profiles, asked, own
+            lambda shared: _planned(replace(inputs, workload=shared), own),
+            inputs.profiles,
+            asked,
+            own,
         )
 
     return plan_with_headroom(made, workload, options, watch)

@@ -109,6 +109,10 @@ class PlanOptions(CommonOptions):
         """Share of the SLO of a model that is kept free."""
         return self.slo_margins.get(model, self.slo_margin)
 
+    def expected(self, profiles: Mapping[str, ModelProfile]) -> dict[str, ModelProfile]:
+        """Profiles with the latencies that are planned for, `profile_factor` times those measured."""
+        return {name: each.slower(self.profile_factor) for name, each in profiles.items()}
+
     def class_allowed(self, model: str, gpu_class: str) -> bool:
         """True if a model may run on a class."""
         excluded = (*self.excluded_classes.get("*", ()), *self.excluded_classes.get(model, ()))
@@ -119,6 +123,8 @@ class PlanOptions(CommonOptions):
         """Plain form, as in `plan.json`; tables that are empty are left out."""
         out = plain_options(self)
         del out["planner"]  # a plan states it beside its options
+        if self.profile_factor == 1:
+            del out["profile_factor"]
         for option in planner_named(self.planner).options:
             if option.stated or self.own[option.name] != option.default:
                 out[option.name] = self.own[option.name]

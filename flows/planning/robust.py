@@ -87,7 +87,7 @@ def make_robust_plan(
         raise InputError("--slo-margin auto", "is for models alone; the workload has applications")
     asked, options = options, without_headroom(options)
     search = _Search(profiles, cluster, options, trial or Trial(), interference or {})
-    rated, _ = with_rates(profiles, cluster, workload, options)
+    rated, _ = with_rates(options.expected(profiles), cluster, workload, options)
     best, default = _common_margin(search, rated)
     for model in [m.name for m in workload.models]:
         best = _improved(search, best, model)

@@ -6,8 +6,8 @@ Not here: how cells were measured (`flows/preparation/profiling`) or stored (`wa
 
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -262,6 +262,14 @@ class ModelProfile:
     def classes(self) -> tuple[str, ...]:
         """GPU classes it was measured on, sorted."""
         return tuple(sorted({key.gpu_class for key in self.tables}))
+
+    def slower(self, factor: float) -> Self:
+        """The same model with every latency that many times as long; `factor` at least 1."""
+        tables = {
+            key: replace(table, latency_us=table.latency_us * factor)
+            for key, table in self.tables.items()
+        }
+        return self if factor == 1 else replace(self, tables=tables)
 
     def table(self, gpu_class: str, share: int, basis: str = LOADED) -> ProfileTable | None:
         """The latencies to plan with on a share of a GPU; None if not measured.

@@ -86,14 +86,18 @@ def tolerance(
     step: float = STEP,
     report: Callable[[str], None] = lambda _: None,
 ) -> tuple[Kept, ...]:
-    """Goodput for every factor of latencies, then with each model a fifth above its rate."""
+    """Goodput for every factor of latencies, then with each model a fifth above its rate.
+
+    Factors are of the profiled latencies, which a plan may expect to be longer (`profile_factor`).
+    """
+    expected = float(plan.options.get("profile_factor", 1.0))
     cases: list[tuple[str, SimOptions]] = [
-        (f"latencies x {factor:g}", replace(options, latency_factor=factor))
+        (f"latencies x {factor:g}", replace(options, latency_factor=factor / expected))
         for factor in LATENCY_FACTORS
     ]
     models, applications = loaded(plan, options)
     for name in (*models, *applications):
-        more = replace(options, rate_factors={name: RATE_FACTOR})
+        more = replace(options, rate_factors={name: RATE_FACTOR}, latency_factor=1 / expected)
         cases.append((f"{name}: rate x {RATE_FACTOR:g}", more))
     kept: list[Kept] = []
     for case, changed in cases:

@@ -41,6 +41,7 @@ def verify_plan(plan: Plan, profiles: Mapping[str, ModelProfile] | None = None) 
         return found
     if plan.workload.is_mixed:
         return [*_apart(plan, profiles)]
+    profiles = None if profiles is None else _expected(plan, profiles)
     for model in plan.models:
         profile = None if profiles is None else profiles.get(model.name)
         if profiles is not None and profile is None:
@@ -66,6 +67,12 @@ def verify_plan(plan: Plan, profiles: Mapping[str, ModelProfile] | None = None) 
     found += bound_differences(plan, profiles)
     found += phase_differences(plan)
     return found
+
+
+def _expected(plan: Plan, profiles: Mapping[str, ModelProfile]) -> dict[str, ModelProfile]:
+    """Profiles with the latencies that the plan was made for."""
+    factor = float(plan.options.get("profile_factor", 1.0))
+    return {name: each.slower(factor) for name, each in profiles.items()}
 
 
 def _apart(plan: Plan, profiles: Mapping[str, ModelProfile] | None) -> Iterator[str]:
@@ -224,9 +231,10 @@ def _options_known(plan: Plan) -> Iterator[str]:
     for name in ("slo_margin", "max_partitions", "utilisation"):
         if not isinstance(plan.options.get(name, 0), int | float):
             yield f"options: {name} is {plan.options.get(name)!r}, not a number"
-    factor = plan.options.get("headroom_factor", 1.0)
-    if not isinstance(factor, int | float) or not 1 <= factor < math.inf:
-        yield f"options: headroom_factor is {factor!r}, no number of 1 or more"
+    for name in ("headroom_factor", "profile_factor"):
+        factor = plan.options.get(name, 1.0)
+        if not isinstance(factor, int | float) or not 1 <= factor < math.inf:
+            yield f"options: {name} is {factor!r}, no number of 1 or more"
     if plan.objective.name not in _PRICES:
         yield f"objective: {plan.objective.name!r} is none of {', '.join(_PRICES)}"
 
@@ -364,6 +372,7 @@ def profiled_ratios(plan: Plan, profiles: Mapping[str, ModelProfile]) -> dict[st
     measured count for nothing; a pool may have none that were.
     """
     found: dict[str, float] = {}
+    profiles = _expected(plan, profiles)
     for model, pipeline, stage, pool in plan.placed_stages():
         batch = stage.batch or pipeline.batch
         measured = _profiled(plan, stage, batch, profiles[model.name])
