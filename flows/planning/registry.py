@@ -110,7 +110,7 @@ class PlanOptions(CommonOptions):
         return self.slo_margins.get(model, self.slo_margin)
 
     def expected(self, profiles: Mapping[str, ModelProfile]) -> dict[str, ModelProfile]:
-        """Profiles with the latencies that are planned for, `profile_factor` times those measured."""
+        """Profiles with the latencies planned for, `profile_factor` times those measured."""
         return {name: each.slower(self.profile_factor) for name, each in profiles.items()}
 
     def class_allowed(self, model: str, gpu_class: str) -> bool:

@@ -43,7 +43,9 @@ def test_another_factor_than_the_planned_one_is_found(odd: object) -> None:
 @pytest.mark.parametrize("planner", ["pool", "subclusters", "no-partitioning"])
 def test_its_rates_hold_when_stages_are_as_slow(planner: str) -> None:
     usual = make_plan(PROFILES, cluster(), workload(LOOSE), PlanOptions(planner=planner))
-    robust = make_plan(PROFILES, cluster(), workload(LOOSE), PlanOptions(planner=planner, profile_factor=1.2))
+    robust = make_plan(
+        PROFILES, cluster(), workload(LOOSE), PlanOptions(planner=planner, profile_factor=1.2)
+    )
     assert find_goodput(robust, EVEN).load_factor >= 0.95
     if planner == "pool":  # the others use less of so loose an SLO
         assert find_goodput(usual, replace(EVEN, latency_factor=1.2)).load_factor < 0.95
@@ -57,7 +59,9 @@ def test_margins_by_simulation_and_the_planner_that_asks_the_others_keep_it() ->
     trial = Trial(duration_s=1.0, budget_s=0.0)
     for plan in (
         make_robust_plan(PROFILES, cluster(), workload(LOOSE), FIFTH, trial),
-        make_plan(PROFILES, cluster(), workload(LOOSE), PlanOptions(planner="auto", profile_factor=1.2)),
+        make_plan(
+            PROFILES, cluster(), workload(LOOSE), PlanOptions(planner="auto", profile_factor=1.2)
+        ),
     ):
         assert plan.planner in product_planners()
         assert plan.options["profile_factor"] == 1.2
@@ -66,9 +70,7 @@ def test_margins_by_simulation_and_the_planner_that_asks_the_others_keep_it() ->
 
 def test_an_slo_too_tight_for_slower_stages_is_refused() -> None:
     # All blocks one by one take 3 ms; a plan uses 60 % of the SLO.
-    tight = workload(
-        ModelDemand(name="net", slo_us=5_500, weight=1.0, batch_building_rate_rps=1e9)
-    )
+    tight = workload(ModelDemand(name="net", slo_us=5_500, weight=1.0, batch_building_rate_rps=1e9))
     fast = replace(FIFTH, profile_factor=1.0)
     assert make_plan(PROFILES, cluster(), tight, fast).objective.value > 0
     with pytest.raises(InfeasibleError, match="net"):
