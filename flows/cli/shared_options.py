@@ -235,6 +235,69 @@ CutModels = Annotated[
     ),
 ]
 
+LATE_BINDING = "Late binding"  # a panel of the help
+LeadUs = Annotated[
+    int,
+    typer.Option(
+        metavar="US",
+        min=0,
+        rich_help_panel=LATE_BINDING,
+        help="Late binding: lead time by which a batch is sent before its start.",
+    ),
+]
+LeadUsPerSample = Annotated[
+    int,
+    typer.Option(
+        metavar="US",
+        min=0,
+        rich_help_panel=LATE_BINDING,
+        help="Additional lead time per sample in the batch.",
+    ),
+]
+Heads = Annotated[
+    str | None,
+    typer.Option(
+        metavar="window|head",
+        rich_help_panel=LATE_BINDING,
+        help="Late binding: drop the oldest requests to keep batches whole (`window`), or "
+        "only those that are too late (`head`).",
+    ),
+]
+Target = Annotated[
+    str | None,
+    typer.Option(
+        metavar="planned|measured",
+        rich_help_panel=LATE_BINDING,
+        help="Late binding: aim at the planned batch size, or at the size that the measured "
+        "rate fills.",
+    ),
+]
+Rank = Annotated[
+    str | None,
+    typer.Option(
+        metavar="latest|deadline|efficiency",
+        rich_help_panel=LATE_BINDING,
+        help="Late binding: the rule that picks one of the queues that compete for a free vGPU.",
+    ),
+]
+BatchTimeoutMs = Annotated[
+    float | None,
+    typer.Option(
+        metavar="MS",
+        min=0.0,
+        rich_help_panel=LATE_BINDING,
+        help="Policy `timeout`: longest time that a batch stays open.",
+    ),
+]
+BatchTimeoutShare = Annotated[
+    float | None,
+    typer.Option(
+        metavar="SHARE",
+        min=0.0,
+        rich_help_panel=LATE_BINDING,
+        help="Policy `timeout`: the same as a share of each model's SLO.",
+    ),
+]
 Guard = Annotated[
     float | None,
     typer.Option(

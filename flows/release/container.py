@@ -42,6 +42,7 @@ from triton_backend.serve_folder.repository import (
     FIRST_WORKER_PORT,
     GenerationNames,
     check_beside,
+    check_late_binding,
     check_quotas,
     check_served_names,
     first_names,
@@ -428,6 +429,7 @@ def render_container(plan: Plan, folder: Path, options: ContainerOptions) -> Bun
     check_served_names(plan)
     check_beside(options.serve, plan)
     check_quotas(options.serve, plan)
+    check_late_binding(options.serve, plan)
     containers = node_containers(plan, options.name, artifacts)
     _check_hosts(options, containers)
     _clear(folder)

@@ -181,12 +181,13 @@ def render_repository(folder: Path, plan: Plan, options: ServeOptions) -> ServeS
 
     Raises:
         InputError: a model's name cannot be a Triton model's, or is that of one beside the plan; a
-            quota is of a name that is not served.
+            quota is of a name that is not served; rules of late binding change nothing.
     """
     plan = complete_tensors(plan)
     check_served_names(plan)
     check_beside(options, plan)
     check_quotas(options, plan)
+    check_late_binding(options, plan)
     settings = render_settings(folder, plan, options)
     here = [node for node in used_nodes(plan) if node not in options.hosts]
     names = first_names(plan, settings)
@@ -487,6 +488,20 @@ def check_quotas(options: ServeOptions, plan: Plan) -> None:
     for name in options.quotas:
         if name not in served:
             raise InputError("--quota", f"{name!r} is none of {', '.join(served)}")
+
+
+def check_late_binding(options: ServeOptions, plan: Plan) -> None:
+    """Check that changes to rules of late binding change something.
+
+    Raises:
+        InputError: no model of the plan is bound late.
+    """
+    if options.late_binding:
+        # Imported here: the scheduler's kernels take a second to load.
+        from triton_backend.scheduler.policies.late_rules import check_bound_late  # noqa: PLC0415
+        from triton_backend.scheduler.policies.registry import queue_policies  # noqa: PLC0415
+
+        check_bound_late(options.late_binding, queue_policies(plan, options.policy))
 
 
 def check_served_names(plan: Plan) -> None:

@@ -38,6 +38,7 @@ class ServeOptions:
     Attributes:
         artifacts: root of the artifacts that plans name; None for emulated plans only.
         policy: of the scheduler, for all models; None: what the plan says of each.
+        late_binding: changes to the rules of policies of late binding, by name (`late_rules`).
         nic: of the scheduler.
         emulate_links: transfers last as long as on the cluster's own links; None: they do where no
             stage has an artifact.
@@ -71,6 +72,7 @@ class ServeOptions:
 
     artifacts: Path | None = None
     policy: str | None = None
+    late_binding: Mapping[str, Any] = field(default_factory=dict[str, Any])
     nic: str = USUAL_NIC
     emulate_links: bool | None = None
     noise: float = 0.0
@@ -103,8 +105,8 @@ class ServeOptions:
         if self.gateways > 1 and self.beside is not None:
             reason = "does not go with --beside: each server would load those models for itself"
             raise InputError("--gateways 2", reason)
-        if self.policy is not None or self.nic != USUAL_NIC:
-            _check_choices(self.policy, self.nic)
+        if self.policy is not None or self.nic != USUAL_NIC or self.late_binding:
+            _check_choices(self.policy, self.nic, self.late_binding)
         if not (0 <= self._guard_fraction < 1 and self.noise >= 0 and self.time_stretch > 0):
             raise InputError(
                 "serve settings",
@@ -286,20 +288,23 @@ def plan_artifacts(plan: Plan) -> tuple[str, ...]:
     return tuple(sorted({stage.artifact for stage in stages if stage.artifact is not None}))
 
 
-def _check_choices(policy: str | None, nic: str) -> None:
-    # Imported here: the scheduler's kernels take a second to load, and most systems choose neither.
+def _check_choices(policy: str | None, nic: str, late_binding: Mapping[str, Any]) -> None:
+    # Imported here: the scheduler's kernels take a second to load, and most systems choose none.
+    from triton_backend.scheduler.policies.late_rules import check_changes  # noqa: PLC0415
     from triton_backend.scheduler.policies.registry import policy_number  # noqa: PLC0415
     from triton_backend.scheduler.topology import check_nic  # noqa: PLC0415
 
     if policy is not None:
         policy_number(policy)
     check_nic(nic)
+    check_changes(late_binding)
 
 
 def _chosen(options: ServeOptions) -> dict[str, Any]:
     values = {entry.name: getattr(options, entry.name) for entry in fields(options)}
     quotas = {name: dict(rates_rps) for name, rates_rps in options.quotas.items()}
-    return values | {"hosts": dict(options.hosts), "quotas": quotas}
+    tables = {"hosts": dict(options.hosts), "late_binding": dict(options.late_binding)}
+    return values | tables | {"quotas": quotas}
 
 
 def _own(folder: Path, artifacts: Path | None) -> dict[str, Any]:

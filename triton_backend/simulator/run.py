@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -20,12 +21,12 @@ from triton_backend.scheduler.handover import (
     matching_queues,
 )
 from triton_backend.scheduler.invariants import check_invariants
+from triton_backend.scheduler.policies.late_rules import changed, lead_of
 from triton_backend.scheduler.policies.registry import SIMULATOR_ONLY, queue_policies
 from triton_backend.scheduler.policies.variants import new_variants, with_lost
 from triton_backend.scheduler.tables import Tables, fuller, new_tables, unpack
 from triton_backend.scheduler.timeline import refresh
 from triton_backend.scheduler.topology import (
-    Lead,
     Topology,
     build_topology,
     edge_rows,
@@ -272,24 +273,21 @@ def _lost(world: World, plan: Plan) -> dict[str, int]:
 
 def _tables(plan: Plan, options: SimOptions) -> Tables:
     topology = _topology(plan, options)
-    return new_tables(topology, _lead(options), (module_rows(plan, topology), edge_rows(plan)))
+    rows = (module_rows(plan, topology), edge_rows(plan))
+    return new_tables(topology, lead_of(options.late_binding), rows)
 
 
 def _topology(plan: Plan, options: SimOptions) -> Topology:
-    policies = queue_policies(plan, options.policy, options.adjusted)
+    policies = queue_policies(plan, options.policy, partial(changed, options.late_binding))
     options.check_policies(policies)
     return build_topology(
         plan,
         options.nic,
         policies=policies,
-        lead=_lead(options),
+        lead=lead_of(options.late_binding),
         count_io=options.count_io,
         shared_batches=options.shared_batches,
     )
-
-
-def _lead(options: SimOptions) -> Lead:
-    return Lead(options.lead_us, options.lead_us_per_sample)
 
 
 def _admission(plan: Plan, options: SimOptions) -> Records:

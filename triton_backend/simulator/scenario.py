@@ -4,18 +4,23 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
 from types import ModuleType
+from typing import Any
 
 from triton_backend.contract.applications import ApplicationPlan
 from triton_backend.contract.errors import InputError
 from triton_backend.contract.plan import Plan
+from triton_backend.scheduler.policies.late_rules import (
+    LEADS,
+    NAMES,
+    check_bound_late,
+    check_changes,
+)
 from triton_backend.scheduler.policies.registry import POLICIES, SIMULATOR_ONLY
-from triton_backend.scheduler.topology import LateRules, QueuePolicy
+from triton_backend.scheduler.topology import QueuePolicy
 from triton_backend.simulator.failures import Failure
 from triton_backend.simulator.offered import POISSON, ROWS, Arrivals, Instant, Stated
 from triton_backend.simulator.world import OFF, OVERLAP, PLANNED
 
-ABLATIONS = ("heads", "rank", "target", "batch_timeout_ms", "batch_timeout_share")
-"""Options that change rules of late binding."""
 INTERFERENCE = {"planned": PLANNED, "overlap": OVERLAP, "off": OFF}
 PAPERS = "triton_backend.simulator.papers"
 SIMULATED = (*POLICIES, *SIMULATOR_ONLY)  # every policy a simulation can run
@@ -24,7 +29,7 @@ SIMULATED = (*POLICIES, *SIMULATOR_ONLY)  # every policy a simulation can run
 def from_papers(name: str) -> ModuleType:
     """A module of `papers/`, loaded when asked for.
 
-    That of a policy of `SIMULATOR_ONLY`, or `late_rules`.
+    That of a policy of `SIMULATOR_ONLY`.
     """
     return import_module(f"{PAPERS}.{name}")
 
@@ -55,7 +60,7 @@ class SimOptions:
         policy: name of the dispatch policy of all models, one of `SIMULATED`; None: what the plan
             says of each.
         heads, rank, target: rules of late binding in place of the policy's own
-            (`papers.late_rules.CHOICES`).
+            (`scheduler.policies.late_rules`).
         batch_timeout_ms, batch_timeout_share: of `timeout`: a time, or a share of each SLO.
         lead_us, lead_us_per_sample: how long before its start a late batch is sent.
         arrivals: the process, or a trace.
@@ -134,8 +139,7 @@ class SimOptions:
             raise InputError("low_load_factor", f"is not of the policy {self.policy}")
         if self.low_load_factor and isinstance(self.arrivals, Instant | Stated):
             raise InputError("low_load_factor", "is of arrivals at a rate")
-        if self._ablations():
-            from_papers("late_rules").check(self)
+        check_changes(self.late_binding)
 
     def _check_factors(self) -> None:
         if not 0 < self.latency_factor < float("inf"):
@@ -145,9 +149,6 @@ class SimOptions:
                 raise InputError(f"rate_factors.{name}", f"{factor} is not 0 or more")
 
     def _check_numbers(self) -> None:
-        for name in ("lead_us", "lead_us_per_sample"):
-            if getattr(self, name) < 0:
-                raise InputError(name, f"{getattr(self, name)} is negative")
         for name in (
             "load_factor",
             "low_load_factor",
@@ -175,17 +176,17 @@ class SimOptions:
         Raises:
             InputError: one is given, and no model is bound late.
         """
-        given = self._ablations()
-        given += [name for name in ("lead_us", "lead_us_per_sample") if getattr(self, name)]
-        if given and all(policy.rules is None for policy in policies):
-            raise InputError(given[0], "is of late binding, and no model of the plan is bound late")
+        check_bound_late(self.late_binding, policies)
 
-    def adjusted(self, rules: LateRules) -> LateRules:
-        """Rules of late binding with those of this simulation in their place."""
-        return from_papers("late_rules").changed(rules, self) if self._ablations() else rules
-
-    def _ablations(self) -> list[str]:
-        return [name for name in ABLATIONS if getattr(self, name) is not None]
+    @property
+    def late_binding(self) -> dict[str, Any]:
+        """The changes to rules of late binding that are given, by name."""
+        found = {name: getattr(self, name) for name in NAMES}
+        return {
+            name: value
+            for name, value in found.items()
+            if value is not None and (value or name not in LEADS)
+        }
 
 
 def policies_of(plan: Plan) -> str:

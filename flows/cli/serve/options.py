@@ -1,6 +1,6 @@
 """Options of `load` and `serve`, in the groups that the commands hand on."""
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -286,6 +286,31 @@ class ClientQuotas:
                 )
             quotas.setdefault(name, {})[client] = rate_rps
         return {"quotas": quotas, "over_quota": self.over_quota}
+
+
+@dataclass(frozen=True, kw_only=True)
+class LateBinding:
+    """Rules of late binding in place of the policy's own, as `simulate` takes them, too."""
+
+    heads: shared_options.Heads = None
+    target: shared_options.Target = None
+    rank: shared_options.Rank = None
+    batch_timeout_ms: shared_options.BatchTimeoutMs = None
+    batch_timeout_share: shared_options.BatchTimeoutShare = None
+    lead_us: shared_options.LeadUs = 0
+    lead_us_per_sample: shared_options.LeadUsPerSample = 0
+
+    def chosen(self) -> dict[str, Any]:
+        """Those given, by name, as `ServeOptions` has them."""
+        given = asdict(self)
+        leads = ("lead_us", "lead_us_per_sample")
+        return {
+            "late_binding": {
+                name: value
+                for name, value in given.items()
+                if value is not None and (value or name not in leads)
+            }
+        }
 
 
 @dataclass(frozen=True, kw_only=True)

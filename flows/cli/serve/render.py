@@ -8,7 +8,7 @@ import typer
 from flows.cli import shared_options
 from flows.cli.console import notes, print_json, show
 from flows.cli.registry import command
-from flows.cli.serve.options import ClientQuotas
+from flows.cli.serve.options import ClientQuotas, LateBinding
 from flows.cli.shared_options import (
     WAREHOUSE,
     AsJson,
@@ -163,6 +163,7 @@ def render(
         ),
     ] = False,
     policy: shared_options.PolicyOfAll = None,
+    late: LateBinding,
     guard: shared_options.Guard = None,
     nic: shared_options.Nic = "shared",
     as_json: AsJson = False,
@@ -186,6 +187,7 @@ def render(
             hosts=pairs("--host", host),
             gateway_host=gateway_host or THIS_HOST,
             policy=policy,
+            **late.chosen(),
             guard_fraction=guard,
             nic=nic,
             gateways=gateways,

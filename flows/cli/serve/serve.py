@@ -9,7 +9,13 @@ import typer
 from flows.cli import shared_options
 from flows.cli.console import Report, notes, print_json, progress, show
 from flows.cli.registry import command
-from flows.cli.serve.options import ClientQuotas, EmulatedHardware, EndpointOptions, OtherHosts
+from flows.cli.serve.options import (
+    ClientQuotas,
+    EmulatedHardware,
+    EndpointOptions,
+    LateBinding,
+    OtherHosts,
+)
 from flows.cli.shared_options import WAREHOUSE, AsJson, PlanArgument, PlanOption, WarehouseFile
 from triton_backend.contract.errors import InputError
 
@@ -33,6 +39,7 @@ def serve(
     endpoints: EndpointOptions,
     clients: ClientQuotas,
     policy: shared_options.PolicyOfAll = None,
+    late: LateBinding,
     guard: shared_options.Guard = None,
     emulated: EmulatedHardware,
     hosts: OtherHosts,
@@ -64,6 +71,7 @@ def serve(
     asked = ServeOptions(
         artifacts=state.artifacts if _needs_artifacts(found) else None,
         policy=policy,
+        **late.chosen(),
         guard_fraction=guard,
         **asdict(emulated),
         **clients.chosen(),

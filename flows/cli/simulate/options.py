@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from flows.workspace import Workspace
     from triton_backend.simulator.scenario import SimOptions
 
-_DISPATCH, _COMPARISON, _LOAD = "Dispatch", "Rules for comparison", "Load"
+_DISPATCH, _LOAD = "Dispatch", "Load"
 _HARDWARE, _CHANGES, _TRACES = "Emulated hardware", "Changes", "Traces"
 _GOODPUT, _EPOCHS, _CLIENTS = "Goodput", "Epochs", "Edge clients"
 
@@ -31,24 +31,8 @@ class ServedRun:
     """How requests are dispatched, and on which hardware."""
 
     policy: shared_options.PolicyOfAll = None
-    lead_us: Annotated[
-        int,
-        typer.Option(
-            metavar="US",
-            min=0,
-            rich_help_panel=_DISPATCH,
-            help="Late binding: lead time by which a batch is sent before its start.",
-        ),
-    ] = 0
-    lead_us_per_sample: Annotated[
-        int,
-        typer.Option(
-            metavar="US",
-            min=0,
-            rich_help_panel=_DISPATCH,
-            help="Additional lead time per sample in the batch.",
-        ),
-    ] = 0
+    lead_us: shared_options.LeadUs = 0
+    lead_us_per_sample: shared_options.LeadUsPerSample = 0
     shared_batches: Annotated[
         bool,
         typer.Option(
@@ -65,51 +49,11 @@ class ServedRun:
             help="Refuse requests on arrival as the gateway does under overload.",
         ),
     ] = False
-    heads: Annotated[
-        str | None,
-        typer.Option(
-            metavar="window|head",
-            rich_help_panel=_COMPARISON,
-            help="Late binding: drop the oldest requests to keep batches whole (`window`), or "
-            "only those that are too late (`head`).",
-        ),
-    ] = None
-    target: Annotated[
-        str | None,
-        typer.Option(
-            metavar="planned|measured",
-            rich_help_panel=_COMPARISON,
-            help="Late binding: aim at the planned batch size, or at the size that the measured "
-            "rate fills.",
-        ),
-    ] = None
-    rank: Annotated[
-        str | None,
-        typer.Option(
-            metavar="latest|deadline|efficiency",
-            rich_help_panel=_COMPARISON,
-            help="Late binding: the rule that picks one of the queues that compete for a free "
-            "vGPU.",
-        ),
-    ] = None
-    batch_timeout_ms: Annotated[
-        float | None,
-        typer.Option(
-            metavar="MS",
-            min=0.0,
-            rich_help_panel=_COMPARISON,
-            help="Policy `timeout`: longest time that a batch stays open.",
-        ),
-    ] = None
-    batch_timeout_share: Annotated[
-        float | None,
-        typer.Option(
-            metavar="SHARE",
-            min=0.0,
-            rich_help_panel=_COMPARISON,
-            help="Policy `timeout`: the same as a share of each model's SLO.",
-        ),
-    ] = None
+    heads: shared_options.Heads = None
+    target: shared_options.Target = None
+    rank: shared_options.Rank = None
+    batch_timeout_ms: shared_options.BatchTimeoutMs = None
+    batch_timeout_share: shared_options.BatchTimeoutShare = None
     nic: shared_options.Nic = "shared"
     count_io: Annotated[
         bool,

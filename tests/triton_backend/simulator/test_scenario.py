@@ -31,5 +31,5 @@ loaded(policy="reactive")
 def test_a_plain_simulation_loads_nothing_of_papers() -> None:
     plain, late, ablation, reactive = printed_by(PROGRAM, compiled=False).split("\n")[:4]
     assert (plain, late) == ("", "")
-    assert ablation == "papers papers.late_rules"
-    assert reactive == "papers papers.late_rules papers.reactive papers.unreserved"
+    assert ablation == ""
+    assert reactive == "papers papers.reactive papers.unreserved"

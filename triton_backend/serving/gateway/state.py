@@ -51,6 +51,7 @@ from triton_backend.contract.events import (
 )
 from triton_backend.contract.plan import StagePlace
 from triton_backend.scheduler.handover import matching_queues
+from triton_backend.scheduler.policies.late_rules import of_late_binding
 from triton_backend.scheduler.scheduler import Scheduler
 from triton_backend.serving.deployment import Deployment
 from triton_backend.serving.gateway.admission import Refused, RefusedJob
@@ -155,6 +156,7 @@ class Gateway:
             policy=settings.policy,
             nic=settings.nic,
             shared_batch_times=deployment.shared_batch_times,
+            **of_late_binding(settings.late_binding),
         )
         self._rollout = Rollout(deployment)
         slots = WorkerSlots(deployment, epoch, slots_free_us)

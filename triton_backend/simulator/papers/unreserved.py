@@ -17,12 +17,9 @@ from triton_backend.simulator.results import (
     pool_results,
     utilisation,
 )
-from triton_backend.simulator.scenario import ABLATIONS, SimOptions
+from triton_backend.simulator.scenario import SimOptions
 
 Clock = Callable[[], int] | None
-
-
-_RULES = (*ABLATIONS, "lead_us", "lead_us_per_sample")
 
 
 def refuse(plan: Plan, options: SimOptions, takes: Sequence[str] = ()) -> None:
@@ -34,8 +31,8 @@ def refuse(plan: Plan, options: SimOptions, takes: Sequence[str] = ()) -> None:
         InputError: an option that it does not take, or a plan of applications or entries.
     """
     name = options.policy
-    for rule in _RULES:
-        if getattr(options, rule) and rule not in takes:
+    for rule in options.late_binding:
+        if rule not in takes:
             raise InputError(rule, f"is of late binding, {name!r} does not take it")
     if options.failures or options.changes or options.admission:
         reason = f"{name!r} knows no failures, no changes of plan and no admission"

@@ -86,16 +86,18 @@ def test_a_port_in_use_is_named_and_nothing_stays_behind(poolpipe: Command) -> N
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("planned")
-def test_stretched_times_the_guard_and_the_port_of_other_hosts_reach_the_server(
+def test_stretched_times_guard_rules_and_the_port_of_other_hosts_reach_the_server(
     poolpipe: Command,
 ) -> None:
     names = ("--http-port", "--grpc-port", "--metrics-port")
     ports = [each for pair in zip(names, map(str, free_ports(3)), strict=True) for each in pair]
     stretched = ("--time-stretch", "100", "--host-http-port", "8123", "--guard", "0.3")
+    late = ("--policy", "deferred", "--heads", "head", "--lead-us", "150")
     try:
-        assert poolpipe("serve", "plan.json", *ports, *stretched).code == 0
+        assert poolpipe("serve", "plan.json", *ports, *stretched, *late).code == 0
         settings = json.loads((project_state().serve / "settings.json").read_text())
         assert (settings["host_http_port"], settings["guard_fraction"]) == (8123, 0.3)
+        assert settings["late_binding"] == {"heads": "head", "lead_us": 150}
         sent = ("--load-factor", "0.02", "--duration", "2", "--url", f"127.0.0.1:{ports[3]}")
         slow = poolpipe("load", "plan.json", *sent, "--json").document["models"]["net"]
     finally:
@@ -148,6 +150,20 @@ def test_quotas_that_cannot_hold_are_named_in_one_line(poolpipe: Command) -> Non
             assert (ran.code, ran.out, ran.err.count("\n")) == (2, "", 1)
             assert reason in ran.err
     assert poolpipe("serve", "plan.json", "--over-quota", "late").code == 2
+
+
+@pytest.mark.usefixtures("planned")
+def test_rules_of_late_binding_that_change_nothing_are_named_in_one_line(poolpipe: Command) -> None:
+    both = ("--batch-timeout-ms", "5", "--batch-timeout-share", "0.1")
+    for options, reason in (
+        (("--heads", "head"), "heads: is of late binding, and no model of the plan is bound late"),
+        (("--rank", "first"), "rank: 'first' is none of latest, deadline, efficiency"),
+        (("--policy", "timeout", *both), "batch_timeout_share: stands beside batch_timeout_ms"),
+    ):
+        for command in (("serve", "plan.json"), ("render", "plan.json", "-o", "bundle")):
+            ran = poolpipe(*command, *options)
+            assert (ran.code, ran.out, ran.err.count("\n")) == (2, "", 1)
+            assert reason in ran.err
 
 
 @pytest.mark.usefixtures("planned")

@@ -65,6 +65,22 @@ def test_what_waits_is_dispatched_by_the_timer_before_the_last_moment(gateway: H
     assert body.requests == (1,)
 
 
+def test_batches_open_by_the_rules_that_were_asked_for(tmp_path: Path) -> None:
+    rings_us: list[int] = []
+    for milliseconds in (5.0, 20.0):
+        rules = {"batch_timeout_ms": milliseconds}
+        options = ServeOptions(policy="timeout", late_binding=rules)
+        gateway = serving(deploy(tmp_path / str(milliseconds), plan(two_stage()), options))
+        arrive(gateway, 1)
+        assert not gateway.frames()
+        assert gateway.timer_us is not None
+        rings_us.append(gateway.timer_us)
+        gateway.timer(gateway.timer_us + 1_000)
+        ((_, body),) = dispatches(gateway.frames())
+        assert body.requests == (1,)
+    assert rings_us[1] - rings_us[0] == 15_000
+
+
 def test_timers_ring_as_much_earlier_as_fronts_keep_back(gateway: HeldGateway) -> None:
     arrive(gateway, 1, guard_us=9_000)
     early_us = gateway.timer_us

@@ -13,14 +13,16 @@ from triton_backend.scheduler.policies.late import (
     LEAST_WASTE,
     MEASURED,
 )
-from triton_backend.scheduler.topology import LateRules
+from triton_backend.scheduler.policies.late_rules import changed, check_changes, lead_of
+from triton_backend.scheduler.topology import LateRules, Lead
+from triton_backend.serve_folder.settings import ServeOptions
 from triton_backend.simulator.scenario import SimOptions
 
 RULES = LateRules(opens=AT_TIMEOUT, heads=BY_WINDOW, rank=LEAST_LATEST, timeout_share=0.25)
 
 
 @pytest.mark.parametrize(
-    ("stated", "changed"),
+    ("stated", "expected"),
     [
         ({}, {}),
         ({"heads": "head"}, {"heads": BY_HEAD}),
@@ -33,9 +35,10 @@ RULES = LateRules(opens=AT_TIMEOUT, heads=BY_WINDOW, rank=LEAST_LATEST, timeout_
     ],
 )
 def test_what_is_stated_takes_the_place_of_the_policys_own(
-    stated: dict[str, Any], changed: dict[str, Any]
+    stated: dict[str, Any], expected: dict[str, Any]
 ) -> None:
-    assert SimOptions(**stated).adjusted(RULES) == RULES._replace(**changed)
+    assert SimOptions(**stated).late_binding == ServeOptions(late_binding=stated).late_binding
+    assert changed(stated, RULES) == RULES._replace(**expected)
 
 
 @pytest.mark.parametrize(
@@ -52,3 +55,18 @@ def test_what_is_stated_takes_the_place_of_the_policys_own(
 def test_a_rule_that_does_not_exist_is_refused(stated: dict[str, Any], reason: str) -> None:
     with pytest.raises(InputError, match=reason):
         SimOptions(**stated)
+    with pytest.raises(InputError, match=reason):
+        ServeOptions(late_binding=stated)
+
+
+def test_what_is_no_rule_is_refused() -> None:
+    with pytest.raises(InputError, match=r"height: is none of heads, rank"):
+        check_changes({"height": 3})
+    with pytest.raises(InputError, match=r"lead_us: 1.5 is not a whole number"):
+        check_changes({"lead_us": 1.5})
+
+
+def test_a_lead_is_of_a_batch_and_of_its_samples() -> None:
+    assert lead_of({"lead_us": 200, "lead_us_per_sample": 10}) == Lead(200, 10)
+    assert lead_of({"heads": "head"}) == Lead(0, 0)
+    assert SimOptions().late_binding == {}
