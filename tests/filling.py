@@ -2,7 +2,7 @@
 
 Tests of servers wait for a third of their time, and a third process with servers makes tests fail
 that kill processes. The filling one takes files from the other end of the queue, and only those
-that start no process and whose threads keep no deadlines:
+that start no process and no thread, or lie in a folder whose processes keep no deadlines:
 
     slow files ........................ short ones
     -> the others              the filling one <-
@@ -18,7 +18,25 @@ from xdist.workermanage import WorkerController
 
 NICENESS = 10
 TIMED = Path("tests/triton_backend/serving")
-TIMED_TEXT = re.compile(r"\bmark\.slow\b|\bThread\(|\bPopen\(")
+THREADS = re.compile(r"\bThread\(|\bPopen\(")
+SLOW = re.compile(r"\bmark\.slow\b")
+UNTIMED = tuple(
+    Path("tests") / folder
+    for folder in (
+        "docs",
+        "flows/cli/plan",
+        "flows/planning",
+        "flows/preparation/building",
+        "flows/preparation/graphs",
+        "flows/preparation/splitting",
+        "repository",
+        "scripts/golden",
+        "scripts/paper",
+        "triton_backend/scheduler",
+        "triton_backend/simulator",
+    )
+)
+"""Folders whose slow tests compute for long or start programs that no clock watches."""
 
 
 def is_filling(worker: str, count: int) -> bool:
@@ -35,7 +53,10 @@ def is_filling_here(environment: Mapping[str, str]) -> bool:
 @cache
 def fills(file: Path) -> bool:
     """True if a file's tests may take long: relative to the repository, where pytest runs."""
-    return not (file.is_relative_to(TIMED) or TIMED_TEXT.search(file.read_text()))
+    text = file.read_text()
+    if file.is_relative_to(TIMED) or THREADS.search(text):
+        return False
+    return any(map(file.is_relative_to, UNTIMED)) or not SLOW.search(text)
 
 
 class FillingScheduling(LoadFileScheduling):

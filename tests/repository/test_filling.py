@@ -6,7 +6,7 @@ from typing import Any, cast
 
 import pytest
 
-from tests.filling import FillingScheduling, fills, is_filling_here
+from tests.filling import UNTIMED, FillingScheduling, fills, is_filling_here
 
 SERVER = "@pytest.mark.slow\ndef test_it(): ...\n"
 SHORT = "def test_it(): ...\n"
@@ -88,7 +88,13 @@ def test_where_nothing_fills_the_filling_process_ends_at_once(files: list[str]) 
 
 def test_threads_with_deadlines_do_not_fill() -> None:
     assert not fills(Path("tests/triton_backend/serving/test_system.py"))
+    assert not fills(Path("tests/flows/release/server/test_running.py"))
+    assert not fills(Path("tests/triton_backend/scheduler/test_compiled.py"))
     assert fills(Path("tests/triton_backend/scheduler/test_topology.py"))
+    assert fills(
+        Path("tests/flows/preparation/splitting/test_corpus.py")
+    )  # slow, and no clock runs
+    assert all(folder.is_dir() for folder in UNTIMED)
 
 
 def test_the_last_process_fills_and_one_alone_does_not() -> None:
