@@ -81,7 +81,8 @@ class PythonStep:
         else:
             self._put_each([made] if made is not None else [None] * batch, out)
         for row, text in zip(out.get(REFUSED, ()), said, strict=False):
-            put_text(row, text.encode()[:REFUSED_BYTES])
+            # An error's text may quote what a client sent, and have characters that UTF-8 lacks.
+            put_text(row, text.encode(errors="backslashreplace")[:REFUSED_BYTES])
         self._part.wait(began)
 
     def register(self, memory: NDArray[np.uint8]) -> None:

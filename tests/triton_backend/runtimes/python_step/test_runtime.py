@@ -91,6 +91,18 @@ def test_whatever_a_function_raises_is_an_answer(run: Run, error: str) -> None:
     assert found[REFUSED][0].startswith(f"INTERNAL step shop:run: {error.partition('(')[0]}")
 
 
+def test_a_refusal_that_is_no_text_costs_none_but_its_sample(run: Run) -> None:
+    source = """
+def run(x):
+    if (x == 0).any():
+        raise ValueError("not \\ud800")
+    return x
+"""
+    found = run(source, numbers(2), [Y])
+    assert found[REFUSED] == ["INVALID_ARG not \\ud800", ""]
+    assert found["y"].tolist() == [[0, 0], [2, 3]]
+
+
 @pytest.mark.parametrize(
     ("made", "reason"),
     [
