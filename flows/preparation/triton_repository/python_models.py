@@ -16,6 +16,7 @@ from triton_backend.runtimes.base import NUMPY_DTYPES, REFUSED, counts_of
 from triton_backend.runtimes.python_step.triton_model import CODE
 
 FILE = "model.py"
+ENVIRONMENT = "EXECUTION_ENV_PATH"  # a parameter: another Python, which a step does not run in
 MOST_BATCH = 8
 # Calls of Triton's utilities that a step has no counterpart of.
 _BEYOND = re.compile(
@@ -39,12 +40,14 @@ def step_file(folder: Path, message: Any, versions: Sequence[int]) -> Path:
     where = str(folder)
     if not versions:
         raise InputError(where, "has no served version")
-    path = folder / str(versions[0]) / (message.default_model_filename or FILE)
+    path = folder / str(versions[0]) / file_named(where, message, FILE)
     if not path.is_file() or path.name != FILE:
         raise InputError(where, f"has no {FILE} in version {versions[0]}")
     others = sorted(each.name for each in path.parent.iterdir() if each.name != "__pycache__")
     if others != [FILE]:
         raise InputError(where, f"has more files than {FILE} in version {versions[0]}")
+    if ENVIRONMENT in message.parameters:
+        raise InputError(where, f"has an environment of its own ({ENVIRONMENT})")
     if message.max_batch_size < 1:
         raise InputError(where, "takes no batches")
     for each in (*message.input, *message.output):
@@ -55,6 +58,19 @@ def step_file(folder: Path, message: Any, versions: Sequence[int]) -> Path:
     if found := _BEYOND.search(read_text(path)):
         raise InputError(where, f"uses {found[0]}, which a step does not have")
     return path
+
+
+def file_named(where: str, message: Any, usual: str) -> str:
+    """The name of a model's file within its version's folder, as its configuration has it.
+
+    Raises:
+        InputError: it leads out of that folder.
+    """
+    name = str(message.default_model_filename or usual)
+    if Path(name).is_absolute() or ".." in Path(name).parts:
+        reason = f"default_model_filename {name!r} leads out of its version's folder"
+        raise InputError(where, reason)
+    return name
 
 
 def _tensor(where: str, stated: Any) -> str:
@@ -69,9 +85,10 @@ def _tensor(where: str, stated: Any) -> str:
 
 
 def _kind(stated: Any) -> str:
-    """The data type as a configuration spells it."""
+    """The data type as a configuration spells it; its number where the schema has no such type."""
     kinds = type(stated).DESCRIPTOR.fields_by_name["data_type"].enum_type
-    return str(kinds.values_by_number[stated.data_type].name)
+    known = kinds.values_by_number.get(stated.data_type)
+    return str(stated.data_type if known is None else known.name)
 
 
 def package_of(name: str) -> str:

@@ -17,7 +17,7 @@ from typing import Any
 
 from flows.files import read_text
 from flows.preparation.triton_repository.configuration import read_configuration
-from flows.preparation.triton_repository.python_models import step_file
+from flows.preparation.triton_repository.python_models import file_named, step_file
 from triton_backend.contract.errors import InputError
 from triton_backend.contract.fields import check_name
 
@@ -175,10 +175,10 @@ def _text(path: Path) -> str:
 def _versions(
     folder: Path, name: str, versions: Sequence[int], about: Mapping[str, Any]
 ) -> Iterator[Found]:
-    own_name = about["message"].default_model_filename or "model.onnx"
-    if Path(own_name).is_absolute() or ".." in Path(own_name).parts:
-        reason = f"default_model_filename {own_name!r} leads out of its version's folder"
-        yield Found(name=name, kind=BESIDE, reason=reason, **about)
+    try:
+        own_name = file_named(str(folder), about["message"], "model.onnx")
+    except InputError as error:
+        yield Found(name=name, kind=BESIDE, reason=error.reason, **about)
         return
     if not versions:
         yield Found(name=name, kind=BESIDE, reason="has no served version", **about)

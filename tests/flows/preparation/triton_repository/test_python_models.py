@@ -55,6 +55,8 @@ def test_an_ensemble_of_a_model_that_takes_and_gives_arrays_is_planned(repositor
         ("config.pbtxt", "max_batch_size: 4", "max_batch_size: 0", "takes no batches"),
         ("config.pbtxt", "TYPE_UINT8", "TYPE_STRING", "'RAW' is no array of numbers"),
         ("config.pbtxt", "dims: [ 4, 6, 6 ]", "dims: [ 4, -1, 6 ]", "sizes that are not stated"),
+        ("config.pbtxt", "TYPE_UINT8", "99", "tensor 'RAW' is no array of numbers"),
+        ("config.pbtxt", '"scale"', '"EXECUTION_ENV_PATH"', "has an environment of its own"),
         ("config.pbtxt", '"PIXELS"', '"refused"', "no inputs or outputs that a step"),
         (
             "1/model.py",
@@ -85,6 +87,19 @@ def test_a_model_with_files_of_its_own_is_left_beside(repository: Path) -> None:
     (repository / "clean" / "1" / "labels.txt").unlink()
     (repository / "clean" / "1" / "model.py").rename(repository / "clean" / "1" / "main.py")
     assert "has no model.py in version 1" in named(repository)["clean"].reason
+
+
+def test_a_file_outside_of_its_version_is_no_step(repository: Path) -> None:
+    other = repository.parent / "other" / "model.py"
+    other.parent.mkdir()
+    other.write_text(CLEANING)
+    config = repository / "clean" / "config.pbtxt"
+    text = config.read_text()
+    for name in ("../../../other/model.py", str(other)):
+        config.write_text(f'{text}\ndefault_model_filename: "{name}"\n')
+        clean = named(repository)["clean"]
+        assert clean.step is None
+        assert f"default_model_filename '{name}' leads out of its version" in clean.reason
 
 
 def test_a_version_that_is_not_served_is_no_step(repository: Path) -> None:
