@@ -1,10 +1,11 @@
 """Outcomes per model of the running system, read from its metrics endpoint, and judged."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from flows.release.rollout.options import RolloutOptions
-from flows.system_metrics import Metrics, by_label, read_all_metrics
+from flows.system_metrics import Labels, Metrics, by_label, read_all_metrics
+from triton_backend.contract.decisions import DropReason
 
 READ_SECONDS = 10
 ENOUGH_REQUESTS = 50  # fewer say nothing about an attainment of 99 %
@@ -50,17 +51,24 @@ def read_outcomes(metrics_urls: Sequence[str]) -> dict[str, Outcomes]:
 
 
 def outcomes_of(metrics: Metrics) -> dict[str, Outcomes]:
-    """Outcomes per model from what a metrics endpoint says."""
-    counts = {name: by_label(metrics.get(f"requests_{name}", {}), "model") for name in _OUTCOMES}
+    """Outcomes per model from what a metrics endpoint says; no plan is judged by client quotas."""
+    series = {name: _not_over_quota(metrics.get(f"requests_{name}", {})) for name in _OUTCOMES}
+    counts = {name: by_label(values, "model") for name, values in series.items()}
     seconds = by_label(metrics.get("latency_seconds_sum", {}), "model")
-    models = {key for series in (*counts.values(), seconds) for key in series}
+    models = {key for values in (*counts.values(), seconds) for key in values}
     return {
         key[0]: Outcomes(
-            **{name: int(series.get(key, 0)) for name, series in counts.items()},
+            **{name: int(values.get(key, 0)) for name, values in counts.items()},
             latency_sum_ms=1e3 * seconds.get(key, 0.0),
         )
         for key in sorted(models)
     }
+
+
+def _not_over_quota(series: Mapping[Labels, float]) -> dict[Labels, float]:
+    """Without requests that their client's quota refused, of which the plan can serve none."""
+    refused = ("reason", DropReason.QUOTA.text)
+    return {labels: count for labels, count in series.items() if refused not in labels}
 
 
 def shared_outcomes_of(metrics: Metrics) -> dict[tuple[str, str], Outcomes]:

@@ -8,8 +8,9 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 
 from flows.release.rollout.guarded import RolloutOptions, bake
+from flows.release.rollout.outcomes import breach_of, outcomes_of
 from flows.release.server.running import ServerState
-from flows.system_metrics import MetricsError
+from flows.system_metrics import MetricsError, parse_metrics
 from tests.fakes.plans import two_stages
 
 PLAN = two_stages()
@@ -62,3 +63,15 @@ def test_a_watch_that_sees_nothing_says_so() -> None:
     gone = ServerState({"address": "127.0.0.1", "ports": {"metrics": 9}})
     with pytest.raises(MetricsError, match="no metrics"):
         bake(gone, PLAN, {}, OPTIONS)
+
+
+def test_requests_over_a_quota_are_no_breach() -> None:
+    """Their client is to blame, not the plan."""
+    lines = [
+        f'poolpipe_requests_served_total{{model="{NAME}"}} 100',
+        f'poolpipe_requests_dropped_total{{model="{NAME}",reason="quota"}} 900',
+        f'poolpipe_requests_dropped_total{{model="{NAME}",reason="overload"}} 2',
+    ]
+    seen = outcomes_of(parse_metrics("\n".join(lines)))[NAME]
+    assert (seen.served, seen.dropped) == (100, 2)
+    assert breach_of(NAME, 10.0, seen, OPTIONS) is None
