@@ -46,6 +46,12 @@ def test_a_log_may_be_gzipped(tmp_path: Path) -> None:
     assert log.history.rps.tolist() == [[1.0]]
 
 
+def test_a_last_line_may_have_no_end(tmp_path: Path) -> None:
+    line = TRITON.format(clock="08:00:00", path=infer("net")).replace('"', "").strip()
+    (tmp_path / "a.log").write_text(line)
+    assert read_access_log(tmp_path / "a.log", now=NOW).requests == {"net": 1}
+
+
 def test_lines_of_triton_are_of_the_last_year_where_they_would_be_in_the_future(
     tmp_path: Path,
 ) -> None:
