@@ -1,7 +1,9 @@
 """Both sides of a comparison with Triton, tuned alike: a grid search in the simulator.
 
 A side's configuration is a plan and the rules that serve it. The one that holds the highest load is
-chosen on some arrivals and reported on others.
+chosen on some arrivals and reported on others. Nothing of the grid is screened out: a run ends as
+soon as its verdict is sure (`giving_up`), a configuration is searched only from the best load
+found so far, and one that serves just like another is tried once. The choice is that of whole runs.
 
     Triton      instances and preferred batch sizes by a planner of whole models (SLO margins x any
                 number of instances a GPU, or one), times the maximum queue delay: 16 a planner
@@ -11,7 +13,7 @@ chosen on some arrivals and reported on others.
 Not here: problems, and what is said of the results.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from flows.planning import PlanOptions, make_plan
@@ -66,6 +68,7 @@ class Demand:
             reference=reference,
             latency_factor=self.latency_factor,
             keep_uses=False,
+            give_up_below=ATTAINMENT,
         )
 
     def plan(self, options: PlanOptions) -> Plan:
@@ -162,6 +165,17 @@ def _rules(
             yield str(policy or "its own policy"), replace(base, policy=policy)
 
 
+def unlike(grid: Iterable[Configuration]) -> Iterator[Configuration]:
+    """Without those that serve just like one before: other margins often give the same plan."""
+    known: list[tuple[object, ...]] = []
+    for one in grid:
+        rules = one.options.policy, one.options.batch_timeout_share
+        served = (one.plan.pools, one.plan.models, *rules)
+        if served not in known:
+            known.append(served)
+            yield one
+
+
 def holds(configuration: Configuration, load: float, seeds: Sequence[int]) -> bool:
     """Every model answers `ATTAINMENT` in time, for all seeds."""
     return all(
@@ -185,7 +199,7 @@ def highest(configuration: Configuration, seeds: Sequence[int], above: int = 0) 
 def tuned(demand: Demand, side: str, reference: Plan) -> Tuned:
     """The best configuration of a side."""
     best, chosen = 0, None
-    for configuration in configurations(demand, side, reference):
+    for configuration in unlike(configurations(demand, side, reference)):
         found = highest(configuration, TUNED_ON, best)
         if found > best:
             best, chosen = found, configuration

@@ -38,8 +38,9 @@ def find_goodput(
     Else 0. Searched from above and capped at 1; load factors are shares of the reference plan's
     rate.
     """
+    asked = replace(options, rate_rps=None, keep_uses=False, give_up_below=attainment)
     for load_factor in grid_of(step):
-        at = replace(options, load_factor=load_factor, rate_rps=None, keep_uses=False)
+        at = replace(asked, load_factor=load_factor)
         result = simulate(plan, at)
         if result.least_attainment >= attainment:
             return Goodput(load_factor=load_factor, rps=sum(rates_of(plan, at).values()))

@@ -35,6 +35,7 @@ from triton_backend.scheduler.topology import (
     resource_count,
 )
 from triton_backend.simulator.failures import reschedule_failures, schedule_failures
+from triton_backend.simulator.giving_up import looks_us, surely_below
 from triton_backend.simulator.loop import FULL, run
 from triton_backend.simulator.offered import Instant, Offer, drawn_rows, offered_requests
 from triton_backend.simulator.results import (
@@ -123,7 +124,7 @@ def simulate(
     for change in options.changes:
         now = _change_plan(now, options, change)
         check_invariants(now.world.tables)
-    now = now._replace(world=run_on(now.world, now.plans[-1]))
+    now = now._replace(world=_to_the_end(now.world, now.plans[-1], options))
     wall_seconds = (clock_ns() - start_ns) / 1e9 if clock_ns else None
     cycle_us = (wall_seconds or 0.0) * 1e6 / max(cycles_now() - start_cycles, 1)
     check_invariants(now.world.tables)
@@ -263,6 +264,18 @@ def run_on(world: World, plan: Plan) -> World:
         else:
             world = fit(world._replace(tables=fuller(world.tables)))
     return world
+
+
+def _to_the_end(world: World, plan: Plan, options: SimOptions) -> World:
+    """Run to the end, or to where the verdict is sure; changed plans and variants do not look."""
+    if not options.changes and not len(world.variants):
+        for look_us in looks_us(options):
+            world.cursor[0]["stop_us"] = look_us
+            world = run_on(world, plan)
+            if surely_below(world.requests, options.give_up_below):
+                return world
+        world.cursor[0]["stop_us"] = FAR
+    return run_on(world, plan)
 
 
 def _lost(world: World, plan: Plan) -> dict[str, int]:

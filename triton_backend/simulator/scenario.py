@@ -85,6 +85,8 @@ class SimOptions:
         failures: what is gone when.
         changes: of plan, in the order of their instants.
         keep_uses: record every use of a vGPU.
+        give_up_below: the run may end as soon as a model or an application surely attains less;
+            its result is then of what has happened, and attains less too.
     """
 
     policy: str | None = None
@@ -117,6 +119,7 @@ class SimOptions:
     failures: tuple[Failure, ...] = ()
     changes: tuple[PlanChange, ...] = ()
     keep_uses: bool = True
+    give_up_below: float | None = None
 
     def __post_init__(self) -> None:
         self._check_numbers()

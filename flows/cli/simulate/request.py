@@ -24,7 +24,16 @@ _FAILURE = re.compile(
 )
 # Fields of `SimOptions` that are no plain values; the plain form has places of its own for them.
 _STRUCTURED = frozenset(
-    {"models", "applications", "arrivals", "reference", "failures", "changes", "keep_uses"}
+    {
+        "models",
+        "applications",
+        "arrivals",
+        "reference",
+        "failures",
+        "changes",
+        "keep_uses",
+        "give_up_below",
+    }
 )
 
 

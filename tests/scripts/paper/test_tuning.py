@@ -1,6 +1,7 @@
 """The search for the best configuration of a side."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 
@@ -18,8 +19,12 @@ from scripts.paper.tuning import (
     tuned,
 )
 from tests.flows.planning.small import cluster, profile, workload
+from triton_backend.contract.plan import Plan
 from triton_backend.contract.workload import ModelDemand
 from triton_backend.simulator.papers.triton import TRITON
+from triton_backend.simulator.results import SimResult
+from triton_backend.simulator.run import simulate
+from triton_backend.simulator.scenario import SimOptions
 
 
 def demand() -> Demand:
@@ -72,3 +77,30 @@ def test_what_is_reported_holds_on_arrivals_that_it_was_not_chosen_on() -> None:
         assert one.load > 0
         assert tuning.holds(one.configuration, one.load, tuning.REPORTED)
     assert automatic(problem, reference).name in product_planners()
+
+
+@pytest.mark.long
+def test_the_choice_is_that_of_whole_runs_of_every_configuration(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    problem = demand()
+    reference = problem.reference()
+    sides = (TRITON, OURS)
+    fast = [tuned(problem, side, reference) for side in sides]
+    steps: list[int] = []
+
+    def whole(plan: Plan, options: SimOptions) -> SimResult:
+        result = simulate(plan, replace(options, give_up_below=None))
+        steps.append(result.steps)
+        return result
+
+    monkeypatch.setattr(tuning, "simulate", whole)
+    monkeypatch.setattr(tuning, "unlike", iter)
+    slow = [tuned(problem, side, reference) for side in sides]
+    assert [(one.name, one.load) for one in fast] == [(one.name, one.load) for one in slow]
+    tried = len(steps)
+    monkeypatch.undo()
+    monkeypatch.setattr(tuning, "simulate", whole)
+    for side in sides:
+        tuned(problem, side, reference)
+    assert len(steps) - tried < tried
