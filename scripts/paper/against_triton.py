@@ -3,8 +3,8 @@
 The highest rate at which every model answers 99 % in time.
 
     .venv/bin/python -m scripts.paper.against_triton --data DIR [--groups G1,G2]
-        [--clusters HC1-L] [--seconds 10] [--processes N] [--compared FILE.json ...]
-        [--out FILE.json] [--warehouse FILE]
+        [--clusters HC1-L] [--seconds 10] [--processes N] [--kept FILE.jsonl]
+        [--compared FILE.json ...] [--without-auto] [--out FILE.json] [--warehouse FILE]
 
 DIR holds a folder of tables for each paper. A problem is a set of models on a cluster; all models
 are loaded at once.
@@ -23,13 +23,15 @@ loses anything, and it rejects requests whose deadline has passed. Links cost no
 as whole models send no feature maps. Latencies are exact on both sides.
 
 `--compared`: problems of earlier runs, which are not done again and count in the figures.
+`--kept`: a row is added to this file as soon as it is there; a run that was broken off goes on from
+it. Rows of either that lack `auto` get it alone, unless `--without-auto` is given.
 """
 
 import argparse
 import json
 import sys
 from collections.abc import Sequence
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import geometric_mean, mean
@@ -40,6 +42,7 @@ from scripts.paper.gpulets import mixes
 from scripts.paper.symphony import study as symphony
 from scripts.paper.tuning import OURS, Demand, automatic, tuned
 from triton_backend.contract.errors import InputError
+from triton_backend.contract.plan import Plan
 from triton_backend.simulator.papers.triton import TRITON
 
 ONE_CLASS = "one class"
@@ -141,13 +144,27 @@ class Found:
     auto_chosen: str = ""
 
 
-def compare(problem: Problem) -> Found:
-    """Both sides on one problem; load factor 1 is the rate of our default plan."""
+def compare(problem: Problem, known: Found | None, *, auto: bool) -> Found:
+    """Both sides on one problem; load factor 1 is the rate of our default plan.
+
+    Args:
+        problem: what is compared on.
+        known: both sides of an earlier run, which are kept.
+        auto: whether `--planner auto` is asked too.
+    """
     demand = problem.demand()
     reference = demand.reference()
+    found = known or _searched(problem, demand, reference)
+    if not auto:
+        return found
+    chosen = automatic(demand, reference)
+    rate = found.planned_rps * chosen.load
+    return replace(found, auto_rps=rate, auto_chosen=chosen.name)
+
+
+def _searched(problem: Problem, demand: Demand, reference: Plan) -> Found:
     planned = sum(model.throughput_rps for model in reference.models)
     theirs, ours = (tuned(demand, side, reference) for side in (TRITON, OURS))
-    auto = automatic(demand, reference)
     return Found(
         group=problem.group,
         cluster=problem.cluster,
@@ -157,8 +174,6 @@ def compare(problem: Problem) -> Found:
         ours_rps=planned * ours.load,
         triton_chosen=theirs.name,
         ours_chosen=ours.name,
-        auto_rps=planned * auto.load,
-        auto_chosen=auto.name,
     )
 
 
@@ -220,10 +235,33 @@ def read_compared(paths: Sequence[Path], seconds: float) -> list[Found]:
             found += [Found(**row) for row in json.loads(path.read_text())["rows"]]
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise InputError(f"--compared {path}", f"is no run of this script: {error}") from error
+    _check_seconds("--compared", found, seconds)
+    return found
+
+
+def read_kept(path: Path, seconds: float) -> list[Found]:
+    """Rows of a run that goes on, of a problem the latest; none where there is no file.
+
+    Raises:
+        InputError: a line is no row of this script, or was simulated for another time.
+    """
+    if not path.exists():
+        return []
+    found: dict[tuple[str, str], Found] = {}
+    for number, line in enumerate(path.read_text().splitlines(), 1):
+        try:
+            row = Found(**json.loads(line))
+        except (ValueError, TypeError) as error:
+            raise InputError(f"--kept {path}", f"line {number} is no row: {error}") from error
+        found[row.group, row.cluster] = row
+    _check_seconds("--kept", list(found.values()), seconds)
+    return list(found.values())
+
+
+def _check_seconds(option: str, found: Sequence[Found], seconds: float) -> None:
     other = sorted({one.seconds for one in found} - {seconds})
     if other:
-        raise InputError("--compared", f"was simulated for {other[0]:g} s, not {seconds:g}")
-    return found
+        raise InputError(option, f"was simulated for {other[0]:g} s, not {seconds:g}")
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -237,24 +275,43 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--seconds", type=float, default=10.0, help="simulated, per point")
     parser.add_argument("--processes", type=int, help="problems at once; by default one per core")
     parser.add_argument("--compared", type=Path, nargs="+", default=[], metavar="FILE")
+    parser.add_argument("--kept", type=Path, metavar="FILE")
+    parser.add_argument("--without-auto", action="store_true")
     add_destinations(parser)
     asked = parser.parse_args(arguments)
     try:
-        found = read_compared(asked.compared, asked.seconds)
-        known = {(one.group, one.cluster) for one in found}
-        PaperData.read(asked.data / "ppipe")
-        every = problems_of(
-            asked.data, asked.groups.split(","), asked.clusters.split(","), asked.seconds
-        )
-        problems = [one for one in every if (one.group, one.cluster) not in known]
-        with ProcessPoolExecutor(asked.processes) as pool:
-            for one in pool.map(compare, problems):
-                found.append(one)
-                print(asdict(one), file=sys.stderr, flush=True)
+        found = _compared(asked)
     except InputError as error:
         parser.error(str(error))
     rows = [asdict(one) for one in found]
     return conclude(asked, "tuned triton", figures_of(found), {"rows": rows})
+
+
+def _compared(asked: argparse.Namespace) -> list[Found]:
+    """All rows, those of earlier runs among them."""
+    earlier = read_compared(asked.compared, asked.seconds)
+    if asked.kept:
+        earlier += read_kept(asked.kept, asked.seconds)
+    known = {(one.group, one.cluster): one for one in earlier}
+    PaperData.read(asked.data / "ppipe")
+    auto = not asked.without_auto
+    groups, clusters = asked.groups.split(","), asked.clusters.split(",")
+    todo = [
+        (problem, row)
+        for problem in problems_of(asked.data, groups, clusters, asked.seconds)
+        if (row := known.get((problem.group, problem.cluster))) is None
+        or (auto and row.auto_rps is None)
+    ]
+    with ProcessPoolExecutor(asked.processes) as pool:
+        running = [pool.submit(compare, problem, row, auto=auto) for problem, row in todo]
+        for done in as_completed(running):
+            one = done.result()
+            known[one.group, one.cluster] = one
+            print(asdict(one), file=sys.stderr, flush=True)
+            if asked.kept:
+                with asked.kept.open("a") as file:
+                    file.write(json.dumps(asdict(one)) + "\n")
+    return list(known.values())
 
 
 if __name__ == "__main__":

@@ -18,8 +18,8 @@ from triton_backend.serving.front.pending import dropped, full, over_quota
 from triton_backend.serving.server.metrics import METRICS
 
 PLANNERS = {
-    "auto": "Every planner below that fits, each with its own margin; the plan that serves most in "
-    "the simulator counts.",
+    "auto": "Every planner below that fits, with its own margin and others; the plan that serves "
+    "most in the simulator counts.",
     "pool": "Pipelines of stages on pools of vGPUs; applications; entries. The default.",
     "subclusters": "Whole models share the GPUs of sub-clusters; batches stay open until one "
     "is free.",

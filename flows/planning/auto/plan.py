@@ -2,41 +2,46 @@
 
 Every planner of the product that is defined for the workload, its objective and the cluster makes a
 plan with its own defaults. Each plan is then offered Poisson arrivals in the simulator, always the
-same ones, so that equal inputs give equal plans. For `throughput` the greatest product of value and
-load factor at which 99 % are in time counts. For the other objectives the least value of the plans
-that hold 99 % at `LOAD` of their planned rates counts; where none holds, the plan that attains
-most. Of equals the plan with fewer stages is taken. The plan states the planner that made it.
+same ones, so that equal inputs give equal plans.
+
+For `throughput` of models each planner also plans with `MARGINS`, unless a margin is given: a large
+one gives up rate that many GPUs would hold, a small one promises what few do not. All plans are
+offered the same rates, in steps of `STEP` of the greatest that any promises; the highest at which
+99 % are in time counts. For the other objectives the least value of the plans that hold 99 % at
+`LOAD` of their planned rates counts; where none holds, the plan that attains most. Of equals the
+plan with fewer stages is taken. The plan states the planner that made it.
 
 Not here: margins and batch-building rates by simulated goodput (`flows.planning.robust`).
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from math import nan
 
+from flows.planning.engine.level import last
 from flows.planning.promises.attainment import LOAD
 from flows.planning.registry import Inputs, Planner, PlanOptions, product_planners
 from flows.planning.subclusters.variants import takes
 from triton_backend.contract.errors import InfeasibleError, InputError
 from triton_backend.contract.plan import Plan
-from triton_backend.simulator.goodput import ATTAINMENT, find_goodput
+from triton_backend.simulator.goodput import ATTAINMENT
 from triton_backend.simulator.run import simulate
 from triton_backend.simulator.scenario import SimOptions
 
-ARRIVALS = SimOptions(duration_s=5, seed=0, keep_uses=False)
-
-Rank = tuple[bool, float, int]
+ARRIVALS = SimOptions(duration_s=10, seed=0, keep_uses=False)
+MARGINS = (0.05, 0.1, 0.2)  # beside each planner's own
+STEP, STEPS = 0.02, 75
 
 
 def best_plan(
     make: Callable[[Inputs, PlanOptions], Plan], inputs: Inputs, options: PlanOptions
 ) -> Plan:
-    """The best plan of the planners that can plan the workload; its notes say what each serves.
+    """The best plan of the planners that can plan the workload; its notes say how each did.
 
     Args:
         make: the plan of one planner.
         inputs: batch-building rates that are not given are derived for each planner.
-        options: margins that are not given are each planner's own.
+        options: margins that are not given are each planner's own and, for throughput, `MARGINS`.
 
     Raises:
         InfeasibleError: no planner has a plan; the reason of the first one.
@@ -49,25 +54,27 @@ def best_plan(
             "option planner",
             f"auto: no planner has objective {options.objective} for this workload",
         )
-    found: list[tuple[Rank, Plan]] = []
-    notes: list[str] = []
-    errors: list[InfeasibleError | InputError] = []
-    for number, each in enumerate(asked):
-        watch = inputs.watch.part(1 / (len(asked) - number))
+    tries = [one for each in asked for one in _tries(each, inputs, options)]
+    found: list[Plan] = []
+    errors: dict[str, InfeasibleError | InputError] = {}
+    for number, one in enumerate(tries):
+        watch = inputs.watch.part(1 / (len(tries) - number))
         try:
-            plan = make(replace(inputs, watch=watch), _asked(options, each))
+            found.append(make(replace(inputs, watch=watch), one))
         except (InfeasibleError, InputError) as error:
-            errors.append(error)
-            notes.append(f"auto: {each.name} has no plan: {error}")
-            continue
-        rank, said = _ranked(plan)
-        found.append((rank, plan))
-        notes.append(f"auto: {each.name} {plan.objective.value:.6g}, {said}")
+            errors.setdefault(one.planner, error)
     if not found:
-        raise errors[0]
-    _, best = max(found, key=lambda each: each[0])
+        raise next(iter(errors.values()))
+    planned = {plan.planner for plan in found}
+    notes = [
+        f"auto: {name} has no plan: {error}"
+        for name, error in errors.items()
+        if name not in planned
+    ]
+    judge = _most_served if options.objective == "throughput" else _least_held
+    best, said = judge(found)
     known = best.certificate.get("notes", ())
-    return replace(best, certificate={**best.certificate, "notes": [*known, *notes]})
+    return replace(best, certificate={**best.certificate, "notes": [*known, *notes, *said]})
 
 
 def able(planner: Planner, inputs: Inputs, options: PlanOptions) -> bool:
@@ -85,21 +92,73 @@ def able(planner: Planner, inputs: Inputs, options: PlanOptions) -> bool:
     )
 
 
-def _asked(options: PlanOptions, planner: Planner) -> PlanOptions:
-    """The options for a planner, with its own margin where none was given."""
-    margin = options.slo_margin if options.margin_given else nan
-    own = dict(options.own)  # headroom, which every planner takes
-    return replace(options, planner=planner.name, own=own, slo_margin=margin, margin_given=True)
+def _tries(planner: Planner, inputs: Inputs, options: PlanOptions) -> list[PlanOptions]:
+    """The options for a planner, with every margin that is tried where none was given."""
+    own = replace(
+        options,
+        planner=planner.name,
+        own=dict(options.own),  # headroom, which every planner takes
+        slo_margin=options.slo_margin if options.margin_given else nan,
+        margin_given=True,
+    )
+    plain = not inputs.workload.has_entries and not inputs.workload.applications
+    if options.margin_given or options.objective != "throughput" or not plain:
+        return [own]
+    others = [margin for margin in MARGINS if margin != own.slo_margin]
+    return [own, *(replace(own, slo_margin=margin, margin_given=True) for margin in others)]
 
 
-def _ranked(plan: Plan) -> tuple[Rank, str]:
-    """The rank of a plan, the greatest is the best, and what it serves in the simulator."""
-    stages = sum(len(pipeline.stages) for model in plan.models for pipeline in model.pipelines)
-    value = plan.objective.value
-    if plan.objective.name == "throughput":
-        held = find_goodput(plan, ARRIVALS).load_factor
-        return (True, value * held, -stages), f"{ATTAINMENT:.0%} in time at {held:.2f} of it"
-    attained = simulate(plan, replace(ARRIVALS, load_factor=LOAD)).least_attainment
-    holds = attained >= ATTAINMENT
-    rank = (holds, -value if holds else attained, -stages)
-    return rank, f"{attained:.2%} in time at {LOAD} of the planned rates"
+def _most_served(found: Sequence[Plan]) -> tuple[Plan, list[str]]:
+    """The plan that holds the highest of rates that are the same for all, and notes on each."""
+    reference = max(found, key=lambda plan: plan.objective.value)
+    best, level = min(found, key=_stages), 0
+    for plan in sorted(found, key=_stages):
+        held = _held(plan, reference, level)
+        if held > level:
+            best, level = plan, held
+    promised = [f"auto: {_name(plan)} promises {plan.objective.value:.6g}" for plan in found]
+    rate = level * STEP * reference.objective.value
+    return best, [
+        *promised,
+        f"auto: {_name(best)} is taken, {ATTAINMENT:.0%} in time at {rate:.6g}",
+    ]
+
+
+def _held(plan: Plan, reference: Plan, above: int) -> int:
+    """The highest step of the reference's rates that a plan holds, if above a known one."""
+
+    def holds(step: int) -> bool:
+        at = replace(
+            ARRIVALS, reference=reference, load_factor=step * STEP, give_up_below=ATTAINMENT
+        )
+        return simulate(plan, at).least_attainment >= ATTAINMENT
+
+    if above >= STEPS or not holds(above + 1):
+        return above
+    return last(holds, above + 1, STEPS + 1)
+
+
+def _least_held(found: Sequence[Plan]) -> tuple[Plan, list[str]]:
+    """The cheapest plan that holds its own rates, and notes on each."""
+    at = replace(ARRIVALS, load_factor=LOAD)
+    attained = [simulate(plan, at).least_attainment for plan in found]
+
+    def rank(number: int) -> tuple[bool, float, int]:
+        plan, share = found[number], attained[number]
+        holds = share >= ATTAINMENT
+        return holds, -plan.objective.value if holds else share, -_stages(plan)
+
+    notes = [
+        f"auto: {plan.planner} {plan.objective.value:.6g},"
+        f" {share:.2%} in time at {LOAD} of the planned rates"
+        for plan, share in zip(found, attained, strict=True)
+    ]
+    return found[max(range(len(found)), key=rank)], notes
+
+
+def _stages(plan: Plan) -> int:
+    return sum(len(pipeline.stages) for model in plan.models for pipeline in model.pipelines)
+
+
+def _name(plan: Plan) -> str:
+    return f"{plan.planner} with margin {plan.options['slo_margin']:g}"
