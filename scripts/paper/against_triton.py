@@ -213,13 +213,17 @@ def figures_of(found: Sequence[Found]) -> list[Figure]:
 
 
 def _ratios(name: str, rates: Sequence[tuple[float, float]]) -> list[Figure]:
-    """Of our rates to Triton's: the sums', the mean and the least."""
+    """Of our rates to Triton's: the sums', the mean and the least.
+
+    They name how many problems there were, so that runs on more are not taken for the same.
+    """
+    count = len(rates)
     sums = sum(ours for ours, _ in rates) / max(1e-9, sum(theirs for _, theirs in rates))
     ratios = [max(1e-9, ours) / max(1e-9, theirs) for ours, theirs in rates]
     return [
-        Figure(name=f"{name}, sum of goodput", value=sums),
-        Figure(name=f"{name}, mean of ratios", value=geometric_mean(ratios)),
-        Figure(name=f"{name}, least", value=min(ratios)),
+        Figure(name=f"{name}, sum of goodput of {count}", value=sums),
+        Figure(name=f"{name}, mean of ratios of {count}", value=geometric_mean(ratios)),
+        Figure(name=f"{name}, least of {count}", value=min(ratios)),
     ]
 
 

@@ -40,14 +40,14 @@ def test_ratios_and_leads_count_every_problem_alike() -> None:
         [found("HC1-L", 100, 600), found("HC2-L", 100, 50, 200), found("one class", 80, 80, 40)]
     )
     values = {figure.name: figure.value for figure in figures}
-    assert values["two classes: PoolPipe / Triton, sum of goodput"] == 650 / 200
-    assert values["two classes: PoolPipe / Triton, mean of ratios"] == pytest.approx(3**0.5)
-    assert values["two classes: PoolPipe / Triton, least"] == 0.5
+    assert values["two classes: PoolPipe / Triton, sum of goodput of 2"] == 650 / 200
+    assert values["two classes: PoolPipe / Triton, mean of ratios of 2"] == pytest.approx(3**0.5)
+    assert values["two classes: PoolPipe / Triton, least of 2"] == 0.5
     assert values["two classes: problems where Triton is ahead"] == 1
     assert values["one class: problems where both are equal"] == 1
     assert values["HC1-L: goodput of PoolPipe, tuned"] == 600
     assert values["two classes: problems with auto"] == 1
-    assert values["two classes: auto / Triton, least"] == 2
+    assert values["two classes: auto / Triton, least of 1"] == 2
     assert values["one class: problems where Triton is ahead of auto"] == 1
 
 
