@@ -20,13 +20,16 @@ from flows.planning.registry import (
 from flows.planning.solver.record import recorded
 from flows.planning.subclusters.variants import check_shares, plan_with_variants
 from flows.planning.watch import Watch
+from triton_backend.contract.applications import received_bytes
 from triton_backend.contract.cluster import Cluster
 from triton_backend.contract.errors import InfeasibleError, InputError, InvariantError
+from triton_backend.contract.module_transfers import spread
 from triton_backend.contract.plan import Plan
 from triton_backend.contract.profiles import InterferenceModel, ModelProfile
 from triton_backend.contract.workload import ModelDemand, Workload, lines_of
 
 _RATES = 0.3  # of the time that is left: what deriving batch-building rates may take
+_NEAR = 0.4  # the same: what a plan may take that counts on modules of one node
 
 
 def make_plan(
@@ -137,9 +140,38 @@ def _check_kinds(planner: Planner, cluster: Cluster, workload: Workload) -> None
 
 
 def _planned(inputs: Inputs, options: PlanOptions) -> Plan:
-    """The plan of the planner named, of given shares; headroom is left to planners of entries."""
+    """The plan of the planner named, of given shares; headroom is left to planners of entries.
+
+    Where modules that read each other's tensors come to lie on several nodes, all is planned again
+    with the transfers between modules counted.
+
+    Raises:
+        InfeasibleError: no plan, or none once transfers between modules count.
+    """
+    asked, first = inputs.workload.applications, inputs
+    reads = (received_bytes(asked, name, p.inputs) for name, p in inputs.profiles.items())
+    if inputs.cluster.node_count > 1 and any(reads):
+        first = replace(inputs, watch=inputs.watch.part(_NEAR))
+    plan = _planned_once(first, options)
+    if not spread(plan):
+        return plan
+    try:
+        plan = _planned_once(replace(inputs, module_transfers=True), options)
+    except InfeasibleError as error:
+        reason = "with transfers between modules, which do not fit on one node"
+        raise InfeasibleError(error.where, f"{error.reason}; {reason}") from error
+    plan.certificate["notes"].append("transfers between modules count: they lie on several nodes")
+    return plan
+
+
+def _planned_once(inputs: Inputs, options: PlanOptions) -> Plan:
     workload, rates_from = with_rates(
-        inputs.profiles, inputs.cluster, inputs.workload, options, inputs.watch
+        inputs.profiles,
+        inputs.cluster,
+        inputs.workload,
+        options,
+        inputs.watch,
+        module_transfers=inputs.module_transfers,
     )
     inputs = replace(inputs, workload=workload)
     plan = planner_named(options.planner).plan
@@ -167,12 +199,15 @@ def with_rates(
     workload: Workload,
     options: PlanOptions,
     watch: Watch | None = None,
+    *,
+    module_transfers: bool = False,
 ) -> tuple[Workload, str]:
     """The workload with a batch-building rate for every model, and where the rates come from.
 
     They are the throughputs of a plan without gathering time, by the first planner of the planner's
     `rates_from` that has one: whole models on whole GPUs, and where a model has no plan as a whole,
-    the planner itself. Rates that are given stay.
+    the planner itself. Rates that are given stay. `module_transfers` says whether transfers between
+    modules of applications count.
 
     Raises:
         InfeasibleError: a model has no pipeline even then; the message says its best latency.
@@ -184,6 +219,7 @@ def with_rates(
             workload=workload,
             watch=(watch or Watch(limit_s=options.time_limit_s)).part(_RATES),
             prove=False,
+            module_transfers=module_transfers,
         )
         return application_rates(inputs, options)
     sources = planner_named(options.planner).rates_from

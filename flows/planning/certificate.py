@@ -23,6 +23,7 @@ from flows.planning.solver.solve import HIGHS
 from flows.planning.verify.bound import DUALITY, NOTHING, RELAXATION, SOLVER
 from triton_backend.contract.cluster import Cluster
 from triton_backend.contract.errors import InvariantError
+from triton_backend.contract.module_transfers import counted
 from triton_backend.contract.plan import (
     ModelPlan,
     Objective,
@@ -121,6 +122,8 @@ def decode(
             **trace.details,
         },
     )
+    if inputs.module_transfers:
+        plan = counted(plan)
     plan = plan.counted()
     if options.previous is not None:
         trace.notes.append(_moves(options.previous, plan))

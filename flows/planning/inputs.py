@@ -119,6 +119,18 @@ def link_rps(profile: ModelProfile, cluster: Cluster, gpu_class: str, share: int
     """
     sharers = cluster.max_gpus_per_node(gpu_class) * WHOLE_GPU / share
     bits = np.array([0, *profile.boundary_bytes, 0], dtype=np.float64) * BITS_PER_BYTE
+    return _carried_rps(cluster, gpu_class, sharers, bits)
+
+
+def end_links_rps(
+    cluster: Cluster, gpu_class: str, share: int, ends_bytes: tuple[float, float]
+) -> Floats:
+    """[2] the same for what comes to the first block and what leaves the last one."""
+    sharers = cluster.max_gpus_per_node(gpu_class) * WHOLE_GPU / share
+    return _carried_rps(cluster, gpu_class, sharers, np.array(ends_bytes) * BITS_PER_BYTE)
+
+
+def _carried_rps(cluster: Cluster, gpu_class: str, sharers: float, bits: Floats) -> Floats:
     found = np.full(len(bits), np.inf)
     np.divide(
         cluster.nic_gbps(gpu_class) * _BITS_PER_GBIT / sharers, bits, out=found, where=bits > 0

@@ -158,6 +158,7 @@ class Inputs:
         prove: whether a proof is wanted; without one, a good plan is enough.
         most: what a plan may cost: any up to this is as good as another, none above it is wanted.
         interference: how parts of a GPU slow each other down, by class; none where it is not known.
+        module_transfers: whether transfers between modules of applications take time and links.
     """
 
     profiles: Mapping[str, ModelProfile]
@@ -169,6 +170,7 @@ class Inputs:
     interference: Mapping[str, InterferenceModel] = field(
         default_factory=dict[str, InterferenceModel]
     )
+    module_transfers: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

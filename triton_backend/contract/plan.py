@@ -348,7 +348,8 @@ class Pipeline(Form):
     `throughput_rps` is its planned rate: what its slowest pool delivers, or less where the plan
     promises its model less than all pipelines together deliver. It is 0 for best-effort pipelines:
     whole models on GPUs that are free, which may use part of the SLO's margin and promise nothing.
-    It names an entry where the model lists some.
+    It names an entry where the model lists some. What its first stage reads of modules before it
+    takes `input_transfer_us`, where the plan counts that (`module_transfers`).
     """
 
     entry: Annotated[str | None, About("Entry whose requests it takes.", "tails")] = None
@@ -359,6 +360,19 @@ class Pipeline(Form):
     latency_us: Annotated[
         int, About("Time of a planned batch, transfers included, in µs.", 96000, missing=0)
     ]
+    input_bytes_per_sample: Annotated[
+        int,
+        About(
+            "Bytes per sample from earlier modules, if their transfers count.",
+            602112,
+            least=0,
+            written=False,
+        ),
+    ] = 0
+    input_transfer_us: Annotated[
+        int,
+        About("Time to move them to the first stage, in µs.", 19268, least=0, written=False),
+    ] = 0
     occupied_vgpus: Annotated[
         float | None, About("vGPUs it keeps busy, if billed by occupancy.", 1.6)
     ] = None
@@ -399,7 +413,8 @@ class Pipeline(Form):
     @property
     def alone_us(self) -> int:
         """The time of a batch of one without waits, moves included."""
-        return sum(stage.latency_us_by_batch[0] + stage.transfer_us for stage in self.stages)
+        moves_us = self.input_transfer_us
+        return moves_us + sum(s.latency_us_by_batch[0] + s.transfer_us for s in self.stages)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,7 +3,9 @@
 `probe` finds, stage after stage, the vGPU that finishes first (ties: the lowest number), given all
 reserved intervals and, between stages, the first gap free on the sender's uplink and the
 receiver's downlink. It changes nothing but `offers` and `quotes`; `commit` reserves what the last
-probe of a pipeline found. A path of two stages:
+probe of a pipeline found. What modules before give is moved into the first stage in the same way:
+from the one node where it lies (`source`), or over the receiver's downlink alone. A path of two
+stages:
 
                        now                                                  finish
     vGPU of stage 0     |..wait..[ run )                                      |
@@ -61,7 +63,7 @@ def probe(tables: Tables, pipeline: int, samples: int, now_us: int, rank_by: int
     last = first + topology.pipelines[pipeline]["stages"]
     at = now_us
     work = 0  # runs and moves without the waits between them
-    sender = NONE
+    sender = topology.pipelines[pipeline]["source"]
     for stage in range(first, last):
         hop = stage - first
         if topology.stages[stage]["capacity"] > 0:

@@ -12,7 +12,8 @@ instants are µs. An interval has no number of its own: batch slot, stage and ki
 
 V is the run of the stage on its vGPU. U and D are the transfer *into* the stage: on the uplink of
 the vGPU before and on the downlink of its own. A pipeline of s stages has s + 1 hops: at hop s
-there is only U, the answer's transfer, where that is counted; at stage 0 only D, the input's.
+there is only U, the answer's transfer, where that is counted; at stage 0 the input's: D alone, or
+U too where its rows come from modules on one other node.
 
 Jobs (applications) have a record, a row of *parts*, one for each of its modules and then one for
 each edge between them, and a row of numbers for every request that is a task:

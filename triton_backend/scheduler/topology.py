@@ -26,7 +26,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from triton_backend.contract.errors import InputError
-from triton_backend.contract.plan import Pipeline, Plan, Stage, VGpu
+from triton_backend.contract.module_transfers import rate_gbps, receiving_nodes, sending_node
+from triton_backend.contract.plan import ModelPlan, Pipeline, Plan, Stage, VGpu
 from triton_backend.contract.tensors import total_bytes_per_sample
 from triton_backend.contract.units import TIME_BOUNDS_US, US_PER_S, transfer_us
 from triton_backend.scheduler.compiled import FAR, NONE, Integers, Records, inlined
@@ -146,6 +147,7 @@ PIPELINE = np.dtype(
             "ranked",  # pipeline that is in this place among its queue's, by cost per sample
             "efficient",  # the batch with the least latency per sample in its first stage
             "boards",  # how many of its stages join batches with other pipelines
+            "source",  # vGPU that stands for the one node its rows come from; NONE: several, none
         )
     ]
 )
@@ -394,17 +396,23 @@ def build_topology(
     for number, known in enumerate(pipelines):
         model, largest = plan.models[known.model], int(rows[number]["largest"])
         row = int(rows[number]["first_stage"])
-        into = total_bytes_per_sample(model.inputs) if count_io else 0
+        into = _brought_bytes(plan, model, known.pipeline)
+        speeds = rates
+        if into:
+            slowest = rate_gbps(plan, model.name, known.pipeline)
+            speeds = [min(rate, slowest) for rate in rates]
+            rows[number]["source"] = _vgpu_of(plan, sending_node(plan, model.name))
+        into = total_bytes_per_sample(model.inputs) if count_io else into
         for stage, aboard in zip(known.pipeline.stages, capacities[number], strict=True):
             sizes = max(largest, aboard)
             topology.latency_us[row, 1 : sizes + 1] = stage.latency_us_by_batch[:sizes]
             if aboard:  # missing members make no shared batch longer
                 np.maximum.accumulate(topology.latency_us[row], out=topology.latency_us[row])
             topology.stages[row]["capacity"] = aboard
-            topology.move_us[row] = _transfers(into, rates, largest, most)
+            topology.move_us[row] = _transfers(into, speeds, largest, most)
             topology.stages[row]["pipeline"] = number
             topology.stages[row]["pool"] = numbers[stage.pool]
-            into = stage.boundary_bytes_per_sample
+            into, speeds = stage.boundary_bytes_per_sample, rates
             row += 1
         topology.stages[row - 1]["last"] = 1
         budget_us = model.queues[known.queue - first_queues[known.model]].budget_us
@@ -414,6 +422,18 @@ def build_topology(
     _fill_pools(plan, topology)
     _bound(topology, lead)
     return topology
+
+
+def _brought_bytes(plan: Plan, model: ModelPlan, pipeline: Pipeline) -> int:
+    """Bytes per sample that modules before bring, as planned; 0 where all is on one node."""
+    node = sending_node(plan, model.name)
+    local = node is not None and receiving_nodes(plan, pipeline) == {node}
+    return 0 if local else pipeline.input_bytes_per_sample
+
+
+def _vgpu_of(plan: Plan, node: int | None) -> int:
+    """The first vGPU of a node; NONE where there is no node."""
+    return next((vgpu.index for vgpu in plan.vgpus() if vgpu.slot.node == node), NONE)
 
 
 def _capacities(
@@ -490,6 +510,7 @@ def _pipeline_rows(
 ) -> Records:
     """All of `PIPELINE`; `rows` are of every stage, 0 where it does not board."""
     rows = np.zeros(len(pipelines), dtype=PIPELINE)
+    rows["source"] = NONE
     numbers, unshared = (
         {p.name: number for number, p in enumerate(plan.pools)},
         unshared_pools(plan),
@@ -748,6 +769,8 @@ def _bound(topology: Topology, lead: Lead) -> None:
             fastest = pool["down_rate"]
             if s > first:
                 fastest = min(pools[topology.stages[s - 1]["pool"]]["up_rate"], fastest)
+            elif pipeline["source"] != NONE:
+                fastest = min(topology.vgpus[pipeline["source"]]["up_rate"], fastest)
             so_far += topology.move_us[s, fastest, sizes]
             pool["ahead_us"] = min(pool["ahead_us"], so_far.min())
             so_far += topology.latency_us[s, sizes]

@@ -19,6 +19,7 @@ from flows.planning.applications.outcome import (
 )
 from flows.planning.applications.tables import (
     demanded,
+    input_times,
     line_problem,
     machine_tables,
 )
@@ -74,7 +75,8 @@ def _plan(
     lines, laps = demanded(inputs.workload, options), Stopwatch()
     rules = rules_of(dict(options.own))
     problem = line_problem(inputs, options, lines)
-    tables = machine_tables(problem, gpu_prices(inputs.cluster, options.objective))
+    price = gpu_prices(inputs.cluster, options.objective)
+    tables = machine_tables(problem, price, input_times(inputs, problem))
     rates = [demand.rate_rps or 0.0 for demand in lines.demands]
     trace = Trace(status="by rule")
     trace.seconds["enumerate"] = laps.restart()

@@ -1,5 +1,6 @@
 """From profiles, cluster and workload to lines, and to the machines that each may use."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from math import ceil
 
@@ -7,10 +8,18 @@ import numpy as np
 
 from flows.planning.applications.lines import Lines, lines_to_plan
 from flows.planning.applications.machines import Machine, ranked
-from flows.planning.inputs import Problem, build_problem
+from flows.planning.inputs import (
+    ModelArrays,
+    Problem,
+    build_problem,
+    end_links_rps,
+    moves_us,
+)
 from flows.planning.registry import Inputs, PlanOptions
 from flows.planning.solver.arrays import Floats
+from triton_backend.contract.applications import received_bytes, sent_bytes
 from triton_backend.contract.errors import InputError
+from triton_backend.contract.shares import share_of_divisor
 from triton_backend.contract.workload import Workload
 
 _NO_LIMIT_US = 10**12
@@ -40,7 +49,47 @@ def line_problem(inputs: Inputs, options: PlanOptions, lines: Lines) -> Problem:
         for demand in lines.demands
     )
     free = replace(options, slo_margin=0.0, slo_margins={})
-    return build_problem(inputs.profiles, inputs.cluster, Workload(models=models), free)
+    problem = build_problem(inputs.profiles, inputs.cluster, Workload(models=models), free)
+    if not inputs.module_transfers:
+        return problem
+    asked = inputs.workload.applications
+    rates = {a.name: a.normaliser(options.objective) for a in asked}
+
+    def linked(model: ModelArrays) -> ModelArrays:
+        """The same where vGPUs' parts of NICs carry what modules give each other, too."""
+        ends = (
+            float(_received(inputs, model.name)),
+            sent_bytes(asked, model.name, lambda name: inputs.profiles[name].inputs, rates),
+        )
+        links = model.link_rps.copy()
+        for row, kind in enumerate(model.types.tolist()):
+            number, divisor = problem.types[kind]
+            share = share_of_divisor(divisor)
+            links[row, [0, -1]] = end_links_rps(
+                inputs.cluster, problem.classes[number], share, ends
+            )
+        return replace(model, link_rps=links)
+
+    return replace(problem, models=tuple(map(linked, problem.models)))
+
+
+def input_times(inputs: Inputs, problem: Problem) -> list[Floats]:
+    """[lines][batches] µs in which a batch's rows come from the modules before it.
+
+    At the slowest NIC of the cluster: where modules will lie is not known. 0 where transfers
+    between modules do not count.
+    """
+    if not inputs.module_transfers:
+        return [np.zeros(model.batches) for model in problem.models]
+    rate = min(inputs.cluster.nic_gbps(name) for name in problem.classes)
+    return [
+        moves_us(_received(inputs, model.name), range(1, model.batches + 1), rate)
+        for model in problem.models
+    ]
+
+
+def _received(inputs: Inputs, model: str) -> int:
+    return received_bytes(inputs.workload.applications, model, inputs.profiles[model].inputs)
 
 
 def least_times(problem: Problem) -> list[int]:
@@ -51,10 +100,15 @@ def least_times(problem: Problem) -> list[int]:
     ]
 
 
-def machine_tables(problem: Problem, price: Floats) -> list[tuple[Machine, ...]]:
-    """By line, every whole model on every GPU and batch that is measured, in rank order."""
+def machine_tables(
+    problem: Problem, price: Floats, inputs_us: Sequence[Floats]
+) -> list[tuple[Machine, ...]]:
+    """By line, every whole model on every GPU and batch that is measured, in rank order.
+
+    `inputs_us` [lines][batches] is the time that a batch's rows take to come (`input_times`).
+    """
     tables: list[tuple[Machine, ...]] = []
-    for model in problem.models:
+    for model, moved_us in zip(problem.models, inputs_us, strict=True):
         machines: list[Machine] = []
         for row, kind in enumerate(model.types.tolist()):
             number, divisor = problem.types[kind]
@@ -64,7 +118,7 @@ def machine_tables(problem: Problem, price: Floats) -> list[tuple[Machine, ...]]
                     machines.append(
                         Machine(
                             batch=batch,
-                            duration_us=duration_us,
+                            duration_us=duration_us + float(moved_us[batch - 1]),
                             rate_rps=divisor * batch * 1e6 / duration_us,
                             price=float(price[number]),
                             gpu_class=problem.classes[number],

@@ -12,7 +12,13 @@ from collections.abc import Iterator, Mapping
 from flows.planning.verify.bound import bound_differences
 from flows.planning.verify.parts import parts_of, whole_differences
 from flows.planning.verify.phases import RELATIVE, phase_differences
-from triton_backend.contract.applications import Application, Module
+from triton_backend.contract.applications import (
+    Application,
+    Module,
+    producing_models,
+    received_bytes,
+    sent_bytes,
+)
 from triton_backend.contract.errors import InputError
 from triton_backend.contract.plan import BYTES_PER_GIB, ModelPlan, Pipeline, Plan, Pool, Stage
 from triton_backend.contract.profiles import ModelProfile
@@ -266,8 +272,9 @@ def _pipeline(
                 yield f"stage {number}: {text}"
     if profile is not None and stages[-1].blocks[1] != profile.blocks:
         yield f"covers {stages[-1].blocks[1]} blocks of {profile.blocks}"
-    latency = sum(s.latency_us + s.transfer_us for s in stages)
+    latency = sum(s.latency_us + s.transfer_us for s in stages) + pipeline.input_transfer_us
     yield from _compare("latency_us", pipeline.latency_us, latency)
+    yield from _input(plan, model, pipeline)
     allowed, gathering = _allowed_us(plan, model, pipeline)
     if latency + gathering > allowed * (1 + RELATIVE):
         yield (
@@ -276,6 +283,37 @@ def _pipeline(
         )
     if any(s.latency_us < 1 for s in stages):
         yield "a stage takes no time"
+
+
+def _input(plan: Plan, model: ModelPlan, pipeline: Pipeline) -> Iterator[str]:
+    """What comes from modules before, in a plan that counts it; none of it in any other."""
+    size = moved_us = 0
+    if _counts_inputs(plan):
+        asked = [planned.application for planned in plan.applications]
+        size = received_bytes(asked, model.name, model.inputs)
+        producers = producing_models(asked, model.name)
+        ends = [p.stages[-1] for m in plan.models if m.name in producers for p in m.pipelines]
+        sides = [plan.pool_of(stage).gpu_class for stage in (*ends, pipeline.stages[0])]
+        slowest = min(map(plan.cluster.nic_gbps, sides))
+        moved_us = math.ceil(pipeline.batch * size * BITS_PER_BYTE / (slowest * 1e3) - 1e-6)
+    if pipeline.input_bytes_per_sample != size:
+        yield f"input_bytes_per_sample is {pipeline.input_bytes_per_sample}, derived {size}"
+    if pipeline.input_transfer_us != moved_us:
+        yield f"input_transfer_us is {pipeline.input_transfer_us}, derived {moved_us}"
+
+
+def _counts_inputs(plan: Plan) -> bool:
+    """True if transfers between modules of applications count."""
+    return any(p.input_bytes_per_sample for model in plan.models for p in model.pipelines)
+
+
+def _sent_bytes(plan: Plan, model: str) -> float:
+    """Mean bytes per row that a model's last stage sends to modules after it, where that counts."""
+    if not _counts_inputs(plan):
+        return 0.0
+    asked = [planned.application for planned in plan.applications]
+    rates = {application.name: application.rate_rps or 0.0 for application in asked}
+    return sent_bytes(asked, model, lambda name: plan.model(name).inputs, rates)
 
 
 def _allowed_us(plan: Plan, model: ModelPlan, pipeline: Pipeline) -> tuple[float, float]:
@@ -363,6 +401,10 @@ def _stage(plan: Plan, pipeline: Pipeline, neighbours: tuple[Stage, Stage | None
         moved = math.ceil(bits / (slower * 1e3) - 1e-6)
     if stage.transfer_us != moved:
         yield f"transfer_us is {stage.transfer_us}, derived {moved}"
+
+
+def _model_of(plan: Plan, pipeline: Pipeline) -> str:
+    return next(m.name for m in plan.models if any(p is pipeline for p in m.pipelines))
 
 
 def profiled_ratios(plan: Plan, profiles: Mapping[str, ModelProfile]) -> dict[str, float]:
@@ -476,11 +518,13 @@ def _stage_rate(plan: Plan, pipeline: Pipeline, number: int) -> float:
         return rate
     share = plan.cluster.nic_gbps(pool.gpu_class) * 1e9
     share /= plan.cluster.max_gpus_per_node(pool.gpu_class) * pool.divisor
-    crossing: list[int] = []
-    if number:
-        crossing.append(pipeline.stages[number - 1].boundary_bytes_per_sample)
-    if number + 1 < len(pipeline.stages):
-        crossing.append(stage.boundary_bytes_per_sample)
+    last = number + 1 == len(pipeline.stages)
+    crossing = (
+        pipeline.stages[number - 1].boundary_bytes_per_sample
+        if number
+        else pipeline.input_bytes_per_sample,
+        _sent_bytes(plan, _model_of(plan, pipeline)) if last else stage.boundary_bytes_per_sample,
+    )
     for size in crossing:
         if size:
             rate = min(rate, share / (BITS_PER_BYTE * size))
@@ -869,12 +913,16 @@ def _nics(plan: Plan) -> Iterator[str]:
     """No node's uplink or downlink carries more than it can at the planned rates."""
     sent: dict[int, float] = {}
     received: dict[int, float] = {}
-    for pipeline in (p for model in plan.models for p in model.pipelines):
+    for name, pipeline in ((m.name, p) for m in plan.models for p in m.pipelines):
+        sizes = (
+            pipeline.input_bytes_per_sample,
+            *(stage.boundary_bytes_per_sample for stage in pipeline.stages[:-1]),
+            _sent_bytes(plan, name),
+        )
         for number, stage in enumerate(pipeline.stages):
-            for loads, neighbour in ((received, number - 1), (sent, number)):
-                if not 0 <= neighbour < len(pipeline.stages) - 1:
+            for loads, size in ((received, sizes[number]), (sent, sizes[number + 1])):
+                if not size:
                     continue
-                size = pipeline.stages[neighbour].boundary_bytes_per_sample
                 pool = plan.pool_of(stage)
                 bits = pipeline.throughput_rps / pool.vgpus * size * BITS_PER_BYTE
                 for slot in pool.slots():

@@ -9,6 +9,11 @@ from triton_backend.contract.applications.application import (
     read_bindings,
 )
 from triton_backend.contract.applications.planned import ApplicationPlan
+from triton_backend.contract.applications.transfers import (
+    producing_models,
+    received_bytes,
+    sent_bytes,
+)
 
 __all__ = [
     "REQUEST",
@@ -17,5 +22,8 @@ __all__ = [
     "Module",
     "check_names",
     "check_tensors",
+    "producing_models",
     "read_bindings",
+    "received_bytes",
+    "sent_bytes",
 ]

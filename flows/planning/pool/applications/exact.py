@@ -39,6 +39,7 @@ from flows.planning.applications.outcome import (
 from flows.planning.applications.tables import (
     demanded,
     filled_by_tasks,
+    input_times,
     line_problem,
     machine_tables,
 )
@@ -101,8 +102,10 @@ def _check(options: PlanOptions, gathering: str, billing: str) -> None:
 def _pools(inputs: Inputs, options: PlanOptions, lines: Lines, problem: Problem) -> Pools:
     greatest = lines.room([0] * len(lines))
     gathering = [
-        np.array([demand.gathering_us(batch) for batch in range(1, model.batches + 1)])
-        for demand, model in zip(lines.demands, problem.models, strict=True)
+        np.array([demand.gathering_us(batch) for batch in range(1, model.batches + 1)]) + moved_us
+        for demand, model, moved_us in zip(
+            lines.demands, problem.models, input_times(inputs, problem), strict=True
+        )
     ]
     models = tuple(
         replace(model, limit_us=room - gathering_us)
@@ -462,7 +465,8 @@ def _on_machines(inputs: Inputs, options: PlanOptions, lines: Lines, problem: Pr
     laps, accounting = Stopwatch(), gathering_of(options)
     dummies = bool(options.own["dummies"])
     rates = [demand.rate_rps or 0.0 for demand in lines.demands]
-    tables = machine_tables(problem, gpu_prices(inputs.cluster, options.objective))
+    price = gpu_prices(inputs.cluster, options.objective)
+    tables = machine_tables(problem, price, input_times(inputs, problem))
     tables = filled_by_tasks(tables, lines)
     steps = [
         line_steps(accounting, table, rate, dummies=dummies)

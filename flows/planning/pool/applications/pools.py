@@ -56,7 +56,8 @@ class Pools:
 
     Attributes:
         problem: lines as models; limits are the greatest budgets, less gathering.
-        gathering_us: [lines][batches] time that gathering a batch takes.
+        gathering_us: [lines][batches] time that a batch takes to gather, and to come from the
+            modules before it.
         found: what a search said of budgets.
         offered: plans that came otherwise.
         priced: what lines cost alone, at prices that were tried.
