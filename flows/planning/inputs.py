@@ -127,7 +127,9 @@ def end_links_rps(
 ) -> Floats:
     """[2] the same for what comes to the first block and what leaves the last one."""
     sharers = cluster.max_gpus_per_node(gpu_class) * WHOLE_GPU / share
-    return _carried_rps(cluster, gpu_class, sharers, np.array(ends_bytes) * BITS_PER_BYTE)
+    return _carried_rps(
+        cluster, gpu_class, sharers, np.array(ends_bytes, dtype=np.float64) * BITS_PER_BYTE
+    )
 
 
 def _carried_rps(cluster: Cluster, gpu_class: str, sharers: float, bits: Floats) -> Floats:

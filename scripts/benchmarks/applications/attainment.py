@@ -1,10 +1,10 @@
-"""Applications of five shapes behind a real Triton server, measured beside the simulator.
+"""Applications of six shapes behind a real Triton server, measured beside the simulator.
 
-A chain, a diamond, a fan-out whose rows are drawn from 0 to the most, three sources that join, and
-a fan-out with an optional branch, each served alone with emulated models at shares of the rate that
-its vGPUs serve in planned batches. The simulator runs the same arrivals, with rows drawn again a
-few times. Every answer is compared with the models run one after the other, those without rows too;
-what passed the front is counted.
+A chain, a diamond, a fan-out whose rows are drawn from 0 to the most, three sources that join, a
+fan-out with an optional branch, and a chain over two nodes with links of 1 Gbit/s (emulated). Each
+is served alone with emulated models at shares of the rate that its vGPUs serve in planned batches.
+The simulator runs the same arrivals, with rows drawn again a few times. Every answer is compared
+with the models run one after the other, those without rows too; what passed the front is counted.
 
     .venv/bin/python scripts/benchmarks/applications/attainment.py [--shapes chain …] [--seconds 20]
 """

@@ -20,7 +20,9 @@ from tests.fakes.plans import HandModel, hand_model, hand_pipeline, hand_plan, h
 from tests.triton_backend.serving.served_applications import expected
 from triton_backend.contract.applications import ApplicationPlan, Module
 from triton_backend.contract.cluster import NodeGroup
+from triton_backend.contract.module_transfers import counted
 from triton_backend.contract.plan import PlacementRun, Plan
+from triton_backend.contract.tensors import TensorSpec
 from triton_backend.contract.workload import ModelDemand, Workload
 from triton_backend.serve_folder.settings import ServeSettings
 from triton_backend.serving.deployment import Deployment
@@ -32,6 +34,9 @@ PLANNED_SHARE = 0.95  # of what the vGPUs run in planned batches
 VGPU_RPS = 1e6 * BATCH / LATENCY_US[BATCH - 1]
 MOST_CARS, MOST_PEOPLE = 6, 2
 REQUESTS = 128
+FAR = "two_nodes"  # a chain whose modules lie on two nodes in turn
+FAR_BYTES, END_BYTES = 1_200_000, 64  # a row between modules: 9.6 ms at 1 Gbit/s; request, answer
+FAR_NIC_GBPS = 1.0
 
 
 class Shape(NamedTuple):
@@ -76,6 +81,14 @@ SHAPES: Mapping[str, Shape] = {
     "optional": Shape(
         (DETECT, _rows("cars", 2.0, MOST_CARS, optional=True), _rows("people", 0.7, MOST_PEOPLE)),
         FOUND,
+    ),
+    FAR: Shape(
+        (
+            Module(name="a", model="a", inputs={"input": "request.input"}),
+            Module(name="b", model="b", inputs={"input": "a.output"}),
+            Module(name="c", model="c", inputs={"input": "b.output"}),
+        ),
+        {"y": "c.output"},
     ),
 }
 
@@ -135,9 +148,42 @@ def shape_plan(name: str, stretch: float = 1.0) -> Plan:
     rate_rps, slo_us = PLANNED_SHARE * VGPU_RPS / stretch, round(SLO_US * stretch)
     planned = application(name, SHAPES[name], rate_rps=rate_rps, slo_us=slo_us)
     table = [round(us * stretch) for us in LATENCY_US]
-    return plan_of(
+    plan = plan_of(
         planned, latency_us=dict.fromkeys(planned.application.models, table), plan_id=name
     )
+    return on_two_nodes(plan, FAR_NIC_GBPS / stretch) if name == FAR else plan
+
+
+def on_two_nodes(plan: Plan, nic_gbps: float) -> Plan:
+    """The plan of a chain with every second module on another node, transfers counted."""
+    last = len(plan.models) - 1
+
+    def tensors(name: str, size: int) -> tuple[TensorSpec, ...]:
+        return (TensorSpec(name=name, dtype="UINT8", shape=(-1, size)),)
+
+    models = tuple(
+        replace(
+            model,
+            inputs=tensors("input", END_BYTES if number == 0 else FAR_BYTES),
+            outputs=tensors("output", END_BYTES if number == last else FAR_BYTES),
+        )
+        for number, model in enumerate(plan.models)
+    )
+    pools = tuple(
+        replace(pool, placement=(replace(pool.placement[0], node=number % 2),))
+        for number, pool in enumerate(plan.pools)
+    )
+    nodes = (replace(plan.cluster.nodes[0], count=2, nic_gbps=nic_gbps),)
+    planned = plan.applications[0]
+    first = tuple(replace(spec, name="input") for spec in models[0].inputs)
+    made = replace(
+        plan,
+        cluster=replace(plan.cluster, nodes=nodes),
+        pools=pools,
+        models=models,
+        applications=(replace(planned, inputs=first),),
+    )
+    return counted(made).counted()
 
 
 def faulty_application() -> Plan:

@@ -660,6 +660,8 @@ class Gateway:
         if self._fail_without_rows(number, stage):
             return
         start_us, end_us = _past(times, now_us)
+        if not stage:
+            self._input_arrived(number, hops[0], start_us)
         place = batch.place(stage)
         batch.generation.runs[place].ran(batch.dispatch.samples, times.end_us - times.start_us)
         last = stage == len(hops) - 1
@@ -673,6 +675,26 @@ class Gateway:
         if batch.early:
             self._catch_up(batch_id, batch, now_us)
         self._end_shared_batches()
+
+    def _input_arrived(self, number: int, hop: Hop, start_us: int) -> None:
+        """What modules before gave a batch had come when it began: their links are free.
+
+        Workers fetch rows by themselves and do not report it.
+        """
+        if hop.transfer_end_us > hop.transfer_start_us:
+            begin_us, end_us = (
+                min(hop.transfer_start_us, start_us),
+                min(hop.transfer_end_us, start_us),
+            )
+            self._apply(
+                TransferDone(
+                    now_us=self._last_us,
+                    batch_id=number,
+                    stage=0,
+                    start_us=begin_us,
+                    end_us=end_us,
+                )
+            )
 
     def _show_run(
         self, place: StagePlace, hop: Hop, samples: int, span_us: tuple[int, int]

@@ -139,6 +139,23 @@ class InputGatherer:
             self._fetches.ask(addresses, application.name, piece, wanted, done)
         return False
 
+    def bytes_moved(
+        self, tag: int, body: BatchBody, pieces: Sequence[RowSlice], into: Arrays
+    ) -> dict[int, int]:
+        """Bytes of a batch's rows that modules wrote on other nodes, by node."""
+        deployment = self._served[tag]
+        here = deployment.vgpus[body.hops[0].vgpu].slot.node
+        moved: dict[int, int] = {}
+        for piece in pieces:
+            if NONE in {piece.producer, piece.slot}:
+                continue
+            there = self._deployment_of(piece).vgpus[piece.vgpu].slot.node
+            feeds = deployment.feeds(piece.application, piece.module, piece.producer, piece.group)
+            size = piece.rows * sum(into[wanted][:1].nbytes for wanted, _ in feeds)
+            if there != here:
+                moved[there] = moved.get(there, 0) + size
+        return moved
+
     def _come(
         self,
         number: int,

@@ -8,7 +8,7 @@ it is given (`input`).
 """
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from triton_backend.contract.decisions import Hop
@@ -352,6 +352,20 @@ class OutputSender:
         duration_us = round(transfer_us(size, rate) * deployment.settings.time_stretch)
         begin_us = self._links.take(here, there, max(end_us, hop.transfer_start_us), duration_us)
         return begin_us, begin_us + duration_us
+
+    def moved_in(self, tag: int, body: BatchBody, moved: Mapping[int, int]) -> BatchBody:
+        """A batch of modules, available once its rows came over emulated links, by sending node."""
+        if self._links is None:
+            return body
+        deployment, vgpu = self._served[tag]
+        cluster, here = deployment.plan.cluster, deployment.vgpus[vgpu].slot.node
+        begin_us, available_us = body.hops[0].transfer_start_us, body.available_us
+        for there, size in moved.items():
+            rate = min(cluster.node_group_of(n).nic_gbps for n in (here, there))
+            duration_us = round(transfer_us(size, rate) * deployment.settings.time_stretch)
+            end_us = self._links.take(there, here, begin_us, duration_us) + duration_us
+            available_us = max(available_us, end_us)
+        return body._replace(available_us=available_us)
 
 
 def _name(deployment: Deployment, body: BatchBody) -> str:

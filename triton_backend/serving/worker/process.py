@@ -324,7 +324,8 @@ class StageWorker:
                 which[:2], batch, pieces, into, partial(self._gathered, header, batch)
             ):
                 return
-            self._queue.add(header, batch, slot)
+            moved = self._inputs.bytes_moved(header.plan_tag, batch, pieces, into)
+            self._queue.add(header, self._outputs.moved_in(header.plan_tag, batch, moved), slot)
         except FrameError as error:  # the front's doing, and no reason to leave the scheduler
             _LOG.warning("batch %d is not run: %s", header.batch_id, error)
             self._outputs.report_failure(which, batch, str(error))

@@ -104,7 +104,7 @@ def test_verify_derives_bytes_and_times(changed: int) -> None:
 
     def forged(**fields: int) -> list[str]:
         models = tuple(
-            replace(m, pipelines=tuple(replace(p, **fields) for p in m.pipelines))  # pyright: ignore[reportArgumentType]
+            replace(m, pipelines=tuple(replace(p, **fields) for p in m.pipelines))
             if m.name == "b"
             else m
             for m in plan.models
