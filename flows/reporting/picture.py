@@ -361,7 +361,10 @@ def _budget(
     Gathering, run times, transfers, what is left.
     """
     (y, width), left, height = place, LABEL, 7.0
-    spans = [("gathering", pipeline.gathering_ms, "#c9d1db")]
+    spans = [
+        ("gathering", pipeline.gathering_ms, "#c9d1db"),
+        ("transfer from other modules", pipeline.input_ms, FAINT),
+    ]
     for stage in pipeline.stages:
         label = f"stage {stage.number + 1} on {stage.pool.name}"
         spans.append((label, stage.latency_ms, colours[stage.pool.gpu_class][1]))

@@ -82,6 +82,7 @@ class PipelineView:
     rate_rps: float
     latency_ms: float
     gathering_ms: float
+    input_ms: float
     stages: tuple[StageView, ...]
 
 
@@ -237,6 +238,7 @@ def _model(
                 rate_rps=pipeline.throughput_rps,
                 latency_ms=us_to_ms(pipeline.latency_us),
                 gathering_ms=us_to_ms(demand.gathering_us(pipeline.batch)) if demand else 0.0,
+                input_ms=us_to_ms(pipeline.input_transfer_us),
                 stages=tuple(
                     _stage(plan, row, pools[row.pool], parts[row])
                     for row in rows
@@ -275,7 +277,9 @@ def _pool_rate_rps(plan: Plan, row: StageRow) -> float:
     rates = [(stage.batch or pipeline.batch) / stage.latency_us * US_PER_S]
     if row.stage + 1 < len(pipeline.stages) and stage.boundary_bytes_per_sample:
         rates.append(_link_rps(pool, stage.boundary_bytes_per_sample, plan.cluster))
-    entering = pipeline.stages[row.stage - 1].boundary_bytes_per_sample if row.stage else 0
+    entering = pipeline.input_bytes_per_sample
+    if row.stage:
+        entering = pipeline.stages[row.stage - 1].boundary_bytes_per_sample
     if entering:
         rates.append(_link_rps(pool, entering, plan.cluster))
     return pool.vgpus * min(rates)

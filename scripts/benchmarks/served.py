@@ -124,6 +124,7 @@ def stretched(plan: Plan, factor: float) -> Plan:
             old,
             throughput_rps=old.throughput_rps / factor,
             latency_us=slow(old.latency_us),
+            input_transfer_us=slow(old.input_transfer_us),
             stages=tuple(map(stage, old.stages)),
         )
 

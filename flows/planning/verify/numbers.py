@@ -304,13 +304,15 @@ def _input(plan: Plan, model: ModelPlan, pipeline: Pipeline) -> Iterator[str]:
 
 def _counts_inputs(plan: Plan) -> bool:
     """True if transfers between modules of applications count."""
-    return any(p.input_bytes_per_sample for model in plan.models for p in model.pipelines)
+    pipelines = (p for model in plan.models for p in model.pipelines)
+    return bool(plan.applications) and any(p.input_bytes_per_sample for p in pipelines)
 
 
-def _sent_bytes(plan: Plan, model: str) -> float:
-    """Mean bytes per row that a model's last stage sends to modules after it, where that counts."""
+def _sent_bytes(plan: Plan, pipeline: Pipeline) -> float:
+    """Mean bytes per row that a last stage sends to modules after it, where that counts."""
     if not _counts_inputs(plan):
         return 0.0
+    model = next(m.name for m in plan.models if any(p is pipeline for p in m.pipelines))
     asked = [planned.application for planned in plan.applications]
     rates = {application.name: application.rate_rps or 0.0 for application in asked}
     return sent_bytes(asked, model, lambda name: plan.model(name).inputs, rates)
@@ -401,10 +403,6 @@ def _stage(plan: Plan, pipeline: Pipeline, neighbours: tuple[Stage, Stage | None
         moved = math.ceil(bits / (slower * 1e3) - 1e-6)
     if stage.transfer_us != moved:
         yield f"transfer_us is {stage.transfer_us}, derived {moved}"
-
-
-def _model_of(plan: Plan, pipeline: Pipeline) -> str:
-    return next(m.name for m in plan.models if any(p is pipeline for p in m.pipelines))
 
 
 def profiled_ratios(plan: Plan, profiles: Mapping[str, ModelProfile]) -> dict[str, float]:
@@ -523,7 +521,7 @@ def _stage_rate(plan: Plan, pipeline: Pipeline, number: int) -> float:
         pipeline.stages[number - 1].boundary_bytes_per_sample
         if number
         else pipeline.input_bytes_per_sample,
-        _sent_bytes(plan, _model_of(plan, pipeline)) if last else stage.boundary_bytes_per_sample,
+        _sent_bytes(plan, pipeline) if last else stage.boundary_bytes_per_sample,
     )
     for size in crossing:
         if size:
@@ -913,11 +911,11 @@ def _nics(plan: Plan) -> Iterator[str]:
     """No node's uplink or downlink carries more than it can at the planned rates."""
     sent: dict[int, float] = {}
     received: dict[int, float] = {}
-    for name, pipeline in ((m.name, p) for m in plan.models for p in m.pipelines):
+    for pipeline in (p for model in plan.models for p in model.pipelines):
         sizes = (
             pipeline.input_bytes_per_sample,
             *(stage.boundary_bytes_per_sample for stage in pipeline.stages[:-1]),
-            _sent_bytes(plan, name),
+            _sent_bytes(plan, pipeline),
         )
         for number, stage in enumerate(pipeline.stages):
             for loads, size in ((received, sizes[number]), (sent, sizes[number + 1])):
