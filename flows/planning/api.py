@@ -23,8 +23,7 @@ from flows.planning.watch import Watch
 from triton_backend.contract.applications import received_bytes
 from triton_backend.contract.cluster import Cluster
 from triton_backend.contract.errors import InfeasibleError, InputError, InvariantError
-from triton_backend.contract.module_transfers import spread
-from triton_backend.contract.plan import Plan
+from triton_backend.contract.plan import Plan, modules_spread
 from triton_backend.contract.profiles import InterferenceModel, ModelProfile
 from triton_backend.contract.workload import ModelDemand, Workload, lines_of
 
@@ -153,7 +152,7 @@ def _planned(inputs: Inputs, options: PlanOptions) -> Plan:
     if inputs.cluster.node_count > 1 and any(reads):
         first = replace(inputs, watch=inputs.watch.part(_NEAR))
     plan = _planned_once(first, options)
-    if not spread(plan):
+    if not modules_spread(plan):
         return plan
     try:
         plan = _planned_once(replace(inputs, module_transfers=True), options)

@@ -23,7 +23,6 @@ from flows.planning.solver.solve import HIGHS
 from flows.planning.verify.bound import DUALITY, NOTHING, RELAXATION, SOLVER
 from triton_backend.contract.cluster import Cluster
 from triton_backend.contract.errors import InvariantError
-from triton_backend.contract.module_transfers import counted
 from triton_backend.contract.plan import (
     ModelPlan,
     Objective,
@@ -33,6 +32,7 @@ from triton_backend.contract.plan import (
     Pool,
     Stage,
     next_pool_name,
+    with_module_transfers,
 )
 from triton_backend.contract.profiles import ModelProfile
 from triton_backend.contract.shares import share_of_divisor
@@ -123,7 +123,7 @@ def decode(
         },
     )
     if inputs.module_transfers:
-        plan = counted(plan)
+        plan = with_module_transfers(plan)
     plan = plan.counted()
     if options.previous is not None:
         trace.notes.append(_moves(options.previous, plan))

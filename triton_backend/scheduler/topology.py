@@ -26,8 +26,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from triton_backend.contract.errors import InputError
-from triton_backend.contract.module_transfers import rate_gbps, receiving_nodes, sending_node
-from triton_backend.contract.plan import ModelPlan, Pipeline, Plan, Stage, VGpu
+from triton_backend.contract.plan import (
+    ModelPlan,
+    Pipeline,
+    Plan,
+    Stage,
+    VGpu,
+    module_rate_gbps,
+    receiving_nodes,
+    sending_node,
+)
 from triton_backend.contract.tensors import total_bytes_per_sample
 from triton_backend.contract.units import TIME_BOUNDS_US, US_PER_S, transfer_us
 from triton_backend.scheduler.compiled import FAR, NONE, Integers, Records, inlined
@@ -399,7 +407,7 @@ def build_topology(
         into = _brought_bytes(plan, model, known.pipeline)
         speeds = rates
         if into:
-            slowest = rate_gbps(plan, model.name, known.pipeline)
+            slowest = module_rate_gbps(plan, model.name, known.pipeline)
             speeds = [min(rate, slowest) for rate in rates]
             rows[number]["source"] = _vgpu_of(plan, sending_node(plan, model.name))
         into = total_bytes_per_sample(model.inputs) if count_io else into

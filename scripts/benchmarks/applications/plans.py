@@ -20,8 +20,7 @@ from tests.fakes.plans import HandModel, hand_model, hand_pipeline, hand_plan, h
 from tests.triton_backend.serving.served_applications import expected
 from triton_backend.contract.applications import ApplicationPlan, Module
 from triton_backend.contract.cluster import NodeGroup
-from triton_backend.contract.module_transfers import counted
-from triton_backend.contract.plan import PlacementRun, Plan
+from triton_backend.contract.plan import PlacementRun, Plan, with_module_transfers
 from triton_backend.contract.tensors import TensorSpec
 from triton_backend.contract.workload import ModelDemand, Workload
 from triton_backend.serve_folder.settings import ServeSettings
@@ -183,7 +182,7 @@ def on_two_nodes(plan: Plan, nic_gbps: float) -> Plan:
         models=models,
         applications=(replace(planned, inputs=first),),
     )
-    return counted(made).counted()
+    return with_module_transfers(made).counted()
 
 
 def faulty_application() -> Plan:

@@ -8,8 +8,12 @@ import pytest
 from tests.fakes.applications import hand_application, with_applications
 from tests.fakes.plans import Own, make_plan
 from triton_backend.contract.applications import Module
-from triton_backend.contract.module_transfers import counted, spread
-from triton_backend.contract.plan import PlacementRun, Plan
+from triton_backend.contract.plan import (
+    PlacementRun,
+    Plan,
+    modules_spread,
+    with_module_transfers,
+)
 from triton_backend.contract.tensors import TensorSpec
 from triton_backend.scheduler.compiled import NONE
 from triton_backend.scheduler.topology import build_topology
@@ -60,14 +64,14 @@ def latency_us(plan: Plan) -> int:
 def test_a_job_takes_the_time_of_its_bytes_between_nodes() -> None:
     """100 kB at 1 Gbit/s are 800 µs."""
     plan = chained(latency_us=(4_000,))  # no wait for others
-    assert spread(plan)
-    assert latency_us(counted(plan)) == latency_us(plan) + 800
-    assert not spread(on_one_node(plan))
-    assert latency_us(counted(on_one_node(plan))) == latency_us(on_one_node(plan))
+    assert modules_spread(plan)
+    assert latency_us(with_module_transfers(plan)) == latency_us(plan) + 800
+    assert not modules_spread(on_one_node(plan))
+    assert latency_us(with_module_transfers(on_one_node(plan))) == latency_us(on_one_node(plan))
 
 
 def test_both_nodes_links_are_reserved() -> None:
-    topology = build_topology(counted(chained()))
+    topology = build_topology(with_module_transfers(chained()))
     source = topology.pipelines["source"].tolist()
     assert source[0] == NONE
     assert topology.vgpus[source[1]]["uplink"] != topology.vgpus[1]["uplink"]
@@ -78,7 +82,7 @@ def test_both_nodes_links_are_reserved() -> None:
 @pytest.mark.parametrize("load", [0.5, 0.8, 0.95])
 def test_what_is_accepted_is_in_time_and_links_carry_what_they_can(load: float) -> None:
     """300 kB a row: 417 rows/s of the link, 571 of the GPUs."""
-    plan = counted(chained(75_000, slo_us=120_000, rate_rps=400.0))
+    plan = with_module_transfers(chained(75_000, slo_us=120_000, rate_rps=400.0))
     options = SimOptions(duration_s=4.0, applications=("app",), arrivals=POISSON, load_factor=load)
     jobs = simulate(plan, options).applications["app"].outcome
     assert jobs.late == 0
@@ -89,7 +93,10 @@ def test_what_is_accepted_is_in_time_and_links_carry_what_they_can(load: float) 
 def test_more_than_links_carry_is_dropped_where_free_transfers_would_serve_all() -> None:
     plan = chained(75_000, slo_us=120_000, rate_rps=500.0)
     options = SimOptions(duration_s=4.0, applications=("app",), arrivals=POISSON)
-    free, real = (simulate(p, options).applications["app"].outcome for p in (plan, counted(plan)))
+    free, real = (
+        simulate(p, options).applications["app"].outcome
+        for p in (plan, with_module_transfers(plan))
+    )
     assert free.attainment > 0.99
     served = np.asarray([real.served]) / 4.0
     assert served < 417 * 1.05
