@@ -132,12 +132,16 @@ class PythonStep:
             if spec.name not in result:
                 raise KeyError(f"returned no {spec.name!r}")
             value = result[spec.name]
-            if spec.name in self._vary:
-                value, counted = _counted(spec, value, result.get(self._vary[spec.name]), batch)
-                counts[self._vary[spec.name]] = counted
-                rows[spec.name] = _as_rows(spec, value, int(counted.sum()))
-            else:
-                rows[spec.name] = _as_rows(spec, value, batch)
+            try:
+                if spec.name in self._vary:
+                    value, counted = _counted(spec, value, result.get(self._vary[spec.name]), batch)
+                    counts[self._vary[spec.name]] = counted
+                    rows[spec.name] = _as_rows(spec, value, int(counted.sum()))
+                else:
+                    rows[spec.name] = _as_rows(spec, value, batch)
+            except ValueError as error:  # of NumPy: the function's mistake, not its client's
+                reason = f"{spec.name!r} is no array of {spec.dtype}: {_line(error)}"
+                raise TypeError(reason) from error
         return _Made(rows, counts)
 
     def _put_each(self, parts: Sequence[_Made | None], out: Tensors) -> None:
@@ -213,7 +217,9 @@ def _as_rows(spec: TensorSpec, value: Any, count: int) -> Array:
     """An output as the stage's rows.
 
     Raises:
-        TypeError: it has another shape, a type that is not kept, or a text without room.
+        TypeError: it has another shape, a type that is not kept, a whole number beyond it, or a
+            text without room.
+        ValueError: it is no array.
     """
     if spec.dtype == BYTES:
         texts = [v.encode() if isinstance(v, str) else bytes(v) for v in value]
@@ -227,6 +233,11 @@ def _as_rows(spec: TensorSpec, value: Any, count: int) -> Array:
         raise TypeError(f"{spec.name!r} is of shape {list(rows.shape)}, {shape} is stated")
     if not np.can_cast(rows.dtype, wanted, casting="same_kind"):
         raise TypeError(f"{spec.name!r} is {rows.dtype}, {spec.dtype} is stated")
+    if wanted.kind in "iu" and rows.dtype.itemsize > wanted.itemsize:
+        beyond = rows[rows != rows.astype(wanted)]
+        if beyond.size:
+            reason = f"{spec.name!r} has {beyond.flat[0]}, which {spec.dtype} does not hold"
+            raise TypeError(reason)
     return rows
 
 

@@ -159,6 +159,7 @@ class TritonModel:
     def __init__(self, package: str, config: Mapping[str, Any]) -> None:
         self._name = str(config["name"])
         self._outputs = [one["name"] for one in config["output"]]
+        self._shapes = {one["name"]: (1, *one["dims"]) for one in config["output"]}
         code = _with_utilities(lambda: importlib.import_module(f"{package}.{CODE}"))
         self._model = code.TritonPythonModel()
         initialize = getattr(self._model, "initialize", None)
@@ -187,19 +188,23 @@ class TritonModel:
             raise RuntimeError(f"ValueError: {error}") from error
         if answers is None or len(answers) != batch:
             raise RuntimeError(f"answered {0 if answers is None else len(answers)} of {batch}")
-        rows = [_rows(answer, self._outputs) for answer in answers]
+        rows = [_rows(answer, self._shapes) for answer in answers]
         return {name: np.concatenate([one[name] for one in rows]) for name in self._outputs}
 
 
-def _rows(answer: Any, outputs: Sequence[str]) -> dict[str, Array]:
+def _rows(answer: Any, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Array]:
+    """The outputs of one sample, one row each: rows of two answers must not change places."""
     error = answer.error() if answer.has_error() else None
     if error is not None:
         kind = ValueError if error.code() == INVALID_ARG else RuntimeError
         raise kind(error.message())
     found = {one.name(): one.as_numpy() for one in answer.output_tensors()}
-    lacking = [name for name in outputs if name not in found]
-    if lacking:
-        raise RuntimeError(f"an answer has no {lacking[0]!r}")
+    for name, shape in shapes.items():
+        if name not in found:
+            raise RuntimeError(f"an answer has no {name!r}")
+        if found[name].shape != shape:
+            given, stated = list(found[name].shape), list(shape)
+            raise RuntimeError(f"an answer has {name!r} of shape {given}, {stated} is stated")
     return found
 
 

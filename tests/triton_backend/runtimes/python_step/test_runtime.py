@@ -149,3 +149,40 @@ def test_texts_come_as_bytes_and_go_as_bytes(run: Run) -> None:
     found = run(source, {"text": pack_texts([b"abc", b"", b"x" * 9])}, [said])
     assert unpack_texts(found["said"])[:2] == [b"ABC", b""]
     assert found[REFUSED][2].endswith("'said' is not 1 texts of at most 8 bytes")
+
+
+@pytest.mark.parametrize(
+    ("made", "outputs"), [("[[1.0], [2.0, 3.0]]", [Y]), ("[[[1.0, 2.0, 3.0]]]", [Y, Y_ROWS])]
+)
+def test_what_is_no_array_is_the_functions_mistake(
+    run: Run, made: str, outputs: list[TensorSpec]
+) -> None:
+    found = run(f"def run(x):\n    return {made}", numbers(1), outputs)
+    said = "INTERNAL step shop:run: TypeError: 'y' is no array of FP32: "
+    assert found[REFUSED][0].startswith(said)
+
+
+def test_a_whole_number_that_its_type_does_not_hold_is_an_error(run: Run) -> None:
+    small = TensorSpec(name="y", dtype="INT8", shape=(-1, 2))
+    source = "def run(x):\n    return x.astype('int64') * 100"
+    found = run(source, numbers(2), [small])  # 0 and 100, 200 and 300
+    assert found["y"].tolist() == [[0, 100], [0, 0]]
+    said = "INTERNAL step shop:run: TypeError: 'y' has 200, which INT8 does not hold"
+    assert found[REFUSED] == ["", said]
+
+
+def test_a_reason_that_is_no_text_costs_none_but_its_sample(run: Run) -> None:
+    source = """
+import json
+
+def run(text):
+    for one in text:
+        if one != b"ok":
+            raise ValueError(f"no label {json.loads(one)}")
+    return [one for one in text]
+"""
+    said = TensorSpec.of_bytes("said", 16)
+    given = {"text": pack_texts([b"ok", b'"\\ud800"', b"ok"])}
+    found = run(source, given, [said])
+    assert unpack_texts(found["said"]) == [b"ok", b"", b"ok"]
+    assert found[REFUSED] == ["", "INVALID_ARG no label \\ud800", ""]

@@ -44,6 +44,12 @@ REFUSES = """
         return [pb_utils.InferenceResponse(error=pb_utils.TritonError("too dark", code))
                 for _ in requests]
 """
+UNEVEN = """
+    def execute(self, requests):
+        rows = np.zeros((2, 2), np.float32)
+        return [pb_utils.InferenceResponse([pb_utils.Tensor("y", some)])
+                for some in (rows, rows[:0])]
+"""
 _NUMBERS = itertools.count()
 
 
@@ -95,6 +101,7 @@ def test_an_answer_that_is_an_error_refuses_the_sample(
             "    def execute(self, requests): raise pb_utils.TritonModelException('lost')",
             "lost",
         ),
+        (UNEVEN, r"an answer has 'y' of shape \[2, 2\], \[1, 2\] is stated"),
     ],
 )
 def test_what_a_model_does_wrong_fails_and_is_not_its_clients_fault(
