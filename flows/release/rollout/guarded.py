@@ -16,7 +16,7 @@ import getpass
 import os
 import time
 import uuid
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from flows.clock import Stopwatch, now_utc
@@ -86,7 +86,6 @@ def roll_out(
 
 def _roll_out(work: Workspace, plan: Plan, options: RolloutOptions, say: Say) -> RolloutResult:
     """Under the lock."""
-    state = read_state(work.state.serve)
     settled = not work.state.rollout_under_way.exists()
     if settled and is_same_plan(plan_in_force(work.state.serve), plan):
         return _nothing_to_do(plan)
@@ -103,6 +102,33 @@ def _roll_out(work: Workspace, plan: Plan, options: RolloutOptions, say: Say) ->
         add_plan(warehouse, plan, now_utc())
         begin_rollout(warehouse, rollout)
         record_step(warehouse, rollout, "checked", "plan verified, artifacts present", 0.0)
+    try:
+        return _carry_out(work, rollout, (in_force, *canaries, plan), options, say)
+    except (KeyboardInterrupt, MetricsError) as error:
+        # Nothing but this process would ever end a canary.
+        if canaries and finish_or_undo_change(work.state.serve).shares_requests:
+            _taken_back(work, rollout, in_force, str(error) or "interrupted", say)
+        raise
+
+
+def _carry_out(
+    work: Workspace, rollout: Rollout, plans: Sequence[Plan], options: RolloutOptions, say: Say
+) -> RolloutResult:
+    """Every step after the checks.
+
+    Args:
+        work: the project.
+        rollout: its record.
+        plans: the one in force, those of a canary's steps, the one that is to follow.
+        options: how to change and watch.
+        say: called with each step.
+
+    Raises:
+        PoolPipeError: a change failed before the swap, and the former plan goes on; or metrics
+            could not be read, and the plan that is in force then does.
+    """
+    in_force, *canaries, plan = plans
+    state = read_state(work.state.serve)
     for canary in canaries:
         breach = _canary_step(work, rollout, (in_force, canary), options, say)
         if breach is not None:
@@ -139,7 +165,7 @@ def _canary_step(
         say: called with each step.
 
     Raises:
-        PoolPipeError: the change failed; the former plan goes on.
+        PoolPipeError: the change failed, and the former plan goes on; or metrics cannot be read.
     """
     former, canary = plans
     state = read_state(work.state.serve)
@@ -150,11 +176,7 @@ def _canary_step(
         finish_or_undo_change(work.state.serve)
         raise _failed(work, rollout, former, failure, say)
     watch = Stopwatch()
-    try:
-        seen, breach = watch_canary(state, canary, before, options)
-    except KeyboardInterrupt:
-        _taken_back(work, rollout, former, "interrupted", say)
-        raise
+    seen, breach = watch_canary(state, canary, before, options)
     for one in seen:
         say(f"  {one}")
     detail = "; ".join([f"plan {canary.plan_id}", *map(str, seen)])

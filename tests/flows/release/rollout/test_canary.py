@@ -32,7 +32,7 @@ from flows.release.rollout.outcomes import Outcomes, outcomes_of, shared_outcome
 from flows.release.server.admin import start, stop
 from flows.release.server.running import ServerState
 from flows.state import ProjectState
-from flows.system_metrics import parse_metrics
+from flows.system_metrics import MetricsError, parse_metrics
 from flows.workspace import Workspace
 from tests.fakes.applications import hand_application, hand_module, with_applications
 from tests.flows.release.server.test_running import line, server_ports
@@ -513,6 +513,55 @@ def test_a_canary_that_is_interrupted_is_taken_back(
     with work.open(read_only=True) as warehouse:
         last = list_rollouts(warehouse)[0]
     assert (last.plan_id, last.state, last.outcome) == ("stopped", ROLLED_BACK, "interrupted")
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "said"),
+    [
+        ("watch_canary", MetricsError("no metrics from h"), "no metrics from h"),
+        ("look_before", MetricsError("no metrics from h"), "no metrics from h"),
+        ("look_before", KeyboardInterrupt(), "interrupted"),
+    ],
+)
+def test_a_canary_that_is_not_watched_to_its_end_is_taken_back(
+    tmp_path: Path,
+    served: Plan,
+    monkeypatch: pytest.MonkeyPatch,
+    call: str,
+    error: BaseException,
+    said: str,
+) -> None:
+    """On a system that only knows which plan is in force."""
+    project = Workspace(state=ProjectState(home=tmp_path), warehouse=tmp_path / "w.duckdb")
+    in_force = [served]
+
+    def change(_: Path, plan: Plan, *__: object, **___: object) -> None:
+        in_force.append(plan)
+
+    def unseen(*_: object) -> object:
+        if in_force[-1].plan_id == "blind-canary-10":
+            raise error
+        return {}, {}
+
+    for name, faked in {
+        "read_state": lambda _: ServerState({}),
+        "check_plan": lambda *_: None,
+        "change_plan": change,
+        "plan_in_force": lambda _: in_force[-1],
+        "finish_or_undo_change": lambda _: in_force[-1],
+        "look_before": lambda _: ({}, {}),
+        "watch_canary": lambda *_: ((), None),
+        call: unseen,
+    }.items():
+        monkeypatch.setattr(guarded, name, faked)
+    render_repository(project.state.serve, served, ServeOptions(artifacts=project.state.artifacts))
+    with pytest.raises(type(error)):
+        roll_out(project, of_stages(served, "blind", artifact="other"), OPTIONS)
+    assert [one.plan_id for one in in_force] == ["served", "blind-canary-10", "served"]
+    with project.open(read_only=True) as warehouse:
+        last = list_rollouts(warehouse)[0]
+    assert (last.plan_id, last.state, last.outcome) == ("blind", ROLLED_BACK, said)
+    assert not project.state.rollout_under_way.exists()
 
 
 @pytest.mark.slow
