@@ -543,16 +543,23 @@ def test_a_canary_that_is_not_watched_to_its_end_is_taken_back(
             raise error
         return {}, {}
 
-    for name, faked in {
-        "read_state": lambda _: ServerState({}),
-        "check_plan": lambda *_: None,
+    def always(answer: object) -> Callable[..., object]:
+        return lambda *_: answer
+
+    def now(*_: object) -> Plan:
+        return in_force[-1]
+
+    doubles: dict[str, Callable[..., object]] = {
+        "read_state": always(ServerState({})),
+        "check_plan": always(None),
         "change_plan": change,
-        "plan_in_force": lambda _: in_force[-1],
-        "finish_or_undo_change": lambda _: in_force[-1],
-        "look_before": lambda _: ({}, {}),
-        "watch_canary": lambda *_: ((), None),
+        "plan_in_force": now,
+        "finish_or_undo_change": now,
+        "look_before": always(({}, {})),
+        "watch_canary": always(((), None)),
         call: unseen,
-    }.items():
+    }
+    for name, faked in doubles.items():
         monkeypatch.setattr(guarded, name, faked)
     render_repository(project.state.serve, served, ServeOptions(artifacts=project.state.artifacts))
     with pytest.raises(type(error)):

@@ -3,9 +3,8 @@
 from collections import deque
 from functools import partial
 
-from triton_backend.simulator.papers.late_rules import TIMEOUTS
-
 from triton_backend.contract.units import ms_to_us
+from triton_backend.scheduler.policies.late_rules import TIMEOUTS
 from triton_backend.simulator.papers.whole_models import (
     Request,
     Row,
