@@ -128,6 +128,35 @@ def test_entries_are_replanned_each_by_its_own_rate(tmp_path: Path) -> None:
     assert found.periods[1].planned_rps[0] > 60
 
 
+@pytest.mark.long
+def test_sizes_of_one_model_are_replanned_each_by_its_own_rate(tmp_path: Path) -> None:
+    sizes = [{"input_shapes": {"x": size}, "share": 0.5} for size in ("4", "8")]
+    model = {"name": "reader", "slo_ms": 60, "batch_building_rate_rps": 1e9, "sizes": sizes}
+    asked = Workload.from_dict({"models": [model]})
+    small, large = (size.name for size in asked.models)
+    options = BacktestOptions(
+        table=write_days(tmp_path / "counts.csv.gz", days=3),
+        interval_s=HOUR_S,
+        period_s=8 * HOUR_S,
+        warm_up_s=24 * HOUR_S,
+        series={small: "f", large: "b"},
+        peak_rps={small: 60.0, large: 20.0},
+        forecast=ForecastOptions(quantile=1.0, headroom=1.1),
+    )
+    profiles = {small: profile(small), large: profile(large, fast_us=(2000, 2000, 2000))}
+    found = run_backtest(profiles, cluster(), asked, options).found
+    assert found.names == (small, large)
+    assert found.served_by_model == {small: 1.0, large: 1.0}
+    for period in found.periods:
+        assert all(
+            planned >= offered
+            for planned, offered in zip(period.planned_rps, period.offered_rps, strict=True)
+        )
+    by_size = list(zip(*(period.planned_rps for period in found.periods), strict=True))
+    assert max(by_size[0]) > 2 * min(by_size[0])
+    assert max(by_size[1]) == pytest.approx(min(by_size[1]))
+
+
 def test_a_name_that_clients_do_not_ask_for_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="--map: 'c' is not in the workload; it has a, b"):
         run(tmp_path, series={"c": "f"})
