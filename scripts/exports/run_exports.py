@@ -48,7 +48,9 @@ class Row:
     Attributes:
         file: its name.
         refused: the line it was refused with, or violations of its plan; empty where it passed.
-        cuts: layer positions of the blocks.
+        cuts: layer positions of the blocks; `legal_cuts` is how many there were to choose from.
+        largest_share: of the model's estimated time, in its longest block.
+        unproven: boundaries' tensors that two samples do not change.
         check: errors that the split was checked with.
         answers_vary: the model's answers depend on its inputs.
         stages: blocks of each stage, for every pipeline of the plan.
@@ -58,6 +60,9 @@ class Row:
     file: str
     refused: str = ""
     cuts: tuple[int, ...] = ()
+    legal_cuts: int = 0
+    largest_share: float = 1.0
+    unproven: tuple[str, ...] = ()
     check: Mapping[str, float] = dataclasses.field(default_factory=dict[str, float])
     answers_vary: bool = False
     stages: tuple[StageRanges, ...] = ()
@@ -75,7 +80,10 @@ class Row:
         stages = "; ".join(" ".join(f"{a}-{b}" for a, b in ranges) for ranges in self.stages)
         cuts = " ".join(map(str, self.cuts))
         vary = "" if self.answers_vary else ", answers do not vary"
-        return f"{self.file}: cuts {cuts}, stages {stages}, error {self.error:.1e}{vary}"
+        of = f"of {self.legal_cuts} legal, largest block {self.largest_share:.0%}"
+        unproven = f", {len(self.unproven)} tensors unproven" if self.unproven else ""
+        error = f"error {self.error:.1e}"
+        return f"{self.file}: cuts {cuts} ({of}), stages {stages}, {error}{vary}{unproven}"
 
 
 def files_of(exports: Path, folder: Path) -> Iterator[Path]:
@@ -152,6 +160,9 @@ def run_file(path: Path, out: Path) -> Row:
     return Row(
         file=path.name,
         cuts=tuple(split.cuts),
+        legal_cuts=split.legal_cuts,
+        largest_share=max(split.block_times_us) / sum(split.block_times_us),
+        unproven=tuple(split.unproven),
         check=split.check,
         answers_vary=split.answers_vary,
         stages=stages,
