@@ -26,7 +26,7 @@ changes nothing.
 import contextlib
 import json
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
@@ -101,6 +101,7 @@ GATEWAY_SECONDS = 60.0
 GATEWAY_POLL_SECONDS = 0.1
 AS_USUAL = RolloutOptions()
 RENAME = "give it another name"
+NEVER_SERVED_NAME = "never-served"  # in the folder of a generation whose change was undone
 
 
 class Step(StrEnum):
@@ -573,6 +574,7 @@ def _abort(change: _Change) -> None:
         return
     if status["generation"] == change.generation:
         return
+    _note_never_served(change.folder, change.generation)
     _keep_generation(change.state, change.kept_nodes(), change.old_generation)
     render_fronts(change.folder, change.old, change.old_generation, names=change.removed_versions())
     for name in change.removed_versions():
@@ -605,12 +607,40 @@ def plan_before_canary(folder: Path) -> Plan:
         ServerError: it does not answer.
     """
     in_force = int(read_state(folder).control("status")["generation"])
-    for generation in reversed(rendered_generations(folder)):
-        if generation < in_force:
-            plan = plan_of_generation(folder, generation)
-            if not plan.shares_requests:
-                return plan
+    for plan in _served_before(folder, in_force):
+        if not plan.shares_requests:
+            return plan
     raise InputError(str(folder), f"keeps no plan from before generation {in_force}, a canary")
+
+
+def plan_served_before(folder: Path, plan_id: str) -> Plan | None:
+    """The newest plan of this id before the one in force, with the artifacts that it had then.
+
+    Of the same id as that in force it is one of other artifacts. None where none is kept.
+
+    Raises:
+        InputError: nothing is being served there.
+        ServerError: it does not answer.
+    """
+    generation = int(read_state(folder).control("status")["generation"])
+    in_force = plan_of_generation(folder, generation)
+    before = (one for one in _served_before(folder, generation) if one.plan_id == plan_id)
+    return next((one for one in before if not is_same_plan(one, in_force)), None)
+
+
+def _served_before(folder: Path, in_force: int) -> Iterator[Plan]:
+    """Plans that were in force before a generation, the newest first, as far as they are kept."""
+    for generation in reversed(rendered_generations(folder)):
+        place = folder / "generations" / str(generation)
+        begun = (place / "plan.json").exists() and not (place / NEVER_SERVED_NAME).exists()
+        if generation < in_force and begun:
+            yield plan_of_generation(folder, generation)
+
+
+def _note_never_served(folder: Path, generation: int) -> None:
+    place = folder / "generations" / str(generation)
+    if place.is_dir():  # else the change failed before it was written
+        (place / NEVER_SERVED_NAME).touch()
 
 
 def plan_of_generation(folder: Path, generation: int) -> Plan:
@@ -642,6 +672,9 @@ def finish_or_undo_change(folder: Path) -> Plan:
         state.control("abort", plan_id=prepared.get("plan_id", ""))
         status = state.control("status")
     generation = int(status["generation"])
+    for number in rendered_generations(folder):
+        if number > generation:
+            _note_never_served(folder, number)
     plan = plan_of_generation(folder, generation)
     served = {*endpoints(plan)}
     served |= {*for_clients(plan, cut_models=_settings(folder).cut_models)}

@@ -31,6 +31,7 @@ from flows.release.rollout.change import (
     is_same_plan,
     plan_before_canary,
     plan_in_force,
+    plan_served_before,
 )
 from flows.release.rollout.lock import one_change
 from flows.release.rollout.options import RolloutOptions
@@ -130,7 +131,10 @@ def _carry_out(
     in_force, *canaries, plan = plans
     state = read_state(work.state.serve)
     for canary in canaries:
-        breach = _canary_step(work, rollout, (in_force, canary), options, say)
+        try:
+            breach = _canary_step(work, rollout, (in_force, canary), options, say)
+        except MetricsError as error:  # nothing is seen of a canary that may be in force
+            raise _failed(work, rollout, in_force, error, say) from error
         if breach is not None:
             return _taken_back(work, rollout, in_force, breach, say)
         options = replace(options, compare_requests=0)  # compared in the first step
@@ -219,14 +223,22 @@ def roll_back(work: Workspace, options: RolloutOptions, say: Say = quiet) -> Rol
     """Bring the plan before the last finished rollout into force again.
 
     Raises:
-        InputError: no rollout to go back from, or as `roll_out`.
+        InputError: no rollout to go back from, or one of the same plan with artifacts that are not
+            known any more, or as `roll_out`.
     """
     with one_change(work.state.change_lock, wait=options.wait):
         with work.open(read_only=True) as warehouse:
             done = [r for r in list_rollouts(warehouse) if r.state == DONE and r.former_plan_id]
             if not done:
                 raise InputError("rollout --rollback", "no finished rollout to go back from")
-            former = read_plan(warehouse, str(done[0].former_plan_id))
+        former_id = str(done[0].former_plan_id)
+        former = plan_served_before(work.state.serve, former_id)
+        if former is None:  # the system was started again since
+            with work.open(read_only=True) as warehouse:
+                former = read_plan(warehouse, former_id)
+            if former_id == done[0].plan_id:
+                reason = f"plan {former_id} had other artifacts then, which are not known any more"
+                raise InputError("rollout --rollback", reason)
         return _roll_out(work, former, options, say)
 
 

@@ -19,18 +19,20 @@ from tritonclient.utils import InferenceServerException
 from flows.clock import now_utc
 from flows.release.rollout import guarded
 from flows.release.rollout.canary import CANARY, FORMER, Judged, canary_plan, canary_plans, judged
-from flows.release.rollout.change import change_plan, plan_in_force
+from flows.release.rollout.change import change_plan, plan_before_canary, plan_in_force
 from flows.release.rollout.guarded import (
     DONE,
+    FAILED,
     ROLLED_BACK,
     RolloutResult,
     finish_interrupted,
+    roll_back,
     roll_out,
 )
 from flows.release.rollout.options import RolloutOptions
 from flows.release.rollout.outcomes import Outcomes, outcomes_of, shared_outcomes_of
 from flows.release.server.admin import start, stop
-from flows.release.server.running import ServerState
+from flows.release.server.running import ServerError, ServerState
 from flows.state import ProjectState
 from flows.system_metrics import MetricsError, parse_metrics
 from flows.workspace import Workspace
@@ -495,6 +497,54 @@ def test_a_canary_whose_rollout_died_takes_its_way_back(
     assert {*offsets(told)} == {OFFSET}
     assert plan_in_force(state.folder).models == complete_tensors(served).models
     assert not work.state.rollout_under_way.exists()
+
+
+@pytest.mark.slow
+def test_a_plan_that_never_came_into_force_does_not_come_by_a_way_back(
+    state: ServerState, work: Workspace, served: Plan
+) -> None:
+    broken = of_stages(served, "broken", artifact="is-not-there")
+    with pytest.raises(ServerError):
+        change_plan(state.folder, broken, ready_seconds=0.5)
+    name = write_stage(work.state.artifacts, "next", "Add", OFFSET, ("middle", "y"))
+    canary = canary_plan(served, of_stages(served, "next", artifact=name), 0.1)
+    change_plan(state.folder, canary)
+    assert plan_before_canary(state.folder).models == complete_tensors(served).models
+    change_plan(state.folder, served)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("state")
+def test_rolling_back_brings_the_artifacts_that_were_in_force(
+    work: Workspace, served: Plan
+) -> None:
+    name = write_stage(work.state.artifacts, "rebuilt", "Add", OFFSET, ("middle", "y"))
+    rebuilt = of_stages(served, "served", artifact=name)  # plans of other artifacts have one id
+    options = RolloutOptions(bake_seconds=0.2, poll_seconds=0.1)
+    assert roll_out(work, rebuilt, options).state == DONE
+    assert plan_in_force(work.state.serve).models == complete_tensors(rebuilt).models
+    done = roll_back(work, options)
+    assert (done.state, done.rollout_id is None) == (DONE, False)
+    assert plan_in_force(work.state.serve).models == complete_tensors(served).models
+
+
+@pytest.mark.slow
+def test_a_canary_that_nothing_is_seen_of_is_taken_back(
+    state: ServerState, work: Workspace, served: Plan, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def blind(*_: object) -> None:
+        assert plan_in_force(state.folder).plan_id == "unseen-canary-10"
+        raise MetricsError("no metrics at 127.0.0.1:9")
+
+    monkeypatch.setattr(guarded, "watch_canary", blind)
+    name = write_stage(work.state.artifacts, "unseen", "Add", OFFSET, ("middle", "y"))
+    with pytest.raises(MetricsError):
+        roll_out(work, of_stages(served, "unseen", artifact=name), OPTIONS)
+    assert plan_in_force(state.folder).plan_id == "served"
+    with work.open(read_only=True) as warehouse:
+        last = list_rollouts(warehouse)[0]
+    assert (last.plan_id, last.state) == ("unseen", FAILED)
+    assert last.outcome == "no metrics at 127.0.0.1:9; the former plan goes on"
 
 
 @pytest.mark.slow
