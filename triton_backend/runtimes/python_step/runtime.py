@@ -222,7 +222,7 @@ def _as_rows(spec: TensorSpec, value: Any, count: int) -> Array:
         ValueError: it is no array.
     """
     if spec.dtype == BYTES:
-        texts = [v.encode() if isinstance(v, str) else bytes(v) for v in value]
+        texts = [_as_text(spec, one) for one in value]
         if len(texts) != count or max(map(len, texts), default=0) > (spec.max_bytes or 0):
             most = f"{count} texts of at most {spec.max_bytes} bytes"
             raise TypeError(f"{spec.name!r} is not {most}")
@@ -239,6 +239,14 @@ def _as_rows(spec: TensorSpec, value: Any, count: int) -> Array:
             reason = f"{spec.name!r} has {beyond.flat[0]}, which {spec.dtype} does not hold"
             raise TypeError(reason)
     return rows
+
+
+def _as_text(spec: TensorSpec, value: Any) -> bytes:
+    if isinstance(value, str):
+        return value.encode()
+    if isinstance(value, bytes | bytearray | memoryview | np.ndarray):
+        return bytes(value)
+    raise TypeError(f"{spec.name!r} has a {type(value).__name__}, not a text")
 
 
 def _line(error: BaseException) -> str:

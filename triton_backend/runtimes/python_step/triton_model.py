@@ -177,7 +177,7 @@ class TritonModel:
         requests = [
             Request(
                 [Tensor(name, rows[at : at + 1]) for name, rows in tensors.items()],
-                self._outputs,
+                list(self._outputs),
                 self._name,
             )
             for at in range(batch)

@@ -186,3 +186,13 @@ def run(text):
     found = run(source, given, [said])
     assert unpack_texts(found["said"]) == [b"ok", b"", b"ok"]
     assert found[REFUSED] == ["", "INVALID_ARG no label \\ud800", ""]
+
+
+@pytest.mark.parametrize("given", ["3", "None", "t[0]"])
+def test_what_is_no_text_is_not_given_as_one(run: Run, given: str) -> None:
+    said = TensorSpec.of_bytes("said", 8)
+    found = run(
+        f"def run(text):\n    return [{given} for t in text]", {"text": pack_texts([b"\3"])}, [said]
+    )
+    kind = "NoneType" if given == "None" else "int"
+    assert found[REFUSED] == [f"INTERNAL step shop:run: TypeError: 'said' has a {kind}, not a text"]

@@ -46,9 +46,10 @@ REFUSES = """
 """
 UNEVEN = """
     def execute(self, requests):
-        rows = np.zeros((2, 2), np.float32)
-        return [pb_utils.InferenceResponse([pb_utils.Tensor("y", some)])
-                for some in (rows, rows[:0])]
+        return [
+            pb_utils.InferenceResponse([pb_utils.Tensor("y", np.zeros(shape, np.float32))])
+            for shape in {}
+        ]
 """
 _NUMBERS = itertools.count()
 
@@ -98,10 +99,17 @@ def test_an_answer_that_is_an_error_refuses_the_sample(
             "has no 'y'",
         ),
         (
+            UNEVEN.format([(2, 2), (0, 2)]),
+            r"an answer has 'y' of shape \[2, 2\], \[1, 2\] is stated",
+        ),
+        (
+            UNEVEN.format([(1, 2), (1, 3)]),
+            r"an answer has 'y' of shape \[1, 3\], \[1, 2\] is stated",
+        ),
+        (
             "    def execute(self, requests): raise pb_utils.TritonModelException('lost')",
             "lost",
         ),
-        (UNEVEN, r"an answer has 'y' of shape \[2, 2\], \[1, 2\] is stated"),
     ],
 )
 def test_what_a_model_does_wrong_fails_and_is_not_its_clients_fault(
