@@ -486,7 +486,9 @@ class PendingRequests:
 
     def turn_away(self, request: Request, reason: DropReason, refusal: Refusal) -> None:
         """Answer a request that is not taken."""
-        for counters in self.counted(request):
+        own, *shares = self.counted(request)
+        # A quota says nothing of the entry that would have taken the request.
+        for counters in (own, *(() if reason is DropReason.QUOTA else shares)):
             counters.offered += 1
             counters.dropped[reason.text] += 1
         self._log.note(request, reason.text)

@@ -10,13 +10,18 @@ from typing import Any
 import numpy as np
 
 from tests.triton_backend.serving import served_applications, small_plans
+from tests.triton_backend.serving.front.test_pending import Asked
 from tests.triton_backend.serving.served_applications import application, module, one_stage
 from tests.triton_backend.serving.small_plans import BATCH, two_stage
 from tests.triton_backend.serving.system import Answer, LocalSystem, wait_for
+from triton_backend.contract.decisions import DropReason
 from triton_backend.contract.plan import Plan
 from triton_backend.runtimes.base import NUMPY_DTYPES
+from triton_backend.runtimes.clock import SystemClock
 from triton_backend.serve_folder.settings import ServeOptions
 from triton_backend.serving.deployment import Deployment
+from triton_backend.serving.front.counters import FrontCounters, latency_bounds_s
+from triton_backend.serving.front.pending import PendingRequests
 from triton_backend.serving.front.quotas import BURST_REQUESTS
 from triton_backend.serving.front.replies import Refusal
 from triton_backend.serving.front.service import FrontService
@@ -120,3 +125,15 @@ def test_two_gateways_share_a_quota(tmp_path: Path) -> None:
             fronts[1].stop()
             system.fronts["pair"] = fronts[0]
         assert over == [front.quotas.over["shop"] for front in fronts] == [BURST_REQUESTS // 2] * 2
+
+
+def test_no_entry_of_a_canary_is_judged_by_a_quota(tmp_path: Path) -> None:
+    counters = FrontCounters(latency_bounds_s(100_000))
+    pending = PendingRequests("m", tmp_path, SystemClock(), counters)
+    for reason in (DropReason.QUOTA, DropReason.QUEUE_FULL):
+        request = Asked().request()
+        request.shared_by = "canary"
+        pending.turn_away(request, reason, Refusal("UNAVAILABLE", "no"))
+    assert (counters.offered, counters.dropped.total()) == (2, 2)
+    share = counters.of_share("canary")
+    assert (share.offered, share.dropped) == (1, {DropReason.QUEUE_FULL.text: 1})
