@@ -6,6 +6,7 @@ One is a transformer of BERT's kind.
 import sys
 import zipfile
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -37,8 +38,8 @@ def layer_of(number: int, weights: dict[str, np.ndarray]) -> list[onnx.NodeProto
         weights[f"{name}_{number}"] = rng.uniform(0.5, 1.5, WIDTH).astype(np.float32)
     x, nodes = f"x{number}", list[onnx.NodeProto]()
 
-    def node(kind: str, inputs: list[str], output: str, **how: object) -> str:
-        nodes.append(helper.make_node(kind, inputs, [f"{output}_{number}"], **how))  # type: ignore[arg-type]
+    def node(kind: str, inputs: list[str], output: str, **how: Any) -> str:
+        nodes.append(helper.make_node(kind, inputs, [f"{output}_{number}"], **how))
         return f"{output}_{number}"
 
     turned: dict[str, str] = {}
