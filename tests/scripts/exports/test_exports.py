@@ -24,7 +24,7 @@ pytestmark = pytest.mark.slow
 WORDS, TOKENS, WIDTH, HEADS, LAYERS = 40, 12, 16, 2, 2
 
 
-def layer_of(number: int, weights: dict[str, np.ndarray]) -> list[onnx.NodeProto]:
+def layer_of(number: int, weights: dict[str, Any]) -> list[onnx.NodeProto]:
     """Masked attention and two dense layers, each added to what it read and normalized."""
     rng = np.random.default_rng(number)
     for name, shape in {
@@ -68,7 +68,7 @@ def layer_of(number: int, weights: dict[str, np.ndarray]) -> list[onnx.NodeProto
 def write_transformer(path: Path) -> Path:
     """Tokens of a fixed length and their mask; the first token's state as the answer."""
     rng = np.random.default_rng(7)
-    weights = {
+    weights: dict[str, Any] = {
         "words": rng.standard_normal((WORDS, WIDTH)).astype(np.float32),
         "places": rng.standard_normal((TOKENS, WIDTH)).astype(np.float32),
         "by_head": np.array([0, TOKENS, HEADS, WIDTH // HEADS]),
