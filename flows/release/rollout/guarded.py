@@ -131,10 +131,7 @@ def _carry_out(
     in_force, *canaries, plan = plans
     state = read_state(work.state.serve)
     for canary in canaries:
-        try:
-            breach = _canary_step(work, rollout, (in_force, canary), options, say)
-        except MetricsError as error:  # nothing is seen of a canary that may be in force
-            raise _failed(work, rollout, in_force, error, say) from error
+        breach = _canary_step(work, rollout, (in_force, canary), options, say)
         if breach is not None:
             return _taken_back(work, rollout, in_force, breach, say)
         options = replace(options, compare_requests=0)  # compared in the first step
