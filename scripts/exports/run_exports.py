@@ -73,7 +73,7 @@ class Row:
         """Split into at least two blocks, planned, and answered alike."""
         return not self.refused and len(self.cuts) > 2 and self.error <= MAX_ERROR  # noqa: PLR2004
 
-    def line(self) -> str:
+    def text(self) -> str:
         """The row in words."""
         if self.refused:
             return f"{self.file}: {self.refused}"
@@ -184,7 +184,7 @@ def main() -> int:
         with TemporaryDirectory() as folder:
             for path in files_of(asked.exports, Path(folder)):
                 rows.append(run_file(path, Path(folder) / "models"))
-                print(rows[-1].line(), flush=True)
+                print(rows[-1].text(), flush=True)
     except InputError as error:
         print(error, file=sys.stderr)
         return 2

@@ -3,7 +3,7 @@
 Conservation: of every model, offered = served + late + dropped.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -14,7 +14,7 @@ from triton_backend.contract.cluster import Cluster
 from triton_backend.contract.decisions import DropReason
 from triton_backend.contract.plan import Plan
 from triton_backend.contract.shares import WHOLE_GPU
-from triton_backend.contract.units import us_to_ms, us_to_s
+from triton_backend.contract.units import s_to_us, us_to_ms, us_to_s
 from triton_backend.scheduler.compiled import NONE, Integers, Records
 from triton_backend.scheduler.handover import Numbering
 from triton_backend.scheduler.policies.advice import Epoch, bad_rate, change
@@ -28,6 +28,8 @@ from triton_backend.simulator.world import (
     SHARED_BATCHES,
     TASK_RECORD,
 )
+
+LOOKS = 20  # of a run, at whether it may end early
 
 # -1 where a request was in no batch; empty where its model lists no entries, where it is no model's
 # or no application's
@@ -693,3 +695,35 @@ def request_columns(result: SimResult) -> dict[str, NDArray[Any]]:
         "priority": np.where(rows["low"] == 1, LOW, HIGH).astype(object),
     }
     return {name: np.ascontiguousarray(column) for name, column in columns.items()}
+
+
+# When a run may end early: some model or application surely attains less than is asked. A request
+# that was late or dropped stays so, hence attainment is at most the share of those that were not. A
+# run that ended here has served no more than that of it, so its verdict is that of the whole run.
+
+
+def looks_us(duration_s: float, least: float | None) -> Iterator[int]:
+    """Instants at which a run looks whether it may end; none where nothing is asked."""
+    if least is not None:
+        duration_us = s_to_us(duration_s)
+        yield from (duration_us * look // LOOKS for look in range(1, LOOKS))
+
+
+def surely_below(requests: Records, least: float | None) -> bool:
+    """True if what has failed by now keeps a model or an application below.
+
+    Args:
+        requests: `world.REQUEST_RECORD` rows of a whole run, with the outcomes so far; low requests
+            do not count.
+        least: attainment that is asked of each; None: nothing is.
+    """
+    counted = requests[requests["low"] == 0]
+    failed = (counted["outcome"] == LATE) | (counted["outcome"] == DROPPED)
+    for column in ("model", "application"):
+        known = counted[column] != NONE
+        offered = np.bincount(counted[column][known])
+        lost = np.bincount(counted[column][known & failed], minlength=len(offered))
+        some = offered > 0
+        if least is not None and bool(((offered - lost)[some] / offered[some] < least).any()):
+            return True
+    return False

@@ -35,7 +35,6 @@ from triton_backend.scheduler.topology import (
     resource_count,
 )
 from triton_backend.simulator.failures import reschedule_failures, schedule_failures
-from triton_backend.simulator.giving_up import looks_us, surely_below
 from triton_backend.simulator.loop import FULL, run
 from triton_backend.simulator.offered import Instant, Offer, drawn_rows, offered_requests
 from triton_backend.simulator.results import (
@@ -46,8 +45,10 @@ from triton_backend.simulator.results import (
     class_seconds,
     entry_results,
     former_batch_seconds,
+    looks_us,
     model_results,
     pool_results,
+    surely_below,
     utilisation,
     variant_results,
     with_tasks,
@@ -269,7 +270,7 @@ def run_on(world: World, plan: Plan) -> World:
 def _to_the_end(world: World, plan: Plan, options: SimOptions) -> World:
     """Run to the end, or to where the verdict is sure; changed plans and variants do not look."""
     if not options.changes and not len(world.variants):
-        for look_us in looks_us(options):
+        for look_us in looks_us(options.duration_s, options.give_up_below):
             world.cursor[0]["stop_us"] = look_us
             world = run_on(world, plan)
             if surely_below(world.requests, options.give_up_below):

@@ -286,7 +286,7 @@ def _pipeline(
 
 
 def _input(plan: Plan, model: ModelPlan, pipeline: Pipeline) -> Iterator[str]:
-    """What comes from modules before, in a plan that counts it; none of it in any other."""
+    """Transfers from modules before, in a plan that counts them; none of them in any other."""
     size = moved_us = 0
     if _counts_inputs(plan):
         asked = [planned.application for planned in plan.applications]

@@ -677,7 +677,7 @@ class Gateway:
         self._end_shared_batches()
 
     def _input_arrived(self, number: int, hop: Hop, start_us: int) -> None:
-        """What modules before gave a batch had come when it began: their links are free.
+        """Rows of modules before had come when a batch began: their links are free.
 
         Workers fetch rows by themselves and do not report it.
         """

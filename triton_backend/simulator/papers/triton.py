@@ -30,11 +30,10 @@ from triton_backend.contract.plan import Plan
 from triton_backend.contract.units import ms_to_us
 from triton_backend.scheduler.compiled import FAR, NONE, Integers, Records, entry, inlined, kernel
 from triton_backend.scheduler.policies.late_rules import TIMEOUTS
-from triton_backend.simulator.giving_up import looks_us, surely_below
 from triton_backend.simulator.heap import EVENT, STAGE_DONE, TIMER, remove_first, sift_up
 from triton_backend.simulator.papers.unreserved import Clock, refuse, result_of
 from triton_backend.simulator.papers.whole_models import Row, rows_of
-from triton_backend.simulator.results import SimResult
+from triton_backend.simulator.results import SimResult, looks_us, surely_below
 from triton_backend.simulator.scenario import SimOptions
 from triton_backend.simulator.workers import ONE
 from triton_backend.simulator.world import DROPPED, LATE, SERVED, USE_RECORD
@@ -116,7 +115,7 @@ def simulate(
     _run(_new_batcher(plan, rows, requests[:0], factors, options), FAR)  # compiled before the clock
     batcher = _new_batcher(plan, rows, requests, factors, options)
     start_ns = clock_ns() if clock_ns else 0
-    for look_us in (*looks_us(options), FAR):
+    for look_us in (*looks_us(options.duration_s, options.give_up_below), FAR):
         _run(batcher, look_us)
         if surely_below(requests, options.give_up_below):
             break
