@@ -2,8 +2,9 @@
 
 A side's configuration is a plan and the rules that serve it. The one that holds the highest load is
 chosen on some arrivals and reported on others. Nothing of the grid is screened out: a run ends as
-soon as its verdict is sure (`SimOptions.give_up_below`), a configuration is searched only from the best load
-found so far, and one that serves just like another is tried once. The choice is that of whole runs.
+soon as its verdict is sure (`SimOptions.give_up_below`), a configuration is searched only from the
+best load found so far, and one that serves just like another is tried once. The choice is that of
+whole runs.
 
     Triton      instances and preferred batch sizes by a planner of whole models (SLO margins x any
                 number of instances a GPU, or one), times the maximum queue delay: 16 a planner
