@@ -55,8 +55,8 @@ class CommonOptions:
     )
     profile_factor: float = option(
         1.0,
-        help="Plan as if every latency was so many times that of its profile: with 1.2 the rates"
-        " hold when all stages are a fifth slower than profiled.",
+        help="Plan with every latency this many times that of its profile: with 1.2 the rates hold"
+        " when all stages are a fifth slower than profiled.",
         least=1.0,
         most=10.0,
         metavar="FACTOR",

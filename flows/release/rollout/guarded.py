@@ -229,13 +229,14 @@ def roll_back(work: Workspace, options: RolloutOptions, say: Say = quiet) -> Rol
             if not done:
                 raise InputError("rollout --rollback", "no finished rollout to go back from")
         former_id = str(done[0].former_plan_id)
-        former = plan_served_before(work.state.serve, former_id)
-        if former is None:  # the system was started again since
-            with work.open(read_only=True) as warehouse:
-                former = read_plan(warehouse, former_id)
-            if former_id == done[0].plan_id:
-                reason = f"plan {former_id} had other artifacts then, which are not known any more"
-                raise InputError("rollout --rollback", reason)
+        served = plan_served_before(work.state.serve, former_id)
+        with work.open(read_only=True) as warehouse:
+            former = read_plan(warehouse, former_id)
+        if served is None and former_id == done[0].plan_id:  # the system was started again since
+            reason = f"plan {former_id} had other artifacts then, which are not known any more"
+            raise InputError("rollout --rollback", reason)
+        if served is not None and not is_same_plan(former, served):
+            former = served
         return _roll_out(work, former, options, say)
 
 

@@ -49,6 +49,7 @@ def test_what_is_not_given_has_its_default_or_no_value() -> None:
         "planner": "pool",
         "objective": "throughput",
         "max_partitions": 2,
+        "profile_factor": 1.0,
         "solver": "highs",
     }
 

@@ -16,6 +16,7 @@ from triton_backend.serve_folder.settings import ServeOptions, ServeSettings
 CHOSEN = ServeOptions(
     artifacts=Path("/artifacts"),
     policy="reservation",
+    late_binding={"heads": "head"},
     nic="isolated",
     emulate_links=True,
     noise=0.25,
