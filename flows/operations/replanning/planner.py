@@ -120,24 +120,26 @@ def cheapest_planner(
 
     Each plan keeps what it can of the one before in its place, the first one of that in force.
     """
-    plans: list[Plan] = [] if in_force is None else [in_force]
+    former, number = in_force, int(in_force is not None)
 
     def made(within: Cluster, asked: Workload, chosen: PlanOptions) -> Plan:
         return make_plan(profiles, within, asked, chosen, interference=interference)
 
     def plan(rates_rps: Mapping[str, float], rows: Measured | None = None) -> Plan:
-        report(f"plan {len(plans) + 1}")
+        nonlocal former, number
+        number += 1
+        report(f"plan {number}")
         quick = replace(
             options,
             objective=objective,
             gap=max(options.gap, RELATIVE_GAP),
             time_limit_s=options.time_limit_s or TIME_LIMIT_S,
-            previous=plans[-1] if plans else None,
+            previous=former,
         )
-        known = rows_of(workload, plans[-1].workload) if plans else workload
+        known = workload if former is None else rows_of(workload, former.workload)
         measured = replace(known, applications=with_rows(known.applications, rows or {}))
         asked = with_rates(measured, rates_rps)
-        plans.append(least_or_most(made, cluster, asked, quick))
-        return plans[-1]
+        former = least_or_most(made, cluster, asked, quick)
+        return former
 
     return plan

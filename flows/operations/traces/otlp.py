@@ -71,13 +71,16 @@ def endpoint(url: str) -> str:
     """Where spans of a receiver go.
 
     Raises:
-        InputError: it is no URL.
+        InputError: it is no URL, or has a password, which messages would show.
     """
     try:
         parts = urlsplit(url)
         _ = parts.port
     except ValueError as error:
         raise InputError("--otlp", f"{url!r} is no URL: {error}") from error
+    if parts.username is not None or parts.password is not None:
+        reason = "has a user or a password; give them by OTEL_EXPORTER_OTLP_HEADERS"
+        raise InputError("--otlp", f"the URL of {parts.hostname} {reason}")
     if parts.scheme not in {"http", "https"} or not parts.hostname:
         raise InputError("--otlp", f"{url!r} is no URL such as http://localhost:4318")
     return parts._replace(path=TRACES_PATH).geturl() if parts.path in {"", "/"} else url

@@ -109,6 +109,13 @@ def test_what_is_no_url_is_refused_by_name(url: str) -> None:
         endpoint(url)
 
 
+@pytest.mark.parametrize("account", ["shop:secret@", "secret@"])
+def test_a_password_in_the_url_is_refused_and_not_shown(account: str) -> None:
+    with pytest.raises(InputError, match=r"--otlp: the URL of host has a user") as found:
+        endpoint(f"https://{account}host:4318")
+    assert "secret" not in str(found.value)
+
+
 def test_without_the_extra_the_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "opentelemetry.exporter.otlp.proto.http.trace_exporter", None)
     with pytest.raises(InputError, match=r"traces: .* pip install poolpipe\[otel\]"):
