@@ -27,8 +27,7 @@ from triton_backend.contract.plan import Plan, modules_spread
 from triton_backend.contract.profiles import InterferenceModel, ModelProfile
 from triton_backend.contract.workload import ModelDemand, Workload, lines_of
 
-_RATES = 0.3  # of the time that is left: what deriving batch-building rates may take
-_NEAR = 0.4  # the same: what a plan may take that counts on modules of one node
+_BEFORE = 0.3  # of the time that is left: what a step before the plan itself may take
 
 
 def make_plan(
@@ -150,7 +149,7 @@ def _planned(inputs: Inputs, options: PlanOptions) -> Plan:
     asked, first = inputs.workload.applications, inputs
     reads = (received_bytes(asked, name, p.inputs) for name, p in inputs.profiles.items())
     if inputs.cluster.node_count > 1 and any(reads):
-        first = replace(inputs, watch=inputs.watch.part(_NEAR))
+        first = replace(inputs, watch=inputs.watch.part(_BEFORE))
     plan = _planned_once(first, options)
     if not modules_spread(plan):
         return plan
@@ -216,7 +215,7 @@ def with_rates(
             profiles=profiles,
             cluster=cluster,
             workload=workload,
-            watch=(watch or Watch(limit_s=options.time_limit_s)).part(_RATES),
+            watch=(watch or Watch(limit_s=options.time_limit_s)).part(_BEFORE),
             prove=False,
             module_transfers=module_transfers,
         )
@@ -228,7 +227,7 @@ def with_rates(
         return workload, "given"
     free = replace(options, objective="throughput", previous=None, pinned_models=())
     bare = Workload(models=tuple(replace(m, batch_building_rate_rps=None) for m in workload.models))
-    part = (watch or Watch(limit_s=options.time_limit_s)).part(_RATES)
+    part = (watch or Watch(limit_s=options.time_limit_s)).part(_BEFORE)
     inputs = Inputs(profiles=profiles, cluster=cluster, workload=bare, watch=part, prove=False)
     for name in sources:
         try:

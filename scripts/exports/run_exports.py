@@ -71,7 +71,7 @@ class Row:
     @property
     def passed(self) -> bool:
         """Split into at least two blocks, planned, and answered alike."""
-        return not self.refused and len(self.cuts) > 2 and self.error <= MAX_ERROR  # noqa: PLR2004
+        return not self.refused and bool(self.cuts[1:-1]) and self.error <= MAX_ERROR
 
     def text(self) -> str:
         """The row in words."""

@@ -23,7 +23,7 @@ from typing import Any
 from flows.planning.auto.plan import able
 from flows.planning.registry import Inputs, planner_named, planners, product_planners
 from scripts.benchmarks.figures import Figure, add_destinations, exit_code, show, store
-from scripts.golden.problems import FAMILIES, named, problems
+from scripts.golden.problems import chosen, named
 from triton_backend.contract.errors import InfeasibleError, InputError
 from triton_backend.simulator.offered import POISSON, Deterministic
 from triton_backend.simulator.results import Outcome, SimResult
@@ -104,21 +104,16 @@ def figures_of(planner: str, kept: Sequence[Kept], *, judged: bool) -> list[Figu
 def main() -> int:
     """Plan and simulate; 1 where a planner of the product falls short."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
-    parser.add_argument("--only", default="", help="families, with commas")
+    parser.add_argument("--only", default="", help="families or problems, with commas")
     parser.add_argument("--comparison", action="store_true", help="planners of papers, too")
     parser.add_argument("--processes", type=int, default=2, help="plans made at once")
     parser.add_argument("--most", type=int, default=20, help="problems of a family at most")
     add_destinations(parser)
     asked = parser.parse_args()
-    wanted = [name for name in asked.only.split(",") if name]
-    if unknown := [name for name in wanted if name not in FAMILIES]:
-        parser.error(f"--only: {unknown[0]!r} is no family")
-    names = [
-        problem.name
-        for problem in problems()
-        if (not wanted or problem.family in wanted)
-        and int(problem.name.rpartition("-")[2]) < asked.most
-    ]
+    try:
+        names = [problem.name for problem in chosen(asked.only, asked.most)]
+    except InputError as error:
+        parser.error(str(error))
     products = [name for name, each in product_planners().items() if each.plan is not None]
     others = [name for name in planners() if name not in product_planners()]
     figures: list[Figure] = []

@@ -26,7 +26,7 @@ import numpy as np
 from flows.planning import PlanOptions, make_plan
 from flows.planning.entries import AS_LISTED
 from triton_backend.contract.cluster import Cluster
-from triton_backend.contract.errors import InfeasibleError
+from triton_backend.contract.errors import InfeasibleError, InputError
 from triton_backend.contract.plan import Plan
 from triton_backend.contract.profiles import (
     InterferenceModel,
@@ -278,6 +278,24 @@ def named(name: str) -> Problem:
         KeyError: there is none.
     """
     return {problem.name: problem for problem in problems()}[name]
+
+
+def chosen(only: str, most: int | None = None) -> list[Problem]:
+    """Those of the families and problems named with commas, or all; of a family at most so many.
+
+    Raises:
+        InputError: a name is neither a family nor a problem.
+    """
+    wanted = {name for name in only.split(",") if name}
+    known = {problem.name for problem in problems()} | set(FAMILIES)
+    if unknown := sorted(wanted - known):
+        raise InputError("--only", f"{unknown[0]!r} is neither a family nor a problem")
+    return [
+        problem
+        for problem in problems()
+        if (not wanted or {problem.family, problem.name} & wanted)
+        and (most is None or int(problem.name.rpartition("-")[2]) < most)
+    ]
 
 
 def _seed(family: str, number: int) -> int:

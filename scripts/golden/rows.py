@@ -36,8 +36,8 @@ from typing import Any
 from flows.clock import Stopwatch, now_utc
 from flows.planning.verify.numbers import verify_plan
 from scripts.benchmarks.figures import machine, versions
-from scripts.golden.problems import FAMILIES, Problem, named, problems
-from triton_backend.contract.errors import InfeasibleError
+from scripts.golden.problems import FAMILIES, Problem, chosen, named, problems
+from triton_backend.contract.errors import InfeasibleError, InputError
 
 STORED = Path(__file__).with_name("golden_rows.json")
 MOST_CPU, MOST_CPU_OF_FAMILY = 1.15, 1.5
@@ -241,12 +241,11 @@ def main() -> int:
     )
     add("--against", type=Path, default=STORED, metavar="FILE", help="compare with these rows")
     asked = parser.parse_args()
-    wanted = [name for name in asked.only.split(",") if name]
-    known = {p.name for p in problems()} | set(FAMILIES)
-    if unknown := [name for name in wanted if name not in known]:
-        parser.error(f"--only: {unknown[0]!r} is neither a family nor a problem")
-    chosen = [p for p in problems() if not wanted or {p.family, p.name} & set(wanted)]
-    rows = measure_all(chosen, asked.processes)
+    try:
+        wanted = chosen(asked.only)
+    except InputError as error:
+        parser.error(str(error))
+    rows = measure_all(wanted, asked.processes)
     if asked.store is not None:
         write(asked.store, kept_beside(asked.store, rows) if asked.only else rows)
         print(f"{len(rows)} rows stored in {asked.store}")

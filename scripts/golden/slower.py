@@ -25,7 +25,7 @@ from typing import Any
 from flows.planning.auto.plan import able
 from flows.planning.registry import Inputs, planner_named, product_planners
 from scripts.benchmarks.figures import Figure, add_destinations, exit_code, show, store
-from scripts.golden.problems import FAMILIES, named, problems
+from scripts.golden.problems import chosen, named
 from triton_backend.contract.errors import InfeasibleError, InputError
 from triton_backend.contract.plan import Plan
 from triton_backend.simulator.goodput import find_goodput
@@ -110,21 +110,16 @@ def figures_of(planner: str, pairs: Sequence[Pair], refused: int) -> list[Figure
 def main() -> int:
     """Plan and simulate; 1 where a robust plan falls short."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
-    parser.add_argument("--only", default="", help="families, with commas")
+    parser.add_argument("--only", default="", help="families or problems, with commas")
     parser.add_argument("--planners", default="", help="names, with commas")
     parser.add_argument("--processes", type=int, default=2, help="problems at once")
     parser.add_argument("--most", type=int, default=4, help="problems of a family at most")
     add_destinations(parser)
     asked = parser.parse_args()
-    wanted = [name for name in asked.only.split(",") if name]
-    if unknown := [name for name in wanted if name not in FAMILIES]:
-        parser.error(f"--only: {unknown[0]!r} is no family")
-    names = [
-        problem.name
-        for problem in problems()
-        if (not wanted or problem.family in wanted)
-        and int(problem.name.rpartition("-")[2]) < asked.most
-    ]
+    try:
+        names = [problem.name for problem in chosen(asked.only, asked.most)]
+    except InputError as error:
+        parser.error(str(error))
     products = [
         name
         for name, each in product_planners().items()

@@ -25,7 +25,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from triton_backend.contract.errors import InputError
 from triton_backend.contract.plan import Plan
 from triton_backend.contract.units import ms_to_us
 from triton_backend.scheduler.compiled import FAR, NONE, Integers, Records, entry, inlined, kernel
@@ -108,9 +107,7 @@ def simulate(
         InputError: an option that needs reservations, or a plan with stages, entries or
             applications.
     """
-    refuse(plan, options, TIMEOUTS)
-    if options.count_io:
-        raise InputError("count_io", f"{options.policy!r} knows no links")
+    refuse(plan, options, TIMEOUTS, links=False)
     rows = rows_of(plan, options)
     _run(_new_batcher(plan, rows, requests[:0], factors, options), FAR)  # compiled before the clock
     batcher = _new_batcher(plan, rows, requests, factors, options)

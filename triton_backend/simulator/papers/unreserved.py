@@ -22,10 +22,12 @@ from triton_backend.simulator.scenario import SimOptions
 Clock = Callable[[], int] | None
 
 
-def refuse(plan: Plan, options: SimOptions, takes: Sequence[str] = ()) -> None:
+def refuse(
+    plan: Plan, options: SimOptions, takes: Sequence[str] = (), *, links: bool = True
+) -> None:
     """Only what needs no reservations is simulated.
 
-    Of late binding's rules a policy takes the named ones.
+    Of late binding's rules a policy takes the named ones; inputs and answers move only over links.
 
     Raises:
         InputError: an option that it does not take, or a plan of applications or entries.
@@ -34,6 +36,8 @@ def refuse(plan: Plan, options: SimOptions, takes: Sequence[str] = ()) -> None:
     for rule in options.late_binding:
         if rule not in takes:
             raise InputError(rule, f"is of late binding, {name!r} does not take it")
+    if options.count_io and not links:
+        raise InputError("count_io", f"{name!r} knows no links")
     if options.failures or options.changes or options.admission:
         reason = f"{name!r} knows no failures, no changes of plan and no admission"
         raise InputError("policy", reason)

@@ -221,9 +221,7 @@ def simulate_whole(
         InputError: an option that needs reservations, or a plan with stages, entries or
             applications.
     """
-    refuse(plan, options, takes)
-    if options.count_io:
-        raise InputError("count_io", f"{options.policy!r} knows no links")
+    refuse(plan, options, takes, links=False)
     rows = rows_of(plan, options)
     run = Run(
         rows=rows,

@@ -528,96 +528,44 @@ def test_rolling_back_brings_the_artifacts_that_were_in_force(
 
 
 @pytest.mark.slow
-def test_a_canary_that_nothing_is_seen_of_is_taken_back(
-    state: ServerState, work: Workspace, served: Plan, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def blind(*_: object) -> None:
-        assert plan_in_force(state.folder).plan_id == "unseen-canary-10"
-        raise MetricsError("no metrics at 127.0.0.1:9")
-
-    monkeypatch.setattr(guarded, "watch_canary", blind)
-    name = write_stage(work.state.artifacts, "unseen", "Add", OFFSET, ("middle", "y"))
-    with pytest.raises(MetricsError):
-        roll_out(work, of_stages(served, "unseen", artifact=name), OPTIONS)
-    assert plan_in_force(state.folder).plan_id == "served"
-    with work.open(read_only=True) as warehouse:
-        last = list_rollouts(warehouse)[0]
-    assert (last.plan_id, last.state) == ("unseen", ROLLED_BACK)
-    assert last.outcome == "no metrics at 127.0.0.1:9"
-
-
-@pytest.mark.slow
-def test_a_canary_that_is_interrupted_is_taken_back(
-    state: ServerState, work: Workspace, served: Plan, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def interrupted(*_: object) -> None:
-        assert plan_in_force(state.folder).plan_id == "stopped-canary-10"
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(guarded, "watch_canary", interrupted)
-    name = write_stage(work.state.artifacts, "stopped", "Add", OFFSET, ("middle", "y"))
-    with pytest.raises(KeyboardInterrupt):
-        roll_out(work, of_stages(served, "stopped", artifact=name), OPTIONS)
-    assert plan_in_force(state.folder).plan_id == "served"
-    with work.open(read_only=True) as warehouse:
-        last = list_rollouts(warehouse)[0]
-    assert (last.plan_id, last.state, last.outcome) == ("stopped", ROLLED_BACK, "interrupted")
-
-
+@pytest.mark.parametrize("call", ["watch_canary", "look_before"])
 @pytest.mark.parametrize(
-    ("call", "error", "said"),
+    ("error", "said"),
     [
-        ("watch_canary", MetricsError("no metrics from h"), "no metrics from h"),
-        ("look_before", MetricsError("no metrics from h"), "no metrics from h"),
-        ("look_before", KeyboardInterrupt(), "interrupted"),
+        (MetricsError("no metrics from h"), "no metrics from h"),
+        (KeyboardInterrupt(), "interrupted"),
     ],
 )
 def test_a_canary_that_is_not_watched_to_its_end_is_taken_back(
-    tmp_path: Path,
+    state: ServerState,
+    work: Workspace,
     served: Plan,
     monkeypatch: pytest.MonkeyPatch,
     call: str,
     error: BaseException,
     said: str,
 ) -> None:
-    """On a system that only knows which plan is in force."""
-    project = Workspace(state=ProjectState(home=tmp_path), warehouse=tmp_path / "w.duckdb")
-    in_force = [served]
+    real: Callable[..., object] = getattr(guarded, call)
+    name = f"blind-{call}-{type(error).__name__}"
 
-    def change(_: Path, plan: Plan, *__: object, **___: object) -> None:
-        in_force.append(plan)
-
-    def unseen(*_: object) -> object:
-        if in_force[-1].plan_id == "blind-canary-10":
+    def unseen(*given: object) -> object:
+        if plan_in_force(state.folder).plan_id == f"{name}-canary-10":
             raise error
-        return {}, {}
+        return real(*given)
 
-    def always(answer: object) -> Callable[..., object]:
-        return lambda *_: answer
-
-    def now(*_: object) -> Plan:
-        return in_force[-1]
-
-    doubles: dict[str, Callable[..., object]] = {
-        "read_state": always(ServerState({})),
-        "check_plan": always(None),
-        "change_plan": change,
-        "plan_in_force": now,
-        "finish_or_undo_change": now,
-        "look_before": always(({}, {})),
-        "watch_canary": always(((), None)),
-        call: unseen,
-    }
-    for name, faked in doubles.items():
-        monkeypatch.setattr(guarded, name, faked)
-    render_repository(project.state.serve, served, ServeOptions(artifacts=project.state.artifacts))
-    with pytest.raises(type(error)):
-        roll_out(project, of_stages(served, "blind", artifact="other"), OPTIONS)
-    assert [one.plan_id for one in in_force] == ["served", "blind-canary-10", "served"]
-    with project.open(read_only=True) as warehouse:
+    monkeypatch.setattr(guarded, call, unseen)
+    new = of_stages(
+        served,
+        name,
+        artifact=write_stage(work.state.artifacts, name, "Add", OFFSET, ("middle", "y")),
+    )
+    with clients(state), pytest.raises(type(error)):
+        roll_out(work, new, OPTIONS)
+    assert plan_in_force(state.folder).plan_id == "served"
+    with work.open(read_only=True) as warehouse:
         last = list_rollouts(warehouse)[0]
-    assert (last.plan_id, last.state, last.outcome) == ("blind", ROLLED_BACK, said)
-    assert not project.state.rollout_under_way.exists()
+    assert (last.plan_id, last.state, last.outcome) == (name, ROLLED_BACK, said)
+    assert not work.state.rollout_under_way.exists()
 
 
 @pytest.mark.slow
