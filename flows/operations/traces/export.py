@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Protocol
 
-from flows.operations.traces.otlp import ReceiverError
+from flows.operations.traces.otlp import ReceiverError, RefusedError
 from flows.operations.traces.reading import TraceReader
 from flows.operations.traces.spans import Trace
 
@@ -21,14 +21,15 @@ class Sink(Protocol):
         """Send them.
 
         Raises:
-            ReceiverError: it did not take all of them.
+            RefusedError: it refuses some of them.
+            ReceiverError: it did not take all of them in time.
         """
         ...
 
 
 @dataclass(slots=True, kw_only=True)
 class Sent:
-    """Counts of traces: sent, and left out because the receiver was away for too long."""
+    """Counts of traces: sent, and left out as refused, or because the receiver was away too long."""
 
     traces: int = 0
     left_out: int = 0
@@ -71,10 +72,27 @@ class Follower:
             self._away = True
 
     def _send(self) -> None:
+        """Send what waits. A trace that is refused alone while others are taken is left out.
+
+        While none is taken the reason may be the receiver's (a wrong header): all wait, and the
+        next look begins with another trace.
+        """
+        at_once, taken = AT_ONCE, False
         while self._waiting:
-            some = list(islice(self._waiting, AT_ONCE))
-            self._sink.send(some)
-            self.sent.traces += len(some)
+            some = list(islice(self._waiting, at_once))
+            try:
+                self._sink.send(some)
+            except RefusedError:
+                if len(some) > 1:
+                    at_once = len(some) // 2
+                    continue
+                if not taken:
+                    self._waiting.rotate(-1)
+                    raise
+                self.sent.left_out += 1
+            else:
+                taken, at_once = True, min(2 * at_once, AT_ONCE)
+                self.sent.traces += len(some)
             for _ in some:
                 self._waiting.popleft()
             if self._away:

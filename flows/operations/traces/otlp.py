@@ -21,6 +21,10 @@ class ReceiverError(PoolPipeError):
     """A receiver did not take what it was sent, asked again and again until the time was up."""
 
 
+class RefusedError(ReceiverError):
+    """A receiver is there and refuses what it was sent; the same again would be refused, too."""
+
+
 class Receiver:
     """The receiver of spans.
 
@@ -54,12 +58,14 @@ class Receiver:
         """Send traces.
 
         Raises:
-            ReceiverError: it did not take all of them.
+            RefusedError: it refuses some of them.
+            ReceiverError: it did not take all of them in time.
         """
         spans = [span for trace in traces for span in _readable(trace)]
         for first in range(0, len(spans), SPANS_AT_ONCE):
             if self._exporter.export(spans[first : first + SPANS_AT_ONCE]) is not self._success:
-                raise ReceiverError(f"--otlp {self.url}: nothing is received: {self._said.text}")
+                text = f"--otlp {self.url}: nothing is received: {self._said.text}"
+                raise ReceiverError(text) if self._said.ended_waiting else RefusedError(text)
 
     def close(self) -> None:
         """Close the connection."""
@@ -87,11 +93,17 @@ def endpoint(url: str) -> str:
 
 
 class _LastMessage(logging.Handler):
-    """Keeps what the library logs, in place of printing it: the reason of a failure."""
+    """Keeps what the library logs, in place of printing it: the reason of a failure.
+
+    Attributes:
+        ended_waiting: the last failure came after attempts that may succeed later; without it, the
+            library saw no sense in another.
+    """
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)
         self.text = "not within the time that it was given"
+        self.ended_waiting = False
         self._logger = logging.getLogger(_LOGGER)
         self._propagated, self._logger.propagate = self._logger.propagate, False
         self._logger.addHandler(self)
@@ -100,7 +112,8 @@ class _LastMessage(logging.Handler):
         """Keep it."""
         text = " ".join(record.getMessage().split())
         # The attempts before name the reason, the last message only that there were enough.
-        if "max retries" not in text:
+        self.ended_waiting = "max retries" in text
+        if not self.ended_waiting:
             self.text = text.split(" encountered while ")[0]
 
     def close(self) -> None:

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from flows.operations.traces.otlp import Receiver, ReceiverError, endpoint
+from flows.operations.traces.otlp import Receiver, ReceiverError, RefusedError, endpoint
 from flows.operations.traces.spans import Span, Trace
 from tests.fakes.otlp_receiver import Received, attributes, otlp_receiver, took_us
 from tests.ports import free_ports
@@ -76,7 +76,7 @@ def test_more_spans_than_one_message_takes_are_sent_in_several(
 
 
 def test_a_receiver_that_refuses_or_is_not_there_is_named_with_the_reason() -> None:
-    with otlp_receiver(refusals=1) as received, pytest.raises(ReceiverError) as refused:
+    with otlp_receiver(refusals=1) as received, pytest.raises(RefusedError) as refused:
         send(received, a_trace())
     assert str(refused.value) == (
         f"--otlp {received.url}/v1/traces: nothing is received: Failed to export spans batch"
@@ -86,6 +86,7 @@ def test_a_receiver_that_refuses_or_is_not_there_is_named_with_the_reason() -> N
     receiver = Receiver(f"http://127.0.0.1:{port}", patience_s=1.5)
     with pytest.raises(ReceiverError, match=r"received: Transient error .*[Cc]onnection") as away:
         receiver.send([a_trace()])
+    assert not isinstance(away.value, RefusedError)
     assert "\n" not in str(away.value)
 
 
