@@ -29,7 +29,7 @@ class Sink(Protocol):
 
 @dataclass(slots=True, kw_only=True)
 class Sent:
-    """Counts of traces: sent, and left out as refused, or because the receiver was away too long."""
+    """Counts of traces: sent, and left out: refused, or the receiver was away for too long."""
 
     traces: int = 0
     left_out: int = 0
