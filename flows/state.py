@@ -48,7 +48,7 @@ class ProjectState:
 
     @property
     def rollout_under_way(self) -> Path:
-        """There while a rollout has not ended, or its process died before it could say so."""
+        """The new plan while a rollout has not ended; stays where its process died."""
         return self.home / "rollout-under-way"
 
     @property

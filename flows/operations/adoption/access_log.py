@@ -12,6 +12,7 @@ import re
 import zlib
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import MAXYEAR, UTC, datetime, timedelta
 from pathlib import Path
@@ -162,7 +163,15 @@ class _Minutes:
         return int(at.timestamp()) // MINUTE_S
 
     def _of_triton(self, month: str, day: str, clock: str) -> datetime:
-        """Triton's lines have no year and are in UTC."""
-        text = f"{self._now.year}-{month}-{day}T{clock}+00:00"
-        at = datetime.fromisoformat(text)
-        return at.replace(year=at.year - 1) if at > self._now + timedelta(days=1) else at
+        """Triton's lines have no year and are in UTC: of this year, or else of the last.
+
+        Raises:
+            ValueError: neither has had such a day.
+        """
+        latest = self._now + timedelta(days=1)
+        for year in (latest.year, latest.year - 1):
+            with suppress(ValueError):  # 29 February is not in every year
+                at = datetime.fromisoformat(f"{year}-{month}-{day}T{clock}+00:00")
+                if at <= latest:
+                    return at
+        raise ValueError(f"{month}-{day}")

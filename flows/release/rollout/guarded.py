@@ -13,6 +13,7 @@ refused. So what is found unfinished under the lock is of a process that died.
 """
 
 import getpass
+import json
 import os
 import time
 import uuid
@@ -43,6 +44,7 @@ from triton_backend.contract.errors import InputError, PoolPipeError
 from triton_backend.contract.plan import Plan
 from triton_backend.runtimes.base import MANIFEST_NAME
 from triton_backend.runtimes.stage_tensors import served_models
+from triton_backend.serve_folder.files import write_whole
 from triton_backend.serve_folder.repository import check_beside
 from triton_backend.serve_folder.settings import SETTINGS_NAME, ServeSettings
 from warehouse.db import Warehouse
@@ -97,7 +99,7 @@ def _roll_out(work: Workspace, plan: Plan, options: RolloutOptions, say: Say) ->
     settings = ServeSettings.read(work.state.serve / SETTINGS_NAME)
     check_beside(settings, plan)
     canaries = canary_plans(in_force, plan, options, settings.gateways)
-    work.state.rollout_under_way.touch()
+    write_whole(work.state.rollout_under_way, json.dumps(plan.to_dict()))
     rollout = _begin(plan.plan_id, in_force.plan_id, options)
     with work.open() as warehouse:
         add_plan(warehouse, plan, now_utc())
@@ -260,7 +262,7 @@ def _finish_interrupted(work: Workspace, say: Say) -> Plan:
         work.state.rollout_under_way.unlink(missing_ok=True)  # its process died before it began
         return plan_in_force(work.state.serve)
     in_force = finish_or_undo_change(work.state.serve)
-    swapped = in_force.plan_id == unfinished.plan_id
+    swapped = _is_plan_under_way(work, unfinished, in_force)
     if in_force.shares_requests:
         swapped, in_force = False, plan_before_canary(work.state.serve)
         change_plan(work.state.serve, in_force)
@@ -268,6 +270,15 @@ def _finish_interrupted(work: Workspace, say: Say) -> Plan:
     _end(work, unfinished, DONE if swapped else FAILED, outcome)
     say(f"  rollout {unfinished.rollout_id} was {outcome}")
     return in_force
+
+
+def _is_plan_under_way(work: Workspace, rollout: Rollout, plan: Plan) -> bool:
+    """True if it is the plan that a rollout was to bring, with the same artifacts."""
+    try:
+        brought = Plan.from_dict(json.loads(work.state.rollout_under_way.read_text()))
+    except (OSError, ValueError, InputError):  # written by an older version
+        return plan.plan_id == rollout.plan_id != rollout.former_plan_id
+    return is_same_plan(plan, brought)
 
 
 def check_plan(work: Workspace, plan: Plan) -> None:

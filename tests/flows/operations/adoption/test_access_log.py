@@ -52,12 +52,20 @@ def test_a_last_line_may_have_no_end(tmp_path: Path) -> None:
     assert read_access_log(tmp_path / "a.log", now=NOW).requests == {"net": 1}
 
 
+@pytest.mark.parametrize(
+    ("day", "now", "year"),
+    [
+        ("1231", NOW, 2025),
+        ("0229", datetime(2029, 1, 3, tzinfo=UTC), 2028),
+        ("0101", datetime(2026, 12, 31, 23, 0, tzinfo=UTC), 2027),  # the server's clock is ahead
+    ],
+)
 def test_lines_of_triton_are_of_the_last_year_where_they_would_be_in_the_future(
-    tmp_path: Path,
+    tmp_path: Path, day: str, now: datetime, year: int
 ) -> None:
-    line = TRITON.replace("I1125", "I1231").format(clock="08:00:00", path=infer("net"))
+    line = TRITON.replace("I1125", f"I{day}").format(clock="08:00:00", path=infer("net"))
     (tmp_path / "a.log").write_text(line)
-    assert read_access_log(tmp_path / "a.log", now=NOW).start.year == 2025
+    assert read_access_log(tmp_path / "a.log", now=now).start.year == year
 
 
 @pytest.mark.parametrize(

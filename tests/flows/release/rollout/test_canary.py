@@ -22,6 +22,7 @@ from flows.release.rollout.canary import CANARY, FORMER, Judged, canary_plan, ca
 from flows.release.rollout.change import change_plan, plan_before_canary, plan_in_force
 from flows.release.rollout.guarded import (
     DONE,
+    FAILED,
     ROLLED_BACK,
     RolloutResult,
     finish_interrupted,
@@ -468,16 +469,12 @@ def test_a_canary_that_took_too_few_requests_is_taken_back(work: Workspace, serv
     assert plan_in_force(work.state.serve).plan_id == "served"
 
 
-@pytest.mark.slow
-def test_a_canary_whose_rollout_died_takes_its_way_back(
-    state: ServerState, work: Workspace, served: Plan
-) -> None:
-    name = write_stage(work.state.artifacts, "died", "Add", OFFSET, ("middle", "y"))
-    new = of_stages(served, "served", artifact=name)  # plans of other artifacts have one id
+def begin_and_die(work: Workspace, former: Plan, new: Plan, rollout_id: str) -> None:
+    """Leave what a rollout leaves whose process dies before its first change."""
     begun = Rollout(
-        rollout_id="rollout-died",
+        rollout_id=rollout_id,
         plan_id=new.plan_id,
-        former_plan_id=served.plan_id,
+        former_plan_id=former.plan_id,
         state="begun",
         requested_by="test",
         reason="test",
@@ -487,7 +484,16 @@ def test_a_canary_whose_rollout_died_takes_its_way_back(
     )
     with work.open() as warehouse:
         begin_rollout(warehouse, begun)
-    work.state.rollout_under_way.touch()
+    work.state.rollout_under_way.write_text(json.dumps(new.to_dict()))
+
+
+@pytest.mark.slow
+def test_a_canary_whose_rollout_died_takes_its_way_back(
+    state: ServerState, work: Workspace, served: Plan
+) -> None:
+    name = write_stage(work.state.artifacts, "died", "Add", OFFSET, ("middle", "y"))
+    new = of_stages(served, "served", artifact=name)  # plans of other artifacts have one id
+    begin_and_die(work, served, new, "rollout-died")
     for step in canary_plans(served, new, OPTIONS, 1):
         change_plan(state.folder, step)
     assert plan_in_force(state.folder).plan_id == "served-canary-50"
@@ -496,6 +502,23 @@ def test_a_canary_whose_rollout_died_takes_its_way_back(
     assert {*offsets(told)} == {OFFSET}
     assert plan_in_force(state.folder).models == complete_tensors(served).models
     assert not work.state.rollout_under_way.exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("whole", [True, False])
+def test_a_rollout_of_other_artifacts_that_died_before_its_change_has_failed(
+    state: ServerState, work: Workspace, served: Plan, *, whole: bool
+) -> None:
+    new = of_stages(served, "served", artifact="other")  # plans of other artifacts have one id
+    begin_and_die(work, served, new, f"rollout-{whole}")
+    if not whole:
+        work.state.rollout_under_way.write_text("{")
+    assert finish_interrupted(work).models == complete_tensors(served).models
+    with work.open(read_only=True) as warehouse:
+        last = list_rollouts(warehouse)[0]
+    assert (last.rollout_id, last.state) == (f"rollout-{whole}", FAILED)
+    assert last.outcome == "interrupted after 'begun'; plan served is in force"
+    assert plan_in_force(state.folder).models == complete_tensors(served).models
 
 
 @pytest.mark.slow
