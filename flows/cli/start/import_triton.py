@@ -235,9 +235,9 @@ def _planned(
     from flows.release.artifacts import attach_artifacts
     from triton_backend.contract.errors import InputError
 
-    known, devices = read_cluster(files[0]), read_device_classes(files[0])
-    if {each.name for each in known.gpu_classes} - set(devices):
+    if not _runs_here(files[0]):
         return None
+    known, devices = read_cluster(files[0]), read_device_classes(files[0])
     classes = onnxruntime_classes(files[0])
     run = [*(each for each in found if each.kind == "model"), *steps_of(found)]
     with progress("profiling") as report:
@@ -260,6 +260,15 @@ def _planned(
         planned = plan_step(work, known, workload, options)
     notes(planned.warnings)
     return attach_artifacts(work, planned.plan, devices)
+
+
+def _runs_here(cluster: Path) -> bool:
+    """True if all classes of the cluster run in onnxruntime on this machine."""
+    from flows.files import read_cluster, read_device_classes
+
+    return {each.name for each in read_cluster(cluster).gpu_classes} <= set(
+        read_device_classes(cluster)
+    )
 
 
 def _document(
@@ -318,10 +327,14 @@ def _show(
         show(table(("left beside the plan", "reason"), beside))
     show(f"written to {files[0]} and {files[1]}")
     if made is None:
-        first = next(each.name for each in found if each.kind == "model")
+        profile = f"poolpipe profile --cluster {files[0]}"
+        if not _runs_here(files[0]):
+            first = next((each.name for each in found if each.kind == "model"), "NAME")
+            profile = (
+                f"poolpipe profile {first} --cluster {files[0]} --runtime tensorrt --gpu CLASS=GPU"
+            )
         show(
-            f"next: poolpipe profile {first} --cluster {files[0]} --runtime tensorrt --gpu"
-            " CLASS=GPU\n"
+            f"next: {profile}\n"
             f"      poolpipe plan --cluster {files[0]} --workload {files[1]} -o plan.json"
         )
     else:

@@ -22,6 +22,7 @@ from tests.flows.preparation.triton_repository.repositories import (
     digest,
     make_others_run,
     write_repository,
+    write_steps_alone,
 )
 from tests.ports import free_ports
 from tests.triton_backend.serving.system import wait_for
@@ -242,6 +243,22 @@ def test_sizes_are_listed_after_an_import(poolpipe: Command, repository: Path) -
     plan = json.loads(Path("plan.json").read_text())
     assert {model["name"] for model in plan["models"]} == {f"reader@{one}" for one in shapes}
     assert digest(repository) == before
+
+
+@pytest.mark.slow
+def test_a_repository_of_python_steps_alone_is_planned_step_by_step(
+    poolpipe: Command, project: Path
+) -> None:
+    """Without `--no-plan` it is profiled and planned at once; here by the commands it names."""
+    write_steps_alone(project / "models")
+    ran = poolpipe("import-triton", "models", "--no-plan", "-o", "out")
+    assert ran.code == 0, ran.err
+    profile, plan = (line.split("poolpipe ")[1].split() for line in ran.out.splitlines()[-2:])
+    assert profile == ["profile", "--cluster", "out/cluster.yaml"]
+    assert poolpipe(*profile).code == 0
+    planned = poolpipe(*plan)
+    assert planned.code == 0, planned.err
+    assert [one["name"] for one in json.loads(Path("plan.json").read_text())["models"]]
 
 
 def test_files_are_written_for_gpus_that_are_elsewhere(poolpipe: Command, repository: Path) -> None:

@@ -195,3 +195,47 @@ def add_cleaned(folder: Path) -> None:
         (folder / name / "1").mkdir(parents=True)
         (folder / name / "config.pbtxt").write_text(text)
     (folder / "clean" / "1" / "model.py").write_text(CLEANING)
+
+
+DOUBLE = """
+backend: "python"
+max_batch_size: 8
+input [ { name: "a" data_type: TYPE_FP32 dims: [ 4 ] } ]
+output [ { name: "b" data_type: TYPE_FP32 dims: [ 4 ] } ]
+"""
+DOUBLED = """
+platform: "ensemble"
+max_batch_size: 8
+input [ { name: "x" data_type: TYPE_FP32 dims: [ 4 ] } ]
+output [ { name: "y" data_type: TYPE_FP32 dims: [ 4 ] } ]
+ensemble_scheduling {
+  step [
+    {
+      model_name: "double"
+      model_version: -1
+      input_map { key: "a" value: "x" }
+      output_map { key: "b" value: "y" }
+    }
+  ]
+}
+"""
+DOUBLING = """
+import triton_python_backend_utils as pb_utils
+
+
+class TritonPythonModel:
+    def execute(self, requests):
+        answers = []
+        for request in requests:
+            a = pb_utils.get_input_tensor_by_name(request, "a").as_numpy()
+            answers.append(pb_utils.InferenceResponse([pb_utils.Tensor("b", a * 2)]))
+        return answers
+"""
+
+
+def write_steps_alone(folder: Path) -> None:
+    """Write a repository of one ensemble, whose only model is written in Python."""
+    for name, text in (("double", DOUBLE), ("doubled", DOUBLED)):
+        (folder / name / "1").mkdir(parents=True)
+        (folder / name / "config.pbtxt").write_text(text)
+    (folder / "double" / "1" / "model.py").write_text(DOUBLING)
