@@ -566,7 +566,11 @@ def generation_of_version(settings: ServeSettings, name: str, version: int) -> i
     numbers = rendered_generations(settings.folder)
     for number in (*(n for n in numbers if n == in_force), *reversed(numbers)):
         path = settings.folder / "generations" / str(number) / "plan.json"
-        if answering(Plan.from_dict(json.loads(path.read_text())), name, version):
+        try:
+            plan = Plan.from_dict(json.loads(path.read_text()))
+        except FileNotFoundError:  # it is being written, or removed
+            continue
+        if answering(plan, name, version):
             return number
     raise InputError(f"model {name!r}, version {version}", "no plan has it")
 

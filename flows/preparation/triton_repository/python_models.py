@@ -9,6 +9,7 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+from zlib import crc32
 
 from flows.files import read_text
 from triton_backend.contract.errors import InputError
@@ -92,8 +93,10 @@ def _kind(stated: Any) -> str:
 
 
 def package_of(name: str) -> str:
-    """The name of a step's package."""
-    return f"step_{re.sub(r'[^A-Za-z0-9_]', '_', name)}"
+    """The name of a step's package; names that differ have packages that do."""
+    letters = re.sub(r"[^A-Za-z0-9_]", "_", name)
+    # `a-b` and `a.b` have the same letters.
+    return f"step_{letters}" if letters == name else f"step_{letters}_{crc32(name.encode()):08x}"
 
 
 def write_step(file: Path, message: Any, name: str, folder: Path) -> Path:

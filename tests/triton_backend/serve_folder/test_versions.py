@@ -54,6 +54,7 @@ def test_a_version_begins_with_the_plan_in_force_or_the_newest_that_has_it(tmp_p
     place.mkdir()
     (place / "plan.json").write_text(json.dumps(versioned_plan((2, 3), "next").to_dict()))
     (tmp_path / "state.json").write_text(json.dumps({"generation": 1}))
+    (tmp_path / "generations" / "3").mkdir()  # being written
     found = {v: generation_of_version(settings, NAME, v) for v in (1, 2, 3)}
     assert found == {1: 1, 2: 1, 3: 2}
     with pytest.raises(InputError, match="model 'net', version 4: no plan has it"):
