@@ -5,8 +5,10 @@ made, and for what (`autoscale`, `steering`).
 """
 
 import time
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -20,8 +22,9 @@ from flows.planning.promises.attainment import with_attainment
 from flows.release.artifacts import attach_devices
 from flows.release.rollout.change import plan_in_force
 from flows.release.rollout.guarded import RolloutOptions, finish_interrupted, roll_out
-from flows.release.server.running import ServerState, read_state
+from flows.release.server.running import ServerError, ServerState, read_state
 from flows.workspace import Workspace, store_plan
+from triton_backend.contract.entries import Lease, latest
 from triton_backend.contract.plan import Plan
 from triton_backend.serve_folder.repository import OFFLOAD_MODEL
 
@@ -102,9 +105,25 @@ class SteeredServer(RunningSystem):
         return found
 
     def announced(self) -> Sequence[Demand]:
-        """Of all leases."""
-        answer = self.server().ask(OFFLOAD_MODEL, {"command": "announced"})
-        return [Demand(**demand) for demand in answer["demands"]]
+        """Of all clients, which each announce to one of the gateways.
+
+        Raises:
+            ServerError: no gateway answers.
+        """
+        server = self.server()
+        tables: list[list[Lease]] = []
+        for gateway in server.gateways:
+            try:
+                answer = server.ask(OFFLOAD_MODEL, {"command": "announced"}, gateway)
+            except ServerError:  # its clients go to the other, and announce there
+                if gateway == server.gateways[-1] and not tables:
+                    raise
+                continue
+            tables.append([Lease(**lease) for lease in answer["leases"]])
+        rates = defaultdict[tuple[str, int, int], float](float)
+        for lease in latest(chain.from_iterable(tables)):
+            rates[lease.model, lease.block, lease.budget_us] += lease.rate_rps
+        return [Demand(*key, rate_rps) for key, rate_rps in sorted(rates.items())]
 
     def stated(self, plan: Plan) -> Plan:
         """The plan as it is: clients wait for it, and simulating it takes up to a second."""

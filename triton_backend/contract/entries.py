@@ -6,10 +6,10 @@ one block the budget decides which takes a request (`covering`), or a stated sha
 (`ShareTurns`): one rule for the front and the simulator.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import fsum
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, NamedTuple, Self
 
 from triton_backend.contract.errors import InputError
 from triton_backend.contract.fields import About, Fields, Form, check_form, check_name, read_form
@@ -144,3 +144,26 @@ def _check_shares(where: str, entries: Sequence[Entry]) -> None:
     if abs(fsum(shares.values()) - 1) > _SHARES_OFF:
         listed = " + ".join(f"{share:g}" for share in shares.values())
         raise InputError(where, f"shares add up to 1, not {listed}")
+
+
+class Lease(NamedTuple):
+    """A client's announcement of what it will send, and the instant at which that ends.
+
+    It says what a client wants, and reserves nothing.
+    """
+
+    client: str
+    model: str
+    block: int
+    rate_rps: float
+    budget_us: int
+    until_us: int
+
+
+def latest(leases: Iterable[Lease]) -> list[Lease]:
+    """One lease of every client, the one announced last: two gateways may have one each."""
+    return [*{lease.client: lease for lease in sorted(leases, key=_until)}.values()]
+
+
+def _until(lease: Lease) -> int:
+    return lease.until_us

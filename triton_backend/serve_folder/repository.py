@@ -337,14 +337,8 @@ def front_ports(
             front goes on listening; one that goes still has its own until it is unloaded.
 
     Raises:
-        InputError: there are not as many ports as the plan needs, or two gateways would serve a
-            model with entries.
+        InputError: there are not as many ports as the plan needs.
     """
-    with_entries = [model.name for model in plan.models if model.entries]
-    if settings.gateways > 1 and with_entries:
-        name = with_entries[0]
-        reason = f"model {name!r} has entries, which two gateways (--gateways 2) do not serve"
-        raise InputError(f"plan {plan.plan_id}", reason)
     kept = dict(former or {})
     first = settings.base_port + 1
     free = iter(sorted({*range(first, first + MOST_FRONTS)} - {*kept.values()}))

@@ -650,8 +650,12 @@ class Deployment:
         return range(slots, 2 * slots if used else slots)
 
     def express_layout(self, model: ModelPlan) -> SlotLayout:
-        """How an express request lies in a slot of its front."""
-        return SlotLayout(specs=model.inputs, batch=self.largest_request(model))
+        """How an express request, or one of a module, lies in a slot of its front.
+
+        A slot has room for the tensors of every entry, of which a request brings those of one.
+        """
+        specs = _brought(model) if model.name in self.retained_models else model.inputs
+        return SlotLayout(specs=specs, batch=self.largest_request(model))
 
     def express_segment(self, model: str, gateway: int = 0) -> str:
         """Name of a front's segment in a gateway for express requests and those of modules."""
@@ -682,9 +686,18 @@ def _least_us(pipelines: Iterable[Pipeline]) -> int:
     return min(sum(stage.latency_us_by_batch[0] for stage in p.stages) for p in pipelines)
 
 
+def _brought(model: ModelPlan) -> tuple[TensorSpec, ...]:
+    """Every tensor that requests bring, of whatever entry."""
+    of_entries = (spec for entry in model.entries for spec in entry.inputs or model.inputs)
+    return tuple(dict.fromkeys(of_entries)) or model.inputs
+
+
 def _alone(model: ModelPlan) -> Application:
-    """A model that is served by itself, as an application of one module."""
-    reads = {spec.name: f"{REQUEST}.{spec.name}" for spec in model.inputs}
+    """A model that is served by itself, as an application of one module.
+
+    The module reads what every entry's requests bring; a batch, what its own entry's do.
+    """
+    reads = {spec.name: f"{REQUEST}.{spec.name}" for spec in _brought(model)}
     gives = {spec.name: f"{model.name}.{spec.name}" for spec in model.outputs}
     module = Module(name=model.name, model=model.name, inputs=reads)
     return Application(name=model.name, slo_us=model.slo_us, modules=(module,), outputs=gives)

@@ -415,10 +415,10 @@ async def killed(
         await asyncio.sleep(TICK_S)
         with suppress(PoolPipeError, KeyError, TypeError):
             status = await asyncio.to_thread(project.state.control, "status")
-            demands = await asyncio.to_thread(
+            announced = await asyncio.to_thread(
                 project.state.ask, OFFLOAD_MODEL, {"command": "announced"}
             )
-            clients = sum(d["rate_rps"] for d in demands["demands"]) / phones[0].rps
+            clients = sum(lease["rate_rps"] for lease in announced["leases"]) / phones[0].rps
             if whole(status) and clients <= len([p for p in phones if not p.over]) + 0.5:
                 break
     else:

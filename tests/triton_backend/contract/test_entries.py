@@ -4,7 +4,14 @@ from typing import Any
 
 import pytest
 
-from triton_backend.contract.entries import Entry, ShareTurns, check_entries, covering
+from triton_backend.contract.entries import (
+    Entry,
+    Lease,
+    ShareTurns,
+    check_entries,
+    covering,
+    latest,
+)
 from triton_backend.contract.errors import InputError
 from triton_backend.contract.fields import Fields
 
@@ -92,3 +99,12 @@ def test_shares_are_those_of_all_requests(given: Any, reason: str) -> None:
 
 def test_shares_of_one_block_are_whole() -> None:
     check_entries("m", entries((0, 0.9), (0, 0.1)), blocks=3)
+
+
+def test_of_two_leases_of_a_client_the_later_counts() -> None:
+    def lease(client: str, block: int, until_us: int) -> Lease:
+        return Lease(client, "net", block, 1.0, 40_000, until_us)
+
+    first, other, moved = lease("a", 1, 7), lease("b", 1, 8), lease("a", 2, 9)
+    assert {*latest([moved, first, other])} == {moved, other}
+    assert {*latest([first, other, moved])} == {moved, other}

@@ -27,6 +27,7 @@ from triton_backend.serving.front.replies import Refusal, Result
 from triton_backend.serving.worker.stage import LoadedStage
 
 pytestmark = pytest.mark.slow
+SLO_US = 400_000
 HEAD, TAIL = 0, 2  # the vGPU of the first stage, the first of the tail's
 
 
@@ -119,6 +120,25 @@ def test_batches_of_both_entries_shared_batch_together_and_get_their_own_answers
     assert counted(system, "shared_batch_entries") > shared_batches  # both entries, now and then
     assert counted(system, "samples") >= counted(system, "shared_batch_samples") > shared_batches
     nothing_is_left(system)
+
+
+@pytest.mark.parametrize("gateways", [1, 2])
+def test_a_request_that_allows_more_than_the_slo_waits_for_company_and_is_answered(
+    tmp_path: Path, gateways: int
+) -> None:
+    root = tmp_path / "artifacts"
+    options = ServeOptions(artifacts=root, gateways=gateways)
+    system = LocalSystem(tmp_path / "serve", boarding(root), options)
+    try:
+        for entry, name in enumerate(("x", "middle")):
+            value = numbers(1, 3)["x"]
+            answer = system.ask("cut", {name: value}, 5 * SLO_US, entry=entry)()
+            assert not isinstance(answer, Refusal), answer.message
+            factor = np.float32(2 if name == "x" else 1)
+            np.testing.assert_array_equal(answer["y"], value * factor + np.float32(5))
+        nothing_is_left(system)
+    finally:
+        system.stop()
 
 
 @pytest.mark.parametrize("vgpu", [HEAD, TAIL])

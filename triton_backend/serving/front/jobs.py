@@ -69,8 +69,9 @@ class _Generation:
         except IndexError:
             return None
         self.written[request.number] = slot
-        for name, view in self.requests.views(slot, self.requests.layout.batch).items():
-            put_tensor(view[: request.samples], request.tensors[name])
+        views = self.requests.views(slot, self.requests.layout.batch)
+        for name in views.keys() & request.tensors.keys():
+            put_tensor(views[name][: request.samples], request.tensors[name])
         return slot
 
     def group_of(self, module: str, tensor: str) -> int:

@@ -6,7 +6,7 @@ Open cuts, and what clients announced. Requests and answers are one JSON object 
                                          cuts: [{block, state, tail_ms: {least, p50, p99}}]
     {"command": "announce", "client", "model",
      "cut", "rate_rps", "budget_ms"}  -> plan_id, lease_s, state of the cut
-    {"command": "announced"}          -> demands of all leases; asks for the system's token
+    {"command": "announced"}          -> plan_id, leases; asks for the system's token
 
 A cut is `planned` where an entry there has pools of its own, `shadow` where only a pool that starts
 anywhere serves it, else `closed`. Tails are what is to be expected by the plan: alone, and after as
@@ -17,13 +17,17 @@ proven: only so many new ones are taken a second, so that a flood of them pushes
 lease; and where there are too many, the lease that was announced longest ago makes room, so that
 names which are made up once keep no client out for long. A client that is refused is served all the
 same, and announces again.
+
+Of two gateways each has the leases that were announced to it; a client that went from one to the
+other may have two for a while, of which the later counts (`contract.entries.latest`).
 """
 
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
+from triton_backend.contract.entries import Lease
 from triton_backend.contract.errors import InputError
 from triton_backend.contract.fields import Fields, check_name
 from triton_backend.contract.plan import ModelPlan, Plan
@@ -39,16 +43,6 @@ MOST_NAME = 200
 MOST_RPS, MOST_BUDGET_MS = 1e6, 1e6
 PLANNED, SHADOW, CLOSED = "planned", "shadow", "closed"
 WHERE = "offload request"
-
-
-class Lease(NamedTuple):
-    """A client's announcement, and until when it holds."""
-
-    model: str
-    block: int
-    rate_rps: float
-    budget_us: int
-    until_us: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,22 +138,16 @@ class Offload:
         if command == "announce":
             return self._announce(fields)
         if command == "announced" and trusted:
-            return {"plan_id": self._plan().plan_id, "demands": self.demands()}
+            leases = [lease._asdict() for lease in self.leases()]
+            return {"plan_id": self._plan().plan_id, "leases": leases}
         if command == "announced":
             raise InputError(f"{WHERE}, command", "'announced' needs the system's token")
         raise InputError(f"{WHERE}, command", f"{command[:MOST_NAME]!r} is none of offer, announce")
 
-    def demands(self) -> list[dict[str, Any]]:
-        """Rates that clients announced, by model, cut and budget."""
+    def leases(self) -> list[Lease]:
+        """Those that hold now."""
         self._end_leases()
-        found: dict[tuple[str, int, int], float] = {}
-        for lease in self._leases.values():
-            key = lease.model, lease.block, lease.budget_us
-            found[key] = found.get(key, 0.0) + lease.rate_rps
-        return [
-            {"model": model, "block": block, "budget_us": budget_us, "rate_rps": rate_rps}
-            for (model, block, budget_us), rate_rps in sorted(found.items())
-        ]
+        return [*self._leases.values()]
 
     def __len__(self) -> int:
         return len(self._leases)
@@ -190,7 +178,7 @@ class Offload:
             if len(self._leases) >= MOST_CLIENTS:
                 del self._leases[next(iter(self._leases))]
             until_us = self._now_us() + LEASE_US
-            self._leases[client] = Lease(name, cut.block, rate_rps, budget_us, until_us)
+            self._leases[client] = Lease(client, name, cut.block, rate_rps, budget_us, until_us)
         return {"plan_id": plan.plan_id, "lease_s": LEASE_US / US_PER_S, "state": cut.state}
 
     def _take_new(self) -> None:

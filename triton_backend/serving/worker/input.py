@@ -11,7 +11,7 @@ Here: where the inputs of a batch come from. Not here: the slot and the queue (`
 comes to (`output`).
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -107,7 +107,7 @@ class InputGatherer:
         elsewhere: list[tuple[list[str], Deployment, RowSlice]] = []
         for piece in pieces:
             end = piece.at + piece.rows
-            feeds = deployment.feeds(piece.application, piece.module, piece.producer, piece.group)
+            feeds = _feeds(deployment, piece, into)
             if end > body.samples or not feeds or any(wanted not in into for wanted, _ in feeds):
                 raise FrameError(f"a batch of {body.samples} samples does not read {piece}")
             if piece.slot == NONE:
@@ -128,12 +128,13 @@ class InputGatherer:
             if self._gathering.get(number) is not gathering:
                 return False  # none has one of those before
             application = deployment.applications[piece.application]
-            feeds = deployment.feeds(piece.application, piece.module, piece.producer, piece.group)
+            feeds = _feeds(deployment, piece, into)
             given = {name for _, name in feeds}
             model = theirs.served[application.name]
             if piece.producer != NONE:
                 model = theirs.plan.model(application.modules[piece.producer].model)
-            specs = model.inputs if piece.producer == NONE else model.outputs
+            of_request = theirs.express_layout(model).specs
+            specs = of_request if piece.producer == NONE else model.outputs
             wanted = [spec for spec in specs if spec.name in given]
             done = partial(self._come, number, gathering, feeds, piece, into)
             self._fetches.ask(addresses, application.name, piece, wanted, done)
@@ -216,6 +217,16 @@ class InputGatherer:
             return self._retained.deployment(piece.generation)
         except InputError as error:
             raise FrameError(f"{piece} is nowhere: {error}") from error
+
+
+def _feeds(
+    deployment: Deployment, piece: RowSlice, into: Collection[str]
+) -> tuple[tuple[str, str], ...]:
+    """The tensors that a batch reads of a piece: of a request, those of its own entry."""
+    feeds = deployment.feeds(piece.application, piece.module, piece.producer, piece.group)
+    if piece.producer != NONE:
+        return feeds
+    return tuple((wanted, given) for wanted, given in feeds if wanted in into)
 
 
 def _copy(feeds: Sequence[tuple[str, str]], piece: RowSlice, rows: Arrays, into: Arrays) -> None:

@@ -146,9 +146,10 @@ def test_offload_answers_everybody_in_one_line(served: ServerState) -> None:
             offload(served, kind, '{"command": "announced"}', token="guess")
     lease = announce(served, 2, 12.0)
     assert (lease["state"], lease["lease_s"]) == ("shadow", 10.0)
-    assert served.ask(OFFLOAD_MODEL, {"command": "announced"})["demands"] == [
-        {"model": "net", "block": 2, "budget_us": BUDGET_US, "rate_rps": 12.0}
-    ]
+    (found,) = served.ask(OFFLOAD_MODEL, {"command": "announced"})["leases"]
+    assert found.pop("until_us") > 0
+    told = {"client": "phone", "model": "net", "block": 2}
+    assert found == told | {"rate_rps": 12.0, "budget_us": BUDGET_US}
 
 
 def test_a_client_moves_its_cut_and_steer_follows_even_where_it_is_killed(

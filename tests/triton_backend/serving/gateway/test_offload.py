@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+from collections import Counter
 from typing import Any
 
 import pytest
@@ -58,13 +59,15 @@ def test_a_lease_lasts_ten_seconds_and_is_renewed_moved_and_given_back() -> None
     offload, clock = table(planned(30.0))
     assert announce(offload)["state"] == "planned"
     announce(offload, "d", rate_rps=2.0)
-    assert offload.demands() == [{"model": "net", "block": 1, "budget_us": 40_000, "rate_rps": 7.0}]
+    leases = offload.leases()
+    assert {(one.model, one.block, one.budget_us) for one in leases} == {("net", 1, 40_000)}
+    assert {one.client: one.rate_rps for one in leases} == {"c": 5.0, "d": 2.0}
     clock.now_us = 6_000_000
     announce(offload, "d", cut=2)
     clock.now_us = 10_000_000
-    assert [one["block"] for one in offload.demands()] == [2]
+    assert [one.block for one in offload.leases()] == [2]
     announce(offload, "d", rate_rps=0)
-    assert offload.demands() == []
+    assert offload.leases() == []
 
 
 def test_names_that_are_made_up_keep_no_client_out(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -76,7 +79,9 @@ def test_names_that_are_made_up_keep_no_client_out(monkeypatch: pytest.MonkeyPat
     announce(offload, "honest", cut=2)  # a client that renews its lease makes room last
     announce(offload, "late", cut=0)
     assert len(offload) == MOST_CLIENTS
-    rates = {one["block"]: one["rate_rps"] for one in offload.demands()}
+    rates = Counter[int]()
+    for one in offload.leases():
+        rates[one.block] += int(one.rate_rps)
     assert rates == {0: 5.0, 1: MOST_CLIENTS - 2, 2: 5.0}
     clock.now_us = 10_000_000
     announce(offload, "later")
@@ -132,14 +137,14 @@ def test_what_makes_no_sense_is_said_in_one_line(change: dict[str, Any], reason:
         announce(offload, **change)
     assert reason in str(error.value)
     assert "\n" not in str(error.value)
-    assert offload.demands() == []
+    assert offload.leases() == []
 
 
 def test_only_who_has_the_token_reads_what_is_announced() -> None:
     offload, _ = table(planned(30.0))
     with pytest.raises(InputError, match="needs the system's token"):
         offload.answer('{"command": "announced"}')
-    assert offload.answer('{"command": "announced"}', trusted=True)["demands"] == []
+    assert offload.answer('{"command": "announced"}', trusted=True)["leases"] == []
 
 
 def test_the_plan_is_read_once_for_every_generation() -> None:

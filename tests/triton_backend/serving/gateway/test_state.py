@@ -90,6 +90,22 @@ def test_timers_ring_as_much_earlier_as_fronts_keep_back(gateway: HeldGateway) -
     assert gateway.timer_us == early_us + 5_000
 
 
+def test_a_client_that_allows_much_time_takes_none_from_another(gateway: HeldGateway) -> None:
+    """A timer rings before its instant, which is then the core's: no more than the SLO pays for."""
+    allowed_us = 10 * SLO_US
+    guard_us = ServeOptions().guard_us(allowed_us)
+    patient = ArrivalBody(1, 10 + allowed_us - guard_us, 1, guard_us=guard_us)
+    gateway.arrival(PAIR, patient, 10)
+    rings_us = gateway.timer_us
+    assert rings_us is not None
+    gateway.timer(rings_us)
+    ((_, body),) = dispatches(gateway.frames())
+    assert body.requests == (1,)
+    arrive(gateway, 2, 3, 4, 5, now_us=rings_us)
+    ((_, body),) = dispatches(gateway.frames())
+    assert body.requests == (2, 3, 4, 5)
+
+
 def test_the_same_request_announced_twice_counts_once(gateway: HeldGateway) -> None:
     arrive(gateway, 1, 1, 2, 3)
     assert not gateway.frames()

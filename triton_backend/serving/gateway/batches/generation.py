@@ -48,15 +48,19 @@ class Generation:
         self.retained_models = [model.name in deployment.retained_models for model in models]
         self.supervise(now_us)
         self.runs: dict[StagePlace, StageRuns] = {}
-        self._guards_us = {model.name: settings.guard_us(model.slo_us) for model in models}
+        self._most_us = {model.name: settings.guard_us(model.slo_us) for model in models}
+        self._guards_us = dict(self._most_us)
         self.timer_lead_us = min(self._guards_us.values())
 
     def announced(self, model: str, guard_us: int) -> None:
         """A front said what it keeps back of a request's time.
 
         Timers ring as much before their instants. Of several models the least counts, as always:
-        one that is sent early leaves out those that come later.
+        one that is sent early leaves out those that come later. A client that allows more than the
+        SLO keeps back more, too, and would move all that waits, and a shared batch's patience with
+        its members, by as much: no more counts than the SLO's own.
         """
+        guard_us = min(guard_us, self._most_us.get(model, guard_us))
         if self._guards_us.get(model, guard_us) != guard_us:
             self._guards_us[model] = guard_us
             self.timer_lead_us = min(self._guards_us.values())
