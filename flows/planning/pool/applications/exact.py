@@ -66,6 +66,7 @@ _PRICINGS = 20  # of scarce GPUs
 _HANDING_SHARE = 0.25  # of the time that is left: what handing out scarce GPUs may take
 _SCARCE_SHARE = 0.6  # of the time that is left: what planning lines at these may take
 _EQUAL_SHARE = 0.4  # of the time that is left: what the plan of equal parts may take
+_FEWEST_SIZES = 4  # stages for which as few sizes are offered as ever, where cuts are many
 _SKETCH, _MANY = 24, 64  # boxes looked at before one program is asked; after it
 _ENDS = "time limit reached"
 
@@ -213,10 +214,15 @@ def _parts(
         InfeasibleError: there is none.
     """
     equal = _equal_parts(inputs, options, lines, problem)
-    cluster, notes = unequal.offered(inputs.cluster, options.max_partitions)
+    wide, notes, cuts = problem, list[str](), None
+    fewer = max(2, options.max_partitions)
+    for stages in range(fewer, max(fewer, _FEWEST_SIZES) + 1):
+        cluster, notes = unequal.offered(inputs.cluster, stages)
+        wide = line_problem(replace(inputs, cluster=cluster), options, lines, EVERY)
+        cuts = unequal.cuts_of_problem(wide, cluster)
+        if cuts is not None:
+            break
     trace.notes += [*notes, *undisturbed(inputs)]
-    wide = line_problem(replace(inputs, cluster=cluster), options, lines, EVERY)
-    cuts = unequal.cuts_of_problem(wide, cluster)
     if cuts is None:
         trace.notes.append("too many ways to cut a GPU: GPUs were cut into equal parts alone")
     else:

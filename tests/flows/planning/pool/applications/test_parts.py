@@ -154,6 +154,26 @@ def test_throughput_is_the_highest_of_all_times_and_cuts(seed: int) -> None:
     assert plan.certificate["over_equal_parts"] >= 1
 
 
+@pytest.mark.long
+def test_of_a_hundred_sizes_as_many_are_combined_as_can_be() -> None:
+    """All of them in four parts a GPU are too many cuts; 20 are, too."""
+    known = {name: replace(one, tables=dict(finely(one))) for name, one in profiles(1).items()}
+    (kind,) = gpus(1).gpu_classes
+    fine = replace(kind, vgpu_percents=tuple(range(1, 101)), max_vgpus_per_gpu=6)
+    plan = planned(known, replace(gpus(1), gpu_classes=(fine,)), chain(60.0), objective="cost")
+    assert sharing(plan) == {(0, 0): {"a", "b"}}
+    assert any("of 100 sizes" in note for note in plan.certificate["notes"])
+
+
+def finely(profile: ModelProfile) -> Iterator[tuple[ProfileKey, ProfileTable]]:
+    """Tables of every percent, each as the next smaller one that there is."""
+    for percent in range(1, 101):
+        least = max((p for p in PERCENTS if p <= percent), default=PERCENTS[0])
+        table = profile.table("g", 3 * least, SOLO)
+        assert table is not None
+        yield ProfileKey("g", 3 * percent, SOLO), table
+
+
 def sharing(plan: Plan) -> dict[tuple[int, int], set[str]]:
     """Models by GPU."""
     found: dict[tuple[int, int], set[str]] = {}
