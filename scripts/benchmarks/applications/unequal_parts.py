@@ -12,7 +12,7 @@ spread evenly from 0.05 to 0.95. No draw is left out.
 Compared, by GPUs at that rate, of a plan for least cost:
 
     equal        every GPU has parts of one size for one module: what was planned before
-    by default   the same on a class of equal parts (1, 1/2, 1/4, 1/5, 1/10) as it is planned by
+    by default   the same on a class of equal parts (1, 1/2, 1/4) as it is planned by
                  default there, where batches gather by rank and machines are padded (`tc-padded`)
     one size     parts of one size on a GPU, for any modules
     unequal      parts of any sizes beside each other, for any modules
@@ -35,7 +35,7 @@ from scripts.benchmarks.figures import Figure, add_destinations, conclude
 from scripts.golden.problems import PERCENTS, Made, Recipe, drawn
 from triton_backend.contract.errors import InfeasibleError
 from triton_backend.contract.profiles import ModelProfile, ProfileKey
-from triton_backend.contract.shares import LOADED, SOLO, WHOLE_GPU
+from triton_backend.contract.shares import LOADED, MAX_DIVISOR, SOLO, WHOLE_GPU
 
 WORKLOADS, FIRST_SEED, GPUS = 20, 1_000, 4
 RECIPE = Recipe(
@@ -49,7 +49,7 @@ RECIPE = Recipe(
     rates_rps=(1.0,),
     gap=0.01,
 )
-EVEN = tuple(100 // percent for percent in PERCENTS if 100 % percent == 0)  # divisors
+EVEN = tuple(v for v in range(1, MAX_DIVISOR + 1) if 100 % v == 0)  # divisors
 LIMIT_S = 8.0  # of a plan
 
 
