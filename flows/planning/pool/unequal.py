@@ -337,7 +337,7 @@ def _integer(
         return Answer(bound=solved.bound, score=known)
     counts = np.zeros(columns.types.shape, dtype=np.int64)
     counts[column, stage] = np.rint(solved.values[vgpus]).astype(np.int64)
-    if candidates.beside is not None:  # what serves nothing keeps nothing
+    if candidates.beside is not None:  # a configuration that serves nothing keeps nothing
         asked = goal.weight[columns.model] * (1.0 if goal.fixed else ceiling)
         counts[solved.values[rates] <= SOLVED * asked] = 0
     counts = trimmed(columns, counts)

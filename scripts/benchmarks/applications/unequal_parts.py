@@ -150,7 +150,7 @@ def of_one_size(made: Made) -> Made:
 
 
 def figures_of(rows: list[Compared]) -> list[Figure]:
-    """What is compared, over all workloads."""
+    """The comparisons over all workloads."""
     rates = [row.highest_unequal_rps / row.highest_equal_rps for row in rows]
     default = [row for row in rows if row.by_default < inf]
     attained = [row.even for row in rows if row.even is not None]

@@ -55,7 +55,7 @@ from flows.planning.pool.plan import cut_pipelines, pipelines_of, undisturbed
 from flows.planning.pool.search import Found
 from flows.planning.pool.spare_gpus import promised_rps
 from flows.planning.registry import Inputs, Outcome, PlanOptions, Trace
-from flows.planning.solver.arrays import Floats
+from flows.planning.solver.arrays import Floats, Ints
 from flows.planning.solver.tolerances import ROUNDING
 from triton_backend.contract.applications import Application, Module
 from triton_backend.contract.cluster import Cluster
@@ -241,22 +241,48 @@ def _parts(
             times=times,
         )
         found = offer.search(known, options, trace, inputs.watch)
+        best = equal
         if found.columns is not None and found.vgpus is not None and found.gpus is not None:
-            return _Parts(
+            counted = found.columns, found.vgpus
+            best = _Parts(
                 problem=wide,
-                counted=(found.columns, found.vgpus),
+                counted=counted,
                 gpus=found.gpus,
                 score=found.score,
                 bound=found.bound,
                 equal=known[0],
-                times=pools.times_of(only_used(found.columns, found.vgpus)[0]),
+                times=pools.times_of(only_used(*counted)[0]),
                 space=unequal.SPACE,
             )
-        if equal is not None:
-            return replace(equal, bound=found.bound, space=unequal.SPACE)
+        if best is not None:
+            best = replace(best, bound=found.bound, space=unequal.SPACE)
+            return _with_room(best, offer, pools, options) if pools.goal.fixed else best
     if equal is None:
         raise _no_plan(inputs, lines, problem)
     return equal
+
+
+def _with_room(best: _Parts, offer: Offered, pools: Pools, options: PlanOptions) -> _Parts:
+    """The same on the GPUs that are paid, filled so that lines could serve more than is asked."""
+    classes = range(len(offer.problem.gpus))
+
+    def used(gpus: unequal.Gpus) -> Ints:
+        return np.array([len(gpus.get(number, ())) for number in classes])
+
+    found = offer.with_room(used(best.gpus), best.times, options, pools.watch)
+    if found.columns is None or found.vgpus is None or found.gpus is None:
+        return best
+    counted = found.columns, found.vgpus
+    score = -float(pools.goal.price @ used(found.gpus))
+    return replace(
+        best,
+        problem=offer.problem,
+        counted=counted,
+        gpus=found.gpus,
+        score=score,
+        bound=max(best.bound, score),
+        times=pools.times_of(only_used(*counted)[0]),
+    )
 
 
 def _equal_parts(

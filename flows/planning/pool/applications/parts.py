@@ -8,6 +8,9 @@ bounds every plan. Two steps, each from the best plan known:
                                              better already
     time and cuts together                   for the bound, and for budgets that suit smaller parts
 
+Where cost or power are minimised, the rest of the GPUs that are paid is handed out, too: the
+highest level of all rates on as many GPUs, at the plan's budgets.
+
 The plan of equal parts is known before. So offering more sizes is never dearer. Where there is no
 such plan (it gives every line GPUs of its own), the second step begins with none.
 """
@@ -29,12 +32,13 @@ from flows.planning.solver.program import ProgramBuilder
 from flows.planning.watch import Watch
 
 MOST_TOGETHER = 400  # configurations of the program for time and cuts
-_SHARE = 0.3  # of the time that is left: what the first step may take
+_SHARE = 0.3  # of the time that is left: what one step at known budgets may take
+_ROOM_GAP = 0.05  # of the level to which GPUs that are paid are filled
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Offered:
-    """What lines may run on parts of every size.
+    """Configurations of lines on parts of every size.
 
     Attributes:
         columns: n configurations of lines.
@@ -67,15 +71,31 @@ class Offered:
         score, times = known
         first = unequal.Answer(bound=np.inf, score=score)
         if times is not None:
-            budgets = np.array(self.lines.filled(times), dtype=np.float64)
-            rows = np.flatnonzero(self.times <= budgets[self.columns.model] + 1e-6)
-            within = unequal.Candidates(columns=self.columns.take(rows))
-            first = self._ask(within, score, options, trace, watch.part(_SHARE))
+            first = self._ask(self._within(times), score, options, trace, watch.part(_SHARE))
         every = unequal.Candidates(
             columns=self.columns, most=MOST_TOGETHER, times=self.times, beside=self._in_time
         )
         answer = self._ask(every, first.score, options, trace, watch)
         return answer if answer.columns is not None else replace(first, bound=answer.bound)
+
+    def with_room(
+        self, gpus: Ints, times: Sequence[int], options: PlanOptions, watch: Watch
+    ) -> unequal.Answer:
+        """A plan on so many GPUs [C], at these times by line, that could serve more than is asked.
+
+        Its score is the highest level of the rates, 1 where none above that is found.
+        """
+        free = replace(self.goal, price=np.zeros_like(self.goal.price), fixed=False)
+        problem = replace(self.problem, gpus=gpus)
+        loose = replace(options, gap=max(options.gap, _ROOM_GAP))
+        given = (problem, self._within(times), self.cuts, free, 1.0)
+        return unequal.search(*given, loose, Trace(), watch.part(_SHARE))
+
+    def _within(self, times: Sequence[int]) -> unequal.Candidates:
+        """Configurations within the budgets of times by line, resized to fill the limits."""
+        budgets = np.array(self.lines.filled(times), dtype=np.float64)
+        rows = np.flatnonzero(self.times <= budgets[self.columns.model] + 1e-6)
+        return unequal.Candidates(columns=self.columns.take(rows))
 
     def _ask(
         self,

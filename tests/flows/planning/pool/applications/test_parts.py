@@ -233,6 +233,22 @@ def test_every_job_of_such_a_plan_is_in_time_at_its_rate() -> None:
 
 
 @pytest.mark.long
+def test_gpus_that_are_paid_are_filled_so_that_rows_that_vary_are_in_time() -> None:
+    """25, 30 and 25 % carry the rates, of which 99.1 % would be in time: there is room for more."""
+    names = ("a", "b", "c")
+    varying = {"rows_per_request": 2.0, "max_rows": 6}
+    workload = chain(150.0, names, 40.0)
+    (app,) = workload.applications
+    modules = tuple(
+        replace(module, **varying) if module.parents else module for module in app.modules
+    )
+    workload = replace(workload, applications=(replace(app, modules=modules),))
+    plan = planned(profiles(1, names), gpus(1), workload, objective="cost")
+    how = SimOptions(arrivals=Deterministic(), duration_s=5.0, applications=("app",))
+    assert simulate(plan, how).applications["app"].outcome.attainment > 0.995
+
+
+@pytest.mark.long
 def test_a_plan_of_more_gpus_follows_within_the_cluster() -> None:
     """Workers whose part, place and stage stay go on: the change needs no second GPU."""
     names = ("a", "b", "c")
