@@ -24,10 +24,9 @@ unequal parts attain in the simulator: at equal gaps at the planned rate, and of
 
 import argparse
 import sys
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from math import inf
 from statistics import fmean, geometric_mean
-from typing import Any
 
 from flows.clock import Stopwatch
 from flows.planning.promises.attainment import with_attainment
@@ -215,9 +214,9 @@ def main() -> int:
     for number in range(WORKLOADS):
         rows.append(compared(number))
         print(rows[-1], file=sys.stderr, flush=True)
-    names = Compared.__dataclass_fields__
-    details: dict[str, Any] = {"rows": [{n: getattr(row, n) for n in names} for row in rows]}
-    return conclude(asked, "unequal-parts", figures_of(rows), details)
+    found = [{key: None if value == inf else value for key, value in asdict(row).items()}
+             for row in rows]  # fmt: skip
+    return conclude(asked, "unequal-parts", figures_of(rows), {"rows": found})
 
 
 if __name__ == "__main__":
