@@ -75,7 +75,7 @@ def state(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerState]:
 def request(deployment: Deployment, number: int) -> Arrays:
     random = np.random.default_rng(number)
     return {
-        spec.name: random.integers(0, 256, (1 + number % 3, *spec.shape[1:])).astype(np.uint8)
+        spec.name: random.integers(0, 256, (1 + number % 2, *spec.shape[1:])).astype(np.uint8)
         for spec in deployment.served["traffic"].inputs
     }
 
