@@ -229,30 +229,8 @@ class Problem:
     def make(self) -> Made:
         """Draw it; what its options need (rates, a plan in force) is planned on the way."""
         recipe = FAMILIES[self.family]
-        random = np.random.default_rng(self.seed)
-        cluster = Cluster.from_dict(_cluster(recipe))
-        count = int(random.integers(recipe.models[0], recipe.models[1] + 1))
-        profiles = {
-            profile.name: profile
-            for profile in (_profile(random, f"m{number:02}", recipe) for number in range(count))
-        }
-        workload = Workload.from_dict(_workload(random, profiles, recipe))
-        options = PlanOptions(
-            planner=recipe.planner,
-            objective=recipe.objective,
-            max_partitions=min(recipe.stages, recipe.blocks),
-            gap=recipe.gap,
-            time_limit_s=LIMIT_S,
-            own=recipe.own,
-        )
-        pressure = {"fast": PRESSURE} if recipe.planner.startswith("gpulets") else {}
-        made = Made(
-            profiles=profiles,
-            cluster=cluster,
-            workload=workload,
-            options=options,
-            interference={} if recipe.cut == "mig" else pressure,
-        )
+        made = drawn(recipe, self.seed)
+        workload, options = made.workload, made.options
         if recipe.before is not None:
             former = replace(workload, models=workload.models[recipe.before :])
             in_force = replace(made, workload=former).plan()
@@ -260,6 +238,34 @@ class Problem:
         if recipe.objective != "throughput" and not recipe.rates_rps:
             made = replace(made, workload=_rated(made, recipe.load))
         return made
+
+
+def drawn(recipe: Recipe, seed: int) -> Made:
+    """A problem of a recipe, with the rates that the recipe states."""
+    random = np.random.default_rng(seed)
+    cluster = Cluster.from_dict(_cluster(recipe))
+    count = int(random.integers(recipe.models[0], recipe.models[1] + 1))
+    profiles = {
+        profile.name: profile
+        for profile in (_profile(random, f"m{number:02}", recipe) for number in range(count))
+    }
+    workload = Workload.from_dict(_workload(random, profiles, recipe))
+    options = PlanOptions(
+        planner=recipe.planner,
+        objective=recipe.objective,
+        max_partitions=min(recipe.stages, recipe.blocks),
+        gap=recipe.gap,
+        time_limit_s=LIMIT_S,
+        own=recipe.own,
+    )
+    pressure = {"fast": PRESSURE} if recipe.planner.startswith("gpulets") else {}
+    return Made(
+        profiles=profiles,
+        cluster=cluster,
+        workload=workload,
+        options=options,
+        interference={} if recipe.cut == "mig" else pressure,
+    )
 
 
 def problems() -> tuple[Problem, ...]:

@@ -1,6 +1,7 @@
 """Options of planners that take applications."""
 
 from flows.planning.registry import Option, PlanOptions
+from triton_backend.contract.cluster import Cluster
 from triton_backend.contract.errors import InputError
 
 AUTO = "auto"
@@ -12,7 +13,7 @@ OPTIONS = (
         default=AUTO,
         choices=(AUTO, *ACCOUNTINGS),
         help="How the time to gather a batch is counted; auto: fixed, for applications at "
-        "least cost tc-padded (billing gpu) or tc-tail (occupancy).",
+        "least cost on equal parts tc-padded (billing gpu) or tc-tail (occupancy).",
     ),
     Option(
         name="dummies",
@@ -36,12 +37,17 @@ def plain(options: PlanOptions) -> bool:
     return options.own["gathering"] in (AUTO, "fixed") and billing_of(options) == "gpu"
 
 
-def gathering_of(options: PlanOptions) -> str:
+def in_percents(cluster: Cluster) -> bool:
+    """True if GPUs of some class are cut into parts of unequal size."""
+    return any(gpu_class.vgpu_percents for gpu_class in cluster.gpu_classes)
+
+
+def gathering_of(options: PlanOptions, cluster: Cluster) -> str:
     """The accounting that is meant."""
     asked = str(options.own["gathering"])
     if asked != AUTO:
         return asked
-    if options.objective != "cost":
+    if options.objective != "cost" or in_percents(cluster):
         return "fixed"
     return "tc-padded" if billing_of(options) == "gpu" else "tc-tail"
 

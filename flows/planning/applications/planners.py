@@ -72,6 +72,10 @@ def _plan(
     rules_of: Callable[[dict[str, Any]], Rules], inputs: Inputs, options: PlanOptions
 ) -> Outcome:
     require_rates(inputs.workload, options.objective)
+    classes = inputs.cluster.gpu_classes
+    if all(gpu_class.vgpu_percents for gpu_class in classes):
+        reason = f"class {classes[0].name} is cut into percents: pool plans it"
+        raise InputError("option planner", f"{options.planner} plans equal parts, {reason}")
     lines, laps = demanded(inputs.workload, options), Stopwatch()
     rules = rules_of(dict(options.own))
     problem = line_problem(inputs, options, lines)

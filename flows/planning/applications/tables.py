@@ -9,6 +9,7 @@ import numpy as np
 from flows.planning.applications.lines import Lines, lines_to_plan
 from flows.planning.applications.machines import Machine, ranked
 from flows.planning.inputs import (
+    NO_PERCENTS,
     ModelArrays,
     Problem,
     build_problem,
@@ -19,7 +20,6 @@ from flows.planning.registry import Inputs, PlanOptions
 from flows.planning.solver.arrays import Floats
 from triton_backend.contract.applications import received_bytes, sent_bytes
 from triton_backend.contract.errors import InputError
-from triton_backend.contract.shares import share_of_divisor
 from triton_backend.contract.workload import Workload
 
 _NO_LIMIT_US = 10**12
@@ -42,14 +42,20 @@ def demanded(workload: Workload, options: PlanOptions) -> Lines:
     )
 
 
-def line_problem(inputs: Inputs, options: PlanOptions, lines: Lines) -> Problem:
-    """The lines as a problem of models without limits and without gathering."""
+def line_problem(
+    inputs: Inputs, options: PlanOptions, lines: Lines, percents: int = NO_PERCENTS
+) -> Problem:
+    """The lines as a problem of models without limits and without gathering.
+
+    `percents`: which sizes of classes cut into percents are there (`inputs.build_problem`).
+    """
     models = tuple(
         replace(demand, batch_building_rate_rps=None, slo_us=_NO_LIMIT_US)
         for demand in lines.demands
     )
     free = replace(options, slo_margin=0.0, slo_margins={})
-    problem = build_problem(inputs.profiles, inputs.cluster, Workload(models=models), free)
+    workload = Workload(models=models)
+    problem = build_problem(inputs.profiles, inputs.cluster, workload, free, percents=percents)
     if not inputs.module_transfers:
         return problem
     asked = inputs.workload.applications
@@ -63,10 +69,9 @@ def line_problem(inputs: Inputs, options: PlanOptions, lines: Lines) -> Problem:
         )
         links = model.link_rps.copy()
         for row, kind in enumerate(model.types.tolist()):
-            number, divisor = problem.types[kind]
-            share = share_of_divisor(divisor)
+            gpu_class = problem.classes[problem.types[kind][0]]
             links[row, [0, -1]] = end_links_rps(
-                inputs.cluster, problem.classes[number], share, ends
+                inputs.cluster, gpu_class, problem.shares[kind], ends
             )
         return replace(model, link_rps=links)
 

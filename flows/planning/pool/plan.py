@@ -49,6 +49,7 @@ from flows.planning.solver.arrays import Floats, Ints
 from flows.planning.solver.tolerances import ROUNDING
 from flows.planning.verify.bound import MOST_CELLS, MOST_STAGES
 from triton_backend.contract.errors import InputError
+from triton_backend.contract.profiles import ModelProfile
 
 
 def plan(inputs: Inputs, options: PlanOptions) -> Outcome:
@@ -142,20 +143,43 @@ def _with_parts(inputs: Inputs, options: PlanOptions, goal: Goal, equal: Found) 
         notes = ["too many ways to cut a GPU: GPUs were cut into equal parts alone"]
     else:
         space = unequal.SPACE
-        found = unequal.search(wide, cuts, goal, score, options, trace, inputs.watch)
+        every = unequal.all_candidates(wide, options.max_partitions)
+        found = unequal.search(wide, every, cuts, goal, score, options, trace, inputs.watch)
         bound = found.bound
         if found.columns is not None and found.vgpus is not None:
             problem, columns, vgpus, gpus = wide, found.columns, found.vgpus, found.gpus
             score = found.score
         settled = abs(bound - score) <= options.gap * abs(score) * (1 + ROUNDING)
         trace.status = "optimal" if settled else "effort limit reached"
-    trace.notes += notes
-    if any(c.vgpu_percents and c.name in inputs.interference for c in cluster.gpu_classes):
-        trace.notes.append("neighbours on a GPU are taken not to disturb each other")
-    used = np.flatnonzero(vgpus.any(axis=1))
+    trace.notes += [*notes, *undisturbed(inputs)]
     if gpus is None:
         gpus = unequal.alike(problem, columns, vgpus)
     promised = promised_rps(columns, vgpus, goal, 1.0 if goal.fixed else score)
+    pipelines = cut_pipelines(inputs, problem, (columns, vgpus), gpus, promised)
+    trace.seconds["parts"] = watch.seconds()
+    return Outcome(
+        pipelines=pipelines,
+        promised_rps=tuple(promised.tolist()),
+        objective=objective_of(options.objective, score, bound),
+        trace=trace,
+        space=space,
+    )
+
+
+def undisturbed(inputs: Inputs) -> list[str]:
+    """The note that interference, though known, is not reckoned with; none where it is not."""
+    classes = inputs.cluster.gpu_classes
+    if any(c.vgpu_percents and c.name in inputs.interference for c in classes):
+        return ["neighbours on a GPU are taken not to disturb each other"]
+    return []
+
+
+def cut_pipelines(
+    inputs: Inputs, problem: Problem, counted: Counted, gpus: unequal.Gpus, promised: Floats
+) -> tuple[PlannedPipeline, ...]:
+    """Configurations in use as pipelines, those on parts in percents with their placed pools."""
+    columns, vgpus = counted
+    used = np.flatnonzero(vgpus.any(axis=1))
     pools: dict[tuple[int, int], PlannedCut] = {}
     for number, filled in gpus.items():
         gpu_class = inputs.cluster.gpu_classes[number]
@@ -168,26 +192,21 @@ def _with_parts(inputs: Inputs, options: PlanOptions, goal: Goal, equal: Found) 
             row, stage = keys[at]
             share = problem.shares[columns.types[row, stage]]
             pools[row, stage] = PlannedCut(share=share, placement=runs)
-    trace.seconds["parts"] = watch.seconds()
-    rows = {int(row): at for at, row in enumerate(used)}
     planned = pipelines_of(problem, columns.take(used), vgpus[used], promised)
-    return Outcome(
-        pipelines=tuple(
-            _cut(inputs, pipeline, {s: pools.get((row, s)) for s in range(len(pipeline.stages))})
-            for row, pipeline in zip(rows, planned, strict=True)
-        ),
-        promised_rps=tuple(promised.tolist()),
-        objective=objective_of(options.objective, score, bound),
-        trace=trace,
-        space=space,
+    return tuple(
+        _cut(
+            inputs.profiles[problem.models[pipeline.model].name],
+            pipeline,
+            {s: pools.get((row, s)) for s in range(len(pipeline.stages))},
+        )
+        for row, pipeline in zip(used.tolist(), planned, strict=True)
     )
 
 
 def _cut(
-    inputs: Inputs, pipeline: PlannedPipeline, pools: Mapping[int, PlannedCut | None]
+    profile: ModelProfile, pipeline: PlannedPipeline, pools: Mapping[int, PlannedCut | None]
 ) -> PlannedPipeline:
     """Stages on parts in percents with their placed pools, and their shares of a GPU."""
-    profile = inputs.profiles[inputs.workload.models[pipeline.model].name]
     stages = tuple(
         stage
         if pools[s] is None

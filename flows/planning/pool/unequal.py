@@ -27,22 +27,25 @@ The plan of equal parts (`pool.search`) is known before; what is found here is t
 better. So offering more sizes is never worse.
 """
 
-from collections.abc import Sequence
+from bisect import bisect_right
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
+from flows.planning.engine.cover import raised
 from flows.planning.inputs import Problem
 from flows.planning.packing import Part, cuts_of
+from flows.planning.pool.at_prices.blocks import step_of
 from flows.planning.pool.bound import Bound, Goal, least_loss, undominated
 from flows.planning.pool.columns import Columns, enumerate_columns
 from flows.planning.pool.integer import add_level, lowest_share, reaches_rates, trimmed
 from flows.planning.registry import PlanOptions, Trace
-from flows.planning.solver.arrays import Ints
+from flows.planning.solver.arrays import Floats, Ints
 from flows.planning.solver.program import ProgramBuilder
 from flows.planning.solver.solve import Limits, solve_integer, solve_linear
-from flows.planning.solver.tolerances import ROUNDING
+from flows.planning.solver.tolerances import ROUNDING, SOLVED
 from flows.planning.watch import Watch
 from triton_backend.contract.cluster import Cluster
 from triton_backend.contract.shares import PER_PERCENT, share_text
@@ -74,6 +77,25 @@ class Cuts:
     parts: Ints
     kind: Ints
     mixed: NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Candidates:
+    """Configurations of which plans may consist, and what else these keep.
+
+    Attributes:
+        columns: n configurations.
+        most: so many are in the integer program, those that lose least.
+        times: [n] what each takes (µs), where plans divide time: then those that take less than all
+            that lose less are in the program, too.
+        beside: adds what rates keep beside the rows here: to the program, for rows of `columns`,
+            the variables x of these, where no plan's score is above the last argument.
+    """
+
+    columns: Columns
+    most: int = MOST_COLUMNS
+    times: Floats | None = None
+    beside: Callable[[ProgramBuilder, Ints, Ints, float], None] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,8 +166,20 @@ def cuts_of_problem(problem: Problem, cluster: Cluster) -> Cuts | None:
     return Cuts(parts=np.array(rows), kind=np.array(kinds), mixed=mixed)
 
 
+def all_candidates(problem: Problem, max_partitions: int) -> Candidates:
+    """Every configuration that no other replaces.
+
+    Raises:
+        InfeasibleError: a model has none.
+    """
+    feasible = enumerate_columns(problem, max_partitions)
+    rows = undominated(problem, feasible, np.arange(len(feasible)))
+    return Candidates(columns=feasible.take(rows))
+
+
 def search(
     problem: Problem,
+    candidates: Candidates,
     cuts: Cuts,
     goal: Goal,
     known: float,
@@ -155,28 +189,55 @@ def search(
 ) -> Answer:
     """A plan over cuts above a known score, if one is found, and the bound on all of them.
 
-    Raises:
-        InfeasibleError: a model has no configuration.
+    The score is minus infinity where no plan is known.
     """
-    feasible = enumerate_columns(problem, options.max_partitions)
-    columns = feasible.take(undominated(problem, feasible, np.arange(len(feasible))))
+    columns = candidates.columns
     trace.configurations["with parts"] = len(columns)
     bound = _relaxed(problem, columns, cuts, goal)
+    step = step_of(goal.price) if goal.fixed else 0.0  # costs are multiples of it
+
+    def whole(score: float) -> float:
+        return -raised(-score, step)
+
+    least = known + step * (1 - SOLVED)  # of what is better than known
     loss = least_loss(problem.types_apart(), columns, bound)
-    rows = np.argsort(loss, kind="stable")
-    open_rows = rows[loss[rows] < bound.score - known]
-    chosen, left_out = open_rows[:MOST_COLUMNS], open_rows[MOST_COLUMNS:]
-    ceiling = bound.score - float(loss[left_out[0]]) if len(left_out) else known
-    if not len(chosen) or bound.score <= known + abs(known) * options.gap or watch.over():
-        most = bound.score if watch.over() else min(bound.score, max(known, ceiling))
+    rows = _order(candidates, loss)
+    open_rows = rows[loss[rows] < bound.score - least]
+    chosen, left_out = open_rows[: candidates.most], open_rows[candidates.most :]
+    ceiling = whole(bound.score - float(loss[left_out].min())) if len(left_out) else known
+    top = whole(bound.score)
+    settled = np.isfinite(known) and top <= known + abs(known) * options.gap
+    if not len(chosen) or settled or watch.over():
+        most = top if watch.over() else min(top, max(known, ceiling))
         return Answer(bound=max(most, known), score=known)
-    kept = columns.take(np.sort(chosen))
-    answer = _integer(problem, kept, cuts, goal, known, options, watch)
-    trace.configurations["with parts kept"] = len(kept)
-    most = max(known, min(bound.score, max(answer.bound, ceiling)))
-    if answer.score <= known + abs(known) * ROUNDING:
+    chosen = np.sort(chosen)
+    answer = _integer(problem, candidates, chosen, cuts, goal, (least, bound.score), options, watch)
+    trace.configurations["with parts kept"] = len(chosen)
+    proven = whole(answer.bound) if answer.bound > least + abs(least) * SOLVED else known
+    most = max(known, min(top, max(proven, ceiling)))
+    if answer.columns is None or answer.score <= known + abs(known) * ROUNDING:
         return Answer(bound=most, score=known)
     return replace(answer, bound=max(most, answer.score))
+
+
+def _order(candidates: Candidates, loss: Floats) -> Ints:
+    """Rows by what they lose; where time counts, those first that are on a front of loss and time.
+
+    The first front of a model is what nothing exceeds that takes no longer, the second what nothing
+    else does, and so on.
+    """
+    rows = np.argsort(loss, kind="stable")
+    times, model = candidates.times, candidates.columns.model
+    if times is None:
+        return rows
+    front = np.zeros(len(rows), dtype=np.int64)
+    for number in np.unique(model):
+        ends: list[float] = []  # the least time on every front so far
+        for row in rows[model[rows] == number].tolist():
+            at = bisect_right(ends, float(times[row]))
+            front[row] = at
+            ends[at : at + 1] = [float(times[row])]
+    return rows[np.argsort(front[rows], kind="stable")]
 
 
 def _goal_rows(build: ProgramBuilder, columns: Columns, goal: Goal, rates: Ints) -> None:
@@ -225,14 +286,16 @@ def _relaxed(problem: Problem, columns: Columns, cuts: Cuts, goal: Goal) -> Boun
 
 def _integer(
     problem: Problem,
-    columns: Columns,
+    candidates: Candidates,
+    chosen: Ints,
     cuts: Cuts,
     goal: Goal,
-    known: float,
+    within: tuple[float, float],
     options: PlanOptions,
     watch: Watch,
 ) -> Answer:
-    """The integer program over some configurations, for scores above the one known."""
+    """The integer program over some candidates, for scores above the one known to the ceiling."""
+    (known, ceiling), columns = within, candidates.columns.take(chosen)
     column, stage = np.nonzero(np.isfinite(columns.rate_rps))
     kind = columns.types[column, stage]
     # A holder is a cut, for one model where sizes are 1/v and for all of them (-1) else.
@@ -264,15 +327,19 @@ def _integer(
     capacity = build.rows("capacity", len(problem.gpus), upper=problem.gpus)
     build.entries(capacity[cuts.kind[cut]], gpus, 1.0)
     _goal_rows(build, columns, goal, rates)
+    if candidates.beside is not None:
+        candidates.beside(build, chosen, rates, ceiling)
     limits = Limits(
         relative_gap=options.gap, nodes=MOST_NODES, seconds=watch.left_s(), cutoff=known
     )
     solved = solve_integer(build.build(), limits, options.solver)
-    most = max(solved.bound, known)
     if solved.values is None:
-        return Answer(bound=most, score=known)
+        return Answer(bound=solved.bound, score=known)
     counts = np.zeros(columns.types.shape, dtype=np.int64)
     counts[column, stage] = np.rint(solved.values[vgpus]).astype(np.int64)
+    if candidates.beside is not None:  # a configuration that serves nothing keeps nothing
+        asked = goal.weight[columns.model] * (1.0 if goal.fixed else ceiling)
+        counts[solved.values[rates] <= SOLVED * asked] = 0
     counts = trimmed(columns, counts)
     held = np.rint(solved.values[gpus]).astype(np.int64)
     filled = _filled(
@@ -281,8 +348,8 @@ def _integer(
     used = np.array([len(filled.get(k, ())) for k in range(len(problem.gpus))])
     score = -float(goal.price @ used) if goal.fixed else lowest_share(columns, counts, goal)
     if not reaches_rates(columns, counts, goal):
-        return Answer(bound=most, score=known)
-    return Answer(bound=most, score=score, columns=columns, vgpus=counts, gpus=filled)
+        return Answer(bound=solved.bound, score=known)
+    return Answer(bound=solved.bound, score=score, columns=columns, vgpus=counts, gpus=filled)
 
 
 def _filled(

@@ -85,6 +85,19 @@ def reductions(known: Known) -> Figure | None:
     return _if_any(figure, known, "exact below gslice-plus")
 
 
+def spread(known: Known) -> Figure | None:
+    """The same where cuts really differ, and each plan has the least headroom for 99 %."""
+    figure, panels = _panels(len(FLEETS), "shares below gslice-plus (%)")
+    part = "with headroom, spread cuts"
+    for axes, fleet in zip(panels, FLEETS, strict=True):
+        bars: list[tuple[str, str, list[float]]] = []
+        for row, colour in (("pool", EXACT), ("graft", GRAFT)):
+            names = [f"{model}, {fleet}, {part}: {row} below gslice-plus" for model in MODELS]
+            bars.append((f"{row} by default", colour, [value(known, name) for name in names]))
+        _bars(axes, KINDS[fleet], bars)
+    return _if_any(figure, known, part)
+
+
 def attained(known: Known) -> Figure | None:
     """Attainment of fleets in shared batches, beside a server that takes what waits by deadline."""
     figure, panels = _panels(len(LOADS), "requests in time (%)")
@@ -192,6 +205,7 @@ def _if_any(figure: Figure, known: Known, part: str) -> Figure | None:
 
 PICTURES: dict[str, Callable[[Known], Figure | None]] = {
     "reduction": reductions,
+    "spread-cuts": spread,
     "shared_batches": attained,
     "throughput": throughputs,
     "scale": scales,

@@ -2,7 +2,7 @@
 
     .venv/bin/python scripts/paper/graft/study.py --data DIR
         [--only reduction,headroom,scale,throughput,shared-batches,closed-loop]
-        [--draws 50] [--gpus 4] [--by rates,clients] [--headroom 1] [--phases even]
+        [--draws 50] [--gpus 4] [--by rates,clients] [--headroom 1] [--phases even] [--cuts least]
         [--seconds 600] [--models Inc,ViT] [--out FILE] [--warehouse FILE]
 
 `fleets.py` says what `--data` holds and how fleets are drawn; `clients.py` simulates `shared
@@ -30,7 +30,7 @@ from flows.planning.papers.graft.rules import gslice
 from flows.planning.registry import Inputs
 from scripts.benchmarks.figures import Figure, add_destinations, exit_code, show, store
 from scripts.paper.graft.clients import Loop, closed_loop, planned, shared_batches
-from scripts.paper.graft.fleets import FLEETS, MODELS, fleet, inputs_of
+from scripts.paper.graft.fleets import FLEETS, MODELS, fleet, inputs_of, spread_fleet
 from triton_backend.contract.errors import InfeasibleError
 
 if TYPE_CHECKING:
@@ -45,6 +45,7 @@ SCALES: tuple[tuple[int, int, float | None, float | None, float | None], ...] = 
     (50, 5, 1.0, 0.3, 1.0),
     (2_000, 1, 10.0, None, _LOOSE),
 )
+LEAST, SPREAD = "least", "spread"  # cuts of clients: of least latency, or spread
 _PLUS = "gslice-plus"
 THROUGHPUT = ("pool", _PLUS)
 RULES: dict[str, Rule] = {
@@ -136,46 +137,66 @@ def reductions(data: Path, draws: int, phases: str) -> tuple[list[Figure], dict[
 
 
 def with_headroom(
-    data: Path, draws: int, names: Sequence[str]
+    data: Path, draws: int, names: Sequence[str], cuts: str
 ) -> tuple[list[Figure], dict[str, Any]]:
     """Percents held where every plan has the least headroom for 99 % of Poisson arrivals at 0.9.
 
     `gslice-plus` plans by rates, `pool` for clients of any phases, as by default, and by rates.
+    Clients cut where latency is least, or their cuts are spread (`fleets.py`).
     """
-    rows = {"pool": ("pool", "any"), "pool by rates": ("pool", "even"), "graft": ("graft", "any")}
+    rows = {"pool": ("pool", "any"), "graft": ("graft", "any")}
+    if cuts == LEAST:
+        rows["pool by rates"] = ("pool", "even")
     figures: list[Figure] = []
     raw: dict[str, Any] = {}
     saved: dict[str, list[float]] = {}
-    short = 0
+    short, suffix = 0, "" if cuts == LEAST else f", {cuts} cuts"
+    lost = dict.fromkeys(rows, 0)
     for fleet_name, (_, devices) in FLEETS.items():
         for name in names:
             random = np.random.default_rng(0)
             kept: dict[str, list[float]] = {}
+            blocks: Counter[int] = Counter()
             for _ in range(draws):
-                entries, _ = fleet(data, name, devices, random)
+                drawn = spread_fleet if cuts == SPREAD else _least_latency
+                entries = drawn(data, name, devices, random)
+                blocks.update(entry.block for entry in entries)
                 inputs = inputs_of(data, name, entries)
                 for row, (planner, phases) in {**rows, "gslice-plus": (_PLUS, "even")}.items():
                     plan = planned(inputs, planner, phases=phases, headroom="poisson99")
                     kept.setdefault(row, []).append(plan.objective.value)
                     short += any(n.startswith("headroom:") for n in plan.certificate["notes"])
-            where = f"{name}, {fleet_name}, with headroom"
+            where = f"{name}, {fleet_name}, with headroom{suffix}"
             base = np.array(kept["gslice-plus"])
             for row in rows:
                 below = 100 * float(np.mean(1 - np.array(kept[row]) / base))
                 saved.setdefault(row, []).append(below)
                 figures.append(Figure(name=f"{where}: {row} below {_PLUS}", value=below, unit="%"))
-            raw[where] = {"percents": {row: float(np.mean(v)) for row, v in kept.items()}}
+                lost[row] += int(np.count_nonzero(np.array(kept[row]) > base))
+            raw[where] = {
+                "percents": {row: float(np.mean(v)) for row, v in kept.items()},
+                "draws": kept,
+                "blocks": dict(sorted(blocks.items())),
+            }
     for row, each in saved.items():
         figures.append(
             Figure(
-                name=f"with headroom, mean of {row} below {_PLUS}",
+                name=f"with headroom{suffix}, mean of {row} below {_PLUS}",
                 value=float(np.mean(each)),
                 unit="%",
                 least=20.0 if row == "pool" else None,
+                note=f"{_PLUS} holds less in {lost[row]} of {draws * len(each)} draws",
             )
         )
-    figures.append(Figure(name="with headroom, plans that fall short", value=short, most=0))
+    what = f"with headroom{suffix}, plans that fall short"
+    figures.append(Figure(name=what, value=short, most=0))
     return figures, raw
+
+
+def _least_latency(
+    data: Path, name: str, devices: Sequence[str], random: np.random.Generator
+) -> "tuple[Entry, ...]":
+    return fleet(data, name, devices, random)[0]
 
 
 def scale(data: Path, names: Sequence[str]) -> tuple[list[Figure], dict[str, Any]]:
@@ -380,6 +401,9 @@ def main() -> int:
         choices=("any", "even"),
         help="of exact plans, but of throughput",
     )
+    parser.add_argument(
+        "--cuts", default=LEAST, choices=(LEAST, SPREAD), help="of the clients of headroom"
+    )
     parser.add_argument("--seconds", type=float, default=600.0, metavar="S", help="of the loop")
     parser.add_argument(
         "--models", default=",".join(MODELS), metavar="LIST", help="of all but reduction"
@@ -389,7 +413,7 @@ def main() -> int:
     names = asked.models.split(",")
     parts: dict[str, Callable[[], tuple[list[Figure], dict[str, Any]]]] = {
         "reduction": lambda: reductions(asked.data, asked.draws, asked.phases),
-        "headroom": lambda: with_headroom(asked.data, asked.draws, names),
+        "headroom": lambda: with_headroom(asked.data, asked.draws, names, asked.cuts),
         "scale": lambda: scale(asked.data, names),
         "throughput": lambda: throughputs(asked, names),
         "shared-batches": lambda: shared_batches(

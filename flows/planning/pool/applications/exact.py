@@ -13,7 +13,7 @@ Here: which oracle, and reading its answer. Not here: the division of time (`div
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from math import inf
+from math import inf, isfinite
 
 import numpy as np
 
@@ -29,7 +29,7 @@ from flows.planning.applications.division import (
 from flows.planning.applications.heuristics import PICCOLO, solve
 from flows.planning.applications.lines import Lines
 from flows.planning.applications.machines import Machine, MachineSet, cheapest, even
-from flows.planning.applications.options import billing_of, gathering_of
+from flows.planning.applications.options import billing_of, gathering_of, in_percents
 from flows.planning.applications.outcome import (
     answer,
     out_of_reach,
@@ -44,21 +44,29 @@ from flows.planning.applications.tables import (
     machine_tables,
 )
 from flows.planning.certificate import objective_of
-from flows.planning.inputs import Problem, gpu_prices, require_rates
+from flows.planning.inputs import ALIKE, EVERY, Problem, gpu_prices, require_rates
+from flows.planning.pool import unequal
+from flows.planning.pool.applications.levels import only_used
+from flows.planning.pool.applications.parts import Offered
 from flows.planning.pool.applications.pools import Pools
 from flows.planning.pool.bound import goal_of
-from flows.planning.pool.plan import pipelines_of
+from flows.planning.pool.columns import Counted
+from flows.planning.pool.plan import cut_pipelines, pipelines_of, undisturbed
 from flows.planning.pool.search import Found
 from flows.planning.pool.spare_gpus import promised_rps
 from flows.planning.registry import Inputs, Outcome, PlanOptions, Trace
-from flows.planning.solver.arrays import Floats
+from flows.planning.solver.arrays import Floats, Ints
+from flows.planning.solver.tolerances import ROUNDING
 from triton_backend.contract.applications import Application, Module
+from triton_backend.contract.cluster import Cluster
 from triton_backend.contract.errors import InfeasibleError, InputError
 from triton_backend.contract.workload import ModelDemand, Workload
 
 _PRICINGS = 20  # of scarce GPUs
 _HANDING_SHARE = 0.25  # of the time that is left: what handing out scarce GPUs may take
 _SCARCE_SHARE = 0.6  # of the time that is left: what planning lines at these may take
+_EQUAL_SHARE = 0.4  # of the time that is left: what the plan of equal parts may take
+_FEWEST_SIZES = 4  # stages for which as few sizes are offered as ever, where cuts are many
 _SKETCH, _MANY = 24, 64  # boxes looked at before one program is asked; after it
 _ENDS = "time limit reached"
 
@@ -71,18 +79,20 @@ def plan_exactly(inputs: Inputs, options: PlanOptions) -> Outcome:
             fit.
         InfeasibleError: an application cannot keep its SLO, or the cluster is too small.
     """
-    gathering = gathering_of(options)
+    gathering = gathering_of(options, inputs.cluster)
     billing = billing_of(options)
-    _check(options, gathering, billing)
+    _check(options, gathering, billing, inputs.cluster)
     lines = demanded(inputs.workload, options)
     require_rates(inputs.workload, options.objective)
-    problem = line_problem(inputs, options, lines)
+    problem = line_problem(inputs, options, lines, ALIKE)
     plan = _on_pools if gathering == "fixed" else _on_machines
+    if in_percents(inputs.cluster):
+        plan = _on_parts
     found = plan(inputs, options, lines, problem)
     return replace(found, settled={"gathering": gathering, "billing": billing})
 
 
-def _check(options: PlanOptions, gathering: str, billing: str) -> None:
+def _check(options: PlanOptions, gathering: str, billing: str, cluster: Cluster) -> None:
     if options.pinned_models:
         raise InputError("option pinned_models", "applications are planned again as a whole")
     if options.minimum_rps:
@@ -91,6 +101,10 @@ def _check(options: PlanOptions, gathering: str, billing: str) -> None:
         raise InputError("option overflow", "is for workloads of models alone")
     if gathering != "fixed" and options.objective != "cost":
         raise InputError("option gathering", f"{gathering} is defined for the objective cost alone")
+    if gathering != "fixed" and in_percents(cluster):
+        cut = next(c.name for c in cluster.gpu_classes if c.vgpu_percents)
+        reason = f"{gathering} plans equal parts, class {cut} is cut into percents: fixed plans it"
+        raise InputError("option gathering", reason)
     wanted = "gpu" if gathering in ("fixed", "tc-padded") else "occupancy"
     if billing != wanted:
         raise InputError("option billing", f"{gathering} is defined for billing {wanted} alone")
@@ -145,6 +159,155 @@ def _on_pools(inputs: Inputs, options: PlanOptions, lines: Lines, problem: Probl
         trace=trace,
     )
     return answer(decided, inputs, options, lines, problem, pools.used(best))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Parts:
+    """A plan on parts, as equal as unequal ones.
+
+    Attributes:
+        problem: of which its configurations are.
+        gpus: how GPUs are cut.
+        equal: score of the plan of equal parts; minus infinity where there is none.
+        space: of its bound; None where parts are equal alone.
+    """
+
+    problem: Problem
+    counted: Counted
+    gpus: unequal.Gpus
+    score: float
+    bound: float
+    equal: float
+    times: list[int]
+    space: str | None
+
+
+def _on_parts(inputs: Inputs, options: PlanOptions, lines: Lines, problem: Problem) -> Outcome:
+    """The plan of equal parts, or a better one with parts of several sizes and lines."""
+    laps, trace = Stopwatch(), Trace()
+    found = _parts(inputs, options, lines, problem, trace)
+    fixed = options.objective != "throughput"
+    goal = goal_of(problem, options.objective, {}, gpu_prices(inputs.cluster, options.objective))
+    promised = promised_rps(*found.counted, goal, 1.0 if fixed else found.score)
+    settled = found.bound - found.score <= options.gap * abs(found.score) * (1 + ROUNDING)
+    trace.status = "optimal" if settled else "effort limit reached"
+    trace.details["over_equal_parts"] = (
+        found.score / found.equal if isfinite(found.equal) and found.equal else None
+    )
+    trace.seconds["parts"] = laps.seconds()
+    decided = Outcome(
+        pipelines=cut_pipelines(inputs, found.problem, found.counted, found.gpus, promised),
+        promised_rps=tuple(promised.tolist()),
+        objective=objective_of(options.objective, found.score, found.bound),
+        trace=trace,
+        space=found.space,
+    )
+    return answer(decided, inputs, options, lines, found.problem, found.times)
+
+
+def _parts(
+    inputs: Inputs, options: PlanOptions, lines: Lines, problem: Problem, trace: Trace
+) -> _Parts:
+    """The best plan of equal and unequal parts.
+
+    Raises:
+        InfeasibleError: there is none.
+    """
+    equal = _equal_parts(inputs, options, lines, problem)
+    wide, notes, cuts = problem, list[str](), None
+    fewer = max(2, options.max_partitions)
+    for stages in range(fewer, max(fewer, _FEWEST_SIZES) + 1):
+        cluster, notes = unequal.offered(inputs.cluster, stages)
+        wide = line_problem(replace(inputs, cluster=cluster), options, lines, EVERY)
+        cuts = unequal.cuts_of_problem(wide, cluster)
+        if cuts is not None:
+            break
+    trace.notes += [*notes, *undisturbed(inputs)]
+    if cuts is None:
+        trace.notes.append("too many ways to cut a GPU: GPUs were cut into equal parts alone")
+    else:
+        pools = _pools(inputs, options, lines, wide)
+        known = (-inf, None) if equal is None else (equal.score, equal.times)
+        try:
+            columns, times = pools.enumerate()
+        except InfeasibleError as error:  # a line alone takes longer than its applications may
+            raise out_of_reach(lines, wide) from error
+        offer = Offered(
+            lines=lines,
+            problem=pools.problem,
+            cuts=cuts,
+            goal=pools.goal,
+            columns=columns,
+            times=times,
+        )
+        found = offer.search(known, options, trace, inputs.watch)
+        best = equal
+        if found.columns is not None and found.vgpus is not None and found.gpus is not None:
+            counted = found.columns, found.vgpus
+            best = _Parts(
+                problem=wide,
+                counted=counted,
+                gpus=found.gpus,
+                score=found.score,
+                bound=found.bound,
+                equal=known[0],
+                times=pools.times_of(only_used(*counted)[0]),
+                space=unequal.SPACE,
+            )
+        if best is not None:
+            best = replace(best, bound=found.bound, space=unequal.SPACE)
+            return _with_room(best, offer, pools, options) if pools.goal.fixed else best
+    if equal is None:
+        raise _no_plan(inputs, lines, problem)
+    return equal
+
+
+def _with_room(best: _Parts, offer: Offered, pools: Pools, options: PlanOptions) -> _Parts:
+    """The same on the GPUs that are paid, filled so that lines could serve more than is asked."""
+    classes = range(len(offer.problem.gpus))
+
+    def used(gpus: unequal.Gpus) -> Ints:
+        return np.array([len(gpus.get(number, ())) for number in classes])
+
+    found = offer.with_room(used(best.gpus), best.times, options, pools.watch)
+    if found.columns is None or found.vgpus is None or found.gpus is None:
+        return best
+    counted = found.columns, found.vgpus
+    score = -float(pools.goal.price @ used(found.gpus))
+    return replace(
+        best,
+        problem=offer.problem,
+        counted=counted,
+        gpus=found.gpus,
+        score=score,
+        bound=max(best.bound, score),
+        times=pools.times_of(only_used(*counted)[0]),
+    )
+
+
+def _equal_parts(
+    inputs: Inputs, options: PlanOptions, lines: Lines, problem: Problem
+) -> _Parts | None:
+    """The plan of which every GPU has parts of one size for one line; None where there is none."""
+    part = replace(inputs, watch=inputs.watch.part(_EQUAL_SHARE), prove=False)
+    pools = _pools(part, options, lines, problem)
+    try:
+        divided = _divided(pools, replace(options, time_limit_s=None))  # its own bound says nothing
+    except InfeasibleError:
+        return None
+    if divided is None:
+        return None
+    best, division = divided
+    return _Parts(
+        problem=problem,
+        counted=(best.columns, best.vgpus),
+        gpus=unequal.alike(problem, best.columns, best.vgpus),
+        score=best.score,
+        bound=max(best.score, -division.bound),
+        equal=best.score,
+        times=pools.used(best),
+        space=None,
+    )
 
 
 def _no_plan(inputs: Inputs, lines: Lines, problem: Problem) -> InfeasibleError:
@@ -350,26 +513,29 @@ def application_rates(inputs: Inputs, options: PlanOptions) -> tuple[Workload, s
     models where there is one: how many stages a plan may have does not change what is asked of it.
     """
     lines = demanded(inputs.workload, options)
-    if "gathering" not in options.own or gathering_of(options) != "fixed":
+    if "gathering" not in options.own or gathering_of(options, inputs.cluster) != "fixed":
         return inputs.workload, "none"
     if all(demand.batch_building_rate_rps is not None for demand in lines.demands):
         return inputs.workload, "given"
     free = replace(options, objective="throughput", planner="pool", own={}, previous=None, gap=0.05)
     lines = demanded(_unrated(inputs.workload), free)
-    problem = line_problem(inputs, free, lines)
+    problem = line_problem(inputs, free, lines, ALIKE)
     divided = None
     for stages in range(1, options.max_partitions + 1):
         try:
             less = replace(free, max_partitions=stages)
             divided = _divided(_pools(inputs, less, lines, problem), less)
         except InfeasibleError as error:
-            if stages == options.max_partitions:
+            if stages == options.max_partitions and not in_percents(inputs.cluster):
                 raise out_of_reach(lines, problem) from error
         if divided is not None:
             break
-    if divided is None:
+    if divided is not None:
+        level = divided[0].score
+    elif in_percents(inputs.cluster):
+        level = _parts(inputs, free, lines, problem, Trace()).score
+    else:
         raise _no_plan(inputs, lines, problem)
-    level = divided[0].score
     reached = {line.name: line.normaliser() * level for line in lines.demands}
     return _rated(inputs.workload, reached), "pool without gathering"
 
@@ -462,7 +628,7 @@ def line_steps(
 
 
 def _on_machines(inputs: Inputs, options: PlanOptions, lines: Lines, problem: Problem) -> Outcome:
-    laps, accounting = Stopwatch(), gathering_of(options)
+    laps, accounting = Stopwatch(), gathering_of(options, inputs.cluster)
     dummies = bool(options.own["dummies"])
     rates = [demand.rate_rps or 0.0 for demand in lines.demands]
     price = gpu_prices(inputs.cluster, options.objective)

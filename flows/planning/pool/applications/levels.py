@@ -82,12 +82,7 @@ def solve_levels(
     layout = add_integer_program(build, problem, columns, goal, -np.inf)
     served = _served(build, columns, goal, layout)
     most = goal.weight * (1.0 if goal.fixed else ceiling)
-    levels = [np.unique(times[columns.model == line]) for line in range(len(lines))]
-    chosen = [build.variables("u", len(level), upper=1.0, whole=True) for level in levels]
-    for line, (level, numbers) in enumerate(zip(levels, chosen, strict=True)):
-        rows = np.flatnonzero(columns.model == line)
-        place = np.searchsorted(level, times[rows])
-        _keep(build, served[rows], place, numbers, float(most[line]))
+    levels, chosen = add_levels(build, (columns.model, times), served, most)
     for line, price, proven in floors:
         _floor(build, layout.owned[line], price, chosen[line], proven(levels[line]))
     for graph in lines.graphs:
@@ -101,6 +96,27 @@ def solve_levels(
     floor = SOLVED * most[columns.model]
     vgpus[answer.values[served] <= floor] = 0
     return vgpus, bound
+
+
+def add_levels(
+    build: ProgramBuilder, known: tuple[Ints, Floats], served: Ints, most: Floats
+) -> tuple[list[Floats], list[Ints]]:
+    """One level per line that nothing in use exceeds: by line all levels (µs) and their variables.
+
+    Args:
+        build: the program.
+        known: [n] lines of configurations and what each takes (µs).
+        served: [n] variables of the rates that these serve.
+        most: [lines] rate that a line serves at most.
+    """
+    line_of, times = known
+    levels = [np.unique(times[line_of == line]) for line in range(len(most))]
+    chosen = [build.variables("u", len(level), upper=1.0, whole=True) for level in levels]
+    for line, (level, numbers) in enumerate(zip(levels, chosen, strict=True)):
+        rows = np.flatnonzero(line_of == line)
+        place = np.searchsorted(level, times[rows])
+        _keep(build, served[rows], place, numbers, float(most[line]))
+    return levels, chosen
 
 
 def _served(build: ProgramBuilder, columns: Columns, goal: Goal, layout: Layout) -> Ints:
@@ -118,7 +134,7 @@ def _served(build: ProgramBuilder, columns: Columns, goal: Goal, layout: Layout)
 def _keep(build: ProgramBuilder, numbers: Ints, place: Ints, levels: Ints, most: float) -> None:
     """One level, and no configuration that is slower: w by number and place among the levels."""
     add_one(build, levels)
-    keep = build.rows("keep", len(levels) - 1, upper=0.0)
+    keep = build.rows("keep", max(0, len(levels) - 1), upper=0.0)
     for k, row in enumerate(keep, start=1):
         slower = numbers[place >= k]
         build.entries(np.full(len(slower), row), slower, 1.0)

@@ -86,17 +86,27 @@ class Pools:
     _times: Floats | None = None
     _relaxed: Bound | None = None
 
-    def enumerate(self) -> None:
-        """Find the configurations, which is else done when they are asked for first.
+    def enumerate(self) -> tuple[Columns, Floats]:
+        """The configurations and what each takes (µs), found when they are asked for first.
 
         Raises:
             InfeasibleError: a line has none.
         """
-        self._all()
+        if self._columns is None or self._times is None:
+            feasible = enumerate_columns(self.problem, self.options.max_partitions)
+            times = self._latencies(feasible)
+            rows = undominated_in_time(self.problem, feasible, times)
+            self._columns, self._times = feasible.take(rows), times[rows]
+            self.configurations = {
+                "enumerated": feasible.enumerated,
+                "feasible": len(feasible),
+                "kept": len(rows),
+            }
+        return self._columns, self._times
 
     def least(self, most: Sequence[int]) -> tuple[float, Sequence[int]]:
         """See `division.Oracle`."""
-        columns, times = self._all()
+        columns, times = self.enumerate()
         rows = np.flatnonzero(times <= np.asarray(most)[columns.model] + 1e-6)
         if len(np.unique(columns.model[rows])) < len(self.lines):
             return inf, most
@@ -139,7 +149,7 @@ class Pools:
         Raises:
             InfeasibleError: the rates asked for are out of reach, however long lines take.
         """
-        columns, every = self._all()
+        columns, every = self.enumerate()
         relaxed = self._relaxation()
         rows = np.flatnonzero(every <= np.asarray(times)[columns.model] + 1e-6)
         with suppress(InfeasibleError):
@@ -184,7 +194,7 @@ class Pools:
 
     def _offer(self, stairs: Sequence[Stair], bound: float) -> Found:
         """A plan of one allocation for every line."""
-        columns, _ = self._all()
+        columns, _ = self.enumerate()
         first = np.searchsorted(columns.model, np.arange(len(stairs)))
         rows = [at + stair.allocation[0] for at, stair in zip(first, stairs, strict=True)]
         vgpus = np.concatenate([stair.allocation[1] for stair in stairs])
@@ -202,7 +212,7 @@ class Pools:
             watch: ends the handing out earlier.
             cutoff: a cost, plans of which are of no interest.
         """
-        columns, times = self._all()
+        columns, times = self.enumerate()
         for number, rate in enumerate(self.goal.weight):
             rows = np.flatnonzero(columns.model == number)
             rows = rows[np.argsort(times[rows], kind="stable")]
@@ -264,7 +274,7 @@ class Pools:
         return choose(self.lines, self.problem.gpus, self.goal.price, met, limits)
 
     def _staircase(self, number: int, price: Floats, watch: Watch) -> Staircase:
-        columns, times = self._all()
+        columns, times = self.enumerate()
         rows = np.flatnonzero(columns.model == number)
         own = columns.take(rows)
         return Staircase(
@@ -282,7 +292,7 @@ class Pools:
         Configurations that no plan above the cutoff uses are left out, and of many the dearest:
         a plan with one of these is bounded by the relaxation less the least loss among them.
         """
-        columns, times = self._all()
+        columns, times = self.enumerate()
         relaxed = self._relaxation()
         loss = least_loss(self.problem, columns, relaxed)
         rows = np.argsort(loss, kind="stable")
@@ -329,7 +339,7 @@ class Pools:
     def _relaxation(self) -> Bound:
         """The relaxation over all configurations."""
         if self._relaxed is None:
-            self._relaxed = solve_bound(self.problem, self._all()[0], self.goal)
+            self._relaxed = solve_bound(self.problem, self.enumerate()[0], self.goal)
         return self._relaxed
 
     def _ends(self) -> bool:
@@ -364,26 +374,16 @@ class Pools:
 
     def used(self, found: Found) -> list[int]:
         """By line, the time that the slowest configuration of a plan takes."""
-        times = self._latencies(found.columns)
-        return self._used(found.columns.model, times)
+        return self.times_of(found.columns)
+
+    def times_of(self, columns: Columns) -> list[int]:
+        """By line, the time that the slowest of some configurations takes."""
+        return self._used(columns.model, self._latencies(columns))
 
     def _used(self, model: Ints, times: Floats) -> list[int]:
         longest = np.zeros(len(self.lines))
         np.maximum.at(longest, model, times)
         return [int(value) for value in np.ceil(longest - 1e-6)]
-
-    def _all(self) -> tuple[Columns, Floats]:
-        if self._columns is None or self._times is None:
-            feasible = enumerate_columns(self.problem, self.options.max_partitions)
-            times = self._latencies(feasible)
-            rows = undominated_in_time(self.problem, feasible, times)
-            self._columns, self._times = feasible.take(rows), times[rows]
-            self.configurations = {
-                "enumerated": feasible.enumerated,
-                "feasible": len(feasible),
-                "kept": len(rows),
-            }
-        return self._columns, self._times
 
     def _latencies(self, columns: Columns) -> Floats:
         """[n] stages, transfers and gathering of every configuration (µs)."""
