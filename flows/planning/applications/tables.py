@@ -8,21 +8,14 @@ import numpy as np
 
 from flows.planning.applications.lines import Lines, lines_to_plan
 from flows.planning.applications.machines import Machine, ranked
-from flows.planning.inputs import (
-    ModelArrays,
-    Problem,
-    build_problem,
-    end_links_rps,
-    moves_us,
-)
+from flows.planning.inputs import ModelArrays, Problem, build_problem, link_rps, moves_us
 from flows.planning.registry import Inputs, PlanOptions
 from flows.planning.solver.arrays import Floats
 from triton_backend.contract.applications import received_bytes, sent_bytes
 from triton_backend.contract.errors import InputError
 from triton_backend.contract.shares import share_of_divisor
 from triton_backend.contract.workload import Workload
-
-_NO_LIMIT_US = 10**12
+from triton_backend.scheduler.compiled import FAR
 
 
 def demanded(workload: Workload, options: PlanOptions) -> Lines:
@@ -45,8 +38,7 @@ def demanded(workload: Workload, options: PlanOptions) -> Lines:
 def line_problem(inputs: Inputs, options: PlanOptions, lines: Lines) -> Problem:
     """The lines as a problem of models without limits and without gathering."""
     models = tuple(
-        replace(demand, batch_building_rate_rps=None, slo_us=_NO_LIMIT_US)
-        for demand in lines.demands
+        replace(demand, batch_building_rate_rps=None, slo_us=FAR) for demand in lines.demands
     )
     free = replace(options, slo_margin=0.0, slo_margins={})
     problem = build_problem(inputs.profiles, inputs.cluster, Workload(models=models), free)
@@ -61,14 +53,13 @@ def line_problem(inputs: Inputs, options: PlanOptions, lines: Lines) -> Problem:
             float(_received(inputs, model.name)),
             sent_bytes(asked, model.name, lambda name: inputs.profiles[name].inputs, rates),
         )
-        links = model.link_rps.copy()
-        for row, kind in enumerate(model.types.tolist()):
-            number, divisor = problem.types[kind]
-            share = share_of_divisor(divisor)
-            links[row, [0, -1]] = end_links_rps(
-                inputs.cluster, problem.classes[number], share, ends
-            )
-        return replace(model, link_rps=links)
+        profile = inputs.profiles[model.name]
+        used = [problem.types[kind] for kind in model.types.tolist()]
+        links = [
+            link_rps(profile, inputs.cluster, problem.classes[c], share_of_divisor(v), ends)
+            for c, v in used
+        ]
+        return replace(model, link_rps=np.array(links))
 
     return replace(problem, models=tuple(map(linked, problem.models)))
 
