@@ -6,11 +6,10 @@ from functools import partial
 from typing import Any
 
 from flows.planning.entries.plan import Rule, graft, plan
-from flows.planning.entries.tables import ANY_PHASE
+from flows.planning.entries.tables import ANY_PHASE, EVEN
 from flows.planning.promises.headroom import HEADROOM, NO_HEADROOM
 from flows.planning.registry import Option, Planner
 
-EVEN = "even"
 MARGIN = 0.5  # half a budget pays for waiting (Graft, section 4.3)
 OBJECTIVES = ("share", "cost", "power", "gpus", "throughput")
 SHARED_OPTIONS = (

@@ -39,6 +39,7 @@ from flows.planning.entries.shadow import (
 from flows.planning.entries.shared_stages import by_shared_stages
 from flows.planning.entries.similar import Grouping, alone, merged, realigned, similar_groups
 from flows.planning.entries.tables import (
+    EVEN,
     ModelTable,
     in_periods_of,
     read_tables,
@@ -506,7 +507,9 @@ def _highest(rule: Rule, inputs: Inputs, options: PlanOptions) -> tuple[float, f
     At each multiple any plan that fits ends the search for one, and so does a bound above all GPUs.
     """
     gpus = sum(inputs.cluster.gpus(c.name) for c in inputs.cluster.gpu_classes)
-    needed = math.fsum(_least_work(table) for table in read_tables(inputs, options))
+    # What clients of any phase need beyond their rates falls, per request, the faster they send.
+    by_rates = replace(options, own={**options.own, "phases": EVEN})
+    needed = math.fsum(_least_work(table) for table in read_tables(inputs, by_rates))
     inputs = replace(inputs, prove=False)  # only fitting counts
     if len(inputs.workload.models) == 1:
         inputs = replace(inputs, most=float(gpus))
