@@ -47,7 +47,7 @@ SHARED_OPTIONS = (
         most=1e6,
     ),
 )
-"""What `pool` takes too."""
+"""Those that planner `pool` takes, too."""
 OPTIONS = (
     *SHARED_OPTIONS,
     Option(

@@ -507,7 +507,7 @@ def _highest(rule: Rule, inputs: Inputs, options: PlanOptions) -> tuple[float, f
     At each multiple any plan that fits ends the search for one, and so does a bound above all GPUs.
     """
     gpus = sum(inputs.cluster.gpus(c.name) for c in inputs.cluster.gpu_classes)
-    # What clients of any phase need beyond their rates falls, per request, the faster they send.
+    # Clients of any phase need, beyond their rates, the less per request the faster they send.
     by_rates = replace(options, own={**options.own, "phases": EVEN})
     needed = math.fsum(_least_work(table) for table in read_tables(inputs, by_rates))
     inputs = replace(inputs, prove=False)  # only fitting counts
