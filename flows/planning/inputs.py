@@ -112,27 +112,21 @@ def latencies_us(table: ProfileTable) -> Floats:
     return found
 
 
-def link_rps(profile: ModelProfile, cluster: Cluster, gpu_class: str, share: int) -> Floats:
+def link_rps(
+    profile: ModelProfile,
+    cluster: Cluster,
+    gpu_class: str,
+    share: int,
+    ends_bytes: tuple[float, float] = (0, 0),
+) -> Floats:
     """[blocks + 1] samples/s that one vGPU's part of its NIC carries before block i.
 
-    The vGPUs of that share on a node divide its NIC evenly. Infinite at both ends, which are free.
+    The vGPUs of that share on a node divide its NIC evenly. Infinite where nothing is moved, as at
+    both ends unless these say what comes to the first block and what leaves the last one.
     """
     sharers = cluster.max_gpus_per_node(gpu_class) * WHOLE_GPU / share
-    bits = np.array([0, *profile.boundary_bytes, 0], dtype=np.float64) * BITS_PER_BYTE
-    return _carried_rps(cluster, gpu_class, sharers, bits)
-
-
-def end_links_rps(
-    cluster: Cluster, gpu_class: str, share: int, ends_bytes: tuple[float, float]
-) -> Floats:
-    """[2] the same for what comes to the first block and what leaves the last one."""
-    sharers = cluster.max_gpus_per_node(gpu_class) * WHOLE_GPU / share
-    return _carried_rps(
-        cluster, gpu_class, sharers, np.array(ends_bytes, dtype=np.float64) * BITS_PER_BYTE
-    )
-
-
-def _carried_rps(cluster: Cluster, gpu_class: str, sharers: float, bits: Floats) -> Floats:
+    moved = np.array([ends_bytes[0], *profile.boundary_bytes, ends_bytes[1]], dtype=np.float64)
+    bits = moved * BITS_PER_BYTE
     found = np.full(len(bits), np.inf)
     np.divide(
         cluster.nic_gbps(gpu_class) * _BITS_PER_GBIT / sharers, bits, out=found, where=bits > 0

@@ -13,7 +13,7 @@ from flows.planning.inputs import (
     ModelArrays,
     Problem,
     build_problem,
-    end_links_rps,
+    link_rps,
     moves_us,
 )
 from flows.planning.registry import Inputs, PlanOptions
@@ -21,8 +21,7 @@ from flows.planning.solver.arrays import Floats
 from triton_backend.contract.applications import received_bytes, sent_bytes
 from triton_backend.contract.errors import InputError
 from triton_backend.contract.workload import Workload
-
-_NO_LIMIT_US = 10**12
+from triton_backend.scheduler.compiled import FAR
 
 
 def demanded(workload: Workload, options: PlanOptions) -> Lines:
@@ -50,8 +49,7 @@ def line_problem(
     `percents`: which sizes of classes cut into percents are there (`inputs.build_problem`).
     """
     models = tuple(
-        replace(demand, batch_building_rate_rps=None, slo_us=_NO_LIMIT_US)
-        for demand in lines.demands
+        replace(demand, batch_building_rate_rps=None, slo_us=FAR) for demand in lines.demands
     )
     free = replace(options, slo_margin=0.0, slo_margins={})
     workload = Workload(models=models)
@@ -67,13 +65,18 @@ def line_problem(
             float(_received(inputs, model.name)),
             sent_bytes(asked, model.name, lambda name: inputs.profiles[name].inputs, rates),
         )
-        links = model.link_rps.copy()
-        for row, kind in enumerate(model.types.tolist()):
-            gpu_class = problem.classes[problem.types[kind][0]]
-            links[row, [0, -1]] = end_links_rps(
-                inputs.cluster, gpu_class, problem.shares[kind], ends
+        profile = inputs.profiles[model.name]
+        links = [
+            link_rps(
+                profile,
+                inputs.cluster,
+                problem.classes[problem.types[kind][0]],
+                problem.shares[kind],
+                ends,
             )
-        return replace(model, link_rps=links)
+            for kind in model.types.tolist()
+        ]
+        return replace(model, link_rps=np.array(links))
 
     return replace(problem, models=tuple(map(linked, problem.models)))
 

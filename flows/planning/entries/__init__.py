@@ -6,34 +6,50 @@ from functools import partial
 from typing import Any
 
 from flows.planning.entries.plan import Rule, graft, plan
-from flows.planning.entries.shadow import SHADOW_OPTIONS
-from flows.planning.entries.tables import ANY_PHASE
+from flows.planning.entries.tables import ANY_PHASE, EVEN
 from flows.planning.promises.headroom import HEADROOM, NO_HEADROOM
 from flows.planning.registry import Option, Planner
 
-EVEN = "even"
 MARGIN = 0.5  # half a budget pays for waiting (Graft, section 4.3)
 OBJECTIVES = ("share", "cost", "power", "gpus", "throughput")
-INSTANCES = Option(
-    name="max_instances",
-    kind=int,
-    default=0,
-    help="Most vGPUs of a stage of entries; 0: any number.",
-    least=0,
-)
-PHASES = Option(
-    name="phases",
-    kind=str,
-    default=ANY_PHASE,
-    choices=(ANY_PHASE, EVEN),
-    help="Pools serve clients that send at equal gaps in any phase, or (even) by their rates "
-    "alone: for clients in step.",
-)
-OPTIONS = (
-    INSTANCES,
+SHARED_OPTIONS = (
+    Option(
+        name="max_instances",
+        kind=int,
+        default=0,
+        help="Most vGPUs of a stage of entries; 0: any number.",
+        least=0,
+    ),
     HEADROOM,
-    PHASES,
-    *SHADOW_OPTIONS,
+    Option(
+        name="phases",
+        kind=str,
+        default=ANY_PHASE,
+        choices=(ANY_PHASE, EVEN),
+        help="Pools serve clients that send at equal gaps in any phase, or (even) by their rates "
+        "alone: for clients in step.",
+    ),
+    Option(
+        name="shadow_rps",
+        kind=float,
+        default=0.0,
+        help="Rate that a shadow pool of every model with entries carries, whatever the cut; "
+        "0: none.",
+        least=0.0,
+        most=1e7,
+    ),
+    Option(
+        name="shadow_ms",
+        kind=float,
+        default=0.0,
+        help="Time in which a shadow pool runs a whole model; 0: half of the SLO less margin.",
+        least=0.0,
+        most=1e6,
+    ),
+)
+"""Those that planner `pool` takes, too."""
+OPTIONS = (
+    *SHARED_OPTIONS,
     Option(
         name="merge_threshold",
         kind=float,

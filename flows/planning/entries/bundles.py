@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flows.planning.solver.arrays import Floats, Ints
+from flows.planning.solver.tolerances import ROUNDING
 from triton_backend.scheduler.compiled import entry as kernel_entry
 from triton_backend.scheduler.compiled import kernel
 
@@ -39,7 +40,8 @@ class Arrays(NamedTuple):
     lowest_from   [starts, blocks, kinds] where a curve's costs begin in `lowest`
     lowest        by number of entries, then by how many options are in time: the least cost
     part          [stages, items] the least an entry pays for its alignment stage, shared or not
-    others        [starts + 1, items] items of other starts; the last row: every item
+    best          [items + 1 of them, items + 1, items + 1] room
+    own, total    [starts, items + 1], [starts + 1, items + 1] room: gains of so many entries
     """
 
     limit: Any
@@ -54,15 +56,6 @@ class Arrays(NamedTuple):
     lowest_from: Any
     lowest: Any
     part: Any
-    others: Any
-
-
-class Room(NamedTuple):
-    """Where kernels work.
-
-    Best [items + 1 of them, items + 1, items + 1], sums [starts + 1, items + 1] twice.
-    """
-
     best: Any
     own: Any
     total: Any
@@ -94,53 +87,51 @@ def _bundled(
     start: int,
     stage: int,
     pi: Floats,
-    allowed: Mask,
     most: int,
     arrays: Arrays,
-    room: Room,
     keep: int,
 ) -> int:
     """Fill in the largest gain of every number of entries, up to `most`, that align.
 
-    Returns the largest number. `room.best[step, k, o]`; without `keep` every step is step 0.
+    Returns the largest number. `arrays.best[step, k, o]`; without `keep` every step is step 0.
     """
     junction, kind = arrays.junction[stage], arrays.kind[stage]
     first, end = arrays.first[start], arrays.first[start + 1]
     curve = arrays.curve[start, junction, kind]
     base, width = arrays.lowest_from[start, junction, kind], curve[1] + 1
     taken = 0
-    best = room.best[0]
+    best = arrays.best[0]
     best[0, 0] = 0.0
     for item in range(first, end):
         if keep > 0:
-            after = room.best[item - first + 1]
+            after = arrays.best[item - first + 1]
             for k in range(taken + 1):
                 for o in range(k + 1):
                     after[k, o] = best[k, o]
             best = after
         left = arrays.limit[item] - arrays.time[stage]
         options = _in_time(curve, arrays.option_time, left)
-        if left >= 0 and allowed[item] and options > 0:
+        if left >= 0 and pi[item] > -np.inf and options > 0:
             if taken < most:
                 taken += 1
                 for o in range(taken + 1):
                     best[taken, o] = -np.inf
             _take(taken - 1, pi[item], best, arrays.lowest, base + options, width)
     for k in range(taken + 1):
-        room.own[start, k] = best[k, 0]
+        arrays.own[start, k] = best[k, 0]
     return taken
 
 
 @kernel
-def _boarding(start: int, stage: int, pi: Floats, allowed: Mask, arrays: Arrays, room: Room) -> int:
+def _boarding(start: int, stage: int, pi: Floats, arrays: Arrays) -> int:
     """Fill in the largest gain of every number of entries that board directly.
 
     Returns the most of them.
     """
-    own, taken = room.own[start], 0
+    own, taken = arrays.own[start], 0
     own[0] = 0.0
     for item in range(arrays.first[start], arrays.first[start + 1]):
-        if arrays.limit[item] < arrays.time[stage] or not allowed[item]:
+        if arrays.limit[item] < arrays.time[stage] or pi[item] == -np.inf:
             continue
         at = taken
         while at > 0 and own[at] < pi[item]:
@@ -154,44 +145,42 @@ def _boarding(start: int, stage: int, pi: Floats, allowed: Mask, arrays: Arrays,
 
 
 @kernel
-def _gains(stage: int, pi: Floats, allowed: Mask, limit: int, arrays: Arrays, room: Room) -> int:
-    """Fill in `room.total[starts, k]`, the largest gain of k entries, up to `limit`.
+def _gains(stage: int, pi: Floats, limit: int, arrays: Arrays) -> int:
+    """Fill in `arrays.total[starts, k]`, the largest gain of k entries, up to `limit`.
 
     Returns the most of them.
     """
     starts, most = len(arrays.block), 0
-    for k in range(room.total.shape[1]):
-        room.total[0, k] = -np.inf
-    room.total[0, 0] = 0.0
+    for k in range(arrays.total.shape[1]):
+        arrays.total[0, k] = -np.inf
+    arrays.total[0, 0] = 0.0
     for start in range(starts):
         taken = 0
-        room.own[start, 0] = 0.0
+        arrays.own[start, 0] = 0.0
         if arrays.block[start] == arrays.junction[stage]:
-            taken = min(_boarding(start, stage, pi, allowed, arrays, room), limit)
+            taken = min(_boarding(start, stage, pi, arrays), limit)
         elif arrays.block[start] < arrays.junction[stage]:
-            taken = _bundled(start, stage, pi, allowed, limit, arrays, room, 0)
-        for k in range(taken + 1, room.own.shape[1]):
-            room.own[start, k] = -np.inf
-        for k in range(room.total.shape[1]):
-            room.total[start + 1, k] = -np.inf
+            taken = _bundled(start, stage, pi, limit, arrays, 0)
+        for k in range(taken + 1, arrays.own.shape[1]):
+            arrays.own[start, k] = -np.inf
+        for k in range(arrays.total.shape[1]):
+            arrays.total[start + 1, k] = -np.inf
         for a in range(most + 1):
             for b in range(min(taken, limit - a) + 1):
-                gain = room.total[start, a] + room.own[start, b]
-                room.total[start + 1, a + b] = max(room.total[start + 1, a + b], gain)
+                gain = arrays.total[start, a] + arrays.own[start, b]
+                arrays.total[start + 1, a + b] = max(arrays.total[start + 1, a + b], gain)
         most = min(most + taken, limit)
     return most
 
 
 @kernel
-def _at_least(
-    stage: int, pi: Floats, below: float, arrays: Arrays, gains: Floats
-) -> tuple[float, int, float]:
+def _at_least(stage: int, pi: Floats, below: float, arrays: Arrays) -> tuple[float, int, float]:
     """No group on a stage has a lower reduced cost.
 
     Every entry pays its part of an alignment stage only. Also from how many entries on no group is
     below `below`, and what those larger ones have at least.
     """
-    taken = 0
+    gains, taken = arrays.own[0], 0
     for item in range(len(pi) - 1, -1, -1):  # those of the least limits gain most
         gain = pi[item] - arrays.part[stage, item]
         if gain > 0:
@@ -218,7 +207,6 @@ def price(
     pi: Floats,
     below: float,
     arrays: Arrays,
-    room: Room,
     least: Floats,
     size: Ints,
 ) -> None:
@@ -226,55 +214,54 @@ def price(
 
     Where that is `below` or more for sure, it is only bounded from below, and the number is 0.
     """
-    starts, every = len(arrays.block), arrays.others[len(arrays.block)]
+    starts = len(arrays.block)
     for at in range(len(stages)):
         stage = stages[at]
-        least[at], largest, beyond = _at_least(stage, pi, below, arrays, room.own[0])
+        least[at], largest, beyond = _at_least(stage, pi, below, arrays)
         size[at] = 0
         if least[at] >= below:
             continue
-        most = _gains(stage, pi, every, largest, arrays, room)
+        most = _gains(stage, pi, largest, arrays)
         least[at] = beyond
         for k in range(1, most + 1):
-            reduced = arrays.cost[stage, k] - room.total[starts, k]
+            reduced = arrays.cost[stage, k] - arrays.total[starts, k]
             if reduced < least[at]:
                 least[at], size[at] = reduced, k
 
 
 @kernel_entry
-def members(
-    stage: int, size: int, pi: Floats, allowed: Mask, arrays: Arrays, room: Room, chosen: Mask
-) -> float:
+def members(stage: int, size: int, pi: Floats, arrays: Arrays, chosen: Mask) -> float:
     """Fill in the entries of the best group of so many entries on a stage; returns its gain."""
     for item in range(len(chosen)):
         chosen[item] = False
     starts = len(arrays.block)
-    most = _gains(stage, pi, allowed, size, arrays, room)
+    most = _gains(stage, pi, size, arrays)
     if size > most:
         return -np.inf
-    gain, left = room.total[starts, size], size
+    gain, left = arrays.total[starts, size], size
     for start in range(starts - 1, -1, -1):
         part = 0
         for b in range(left + 1):
-            if room.total[start, left - b] + room.own[start, b] == room.total[start + 1, left]:
+            if (
+                arrays.total[start, left - b] + arrays.own[start, b]
+                == arrays.total[start + 1, left]
+            ):
                 part = b
         if part > 0 and arrays.block[start] == arrays.junction[stage]:
-            _board(start, part, stage, pi, allowed, arrays, chosen)
+            _board(start, part, stage, pi, arrays, chosen)
         elif part > 0:
-            _bundled(start, stage, pi, allowed, size, arrays, room, 1)
-            _unfold(start, part, stage, pi, allowed, arrays, room, chosen)
+            _bundled(start, stage, pi, size, arrays, 1)
+            _unfold(start, part, stage, pi, arrays, chosen)
         left -= part
     return gain
 
 
 @kernel
-def _board(
-    start: int, part: int, stage: int, pi: Floats, allowed: Mask, arrays: Arrays, chosen: Mask
-) -> None:
+def _board(start: int, part: int, stage: int, pi: Floats, arrays: Arrays, chosen: Mask) -> None:
     for _ in range(part):
         best = -1
         for item in range(arrays.first[start], arrays.first[start + 1]):
-            if chosen[item] or not allowed[item] or arrays.limit[item] < arrays.time[stage]:
+            if chosen[item] or pi[item] == -np.inf or arrays.limit[item] < arrays.time[stage]:
                 continue
             if best < 0 or pi[item] > pi[best]:
                 best = item
@@ -287,9 +274,7 @@ def _unfold(
     part: int,
     stage: int,
     pi: Floats,
-    allowed: Mask,
     arrays: Arrays,
-    room: Room,
     chosen: Mask,
 ) -> None:
     """Mark the entries of the best bundles of a start, from the last step of `_bundled` back."""
@@ -301,11 +286,11 @@ def _unfold(
     for item in range(arrays.first[start + 1] - 1, first - 1, -1):
         if k == 0:
             break
-        after, before = room.best[item - first + 1], room.best[item - first]
+        after, before = arrays.best[item - first + 1], arrays.best[item - first]
         reached = 0  # entries that could be taken before this one
         for other in range(first, item):
             left = arrays.limit[other] - arrays.time[stage]
-            if left >= 0 and allowed[other] and _in_time(curve, arrays.option_time, left) > 0:
+            if left >= 0 and pi[other] > -np.inf and _in_time(curve, arrays.option_time, left) > 0:
                 reached += 1
         if k <= reached and before[k, o] == after[k, o]:
             continue
@@ -324,156 +309,34 @@ def _unfold(
 
 
 @kernel_entry
-def cut(
-    start: int, stage: int, chosen: Ints, arrays: Arrays, best: Floats, before: Ints, row: Ints
+def neighbours(
+    left: Floats,
+    total: Floats,
+    options: tuple[Floats, Floats, Floats],
+    most: float,
+    best: Floats,
+    before: Ints,
+    row: Ints,
 ) -> None:
-    """Fill in how entries of a start share alignment stages at the least cost.
+    """Fill in how entries of a start share alignment stages at the least cost, as neighbours.
 
     Args:
-        start: all that are chosen have it.
-        stage: the shared stage.
-        chosen: entries by falling limit.
-        arrays: of the pricing.
+        left: [entries] time for the stage, rising.
+        total: [entries + 1] rate of so many entries.
+        options: time, rising; price; work.
+        most: vGPUs of a stage.
         best: [entries + 1] room.
         before: [entries + 1] how many come before the bundle that ends with this one.
-        row: [entries + 1] how many options are in time for the bundle that ends with this one.
+        row: [entries + 1] the option of that bundle.
     """
-    junction, kind = arrays.junction[stage], arrays.kind[stage]
-    curve = arrays.curve[start, junction, kind]
-    base, width = arrays.lowest_from[start, junction, kind], curve[1] + 1
-    best[0] = 0.0
-    for b in range(1, len(chosen) + 1):
-        left = arrays.limit[chosen[b - 1]] - arrays.time[stage]
-        row[b] = _in_time(curve, arrays.option_time, left)
-        best[b] = np.inf
-        for a in range(b):
-            value = best[a] + arrays.lowest[base + (b - a) * width + row[b]]
-            if value < best[b]:
-                best[b], before[b] = value, a
-
-
-@kernel
-def _take_with(
-    taken: int,
-    pi: float,
-    best: Floats,
-    lowest: Floats,
-    at: int,
-    width: int,
-    own: Floats,
-    far: float,
-) -> None:
-    """`_take` with a second layer of `best`, [2, k, o]: some bundle is paid by `own` [number].
-
-    `far` is infinite where the entry is too late for that.
-    """
-    for k in range(taken, -1, -1):
-        closed, by_own = -np.inf, -np.inf
-        for o in range(k + 1):
-            without, having = best[0, k, o] + pi, best[1, k, o] + pi
-            best[0, k + 1, o + 1] = max(best[0, k + 1, o + 1], without)
-            best[1, k + 1, o + 1] = max(best[1, k + 1, o + 1], having)
-            cost = lowest[at + (o + 1) * width]
-            closed = max(closed, without - cost)
-            by_own = max(by_own, having - cost, without - own[o + 1] - far)
-        best[0, k + 1, 0] = max(best[0, k + 1, 0], closed)
-        best[1, k + 1, 0] = max(best[1, k + 1, 0], by_own)
-
-
-@kernel
-def _no_dearer(one: Floats, other: Floats, most: int) -> bool:
-    """True if up to so many entries cost no more by one option than by another."""
-    for k in range(1, most + 1):  # noqa: SIM110 - compiled
-        if one[k] > other[k]:
-            return False
-    return True
-
-
-@kernel_entry
-def rows_needed(start: int, stage: int, own: Floats, arrays: Arrays, kept: Ints) -> int:
-    """Fill in options of a start's alignment stages that no other one replaces beside a stage.
-
-    How many they are. What counts of an option's time is which entries are in time with it, and of
-    its costs those of so many entries.
-
-    Args:
-        start: of the alignment stages.
-        stage: the shared stage.
-        own: [options, items + 1] what so many entries cost by each option, by rising time.
-        arrays: of the pricing.
-        kept: [options] filled in.
-    """
-    first, end = arrays.first[start], arrays.first[start + 1]
-    curve = arrays.curve[start, arrays.junction[stage], arrays.kind[stage]]
-    count, able = 0, end - first
-    alike = 0  # the first one kept that as many are in time with
-    for row in range(len(own)):
-        last = arrays.time[stage] + arrays.option_time[curve[0] + row]
-        while able > 0 and arrays.limit[first + able - 1] < last:
-            able, alike = able - 1, count
-        if able == 0:
-            break
-        beaten = False
-        for n in range(count):
-            if _no_dearer(own[kept[n]], own[row], able):
-                beaten = True
-                break
-        if beaten:
-            continue
-        left = alike
-        for n in range(alike, count):
-            if not _no_dearer(own[row], own[kept[n]], able):
-                kept[left] = kept[n]
-                left += 1
-        kept[left] = row
-        count = left + 1
-    return count
-
-
-@kernel_entry
-def price_options(
-    stage: int,
-    start: int,
-    pi: Floats,
-    rows: Ints,
-    own: Floats,
-    arrays: Arrays,
-    room: Room,
-    least: Floats,
-) -> None:
-    """Fill in the least reduced cost of a group on a stage with an alignment stage of a start.
-
-    Args:
-        stage: the shared stage.
-        start: of the alignment stage.
-        pi: duals of the items.
-        rows: numbers of the options.
-        own: [options, items + 1] what so many entries cost by each option of the curve.
-        arrays: of the pricing.
-        room: to work.
-        least: [rows] filled in.
-    """
-    most = _gains(stage, pi, arrays.others[start], len(pi), arrays, room)
-    others, best = room.total[len(arrays.block)], room.best
-    junction, kind = arrays.junction[stage], arrays.kind[stage]
-    curve = arrays.curve[start, junction, kind]
-    base, width = arrays.lowest_from[start, junction, kind], curve[1] + 1
-    for at_row in range(len(rows)):
-        option = rows[at_row]
-        least[at_row] = np.inf
-        best[0, 0, 0], best[1, 0, 0], taken = 0.0, -np.inf, 0
-        for item in range(arrays.first[start], arrays.first[start + 1]):
-            left = arrays.limit[item] - arrays.time[stage]
-            options = _in_time(curve, arrays.option_time, left)
-            if left < 0 or options == 0:
-                break
-            for o in range(taken + 2):
-                best[0, taken + 1, o], best[1, taken + 1, o] = -np.inf, -np.inf
-            far = np.inf if option >= options else 0.0
-            line = base + options
-            _take_with(taken, pi[item], best, arrays.lowest, line, width, own[option], far)
-            taken += 1
-        for k in range(1, taken + 1):
-            for other in range(most + 1):
-                reduced = arrays.cost[stage, k + other] - best[1, k, 0] - others[other]
-                least[at_row] = min(least[at_row], reduced)
+    times, price, work = options
+    best[0], best[1:] = 0.0, np.inf
+    for a in range(len(left)):
+        in_time = np.searchsorted(times, left[a], side="right")
+        for b in range(a + 1, len(left) + 1):
+            load = (total[b] - total[a]) * (1 - ROUNDING)
+            for option in range(in_time):
+                vgpus = max(1.0, np.ceil(load * work[option]))
+                value = best[a] + price[option] * vgpus
+                if vgpus <= most and value < best[b]:
+                    best[b], before[b], row[b] = value, a, option

@@ -46,8 +46,8 @@ class EntryClass:
 
 
 def items_of(table: ModelTable) -> list[EntryClass]:
-    """Every entry by itself."""
-    return [
+    """Every entry by itself, by start, then by falling limit."""
+    found = [
         EntryClass(
             block=e.block,
             limit_us=float(limit),
@@ -56,22 +56,21 @@ def items_of(table: ModelTable) -> list[EntryClass]:
         )
         for number, (e, limit) in enumerate(zip(table.entries, table.limits_us, strict=True))
     ]
+    return sorted(found, key=lambda item: (item.block, -item.limit_us))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Group:
-    """Items that meet, and how.
+    """Items that meet.
 
     Attributes:
         items: their numbers.
-        root: option of the shared stage, by its number among all (`GroupingProblem`).
-        aligned: by item the option of its alignment stage, by its number in
-            `GroupingProblem.align`; -1: none.
+        root: option of the shared stage, by its number among all (`GroupingProblem`); -1: none.
+        cost: with the alignment stages; `FAR` where there is no such group.
     """
 
     items: tuple[int, ...]
     root: int
-    aligned: tuple[int, ...]
     cost: float
 
 
@@ -105,7 +104,7 @@ class GroupingProblem:
         root_start    [blocks + 1] the first root of each junction
     Curves, of every start and rate (item_curve [items]) x junction x kind of receiver:
         curve_start   [curves, blocks, kinds + 1] where each begins; the next is its end
-        curve_time, curve_cost, curve_option    rising time, falling cost, option in `align`
+        curve_time, curve_cost    rising time, falling cost
     """
 
     def __init__(
@@ -146,7 +145,6 @@ class GroupingProblem:
         self.curve = np.array(
             [keys.setdefault((i.block, i.rate_rps), len(keys)) for i in self.items], dtype=np.int64
         )
-        self.align: list[tuple[int, int, int, int]] = []  # first, last, kind, row of its options
         times: list[Floats] = []
         costs: list[Floats] = []
         starts = np.zeros((len(keys), blocks, kinds + 1), dtype=np.int64)
@@ -164,7 +162,6 @@ class GroupingProblem:
                         falls = falls[np.isfinite(cost[falls])] if rate <= link else falls[:0]
                         times.append(options.time_us[falls])
                         costs.append(cost[falls])
-                        self.align += [(first, junction, kind, int(row)) for row in falls]
                         at += len(falls)
                     starts[number, junction, kind + 1] = at
         self.curve_start = starts
@@ -178,38 +175,14 @@ class GroupingProblem:
         return Arrays(**own, most=self.table.most, common=self.group_budget)
 
     def best(self, members: Sequence[int]) -> Group:
-        """The best plan of a group; its cost is `FAR` where there is none."""
-        return self.group(members, *best_of(np.array(members, dtype=np.int64), self.arrays))
+        """The best plan of a group."""
+        cost, root = best_of(np.array(members, dtype=np.int64), self.arrays)
+        return Group(items=tuple(members), root=root, cost=cost)
 
     def at(self, members: Sequence[int], junction: int) -> Group:
         """The best plan that meets at a given block."""
-        found = best_at(junction, np.array(members, dtype=np.int64), self.arrays)
-        return self.group(members, *found)
-
-    def group(self, members: Sequence[int], cost: float, root: int) -> Group:
-        """A group with the alignment stages that its root leaves time for."""
-        if root < 0:
-            return Group(items=tuple(members), root=-1, aligned=(), cost=FAR)
-        return Group(
-            items=tuple(members), root=root, aligned=self.alignments(members, root), cost=cost
-        )
-
-    def alignments(self, members: Sequence[int], root: int) -> tuple[int, ...]:
-        """Numbers of the cheapest alignment stages beside a root; -1 where none is needed."""
-        found: list[int] = []
-        junction = int(self.root_junction[root])
-        least = float(self.limit[list(members)].min())
-        for item in members:
-            if self.block[item] == junction:
-                found.append(-1)
-                continue
-            limit = least if self.group_budget else float(self.limit[item])
-            start, end = self.curve_start[self.curve[item], junction, self.root_kind[root] :][:2]
-            left = limit - self.root_time[root]
-            found.append(
-                int(start + np.searchsorted(self.curve_time[start:end], left, "right") - 1)
-            )
-        return tuple(found)
+        cost, root = best_at(junction, np.array(members, dtype=np.int64), self.arrays)
+        return Group(items=tuple(members), root=root, cost=cost)
 
     def costs_beside(self) -> Floats:
         """[R, items] what an item costs beside its part of the root; infinite where it cannot join.
@@ -246,6 +219,12 @@ class GroupingProblem:
                     mine = (self.root_kind[span] == kind) & (row >= 0)
                     beside[span, item] += np.where(mine, lowest[np.maximum(row, 0)], 0.0)
         return beside
+
+    def parts(self, counts: Ints | None = None) -> Floats:
+        """[R, items] the least an item pays for the root and to come there (`parts_beside`)."""
+        whole = float(self.rate.sum() if counts is None else counts @ self.rate)
+        unit = self.root_price * np.maximum(self.root_work, 1 / whole)
+        return self.parts_beside(counts) + unit[:, None] * self.rate
 
     def least_time(self, item: int) -> float:
         """The least time in which an entry can be served (µs), whatever it costs."""
@@ -313,7 +292,7 @@ def _alignments(
 def _at(
     junction: int, members: Ints, count: int, below: float, arrays: Arrays
 ) -> tuple[float, int]:
-    """Cost and root of the best plan that meets at a block, where it is less than `below`."""
+    """Cost and root of the best plan that meets at a block; `below` and -1: none costs less."""
     total, least = 0.0, FAR
     for m in range(count):
         total += arrays.rate[members[m]]

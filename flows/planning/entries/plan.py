@@ -18,12 +18,7 @@ from flows.planning.engine.cover import raised
 from flows.planning.engine.level import halved
 from flows.planning.entries.batches import filled
 from flows.planning.entries.groups import Group, GroupingProblem, items_of
-from flows.planning.entries.partition import (
-    MOST_SUBSETS,
-    SEATS_ONLY_FROM_ITEMS,
-    exact,
-    in_pools,
-)
+from flows.planning.entries.partition import MOST_SUBSETS, by_columns, by_subsets, in_pools
 from flows.planning.entries.phases import fitted
 from flows.planning.entries.pooling import (
     Pooled,
@@ -44,6 +39,7 @@ from flows.planning.entries.shadow import (
 from flows.planning.entries.shared_stages import by_shared_stages
 from flows.planning.entries.similar import Grouping, alone, merged, realigned, similar_groups
 from flows.planning.entries.tables import (
+    EVEN,
     ModelTable,
     in_periods_of,
     read_tables,
@@ -68,6 +64,8 @@ from triton_backend.contract.units import us_to_ms
 from triton_backend.contract.workload import MARGIN
 
 GROUPS, POOLS = "groups", "pools"
+_CLASS = "gpu_classes."
+SEATS_ONLY_FROM_ITEMS = 400  # entries of one rate
 RETRY_BY_GROUPS_ABOVE_GAP = 0.05  # gap of thousands of entries, above which groups are sought too
 _WEIGHTINGS, _DEARER = 16, 1.2  # tries to use less of a class that has too few GPUs
 _WASTES = (0.1, 0.3, 1.0)  # tries to have shares that fill GPUs, where there is one class
@@ -176,13 +174,13 @@ def _by_seats(
     field: GroupingProblem, inputs: Inputs, options: PlanOptions, *, step: float
 ) -> _Found:
     """Thousands of entries of one rate; by groups too, where the gap is wide."""
-    many = many_seated(field, inputs.watch)
-    plans = [pooled_ways(field, many.ways)] if many.ways else []
-    bound, looked_at = raised(many.bound, step), 0
+    ways, bound = many_seated(field, inputs.watch)
+    plans = [pooled_ways(field, ways)] if ways else []
+    bound, looked_at = raised(bound, step), 0
     if not plans or plans[0].cost * (1 - RETRY_BY_GROUPS_ABOVE_GAP) > bound:
-        groups = exact(field, inputs.watch, gap=options.gap, step=step)
+        groups = by_columns(field, inputs.watch, gap=options.gap, step=step)
         looked_at = groups.columns
-        plans += [pooled(field, groups.groups), best_joined(field, groups.groups)]
+        plans += [pooled(field, groups.groups, joined=joined) for joined in (False, True)]
     return _Found(plans, bound, bound, looked_at, POOLS if field.table.chains else GROUPS)
 
 
@@ -193,13 +191,15 @@ def _by_groups(
 
     The cheapest groups, then alignment stages shared where that costs less.
     """
-    groups = exact(field, inputs.watch, gap=options.gap, step=step)
+    few = 1 << len(field.items) <= MOST_SUBSETS
+    groups = (
+        by_subsets(field) if few else by_columns(field, inputs.watch, gap=options.gap, step=step)
+    )
     found = _Found(
         [pooled(field, groups.groups)], groups.bound, groups.value, groups.columns, GROUPS
     )
     if not field.table.chains or len(set(field.block.tolist())) == len(field.items):
         return found
-    few = 1 << len(field.items) <= MOST_SUBSETS
     joined = joined_by_subsets(field) if few else None
     if joined is not None:
         found.plans.append(pooled(field, joined, joined=True))
@@ -470,17 +470,17 @@ def _within(rule: Rule, inputs: Inputs, options: PlanOptions, level: float) -> t
                 raise _BeyondError("cluster", f"a plan holds {bound:g} GPUs or more")
         try:
             placed = _placed(inputs, options, models, shadows)
-        except _TooFewError as error:
+        except InfeasibleError as error:
             most, inputs = inputs.most, replace(inputs, most=None)
             if most is not None and _held(models) <= most:  # a cheaper plan may fit
                 continue
             used = {s.gpu_class for t in tables for s in t.sizes}
             waste = next(wastes, 0.0) if len(used) == 1 else 0.0
             if attempt == _WEIGHTINGS - 1 or (len(used) == 1 and not waste):
-                raise InfeasibleError(f"gpu_classes.{error.gpu_class}", error.reason) from error
-            if waste:
-                continue
-            weights[error.gpu_class] = weights.get(error.gpu_class, 1.0) * _DEARER
+                raise
+            if not waste:
+                gpu_class = error.where.removeprefix(_CLASS)
+                weights[gpu_class] = weights.get(gpu_class, 1.0) * _DEARER
             continue
         if any(model.bound is None for model in models):
             bound = _paid(inputs, options, placed)
@@ -507,7 +507,9 @@ def _highest(rule: Rule, inputs: Inputs, options: PlanOptions) -> tuple[float, f
     At each multiple any plan that fits ends the search for one, and so does a bound above all GPUs.
     """
     gpus = sum(inputs.cluster.gpus(c.name) for c in inputs.cluster.gpu_classes)
-    needed = math.fsum(_least_work(table) for table in read_tables(inputs, options))
+    # Clients of any phase need, beyond their rates, the less per request the faster they send.
+    by_rates = replace(options, own={**options.own, "phases": EVEN})
+    needed = math.fsum(_least_work(table) for table in read_tables(inputs, by_rates))
     inputs = replace(inputs, prove=False)  # only fitting counts
     if len(inputs.workload.models) == 1:
         inputs = replace(inputs, most=float(gpus))
@@ -584,12 +586,6 @@ def _paid(inputs: Inputs, options: PlanOptions, placed: Placed) -> float:
 # Places and pipelines
 
 
-class _TooFewError(Exception):
-    def __init__(self, gpu_class: str, reason: str) -> None:
-        super().__init__(reason)
-        self.gpu_class, self.reason = gpu_class, reason
-
-
 def _placed(
     inputs: Inputs, options: PlanOptions, models: list[Solved], shadows: list[Shadow | None]
 ) -> Placed:
@@ -597,6 +593,9 @@ def _placed(
 
     Parts of percents wherever they fit, equal parts of one model by divisors. What the plan in
     force has goes on where it is, unless whole GPUs are paid.
+
+    Raises:
+        InfeasibleError: a class has too few GPUs; it is named.
     """
     cluster = inputs.cluster
     keeps = options.previous is not None and not _whole_gpus(options)
@@ -650,12 +649,12 @@ def _placed(
         gpus[name] += -(-vgpus // divisor)
         if gpus[name] > cluster.gpus(name):
             reason = f"needs {gpus[name]} GPUs or more, the cluster has {cluster.gpus(name)}"
-            raise _TooFewError(name, reason)
+            raise InfeasibleError(_CLASS + name, reason)
     for name in {share.gpu_class for share in shares}:
         try:
             found = place_shares(cluster, [s for s in shares if s.gpu_class == name])
         except InputError as error:
-            raise _TooFewError(name, error.reason) from error
+            raise InfeasibleError(_CLASS + name, error.reason) from error
         gpus[name] += found.gpus[name]
     by_share = place_shares(cluster, shares).runs if shares else ()
     by_part = place(cluster, parts) if parts else []

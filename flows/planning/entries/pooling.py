@@ -9,20 +9,21 @@ where the sum is least.
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import count
 
 import numpy as np
 
+from flows.planning.entries.bundles import neighbours
 from flows.planning.entries.groups import EntryClass, Group, GroupingProblem
-from flows.planning.entries.partition import cheapest_cut
+from flows.planning.entries.partition import cheapest_cut, members_of
 from flows.planning.entries.seats import SeatRoute
 from flows.planning.entries.tables import Options, vgpus_for
 from flows.planning.solver.arrays import FAR, Floats, Ints
-from flows.planning.solver.tolerances import ROUNDING
+from flows.planning.solver.tolerances import ROUNDING, SOLVED
 
-MOST_BUNDLED = 8  # entries of one start of which every way to share is looked at
 MOST_JOINED = 40  # groups, of which pairs are tried
+MOST_BUNDLED = 8  # entries of one start of which every way to share is looked at
 
 Key = tuple[int, int, int, int]  # first block, last block, size, batch
 
@@ -85,7 +86,7 @@ def pooled(
     parts = count()
     for group in groups:
         root = _root(field, group.root, next(parts))
-        aligned = (_joined if joined else _single)(field, group, parts)
+        aligned = _aligned(field, group, parts, joined=joined)
         for item in group.items:
             first = (aligned[item],) if item in aligned else ()
             chains.append(Chain(item=field.items[item], steps=(*first, root)))
@@ -157,21 +158,13 @@ def step_of(options: Options, blocks: tuple[int, int], row: int, part: int) -> S
     )
 
 
-def _single(field: GroupingProblem, group: Group, parts: Iterator[int]) -> dict[int, Step]:
-    found: dict[int, Step] = {}
-    for item, number in zip(group.items, group.aligned, strict=True):
-        if number >= 0:
-            first, junction, kind, row = field.align[number]
-            options = field.table.options(first, junction, kind)
-            found[item] = step_of(options, (first, junction), row, next(parts))
-    return found
-
-
-def _joined(field: GroupingProblem, group: Group, parts: Iterator[int]) -> dict[int, Step]:
-    """Alignment stages of a group, neighbours by time left joined where that costs less."""
+def _aligned(
+    field: GroupingProblem, group: Group, parts: Iterator[int], *, joined: bool
+) -> dict[int, Step]:
+    """By item the alignment stage of its own, or one joined with neighbours by time left."""
     found: dict[int, Step] = {}
     junction, kind = int(field.root_junction[group.root]), int(field.root_kind[group.root])
-    for first, members, row in _bundles(field, group):
+    for first, members, row in _bundles(field, group, joined=joined):
         options = field.table.options(first, junction, kind)
         step = step_of(options, (first, junction), row, next(parts))
         found |= dict.fromkeys(members, step)
@@ -185,26 +178,31 @@ def ways_of(field: GroupingProblem, groups: Sequence[Group]) -> set[SeatRoute]:
         junction = int(field.root_junction[group.root])
         if (field.block[list(group.items)] == junction).any():
             found.add(SeatRoute(group.root, junction, -1))
-        found |= {SeatRoute(group.root, first, row) for first, _, row in _bundles(field, group)}
+        bundles = _bundles(field, group, joined=True)
+        found |= {SeatRoute(group.root, first, row) for first, _, row in bundles}
     return found
 
 
-def _bundles(field: GroupingProblem, group: Group) -> Iterator[tuple[int, list[int], int]]:
-    """Start, items and option of the alignment stages of a group, joined where that costs less."""
+def _bundles(
+    field: GroupingProblem, group: Group, *, joined: bool
+) -> Iterator[tuple[int, list[int], int]]:
+    """Start, items and option of the alignment stages of a group.
+
+    One for each item, or joined where that costs less.
+    """
     junction = int(field.root_junction[group.root])
     kind, time = int(field.root_kind[group.root]), float(field.root_time[group.root])
+    least = float(field.limit[list(group.items)].min()) if field.group_budget else math.inf
     starts: dict[int, list[int]] = {}
-    for item, number in zip(group.items, group.aligned, strict=True):
-        if number >= 0:
+    for item in sorted(group.items, key=lambda i: float(field.limit[i])):
+        if field.block[item] < junction:
             starts.setdefault(int(field.block[item]), []).append(item)
     for first, items in starts.items():
-        items.sort(key=lambda i: float(field.limit[i]))
         options = field.table.options(first, junction, kind)
-        left = field.limit[items] - time
-        if field.group_budget:
-            left = np.full(len(items), field.limit[list(group.items)].min() - time)
-        for members, row in _cuts(options, left, field.rate[items], field.table.most):
-            yield first, [items[m] for m in members], row
+        for some in [items] if joined else [[item] for item in items]:
+            left = np.minimum(field.limit[some], least) - time
+            for members, row in _cuts(options, left, field.rate[some], field.table.most):
+                yield first, [some[m] for m in members], row
 
 
 def _cuts(
@@ -225,27 +223,20 @@ def _cuts(
         row[subset] = own.argmin()
         cost[subset] = own[row[subset]]
     found = cheapest_cut(np.where(np.isfinite(cost), cost, FAR))
-    return [([i for i in range(len(rates)) if s >> i & 1], int(row[s])) for s in found]
+    return [(members_of(s), int(row[s])) for s in found]
 
 
 def _neighbours(
     options: Options, left: Floats, rates: Floats, most: int
 ) -> list[tuple[Sequence[int], int]]:
-    total = np.concatenate([[0.0], np.cumsum(rates)])
-    best = [0.0] + [math.inf] * len(rates)
-    before = [(0, 0)] * (len(rates) + 1)
-    for a in range(len(rates)):
-        fits = int(np.searchsorted(options.time_us, left[a], "right"))
-        for b in range(a + 1, len(rates) + 1):
-            cost = options.cost(float(total[b] - total[a]), most)[:fits]
-            row = int(cost.argmin())
-            if best[a] + cost[row] < best[b]:
-                best[b], before[b] = best[a] + float(cost[row]), (a, row)
+    best, total = np.zeros(len(rates) + 1), np.concatenate([[0.0], np.cumsum(rates)])
+    before, row = np.zeros((2, len(rates) + 1), dtype=np.int64)
+    neighbours(left, total, (options.time_us, options.price, options.work), most, best, before, row)
     found: list[tuple[Sequence[int], int]] = []
     at = len(rates)
     while at:
-        first, row = before[at]
-        found.append((range(first, at), row))
+        first = int(before[at])
+        found.append((range(first, at), int(row[at])))
         at = first
     return found
 
@@ -278,11 +269,10 @@ def joined_by_subsets(field: GroupingProblem) -> list[Group] | None:
         lowest = cost[subsets, chosen]
         better = lowest < best
         best[better], root[better] = lowest[better], roots[chosen[better]]
-    groups: list[Group] = []
-    for subset in cheapest_cut(best):
-        members = [i for i in range(len(field.items)) if subset >> i & 1]
-        groups.append(field.group(members, float(best[subset]), int(root[subset])))
-    return groups
+    return [
+        Group(items=members_of(subset), root=int(root[subset]), cost=float(best[subset]))
+        for subset in cheapest_cut(best)
+    ]
 
 
 def _shared(field: GroupingProblem, start: int, items: Ints, roots: Ints) -> Floats:
@@ -329,35 +319,28 @@ def _one_stage(
 
 
 def best_joined(field: GroupingProblem, groups: Sequence[Group]) -> Pooled:
-    """Groups with joined alignment stages, moved to other junctions and joined while that pays."""
-    chosen = list(groups)
-    chosen = [_moved(field, group) for group in chosen]
-    again = True
-    while again and len(chosen) <= MOST_JOINED:
-        again = False
-        for a in range(len(chosen)):
-            for b in range(a + 1, len(chosen)):
-                both = field.best((*chosen[a].items, *chosen[b].items))
-                if both.root < 0:
-                    continue
-                both = _moved(field, both)
-                apart = _value(field, [chosen[a]]) + _value(field, [chosen[b]])
-                if _value(field, [both]) < apart - 1e-9:
-                    chosen = [g for n, g in enumerate(chosen) if n not in {a, b}] + [both]
-                    again = True
-                    break
-            if again:
+    """Groups with joined alignment stages, at other junctions and together where that pays."""
+    chosen = [_cheapest(field, group) for group in groups]
+    a = 0
+    while a < len(chosen) <= MOST_JOINED:
+        for b in range(a + 1, len(chosen)):
+            both = _cheapest(field, field.best((*chosen[a].items, *chosen[b].items)))
+            if both.cost < chosen[a].cost + chosen[b].cost - SOLVED:
+                chosen[a] = both
+                del chosen[b]
                 break
+        else:
+            a += 1
     return pooled(field, chosen, joined=True)
 
 
-def _value(field: GroupingProblem, groups: Sequence[Group]) -> float:
-    return pooled(field, groups, joined=True).cost
-
-
-def _moved(field: GroupingProblem, group: Group) -> Group:
+def _cheapest(field: GroupingProblem, group: Group) -> Group:
     """The group at the junction where it costs least with joined alignment stages."""
     last = max(int(field.block[i]) for i in group.items)
     tried = [field.at(group.items, junction) for junction in range(last, field.table.blocks)]
-    able = [group, *(g for g in tried if g.root >= 0)]
-    return min(able, key=lambda g: _value(field, [g]))
+    able = [
+        replace(g, cost=pooled(field, [g], joined=True).cost)
+        for g in (group, *tried)
+        if g.root >= 0
+    ]
+    return min(able, key=lambda g: g.cost, default=group)

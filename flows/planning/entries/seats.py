@@ -21,7 +21,6 @@ proof (`shared_stages`).
 
 import math
 from collections.abc import Collection
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -51,25 +50,6 @@ class SeatRoute(NamedTuple):
     row: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Seated:
-    """A plan: how every item of the field comes to its stage. Empty where none was found.
-
-    Attributes:
-        bound: what any plan of these ways costs at least that is below the cutoff.
-    """
-
-    ways: list[SeatRoute]
-    bound: float
-
-    def items(self) -> dict[int, list[int]]:
-        """By root."""
-        found: dict[int, list[int]] = {}
-        for item, way in enumerate(self.ways):
-            found.setdefault(way.root, []).append(item)
-        return found
-
-
 def one_rate(field: GroupingProblem) -> bool:
     """True if seats count for these items.
 
@@ -78,8 +58,12 @@ def one_rate(field: GroupingProblem) -> bool:
     return field.table.most == ANY_NUMBER and len(set(field.rate.tolist())) == 1
 
 
-def seated(field: GroupingProblem, ways: Collection[SeatRoute], limits: Limits) -> Seated:
-    """The cheapest plan found that has these ways.
+def seated(
+    field: GroupingProblem, ways: Collection[SeatRoute], limits: Limits
+) -> tuple[list[SeatRoute], float]:
+    """The cheapest plan found that has these ways: the way of every item; none where none was.
+
+    And what any plan of these ways costs at least that is below the cutoff.
 
     Args:
         field: whose items have one rate.
@@ -111,13 +95,13 @@ def seated(field: GroupingProblem, ways: Collection[SeatRoute], limits: Limits) 
     for block in np.unique(field.block).tolist():
         mine = np.flatnonzero(start == block)
         if not _cover(build, np.sort(field.limit[field.block == block]), time[mine], seats[mine]):
-            return Seated(ways=[], bound=math.inf)
+            return [], math.inf
     answer = solve_integer(build.build(), limits)
     if answer.values is None:
-        return Seated(ways=[], bound=-answer.bound)
+        return [], -answer.bound
     number = np.rint(answer.values[seats]).astype(np.int64)
     taken = [order[w] for w in _taken(field, (start, time), number).tolist()]
-    return Seated(ways=taken, bound=-answer.bound)
+    return taken, -answer.bound
 
 
 def assigned(
@@ -220,16 +204,14 @@ def _taken(field: GroupingProblem, ways: tuple[Ints, Floats], seats: Ints) -> In
 # Thousands of entries
 
 
-def many_seated(field: GroupingProblem, watch: Watch) -> Seated:
+def many_seated(field: GroupingProblem, watch: Watch) -> tuple[list[SeatRoute], float]:
     """A plan of many items of one rate, and what any plan costs at least.
 
     Every item costs its part of the cheapest stages that are in time at least: that is the bound.
     Ways are few shared stages at which items' parts and a part of a vGPU of every stage cost least,
     opened one by one, and few alignment stages before each of them, chosen alike.
     """
-    parts = field.parts_beside()
-    whole = float(field.rate.sum())
-    parts += (field.root_price * np.maximum(field.root_work, 1 / whole))[:, None] * field.rate[0]
+    parts = field.parts()
     bound = float(parts.min(axis=0).sum())
     ways: set[SeatRoute] = set()
     for weight in _WEIGHTS:
@@ -241,8 +223,7 @@ def many_seated(field: GroupingProblem, watch: Watch) -> Seated:
     limits = Limits(
         relative_gap=_CLOSE, nodes=_NODES, seconds=watch.left_s(), enough=-bound * (1 + _ENOUGH)
     )
-    found = seated(field, ways, limits)
-    return Seated(ways=found.ways, bound=bound)
+    return seated(field, ways, limits)[0], bound
 
 
 def _opened(cost: Floats, fixed: Floats) -> tuple[list[int], Floats]:

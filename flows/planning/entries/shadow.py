@@ -19,34 +19,13 @@ import numpy as np
 from flows.planning.entries.tables import ModelTable, vgpus_for
 from flows.planning.inputs import stage_memory
 from flows.planning.placement import ShareToPlace
-from flows.planning.registry import Option, PlannedCut, PlannedPipeline, PlannedStage, PlanOptions
+from flows.planning.registry import PlannedCut, PlannedPipeline, PlannedStage, PlanOptions
 from triton_backend.contract.cluster import Cluster, GpuClass
 from triton_backend.contract.entries import Entry
 from triton_backend.contract.errors import InfeasibleError
 from triton_backend.contract.plan import PlacementRun, Plan, Slot, worker_memory_gib
 from triton_backend.contract.units import US_PER_S, ms_to_us, us_to_ms
 from triton_backend.contract.workload import ModelDemand
-
-SHADOW_OPTIONS = (
-    Option(
-        name="shadow_rps",
-        kind=float,
-        default=0.0,
-        help="Rate that a shadow pool of every model with entries carries, whatever the cut; "
-        "0: none.",
-        least=0.0,
-        most=1e7,
-    ),
-    Option(
-        name="shadow_ms",
-        kind=float,
-        default=0.0,
-        help="Time in which a shadow pool runs a whole model; 0: half of the SLO less margin.",
-        least=0.0,
-        most=1e6,
-    ),
-)
-
 
 Held = dict[tuple[str, int, Hashable], list[Slot]]
 """Places of vGPUs by class, share and what they run."""

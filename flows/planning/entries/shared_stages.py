@@ -7,59 +7,48 @@ seat of another one of its start (free columns), so prices fall with limits. Pri
 (`bundles`).
 
 Plans are made of groups, seats passed on, then of ways in a few whole numbers (`seats`), which is a
-proof where no way is missing: no plan with a way of reduced cost r is below bound + r.
+proof where no way is missing: no plan with a stage of least reduced cost r is below bound + r.
 
 Here: the pricer, plans, proof. Not here: groups in which entries of a start never share
 (`partition`).
 """
 
 import math
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
-from flows.planning.engine.columns import Columns, Pool
+from flows.planning.engine.columns import Columns, Pool, undominated
 from flows.planning.engine.cover import Generation, raised
 from flows.planning.engine.master import Cover, Free
 from flows.planning.engine.pricing import Duals, Priced
 from flows.planning.engine.rounding import Incumbent, Tools, dive, restricted
-from flows.planning.entries.bundles import (
-    Arrays,
-    Room,
-    cut,
-    members,
-    price,
-    price_options,
-    rows_needed,
-)
+from flows.planning.entries.bundles import Arrays, members, price
 from flows.planning.entries.groups import Group, GroupingProblem
-from flows.planning.entries.partition import CLOSE, FEW, FRESH, Partition, needed_stages
+from flows.planning.entries.partition import CLOSE, FRESH, Partition, needed_stages
+from flows.planning.entries.pooling import ways_of
 from flows.planning.entries.seats import SeatRoute, seated
+from flows.planning.entries.tables import vgpus_for
 from flows.planning.solver.arrays import Floats, Ints
 from flows.planning.solver.solve import Limits
 from flows.planning.solver.tolerances import SOLVED
 from flows.planning.watch import Watch
 
+FEW = 25  # items, for which the relaxation is solved to the end
 _GROUPS, _GROUP_NODES = 150, 50  # of which a plan is made, and nodes
-_WAY_NODES = 200  # to prove
 _WAYS = ((45, 200), (100, 50))  # of which a plan is made, and nodes
+_WAY_NODES = 200  # to prove
 _MOST_WAYS = 1_000  # of all plans up to a cost, to prove that there is none, or to find one
 _RECOMBINED = 2  # programs over the ways of all plans
 _LOOK = 200  # stages that are priced between two times that all are
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Shared:
-    """A group: its stage, its items in the order of `Arrays`, its cost."""
-
-    stage: int
-    items: tuple[int, ...]
-    cost: float
-
-
 class SharedStages:
-    """A pricer of groups of items of one rate; those of a stage are a group of columns."""
+    """A pricer of groups of items of one rate; those of a stage are a group of columns.
+
+    Items are in the order of `items_of`.
+    """
 
     quick = True
 
@@ -67,12 +56,11 @@ class SharedStages:
         table = items.table
         self.field = items
         count, rate = len(items.items), float(items.rate[0])
-        self.order = np.lexsort((-items.limit, items.block))
-        block, first = np.unique(items.block[self.order], return_index=True)
+        block, first = np.unique(items.block, return_index=True)
         numbers = np.arange(count + 1)
-        vgpus = np.ceil(np.outer(items.root_work, numbers) * rate * (1 - 1e-9))
-        vgpus = np.maximum(1.0, vgpus)
+        vgpus = vgpus_for(rate * numbers, items.root_work[:, None])
         cost = np.where(vgpus > table.most, np.inf, items.root_price[:, None] * vgpus)
+        most = int(np.diff(first, append=count).max()) + 2  # items of one start, and two
         kinds = len(table.kinds())
         curve = np.zeros((len(block), table.blocks, kinds, 2), dtype=np.int64)
         lowest_from = np.zeros((len(block), table.blocks, kinds), dtype=np.int64)
@@ -94,7 +82,7 @@ class SharedStages:
                     options_at += len(options)
                     lowest_at += costs.size
         self.arrays = Arrays(
-            limit=items.limit[self.order],
+            limit=items.limit,
             first=np.append(first, count).astype(np.int64),
             block=block.astype(np.int64),
             junction=items.root_junction,
@@ -105,20 +93,14 @@ class SharedStages:
             option_time=np.concatenate(times) if times else np.zeros(0),
             lowest_from=lowest_from,
             lowest=np.concatenate(lowest) if lowest else np.zeros(0),
-            part=items.parts_beside()[:, self.order],
-            others=np.append(block, -1)[:, None] != items.block[self.order],
-        )
-        most = int(np.diff(first, append=count).max()) + 2  # items of one start, and two
-        self.room = Room(
+            part=items.parts_beside(),
             best=np.zeros((most, most, most)),
             own=np.zeros((len(block), count + 2)),
             total=np.zeros((len(block) + 1, count + 2)),
         )
         own = np.searchsorted(first, numbers[:-1], "right")
-        self.neighbours = np.flatnonzero(
-            own[1:] == own[:-1]
-        )  # of which the next one has the start, too
-        self._rows: dict[tuple[int, int, int, int, int], int] = {}
+        # items of which the next one has the start, too
+        self.neighbours = np.flatnonzero(own[1:] == own[:-1])
         in_time = items.root_time <= items.limit.max()
         self.stages = np.flatnonzero(in_time & needed_stages(items, rate * numbers[1:]))
         self.fewest, self.most = np.zeros(len(self.stages)), np.ones(len(self.stages))
@@ -130,7 +112,7 @@ class SharedStages:
         From `below` on a bound.
         """
         least, size = np.zeros(len(stages)), np.zeros(len(stages), dtype=np.int64)
-        price(stages, pi, below, self.arrays, self.room, least, size)
+        price(stages, pi, below, self.arrays, least, size)
         return least, size
 
     def price(self, duals: Duals, cap: Floats, *, thorough: bool) -> Priced:
@@ -155,7 +137,7 @@ class SharedStages:
         ]
         return Priced(columns=self.columns(found), least=least)
 
-    def columns(self, groups: Sequence[Shared]) -> Columns:
+    def columns(self, groups: Sequence[Group]) -> Columns:
         """For the engine."""
         sizes = [len(g.items) for g in groups]
         rows = [item for g in groups for item in g.items]
@@ -164,7 +146,7 @@ class SharedStages:
             starts=np.cumsum([0, *sizes]),
             rows=np.array(rows, dtype=np.int64),
             values=np.ones(len(rows)),
-            group=np.searchsorted(self.stages, [g.stage for g in groups]),
+            group=np.searchsorted(self.stages, [g.root for g in groups]),
             source=groups,
         )
 
@@ -173,7 +155,7 @@ class SharedStages:
 
         Without the latter prices move about between alike items, and hundreds of rounds go by.
         """
-        count, longer = len(self.order), self.neighbours
+        count, longer = len(self.field.items), self.neighbours
         exchange = np.zeros((len(longer), count))
         exchange[np.arange(len(longer)), longer] = 1.0
         exchange[np.arange(len(longer)), longer + 1] = -1.0
@@ -185,86 +167,46 @@ class SharedStages:
             missed=np.full(count, np.inf),
         )
 
-    def fluid(self) -> Floats:
-        """Duals that no group's cost is below: of every item the least of its parts of stages."""
-        arrays, whole = self.arrays, len(self.order)
-        unit = arrays.cost[:, 1:] / np.arange(1, whole + 1)
-        return (unit.min(axis=1)[:, None] + arrays.part).min(axis=0)
+    def ways_of_stage(self, stage: int) -> set[SeatRoute]:
+        """Ways to a stage, but for alignment stages that others replace.
 
-    def ways(self, columns: Iterable[Shared]) -> set[SeatRoute]:
-        """How items of groups come to their stages."""
+        An option replaces another one if as many items are in time with it, and up to so many cost
+        no more.
+        """
         found: set[SeatRoute] = set()
-        for column in columns:
-            items = np.array(column.items, dtype=np.int64)
-            own = np.searchsorted(self.arrays.first, items, "right") - 1
-            for start in np.unique(own).tolist():
-                found |= self._ways(column.stage, start, items[own == start])
+        arrays, rate = self.arrays, float(self.field.rate[0])
+        junction, kind = int(arrays.junction[stage]), int(arrays.kind[stage])
+        link = self.field.table.kinds()[kind][1][junction]
+        for start, block in enumerate(arrays.block.tolist()):
+            if block == junction:
+                found.add(SeatRoute(stage, block, -1))
+            if block >= junction or rate > link:
+                continue
+            options = self.field.table.options(block, junction, kind)
+            left = arrays.limit[arrays.first[start] : arrays.first[start + 1]] - arrays.time[stage]
+            able = (options.time_us[:, None] <= left).sum(axis=1)
+            numbers = np.arange(1, len(left) + 1)
+            cost = options.price[:, None] * vgpus_for(rate * numbers, options.work[:, None])
+            cost = np.where(numbers > able[:, None], 2 * cost.max(initial=0.0), cost)
+            rows = np.flatnonzero((able > 0) & undominated(-cost))
+            found |= {SeatRoute(stage, block, row) for row in rows.tolist()}
         return found
 
-    def ways_within(self, stages: Ints, pi: Floats, slack: float) -> dict[SeatRoute, float] | None:
-        """Ways of groups with a reduced cost of at most `slack`, with the least; None: too many."""
-        found: dict[SeatRoute, float] = {}
-        count, arrays = len(self.order), self.arrays
-        own: dict[tuple[int, int, int], Floats] = {}
-        for stage in stages.tolist():
-            junction, kind = int(arrays.junction[stage]), int(arrays.kind[stage])
-            for start, block in enumerate(arrays.block.tolist()):
-                if block == junction:
-                    found[SeatRoute(stage, block, -1)] = -math.inf
-                link = self.field.table.kinds()[kind][1][junction]
-                if block >= junction or float(self.field.rate[0]) > link:
-                    continue
-                options = self.field.table.options(block, junction, kind)
-                key = (start, junction, kind)
-                if key not in own:
-                    rates = float(self.field.rate[0]) * np.arange(count + 1)
-                    own[key] = np.array([options.cost(rate) for rate in rates]).T.copy()
-                rows = np.zeros(len(options), dtype=np.int64)
-                rows = rows[: rows_needed(start, stage, own[key], arrays, rows)]
-                least = np.zeros(len(rows))
-                price_options(stage, start, pi, rows, own[key], arrays, self.room, least)
-                useful = np.flatnonzero(least <= slack)
-                found |= {SeatRoute(stage, block, int(rows[n])): float(least[n]) for n in useful}
-            if len(found) > 5 * _MOST_WAYS:
-                return None
-        return found
-
-    def _ways(self, stage: int, start: int, chosen: Ints) -> set[SeatRoute]:
-        block, junction = int(self.arrays.block[start]), int(self.arrays.junction[stage])
-        if block == junction:
-            return {SeatRoute(stage, block, -1)}
-        best = np.zeros(len(chosen) + 1)
-        before, row = np.zeros((2, len(chosen) + 1), dtype=np.int64)
-        cut(start, stage, chosen, self.arrays, best, before, row)
-        options = self.field.table.options(block, junction, int(self.arrays.kind[stage]))
-        found: set[SeatRoute] = set()
-        end = len(chosen)
-        while end:
-            first = int(before[end])
-            key = (start, junction, int(self.arrays.kind[stage]), end - first, int(row[end]))
-            if key not in self._rows:
-                cost = options.cost((end - first) * float(self.field.rate[0]))
-                self._rows[key] = int(cost[: key[-1]].argmin())
-            found.add(SeatRoute(stage, block, self._rows[key]))
-            end = first
-        return found
-
-    def column(self, stage: int, size: int, pi: Floats) -> Shared:
+    def column(self, stage: int, size: int, pi: Floats) -> Group:
         """The best group of a size on a stage."""
         chosen = np.zeros(len(pi), dtype=np.bool_)
-        members(stage, size, pi, self.arrays.others[-1], self.arrays, self.room, chosen)
+        members(stage, size, pi, self.arrays, chosen)
         return self.made(stage, np.flatnonzero(chosen))
 
-    def made(self, stage: int, items: Sequence[int] | Ints) -> Shared:
+    def made(self, stage: int, items: Sequence[int] | Ints) -> Group:
         """The group of given items on a stage; its cost is infinite where it cannot be."""
-        chosen, again = np.zeros((2, len(self.order)), dtype=np.bool_)
-        chosen[items] = True
-        nothing = np.zeros(len(self.order))
-        beside = members(stage, len(items), nothing, chosen, self.arrays, self.room, again)
+        only, chosen = np.full(len(self.field.items), -np.inf), np.zeros(len(self.field.items))
+        only[items] = 0.0
+        beside = members(stage, len(items), only, self.arrays, chosen > 0)
         cost = float(self.arrays.cost[stage, len(items)] - beside)
-        return Shared(stage=stage, items=tuple(int(i) for i in items), cost=cost)
+        return Group(items=tuple(int(i) for i in items), root=stage, cost=cost)
 
-    def moved(self, columns: Sequence[Shared]) -> list[Shared]:
+    def moved(self, columns: Sequence[Group]) -> list[Group]:
         """Groups in which entries take seats of others of their start with shorter limits."""
         seats = [(item, number) for number, column in enumerate(columns) for item in column.items]
         seats.sort(reverse=True)  # the shortest limits of each start first
@@ -280,22 +222,17 @@ class SharedStages:
             while at < len(seats) and seats[at][0] >= first:
                 at += 1
         return [
-            self.made(column.stage, sorted(items))
+            self.made(column.root, sorted(items))
             for column, items in zip(columns, own, strict=True)
             if items
         ]
 
-    def plan(self, groups: Sequence[Shared]) -> list[Shared]:
+    def plan(self, groups: Sequence[Group]) -> list[Group]:
         """One group of each stage, every item served once; none where an item has no seat."""
         by_stage: dict[int, list[int]] = {}
         for group in self.moved(groups):
-            by_stage.setdefault(group.stage, []).extend(group.items)
+            by_stage.setdefault(group.root, []).extend(group.items)
         return [self.made(stage, sorted(items)) for stage, items in by_stage.items()]
-
-    def group(self, column: Shared) -> Group:
-        """As the rest of the planner knows it."""
-        items = [int(self.order[i]) for i in column.items]
-        return self.field.group(items, column.cost, column.stage)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -326,7 +263,7 @@ class _Search:
     def _judged(self, columns: Columns, counts: Ints, free: Floats) -> float:
         del counts, free
         plan = self.pricer.plan(columns.source)
-        self.ways |= self.pricer.ways(plan)
+        self.ways |= ways_of(self.pricer.field, plan)
         return math.fsum(group.cost for group in plan) if plan else math.inf
 
     def closed(self, bound: float) -> bool:
@@ -362,7 +299,7 @@ class _Search:
         ways: set[SeatRoute] = set()
         for most, nodes in _WAYS if self.wanted is None else _WAYS[:1]:
             while len(ways) < most and (group := next(order, None)) is not None:
-                ways |= self.pricer.ways([group])
+                ways |= ways_of(self.pricer.field, [group])
             if not self.closed(bound):
                 self._seat(ways, self._limits(bound, nodes))
 
@@ -381,17 +318,15 @@ class _Search:
         """
         pricer = self.pricer
         least, _ = pricer.least(pricer.stages, pi, self.best.cost - bound)
-        open_ = self._better() - bound + SOLVED
-        known = pricer.ways_within(pricer.stages[least <= open_], pi, open_)
-        if known is None:
-            return bound
         lowest = bound
         for cost in self._costs(bound):
-            ways = [way for way, least in known.items() if least <= cost - bound + SOLVED]
-            if len(ways) > _MOST_WAYS:
-                break
+            ways: set[SeatRoute] = set()
+            for stage in pricer.stages[least <= cost - bound + SOLVED].tolist():
+                ways |= pricer.ways_of_stage(stage)
+                if len(ways) > _MOST_WAYS:
+                    return lowest
             limits = self._limits(lowest, _WAY_NODES, most=cost)
-            without = math.inf if not ways else self._seat(ways, limits)
+            without = self._seat(ways, limits) if ways else math.inf
             if self.closed(lowest) or without <= cost:
                 break
             lowest = cost + self.step if self.step else cost
@@ -425,12 +360,14 @@ class _Search:
 
     def _seat(self, ways: Collection[SeatRoute], limits: Limits) -> float:
         """Take the best plan of ways; what one within the limits costs at least."""
-        found = seated(self.pricer.field, ways, limits)
-        place = np.argsort(self.pricer.order)
-        self.offer([self.pricer.made(s, np.sort(place[i])) for s, i in found.items().items()])
-        return found.bound
+        found, bound = seated(self.pricer.field, ways, limits)
+        by_root: dict[int, list[int]] = {}
+        for item, way in enumerate(found):
+            by_root.setdefault(way.root, []).append(item)
+        self.offer([self.pricer.made(root, items) for root, items in by_root.items()])
+        return bound
 
-    def offer(self, groups: Sequence[Shared]) -> None:
+    def offer(self, groups: Sequence[Group]) -> None:
         """Take a plan if it is better."""
         self.best.offer(self.pricer.columns(groups), np.ones(len(groups), dtype=np.int64))
 
@@ -459,14 +396,11 @@ def by_shared_stages(
     pricer, pool = SharedStages(items), Pool()
     search = _Search(pricer=pricer, watch=watch, step=step, gap=gap, wanted=wanted, pool=pool)
     best = search.best
-    alone: list[Shared] = []
-    for at, item in enumerate(pricer.order.tolist()):
-        group = items.best([item])
-        alone.append(Shared(stage=group.root, items=(at,), cost=group.cost))
+    alone = [items.best([item]) for item in range(len(items.items))]
     search.offer(alone)
     pool.add(pricer.columns(alone))
     best.cost = min(best.cost, known)
-    few = len(pricer.order) <= FEW
+    few = len(items.items) <= FEW
     generation = Generation(
         pricer.cover(),
         pricer,
@@ -476,7 +410,8 @@ def by_shared_stages(
         whole_costs=step,
         enough=search.enough(),
     )
-    relaxed = generation.run(Duals(demand=pricer.fluid(), resource=np.zeros(0)))
+    parts = items.parts().min(axis=0)  # no group costs less than its items' parts
+    relaxed = generation.run(Duals(demand=parts, resource=np.zeros(0)))
     lowest, pi = relaxed.bound, relaxed.duals.demand
     if (few or not prove) and not search.closed(lowest):
         search.groups(lowest, pi)
@@ -488,7 +423,7 @@ def by_shared_stages(
         search.dive(lowest)
     groups = pricer.plan(best.columns.source)
     return Partition(
-        groups=[pricer.group(group) for group in groups],
+        groups=groups,
         value=math.fsum(group.cost for group in groups),
         bound=min(raised(lowest, step), best.cost),
         columns=len(pool),

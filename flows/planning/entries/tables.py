@@ -36,7 +36,7 @@ from triton_backend.contract.workload import ModelDemand
 from triton_backend.scheduler.compiled import entry as kernel_entry
 
 ANY_NUMBER = 1 << 30  # of vGPUs
-ANY_PHASE = "any"
+ANY_PHASE, EVEN = "any", "even"
 _PERIODS = 256  # in which clients may come together again and again
 _REFERENCES = 3  # periods that entries of several rates are read at
 _LATER, _AGAIN = 8, 2  # waits of an option that are looked at: runs, periods

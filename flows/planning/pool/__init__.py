@@ -5,13 +5,11 @@ go to `applications`; models that list entries are planned exactly by `flows.pla
 """
 
 from flows.planning.applications.options import OPTIONS, plain
-from flows.planning.entries import INSTANCES, PHASES
+from flows.planning.entries import SHARED_OPTIONS
 from flows.planning.entries.plan import exactly
 from flows.planning.entries.plan import plan as plan_entries
-from flows.planning.entries.shadow import SHADOW_OPTIONS
 from flows.planning.pool.applications.exact import plan_exactly
 from flows.planning.pool.plan import plan as plan_models
-from flows.planning.promises.headroom import HEADROOM
 from flows.planning.registry import Inputs, Option, Outcome, Planner, PlanOptions
 from triton_backend.contract.errors import InputError
 
@@ -48,10 +46,7 @@ PLANNERS = (
                 help="Let free GPUs run whole models beside the plan, within part of the margin.",
             ),
             *OPTIONS,
-            INSTANCES,
-            HEADROOM,
-            PHASES,
-            *SHADOW_OPTIONS,
+            *SHARED_OPTIONS,
         ),
         pins=True,
         rates_from=("no-partitioning", "pool"),

@@ -17,6 +17,7 @@ from functools import cache
 
 from flows.options import Option
 from flows.planning.certificate import plan_identity
+from flows.planning.engine.level import last
 from flows.planning.promises.attainment import LOAD, shortfall, under_poisson
 from flows.planning.registry import PlanOptions, product_planners
 from flows.planning.watch import Watch
@@ -173,24 +174,24 @@ def advice(plan: Plan) -> str | None:
 def _least(carrying: Callable[[float], Plan], options: PlanOptions, watch: Watch) -> Plan:
     """The plan of the least factor that attains, else the one that attains most."""
     known = cache(carrying)
-    tried: dict[int, float] = {}
-    fails, enough = GRID - 1, MOST + 1
-    step, growth = GRID, 1
-    while enough - fails > 1 and (not tried or not watch.over()):
-        try:
-            attained = under_poisson(known(step / GRID))
-        except InfeasibleError:
-            if step == GRID:
-                raise
-            enough = step
-        else:
-            if attained is None:
-                note = "headroom: the plan is too large to be simulated, it has none"
-                return _stated(_noted(known(1.0), note), options, 1.0)
-            tried[step] = attained
-            fails, enough = (fails, step) if attained >= ATTAINMENT else (step, enough)
-        growth *= 2
-        step = min(fails + growth, MOST) if enough > MOST else (fails + enough) // 2
+    first = under_poisson(known(1.0))
+    if first is None:
+        note = "headroom: the plan is too large to be simulated, it has none"
+        return _stated(_noted(known(1.0), note), options, 1.0)
+    tried = {GRID: first}
+
+    def short(step: int) -> bool:
+        if step not in tried and not watch.over():
+            try:
+                tried[step] = under_poisson(known(step / GRID)) or 0.0
+            except InfeasibleError:
+                return False
+        return tried.get(step, 0.0) < ATTAINMENT
+
+    low, high, growth = GRID - 1, GRID, 2
+    while high <= MOST and short(high):
+        low, high, growth = high, high + growth, 2 * growth
+    last(short, low, min(high, MOST + 1))
     return _best(known, tried, options)
 
 

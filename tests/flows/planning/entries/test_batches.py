@@ -6,11 +6,10 @@ import pytest
 
 from flows.planning.entries.batches import filled
 from flows.planning.entries.groups import GroupingProblem, items_of
-from flows.planning.entries.partition import exact
-from flows.planning.entries.pooling import Pooled, best_joined
+from flows.planning.entries.partition import by_subsets
+from flows.planning.entries.pooling import Pooled, pooled
 from flows.planning.entries.tables import ModelTable, read_tables
 from flows.planning.registry import Inputs
-from flows.planning.watch import Watch
 from tests.flows.planning.entries.entry_cases import EVEN, Case, case
 
 
@@ -24,7 +23,7 @@ def searched(seed: int) -> tuple[Pooled, ModelTable]:
     inputs = Inputs(profiles=problem.profiles, cluster=problem.cluster, workload=problem.workload)
     (table,) = read_tables(inputs, EVEN)
     field = GroupingProblem(table, items_of(table))
-    return best_joined(field, exact(field, Watch(), gap=1e-3, step=1.0).groups), table
+    return pooled(field, by_subsets(field).groups, joined=True), table
 
 
 def unfilled(plan: Pooled) -> Iterator[tuple[int, int]]:

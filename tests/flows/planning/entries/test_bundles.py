@@ -21,5 +21,4 @@ def test_priced_groups_cost_what_their_members_cost(seed: int) -> None:
         column = pricing.column(int(stage), int(count), pi)
         assert len(column.items) == count
         assert column.cost - pi[list(column.items)].sum() == pytest.approx(reduced)
-        group = pricing.group(column)
-        assert pooled(field, [group], joined=True).cost == pytest.approx(column.cost)
+        assert pooled(field, [column], joined=True).cost == pytest.approx(column.cost)

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from flows.planning import PlanOptions, make_plan
+from flows.planning.promises.headroom import at_part
 from flows.planning.registry import planner_named
 from flows.planning.verify.numbers import verify_plan
 from tests.flows.planning.entries.entry_cases import (
@@ -79,6 +80,15 @@ def test_throughput_is_the_largest_multiple_of_all_rates() -> None:
     assert rates["a"] == pytest.approx(30 * plan.objective.value)
     assert rates["b"] == pytest.approx(10 * plan.objective.value)
     assert plan.objective.value <= plan.objective.upper_bound
+
+
+@pytest.mark.long
+def test_no_plan_for_clients_of_any_phase_is_above_the_bound_of_throughput() -> None:
+    problem = case(1, 3, rates=(10,))
+    plan = planned(problem, objective="throughput", own={"phases": "any"})
+    beyond = at_part(problem.workload, 1.02 * plan.objective.upper_bound)
+    with pytest.raises(InfeasibleError):
+        planned(replace(problem, workload=beyond), own={"phases": "any"})
 
 
 @pytest.mark.parametrize("billing", ["gpu", "paid"])

@@ -11,7 +11,7 @@ from flows.planning import PlanOptions
 from flows.planning.entries.groups import GroupingProblem, items_of
 from flows.planning.entries.partition import by_subsets
 from flows.planning.entries.pooling import joined_by_subsets, pooled
-from flows.planning.entries.seats import seated
+from flows.planning.entries.seats import SeatRoute, seated
 from flows.planning.entries.shared_stages import SharedStages, by_shared_stages
 from flows.planning.entries.tables import read_tables
 from flows.planning.registry import Inputs
@@ -57,12 +57,13 @@ def test_ways_of_a_better_plan_are_not_left_out(seed: int) -> None:
     joined = joined_by_subsets(field)
     assert joined is not None
     least = math.fsum(group.cost for group in joined)
-    pi = pricing.fluid()
-    ways = pricing.ways_within(pricing.stages, pi, least - float(pi.sum()) + 1e-6)
-    assert ways is not None
-    found = seated(field, ways, Limits(relative_gap=0.0, nodes=10_000))
-    assert set(found.ways) <= set(ways)
-    assert found.bound == pytest.approx(least)
+    pi = field.parts().min(axis=0)
+    open_ = least - float(pi.sum()) + 1e-6
+    stages = pricing.stages[pricing.least(pricing.stages, pi)[0] <= open_]
+    ways = set[SeatRoute]().union(*map(pricing.ways_of_stage, stages.tolist()))
+    taken, bound = seated(field, ways, Limits(relative_gap=0.0, nodes=10_000))
+    assert set(taken) <= set(ways)
+    assert bound == pytest.approx(least)
 
 
 def test_without_alignment_stages_groups_are_those_of_subsets() -> None:

@@ -56,7 +56,8 @@ def test_similar_entries_meet_and_dissimilar_ones_by_the_formula_as_printed() ->
             )
         ]
         assert {len(group) for group in grouped} == {3}
-        return sum(len({n % 2 for n in group}) == 1 for group in grouped) / len(grouped)
+        entries = [[items[n].members[0] for n in group] for group in grouped]
+        return sum(len({n % 2 for n in group}) == 1 for group in entries) / len(entries)
 
     assert pure(distance=False) > pure(distance=True)
 
@@ -93,7 +94,8 @@ def test_groups_form_by_what_the_factor_weights_count() -> None:
                 items, Grouping(size=4, weights=weights, distance=False, seed=seed)
             )
         ]
-        return sum(len({kind(n) for n in group}) == 1 for group in grouped) / len(grouped)
+        kinds = [{kind(items[n].members[0]) for n in group} for group in grouped]
+        return sum(len(found) == 1 for found in kinds) / len(kinds)
 
     by_start, by_budget = (1.0, 0.0, 0.0), (0.0, 1.0, 0.0)
     assert pure(by_start, lambda n: n % 2) > pure(by_budget, lambda n: n % 2)
