@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 
 from flows.planning import PlanOptions
 from flows.planning.inputs import Problem, build_problem
-from flows.planning.pool.attempts import Attempts, Incumbent
+from flows.planning.pool.attempts import Attempts
 from flows.planning.pool.bound import Goal, goal_of, solve_bound
 from flows.planning.pool.columns import enumerate_columns
-from flows.planning.pool.search import _Run
+from flows.planning.pool.incumbent import Incumbent
 from flows.planning.registry import Trace
 from flows.planning.watch import Watch
 from tests.flows.planning.brute import best_throughput, least_price
@@ -34,8 +34,7 @@ def divided(problem: Problem, goal: Goal, stages: int) -> tuple[float, float]:
     columns = enumerate_columns(problem, stages)
     bound = solve_bound(problem, columns, goal)
     best = Incumbent(problem, columns, goal)
-    run = _Run(Attempts(best, bound.score, OPTIONS, Trace(), Watch()), bound)
-    proven = run._divide(bound.score)
+    proven = Attempts(best, bound, OPTIONS, Trace(), Watch())._divide(bound.score)
     return best.score, proven
 
 
