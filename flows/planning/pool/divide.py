@@ -81,13 +81,11 @@ class GpuSplit:
         """Improve the best plan until it is settled or the effort is spent; returns a bound."""
         bound = self.ceiling
         while not settled(bound) and effort > 0:
-            answer = self._master()
-            if answer is None:
-                return self.best.score
-            bound = min(bound, answer[0])
-            if settled(bound):
+            reached, share, z = self._master()
+            bound = min(bound, max(reached, self.best.score))
+            if not share or settled(bound):
                 break
-            share, hoped = answer[1], self._hoped(answer[2])
+            hoped = self._hoped(z)
             if self._price(share, hoped):
                 continue
             spent = self._try(share, hoped, effort)
@@ -147,8 +145,8 @@ class GpuSplit:
         self.seen[number, gpus] = replace(alone, times=times)
         return alone
 
-    def _master(self) -> tuple[float, list[Gpus], float] | None:
-        """Bound, GPUs of every model, z; None where no plan is left."""
+    def _master(self) -> tuple[float, list[Gpus], float]:
+        """Bound, GPUs of every model and z; no GPUs where none were found."""
         problem, goal = self.best.problem, self.best.goal
         models, classes = len(problem.models), len(problem.gpus)
         build = ProgramBuilder()
@@ -172,7 +170,7 @@ class GpuSplit:
         limits = Limits(relative_gap=PROOF_GAP, nodes=PROOF_NODES, seconds=self.watch.left_s())
         answer = solve_integer(program, limits)
         if answer.values is None:
-            return None
+            return answer.bound, [], 0.0
         share = [tuple(int(a) for a in np.round(answer.values[row])) for row in owned]
         return answer.bound, share, float(answer.values[z[0]])
 
