@@ -13,7 +13,7 @@ from flows.planning.pool.bound import Bound, least_loss
 from flows.planning.pool.columns import Columns
 from flows.planning.pool.divide import LONGER, GpuSplit, SingleModelResult
 from flows.planning.pool.incumbent import Incumbent, round_down
-from flows.planning.pool.integer import counts_of, integer_program, prove, tighten
+from flows.planning.pool.integer import counts_of, integer_program, tighten
 from flows.planning.registry import PlanOptions, Trace
 from flows.planning.solver.arrays import Ints
 from flows.planning.solver.solve import Limits, Solution, most_variables, solve_integer
@@ -36,7 +36,6 @@ _STEP = 0.1  # of the relative gap
 _SKETCHES = (60, 200)  # cheapest configurations of the first, short integer programs
 _COLUMNS, _COLUMNS_DEEP = 240, 400  # most configurations by default, at most 2 stages or more
 _WHOLE_SPACE = 6_000  # configurations that the last narrowing may look at together
-_BOXES = 8  # ranges of GPUs per model that the last narrowing may split into
 _DIVISION_EFFORT = 25_000  # simplex iterations that dividing the GPUs may take
 _ALONE_NODES = 100  # branch-and-bound nodes of an integer program of one model, at first
 
@@ -136,10 +135,7 @@ class Attempts:
         if narrowed is None:
             self.trace.status = "optimal"
             return cutoff
-        _, ceiling = narrowed
-        if self.short or not self.far(ceiling):
-            return max(cutoff, ceiling)
-        return prove(best.problem, columns, best.goal, cutoff, _BOXES, self.watch)
+        return max(cutoff, narrowed[1])
 
     def _sizes(self) -> list[int]:
         """How many configurations each integer program may have, the last one the most."""
