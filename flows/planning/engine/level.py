@@ -48,8 +48,8 @@ def bracket(
     known: Bracket,
     *,
     close: float,
-    rounds: int,
     watch: Watch,
+    rounds: int = _HALVINGS,
 ) -> Bracket:
     """Close in on the highest level that takes no more than there is.
 
@@ -58,8 +58,8 @@ def bracket(
         available: what there is.
         known: a level that is reached (0 always is) and one that is not.
         close: relative to the upper end, at which it ends.
-        rounds: levels that are tried at most.
         watch: the clock.
+        rounds: levels that are tried at most.
     """
     low, high, at_low, at_high = known.low, known.high, known.at_low, known.at_high
     at_low = at_low if low else 0.0

@@ -1,145 +1,43 @@
-"""The best plan known, and attempts to better it by integer programs, ever longer.
+"""Attempts at the best plan until it is proven.
 
-Here: `Incumbent`, which makes what it is offered lean, scores it and compares it; a first plan by
-rounding the relaxation; integer programs over some configurations until proven or the limits end.
-Before each, the GPUs that every model can own in a *better* plan are narrowed (`integer.tighten`),
-which often is the whole proof. Not here: which configurations are tried, and what the bound over
-all of them is (`search`).
+Integer programs, ever longer, run over more and more configurations. Before each, the GPUs that
+every model can own in a *better* plan are narrowed (`integer.tighten`), which often is the whole
+proof. Where several models share the GPUs, these are divided (`divide`).
 """
 
 from dataclasses import dataclass, replace
 
 import numpy as np
 
-from flows.planning.engine.level import halved
-from flows.planning.inputs import Problem
-from flows.planning.pool.bound import Goal
+from flows.planning.pool.bound import Bound, least_loss
 from flows.planning.pool.columns import Columns
-from flows.planning.pool.integer import (
-    counts_of,
-    delivered_rps,
-    gpus_in_use,
-    integer_program,
-    is_as_good,
-    lowest_share,
-    reaches_rates,
-    score_of,
-    tighten,
-    trimmed,
-)
+from flows.planning.pool.divide import LONGER, GpuSplit, SingleModelResult
+from flows.planning.pool.incumbent import Incumbent, round_down
+from flows.planning.pool.integer import counts_of, integer_program, tighten
 from flows.planning.registry import PlanOptions, Trace
-from flows.planning.solver.arrays import Floats, Ints
+from flows.planning.solver.arrays import Ints
 from flows.planning.solver.solve import Limits, Solution, most_variables, solve_integer
-from flows.planning.solver.tolerances import EXACT, SOLVED
+from flows.planning.solver.tolerances import SOLVED
 from flows.planning.watch import Watch
 
-
-@dataclass(slots=True)
-class Incumbent:
-    """The best plan known.
-
-    Attributes:
-        vgpus: [n, S] counts over all configurations, None before the first plan.
-        score: its score; before the first plan, one that it has to reach to be of use.
-    """
-
-    problem: Problem
-    columns: Columns
-    goal: Goal
-    vgpus: Ints | None = None
-    score: float = -np.inf
-
-    def gap_to(self, bound: float) -> float:
-        """The possible gain of a plan, relative to the score; infinite without a plan."""
-        if np.isinf(self.score):
-            return np.inf
-        return max(0.0, bound - self.score) / abs(self.score) if self.score else np.inf
-
-    def offer(self, vgpus: Ints | None) -> bool:
-        """Take a plan [n, S] if it is better, or as good and simpler.
-
-        Tells whether it was better.
-        """
-        if vgpus is None:
-            return False
-        vgpus = self._without_idle(trimmed(self.columns, vgpus))
-        if not reaches_rates(self.columns, vgpus, self.goal):
-            return False
-        score = score_of(self.problem, self.columns, vgpus, self.goal)
-        better = score > self.score * (1 + np.copysign(EXACT, self.score))
-        if better or (score >= self.score and self._simpler(vgpus)):
-            self.vgpus, self.score = vgpus, score
-        return better
-
-    def prefer(self, vgpus: Ints) -> bool:
-        """Take a plan [n, S] that is as good, however simple; tells whether it was."""
-        vgpus = trimmed(self.columns, vgpus)
-        if not is_as_good(self.problem, self.columns, vgpus, (self.goal, self.score)):
-            return False
-        self.vgpus = vgpus
-        return True
-
-    def _without_idle(self, vgpus: Ints) -> Ints:
-        """Without pipelines that the plan's own score does not need, the slowest first."""
-        rate = delivered_rps(self.columns, vgpus)
-        asked = self.goal.weight * lowest_share(self.columns, vgpus, self.goal)
-        spare = np.bincount(self.columns.model, weights=rate, minlength=len(asked))
-        spare -= np.maximum(asked, self.goal.minimum_rps)
-        vgpus = vgpus.copy()
-        used = np.flatnonzero(vgpus.any(axis=1))
-        for row in used[np.argsort(rate[used], kind="stable")]:
-            model = self.columns.model[row]
-            if rate[row] <= spare[model]:
-                vgpus[row] = 0
-                spare[model] -= rate[row]
-        return vgpus
-
-    def _simpler(self, vgpus: Ints) -> bool:
-        """True if a plan of equal score has fewer stages, or as many and fewer GPUs."""
-        if self.vgpus is None:
-            return True
-
-        def size(counts: Ints) -> tuple[int, int]:
-            used = gpus_in_use(self.problem, self.columns, counts)
-            return int(np.count_nonzero(counts)), int(used.sum())
-
-        return size(vgpus) < size(self.vgpus)
-
-
-def round_down(problem: Problem, columns: Columns, rates_rps: Floats, goal: Goal) -> Ints | None:
-    """[n, S] vGPU counts for the largest multiple of the rates that fits; None where none does.
-
-    Where rates are fixed (cost, power), the multiple is 1: all or nothing.
-    """
-    if goal.fixed:
-        whole = _rounded(columns, rates_rps)
-        return whole if _fits(problem, columns, whole) else None
-
-    def fits(multiple: float) -> bool:
-        return _fits(problem, columns, _rounded(columns, multiple * rates_rps))
-
-    multiple = 1.0 if fits(1.0) else halved(fits, 0.0, 1.0)[0]
-    return _rounded(columns, multiple * rates_rps) if multiple > 0 else None
-
-
-def _rounded(columns: Columns, rates_rps: Floats) -> Ints:
-    return np.ceil(rates_rps[:, None] / columns.rate_rps - 1e-9).astype(np.int64)
-
-
-def _fits(problem: Problem, columns: Columns, vgpus: Ints) -> bool:
-    return bool(np.all(gpus_in_use(problem, columns, vgpus) <= problem.gpus))
-
-
+# Models from which a division of GPUs that leaves a gap is followed by planning one by one at
+# prices (and with more than two classes not tried at all), and models from which nothing else is
+# tried.
+PRICES_FIRST_FROM_MODELS_MANY_CLASSES, PRICES_FIRST_FROM_MODELS = 8, 25
 _SHORT = 2  # stages up to which pipelines are short; longer ones leave wider gaps
 _FIRST_NODES = 50  # branch-and-bound nodes of the first attempt
 _FEWEST_NODES = 10  # an attempt with fewer is not worth its start
-LONGER = 4  # by how much an attempt without success lengthens the next
 _LEAST_NODES = 50
 _NODE_CELLS = 120_000  # nodes × stages of configurations that a program may take by default
 _FAR = 0.01  # a relative gap beyond which the node budget is extended, once
 _EXTENSION = 2  # by this many times
 _ENDED = ("optimal", "infeasible")
 _STEP = 0.1  # of the relative gap
+_SKETCHES = (60, 200)  # cheapest configurations of the first, short integer programs
+_COLUMNS, _COLUMNS_DEEP = 240, 400  # most configurations by default, at most 2 stages or more
+_WHOLE_SPACE = 6_000  # configurations that the last narrowing may look at together
+_DIVISION_EFFORT = 25_000  # simplex iterations that dividing the GPUs may take
+_ALONE_NODES = 100  # branch-and-bound nodes of an integer program of one model, at first
 
 
 @dataclass(slots=True)
@@ -147,20 +45,114 @@ class Attempts:
     """Attempts to improve the best plan.
 
     Attributes:
-        ceiling: no plan's score is above this.
+        bound: the relaxation's prices and bound.
         enough: a score that ends the search.
         nodes: most branch-and-bound nodes of one call; None sets it by size.
         effort: simplex iterations so far.
     """
 
     best: Incumbent
-    ceiling: float
+    bound: Bound
     options: PlanOptions
     trace: Trace
     watch: Watch
     enough: float = np.inf
     nodes: int | None = None
     effort: int = 0
+
+    def solve(self) -> float:
+        """Improve the best plan until it is proven or the limits end; returns the proven bound."""
+        best = self.best
+        loss = least_loss(best.problem, best.columns, self.bound)
+        rows = np.argsort(loss, kind="stable")
+        loss = loss[rows]
+        best.offer(round_down(best.problem, best.columns, self.bound.rate_rps, best.goal))
+        proven, kept = self.bound.score, 0
+        sizes = self._sizes()
+        for number, most in enumerate(sizes):
+            size = int(np.searchsorted(loss, self.bound.score - best.score))
+            open_rows = rows[:size]
+            kept = min(most, self.fitting(open_rows))
+            chosen, left_out = open_rows[:kept], open_rows[kept:]
+            kept = len(chosen)
+            last = most == self._most_columns() or not len(left_out)
+            if number == min(1, len(sizes) - 1) and len(best.problem.models) > 1:
+                proven = min(proven, self._divide(proven))
+                several = len(best.problem.models) >= PRICES_FIRST_FROM_MODELS_MANY_CLASSES
+                far = self.far(proven)  # else nothing closes what a division leaves
+                if not far or several or self.watch.over():
+                    self._note(0, proven)
+                    break
+            ceiling = -np.inf
+            if len(left_out):
+                ceiling = self.bound.score - float(loss[kept])
+            inside = self.improve(np.sort(chosen), thorough=last)
+            proven = min(proven, max(inside, ceiling, best.score))
+            self.watch.report(best.score, proven)
+            if last or self.settled(proven) or self.watch.over():
+                more = self.settled(inside) or self.far(proven)
+                if len(left_out) and more and not self.watch.over():
+                    proven = min(proven, self._whole_space(open_rows))
+                self._note(len(left_out), proven)
+                break
+        self.trace.configurations["kept"] = kept
+        return proven
+
+    def _divide(self, proven: float) -> float:
+        """Divide the GPUs among the models; returns a bound."""
+
+        def done(bound: float) -> bool:
+            self.watch.report(self.best.score, bound)
+            return self.settled(bound) or self.watch.over()
+
+        proven = GpuSplit(self.best, proven, self._alone, self.watch).improve(
+            _DIVISION_EFFORT, done
+        )
+        self.trace.status = "optimal" if self.settled(proven) else "effort limit reached"
+        if self.watch.over():
+            self.trace.status = "time limit reached"
+        return proven
+
+    def _alone(self, best: Incumbent, bound: Bound, enough: float, times: int) -> SingleModelResult:
+        """Plan one model on the GPUs it was given."""
+        watch, nodes = self.watch.part(1.0), _ALONE_NODES * times
+        attempts = Attempts(best, bound, self.options, Trace(), watch, enough, nodes)
+        most = attempts.solve()
+        return SingleModelResult(
+            vgpus=best.vgpus,
+            rate_rps=best.score,
+            most_rps=max(most, best.score),
+            effort=1 + attempts.effort,
+        )
+
+    def _whole_space(self, rows: Ints) -> float:
+        """The bound of the narrowed relaxation over all configurations left open."""
+        best, cutoff = self.best, self.cutoff()
+        if not np.isfinite(cutoff) or len(rows) > _WHOLE_SPACE:
+            return self.bound.score
+        columns = best.columns.take(np.sort(rows))
+        narrowed = tighten(best.problem, columns, best.goal, cutoff, self.watch)
+        if narrowed is None:
+            self.trace.status = "optimal"
+            return cutoff
+        return max(cutoff, narrowed[1])
+
+    def _sizes(self) -> list[int]:
+        """How many configurations each integer program may have, the last one the most."""
+        if self.settled(self.bound.score):
+            return []
+        most = self._most_columns()
+        return [size for size in _SKETCHES if 2 * size <= most] + [most]
+
+    def _most_columns(self) -> int:
+        return _COLUMNS if self.short else _COLUMNS_DEEP
+
+    def _note(self, left_out: int, proven: float) -> None:
+        if left_out and not self.settled(proven):
+            self.trace.notes.append(
+                f"{left_out} configurations that the exact screen left open were set aside; "
+                "the gap covers them through the relaxation's bound"
+            )
 
     def improve(self, rows: Ints, *, thorough: bool) -> float:
         """Look for better plans over some configurations.
@@ -172,7 +164,7 @@ class Attempts:
             what no plan over these configurations exceeds.
         """
         columns = self.best.columns.take(rows)
-        ceiling = self.ceiling
+        ceiling = self.bound.score
         nodes = self._node_budget(columns)
         attempt = _FIRST_NODES
         extended = self.nodes is not None or self.short

@@ -23,18 +23,16 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from flows.planning.inputs import Problem
-from flows.planning.pool.attempts import LONGER, Incumbent
 from flows.planning.pool.bound import Bound, Goal, solve_bound
-from flows.planning.pool.columns import Columns
+from flows.planning.pool.incumbent import Incumbent
 from flows.planning.pool.integer import add_level
 from flows.planning.solver.arrays import Floats, Ints
 from flows.planning.solver.program import ProgramBuilder
-from flows.planning.solver.solve import PROOF_NODES, Limits, solve_integer
+from flows.planning.solver.solve import PROOF_GAP, PROOF_NODES, Limits, solve_integer
 from flows.planning.solver.tolerances import SOLVED
 from flows.planning.watch import Watch
 
-_MASTER_GAP = 1e-6
+LONGER = 4  # by how much an attempt without success lengthens the next
 
 Gpus = tuple[int, ...]
 
@@ -50,21 +48,7 @@ class SingleModelResult:
     times: int = 1
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Part:
-    """One model with all its configurations, as a problem of its own."""
-
-    problem: Problem
-    columns: Columns
-    goal: Goal
-    rows: Ints
-
-    def with_gpus(self, gpus: Gpus) -> "Part":
-        """The same model with other GPUs."""
-        return replace(self, problem=replace(self.problem, gpus=np.array(gpus, dtype=np.int64)))
-
-
-Solve = Callable[[Part, Bound, float, int], SingleModelResult]
+Solve = Callable[[Incumbent, Bound, float, int], SingleModelResult]
 """Plans a model until its rate is enough (samples/s); the last argument lengthens the search."""
 
 
@@ -83,7 +67,7 @@ class GpuSplit:
     ceiling: float
     solve: Solve
     watch: Watch
-    parts: list[Part] = field(default_factory=list[Part])
+    parts: list[Incumbent] = field(default_factory=list[Incumbent])
     prices: list[tuple[int, Floats]] = field(default_factory=list[tuple[int, Floats]])
     seen: dict[tuple[int, Gpus], SingleModelResult] = field(
         default_factory=dict[tuple[int, Gpus], SingleModelResult]
@@ -97,13 +81,11 @@ class GpuSplit:
         """Improve the best plan until it is settled or the effort is spent; returns a bound."""
         bound = self.ceiling
         while not settled(bound) and effort > 0:
-            answer = self._master()
-            if answer is None:
-                return self.best.score
-            bound = min(bound, answer[0])
-            if settled(bound):
+            reached, share, z = self._master()
+            bound = min(bound, max(reached, self.best.score))
+            if not share or settled(bound):
                 break
-            share, hoped = answer[1], self._hoped(answer[2])
+            hoped = self._hoped(z)
             if self._price(share, hoped):
                 continue
             spent = self._try(share, hoped, effort)
@@ -129,7 +111,7 @@ class GpuSplit:
 
     def _relaxed(self, number: int, gpus: Gpus) -> Bound | None:
         """The relaxation of one model with some GPUs; None where they are none at all."""
-        part = self.parts[number].with_gpus(gpus)
+        part = _with_gpus(self.parts[number], gpus)
         return solve_bound(part.problem, part.columns, part.goal) if any(gpus) else None
 
     def _try(self, share: list[Gpus], hoped: Floats, effort: int) -> int:
@@ -143,7 +125,7 @@ class GpuSplit:
             spent += alone.effort
             if alone.vgpus is None or alone.most_rps < enough[number] * (1 + SOLVED):
                 return spent
-            counts[self.parts[number].rows] = alone.vgpus
+            counts[self.best.columns.model == number] = alone.vgpus
         self.best.offer(counts)
         return spent
 
@@ -157,14 +139,14 @@ class GpuSplit:
         bound = self._relaxed(number, gpus)
         assert bound is not None  # `_price` asked for GPUs before
         times = 1 if known is None else known.times * LONGER
-        alone = self.solve(self.parts[number].with_gpus(gpus), bound, hoped, times)
+        alone = self.solve(_with_gpus(self.parts[number], gpus), bound, hoped, times)
         if known is not None:
             alone = replace(alone, most_rps=min(alone.most_rps, known.most_rps))
         self.seen[number, gpus] = replace(alone, times=times)
         return alone
 
-    def _master(self) -> tuple[float, list[Gpus], float] | None:
-        """Bound, GPUs of every model, z; None where no plan is left."""
+    def _master(self) -> tuple[float, list[Gpus], float]:
+        """Bound, GPUs of every model and z; no GPUs where none were found."""
         problem, goal = self.best.problem, self.best.goal
         models, classes = len(problem.models), len(problem.gpus)
         build = ProgramBuilder()
@@ -185,10 +167,10 @@ class GpuSplit:
                 build.entries(np.repeat(row, classes), owned[number], -prices)
         self._known_rows(build, owned, z, most)
         program = build.build()
-        limits = Limits(relative_gap=_MASTER_GAP, nodes=PROOF_NODES, seconds=self.watch.left_s())
+        limits = Limits(relative_gap=PROOF_GAP, nodes=PROOF_NODES, seconds=self.watch.left_s())
         answer = solve_integer(program, limits)
         if answer.values is None:
-            return None
+            return answer.bound, [], 0.0
         share = [tuple(int(a) for a in np.round(answer.values[row])) for row in owned]
         return answer.bound, share, float(answer.values[z[0]])
 
@@ -231,24 +213,27 @@ def _steps(
     return found
 
 
-def _part(best: Incumbent, number: int) -> Part:
+def _part(best: Incumbent, number: int) -> Incumbent:
     """A model by itself, its rate the score."""
-    rows = np.flatnonzero(best.columns.model == number)
-    columns = best.columns.take(rows)
-    return Part(
-        problem=replace(best.problem, models=(best.problem.models[number],)),
-        columns=replace(columns, model=np.zeros_like(columns.model)),
-        goal=Goal(
+    columns = best.columns.take(np.flatnonzero(best.columns.model == number))
+    return Incumbent(
+        replace(best.problem, models=(best.problem.models[number],)),
+        replace(columns, model=np.zeros_like(columns.model)),
+        Goal(
             weight=np.ones(1),
             minimum_rps=np.zeros(1),
             price=np.zeros_like(best.goal.price),
             fixed=False,
         ),
-        rows=rows,
     )
 
 
-def _scarce(part: Part) -> Floats:
+def _with_gpus(part: Incumbent, gpus: Gpus) -> Incumbent:
+    """The same model with other GPUs."""
+    return replace(part, problem=replace(part.problem, gpus=np.array(gpus, dtype=np.int64)))
+
+
+def _scarce(part: Incumbent) -> Floats:
     """Prices of the relaxation where every class has one GPU: they hold everywhere."""
-    ones = part.with_gpus(tuple(1 for _ in part.problem.gpus))
+    ones = _with_gpus(part, (1,) * len(part.problem.gpus))
     return solve_bound(ones.problem, ones.columns, ones.goal).gpu_price

@@ -22,11 +22,12 @@ from flows.planning.inputs import (
 )
 from flows.planning.placement import place_cuts, running, uses_of
 from flows.planning.pool import unequal
+from flows.planning.pool.attempts import PRICES_FIRST_FROM_MODELS
 from flows.planning.pool.bound import Goal, goal_of
 from flows.planning.pool.columns import Columns, Counted, stacked
 from flows.planning.pool.integer import delivered_rps, gpus_in_use, lowest_share
 from flows.planning.pool.pinned import pinned
-from flows.planning.pool.search import PRICES_FIRST_FROM_MODELS, Found, Space, search
+from flows.planning.pool.search import Found, Space, search
 from flows.planning.pool.spare_gpus import (
     BEFORE_BEST_EFFORT,
     best_effort,

@@ -21,8 +21,11 @@ from flows.planning.solver.record import note_solver
 
 HIGHS, GUROBI = "highs", "gurobi"
 SEED = 0
-SEARCH_NODES, PROOF_NODES = 2_000, 20_000
-"""Nodes of the tree of a program that shall find something, and of a small one to be proven."""
+FEW_NODES, SEARCH_NODES, PROOF_NODES = 400, 2_000, 20_000
+"""Nodes of the tree of a program that is one of many, of one that shall find something, and of a
+small one to be proven."""
+PROOF_GAP = 1e-6
+"""Relative gap within which a small program is proven."""
 _FREE_SIZE = 2_000  # variables, and rows, that gurobipy's own licence allows
 _TOO_LARGE = 10010  # Gurobi's number of the error that says so
 

@@ -518,7 +518,7 @@ def application_rates(inputs: Inputs, options: PlanOptions) -> tuple[Workload, s
     if all(demand.batch_building_rate_rps is not None for demand in lines.demands):
         return inputs.workload, "given"
     free = replace(options, objective="throughput", planner="pool", own={}, previous=None, gap=0.05)
-    lines = demanded(_unrated(inputs.workload), free)
+    lines = demanded(_building(inputs.workload, lambda _name, _asked, _said: None), free)
     problem = line_problem(inputs, free, lines, ALIKE)
     divided = None
     for stages in range(1, options.max_partitions + 1):
@@ -540,30 +540,24 @@ def application_rates(inputs: Inputs, options: PlanOptions) -> tuple[Workload, s
     return _rated(inputs.workload, reached), "pool without gathering"
 
 
-def _unrated(workload: Workload) -> Workload:
-    def none(name: str, asked: float, said: float | None) -> float | None:
-        del name, asked, said
-
-    return _building(workload, none)
-
-
 def _rated(workload: Workload, reached: Mapping[str, float]) -> Workload:
     """Every line's rate shared by its users as they ask.
 
     Lines for which some user says one keep it.
     """
-    users: dict[str, list[tuple[float, float | None]]] = {}
+    total: dict[str, float] = {}
+    stated: set[str] = set()
 
     def seen(name: str, asked: float, said: float | None) -> float | None:
-        users.setdefault(name, []).append((asked, said))
+        total[name] = total.get(name, 0.0) + asked
+        if said is not None:
+            stated.add(name)
         return said
 
     _building(workload, seen)
-    missing = {name for name, said in users.items() if all(rate is None for _, rate in said)}
-    part = {name: reached[name] / sum(asked for asked, _ in said) for name, said in users.items()}
     return _building(
         workload,
-        lambda name, asked, said: part[name] * asked if name in missing else said,
+        lambda name, asked, said: said if name in stated else reached[name] * asked / total[name],
     )
 
 

@@ -28,11 +28,10 @@ from flows.planning.applications.lines import Lines
 from flows.planning.pool.applications.levels import Floor, add_one, add_paths
 from flows.planning.solver.arrays import Floats, Ints
 from flows.planning.solver.program import Program, ProgramBuilder
-from flows.planning.solver.solve import Limits, solve_integer, solve_linear
+from flows.planning.solver.solve import FEW_NODES, Limits, solve_integer, solve_linear
 from flows.planning.watch import Watch
 
 _ROUNDS, _WHOLE_ROUNDS = 40, 4  # of programs without and with whole numbers
-_NODES = 400
 _SHORT = 1e-6  # GPUs this much too few, relatively, are too few
 
 
@@ -151,7 +150,7 @@ def hand_out(
             break
     for _ in range(_WHOLE_ROUNDS):
         master = _master(lines, gpus, price, line_bounds, whole=True)
-        limits = Limits(relative_gap=1e-5, nodes=_NODES, seconds=watch.left_s(), cutoff=-cutoff)
+        limits = Limits(relative_gap=1e-5, nodes=FEW_NODES, seconds=watch.left_s(), cutoff=-cutoff)
         answer = solve_integer(master.program, limits)
         bound = max(best.bound, min(cutoff, -answer.bound))
         if answer.values is None:

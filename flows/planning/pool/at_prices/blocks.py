@@ -25,7 +25,7 @@ from flows.planning.pool.columns import Allocation, Columns, best_of_each
 from flows.planning.pool.integer import counts_of, delivered_rps, gpus_in_use, integer_program
 from flows.planning.solver.arrays import FAR, Floats, Ints
 from flows.planning.solver.program import ProgramBuilder
-from flows.planning.solver.solve import SEARCH_NODES, Limits, solve_integer
+from flows.planning.solver.solve import FEW_NODES, PROOF_GAP, SEARCH_NODES, Limits, solve_integer
 from flows.planning.solver.tolerances import EXACT, ROUNDING
 from flows.planning.watch import Watch
 from triton_backend.scheduler.compiled import entry, kernel
@@ -34,8 +34,6 @@ _MOST_GPUS = 16  # of an item
 _NEAR = 1.6  # times the cost of the cheapest item of a rate: dearer ones are left out
 _GRID, _PER_DOUBLING = 96, 6  # rates of items on a logarithmic grid
 _ROOM = 1 << 18  # items of a first attempt
-_NODES = 400  # branch-and-bound nodes of the weaker program of one model
-_MARGIN = 1e-6  # relative gap at which a program of one model ends
 _AHEAD = 1.1  # times the rates asked for: what items may reach
 _PARTS = 1000  # largest denominator of prices that are counted as multiples of one
 _MOST_STEPS = 100_000  # of a cost; above, prices count as any numbers
@@ -172,8 +170,8 @@ class ModelBlocks:
         build.entries(fit[kind], rates[row], taken[row, kind])
         build.entries(fit, gpus, -problem.type_divisor)
         limits = Limits(
-            relative_gap=_MARGIN,
-            nodes=_NODES,
+            relative_gap=PROOF_GAP,
+            nodes=FEW_NODES,
             seconds=self.watch.left_s(),
             cutoff=-scale.most,
         )
@@ -194,7 +192,7 @@ class ModelBlocks:
         )
         program, layout = integer_program(problem, columns, goal, -np.inf)
         limits = Limits(
-            relative_gap=_MARGIN,
+            relative_gap=PROOF_GAP,
             nodes=SEARCH_NODES,
             seconds=self.watch.left_s(),
             cutoff=-scale.most,

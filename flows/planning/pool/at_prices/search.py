@@ -39,28 +39,22 @@ from flows.planning.engine.master import Cover
 from flows.planning.engine.pricing import Duals
 from flows.planning.engine.proof import Parts
 from flows.planning.engine.rounding import Incumbent, Tools, restricted
-from flows.planning.pool import attempts
 from flows.planning.pool.at_prices.blocks import ModelBlocks
 from flows.planning.pool.at_prices.pricer import ModelPricer, cover_at, served_rps
 from flows.planning.pool.columns import Allocation
+from flows.planning.pool.incumbent import Incumbent as Best
 from flows.planning.solver.arrays import Floats, Ints
-from flows.planning.solver.solve import SEED, Limits
+from flows.planning.solver.solve import FEW_NODES, Limits
 from flows.planning.solver.tolerances import ROUNDING
 from flows.planning.watch import Watch
 
-_EVEN = 0.02  # share of the prices that every class has from the start
-_ROUNDS = 6  # of prices per level
-_ROUNDS_PRICE = 40  # where a price is minimised, once and for all
+_ROUNDS = 12  # of prices per level
 _SETTLED = 1e-5  # a relaxed master this close to the sum of its models has no better prices
 _COARSE = 0.03  # how closely the level is bracketed for the first plan; then to `_SETTLED`
-_LEVELS = 40  # tried at most
 _BELOW_LEVEL = (1e-2, 1e-3, 3e-4, 1e-4, 3e-5, 1e-5)  # how far whole columns are looked for
-_SPREAD, _DRAWS = 0.25, 12  # standard deviation of the logarithms of prices drawn, and how many
-_MASTER_NODES = 400
 _KEPT = 0.01  # relative gap at which GPUs that stay are counted
-_TARGETS = (1e-2, 2e-3, 5e-4, 1e-4, 1e-5)  # gaps proven one after the other
-_RETURNS = 3  # how often columns that a proof found go back to the master program
-_RETURNS_PRICE = 12  # where a price is minimised: what was proven holds on
+_TARGETS = (1e-2, 2e-3, 5e-4, 1e-4, 1e-5)  # gaps proven where the one asked for is not
+_RETURNS = 12  # how often columns that a proof found go back to the master program
 _EFFORT = 400_000  # iterations of the solver in proofs
 
 
@@ -72,23 +66,20 @@ class Search:
         best: the best plan known; better ones are put there.
         bound: no plan's score (z, or minus the price) is above this.
         gap: proof, relative to the score, at which the search ends.
-        direct: whether it is tried at once, before any wider one.
         price: [C] of GPUs beside what they cost; where the level is maximised, price · GPUs is 1.
         known: columns, whatever configurations they were found over.
     """
 
-    best: attempts.Incumbent
+    best: Best
     bound: float
     gap: float
     watch: Watch
-    direct: bool
     price: Floats
     known: Pool = field(default_factory=Pool)
     _levels: Bracket = field(default_factory=lambda: Bracket(low=0.0, high=np.inf))
     _effort: int = 0
     _pricer: ModelPricer = field(init=False)
     _parts: Parts | None = None
-    _random: np.random.Generator = field(default_factory=lambda: np.random.default_rng(SEED))
 
     def over(self, numbers: Ints, *, proof: bool) -> None:
         """Find the best plan over some configurations, and prove it where that is wanted."""
@@ -101,8 +92,7 @@ class Search:
             known=self.known,
         )
         even = 1.0 / np.maximum(problem.gpus, 1)
-        price = self._normal(self.price) if self.price.any() else even
-        self.price = price if goal.fixed else self._normal(price + _EVEN * self._normal(even))
+        self.price = self._normal(self.price if self.price.any() else even)
         self._levels = Bracket(low=max(self.best.score, self._levels.low), high=self.bound)
         self._bracket(_COARSE)
         if not goal.fixed:
@@ -151,7 +141,7 @@ class Search:
             pool,
             self.watch,
             close=max(_SETTLED, self.gap / 10) if fixed else _SETTLED,
-            rounds=_ROUNDS_PRICE if fixed else _ROUNDS,
+            rounds=_ROUNDS,
             enough=enough,
             thorough=False,
         )
@@ -170,9 +160,7 @@ class Search:
         if fixed:
             self._relaxed(1.0)
             return
-        self._levels = bracket(
-            self._takes, 1.0, self._levels, close=close, rounds=_LEVELS, watch=self.watch
-        )
+        self._levels = bracket(self._takes, 1.0, self._levels, close=close, watch=self.watch)
 
     def _takes(self, level: float) -> float:
         """The share of all GPUs that a level takes."""
@@ -184,52 +172,32 @@ class Search:
     def _improve(self) -> None:
         """Whole columns for all models, ever closer to what the relaxed master program reaches."""
         if self.best.goal.fixed:
-            self._draw(1.0)
             self._plan(1.0)
             return
-        drawn = False
         for below in _BELOW_LEVEL:
             level = self._levels.low * (1 - below)
             if level <= self.best.score:
                 continue
-            if not self._plan(level) and not drawn:
-                self._draw(level)
-                drawn = True
-                self._plan(level)
+            self._plan(level)
             if self.best.score < level or self.watch.over():
                 return
 
-    def _draw(self, level: float) -> None:
-        """Columns at prices around the ones known."""
-        cover, goal = self._cover(level), self.best.goal
-        for factor in self._random.lognormal(0.0, _SPREAD, (_DRAWS, len(self.price))):
-            if self.watch.over():
-                return
-            paid = (self.price + goal.price) * factor
-            duals = self._duals(self._normal(paid - goal.price))
-            self._asked(cover).price(duals, cover.cap, thorough=False)
-
-    def _plan(self, level: float) -> bool:
-        """Choose whole columns that reach a level, or the cheapest ones.
-
-        Tells whether that is a better plan.
-        """
+    def _plan(self, level: float) -> None:
+        """Choose whole columns that reach a level, or the cheapest ones."""
         cover, before, fixed = self._cover(level), self.best.score, self.best.goal.fixed
         choice = self._choice(cover)
         if not self._complete(choice) or self.watch.over():
-            return False
+            return
         limits = Limits(
             relative_gap=min(self.gap, _SETTLED * 10) if fixed else 0.0,
-            nodes=_MASTER_NODES,
+            nodes=FEW_NODES,
             seconds=self.watch.left_s(),
             cutoff=before if fixed else -1 - ROUNDING,
             enough=np.inf if fixed else -1.0,
         )
         restricted(cover, choice, Incumbent(judge=self._judged), limits, Tools())
-        better = self.best.score > before
-        if better:
+        if self.best.score > before:
             self.watch.report(self.best.score, self.bound)
-        return better
 
     def _complete(self, choice: Columns) -> bool:
         return len(np.unique(choice.group)) == len(self.best.problem.models)
@@ -282,7 +250,7 @@ class Search:
         both = Columns.joined(
             [replace(good, cost=-kept), replace(choice, cost=np.zeros(len(choice)))]
         )
-        limits = Limits(relative_gap=_KEPT, nodes=_MASTER_NODES, seconds=self.watch.left_s())
+        limits = Limits(relative_gap=_KEPT, nodes=FEW_NODES, seconds=self.watch.left_s())
         found = Incumbent()
         restricted(replace(cover, free=free), both, found, limits, Tools())
         chosen = self._allocations(found.columns) if np.isfinite(found.cost) else None
@@ -292,21 +260,16 @@ class Search:
     # ---- proof
 
     def _prove_all(self, executor: Executor) -> None:
-        """Prove smaller and smaller gaps, until the one asked for or the first that cannot be."""
-        fixed = self.best.goal.fixed
-        if not np.isfinite(self.best.score):
+        """Prove the gap asked for, or else smaller and smaller ones until one cannot be."""
+        if not np.isfinite(self.best.score) or self._prove(self.gap, executor):
             return
-        if fixed or self.direct:
-            self._prove(self.gap, executor)
-        if fixed or self.settled():
-            return
-        for gap in (*(g for g in _TARGETS if g > self.gap), self.gap):
-            if not self._prove(gap, executor):
+        for gap in _TARGETS:
+            if self.best.goal.fixed or gap <= self.gap or not self._prove(gap, executor):
                 return
 
     def _prove(self, gap: float, executor: Executor) -> bool:
         """True if the best plan is proven within a gap; columns found meanwhile better it first."""
-        for _ in range(_RETURNS_PRICE if self.best.goal.fixed else _RETURNS):
+        for _ in range(_RETURNS):
             target = self.best.score + gap * abs(self.best.score)
             if self.settled() or target >= self.bound:
                 return True

@@ -9,9 +9,9 @@ import numpy as np
 from flows.planning.pool.at_prices.blocks import placeable
 from flows.planning.pool.at_prices.pricer import columns_of
 from flows.planning.pool.at_prices.search import Search
-from flows.planning.pool.attempts import Incumbent, round_down
 from flows.planning.pool.bound import Bound
 from flows.planning.pool.columns import allocations_in_force
+from flows.planning.pool.incumbent import Incumbent, round_down
 from flows.planning.pool.integer import delivered_rps, gpus_in_use
 from flows.planning.registry import PlanOptions
 from flows.planning.solver.arrays import Floats
@@ -45,7 +45,6 @@ def plan_at_prices(
         bound=bound.score,
         gap=options.gap,
         watch=watch,
-        direct=options.previous is not None,
         price=np.maximum(bound.gpu_price - goal.price, 0.0),
     )
     _begin(search, options)

@@ -7,7 +7,8 @@ from flows.planning import PlanOptions
 from flows.planning.inputs import build_problem
 from flows.planning.pool.bound import goal_of, least_loss, solve_bound, undominated
 from flows.planning.pool.columns import enumerate_columns
-from flows.planning.pool.integer import prove
+from flows.planning.pool.integer import tighten
+from flows.planning.solver.solve import PROOF_NODES, Limits, solve_integer
 from flows.planning.watch import Watch
 from tests.flows.planning.brute import best_throughput
 from tests.flows.planning.pool.test_plan_brute_force import problems
@@ -21,9 +22,9 @@ from triton_backend.contract.workload import Workload
 @settings(
     max_examples=30, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
 )
-@given(problem=problems(), boxes=st.integers(0, 6))
+@given(problem=problems(), share=st.sampled_from([0.5, 0.9, 1 - 1e-6]))
 def test_no_step_of_the_proof_loses_the_best_plan(
-    problem: tuple[dict[str, ModelProfile], Cluster, Workload], boxes: int
+    problem: tuple[dict[str, ModelProfile], Cluster, Workload], share: float
 ) -> None:
     options = PlanOptions(slo_margin=0.0)
     best = best_throughput(*problem, 2)
@@ -38,4 +39,10 @@ def test_no_step_of_the_proof_loses_the_best_plan(
     rows = undominated(arrays, columns, np.arange(len(columns)))
     loss = least_loss(arrays, columns, bound)
     kept = columns.take(rows[loss[rows] <= bound.score - best * (1 - 1e-9)])
-    assert prove(arrays, kept, goal, best * 0.9, boxes, Watch()) >= best * (1 - 1e-9)
+    narrowed = tighten(arrays, kept, goal, best * share, Watch())
+    assert narrowed is not None
+    program, ceiling = narrowed
+    assert ceiling >= best * (1 - 1e-9)
+    solved = solve_integer(program, Limits(relative_gap=0.0, nodes=PROOF_NODES))
+    assert solved.bound >= best * (1 - 1e-9)
+    assert solved.values is not None

@@ -9,11 +9,13 @@ from hypothesis import strategies as st
 
 from flows.planning import PlanOptions
 from flows.planning.inputs import Problem, build_problem
-from flows.planning.pool.attempts import Attempts, Incumbent
+from flows.planning.pool import divide
+from flows.planning.pool.attempts import Attempts
 from flows.planning.pool.bound import Goal, goal_of, solve_bound
 from flows.planning.pool.columns import enumerate_columns
-from flows.planning.pool.search import _Run
+from flows.planning.pool.incumbent import Incumbent
 from flows.planning.registry import Trace
+from flows.planning.solver.solve import Solution
 from flows.planning.watch import Watch
 from tests.flows.planning.brute import best_throughput, least_price
 from tests.flows.planning.pool.test_plan_brute_force import problems
@@ -34,8 +36,7 @@ def divided(problem: Problem, goal: Goal, stages: int) -> tuple[float, float]:
     columns = enumerate_columns(problem, stages)
     bound = solve_bound(problem, columns, goal)
     best = Incumbent(problem, columns, goal)
-    run = _Run(Attempts(best, bound.score, OPTIONS, Trace(), Watch()), bound)
-    proven = run._divide(bound.score)
+    proven = Attempts(best, bound, OPTIONS, Trace(), Watch())._divide(bound.score)
     return best.score, proven
 
 
@@ -76,6 +77,27 @@ def test_the_least_cost_is_found_and_proven(
         return
     assert -score == pytest.approx(least)
     assert -proven <= least * (1 + 1e-9)
+
+
+def test_a_master_program_that_ends_before_its_first_answer_proves_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    profiles = {"net": profile(), "other": profile("other", (500, 2000, 500))}
+    demands = tuple(
+        ModelDemand(name=name, slo_us=12_000, weight=1.0, batch_building_rate_rps=1e9)
+        for name in profiles
+    )
+    arrays = build_problem(profiles, cluster(4, 8), workload(*demands), OPTIONS)
+    ended = Solution(values=None, bound=np.inf, status="time limit reached", nodes=0, iterations=0)
+
+    def solved(*_: object) -> Solution:
+        return ended
+
+    monkeypatch.setattr(divide, "solve_integer", solved)
+    goal = goal_of(arrays, "throughput", {}, np.zeros(2))
+    score, proven = divided(arrays, goal, 2)
+    assert score == -np.inf
+    assert proven == solve_bound(arrays, enumerate_columns(arrays, 2), goal).score
 
 
 def test_a_rate_to_keep_is_kept_when_gpus_are_divided() -> None:

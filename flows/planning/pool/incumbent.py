@@ -1,0 +1,120 @@
+"""The best plan known, and a first one by rounding the relaxation.
+
+What it is offered is made lean, scored and compared.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from flows.planning.engine.level import halved
+from flows.planning.inputs import Problem
+from flows.planning.pool.bound import Goal
+from flows.planning.pool.columns import Columns
+from flows.planning.pool.integer import (
+    delivered_rps,
+    gpus_in_use,
+    is_as_good,
+    lowest_share,
+    reaches_rates,
+    score_of,
+    trimmed,
+)
+from flows.planning.solver.arrays import Floats, Ints
+from flows.planning.solver.tolerances import EXACT
+
+
+@dataclass(slots=True)
+class Incumbent:
+    """The best plan known.
+
+    Attributes:
+        vgpus: [n, S] counts over all configurations, None before the first plan.
+        score: its score; before the first plan, one that it has to reach to be of use.
+    """
+
+    problem: Problem
+    columns: Columns
+    goal: Goal
+    vgpus: Ints | None = None
+    score: float = -np.inf
+
+    def gap_to(self, bound: float) -> float:
+        """The possible gain of a plan, relative to the score; infinite without a plan."""
+        if np.isinf(self.score):
+            return np.inf
+        return max(0.0, bound - self.score) / abs(self.score) if self.score else np.inf
+
+    def offer(self, vgpus: Ints | None) -> bool:
+        """Take a plan [n, S] if it is better, or as good and simpler.
+
+        Tells whether it was better.
+        """
+        if vgpus is None:
+            return False
+        vgpus = self._without_idle(trimmed(self.columns, vgpus))
+        if not reaches_rates(self.columns, vgpus, self.goal):
+            return False
+        score = score_of(self.problem, self.columns, vgpus, self.goal)
+        better = score > self.score * (1 + np.copysign(EXACT, self.score))
+        if better or (score >= self.score and self._simpler(vgpus)):
+            self.vgpus, self.score = vgpus, score
+        return better
+
+    def prefer(self, vgpus: Ints) -> bool:
+        """Take a plan [n, S] that is as good, however simple; tells whether it was."""
+        vgpus = trimmed(self.columns, vgpus)
+        if not is_as_good(self.problem, self.columns, vgpus, (self.goal, self.score)):
+            return False
+        self.vgpus = vgpus
+        return True
+
+    def _without_idle(self, vgpus: Ints) -> Ints:
+        """Without pipelines that the plan's own score does not need, the slowest first."""
+        rate = delivered_rps(self.columns, vgpus)
+        asked = self.goal.weight * lowest_share(self.columns, vgpus, self.goal)
+        spare = np.bincount(self.columns.model, weights=rate, minlength=len(asked))
+        spare -= np.maximum(asked, self.goal.minimum_rps)
+        vgpus = vgpus.copy()
+        used = np.flatnonzero(vgpus.any(axis=1))
+        for row in used[np.argsort(rate[used], kind="stable")]:
+            model = self.columns.model[row]
+            if rate[row] <= spare[model]:
+                vgpus[row] = 0
+                spare[model] -= rate[row]
+        return vgpus
+
+    def _simpler(self, vgpus: Ints) -> bool:
+        """True if a plan of equal score has fewer stages, or as many and fewer GPUs."""
+        if self.vgpus is None:
+            return True
+
+        def size(counts: Ints) -> tuple[int, int]:
+            used = gpus_in_use(self.problem, self.columns, counts)
+            return int(np.count_nonzero(counts)), int(used.sum())
+
+        return size(vgpus) < size(self.vgpus)
+
+
+def round_down(problem: Problem, columns: Columns, rates_rps: Floats, goal: Goal) -> Ints | None:
+    """[n, S] vGPU counts for the largest multiple of the rates that fits; None where none does.
+
+    Where rates are fixed (cost, power), the multiple is 1: all or nothing.
+    """
+    if goal.fixed:
+        whole = _rounded(columns, rates_rps)
+        return whole if _fits(problem, columns, whole) else None
+
+    def fits(multiple: float) -> bool:
+        return _fits(problem, columns, _rounded(columns, multiple * rates_rps))
+
+    multiple = 1.0 if fits(1.0) else halved(fits, 0.0, 1.0)[0]
+    return _rounded(columns, multiple * rates_rps) if multiple > 0 else None
+
+
+def _rounded(columns: Columns, rates_rps: Floats) -> Ints:
+    return np.ceil(rates_rps[:, None] / columns.rate_rps - 1e-9).astype(np.int64)
+
+
+def _fits(problem: Problem, columns: Columns, vgpus: Ints) -> bool:
+    return bool(np.all(gpus_in_use(problem, columns, vgpus) <= problem.gpus))
