@@ -24,7 +24,7 @@ from flows.quickstart.pages import DrawnPage, draw_page
 from triton_backend.runtimes.python_step import ocr
 from triton_backend.runtimes.texts import pack_texts
 
-HEIGHT, WIDTH, LINE = 1024, 736, 1600  # as workload.yaml says them, too
+HEIGHT, WIDTH, LINE = 1024, 736, 1344  # as workload.yaml says them, too
 PAGES, MOST_LINES = 8, 12
 SAMPLE_PAGES, SEED, MOST_SAMPLES = 3, 1_000, 16
 WORKLOAD = Path(__file__).with_name("ocr.yaml")
@@ -63,7 +63,7 @@ class Reading:
 def write_models(folder: Path) -> dict[str, Path]:
     """The package's models with outputs that have names; the recogniser says the likeliest symbol.
 
-    Of each of its 200 steps it would give 6,625 numbers else, of which only the largest is read. It
+    Of each of its 168 steps it would give 6,625 numbers else, of which only the largest is read. It
     is told to what width a line is padded (`padding`).
 
     Raises:
