@@ -209,14 +209,12 @@ def write_answers(here: ReaderHere, pages: Sequence[DrawnPage], path: Path) -> l
 
 
 def compared_with_package(pages: Sequence[DrawnPage], read: Sequence[Reading]) -> str:
-    """In words, on how many pages the text is the package's own, with spaces and without."""
-    whole, dense = 0, 0
-    for page, one in zip(pages, read, strict=True):
-        theirs = "\n".join(text for _, text in lines_of_package(page.picture))
-        whole += one.text == theirs
-        dense += one.text.replace(" ", "") == theirs.replace(" ", "")
-    count = f"of {len(pages)} pages"
-    return f"text as the package reads it on {dense} {count}, spaces too on {whole}"
+    """In words, on how many pages the text is the package's own."""
+    alike = sum(
+        one.text == "\n".join(text for _, text in lines_of_package(page.picture))
+        for page, one in zip(pages, read, strict=True)
+    )
+    return f"text as the package reads it on {alike} of {len(pages)} pages"
 
 
 @cache

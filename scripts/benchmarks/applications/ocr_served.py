@@ -125,7 +125,8 @@ class Runs:
 
     def killed(self, load_factor: float) -> None:
         """A worker is killed on the way."""
-        deployment = Deployment.read(self._settings, 1)
+        generation = self._served.state.control("status")["generation"]
+        deployment = Deployment.read(self._settings, generation)
         vgpu = next(
             vgpu.index
             for vgpu in deployment.vgpus
