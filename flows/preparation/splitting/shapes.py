@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from onnx import helper, numpy_helper
 
 from flows.preparation.splitting.graph import (
+    CONTROL_FLOW,
     Layers,
     drop_unread,
     irregular_tensors,
@@ -59,7 +60,7 @@ def make_shapes_constant(path: Path, where: str, inputs: ModelInputs) -> None:
         target = slot == 1 and node.op_type == "Reshape"
         value = _constant(small[name], large[name], node if target else None)
         if value is None:
-            left.append(use)
+            left += [] if node.op_type in CONTROL_FLOW else [use]
             continue
         constant = numpy_helper.from_array(value, f"{name}__any_batch_{i}")
         model.graph.initializer.append(constant)
