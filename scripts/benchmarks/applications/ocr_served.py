@@ -18,7 +18,6 @@ import time
 from pathlib import Path
 from typing import Any
 
-from flows.files import read_plan
 from flows.planning import PlanOptions
 from flows.planning.stored_plans import plan_step
 from flows.quickstart.example_project import OCR, SLOW, example_classes, example_cluster
@@ -38,6 +37,7 @@ from triton_backend.simulator.failures import Failure
 from triton_backend.simulator.offered import Instant
 from triton_backend.simulator.run import simulate
 from triton_backend.simulator.scenario import PlanChange, SimOptions
+from warehouse.plans import list_plans, read_plan
 
 KILLED = "recogniser"
 RESTARTED_S = 5.0  # simulated; a worker imports and loads
@@ -59,13 +59,20 @@ def project(folder: Path, port: int) -> Workspace:
 
 
 def plans(work: Workspace) -> tuple[Plan, Plan]:
-    """The quickstart's plan, and one without the recogniser on slow CPUs."""
-    files = sorted(work.state.reports.glob("plan-*.json"), key=lambda file: file.stat().st_mtime)
-    plan = read_plan(files[-1])
-    asked = PlanOptions(time_limit_s=PLAN_SECONDS, excluded_classes={KILLED: (SLOW,)})
-    other = plan_step(work, example_cluster(OCR), plan.workload, asked).plan
+    """Plans of the quickstart's workload: its own, and one without the recogniser on slow CPUs."""
+    with work.open(read_only=True) as warehouse:
+        workload = read_plan(warehouse, list_plans(warehouse, 1)[0]["plan_id"]).workload
     devices = {name: c.device for name, c in example_classes(OCR).items()}
-    return plan, attach_artifacts(work, other, devices)
+    own, other = (
+        plan_step(
+            work,
+            example_cluster(OCR),
+            workload,
+            PlanOptions(time_limit_s=PLAN_SECONDS, excluded_classes=excluded),
+        ).plan
+        for excluded in ({}, {KILLED: (SLOW,)})
+    )
+    return attach_artifacts(work, own, devices), attach_artifacts(work, other, devices)
 
 
 class Runs:
