@@ -11,6 +11,7 @@ run one after another, without a server.
 """
 
 import argparse
+import contextlib
 import os
 import sys
 import tempfile
@@ -23,8 +24,7 @@ from flows.planning.stored_plans import plan_step
 from flows.quickstart.example_project import OCR, SLOW, example_classes, example_cluster
 from flows.release.artifacts import attach_artifacts
 from flows.release.rollout.change import change_plan
-from flows.state import WAREHOUSE_DEFAULT, ProjectState
-from flows.workspace import Workspace
+from flows.workspace import Workspace, workspace
 from scripts.benchmarks.applications.attainment import LOADS, TARGET_POINTS, arrivals, trace
 from scripts.benchmarks.applications.plans import guarded
 from scripts.benchmarks.figures import Figure, add_destinations, conclude
@@ -45,17 +45,16 @@ PLAN_SECONDS = 20.0
 GIVE_UP_S = 10  # after the deadline
 
 
-def project(folder: Path, port: int) -> Workspace:
-    """The quickstart's project in a folder; it is made there where it is not yet."""
-    state = ProjectState(home=folder / ".poolpipe")
-    if not (state.reports / f"answers-{OCR}.npz").exists():
-        folder.mkdir(parents=True, exist_ok=True)
+def project(port: int) -> Workspace:
+    """The quickstart's project in the working folder; it is made there where it is not yet."""
+    work = workspace()
+    if not (work.state.reports / f"answers-{OCR}.npz").exists():
         names = ("--http-port", "--grpc-port", "--metrics-port")
         ports = [f"{name}={port + number}" for number, name in enumerate(names)]
         asked = ("--application", OCR, "--duration=5", "--attainment-target=0", *ports)
         poolpipe = Path(sys.executable).with_name("poolpipe")
-        run_to_its_end([str(poolpipe), "quickstart", *asked], cwd=folder, stdout=sys.stderr)
-    return Workspace(state=state, warehouse=folder / WAREHOUSE_DEFAULT)
+        run_to_its_end([str(poolpipe), "quickstart", *asked], stdout=sys.stderr)
+    return work
 
 
 def plans(work: Workspace) -> tuple[Plan, Plan]:
@@ -196,16 +195,19 @@ def main() -> int:
     add("--port", type=int, default=18_760)
     add_destinations(parser)
     asked = parser.parse_args()
-    with tempfile.TemporaryDirectory(prefix="poolpipe-ocr-") as folder:
-        work = project(asked.project or Path(folder), asked.port)
-        plan, other = plans(work)
-        options = ServeOptions(artifacts=work.state.artifacts.resolve())
-        with Served(plan, asked.port, options) as served:
-            runs = Runs(served, work.state.reports / f"answers-{OCR}.npz", asked)
-            for load_factor in asked.loads:
-                runs.plain(load_factor)
-            runs.killed(asked.loads[0])
-            runs.changed(asked.loads[0], other)
+    with tempfile.TemporaryDirectory(prefix="poolpipe-ocr-") as scratch:
+        folder = asked.project or Path(scratch)
+        folder.mkdir(parents=True, exist_ok=True)
+        with contextlib.chdir(folder):
+            work = project(asked.port)
+            plan, other = plans(work)
+            options = ServeOptions(artifacts=work.state.artifacts.resolve())
+            with Served(plan, asked.port, options) as served:
+                runs = Runs(served, work.state.reports / f"answers-{OCR}.npz", asked)
+                for load_factor in asked.loads:
+                    runs.plain(load_factor)
+                runs.killed(asked.loads[0])
+                runs.changed(asked.loads[0], other)
     rate_rps = plan.applications[0].application.rate_rps or 0.0
     return conclude(asked, "ocr-served", figures_of(runs.rows, rate_rps), {"rows": runs.rows})
 
