@@ -74,7 +74,7 @@ def make_shapes_constant(path: Path, where: str, inputs: ModelInputs) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Seen:
-    """What derives from shapes alone, at two batches, and shapes of the tensors beside it.
+    """Tensors that derive from shapes alone, at two batches, and shapes of the tensors beside them.
 
     Attributes:
         derived: name to values.
