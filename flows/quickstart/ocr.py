@@ -19,7 +19,7 @@ from onnx import TensorProto, helper
 
 from flows.preparation.splitting.inputs.values import Range
 from flows.preparation.splitting.running import open_session, run_session
-from flows.quickstart.padding import PADDED, tell_padding
+from flows.quickstart.padding import PADDED, take_padding
 from flows.quickstart.pages import DrawnPage, draw_page
 from triton_backend.runtimes.python_step import ocr
 from triton_backend.runtimes.texts import pack_texts
@@ -64,7 +64,7 @@ def write_models(folder: Path) -> dict[str, Path]:
     """The package's models with outputs that have names; the recogniser says the likeliest symbol.
 
     Of each of its 168 steps it would give 6,625 numbers else, of which only the largest is read. It
-    is told to what width a line is padded (`padding`).
+    is given the width to which a line is padded (`padding`).
 
     Raises:
         InputError: the package is not installed.
@@ -90,7 +90,7 @@ def _rename_output(graph: onnx.GraphProto, name: str) -> None:
 
 def _say_the_likeliest(graph: onnx.GraphProto) -> None:
     """Symbols and how certain they are, [batch, steps], in place of [batch, steps, symbols]."""
-    own = tell_padding(graph, LINE)
+    own = take_padding(graph, LINE)
     scores = graph.output[0].name
     found = {"symbols": TensorProto.INT64, "certain": TensorProto.FLOAT}
     graph.node.extend(  # as operator sets up to 17 have them

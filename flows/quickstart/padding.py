@@ -1,4 +1,4 @@
-"""A recogniser of lines that is told how far a line is padded, so that one width stands for all.
+"""A recogniser of lines that is given how far a line is padded: one width stands for all widths.
 
 A line is padded at its right, and what a recogniser reads hangs on how far: a convolution sees the
 end, squeeze-and-excitation the mean of all columns, attention every column. The OCR package pads to
@@ -31,7 +31,7 @@ class _Scale(NamedTuple):
     own: str
 
 
-def tell_padding(graph: onnx.GraphProto, width: int) -> str:
+def take_padding(graph: onnx.GraphProto, width: int) -> str:
     """Fix the width of a graph's input [batch, channels, height, width] and let `padded` say less.
 
     Attributes of its layers are as in files of operator sets before 13.

@@ -1,4 +1,4 @@
-"""A graph that is told how far a line is padded, beside the same graph at that width."""
+"""A graph that is given how far a line is padded, beside the same graph at that width."""
 
 import numpy as np
 import onnx
@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
 from flows.preparation.splitting.running import run_session
-from flows.quickstart.padding import PADDED, tell_padding
+from flows.quickstart.padding import PADDED, take_padding
 
 onnxruntime = pytest.importorskip("onnxruntime")
 WIDTH, DEEP = 64, 4
@@ -73,14 +73,14 @@ def run(model: onnx.ModelProto, **given: NDArray[np.generic]) -> dict[str, NDArr
 
 @pytest.mark.parametrize("width", [8, 31, 32, 33, 45, WIDTH])
 def test_a_padded_line_is_read_as_at_its_own_width(width: int) -> None:
-    told = recogniser()
-    steps = tell_padding(told.graph, WIDTH)
-    told.graph.output.append(helper.make_tensor_value_info(steps, TensorProto.FLOAT, None))
+    given_padding = recogniser()
+    steps = take_padding(given_padding.graph, WIDTH)
+    given_padding.graph.output.append(helper.make_tensor_value_info(steps, TensorProto.FLOAT, None))
     line = np.random.default_rng(width).normal(size=(2, 3, 8, width)).astype(np.float32)
     wanted = run(recogniser(), x=line)["y"]
     whole = np.zeros((2, 3, 8, WIDTH), np.float32)
     whole[..., :width] = line
-    found = run(told, x=whole, **{PADDED: np.array([width, WIDTH])})
+    found = run(given_padding, x=whole, **{PADDED: np.array([width, WIDTH])})
     count = wanted.shape[1]
     assert found[steps].sum(axis=1).tolist() == [count, WIDTH // 4]
     assert found[steps][0, :count].all()
@@ -90,10 +90,12 @@ def test_a_padded_line_is_read_as_at_its_own_width(width: int) -> None:
 
 @pytest.mark.parametrize("said", [-5, 0, 10 * WIDTH])
 def test_a_padding_that_cannot_be_is_brought_within_the_line(said: int) -> None:
-    told = recogniser()
-    tell_padding(told.graph, WIDTH)
+    given_padding = recogniser()
+    take_padding(given_padding.graph, WIDTH)
     line = np.ones((1, 3, 8, WIDTH), np.float32)
     nearest = np.array([min(max(said, 1), WIDTH)])
-    found, wanted = (run(told, x=line, **{PADDED: at})["y"] for at in (np.array([said]), nearest))
+    found, wanted = (
+        run(given_padding, x=line, **{PADDED: at})["y"] for at in (np.array([said]), nearest)
+    )
     assert np.isfinite(found).all()
     assert np.array_equal(found, wanted)
