@@ -20,7 +20,7 @@ from flows.preparation.graphs.examples import write_example
 from flows.preparation.graphs.glue import BOX, CROPS, IMAGE, Crop, write_crop
 from flows.preparation.splitting.model import SplitModel
 from flows.preparation.splitting.split import SplitChoices
-from flows.quickstart.ocr import SIZES
+from flows.quickstart.ocr import RANGES, SIZES
 from triton_backend.contract.applications import REQUEST, Application, Module
 from triton_backend.contract.cluster import Cluster, GpuClass, NodeGroup
 from triton_backend.contract.errors import InputError
@@ -108,7 +108,9 @@ def ocr_models(files: Mapping[str, Path]) -> tuple[OfferedModel, ...]:
             path=file,
             blocks=OCR_BLOCKS[name],
             max_batch=1,
-            choices=SplitChoices(input_shapes={"x": SIZES[name]}),
+            choices=SplitChoices(
+                input_shapes={"x": SIZES[name]}, input_ranges=RANGES.get(name, {})
+            ),
         )
         for name, file in files.items()
     )

@@ -17,20 +17,23 @@ import onnx
 from numpy.typing import NDArray
 from onnx import TensorProto, helper
 
+from flows.preparation.splitting.inputs.values import Range
 from flows.preparation.splitting.running import open_session, run_session
+from flows.quickstart.padding import PADDED, take_padding
 from flows.quickstart.pages import DrawnPage, draw_page
 from triton_backend.runtimes.python_step import ocr
 from triton_backend.runtimes.texts import pack_texts
 
-HEIGHT, WIDTH, LINE = 1024, 736, 800  # as workload.yaml says them, too
+HEIGHT, WIDTH, LINE = 1024, 736, 1344  # as workload.yaml says them, too
 PAGES, MOST_LINES = 8, 12
 SAMPLE_PAGES, SEED, MOST_SAMPLES = 3, 1_000, 16
 WORKLOAD = Path(__file__).with_name("ocr.yaml")
 SIZES = {
     "detector": (3, HEIGHT, WIDTH),
     "classifier": (3, 48, 192),
-    "recogniser": (3, ocr.LINE_HEIGHT, LINE),
+    "recogniser": (3, 48, LINE),
 }
+RANGES = {"recogniser": {PADDED: Range(320, LINE)}}  # of inputs, to check a split with
 _PARTS = {"detector": "Det", "classifier": "Cls", "recogniser": "Rec"}
 _OUTPUTS = {"detector": "likely", "classifier": "chances"}
 
@@ -60,7 +63,8 @@ class Reading:
 def write_models(folder: Path) -> dict[str, Path]:
     """The package's models with outputs that have names; the recogniser says the likeliest symbol.
 
-    Of each of its 100 steps it would give 6,625 numbers else, of which only the largest is read.
+    Of each of its 168 steps it would give 6,625 numbers else, of which only the largest is read. It
+    is given the width to which a line is padded (`padding`).
 
     Raises:
         InputError: the package is not installed.
@@ -86,18 +90,22 @@ def _rename_output(graph: onnx.GraphProto, name: str) -> None:
 
 def _say_the_likeliest(graph: onnx.GraphProto) -> None:
     """Symbols and how certain they are, [batch, steps], in place of [batch, steps, symbols]."""
-    scores = graph.output[0]
-    batch, steps = scores.type.tensor_type.shape.dim[:2]
+    own = take_padding(graph, LINE)
+    scores = graph.output[0].name
+    found = {"symbols": TensorProto.INT64, "certain": TensorProto.FLOAT}
     graph.node.extend(  # as operator sets up to 17 have them
         [
-            helper.make_node("ArgMax", [scores.name], ["symbols"], axis=2, keepdims=0),
-            helper.make_node("ReduceMax", [scores.name], ["certain"], axes=[2], keepdims=0),
+            helper.make_node("ArgMax", [scores], ["best"], axis=2, keepdims=0),
+            helper.make_node("ReduceMax", [scores], ["chance"], axes=[2], keepdims=0),
+            helper.make_node("Cast", [own], ["own"], to=TensorProto.INT64),
+            helper.make_node("Mul", ["best", "own"], ["symbols"]),
+            helper.make_node("Mul", ["chance", own], ["certain"]),
         ]
     )
-    shape = [batch.dim_param, steps.dim_param]
+    batch = graph.input[0].type.tensor_type.shape.dim[0].dim_param
     del graph.output[:]
-    for name, kind in (("symbols", TensorProto.INT64), ("certain", TensorProto.FLOAT)):
-        graph.output.append(helper.make_tensor_value_info(name, kind, shape))
+    for name, kind in found.items():
+        graph.output.append(helper.make_tensor_value_info(name, kind, [batch, LINE // 8]))
 
 
 class ReaderHere:
@@ -106,9 +114,12 @@ class ReaderHere:
     def __init__(self, models: Mapping[str, Path]) -> None:
         self._sessions = {name: open_session(path, str(path)) for name, path in models.items()}
 
-    def _run(self, name: str, rows: NDArray[Any]) -> dict[str, NDArray[Any]]:
-        session = self._sessions[name]
-        found = [run_session(session, {"x": rows[i : i + 1]}) for i in range(len(rows))]
+    def _run(self, name: str, **rows: NDArray[Any]) -> dict[str, NDArray[Any]]:
+        session, count = self._sessions[name], len(rows["x"])
+        found = [
+            run_session(session, {key: array[i : i + 1] for key, array in rows.items()})
+            for i in range(count)
+        ]
         return {key: np.concatenate([one[key] for one in found]) for key in found[0]}
 
     def read(self, picture: bytes) -> Reading:
@@ -122,17 +133,17 @@ class ReaderHere:
     def steps_of(self, picture: bytes) -> tuple[Reading, dict[str, dict[str, NDArray[Any]]]]:
         """One page, and the inputs of every step that ran for it, as its samples have them."""
         pixels = ocr.page([picture], height=HEIGHT, width=WIDTH)
-        image, likely = pack_texts([picture]), self._run("detector", pixels)["likely"]
+        image, likely = pack_texts([picture]), self._run("detector", x=pixels)["likely"]
         found = ocr.crops([picture], likely)
         boxes, lines = found["box"][0], found["crop"][0]
         given = {"page": {"image": image}, "crops": {"image": image, "likely": likely}}
         if not len(lines):
             none = np.empty(0, np.float32)
             return Reading(boxes=boxes, degrees=none.astype(np.int64), texts=(), scores=none), given
-        seen = ocr.views(lines, width=LINE)
-        chances = self._run("classifier", seen.pop("angle"))
-        turned = ocr.upright(seen["line"], seen["used"], chances["chances"])
-        said = self._run("recogniser", turned["upright"])
+        seen = ocr.views(lines)
+        chances = self._run("classifier", x=seen.pop("angle"))
+        turned = ocr.upright(seen["line"], chances["chances"], width=LINE)
+        said = self._run("recogniser", x=turned["upright"], padded=turned["padded"])
         read = ocr.text(said["symbols"], said["certain"])
         given |= {
             "views": {"crop": lines},
@@ -198,14 +209,12 @@ def write_answers(here: ReaderHere, pages: Sequence[DrawnPage], path: Path) -> l
 
 
 def compared_with_package(pages: Sequence[DrawnPage], read: Sequence[Reading]) -> str:
-    """In words, on how many pages the text is the package's own, with spaces and without."""
-    whole, dense = 0, 0
-    for page, one in zip(pages, read, strict=True):
-        theirs = "\n".join(text for _, text in lines_of_package(page.picture))
-        whole += one.text == theirs
-        dense += one.text.replace(" ", "") == theirs.replace(" ", "")
-    count = f"of {len(pages)} pages"
-    return f"text as the package reads it on {dense} {count}, spaces too on {whole}"
+    """In words, on how many pages the text is the package's own."""
+    alike = sum(
+        one.text == "\n".join(text for _, text in lines_of_package(page.picture))
+        for page, one in zip(pages, read, strict=True)
+    )
+    return f"text as the package reads it on {alike} of {len(pages)} pages"
 
 
 @cache

@@ -42,7 +42,7 @@ from triton_backend.serve_folder.names import check_name
 DEFAULT_BLOCKS = 10
 DEFAULT_MAX_BATCH = 8
 # Raised whenever the same input would be split or checked differently.
-FORMAT = 3
+FORMAT = 4
 KEY_DIGITS = 16
 
 

@@ -2,14 +2,14 @@
 
     image ---page---> pixels --[detector]--> likely --crops(image)--> box, crop
     crop ---views---> angle --[classifier]--> chances
-    line, used, chances --upright--> upright --[recogniser]--> symbols, certain --text--> text
+    line, chances --upright--> upright, padded --[recogniser]--> symbols, certain --text--> text
 
 What happens between the models is that package's own code, with its own settings. Sizes are fixed
 here, where the package takes those of each page: the detector reads `height` x `width`, the
 recogniser lines of 48 x `width`. A page that the package would bring to exactly the detector's size
-gives exactly its boxes; any other is made to fit, with its edge repeated beside it. All lines have
-one width, where the package pads the lines of a page in sixes: text comes out as there, but spaces
-between words often do not, for the recogniser sees spaces by the width that it reads.
+gives exactly its boxes; any other is made to fit, with its edge repeated beside it. The package
+pads the lines of a page in sixes, each six to a width of its own, and a recogniser sees spaces by
+that width: it comes with every line as `padded`, beside the columns that are there.
 """
 
 from collections.abc import Sequence
@@ -25,7 +25,6 @@ from triton_backend.contract.errors import InputError
 from triton_backend.runtimes.python_step.pictures import MOST_PIXELS, eight_bits, opened
 
 PACKAGE = "rapidocr_onnxruntime"
-LINE_HEIGHT = 48
 # A crop takes so much in every slot; a larger one is made smaller before it is handed on.
 CROP_BYTES = 150_000
 # Of a page; more are left out. A page of specks has a thousand, of as many crops.
@@ -34,7 +33,8 @@ MOST_LINES = 64
 # eighth as high as wide: gigabytes for thinner ones, or no height at all.
 MOST_APART = 100
 _SHAPE = np.dtype("<u2")
-_SHAPE_BYTES = 4
+_SHAPE_BYTES = 6
+_WIDEST = 65_535
 _GRID = 32  # the detector reads sizes that this divides
 Pixels = NDArray[np.uint8]
 
@@ -47,6 +47,7 @@ class _Reader:
     whole: Any  # `RapidOCR`: what it does to a page before and after the models
     detector: Any
     classifier: Any
+    recogniser: Any
     models: dict[str, Path]
     least_side: int
     least_angle: float
@@ -79,13 +80,14 @@ def _reader() -> _Reader:
         from rapidocr_onnxruntime.ch_ppocr_cls import TextClassifier  # noqa: PLC0415
         from rapidocr_onnxruntime.ch_ppocr_det import TextDetector  # noqa: PLC0415
         from rapidocr_onnxruntime.ch_ppocr_det.utils import DBPostProcess  # noqa: PLC0415
+        from rapidocr_onnxruntime.ch_ppocr_rec import TextRecognizer  # noqa: PLC0415
         from rapidocr_onnxruntime.main import DEFAULT_CFG_PATH, RapidOCR  # noqa: PLC0415
         from rapidocr_onnxruntime.utils import LoadImage, read_yaml, update_model_path  # noqa: PLC0415
     except ImportError as error:
         raise InputError(PACKAGE, f"is not installed: {error}; {HOW_TO_INSTALL}") from error
     cv2.setNumThreads(1)  # a step has the cores of its class
     settings: dict[str, Any] = update_model_path(read_yaml(DEFAULT_CFG_PATH))
-    found, turns = settings["Det"], settings["Cls"]
+    found, turns, read = settings["Det"], settings["Cls"], settings["Rec"]
     post = ("thresh", "box_thresh", "max_candidates", "unclip_ratio", "use_dilation", "score_mode")
     reads = {"mean": found["mean"], "std": found["std"], "limit_type": found["limit_type"]}
     detector = _without_model(TextDetector, limit_side_len=found["limit_side_len"], **reads)
@@ -95,6 +97,11 @@ def _reader() -> _Reader:
         whole=_without_model(RapidOCR, **settings["Global"]),
         detector=detector,
         classifier=_without_model(TextClassifier, cls_image_shape=turns["cls_image_shape"]),
+        recogniser=_without_model(
+            TextRecognizer,
+            rec_image_shape=read["rec_img_shape"],
+            rec_batch_num=read["rec_batch_num"],
+        ),
         models={part: Path(settings[part]["model_path"]) for part in ("Det", "Cls", "Rec")},
         least_side=found["limit_side_len"],
         least_angle=turns["cls_thresh"],
@@ -158,7 +165,8 @@ def crops(
 
     Returns:
         `box` and `crop` [lines, CROP_BYTES] (UINT8) of each page, in the order of reading. A crop
-        has its height and width (UINT16, little-endian), its pixels, three bytes each, and zeros.
+        has its height, its width and that to which it is padded when it is read (UINT16,
+        little-endian), its pixels, three bytes each, and zeros.
 
     Raises:
         ValueError: as `page`.
@@ -178,58 +186,61 @@ def crops(
             continue
         ordered = reader.whole.sorted_boxes(places)[:most_lines]
         lines = reader.whole.get_crop_img_list(pixels, ordered)
-        found.append(np.stack([_packed(line) for line in lines]))
+        padded = _padded_widths(lines)
+        found.append(np.stack([_packed(*each) for each in zip(lines, padded, strict=True)]))
         corners = reader.whole._get_origin_points(ordered, changes, *was)  # noqa: SLF001
         boxes.append(np.asarray(corners, np.float32))
     return {"box": boxes, "crop": found}
 
 
-def views(crop: Pixels, *, width: int) -> dict[str, NDArray[Any]]:
-    """Lines as the classifier of angles reads them, and as the recogniser will.
+def views(crop: Pixels) -> dict[str, NDArray[Any]]:
+    """Lines as the classifier of angles reads them, and as they came.
 
     Returns:
-        `angle` [lines, 3, 48, 192]; `line` [lines, 48, width, 3] (UINT8), the line at its left;
-        `used` [lines] (INT64), the columns that it takes.
+        `angle` [lines, 3, 48, 192]; `line` [lines, CROP_BYTES] (UINT8), the crop.
+
+    Raises:
+        ValueError: a crop is not as `crops` gives it.
+    """
+    classifier = _reader().classifier
+    angle = np.empty((len(crop), *classifier.cls_image_shape), np.float32)
+    for number, held in enumerate(crop):
+        angle[number] = classifier.resize_norm_img(_unpacked(held)[0])
+    return {"angle": angle, "line": crop}
+
+
+def upright(line: Pixels, chances: NDArray[np.float32], *, width: int) -> dict[str, Any]:
+    """Lines as the recogniser reads them, those turned back that lie upside down.
+
+    Args:
+        line: [lines, CROP_BYTES], as `crops` gives them.
+        chances: [lines, 2] of an angle of 0 and of 180 degrees; as the classifier gives them.
+        width: what there is for a line; a longer one is pressed into it.
+
+    Returns:
+        `upright` [lines, 3, 48, width], the line at its left and zeros; `padded` [lines] (INT64),
+        to which width the package pads it; and `degrees` [lines] (INT64) by which it was turned.
 
     Raises:
         ValueError: a crop is not as `crops` gives it.
     """
     import cv2  # noqa: PLC0415
 
-    classifier = _reader().classifier
-    angle = np.empty((len(crop), *classifier.cls_image_shape), np.float32)
-    line = np.zeros((len(crop), LINE_HEIGHT, width, 3), np.uint8)
-    used = np.empty(len(crop), np.int64)
-    for number, held in enumerate(crop):
-        pixels = _unpacked(held)
-        angle[number] = classifier.resize_norm_img(pixels)
-        ratio = pixels.shape[1] / float(pixels.shape[0])
-        used[number] = min(width, int(np.ceil(LINE_HEIGHT * ratio)))
-        line[number, :, : used[number]] = cv2.resize(pixels, (int(used[number]), LINE_HEIGHT))
-    return {"angle": angle, "line": line, "used": used}
-
-
-def upright(line: Pixels, used: NDArray[np.int64], chances: NDArray[np.float32]) -> dict[str, Any]:
-    """Lines as the recogniser reads them, those turned back that lie upside down.
-
-    Args:
-        line: [lines, 48, width, 3].
-        used: [lines].
-        chances: [lines, 2] of an angle of 0 and of 180 degrees; as the classifier gives them.
-
-    Returns:
-        `upright` [lines, 3, 48, width], and `degrees` [lines] (INT64) by which each was turned.
-    """
-    least = _reader().least_angle
+    recogniser, least = _reader().recogniser, _reader().least_angle
+    channels, height = recogniser.rec_image_shape[:2]
     turned = (chances.argmax(axis=1) == 1) & (chances[:, 1] > least)
-    found = np.zeros((len(line), 3, *line.shape[1:3]), np.float32)
-    for number, pixels in enumerate(line):
-        own = pixels[:, : int(used[number])]
+    found = np.zeros((len(line), channels, height, width), np.float32)
+    padded = np.empty(len(line), np.int64)
+    for number, held in enumerate(line):
+        pixels, wide = _unpacked(held)
         if turned[number]:
-            own = own[::-1, ::-1]
-        scaled = own.astype(np.float32).transpose(2, 0, 1) / 255
-        found[number, :, :, : own.shape[1]] = (scaled - 0.5) / 0.5
-    return {"upright": found, "degrees": np.where(turned, 180, 0).astype(np.int64)}
+            pixels = cv2.rotate(pixels, cv2.ROTATE_180)
+        padded[number] = min(wide, width)
+        # Its own width is what this is a whole number of pixels of, rounded down.
+        ratio = (padded[number] + 0.5) / height
+        found[number, :, :, : padded[number]] = recogniser.resize_norm_img(pixels, ratio)
+    degrees = np.where(turned, 180, 0).astype(np.int64)
+    return {"upright": found, "padded": padded, "degrees": degrees}
 
 
 def text(symbols: NDArray[np.int64], certain: NDArray[np.float32]) -> dict[str, Any]:
@@ -293,7 +304,21 @@ def _page(data: bytes, max_pixels: int) -> _Page:
     return _Page(pixels, was, changes)
 
 
-def _packed(pixels: Pixels) -> Pixels:
+def _padded_widths(lines: Sequence[Pixels]) -> list[int]:
+    """To what width the package pads each line of a page: that of the widest of six alike."""
+    recogniser = _reader().recogniser
+    _, height, least = recogniser.rec_image_shape
+    together = recogniser.rec_batch_num
+    ratios = np.array([line.shape[1] / line.shape[0] for line in lines])
+    order = np.argsort(ratios)  # as the package does, so that ties fall alike
+    found = np.empty(len(lines), np.int64)
+    for first in range(0, len(lines), together):
+        alike = order[first : first + together]
+        found[alike] = int(height * max(least / height, ratios[alike].max()))
+    return found.tolist()
+
+
+def _packed(pixels: Pixels, padded: int) -> Pixels:
     import cv2  # noqa: PLC0415
 
     over = (pixels.size + _SHAPE_BYTES) / CROP_BYTES
@@ -302,14 +327,16 @@ def _packed(pixels: Pixels) -> Pixels:
         smaller = cv2.resize(pixels, tuple(sides), interpolation=cv2.INTER_AREA)
         pixels = np.asarray(smaller, np.uint8)
     found = np.zeros(CROP_BYTES, np.uint8)
-    found[:_SHAPE_BYTES] = np.array(pixels.shape[:2], _SHAPE).view(np.uint8)
+    shape = np.array([*pixels.shape[:2], min(padded, _WIDEST)], _SHAPE)
+    found[:_SHAPE_BYTES] = shape.view(np.uint8)
     found[_SHAPE_BYTES : _SHAPE_BYTES + pixels.size] = pixels.reshape(-1)
     return found
 
 
-def _unpacked(held: Pixels) -> Pixels:
-    height, width = (int(side) for side in held[:_SHAPE_BYTES].copy().view(_SHAPE))
+def _unpacked(held: Pixels) -> tuple[Pixels, int]:
+    """A crop's pixels, and to what width it is padded."""
+    height, width, padded = (int(one) for one in held[:_SHAPE_BYTES].copy().view(_SHAPE))
     end = _SHAPE_BYTES + 3 * height * width
-    if not height * width or end > len(held):
-        raise ValueError(f"{height} x {width} pixels that are no crop")
-    return held[_SHAPE_BYTES:end].reshape(height, width, 3)
+    if not height * width * padded or end > len(held):
+        raise ValueError(f"{height} x {width} pixels, padded to {padded}, that are no crop")
+    return held[_SHAPE_BYTES:end].reshape(height, width, 3), padded

@@ -8,6 +8,7 @@ import pytest
 from onnx import helper
 
 from flows.preparation.splitting import split_model
+from flows.preparation.splitting.extracting import extract_stage
 from flows.preparation.splitting.running import (
     open_session,
     random_inputs,
@@ -69,7 +70,87 @@ def test_a_size_that_is_the_same_for_every_batch_becomes_a_constant(tmp_path: Pa
     assert [node.op_type for node in graph.node] == ["Conv", "Div"]
 
 
-def test_a_shape_that_no_constant_can_stand_for_stays(tmp_path: Path) -> None:
+def reading_batch(path: Path, form: str) -> Path:
+    """Convolutions; the batch is read off the input before them, and behind them it is needed."""
+    read = [
+        helper.make_node("Shape", ["x"], ["s"]),
+        helper.make_node("Gather", ["s", "zero"], ["n"]),
+    ]
+    behind = {
+        "none": [helper.make_node("Relu", ["c"], ["y"])],
+        "range": [
+            helper.make_node("Range", ["zero", "n", "one"], ["rows"]),
+            helper.make_node("Gather", ["c", "rows"], ["y"], axis=0),
+        ],
+        "token": [
+            helper.make_node("Unsqueeze", ["n", "axes"], ["lead"]),
+            helper.make_node("Concat", ["lead", "rest"], ["target"], axis=0),
+            helper.make_node("Expand", ["token", "target"], ["t"]),
+            helper.make_node("Concat", ["t", "c"], ["y"], axis=2),
+        ],
+        "windows": [
+            helper.make_node("Reshape", ["c", "halves"], ["w"]),
+            helper.make_node("Size", ["x"], ["all"]),
+            helper.make_node("Div", ["all", "of_half"], ["count"]),
+            helper.make_node("Range", ["zero", "count", "one"], ["rows"]),
+            helper.make_node("Gather", ["w", "rows"], ["v"], axis=0),
+            helper.make_node("Reshape", ["v", "wholes"], ["y"]),
+        ],
+        "mean": [
+            helper.make_node("Cast", ["n"], ["count"], to=onnx.TensorProto.FLOAT),
+            helper.make_node("Mul", ["c", "count"], ["m"]),
+            helper.make_node("Div", ["m", "count"], ["y"]),
+        ],
+    }[form]
+    convolutions = [
+        tiny_models.conv(0, "x", "a"),
+        helper.make_node("Relu", ["a"], ["b"]),
+        tiny_models.conv(1, "b", "c"),
+    ]
+    constants = tiny_models.conv_weights(2) | {
+        "zero": np.array(0, np.int64),
+        "one": np.array(1, np.int64),
+        "axes": np.array([0], np.int64),
+        "rest": np.array([CHANNELS, 1, SIZE], np.int64),
+        "token": np.ones((1, CHANNELS, 1, SIZE), np.float32),
+        "halves": np.array([-1, CHANNELS // 2, SIZE, SIZE], np.int64),
+        "wholes": np.array([-1, CHANNELS, SIZE, SIZE], np.int64),
+        "of_half": np.array(CHANNELS // 2 * SIZE * SIZE, np.int64),
+    }
+    used = {name for node in (*behind, *convolutions, *read) for name in node.input}
+    return tiny_models.save(
+        path,
+        [*(read if form != "none" else []), *convolutions, *behind],
+        inputs={"x": SHAPE},
+        outputs=["y"],
+        constants={name: array for name, array in constants.items() if name in used},
+    )
+
+
+@pytest.mark.parametrize("form", ["range", "token", "windows", "mean"])
+def test_a_batch_that_is_read_first_and_needed_last_forbids_no_cut(
+    tmp_path: Path, form: str
+) -> None:
+    path = reading_batch(tmp_path / "m.onnx", form)
+    other = reading_batch(tmp_path / "without.onnx", "none")
+    split, without = (
+        split_model(file, name="m", blocks=20, out=tmp_path / file.stem) for file in (path, other)
+    )
+    assert without.cuts == (0, 1, 2, 3, 4)
+    assert split.boundaries[:3] == without.boundaries
+    assert split.cuts[:4] == without.cuts[:4]
+    for batch in (1, 4, 7):
+        feed = random_inputs(split.inputs, batch, np.random.default_rng(batch))
+        wanted = run_session(open_session(path, "model"), feed)["y"]
+        found = feed
+        for block in range(split.blocks):
+            stage = extract_stage(split, block, block + 1)
+            found = run_session(open_session(stage, "stage"), found)
+        assert found["y"].shape == wanted.shape
+        assert relative_error(found["y"], wanted) <= 1e-6
+
+
+def test_a_shape_is_taken_from_what_its_reader_reads_anyway(tmp_path: Path) -> None:
     nodes = [
         helper.make_node("Shape", ["x"], ["s"]),
         helper.make_node("Relu", ["x"], ["r"]),
@@ -84,6 +165,7 @@ def test_a_shape_that_no_constant_can_stand_for_stays(tmp_path: Path) -> None:
         constants={"token": np.ones((1, 4), np.float32)},
     )
     split = split_model(path, name="m", blocks=4, out=tmp_path / "models")
-    operators = [node.op_type for node in onnx.load(split.model_path).graph.node]
-    assert operators == ["Shape", "Relu", "Expand", "Add"]
-    assert split.cuts == (0, 3, 4)
+    nodes = onnx.load(split.model_path).graph.node
+    assert [node.op_type for node in nodes[:2]] == ["Relu", "Shape"]
+    assert nodes[1].input == ["r"]
+    assert split.cuts[:2] == (0, 1)

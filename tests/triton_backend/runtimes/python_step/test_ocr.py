@@ -16,7 +16,7 @@ det: Any = pytest.importorskip("rapidocr_onnxruntime.ch_ppocr_det", reason="need
 cls: Any = pytest.importorskip("rapidocr_onnxruntime.ch_ppocr_cls")
 rec: Any = pytest.importorskip("rapidocr_onnxruntime.ch_ppocr_rec")
 ROOM = {"height": 1024, "width": 736}
-WIDTH = 320
+WIDTH, LARGE = 320, 1_600
 
 
 def picture(width: int, height: int, kind: str = "PNG", colour: str = "white") -> bytes:
@@ -33,11 +33,11 @@ def likely(*places: tuple[int, int, int, int]) -> NDArray[np.float32]:
     return found
 
 
-def packed(pixels: NDArray[np.uint8]) -> NDArray[np.uint8]:
+def packed(pixels: NDArray[np.uint8], padded: int = WIDTH) -> NDArray[np.uint8]:
     """As `crops` hands one on."""
     found = np.zeros(ocr.CROP_BYTES, np.uint8)
-    found[:4] = np.array(pixels.shape[:2], "<u2").view(np.uint8)
-    found[4 : 4 + pixels.size] = pixels.reshape(-1)
+    found[:6] = np.array([*pixels.shape[:2], padded], "<u2").view(np.uint8)
+    found[6 : 6 + pixels.size] = pixels.reshape(-1)
     return found
 
 
@@ -79,11 +79,12 @@ def test_lines_are_cut_out_in_the_order_of_reading() -> None:
     assert boxes.shape == (2, 4, 2)
     assert boxes[0, 0, 1] < 100 < boxes[0, 2, 1] < boxes[1, 0, 1] < 500
     assert lines.shape == (2, ocr.CROP_BYTES)
-    height, width = lines[0, :4].copy().view("<u2")
+    height, width, padded = (int(one) for one in lines[0, :6].copy().view("<u2"))
     assert 20 < height < 60
     assert 500 < width < 700
-    assert lines[0, 4 : 4 + 3 * height * width].all()
-    assert not lines[0, 4 + 3 * height * width :].any()
+    assert padded == int(48 * (width / height))
+    assert lines[0, 6 : 6 + 3 * height * width].all()
+    assert not lines[0, 6 + 3 * height * width :].any()
 
 
 def test_boxes_are_in_pixels_of_the_picture_as_it_came() -> None:
@@ -103,32 +104,69 @@ def test_a_crop_that_is_too_large_is_made_smaller() -> None:
     found = ocr.crops([picture(736, 1024)], likely((100, 50, 900, 680)))
     (lines,) = found["crop"]
     assert lines.shape == (1, ocr.CROP_BYTES)
-    assert ocr.views(lines, width=WIDTH)["line"].any()
+    assert ocr.views(lines)["angle"].any()
+
+
+def test_lines_are_padded_in_sixes_by_their_proportions_as_in_the_package() -> None:
+    lengths = (620, 60, 300, 90, 500, 200, 250, 400)
+    places = [(40 + 60 * n, 40, 60 + 60 * n, 40 + length) for n, length in enumerate(lengths)]
+    (lines,) = ocr.crops([picture(736, 1024)], likely(*places))["crop"]
+    height, width, padded = lines[:, :6].copy().view("<u2").T.astype(int)
+    recogniser = rec.TextRecognizer.__new__(rec.TextRecognizer)
+    recogniser.rec_image_shape, recogniser.rec_batch_num = [3, 48, 320], 6
+    seen: list[int] = []
+
+    def session(batch: NDArray[np.float32]) -> list[NDArray[np.float32]]:
+        seen.extend([batch.shape[3]] * len(batch))
+        return [batch]
+
+    def nothing(batch: NDArray[np.float32], *_: Any, **__: Any) -> list[tuple[str, float]]:
+        return [("", 0.0)] * len(batch)
+
+    recogniser.session, recogniser.postprocess_op = session, nothing
+    recogniser([np.zeros((h, w, 3), np.uint8) for h, w in zip(height, width, strict=True)])
+    assert len(set(seen)) == 2
+    assert padded[np.argsort(width / height)].tolist() == seen
 
 
 @pytest.mark.parametrize("shape", [(30, 100), (20, 200), (30, 900)])
-def test_lines_are_prepared_as_the_package_does(shape: tuple[int, int]) -> None:
+@pytest.mark.parametrize("turned", [False, True])
+def test_lines_are_prepared_as_the_package_does(shape: tuple[int, int], turned: bool) -> None:
     line = noise(*shape)
     classifier = cls.TextClassifier.__new__(cls.TextClassifier)
     classifier.cls_image_shape = [3, 48, 192]
     recogniser = rec.TextRecognizer.__new__(rec.TextRecognizer)
     recogniser.rec_image_shape = [3, 48, 320]
-    seen = ocr.views(packed(line)[None], width=WIDTH)
+    padded = max(320, 48 * shape[1] // shape[0])
+    seen = ocr.views(packed(line, padded)[None])
     assert np.array_equal(seen["angle"][0], classifier.resize_norm_img(line))
-    straight = np.array([[0.8, 0.2]], np.float32)
-    found = ocr.upright(seen["line"], seen["used"], straight)
-    assert np.array_equal(found["upright"][0], recogniser.resize_norm_img(line, WIDTH / 48))
-    assert found["degrees"].tolist() == [0]
+    chances = np.array([[0.05, 0.95]] if turned else [[0.8, 0.2]], np.float32)
+    found = ocr.upright(seen["line"], chances, width=LARGE)
+    way = np.ascontiguousarray(line[::-1, ::-1]) if turned else line
+    wanted = recogniser.resize_norm_img(way, padded / 48)
+    assert wanted.shape == (3, 48, padded)
+    assert np.array_equal(found["upright"][0, :, :, :padded], wanted)
+    assert not found["upright"][0, :, :, padded:].any()
+    assert found["padded"].tolist() == [padded]
+    assert found["degrees"].tolist() == [180 if turned else 0]
 
 
 def test_a_line_is_turned_back_where_that_is_certain() -> None:
-    seen = ocr.views(np.stack([packed(noise(48, 100))] * 2), width=WIDTH)
+    lines = np.stack([packed(noise(48, 100))] * 2)
     chances = np.array([[0.15, 0.85], [0.05, 0.95]], np.float32)
-    found = ocr.upright(seen["line"], seen["used"], chances)
+    found = ocr.upright(lines, chances, width=WIDTH)
     same, turned = found["upright"]
     assert found["degrees"].tolist() == [0, 180]
     assert np.array_equal(turned[:, :, :100], same[:, ::-1, :100][:, :, ::-1])
-    assert not turned[:, :, 100:].any()
+
+
+def test_a_line_that_is_too_long_is_pressed_into_the_width() -> None:
+    found = ocr.upright(
+        packed(noise(30, 900), 1_440)[None], np.array([[1.0, 0.0]], np.float32), width=WIDTH
+    )
+    assert found["upright"].shape == (1, 3, 48, WIDTH)
+    assert found["upright"][0, :, :, -1].any()
+    assert found["padded"].tolist() == [WIDTH]
 
 
 def test_symbols_become_text_and_uncertain_lines_none() -> None:
@@ -202,6 +240,6 @@ def test_grey_of_16_bits_is_read_as_grey_of_8() -> None:
 @pytest.mark.parametrize("shape", [(0, 0), (0, 5), (5, 0), (500, 500), (65_535, 65_535)])
 def test_what_is_no_crop_is_a_value_error(shape: tuple[int, int]) -> None:
     held = np.zeros(ocr.CROP_BYTES, np.uint8)
-    held[:4] = np.array(shape, "<u2").view(np.uint8)
-    with pytest.raises(ValueError, match="pixels that are no crop"):
-        ocr.views(held[None], width=WIDTH)
+    held[:6] = np.array([*shape, WIDTH], "<u2").view(np.uint8)
+    with pytest.raises(ValueError, match="that are no crop"):
+        ocr.views(held[None])
