@@ -456,7 +456,7 @@ def _largest_scale(
     bound = _scale_bound(asked, options)
     best: tuple[float, list[Subcluster], list[ClusterPartition]] | None = None
     scale, enough = bound, bound * (1 - options.gap)
-    for memory_weight in (1.0, 1e-3):  # what is even in bytes, too, carries less at times
+    for memory_weight in (1.0, 1e-3):  # even bytes cost load at times
         improved = best is None or best[0] < enough
         while improved and scale > 0:
             load = asked.load(asked.rates(scale))
