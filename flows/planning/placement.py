@@ -5,8 +5,7 @@ has one, and so on. Each group (model, vGPU size) takes the next whole GPUs in t
 pool that moves much data spreads over as many nodes, and as many NICs, as it has GPUs; groups with
 the most traffic per GPU come first. The planner charges every vGPU with its share of the fullest
 node's NIC, so no placement can exceed a NIC; spreading only keeps the load even. vGPUs of one GPU
-belong to one model and one divisor. All work is on ranges: its time does not grow with GPUs,
-unless there is a plan in force to stay close to.
+belong to one model and one divisor.
 
 Pools whose shares differ, and that may sit on one GPU whatever their models, are placed by
 `place_shares`: first how GPUs are cut (`packing`), then which GPUs those are.
@@ -19,10 +18,10 @@ before released. Order is that of the cluster's GPUs throughout, so the choice i
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import accumulate, groupby
+from itertools import accumulate, groupby, pairwise
 
 from flows.planning.packing import Part, fits_gpu, pack
-from triton_backend.contract.cluster import Cluster
+from triton_backend.contract.cluster import Cluster, NodeGroup
 from triton_backend.contract.errors import InputError, InvariantError
 from triton_backend.contract.plan import PlacementRun, Plan, Slot
 
@@ -76,15 +75,6 @@ class Use:
     models: set[str] = field(default_factory=set[str])
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Strip:
-    """GPU number `gpu` of `count` nodes from `node` on."""
-
-    node: int
-    count: int
-    gpu: int
-
-
 def place(
     cluster: Cluster, pools: Sequence[PoolToPlace], previous: Plan | None = None
 ) -> list[tuple[PlacementRun, ...]]:
@@ -104,13 +94,12 @@ def place(
             raise InvariantError(
                 f"{sum(needed)} GPUs of class {gpu_class} planned, {cluster.gpus(gpu_class)} exist"
             )
-        strips = _strips(cluster, gpu_class)
+        gpus = gpus_of(cluster, gpu_class)
+        starts = list(accumulate(needed, initial=0))
+        found = [gpus[start:end] for start, end in pairwise(starts)]
         if uses:
-            strips_of = _kept(pools, groups, strips, uses)
-        else:
-            starts = accumulate(needed, initial=0)
-            strips_of = [_cut(strips, start) for start in starts]
-        for group, own in zip(groups, strips_of, strict=False):
+            found = _choose([_need(pools, group) for group in groups], gpus, uses)
+        for group, own in zip(groups, found, strict=True):
             runs: dict[int, list[PlacementRun]] = {i: [] for i in group}
             for i, begin, end in _packed(pools, group):
                 runs[i] += _runs(own, pools[i].divisor, (begin, end))
@@ -149,21 +138,6 @@ def _gpus_of(pools: Sequence[PoolToPlace], group: list[int]) -> int:
     return -(-sum(pools[i].vgpus for i in group) // pools[group[0]].divisor)
 
 
-def _kept(
-    pools: Sequence[PoolToPlace],
-    groups: list[list[int]],
-    strips: list[_Strip],
-    uses: Mapping[Gpu, Use],
-) -> list[list[_Strip]]:
-    """Strips of single GPUs for every group, close to what they ran before."""
-    gpus = [(strip.node + i, strip.gpu) for strip in strips for i in range(strip.count)]
-    needs = [_need(pools, group) for group in groups]
-    return [
-        _merged([_Strip(node=node, count=1, gpu=gpu) for node, gpu in chosen])
-        for chosen in _choose(needs, gpus, uses)
-    ]
-
-
 def _need(pools: Sequence[PoolToPlace], group: list[int]) -> _Need:
     divisor = pools[group[0]].divisor
     vgpus = [pools[i].blocks for i, begin, end in _packed(pools, group) for _ in range(begin, end)]
@@ -176,69 +150,43 @@ def _need(pools: Sequence[PoolToPlace], group: list[int]) -> _Need:
     )
 
 
-def _merged(strips: list[_Strip]) -> list[_Strip]:
-    """Neighbouring strips of consecutive nodes as one."""
-    out: list[_Strip] = []
-    for strip in strips:
-        last = out[-1] if out else None
-        if last and last.gpu == strip.gpu and last.node + last.count == strip.node:
-            out[-1] = replace(last, count=last.count + strip.count)
-        else:
-            out.append(strip)
-    return out
-
-
-def _cut(strips: list[_Strip], first: int) -> list[_Strip]:
-    """The strips from GPU number `first` of the class on."""
-    out: list[_Strip] = []
-    for strip in strips:
-        skipped = min(first, strip.count)
-        first -= skipped
-        if skipped < strip.count:
-            out.append(replace(strip, node=strip.node + skipped, count=strip.count - skipped))
-    return out
-
-
 def _group(pool: PoolToPlace) -> tuple[str, int, int]:
     return (pool.gpu_class, pool.model, pool.divisor)
 
 
-def _strips(cluster: Cluster, gpu_class: str) -> list[_Strip]:
-    strips: list[_Strip] = []
-    for gpu in range(cluster.max_gpus_per_node(gpu_class)):
-        node = 0
-        for group in cluster.nodes:
-            if group.gpu_class == gpu_class and group.gpus > gpu:
-                strips.append(_Strip(node=node, count=group.count, gpu=gpu))
-            node += group.count
-    return strips
+def gpus_of(cluster: Cluster, gpu_class: str) -> list[Gpu]:
+    """All GPUs of a class in their order: across nodes first."""
+    nodes: list[tuple[int, NodeGroup]] = []
+    first = 0
+    for group in cluster.nodes:
+        nodes.append((first, group))
+        first += group.count
+    return [
+        (node, gpu)
+        for gpu in range(cluster.max_gpus_per_node(gpu_class))
+        for first, group in nodes
+        if group.gpu_class == gpu_class and gpu < group.gpus
+        for node in range(first, first + group.count)
+    ]
 
 
-def _runs(strips: list[_Strip], divisor: int, span: tuple[int, int]) -> list[PlacementRun]:
-    """vGPUs [begin, end) of a group whose GPUs are those of the strips, in order."""
+def _runs(gpus: Sequence[Gpu], divisor: int, span: tuple[int, int]) -> list[PlacementRun]:
+    """vGPUs [begin, end) of a group whose GPUs these are, in order."""
     begin, end = span
-    runs: list[PlacementRun] = []
+    runs: list[list[int]] = []  # node, nodes, GPU, slot, slots
     while begin < end:
-        slot = begin % divisor
-        node, room, index = _locate(strips, begin // divisor)
-        if slot or end - begin < divisor:
-            slots = min(divisor - slot, end - begin)
-            runs.append(PlacementRun(node=node, gpu=index, slot=slot, slots=slots))
-            begin += slots
-            continue
-        nodes = min(room, (end - begin) // divisor)
-        runs.append(PlacementRun(node=node, gpu=index, slot=0, nodes=nodes, slots=divisor))
-        begin += nodes * divisor
-    return runs
-
-
-def _locate(strips: list[_Strip], gpu: int) -> tuple[int, int, int]:
-    """Node of a GPU number, how many GPUs of its strip follow from there, and its index."""
-    for strip in strips:
-        if gpu < strip.count:
-            return strip.node + gpu, strip.count - gpu, strip.gpu
-        gpu -= strip.count
-    raise InvariantError(f"GPU number {gpu} beyond the class")
+        (node, gpu), slot = gpus[begin // divisor], begin % divisor
+        slots = min(divisor - slot, end - begin)
+        last = runs[-1] if runs else []
+        if last and last[2:] == [gpu, slot, slots] and last[0] + last[1] == node:
+            last[1] += 1
+        else:
+            runs.append([node, 1, gpu, slot, slots])
+        begin += slots
+    return [
+        PlacementRun(node=node, nodes=nodes, gpu=gpu, slot=slot, slots=slots)
+        for node, nodes, gpu, slot, slots in runs
+    ]
 
 
 def uses_of(plan: Plan, cluster: Cluster) -> dict[Gpu, Use]:
@@ -416,10 +364,8 @@ def place_cuts(
         gpus: the pools (by number) of the parts of each GPU, in the order of slots; in the
             cluster's order of GPUs, across nodes first.
     """
-    strips = _strips(cluster, gpu_class)
     slots: dict[int, list[PlacementRun]] = {}
-    for number, held in enumerate(gpus):
-        node, _, index = _locate(strips, number)
+    for (node, index), held in zip(gpus_of(cluster, gpu_class), gpus, strict=False):
         for slot, pool in enumerate(held):
             slots.setdefault(pool, []).append(PlacementRun(node=node, gpu=index, slot=slot))
     return {pool: tuple(joined(own)) for pool, own in slots.items()}
@@ -436,11 +382,8 @@ def _beside(
     mine = [(number, pool) for number, pool in enumerate(pools) if pool.gpu_class == gpu_class]
     if not any(pool.held for _, pool in mine):
         return None
-    kind, strips = cluster.gpu_class(gpu_class), _strips(cluster, gpu_class)
-    on_gpu: dict[tuple[int, int], list[tuple[int, Part]]] = {}
-    for number in range(cluster.gpus(gpu_class)):
-        node, _, index = _locate(strips, number)
-        on_gpu[node, index] = []
+    kind = cluster.gpu_class(gpu_class)
+    on_gpu: dict[Gpu, list[tuple[int, Part]]] = {gpu: [] for gpu in gpus_of(cluster, gpu_class)}
     found: list[tuple[int, Slot]] = []
     rest: list[tuple[int, Part]] = []
     for number, pool in mine:

@@ -6,21 +6,21 @@ each is planned, then offered Poisson arrivals in proportion to the weights. The
 one with the highest *robust goodput*: the largest normalised rate at which every model answers 99 %
 of its requests in time.
 
-Short simulations come first: margins for all models together are tried for a tenth of the time, the
-better half for a third, the best and the default for all of it (successive halving). Then margin
-and rate change model by model; a change must pay in a short simulation before it gets a long one.
-The wall-clock budget ends the search between two candidates with the best plan so far.
+Margins for all models together are tried first, the planner's default before others, then margin
+and rate change model by model. A candidate is left as soon as it does not attain just above the
+best one. The wall-clock budget ends the search between two candidates with the best plan so far.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from itertools import product
 from typing import Any
 
 from flows.clock import Stopwatch
 from flows.planning.api import make_plan, with_rates
 from flows.planning.certificate import plan_identity
 from flows.planning.engine.level import last
-from flows.planning.promises.headroom import promising_less, without_headroom
+from flows.planning.promises.headroom import GRID, promising_less, without_headroom
 from flows.planning.registry import PlanOptions, planner_named
 from triton_backend.contract.cluster import Cluster
 from triton_backend.contract.errors import InfeasibleError, InputError
@@ -31,12 +31,8 @@ from triton_backend.simulator.run import simulate
 from triton_backend.simulator.scenario import SimOptions
 
 MARGINS = (0.4, 0.3, 0.2, 0.5, 0.1)  # tried after the planner's default, which they must beat
-MARGIN_STEPS = (-0.1, 0.1)
-RATE_FACTORS = (0.7, 1.4)
-GRID = 20  # load factors are multiples of 1 / GRID of the plan's own rate
-_RUNGS = (0.1, 0.3)  # shares of the duration that candidates must survive before the whole
-_CANDIDATE_GAP = 2e-3  # simulated goodput is far coarser than this
-_WORTH = 1.005  # an improvement below this is noise of one simulation
+CHANGES = ((-0.1, 1.0), (0.1, 1.0), (0.0, 0.7), (0.0, 1.4))  # of a margin; times a rate
+_NOISE = 2e-3  # relative: gap of candidates, and an improvement that is none
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,9 +84,17 @@ def make_robust_plan(
     asked, options = options, without_headroom(options)
     search = _Search(profiles, cluster, options, trial or Trial(), interference or {})
     rated, _ = with_rates(options.expected(profiles), cluster, workload, options)
-    best, default = _common_margin(search, rated)
-    for model in [m.name for m in workload.models]:
-        best = _improved(search, best, model)
+    usual = planner_named(options.planner).slo_margin
+    best: _Candidate | None = None
+    default: float | None = None
+    for margin in dict.fromkeys((usual, *MARGINS)):
+        best = search.better({m.name: margin for m in rated.models}, rated, best) or best
+        default = best.goodput if margin == usual and best is not None else default
+    if best is None:
+        raise InfeasibleError("--slo-margin auto", "no candidate serves 99 % at any load")
+    for model, (step, factor) in product([m.name for m in workload.models], CHANGES):
+        margins = {**best.margins, model: round(best.margins[model] + step, 6)}
+        best = search.better(margins, _rescaled(best.workload, model, factor), best) or best
     robust = {
         "goodput": best.goodput,
         "default_goodput": default,
@@ -119,78 +123,27 @@ class _Search:
         """True if the budget is."""
         return self.watch.seconds() >= self.trial.budget_s
 
-    def planned(self, margins: Mapping[str, float], workload: Workload) -> _Candidate | None:
-        """A candidate that was not tried out yet; None where there is no plan."""
+    def better(
+        self, margins: Mapping[str, float], workload: Workload, best: _Candidate | None
+    ) -> _Candidate | None:
+        """The plan with these margins and rates, if it serves more than the best one."""
+        inside = all(0 <= margin < 1 for margin in margins.values())
+        if not inside or (best is not None and self.spent()):
+            return None
         self.tried += 1
-        options = replace(
-            self.options,
-            slo_margins=dict(margins),
-            gap=max(self.options.gap, _CANDIDATE_GAP),
-        )
+        gap = max(self.options.gap, _NOISE)
+        options = replace(self.options, slo_margins=dict(margins), gap=gap)
         try:
             plan = make_plan(
                 self.profiles, self.cluster, workload, options, interference=self.interference
             )
         except InfeasibleError:
             return None
-        return _Candidate(margins, workload, plan, 0.0)
-
-    def tried_out(self, candidate: _Candidate, share: float, beat: float = 0.0) -> _Candidate:
-        """The candidate with its goodput over a share of the trial's duration."""
-        trial = replace(self.trial, duration_s=self.trial.duration_s * share)
-        return replace(candidate, goodput=robust_goodput(candidate.plan, trial, beat))
-
-
-def _common_margin(search: _Search, workload: Workload) -> tuple[_Candidate, float | None]:
-    """The best margin for all models, and what the default margin serves (None: no plan)."""
-    default: _Candidate | None = None
-    rivals: list[_Candidate] = []
-    usual = planner_named(search.options.planner).slo_margin
-    for margin in dict.fromkeys((usual, *MARGINS)):
-        if rivals and search.spent():
-            break
-        candidate = search.planned({m.name: margin for m in workload.models}, workload)
-        if candidate is not None:
-            default = default or (candidate if margin == usual else None)
-            rivals.append(search.tried_out(candidate, _RUNGS[0]))
-    for share in _RUNGS[1:]:
-        rivals.sort(key=lambda c: -c.goodput)
-        rivals = rivals[: -(-len(rivals) // 2)]
-        if len(rivals) > 1 and not search.spent():
-            rivals = [search.tried_out(c, share) for c in rivals]
-    finals = rivals[:1]
-    if default is not None and rivals[0].plan is not default.plan:
-        finals.append(default)
-    finals = [search.tried_out(c, 1.0) for c in finals]
-    best = max(finals, key=lambda c: c.goodput, default=None)
-    if best is None or not best.goodput:
-        raise InfeasibleError("--slo-margin auto", "no candidate serves 99 % at any load")
-    served = [c.goodput for c in finals if default is not None and c.plan is default.plan]
-    return best, served[0] if served else None
-
-
-def _improved(search: _Search, best: _Candidate, model: str) -> _Candidate:
-    """Change the margin, then the batch-building rate, of one model, where that pays."""
-    changes: list[Callable[[_Candidate], tuple[Mapping[str, float], Workload]]] = [
-        *(lambda c, step=step: (_shifted(c, model, step), c.workload) for step in MARGIN_STEPS),
-        *(lambda c, by=by: (c.margins, _rescaled(c.workload, model, by)) for by in RATE_FACTORS),
-    ]
-    for change in changes:
-        margins, workload = change(best)
-        if search.spent() or not all(0 <= margin < 1 for margin in margins.values()):
-            continue
-        candidate = search.planned(margins, workload)
-        beat = best.goodput * _WORTH
-        if candidate is None or candidate.plan.objective.value <= beat:
-            continue
-        if search.tried_out(candidate, _RUNGS[0], beat).goodput > beat:
-            candidate = search.tried_out(candidate, 1.0, beat)
-            best = candidate if candidate.goodput > beat else best
-    return best
-
-
-def _shifted(now: _Candidate, model: str, step: float) -> dict[str, float]:
-    return {**now.margins, model: round(now.margins[model] + step, 6)}
+        beat = 0.0 if best is None else best.goodput * (1 + _NOISE)
+        if plan.objective.value <= beat:
+            return None
+        goodput = robust_goodput(plan, self.trial, beat)
+        return _Candidate(margins, workload, plan, goodput) if goodput > beat else None
 
 
 def _rescaled(workload: Workload, model: str, factor: float) -> Workload:

@@ -10,11 +10,12 @@ carried by one GPU that carries all of it, or by two that carry some of it at le
 (`engine.master`). The highest level that the relaxation with halves leaves open is found by
 bisection (`level.bracket`).
 
-A dive gives a plan, an integer program over all patterns met a better one. Then patterns whose use
-costs less than what is still open are enumerated and settle it, or say what is left
-(`proof.by_slack`). Few GPUs are settled target by target (`_targets`), because near the best plan
-few patterns cost little enough; and what is branched on first is how many GPUs carry a model, some
-of it or all, and two models together: whole numbers that say more than those of single patterns.
+A dive gives a plan; parts of all patterns met, put together again, and an integer program over
+these patterns give better ones. Then patterns whose use costs less than what is still open are
+enumerated and settle it, or say what is left (`proof.by_slack`). Few GPUs are settled target by
+target (`_targets`), because near the best plan few patterns cost little enough; and what is
+branched on first is how many GPUs carry a model, some of it or all, and two models together: whole
+numbers that say more than those of single patterns.
 
 Here: goals, the pricer, the order of a search. Not here: what a pattern is (`patterns`), what a
 plan looks like (`plan`).
@@ -23,7 +24,6 @@ plan looks like (`plan`).
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import NamedTuple
 
 import numpy as np
 
@@ -35,8 +35,8 @@ from flows.planning.engine.pricing import Duals, Priced, Within
 from flows.planning.engine.proof import by_slack
 from flows.planning.engine.rounding import Incumbent, Rung, Tools, dive, restricted
 from flows.planning.gpulets.divisions import Divisions
-from flows.planning.gpulets.pairs import Worths
 from flows.planning.gpulets.patterns import Pattern, Patterns
+from flows.planning.gpulets.search import Worths
 from flows.planning.gpulets.tables import Tables
 from flows.planning.registry import Trace
 from flows.planning.solver.arrays import Floats, Ints
@@ -49,13 +49,13 @@ DIVES = 6  # at different levels
 MOST_PATTERNS = 4_000  # columns of the last integer program
 LIKELY = 1_000  # of them that are likely in a good plan
 FEW = 16  # GPUs that are settled target by target
-TARGETS = 12  # plans tried then
+TARGETS = 12  # tried then, each by programs; and before, where the relaxation closes
 STEP = 0.004  # relative, from a bound to the next target
-GUESSES = 25  # at where the relaxation closes
-NEAR = 0.001  # relative, of such a guess
-NODES = (200, 1_000)  # of the first integer programs and of the last
+NEAR = 0.001  # relative, of where it closes
+NODES = (200, 1_000)  # of integer programs over what is met, and of those that prove
 
 Chosen = list[tuple[Pattern, int]]
+Kind = tuple[int, int, bool]  # of parts: class, share, beside others or not
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,13 +123,13 @@ class PatternPricer:
     """A pricer of patterns; those of a class are a group.
 
     Attributes:
-        gpus, prices: [class].
+        most, cheapest: [class] GPUs, and the price of one.
         unit: [demand] requests/s, or open seats, in a unit of it.
     """
 
     patterns: Sequence[Patterns]
-    gpus: Floats
-    prices: Floats
+    most: Floats
+    cheapest: Floats
     unit: Floats
     watch: Watch
     quick: bool = False
@@ -137,17 +137,7 @@ class PatternPricer:
     @property
     def fewest(self) -> Floats:
         """[class] GPUs in use."""
-        return np.zeros(len(self.gpus))
-
-    @property
-    def most(self) -> Floats:
-        """[class] GPUs."""
-        return self.gpus
-
-    @property
-    def cheapest(self) -> Floats:
-        """[class] price of a GPU."""
-        return self.prices
+        return np.zeros(len(self.most))
 
     def worth(self, duals: Duals, cap: Floats) -> Worths:
         """Prices as patterns read them: requests/s."""
@@ -157,25 +147,25 @@ class PatternPricer:
     def price(self, duals: Duals, cap: Floats, *, thorough: bool) -> Priced:
         """The best patterns of every class; GPUs dear enough that none pays off."""
         del thorough
-        worth, values = self.worth(duals, cap), np.zeros(len(self.gpus))
+        worth, values = self.worth(duals, cap), np.zeros(len(self.most))
         found: list[Pattern] = []
         for own in self.patterns:
             for value, pattern in own.best(worth):
                 values[own.number] = max(values[own.number], value)
                 found.append(pattern)
-        resource = np.maximum(0.0, values - self.prices)
+        resource = np.maximum(0.0, values - self.cheapest)
         feasible = None
         if not np.array_equal(resource, duals.resource):
             feasible = replace(duals, resource=resource)
-        least = self.prices + duals.resource - values
+        least = self.cheapest + duals.resource - values
         return Priced(columns=self.columns(found), least=least, feasible=feasible)
 
     def within(self, duals: Duals, cap: Floats, slack: Floats, most: int) -> Within:
         """Patterns that cost no more than the slack."""
-        worth, left = self.worth(duals, cap), np.full(len(self.gpus), np.inf)
+        worth, left = self.worth(duals, cap), np.full(len(self.most), np.inf)
         found: list[Pattern] = []
         for own in self.patterns:
-            paid = float(self.prices[own.number] + duals.resource[own.number])
+            paid = float(self.cheapest[own.number] + duals.resource[own.number])
             wanted = paid - float(slack[own.number])
             near, least = own.above(worth, wanted if wanted >= 0 else -0.5, most, self.watch)
             found += near
@@ -190,14 +180,14 @@ class PatternPricer:
         kinds = np.array([pattern.gpu_class for pattern in patterns])
         rates = np.array([pattern.rates_rps for pattern in patterns])
         return Columns.dense(
-            self.prices[kinds], rates / self.unit, np.eye(len(self.gpus))[kinds], kinds, patterns
+            self.cheapest[kinds], rates / self.unit, np.eye(len(self.most))[kinds], kinds, patterns
         )
 
     def alone(self, pool: Pool, watch: Watch) -> None:
         """Begin with the best patterns of every demand by itself."""
         count = len(self.unit)
         for demand in np.eye(count):
-            duals = Duals(demand=demand * self.unit, resource=np.zeros(len(self.gpus)))
+            duals = Duals(demand=demand * self.unit, resource=np.zeros(len(self.most)))
             pool.add(self.price(duals, np.full(count, np.inf), thorough=True).columns)
             if watch.over():
                 break
@@ -222,14 +212,6 @@ class Master:
         return _Search(self, goal, watch).run()
 
 
-class _Kind(NamedTuple):
-    """A kind of parts: of a share, beside others or not."""
-
-    gpu_class: int
-    share: int
-    beside: bool
-
-
 class _Search:
     """One search for the best counts of patterns.
 
@@ -245,12 +227,12 @@ class _Search:
         prices = np.ones(len(self.gpus)) if goal.prices is None else goal.prices
         self.pricer = PatternPricer(
             patterns=master.patterns,
-            gpus=self.gpus,
-            prices=prices,
+            most=self.gpus,
+            cheapest=prices,
             unit=goal.demand,
             watch=watch,
         )
-        self.free_of_charge = replace(self.pricer, prices=np.zeros(len(self.gpus)))
+        self.free_of_charge = replace(self.pricer, cheapest=np.zeros(len(self.gpus)))
         self.pool, self.best = Pool(), Incumbent(judge=self._judged)
         self.few = goal.prices is None and self.gpus.sum() <= FEW
         self.tools = Tools(
@@ -263,7 +245,7 @@ class _Search:
     def _judged(self, columns: Columns, counts: Ints, free: Floats) -> float:
         del free
         served = counts @ columns.matrix(len(self.goal.demand) + len(self.gpus))
-        price = float(self.pricer.prices[columns.group] @ counts)
+        price = float(self.pricer.cheapest[columns.group] @ counts)
         return self.goal.cost(served[: len(self.goal.demand)], price)
 
     @property
@@ -284,8 +266,13 @@ class _Search:
             if self.few:
                 self._recombine()  # a plan at once, whatever time is left
                 bound = self._targets(bound)
-            if goal.prices is not None or bound > 0:
-                self._by_columns(cover, bound)
+            serves = goal.prices is not None or bound > 0
+            if serves and not self._settled(bound):
+                self._dive(bound)
+            if serves and not self._settled(bound):
+                self._recombine()
+            if not self.few and not self._settled(bound):
+                self._whole(cover, cover.undominated(self.pool.columns))
             left = not self._settled(bound) and np.isfinite(self.score)
             if left and not self.few and not self.watch.over():
                 bound = -self._by_slack(cover, relaxed)
@@ -313,51 +300,22 @@ class _Search:
             cover = replace(cover, cap=np.minimum(cover.cap, -relaxed.bound))
         else:
             cover, relaxed = highest(cover, ones, self.free_of_charge, pool, self.watch)
-        self.pool.add(_at(self.pricer.prices, pool.columns))
+        self.pool.add(_at(self.pricer.cheapest, pool.columns))
         return cover, relaxed
 
     def _fixed(self, target: float) -> Cover:
         """All demands at a level for the least price, halves asked for."""
-        cover = self.goal.fixed(target, self.gpus, self.pricer.prices)
+        cover = self.goal.fixed(target, self.gpus, self.pricer.cheapest)
         return replace(cover, halves=True)
 
     # Plans
-
-    def _by_columns(self, cover: Cover, bound: float) -> None:
-        """Plans of the patterns that the relaxation meets.
-
-        Dives, parts recombined, an integer program.
-        """
-        if not self._settled(bound):
-            self._dive(bound)
-        if not self._settled(bound):
-            self._recombine()
-        if not self._settled(bound):
-            self._whole(cover, cover.undominated(self.pool.columns), 0)
-
-    def _whole(self, cover: Cover, columns: Columns, effort: int) -> float:
-        """The integer program over some patterns; what plans of them cost at least."""
-        if self.goal.prices is None:
-            columns = _at(np.zeros(len(self.gpus)), columns)
-        beats = len(cover.free.columns) > 0 or self.goal.prices is not None
-        limits = Limits(
-            relative_gap=self.goal.gap / 2,
-            nodes=NODES[effort],
-            seconds=self.watch.left_s(),
-            cutoff=self.score if beats else -np.inf,
-            enough=self.goal.enough if beats else np.inf,
-        )
-        tools = self.tools
-        if self.gpus.sum() <= FEW:
-            tools = replace(tools, extra=partial(_count_carriers, cover))
-        return restricted(cover, columns, self.best, limits, tools)
 
     def _by_slack(self, cover: Cover, relaxed: Relaxed) -> float:
         """The program over all patterns that a better plan may have; the least cost left."""
         pricer, pool = self.pricer, self.pool
         if self.goal.prices is None:
             pricer, pool = self.free_of_charge, Pool()
-            pool.add(_at(pricer.prices, self.pool.columns))
+            pool.add(_at(pricer.cheapest, self.pool.columns))
         rungs = [Rung(columns=MOST_PATTERNS, nodes=NODES[1])]
         found = by_slack(cover, pricer, pool, relaxed, self.best, rungs, self.tools, self.watch)
         self.trace.configurations["screened"] = len(pool)
@@ -384,17 +342,17 @@ class _Search:
         Parts are taken to feel the most that any of them presses; what a combination really carries
         is seen afterwards, so this proves nothing.
         """
-        goal, prices, patterns = self.goal, self.pricer.prices, self.master.patterns
+        goal, prices, patterns = self.goal, self.pricer.cheapest, self.master.patterns
         found = list(
             {
-                (_Kind(c.gpu_class, share, len(c.parts) > 1), row): None
+                ((c.gpu_class, share, len(c.parts) > 1), row): None
                 for c in self.pool.columns.source
                 for share, row in c.parts
             }
         )
         number = {kind: n for n, kind in enumerate(dict.fromkeys(kind for kind, _ in found))}
         cuts = [(own.number, cut) for own in patterns for cut in own.table.partitions]
-        kinds_of = [[_Kind(k, share, len(cut) > 1) for share in cut] for k, cut in cuts]
+        kinds_of = [[(k, share, len(cut) > 1) for share in cut] for k, cut in cuts]
         divisions = Divisions(
             gpu_class=np.array([k for k, _ in cuts]),
             parts=tuple(tuple(number[k] for k in kinds if k in number) for kinds in kinds_of),
@@ -415,7 +373,7 @@ class _Search:
         restricted(cover, columns, plan, limits, tools)
         stock: dict[int, list[tuple[int, int]]] = {}
         for (kind, row), count in zip(plan.columns.source, plan.counts.tolist(), strict=True):
-            stock.setdefault(number[kind], []).extend([(kind.share, row)] * count)
+            stock.setdefault(number[kind], []).extend([(kind[1], row)] * count)
         made = [
             self.master.of_class(k).pattern(
                 tuple(share for share, _ in parts), np.array([row for _, row in parts])
@@ -427,14 +385,12 @@ class _Search:
             self.pool.add(columns)
             self.best.offer(columns, np.ones(len(columns), dtype=np.int64))
 
-    def _parts(self, found: Sequence[tuple["_Kind", int]]) -> Floats:
+    def _parts(self, found: Sequence[tuple[Kind, int]]) -> Floats:
         """[part, model] requests/s of parts beside the most that any of their class presses."""
-        of_class = self.master.of_class
-        most = dict.fromkeys(range(len(self.gpus)), 0.0)
-        for kind, row in found:
-            if kind.beside:
-                pressure = of_class(kind.gpu_class).options[kind.share].pressure[row]
-                most[kind.gpu_class] = max(most[kind.gpu_class], float(pressure))
+        of_class, most = self.master.of_class, np.zeros(len(self.gpus))
+        for (k, share, beside), row in found:
+            if beside:
+                most[k] = max(most[k], of_class(k).options[share].pressure[row])
         return np.array(
             [
                 of_class(k).part_rates(share, row, most[k], beside=beside)
@@ -454,7 +410,8 @@ class _Search:
         if bound <= 0 or bound < enough < np.inf:
             return bound
         target = min(enough, bound * (1 - STEP))
-        self._most_of(target, self._near(self._fixed(target), LIKELY)[0])
+        level = level_cover(np.ones(len(self.goal.demand)), self.gpus, target)
+        self._whole(level, self._near(self._fixed(target), LIKELY)[0])
         undecided = 0.0
         for _ in range(TARGETS):
             known = max(0.0, self.score, undecided)
@@ -466,12 +423,9 @@ class _Search:
             cover = self._fixed(target)
             columns, every = self._near(cover, MOST_PATTERNS)
             self.trace.configurations["screened"] = len(columns)
-            if every and self._out_of_reach(cover, columns):
+            if every and self._whole(cover, columns) == np.inf:
                 bound = target
             elif self.score < target:
-                if not undecided:  # a plan at least, if not the best
-                    columns = columns if every else self._near(cover, LIKELY)[0]
-                    self._most_of(target, columns)
                 undecided = target
             if undecided == enough:
                 break
@@ -489,7 +443,7 @@ class _Search:
         def needed(target: float) -> float:
             """GPUs that a level needs at least, were there enough of every class."""
             cover = replace(self._fixed(target), capacity=many)
-            pricer = replace(self.pricer, gpus=many)
+            pricer = replace(self.pricer, most=many)
             return relax(cover, pricer, self.pool, self.watch).bound
 
         high = min(bound, self.goal.enough)
@@ -503,7 +457,7 @@ class _Search:
             if at_low > total * (1 + ROUNDING):
                 return 0.0
             known = replace(known, low=least, at_low=at_low)
-        found = bracket(needed, total, known, close=NEAR, rounds=GUESSES, watch=self.watch)
+        found = bracket(needed, total, known, close=NEAR, rounds=TARGETS, watch=self.watch)
         return found.high
 
     def _near(self, cover: Cover, most: int) -> tuple[Columns, bool]:
@@ -519,15 +473,24 @@ class _Search:
         self.pool.add(screen.columns)
         return cover.undominated(self.pool.columns), screen.outside >= total * (1 - ROUNDING)
 
-    def _most_of(self, target: float, columns: Columns) -> None:
-        """A plan of these patterns that comes close to a level, and closer than what is known."""
-        if len(columns):
-            cover = level_cover(np.ones(len(self.goal.demand)), self.gpus, target)
-            self._whole(cover, columns, 0)
-
-    def _out_of_reach(self, cover: Cover, columns: Columns) -> bool:
-        """Look for a plan of these patterns for a demand; whether there is none."""
-        return not len(columns) or self._whole(cover, columns, 1) == np.inf
+    def _whole(self, cover: Cover, columns: Columns) -> float:
+        """The integer program over some patterns; what plans of them cost at least."""
+        if not len(columns):
+            return np.inf
+        beats = len(cover.free.columns) > 0 or self.goal.prices is not None
+        limits = Limits(
+            relative_gap=self.goal.gap / 2,
+            nodes=NODES[1] if self.few else NODES[0],
+            seconds=self.watch.left_s(),
+            cutoff=self.score if beats else -np.inf,
+            enough=self.goal.enough if beats else np.inf,
+        )
+        tools = self.tools
+        if self.few:
+            tools = replace(tools, extra=partial(_count_carriers, cover))
+        if self.goal.prices is None:
+            columns = _at(self.free_of_charge.cheapest, columns)
+        return restricted(cover, columns, self.best, limits, tools)
 
 
 def _count_carriers(cover: Cover, build: ProgramBuilder, columns: Columns, counts: Ints) -> None:

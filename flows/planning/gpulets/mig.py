@@ -30,7 +30,7 @@ from flows.planning.engine.proof import by_slack
 from flows.planning.engine.rounding import Incumbent, Rung, Tools
 from flows.planning.gpulets.divisions import Divisions
 from flows.planning.gpulets.master import Answer, Chosen, Goal, Master
-from flows.planning.gpulets.patterns import Key, Pattern, Patterns
+from flows.planning.gpulets.patterns import Key, Parts, Pattern, Patterns
 from flows.planning.gpulets.tables import Tables
 from flows.planning.registry import Trace
 from flows.planning.solver.arrays import Floats, Ints
@@ -52,14 +52,12 @@ class Kind:
 
     Attributes:
         rates_rps: [n, model] that a slice carries.
-        share, row, copies: [n] of the vGPUs of a slice, all alike, and how many they are.
+        parts: [n] share and row of every vGPU of a slice, all alike.
     """
 
     gpu_class: int
     rates_rps: Floats
-    share: Ints
-    row: Ints
-    copies: Ints
+    parts: Sequence[Parts]
 
 
 @dataclass(slots=True, kw_only=True)
@@ -81,18 +79,15 @@ class SlicePricer:
 
     @property
     def fewest(self) -> Floats:
-        """[kind] slices in use."""
+        """[kind] slices in use, and the price of one."""
         return np.zeros(len(self.kinds))
+
+    cheapest = fewest
 
     @property
     def most(self) -> Floats:
         """[kind] slices: as many as divisions lend."""
         return np.full(len(self.kinds), np.inf)
-
-    @property
-    def cheapest(self) -> Floats:
-        """[kind] price of a slice."""
-        return np.zeros(len(self.kinds))
 
     def useful(self, cap: Floats) -> list[tuple[Ints, Floats]]:
         """By kind the options that none replaces up to caps, and their rates, in units."""
@@ -284,36 +279,21 @@ def _kind_name(share: int) -> int:
 def _kind(own: Patterns, shares: list[int]) -> Kind:
     """The options of a kind of slice, with any of these shares in it."""
     rates: list[Floats] = []
-    parts: list[Ints] = []  # [n, (share, row, copies)]
+    parts: list[Parts] = []
     for share in shares:
-        options = own.options[share]
-        cell = mig_cell(share)
-        copies = 1 if cell is None else cell.processes
-        rows = np.arange(options.count)
-        speed = options.speed(rows, options.turn_us)
-        carried = np.zeros((options.count, len(own.tables.models) + 1))  # the last is no model
-        for seat in range(options.model.shape[1]):
-            carried[rows, options.model[:, seat]] += options.batch[:, seat] * speed
-        rates.append(copies * carried[:, :-1])
-        parts.append(np.stack([np.full_like(rows, share), rows, np.full_like(rows, copies)], 1))
-    every, vgpus = np.concatenate(rates), np.concatenate(parts)
+        options, cell = own.options[share], mig_cell(share)
+        copies, rows = 1 if cell is None else cell.processes, np.arange(options.count)
+        rates.append(copies * options.rates_rps(rows, options.turn_us, len(own.tables.models)))
+        parts += [((share, row),) * copies for row in rows.tolist()]
+    every = np.concatenate(rates)
     kept = np.flatnonzero(undominated(every))
-    share, row, copies = vgpus[kept].T
     return Kind(
-        gpu_class=own.number,
-        rates_rps=every[kept],
-        share=share,
-        row=row,
-        copies=copies,
+        gpu_class=own.number, rates_rps=every[kept], parts=[parts[n] for n in kept.tolist()]
     )
 
 
 def _pattern(gpu_class: int, slices: list[tuple[Kind, int]]) -> Pattern:
     """A GPU whose slices do this."""
-    parts = [
-        (int(kind.share[option]), int(kind.row[option]))
-        for kind, option in slices
-        for _ in range(int(kind.copies[option]))
-    ]
+    parts = [part for kind, option in slices for part in kind.parts[option]]
     rates = np.sum([kind.rates_rps[option] for kind, option in slices], axis=0)
     return Pattern(gpu_class=gpu_class, parts=tuple(sorted(parts)), rates_rps=rates)

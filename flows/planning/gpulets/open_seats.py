@@ -167,8 +167,8 @@ class OpenPricer(PatternPricer):
         both, kinds = self.both, np.array([p.gpu_class for p in patterns], dtype=np.int64)
         opened = np.array([both.open_of(p) for p in patterns]).reshape(-1, len(both.seats))
         supply = np.hstack([both.carried(patterns) / both.weights, opened])
-        use = np.eye(len(self.gpus))[kinds]
-        return Columns.dense(self.prices[kinds], supply, use, kinds, patterns)
+        use = np.eye(len(self.most))[kinds]
+        return Columns.dense(self.cheapest[kinds], supply, use, kinds, patterns)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -409,8 +409,8 @@ def _search(
     gpus = both.master.tables.gpus.astype(np.float64)
     pricer = OpenPricer(
         patterns=both.master.patterns,
-        gpus=gpus,
-        prices=np.zeros(len(gpus)),
+        most=gpus,
+        cheapest=np.zeros(len(gpus)),
         unit=np.concatenate([both.weights, [1.0 / seat.inflation for seat in both.seats]]),
         watch=inputs.watch,
         both=both,

@@ -12,15 +12,16 @@ says so.
 Here: all feasible seats of a part with factor 1, as arrays. Factors are `patterns`' matter.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
+from typing import Any
 
 import numpy as np
 
 from flows.planning.gpulets.tables import Cell, ClassTable, Tables
 from flows.planning.solver.arrays import Floats, Ints
-from flows.planning.solver.tolerances import ROUND_OFF_US
+from flows.planning.solver.tolerances import ROUND_OFF_US, ROUNDING
 from triton_backend.contract.shares import mig_cell
 
 MOST_OPTIONS = 100_000  # of one share
@@ -51,6 +52,13 @@ class Options:
     memory_gib: Floats
     thinned: bool = False
 
+    @classmethod
+    def joined(cls, every: Sequence["Options"], *, thinned: bool = False) -> "Options":
+        """All of them, in order."""
+        names = [name for name in cls.__slots__ if name != "thinned"]
+        arrays = {name: np.concatenate([getattr(one, name) for one in every]) for name in names}
+        return cls(**arrays, thinned=thinned)
+
     @property
     def count(self) -> int:
         """Number of options."""
@@ -67,6 +75,14 @@ class Options:
         late = (duty[:, None] + turns_us > self.limit_us[rows]).any(axis=1)
         return np.where(late, 0.0, 1e6 / duty)
 
+    def rates_rps(self, rows: Ints, turns_us: Floats, models: int) -> Floats:
+        """[row, model] requests/s; none where a seat would be late."""
+        speed, every = self.speed(rows, turns_us), np.arange(len(rows))
+        found = np.zeros((len(rows), models + 1))  # the last is no model
+        for seat in range(self.model.shape[1]):
+            found[every, self.model[rows, seat]] += self.batch[rows, seat] * speed
+        return found[:, :-1]
+
 
 def options_of(tables: Tables, table: ClassTable, share: int) -> Options:
     """Every feasible choice of seats for parts of a share."""
@@ -80,12 +96,7 @@ def options_of(tables: Tables, table: ClassTable, share: int) -> Options:
     if thinned:
         on_ladder = {model: _on_ladder(cell) for model, cell in cells.items()}
         found = _combined(tables, table, share, on_ladder)
-    joined = {
-        name: np.concatenate([getattr(one, name) for one in found])
-        for name in Options.__slots__
-        if name != "thinned"
-    }
-    return Options(**joined, thinned=thinned)
+    return Options.joined(found, thinned=thinned)
 
 
 def _combined(
@@ -94,13 +105,12 @@ def _combined(
     """Options of every set of models."""
     slice_ = mig_cell(share)
     alone = slice_ is not None and slice_.processes > 1
-    most = 1 if alone else max(1, min(tables.most_models, len(cells)))
     found = [
-        _seats(tables, table, share, models, [cells[m] for m in models], most)
-        for count in range(1, most + 1)
+        _seats(tables, table, share, models, [cells[m] for m in models])
+        for count in range(1, (1 if alone else tables.most_models) + 1)
         for models in combinations(sorted(cells), count)
     ]
-    return found or [_empty(most)]
+    return found or [_empty(tables.most_models)]
 
 
 def _on_ladder(cell: Cell) -> Cell:
@@ -114,51 +124,42 @@ def _usable(cell: Cell, limit_us: float) -> Cell | None:
 
 
 def _seats(
-    tables: Tables,
-    table: ClassTable,
-    share: int,
-    models: tuple[int, ...],
-    cells: list[Cell],
-    most: int,
+    tables: Tables, table: ClassTable, share: int, models: tuple[int, ...], cells: list[Cell]
 ) -> Options:
     """Options of one set of models."""
-    numbers = list(models)
+    numbers, limit = list(models), tables.limit_us[list(models)]
     memory = (
         table.process_gib
         + float(tables.static_gib[numbers].sum())
         + float(tables.dynamic_gib[numbers].max())
     )
-    limit = tables.limit_us[numbers]
-    grid = np.meshgrid(*(np.arange(len(cell.batches)) for cell in cells), indexing="ij")
-    picked = np.stack(
-        [axis.ravel() for axis in grid], axis=1
-    )  # [combination, seat] row of its cell
-    turns = np.stack([cell.turn_us[picked[:, i]] for i, cell in enumerate(cells)], axis=1)
+    # [seat, combination] row of its cell
+    picked = np.indices([len(cell.batches) for cell in cells]).reshape(len(cells), -1)
+    turns = np.stack([cell.turn_us[at] for cell, at in zip(cells, picked, strict=True)], axis=1)
     fits = (turns.sum(axis=1)[:, None] + turns <= limit).all(axis=1)
     room = min(table.part_memory_gib[share], table.memory_gib)
-    if memory > room * (1 + 1e-9):
+    if memory > room * (1 + ROUNDING):
         fits[:] = False
-    picked, turns = picked[fits], turns[fits].astype(np.float64)
+    picked = picked[:, fits]
 
-    def padded(values: Floats, fill: float = 0.0) -> Floats:
-        out = np.full((len(picked), most), fill)
-        out[:, : len(cells)] = values
+    def padded(values: Sequence[Any] | Floats, fill: float = 0.0) -> Floats:
+        out = np.full((picked.shape[1], tables.most_models), fill)
+        for seat, value in enumerate(values):
+            out[:, seat] = value
         return out
 
     def column(name: str) -> Floats:
-        rows = [getattr(c, name)[picked[:, i]] for i, c in enumerate(cells)]
-        return np.stack(rows, axis=1).astype(np.float64)
+        each = [getattr(cell, name)[at] for cell, at in zip(cells, picked, strict=True)]
+        return padded(each)
 
     return Options(
-        model=padded(
-            np.broadcast_to(np.array(numbers, dtype=np.float64), picked.shape), -1.0
-        ).astype(np.int64),
-        batch=padded(column("batches")).astype(np.int64),
-        turn_us=padded(turns),
-        susceptibility=padded(column("susceptibility")),
-        limit_us=padded(np.broadcast_to(limit, picked.shape), np.inf),
+        model=padded(numbers, -1.0).astype(np.int64),
+        batch=column("batches").astype(np.int64),
+        turn_us=column("turn_us"),
+        susceptibility=column("susceptibility"),
+        limit_us=padded(limit, np.inf),
         pressure=column("pressure").max(axis=1),
-        memory_gib=np.full(len(picked), memory),
+        memory_gib=np.full(picked.shape[1], memory),
     )
 
 

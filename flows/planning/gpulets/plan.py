@@ -4,7 +4,7 @@ Here: the goal, the answer as pipelines, and where patterns lie. Not here: findi
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -15,6 +15,7 @@ from flows.planning.gpulets.master import Answer, Chosen, Goal, Master
 from flows.planning.gpulets.mig import SliceMaster
 from flows.planning.gpulets.patterns import Pattern
 from flows.planning.gpulets.tables import read_tables
+from flows.planning.placement import Gpu, gpus_of, joined
 from flows.planning.registry import (
     Inputs,
     Outcome,
@@ -36,7 +37,6 @@ SMALL_BATCH = (
 )
 _P99 = 2.3263478740408408  # standard deviations of a normal distribution
 
-Gpu = tuple[int, int]  # node, index on it
 Content = tuple[tuple[int, tuple[str, ...]], ...]  # (share, models) of every part, sorted
 
 
@@ -182,53 +182,34 @@ def seat_pipelines(
     own = master.of_class(pattern.gpu_class)
     share, row = pattern.parts[slot]
     options, table = own.options[share], own.table
-    beside = len(pattern.parts) > 1
     alone = _alone(master, inputs, pattern)
-    pressures = [max(seat[1] for seat in part) for part in alone or ()]
-    felt = math.fsum(pressures[:slot] + pressures[slot + 1 :])
-    inflation = 1.0
-    if table.interference and beside:  # the very number that the pattern was found with
-        felt, inflation = own.felt(pattern.parts, slot), table.inflation
+    pressures = [max(seat.pressure for seat in part) for part in alone]
+    felt = sum(pressures[:slot] + pressures[slot + 1 :])  # as the pattern was found with
     models = [int(m) for m in options.model[row] if m >= 0]
-    factors: list[float] = []
-    turns_us: list[int] = []
-    latencies: list[tuple[int, ...]] = []
-    stated: list[SeatInterference] = []
-    for at, model in enumerate(models):
-        cell = table.cells[share][model]
-        batch = int(options.batch[row, at])
-        where = int(np.searchsorted(cell.batches, batch))
-        factor = 1.0
-        if table.interference and beside:
-            factor = max(1.0, float(cell.susceptibility[where]) + felt) * inflation
-        factors.append(factor)
-        known_us = [math.ceil(int(v) * factor - ROUND_OFF_US) for v in cell.latency_us]
-        turns_us.append(max(known_us[: where + 1]))
-        # So large that a request that comes right after the start of a batch is in time with as
-        # large a one.
-        limit_us = float(master.tables.limit_us[model]) / 2 if len(models) == 1 else 0.0
-        latencies.append(_with_larger(known_us, where + 1, limit_us))
-        if alone is not None:
-            susceptibility, pressure = alone[slot][at]
-            stated.append(
-                SeatInterference(susceptibility=susceptibility, pressure=pressure, factor=factor)
-            )
-    duty = sum(turns_us)
+    batches = options.batch[row].tolist()
+    seats = alone[slot] if alone else [_seat(0.0, 0.0)] * len(models)
+    slowed = table.interference and len(pattern.parts) > 1
+    inflation = table.inflation if slowed else 1.0
+    if slowed:
+        seats = [replace(s, factor=max(1.0, s.susceptibility + felt) * inflation) for s in seats]
+    known_us = [
+        [math.ceil(int(v) * seat.factor - ROUND_OFF_US) for v in table.cells[share][m].latency_us]
+        for m, seat in zip(models, seats, strict=True)
+    ]
+    duty = sum(max(us[:batch]) for us, batch in zip(known_us, batches, strict=False))
     interference = None
-    if alone is not None:
+    if alone:
         interference = PoolInterference(
-            pressure=pressures[slot], felt=felt, inflation=inflation, seats=tuple(stated)
+            pressure=pressures[slot], felt=felt, inflation=inflation, seats=tuple(seats)
         )
-    cut = PlannedCut(
-        share=share,
-        placement=runs,
-        interference=interference,
-    )
+    # So large that a request that comes right after the start of a batch is in time with as
+    # large a one.
+    limit_us = float(master.tables.limit_us[models[0]]) / 2 if len(models) == 1 else 0.0
     return [
         PlannedPipeline(
             model=model,
-            batch=int(options.batch[row, at]),
-            rate_rps=count * int(options.batch[row, at]) * 1e6 / duty * float(share_of_rate[model]),
+            batch=batch,
+            rate_rps=count * batch * 1e6 / duty * float(share_of_rate[model]),
             stages=(
                 PlannedStage(
                     blocks=(0, inputs.profiles[master.tables.models[model]].blocks),
@@ -237,12 +218,12 @@ def seat_pipelines(
                     vgpus=count,
                     shared=pool,
                     duty_cycle_us=duty,
-                    cut=cut,
-                    latency_us_by_batch=latencies[at],
+                    cut=PlannedCut(share=share, placement=runs, interference=interference),
+                    latency_us_by_batch=_with_larger(us, batch, limit_us),
                 ),
             ),
         )
-        for at, model in enumerate(models)
+        for model, batch, us in zip(models, batches, known_us, strict=False)
     ]
 
 
@@ -263,78 +244,60 @@ def _with_larger(known_us: Sequence[int], planned: int, limit_us: float) -> tupl
     return tuple(known_us[:end])
 
 
-def _alone(
-    master: Master, inputs: Inputs, pattern: Pattern
-) -> list[list[tuple[float, float]]] | None:
-    """Susceptibility and pressure of every seat of every part; None where they are not known.
+def _alone(master: Master, inputs: Inputs, pattern: Pattern) -> list[list[SeatInterference]]:
+    """Susceptibility and pressure of every seat of every part; empty where they are not known.
 
     They are stated in plans that reckon with no interference too: a simulation shows what that
     comes to.
     """
     own = master.of_class(pattern.gpu_class)
     known = None if own.table.slices else inputs.interference.get(own.table.name)
-    found: list[list[tuple[float, float]]] = []
-    for share, row in pattern.parts if known is not None else ():
-        options, part = own.options[share], list[tuple[float, float]]()
+    if known is None:
+        return []
+    found: list[list[SeatInterference]] = []
+    for share, row in pattern.parts:
+        options, part = own.options[share], list[SeatInterference]()
         for model, batch in zip(options.model[row], options.batch[row], strict=True):
             if model < 0:
                 continue
             profile = inputs.profiles.get(master.tables.models[model])
             if profile is None:  # an open seat
                 cell = own.table.cells[share][int(model)]
-                part.append((float(cell.susceptibility[0]), float(cell.pressure[0])))
-                continue
-            used = profile.utilisation(own.table.name, share)
-            if known is None or used is None:
-                return None
-            at = used[0][batch - 1], used[1][batch - 1]
-            part.append((float(known.susceptibility(*at)), float(known.pressure(*at))))
+                suffers, presses = cell.susceptibility[0], cell.pressure[0]
+            elif (used := profile.utilisation(own.table.name, share)) is None:
+                return []
+            else:
+                at = used[0][batch - 1], used[1][batch - 1]
+                suffers, presses = known.susceptibility(*at), known.pressure(*at)
+            part.append(_seat(float(suffers), float(presses)))
         found.append(part)
-    return found or None
+    return found
+
+
+def _seat(susceptibility: float, pressure: float) -> SeatInterference:
+    """A seat that nothing slows down."""
+    return SeatInterference(susceptibility=susceptibility, pressure=pressure, factor=1.0)
 
 
 def slot_runs(gpus: Sequence[Gpu], slot: int) -> tuple[PlacementRun, ...]:
-    """One slot of every GPU, neighbouring GPUs of a node as one run."""
-    runs: list[PlacementRun] = []
-    for node, gpu in sorted(gpus):
-        last = runs[-1] if runs else None
-        if last is not None and (last.node, last.gpu + last.gpus) == (node, gpu):
-            runs[-1] = PlacementRun(node=node, gpu=last.gpu, slot=slot, gpus=last.gpus + 1)
-        else:
-            runs.append(PlacementRun(node=node, gpu=gpu, slot=slot))
-    return tuple(runs)
+    """One slot of every GPU."""
+    return tuple(joined([PlacementRun(node=node, gpu=gpu, slot=slot) for node, gpu in gpus]))
 
 
 def places(
     master: Master, cluster: Cluster, chosen: Chosen, previous: Plan | None
 ) -> list[list[Gpu]]:
     """GPUs of every pattern: those that did the same under the plan in force, then unused ones."""
-    tables = master.tables
     held = {} if previous is None else _contents(previous, cluster)
-    free: dict[str, list[Gpu]] = {c.name: [] for c in tables.classes}
-    first = 0
-    for group in cluster.nodes:
-        free[group.gpu_class] += [
-            (node, gpu) for node in range(first, first + group.count) for gpu in range(group.gpus)
-        ]
-        first += group.count
-    wanted = [_content(master, pattern) for pattern, _ in chosen]
-
-    def take(number: int, fits: Callable[[Gpu], bool], found: list[list[Gpu]]) -> None:
-        pattern, count = chosen[number]
-        gpus = free[tables.classes[pattern.gpu_class].name]
-        taken = [gpu for gpu in gpus if fits(gpu)][: count - len(found[number])]
-        found[number] += taken
-        gone = set(taken)
-        gpus[:] = [gpu for gpu in gpus if gpu not in gone]
-
+    free = {k: sorted(gpus_of(cluster, c.name)) for k, c in enumerate(master.tables.classes)}
     found: list[list[Gpu]] = [[] for _ in chosen]
-    for number, content in enumerate(wanted):
-        take(number, lambda gpu, c=content: held.get(gpu) == c, found)
-    for number in range(len(chosen)):
-        take(number, lambda gpu: gpu not in held, found)
-    for number in range(len(chosen)):
-        take(number, lambda _: True, found)
+    for same in (True, False):
+        for (pattern, count), own in zip(chosen, found, strict=True):
+            gpus, content = free[pattern.gpu_class], _content(master, pattern)
+            near = [gpu for gpu in gpus if not same or held.get(gpu) == content]
+            own.extend(sorted(near, key=lambda gpu: gpu in held)[: count - len(own)])
+            gone = set(own)
+            free[pattern.gpu_class] = [gpu for gpu in gpus if gpu not in gone]
     return found
 
 

@@ -38,14 +38,13 @@ import numpy as np
 from flows.planning.solver.arrays import Floats, Ints
 from flows.planning.solver.program import Program, ProgramBuilder
 from flows.planning.solver.solve import PROOF_NODES, Limits, solve_integer
-from flows.planning.solver.tolerances import ROUNDING
+from flows.planning.solver.tolerances import EXACT, ROUNDING
 from flows.planning.subclusters.free import carried, limits, needed
 from flows.planning.watch import Watch
 
 _SMALL = 100  # x variables up to which the best is proven
 _EFFORT = 60_000  # nodes x variables for larger ones
 _CLOSE = 1e-3  # imbalance below which larger ones are left alone
-_ROUNDS = 2_000  # of exchanges
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -234,10 +233,7 @@ def _exchanged(asked: PartitionProblem, part: Ints) -> Ints:
     )
     target = _targets(asked, part)
     held = np.array([sums(part, column, asked.parts) for column in size.T]).T - target
-    for _ in range(_ROUNDS):
-        best = _best_exchange((size, part, held), away)
-        if best is None:
-            return part
+    while best := _best_exchange(size, part, held, away):
         for model, to in best:
             held[part[model]] -= size[model]
             held[to] += size[model]
@@ -255,20 +251,17 @@ def _targets(asked: PartitionProblem, part: Ints) -> Floats:
     return np.column_stack([asked.parts * gpus / asked.gpus, np.full(asked.parts, weight)])
 
 
-def _best_exchange(
-    state: tuple[Floats, Ints, Floats], away: Floats
-) -> list[tuple[int, int]] | None:
+def _best_exchange(size: Floats, part: Ints, held: Floats, away: Floats) -> list[tuple[int, int]]:
     """Models and where they go: of the fullest and emptiest parts, what lowers the squares most.
 
     Exchanges of one model for one other, or for none, between the part that is furthest off and
-    each other part.
+    each other part; none where nothing lowers them.
     """
-    size, part, held = state
     parts = len(held)
     worst = np.argsort(-(held**2).sum(axis=1), kind="stable")
     for one in worst.tolist():
         mine = np.flatnonzero(part == one)
-        best, gain = None, 1e-12
+        best, gain = list[tuple[int, int]](), EXACT
         for other in range(parts):
             if other == one:
                 continue
@@ -296,7 +289,7 @@ def _best_exchange(
                 best += [(int(theirs[column]), one)] if column < len(theirs) else []
         if best:
             return best
-    return None
+    return []
 
 
 def _gpus_of_parts(asked: PartitionProblem, part: Ints) -> Ints | None:
@@ -330,152 +323,71 @@ def _exact(
     gap: float,
     nodes: int,
 ) -> ClusterPartition | None:
-    program = _program(asked)
-    first = None if start is None else _solution(asked, start)
-    limits = Limits(relative_gap=gap, nodes=nodes, seconds=watch.left_s())
-    answer = solve_integer(program, limits, solver, first)
-    if answer.values is None:
-        return start
     has_part = asked.before >= 0
-    at_home = asked.static_bytes[has_part].sum() / (asked.static_bytes.sum() or 1.0)
-    bound = max(0.0, float(at_home) - answer.bound)
-    m, parts = len(asked.load), asked.parts
-    part = answer.values[: m * parts].reshape(m, parts).argmax(axis=1)
-    gpus = np.rint(answer.values[m * parts : m * parts + parts]).astype(np.int64)
-    value = value_of(asked, part, gpus)
-    if not fits(asked, part, gpus) or (start is not None and start.value <= value):
-        if start is None:
-            return None
-        part, gpus, value = start.part, start.gpus, start.value
-    status = "optimal" if value - bound <= max(gap * value, 1e-6) else answer.status
-    return ClusterPartition(
-        part=part, gpus=gpus, value=value, bound=min(bound, value), status=status
-    )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Variables:
-    """Numbers of the program's variables: x [m, parts], g, D and z [parts], dR, dS."""
-
-    x: Ints
-    gpus: Ints
-    dynamic: Ints
-    one_free: Ints
-    off: int
-    uneven: int
+    home = float(asked.static_bytes[has_part].sum() / (asked.static_bytes.sum() or 1.0))
+    cutoff = -np.inf if start is None else home - start.value
+    limits = Limits(relative_gap=gap, nodes=nodes, seconds=watch.left_s(), cutoff=cutoff)
+    answer = solve_integer(_program(asked), limits, solver)
+    found, m, parts = start, len(asked.load), asked.parts
+    bound = max(0.0, home - answer.bound)
+    if answer.values is not None:
+        part = answer.values[: m * parts].reshape(m, parts).argmax(axis=1)
+        gpus = np.rint(answer.values[m * parts : m * parts + parts]).astype(np.int64)
+        value = value_of(asked, part, gpus)
+        if fits(asked, part, gpus) and (start is None or value < start.value):
+            found = ClusterPartition(part=part, gpus=gpus, value=value, bound=0.0, status="")
+    if found is None:
+        return None
+    proven = found.value - bound <= max(gap * found.value, 1e-6)
+    status = "optimal" if proven else answer.status
+    return replace(found, bound=min(bound, found.value), status=status)
 
 
 def _program(asked: PartitionProblem) -> Program:
     """The program of the head of this file; families in the order x, g, D, z, dR, dS."""
     builder = ProgramBuilder()
-    made = _variables(builder, asked)
-    m, parts = made.x.shape
-    part_of = np.tile(np.arange(parts), m)  # of every x, model by model
-    for sign in (1.0, -1.0):
-        rows = builder.rows("one", m, upper=sign)
-        builder.entries(np.repeat(rows, parts), made.x.ravel(), sign)
-        rows = builder.rows("gpus", 1, upper=sign * asked.gpus)
-        builder.entries(np.repeat(rows, parts), made.gpus, sign)
-        _even_rows(builder, asked, made, sign)
-    rows = builder.rows("held", parts, upper=-1.0)  # every part holds a model
-    builder.entries(rows[part_of], made.x.ravel(), -1.0)
-    if np.isfinite(asked.utilisation):
-        _fits_rows(builder, asked, made)
-    if np.isfinite(asked.room_bytes):
-        _memory_rows(builder, asked, made)
-    return builder.build()
-
-
-def _variables(builder: ProgramBuilder, asked: PartitionProblem) -> _Variables:
     m, parts = len(asked.load), asked.parts
+    load = asked.load / (asked.load.sum() or 1.0) * parts
+    unit = float(asked.static_bytes.sum()) / parts or 1.0  # mean bytes of a part
+    static, largest = asked.static_bytes / unit, asked.dynamic_bytes / unit
     cost, upper = np.zeros((m, parts)), np.ones((m, parts))
-    if asked.labelled:
+    if asked.labelled:  # M is what all earn that have a part now, less this
         now = np.flatnonzero(asked.before >= 0)
-        stays = asked.static_bytes[now] / (asked.static_bytes.sum() or 1.0)
-        cost[now, asked.before[now]] = stays  # M is what all earn that have a part now, less this
+        cost[now, asked.before[now]] = static[now] / parts
     else:  # parts are numbered by their first model
         upper = (np.arange(parts) <= np.arange(m)[:, None]).astype(np.float64)
     x = builder.variables("x", m * parts, upper=upper.ravel(), cost=cost.ravel(), whole=True)
     g = builder.variables("g", parts, lower=asked.fewest, upper=asked.most, whole=True)
-    largest = float(asked.dynamic_bytes.max()) / _part_bytes(asked)
-    dynamic = builder.variables("D", parts, upper=largest)
+    dynamic = builder.variables("D", parts, upper=float(largest.max()))
     one_free = builder.variables("z", parts, upper=1.0, whole=True)
     off = builder.variables("dR", 1, cost=-1.0)
     uneven = builder.variables("dS", 1, cost=-asked.memory_weight)
-    return _Variables(
-        x=x.reshape(m, parts),
-        gpus=g,
-        dynamic=dynamic,
-        one_free=one_free,
-        off=int(off[0]),
-        uneven=int(uneven[0]),
-    )
 
+    def sums_of(name: str, upper: float, each: Floats) -> Ints:
+        """A row for every part: the sum of what its models have."""
+        rows = builder.rows(name, parts, upper=upper)
+        builder.entries(np.tile(rows, m), x, np.repeat(each, parts))
+        return rows
 
-def _part_bytes(asked: PartitionProblem) -> float:
-    """Mean static bytes of a part, the unit of bytes in the program."""
-    return float(asked.static_bytes.sum()) / asked.parts or 1.0
-
-
-def _fits_rows(builder: ProgramBuilder, asked: PartitionProblem, made: _Variables) -> None:
-    """Rows `fits`, three a part."""
-    m, parts = made.x.shape
-    part_of = np.tile(np.arange(parts), m)
-    for each, one_free in limits(asked.gpus, asked.utilisation):
-        rows = builder.rows("fits", parts, upper=0.0)
-        builder.entries(rows[part_of], made.x.ravel(), np.repeat(asked.load, parts))
-        builder.entries(rows, made.gpus, -each)
-        builder.entries(rows, made.one_free, -one_free)
-
-
-def _even_rows(
-    builder: ProgramBuilder, asked: PartitionProblem, made: _Variables, sign: float
-) -> None:
-    """One side of `load` and of `static`."""
-    m, parts = made.x.shape
-    part_of = np.tile(np.arange(parts), m)
-    total = float(asked.load.sum())
-    if total:
-        rows = builder.rows("load", parts, upper=0.0)
-        share = np.repeat(asked.load * parts / total, parts)
-        builder.entries(rows[part_of], made.x.ravel(), sign * share)
-        builder.entries(rows, made.gpus, -sign * parts / asked.gpus)
-        builder.entries(rows, np.full(parts, made.off), -1.0)
-    if asked.static_bytes.any():
-        rows = builder.rows("static", parts, upper=sign)
-        share = np.repeat(asked.static_bytes / _part_bytes(asked), parts)
-        builder.entries(rows[part_of], made.x.ravel(), sign * share)
-        builder.entries(rows, np.full(parts, made.uneven), -1.0)
-
-
-def _memory_rows(builder: ProgramBuilder, asked: PartitionProblem, made: _Variables) -> None:
-    """Rows `memory` and `dynamic`."""
-    m, parts = made.x.shape
-    unit = _part_bytes(asked)
-    rows = builder.rows("memory", parts, upper=asked.room_bytes / unit)
-    held = np.repeat(asked.static_bytes / unit, parts)
-    builder.entries(rows[np.tile(np.arange(parts), m)], made.x.ravel(), held)
-    builder.entries(rows, made.dynamic, 1.0)
-    rows = builder.rows("dynamic", m * parts, upper=0.0)
-    builder.entries(rows, made.x.ravel(), np.repeat(asked.dynamic_bytes / unit, parts))
-    builder.entries(rows, np.tile(made.dynamic, m), -1.0)
-
-
-def _solution(asked: PartitionProblem, known: ClusterPartition) -> Floats:
-    """Values of all variables for an assignment, parts numbered as the program numbers them."""
-    m, parts = len(asked.load), asked.parts
-    part, gpus = known.part, known.gpus
-    if not asked.labelled:
-        _, first = np.unique(part, return_index=True)
-        number = np.empty(parts, dtype=np.int64)
-        number[np.argsort(first)] = np.arange(parts)
-        part, gpus = number[part], gpus[np.argsort(first)]
-    x = np.zeros((m, parts))
-    x[np.arange(m), part] = 1.0
-    largest = np.zeros(parts)
-    np.maximum.at(largest, part, asked.dynamic_bytes / _part_bytes(asked))
-    load = sums(part, asked.load, parts)
-    one_free = load > asked.utilisation**2 * gpus * (1 + ROUNDING)
-    return np.concatenate(
-        [x.ravel(), gpus.astype(np.float64), largest, one_free, _unevenness(asked, part, gpus)]
-    )
+    for sign in (1.0, -1.0):
+        builder.entries(np.repeat(builder.rows("one", m, upper=sign), parts), x, sign)
+        rows = builder.rows("gpus", 1, upper=sign * asked.gpus)
+        builder.entries(np.repeat(rows, parts), g, sign)
+        if load.any():
+            rows = sums_of("load", 0.0, sign * load)
+            builder.entries(rows, g, -sign * parts / asked.gpus)
+            builder.entries(rows, np.repeat(off, parts), -1.0)
+        if static.any():
+            rows = sums_of("static", sign, sign * static)
+            builder.entries(rows, np.repeat(uneven, parts), -1.0)
+    sums_of("held", -1.0, -np.ones(m))  # every part holds a model
+    for each, free in limits(asked.gpus, asked.utilisation) if asked.utilisation < np.inf else ():
+        rows = sums_of("fits", 0.0, asked.load)
+        builder.entries(rows, g, -each)
+        builder.entries(rows, one_free, -free)
+    if asked.room_bytes < np.inf:
+        builder.entries(sums_of("memory", asked.room_bytes / unit, static), dynamic, 1.0)
+        rows = builder.rows("dynamic", m * parts, upper=0.0)
+        builder.entries(rows, x, np.repeat(largest, parts))
+        builder.entries(rows, np.tile(dynamic, m), -1.0)
+    return builder.build()

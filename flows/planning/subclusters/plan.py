@@ -38,6 +38,7 @@ from flows.planning.registry import (
     Trace,
 )
 from flows.planning.solver.arrays import Floats, Ints
+from flows.planning.solver.tolerances import ROUNDING
 from flows.planning.subclusters.classes import Chosen, ToClass, cheapest, evenest
 from flows.planning.subclusters.free import carried, needed
 from flows.planning.subclusters.gathering import Curves, curves
@@ -56,7 +57,6 @@ from triton_backend.contract.workload import TURN, Workload
 
 AUTO = "auto"
 _TRIES = 8  # more sub-clusters, or GPUs, than the least that may do
-_ROUNDS = 4  # of scaling rates and dividing again
 _SHOWN = 6  # models in a complaint
 
 
@@ -288,42 +288,60 @@ def _fewest_gpus(
     chosen = cheapest(to_class, asked.price, options.gap, left_s, options.solver)
     if chosen is None:
         raise _out_of_reach(asked, options, inputs)
-    chosen = replace(chosen, kind=chosen.kind[asked.joint])
     bound = chosen.bound
     if options.objective == "gpus":
         bound = float(np.ceil(bound - 1e-6))
+    made = _divided(asked, chosen, load, options, inputs, wanted)
+    if made is None:
+        raise _does_not_divide(asked)
+    return *made, bound
+
+
+def _divided(
+    asked: Demands,
+    chosen: Chosen,
+    load: Floats,
+    options: PlanOptions,
+    inputs: Inputs,
+    wanted: int | None,
+    memory_weight: float | None = None,
+) -> tuple[list[Subcluster], list[ClusterPartition]] | None:
+    """Sub-clusters of every class that was chosen; None where one is not divided.
+
+    With a weight of memory on all GPUs, as even as can be, whether or not the load fits.
+    """
+    kinds = chosen.kind[asked.joint]
     found: list[Subcluster] = []
     parted: list[ClusterPartition] = []
-    for kind, count in _counts(asked, chosen, load, wanted).items():
-        models = np.flatnonzero(chosen.kind == kind)
+    for kind, count in _counts(asked, kinds, load, wanted).items():
+        models = np.flatnonzero(kinds == kind)
+        whole = _to_part(asked, models, kind, load[models, kind], options)
         need = needed(float(load[models, kind].sum()), options.own["utilisation"])
-        part = _parted(
-            _to_part(asked, models, kind, load[models, kind], options),
-            (count, max(1, int(np.ceil(need - 1e-9)))),
-            options,
-            inputs,
-            fixed=wanted is not None,
-        )
-        if part is None and need > asked.problem.gpus[kind] - count:
+        gpus = max(1, int(np.ceil(need - ROUNDING)))
+        if memory_weight is not None:
+            whole = replace(whole, utilisation=np.inf, memory_weight=memory_weight)
+            gpus = whole.gpus
+        part = _parted(whole, (count, gpus), options, inputs, fixed=wanted is not None)
+        if part is None and memory_weight is None and need > whole.gpus - count:
             raise _out_of_reach(asked, options, inputs, f" in {count} sub-clusters")
         if part is None:
-            raise _does_not_divide(asked)
+            return None
         found += _named(asked, kind, models, part)
         parted.append(part)
-    return found, parted, bound
+    return found, parted
 
 
-def _counts(asked: Demands, chosen: Chosen, load: Floats, wanted: int | None) -> dict[int, int]:
+def _counts(asked: Demands, chosen: Ints, load: Floats, wanted: int | None) -> dict[int, int]:
     """Sub-clusters of every class in use: the least that may hold the models, or as asked for.
 
     Raises:
         InputError: fewer are asked for than classes and memory need, or more than can be.
     """
-    used = np.unique(chosen.kind).tolist()
+    used = np.unique(chosen).tolist()
     least: dict[int, int] = {}
     work: dict[int, float] = {}
     for kind in used:
-        models = chosen.kind == kind
+        models = chosen == kind
         room = float(asked.room_bytes[kind])
         held = float(asked.static_bytes[models].sum())
         least[kind] = max(1, int(np.ceil(held / room))) if np.isfinite(room) and held else 1
@@ -336,7 +354,7 @@ def _counts(asked: Demands, chosen: Chosen, load: Floats, wanted: int | None) ->
         raise InputError("option subclusters", reason)
     counts = dict(least)
     for _ in range(wanted - sum(least.values())):
-        names = {k: len(np.unique(asked.joint[chosen.kind == k])) for k in used}
+        names = {k: len(np.unique(asked.joint[chosen == k])) for k in used}
         most = {k: min(names[k], int(asked.problem.gpus[k])) for k in used}
         room_left = [k for k in used if counts[k] < most[k]]
         if not room_left:
@@ -437,22 +455,21 @@ def _largest_scale(
     """The largest scale of the weights found, its bound, and the sub-clusters that carry it."""
     bound = _scale_bound(asked, options)
     best: tuple[float, list[Subcluster], list[ClusterPartition]] | None = None
-    scale = bound
-    for even_memory in (True, False):
-        for _ in range(_ROUNDS):
-            made = _divided_at(asked, scale, options, inputs, wanted, even_memory=even_memory)
+    scale, enough = bound, bound * (1 - options.gap)
+    for memory_weight in (1.0, 1e-3):  # even bytes cost load at times
+        improved = best is None or best[0] < enough
+        while improved and scale > 0:
+            load = asked.load(asked.rates(scale))
+            to_class = _to_class(asked, load, options)
+            chosen = evenest(to_class, options.gap, inputs.watch.left_s(), options.solver)
+            made = chosen and _divided(asked, chosen, load, options, inputs, wanted, memory_weight)
             if made is None:
                 break
-            found, parted = made
-            reached = _scale_of(asked, found, bound, options.own["utilisation"])
+            reached = _scale_of(asked, made[0], bound, options.own["utilisation"])
             improved = best is None or reached > best[0] * (1 + options.gap)
             if improved:
-                best = (reached, found, parted)
-            if not improved or reached >= bound * (1 - options.gap) or reached <= 0:
-                break
-            scale = reached
-        if best is None or best[0] >= bound * (1 - options.gap):
-            break
+                best, scale = (reached, *made), reached
+            improved &= reached < enough
     if best is None:
         raise _does_not_divide(asked)
     if best[0] <= 0:
@@ -523,37 +540,6 @@ def _proven_scale(
     return settled if settled < above and not open_(settled) else above
 
 
-def _divided_at(
-    asked: Demands,
-    scale: float,
-    options: PlanOptions,
-    inputs: Inputs,
-    wanted: int | None,
-    *,
-    even_memory: bool,
-) -> tuple[list[Subcluster], list[ClusterPartition]] | None:
-    """Sub-clusters on all GPUs, as even as can be at a scale, whether or not it fits."""
-    load = asked.load(asked.rates(scale))
-    to_class = _to_class(asked, load, options)
-    chosen = evenest(to_class, options.gap, inputs.watch.left_s(), options.solver)
-    if chosen is None:
-        return None
-    chosen = replace(chosen, kind=chosen.kind[asked.joint])
-    found: list[Subcluster] = []
-    parted: list[ClusterPartition] = []
-    for kind, count in _counts(asked, chosen, load, wanted).items():
-        models = np.flatnonzero(chosen.kind == kind)
-        whole = _to_part(asked, models, kind, load[models, kind], options)
-        whole = replace(whole, utilisation=np.inf, memory_weight=1.0 if even_memory else 1e-3)
-        least = (count, whole.gpus)
-        part = _parted(whole, least, options, inputs, fixed=wanted is not None)
-        if part is None:
-            return None
-        found += _named(asked, kind, models, part)
-        parted.append(part)
-    return found, parted
-
-
 def _scale_of(asked: Demands, found: list[Subcluster], bound: float, utilisation: float) -> float:
     """The largest scale at which sub-clusters fit the GPUs of their classes."""
 
@@ -562,7 +548,7 @@ def _scale_of(asked: Demands, found: list[Subcluster], bound: float, utilisation
         rates = asked.rates(scale)
         for part in found:
             load = float(asked.curves[part.kind].gpus(rates)[part.models].sum())
-            need[part.kind] += max(1.0, np.ceil(needed(load, utilisation) * (1 - 1e-9)))
+            need[part.kind] += max(1.0, np.ceil(needed(load, utilisation) * (1 - ROUNDING)))
         return bool((need <= asked.problem.gpus).all())
 
     changes = [

@@ -476,11 +476,7 @@ def _against_profile(plan: Plan, stage: Stage, batch: int, profile: ModelProfile
 def _interference(plan: Plan) -> Iterator[str]:
     """Check that vGPUs feel the pressure of their GPU's others, and the factors from it."""
     blind = plan.options.get("interference") == "off"  # stated, not reckoned with
-    parts: dict[tuple[int, int], list[Pool]] = {}
-    for pool in plan.pools:
-        for slot in pool.slots():
-            parts.setdefault((slot.node, slot.gpu), []).append(pool)
-    for gpu, pools in parts.items():
+    for gpu, pools in _on_gpus(plan).items():
         known = [pool.interference for pool in pools if pool.interference is not None]
         if known and len(known) < len(pools):
             yield f"GPU {gpu}: some of its pools state interference, others do not"
@@ -632,10 +628,8 @@ def _shadows(plan: Plan) -> Iterator[str]:
 def _sharing(plan: Plan) -> dict[str, list[tuple[Stage, Pipeline]]]:
     """Stages and pipelines by pool, where several name it or part of its time is free."""
     users: dict[str, list[tuple[Stage, Pipeline]]] = {}
-    for model in plan.models:
-        for pipeline in model.pipelines:
-            for stage in pipeline.stages:
-                users.setdefault(stage.pool, []).append((stage, pipeline))
+    for _, pipeline, stage, _ in plan.placed_stages():
+        users.setdefault(stage.pool, []).append((stage, pipeline))
     free = plan.accounting.waits == TURN
     return {
         name: stages
@@ -668,28 +662,21 @@ def _turns(plan: Plan) -> Iterator[str]:
     """
     for pool in plan.pools:
         turns = [
-            (model, pipeline, stage)
-            for model in plan.models
-            for pipeline in model.pipelines
-            for stage in pipeline.stages
-            if stage.pool == pool.name and stage.duty_cycle_us is not None
+            (model, pipeline, stage.duty_cycle_us, stage.batch or pipeline.batch, stage)
+            for model, pipeline, stage, of in plan.placed_stages()
+            if of is pool and stage.duty_cycle_us is not None
         ]
-        longest = [
-            max(stage.latency_us_by_batch[: stage.batch or pipeline.batch])
-            for _, pipeline, stage in turns
-        ]
+        longest = [max(stage.latency_us_by_batch[:batch]) for *_, batch, stage in turns]
         work = sum(longest)
-        for (model, pipeline, stage), turn_us in zip(turns, longest, strict=True):
-            duty = stage.duty_cycle_us or 0
+        for (model, pipeline, duty, batch, _), turn_us in zip(turns, longest, strict=True):
             where = f"{model.name} on pool {pool.name}"
             if work > duty:
                 yield f"{where}: turns take {work} µs of a duty cycle of {duty} µs"
             allowed = (1 - _margin(plan, model.name)) * model.slo_us
-            waits = len(turns) > 1 or (stage.batch or pipeline.batch) > 1
+            waits = len(turns) > 1 or batch > 1
             if waits and duty + turn_us > allowed * (1 + RELATIVE):
                 yield f"{where}: duty cycle and turn take {duty + turn_us} µs of {allowed:g} µs"
-            most = pool.vgpus * (stage.batch or pipeline.batch) * US_PER_S / duty
-            most /= _headroom(plan)
+            most = pool.vgpus * batch * US_PER_S / duty / _headroom(plan)
             if pipeline.throughput_rps > most * (1 + RELATIVE):
                 yield f"{where}: {pipeline.throughput_rps!r} requests/s, its turns carry {most!r}"
 
@@ -790,10 +777,9 @@ def _rates_met(plan: Plan) -> Iterator[str]:
 
 
 def _gpus(plan: Plan) -> Iterator[str]:
-    held: dict[str, set[tuple[int, int]]] = {c.name: set() for c in plan.cluster.gpu_classes}
-    for pool in plan.pools:
-        held[pool.gpu_class].update((slot.node, slot.gpu) for slot in pool.slots())
-    used = {name: len(gpus) for name, gpus in held.items()}
+    used = {c.name: 0 for c in plan.cluster.gpu_classes}
+    for pools in _on_gpus(plan).values():
+        used[pools[0].gpu_class] += 1
     if dict(plan.gpus_used) != used:
         yield f"gpus_used is {dict(plan.gpus_used)}, derived {used}"
     if plan.price_paid is not None:
@@ -809,7 +795,6 @@ def _gpus(plan: Plan) -> Iterator[str]:
 def _placement(plan: Plan) -> Iterator[str]:
     """Every vGPU on an existing GPU of its class, no slot twice; shares and memory fit each GPU."""
     taken: set[tuple[int, int, int]] = set()
-    cut: dict[tuple[int, int], list[Pool]] = {}
     for pool in plan.pools:
         for slot in pool.slots():
             where = f"pool {pool.name}: {tuple(slot)}"
@@ -822,12 +807,20 @@ def _placement(plan: Plan) -> Iterator[str]:
             if tuple(slot) in taken:
                 yield f"{where}: slot used twice"
             taken.add((slot.node, slot.gpu, slot.slot))
-            cut.setdefault((slot.node, slot.gpu), []).append(pool)
     needed = {pool.name: _memory_bytes(plan, pool) for pool in plan.pools}
-    for gpu, pools in cut.items():
+    for gpu, pools in _on_gpus(plan).items():
         held = math.fsum(needed[pool.name] for pool in pools)
         yield from (f"GPU {gpu}: {text}" for text in _cut(plan, pools, held))
     yield from _slice_memory(plan, needed)
+
+
+def _on_gpus(plan: Plan) -> dict[tuple[int, int], list[Pool]]:
+    """Pools of every GPU in use, one per vGPU."""
+    found: dict[tuple[int, int], list[Pool]] = {}
+    for pool in plan.pools:
+        for slot in pool.slots():
+            found.setdefault((slot.node, slot.gpu), []).append(pool)
+    return found
 
 
 def _cut(plan: Plan, pools: list[Pool], held: float) -> Iterator[str]:
@@ -897,11 +890,9 @@ def _slice_memory(plan: Plan, needed: Mapping[str, float]) -> Iterator[str]:
 def _memory_bytes(plan: Plan, pool: Pool) -> float:
     """Bytes of one vGPU's process: every stage's weights, the largest workspace, its own."""
     process_gib = plan.cluster.gpu_class(pool.gpu_class).process_memory_gib or 0.0
-    stages = [s for m in plan.models for p in m.pipelines for s in p.stages if s.pool == pool.name]
-    joint = {
-        (s.blocks, s.memory): s.memory for s in stages if s.boards
-    }  # one stage of many pipelines
-    held = [*joint.values(), *(s.memory for s in stages if not s.boards)]
+    stages = plan.stages_of(plan.pools.index(pool))
+    joint = {(s.blocks, s.memory) for s in stages if s.boards}  # one stage of many pipelines
+    held = [*(memory for _, memory in joint), *(s.memory for s in stages if not s.boards)]
     known = [memory for memory in held if memory is not None]
     dynamic = max((memory.dynamic for memory in known), default=0)
     return process_gib * BYTES_PER_GIB + sum(memory.static for memory in known) + dynamic

@@ -9,7 +9,7 @@ import pytest
 
 from flows.planning import PlanOptions, make_plan
 from flows.planning.gpulets.master import Master
-from flows.planning.gpulets.pairs import Worths
+from flows.planning.gpulets.search import Worths
 from flows.planning.gpulets.tables import read_tables
 from flows.planning.registry import Inputs
 from flows.planning.verify.numbers import verify_plan

@@ -5,18 +5,19 @@ from itertools import product
 import numpy as np
 import pytest
 
-from flows.planning.gpulets.pairs import Worths
 from flows.planning.gpulets.patterns import Pattern, Patterns
+from flows.planning.gpulets.search import Worths
 from flows.planning.gpulets.tables import read_tables
 from flows.planning.registry import Inputs, PlanOptions
 from flows.planning.solver.arrays import Floats
 from tests.flows.planning.gpulets.cases import MODEL, case
 
 CASES = (
-    (5, 3, 2),
-    (6, 2, 3),
-    (7, 3, 3),
-)  # seed, models, batches; case 5 has a share that one model may use
+    (5, 3, 2, 2),
+    (6, 2, 3, 2),
+    (7, 3, 3, 2),
+    (8, 2, 2, 3),
+)  # seed, models, batches, parts; case 5 has a share that one model may use
 
 
 def every(patterns: Patterns) -> list[Pattern]:
@@ -38,11 +39,11 @@ def worth_of(worth: Worths, rates: Floats) -> Floats:
 
 
 @pytest.mark.parametrize("interference", [False, True])
-@pytest.mark.parametrize(("seed", "models", "batches"), CASES)
-def test_patterns_of_two_parts_are_found_at_any_prices(
-    seed: int, models: int, batches: int, *, interference: bool
+@pytest.mark.parametrize(("seed", "models", "batches", "parts"), CASES)
+def test_patterns_are_found_at_any_prices(
+    seed: int, models: int, batches: int, parts: int, *, interference: bool
 ) -> None:
-    asked = case(seed, models, 1, batches=batches)
+    asked = case(seed, models, 1, batches=batches, most_vgpus=parts)
     inputs = Inputs(
         profiles=asked.profiles,
         cluster=asked.cluster,
