@@ -155,9 +155,12 @@ class _Copies:
         self.nodes: list[onnx.NodeProto] = []
         self._graph, self._made_by, self._seen, self._tag = graph, made_by, seen, tag
         self._named: dict[str, str] = {}
-        shape = self._add("Shape", f"shape{tag}", batch.tensor)
-        places = self._add("Gather", f"places{tag}", shape, self._constant("axis", batch.axis))
-        self._batch = self._add("Div", f"batch{tag}", places, self._constant("times", batch.times))
+        # What is made here ends otherwise than copies, whose names end with the tag.
+        shape = self._add("Shape", f"{tag}.shape", batch.tensor)
+        axis = self._constant(f"{tag}.axis", batch.axis)
+        places = self._add("Gather", f"{tag}.places", shape, axis)
+        times = self._constant(f"{tag}.times", batch.times)
+        self._batch = self._add("Div", f"{tag}.batch", places, times)
 
     def of(self, name: str) -> str:
         """The copy of a derived tensor; any other tensor itself."""
@@ -165,7 +168,7 @@ class _Copies:
             return self._named.get(name, name)
         made, (few, many) = self._made_by[name], self._seen.derived[name]
         if np.array_equal(few, many):
-            self._named[name] = self._constant(name, few)
+            self._named[name] = self._constant(f"{name}{self._tag}", few)
         elif made.op_type in SOURCES:
             self._named[name] = self._shape(name, few.astype(np.int64), many.astype(np.int64))
         else:
@@ -181,13 +184,14 @@ class _Copies:
     def _shape(self, name: str, few: NDArray[np.int64], many: NDArray[np.int64]) -> str:
         """A shape is so much of every sample, and so much of none."""
         step = (many - few) // (LARGE_BATCH - SMALL_BATCH)
-        of_each = self._constant(f"{name}_of_each", step)
-        grown = self._add("Mul", f"{name}_grown{self._tag}", self._batch, of_each)
-        rest = self._constant(f"{name}_of_none", few - SMALL_BATCH * step)
-        return self._add("Add", f"{name}{self._tag}", grown, rest)
+        made = f"{name}{self._tag}"
+        of_each = self._constant(f"{made}.of_each", step)
+        grown = self._add("Mul", f"{made}.grown", self._batch, of_each)
+        rest = self._constant(f"{made}.of_none", few - SMALL_BATCH * step)
+        return self._add("Add", made, grown, rest)
 
     def _constant(self, name: str, value: Any) -> str:
-        made = numpy_helper.from_array(np.asarray(value), f"{name}{self._tag}")
+        made = numpy_helper.from_array(np.asarray(value), name)
         self._graph.initializer.append(made)
         return made.name
 

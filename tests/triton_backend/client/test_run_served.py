@@ -215,7 +215,7 @@ def test_the_cut_of_a_client_process_follows_the_link(
     assert asked["offers"] >= 3  # at the begin, and before its cut moved
     assert asked["announcements"] >= 4  # two moves, and its lease given back
     assert "announcements refused" not in asked
-    assert state.ask(OFFLOAD_MODEL, {"command": "announced"})["demands"] == []
+    assert state.ask(OFFLOAD_MODEL, {"command": "announced"})["leases"] == []
     for row in rows:
         if row["on"] == "server":
             assert row["upload_bytes"] == {0: 110_592, 1: 73_728, 3: 4_608}[row["cut"]]
