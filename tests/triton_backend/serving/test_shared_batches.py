@@ -131,7 +131,7 @@ def test_a_request_that_allows_more_than_the_slo_waits_for_company_and_is_answer
     system = LocalSystem(tmp_path / "serve", boarding(root), options)
     try:
         for entry, name in enumerate(("x", "middle")):
-            value = numbers(1, 3)["x"]
+            value: Any = numbers(1, 3)["x"]
             answer = system.ask("cut", {name: value}, 5 * SLO_US, entry=entry)()
             assert not isinstance(answer, Refusal), answer.message
             factor = np.float32(2 if name == "x" else 1)

@@ -29,7 +29,7 @@ class Sink:
 
 
 def numbers(traces: list[Trace]) -> list[int]:
-    return [trace.root.attributes["poolpipe.request"] for trace in traces]
+    return [int(trace.root.attributes["poolpipe.request"]) for trace in traces]
 
 
 def some_requests(folder: Path, count: int = 5) -> tuple[Workspace, TraceReader, Log]:
