@@ -155,7 +155,7 @@ class _Copies:
         self.nodes: list[onnx.NodeProto] = []
         self._graph, self._made_by, self._seen, self._tag = graph, made_by, seen, tag
         self._named: dict[str, str] = {}
-        # What is made here ends otherwise than copies, whose names end with the tag.
+        # Names of copies end with the tag; these do not.
         shape = self._add("Shape", f"{tag}.shape", batch.tensor)
         axis = self._constant(f"{tag}.axis", batch.axis)
         places = self._add("Gather", f"{tag}.places", shape, axis)
