@@ -434,8 +434,8 @@ class StepForm(FileForm):
     )
     outputs: dict[str, str] = Field(
         min_length=1,
-        description="Output -> the same. With an output `NAME_rows` (INT64) or `rows`, the rows of "
-        "NAME vary.",
+        description="Output -> the same. Beside `NAME_rows` (INT64) or `rows`, rows of NAME vary "
+        "in number; beside `NAME_shape` (INT64), in shape.",
         examples=[{"pixels": "FP32 3x224x224"}],
     )
     max_bytes: dict[str, PositiveInt] | None = Field(
@@ -501,6 +501,28 @@ class ModuleForm(FileForm):
         default=None,
         description="Rate, in rows/s, at which its batches are assumed to fill while planning.",
         examples=[96],
+    )
+    sizes: list[SizeForm] | None = Field(
+        default=None,
+        min_length=1,
+        description="Sizes of its model, with their shares of its rows. The module that gives the "
+        "input says each row's by an output `NAME_shape`.",
+        examples=[
+            [
+                {"input_shapes": {"x": "3x48x320"}, "share": 0.7},
+                {"input_shapes": {"x": "3x48x640"}, "share": 0.3},
+            ]
+        ],
+    )
+    size_of: str | None = Field(
+        default=None,
+        description="Name by which others read it, where it is one of several sizes listed apart.",
+        examples=["reader"],
+    )
+    size_by: str | None = Field(
+        default=None,
+        description="With `size_of`: `MODULE.TENSOR` whose rows choose among the sizes.",
+        examples=["lines.line"],
     )
 
 

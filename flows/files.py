@@ -18,10 +18,11 @@ from pydantic import Tag, ValidationError
 
 from flows.device_class import DeviceClass
 from flows.file_forms import ClusterForm, FileForm, RuntimeForm, StepForm, WorkloadForm
+from triton_backend.contract.applications.sizes import AT, size_name
 from triton_backend.contract.cluster import Cluster
 from triton_backend.contract.errors import InputError
 from triton_backend.contract.plan import Plan
-from triton_backend.contract.workload import Workload, size_name
+from triton_backend.contract.workload import Workload
 
 Form = TypeVar("Form", bound="FileForm")
 Made = TypeVar("Made")
@@ -111,6 +112,8 @@ def read_workload(path: Path) -> Workload:
 def read_given_inputs(path: Path) -> dict[str, GivenInputs]:
     """Choices of a workload.yaml for its models' inputs, by model, or by each of its sizes.
 
+    Sizes stand under the model, or under modules that run it.
+
     Raises:
         InputError: the file cannot be read or used, with field and reason.
     """
@@ -138,6 +141,14 @@ def read_given_inputs(path: Path) -> dict[str, GivenInputs]:
                 size_of=name,
                 size_inputs=tuple(shapes),
             )
+    for module in (m for one in read_workload(path).applications for m in one.modules):
+        name, several, shape = module.model.rpartition(AT)
+        for tensor, source in module.inputs.items():
+            if several and source == module.size_by:
+                alone = GivenInputs(
+                    shapes=(f"{tensor}={shape}",), size_of=name, size_inputs=(tensor,)
+                )
+                found.setdefault(module.model, alone)
     return found
 
 

@@ -66,6 +66,8 @@ OBJECTS: Mapping[str, tuple[FieldForm, ...]] = {
         _optional("rows_per_request", "number", "Rows per request, on average.", 2.4),
         _optional("max_rows", "integer", "Most rows of one request.", 16),
         _optional("max_rows_given", "integer", "Most rows that one sample produces.", 100),
+        _optional("size_of", "text", "Name of the module of which it runs one size.", "reader"),
+        _optional("size_by", "text", "MODULE.TENSOR whose rows choose the size.", "lines.line"),
         _optional(
             "optional", "flag", "The request is answered without it if it is late.", example=True
         ),

@@ -300,7 +300,8 @@ def _prepare_ocr(work: Workspace, log: StepLog) -> _Offered:
         read = ocr.write_answers(ocr.ReaderHere(files), pages, found)
         rows = mean_rows(found, "boxes")
         note.text = f"{rows:.1f} lines on a page; {ocr.compared_with_package(pages, read)}"
-    return _Offered(models, ocr_workload(path, rows=rows), splits, {OCR: found})
+    workload = ocr_workload(path, rows=rows, shares=ocr.shares_of_widths(read))
+    return _Offered(models, workload, splits, {OCR: found})
 
 
 def _drive(

@@ -22,13 +22,14 @@ from flows.preparation.splitting.model import SplitModel
 from flows.preparation.splitting.split import SplitChoices
 from flows.quickstart.ocr import RANGES, SIZES
 from triton_backend.contract.applications import REQUEST, Application, Module
+from triton_backend.contract.applications.sizes import AT, equal_or_given
 from triton_backend.contract.cluster import Cluster, GpuClass, NodeGroup
 from triton_backend.contract.errors import InputError
 from triton_backend.contract.plan import Plan
 from triton_backend.contract.profiles import ModelProfile
 from triton_backend.contract.shares import WHOLE_GPU
 from triton_backend.contract.units import ms_to_us
-from triton_backend.contract.workload import ModelDemand, Workload, equal_or_given
+from triton_backend.contract.workload import ModelDemand, Workload
 from triton_backend.runtimes.stage_tensors import served_models
 
 EXAMPLES = ("squeezenet", "shufflenet")
@@ -106,7 +107,7 @@ def ocr_models(files: Mapping[str, Path]) -> tuple[OfferedModel, ...]:
         OfferedModel(
             name=name,
             path=file,
-            blocks=OCR_BLOCKS[name],
+            blocks=OCR_BLOCKS[name.partition(AT)[0]],
             max_batch=1,
             choices=SplitChoices(
                 input_shapes={"x": SIZES[name]}, input_ranges=RANGES.get(name, {})
@@ -116,12 +117,17 @@ def ocr_models(files: Mapping[str, Path]) -> tuple[OfferedModel, ...]:
     )
 
 
-def ocr_workload(path: Path, *, rows: float) -> Workload:
-    """The workload of the OCR example, with so many lines on a page on average."""
+def ocr_workload(path: Path, *, rows: float, shares: Mapping[str, float]) -> Workload:
+    """The workload of the OCR example, with so many lines on a page on average.
+
+    Shares are of the sizes of its recogniser, by model.
+    """
     workload = read_workload(path)
     (graph,) = workload.applications
     modules = tuple(
-        module if module.rows_per_request == 1 else replace(module, rows_per_request=rows)
+        module
+        if module.max_rows == 1
+        else replace(module, rows_per_request=rows * shares.get(module.model, 1.0))
         for module in graph.modules
     )
     return replace(workload, applications=(replace(graph, modules=modules),))

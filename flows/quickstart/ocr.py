@@ -21,19 +21,23 @@ from flows.preparation.splitting.inputs.values import Range
 from flows.preparation.splitting.running import open_session, run_session
 from flows.quickstart.padding import PADDED, take_padding
 from flows.quickstart.pages import DrawnPage, draw_page
+from triton_backend.contract.applications.sizes import size_name
 from triton_backend.runtimes.python_step import ocr
 from triton_backend.runtimes.texts import pack_texts
 
-HEIGHT, WIDTH, LINE = 1024, 736, 1344  # as workload.yaml says them, too
+# As workload.yaml says them, too. A line is read at the least width that has room for it.
+HEIGHT, WIDTH, LINES = 1024, 736, (640, 1024, 1344)
 PAGES, MOST_LINES = 8, 12
 SAMPLE_PAGES, SEED, MOST_SAMPLES = 3, 1_000, 16
 WORKLOAD = Path(__file__).with_name("ocr.yaml")
+READERS = {size_name("recogniser", {"x": f"3x48x{width}"}): width for width in LINES}
 SIZES = {
     "detector": (3, HEIGHT, WIDTH),
     "classifier": (3, 48, 192),
-    "recogniser": (3, 48, LINE),
+    **{name: (3, 48, width) for name, width in READERS.items()},
 }
-RANGES = {"recogniser": {PADDED: Range(320, LINE)}}  # of inputs, to check a split with
+# Of inputs, to check a split with.
+RANGES = {name: {PADDED: Range(320, width)} for name, width in READERS.items()}
 _PARTS = {"detector": "Det", "classifier": "Cls", "recogniser": "Rec"}
 _OUTPUTS = {"detector": "likely", "classifier": "chances"}
 
@@ -47,12 +51,14 @@ class Reading:
         degrees: [lines], 180 where a line lies upside down.
         texts: UTF-8; empty where a line is too uncertain to be said.
         scores: [lines], from 0 to 1.
+        widths: [lines], one of `LINES` each, at which it was read.
     """
 
     boxes: NDArray[np.float32]
     degrees: NDArray[np.int64]
     texts: tuple[str, ...]
     scores: NDArray[np.float32]
+    widths: NDArray[np.int64]
 
     @property
     def text(self) -> str:
@@ -63,8 +69,8 @@ class Reading:
 def write_models(folder: Path) -> dict[str, Path]:
     """The package's models with outputs that have names; the recogniser says the likeliest symbol.
 
-    Of each of its 168 steps it would give 6,625 numbers else, of which only the largest is read. It
-    is given the width to which a line is padded (`padding`).
+    Of each of a line's steps it would give 6,625 numbers else, of which only the largest is read.
+    It is given the width to which a line is padded (`padding`), and is a file for each of `LINES`.
 
     Raises:
         InputError: the package is not installed.
@@ -72,14 +78,21 @@ def write_models(folder: Path) -> dict[str, Path]:
     folder.mkdir(parents=True, exist_ok=True)
     found: dict[str, Path] = {}
     for name, part in _PARTS.items():
-        model = onnx.load(ocr.model_file(part))
         if name in _OUTPUTS:
+            model = onnx.load(ocr.model_file(part))
             _rename_output(model.graph, _OUTPUTS[name])
-        else:
-            _say_the_likeliest(model.graph)
-        found[name] = folder / f"{name}.onnx"
-        found[name].write_bytes(model.SerializeToString(deterministic=True))
+            found[name] = _written(model, folder / f"{name}.onnx")
+            continue
+        for size, width in READERS.items():
+            model = onnx.load(ocr.model_file(part))
+            _say_the_likeliest(model.graph, width)
+            found[size] = _written(model, folder / f"{name}-{width}.onnx")
     return found
+
+
+def _written(model: onnx.ModelProto, path: Path) -> Path:
+    path.write_bytes(model.SerializeToString(deterministic=True))
+    return path
 
 
 def _rename_output(graph: onnx.GraphProto, name: str) -> None:
@@ -88,9 +101,9 @@ def _rename_output(graph: onnx.GraphProto, name: str) -> None:
     graph.output[0].name = name
 
 
-def _say_the_likeliest(graph: onnx.GraphProto) -> None:
+def _say_the_likeliest(graph: onnx.GraphProto, width: int) -> None:
     """Symbols and how certain they are, [batch, steps], in place of [batch, steps, symbols]."""
-    own = take_padding(graph, LINE)
+    own = take_padding(graph, width)
     scores = graph.output[0].name
     found = {"symbols": TensorProto.INT64, "certain": TensorProto.FLOAT}
     graph.node.extend(  # as operator sets up to 17 have them
@@ -105,7 +118,7 @@ def _say_the_likeliest(graph: onnx.GraphProto) -> None:
     batch = graph.input[0].type.tensor_type.shape.dim[0].dim_param
     del graph.output[:]
     for name, kind in found.items():
-        graph.output.append(helper.make_tensor_value_info(name, kind, [batch, LINE // 8]))
+        graph.output.append(helper.make_tensor_value_info(name, kind, [batch, width // 8]))
 
 
 class ReaderHere:
@@ -121,6 +134,21 @@ class ReaderHere:
             for i in range(count)
         ]
         return {key: np.concatenate([one[key] for one in found]) for key in found[0]}
+
+    def _said(self, lines: Sequence[NDArray[Any]], padded: NDArray[Any]) -> dict[str, Any]:
+        """Each line read at its width; beyond the last step of a narrower one are zeros."""
+        steps = max(LINES) // 8
+        said = {
+            "symbols": np.zeros((len(lines), steps), np.int64),
+            "certain": np.zeros((len(lines), steps), np.float32),
+        }
+        names = {width: name for name, width in READERS.items()}
+        for number, line in enumerate(lines):
+            name = names[line.shape[-1]]
+            found = self._run(name, x=line[None], padded=padded[number : number + 1])
+            for output, row in found.items():
+                said[output][number, : row.shape[1]] = row[0]
+        return said
 
     def read(self, picture: bytes) -> Reading:
         """One page.
@@ -139,11 +167,14 @@ class ReaderHere:
         given = {"page": {"image": image}, "crops": {"image": image, "likely": likely}}
         if not len(lines):
             none = np.empty(0, np.float32)
-            return Reading(boxes=boxes, degrees=none.astype(np.int64), texts=(), scores=none), given
+            nothing = none.astype(np.int64)
+            empty = Reading(boxes=boxes, degrees=nothing, texts=(), scores=none, widths=nothing)
+            return empty, given
         seen = ocr.views(lines)
         chances = self._run("classifier", x=seen.pop("angle"))
-        turned = ocr.upright(seen["line"], chances["chances"], width=LINE)
-        said = self._run("recogniser", x=turned["upright"], padded=turned["padded"])
+        widths = ",".join(map(str, LINES))
+        turned = ocr.upright(seen["line"], chances["chances"], widths=widths)
+        said = self._said(turned["upright"], turned["padded"])
         read = ocr.text(said["symbols"], said["certain"])
         given |= {
             "views": {"crop": lines},
@@ -151,7 +182,11 @@ class ReaderHere:
             "text": said,
         }
         reading = Reading(
-            boxes=boxes, degrees=turned["degrees"], texts=tuple(read["text"]), scores=read["score"]
+            boxes=boxes,
+            degrees=turned["degrees"],
+            texts=tuple(read["text"]),
+            scores=read["score"],
+            widths=np.array([line.shape[-1] for line in turned["upright"]], np.int64),
         )
         return reading, given
 
@@ -206,6 +241,13 @@ def write_answers(here: ReaderHere, pages: Sequence[DrawnPage], path: Path) -> l
         **{f"rows/{name}": rows for name in outputs},
     )
     return read
+
+
+def shares_of_widths(read: Sequence[Reading]) -> dict[str, float]:
+    """By size of the recogniser, the share of lines that it read; of none, as of one line."""
+    widths = np.concatenate([one.widths for one in read])
+    lines = {name: max(int((widths == width).sum()), 1) for name, width in READERS.items()}
+    return {name: count / sum(lines.values()) for name, count in lines.items()}
 
 
 def compared_with_package(pages: Sequence[DrawnPage], read: Sequence[Reading]) -> str:

@@ -143,8 +143,13 @@ def test_fragments_with_steps_on_a_page_are_read(tmp_path: Path, page: str, bloc
 def test_fragments_with_sizes_on_a_page_are_read(tmp_path: Path, page: str, block: str) -> None:
     document = yaml.safe_load(block)
     (tmp_path / "workload.yaml").write_text(yaml.safe_dump(document))
-    sizes = sum(len(model["sizes"]) for model in document["models"])
-    assert len(read_workload(tmp_path / "workload.yaml").models) == sizes, page
+    asked = [model for kind in ("models", "applications") for model in document.get(kind, ())]
+    listed = [*asked, *(module for one in asked for module in one.get("modules", ()))]
+    sizes = sum(len(one["sizes"]) for one in listed if "sizes" in one)
+    found = read_workload(tmp_path / "workload.yaml")
+    modules = [module for one in found.applications for module in one.modules]
+    several = [*found.models, *modules]
+    assert sum(one.size_of is not None for one in several) == sizes, page
     jsonschema.validate(document, schemas()["workload"])
 
 

@@ -6,7 +6,6 @@ here: how a request finds its size (`serving.front.sizes`), its variant
 (`scheduler.policies.variants`) or its version (`runtimes.stage_tensors.answering`).
 """
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import fsum
@@ -18,6 +17,7 @@ from triton_backend.contract.applications import (
     check_names,
     read_bindings,
 )
+from triton_backend.contract.applications.sizes import equal_or_given, read_sizes
 from triton_backend.contract.applications.steps import Step, check_steps
 from triton_backend.contract.entries import Entry, check_entries
 from triton_backend.contract.errors import InputError
@@ -32,10 +32,7 @@ MOST_APART = 1e6
 AROUND = ("before", "after")
 CHAIN = ("before", "model", "after")
 OPTIONAL = ("weight", "rate_rps", "batch_building_rate_rps")
-AT, AND = "@", "+"  # of the name of a size: `NAME@3x48x640`
 FIRST_VERSION, LAST_VERSION = 1, 10**9
-SHARES_OFF = 1e-3  # how far the sum of shares may be from 1
-_SHAPE = re.compile(r"[1-9]\d{0,8}(x[1-9]\d{0,8})*")
 
 GATHERING = "gathering"
 TURN = "turn"
@@ -347,7 +344,7 @@ def _read_demands(fields: Fields) -> tuple[ModelDemand, ...]:
             size_of=name,
             **{field: known[field] * size.share for field in OPTIONAL if field in known},
         )
-        for size in _read_sizes(name, fields)
+        for size in read_sizes(f"workload model {name!r}, sizes", name, fields)
     )
 
 
@@ -513,85 +510,6 @@ def _joined(one: ModelDemand, other: ModelDemand) -> ModelDemand:
     )
 
 
-class Size(NamedTuple):
-    """One size of a model: its name, and its share of the model's requests."""
-
-    name: str
-    share: float
-
-
-def size_name(model: str, shapes: Mapping[str, str]) -> str:
-    """`NAME@3x48x640`; of several inputs, their shapes joined by `+` in the order given.
-
-    Args:
-        model: the name that clients ask for.
-        shapes: input to its shape without the batch, as `3x48x640`, of the inputs whose shapes
-            differ between sizes.
-
-    Raises:
-        InputError: a shape is no shape, or there is none.
-    """
-    where = f"model {model!r}, sizes"
-    if not shapes:
-        raise InputError(where, "a size names no input")
-    for name, shape in shapes.items():
-        if not _SHAPE.fullmatch(shape):
-            raise InputError(where, f"{name}: {shape!r} is no shape without the batch, as 3x48x640")
-    return f"{model}{AT}{AND.join(shapes.values())}"
-
-
-def sizes_of(model: str, shapes: Sequence[Mapping[str, str]]) -> tuple[str, ...]:
-    """Names of the sizes of a model, by the shapes of each; one, where others are to follow.
-
-    Raises:
-        InputError: as `size_name`; none, two that are one, or not of the same inputs.
-    """
-    where = f"model {model!r}, sizes"
-    names = tuple(size_name(model, one) for one in shapes)
-    if not names:
-        raise InputError(where, "lists none")
-    for name, one in zip(names, shapes, strict=True):
-        if one.keys() != shapes[0].keys():
-            reason = f"{name!r} gives {', '.join(one)}, another gives {', '.join(shapes[0])}"
-            raise InputError(where, reason)
-        if names.count(name) > 1:
-            raise InputError(where, f"{name!r} is listed twice")
-    return names
-
-
-def equal_or_given(where: str, shares: Sequence[float | None]) -> tuple[float, ...]:
-    """Shares of sizes, variants or versions: as given, or equal where none is.
-
-    Raises:
-        InputError: some are given and others not, one is not positive, or their sum is not 1.
-    """
-    given = [share for share in shares if share is not None]
-    if not given:
-        return (1 / len(shares),) * len(shares)
-    if len(given) < len(shares):
-        raise InputError(where, "some have a share, others none")
-    if min(given) <= 0 or abs(fsum(given) - 1) > SHARES_OFF:
-        listed = " + ".join(f"{share:g}" for share in given)
-        raise InputError(where, f"shares are positive and add up to 1, not {listed}")
-    return tuple(given)
-
-
-def _read_sizes(model: str, fields: Fields) -> tuple[Size, ...]:
-    """The field `sizes` of a model: `[{input_shapes: {x: 3x48x320}, share: 0.7}, ...]`.
-
-    Raises:
-        InputError: as `sizes_of` and `equal_or_given`.
-    """
-    listed = fields.items("sizes")
-    shapes = [
-        {name: str(shape) for name, shape in one.table("input_shapes").items()} for one in listed
-    ]
-    shares = [one.number("share") if one.has("share") else None for one in listed]
-    names = sizes_of(model, shapes)
-    given = equal_or_given(f"workload model {model!r}, sizes", shares)
-    return tuple(map(Size, names, given))
-
-
 def _check_variants(name: str, variants: Sequence[ModelDemand]) -> None:
     """Check models that answer for one name.
 
@@ -658,5 +576,8 @@ def _check_module_models(models: Mapping[str, str], sizes: Mapping[str, str | No
     for where, model in models.items():
         own = [name for name, of in sizes.items() if of == model]
         if own:
-            reason = f"{model!r} is several models, and a module runs one: {', '.join(own)}"
+            reason = (
+                f"{model!r} is several models, and a module runs one: {', '.join(own)}"
+                " (or state `sizes` in the module)"
+            )
             raise InputError(f"{where}.model", reason)

@@ -18,6 +18,7 @@ from triton_backend.runtimes.clock import Clock
 
 LATENCY_OPTION = "latency_us_by_batch"
 ROWS_OPTION = "rows"
+SHAPES_OPTION = "shapes"
 INTERFERENCE_OPTION = "interference"
 CHECKED_BYTES = 4096
 LARGEST_VALUE = 128  # below it every datatype holds every whole number
@@ -34,9 +35,10 @@ class EmulatedRuntime:
     `latency_us_by_batch`: microseconds at batch 1, 2, …, of the vGPU size it stands for.
     `noise_sigma`: sigma of the lognormal factor (median 1) on each run; 0 or absent: none. `seed`:
     of the noise. `rows`: by output whose rows vary, the output of their counts and the mean
-    (`drawn_rows`). `interference`: the factor that its latencies contain, and its susceptibility. A
-    run then has the work that it has alone, done at 1 / max(1, susceptibility + pressure) beside
-    others (`contract.profiles.InterferenceModel`).
+    (`drawn_rows`). `shapes`: by output that says shapes of rows (`applications.shape_name`), which
+    there are and the share of each. `interference`: the factor that its latencies contain, and its
+    susceptibility. A run then has the work that it has alone, done at 1 / max(1, susceptibility +
+    pressure) beside others (`contract.profiles.InterferenceModel`).
 
     Args:
         artifact: what it stands for.
@@ -58,6 +60,9 @@ class EmulatedRuntime:
         self._latency_us = [float(value) for value in latencies]
         self._sigma = float(artifact.options.get("noise_sigma", 0.0))
         self._rows: Mapping[str, tuple[str, float]] = artifact.options.get(ROWS_OPTION, {})
+        self._shapes: Mapping[str, tuple[Sequence[Sequence[int]], Sequence[float]]] = (
+            artifact.options.get(SHAPES_OPTION, {})
+        )
         self._noise = np.random.default_rng(int(artifact.options.get("seed", 0)))
         self._interference: tuple[float, float] | None = artifact.options.get(INTERFERENCE_OPTION)
         self._pressing = pressing
@@ -91,6 +96,8 @@ class EmulatedRuntime:
             for row, value in zip(rows, values, strict=True):
                 row[...] = value
             out[counts][:] = put_rows(rows, drawn, target)
+        for name, (shapes, shares) in self._shapes.items():
+            out[name][:] = [shapes[drawn_place(mark, shares)] for mark in marks]
         self._wait(start_us, latency_us)
 
     def _wait(self, start_us: int, latency_us: float) -> None:
@@ -128,7 +135,7 @@ def drawn_rows(mark: int, mean: float, most: int) -> int:
     """
     if mean >= most:
         return most
-    chance = (zlib.crc32(bytes([mark])) + 0.5) / 2**32
+    chance = _chance(mark)
     rows, term = 0, math.exp(-mean)
     reached = term
     while reached < chance and rows < most:
@@ -136,6 +143,20 @@ def drawn_rows(mark: int, mean: float, most: int) -> int:
         term *= mean / rows
         reached += term
     return rows
+
+
+def drawn_place(mark: int, shares: Sequence[float]) -> int:
+    """Which of several sizes the row of a sample of this mark has, where they have these shares."""
+    chance, reached = _chance(mark), 0.0
+    for place, share in enumerate(shares):
+        reached += share
+        if chance < reached:
+            return place
+    return len(shares) - 1
+
+
+def _chance(mark: int) -> float:
+    return (zlib.crc32(bytes([mark])) + 0.5) / 2**32
 
 
 def row_mark(mark: int, row: int) -> int:

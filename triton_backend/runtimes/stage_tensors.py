@@ -15,6 +15,7 @@ from triton_backend.contract.applications import (
     ApplicationPlan,
     Module,
     check_tensors,
+    widest,
 )
 from triton_backend.contract.entries import shares_of
 from triton_backend.contract.errors import InputError
@@ -53,6 +54,7 @@ def complete_tensors(plan: Plan) -> Plan:
     models = {model.name: _complete_model(model) for model in named}
     applications = tuple(_complete_application(one, models) for one in plan.applications)
     _check_rows([one.application for one in applications], models)
+    _check_choices([one.application for one in applications], models)
     in_modules = {module.model for graph in graphs for module in graph.modules}
     for model in models.values():
         if model.name not in in_modules:
@@ -90,9 +92,13 @@ def _check_rows(graphs: Iterable[Application], models: Mapping[str, ModelPlan]) 
         edges = [(module, source) for module in graph.modules for source in module.inputs.values()]
         for module, source in edges:
             producer, _, tensor = source.partition(".")
-            if producer != REQUEST and tensor in counts[graph.module(producer).model]:
-                model = graph.module(producer).model
+            makers = () if producer == REQUEST else graph.makers(producer)
+            for maker in makers:
+                model = maker.model
+                if tensor not in counts[model]:
+                    continue
                 read.add((model, counts[model][tensor]))
+                _check_not_sized(graph, module, source, maker)
                 if _has_files(models[model]):
                     _check_not_fixed(graph, module, source, counts[model][tensor])
     for model, varying in counts.items():
@@ -109,6 +115,37 @@ def _check_rows(graphs: Iterable[Application], models: Mapping[str, ModelPlan]) 
 def _has_files(model: ModelPlan) -> bool:
     """True if stages of a model are run, not emulated."""
     return any(stage.artifact for pipeline in model.pipelines for stage in pipeline.stages)
+
+
+def _check_choices(graphs: Iterable[Application], models: Mapping[str, ModelPlan]) -> None:
+    """Rows choose by one tensor among the same sizes, wherever these are run."""
+    known: dict[tuple[str, str], tuple[str, set[tuple[int, ...]]]] = {}
+    for graph in graphs:
+        found: dict[str, set[tuple[int, ...]]] = {}
+        for module in graph.modules:
+            for tensor, source in module.inputs.items():
+                inputs = models[module.model].inputs
+                shapes = {spec.shape for spec in inputs if spec.name == tensor}
+                if source == module.size_by:
+                    found.setdefault(module.read_as, set()).update(shapes)
+        chosen = {m.read_as: m.size_by or "" for m in graph.modules if m.read_as in found}
+        for several, shapes in found.items():
+            chooser, _, tensor = chosen[several].partition(".")
+            key = graph.module(chooser).model, tensor
+            other, theirs = known.setdefault(key, (several, shapes))
+            if theirs != shapes:
+                where = f"application {graph.name!r}, module {several!r}.sizes"
+                raise InputError(where, f"are not those of {other!r}, which {tensor!r} chooses too")
+
+
+def _check_not_sized(graph: Application, module: Module, source: str, maker: Module) -> None:
+    """Rows have a size or a number of their own, not both: sizes are joined row by row."""
+    if maker.size_of is not None or source == module.size_by:
+        raise InputError(
+            f"application {graph.name!r}, module {module.read_as!r}.inputs",
+            f"{source!r} has rows of a number of its own, which several sizes do not serve: "
+            "put a step between that gives one for each",
+        )
 
 
 def _check_not_fixed(graph: Application, module: Module, source: str, count: str) -> None:
@@ -155,7 +192,7 @@ def _given_tensors(model: str, graphs: Iterable[Application]) -> tuple[TensorSpe
                     found[name] = found.get(name, False) or rows_vary(module, after)
             for source in graph.outputs.values():
                 producer, _, name = source.partition(".")
-                if producer == module.name:
+                if producer == module.read_as:
                     found.setdefault(name, False)
     if used and not found:
         found["output"] = False
@@ -170,7 +207,7 @@ def _read_of(module: Module, after: Module) -> str:
     """The output of a module that another one reads, of a model without stated tensors."""
     for source in after.inputs.values():
         producer, _, name = source.partition(".")
-        if producer == module.name:
+        if producer == module.read_as:
             return name
     return f"for_{after.name}" if rows_vary(module, after) else "output"
 
@@ -201,7 +238,7 @@ def _complete_application(
     before = {parent for module in modules for parent in module.parents}
     last = [module for module in modules if module.name not in before]
     outputs = graph.outputs or {
-        f"{module.name}.{spec.name}": f"{module.name}.{spec.name}"
+        f"{module.read_as}.{spec.name}": f"{module.read_as}.{spec.name}"
         for module in last
         for spec in models[module.model].outputs
         if spec.name != REFUSED
@@ -241,6 +278,10 @@ def _bindings(
 ) -> dict[str, str]:
     """Where a module reads that does not say so: the request, or the modules before it in order."""
     found: dict[str, str] = {}
+    several = [name for name in map(graph.module, module.parents) if name.size_of is not None]
+    if several:
+        where = f"application {graph.name!r}, module {module.name!r}.inputs"
+        raise InputError(where, f"must say what it reads of {several[0].size_of!r}")
     for number, wanted in enumerate(models[module.model].inputs):
         if not module.parents:
             found[wanted.name] = f"{REQUEST}.{wanted.name}"
@@ -379,7 +420,7 @@ def optional_outputs(plan: Plan, name: str) -> dict[str, str]:
         if planned.name == name
         for module in planned.application.modules
         for output, source in planned.application.outputs.items()
-        if module.optional and source.partition(".")[0] == module.name
+        if module.optional and source.partition(".")[0] == module.read_as
     }
 
 
@@ -390,8 +431,10 @@ def _seen_as_model(plan: Plan, planned: ApplicationPlan) -> ModelPlan:
         producer, _, tensor = source.partition(".")
         if output == refused_name(producer):
             continue
-        given = plan.model(graph.module(producer).model).outputs
-        outputs += [replace(spec, name=output) for spec in given if spec.name == tensor]
+        models = [plan.model(maker.model) for maker in graph.makers(producer)]
+        specs = [spec for model in models for spec in model.outputs if spec.name == tensor]
+        if specs:
+            outputs.append(replace(widest(f"output {output!r}", specs), name=output))
     outputs += [
         TensorSpec(name=dropped_name(module.name), dtype="BOOL", shape=(-1,))
         for module in graph.modules

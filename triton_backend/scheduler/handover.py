@@ -350,10 +350,9 @@ def _shape(planned: ApplicationPlan) -> object:
     """
     application = planned.application
     modules = application.modules
-    as_many = [
-        [(m.rows_per_request, m.max_rows) == (o.rows_per_request, o.max_rows) for o in modules]
-        for m in modules
-    ]
+    # Sizes have the rows that clients send, and never as many as another module.
+    rows = [m.name if m.size_of else (m.rows_per_request, m.max_rows) for m in modules]
+    as_many = [[one == other for other in rows] for one in rows]
     kept = [
         (replace(m, batch_building_rate_rps=None, rows_per_request=1.0), None)
         if application.rows_vary(m)

@@ -656,12 +656,12 @@ def edge_rows(plan: Plan) -> Records:
     """All of `EDGE`, by application and then by the module that they come from."""
     rows: list[tuple[int, int, int]] = []
     for planned in plan.applications:
-        modules = planned.application.modules
+        application, modules = planned.application, planned.application.modules
         part = len(modules)
         for module in modules:
             for place, child in enumerate(modules):
                 if module.name in child.parents:
-                    rows.append((place, part, module.name in child.givers))
+                    rows.append((place, part, module.name in application.givers(child)))
                     part += 1
     return np.asarray(rows, dtype=EDGE)
 

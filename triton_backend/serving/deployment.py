@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Self
 
-from triton_backend.contract.applications import REQUEST, Application, Module
+from triton_backend.contract.applications import REQUEST, Application, Module, shape_name
 from triton_backend.contract.entries import Entry
 from triton_backend.contract.errors import InputError
 from triton_backend.contract.plan import (
@@ -330,11 +330,14 @@ class Deployment:
             for m, module in enumerate(graph.modules):
                 for tensor, source in module.inputs.items():
                     producer, _, given = source.partition(".")
-                    key = number, m, THE_REQUEST, 0
+                    keys = [(number, m, THE_REQUEST, 0)]
                     if producer != REQUEST:
-                        group = self.group_of(graph.module(producer).model, given)
-                        key = number, m, names[producer], group
-                    found[key] = (*found.get(key, ()), (tensor, given))
+                        keys = [
+                            (number, m, names[maker.name], self.group_of(maker.model, given))
+                            for maker in graph.makers(producer)
+                        ]
+                    for key in keys:
+                        found[key] = (*found.get(key, ()), (tensor, given))
         return found
 
     def feeds(self, *edge: int) -> tuple[tuple[str, str], ...]:
@@ -374,6 +377,65 @@ class Deployment:
         return max(groups, default=0)
 
     @cached_property
+    def _choices(self) -> dict[str, dict[str, tuple[tuple[int, ...], ...]]]:
+        """By model and output that says shapes: those of the sizes that read it, each once."""
+        found: dict[str, dict[str, dict[tuple[int, ...], None]]] = {}
+        for graph in self.applications:
+            for module in graph.modules:
+                if module.size_by is not None:
+                    chooser, _, tensor = module.size_by.partition(".")
+                    mine = found.setdefault(graph.module(chooser).model, {})
+                    mine.setdefault(shape_name(tensor), {})[self._shape_of(module)] = None
+        return {
+            model: {output: tuple(shapes) for output, shapes in outputs.items()}
+            for model, outputs in found.items()
+        }
+
+    def _shape_of(self, module: Module) -> tuple[int, ...]:
+        """Shape of a row that one of several sizes reads of its chooser."""
+        names = [name for name, source in module.inputs.items() if source == module.size_by]
+        inputs = self.plan.model(module.model).inputs
+        return next(spec.shape[1:] for spec in inputs if spec.name in names)
+
+    def choices(self, model: str) -> Mapping[str, tuple[tuple[int, ...], ...]]:
+        """Outputs of a model that say its rows' shapes, and those that sizes of modules run.
+
+        Sorted as a batch reports them: of each row, the place of its shape.
+        """
+        return self._choices.get(model, {})
+
+    def shares_of(self, model: str, output: str) -> tuple[float, ...]:
+        """The share of rows of each of the sizes that an output of a model chooses among."""
+        known = list(self.choices(model))
+        rows = [0.0] * len(self.choices(model)[output])
+        for (application, m), (choice, place) in self._chosen.items():
+            graph = self.applications[application]
+            chooser = graph.module(graph.modules[m].chooser or "")
+            if chooser.model == model and known[choice] == output:
+                rows[place] += graph.modules[m].rows_per_request * (graph.rate_rps or 1.0)
+        return tuple(one / sum(rows) for one in rows)
+
+    def chosen(self, application: int, module: int) -> tuple[int, int] | None:
+        """Of a module that runs one of several sizes: which choice of its chooser, and its place.
+
+        None of any other module.
+        """
+        return self._chosen.get((application, module))
+
+    @cached_property
+    def _chosen(self) -> dict[tuple[int, int], tuple[int, int]]:
+        found: dict[tuple[int, int], tuple[int, int]] = {}
+        for number, graph in enumerate(self.applications):
+            for m, module in enumerate(graph.modules):
+                if module.size_by is not None:
+                    chooser, _, tensor = module.size_by.partition(".")
+                    known = self.choices(graph.module(chooser).model)
+                    output = shape_name(tensor)
+                    place = known[output].index(self._shape_of(module))
+                    found[number, m] = list(known).index(output), place
+        return found
+
+    @cached_property
     def _drawn(self) -> dict[tuple[str, str], tuple[int, float]]:
         """By model and count.
 
@@ -387,7 +449,7 @@ class Deployment:
                     before, _, tensor = source.partition(".")
                     if before == REQUEST:
                         continue
-                    producer = graph.module(before)
+                    producer = graph.makers(before)[0]
                     counts = self._counts[producer.model].get(tensor)
                     if counts is not None:
                         mean = module.rows_per_request / producer.rows_per_request

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from triton_backend.contract import arrivals
-from triton_backend.contract.applications import Application
+from triton_backend.contract.applications import Application, Module
 from triton_backend.contract.arrivals import (
     ANY_MODEL,
     StatedRequests,
@@ -41,6 +41,7 @@ Instants = NDArray[np.int64]
 JOBS = 1 << 21  # separates what jobs draw from what models draw
 LOWS = 1 << 22  # and what low requests draw
 ROWS = ("poisson", "fixed")
+_EVENLY = (5**0.5 - 1) / 2  # multiples of it modulo 1 lie as evenly as can be
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -339,14 +340,18 @@ def _rows_of_modules(
     alike: dict[str, str] = {}  # modules that feed one together, to the first of them
     for module in application.modules:
         if application.rows_vary(module):
-            first = module.givers[0]
-            alike |= {giver: alike.get(first, first) for giver in module.givers}
+            givers = application.givers(module)
+            alike |= {giver: alike.get(givers[0], givers[0]) for giver in givers}
     for module in application.ordered():
         mean, most = module.rows_per_request, module.max_rows or 1
+        if module.size_of is not None:
+            if module.name not in rows:
+                rows |= _rows_of_sizes(application, module, rows, draw, rng)
+            continue
         if not application.rows_vary(module):
             rows[module.name] = round(mean) * samples
             continue
-        parent = application.module(module.givers[0])
+        parent = application.module(application.givers(module)[0])
         before = rows[parent.name]
         twin = alike.get(module.name, module.name)
         if (parent.rows_per_request, parent.max_rows) == (mean, most):
@@ -360,6 +365,28 @@ def _rows_of_modules(
             found = np.where(before > 0, np.diff(ends) * samples, 0)
         rows[module.name] = np.minimum(found, most * samples)
     return rows
+
+
+def _rows_of_sizes(
+    application: Application,
+    module: Module,
+    rows: Mapping[str, NDArray[np.int64]],
+    draw: str,
+    rng: np.random.Generator,
+) -> dict[str, NDArray[np.int64]]:
+    """By size of a module's model, [job] of its chooser's rows: each row has one, by the shares."""
+    sizes = application.makers(module.read_as)
+    given = rows[application.givers(module)[0]]
+    shares = np.array([size.rows_per_request for size in sizes])
+    shares /= shares.sum()
+    if draw == "poisson":
+        parts = rng.multinomial(given, shares)
+    else:
+        places = (np.arange(given.sum()) + 0.5) * _EVENLY % 1.0
+        size_of = np.searchsorted(np.cumsum(shares)[:-1], places, side="right")
+        parts = np.zeros((len(given), len(sizes)), np.int64)
+        np.add.at(parts, (np.repeat(np.arange(len(given)), given), size_of), 1)
+    return {size.name: parts[:, n] for n, size in enumerate(sizes)}
 
 
 def _entry_shares(model: ModelPlan) -> list[float]:

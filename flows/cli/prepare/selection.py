@@ -49,7 +49,7 @@ def model_names(
 
 def _sizes(name: str, known: Iterable[str]) -> list[str]:
     """The sizes of a model that was split in several, else the model itself."""
-    from triton_backend.contract.workload import AT
+    from triton_backend.contract.applications.sizes import AT
 
     own = [one for one in known if one.startswith(name + AT)]
     return [name] if name in known or not own else own

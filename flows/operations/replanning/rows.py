@@ -110,7 +110,7 @@ def _pairing(application: Application) -> list[list[Module]]:
     """
     groups = {m.name: [m] for m in application.modules if application.rows_vary(m)}
     for module in application.modules:
-        givers = [application.module(name) for name in module.givers]
+        givers = [application.module(name) for name in application.givers(module)]
         same = [giver for giver in givers if _rows(giver) == _rows(module)]
         _join(groups, [module, *same])
         if len({_rows(giver) for giver in givers}) == 1:

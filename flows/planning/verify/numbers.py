@@ -144,7 +144,8 @@ def _lines_match(plan: Plan) -> Iterator[str]:
 
 def _shape(module: Module) -> tuple[object, ...]:
     rows = (module.rows_per_request, module.max_rows, module.max_rows_given, module.optional)
-    return (module.name, module.model, module.parents, rows, dict(module.inputs))
+    size = (module.size_of, module.size_by)
+    return (module.name, module.model, module.parents, rows, dict(module.inputs), size)
 
 
 def _applications(plan: Plan) -> Iterator[str]:

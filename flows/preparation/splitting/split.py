@@ -34,9 +34,9 @@ from flows.preparation.splitting.observing import boundary_specs, input_specs, o
 from flows.preparation.splitting.per_sample import can_run_per_sample, run_ends_per_sample
 from flows.preparation.splitting.shapes import make_shapes_constant
 from flows.preparation.splitting.symbolic import make_batch_symbolic
+from triton_backend.contract.applications.sizes import size_name
 from triton_backend.contract.errors import InputError
 from triton_backend.contract.tensors import total_bytes_per_sample
-from triton_backend.contract.workload import size_name
 from triton_backend.serve_folder.names import check_name
 
 DEFAULT_BLOCKS = 10

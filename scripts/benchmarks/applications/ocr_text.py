@@ -95,7 +95,7 @@ def main() -> int:
             most=total["wrong by the package"] / total["drawn"],
         ),
     ]
-    return conclude(asked, "ocr-padded", figures, dict(total))
+    return conclude(asked, "ocr-sized", figures, dict(total))
 
 
 if __name__ == "__main__":

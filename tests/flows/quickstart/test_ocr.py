@@ -15,9 +15,11 @@ from flows.preparation.steps.samples import read_step_samples
 from flows.quickstart.example_project import ocr_workload
 from flows.quickstart.ocr import (
     RANGES,
+    READERS,
     SIZES,
     ReaderHere,
     compared_with_package,
+    shares_of_widths,
     write_answers,
     write_models,
     write_project,
@@ -103,8 +105,11 @@ def stated_output(steps: Mapping[str, GivenStep], name: str) -> TensorSpec:
 def test_the_workload_runs_as_many_lines_as_pages_have(
     project: tuple[dict[str, Path], Path],
 ) -> None:
-    (graph,) = ocr_workload(project[1], rows=5.5).applications
-    assert {m.rows_per_request for m in graph.modules} == {1, 5.5}
+    shares = dict(zip(READERS, (0.1, 0.7, 0.2), strict=True))
+    (graph,) = ocr_workload(project[1], rows=5.5, shares=shares).applications
+    assert {m.rows_per_request for m in graph.modules if m.size_of is None} == {1, 5.5}
+    rows = {m.model: m.rows_per_request for m in graph.makers("recogniser")}
+    assert rows == {name: pytest.approx(5.5 * share) for name, share in shares.items()}
     assert graph.rows_vary(graph.module("text"))
 
 
@@ -130,3 +135,7 @@ def test_answers_are_what_is_read_here(here: ReaderHere, tmp_path: Path) -> None
         }
         assert relative_error(answer, request.expected) == 0
     assert "on 2 of 2 pages" in compared_with_package(pages, read)
+    lines = [sum(int((one.widths == width).sum()) for one in read) for width in READERS.values()]
+    assert sum(lines) == sum(len(one.texts) for one in read)
+    shares = [max(count, 1) / sum(max(n, 1) for n in lines) for count in lines]
+    assert list(shares_of_widths(read).values()) == pytest.approx(shares)

@@ -13,11 +13,8 @@ from tests.docs.pages import EXAMPLES
 from tests.fakes.applications import hand_application, hand_module, with_applications
 from tests.fakes.plans import two_stages, two_tails
 from tests.fakes.unequal_shares import example
-from triton_backend.contract.applications.application import (
-    MODULE_FIELDS,
-    Application,
-    Module,
-)
+from triton_backend.contract.applications import Application, Module
+from triton_backend.contract.applications.module import MODULE_FIELDS
 from triton_backend.contract.plan import Plan
 
 

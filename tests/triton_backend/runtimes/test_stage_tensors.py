@@ -8,6 +8,7 @@ from tests.triton_backend.serving.served_applications import (
     application,
     module,
     one_stage,
+    sized_plan,
     two_stage,
 )
 from tests.triton_backend.serving.shared_plans import with_tail
@@ -148,3 +149,42 @@ def test_rows_that_no_module_reads_are_bounded_by_the_module_that_gives_them() -
         ("output_rows", "INT64"),
     ]
     assert complete_tensors(Plan.from_dict(made.to_dict())) == made
+
+
+def test_an_answer_of_several_sizes_has_the_shape_of_the_widest() -> None:
+    served = {model.name: model for model in served_models(complete_tensors(sized_plan()))}
+    assert [(spec.name, spec.shape) for spec in served["sized"].outputs] == [
+        ("y", (-1, 4)),
+        ("z", (-1, 1)),
+    ]
+
+
+def test_two_modules_that_choose_by_one_tensor_list_the_same_sizes() -> None:
+    plan = sized_plan()
+    (planned,) = plan.applications
+    graph = planned.application
+    narrow = tuple(m for m in graph.modules if m.name in {"fit", "read@2"})
+    other = replace(graph, name="other", modules=narrow, outputs={"y": "read.y"})
+    also = replace(planned, application=other)
+    workload = replace(plan.workload, applications=(graph, other))
+    both = replace(plan, applications=(planned, also), workload=workload)
+    with pytest.raises(InputError, match=r"'other', module 'read'\.sizes: are not those of 'read'"):
+        complete_tensors(both)
+
+
+def test_rows_of_a_number_of_their_own_do_not_choose_a_size() -> None:
+    plan = sized_plan()
+    counts = TensorSpec(name="x_rows", dtype="INT64", shape=(-1,))
+    models = tuple(
+        replace(model, outputs=(*model.outputs, counts)) if model.name == "m_a" else model
+        for model in plan.models
+    )
+    with pytest.raises(InputError, match="has rows of a number of its own, which several sizes"):
+        complete_tensors(replace(plan, models=models))
+
+
+def test_a_plan_without_tensors_serves_no_sizes() -> None:
+    plan = sized_plan()
+    models = tuple(replace(model, inputs=(), outputs=()) for model in plan.models)
+    with pytest.raises(InputError, match="by which rows choose their size, needs an output 'x_sh"):
+        complete_tensors(replace(plan, models=models))

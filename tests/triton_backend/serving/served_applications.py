@@ -22,7 +22,7 @@ from triton_backend.contract.plan import Plan
 from triton_backend.contract.tensors import TensorSpec
 from triton_backend.contract.workload import Workload
 from triton_backend.runtimes.base import NUMPY_DTYPES
-from triton_backend.runtimes.emulated import drawn_rows, row_mark, sample_marks
+from triton_backend.runtimes.emulated import drawn_place, drawn_rows, row_mark, sample_marks
 from triton_backend.serving.deployment import Deployment
 from triton_backend.serving.transport.shared_memory import Arrays
 
@@ -86,6 +86,60 @@ def traffic() -> Application:
             "person": "people.output",
         },
     )
+
+
+def sized_plan(plan_id: str = "sized", shares: tuple[float, float] = (0.5, 0.5)) -> Plan:
+    """A module whose rows choose among two sizes, the wider on another node, and a reader of both.
+
+    `x` is [8], its rows [2] or [4].
+    """
+    tensor = small_plans.tensor
+    ends = {
+        "m_a": ((tensor("x", 8),), (tensor("x", 4), tensor("x_shape", 1, dtype="INT64"))),
+        "m_b": ((tensor("x", 2),), (tensor("y", 2),)),
+        "m_c": ((tensor("x", 4),), (tensor("y", 4),)),
+        "m_d": ((tensor("y", 4),), (tensor("z", 1),)),
+    }
+    models = [
+        small_plans.model(
+            name,
+            (small_plans.stage((0, 10), *(("SLOW", 1) if name == "m_c" else ("FAST", 0))),),
+            inputs=inputs,
+            outputs=outputs,
+        )
+        for name, (inputs, outputs) in ends.items()
+    ]
+    sizes = [
+        Module(
+            name=f"read@{n}",
+            model=f"m_{name}",
+            rows_per_request=share,
+            max_rows=1,
+            inputs={"x": "fit.x"},
+            size_of="read",
+            size_by="fit.x",
+        )
+        for n, name, share in ((2, "b", shares[0]), (4, "c", shares[1]))
+    ]
+    graph = application(
+        "sized",
+        Module(name="fit", model="m_a", inputs={"x": "request.x"}),
+        *sizes,
+        Module(name="all", model="m_d", inputs={"y": "read.y"}),
+        outputs={"y": "read.y", "z": "all.z"},
+    )
+    return with_applications(small_plans.plan(*models, plan_id=plan_id), graph)
+
+
+def sized_answer(x: NDArray[np.float32], shares: tuple[float, float] = (0.5, 0.5)) -> Arrays:
+    """The answer of `sized_plan`, row by row."""
+    y, z = np.zeros((len(x), 4), np.float32), np.zeros((len(x), 1), np.float32)
+    for row, mark in enumerate(_marks([x])):
+        columns = (2, 4)[drawn_place(mark, shares)]
+        (seen,) = _marks([np.full((1, columns), mark, np.float32)])
+        y[row, :columns] = seen
+        z[row] = _marks([y[row : row + 1]])[0]
+    return {"y": y, "z": z}
 
 
 def expected(deployment: Deployment, name: str, request: Arrays) -> Arrays:

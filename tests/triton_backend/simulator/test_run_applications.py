@@ -2,6 +2,7 @@
 
 import heapq
 from collections.abc import Mapping
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -122,6 +123,48 @@ def test_no_rows_are_served_at_once_and_drawn_rows_keep_their_mean() -> None:
         app = result.applications["app"]
         assert app.modules["b"].tasks < app.outcome.offered / 2
         assert app.modules["b"].rows / app.outcome.offered == pytest.approx(0.3, abs=0.08)
+
+
+def of_sizes() -> tuple[Module, ...]:
+    """find -> lines (rows that vary) -> read, in two sizes -> spell (the rows of lines)."""
+    sizes = [
+        Module(
+            name=f"read@{size}",
+            model=model,
+            rows_per_request=rows,
+            max_rows=16,
+            inputs={"x": "lines.line"},
+            size_of="read",
+            size_by="lines.line",
+        )
+        for size, model, rows in ((1, "m1", 3.0), (2, "m2", 1.0))
+    ]
+    spell = Module(
+        name="spell", model="m3", rows_per_request=4.0, max_rows=16, inputs={"y": "read.y"}
+    )
+    lines = hand_module("lines", "m0", "find", rows=4.0, max_rows=16)
+    return (hand_module("find", "m0"), lines, *sizes, spell)
+
+
+@pytest.mark.parametrize("rows", ["poisson", "fixed"])
+def test_every_row_runs_in_one_size_and_once_behind_them(rows: str) -> None:
+    result = run(plan_of(of_sizes(), gpus=3), 0.5, rows=rows)
+    check(result)
+    app = result.applications["app"]
+    assert app.outcome.attainment > 0.99
+    ran = {name: module.rows for name, module in app.modules.items()}
+    assert ran["lines"] == ran["read@1"] + ran["read@2"] == ran["spell"]
+    assert ran["read@1"] / ran["lines"] == pytest.approx(0.75, abs=0.06)
+
+
+def test_a_change_of_plan_keeps_jobs_whose_sizes_have_other_shares() -> None:
+    find, lines, narrow, wide, spell = of_sizes()
+    even = (replace(one, rows_per_request=2.0) for one in (narrow, wide))
+    other = plan_of((find, lines, *even, spell), gpus=3)
+    changes = (PlanChange(at_s=1.0, plan=other),)
+    result = run(plan_of(of_sizes(), gpus=3), 0.5, changes=changes)
+    check(result)
+    assert result.applications["app"].outcome.dropped == 0
 
 
 def test_a_run_is_the_same_again_and_equal_gaps_are_kept() -> None:

@@ -1,14 +1,9 @@
 """Applications: DAGs of modules, as asked for (`workload.yaml`) and as planned (`plan.json`)."""
 
-from triton_backend.contract.applications.application import (
-    REQUEST,
-    Application,
-    Module,
-    check_names,
-    check_tensors,
-    read_bindings,
-)
+from triton_backend.contract.applications.application import Application, check_names
+from triton_backend.contract.applications.module import REQUEST, Module, read_bindings
 from triton_backend.contract.applications.planned import ApplicationPlan
+from triton_backend.contract.applications.tensors import check_tensors, shape_name, widest
 from triton_backend.contract.applications.transfers import (
     producing_models,
     received_bytes,
@@ -26,4 +21,6 @@ __all__ = [
     "read_bindings",
     "received_bytes",
     "sent_bytes",
+    "shape_name",
+    "widest",
 ]

@@ -7,127 +7,23 @@ whether it holds together. Not here: latencies and GPUs (planners), jobs (schedu
 Every complaint names the application, the module and the field.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Self
 
+from triton_backend.contract.applications.module import (
+    REQUEST,
+    Module,
+    check_known,
+    read_bindings,
+)
+from triton_backend.contract.applications.sizes import read_modules, with_sizes_before
 from triton_backend.contract.errors import InputError
 from triton_backend.contract.fields import Fields, check_name
-from triton_backend.contract.tensors import TensorSpec
 from triton_backend.contract.units import ms_to_us, us_to_ms
 
-REQUEST = "request"
-"""The producer that stands for the client's request, as in `request.image`."""
 MOST_ROWS = 100_000
 _APPLICATION_FIELDS = ("name", "slo_ms", "rate_rps", "weight", "modules", "outputs")
-MODULE_FIELDS = (
-    "name",
-    "model",
-    "after",
-    "rows_per_request",
-    "max_rows",
-    "max_rows_given",
-    "optional",
-    "inputs",
-    "batch_building_rate_rps",
-)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Module:
-    """One node of an application; checked with its application.
-
-    Attributes:
-        model: the model that it runs.
-        after: the modules that it starts after; those that `inputs` read, where it is not given.
-        rows_per_request: mean number of rows (samples) it runs per client request.
-        max_rows: most rows of one request; None, to be refused, where it is not given beside other
-            rows than one.
-        max_rows_given: most rows that each of its samples gives where the run alone knows how many,
-            as boxes of a detector; None where none vary, or where the modules that read them say so
-            by their `max_rows`.
-        optional: whether the answer may go without it.
-        inputs: tensor of the model -> `request.tensor` or `module.tensor`; empty: not said, and an
-            edge then moves no bytes that a plan would know of.
-        batch_building_rate_rps: rate (rows/s) at which its batches are assumed to fill.
-    """
-
-    name: str
-    model: str
-    after: tuple[str, ...] | None = None
-    rows_per_request: float = 1.0
-    max_rows: int | None = None
-    max_rows_given: int | None = None
-    optional: bool = False
-    inputs: Mapping[str, str] = field(default_factory=dict[str, str])
-    batch_building_rate_rps: float | None = None
-
-    def __post_init__(self) -> None:
-        if self.after is None:
-            object.__setattr__(self, "after", self.producers)
-        if self.max_rows is None and self.rows_per_request == 1:
-            object.__setattr__(self, "max_rows", 1)
-
-    @property
-    def producers(self) -> tuple[str, ...]:
-        """The modules whose tensors it reads, each once, in the order of `inputs`."""
-        named = (source.partition(".")[0] for source in self.inputs.values())
-        return tuple(name for name in dict.fromkeys(named) if name != REQUEST)
-
-    @property
-    def parents(self) -> tuple[str, ...]:
-        """The modules that it starts after."""
-        return self.after or ()
-
-    @property
-    def givers(self) -> tuple[str, ...]:
-        """The modules whose rows it runs, where its rows vary.
-
-        Those it reads, or all it starts after.
-        """
-        return self.producers or self.parents
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain form, as in `workload.yaml`; what is as by default is left out."""
-        out: dict[str, Any] = {"name": self.name, "model": self.model, "after": list(self.parents)}
-        if self.rows_per_request != 1 or self.max_rows != 1:
-            out |= {"rows_per_request": self.rows_per_request, "max_rows": self.max_rows}
-        if self.max_rows_given is not None:
-            out["max_rows_given"] = self.max_rows_given
-        if self.optional:
-            out["optional"] = True
-        if self.inputs:
-            out["inputs"] = dict(self.inputs)
-        if self.batch_building_rate_rps is not None:
-            out["batch_building_rate_rps"] = self.batch_building_rate_rps
-        return out
-
-    @classmethod
-    def read(cls, fields: Fields, application: str) -> Self:
-        """Inverse of `to_dict`."""
-        name = fields.text("name")
-        fields = Fields(fields.plain(), f"application {application!r}, module {name!r}")
-        _check_known(fields, MODULE_FIELDS, "a module")
-        alone = fields.has("max_rows") and not fields.has("rows_per_request")
-        if alone and fields.integer("max_rows") != 1:
-            raise fields.wrong("rows_per_request", "is missing beside max_rows")
-        return cls(
-            name=name,
-            model=fields.text("model"),
-            after=fields.texts("after") if fields.has("after") else None,
-            rows_per_request=fields.number("rows_per_request")
-            if fields.has("rows_per_request")
-            else 1.0,
-            max_rows=fields.integer("max_rows") if fields.has("max_rows") else None,
-            max_rows_given=fields.integer("max_rows_given")
-            if fields.has("max_rows_given")
-            else None,
-            optional=fields.has("optional") and fields.flag("optional"),
-            inputs=read_bindings(fields, "inputs"),
-            batch_building_rate_rps=fields.number("batch_building_rate_rps")
-            if fields.has("batch_building_rate_rps")
-            else None,
-        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,6 +45,7 @@ class Application:
 
     def __post_init__(self) -> None:
         self._check_demand()
+        object.__setattr__(self, "modules", with_sizes_before(self.modules))
         names = [module.name for module in self.modules]
         for module in self.modules:
             if names.count(module.name) > 1:
@@ -156,11 +53,12 @@ class Application:
             self._check_names(module, names)
             self._check_numbers(module)
         self._check_cycle()
+        self._check_sizes()
         self._check_rows()
         self._check_optional()
         self._check_sources()
         for output, source in self.outputs.items():
-            _check_source(f"application {self.name!r}.outputs.{output}", source, names)
+            self._check_source(f"application {self.name!r}.outputs.{output}", source)
             if source.startswith(f"{REQUEST}."):
                 raise self._wrong(f"outputs.{output}", f"{source!r} is no module's tensor")
 
@@ -188,8 +86,8 @@ class Application:
         self._check_after(module, names)
         for tensor, source in module.inputs.items():
             where = f"application {self.name!r}, module {name!r}.inputs.{tensor}"
-            _check_source(where, source, names)
-        for producer in module.producers:
+            self._check_source(where, source)
+        for producer in self.producers(module):
             if producer not in module.parents:
                 reason = f"misses {producer!r}, whose tensors `inputs` read"
                 raise self._wrong("after", reason, name)
@@ -204,6 +102,14 @@ class Application:
                 raise self._wrong("after", f"no module {parent!r}; there are {known}", name)
             if module.parents.count(parent) > 1:
                 raise self._wrong("after", f"{parent!r} is listed twice", name)
+
+    def _check_source(self, where: str, source: str) -> None:
+        producer, dot, tensor = source.partition(".")
+        if not (producer and dot and tensor):
+            raise InputError(where, f"{source!r} is not module.tensor or {REQUEST}.tensor")
+        names = tuple(dict.fromkeys(module.read_as for module in self.modules))
+        if producer != REQUEST and producer not in names:
+            raise InputError(where, f"no module {producer!r}; there are {', '.join(names)}")
 
     def _check_numbers(self, module: Module) -> None:
         rows, most, name = module.rows_per_request, module.max_rows, module.name
@@ -245,14 +151,61 @@ class Application:
             if not module.parents and module.rows_per_request != 1:
                 reason = f"{module.rows_per_request:g}, but a module after none runs the request"
                 raise self._wrong("rows_per_request", reason, module.name)
-            given = {
-                name: (self.module(name).rows_per_request, self.module(name).max_rows)
-                for name in module.producers
-            }
+            if module.size_of is not None:
+                continue
+            given = {name: self._rows_of(name) for name in module.producers}
             if len(set(given.values())) > 1 and module.rows_per_request != 1:
                 rows = " and ".join(f"{rows[0]:g} of {name}" for name, rows in given.items())
                 reason = f"reads rows that do not pair up, {rows}: only one row can join them"
                 raise self._wrong("inputs", reason, module.name)
+
+    def _rows_of(self, name: str) -> tuple[float, int | None]:
+        """Rows of a module by the name by which others read it, as many as its chooser's.
+
+        Mean and most.
+        """
+        made = self.makers(name)[0]
+        given = made if made.chooser is None else self.module(made.chooser)
+        return given.rows_per_request, given.max_rows
+
+    def _check_sizes(self) -> None:
+        """A row has one size, which the module says that gives it; its readers pair up with it."""
+        names = [module.name for module in self.modules]
+        for module in self.modules:
+            if (module.size_of is None) != (module.size_by is None):
+                raise self._wrong("size_of", "and size_by go together", module.name)
+            if module.size_of is not None and module.size_by is not None:
+                self._check_size(module, module.size_of, module.size_by, names)
+            for name in module.producers:
+                several = self.makers(name)[0].size_of
+                own = module.rows_per_request, module.max_rows
+                own = own if module.chooser is None else self._rows_of(module.read_as)
+                if several is not None and own != self._rows_of(name):
+                    reason = f"{own[0]:g}, but {name!r} runs {self._rows_of(name)[0]:g}"
+                    raise self._wrong("rows_per_request", reason, module.name)
+
+    def _check_size(self, module: Module, several: str, chosen: str, names: Sequence[str]) -> None:
+        check_name(f"application {self.name!r}, module {module.name!r}.size_of", several)
+        if several in names or several == REQUEST or "." in several:
+            raise self._wrong("size_of", f"{several!r} is another module's name", module.name)
+        chooser = chosen.partition(".")[0]
+        if chooser not in names or self.module(chooser).size_of is not None:
+            reason = f"{chosen!r} is no tensor of a module of one size"
+            raise self._wrong("size_by", reason, module.name)
+        if chosen not in module.inputs.values():
+            raise self._wrong("size_by", f"{chosen!r} is not among its inputs", module.name)
+        first = self.makers(several)[0]
+        alike = (module.size_by, module.inputs, module.max_rows)
+        if alike != (first.size_by, first.inputs, first.max_rows):
+            reason = f"has other inputs, size_by or max_rows than {first.name!r}"
+            raise self._wrong("size_of", reason, module.name)
+        for stated in ("optional", "max_rows_given"):
+            if getattr(module, stated):
+                raise self._wrong(stated, "is not served of several sizes", several)
+        given = {self._rows_of(name) for name in (chooser, *module.producers)}
+        if len(given) > 1 or module.max_rows != self.module(chooser).max_rows:
+            reason = f"its rows and those it reads are not one for each of {chooser!r}"
+            raise self._wrong("rows_per_request", reason, several)
 
     def _check_optional(self) -> None:
         for module in self.modules:
@@ -270,6 +223,29 @@ class Application:
                 if not module.inputs:
                     reason = f"must name {REQUEST}.… tensors: several modules come after none"
                     raise self._wrong("inputs", reason, module.name)
+
+    def makers(self, name: str) -> tuple[Module, ...]:
+        """The modules whose tensors `name.tensor` are: one, or one for each size of a model.
+
+        Raises:
+            InputError: there is none.
+        """
+        sizes = tuple(module for module in self.modules if module.size_of == name)
+        return sizes or (self.module(name),)
+
+    def producers(self, module: Module) -> tuple[str, ...]:
+        """The modules whose tensors a module reads, each size by itself."""
+        return tuple(one.name for name in module.producers for one in self.makers(name))
+
+    def givers(self, module: Module) -> tuple[str, ...]:
+        """The modules whose rows a module runs, where its rows vary.
+
+        Those it reads, or all it starts after; where sizes are chosen, the module that chooses.
+        """
+        if module.chooser is not None:
+            return (module.chooser,)
+        names = self.producers(module) or module.parents
+        return tuple(dict.fromkeys(self.module(name).chooser or name for name in names))
 
     def module(self, name: str) -> Module:
         """One module.
@@ -289,7 +265,7 @@ class Application:
         Else they are `rows_per_request` for each sample: of a module after none, of one that always
         runs `max_rows`, and of one that joins rows which do not pair up.
         """
-        rows = {(m.rows_per_request, m.max_rows) for m in map(self.module, module.givers)}
+        rows = {(m.rows_per_request, m.max_rows) for m in map(self.module, self.givers(module))}
         return len(rows) == 1 and module.rows_per_request != module.max_rows
 
     @property
@@ -352,15 +328,30 @@ class Application:
         """Inverse of `to_dict`."""
         name = fields.text("name")
         fields = Fields(fields.plain(), f"application {name!r}")
-        _check_known(fields, _APPLICATION_FIELDS, "an application")
-        return cls(
+        check_known(fields, _APPLICATION_FIELDS, "an application")
+        read = cls(
             name=name,
             slo_us=ms_to_us(fields.number("slo_ms")),
             rate_rps=fields.number("rate_rps") if fields.has("rate_rps") else None,
             weight=fields.number("weight") if fields.has("weight") else None,
-            modules=tuple(Module.read(module, name) for module in fields.items("modules")),
+            modules=tuple(
+                module for one in fields.items("modules") for module in read_modules(one, name)
+            ),
             outputs=read_bindings(fields, "outputs"),
         )
+        for stated in fields.items("modules"):
+            if stated.has("sizes"):
+                read._check_as_many(stated.text("name"), stated)
+        return read
+
+    def _check_as_many(self, several: str, stated: Fields) -> None:
+        """A module that lists sizes runs as many rows as its chooser gives."""
+        rows, _ = self._rows_of(several)
+        said = stated.number("rows_per_request") if stated.has("rows_per_request") else 1.0
+        if said != rows:
+            chooser = self.makers(several)[0].chooser
+            reason = f"{said:g}, but {chooser!r}, whose rows choose their size, runs {rows:g}"
+            raise self._wrong("rows_per_request", reason, several)
 
 
 def check_names(applications: Sequence[Application], models: Sequence[str]) -> None:
@@ -375,96 +366,6 @@ def check_names(applications: Sequence[Application], models: Sequence[str]) -> N
             raise InputError(f"application {name!r}.name", "is listed twice")
         if name in models:
             raise InputError(f"application {name!r}.name", "is a model's name too")
-
-
-def check_tensors(
-    application: Application,
-    tensors_of: Callable[[str], tuple[Sequence[TensorSpec], Sequence[TensorSpec]]],
-) -> tuple[TensorSpec, ...]:
-    """Check that bindings fit the tensors of the models, as far as these are known.
-
-    Args:
-        application: the application.
-        tensors_of: inputs and outputs of a model by its name; empty where they are not known.
-
-    Returns:
-        The tensors of a client request, in the order in which modules read them.
-
-    Raises:
-        InputError: a tensor that no model has, one that nothing feeds, or types or shapes (but for
-            their first dimension) that differ.
-    """
-    request: dict[str, TensorSpec] = {}
-    for module in application.modules:
-        wanted = {spec.name: spec for spec in tensors_of(module.model)[0]}
-        where = f"application {application.name!r}, module {module.name!r}.inputs"
-        if not module.inputs or not wanted:
-            continue
-        for tensor, source in module.inputs.items():
-            if tensor not in wanted:
-                known = ", ".join(wanted)
-                raise InputError(f"{where}.{tensor}", f"{module.model} reads {known} alone")
-            producer, _, name = source.partition(".")
-            given = request.setdefault(name, wanted[tensor]) if producer == REQUEST else None
-            if producer != REQUEST:
-                given = _output(application, tensors_of, source, f"{where}.{tensor}")
-            if given is not None:
-                _check_same(f"{where}.{tensor}", source, given, wanted[tensor])
-        for tensor in wanted:
-            if tensor not in module.inputs:
-                raise InputError(f"{where}.{tensor}", f"is missing; {module.model} reads it")
-    for output, source in application.outputs.items():
-        where = f"application {application.name!r}.outputs.{output}"
-        _output(application, tensors_of, source, where)
-    return tuple(
-        TensorSpec(name=name, dtype=spec.dtype, shape=spec.shape) for name, spec in request.items()
-    )
-
-
-def _output(
-    application: Application,
-    tensors_of: Callable[[str], tuple[Sequence[TensorSpec], Sequence[TensorSpec]]],
-    source: str,
-    where: str,
-) -> TensorSpec | None:
-    """The tensor behind `module.tensor`; None where the model's are not known."""
-    producer, _, name = source.partition(".")
-    model = application.module(producer).model
-    given = {spec.name: spec for spec in tensors_of(model)[1]}
-    if given and name not in given:
-        raise InputError(where, f"{model} gives {', '.join(given)}, not {name!r}")
-    return given.get(name)
-
-
-def _check_same(where: str, source: str, given: TensorSpec, wanted: TensorSpec) -> None:
-    if (given.dtype, given.shape[1:]) != (wanted.dtype, wanted.shape[1:]):
-        raise InputError(
-            where,
-            f"{source} is {given.dtype} {list(given.shape[1:])} per row, "
-            f"{wanted.dtype} {list(wanted.shape[1:])} is read",
-        )
-
-
-def _check_source(where: str, source: str, names: Sequence[str]) -> None:
-    producer, dot, tensor = source.partition(".")
-    if not (producer and dot and tensor):
-        raise InputError(where, f"{source!r} is not module.tensor or {REQUEST}.tensor")
-    if producer != REQUEST and producer not in names:
-        raise InputError(where, f"no module {producer!r}; there are {', '.join(names)}")
-
-
-def _check_known(fields: Fields, known: Sequence[str], what: str) -> None:
-    for name in fields.plain():
-        if name not in known:
-            raise fields.wrong(str(name), f"is not known here; {what} has {', '.join(known)}")
-
-
-def read_bindings(fields: Fields, name: str) -> dict[str, str]:
-    """Names of tensors -> where they come from; none where the field is absent."""
-    if not fields.has(name):
-        return {}
-    inner = fields.inner(name)
-    return {tensor: inner.text(tensor) for tensor in fields.table(name)}
 
 
 def _circle_start(parents: Mapping[str, Sequence[str]]) -> str:

@@ -4,12 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Self
 
-from triton_backend.contract.applications.application import (
-    MODULE_FIELDS,
-    Application,
-    Module,
-    read_bindings,
-)
+from triton_backend.contract.applications.application import Application
+from triton_backend.contract.applications.module import MODULE_FIELDS, Module, read_bindings
 from triton_backend.contract.errors import InputError
 from triton_backend.contract.fields import Fields
 from triton_backend.contract.tensors import TensorSpec
@@ -74,6 +70,7 @@ class ApplicationPlan:
                     "budget_us": self.budgets_us[module.name],
                     "tail_us": tails_us[module.name],
                 }
+                | _size(module)
                 for module in application.modules
             ],
         }
@@ -118,6 +115,13 @@ class ApplicationPlan:
             if said != tail_us:
                 raise given.wrong("tail_us", f"{said}, the budgets below sum up to {tail_us}")
         return plan
+
+
+def _size(module: Module) -> dict[str, str]:
+    """How rows choose it, where it is one of several sizes: other plans keep their form."""
+    if module.size_of is None or module.size_by is None:
+        return {}
+    return {"size_of": module.size_of, "size_by": module.size_by}
 
 
 def _given(module: Module) -> dict[str, int]:

@@ -7,7 +7,8 @@ Models are lines here: of several modules that name one, the one that brings mos
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from triton_backend.contract.applications.application import REQUEST, Application, Module
+from triton_backend.contract.applications.application import Application
+from triton_backend.contract.applications.module import REQUEST, Module
 from triton_backend.contract.tensors import TensorSpec
 
 TensorsOf = Callable[[str], Sequence[TensorSpec]]
@@ -15,7 +16,7 @@ TensorsOf = Callable[[str], Sequence[TensorSpec]]
 
 
 def brought_bytes(module: Module, inputs: Sequence[TensorSpec]) -> dict[str, int]:
-    """By module that it reads, bytes of one row."""
+    """By the name of a module that it reads (of sizes, that of all), bytes of one row."""
     size = {spec.name: spec.bytes_per_sample for spec in inputs}
     brought: dict[str, int] = {}
     for tensor, source in module.inputs.items():
@@ -57,12 +58,13 @@ def sent_bytes(
     sent = rows = 0.0
     for application in applications:
         rate = rates_rps[application.name]
-        mine = {m.name for m in application.modules if m.model == model}
+        mine = {m.name: m for m in application.modules if m.model == model}
         for module in application.modules:
             rows += rate * module.rows_per_request * (module.name in mine)
             brought = brought_bytes(module, inputs_of(module.model))
-            size = sum(brought.get(name, 0) for name in mine)
-            sent += rate * module.rows_per_request * size
+            for one in mine.values():
+                part = _part(application, one)
+                sent += rate * module.rows_per_request * part * brought.get(one.read_as, 0)
     return sent / rows if rows else 0.0
 
 
@@ -72,5 +74,12 @@ def producing_models(applications: Iterable[Application], model: str) -> tuple[s
     for application in applications:
         for module in application.modules:
             if module.model == model:
-                found |= {application.module(name).model: None for name in module.producers}
+                names = application.producers(module)
+                found |= {application.module(name).model: None for name in names}
     return tuple(found)
+
+
+def _part(application: Application, module: Module) -> float:
+    """The share of rows that one of several sizes has of them all; 1 of a module without."""
+    rows = [one.rows_per_request for one in application.makers(module.read_as)]
+    return module.rows_per_request / sum(rows)

@@ -6,10 +6,10 @@
 
 What happens between the models is that package's own code, with its own settings. Sizes are fixed
 here, where the package takes those of each page: the detector reads `height` x `width`, the
-recogniser lines of 48 x `width`. A page that the package would bring to exactly the detector's size
-gives exactly its boxes; any other is made to fit, with its edge repeated beside it. The package
-pads the lines of a page in sixes, each six to a width of its own, and a recogniser sees spaces by
-that width: it comes with every line as `padded`, beside the columns that are there.
+recogniser lines of 48 x one of `widths`. A page that the package would bring to exactly the
+detector's size gives exactly its boxes; any other is made to fit, with its edge repeated beside it.
+The package pads the lines of a page in sixes, each six to a width of its own, and a recogniser sees
+spaces by that width: it comes with every line as `padded`, beside the columns that are there.
 """
 
 from collections.abc import Sequence
@@ -209,17 +209,18 @@ def views(crop: Pixels) -> dict[str, NDArray[Any]]:
     return {"angle": angle, "line": crop}
 
 
-def upright(line: Pixels, chances: NDArray[np.float32], *, width: int) -> dict[str, Any]:
+def upright(line: Pixels, chances: NDArray[np.float32], *, widths: str) -> dict[str, Any]:
     """Lines as the recogniser reads them, those turned back that lie upside down.
 
     Args:
         line: [lines, CROP_BYTES], as `crops` gives them.
         chances: [lines, 2] of an angle of 0 and of 180 degrees; as the classifier gives them.
-        width: what there is for a line; a longer one is pressed into it.
+        widths: what there is for a line, as `640,1024,1344`; a longer one is pressed into the last.
 
     Returns:
-        `upright` [lines, 3, 48, width], the line at its left and zeros; `padded` [lines] (INT64),
-        to which width the package pads it; and `degrees` [lines] (INT64) by which it was turned.
+        `upright`, of each line [3, 48, width], the line at its left and zeros, of the least width
+        that has room; `padded` [lines] (INT64), to which width the package pads it; and `degrees`
+        [lines] (INT64) by which it was turned.
 
     Raises:
         ValueError: a crop is not as `crops` gives it.
@@ -229,16 +230,19 @@ def upright(line: Pixels, chances: NDArray[np.float32], *, width: int) -> dict[s
     recogniser, least = _reader().recogniser, _reader().least_angle
     channels, height = recogniser.rec_image_shape[:2]
     turned = (chances.argmax(axis=1) == 1) & (chances[:, 1] > least)
-    found = np.zeros((len(line), channels, height, width), np.float32)
+    known = sorted(map(int, widths.split(",")))
+    found: list[NDArray[np.float32]] = []
     padded = np.empty(len(line), np.int64)
     for number, held in enumerate(line):
         pixels, wide = _unpacked(held)
         if turned[number]:
             pixels = cv2.rotate(pixels, cv2.ROTATE_180)
-        padded[number] = min(wide, width)
+        padded[number] = min(wide, known[-1])
+        width = next(one for one in known if one >= padded[number])
+        found.append(np.zeros((channels, height, width), np.float32))
         # Its own width is what this is a whole number of pixels of, rounded down.
         ratio = (padded[number] + 0.5) / height
-        found[number, :, :, : padded[number]] = recogniser.resize_norm_img(pixels, ratio)
+        found[-1][:, :, : padded[number]] = recogniser.resize_norm_img(pixels, ratio)
     degrees = np.where(turned, 180, 0).astype(np.int64)
     return {"upright": found, "padded": padded, "degrees": degrees}
 

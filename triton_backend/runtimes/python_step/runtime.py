@@ -8,12 +8,14 @@ ValueError refuses it with the error's text, any other error fails it. Either is
 """
 
 from collections.abc import Mapping, Sequence
+from operator import gt
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from triton_backend.contract.applications import shape_name
 from triton_backend.contract.errors import InputError, InvariantError
 from triton_backend.contract.tensors import BYTES, TensorSpec
 from triton_backend.runtimes.base import (
@@ -54,6 +56,8 @@ class PythonStep:
         self._arguments: Mapping[str, Any] = artifact.options.get(ARGUMENTS_OPTION) or {}
         self._vary = counts_of(spec.name for spec in self.outputs)
         self._counts = set(self._vary.values())
+        names = {spec.name for spec in self.outputs}
+        self._shapes = {shape_name(name) for name in names} & names
         self._given = tuple(
             spec for spec in self.outputs if spec.name != REFUSED and spec.name not in self._counts
         )
@@ -126,6 +130,7 @@ class PythonStep:
                 names = [spec.name for spec in self._given]
                 raise TypeError(f"returned {type(result).__name__}, not a dict of {names}")
             result = {self._given[0].name: result}
+        result = self._with_shapes(result)
         rows: dict[str, Array] = {}
         counts: dict[str, Array] = {}
         for spec in self._given:
@@ -143,6 +148,26 @@ class PythonStep:
                 reason = f"{spec.name!r} is no array of {spec.dtype}: {_line(error)}"
                 raise TypeError(reason) from error
         return _Made(rows, counts)
+
+    def _with_shapes(self, result: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Rows of shapes of their own, each with room for the largest, and those shapes."""
+        found = dict(result)
+        for spec in self._given:
+            rows, said = result.get(spec.name), shape_name(spec.name)
+            if said not in self._shapes or said in result or not isinstance(rows, list):
+                continue
+            room = np.zeros((len(rows), *spec.shape[1:]), NUMPY_DTYPES[spec.dtype])
+            shapes = np.zeros((len(rows), len(spec.shape) - 1), np.int64)
+            for number, row in enumerate(_arrays(spec.name, rows)):
+                if row.ndim != room.ndim - 1:
+                    raise TypeError(f"a row of {spec.name!r} has {row.ndim} dimensions")
+                if any(map(gt, row.shape, spec.shape[1:])):
+                    given, most = ("x".join(map(str, s)) for s in (row.shape, spec.shape[1:]))
+                    raise ValueError(f"a row of {spec.name!r} is {given}, there is room for {most}")
+                np.copyto(room[(number, *map(slice, row.shape))], row, casting="same_kind")
+                shapes[number] = row.shape
+            found |= {spec.name: room, said: shapes}
+        return found
 
     def _put_each(self, parts: Sequence[_Made | None], out: Tensors) -> None:
         """Write what calls gave, one after the other.
@@ -211,6 +236,18 @@ def _counted(spec: TensorSpec, value: Any, counts: Any, batch: int) -> tuple[Any
     shape = (0, *spec.shape[1:])
     rows = [np.asarray(rows).reshape(len(rows), *spec.shape[1:]) for rows in value if len(rows)]
     return np.concatenate(rows) if rows else np.empty(shape, NUMPY_DTYPES[spec.dtype]), found
+
+
+def _arrays(name: str, rows: list[Any]) -> list[Array]:
+    """Each row as an array.
+
+    Raises:
+        TypeError: one is none.
+    """
+    try:
+        return [np.asarray(row) for row in rows]
+    except ValueError as error:  # of NumPy: the function's mistake, not its client's
+        raise TypeError(f"a row of {name!r} is no array: {_line(error)}") from error
 
 
 def _as_rows(spec: TensorSpec, value: Any, count: int) -> Array:

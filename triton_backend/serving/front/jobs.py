@@ -32,7 +32,7 @@ from triton_backend.serving.deployment import Deployment
 from triton_backend.serving.front.pending import ExpressTicket, PendingRequests, Request
 from triton_backend.serving.liveness.processes import DEAD_BY_NOW_US
 from triton_backend.serving.transport.fetching import Fetches, holders
-from triton_backend.serving.transport.retained import RetainedSegments, rows_of
+from triton_backend.serving.transport.retained import RetainedSegments, put_corner, rows_of
 from triton_backend.serving.transport.shared_memory import Arrays, Segment
 from triton_backend.serving.transport.wire import NONE, FrameError, JobDoneBody, RowSlice
 
@@ -52,6 +52,11 @@ class _Generation:
         model = deployment.served[name]
         self.graph = deployment.applications[deployment.application_numbers[name]]
         self.modules = {module.name: m for m, module in enumerate(self.graph.modules)}
+        # By the name by which others read modules, the first of them.
+        self.first = {
+            module.read_as: self.modules[self.graph.makers(module.read_as)[0].name]
+            for module in self.graph.modules
+        }
         self.outputs = {spec.name: spec for spec in model.outputs}
         slots = deployment.request_slots(model)
         layout = deployment.express_layout(model)
@@ -76,18 +81,39 @@ class _Generation:
 
     def group_of(self, module: str, tensor: str) -> int:
         """The group of rows that an output of a module belongs to."""
-        return self.deployment.group_of(self.graph.module(module).model, tensor)
+        return self.deployment.group_of(self.graph.makers(module)[0].model, tensor)
 
     def wanted(self, piece: RowSlice) -> list[TensorSpec]:
         """The outputs of its module that lie in a piece and that the answer names."""
         module = self.graph.modules[piece.producer]
         sources = (source.partition(".") for source in self.graph.outputs.values())
-        named = {tensor for producer, _, tensor in sources if producer == module.name}
+        named = {tensor for producer, _, tensor in sources if producer == module.read_as}
         return [
             spec
             for spec in self.deployment.plan.model(module.model).outputs
-            if spec.name in named and self.group_of(module.name, spec.name) == piece.group
+            if spec.name in named and self.group_of(module.read_as, spec.name) == piece.group
         ]
+
+    def place_of(self, piece: RowSlice) -> tuple[int, int]:
+        """The module whose rows a piece is of, the first of several sizes, and their group."""
+        module = self.graph.modules[piece.producer]
+        return self.first[module.read_as], piece.group
+
+    def with_rows(self, body: JobDoneBody) -> list[RowSlice]:
+        """The pieces of a job in the order of their rows; not those that say what was dropped.
+
+        Raises:
+            FrameError: rows before one are missing.
+        """
+        found: list[RowSlice] = []
+        after: dict[tuple[int, int], int] = {}
+        for piece in sorted(piece for piece in body.pieces if piece.slot != NONE):
+            key = self.place_of(piece)
+            if piece.at != after.get(key, 0):
+                raise FrameError(f"rows before {piece} are missing")
+            after[key] = piece.at + piece.rows
+            found.append(piece)
+        return found
 
     def joined(self, output: str, parts: list[NDArray[np.generic]]) -> NDArray[np.generic]:
         """The rows of an output, one part after the other."""
@@ -96,6 +122,14 @@ class _Generation:
             if spec is None:  # a step's refusals, hidden from clients
                 return np.empty((0, 1), np.uint8)
             return np.empty((0, *spec.shape[1:]), NUMPY_DTYPES[spec.dtype])
+        spec = self.outputs.get(output)
+        if spec is not None and any(part.shape[1:] != spec.shape[1:] for part in parts):
+            widened = np.empty((sum(map(len, parts)), *spec.shape[1:]), NUMPY_DTYPES[spec.dtype])
+            at = 0
+            for part in parts:  # of a size with less room
+                put_corner(widened[at : at + len(part)], part)
+                at += len(part)
+            return widened
         return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
 
@@ -168,7 +202,7 @@ class FrontJobs:
         generation = self._generations.get(tag)
         if generation is None:
             raise FrameError(f"a job of plan {tag:016x}, which is not known here")
-        pieces = _with_rows(body)
+        pieces = generation.with_rows(body)
         taken: dict[RowSlice, Arrays] = {}
         elsewhere: list[tuple[list[str], RowSlice]] = []
         for piece in pieces:
@@ -203,10 +237,11 @@ class FrontJobs:
     ) -> Arrays:
         """The outputs of a job whose pieces have been taken."""
         found: Arrays = {}
+        pieces = generation.with_rows(body)
         for output, source in generation.graph.outputs.items():
             module, _, tensor = source.partition(".")
-            place = generation.modules[module], generation.group_of(module, tensor)
-            parts = [taken[p][tensor] for p in _with_rows(body) if (p.producer, p.group) == place]
+            place = generation.first[module], generation.group_of(module, tensor)
+            parts = [taken[p][tensor] for p in pieces if generation.place_of(p) == place]
             found[output] = generation.joined(output, parts)
         dropped = {piece.producer for piece in body.pieces if piece.slot == NONE}
         for module in generation.graph.modules:
@@ -262,20 +297,3 @@ class FrontJobs:
         for generation in self._generations.values():
             generation.requests.remove()
         self._retained.close()
-
-
-def _with_rows(body: JobDoneBody) -> list[RowSlice]:
-    """The pieces of a job in the order of their rows; not those that say what was dropped.
-
-    Raises:
-        FrameError: rows before one are missing.
-    """
-    found: list[RowSlice] = []
-    after: dict[tuple[int, int], int] = {}
-    for piece in sorted(piece for piece in body.pieces if piece.slot != NONE):
-        key = piece.producer, piece.group
-        if piece.at != after.get(key, 0):
-            raise FrameError(f"rows before {piece} are missing")
-        after[key] = piece.at + piece.rows
-        found.append(piece)
-    return found

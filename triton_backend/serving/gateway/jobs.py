@@ -17,40 +17,23 @@ Here: which slots hold what. Not here: what runs, frames (`state`), mapped memor
 (`transport.retained`).
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass, field
-from typing import NamedTuple
 
-from triton_backend.contract.applications import Application
 from triton_backend.contract.decisions import FIRST_TASK, Dispatch, TaskReady
-from triton_backend.serving.deployment import THE_REQUEST, Deployment
+from triton_backend.serving.deployment import Deployment
+from triton_backend.serving.gateway.job import (
+    Job,
+    Output,
+    RetainedOutputSlot,
+    Task,
+    choose,
+    pieces_of_size,
+    rows_after,
+    sources,
+)
 from triton_backend.serving.transport.shared_memory import SlotPool
 from triton_backend.serving.transport.wire import NONE, RowSlice
-
-_THE_ANSWER = -1  # among those that read a module
-
-
-class InputSlot(NamedTuple):
-    """Where a front has written the inputs of a job.
-
-    By whose generation's layout, in which gateway's front.
-    """
-
-    generation: int
-    gateway: int
-    slot: int
-
-
-class _Place(NamedTuple):
-    """A slot for retained outputs of a vGPU."""
-
-    generation: int
-    vgpu: int
-    slot: int
-
-
-_NOWHERE = _Place(NONE, NONE, NONE)
 
 
 class RetainedOutputs:
@@ -72,7 +55,7 @@ class RetainedOutputs:
         """Slots taken, on all of them."""
         return sum(pool.taken for pool in self._pools)
 
-    def grant(self, vgpu: int) -> "RetainedOutputSlot | None":
+    def grant(self, vgpu: int) -> RetainedOutputSlot | None:
         """A slot for retained outputs of a vGPU, or None where none is free."""
         slot = self._pools[vgpu].take()
         return (
@@ -82,109 +65,12 @@ class RetainedOutputs:
         )
 
 
-@dataclass(slots=True, eq=False)
-class RetainedOutputSlot:
-    """A slot that is granted to a batch, which holds it to its end as every output in it does."""
-
-    generation: int
-    vgpu: int
-    slot: int
-    pool: SlotPool
-    holders: int = 1
-
-    def release(self) -> None:
-        """One of those that hold it does no longer."""
-        self.holders -= 1
-        if not self.holders:
-            self.pool.give(self.slot)
-
-
-@dataclass(slots=True, eq=False)
-class _Output:
-    """Outputs of a task: by group of rows, so many from `row` on of a slot.
-
-    Of its module, it comes where `first_row` says.
-    """
-
-    first_row: int
-    rows: tuple[int, ...]
-    output_slot: RetainedOutputSlot
-    row: tuple[int, ...]
-
-
-@dataclass(slots=True, eq=False)
-class Job:
-    """A request whose modules are in hand.
-
-    Attributes:
-        number: the core's.
-        inputs: where its front has written them.
-        deadline_us: until when it has to be answered.
-        outputs: by module, what its tasks have given so far and is still wanted.
-        readers: by module, those that still want its outputs.
-        tasks: by module, those that have not ended.
-        dropped: optional modules that go without.
-        done: its modules have ended; it is in hand until its front has read it.
-        over: nothing of it is wanted, but tasks in batches may still end.
-    """
-
-    number: int
-    graph: Application
-    samples: int
-    inputs: InputSlot
-    deadline_us: int
-    outputs: dict[int, list[_Output]] = field(default_factory=dict[int, list[_Output]])
-    readers: dict[int, set[int]] = field(default_factory=dict[int, set[int]])
-    tasks: dict[int, set[int]] = field(default_factory=dict[int, set[int]])
-    dropped: set[int] = field(default_factory=set[int])
-    done: bool = False
-    over: bool = False
-
-    def __post_init__(self) -> None:
-        numbers = {module.name: m for m, module in enumerate(self.graph.modules)}
-        self.readers = {m: set() for m in numbers.values()}
-        for m, module in enumerate(self.graph.modules):
-            for producer in module.producers:
-                self.readers[numbers[producer]].add(m)
-        for source in self.graph.outputs.values():
-            self.readers[numbers[source.partition(".")[0]]].add(_THE_ANSWER)
-
-    def read_by(self, module: int) -> None:
-        """A module has ended, or was skipped; or the answer has been read."""
-        for producer, readers in self.readers.items():
-            readers.discard(module)
-            if not readers:
-                self.release(producer)
-
-    def release(self, module: int) -> None:
-        """Drop the outputs of a module, which are not wanted any more."""
-        for output in self.outputs.pop(module, ()):
-            output.output_slot.release()
-
-    def end(self) -> None:
-        """Drop everything, which is not wanted any more."""
-        self.over = True
-        for module in list(self.outputs):
-            self.release(module)
-
-
-@dataclass(slots=True, eq=False)
-class _Task:
-    job: Job
-    module: int
-    first_row: int
-    rows: int
-    of_rows: int
-    in_batch: bool = False
-    wanted: bool = True
-
-
 class Jobs:
     """The jobs in hand, and the requests that are served like them."""
 
     def __init__(self) -> None:
         self._jobs: dict[int, Job] = {}  # until they are over
-        self._tasks: dict[int, _Task] = {}  # until they end
+        self._tasks: dict[int, Task] = {}  # until they end
 
     def __len__(self) -> int:
         return len(self._jobs)
@@ -245,12 +131,12 @@ class Jobs:
         """A request of a model came that is served like a job of one module."""
         self.begin(job)
         number, samples = job.number, job.samples
-        self._tasks[number] = _Task(self._jobs[number], 0, 0, samples, samples)
+        self._tasks[number] = Task(self._jobs[number], 0, 0, samples, samples)
 
     def ready(self, task: TaskReady) -> None:
         """A task may be dispatched from now on."""
         job = self._jobs[task.job_id]
-        self._tasks[task.request_id] = _Task(
+        self._tasks[task.request_id] = Task(
             job, task.module, task.first_row, task.rows, task.of_rows
         )
         job.tasks.setdefault(task.module, set()).add(task.request_id)
@@ -308,7 +194,7 @@ class Jobs:
             task = self._tasks[number]
             application = deployment.application_numbers[task.job.graph.name]
             for producer, group in deployment.producers(application, task.module):
-                for offset, rows, (generation, where, slot), row in _sources(task, producer, group):
+                for offset, rows, (generation, where, slot), row in sources(task, producer, group):
                     found.append(
                         RowSlice(
                             at + offset,
@@ -339,29 +225,33 @@ class Jobs:
             deployment: by whose plan it ran.
             dispatch: of the batch.
             output_slot: its slot.
-            given: rows that each of its samples gave, for every count of its model.
+            given: rows that each of its samples gave, for every count of its model; then the place
+                of each one's shape, for every choice of sizes.
 
         Returns:
             where rows vary, of every task that is wanted its number and the rows that each module
             after its own has from it.
         """
         emitted: list[tuple[int, tuple[int, ...]]] = []
-        at, row = 0, [0] * (1 + len(given))
+        groups = len(deployment.row_groups(deployment.plan.models[dispatch.model].name))
+        at, row = 0, [0] * (1 + groups)
         for number in dispatch.request_ids:
             task = self._tasks.pop(number)
             end = at + task.rows
-            rows = (task.rows, *(sum(counts[at:end]) for counts in given))
+            rows = (task.rows, *(sum(counts[at:end]) for counts in given[:groups]))
             job = task.job
             if task.wanted and not job.over:
                 if job.readers[task.module]:
                     output_slot.holders += 1
-                    output = _Output(task.first_row, rows, output_slot, tuple(row))
+                    output = Output(task.first_row, rows, output_slot, tuple(row))
                     job.outputs.setdefault(task.module, []).append(output)
                 left = job.tasks.get(task.module, set())
                 left.discard(number)
                 if given and number >= FIRST_TASK:
-                    groups = _groups_after(deployment, job.graph, task.module)
-                    emitted.append((number, tuple(rows[group] for group in groups)))
+                    choices = [places[at:end] for places in given[groups:]]
+                    choose(deployment, task, choices)
+                    after = rows_after(deployment, task, rows, choices)
+                    emitted.append((number, tuple(after)))
                 if not left:
                     job.tasks.pop(task.module, None)
                     job.read_by(task.module)
@@ -389,6 +279,9 @@ class Jobs:
         application = deployment.application_numbers[job.graph.name]
         found: list[RowSlice] = []
         for module, outputs in job.outputs.items():
+            if job.graph.modules[module].size_of is not None:
+                found += pieces_of_size(job, application, module)
+                continue
             groups = 1 + len(deployment.row_groups(job.graph.modules[module].model))
             for group in range(groups):
                 at = 0
@@ -406,55 +299,3 @@ class Jobs:
         nowhere = NONE, NONE, NONE, 0
         found += [RowSlice(0, 1, application, NONE, m, 0, *nowhere) for m in sorted(job.dropped)]
         return found
-
-
-def _groups_after(deployment: Deployment, graph: Application, module: int) -> list[int]:
-    """Which group of a module's rows each module after it runs, in the order of modules."""
-    application = deployment.application_numbers[graph.name]
-    name = graph.modules[module].name
-    return [
-        deployment.group_read(application, m, module)
-        for m, after in enumerate(graph.modules)
-        if name in after.parents
-    ]
-
-
-def _sources(
-    task: _Task, producer: int, group: int
-) -> Iterator[tuple[int, int, InputSlot | _Place, int]]:
-    """Where the rows of a task are that it reads of one producer.
-
-    Row i of a module is row i of what its producer gave, or the last one where that gave fewer (one
-    row for all, say); zeros where it gave none.
-
-    Yields:
-        the first of these rows among the task's, how many, their slot, and their first row there.
-    """
-    job = task.job
-    if producer == THE_REQUEST:
-        runs = [(job.samples, job.inputs, 0)]
-    else:
-        outputs = sorted(job.outputs.get(producer, ()), key=lambda one: one.first_row)
-        runs = [
-            (
-                o.rows[group],
-                _Place(o.output_slot.generation, o.output_slot.vgpu, o.output_slot.slot),
-                o.row[group],
-            )
-            for o in outputs
-            if o.rows[group]
-        ]
-    if job.over or not task.wanted or not runs:
-        yield 0, task.rows, _NOWHERE, 0
-        return
-    offset, begin = 0, 0
-    for rows, place, row in runs:
-        first = task.first_row + offset
-        taken = min(begin + rows - first, task.rows - offset)
-        if taken > 0:
-            yield offset, taken, place, row + first - begin
-            offset += taken
-        begin += rows
-    rows, place, row = runs[-1]
-    for rest in range(offset, task.rows):
-        yield rest, 1, place, row + rows - 1

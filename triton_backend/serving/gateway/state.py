@@ -61,12 +61,8 @@ from triton_backend.serving.gateway.batches.in_flight import BatchInFlight, Shar
 from triton_backend.serving.gateway.batches.shared import SharedBatches
 from triton_backend.serving.gateway.batches.slots import WorkerSlots
 from triton_backend.serving.gateway.counters import GatewayCounters
-from triton_backend.serving.gateway.jobs import (
-    InputSlot,
-    Job,
-    Jobs,
-    RetainedOutputSlot,
-)
+from triton_backend.serving.gateway.job import InputSlot, Job, RetainedOutputSlot
+from triton_backend.serving.gateway.jobs import Jobs
 from triton_backend.serving.gateway.peers.addresses import (
     Address,
     FrontAddress,
@@ -764,7 +760,7 @@ class Gateway:
     def emitted(self, batch_id: int, rows: tuple[tuple[int, ...], ...]) -> None:
         """How many rows each sample of a batch gave, for every count of its model.
 
-        Its last stage has ended.
+        Then the place of each one's shape, for every choice of sizes. Its last stage has ended.
 
         Raises:
             InputError: the model gives no such rows.
@@ -777,6 +773,7 @@ class Gateway:
         most = dict.fromkeys(deployment.row_groups(name), 0)
         for counts, rows_of_sample, _ in deployment.drawn_rows(name).values():
             most[counts] = rows_of_sample
+        most |= {name: len(known) - 1 for name, known in deployment.choices(name).items()}
         fits = len(rows) == len(most) and all(
             len(counts) == dispatch.samples and max(counts) <= allowed
             for counts, allowed in zip(rows, most.values(), strict=False)

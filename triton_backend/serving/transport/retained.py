@@ -11,6 +11,9 @@ when (`gateway.jobs`).
 
 from collections.abc import Iterable
 
+import numpy as np
+from numpy.typing import NDArray
+
 from triton_backend.contract.errors import PoolPipeError
 from triton_backend.serve_folder.settings import ServeSettings
 from triton_backend.serving.deployment import Deployment
@@ -147,6 +150,19 @@ def rows_of(tensors: Arrays, piece: RowSlice, most: int) -> Arrays:
     if end > most:
         raise FrameError(f"{piece} ends beyond {most} rows")
     return {name: view[piece.row : end] for name, view in tensors.items()}
+
+
+def put_corner(into: NDArray[np.generic], rows: NDArray[np.generic]) -> None:
+    """Copy rows, those of one size of a model into the room of another, or out of it.
+
+    Each lies at the beginning of every dimension; what a row lacks is zero.
+    """
+    if into.shape == rows.shape:
+        np.copyto(into, rows)
+        return
+    both = tuple(slice(min(pair)) for pair in zip(into.shape, rows.shape, strict=True))
+    into[...] = 0
+    into[both] = rows[both]
 
 
 def _layout(deployment: Deployment, vgpu: int) -> SlotLayout:

@@ -21,7 +21,7 @@ from triton_backend.contract.errors import InputError
 from triton_backend.serving.deployment import Deployment
 from triton_backend.serving.transport.channel import Channels
 from triton_backend.serving.transport.fetching import Fetches, holders
-from triton_backend.serving.transport.retained import RetainedSegments, rows_of
+from triton_backend.serving.transport.retained import RetainedSegments, put_corner, rows_of
 from triton_backend.serving.transport.shared_memory import Arrays, Segment
 from triton_backend.serving.transport.wire import NONE, BatchBody, FrameError, RowSlice
 
@@ -231,4 +231,4 @@ def _feeds(
 
 def _copy(feeds: Sequence[tuple[str, str]], piece: RowSlice, rows: Arrays, into: Arrays) -> None:
     for wanted, name in feeds:
-        np.copyto(into[wanted][piece.at : piece.at + piece.rows], rows[name])
+        put_corner(into[wanted][piece.at : piece.at + piece.rows], rows[name])

@@ -38,6 +38,7 @@ from triton_backend.serving.transport.wire import (
 )
 from triton_backend.serving.worker.queue import QueuedBatch, QueuedSharedBatch
 from triton_backend.serving.worker.scheduler_link import SchedulerLink
+from triton_backend.serving.worker.sizes import places_of
 
 # Of files of this host, which a client has no business with.
 _PATH = re.compile(r"(?<![\w.])/[^\s'\":,;()]+")
@@ -312,17 +313,19 @@ class OutputSender:
         )
 
     def _report_rows(self, batch: QueuedBatch, target: OutputTarget) -> None:
-        """Report how many rows each sample gave, where that varies.
+        """Report how many rows each sample gave, and which size each has, where that varies.
 
-        Counts that are none fail the batch.
+        Counts that are none fail the batch, and so do shapes that no size has.
         """
         deployment, _ = self._served[batch.tag]
         views = target.views(batch.body.samples)
-        groups = deployment.row_groups(_name(deployment, batch.body))
-        if not groups:
+        name = _name(deployment, batch.body)
+        groups, choices = deployment.row_groups(name), deployment.choices(name)
+        if not groups and not choices:
             return
         try:
-            rows = pack_rows([views[counts].tolist() for counts in groups])
+            places = [places_of(output, known, views) for output, known in choices.items()]
+            rows = pack_rows([*(views[counts].tolist() for counts in groups), *places])
             data = frame(Kind.EMITTED, rows, batch_id=batch.batch_id, plan_tag=batch.tag)
         except FrameError as error:
             header = BatchHeader(batch.batch_id, batch.tag, batch.stage)

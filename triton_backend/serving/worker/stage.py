@@ -24,6 +24,7 @@ from triton_backend.runtimes.emulated import (
     INTERFERENCE_OPTION,
     LATENCY_OPTION,
     ROWS_OPTION,
+    SHAPES_OPTION,
     EmulatedRuntime,
     Pressing,
 )
@@ -140,6 +141,11 @@ def _emulated(deployment: Deployment, row: StageRow, vgpu: int) -> Artifact:
                 output: (counts, mean)
                 for output, (counts, _, mean) in drawn.items()
                 if {output, counts} <= made
+            },
+            SHAPES_OPTION: {
+                output: (shapes, deployment.shares_of(deployment.model_of(row).name, output))
+                for output, shapes in deployment.choices(deployment.model_of(row).name).items()
+                if output in made
             },
         },
     )

@@ -132,6 +132,20 @@ def test_a_workload_says_the_sizes_of_a_model(poolpipe: Command) -> None:
 
 
 @pytest.mark.usefixtures("project")
+def test_a_workload_says_the_sizes_of_a_modules_model(poolpipe: Command) -> None:
+    picture_net(Path("net.onnx"))
+    sizes = [{"input_shapes": {"x": shape}} for shape in ("4x8x8", "4x16x8")]
+    modules = [
+        {"name": "fit", "model": "fit", "inputs": {"x": "request.x"}},
+        {"name": "net", "model": "net", "inputs": {"x": "fit.x"}, "sizes": sizes},
+    ]
+    application = {"name": "app", "slo_ms": 100, "modules": modules}
+    Path("load.yaml").write_text(json.dumps({"applications": [application]}))
+    found = poolpipe("split", "net.onnx", *SPLIT, "--workload", "load.yaml", "--json").document
+    assert [size["name"] for size in found["sizes"]] == ["net@4x8x8", "net@4x16x8"]
+
+
+@pytest.mark.usefixtures("project")
 def test_samples_are_those_of_each_size(poolpipe: Command) -> None:
     picture_net(Path("net.onnx"))
     rng = np.random.default_rng(0)

@@ -125,3 +125,30 @@ def test_a_gateways_counters_say_rows_by_module() -> None:
     }
     with pytest.raises(InputError, match="does not count by name"):
         requests_of({"offered": {"net": 3}})
+
+
+def test_each_size_of_a_module_has_its_measured_share() -> None:
+    sizes = (
+        Module(
+            name=f"read@{n}",
+            model=f"m{n}",
+            rows_per_request=1.0,
+            max_rows=8,
+            inputs={"x": "lines.x"},
+            size_of="read",
+            size_by="lines.x",
+        )
+        for n in (2, 3)
+    )
+    spell = Module(
+        name="spell", model="m4", rows_per_request=2.0, max_rows=8, inputs={"y": "read.y"}
+    )
+    find, lines = hand_module("find", "m0"), hand_module("lines", "m1", "find", rows=2, max_rows=8)
+    counts = {"lines": (200, 600), "read@2": (200, 500), "read@3": (200, 100), "spell": (200, 600)}
+    assert means(graph(find, lines, *sizes, spell), counts) == {
+        "find": 1.0,
+        "lines": 3.0,
+        "read@2": 2.5,
+        "read@3": 0.5,
+        "spell": 3.0,
+    }

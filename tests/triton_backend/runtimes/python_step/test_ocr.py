@@ -141,12 +141,14 @@ def test_lines_are_prepared_as_the_package_does(shape: tuple[int, int], turned: 
     seen = ocr.views(packed(line, padded)[None])
     assert np.array_equal(seen["angle"][0], classifier.resize_norm_img(line))
     chances = np.array([[0.05, 0.95]] if turned else [[0.8, 0.2]], np.float32)
-    found = ocr.upright(seen["line"], chances, width=LARGE)
+    found = ocr.upright(seen["line"], chances, widths=f"8,{LARGE}")
     way = np.ascontiguousarray(line[::-1, ::-1]) if turned else line
     wanted = recogniser.resize_norm_img(way, padded / 48)
     assert wanted.shape == (3, 48, padded)
-    assert np.array_equal(found["upright"][0, :, :, :padded], wanted)
-    assert not found["upright"][0, :, :, padded:].any()
+    (found_line,) = found["upright"]
+    assert found_line.shape == (3, 48, LARGE)
+    assert np.array_equal(found_line[:, :, :padded], wanted)
+    assert not found_line[:, :, padded:].any()
     assert found["padded"].tolist() == [padded]
     assert found["degrees"].tolist() == [180 if turned else 0]
 
@@ -154,18 +156,29 @@ def test_lines_are_prepared_as_the_package_does(shape: tuple[int, int], turned: 
 def test_a_line_is_turned_back_where_that_is_certain() -> None:
     lines = np.stack([packed(noise(48, 100))] * 2)
     chances = np.array([[0.15, 0.85], [0.05, 0.95]], np.float32)
-    found = ocr.upright(lines, chances, width=WIDTH)
+    found = ocr.upright(lines, chances, widths=str(WIDTH))
     same, turned = found["upright"]
     assert found["degrees"].tolist() == [0, 180]
     assert np.array_equal(turned[:, :, :100], same[:, ::-1, :100][:, :, ::-1])
 
 
+def test_a_line_has_the_least_width_with_room_for_what_it_is_padded_to() -> None:
+    lines = np.stack([packed(noise(30, 60), padded) for padded in (320, 321, 480, 481, 900)])
+    chances = np.tile(np.array([1.0, 0.0], np.float32), (5, 1))
+    found = ocr.upright(lines, chances, widths="480,320,672")
+    assert [line.shape[2] for line in found["upright"]] == [320, 480, 480, 672, 672]
+    assert found["padded"].tolist() == [320, 321, 480, 481, 672]
+
+
 def test_a_line_that_is_too_long_is_pressed_into_the_width() -> None:
     found = ocr.upright(
-        packed(noise(30, 900), 1_440)[None], np.array([[1.0, 0.0]], np.float32), width=WIDTH
+        packed(noise(30, 900), 1_440)[None],
+        np.array([[1.0, 0.0]], np.float32),
+        widths=f"320,{WIDTH}",
     )
-    assert found["upright"].shape == (1, 3, 48, WIDTH)
-    assert found["upright"][0, :, :, -1].any()
+    (line,) = found["upright"]
+    assert line.shape == (3, 48, WIDTH)
+    assert line[:, :, -1].any()
     assert found["padded"].tolist() == [WIDTH]
 
 

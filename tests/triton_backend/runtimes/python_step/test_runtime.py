@@ -62,6 +62,53 @@ def test_inputs_and_arguments_come_by_name(run: Run) -> None:
     assert found[REFUSED] == ["", "", ""]
 
 
+WIDE = TensorSpec(name="y", dtype="FP32", shape=(-1, 2, 4))
+Y_SHAPE = TensorSpec(name="y_shape", dtype="INT64", shape=(-1, 2))
+
+
+def test_rows_of_shapes_of_their_own_lie_at_the_beginning_and_say_their_shapes(run: Run) -> None:
+    source = """
+import numpy as np
+
+
+def run(x):
+    return {"y": [np.full((2, int(row[0]) + 2), row[1], "float64") for row in x]}
+"""
+    found = run(source, {"x": np.array([[1, 5], [2, 6], [0, 7]], np.float32)}, [WIDE, Y_SHAPE])
+    assert found[REFUSED] == ["", "", ""]
+    assert found["y_shape"].tolist() == [[2, 3], [2, 4], [2, 2]]
+    assert found["y"][:, 0].tolist() == [[5, 5, 5, 0], [6, 6, 6, 6], [7, 7, 0, 0]]
+
+
+def test_a_row_without_room_is_refused_and_a_wrong_one_fails(run: Run) -> None:
+    source = "def run(x):\n    return {'y': [[[1.0] * int(row[0])] * 2 for row in x]}"
+    given = {"x": np.array([[5, 0], [4, 0]], np.float32)}
+    found = run(source, given, [WIDE, Y_SHAPE])
+    assert found[REFUSED] == ["INVALID_ARG a row of 'y' is 2x5, there is room for 2x4", ""]
+    assert found["y_shape"].tolist() == [[0, 0], [2, 4]]
+
+
+@pytest.mark.parametrize(
+    ("row", "reason"),
+    [
+        ("[[1], [1, 2]]", "INTERNAL step shop:run: TypeError: a row of 'y' is no array: setting"),
+        ("1.0", "INTERNAL step shop:run: TypeError: a row of 'y' has 0 dimensions"),
+        ("[[1j] * 4] * 2", "INTERNAL step shop:run: TypeError: Cannot cast array"),
+    ],
+)
+def test_a_row_that_is_none_fails_in_one_line(run: Run, row: str, reason: str) -> None:
+    found = run(f"def run(x):\n    return {{'y': [{row}]}}", numbers(1), [WIDE, Y_SHAPE])
+    assert found[REFUSED][0].startswith(reason)
+
+
+def test_a_function_may_say_the_shapes_itself(run: Run) -> None:
+    said = "{'y': [[[1.0] * 4] * 2] * len(x), 'y_shape': [[2, 3]] * len(x)}"
+    source = f"def run(x):\n    return {said}"
+    found = run(source, numbers(2), [WIDE, Y_SHAPE])
+    assert found["y_shape"].tolist() == [[2, 3], [2, 3]]
+    assert (found["y"] == 1).all()
+
+
 def test_a_function_does_not_write_into_its_inputs(run: Run) -> None:
     found = run("def run(x):\n    x[:] = 0\n    return x", numbers(1), [Y])
     assert found[REFUSED] == ["INVALID_ARG assignment destination is read-only"]

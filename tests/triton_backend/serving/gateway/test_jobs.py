@@ -9,13 +9,8 @@ from tests.triton_backend.serving.system import deploy
 from triton_backend.contract.applications import Module
 from triton_backend.contract.decisions import FIRST_TASK, Dispatch, TaskReady
 from triton_backend.serving.deployment import Deployment
-from triton_backend.serving.gateway.jobs import (
-    InputSlot,
-    Job,
-    Jobs,
-    RetainedOutputs,
-    RetainedOutputSlot,
-)
+from triton_backend.serving.gateway.job import InputSlot, Job, RetainedOutputSlot
+from triton_backend.serving.gateway.jobs import Jobs, RetainedOutputs
 from triton_backend.serving.transport.wire import NONE, RowSlice
 
 A, B, C, D = range(4)
@@ -211,3 +206,50 @@ def test_jobs_of_a_batch_that_cannot_run_are_named_with_the_module(
     batch, output_slot = books.batch(A, books.ready(A, 3))
     assert books.jobs.failed(batch, output_slot) == [(JOB, "a")]
     assert books.retained.taken == 0
+
+
+FIT, NARROW, WIDE, READER = range(4)
+
+
+@pytest.fixture
+def sized(tmp_path: Path) -> Deployment:
+    return deploy(tmp_path, served_applications.sized_plan())
+
+
+def test_rows_go_to_their_sizes_and_are_read_in_their_order(sized: Deployment) -> None:
+    books = Books(sized, samples=4)
+    assert sized.choices("m_a") == {"x_shape": ((2,), (4,))}
+    tasks = books.ready(FIT, 3, 1, of_rows=4)
+    # The later task ends first. Of its rows: one for no narrow one, one wide one, one for all.
+    assert books.run(FIT, tasks[1:], (1,)) == [(tasks[1], (0, 1, 1))]
+    assert books.run(FIT, tasks[:1], (0, 1, 0)) == [(tasks[0], (2, 1, 3))]
+    narrow, wide = books.ready(NARROW, 2, of_rows=2), books.ready(WIDE, 1, 1, of_rows=2)
+    places = [(one.at, one.rows, one.producer, one.row) for one in books.pieces(NARROW, narrow)]
+    assert places == [(0, 1, FIT, 0), (1, 1, FIT, 2)]
+    later = books.pieces(WIDE, wide[1:])
+    assert [(one.at, one.rows, one.producer, one.row) for one in later] == [(0, 1, FIT, 0)]
+    books.run(NARROW, narrow)
+    books.run(WIDE, wide)
+    reader = books.ready(READER, 2, 2, of_rows=4)
+    first, second = (books.pieces(READER, [task]) for task in reader)
+    assert [(one.at, one.rows, one.producer, one.row) for one in first] == [
+        (0, 1, NARROW, 0),
+        (1, 1, WIDE, 0),
+    ]
+    assert [(one.at, one.rows, one.producer, one.row) for one in second] == [
+        (0, 1, NARROW, 1),
+        (1, 1, WIDE, 1),
+    ]
+    books.run(READER, reader)
+    answer = books.jobs.done(JOB, sized)
+    of_read = sorted((one.at, one.producer, one.row) for one in answer if one.producer != READER)
+    assert of_read == [(0, NARROW, 0), (1, WIDE, 0), (2, NARROW, 1), (3, WIDE, 1)]
+
+
+def test_rows_of_one_size_alone_come_from_it_alone(sized: Deployment) -> None:
+    books = Books(sized, samples=2)
+    books.run(FIT, books.ready(FIT, 2, of_rows=2), (1, 1))
+    books.jobs.skip(JOB, NARROW)
+    books.run(WIDE, books.ready(WIDE, 2, of_rows=2))
+    pieces = books.pieces(READER, books.ready(READER, 2, of_rows=2))
+    assert [(one.at, one.rows, one.producer, one.row) for one in pieces] == [(0, 2, WIDE, 0)]

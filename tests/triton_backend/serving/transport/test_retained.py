@@ -8,7 +8,11 @@ from tests.triton_backend.serving import served_applications, small_plans
 from tests.triton_backend.serving.served_applications import application, module, one_stage
 from tests.triton_backend.serving.system import deploy
 from triton_backend.serving.deployment import Deployment
-from triton_backend.serving.transport.retained import RetainedSegments, remove_retained
+from triton_backend.serving.transport.retained import (
+    RetainedSegments,
+    put_corner,
+    remove_retained,
+)
 from triton_backend.serving.transport.shared_memory import remove_segments
 from triton_backend.serving.transport.wire import FrameError, RowSlice
 
@@ -79,3 +83,11 @@ def test_generations_that_only_pieces_named_go_with_those_before_one_in_force(
     with pytest.raises(FrameError, match="is nowhere"):
         reader.tensors("chain", PIECE)
     writer.close()
+
+
+def test_rows_of_another_size_lie_at_the_beginning_and_lack_zeros() -> None:
+    wide, narrow = np.full((2, 2, 3), 9), np.full((2, 2, 2), 9)
+    put_corner(wide, np.arange(8).reshape(2, 2, 2))
+    assert wide.tolist() == [[[0, 1, 0], [2, 3, 0]], [[4, 5, 0], [6, 7, 0]]]
+    put_corner(narrow, np.arange(12).reshape(2, 2, 3))
+    assert narrow.tolist() == [[[0, 1], [3, 4]], [[6, 7], [9, 10]]]

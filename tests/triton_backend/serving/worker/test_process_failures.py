@@ -68,7 +68,9 @@ def test_counts_that_are_no_rows_fail_their_batch(count: int) -> None:
     sender = OutputSender.__new__(OutputSender)
     model = SimpleNamespace(name="one")
     deployment = SimpleNamespace(
-        plan=SimpleNamespace(models=[model]), row_groups={model.name: ["rows"]}.get
+        plan=SimpleNamespace(models=[model]),
+        row_groups={model.name: ["rows"]}.get,
+        choices={model.name: {}}.get,
     )
     sender._served = cast("Any", {TAG: (deployment, 0)})
     sender._scheduler = cast("Any", SimpleNamespace(send=sent.append))

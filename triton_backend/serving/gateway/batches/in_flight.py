@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from triton_backend.contract.decisions import Dispatch, SharedBatch
 from triton_backend.contract.plan import StagePlace
 from triton_backend.serving.gateway.batches.generation import Generation
-from triton_backend.serving.gateway.jobs import RetainedOutputSlot
+from triton_backend.serving.gateway.job import RetainedOutputSlot
 from triton_backend.serving.transport.wire import TimesBody
 
 
@@ -20,7 +20,8 @@ class BatchInFlight:
         reported: stages that have reported their end.
         early: reports of stages whose stage before has not reported yet; None: it failed there.
         output_slot: of its retained outputs, where it is of modules.
-        given: rows that each of its samples gave, for every count of its model.
+        given: rows that each of its samples gave, for every count of its model; then the place of
+            each one's shape, for every choice of sizes.
         failed: no outputs of it will be retained.
         low: all of its requests are low.
     """
@@ -44,7 +45,7 @@ class BatchInFlight:
         """True if all that its retained outputs mean is known."""
         deployment = self.generation.deployment
         name = deployment.plan.models[self.dispatch.model].name
-        return len(self.given) == len(deployment.row_groups(name))
+        return len(self.given) == len(deployment.row_groups(name)) + len(deployment.choices(name))
 
     def expects(self, stage: int) -> bool:
         """True if a stage exists and has not reported."""
