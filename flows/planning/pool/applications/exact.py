@@ -20,11 +20,12 @@ import numpy as np
 from flows.clock import Stopwatch
 from flows.planning.applications.division import (
     MOST_BOXES,
-    Answer,
     BudgetSplit,
     Separate,
-    Steps,
+    Stair,
+    Staircase,
     divide,
+    of_sets,
 )
 from flows.planning.applications.heuristics import PICCOLO, solve
 from flows.planning.applications.lines import Lines
@@ -608,17 +609,14 @@ def set_within(
 
 def line_steps(
     accounting: str, table: tuple[Machine, ...], rate_rps: float, *, dummies: bool
-) -> Steps:
+) -> Staircase[Stair]:
     """The cost of one line as a function of its budget."""
 
-    def ask(budget_us: int, floor: float, below: Answer) -> Answer:
-        costs = floor, below[0]
-        served = set_within(accounting, table, rate_rps, budget_us, dummies=dummies, costs=costs)
-        if served is None:
-            return below
-        return served.cost, min(budget_us, served.time_us)
-
-    return Steps(ask)
+    return of_sets(
+        lambda budget_us, costs: set_within(
+            accounting, table, rate_rps, budget_us, dummies=dummies, costs=costs
+        )
+    )
 
 
 def _on_machines(inputs: Inputs, options: PlanOptions, lines: Lines, problem: Problem) -> Outcome:
