@@ -611,7 +611,6 @@ def line_steps(
     accounting: str, table: tuple[Machine, ...], rate_rps: float, *, dummies: bool
 ) -> Staircase[Stair]:
     """The cost of one line as a function of its budget."""
-
     return of_sets(
         lambda budget_us, costs: set_within(
             accounting, table, rate_rps, budget_us, dummies=dummies, costs=costs
