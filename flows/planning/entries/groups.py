@@ -17,8 +17,9 @@ alignment stage unless two stages are cheaper than one.
 Here: curves as flat arrays and the kernels over them. Not here: which entries form groups.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -189,9 +190,7 @@ class GroupingProblem:
 
         0 where it boards directly. With `group_budget` budgets are each item's own here.
         """
-        out = np.full((len(self.root_time), len(self.items)), np.inf)
-        beside_roots(self.root_junction, out, self.arrays)
-        return out
+        return self._beside(lambda item, options: self.cost(float(self.rate[item]), options))
 
     def parts_beside(self, counts: Ints | None = None) -> Floats:
         """[R, items] the least an item pays for an alignment stage shared by its start.
@@ -203,22 +202,57 @@ class GroupingProblem:
             counts: of each item; None: 1.
         """
         rates = self.rate if counts is None else counts * self.rate
-        beside = np.where(np.isfinite(self.costs_beside()), 0.0, np.inf)
-        for item, block in enumerate(self.block.tolist()):
-            together = float(rates[self.block == block].sum())
-            for junction in range(block + 1, self.table.blocks):
-                span = slice(int(self.root_start[junction]), int(self.root_start[junction + 1]))
-                left = self.limit[item] - self.root_time[span]
-                for kind in range(len(self.table.kinds())):
-                    options = self.table.options(block, junction, kind)
-                    if not len(options):
-                        continue
-                    unit = options.price * np.maximum(options.work, 1 / together)
-                    lowest = np.minimum.accumulate(unit) * self.rate[item]
-                    row = np.searchsorted(options.time_us, left, "right") - 1
-                    mine = (self.root_kind[span] == kind) & (row >= 0)
-                    beside[span, item] += np.where(mine, lowest[np.maximum(row, 0)], 0.0)
-        return beside
+        together = [float(rates[self.block == block].sum()) for block in self.block]
+        return self._beside(
+            lambda item, o: o.price * np.maximum(o.work, 1 / together[item]) * self.rate[item]
+        )
+
+    def cost(self, rate_rps: float, options: Options) -> Floats:
+        """[options] what a stage of a rate costs."""
+        return options.cost(rate_rps, self.table.most)
+
+    def _beside(self, cost_of: Callable[[int, Options], Floats]) -> Floats:
+        """[R, items] the least cost of the alignment stage of each item, by item and options."""
+        out = np.full((len(self.root_time), len(self.items)), np.inf)
+        for item, (block, limit) in enumerate(zip(self.block.tolist(), self.limit, strict=True)):
+            for junction in range(block, self.table.blocks):
+                roots = np.arange(self.root_start[junction], self.root_start[junction + 1])
+                if len(roots):
+                    left, rate = limit - self.root_time[roots], float(self.rate[item])
+                    cost = partial(cost_of, item)
+                    out[roots, item] = self.aligned(block, roots, left, rate, cost)
+        return out
+
+    def aligned(
+        self,
+        start: int,
+        roots: Ints,
+        left: Floats,
+        rate_rps: float,
+        cost_of: Callable[[Options], Floats],
+    ) -> Floats:
+        """[roots] the least cost of an alignment stage in the time that each root leaves.
+
+        0 where items of this start board.
+
+        Args:
+            start: block of the items, no later than the roots' junction.
+            roots: of one junction.
+            left: [roots] for the stage (µs).
+            rate_rps: of an item, which the link of one vGPU must carry.
+            cost_of: of the options.
+        """
+        junction, found = int(self.root_junction[roots[0]]), np.full(len(roots), np.inf)
+        if start == junction:
+            return np.where(left >= 0, 0.0, np.inf)
+        for kind, (_, link) in enumerate(self.table.kinds() if self.table.chains else ()):
+            options = self.table.options(start, junction, kind)
+            if len(options) and rate_rps <= link[junction]:
+                lowest = np.minimum.accumulate(cost_of(options))
+                row = np.searchsorted(options.time_us, left, "right") - 1
+                mine = (self.root_kind[roots] == kind) & (row >= 0)
+                found[mine] = lowest[row[mine]]
+        return found
 
     def parts(self, counts: Ints | None = None) -> Floats:
         """[R, items] the least an item pays for the root and to come there (`parts_beside`)."""
@@ -229,18 +263,12 @@ class GroupingProblem:
     def least_time(self, item: int) -> float:
         """The least time in which an entry can be served (µs), whatever it costs."""
         block, table = int(self.block[item]), self.table
-        direct = self.root_options[block].time_us
-        least = float(direct.min()) if len(direct) else np.inf
-        for junction in range(block + 1, table.blocks) if table.chains else ():
-            roots = self.root_options[junction]
-            for kind in range(len(table.kinds())):
-                options = table.options(block, junction, kind)
-                mine = roots.time_us[
-                    self.root_kind[self.root_start[junction] : self.root_start[junction + 1]]
-                    == kind
-                ]
-                if len(options) and len(mine):
-                    least = min(least, float(options.time_us.min() + mine.min()))
+        least = float(self.root_options[block].time_us.min(initial=np.inf))
+        for root in range(int(self.root_start[block + 1]), len(self.root_time)):
+            junction, kind = int(self.root_junction[root]), int(self.root_kind[root])
+            if table.chains:
+                first = table.options(block, junction, kind).time_us.min(initial=np.inf)
+                least = min(least, float(first + self.root_time[root]))
         return least
 
 
@@ -263,10 +291,10 @@ def _beside(curve: int, junction: int, kind: int, left: float, arrays: Arrays) -
 
 
 @kernel
-def _direct(junction: int, members: Ints, count: int, least: float, arrays: Arrays) -> float:
+def _direct(junction: int, members: Ints, least: float, arrays: Arrays) -> float:
     """The least limit of those that board at a junction; `FAR` if none does."""
     direct = FAR
-    for m in range(count):
+    for m in range(len(members)):
         if arrays.block[members[m]] == junction:
             direct = min(direct, arrays.limit[members[m]], least)
     return direct
@@ -274,11 +302,11 @@ def _direct(junction: int, members: Ints, count: int, least: float, arrays: Arra
 
 @kernel
 def _alignments(
-    root: int, junction: int, members: Ints, count: int, least: float, most: float, arrays: Arrays
+    root: int, junction: int, members: Ints, least: float, most: float, arrays: Arrays
 ) -> float:
     """The cost of alignment stages beside a root; at least `most` where that is exceeded."""
     cost, kind = 0.0, arrays.root_kind[root]
-    for m in range(count):
+    for m in range(len(members)):
         e = members[m]
         if cost >= most:
             break
@@ -289,16 +317,14 @@ def _alignments(
 
 
 @kernel
-def _at(
-    junction: int, members: Ints, count: int, below: float, arrays: Arrays
-) -> tuple[float, int]:
+def _at(junction: int, members: Ints, below: float, arrays: Arrays) -> tuple[float, int]:
     """Cost and root of the best plan that meets at a block; `below` and -1: none costs less."""
     total, least = 0.0, FAR
-    for m in range(count):
+    for m in range(len(members)):
         total += arrays.rate[members[m]]
         if arrays.common:
             least = min(least, arrays.limit[members[m]])
-    direct = _direct(junction, members, count, least, arrays)
+    direct = _direct(junction, members, least, arrays)
     best, chosen = below, -1
     for kind in range(arrays.curve_start.shape[2] - 1):
         cheapest = FAR
@@ -312,7 +338,7 @@ def _at(
             if vgpus > arrays.most or cost >= cheapest:  # as cheap and faster ones came before
                 continue
             cheapest = cost
-            cost += _alignments(root, junction, members, count, least, best - cost, arrays)
+            cost += _alignments(root, junction, members, least, best - cost, arrays)
             if cost < best:
                 best, chosen = cost, root
     return best, chosen
@@ -321,42 +347,21 @@ def _at(
 @kernel_entry
 def best_at(junction: int, members: Ints, arrays: Arrays) -> tuple[float, int]:
     """Cost and root of the best plan that meets at a block; `FAR` and -1 where there is none."""
-    return _at(junction, members, len(members), FAR, arrays)
-
-
-@kernel
-def _best(members: Ints, count: int, arrays: Arrays) -> tuple[float, int]:
-    """Cost and root of the best plan of a group, whatever the junction."""
-    last = 0
-    for m in range(count):
-        last = max(last, arrays.block[members[m]])
-    best, chosen = FAR, -1
-    for junction in range(last, len(arrays.root_start) - 1):
-        cost, root = _at(junction, members, count, best, arrays)
-        if root >= 0:
-            best, chosen = cost, root
-    return best, chosen
+    return _at(junction, members, FAR, arrays)
 
 
 @kernel_entry
 def best_of(members: Ints, arrays: Arrays) -> tuple[float, int]:
     """Cost and root of the best plan of a group; `FAR` and -1 where there is none."""
-    return _best(members, len(members), arrays)
-
-
-@kernel_entry
-def best_of_subsets(members: Ints, cost: Floats, root: Ints, arrays: Arrays) -> None:
-    """Fill in cost and root of every subset of the items, by its bits.
-
-    `members` is room for them.
-    """
-    for subset in range(1, len(cost)):
-        count = 0
-        for item in range(len(members)):
-            if subset >> item & 1:
-                members[count] = item
-                count += 1
-        cost[subset], root[subset] = _best(members, count, arrays)
+    last = 0
+    for m in range(len(members)):
+        last = max(last, arrays.block[members[m]])
+    best, chosen = FAR, -1
+    for junction in range(last, len(arrays.root_start) - 1):
+        cost, root = _at(junction, members, best, arrays)
+        if root >= 0:
+            best, chosen = cost, root
+    return best, chosen
 
 
 @kernel_entry
@@ -377,20 +382,3 @@ def cheapest_partition(cost: Floats, total: Floats, last: Ints) -> None:
             if part == 0:
                 break
             part = (part - 1) & rest
-
-
-@kernel_entry
-def beside_roots(junction_of: Ints, out: Floats, arrays: Arrays) -> None:
-    """Fill in `GroupingProblem.costs_beside`."""
-    for root in range(out.shape[0]):
-        junction = junction_of[root]
-        for e in range(out.shape[1]):
-            left = arrays.limit[e] - arrays.root_time[root]
-            if left < 0 or arrays.block[e] > junction:
-                continue
-            if arrays.block[e] == junction:
-                out[root, e] = 0.0
-                continue
-            cost = _beside(arrays.curve[e], junction, arrays.root_kind[root], left, arrays)
-            if cost < FAR:
-                out[root, e] = cost
