@@ -121,7 +121,7 @@ def exactly(table: ModelTable, inputs: Inputs, options: PlanOptions) -> Solved:
     require_reachable(field)
     step = _step_of(table, options)
     tried = _uniform(table, len(field.items))
-    known = min(plan.cost for plan in tried)
+    known = min((plan.cost for plan in tried), default=math.inf)
     if inputs.most is not None and known <= inputs.most:
         found = _Found([], 0.0, 0.0, 0, GROUPS)
     elif 1 << len(field.items) <= MOST_SUBSETS or not one_rate(field):
@@ -229,9 +229,11 @@ def _uniform(table: ModelTable, entries: int) -> list[Pooled]:
     found: list[Pooled] = []
     for threshold in (0.2, -math.inf):
         uniform = GroupingProblem(table, merged(table, threshold))
-        found.append(pooled(uniform, alone(uniform)))
+        ways = [alone(uniform)]
         if entries <= SEATS_ONLY_FROM_ITEMS:
-            found.append(pooled(uniform, _similar(uniform, _PAPER)))
+            ways.append(_similar(uniform, _PAPER))
+        able = (way for way in ways if all(group.root >= 0 for group in way))
+        found += [pooled(uniform, way) for way in able]
     return found
 
 
