@@ -114,7 +114,10 @@ def solve(
         return min(found, key=lambda plan: plan.cost, default=None)
     if not all(tables):
         return None
-    budgets = _budgets(lines, tables, rates, rules, watch)
+    if rules.quantum_us:
+        budgets = _quantized(lines, tables, rates, rules, watch)
+    else:
+        budgets = rules.split(lines, tables, rates, rules.rule)
     if budgets is None:
         return None
     sets = [
@@ -135,18 +138,6 @@ def _known(table: tuple[Machine, ...], rules: Rules) -> tuple[Machine, ...]:
             if (rules.batching or machine.batch == 1) and (rules.spatial or machine.divisor == 1)
         ]
     )
-
-
-def _budgets(
-    lines: Lines,
-    tables: Tables,
-    rates: Sequence[float],
-    rules: Rules,
-    watch: Watch | None,
-) -> Sequence[int] | None:
-    if rules.quantum_us:
-        return _quantized(lines, tables, rates, rules, watch)
-    return rules.split(lines, tables, rates, rules.rule)
 
 
 def _quantized(

@@ -127,23 +127,15 @@ class Pools:
 
     def planned(self, times: Sequence[int]) -> float:
         """See `division.Oracle`."""
-        known = self._known(times)
+        known = self.known(times)
         found = self._search(tuple(times)) if known is None and not self._ends() else known
         return inf if found is None else -found.score
-
-    def best(self, times: Sequence[int]) -> Found | None:
-        """The best plan known within budgets."""
-        return self._known(times)
 
     def cheapest(self) -> Found | None:
         """The best plan known that fits the paths."""
         known = [found for found in (*self.found.values(), *self.offered) if found is not None]
         fitting = [found for found in known if self.lines.fit(self.used(found))]
         return max(fitting, key=lambda found: found.score, default=None)
-
-    def most(self) -> Found | None:
-        """The best plan were every line alone on its paths: its bound is one for all plans."""
-        return self._search(tuple(self.lines.room([0] * len(self.lines))))
 
     def scarcity(self, times: Sequence[int]) -> Floats:
         """[C] what the relaxation within budgets pays for GPUs beside what they cost.
@@ -345,7 +337,7 @@ class Pools:
         """True if the time is over and a plan is known: whole GPUs would take more of it."""
         return self.watch.over() and (bool(self.offered) or any(self.found.values()))
 
-    def _known(self, times: Sequence[int]) -> Found | None:
+    def known(self, times: Sequence[int]) -> Found | None:
         """A plan within these budgets that was the answer for larger ones, or for these."""
         fitting = [
             found
