@@ -33,12 +33,7 @@ from flows.planning.engine.cover import Generation, Relaxed, raised
 from flows.planning.engine.master import Cover
 from flows.planning.engine.pricing import Duals, Priced
 from flows.planning.engine.rounding import Incumbent, Tools, restricted
-from flows.planning.entries.groups import (
-    EntryClass,
-    Group,
-    GroupingProblem,
-    cheapest_partition,
-)
+from flows.planning.entries.groups import EntryClass, Group, GroupingProblem
 from flows.planning.entries.tables import ANY_NUMBER, ModelTable, vgpus_for
 from flows.planning.solver.arrays import FAR, Floats, Ints
 from flows.planning.solver.solve import Limits
@@ -79,9 +74,8 @@ def by_subsets(field: GroupingProblem, *, alone: bool = False) -> Partition:
     """
     starts = {int(b): np.flatnonzero(field.block == b) for b in np.unique(field.block)}
     subsets = np.arange(1 << len(field.items))
-    rate = np.zeros(len(subsets))
-    for item, own in enumerate(field.rate):
-        rate += own * (subsets >> item & 1)
+    taken = (subsets[:, None] >> np.arange(len(field.items)) & 1).astype(np.float64)
+    rate = (taken * field.rate).sum(axis=1)
     best, root = np.full(len(subsets), FAR), np.full(len(subsets), -1)
     for junction in range(field.table.blocks):
         roots = np.arange(field.root_start[junction], field.root_start[junction + 1])
@@ -90,9 +84,11 @@ def by_subsets(field: GroupingProblem, *, alone: bool = False) -> Partition:
         vgpus = np.ceil(rate[:, None] * field.root_work[roots] * (1 - ROUNDING))
         cost = field.root_price[roots] * np.maximum(1.0, vgpus)
         cost[vgpus > field.table.most] = np.inf
-        for start, items in starts.items():
+        if alone:
+            cost += taken @ np.minimum(field.beside[roots], FAR).T
+        for start, items in () if alone else starts.items():
             mask = sum((subsets >> int(item) & 1) << at for at, item in enumerate(items))
-            cost += _aligned(field, start, items, roots, alone=alone)[mask]
+            cost += _aligned(field, start, items, roots)[mask]
         chosen = cost.argmin(axis=1)
         lowest = cost[subsets, chosen]
         better = lowest < best
@@ -105,9 +101,7 @@ def by_subsets(field: GroupingProblem, *, alone: bool = False) -> Partition:
     return Partition(groups, value, value, columns=len(subsets) - 1)
 
 
-def _aligned(
-    field: GroupingProblem, start: int, items: Ints, roots: Ints, *, alone: bool
-) -> Floats:
+def _aligned(field: GroupingProblem, start: int, items: Ints, roots: Ints) -> Floats:
     """[subsets of the items, roots] the least cost of alignment stages of entries of one start."""
     cost = np.zeros((1 << len(items), len(roots)))
     if start > field.root_junction[roots[0]]:
@@ -117,9 +111,6 @@ def _aligned(
     for subset in range(1, len(cost)):
         members = [int(items[i]) for i in range(len(items)) if subset >> i & 1]
         first, rest = subset & -subset, subset & subset - 1
-        if alone and rest:
-            cost[subset] = cost[first] + cost[rest]
-            continue
         left = field.limit[members].min() - field.root_time[roots]
         rates = field.rate[members]
         cost_of = partial(field.cost, float(rates.sum()))
@@ -152,6 +143,26 @@ def cheapest_cut(cost: Floats) -> list[int]:
     return found
 
 
+@kernel_entry
+def cheapest_partition(cost: Floats, total: Floats, last: Ints) -> None:
+    """Fill in the least total of every subset cut into groups, and its first item's group."""
+    total[0] = 0.0
+    for subset in range(1, len(cost)):
+        first = subset & -subset
+        rest = subset ^ first
+        total[subset], last[subset] = FAR, subset
+        part = rest
+        while True:  # every subset of the rest beside the first item
+            group = part | first
+            if cost[group] < FAR:
+                value = cost[group] + total[subset ^ group]
+                if value < total[subset]:
+                    total[subset], last[subset] = value, group
+            if part == 0:
+                break
+            part = (part - 1) & rest
+
+
 # Column generation
 
 
@@ -166,7 +177,7 @@ class _Options:
         self.field = GroupingProblem(table, items)
         field = self.field
         self.counts = counts.astype(np.float64)
-        self.beside = field.parts_beside(counts) if joint else field.costs_beside()
+        self.beside = field.parts_beside(counts) if joint else field.beside
         self.unit = _common_rate(field.rate)
         units = np.rint(field.rate / self.unit).astype(np.int64)
         self.units = np.repeat(units, counts)
