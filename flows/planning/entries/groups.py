@@ -175,13 +175,16 @@ class GroupingProblem:
     ) -> Floats:
         """[R, items] the least cost of the alignment stage of some items, by item and options."""
         out = np.full((len(self.root_time), len(self.items)), np.inf)
+        alike: dict[tuple[int, float], list[int]] = {}
         for item in items:
-            block, rate = int(self.block[item]), float(self.rate[item])
+            alike.setdefault((int(self.block[item]), float(self.rate[item])), []).append(item)
+        for (block, rate), some in alike.items():
             for junction in range(block, self.table.blocks):
                 roots = np.arange(self.root_start[junction], self.root_start[junction + 1])
                 if len(roots):
-                    left, cost = limit[item] - self.root_time[roots], partial(cost_of, item)
-                    out[roots, item] = self.aligned(block, roots, left, rate, cost)
+                    left = limit[some] - self.root_time[roots, None]
+                    cost = partial(cost_of, some[0])
+                    out[np.ix_(roots, some)] = self.aligned(block, roots, left, rate, cost)
         return out
 
     def aligned(
@@ -192,18 +195,18 @@ class GroupingProblem:
         rate_rps: float,
         cost_of: Callable[[Options], Floats],
     ) -> Floats:
-        """[roots] the least cost of an alignment stage in the time that each root leaves.
+        """[roots, n] the least cost of an alignment stage in the time that each root leaves.
 
         0 where items of this start board.
 
         Args:
             start: block of the items, no later than the roots' junction.
             roots: of one junction.
-            left: [roots] for the stage (µs).
+            left: [roots, n] for the stage (µs).
             rate_rps: of an item, which the link of one vGPU must carry.
             cost_of: of the options.
         """
-        junction, found = int(self.root_junction[roots[0]]), np.full(len(roots), np.inf)
+        junction, found = int(self.root_junction[roots[0]]), np.full(left.shape, np.inf)
         if start == junction:
             return np.where(left >= 0, 0.0, np.inf)
         for kind, (_, link) in enumerate(self.table.kinds() if self.table.chains else ()):
@@ -211,7 +214,7 @@ class GroupingProblem:
             if len(options) and rate_rps <= link[junction]:
                 lowest = np.minimum.accumulate(cost_of(options))
                 row = np.searchsorted(options.time_us, left, "right") - 1
-                mine = (self.root_kind[roots] == kind) & (row >= 0)
+                mine = (self.root_kind[roots, None] == kind) & (row >= 0)
                 found[mine] = lowest[row[mine]]
         return found
 

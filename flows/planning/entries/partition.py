@@ -66,39 +66,44 @@ class Partition:
     near: list[Group] = field(default_factory=list[Group])
 
 
-def by_subsets(field: GroupingProblem, *, alone: bool = False) -> Partition:
-    """The cheapest partition of few items; those of one start may share alignment stages.
+def by_subsets(field: GroupingProblem) -> tuple[Partition, Partition]:
+    """The cheapest partitions of few items: alignment stages of each alone, and shared in a start.
 
     cost[G, s] of every subset G on every shared stage s: its own vGPUs, and for every start the
-    cheapest way to share alignment stages, over all ways. With `alone` none is shared.
+    cheapest way to share alignment stages, over all ways.
     """
     starts = {int(b): np.flatnonzero(field.block == b) for b in np.unique(field.block)}
     subsets = np.arange(1 << len(field.items))
     taken = (subsets[:, None] >> np.arange(len(field.items)) & 1).astype(np.float64)
     rate = (taken * field.rate).sum(axis=1)
-    best, root = np.full(len(subsets), FAR), np.full(len(subsets), -1)
+    best, root = np.full((2, len(subsets)), FAR), np.full((2, len(subsets)), -1)
     for junction in range(field.table.blocks):
         roots = np.arange(field.root_start[junction], field.root_start[junction + 1])
         if not len(roots):
             continue
         vgpus = np.ceil(rate[:, None] * field.root_work[roots] * (1 - ROUNDING))
-        cost = field.root_price[roots] * np.maximum(1.0, vgpus)
-        cost[vgpus > field.table.most] = np.inf
-        if alone:
-            cost += taken @ np.minimum(field.beside[roots], FAR).T
-        for start, items in () if alone else starts.items():
+        shared = field.root_price[roots] * np.maximum(1.0, vgpus)
+        shared[vgpus > field.table.most] = np.inf
+        alone = shared + taken @ np.minimum(field.beside[roots], FAR).T
+        for start, items in starts.items():
             mask = sum((subsets >> int(item) & 1) << at for at, item in enumerate(items))
-            cost += _aligned(field, start, items, roots)[mask]
-        chosen = cost.argmin(axis=1)
-        lowest = cost[subsets, chosen]
-        better = lowest < best
-        best[better], root[better] = lowest[better], roots[chosen[better]]
+            shared += _aligned(field, start, items, roots)[mask]
+        for number, cost in enumerate((alone, shared)):
+            chosen = cost.argmin(axis=1)
+            lowest = cost[subsets, chosen]
+            better = lowest < best[number]
+            best[number][better], root[number][better] = lowest[better], roots[chosen[better]]
+    return _cut(best[0], root[0]), _cut(best[1], root[1])
+
+
+def _cut(cost: Floats, root: Ints) -> Partition:
+    """The cheapest partition, given cost and root of every subset."""
     groups = [
-        Group(items=members_of(subset), root=int(root[subset]), cost=float(best[subset]))
-        for subset in cheapest_cut(best)
+        Group(items=members_of(subset), root=int(root[subset]), cost=float(cost[subset]))
+        for subset in cheapest_cut(cost)
     ]
     value = math.fsum(group.cost for group in groups)
-    return Partition(groups, value, value, columns=len(subsets) - 1)
+    return Partition(groups, value, value, columns=len(cost) - 1)
 
 
 def _aligned(field: GroupingProblem, start: int, items: Ints, roots: Ints) -> Floats:
@@ -111,10 +116,10 @@ def _aligned(field: GroupingProblem, start: int, items: Ints, roots: Ints) -> Fl
     for subset in range(1, len(cost)):
         members = [int(items[i]) for i in range(len(items)) if subset >> i & 1]
         first, rest = subset & -subset, subset & subset - 1
-        left = field.limit[members].min() - field.root_time[roots]
+        left = field.limit[members].min() - field.root_time[roots, None]
         rates = field.rate[members]
         cost_of = partial(field.cost, float(rates.sum()))
-        together = field.aligned(start, roots, left, float(rates.max()), cost_of)
+        together = field.aligned(start, roots, left, float(rates.max()), cost_of)[:, 0]
         part = (rest - 1) & rest
         while rest and not boards:  # the first item with every smaller subset of the rest
             group = part | first

@@ -193,7 +193,7 @@ def _by_groups(
     The cheapest groups, then alignment stages shared where that costs less.
     """
     if 1 << len(field.items) <= MOST_SUBSETS:
-        apart, joined = by_subsets(field, alone=True), by_subsets(field)
+        apart, joined = by_subsets(field)
         plans = [pooled(field, apart.groups), pooled(field, joined.groups, joined=True)]
         shared = joined.value < apart.value * (1 - ROUNDING)
         return _Found(plans, joined.bound, 0.0, joined.columns, POOLS if shared else GROUPS)

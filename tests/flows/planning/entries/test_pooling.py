@@ -52,7 +52,7 @@ def test_ways_of_a_plan_serve_all_at_no_more(seed: int) -> None:
 
 def test_rates_and_times_of_pools_are_kept() -> None:
     field = field_of(10)
-    found = pooled(field, by_subsets(field).groups, joined=True)
+    found = pooled(field, by_subsets(field)[1].groups, joined=True)
     load = np.zeros(len(found.pools))
     for chain, passes in zip(found.chains, found.passes, strict=True):
         assert [s.key for s in chain.steps] == [found.pools[p][0] for p in passes]
