@@ -58,7 +58,7 @@ class Shadow:
 
     @property
     def tails(self) -> list[tuple[int, int]]:
-        """What its vGPUs run."""
+        """Blocks of every stage that its vGPUs run."""
         return [(first, self.table.blocks) for first in range(self.table.blocks)]
 
 
