@@ -54,7 +54,7 @@ def import_application(
     import yaml
 
     from flows.files import check_writable, read_text, read_yaml, write_text
-    from flows.planning.applications.importing import from_kserve, from_triton
+    from flows.operations.adoption.applications import from_kserve, from_triton
     from triton_backend.contract.units import ms_to_us
     from triton_backend.contract.workload import Workload
 

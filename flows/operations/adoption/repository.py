@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from flows.planning.applications.importing import from_ensemble
+from flows.operations.adoption.applications import from_ensemble
 from flows.preparation.profiling.devices import list_devices, propose_cluster
 from flows.preparation.splitting.inputs.sizes import fix_sizes, open_inputs
 from flows.preparation.splitting.loading import load_skeleton

@@ -18,54 +18,98 @@ makes no difference.
 import heapq
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import inf
-from typing import Protocol
+from typing import Generic, Protocol, TypeVar
+
+import numpy as np
 
 from flows.planning.applications.lines import Lines
+from flows.planning.applications.machines import MachineSet
 from flows.planning.engine.level import halved
+from flows.planning.solver.arrays import Floats
 from flows.planning.watch import Watch
 
 MOST_BOXES = 200_000
 _HALVINGS = 12
 
 
-Answer = tuple[float, int]
-"""Cost and time used (µs) within a budget; infinite cost where there is no solution."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stair:
+    """A line within a budget.
+
+    Attributes:
+        least: what it costs at least; infinite where there is no solution.
+        cost: what the best solution known costs; infinite where none is known.
+        used_us: time of that solution; the budget where none is known.
+    """
+
+    least: float
+    cost: float
+    used_us: int
+
+
+S = TypeVar("S", bound=Stair)
 
 
 @dataclass(slots=True)
-class Steps:
+class Staircase(Generic[S]):
     """The cost of one line as a function of its budget, asked for where it matters.
 
     Attributes:
-        ask: the answer at a budget (µs), given a cost that none there falls below, and the answer
-            at the next smaller budget that is known: what is not cheaper need not be looked for.
+        ask: the stair of a budget (µs), given a cost that none there falls below, and the stair of
+            the next smaller budget that is known: what is not cheaper need not be looked for.
+        known: stairs by budget.
     """
 
-    ask: Callable[[int, float, Answer], Answer]
+    ask: Callable[[int, float, S | None], S]
     quantum_us: int = 1
+    known: dict[int, S] = field(default_factory=dict[int, S])
     _ends: list[int] = field(default_factory=list[int])
-    _known: dict[int, Answer] = field(default_factory=dict[int, Answer])
 
-    def at(self, budget_us: int) -> Answer:
-        """Cost and time used, at most the budget.
-
-        What is known of a larger budget holds if it fits.
-        """
+    def at(self, budget_us: int) -> S:
+        """The stair of a budget; what is known of a larger one holds where its solution fits."""
         budget_us = budget_us // self.quantum_us * self.quantum_us
-        place, floor = bisect_left(self._ends, budget_us), 0.0
-        if place < len(self._ends):
-            floor, used_us = self._known[self._ends[place]]
-            if used_us <= budget_us or floor == inf:
-                return floor, min(used_us, budget_us)
-        below = self._known[self._ends[place - 1]] if place else (inf, budget_us)
-        cost, used_us = self.ask(budget_us, floor, below) if budget_us > 0 else (inf, budget_us)
+        place = bisect_left(self._ends, budget_us)
+        above = self.known[self._ends[place]] if place < len(self._ends) else None
+        if above is not None and (above.used_us <= budget_us or above.least == inf):
+            return above
+        below = self.known[self._ends[place - 1]] if place else None
+        stair = self.ask(budget_us, 0.0 if above is None else above.least, below)
         if self.quantum_us > 1:
-            used_us = min(budget_us, -(-used_us // self.quantum_us) * self.quantum_us)
+            used_us = -(-stair.used_us // self.quantum_us) * self.quantum_us
+            stair = replace(stair, used_us=min(budget_us, used_us))
         self._ends.insert(place, budget_us)
-        self._known[budget_us] = (cost, used_us)
-        return cost, used_us
+        self.known[budget_us] = stair
+        return stair
+
+    def proven(self, budgets_us: Floats) -> Floats:
+        """[n] what budgets cost at least, as far as is known without asking."""
+        ends = np.array(self._ends, dtype=np.float64)
+        least = np.array([*(self.known[end].least for end in self._ends), 0.0])
+        return least[np.searchsorted(ends, budgets_us)]
+
+
+def of_sets(
+    serve: Callable[[int, tuple[float, float]], MachineSet | None], quantum_us: int = 1
+) -> Staircase[Stair]:
+    """The staircase of a line that machines serve.
+
+    Args:
+        serve: the cheapest set within a budget (µs), given a cost that none there falls below and
+            one at which a set is of no interest; None where none is.
+        quantum_us: of budgets.
+    """
+
+    def ask(budget_us: int, floor: float, below: Stair | None) -> Stair:
+        below = below or Stair(least=inf, cost=inf, used_us=budget_us)
+        served = serve(budget_us, (floor, below.cost))
+        if served is None:
+            return below
+        used_us = min(budget_us, served.time_us)
+        return Stair(least=served.cost, cost=served.cost, used_us=used_us)
+
+    return Staircase(ask, quantum_us)
 
 
 class Oracle(Protocol):
@@ -86,20 +130,28 @@ class Oracle(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Separate:
-    """Lines that do not share anything: costs add up."""
+class Separate(Generic[S]):
+    """Lines that do not share anything: costs add up.
 
-    steps: Sequence[Steps]
+    `credit` is taken off the sum: what GPUs that there are are worth where GPUs have prices.
+    """
+
+    lines: Sequence[Staircase[S]]
+    credit: float = 0.0
     guess_every: int = 8
+
+    def at(self, times: Sequence[int]) -> list[S]:
+        """The stairs of budgets by line."""
+        return [own.at(int(time)) for own, time in zip(self.lines, times, strict=True)]
 
     def least(self, most: Sequence[int]) -> tuple[float, Sequence[int]]:
         """See `Oracle`."""
-        answers = [step.at(top) for step, top in zip(self.steps, most, strict=True)]
-        return sum(cost for cost, _ in answers), [time for _, time in answers]
+        stairs = self.at(most)
+        return sum(s.least for s in stairs) - self.credit, [s.used_us for s in stairs]
 
     def planned(self, times: Sequence[int]) -> float:
         """See `Oracle`."""
-        return self.least(times)[0]
+        return sum(stair.cost for stair in self.at(times)) - self.credit
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

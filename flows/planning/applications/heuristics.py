@@ -12,10 +12,10 @@ machines of the configuration that the split chose are paid: ⌈T / t⌉.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from math import ceil, inf
+from math import ceil
 from typing import Any
 
-from flows.planning.applications.division import Answer, Separate, Steps, divide
+from flows.planning.applications.division import Separate, Stair, Staircase, divide, of_sets
 from flows.planning.applications.lines import Lines
 from flows.planning.applications.machines import (
     Group,
@@ -114,7 +114,10 @@ def solve(
         return min(found, key=lambda plan: plan.cost, default=None)
     if not all(tables):
         return None
-    budgets = _budgets(lines, tables, rates, rules, watch)
+    if rules.quantum_us:
+        budgets = _quantized(lines, tables, rates, rules, watch)
+    else:
+        budgets = rules.split(lines, tables, rates, rules.rule)
     if budgets is None:
         return None
     sets = [
@@ -137,18 +140,6 @@ def _known(table: tuple[Machine, ...], rules: Rules) -> tuple[Machine, ...]:
     )
 
 
-def _budgets(
-    lines: Lines,
-    tables: Tables,
-    rates: Sequence[float],
-    rules: Rules,
-    watch: Watch | None,
-) -> Sequence[int] | None:
-    if rules.quantum_us:
-        return _quantized(lines, tables, rates, rules, watch)
-    return rules.split(lines, tables, rates, rules.rule)
-
-
 def _quantized(
     lines: Lines,
     tables: Tables,
@@ -158,14 +149,11 @@ def _quantized(
 ) -> Sequence[int] | None:
     """The best budgets of which each is a multiple of the quantum (Nexus; Picc-q)."""
 
-    def steps(line: int) -> Steps:
-        def ask(budget_us: int, *_: object) -> Answer:
-            served = _filled(tables[line], rates[line], budget_us, rules)
-            if served is None:
-                return inf, budget_us
-            return served.cost, min(budget_us, served.time_us)
-
-        return Steps(ask, rules.quantum_us)
+    def steps(line: int) -> Staircase[Stair]:
+        return of_sets(
+            lambda budget_us, _: _filled(tables[line], rates[line], budget_us, rules),
+            rules.quantum_us,
+        )
 
     oracle = Separate([steps(line) for line in range(len(lines))])
     found = divide(lines, oracle, 1e-9, watch)

@@ -9,6 +9,7 @@ import numpy as np
 from flows.planning.applications.lines import Lines
 from flows.planning.applications.machines import MachineSet
 from flows.planning.applications.tables import least_times
+from flows.planning.certificate import objective_of
 from flows.planning.inputs import Problem
 from flows.planning.registry import (
     Inputs,
@@ -16,10 +17,12 @@ from flows.planning.registry import (
     PlannedPipeline,
     PlannedStage,
     PlanOptions,
+    Trace,
 )
 from flows.planning.solver.tolerances import ROUNDING
 from triton_backend.contract.applications import Application, ApplicationPlan, check_tensors
 from triton_backend.contract.errors import InfeasibleError
+from triton_backend.contract.plan import DEFAULT_POLICY
 from triton_backend.contract.tensors import TensorSpec
 from triton_backend.contract.units import us_to_ms
 from triton_backend.contract.workload import ModelDemand
@@ -86,6 +89,34 @@ def request_tensors(inputs: Inputs, application: Application) -> tuple[TensorSpe
         return profile.inputs, profile.outputs
 
     return check_tensors(application, tensors_of)
+
+
+def decided_by_sets(
+    problem: Problem,
+    lines: Lines,
+    sets: Sequence[MachineSet],
+    bound: float,
+    options: PlanOptions,
+    trace: Trace,
+    gathering: str,
+) -> Outcome:
+    """Machines of every line, which the cluster must have, as a decision.
+
+    Raises:
+        InfeasibleError: the cluster has fewer GPUs; the message names the class.
+    """
+    rates = [demand.rate_rps or 0.0 for demand in lines.demands]
+    made = pipelines_of_sets(problem, sets, rates)
+    require_gpus(problem, made)
+    cost = sum(served.cost for served in sets)
+    return Outcome(
+        pipelines=made,
+        promised_rps=tuple(rates),
+        objective=objective_of(options.objective, -cost, -min(cost, bound)),
+        trace=trace,
+        policy="throughput-cost" if gathering.startswith("tc") else DEFAULT_POLICY,
+        gathering_rule=gathering,
+    )
 
 
 def pipelines_of_sets(

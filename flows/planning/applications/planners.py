@@ -13,22 +13,18 @@ from flows.clock import Stopwatch
 from flows.planning.applications.heuristics import ABLATIONS, PICCOLO, Rules, solve
 from flows.planning.applications.outcome import (
     answer,
+    decided_by_sets,
     out_of_reach,
-    pipelines_of_sets,
-    require_gpus,
 )
 from flows.planning.applications.tables import (
     demanded,
-    input_times,
     line_problem,
     machine_tables,
 )
-from flows.planning.certificate import objective_of
-from flows.planning.inputs import gpu_prices, require_rates
+from flows.planning.inputs import require_rates
 from flows.planning.promises.headroom import HEADROOM
 from flows.planning.registry import Inputs, Option, Outcome, Planner, PlanOptions, Trace
 from triton_backend.contract.errors import InputError
-from triton_backend.contract.plan import DEFAULT_POLICY
 
 _GATHERING = {"tc": "tc-tail", "dt": "dt", "2d": "2d"}
 _PICCOLO_OPTIONS = (
@@ -79,8 +75,7 @@ def _plan(
     lines, laps = demanded(inputs.workload, options), Stopwatch()
     rules = rules_of(dict(options.own))
     problem = line_problem(inputs, options, lines)
-    price = gpu_prices(inputs.cluster, options.objective)
-    tables = machine_tables(problem, price, input_times(inputs, problem))
+    tables = machine_tables(inputs, options, problem)
     rates = [demand.rate_rps or 0.0 for demand in lines.demands]
     trace = Trace(status="by rule")
     trace.seconds["enumerate"] = laps.restart()
@@ -88,19 +83,10 @@ def _plan(
     trace.seconds["solve"] = laps.restart()
     if served is None:
         raise out_of_reach(lines, problem)
-    made = pipelines_of_sets(problem, served.sets, rates)
-    require_gpus(problem, made)
     trace.notes.append(f"{options.planner} follows rules; its bound is its own cost")
     gathering = _GATHERING[rules.rule]
-    decided = Outcome(
-        pipelines=made,
-        promised_rps=tuple(rates),
-        objective=objective_of(options.objective, -served.cost, -served.cost),
-        trace=trace,
-        policy="throughput-cost" if rules.rule == "tc" else DEFAULT_POLICY,
-        settled={"gathering": gathering, "billing": "occupancy"},
-        gathering_rule=gathering,
-    )
+    decided = decided_by_sets(problem, lines, served.sets, served.cost, options, trace, gathering)
+    decided = replace(decided, settled={"gathering": gathering, "billing": "occupancy"})
     return answer(decided, inputs, options, lines, problem, served.times)
 
 

@@ -9,6 +9,7 @@ only cheaper configurations are looked at; line 13 tests the new configuration, 
 """
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from math import ceil, inf
 
 from flows.planning.applications.lines import Lines
@@ -24,20 +25,6 @@ From lines, their machines, their rates (rows/s) and how worst-case latency is c
 """
 Worth = Callable[[float, int, Machine], float]
 """A switch: price saved, latency added (us), the machine switched to."""
-
-
-def latency_cost(
-    lines: Lines, tables: Tables, rates: Sequence[float], rule: str
-) -> Sequence[int] | None:
-    """Budgets by Algorithm 2; a `Split`."""
-    return by_switches(lines, tables, rates, rule, per_latency)
-
-
-def throughput(
-    lines: Lines, tables: Tables, rates: Sequence[float], rule: str
-) -> Sequence[int] | None:
-    """Budgets by switches to the configurations of the highest throughput; a `Split`."""
-    return by_switches(lines, tables, rates, rule, _per_unit)
 
 
 def by_switches(
@@ -93,3 +80,9 @@ def per_latency(saved: float, longer: int, machine: Machine) -> float:
 def _per_unit(saved: float, longer: int, machine: Machine) -> float:
     del saved, longer
     return 1 / machine.unit_cost
+
+
+latency_cost: Split = partial(by_switches, value=per_latency)
+"""Budgets by Algorithm 2."""
+throughput: Split = partial(by_switches, value=_per_unit)
+"""Budgets by switches to the configurations of the highest throughput."""

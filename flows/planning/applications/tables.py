@@ -1,6 +1,5 @@
 """From profiles, cluster and workload to lines, and to the machines that each may use."""
 
-from collections.abc import Sequence
 from dataclasses import replace
 from math import ceil
 
@@ -13,6 +12,7 @@ from flows.planning.inputs import (
     ModelArrays,
     Problem,
     build_problem,
+    gpu_prices,
     link_rps,
     moves_us,
 )
@@ -109,14 +109,12 @@ def least_times(problem: Problem) -> list[int]:
 
 
 def machine_tables(
-    problem: Problem, price: Floats, inputs_us: Sequence[Floats]
+    inputs: Inputs, options: PlanOptions, problem: Problem
 ) -> list[tuple[Machine, ...]]:
-    """By line, every whole model on every GPU and batch that is measured, in rank order.
-
-    `inputs_us` [lines][batches] is the time that a batch's rows take to come (`input_times`).
-    """
+    """By line, every whole model on every GPU and batch that is measured, in rank order."""
     tables: list[tuple[Machine, ...]] = []
-    for model, moved_us in zip(problem.models, inputs_us, strict=True):
+    price = gpu_prices(inputs.cluster, options.objective)
+    for model, moved_us in zip(problem.models, input_times(inputs, problem), strict=True):
         machines: list[Machine] = []
         for row, kind in enumerate(model.types.tolist()):
             number, divisor = problem.types[kind]

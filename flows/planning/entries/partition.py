@@ -1,7 +1,7 @@
 """Which items meet in a group, at the least cost, with a proof (space `groups`).
 
-Up to `MOST_SUBSETS` subsets: the best plan of every one of them, then the cheapest partition by
-dynamic programming (3^n steps).
+Up to `MOST_SUBSETS` subsets: the best plan of every one of them, alignment stages shared (space
+`pools`), then the cheapest partition by dynamic programming (3^n steps).
 
 Beyond: column generation. Sets: classes i of alike items (m_i of them), groups g (an option of a
 shared stage, so many items of each class). Two groups of one option may be one, which never costs
@@ -23,6 +23,7 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,13 +33,7 @@ from flows.planning.engine.cover import Generation, Relaxed, raised
 from flows.planning.engine.master import Cover
 from flows.planning.engine.pricing import Duals, Priced
 from flows.planning.engine.rounding import Incumbent, Tools, restricted
-from flows.planning.entries.groups import (
-    EntryClass,
-    Group,
-    GroupingProblem,
-    best_of_subsets,
-    cheapest_partition,
-)
+from flows.planning.entries.groups import EntryClass, Group, GroupingProblem
 from flows.planning.entries.tables import ANY_NUMBER, ModelTable, vgpus_for
 from flows.planning.solver.arrays import FAR, Floats, Ints
 from flows.planning.solver.solve import Limits
@@ -71,18 +66,69 @@ class Partition:
     near: list[Group] = field(default_factory=list[Group])
 
 
-def by_subsets(field: GroupingProblem) -> Partition:
-    """The cheapest partition of few items."""
-    count = len(field.items)
-    cost, root = np.full(1 << count, FAR), np.full(1 << count, -1, dtype=np.int64)
-    room = np.zeros(count, dtype=np.int64)
-    best_of_subsets(room, cost, root, field.arrays)
+def by_subsets(field: GroupingProblem) -> tuple[Partition, Partition]:
+    """The cheapest partitions of few items: alignment stages of each alone, and shared in a start.
+
+    cost[G, s] of every subset G on every shared stage s: its own vGPUs, and for every start the
+    cheapest way to share alignment stages, over all ways.
+    """
+    starts = {int(b): np.flatnonzero(field.block == b) for b in np.unique(field.block)}
+    subsets = np.arange(1 << len(field.items))
+    taken = (subsets[:, None] >> np.arange(len(field.items)) & 1).astype(np.float64)
+    rate = (taken * field.rate).sum(axis=1)
+    best, root = np.full((2, len(subsets)), FAR), np.full((2, len(subsets)), -1)
+    for junction in range(field.table.blocks):
+        roots = np.arange(field.root_start[junction], field.root_start[junction + 1])
+        if not len(roots):
+            continue
+        vgpus = np.ceil(rate[:, None] * field.root_work[roots] * (1 - ROUNDING))
+        shared = field.root_price[roots] * np.maximum(1.0, vgpus)
+        shared[vgpus > field.table.most] = np.inf
+        alone = shared + taken @ np.minimum(field.beside[roots], FAR).T
+        for start, items in starts.items():
+            mask = sum((subsets >> int(item) & 1) << at for at, item in enumerate(items))
+            shared += _aligned(field, start, items, roots)[mask]
+        for number, cost in enumerate((alone, shared)):
+            chosen = cost.argmin(axis=1)
+            lowest = cost[subsets, chosen]
+            better = lowest < best[number]
+            best[number][better], root[number][better] = lowest[better], roots[chosen[better]]
+    return _cut(best[0], root[0]), _cut(best[1], root[1])
+
+
+def _cut(cost: Floats, root: Ints) -> Partition:
+    """The cheapest partition, given cost and root of every subset."""
     groups = [
         Group(items=members_of(subset), root=int(root[subset]), cost=float(cost[subset]))
         for subset in cheapest_cut(cost)
     ]
     value = math.fsum(group.cost for group in groups)
     return Partition(groups, value, value, columns=len(cost) - 1)
+
+
+def _aligned(field: GroupingProblem, start: int, items: Ints, roots: Ints) -> Floats:
+    """[subsets of the items, roots] the least cost of alignment stages of entries of one start."""
+    cost = np.zeros((1 << len(items), len(roots)))
+    if start > field.root_junction[roots[0]]:
+        cost[1:] = np.inf
+        return cost
+    boards = start == field.root_junction[roots[0]]
+    for subset in range(1, len(cost)):
+        members = [int(items[i]) for i in range(len(items)) if subset >> i & 1]
+        first, rest = subset & -subset, subset & subset - 1
+        left = field.limit[members].min() - field.root_time[roots, None]
+        rates = field.rate[members]
+        cost_of = partial(field.cost, float(rates.sum()))
+        together = field.aligned(start, roots, left, float(rates.max()), cost_of)[:, 0]
+        part = (rest - 1) & rest
+        while rest and not boards:  # the first item with every smaller subset of the rest
+            group = part | first
+            np.minimum(together, cost[group] + cost[subset ^ group], out=together)
+            if part == 0:
+                break
+            part = (part - 1) & rest
+        cost[subset] = together
+    return cost
 
 
 def members_of(subset: int) -> tuple[int, ...]:
@@ -102,6 +148,26 @@ def cheapest_cut(cost: Floats) -> list[int]:
     return found
 
 
+@kernel_entry
+def cheapest_partition(cost: Floats, total: Floats, last: Ints) -> None:
+    """Fill in the least total of every subset cut into groups, and its first item's group."""
+    total[0] = 0.0
+    for subset in range(1, len(cost)):
+        first = subset & -subset
+        rest = subset ^ first
+        total[subset], last[subset] = FAR, subset
+        part = rest
+        while True:  # every subset of the rest beside the first item
+            group = part | first
+            if cost[group] < FAR:
+                value = cost[group] + total[subset ^ group]
+                if value < total[subset]:
+                    total[subset], last[subset] = value, group
+            if part == 0:
+                break
+            part = (part - 1) & rest
+
+
 # Column generation
 
 
@@ -116,7 +182,7 @@ class _Options:
         self.field = GroupingProblem(table, items)
         field = self.field
         self.counts = counts.astype(np.float64)
-        self.beside = field.parts_beside(counts) if joint else field.costs_beside()
+        self.beside = field.parts_beside(counts) if joint else field.beside
         self.unit = _common_rate(field.rate)
         units = np.rint(field.rate / self.unit).astype(np.int64)
         self.units = np.repeat(units, counts)
@@ -157,7 +223,7 @@ class _Options:
         found = [g for g in found if _reduced(g, pi) < -SOLVED * max(1.0, g.cost)]
         if thorough and not found and self.exactly:
             bound, found = self._exact(pi, bound)
-        return Priced(columns=self.columns(found), least=bound)
+        return Priced(columns=columns_of(found, self.roots), least=bound)
 
     def _exact(self, pi: Floats, bound: Floats) -> tuple[Floats, list[Group]]:
         """Bounds that are reached where they were below 0, and the groups that reach them."""
@@ -190,19 +256,6 @@ class _Options:
                 found.append(row)
         return found
 
-    def columns(self, groups: Sequence[Group]) -> Columns:
-        """For the engine."""
-        counted = [np.unique(g.items, return_counts=True) for g in groups]
-        none = np.zeros(0)
-        return Columns(
-            cost=np.array([g.cost for g in groups]),
-            starts=np.cumsum([0, *(len(classes) for classes, _ in counted)]),
-            rows=np.concatenate([none, *(classes for classes, _ in counted)]).astype(np.int64),
-            values=np.concatenate([none, *(counts for _, counts in counted)]).astype(np.float64),
-            group=np.searchsorted(self.roots, [g.root for g in groups]),
-            source=groups,
-        )
-
     def column(self, at: int, number: Ints) -> Group:
         """A group on an option, with so many items of each class: these are its items."""
         load = float(number @ self.field.rate)
@@ -211,6 +264,20 @@ class _Options:
         cost = self.cheapest[at] * vgpus + float(number[some] @ self.beside[at, some])
         items = np.repeat(some, number[some]).tolist()
         return Group(items=tuple(items), root=int(self.roots[at]), cost=float(cost))
+
+
+def columns_of(groups: Sequence[Group], roots: Ints) -> Columns:
+    """Groups for the engine, those of a root a group of columns; `roots` rise."""
+    counted = [np.unique(g.items, return_counts=True) for g in groups]
+    none = np.zeros(0)
+    return Columns(
+        cost=np.array([g.cost for g in groups]),
+        starts=np.cumsum([0, *(len(classes) for classes, _ in counted)]),
+        rows=np.concatenate([none, *(classes for classes, _ in counted)]).astype(np.int64),
+        values=np.concatenate([none, *(counts for _, counts in counted)]).astype(np.float64),
+        group=np.searchsorted(roots, [g.root for g in groups]),
+        source=groups,
+    )
 
 
 def needed_stages(field: GroupingProblem, loads: Floats) -> NDArray[np.bool_]:
@@ -228,24 +295,13 @@ def needed_stages(field: GroupingProblem, loads: Floats) -> NDArray[np.bool_]:
     return needed
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Generated:
+def _generated(
+    field: GroupingProblem, watch: Watch, step: float, *, joint: bool
+) -> tuple[_Options, list[list[int]], Columns, float]:
     """Groups of a relaxation by the limits that plans are made with, likely ones first.
 
-    No plan costs less than `bound`.
+    With their pricer, items by class, and what no plan costs less than.
     """
-
-    classes: list[list[int]]
-    pricer: _Options
-    columns: Columns
-    bound: float
-
-    def near(self) -> list[Group]:
-        """Groups that a plan may have, the likeliest first."""
-        return [_members(self.classes, group) for group in self.columns.source]
-
-
-def _generated(field: GroupingProblem, watch: Watch, step: float, *, joint: bool) -> _Generated:
     classes = classes_of(field)
     counts = np.array([len(items) for items in classes], dtype=np.int64)
     least = [field.items[items[0]] for items in classes]
@@ -256,34 +312,22 @@ def _generated(field: GroupingProblem, watch: Watch, step: float, *, joint: bool
     if any(a.limit_us < b.limit_us for a, b in zip(least, largest, strict=True)):
         upper = _Options(field.table, largest, counts, joint=joint)
         bound = _generation(upper, watch, step, relaxed.duals)[1].bound
-    return _Generated(
-        classes=classes,
-        pricer=lower,
-        columns=_nearest(pool, relaxed.duals.demand),
-        bound=raised(max(bound, 0.0), step),
-    )
+    columns = _nearest(pool, relaxed.duals.demand)
+    return lower, classes, columns, raised(max(bound, 0.0), step)
 
 
 def by_columns(field: GroupingProblem, watch: Watch, *, gap: float, step: float) -> Partition:
     """The cheapest partition found over generated groups, with a bound over all groups."""
-    found = _generated(field, watch, step, joint=False)
+    pricer, classes, columns, bound = _generated(field, watch, step, joint=False)
     limits = Limits(
-        relative_gap=gap,
-        nodes=_NODES,
-        seconds=watch.left_s(),
-        enough=-found.bound * (1 + CLOSE),
+        relative_gap=gap, nodes=_NODES, seconds=watch.left_s(), enough=-bound * (1 + CLOSE)
     )
     plan = Incumbent()
-    restricted(found.pricer.cover(), found.columns, plan, limits, Tools())
-    groups = _rounded(field, found.classes, plan)
+    restricted(pricer.cover(), columns, plan, limits, Tools())
+    groups = _rounded(field, classes, plan)
     value = math.fsum(group.cost for group in groups)
-    return Partition(
-        groups,
-        value,
-        min(found.bound, value),
-        columns=len(found.columns),
-        near=found.near(),
-    )
+    near = _members(classes, columns)
+    return Partition(groups, value, min(bound, value), columns=len(columns), near=near)
 
 
 def in_pools(field: GroupingProblem, watch: Watch, step: float) -> tuple[float, list[Group]]:
@@ -292,8 +336,8 @@ def in_pools(field: GroupingProblem, watch: Watch, step: float) -> tuple[float, 
     An entry then pays its part of the cheapest vGPUs that are in time: all of them where all
     entries of its start fill them, else of one vGPU.
     """
-    found = _generated(field, watch, step, joint=True)
-    return found.bound, found.near()
+    _, classes, columns, bound = _generated(field, watch, step, joint=True)
+    return bound, _members(classes, columns)
 
 
 def classes_of(field: GroupingProblem) -> list[list[int]]:
@@ -332,7 +376,7 @@ def _generation(
 ) -> tuple[Pool, Relaxed]:
     """Groups of the linear relaxation's optimum, nearly, and the bound that its prices prove."""
     pool = Pool()
-    pool.add(pricer.columns(_single(pricer)))
+    pool.add(columns_of(_single(pricer), pricer.roots))
     generation = Generation(pricer.cover(), pricer, pool, watch, close=CLOSE, whole_costs=step)
     return pool, generation.run(start)
 
@@ -494,11 +538,12 @@ def _nearest(pool: Pool, pi: Floats) -> Columns:
     return columns.take(order[(np.arange(len(order)) < _COLUMNS) | single])
 
 
-def _members(classes: Sequence[Sequence[int]], group: Group) -> Group:
-    """A group of classes as one of the first items of each."""
-    counted = Counter(group.items)
-    items = [item for number, count in counted.items() for item in classes[number][:count]]
-    return replace(group, items=tuple(items))
+def _members(classes: Sequence[Sequence[int]], columns: Columns) -> list[Group]:
+    """Groups of classes as groups of the first items of each."""
+    groups: Sequence[Group] = columns.source
+    counted = (Counter(group.items).items() for group in groups)
+    items = ([i for number, n in own for i in classes[number][:n]] for own in counted)
+    return [replace(g, items=tuple(own)) for g, own in zip(groups, items, strict=True)]
 
 
 def _rounded(

@@ -23,17 +23,17 @@ from flows.planning.entries.phases import fitted
 from flows.planning.entries.pooling import (
     Pooled,
     best_joined,
-    joined_by_subsets,
     pooled,
     pooled_ways,
     ways_of,
 )
-from flows.planning.entries.seats import assigned, many_seated, one_rate
+from flows.planning.entries.seats import many_seated, one_rate, seated
 from flows.planning.entries.shadow import (
     Shadow,
     places_in_force,
     shadow_of,
     shadow_pipelines,
+    share_to_place,
     with_shadow_entries,
 )
 from flows.planning.entries.shared_stages import by_shared_stages
@@ -58,7 +58,7 @@ from flows.planning.registry import (
 from flows.planning.solver.solve import Limits
 from flows.planning.solver.tolerances import ROUNDING
 from triton_backend.contract.errors import InfeasibleError, InputError
-from triton_backend.contract.plan import PlacementRun, worker_memory_gib
+from triton_backend.contract.plan import PlacementRun
 from triton_backend.contract.shares import PER_PERCENT, WHOLE_GPU, divisor_of
 from triton_backend.contract.units import us_to_ms
 from triton_backend.contract.workload import MARGIN
@@ -69,8 +69,9 @@ SEATS_ONLY_FROM_ITEMS = 400  # entries of one rate
 RETRY_BY_GROUPS_ABOVE_GAP = 0.05  # gap of thousands of entries, above which groups are sought too
 _WEIGHTINGS, _DEARER = 16, 1.2  # tries to use less of a class that has too few GPUs
 _WASTES = (0.1, 0.3, 1.0)  # tries to have shares that fill GPUs, where there is one class
-_WAYS, _NODES = 60, 20  # of a program over the ways of plans
+_WAYS, _NODES = 60, 60  # of a program over the ways of plans
 _CLOSE = 1e-3  # relative, of the search for a throughput
+_TRACE = 1e-6  # of the rates: a level at which no stage lacks vGPUs or links
 
 Runs = tuple[PlacementRun, ...]
 
@@ -120,7 +121,7 @@ def exactly(table: ModelTable, inputs: Inputs, options: PlanOptions) -> Solved:
     require_reachable(field)
     step = _step_of(table, options)
     tried = _uniform(table, len(field.items))
-    known = min(plan.cost for plan in tried)
+    known = min((plan.cost for plan in tried), default=math.inf)
     if inputs.most is not None and known <= inputs.most:
         found = _Found([], 0.0, 0.0, 0, GROUPS)
     elif 1 << len(field.items) <= MOST_SUBSETS or not one_rate(field):
@@ -191,22 +192,17 @@ def _by_groups(
 
     The cheapest groups, then alignment stages shared where that costs less.
     """
-    few = 1 << len(field.items) <= MOST_SUBSETS
-    groups = (
-        by_subsets(field) if few else by_columns(field, inputs.watch, gap=options.gap, step=step)
-    )
+    if 1 << len(field.items) <= MOST_SUBSETS:
+        apart, joined = by_subsets(field)
+        plans = [pooled(field, apart.groups), pooled(field, joined.groups, joined=True)]
+        shared = joined.value < apart.value * (1 - ROUNDING)
+        return _Found(plans, joined.bound, 0.0, joined.columns, POOLS if shared else GROUPS)
+    groups = by_columns(field, inputs.watch, gap=options.gap, step=step)
     found = _Found(
         [pooled(field, groups.groups)], groups.bound, groups.value, groups.columns, GROUPS
     )
     if not field.table.chains or len(set(field.block.tolist())) == len(field.items):
         return found
-    joined = joined_by_subsets(field) if few else None
-    if joined is not None:
-        found.plans.append(pooled(field, joined, joined=True))
-        proven = math.fsum(group.cost for group in joined)
-        if proven < groups.value - ROUNDING * groups.value:
-            return found._replace(proven=proven, least=0.0, space=POOLS)
-        return found._replace(proven=proven)
     found.plans.append(best_joined(field, groups.groups))
     if not inputs.prove:
         return found
@@ -223,7 +219,7 @@ def _by_groups(
         cutoff=-(best - ROUNDING * best - step),
         enough=-bound * (1 + options.gap),
     )
-    if mixed := assigned(field, ways, limits):
+    if mixed := seated(field, ways, limits, across=True)[0]:
         found.plans.append(pooled_ways(field, mixed))
     return found._replace(of_pools=bound)
 
@@ -233,9 +229,11 @@ def _uniform(table: ModelTable, entries: int) -> list[Pooled]:
     found: list[Pooled] = []
     for threshold in (0.2, -math.inf):
         uniform = GroupingProblem(table, merged(table, threshold))
-        found.append(pooled(uniform, alone(uniform)))
+        ways = [alone(uniform)]
         if entries <= SEATS_ONLY_FROM_ITEMS:
-            found.append(pooled(uniform, _similar(uniform, _PAPER)))
+            ways.append(_similar(uniform, _PAPER))
+        able = (way for way in ways if all(group.root >= 0 for group in way))
+        found += [pooled(uniform, way) for way in able]
     return found
 
 
@@ -509,7 +507,7 @@ def _highest(rule: Rule, inputs: Inputs, options: PlanOptions) -> tuple[float, f
     gpus = sum(inputs.cluster.gpus(c.name) for c in inputs.cluster.gpu_classes)
     # Clients of any phase need, beyond their rates, the less per request the faster they send.
     by_rates = replace(options, own={**options.own, "phases": EVEN})
-    needed = math.fsum(_least_work(table) for table in read_tables(inputs, by_rates))
+    needed = math.fsum(_least_work(table) for table in read_tables(inputs, by_rates, _TRACE))
     inputs = replace(inputs, prove=False)  # only fitting counts
     if len(inputs.workload.models) == 1:
         inputs = replace(inputs, most=float(gpus))
@@ -537,28 +535,11 @@ def _highest(rule: Rule, inputs: Inputs, options: PlanOptions) -> tuple[float, f
 
 
 def _least_work(table: ModelTable) -> float:
-    """GPUs that the rates of a model keep busy at least, whatever the plan."""
+    """GPUs that the rates of a model keep busy at least, whatever the plan and the level."""
     field = GroupingProblem(table, items_of(table))
     require_reachable(field)
-    total = 0.0
-    for item in field.items:
-        best = math.inf
-        for junction in range(item.block, table.blocks if table.chains else item.block + 1):
-            roots = field.root_options[junction]
-            root = (roots.price * roots.work)[roots.time_us <= item.limit_us]
-            if not len(root):
-                continue
-            first = 0.0
-            if junction > item.block:
-                alignments = [
-                    float((o.price * o.work).min())
-                    for kind in range(len(table.kinds()))
-                    if len(o := table.options(item.block, junction, kind))
-                ]
-                first = min(alignments, default=math.inf)
-            best = min(best, first + float(root.min()))
-        total += item.rate_rps * best
-    return total
+    many = np.full(len(field.items), round(1 / _TRACE**2))  # no part of a vGPU counts
+    return float(field.parts(many).min(axis=0).sum()) / _TRACE
 
 
 def _paid(inputs: Inputs, options: PlanOptions, placed: Placed) -> float:
@@ -610,21 +591,10 @@ def _placed(
             divisor = divisor_of(size.share) if gpu_class.vgpu_divisors else None
             if divisor is None:
                 where.append((True, len(shares)))
-                memory = worker_memory_gib(
-                    gpu_class, [stage_memory(solved.table.profile, (first, last))]
-                )
-                content = frozenset({(solved.table.name, (first, last), batch)})
-                held = in_force.get((size.gpu_class, size.share, content), [])
+                share = number, vgpus
                 shares.append(
-                    ShareToPlace(
-                        gpu_class=size.gpu_class,
-                        share=size.share,
-                        vgpus=vgpus,
-                        memory_gib=memory,
-                        held=tuple(held[:vgpus]),
-                    )
+                    share_to_place(solved.table, share, [(first, last)], batch, cluster, in_force)
                 )
-                del held[:vgpus]
                 continue
             where.append((False, len(parts)))
             parts.append(
@@ -639,7 +609,11 @@ def _placed(
                 )
             )
     first_shadow = len(shares)
-    shares += [shadow.to_place(cluster, in_force) for shadow in shadows if shadow is not None]
+    shares += [
+        share_to_place(s.table, (s.size, s.vgpus), s.tails, 1, cluster, in_force)
+        for s in shadows
+        if s is not None
+    ]
     gpus = dict.fromkeys((c.name for c in cluster.gpu_classes), 0)
     cut_up: dict[tuple[str, int, int], int] = {}
     for part in parts:

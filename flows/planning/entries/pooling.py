@@ -19,8 +19,8 @@ from flows.planning.entries.groups import EntryClass, Group, GroupingProblem
 from flows.planning.entries.partition import cheapest_cut, members_of
 from flows.planning.entries.seats import SeatRoute
 from flows.planning.entries.tables import Options, vgpus_for
-from flows.planning.solver.arrays import FAR, Floats, Ints
-from flows.planning.solver.tolerances import ROUNDING, SOLVED
+from flows.planning.solver.arrays import FAR, Floats
+from flows.planning.solver.tolerances import SOLVED
 
 MOST_JOINED = 40  # groups, of which pairs are tried
 MOST_BUNDLED = 8  # entries of one start of which every way to share is looked at
@@ -82,32 +82,23 @@ def pooled(
     field: GroupingProblem, groups: Sequence[Group], *, joined: bool = False, apart: bool = False
 ) -> Pooled:
     """Pools of groups as they are, with joined alignment stages, or all stages apart."""
-    chains: list[Chain] = []
-    parts = count()
+    parts, steps = count(), dict[int, tuple[Step, ...]]()
     for group in groups:
-        root = _root(field, group.root, next(parts))
-        aligned = _aligned(field, group, parts, joined=joined)
-        for item in group.items:
-            first = (aligned[item],) if item in aligned else ()
-            chains.append(Chain(item=field.items[item], steps=(*first, root)))
+        root = next(parts)
+        for way, members in _bundles(field, group, joined=joined):
+            steps |= dict.fromkeys(members, _steps(field, way, root, next(parts)))
+    items = (item for group in groups for item in group.items)
+    chains = [Chain(item=field.items[item], steps=steps[item]) for item in items]
     return pools_of(chains, 0 if apart else field.table.most)
 
 
 def pooled_ways(field: GroupingProblem, ways: Sequence[SeatRoute]) -> Pooled:
     """Pools of items that come to their stages so, a way for each item."""
-    parts, number = count(), dict[SeatRoute | int, int]()
+    parts = dict[SeatRoute | int, int]()
     chains: list[Chain] = []
     for item, way in zip(field.items, ways, strict=True):
-        for one in (way, way.root):
-            if one not in number:
-                number[one] = next(parts)
-        root = _root(field, way.root, number[way.root])
-        first: tuple[Step, ...] = ()
-        if way.row >= 0:
-            junction, kind = root.key[0], int(field.root_kind[way.root])
-            options = field.table.options(way.start, junction, kind)
-            first = (step_of(options, (way.start, junction), way.row, number[way]),)
-        chains.append(Chain(item=item, steps=(*first, root)))
+        root, part = (parts.setdefault(one, len(parts)) for one in (way.root, way))
+        chains.append(Chain(item=item, steps=_steps(field, way, root, part)))
     return pools_of(chains, field.table.most)
 
 
@@ -141,10 +132,15 @@ def _vgpus(rates: Sequence[float], step: Step) -> int:
     return int(vgpus_for(math.fsum(rates), np.array([step.work]))[0])
 
 
-def _root(field: GroupingProblem, root: int, part: int) -> Step:
-    junction = int(field.root_junction[root])
-    row = root - int(field.root_start[junction])
-    return step_of(field.root_options[junction], (junction, field.table.blocks), row, part)
+def _steps(field: GroupingProblem, way: SeatRoute, root: int, part: int) -> tuple[Step, ...]:
+    """The stages of a way, with the parts of its shared stage and its alignment stage."""
+    junction, kind = int(field.root_junction[way.root]), int(field.root_kind[way.root])
+    row = way.root - int(field.root_start[junction])
+    last = step_of(field.root_options[junction], (junction, field.table.blocks), row, root)
+    if way.row < 0:
+        return (last,)
+    options = field.table.options(way.start, junction, kind)
+    return step_of(options, (way.start, junction), way.row, part), last
 
 
 def step_of(options: Options, blocks: tuple[int, int], row: int, part: int) -> Step:
@@ -158,51 +154,33 @@ def step_of(options: Options, blocks: tuple[int, int], row: int, part: int) -> S
     )
 
 
-def _aligned(
-    field: GroupingProblem, group: Group, parts: Iterator[int], *, joined: bool
-) -> dict[int, Step]:
-    """By item the alignment stage of its own, or one joined with neighbours by time left."""
-    found: dict[int, Step] = {}
-    junction, kind = int(field.root_junction[group.root]), int(field.root_kind[group.root])
-    for first, members, row in _bundles(field, group, joined=joined):
-        options = field.table.options(first, junction, kind)
-        step = step_of(options, (first, junction), row, next(parts))
-        found |= dict.fromkeys(members, step)
-    return found
-
-
 def ways_of(field: GroupingProblem, groups: Sequence[Group]) -> set[SeatRoute]:
     """Ways of items of groups to their shared stages, alignment stages joined."""
-    found: set[SeatRoute] = set()
-    for group in groups:
-        junction = int(field.root_junction[group.root])
-        if (field.block[list(group.items)] == junction).any():
-            found.add(SeatRoute(group.root, junction, -1))
-        bundles = _bundles(field, group, joined=True)
-        found |= {SeatRoute(group.root, first, row) for first, _, row in bundles}
-    return found
+    return {way for group in groups for way, _ in _bundles(field, group, joined=True)}
 
 
 def _bundles(
     field: GroupingProblem, group: Group, *, joined: bool
-) -> Iterator[tuple[int, list[int], int]]:
-    """Start, items and option of the alignment stages of a group.
+) -> Iterator[tuple[SeatRoute, list[int]]]:
+    """Ways to a group's shared stage, and the items that take each.
 
-    One for each item, or joined where that costs less.
+    One alignment stage for each item, or joined where that costs less.
     """
     junction = int(field.root_junction[group.root])
     kind, time = int(field.root_kind[group.root]), float(field.root_time[group.root])
     least = float(field.limit[list(group.items)].min()) if field.group_budget else math.inf
     starts: dict[int, list[int]] = {}
     for item in sorted(group.items, key=lambda i: float(field.limit[i])):
-        if field.block[item] < junction:
-            starts.setdefault(int(field.block[item]), []).append(item)
+        starts.setdefault(int(field.block[item]), []).append(item)
     for first, items in starts.items():
+        if first == junction:
+            yield SeatRoute(group.root, junction, -1), items
+            continue
         options = field.table.options(first, junction, kind)
         for some in [items] if joined else [[item] for item in items]:
             left = np.minimum(field.limit[some], least) - time
             for members, row in _cuts(options, left, field.rate[some], field.table.most):
-                yield first, [some[m] for m in members], row
+                yield SeatRoute(group.root, first, row), [some[m] for m in members]
 
 
 def _cuts(
@@ -238,83 +216,6 @@ def _neighbours(
         first = int(before[at])
         found.append((range(first, at), int(row[at])))
         at = first
-    return found
-
-
-def joined_by_subsets(field: GroupingProblem) -> list[Group] | None:
-    """The cheapest groups when entries of one start may share alignment stages.
-
-    None: too many of a start. cost[G, s] of every subset G on every shared stage s: its own vGPUs,
-    and for every start the cheapest way to share alignment stages, over all ways.
-    """
-    starts = {int(b): np.flatnonzero(field.block == b) for b in np.unique(field.block)}
-    if max(map(len, starts.values())) > MOST_BUNDLED:
-        return None
-    subsets = np.arange(1 << len(field.items))
-    rate = np.zeros(len(subsets))
-    for item, own in enumerate(field.rate):
-        rate += own * (subsets >> item & 1)
-    best, root = np.full(len(subsets), FAR), np.full(len(subsets), -1)
-    for junction in range(field.table.blocks):
-        roots = np.arange(field.root_start[junction], field.root_start[junction + 1])
-        if not len(roots):
-            continue
-        vgpus = np.ceil(rate[:, None] * field.root_work[roots] * (1 - ROUNDING))
-        cost = field.root_price[roots] * np.maximum(1.0, vgpus)
-        cost[vgpus > field.table.most] = np.inf
-        for start, items in starts.items():
-            mask = sum((subsets >> int(item) & 1) << at for at, item in enumerate(items))
-            cost += _shared(field, start, items, roots)[mask]
-        chosen = cost.argmin(axis=1)
-        lowest = cost[subsets, chosen]
-        better = lowest < best
-        best[better], root[better] = lowest[better], roots[chosen[better]]
-    return [
-        Group(items=members_of(subset), root=int(root[subset]), cost=float(best[subset]))
-        for subset in cheapest_cut(best)
-    ]
-
-
-def _shared(field: GroupingProblem, start: int, items: Ints, roots: Ints) -> Floats:
-    """[subsets of the items, roots] the least cost of alignment stages of entries of one start."""
-    junction = int(field.root_junction[roots[0]])
-    size = 1 << len(items)
-    cost = np.zeros((size, len(roots)))
-    for subset in range(1, size):
-        members = [int(items[i]) for i in range(len(items)) if subset >> i & 1]
-        left = field.limit[members].min() - field.root_time[roots]
-        if start > junction:
-            cost[subset] = np.inf
-        elif start == junction:
-            cost[subset] = np.where(left >= 0, 0.0, np.inf)
-        else:
-            together = _one_stage(
-                field, (start, junction), float(field.rate[members].sum()), left, roots
-            )
-            first = subset & -subset
-            part = (subset ^ first) - 1 & (subset ^ first) if subset != first else 0
-            while subset != first:  # the first item with every smaller subset of the rest
-                group = part | first
-                np.minimum(together, cost[group] + cost[subset ^ group], out=together)
-                if part == 0:
-                    break
-                part = (part - 1) & (subset ^ first)
-            cost[subset] = together
-    return cost
-
-
-def _one_stage(
-    field: GroupingProblem, blocks: tuple[int, int], rate: float, left: Floats, roots: Ints
-) -> Floats:
-    """[roots] the cheapest alignment stage within the time that each root leaves."""
-    found = np.full(len(roots), np.inf)
-    for kind in range(len(field.table.kinds())):
-        options = field.table.options(*blocks, kind)
-        mine = field.root_kind[roots] == kind
-        if len(options):
-            lowest = np.minimum.accumulate(options.cost(rate, field.table.most))
-            row = np.searchsorted(options.time_us, left, "right") - 1
-            found = np.where(mine & (row >= 0), lowest[np.maximum(row, 0)], found)
     return found
 
 

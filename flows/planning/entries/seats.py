@@ -1,4 +1,4 @@
-"""Which way every entry takes, of those that are given; by seats where rates are equal.
+"""Which way every entry takes, of those that are given, by seats.
 
 Seats are given out afterwards, so that a plan is a few whole numbers. A way is a shared
 stage s and how entries of a start come to it: directly, or by an alignment stage a. It has seats,
@@ -11,9 +11,8 @@ entries that need one (Hall):
     way_w:      x_w <= c_w m_w                              where it has an alignment stage
     cover_pi:   r_p(i-1) + sum over w of p in time from i on of x_w - r_pi >= entries
 
-The entries are those from limit i up to the next; r_pi are seats left for larger limits.
-
-Entries of several rates take ways one by one (`assigned`).
+The entries are those from limit i up to the next; r_pi are seats left for larger limits. Entries of
+several rates have seats of their own for each rate, and take so much more of a vGPU.
 
 Here: the best plan of ways that are given; ways for thousands of entries. Not here: those of a
 proof (`shared_stages`).
@@ -59,106 +58,80 @@ def one_rate(field: GroupingProblem) -> bool:
 
 
 def seated(
-    field: GroupingProblem, ways: Collection[SeatRoute], limits: Limits
+    field: GroupingProblem,
+    ways: Collection[SeatRoute],
+    limits: Limits,
+    *,
+    across: bool = False,
 ) -> tuple[list[SeatRoute], float]:
     """The cheapest plan found that has these ways: the way of every item; none where none was.
 
     And what any plan of these ways costs at least that is below the cutoff.
 
     Args:
-        field: whose items have one rate.
+        field: the items.
         ways: different ones.
         limits: of the solver; scores are costs below 0.
+        across: equal alignment stages are one, whatever the shared stages that follow.
     """
     order = sorted(ways)
-    rate = float(field.rate[0])
     root = np.array([w.root for w in order], dtype=np.int64)
-    start = np.array([w.start for w in order], dtype=np.int64)
     price, work, time = np.array([_beside(field, w) for w in order]).T
     time += field.root_time[root]
-    roots, at = np.unique(root, return_inverse=True)
-    count = len(field.items)
+    alike, unit = _alike(field), float(field.rate.max())
+    starts = field.block[[items[0] for items in alike]]
+    way, of = np.nonzero(np.array([w.start for w in order])[:, None] == starts)
+    rate = field.rate[[items[0] for items in alike]][of] / unit
     build = ProgramBuilder()
-    shared = build.variables(
-        "vgpus", len(roots), cost=-field.root_price[roots], upper=count, whole=True
-    )
-    seats = build.variables("seats", len(order), upper=count, whole=True)
+    roots, at = np.unique(root, return_inverse=True)
+    shared = _vgpus(build, field, field.root_price[roots], field.root_work[roots])
+    seats = build.variables("seats", len(way), upper=float(len(field.items)), whole=True)
     stage = build.rows("stage", len(roots), upper=0.0)
-    build.entries(stage[at], seats, 1.0)
-    held = (1 + ROUNDING) / (rate * field.root_work[roots])
-    build.entries(stage, shared, -held)
+    build.entries(stage[at[way]], seats, rate)
+    build.entries(stage, shared, -(1 + ROUNDING) / (unit * field.root_work[roots]))
+    place = {w: (w.root, w.start, w.row) for w in order}
+    if across:
+        kinds = zip(field.root_junction[root].tolist(), field.root_kind[root].tolist(), strict=True)
+        place = {w: (*kind, w.start, w.row) for w, kind in zip(order, kinds, strict=True)}
     aligned = np.flatnonzero(work > 0)
-    own = build.variables("aligned", len(aligned), cost=-price[aligned], upper=count, whole=True)
-    way = build.rows("way", len(aligned), upper=0.0)
-    build.entries(way, seats[aligned], 1.0)
-    build.entries(way, own, -(1 + ROUNDING) / (rate * work[aligned]))
-    for block in np.unique(field.block).tolist():
-        mine = np.flatnonzero(start == block)
-        if not _cover(build, np.sort(field.limit[field.block == block]), time[mine], seats[mine]):
+    keys = [place[order[n]] for n in aligned.tolist()]
+    numbers = {key: number for number, key in enumerate(dict.fromkeys(keys))}
+    through = np.full(len(order), -1)
+    through[aligned] = [numbers[key] for key in keys]
+    _, first = np.unique(through[aligned], return_index=True)
+    one = aligned[first]
+    own = _vgpus(build, field, price[one], work[one])
+    pools = build.rows("aligned", len(one), upper=0.0)
+    some = through[way] >= 0
+    build.entries(pools[through[way[some]]], seats[some], rate[some])
+    build.entries(pools, own, -(1 + ROUNDING) / (unit * work[one]))
+    for number, items in enumerate(alike):
+        mine = np.flatnonzero(of == number)
+        if not _cover(build, field.limit[items], time[way[mine]], seats[mine]):
             return [], math.inf
     answer = solve_integer(build.build(), limits)
     if answer.values is None:
         return [], -answer.bound
-    number = np.rint(answer.values[seats]).astype(np.int64)
-    taken = [order[w] for w in _taken(field, (start, time), number).tolist()]
-    return taken, -answer.bound
+    given, taken = np.rint(answer.values[seats]).astype(np.int64), np.zeros_like(field.block)
+    for number, items in enumerate(alike):
+        mine = np.flatnonzero(of == number)
+        mine = mine[np.argsort(time[way[mine]], kind="stable")]
+        taken[items] = np.repeat(way[mine], given[mine])[: len(items)]
+    return [order[n] for n in taken.tolist()], -answer.bound
 
 
-def assigned(
-    field: GroupingProblem, ways: Collection[SeatRoute], limits: Limits
-) -> list[SeatRoute]:
-    """The cheapest plan found of items of any rates that has these ways; empty where none was.
+def _alike(field: GroupingProblem) -> list[Ints]:
+    """Items of one start and one rate, by rising limit: those take the seats of the least times."""
+    order = np.lexsort((field.limit, field.rate, field.block))
+    key = np.column_stack([field.block, field.rate])[order]
+    return np.split(order, np.flatnonzero((key[1:] != key[:-1]).any(axis=1)) + 1)
 
-    minimise    sum_p price_p n_p                          n_p vGPUs of every pool, whole
-    item_e:     sum over ways w in time of x_ew >= 1       x_ew whole
-    pool_p:     sum over ways w through p of rate_e x_ew <= c_p n_p
 
-    Args:
-        field: the items.
-        ways: different ones.
-        limits: of the solver; scores are costs below 0.
-    """
-    order = sorted(ways)
-    pools: dict[tuple[int, ...], tuple[float, float]] = {}
-    through: list[list[tuple[int, ...]]] = []
-    time = np.zeros(len(order))
-    for n, way in enumerate(order):
-        price, work, own = _beside(field, way)
-        root = (way.root,)
-        pools[root] = float(field.root_price[way.root]), float(field.root_work[way.root])
-        through.append([root])
-        if way.row >= 0:
-            junction, kind = field.root_junction[way.root], field.root_kind[way.root]
-            aligned = (way.start, int(junction), int(kind), way.row)
-            pools[aligned] = price, work
-            through[-1].append(aligned)
-        time[n] = own + field.root_time[way.root]
-    start = np.array([way.start for way in order])
-    able = (field.block[:, None] == start) & (time <= field.limit[:, None])
-    if not able.any(axis=1).all():
-        return []
-    item, of = np.nonzero(able)
-    build = ProgramBuilder()
-    x = build.variables("served", len(item), upper=1.0, whole=True)
-    cost, work = np.array(list(pools.values())).T
-    most = float(min(field.table.most, 1e6))
-    vgpus = build.variables("vgpus", len(pools), cost=-cost, upper=most, whole=True)
-    once = build.rows("item", len(field.items), upper=-1.0)
-    build.entries(once[item], x, -1.0)
-    room = build.rows("pool", len(pools), upper=0.0)
-    build.entries(room, vgpus, -(1 + ROUNDING) / work)
-    number = {key: n for n, key in enumerate(pools)}
-    for depth in range(2):
-        passing = np.array([number[t[depth]] if depth < len(t) else -1 for t in through])[of]
-        some = passing >= 0
-        build.entries(room[passing[some]], x[some], field.rate[item[some]])
-    answer = solve_integer(build.build(), limits)
-    if answer.values is None:
-        return []
-    chosen = np.full(len(field.items), -1)
-    taken = answer.values[x] > 1 / 2
-    chosen[item[taken]] = of[taken]
-    return [order[n] for n in chosen.tolist()]
+def _vgpus(build: ProgramBuilder, field: GroupingProblem, price: Floats, work: Floats) -> Ints:
+    """VGPUs of stages: no more than all items need, and one for each."""
+    most = np.maximum(len(field.items), np.ceil(field.rate.sum() * work))
+    most = np.minimum(most, field.table.most)
+    return build.variables("vgpus", len(price), cost=-price, upper=most, whole=True)
 
 
 def _beside(field: GroupingProblem, way: SeatRoute) -> tuple[float, float, float]:
@@ -186,19 +159,6 @@ def _cover(build: ProgramBuilder, limit: Floats, time: Floats, seats: Ints) -> b
     build.entries(rows[:-1], left, 1.0)
     build.entries(rows[1:], left, -1.0)
     return True
-
-
-def _taken(field: GroupingProblem, ways: tuple[Ints, Floats], seats: Ints) -> Ints:
-    """[items] numbers of ways: entries of the least limits on the seats of the least times."""
-    start, time = ways
-    found = np.zeros(len(field.items), dtype=np.int64)
-    for block in np.unique(field.block).tolist():
-        items = np.flatnonzero(field.block == block)
-        items = items[np.argsort(field.limit[items], kind="stable")]
-        mine = np.flatnonzero(start == block)
-        mine = mine[np.argsort(time[mine], kind="stable")]
-        found[items] = np.repeat(mine, seats[mine])[: len(items)]
-    return found
 
 
 # Thousands of entries

@@ -11,7 +11,7 @@ their own pools; at every other block there is an entry more, with the SLO as bu
 """
 
 import math
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -20,7 +20,7 @@ from flows.planning.entries.tables import ModelTable, vgpus_for
 from flows.planning.inputs import stage_memory
 from flows.planning.placement import ShareToPlace
 from flows.planning.registry import PlannedCut, PlannedPipeline, PlannedStage, PlanOptions
-from triton_backend.contract.cluster import Cluster, GpuClass
+from triton_backend.contract.cluster import Cluster
 from triton_backend.contract.entries import Entry
 from triton_backend.contract.errors import InfeasibleError
 from triton_backend.contract.plan import PlacementRun, Plan, Slot, worker_memory_gib
@@ -56,25 +56,43 @@ class Shadow:
         limit_us = table.limits_us[[e.name for e in table.entries].index(entry.name)]
         return self.latency_us(entry.block) <= limit_us
 
-    def to_place(self, cluster: Cluster, in_force: "Held") -> ShareToPlace:
-        """The placed part of it; `in_force` as of `places_in_force`."""
-        table, size = self.table, self.table.sizes[self.size]
-        tails = ((first, table.blocks) for first in range(table.blocks))
-        content = frozenset((table.name, tail, 1) for tail in tails)
-        held = in_force.get((size.gpu_class, size.share, content), [])
-        return ShareToPlace(
-            gpu_class=size.gpu_class,
-            share=size.share,
-            vgpus=self.vgpus,
-            memory_gib=self.memory_gib(cluster.gpu_class(size.gpu_class)),
-            held=tuple(held[: self.vgpus]),
-        )
+    @property
+    def tails(self) -> list[tuple[int, int]]:
+        """Blocks of every stage that its vGPUs run."""
+        return [(first, self.table.blocks) for first in range(self.table.blocks)]
 
-    def memory_gib(self, gpu_class: GpuClass) -> float:
-        """Memory of one vGPU's process: every tail is a stage of its own."""
-        blocks = self.table.blocks
-        tails = [stage_memory(self.table.profile, (first, blocks)) for first in range(blocks)]
-        return worker_memory_gib(gpu_class, tails)
+
+def share_to_place(
+    table: ModelTable,
+    pool: tuple[int, int],
+    runs: Sequence[tuple[int, int]],
+    batch: int,
+    cluster: Cluster,
+    in_force: Held,
+) -> ShareToPlace:
+    """The placed part of a pool.
+
+    Args:
+        table: its model.
+        pool: its size among the table's, and its vGPUs.
+        runs: blocks of every stage that its process has, in memory each by itself.
+        batch: of them.
+        cluster: where it lies.
+        in_force: as of `places_in_force`; places that are taken are taken off.
+    """
+    size, vgpus = table.sizes[pool[0]], pool[1]
+    content = frozenset((table.name, blocks, batch) for blocks in runs)
+    held = in_force.get((size.gpu_class, size.share, content), [])
+    taken = tuple(held[:vgpus])
+    del held[:vgpus]
+    stages = [stage_memory(table.profile, blocks) for blocks in runs]
+    return ShareToPlace(
+        gpu_class=size.gpu_class,
+        share=size.share,
+        vgpus=vgpus,
+        memory_gib=worker_memory_gib(cluster.gpu_class(size.gpu_class), stages),
+        held=taken,
+    )
 
 
 def places_in_force(plan: Plan, cluster: Cluster) -> Held:

@@ -26,7 +26,7 @@ from flows.planning.engine.pricing import Duals, Priced
 from flows.planning.engine.rounding import Incumbent, Tools, dive, restricted
 from flows.planning.entries.bundles import Arrays, members, price
 from flows.planning.entries.groups import Group, GroupingProblem
-from flows.planning.entries.partition import CLOSE, FRESH, Partition, needed_stages
+from flows.planning.entries.partition import CLOSE, FRESH, Partition, columns_of, needed_stages
 from flows.planning.entries.pooling import ways_of
 from flows.planning.entries.seats import SeatRoute, seated
 from flows.planning.entries.tables import vgpus_for
@@ -135,20 +135,7 @@ class SharedStages:
             for n in order.tolist()
             if score[n] < -SOLVED
         ]
-        return Priced(columns=self.columns(found), least=least)
-
-    def columns(self, groups: Sequence[Group]) -> Columns:
-        """For the engine."""
-        sizes = [len(g.items) for g in groups]
-        rows = [item for g in groups for item in g.items]
-        return Columns(
-            cost=np.array([g.cost for g in groups]),
-            starts=np.cumsum([0, *sizes]),
-            rows=np.array(rows, dtype=np.int64),
-            values=np.ones(len(rows)),
-            group=np.searchsorted(self.stages, [g.root for g in groups]),
-            source=groups,
-        )
+        return Priced(columns=columns_of(found, self.stages), least=least)
 
     def cover(self) -> Cover:
         """Every item once; one of a longer limit may have the seat of the next one of its start.
@@ -369,7 +356,9 @@ class _Search:
 
     def offer(self, groups: Sequence[Group]) -> None:
         """Take a plan if it is better."""
-        self.best.offer(self.pricer.columns(groups), np.ones(len(groups), dtype=np.int64))
+        self.best.offer(
+            columns_of(groups, self.pricer.stages), np.ones(len(groups), dtype=np.int64)
+        )
 
 
 def by_shared_stages(
@@ -398,7 +387,7 @@ def by_shared_stages(
     best = search.best
     alone = [items.best([item]) for item in range(len(items.items))]
     search.offer(alone)
-    pool.add(pricer.columns(alone))
+    pool.add(columns_of(alone, pricer.stages))
     best.cost = min(best.cost, known)
     few = len(items.items) <= FEW
     generation = Generation(

@@ -54,11 +54,13 @@ def merged(table: ModelTable, threshold: float) -> list[EntryClass]:
         members.sort(key=lambda n: (-table.entries[n].rate_rps, table.entries[n].name))
         options = table.options(block, table.blocks)
         while members:
-            taken = [members.pop(0)]
-            item = _item(table, block, taken)
+            item = _item(table, block, [members.pop(0)])
             while members and _margin(options, item, table.most) > threshold:
-                taken.append(members.pop(0))
-                item = _item(table, block, taken)
+                wider = _item(table, block, [*item.members, members[0]])
+                if _margin(options, wider, table.most) == -math.inf:
+                    break
+                item = wider
+                del members[0]
             found.append(item)
     return sorted(found, key=lambda item: item.members)
 

@@ -7,12 +7,15 @@ leaves.
 
 import math
 
-from flows.planning.entries.groups import GroupingProblem, items_of
-from flows.planning.entries.partition import MOST_SUBSETS, by_subsets
+import numpy as np
+
+from flows.planning.entries.groups import Group, GroupingProblem, items_of
+from flows.planning.entries.partition import MOST_SUBSETS, cheapest_cut, members_of
 from flows.planning.entries.plan import Solved, by_rule, fragments, require_reachable
 from flows.planning.entries.similar import alone
 from flows.planning.entries.tables import ModelTable
 from flows.planning.registry import Inputs, PlanOptions
+from flows.planning.solver.arrays import FAR
 from triton_backend.contract.errors import InputError
 
 
@@ -48,5 +51,11 @@ def every_grouping(table: ModelTable, inputs: Inputs, options: PlanOptions) -> S
             f"{len(field.items)} fragments after merging; every grouping is looked at up to {most}"
         )
         raise InputError(f"workload model {table.name!r}", reason)
-    groups = by_subsets(field).groups if field.items else []
-    return by_rule(table, field, groups)
+    return by_rule(table, field, cheapest_groups(field))
+
+
+def cheapest_groups(field: GroupingProblem) -> list[Group]:
+    """The cheapest grouping of few items, each with an alignment stage of its own."""
+    groups = [field.best(members_of(subset)) for subset in range(1, 1 << len(field.items))]
+    cost = np.array([FAR, *(group.cost for group in groups)])
+    return [groups[subset - 1] for subset in cheapest_cut(cost)]

@@ -9,21 +9,21 @@ Each is a `Split` of `flows.planning.applications.splitting`.
 """
 
 from collections.abc import Sequence
+from functools import partial
 from math import ceil
 
 from flows.planning.applications.lines import Lines
 from flows.planning.applications.machines import Machine
-from flows.planning.applications.splitting import Tables, by_switches
-
-
-def saving(lines: Lines, tables: Tables, rates: Sequence[float], rule: str) -> Sequence[int] | None:
-    """Budgets by switches that save most."""
-    return by_switches(lines, tables, rates, rule, _saved)
+from flows.planning.applications.splitting import Split, Tables, by_switches
 
 
 def _saved(saved: float, longer: int, machine: Machine) -> float:
     del longer, machine
     return saved
+
+
+saving: Split = partial(by_switches, value=_saved)
+"""Budgets by switches that save most."""
 
 
 def even(lines: Lines, tables: Tables, rates: Sequence[float], rule: str) -> Sequence[int]:

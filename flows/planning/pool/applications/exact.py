@@ -20,21 +20,20 @@ import numpy as np
 from flows.clock import Stopwatch
 from flows.planning.applications.division import (
     MOST_BOXES,
-    Answer,
     BudgetSplit,
     Separate,
-    Steps,
+    Stair,
+    Staircase,
     divide,
+    of_sets,
 )
-from flows.planning.applications.heuristics import PICCOLO, solve
 from flows.planning.applications.lines import Lines
 from flows.planning.applications.machines import Machine, MachineSet, cheapest, even
 from flows.planning.applications.options import billing_of, gathering_of, in_percents
 from flows.planning.applications.outcome import (
     answer,
+    decided_by_sets,
     out_of_reach,
-    pipelines_of_sets,
-    require_gpus,
 )
 from flows.planning.applications.tables import (
     demanded,
@@ -46,8 +45,8 @@ from flows.planning.applications.tables import (
 from flows.planning.certificate import objective_of
 from flows.planning.inputs import ALIKE, EVERY, Problem, gpu_prices, require_rates
 from flows.planning.pool import unequal
+from flows.planning.pool.applications import parts
 from flows.planning.pool.applications.levels import only_used
-from flows.planning.pool.applications.parts import Offered
 from flows.planning.pool.applications.pools import Pools
 from flows.planning.pool.bound import goal_of
 from flows.planning.pool.columns import Counted
@@ -229,18 +228,10 @@ def _parts(
         pools = _pools(inputs, options, lines, wide)
         known = (-inf, None) if equal is None else (equal.score, equal.times)
         try:
-            columns, times = pools.enumerate()
+            pools.enumerate()
         except InfeasibleError as error:  # a line alone takes longer than its applications may
             raise out_of_reach(lines, wide) from error
-        offer = Offered(
-            lines=lines,
-            problem=pools.problem,
-            cuts=cuts,
-            goal=pools.goal,
-            columns=columns,
-            times=times,
-        )
-        found = offer.search(known, options, trace, inputs.watch)
+        found = parts.search(pools, cuts, known, trace)
         best = equal
         if found.columns is not None and found.vgpus is not None and found.gpus is not None:
             counted = found.columns, found.vgpus
@@ -256,27 +247,27 @@ def _parts(
             )
         if best is not None:
             best = replace(best, bound=found.bound, space=unequal.SPACE)
-            return _with_room(best, offer, pools, options) if pools.goal.fixed else best
+            return _with_room(best, cuts, pools) if pools.goal.fixed else best
     if equal is None:
         raise _no_plan(inputs, lines, problem)
     return equal
 
 
-def _with_room(best: _Parts, offer: Offered, pools: Pools, options: PlanOptions) -> _Parts:
+def _with_room(best: _Parts, cuts: unequal.Cuts, pools: Pools) -> _Parts:
     """The same on the GPUs that are paid, filled so that lines could serve more than is asked."""
-    classes = range(len(offer.problem.gpus))
+    classes = range(len(pools.problem.gpus))
 
     def used(gpus: unequal.Gpus) -> Ints:
         return np.array([len(gpus.get(number, ())) for number in classes])
 
-    found = offer.with_room(used(best.gpus), best.times, options, pools.watch)
+    found = parts.with_room(pools, cuts, used(best.gpus), best.times)
     if found.columns is None or found.vgpus is None or found.gpus is None:
         return best
     counted = found.columns, found.vgpus
     score = -float(pools.goal.price @ used(found.gpus))
     return replace(
         best,
-        problem=offer.problem,
+        problem=pools.problem,
         counted=counted,
         gpus=found.gpus,
         score=score,
@@ -347,28 +338,19 @@ class _Search:
 
         At least cost lines by themselves, which is all where GPUs suffice for what is cheapest; at
         prices of scarce GPUs where they do not. A few boxes of budgets, first of all where no plan
-        is known and GPUs are scarce. For throughput, what whole GPUs allow were time no matter.
-        Where that leaves a gap, one program for time and GPUs; where that leaves one too, more
-        boxes.
+        is known and GPUs are scarce. Where that leaves a gap, one program for time and GPUs; where
+        that leaves one too, more boxes.
         """
         goal = self.pools.goal
-        steps = (
-            lambda: self._search_budgets(_SKETCH),
-            self._bound_without_times,
-            self._solve_jointly,
-        )
+        steps = (lambda: self._search_budgets(_SKETCH),)
         if goal.fixed and goal.price.any():
             scarce = bool(self._scarcity().any())
             first = self.best is None and scarce
-            steps = (
-                (steps[0], self._solve_lines_separately)
-                if first
-                else (self._solve_lines_separately, steps[0])
-            )
-            steps = (*steps, self._solve_jointly)
+            alone = self._solve_lines_separately
+            steps = (*steps, alone) if first else (alone, *steps)
             if scarce and self.pools.options.max_partitions > 1:
                 steps = (self._allocate_by_bounds, *steps)
-        for step in steps:
+        for step in (*steps, self._solve_jointly):
             step()
             if self._settled():
                 return
@@ -453,12 +435,8 @@ class _Search:
         division = divide(pools.lines, pools, self.gap, pools.watch, start, most)
         if division is not None:
             if plans:
-                self._offer(pools.best(division.times))
+                self._offer(pools.known(division.times))
             self.bound, self.boxes = min(self.bound, -division.bound), self.boxes + division.boxes
-
-    def _bound_without_times(self) -> None:
-        most = self.pools.most()
-        self.bound = self.bound if most is None else min(self.bound, most.bound)
 
     def _solve_jointly(self) -> None:
         best = self.best
@@ -608,51 +586,33 @@ def set_within(
 
 def line_steps(
     accounting: str, table: tuple[Machine, ...], rate_rps: float, *, dummies: bool
-) -> Steps:
+) -> Staircase[Stair]:
     """The cost of one line as a function of its budget."""
-
-    def ask(budget_us: int, floor: float, below: Answer) -> Answer:
-        costs = floor, below[0]
-        served = set_within(accounting, table, rate_rps, budget_us, dummies=dummies, costs=costs)
-        if served is None:
-            return below
-        return served.cost, min(budget_us, served.time_us)
-
-    return Steps(ask)
+    return of_sets(
+        lambda budget_us, costs: set_within(
+            accounting, table, rate_rps, budget_us, dummies=dummies, costs=costs
+        )
+    )
 
 
 def _on_machines(inputs: Inputs, options: PlanOptions, lines: Lines, problem: Problem) -> Outcome:
     laps, accounting = Stopwatch(), gathering_of(options, inputs.cluster)
     dummies = bool(options.own["dummies"])
+    tables = filled_by_tasks(machine_tables(inputs, options, problem), lines)
     rates = [demand.rate_rps or 0.0 for demand in lines.demands]
-    price = gpu_prices(inputs.cluster, options.objective)
-    tables = machine_tables(problem, price, input_times(inputs, problem))
-    tables = filled_by_tasks(tables, lines)
     steps = [
         line_steps(accounting, table, rate, dummies=dummies)
         for table, rate in zip(tables, rates, strict=True)
     ]
-    first = solve(lines, tables, rates, replace(PICCOLO, dummies=dummies))
-    start = None if first is None else first.times
-    division = divide(lines, Separate(steps), options.gap, inputs.watch, start)
+    division = divide(lines, Separate(steps), options.gap, inputs.watch)
     if division is None:
         raise _no_plan(inputs, lines, problem)
     sets = [
         set_within(accounting, table, rate, budget, dummies=dummies)
         for table, rate, budget in zip(tables, rates, division.times, strict=True)
     ]
-    kept = [served for served in sets if served is not None]
-    made = pipelines_of_sets(problem, kept, rates)
-    require_gpus(problem, made)
-    cost = sum(served.cost for served in kept)
     trace = _trace(laps, division, options)
     trace.notes.append(f"{accounting} plans whole models on GPUs of equal parts")
-    decided = Outcome(
-        pipelines=made,
-        promised_rps=tuple(rates),
-        objective=objective_of(options.objective, -cost, -min(cost, division.bound)),
-        trace=trace,
-        policy="throughput-cost",
-        gathering_rule=accounting,
-    )
+    kept = [served for served in sets if served is not None]
+    decided = decided_by_sets(problem, lines, kept, division.bound, options, trace, accounting)
     return answer(decided, inputs, options, lines, problem, [served.time_us for served in kept])

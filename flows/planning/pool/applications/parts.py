@@ -16,18 +16,15 @@ such plan (it gives every line GPUs of its own), the second step begins with non
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
-from flows.planning.applications.lines import Lines
-from flows.planning.inputs import Problem
 from flows.planning.pool import unequal
 from flows.planning.pool.applications.levels import add_levels, add_paths
-from flows.planning.pool.bound import Goal
-from flows.planning.pool.columns import Columns
-from flows.planning.registry import PlanOptions, Trace
-from flows.planning.solver.arrays import Floats, Ints
+from flows.planning.pool.applications.pools import Pools
+from flows.planning.registry import Trace
+from flows.planning.solver.arrays import Ints
 from flows.planning.solver.program import ProgramBuilder
 from flows.planning.watch import Watch
 
@@ -36,81 +33,54 @@ _SHARE = 0.3  # of the time that is left: what one step at known budgets may tak
 _ROOM_GAP = 0.05  # of the level to which GPUs that are paid are filled
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Offered:
-    """Configurations of lines on parts of every size.
+def search(
+    pools: Pools, cuts: unequal.Cuts, known: tuple[float, Sequence[int] | None], trace: Trace
+) -> unequal.Answer:
+    """A plan above the score known, if one is found, and the bound on all of them.
 
-    Attributes:
-        columns: n configurations of lines.
-        times: [n] what each takes with gathering (µs).
+    Args:
+        pools: lines on parts of every size.
+        cuts: of a GPU.
+        known: score and times by line of the plan of equal parts; minus infinity and None where
+            there is none.
+        trace: gets the numbers of configurations.
     """
+    columns, every = pools.enumerate()
+    lines, goal, (score, times) = pools.lines, pools.goal, known
 
-    lines: Lines
-    problem: Problem
-    cuts: unequal.Cuts
-    goal: Goal
-    columns: Columns
-    times: Floats
-
-    def search(
-        self,
-        known: tuple[float, Sequence[int] | None],
-        options: PlanOptions,
-        trace: Trace,
-        watch: Watch,
-    ) -> unequal.Answer:
-        """A plan above the score known, if one is found, and the bound on all of them.
-
-        Args:
-            known: score and times by line of the plan of equal parts; minus infinity and None
-                where there is none.
-            options: how to plan.
-            trace: gets the numbers of configurations.
-            watch: ends it earlier.
-        """
-        score, times = known
-        first = unequal.Answer(bound=np.inf, score=score)
-        if times is not None:
-            first = self._ask(self._within(times), score, options, trace, watch.part(_SHARE))
-        every = unequal.Candidates(
-            columns=self.columns, most=MOST_TOGETHER, times=self.times, beside=self._in_time
-        )
-        answer = self._ask(every, first.score, options, trace, watch)
-        return answer if answer.columns is not None else replace(first, bound=answer.bound)
-
-    def with_room(
-        self, gpus: Ints, times: Sequence[int], options: PlanOptions, watch: Watch
-    ) -> unequal.Answer:
-        """A plan on so many GPUs [C], at these times by line, that could serve more than is asked.
-
-        Its score is the highest level of the rates, 1 where none above that is found.
-        """
-        free = replace(self.goal, price=np.zeros_like(self.goal.price), fixed=False)
-        problem = replace(self.problem, gpus=gpus)
-        loose = replace(options, gap=max(options.gap, _ROOM_GAP))
-        given = (problem, self._within(times), self.cuts, free, 1.0)
-        return unequal.search(*given, loose, Trace(), watch.part(_SHARE))
-
-    def _within(self, times: Sequence[int]) -> unequal.Candidates:
-        """Configurations within the budgets of times by line, resized to fill the limits."""
-        budgets = np.array(self.lines.filled(times), dtype=np.float64)
-        rows = np.flatnonzero(self.times <= budgets[self.columns.model] + 1e-6)
-        return unequal.Candidates(columns=self.columns.take(rows))
-
-    def _ask(
-        self,
-        candidates: unequal.Candidates,
-        score: float,
-        options: PlanOptions,
-        trace: Trace,
-        watch: Watch,
-    ) -> unequal.Answer:
-        given = (self.problem, candidates, self.cuts, self.goal, score)
-        return unequal.search(*given, options, trace, watch)
-
-    def _in_time(self, build: ProgramBuilder, rows: Ints, rates: Ints, ceiling: float) -> None:
-        most = self.goal.weight * (1.0 if self.goal.fixed else ceiling)
-        known = (self.columns.model[rows], self.times[rows])
-        levels, chosen = add_levels(build, known, rates, most)
-        for graph in self.lines.graphs:
+    def in_time(build: ProgramBuilder, rows: Ints, rates: Ints, ceiling: float) -> None:
+        most = goal.weight * (1.0 if goal.fixed else ceiling)
+        levels, chosen = add_levels(build, (columns.model[rows], every[rows]), rates, most)
+        for graph in lines.graphs:
             add_paths(build, graph, levels, chosen)
+
+    def ask(candidates: unequal.Candidates, score: float, watch: Watch) -> unequal.Answer:
+        given = (pools.problem, candidates, cuts, goal, score)
+        return unequal.search(*given, pools.options, trace, watch)
+
+    first = unequal.Answer(bound=np.inf, score=score)
+    if times is not None:
+        first = ask(_within(pools, times), score, pools.watch.part(_SHARE))
+    together = unequal.Candidates(columns=columns, most=MOST_TOGETHER, times=every, beside=in_time)
+    answer = ask(together, first.score, pools.watch)
+    return answer if answer.columns is not None else replace(first, bound=answer.bound)
+
+
+def with_room(pools: Pools, cuts: unequal.Cuts, gpus: Ints, times: Sequence[int]) -> unequal.Answer:
+    """A plan on so many GPUs [C], at these times by line, that could serve more than is asked.
+
+    Its score is the highest level of the rates, 1 where none above that is found.
+    """
+    free = replace(pools.goal, price=np.zeros_like(pools.goal.price), fixed=False)
+    problem = replace(pools.problem, gpus=gpus)
+    loose = replace(pools.options, gap=max(pools.options.gap, _ROOM_GAP))
+    given = (problem, _within(pools, times), cuts, free, 1.0)
+    return unequal.search(*given, loose, Trace(), pools.watch.part(_SHARE))
+
+
+def _within(pools: Pools, times: Sequence[int]) -> unequal.Candidates:
+    """Configurations within the budgets of times by line, resized to fill the limits."""
+    columns, every = pools.enumerate()
+    budgets = np.array(pools.lines.filled(times), dtype=np.float64)
+    rows = np.flatnonzero(every <= budgets[columns.model] + 1e-6)
+    return unequal.Candidates(columns=columns.take(rows))

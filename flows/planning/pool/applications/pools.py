@@ -14,7 +14,7 @@ from math import inf
 
 import numpy as np
 
-from flows.planning.applications.division import BudgetSplit, divide
+from flows.planning.applications.division import BudgetSplit, Separate, Staircase, divide
 from flows.planning.applications.lines import Lines
 from flows.planning.inputs import Problem
 from flows.planning.pool.applications.levels import (
@@ -23,7 +23,7 @@ from flows.planning.pool.applications.levels import (
     undominated_in_time,
 )
 from flows.planning.pool.applications.line_bounds import HandedOut, LineLowerBounds, hand_out
-from flows.planning.pool.applications.staircases import AtPrices, Stair, Staircase, choose
+from flows.planning.pool.applications.staircases import HeldStair, LineAtPrices, choose
 from flows.planning.pool.at_prices.blocks import step_of
 from flows.planning.pool.bound import Bound, Goal, least_loss, solve_bound
 from flows.planning.pool.columns import Columns, enumerate_columns, latencies_us
@@ -78,8 +78,10 @@ class Pools:
         default_factory=dict[tuple[int, ...], Found | None]
     )
     offered: list[Found] = field(default_factory=list[Found])
-    priced: list[AtPrices] = field(default_factory=list[AtPrices])
-    items: dict[int, list[Stair]] = field(default_factory=dict[int, list[Stair]])
+    priced: list[tuple[Floats, list[Staircase[HeldStair]]]] = field(
+        default_factory=list[tuple[Floats, list[Staircase[HeldStair]]]]
+    )
+    items: dict[int, list[HeldStair]] = field(default_factory=dict[int, list[HeldStair]])
     line_bounds: list[LineLowerBounds] = field(default_factory=list[LineLowerBounds])
     configurations: dict[str, int] = field(default_factory=dict[str, int])
     _columns: Columns | None = None
@@ -125,23 +127,15 @@ class Pools:
 
     def planned(self, times: Sequence[int]) -> float:
         """See `division.Oracle`."""
-        known = self._known(times)
+        known = self.known(times)
         found = self._search(tuple(times)) if known is None and not self._ends() else known
         return inf if found is None else -found.score
-
-    def best(self, times: Sequence[int]) -> Found | None:
-        """The best plan known within budgets."""
-        return self._known(times)
 
     def cheapest(self) -> Found | None:
         """The best plan known that fits the paths."""
         known = [found for found in (*self.found.values(), *self.offered) if found is not None]
         fitting = [found for found in known if self.lines.fit(self.used(found))]
         return max(fitting, key=lambda found: found.score, default=None)
-
-    def most(self) -> Found | None:
-        """The best plan were every line alone on its paths: its bound is one for all plans."""
-        return self._search(tuple(self.lines.room([0] * len(self.lines))))
 
     def scarcity(self, times: Sequence[int]) -> Floats:
         """[C] what the relaxation within budgets pays for GPUs beside what they cost.
@@ -174,12 +168,9 @@ class Pools:
         step = step_of(self.goal.price)
         extra = np.round(extra / step) * step if step else extra
         price = self.goal.price + extra
-        oracle = AtPrices(
-            staircases=[self._staircase(m, price, watch) for m in range(len(self.lines))],
-            gpus=self.problem.gpus,
-            extra=extra,
-        )
-        self.priced.append(oracle)
+        lines = [self._alone(m, price, watch).staircase() for m in range(len(self.lines))]
+        oracle = Separate(lines, float(extra @ self.problem.gpus), guess_every=32)
+        self.priced.append((price, lines))
         division = divide(self.lines, oracle, self.options.gap, watch)
         if division is None:
             return None
@@ -192,7 +183,7 @@ class Pools:
             self._offer(stairs, -division.bound)
         return division, extra, beyond
 
-    def _offer(self, stairs: Sequence[Stair], bound: float) -> Found:
+    def _offer(self, stairs: Sequence[HeldStair], bound: float) -> Found:
         """A plan of one allocation for every line."""
         columns, _ = self.enumerate()
         first = np.searchsorted(columns.model, np.arange(len(stairs)))
@@ -233,7 +224,7 @@ class Pools:
         program.
         """
         price, best = self.goal.price, list(times)
-        staircases = [self._staircase(m, price, self.watch) for m in range(len(self.lines))]
+        alone = [self._alone(m, price, self.watch) for m in range(len(self.lines))]
         beside = [price + factor * extra for factor in _DEARER]
         if not extra.any():
             beside = [price, *(price + np.diag(price) / 2)]
@@ -248,10 +239,10 @@ class Pools:
             filled = self.lines.filled(best)
             budgets = [best, *([int(time * factor) for time in filled] for factor in nearby)]
             for m, budget in ((m, own[m]) for own in budgets for m in range(len(own))):
-                key = m, int(np.count_nonzero(staircases[m].times <= budget))
+                key = m, int(np.count_nonzero(alone[m].times <= budget))
                 if key not in asked and not watch.over():
                     asked.add(key)
-                    self.items.setdefault(m, []).extend(staircases[m].proposed(budget, prices[m]))
+                    self.items.setdefault(m, []).extend(alone[m].proposed(budget, prices[m]))
             stairs = self._met()
             plan = None if stairs is None else self._offer(stairs, bound)
             if plan is None or -plan.score >= cost * (1 - ROUNDING):
@@ -259,11 +250,11 @@ class Pools:
             best, cost = self.used(plan), -plan.score
         return best
 
-    def _met(self) -> list[Stair] | None:
+    def _met(self) -> list[HeldStair] | None:
         """Of all allocations of lines that were met, those that cost least together."""
-        met: list[list[Stair]] = []
+        met: list[list[HeldStair]] = []
         for m in range(len(self.lines)):
-            known = [stair for at in self.priced for stair in at.staircases[m].known.values()]
+            known = [stair for _, lines in self.priced for stair in lines[m].known.values()]
             known = [stair for stair in (*known, *self.items.get(m, [])) if stair.cost < inf]
             once = {(*stair.vector.tolist(), stair.used_us): stair for stair in reversed(known)}
             met.append(list(once.values()))
@@ -273,11 +264,11 @@ class Pools:
         limits = Limits(relative_gap=self.options.gap, nodes=SEARCH_NODES, seconds=seconds)
         return choose(self.lines, self.problem.gpus, self.goal.price, met, limits)
 
-    def _staircase(self, number: int, price: Floats, watch: Watch) -> Staircase:
+    def _alone(self, number: int, price: Floats, watch: Watch) -> LineAtPrices:
         columns, times = self.enumerate()
         rows = np.flatnonzero(columns.model == number)
         own = columns.take(rows)
-        return Staircase(
+        return LineAtPrices(
             problem=replace(self.problem, models=(self.problem.models[number],)),
             columns=replace(own, model=np.zeros_like(own.model)),
             times=times[rows],
@@ -306,9 +297,9 @@ class Pools:
         if len(np.unique(columns.model)) < len(self.lines):
             return None, min(ceiling, max(cutoff, outside))
         floors = [
-            (number, own.price, own.proven)
-            for oracle in self.priced
-            for number, own in enumerate(oracle.staircases)
+            (number, price, own.proven)
+            for price, staircases in self.priced
+            for number, own in enumerate(staircases)
         ]
         for number, own in enumerate(self.line_bounds):
             floors += own.floor(number)
@@ -346,7 +337,7 @@ class Pools:
         """True if the time is over and a plan is known: whole GPUs would take more of it."""
         return self.watch.over() and (bool(self.offered) or any(self.found.values()))
 
-    def _known(self, times: Sequence[int]) -> Found | None:
+    def known(self, times: Sequence[int]) -> Found | None:
         """A plan within these budgets that was the answer for larger ones, or for these."""
         fitting = [
             found

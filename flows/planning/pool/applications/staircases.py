@@ -12,13 +12,13 @@ loses. Where GPUs suffice for what is cheapest, e = 0 and this is the least cost
 one allocation per line is chosen of all that were met.
 """
 
-from bisect import bisect_left
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from math import inf
 
 import numpy as np
 
+from flows.planning.applications.division import Stair, Staircase
 from flows.planning.applications.lines import Lines
 from flows.planning.inputs import Problem
 from flows.planning.pool.applications.levels import add_one, add_paths
@@ -36,27 +36,21 @@ _GRID = 100_000  # numbers of GPUs of all classes but one that are looked at one
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Stair:
-    """A line within a budget, at prices.
+class HeldStair(Stair):
+    """A line within a budget, at prices, with the GPUs that its best solution holds.
 
     Attributes:
-        least: what it costs at least.
-        cost: what the best allocation known costs; infinite where none is known.
-        used_us: time of that allocation's slowest configuration; the budget where none is known.
-        vector: [C] GPUs of that allocation.
+        vector: [C] GPUs.
         allocation: its configurations, by number among the line's, and their vGPUs.
     """
 
-    least: float
-    cost: float
-    used_us: int
     vector: Ints
     allocation: Allocation
 
 
 @dataclass(slots=True, kw_only=True)
-class Staircase:
-    """The cost of one line at prices, computed where it matters.
+class LineAtPrices:
+    """One line at prices.
 
     Attributes:
         problem: the line as the only model.
@@ -64,7 +58,6 @@ class Staircase:
         times: [n] what each takes (µs).
         rate_rps: what the line serves.
         price: [C] of a GPU.
-        known: stairs by budget.
     """
 
     problem: Problem
@@ -73,28 +66,12 @@ class Staircase:
     rate_rps: float
     price: Floats
     watch: Watch
-    known: dict[int, Stair] = field(default_factory=dict[int, Stair])
-    _ends: list[int] = field(default_factory=list[int])
 
-    def at(self, budget_us: int) -> Stair:
-        """The stair of a budget; what is known of a larger one holds where its allocation fits."""
-        place = bisect_left(self._ends, budget_us)
-        above = self.known[self._ends[place]] if place < len(self._ends) else None
-        if above is not None and (above.used_us <= budget_us or above.least == inf):
-            return above
-        below = self.known[self._ends[place - 1]] if place else None
-        stair = self._asked(budget_us, 0.0 if above is None else above.least, below)
-        self._ends.insert(place, budget_us)
-        self.known[budget_us] = stair
-        return stair
+    def staircase(self) -> Staircase[HeldStair]:
+        """Its cost by budget."""
+        return Staircase(self._asked)
 
-    def proven(self, budgets_us: Floats) -> Floats:
-        """[n] what budgets cost at least, as far as is known without asking."""
-        ends = np.array(self._ends, dtype=np.float64)
-        least = np.array([*(self.known[end].least for end in self._ends), 0.0])
-        return least[np.searchsorted(ends, budgets_us)]
-
-    def proposed(self, budget_us: int, prices: Sequence[Floats]) -> list[Stair]:
+    def proposed(self, budget_us: int, prices: Sequence[Floats]) -> list[HeldStair]:
         """Allocations of items within a budget, the cheapest at each of some prices [C].
 
         Nothing is proven of them.
@@ -104,7 +81,7 @@ class Staircase:
             return []
         rows = undominated(self.problem, self.columns, rows)
         blocks = ModelBlocks(self.problem, self.columns.take(rows), self.watch)
-        rate, found = np.array([self.rate_rps]), list[Stair]()
+        rate, found = np.array([self.rate_rps]), list[HeldStair]()
         for price in prices:
             blocks.focus(price, rate)
             offer = blocks.propose(price, rate)
@@ -113,7 +90,7 @@ class Staircase:
                 found.append(self._stair((rows[own], vgpus)))
         return [stair for stair in found if stair.cost < inf]
 
-    def _asked(self, budget_us: int, floor: float, below: Stair | None) -> Stair:
+    def _asked(self, budget_us: int, floor: float, below: HeldStair | None) -> HeldStair:
         """Items propose a allocation, programs prove it or find a better one.
 
         `floor` is proven before.
@@ -147,7 +124,7 @@ class Staircase:
                 break
         return replace(best, least=min(least, best.cost))
 
-    def _of_whole_models(self, rows: Ints, known: Stair) -> Stair:
+    def _of_whole_models(self, rows: Ints, known: HeldStair) -> HeldStair:
         """Without pipelines a class has one best allocation to run a GPU.
 
         All numbers of GPUs, the first class filled up.
@@ -176,8 +153,8 @@ class Staircase:
         stair = self._stair((allocations, vgpus[:, None]))
         return replace(stair, least=stair.cost)
 
-    def _nothing(self, budget_us: int, floor: float) -> Stair:
-        return Stair(
+    def _nothing(self, budget_us: int, floor: float) -> HeldStair:
+        return HeldStair(
             least=floor,
             cost=inf,
             used_us=budget_us,
@@ -189,7 +166,7 @@ class Staircase:
     def _width(self) -> int:
         return self.columns.types.shape[1]
 
-    def _stair(self, allocation: Allocation) -> Stair:
+    def _stair(self, allocation: Allocation) -> HeldStair:
         """A allocation as a stair.
 
         One without cost where it does not serve the line or takes too many GPUs.
@@ -202,7 +179,7 @@ class Staircase:
         served = float(delivered_rps(columns, vgpus).sum()) >= self.rate_rps * (1 - ROUNDING)
         if not served or np.any(vector > self.problem.gpus):
             return self._nothing(0, 0.0)
-        return Stair(
+        return HeldStair(
             least=0.0,
             cost=float(self.price @ vector),
             used_us=int(np.ceil(self.times[rows].max() - 1e-6)),
@@ -211,41 +188,9 @@ class Staircase:
         )
 
 
-@dataclass(slots=True, kw_only=True)
-class AtPrices:
-    """Cost of budgets were there any number of GPUs at these prices (`division.Oracle`).
-
-    Attributes:
-        staircases: of every line, at what GPUs cost and the prices beside that.
-        gpus: [C] that there are.
-        extra: [C] prices beside what GPUs cost.
-    """
-
-    staircases: Sequence[Staircase]
-    gpus: Ints
-    extra: Floats
-    guess_every: int = 32
-
-    def least(self, most: Sequence[int]) -> tuple[float, Sequence[int]]:
-        """See `division.Oracle`."""
-        stairs = self.at(most)
-        return self._total([stair.least for stair in stairs]), [stair.used_us for stair in stairs]
-
-    def planned(self, times: Sequence[int]) -> float:
-        """See `division.Oracle`."""
-        return self._total([stair.cost for stair in self.at(times)])
-
-    def at(self, times: Sequence[int]) -> list[Stair]:
-        """The stairs of budgets by line."""
-        return [own.at(int(time)) for own, time in zip(self.staircases, times, strict=True)]
-
-    def _total(self, costs: Sequence[float]) -> float:
-        return sum(costs) - float(self.extra @ self.gpus)
-
-
 def choose(
-    lines: Lines, gpus: Ints, price: Floats, stairs: Sequence[Sequence[Stair]], limits: Limits
-) -> list[Stair] | None:
+    lines: Lines, gpus: Ints, price: Floats, stairs: Sequence[Sequence[HeldStair]], limits: Limits
+) -> list[HeldStair] | None:
     """One of the given stairs for every line, of least cost within paths and GPUs.
 
     None where there is none.

@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from tests.flows.cli.conftest import NOW, PLAN, Command
-from tests.flows.planning.applications.test_importing import ENSEMBLE
+from tests.flows.operations.adoption.test_applications import ENSEMBLE
 from tests.flows.planning.small import cluster, profile
 from warehouse.db import open_warehouse
 from warehouse.profiles import import_profile

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flows.planning.applications.division import Answer, Separate, Steps, divide
+from flows.planning.applications.division import Separate, Stair, Staircase, divide
 from tests.flows.planning.applications.paper import application
 
 SHAPES = {
@@ -37,15 +37,15 @@ PATHS = {
 STAIRS = st.lists(st.tuples(st.integers(1, 30), st.integers(1, 50)), min_size=1, max_size=4)
 
 
-def steps_of(stairs: list[tuple[int, int]]) -> Steps:
-    def ask(budget_us: int, *_: object) -> Answer:
+def steps_of(stairs: list[tuple[int, int]]) -> Staircase[Stair]:
+    def ask(budget_us: int, *_: object) -> Stair:
         open_steps = [(cost, time) for time, cost in stairs if time * 1000 <= budget_us]
         if not open_steps:
-            return inf, budget_us
+            return Stair(least=inf, cost=inf, used_us=budget_us)
         cost, time = min(open_steps)
-        return cost, time * 1000
+        return Stair(least=cost, cost=cost, used_us=time * 1000)
 
-    return Steps(ask)
+    return Staircase(ask)
 
 
 @pytest.mark.parametrize("shape", list(SHAPES))
@@ -74,7 +74,7 @@ def test_budgets_may_be_multiples_of_a_quantum() -> None:
     free = divide(lines, Separate(steps))
     coarse = divide(
         lines,
-        Separate([Steps(step.ask, 20_000) for step in map(steps_of, [[(10, 9), (34, 2)]] * 3)]),
+        Separate([Staircase(step.ask, 20_000) for step in map(steps_of, [[(10, 9), (34, 2)]] * 3)]),
     )
     assert free is not None
     assert free.cost == 13

@@ -82,6 +82,20 @@ def test_throughput_is_the_largest_multiple_of_all_rates() -> None:
     assert plan.objective.value <= plan.objective.upper_bound
 
 
+@pytest.mark.parametrize("planner", ["pool", "graft"])
+def test_uniform_entries_that_one_vgpu_does_not_carry_together_are_not_one(planner: str) -> None:
+    problem = one(*(entry(f"c{n}", 1, 40, 300) for n in range(4)))
+    plan = planned(problem, planner, own={"max_instances": 1})
+    assert {pool.vgpus for pool in plan.pools} == {1}
+
+
+def test_throughput_of_few_vgpus_is_a_part_of_rates_that_need_more() -> None:
+    problem = made(profile(7), [entry("a", 0, 30, 9_000)], gpus=1)
+    plan = planned(problem, objective="throughput", own={"max_instances": 1})
+    assert 0 < plan.objective.value <= plan.objective.upper_bound
+    assert plan.objective.value < 1
+
+
 @pytest.mark.long
 def test_no_plan_for_clients_of_any_phase_is_above_the_bound_of_throughput() -> None:
     problem = case(1, 3, rates=(10,))

@@ -4,14 +4,9 @@ import numpy as np
 import pytest
 
 from flows.planning.entries.groups import GroupingProblem, items_of
-from flows.planning.entries.partition import by_columns
-from flows.planning.entries.pooling import (
-    joined_by_subsets,
-    pooled,
-    pooled_ways,
-    ways_of,
-)
-from flows.planning.entries.seats import assigned
+from flows.planning.entries.partition import by_columns, by_subsets
+from flows.planning.entries.pooling import pooled, pooled_ways, ways_of
+from flows.planning.entries.seats import seated
 from flows.planning.entries.tables import read_tables
 from flows.planning.registry import Inputs
 from flows.planning.solver.solve import Limits
@@ -50,15 +45,14 @@ def test_sharing_alignment_stages_never_costs_more(seed: int) -> None:
 def test_ways_of_a_plan_serve_all_at_no_more(seed: int) -> None:
     field = field_of(12, seed)
     groups = by_columns(field, Watch(), gap=1e-4, step=1.0).groups
-    again = assigned(field, ways_of(field, groups), Limits(relative_gap=0.0, nodes=10_000))
+    exactly = Limits(relative_gap=0.0, nodes=10_000)
+    again, _ = seated(field, ways_of(field, groups), exactly, across=True)
     assert pooled_ways(field, again).cost <= pooled(field, groups, joined=True).cost + 1e-9
 
 
 def test_rates_and_times_of_pools_are_kept() -> None:
     field = field_of(10)
-    groups = joined_by_subsets(field)
-    assert groups is not None
-    found = pooled(field, groups, joined=True)
+    found = pooled(field, by_subsets(field)[1].groups, joined=True)
     load = np.zeros(len(found.pools))
     for chain, passes in zip(found.chains, found.passes, strict=True):
         assert [s.key for s in chain.steps] == [found.pools[p][0] for p in passes]

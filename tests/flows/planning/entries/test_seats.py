@@ -7,7 +7,7 @@ import pytest
 
 from flows.planning.entries.groups import GroupingProblem, items_of
 from flows.planning.entries.pooling import pooled_ways
-from flows.planning.entries.seats import SeatRoute, assigned, many_seated, one_rate, seated
+from flows.planning.entries.seats import SeatRoute, many_seated, one_rate, seated
 from flows.planning.entries.tables import read_tables
 from flows.planning.registry import Inputs
 from flows.planning.solver.solve import Limits
@@ -61,17 +61,18 @@ def test_all_ways_give_the_plan_that_brute_force_finds(seed: int) -> None:
 def test_all_ways_of_several_rates_give_no_dearer_plan_than_brute_force(seed: int) -> None:
     problem = case(80 + seed, 5, rates=(5, 12.5, 30), classes=("G", "H")[: 1 + seed % 2])
     field = field_of(problem)
-    found = assigned(field, every_way(field), LIMITS)
+    found, _ = seated(field, every_way(field), LIMITS, across=True)
     assert in_time(field, found)
     cost = pooled_ways(field, found).cost
     assert cost <= brute_force(problem) + 1e-9
-    assert assigned(field, set(found), LIMITS) != []
+    assert seated(field, set(found), LIMITS, across=True)[0] != []
 
 
 def test_a_start_without_a_way_is_not_assigned() -> None:
     field = field_of(case(1, 6, rates=(5, 30)))
     first = int(field.block.min())
-    assert assigned(field, [w for w in every_way(field) if w.start != first], LIMITS) == []
+    missing = [w for w in every_way(field) if w.start != first]
+    assert seated(field, missing, LIMITS, across=True)[0] == []
 
 
 def test_without_a_way_for_somebody_there_is_no_plan() -> None:

@@ -5,7 +5,7 @@ import pytest
 
 from flows.planning import PlanOptions
 from flows.planning.inputs import build_problem
-from flows.planning.pool.applications.staircases import Staircase
+from flows.planning.pool.applications.staircases import LineAtPrices
 from flows.planning.pool.columns import enumerate_columns
 from flows.planning.pool.integer import delivered_rps
 from flows.planning.watch import Watch
@@ -29,11 +29,11 @@ def test_ways_of_bricks_serve_the_line_in_time_and_cost_no_less_than_is_proven(
     )
     columns = enumerate_columns(problem, 2)
     times = np.linspace(2_000, 20_000, len(columns))
-    line = Staircase(
+    line = LineAtPrices(
         problem=problem, columns=columns, times=times, rate_rps=rate_rps, price=PRICE, watch=Watch()
     )
     allocations = line.proposed(budget_us, [PRICE, np.array([6.0, 0.7]), np.array([2.0, 3.5])])
-    least = line.at(budget_us).least
+    least = line.staircase().at(budget_us).least
     assert bool(allocations) == bool(np.isfinite(least))
     for stair in allocations:
         rows, vgpus = stair.allocation

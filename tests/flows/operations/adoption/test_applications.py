@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from flows.planning.applications.importing import from_kserve, from_triton
+from flows.operations.adoption.applications import from_kserve, from_triton
 from triton_backend.contract.errors import InputError
 
 ENSEMBLE = """
