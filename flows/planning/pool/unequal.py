@@ -141,8 +141,11 @@ def offered(cluster: Cluster, max_partitions: int) -> tuple[Cluster, list[str]]:
     return replace(cluster, gpu_classes=tuple(classes)), notes
 
 
-def cuts_of_problem(problem: Problem, cluster: Cluster) -> Cuts | None:
-    """Every way to cut a GPU that nothing can be added to; None where there are too many."""
+def cuts_of_problem(problem: Problem, cluster: Cluster, watch: Watch) -> Cuts | None:
+    """Every way to cut a GPU that nothing can be added to.
+
+    None where there are too many, or the time is over.
+    """
     rows: list[Ints] = []
     kinds: list[int] = []
     mixed = np.array([bool(cluster.gpu_classes[c].vgpu_percents) for c, _ in problem.types])
@@ -154,7 +157,7 @@ def cuts_of_problem(problem: Problem, cluster: Cluster) -> Cuts | None:
         if gpu_class.vgpu_percents:  # memory is bound per part, so every cut fits it
             bare = replace(gpu_class, memory_gib=None, taken_gib=None)
             parts = [Part(share=problem.shares[t]) for t in types]
-            every = cuts_of(bare, parts, [problem.types[t][1] for t in types])
+            every = cuts_of(bare, parts, [problem.types[t][1] for t in types], watch)
             if every is None:
                 return None
             found = [list(cut) for cut in every]
@@ -164,6 +167,12 @@ def cuts_of_problem(problem: Problem, cluster: Cluster) -> Cuts | None:
             rows.append(row)
             kinds.append(number)
     return Cuts(parts=np.array(rows), kind=np.array(kinds), mixed=mixed)
+
+
+def no_cuts(watch: Watch) -> str:
+    """The note that there are none."""
+    reason = "no time is left to cut GPUs" if watch.over() else "too many ways to cut a GPU"
+    return f"{reason}: GPUs were cut into equal parts alone"
 
 
 def all_candidates(problem: Problem, max_partitions: int) -> Candidates:
