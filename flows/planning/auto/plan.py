@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from math import nan
 
-from flows.planning.engine.level import last
+from flows.planning.engine.level import highest_above
 from flows.planning.promises.attainment import LOAD
 from flows.planning.registry import Inputs, Planner, PlanOptions, product_planners
 from flows.planning.subclusters.variants import takes
@@ -133,9 +133,7 @@ def _held(plan: Plan, reference: Plan, above: int) -> int:
         )
         return simulate(plan, at).least_attainment >= ATTAINMENT
 
-    if above >= STEPS or not holds(above + 1):
-        return above
-    return last(holds, above + 1, STEPS + 1)
+    return highest_above(holds, above, STEPS)
 
 
 def _least_held(found: Sequence[Plan]) -> tuple[Plan, list[str]]:

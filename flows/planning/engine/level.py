@@ -116,6 +116,13 @@ def last(fits: Callable[[int], bool], low: int, high: int) -> int:
     return low
 
 
+def highest_above(fits: Callable[[int], bool], known: int, most: int) -> int:
+    """The highest whole number up to `most` that fits, if the next one above a known one does."""
+    if known >= most or not fits(known + 1):
+        return known
+    return last(fits, known + 1, most + 1)
+
+
 def _line(low: tuple[float, float], high: tuple[float, float], available: float) -> float:
     """The level between two at which a straight line takes what there is; else the middle."""
     width = high[0] - low[0]
