@@ -107,9 +107,9 @@ class Staircase:
         rate, found = np.array([self.rate_rps]), list[Stair]()
         for price in prices:
             blocks.focus(price, rate)
-            offer = blocks.propose(price, rate)
-            if offer.cost[0] < inf:
-                own, vgpus = blocks.allocation(offer.parts[0])
+            (items,) = blocks.propose(price, rate)
+            if len(items):
+                own, vgpus = blocks.allocation(items)
                 found.append(self._stair((rows[own], vgpus)))
         return [stair for stair in found if stair.cost < inf]
 
@@ -130,8 +130,8 @@ class Staircase:
         blocks = ModelBlocks(self.problem, self.columns.take(rows), self.watch)
         rate = np.array([self.rate_rps])
         blocks.focus(self.price, rate)
-        offer = blocks.propose(self.price, rate)
-        allocations = [blocks.allocation(offer.parts[0])] if offer.cost[0] < best.cost else []
+        (items,) = blocks.propose(self.price, rate)
+        allocations = [blocks.allocation(items)] if len(items) else []
         every = float(self.price @ self.problem.gpus + self.price.max())  # more than all GPUs cost
         least = max(floor, float(blocks.floor(self.price, rate)[0]))
         for step in range(-1, blocks.steps):

@@ -19,7 +19,7 @@ from typing import NamedTuple
 import numpy as np
 
 from flows.planning.inputs import Problem
-from flows.planning.pool.at_prices.covering import Covers, Items
+from flows.planning.pool.at_prices.covering import Items
 from flows.planning.pool.bound import MULTIPLES, Bound, Goal, least_loss
 from flows.planning.pool.columns import Allocation, Columns, best_of_each
 from flows.planning.pool.integer import counts_of, delivered_rps, gpus_in_use, integer_program
@@ -104,13 +104,17 @@ class ModelBlocks:
         self._item_columns = row[kept]
         self._item_vgpus = out.vgpus[kept]
 
-    def propose(self, price: Floats, rate: Floats) -> Covers:
-        """Cheap items for every model to deliver rates [models] at prices [C]."""
+    def propose(self, price: Floats, rate: Floats) -> list[Ints]:
+        """By model cheap items that deliver rates [models] at prices [C]; none out of reach."""
         return self._items.cheapest(price, rate)
 
     def allocation(self, parts: Ints) -> Allocation:
         """Items as configurations and vGPUs."""
         return self._item_columns[parts], self._item_vgpus[parts]
+
+    def total(self, parts: Ints) -> tuple[Ints, float]:
+        """The GPUs [C] of items, each on GPUs of its own, and the rate that they serve."""
+        return self._items.total(parts)
 
     def floor(self, price: Floats, rate: Floats) -> Floats:
         """[models] what the relaxation pays for rates."""

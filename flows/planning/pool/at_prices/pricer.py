@@ -125,13 +125,15 @@ class ModelPricer:
     def price(self, duals: Duals, cap: Floats, *, thorough: bool) -> Priced:
         """A cheap column for every model; no column known costs less than `least`."""
         del cap, thorough
-        covers = self.blocks.propose(self.paid(duals), self.need)
-        made = np.flatnonzero(np.isfinite(covers.cost))
+        items = self.blocks.propose(self.paid(duals), self.need)
+        made = [(n, *self.blocks.total(own)) for n, own in enumerate(items) if len(own)]
         columns = self._columns(
-            made,
-            covers.vector[made],
-            covers.rate[made],
-            [self.blocks.allocation(covers.parts[n]) for n in made.tolist()],
+            np.array([model for model, _, _ in made], dtype=np.int64),
+            np.array([gpus for _, gpus, _ in made], dtype=np.int64).reshape(
+                len(made), len(self.gpu_cost)
+            ),
+            np.array([rate for _, _, rate in made]),
+            [self.blocks.allocation(items[model]) for model, _, _ in made],
         )
         self.known.add(columns)
         known, least = self.known.columns, np.full(len(self.need), np.inf)

@@ -14,10 +14,9 @@ from flows.planning.engine.cover import Generation
 from flows.planning.engine.pricing import Duals
 from flows.planning.engine.rounding import Incumbent, Tools, restricted
 from flows.planning.pool.at_prices.blocks import Least
-from flows.planning.pool.at_prices.covering import Covers
 from flows.planning.pool.at_prices.pricer import ModelPricer, columns_of, cover_at, served_rps
 from flows.planning.pool.bound import Goal
-from flows.planning.solver.arrays import Floats
+from flows.planning.solver.arrays import Floats, Ints
 from flows.planning.solver.solve import Limits
 from flows.planning.watch import Watch
 
@@ -64,15 +63,9 @@ class NoItems:
     found: Least | None = None
     cutoff: float = np.nan
 
-    def propose(self, price: Floats, rate: Floats) -> Covers:
+    def propose(self, price: Floats, rate: Floats) -> list[Ints]:
         del price
-        models, none = len(rate), np.zeros(0, dtype=np.int64)
-        return Covers(
-            cost=np.full(models, np.inf),
-            vector=np.zeros((models, CLASSES), dtype=np.int64),
-            rate=np.zeros(models),
-            parts=(none,) * models,
-        )
+        return [np.zeros(0, dtype=np.int64)] * len(rate)
 
     def floor(self, price: Floats, rate: Floats) -> Floats:
         return price.sum() * rate
