@@ -344,20 +344,17 @@ def _of_one_kind(
     inputs: Inputs, options: PlanOptions, both: OpenSeatProblem, trace: Trace
 ) -> list[Outcome]:
     """Plans of turns alone and of pipelines alone, where there are any."""
-    found: list[Outcome] = []
     bare = replace(options, previous=None)
-    part = replace(inputs, watch=inputs.watch.part(_BEFORE))
-    try:
-        found.append(plan_turns(part, _of_gpulets(bare)))
-    except InfeasibleError as error:
-        trace.notes.append(f"turns alone: {error}")
-    if any(seat.felt for seat in both.seats):
-        return found  # the planner of pipelines knows of no interference
-    part = replace(inputs, watch=inputs.watch.part(_BEFORE))
-    try:
-        found.append(plan_pipelines(part, _of_pool(bare)))
-    except InfeasibleError as error:
-        trace.notes.append(f"pipelines alone: {error}")
+    kinds = [("turns", plan_turns, _of_gpulets(bare))]
+    if not any(seat.felt for seat in both.seats):  # the planner of pipelines knows no interference
+        kinds.append(("pipelines", plan_pipelines, _of_pool(bare)))
+    found: list[Outcome] = []
+    for kind, planned, own in kinds:
+        part = replace(inputs, watch=inputs.watch.part(_BEFORE))
+        try:
+            found.append(planned(part, own))
+        except InfeasibleError as error:
+            trace.notes.append(f"{kind} alone: {error}")
     return found
 
 
