@@ -16,7 +16,7 @@ first keeps GPUs it has, those with fitting blocks before others, then takes fre
 before released. Order is that of the cluster's GPUs throughout, so the choice is deterministic.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate, groupby, pairwise
 
@@ -282,20 +282,8 @@ class ShareToPlace:
     held: tuple[Slot, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PlacedShares:
-    """Runs of every pool, in the order given.
-
-    GPUs used, and the least any placement needs, by class.
-    """
-
-    runs: tuple[tuple[PlacementRun, ...], ...]
-    gpus: Mapping[str, int]
-    least: Mapping[str, int]
-
-
-def place_shares(cluster: Cluster, pools: Sequence[ShareToPlace]) -> PlacedShares:
-    """Place pools whose shares may differ, in the fewest GPUs of every class.
+def place_shares(cluster: Cluster, pools: Sequence[ShareToPlace]) -> list[tuple[PlacementRun, ...]]:
+    """Runs of pools whose shares may differ, in the order given, in the fewest GPUs of every class.
 
     GPUs are filled as `packing` says, those that hold most first, in the cluster's order of GPUs
     (across nodes first); slots of a GPU are numbered from its largest part on. Where workers are
@@ -307,8 +295,6 @@ def place_shares(cluster: Cluster, pools: Sequence[ShareToPlace]) -> PlacedShare
             named.
     """
     runs: list[tuple[PlacementRun, ...]] = [() for _ in pools]
-    gpus: dict[str, int] = {}
-    least: dict[str, int] = {}
     for gpu_class in dict.fromkeys(pool.gpu_class for pool in pools):
         beside = _beside(cluster, gpu_class, pools)
         if beside is not None:
@@ -318,15 +304,12 @@ def place_shares(cluster: Cluster, pools: Sequence[ShareToPlace]) -> PlacedShare
                 slots.setdefault(number, []).append(run)
             for number, own in slots.items():
                 runs[number] = tuple(joined(own))
-            gpus[gpu_class] = len({(slot.node, slot.gpu) for _, slot in beside})
-            least[gpu_class] = 0
             continue
         owners = [
             i for i, p in enumerate(pools) if p.gpu_class == gpu_class for _ in range(p.vgpus)
         ]
         parts = [Part(share=pools[i].share, memory_gib=pools[i].memory_gib) for i in owners]
         packing = pack(cluster.gpu_class(gpu_class), parts)
-        gpus[gpu_class], least[gpu_class] = len(packing.gpus), packing.least
         there = cluster.gpus(gpu_class)
         if len(packing.gpus) > there:
             needed = f"{packing.least} GPUs or more"
@@ -336,7 +319,12 @@ def place_shares(cluster: Cluster, pools: Sequence[ShareToPlace]) -> PlacedShare
         held = [[owners[part] for part in parts] for parts in packing.gpus]
         for owner, placed in place_cuts(cluster, gpu_class, held).items():
             runs[owner] = placed
-    return PlacedShares(runs=tuple(runs), gpus=gpus, least=least)
+    return runs
+
+
+def gpus_held(placed: Iterable[Sequence[PlacementRun]]) -> set[Gpu]:
+    """GPUs on which pools lie."""
+    return {(slot.node, slot.gpu) for runs in placed for run in runs for slot in run.expand()}
 
 
 def place_cuts(
