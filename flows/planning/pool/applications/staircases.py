@@ -136,11 +136,12 @@ class Staircase:
         least = max(floor, float(blocks.floor(self.price, rate)[0]))
         for step in range(-1, blocks.steps):
             if step >= 0:
-                found = blocks.least(0, self.price, self.rate_rps, min(best.cost, every), step)
-                if best.cost == inf and found.cost >= every:
+                most = min(best.cost, every)
+                cost, _, found = blocks.least(0, self.price, self.rate_rps, most, step)
+                if best.cost == inf and cost >= every:
                     return replace(best, least=inf)
-                least = max(least, found.cost)
-                allocations = [] if found.allocation is None else [found.allocation]
+                least = max(least, cost)
+                allocations = [] if found is None else [found]
             for row, vgpus in allocations:
                 best = min(best, self._stair((rows[row], vgpus)), key=lambda stair: stair.cost)
             if best.cost <= least * (1 + ROUNDING) or self.watch.over():

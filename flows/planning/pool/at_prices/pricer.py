@@ -153,14 +153,12 @@ class ModelPricer:
     def least(self, group: int, duals: Duals, cutoff: float, step: int) -> proof.Least:
         """The same of one model, closer; see `engine.proof.SteppedPricer`."""
         rate, worth = float(self.need[group]), float(duals.demand[group] * self.need[group])
-        found = self.blocks.least(group, self.paid(duals), rate, cutoff + worth, step)
+        cost, effort, found = self.blocks.least(group, self.paid(duals), rate, cutoff + worth, step)
         columns = Columns.none()
-        if found.allocation is not None:
-            served = np.array([found.rate])
-            columns = self._columns(
-                np.array([group]), found.vector[None, :], served, [found.allocation]
-            )
-        return proof.Least(reduced=found.cost - worth, columns=columns, effort=found.effort)
+        if found is not None:
+            gpus, served = self.blocks.served(found)
+            columns = self._columns(np.array([group]), gpus[None, :], np.array([served]), [found])
+        return proof.Least(reduced=cost - worth, columns=columns, effort=effort)
 
     def _columns(
         self, model: Ints, vector: Ints, rate: Floats, allocations: Sequence[Allocation]
