@@ -59,9 +59,8 @@ from flows.planning.gpulets.tables import Cell, ClassTable, Tables, read_tables,
 from flows.planning.inputs import EVERY, Problem, build_problem, stage_memory
 from flows.planning.placement import joined
 from flows.planning.pool import unequal
-from flows.planning.pool.bound import Bound, Goal, undominated
+from flows.planning.pool.bound import Bound, Goal
 from flows.planning.pool.columns import Columns as Configurations
-from flows.planning.pool.columns import enumerate_columns
 from flows.planning.pool.plan import pipelines_of
 from flows.planning.pool.plan import plan as plan_pipelines
 from flows.planning.registry import (
@@ -336,8 +335,7 @@ def _columns(master: Master, problem: Problem, max_partitions: int) -> Configura
         for options in own.options.values()
         for m in np.unique(options.model)
     }
-    found = enumerate_columns(problem, max_partitions, optional=in_turns)
-    return found.take(undominated(problem, found, np.arange(len(found))))
+    return unequal.all_candidates(problem, max_partitions, in_turns).columns
 
 
 def _of_one_kind(

@@ -35,7 +35,7 @@ are taken off `share` and `floor`, and a model either takes turns or has pipelin
 """
 
 from bisect import bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -191,13 +191,15 @@ def no_cuts(watch: Watch) -> str:
     return f"{reason}: GPUs were cut into equal parts alone"
 
 
-def all_candidates(problem: Problem, max_partitions: int) -> Candidates:
-    """Every configuration that no other replaces.
+def all_candidates(
+    problem: Problem, max_partitions: int, optional: Container[int] = ()
+) -> Candidates:
+    """Every configuration that no other replaces; models by number may have none.
 
     Raises:
-        InfeasibleError: a model has none.
+        InfeasibleError: another model has none.
     """
-    feasible = enumerate_columns(problem, max_partitions)
+    feasible = enumerate_columns(problem, max_partitions, optional)
     rows = undominated(problem, feasible, np.arange(len(feasible)))
     return Candidates(columns=feasible.take(rows))
 
