@@ -81,6 +81,12 @@ class Goal:
         missed = missed_prices(float(prices @ gpus), need)
         return Cover(need=need, capacity=gpus, cap=need, missed=missed)
 
+    def asked(self, gpus: Floats) -> Cover:
+        """All demands for the least price of GPUs; without prices their level, to be maximised."""
+        if self.prices is None:
+            return level_cover(np.ones(len(self.demand)), gpus, self.enough)
+        return self.fixed(1.0, gpus, self.prices)
+
     def cost(self, served: Floats, price: float) -> float:
         """The cost of a plan to the engine: minus its level, or its price if it meets all.
 
@@ -294,7 +300,7 @@ class _Search:
             return cover, relax(cover, self.pricer, self.pool, self.watch)
         pool, ones = Pool(), np.ones(len(self.goal.demand))
         self.free_of_charge.alone(pool, self.watch)
-        cover = level_cover(ones, self.gpus, self.goal.enough)
+        cover = self.goal.asked(self.gpus)
         if self.few:
             relaxed = relax(cover, self.free_of_charge, pool, self.watch)
             cover = replace(cover, cap=np.minimum(cover.cap, -relaxed.bound))
@@ -342,7 +348,7 @@ class _Search:
         Parts are taken to feel the most that any of them presses; what a combination really carries
         is seen afterwards, so this proves nothing.
         """
-        goal, prices, patterns = self.goal, self.pricer.cheapest, self.master.patterns
+        goal, patterns = self.goal, self.master.patterns
         found = list(
             {
                 ((c.gpu_class, share, len(c.parts) > 1), row): None
@@ -358,11 +364,8 @@ class _Search:
             parts=tuple(tuple(number[k] for k in kinds if k in number) for kinds in kinds_of),
             kinds=len(number),
         )
-        asked = goal.fixed(1.0, self.gpus, prices)
-        if goal.prices is None:
-            prices = np.zeros(len(self.gpus))
-            asked = level_cover(np.ones(len(goal.demand)), self.gpus, goal.enough)
-        cover = divisions.cover(asked, prices)
+        free = np.zeros(len(self.gpus))
+        cover = divisions.cover(goal.asked(self.gpus), free if goal.prices is None else goal.prices)
         group = np.array([number[kind] for kind, _ in found])
         use = np.eye(len(number), len(cover.capacity))[group]
         supply = self._parts(found) / goal.demand
