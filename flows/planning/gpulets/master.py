@@ -8,7 +8,7 @@ A GPU that carries more of a model than is asked for helps no more than one that
 so rates are cut to a level that is out of reach (`level.highest`). At a fixed level a model is
 carried by one GPU that carries all of it, or by two that carry some of it at least: halves
 (`engine.master`). The highest level that the relaxation with halves leaves open is found by
-bisection (`level.bracket`).
+bisection (`level.halved`).
 
 A dive gives a plan; parts of all patterns met, put together again, and an integer program over
 these patterns give better ones. Then patterns whose use costs less than what is still open are
@@ -29,7 +29,7 @@ import numpy as np
 
 from flows.planning.engine.columns import Columns, Pool
 from flows.planning.engine.cover import Relaxed, raised, relax, screened
-from flows.planning.engine.level import Bracket, bracket, highest, level_cover
+from flows.planning.engine.level import halved, highest, level_cover
 from flows.planning.engine.master import FULL, Cover, missed_prices
 from flows.planning.engine.pricing import Duals, Priced, Within
 from flows.planning.engine.proof import by_slack
@@ -443,25 +443,22 @@ class _Search:
         tables, total = self.master.tables, float(self.gpus.sum())
         many = np.where(self.gpus > 0, 8 * total, 0.0)
 
-        def needed(target: float) -> float:
-            """GPUs that a level needs at least, were there enough of every class."""
+        def fits(target: float) -> bool:
+            """Whether a level fits all GPUs, were there enough of every class; so if time ends."""
             cover = replace(self._fixed(target), capacity=many)
             pricer = replace(self.pricer, most=many)
-            return relax(cover, pricer, self.pool, self.watch).bound
+            if self.watch.over():
+                return True
+            least = relax(cover, pricer, self.pool, self.watch).bound
+            return least <= total * (1 + ROUNDING)
 
         high = min(bound, self.goal.enough)
-        at_high = needed(high)
-        if at_high <= total * (1 + ROUNDING):
+        if fits(high):
             return bound
-        least = float((1e6 / tables.limit_us / self.goal.demand).min())
-        known = Bracket(low=0.0, high=high, at_high=at_high)
-        if least < high:
-            at_low = needed(least)
-            if at_low > total * (1 + ROUNDING):
-                return 0.0
-            known = replace(known, low=least, at_low=at_low)
-        found = bracket(needed, total, known, close=NEAR, rounds=TARGETS, watch=self.watch)
-        return found.high
+        low = float((1e6 / tables.limit_us / self.goal.demand).min())
+        if low < high and not fits(low):
+            return 0.0
+        return halved(fits, low if low < high else 0.0, high, TARGETS, NEAR)[1]
 
     def _near(self, cover: Cover, most: int) -> tuple[Columns, bool]:
         """Patterns that a plan for a demand may use.

@@ -37,7 +37,7 @@ import numpy as np
 
 from flows.planning.engine.columns import Columns, Pool
 from flows.planning.engine.cover import Generation, Relaxed
-from flows.planning.engine.level import Bracket, bracket
+from flows.planning.engine.level import halved
 from flows.planning.engine.master import Cover
 from flows.planning.engine.pricing import Duals
 from flows.planning.engine.proof import Parts
@@ -83,7 +83,7 @@ class Search:
     watch: Watch
     price: Floats
     known: Pool = field(default_factory=Pool)
-    _levels: Bracket = field(default_factory=lambda: Bracket(low=0.0, high=np.inf))
+    _levels: tuple[float, float] = (0.0, np.inf)  # reached, and not, as far as was looked
     _effort: int = 0
     _pricer: ModelPricer = field(init=False)
     _parts: Parts | None = None
@@ -100,10 +100,10 @@ class Search:
         )
         even = 1.0 / np.maximum(problem.gpus, 1)
         self.price = self._normal(self.price if self.price.any() else even)
-        self._levels = Bracket(low=max(self.best.score, self._levels.low), high=self.bound)
+        self._levels = max(self.best.score, self._levels[0]), self.bound
         self._bracket(_COARSE)
         if not goal.fixed:
-            self._plan(self._levels.low * (1 - _BELOW_LEVEL[0]))
+            self._plan(self._levels[0] * (1 - _BELOW_LEVEL[0]))
         self._bracket(_SETTLED)
         self._improve()
         if proof:
@@ -162,17 +162,19 @@ class Search:
         if self.watch.over():
             return
         fixed = self.best.goal.fixed
-        most = 1.0 if fixed else min(self.bound, self._levels.high)
+        most = 1.0 if fixed else min(self.bound, self._levels[1])
         self._pricer.blocks.focus(self.price + self.best.goal.price, self._cover(most).need)
         if fixed:
             self._relaxed(1.0)
             return
-        self._levels = bracket(self._takes, 1.0, self._levels, close=close, watch=self.watch)
+        self._levels = halved(self._reached, *self._levels, close=close)
 
-    def _takes(self, level: float) -> float:
-        """The share of all GPUs that a level takes."""
+    def _reached(self, level: float) -> bool:
+        """True if a level takes no more than all GPUs, relaxed; False once the time is over."""
+        if self.watch.over():
+            return False
         relaxed = self._relaxed(level, enough=1 + ROUNDING)
-        return relaxed.bound if relaxed.bound > 1 + ROUNDING else relaxed.value
+        return max(relaxed.bound, relaxed.value) <= 1 + ROUNDING
 
     # ---- plans
 
@@ -182,7 +184,7 @@ class Search:
             self._plan(1.0)
             return
         for below in _BELOW_LEVEL:
-            level = self._levels.low * (1 - below)
+            level = self._levels[0] * (1 - below)
             if level <= self.best.score:
                 continue
             self._plan(level)
@@ -288,8 +290,8 @@ class Search:
                 return True
             if len(self.known) == known:
                 return False
-            high = min(self.bound, self._levels.high * (1 + _COARSE / 2))
-            self._levels = replace(self._levels, high=high, at_high=np.inf)
+            low, high = self._levels
+            self._levels = low, min(self.bound, high * (1 + _COARSE / 2))
             self._bracket(_SETTLED)
             self._improve()
         return False
