@@ -444,7 +444,7 @@ class _Search:
         many = np.where(self.gpus > 0, 8 * total, 0.0)
 
         def fits(target: float) -> bool:
-            """Whether a level fits all GPUs, were there enough of every class; so if time ends."""
+            """True if a level fits, were there enough GPUs of every class, or the time is over."""
             cover = replace(self._fixed(target), capacity=many)
             pricer = replace(self.pricer, most=many)
             if self.watch.over():
