@@ -10,15 +10,9 @@ from flows.planning.certificate import decode
 from flows.planning.entries import MARGIN
 from flows.planning.pool.applications.exact import application_rates
 from flows.planning.promises.headroom import plan_with_headroom
-from flows.planning.registry import (
-    Inputs,
-    Planner,
-    PlanOptions,
-    planner_named,
-    product_planners,
-)
+from flows.planning.registry import Inputs, PlanOptions, planner_named, refusal
 from flows.planning.solver.record import recorded
-from flows.planning.subclusters.variants import check_shares, plan_with_variants
+from flows.planning.subclusters.variants import plan_with_variants
 from flows.planning.watch import Watch
 from triton_backend.contract.applications import received_bytes
 from triton_backend.contract.cluster import Cluster
@@ -75,10 +69,10 @@ def make_plan(
     inputs = replace(inputs, profiles=options.expected(profiles))
     if planner.most_stages is not None and options.max_partitions > planner.most_stages:
         options = replace(options, max_partitions=planner.most_stages)
-    _check_kinds(planner, cluster, workload)
+    if (refused := refusal(planner, cluster, workload)) is not None:
+        raise refused
     if workload.has_entries and not options.margin_given:
         options = replace(options, slo_margin=MARGIN)
-    check_shares(planner, workload)
 
     def made(asked: Workload, own: PlanOptions) -> Plan:
         if not asked.variants or "variants" not in planner.demands:
@@ -112,29 +106,6 @@ def _apart(
         return make_plan(profiles, within, asked, own, watch, interference=interference)
 
     return plan_apart(part, cluster, workload, options)
-
-
-def _check_kinds(planner: Planner, cluster: Cluster, workload: Workload) -> None:
-    """Check that a planner plans what the workload lists, on what the cluster is cut into.
-
-    Raises:
-        InputError: it does not.
-    """
-    if workload.applications and "applications" not in planner.demands:
-        known = [p.name for p in product_planners().values() if "applications" in p.demands]
-        reason = (
-            f"{planner.name} plans models alone; applications are planned by {', '.join(known)}"
-        )
-        raise InputError("option planner", reason)
-    if workload.has_entries and "entries" not in planner.demands:
-        known = [p.name for p in product_planners().values() if "entries" in p.demands]
-        reason = f"{planner.name} plans whole models; entries are planned by {', '.join(known)}"
-        raise InputError("option planner", reason)
-    divided = [c.name for c in cluster.gpu_classes if c.mig is not None]
-    if divided and not planner.mig:
-        known = ", ".join(p.name for p in product_planners().values() if p.mig)
-        reason = f"{planner.name} plans no MIG slices, which class {divided[0]} has; {known} does"
-        raise InputError("option planner", reason)
 
 
 def _planned(inputs: Inputs, options: PlanOptions) -> Plan:

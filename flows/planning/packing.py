@@ -15,6 +15,7 @@ first; then the bound is what shares, numbers and memory demand at least.
 Here: how many GPUs are cut how. Not here: which GPUs those are (`placement`).
 """
 
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -22,6 +23,7 @@ import numpy as np
 
 from flows.planning.solver.program import ProgramBuilder
 from flows.planning.solver.solve import PROOF_NODES, Limits, solve_integer
+from flows.planning.watch import Watch
 from triton_backend.contract.cluster import GpuClass
 from triton_backend.contract.errors import InputError
 from triton_backend.contract.shares import PER_PERCENT, WHOLE_GPU, share_text
@@ -51,8 +53,8 @@ class Packing:
     least: int
 
 
-def pack(gpu_class: GpuClass, parts: Sequence[Part]) -> Packing:
-    """Pack parts into the fewest GPUs.
+def pack(gpu_class: GpuClass, parts: Sequence[Part], watch: Watch | None = None) -> Packing:
+    """Pack parts into the fewest GPUs; one by one once the clock says that the time is over.
 
     Raises:
         InputError: a part does not fit even a GPU of its own.
@@ -66,11 +68,11 @@ def pack(gpu_class: GpuClass, parts: Sequence[Part]) -> Packing:
             raise InputError(f"class {gpu_class.name}", reason)
     wanted = [sum(part == kind for part in parts) for kind in kinds]
     greedy = _one_by_one(gpu_class, kinds, wanted)
-    least = _least(gpu_class, kinds, wanted)
+    least, watch = _least(gpu_class, kinds, wanted), watch or Watch()
     if len(greedy) > least:
-        cuts = cuts_of(gpu_class, kinds, wanted)
+        cuts = cuts_of(gpu_class, kinds, wanted, watch)
         if cuts is not None:
-            greedy, least = _by_program(cuts, wanted, greedy, least)
+            greedy, least = _by_program(cuts, wanted, greedy, least, watch)
     left = {kind: [i for i, part in enumerate(parts) if part == kind] for kind in kinds}
     return Packing(
         gpus=tuple(
@@ -140,41 +142,39 @@ def _least(gpu_class: GpuClass, kinds: Sequence[Part], wanted: Sequence[int]) ->
     return max(bounds)
 
 
-def cuts_of(gpu_class: GpuClass, kinds: Sequence[Part], wanted: Sequence[int]) -> list[Cut] | None:
-    """Every cut to which no part can be added; None where there are too many."""
+def cuts_of(
+    gpu_class: GpuClass, kinds: Sequence[Part], wanted: Sequence[int], watch: Watch
+) -> list[Cut] | None:
+    """Every cut to which no part can be added; None beyond a number of them, or the time limit."""
     found: list[Cut] = []
     counts = [0] * len(kinds)
     looked_at = 0
 
-    def held(extra: int | None = None) -> list[Part]:
-        more = [] if extra is None else [kinds[extra]]
-        return [
-            kind for kind, count in zip(kinds, counts, strict=True) for _ in range(count)
-        ] + more
-
-    def extend(first: int) -> bool:
+    def extend(first: int, held: tuple[Part, ...]) -> bool:
         nonlocal looked_at
         looked_at += 1
-        if looked_at > MOST_CUTS:
+        if looked_at > MOST_CUTS or watch.over():
             return False
-        if not any(
-            counts[k] < wanted[k] and fits_gpu(gpu_class, held(k)) for k in range(len(kinds))
-        ):
+        more = [
+            k
+            for k, kind in enumerate(kinds)
+            if counts[k] < wanted[k] and fits_gpu(gpu_class, (*held, kind))
+        ]
+        if not more:
             found.append(tuple(counts))
-        for k in range(first, len(kinds)):
-            if counts[k] < wanted[k] and fits_gpu(gpu_class, held(k)):
-                counts[k] += 1
-                inside = extend(k)
-                counts[k] -= 1
-                if not inside:
-                    return False
+        for k in more[bisect_left(more, first) :]:
+            counts[k] += 1
+            inside = extend(k, (*held, kinds[k]))
+            counts[k] -= 1
+            if not inside:
+                return False
         return True
 
-    return found if extend(0) else None
+    return found if extend(0, ()) else None
 
 
 def _by_program(
-    cuts: Sequence[Cut], wanted: Sequence[int], known: list[Cut], least: int
+    cuts: Sequence[Cut], wanted: Sequence[int], known: list[Cut], least: int, watch: Watch
 ) -> tuple[list[Cut], int]:
     """The integer program over cuts: the better of its packing and the one known, and its bound."""
     counts = np.asarray(cuts, dtype=np.float64)
@@ -183,7 +183,8 @@ def _by_program(
     demand = builder.rows("demand", len(wanted), upper=-np.asarray(wanted, dtype=np.float64))
     cut, kind = np.nonzero(counts)
     builder.entries(demand[kind], gpus[cut], -counts[cut, kind])
-    answer = solve_integer(builder.build(), Limits(relative_gap=0.0, nodes=PROOF_NODES))
+    limits = Limits(relative_gap=0.0, nodes=PROOF_NODES, seconds=watch.left_s())
+    answer = solve_integer(builder.build(), limits)
     bound = int(np.ceil(-answer.bound - ROUNDING)) if np.isfinite(answer.bound) else 0
     least = min(max(least, bound), len(known))
     if answer.values is None:

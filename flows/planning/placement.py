@@ -16,7 +16,7 @@ first keeps GPUs it has, those with fitting blocks before others, then takes fre
 before released. Order is that of the cluster's GPUs throughout, so the choice is deterministic.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate, groupby, pairwise
 
@@ -27,6 +27,11 @@ from triton_backend.contract.plan import PlacementRun, Plan, Slot
 
 Gpu = tuple[int, int]  # node, index on the node
 Blocks = tuple[int, int]
+Need = tuple["PoolToPlace", tuple[Blocks | None, ...]]
+"""The first pool of a group, and for each of the group's GPUs the blocks that run alone on it.
+
+None where several pools meet.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,19 +53,6 @@ class PoolToPlace:
     divisor: int
     vgpus: int
     traffic: float
-    continues: str | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Need:
-    """The needs of a group: GPUs, and the blocks that run alone on them.
-
-    `blocks[i]` is what GPU number i of the group runs; None where several pools meet.
-    """
-
-    model: str
-    divisor: int
-    blocks: tuple[Blocks | None, ...]
     continues: str | None = None
 
 
@@ -138,16 +130,11 @@ def _gpus_of(pools: Sequence[PoolToPlace], group: list[int]) -> int:
     return -(-sum(pools[i].vgpus for i in group) // pools[group[0]].divisor)
 
 
-def _need(pools: Sequence[PoolToPlace], group: list[int]) -> _Need:
-    divisor = pools[group[0]].divisor
+def _need(pools: Sequence[PoolToPlace], group: list[int]) -> Need:
+    first = pools[group[0]]
     vgpus = [pools[i].blocks for i, begin, end in _packed(pools, group) for _ in range(begin, end)]
-    held = [set(vgpus[at : at + divisor]) for at in range(0, len(vgpus), divisor)]
-    return _Need(
-        model=pools[group[0]].name,
-        divisor=divisor,
-        blocks=tuple(next(iter(blocks)) if len(blocks) == 1 else None for blocks in held),
-        continues=pools[group[0]].continues,
-    )
+    held = [set(vgpus[at : at + first.divisor]) for at in range(0, len(vgpus), first.divisor)]
+    return first, tuple(next(iter(blocks)) if len(blocks) == 1 else None for blocks in held)
 
 
 def _group(pool: PoolToPlace) -> tuple[str, int, int]:
@@ -213,45 +200,44 @@ def _same_node(before: Cluster, now: Cluster, node: int) -> int | None:
         return None
 
 
-def _choose(
-    needs: Sequence[_Need], gpus: Sequence[Gpu], uses: Mapping[Gpu, Use]
-) -> list[list[Gpu]]:
-    """GPUs of every need, one class; in the order of `_Need.blocks`."""
+def _choose(needs: Sequence[Need], gpus: Sequence[Gpu], uses: Mapping[Gpu, Use]) -> list[list[Gpu]]:
+    """GPUs of every need, one class; in the order of its blocks."""
     taken: set[Gpu] = set()
     kept: list[list[Gpu]] = []
-    for need in needs:
-        mine = [g for g in gpus if g in uses and _belongs(uses[g], need)]
-        wanted = {blocks for blocks in need.blocks if blocks is not None}
+    for pool, blocks in needs:
+        mine = [g for g in gpus if g in uses and _belongs(uses[g], pool)]
+        wanted = set(blocks)
         mine.sort(key=lambda g: not uses[g].blocks <= wanted)
-        kept.append(mine[: len(need.blocks)])
+        kept.append(mine[: len(blocks)])
         taken.update(kept[-1])
     free = [g for g in gpus if g not in taken]
     free.sort(key=lambda g: g in uses)
     spare = iter(free)
     return [
-        _ordered(need, [*mine, *(next(spare) for _ in range(len(need.blocks) - len(mine)))], uses)
+        _ordered(need, [*mine, *(next(spare) for _ in range(len(need[1]) - len(mine)))], uses)
         for need, mine in zip(needs, kept, strict=True)
     ]
 
 
-def _belongs(use: Use, need: _Need) -> bool:
-    same = use.model == need.model if need.continues is None else use.pool == need.continues
-    return same and use.divisor == need.divisor
+def _belongs(use: Use, pool: PoolToPlace) -> bool:
+    same = use.model == pool.name if pool.continues is None else use.pool == pool.continues
+    return same and use.divisor == pool.divisor
 
 
-def _ordered(need: _Need, mine: list[Gpu], uses: Mapping[Gpu, Use]) -> list[Gpu]:
+def _ordered(need: Need, mine: list[Gpu], uses: Mapping[Gpu, Use]) -> list[Gpu]:
     """Put GPUs where they find the blocks they had."""
+    pool, wanted = need
     by_blocks: dict[Blocks, list[Gpu]] = {}
     rest: list[Gpu] = []
     for gpu in mine:
         use = uses.get(gpu)
-        if use is not None and _belongs(use, need) and len(use.blocks) == 1:
+        if use is not None and _belongs(use, pool) and len(use.blocks) == 1:
             by_blocks.setdefault(next(iter(use.blocks)), []).append(gpu)
         else:
             rest.append(gpu)
     placed = [
         by_blocks[blocks].pop(0) if blocks is not None and by_blocks.get(blocks) else None
-        for blocks in need.blocks
+        for blocks in wanted
     ]
     rest += [gpu for left in by_blocks.values() for gpu in left]
     spare = iter(sorted(rest))
@@ -296,20 +282,8 @@ class ShareToPlace:
     held: tuple[Slot, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PlacedShares:
-    """Runs of every pool, in the order given.
-
-    GPUs used, and the least any placement needs, by class.
-    """
-
-    runs: tuple[tuple[PlacementRun, ...], ...]
-    gpus: Mapping[str, int]
-    least: Mapping[str, int]
-
-
-def place_shares(cluster: Cluster, pools: Sequence[ShareToPlace]) -> PlacedShares:
-    """Place pools whose shares may differ, in the fewest GPUs of every class.
+def place_shares(cluster: Cluster, pools: Sequence[ShareToPlace]) -> list[tuple[PlacementRun, ...]]:
+    """Runs of pools whose shares may differ, in the order given, in the fewest GPUs of every class.
 
     GPUs are filled as `packing` says, those that hold most first, in the cluster's order of GPUs
     (across nodes first); slots of a GPU are numbered from its largest part on. Where workers are
@@ -321,8 +295,6 @@ def place_shares(cluster: Cluster, pools: Sequence[ShareToPlace]) -> PlacedShare
             named.
     """
     runs: list[tuple[PlacementRun, ...]] = [() for _ in pools]
-    gpus: dict[str, int] = {}
-    least: dict[str, int] = {}
     for gpu_class in dict.fromkeys(pool.gpu_class for pool in pools):
         beside = _beside(cluster, gpu_class, pools)
         if beside is not None:
@@ -332,15 +304,12 @@ def place_shares(cluster: Cluster, pools: Sequence[ShareToPlace]) -> PlacedShare
                 slots.setdefault(number, []).append(run)
             for number, own in slots.items():
                 runs[number] = tuple(joined(own))
-            gpus[gpu_class] = len({(slot.node, slot.gpu) for _, slot in beside})
-            least[gpu_class] = 0
             continue
         owners = [
             i for i, p in enumerate(pools) if p.gpu_class == gpu_class for _ in range(p.vgpus)
         ]
         parts = [Part(share=pools[i].share, memory_gib=pools[i].memory_gib) for i in owners]
         packing = pack(cluster.gpu_class(gpu_class), parts)
-        gpus[gpu_class], least[gpu_class] = len(packing.gpus), packing.least
         there = cluster.gpus(gpu_class)
         if len(packing.gpus) > there:
             needed = f"{packing.least} GPUs or more"
@@ -350,7 +319,12 @@ def place_shares(cluster: Cluster, pools: Sequence[ShareToPlace]) -> PlacedShare
         held = [[owners[part] for part in parts] for parts in packing.gpus]
         for owner, placed in place_cuts(cluster, gpu_class, held).items():
             runs[owner] = placed
-    return PlacedShares(runs=tuple(runs), gpus=gpus, least=least)
+    return runs
+
+
+def gpus_held(placed: Iterable[Sequence[PlacementRun]]) -> set[Gpu]:
+    """GPUs on which pools lie."""
+    return {(slot.node, slot.gpu) for runs in placed for run in runs for slot in run.expand()}
 
 
 def place_cuts(

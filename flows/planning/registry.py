@@ -387,3 +387,41 @@ def planner_named(name: str) -> Planner:
     if found is None:
         raise InputError("option planner", f"{name!r} is none of {', '.join(planners())}")
     return found
+
+
+def refusal(planner: Planner, cluster: Cluster, workload: Workload) -> InputError | None:
+    """Why a planner does not plan what a workload lists, or what a cluster is cut into.
+
+    None where it does.
+    """
+    divided = [c.name for c in cluster.gpu_classes if c.mig is not None]
+    unshared = [
+        name
+        for name, own in workload.variants.items()
+        if any(demand.normaliser() == 0 for demand in own)
+    ]
+
+    def of(able: Callable[[Planner], bool]) -> str:
+        return ", ".join(other.name for other in product_planners().values() if able(other))
+
+    def lacks(demand: str) -> bool:
+        return demand not in planner.demands
+
+    if workload.applications and lacks("applications"):
+        known = of(lambda other: "applications" in other.demands)
+        reason = f"plans models alone; applications are planned by {known}"
+    elif workload.has_entries and lacks("entries"):
+        known = of(lambda other: "entries" in other.demands)
+        reason = f"plans whole models; entries are planned by {known}"
+    elif divided and not planner.mig:
+        known = of(lambda other: other.mig)
+        reason = f"plans no MIG slices, which class {divided[0]} has; {known} does"
+    elif unshared and lacks("variants"):
+        known = of(lambda other: "variants" in other.demands)
+        reason = (
+            f"gives each variant GPUs of its own: state a share of each of {unshared[0]!r}, or "
+            f"plan with {known}"
+        )
+    else:
+        return None
+    return InputError("option planner", f"{planner.name} {reason}")

@@ -12,14 +12,14 @@ best one. The wall-clock budget ends the search between two candidates with the 
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any
 
 from flows.clock import Stopwatch
 from flows.planning.api import make_plan, with_rates
 from flows.planning.certificate import plan_identity
-from flows.planning.engine.level import last
+from flows.planning.engine.level import highest_above
 from flows.planning.promises.headroom import GRID, promising_less, without_headroom
 from flows.planning.registry import PlanOptions, planner_named
 from triton_backend.contract.cluster import Cluster
@@ -27,6 +27,7 @@ from triton_backend.contract.errors import InfeasibleError, InputError
 from triton_backend.contract.plan import DEFAULT_POLICY, Plan
 from triton_backend.contract.profiles import InterferenceModel, ModelProfile
 from triton_backend.contract.workload import Workload
+from triton_backend.simulator.goodput import ATTAINMENT
 from triton_backend.simulator.run import simulate
 from triton_backend.simulator.scenario import SimOptions
 
@@ -44,18 +45,8 @@ class Trial:
 
     duration_s: float = 30.0
     seed: int = 0
-    attainment: float = 0.99
-    nic: str = "shared"
     policy: str = "reservation"
     budget_s: float = 120.0
-
-
-@dataclass(frozen=True, slots=True)
-class _Candidate:
-    margins: Mapping[str, float]
-    workload: Workload
-    plan: Plan
-    goodput: float
 
 
 def make_robust_plan(
@@ -77,73 +68,57 @@ def make_robust_plan(
         InfeasibleError: no candidate margin leaves a model any pipeline.
     """
     options = options or PlanOptions()
+    _check(options, workload)
+    asked, options = options, without_headroom(options)
+    trial, watch = trial or Trial(), Stopwatch()
+    rated, _ = with_rates(options.expected(profiles), cluster, workload, options)
+    names, usual = [m.name for m in rated.models], planner_named(options.planner).slo_margin
+    best: Plan | None = None
+    goodput, margins, tried = 0.0, dict.fromkeys(names, usual), 0
+
+    def better(others: Mapping[str, float], rates: Workload) -> bool:
+        """Take the plan with these margins and rates if it serves more than the best one."""
+        nonlocal best, goodput, margins, rated, tried
+        late = best is not None and watch.seconds() >= trial.budget_s
+        if late or not all(0 <= margin < 1 for margin in others.values()):
+            return False
+        tried += 1
+        own = replace(options, slo_margins=dict(others), gap=max(options.gap, _NOISE))
+        try:
+            plan = make_plan(profiles, cluster, rates, own, interference=interference)
+        except InfeasibleError:
+            return False
+        beat = goodput * (1 + _NOISE)
+        served = robust_goodput(plan, trial, beat) if plan.objective.value > beat else 0.0
+        if served > beat:
+            best, goodput, margins, rated = plan, served, others, rates
+        return served > beat
+
+    default = goodput if better(margins, rated) else None
+    for margin in (margin for margin in MARGINS if margin != usual):
+        better(dict.fromkeys(names, margin), rated)
+    if best is None:
+        raise InfeasibleError("--slo-margin auto", "no candidate serves 99 % at any load")
+    for model, (step, factor) in product(names, CHANGES):
+        changed = {**margins, model: round(margins[model] + step, 6)}
+        better(changed, _rescaled(rated, model, factor))
+    robust = {
+        "goodput": goodput,
+        "default_goodput": default,
+        "slo_margins": dict(margins),
+        "batch_building_rate_rps": {m.name: m.batch_building_rate_rps for m in rated.models},
+        "candidates": tried,
+        "budget_spent": watch.seconds() >= trial.budget_s,
+    }
+    plan = replace(best, certificate={**best.certificate, "robust": robust})
+    return promising_less(replace(plan, plan_id=plan_identity(plan)), asked)
+
+
+def _check(options: PlanOptions, workload: Workload) -> None:
     if options.objective != "throughput":
         raise InputError("--slo-margin auto", "needs the objective 'throughput'")
     if workload.applications:
         raise InputError("--slo-margin auto", "is for models alone; the workload has applications")
-    asked, options = options, without_headroom(options)
-    search = _Search(profiles, cluster, options, trial or Trial(), interference or {})
-    rated, _ = with_rates(options.expected(profiles), cluster, workload, options)
-    usual = planner_named(options.planner).slo_margin
-    best: _Candidate | None = None
-    default: float | None = None
-    for margin in dict.fromkeys((usual, *MARGINS)):
-        best = search.better({m.name: margin for m in rated.models}, rated, best) or best
-        default = best.goodput if margin == usual and best is not None else default
-    if best is None:
-        raise InfeasibleError("--slo-margin auto", "no candidate serves 99 % at any load")
-    for model, (step, factor) in product([m.name for m in workload.models], CHANGES):
-        margins = {**best.margins, model: round(best.margins[model] + step, 6)}
-        best = search.better(margins, _rescaled(best.workload, model, factor), best) or best
-    robust = {
-        "goodput": best.goodput,
-        "default_goodput": default,
-        "slo_margins": dict(best.margins),
-        "batch_building_rate_rps": {
-            m.name: m.batch_building_rate_rps for m in best.workload.models
-        },
-        "candidates": search.tried,
-        "budget_spent": search.spent(),
-    }
-    plan = replace(best.plan, certificate={**best.plan.certificate, "robust": robust})
-    return promising_less(replace(plan, plan_id=plan_identity(plan)), asked)
-
-
-@dataclass(slots=True)
-class _Search:
-    profiles: Mapping[str, ModelProfile]
-    cluster: Cluster
-    options: PlanOptions
-    trial: Trial
-    interference: Mapping[str, InterferenceModel]
-    tried: int = 0
-    watch: Stopwatch = field(default_factory=Stopwatch)
-
-    def spent(self) -> bool:
-        """True if the budget is."""
-        return self.watch.seconds() >= self.trial.budget_s
-
-    def better(
-        self, margins: Mapping[str, float], workload: Workload, best: _Candidate | None
-    ) -> _Candidate | None:
-        """The plan with these margins and rates, if it serves more than the best one."""
-        inside = all(0 <= margin < 1 for margin in margins.values())
-        if not inside or (best is not None and self.spent()):
-            return None
-        self.tried += 1
-        gap = max(self.options.gap, _NOISE)
-        options = replace(self.options, slo_margins=dict(margins), gap=gap)
-        try:
-            plan = make_plan(
-                self.profiles, self.cluster, workload, options, interference=self.interference
-            )
-        except InfeasibleError:
-            return None
-        beat = 0.0 if best is None else best.goodput * (1 + _NOISE)
-        if plan.objective.value <= beat:
-            return None
-        goodput = robust_goodput(plan, self.trial, beat)
-        return _Candidate(margins, workload, plan, goodput) if goodput > beat else None
 
 
 def _rescaled(workload: Workload, model: str, factor: float) -> Workload:
@@ -166,9 +141,7 @@ def robust_goodput(plan: Plan, trial: Trial, beat: float = 0.0) -> float:
     """
     value = plan.objective.value
     low = int(beat / value * GRID)
-    if low >= GRID or not _attains(plan, trial, value * (low + 1) / GRID):
-        return value * low / GRID
-    highest = last(lambda step: _attains(plan, trial, value * step / GRID), low + 1, GRID + 1)
+    highest = highest_above(lambda step: _attains(plan, trial, value * step / GRID), low, GRID)
     return value * highest / GRID
 
 
@@ -182,8 +155,8 @@ def _attains(plan: Plan, trial: Trial, rate: float) -> bool:
     options: dict[str, Any] = {
         "duration_s": trial.duration_s,
         "seed": trial.seed,
-        "nic": trial.nic,
+        "nic": "shared",
         "policy": trial.policy if plan.models[0].policy == DEFAULT_POLICY else None,
     }
     result = simulate(plan, SimOptions(**options, reference=offered, keep_uses=False))
-    return min(model.attainment for model in result.models) >= trial.attainment
+    return min(model.attainment for model in result.models) >= ATTAINMENT

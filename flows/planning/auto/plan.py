@@ -18,10 +18,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from math import nan
 
-from flows.planning.engine.level import last
+from flows.planning.engine.level import highest_above
 from flows.planning.promises.attainment import LOAD
-from flows.planning.registry import Inputs, Planner, PlanOptions, product_planners
-from flows.planning.subclusters.variants import takes
+from flows.planning.registry import Inputs, Planner, PlanOptions, product_planners, refusal
 from triton_backend.contract.errors import InfeasibleError, InputError
 from triton_backend.contract.plan import Plan
 from triton_backend.simulator.goodput import ATTAINMENT
@@ -80,14 +79,10 @@ def best_plan(
 def able(planner: Planner, inputs: Inputs, options: PlanOptions) -> bool:
     """True if the planner is defined for the objective, the workload and the cluster."""
     workload = inputs.workload
-    divided = any(each.mig is not None for each in inputs.cluster.gpu_classes)
     return (
         options.objective in planner.objectives
-        and (not workload.applications or "applications" in planner.demands)
-        and (not workload.has_entries or "entries" in planner.demands)
         and (not workload.models or "models" in planner.demands or workload.has_entries)
-        and takes(planner, workload)
-        and (not divided or planner.mig)
+        and refusal(planner, inputs.cluster, workload) is None
         and (not options.pinned_models or planner.pins)
     )
 
@@ -133,9 +128,7 @@ def _held(plan: Plan, reference: Plan, above: int) -> int:
         )
         return simulate(plan, at).least_attainment >= ATTAINMENT
 
-    if above >= STEPS or not holds(above + 1):
-        return above
-    return last(holds, above + 1, STEPS + 1)
+    return highest_above(holds, above, STEPS)
 
 
 def _least_held(found: Sequence[Plan]) -> tuple[Plan, list[str]]:

@@ -8,7 +8,7 @@ nothing new, at the master's own. A look of any other pricer is too dear to brin
 
 Whatever the prices π, μ ≥ 0, and whatever columns are known, no plan costs less than (weak duality)
 
-    Lagrange   π·need - μ·capacity + η·1 + Σ_g n_g r_g + Σ_f min over lower ≤ y_f ≤ upper of r_f y_f
+    Lagrange   π·need - μ·capacity + η·1 + Σ_g n_g r_g + Σ_f min over 0 ≤ y_f ≤ upper_f of r_f y_f
                r_g: no column of group g has a lower reduced cost; n_g: most_g where r_g < 0, else
                    fewest_g
     Farley     f · (π·need - μ·capacity + η·1) + the same for free columns at prices f π, f μ
@@ -85,9 +85,8 @@ def _worth(cover: Cover, duals: Duals) -> float:
     reduced = duals.reduced(columns)
     sizes = replace(columns, values=np.abs(columns.values))
     scale = np.abs(columns.cost) + sizes.priced(np.abs(duals.rows))
-    ends = np.where(reduced > 0, cover.free.lower, cover.free.upper)
-    counted = (np.abs(reduced) > ROUNDING * scale) & (ends != 0)  # 0 · inf is 0
-    return worth + float(reduced[counted] @ ends[counted])
+    taken = (reduced < -ROUNDING * scale) & (cover.free.upper != 0)  # 0 · inf is 0
+    return worth + float(reduced[taken] @ cover.free.upper[taken])
 
 
 def normal(cover: Cover, duals: Duals) -> Duals:
@@ -190,10 +189,9 @@ class Generation:
     def _look(self, duals: Duals, *, thorough: bool) -> Columns:
         """Ask the pricer, and keep what it proves."""
         priced = self.pricer.price(duals, self.cover.cap, thorough=thorough)
-        if priced.proven:
-            bound, proving = bound_at(self.cover, self.pricer, duals, priced)
-            if bound > self.bound or self.duals is None:
-                self.bound, self.duals = max(bound, self.bound), proving
+        bound, proving = bound_at(self.cover, self.pricer, duals, priced)
+        if bound > self.bound or self.duals is None:
+            self.bound, self.duals = max(bound, self.bound), proving
         return priced.columns
 
 
@@ -204,9 +202,7 @@ def relax(
     watch: Watch,
     *,
     start: Duals | None = None,
-    close: float = 0.0,
     rounds: int = ROUNDS,
-    whole_costs: float = 0.0,
 ) -> Relaxed:
     """The linear optimum over all columns of a pricer, nearly, and the bound that its prices prove.
 
@@ -216,14 +212,9 @@ def relax(
         pool: columns known, which grows.
         watch: the clock.
         start: prices to look at first.
-        close: relative gap at which it is close enough.
         rounds: at most.
-        whole_costs: plans cost multiples of this; 0: anything.
     """
-    run = Generation(
-        cover, pricer, pool, watch, close=close, rounds=rounds, whole_costs=whole_costs
-    )
-    return run.run(start)
+    return Generation(cover, pricer, pool, watch, rounds=rounds).run(start)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -268,13 +259,10 @@ def screened(
         most: columns, nearly.
     """
     priced = pricer.price(duals, cover.cap, thorough=True)
-    bound, least = -np.inf, np.zeros(len(pricer.most))
-    if priced.proven:
-        bound, proving = bound_at(cover, pricer, duals, priced)
-        if proving is not duals:  # the prices were made feasible
-            duals, priced = proving, pricer.price(proving, cover.cap, thorough=True)
-    if priced.proven:
-        bound, least = max(bound, at_prices(cover, pricer, duals, priced.least)), priced.least
+    bound, proving = bound_at(cover, pricer, duals, priced)
+    if proving is not duals:  # the prices were made feasible
+        duals, priced = proving, pricer.price(proving, cover.cap, thorough=True)
+    bound, least = max(bound, at_prices(cover, pricer, duals, priced.least)), priced.least
     counted = np.where(least < 0, np.isfinite(pricer.most), pricer.fewest > 0) & np.isfinite(least)
     base = np.where(counted, least, 0.0)
     lost = known - bound if known > bound else 0.0

@@ -1,17 +1,14 @@
 """The highest level of demand that is within reach.
 
-What a level takes (GPUs, the share of all resources) rises with it, nearly in proportion, so the
-next level to try is guessed from a straight line through what is known on both sides: a little
-above it, then a little below, which ends the search where the line was right. Where it was not
-(what a level takes has steps), the middle is tried instead of guesses near an end. At a fixed
-level, demands are fixed, and a column counts for no more than is asked: that makes the relaxation
-much tighter where resources are few.
+What a level takes (GPUs, the share of all resources) rises with it, so levels are halved. At a
+fixed level, demands are fixed, and a column counts for no more than is asked: that makes the
+relaxation much tighter where resources are few.
 
 Here: where to look. Not here: what a level takes (`cover`).
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
@@ -20,66 +17,10 @@ from flows.planning.engine.cover import Relaxed, relax
 from flows.planning.engine.master import Cover, level_column
 from flows.planning.engine.pricing import Pricer
 from flows.planning.solver.arrays import Floats
-from flows.planning.solver.tolerances import ROUNDING
 from flows.planning.watch import Watch
 
-_NEAR = 1 / 8  # of what is open: a guess this close to an end is near it
-_BESIDE = 0.45  # of what may stay open: how far beside the line a guess is
 _FALLS = 40
 _HALVINGS = 60
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Bracket:
-    """Levels on both sides of the highest.
-
-    `low` is reached, `high` is not, as far as was looked; and what they take, where that is known.
-    """
-
-    low: float
-    high: float
-    at_low: float = np.nan
-    at_high: float = np.inf
-
-
-def bracket(
-    takes: Callable[[float], float],
-    available: float,
-    known: Bracket,
-    *,
-    close: float,
-    watch: Watch,
-    rounds: int = _HALVINGS,
-) -> Bracket:
-    """Close in on the highest level that takes no more than there is.
-
-    Args:
-        takes: what a level takes; rises with it. Infinite where it is out of reach.
-        available: what there is.
-        known: a level that is reached (0 always is) and one that is not.
-        close: relative to the upper end, at which it ends.
-        watch: the clock.
-        rounds: levels that are tried at most.
-    """
-    low, high, at_low, at_high = known.low, known.high, known.at_low, known.at_high
-    at_low = at_low if low else 0.0
-    tried = False
-    for _ in range(rounds):
-        width = high - low
-        if width <= close * high or watch.over():
-            break
-        line = _line((low, at_low), (high, at_high), available)
-        beside = _BESIDE * close * high
-        level = line - beside if high - line < width * _NEAR else line + beside
-        if min(line - low, high - line) < width * _NEAR:
-            level, tried = low + width / 2 if tried else level, True
-        level = min(max(level, low + beside), high - beside)
-        taken = takes(level)
-        if taken > available * (1 + ROUNDING):
-            high, at_high = level, taken
-        else:
-            low, at_low = level, taken
-    return Bracket(low=low, high=high, at_low=at_low, at_high=at_high)
 
 
 def halved(
@@ -90,8 +31,6 @@ def halved(
     close: float = 0.0,
 ) -> tuple[float, float]:
     """A level that fits, where `low` does, and one close above it that does not.
-
-    No straight line is assumed.
 
     Args:
         fits: whether a level does.
@@ -116,12 +55,11 @@ def last(fits: Callable[[int], bool], low: int, high: int) -> int:
     return low
 
 
-def _line(low: tuple[float, float], high: tuple[float, float], available: float) -> float:
-    """The level between two at which a straight line takes what there is; else the middle."""
-    width = high[0] - low[0]
-    if not np.isfinite(high[1] + low[1]) or high[1] <= low[1]:
-        return low[0] + width / 2
-    return low[0] + (available - low[1]) * width / (high[1] - low[1])
+def highest_above(fits: Callable[[int], bool], known: int, most: int) -> int:
+    """The highest whole number up to `most` that fits, if the next one above a known one does."""
+    if known >= most or not fits(known + 1):
+        return known
+    return last(fits, known + 1, most + 1)
 
 
 def level_cover(weight: Floats, capacity: Floats, most: float = np.inf) -> Cover:

@@ -5,7 +5,7 @@
     resource_r: Σ_j u_rj x_j + Σ_f u_rf y_f ≤ capacity_r       dual μ_r
     half_d:     Σ_j h_dj x_j ≥ 1                               dual η_d
                 h = 1 where a_dj ≥ need_d, 1/2 where a_dj > 0, else 0
-    x ≥ 0, lower_f ≤ y_f ≤ upper_f
+    x ≥ 0, 0 ≤ y_f ≤ upper_f
 
 Halves are rows of covers that ask for them: whole columns meet a fixed demand by one that supplies
 all of it, or by two that supply some (Chvátal 1973). Free columns y are the family's own: a level
@@ -38,12 +38,11 @@ class Free:
 
     Attributes:
         columns: their costs and entries; groups mean nothing here.
-        lower, upper: [n] bounds.
+        upper: [n] bounds.
         whole: [n] whether they are whole numbers in a whole program; empty where none is.
     """
 
     columns: Columns = field(default_factory=Columns.none)
-    lower: Floats = field(default_factory=lambda: np.zeros(0))
     upper: Floats = field(default_factory=lambda: np.zeros(0))
     whole: NDArray[np.bool_] = field(default_factory=lambda: np.zeros(0, dtype=np.bool_))
 
@@ -56,11 +55,10 @@ class Free:
         upper: float | Floats = np.inf,
         whole: NDArray[np.bool_] | None = None,
     ) -> "Free":
-        """From full matrices: supply [n, D], use [n, R]; lower bounds are 0."""
+        """From full matrices: supply [n, D], use [n, R]."""
         n = len(cost)
         return cls(
             columns=Columns.dense(cost, supply, use, np.zeros(n, dtype=np.int64), range(n)),
-            lower=np.zeros(n),
             upper=np.broadcast_to(np.asarray(upper, dtype=np.float64), n),
             whole=np.zeros(n, dtype=np.bool_) if whole is None else whole,
         )
@@ -69,7 +67,6 @@ class Free:
         """Both, in order."""
         return Free(
             columns=Columns.joined([self.columns, other.columns]),
-            lower=np.append(self.lower, other.lower),
             upper=np.append(self.upper, other.upper),
             whole=np.append(self.whole, other.whole),
         )
@@ -182,7 +179,7 @@ class Master:
             np.concatenate([beyond, cover.capacity, np.full(len(half), np.inf)]),
         )
         free, self._missable = cover.free, np.flatnonzero(np.isfinite(cover.missed))
-        self._add(free.columns, free.lower, free.upper)
+        self._add(free.columns, free.upper)
         lost, price = self._missable, cover.missed[self._missable]
         if cover.halves:  # a row of halves that is missed costs the whole demand
             price = np.concatenate([price, price * cover.need[lost]])
@@ -195,17 +192,17 @@ class Master:
             group=np.zeros(len(lost), np.int64),
             source=[None] * len(lost),
         )
-        self._add(one, np.zeros(len(lost)), np.full(len(lost), np.inf))
+        self._add(one, np.full(len(lost), np.inf))
         self._first = len(free.columns) + len(lost)
 
-    def _add(self, columns: Columns, lower: Floats, upper: Floats) -> None:
+    def _add(self, columns: Columns, upper: Floats) -> None:
         entries = (columns.starts, columns.rows, columns.values)
-        self._program.add(columns.cost, (lower, upper), entries)
+        self._program.add(columns.cost, upper, entries)
 
     def add(self, columns: Columns) -> None:
         """Let columns join, as the cover counts them."""
         columns = self._cover.counted(columns)
-        self._add(columns, np.zeros(len(columns)), np.full(len(columns), np.inf))
+        self._add(columns, np.full(len(columns), np.inf))
 
     def solve(self) -> Mixed | None:
         """An optimum; None where the columns known cannot meet the demands."""
@@ -228,23 +225,16 @@ class Master:
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Whole:
-    """The master program in whole numbers, and where its variables are."""
-
-    program: Program
-    counts: Ints
-    free: Ints
-
-
 Extra = Callable[[ProgramBuilder, Columns, Ints], None]
 """Adds a family's own variables and rows to a whole program, given its columns as counted."""
 
 
 def whole_program(
     cover: Cover, columns: Columns, most: Floats, extra: Extra | None = None
-) -> Whole:
+) -> Program:
     """The integer program over some columns, up to most [n] of each; nothing may be missed.
+
+    Its first variables are how many of each column, then those of the free columns.
 
     Args:
         cover: what is asked for.
@@ -258,7 +248,6 @@ def whole_program(
     y = build.variables(
         "free",
         len(free.columns),
-        lower=free.lower,
         upper=free.upper,
         cost=-free.columns.cost,
         whole=free.whole if len(free.whole) else False,
@@ -273,7 +262,7 @@ def whole_program(
         build.entries(rows[part.rows], of, sign[part.rows] * part.values)
     if extra is not None:
         extra(build, columns, n)
-    return Whole(program=build.build(), counts=n, free=y)
+    return build.build()
 
 
 def missed_prices(cover_cost: float, need: Floats) -> Floats:

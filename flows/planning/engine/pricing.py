@@ -62,16 +62,14 @@ class Priced:
     """The answer to prices.
 
     Attributes:
-        columns: of low reduced cost, the lowest of each group among them where `proven`.
+        columns: of low reduced cost.
         least: [G] no column of a group has a lower reduced cost.
-        proven: whether `least` holds for all columns; else it is what was found.
         feasible: prices near those asked, at which no column has a negative reduced cost, where the
             pricer knows some.
     """
 
     columns: Columns
     least: Floats
-    proven: bool = True
     feasible: Duals | None = None
 
 

@@ -21,7 +21,7 @@ from flows.planning.solver.solve import Limits, solve_integer
 from flows.planning.solver.tolerances import SOLVED
 from flows.planning.watch import Watch
 
-DIVE_ROUNDS = 4
+DIVE_ROUNDS = 4  # of column generation after every step
 
 
 @dataclass(slots=True)
@@ -128,17 +128,18 @@ def restricted(
         incumbent.offer(columns, np.zeros(0, dtype=np.int64))
         return 0.0
     most = tools.most(columns) if tools.most else _most(cover, columns)
-    whole = whole_program(cover, columns, most, tools.extra)
+    program = whole_program(cover, columns, most, tools.extra)
+    count, end = len(columns), len(columns) + len(cover.free.columns)
     known = incumbent.among(columns) if tools.begin else None
     start = None
-    if known is not None and len(incumbent.free) == len(whole.free):
-        start = np.zeros(whole.program.shape[1])
-        start[whole.counts], start[whole.free] = known, incumbent.free
+    if known is not None and len(incumbent.free) == end - count:
+        start = np.zeros(program.shape[1])
+        start[:end] = np.append(known, incumbent.free)
         limits = replace(limits, cutoff=-np.inf)
-    answer = solve_integer(whole.program, limits, tools.solver, start)
+    answer = solve_integer(program, limits, tools.solver, start)
     if answer.values is not None:
-        counts = np.rint(answer.values[whole.counts]).astype(np.int64)
-        incumbent.offer(columns, counts, cover.free.rounded(answer.values[whole.free]))
+        counts = np.rint(answer.values[:count]).astype(np.int64)
+        incumbent.offer(columns, counts, cover.free.rounded(answer.values[count:end]))
     return -answer.bound
 
 
@@ -165,14 +166,7 @@ def _fits(cover: Cover, columns: Columns) -> np.ndarray[tuple[int], np.dtype[np.
     return np.bincount(columns.of_columns(), over, len(columns)) == 0
 
 
-def dive(
-    cover: Cover,
-    pricer: Pricer,
-    pool: Pool,
-    watch: Watch,
-    rounds: int = DIVE_ROUNDS,
-    last: Callable[[Cover], Columns] | None = None,
-) -> tuple[Columns, Ints]:
+def dive(cover: Cover, pricer: Pricer, pool: Pool, watch: Watch) -> tuple[Columns, Ints]:
     """Columns taken a few at a time, what is left relaxed again each time.
 
     The plan may miss something.
@@ -182,15 +176,11 @@ def dive(
         pricer: the source of columns.
         pool: columns known, which grows.
         watch: the clock.
-        rounds: of column generation after every step.
-        last: candidates that may end the dive at once, given what is left; none to go on.
     """
     taken: dict[int, int] = {}
     rest, demands = cover, len(cover.need)
     while (rest.need > SOLVED * cover.need).any():
-        if last is not None and len(found := last(rest)):
-            pool.add(found)
-        relaxed = relax(rest, pricer, pool, watch, rounds=rounds)
+        relaxed = relax(rest, pricer, pool, watch, rounds=DIVE_ROUNDS)
         if relaxed.mixed is None or relaxed.mixed.counts.max(initial=0.0) <= SOLVED:
             break
         columns, counts = pool.columns, relaxed.mixed.counts

@@ -45,7 +45,7 @@ from flows.planning.entries.tables import (
     read_tables,
 )
 from flows.planning.inputs import gpu_price, stage_memory
-from flows.planning.placement import PoolToPlace, ShareToPlace, place, place_shares
+from flows.planning.placement import PoolToPlace, ShareToPlace, gpus_held, place, place_shares
 from flows.planning.registry import (
     Inputs,
     Outcome,
@@ -629,8 +629,8 @@ def _placed(
             found = place_shares(cluster, [s for s in shares if s.gpu_class == name])
         except InputError as error:
             raise InfeasibleError(_CLASS + name, error.reason) from error
-        gpus[name] += found.gpus[name]
-    by_share = place_shares(cluster, shares).runs if shares else ()
+        gpus[name] += len(gpus_held(found))
+    by_share = place_shares(cluster, shares)
     by_part = place(cluster, parts) if parts else []
     placed = iter([by_share[at] if percent else by_part[at] for percent, at in where])
     runs = [[next(placed) for _ in solved.pooled.pools] for solved in models]

@@ -8,7 +8,7 @@ A GPU that carries more of a model than is asked for helps no more than one that
 so rates are cut to a level that is out of reach (`level.highest`). At a fixed level a model is
 carried by one GPU that carries all of it, or by two that carry some of it at least: halves
 (`engine.master`). The highest level that the relaxation with halves leaves open is found by
-bisection (`level.bracket`).
+bisection (`level.halved`).
 
 A dive gives a plan; parts of all patterns met, put together again, and an integer program over
 these patterns give better ones. Then patterns whose use costs less than what is still open are
@@ -29,7 +29,7 @@ import numpy as np
 
 from flows.planning.engine.columns import Columns, Pool
 from flows.planning.engine.cover import Relaxed, raised, relax, screened
-from flows.planning.engine.level import Bracket, bracket, highest, level_cover
+from flows.planning.engine.level import halved, highest, level_cover
 from flows.planning.engine.master import FULL, Cover, missed_prices
 from flows.planning.engine.pricing import Duals, Priced, Within
 from flows.planning.engine.proof import by_slack
@@ -80,6 +80,12 @@ class Goal:
         need = np.full(len(self.demand), target)
         missed = missed_prices(float(prices @ gpus), need)
         return Cover(need=need, capacity=gpus, cap=need, missed=missed)
+
+    def asked(self, gpus: Floats) -> Cover:
+        """All demands for the least price of GPUs; without prices their level, to be maximised."""
+        if self.prices is None:
+            return level_cover(np.ones(len(self.demand)), gpus, self.enough)
+        return self.fixed(1.0, gpus, self.prices)
 
     def cost(self, served: Floats, price: float) -> float:
         """The cost of a plan to the engine: minus its level, or its price if it meets all.
@@ -294,7 +300,7 @@ class _Search:
             return cover, relax(cover, self.pricer, self.pool, self.watch)
         pool, ones = Pool(), np.ones(len(self.goal.demand))
         self.free_of_charge.alone(pool, self.watch)
-        cover = level_cover(ones, self.gpus, self.goal.enough)
+        cover = self.goal.asked(self.gpus)
         if self.few:
             relaxed = relax(cover, self.free_of_charge, pool, self.watch)
             cover = replace(cover, cap=np.minimum(cover.cap, -relaxed.bound))
@@ -342,7 +348,7 @@ class _Search:
         Parts are taken to feel the most that any of them presses; what a combination really carries
         is seen afterwards, so this proves nothing.
         """
-        goal, prices, patterns = self.goal, self.pricer.cheapest, self.master.patterns
+        goal, patterns = self.goal, self.master.patterns
         found = list(
             {
                 ((c.gpu_class, share, len(c.parts) > 1), row): None
@@ -358,11 +364,8 @@ class _Search:
             parts=tuple(tuple(number[k] for k in kinds if k in number) for kinds in kinds_of),
             kinds=len(number),
         )
-        asked = goal.fixed(1.0, self.gpus, prices)
-        if goal.prices is None:
-            prices = np.zeros(len(self.gpus))
-            asked = level_cover(np.ones(len(goal.demand)), self.gpus, goal.enough)
-        cover = divisions.cover(asked, prices)
+        free = np.zeros(len(self.gpus))
+        cover = divisions.cover(goal.asked(self.gpus), free if goal.prices is None else goal.prices)
         group = np.array([number[kind] for kind, _ in found])
         use = np.eye(len(number), len(cover.capacity))[group]
         supply = self._parts(found) / goal.demand
@@ -440,25 +443,22 @@ class _Search:
         tables, total = self.master.tables, float(self.gpus.sum())
         many = np.where(self.gpus > 0, 8 * total, 0.0)
 
-        def needed(target: float) -> float:
-            """GPUs that a level needs at least, were there enough of every class."""
+        def fits(target: float) -> bool:
+            """True if a level fits, were there enough GPUs of every class, or the time is over."""
             cover = replace(self._fixed(target), capacity=many)
             pricer = replace(self.pricer, most=many)
-            return relax(cover, pricer, self.pool, self.watch).bound
+            if self.watch.over():
+                return True
+            least = relax(cover, pricer, self.pool, self.watch).bound
+            return least <= total * (1 + ROUNDING)
 
         high = min(bound, self.goal.enough)
-        at_high = needed(high)
-        if at_high <= total * (1 + ROUNDING):
+        if fits(high):
             return bound
-        least = float((1e6 / tables.limit_us / self.goal.demand).min())
-        known = Bracket(low=0.0, high=high, at_high=at_high)
-        if least < high:
-            at_low = needed(least)
-            if at_low > total * (1 + ROUNDING):
-                return 0.0
-            known = replace(known, low=least, at_low=at_low)
-        found = bracket(needed, total, known, close=NEAR, rounds=TARGETS, watch=self.watch)
-        return found.high
+        low = float((1e6 / tables.limit_us / self.goal.demand).min())
+        if low < high and not fits(low):
+            return 0.0
+        return halved(fits, low if low < high else 0.0, high, TARGETS, NEAR)[1]
 
     def _near(self, cover: Cover, most: int) -> tuple[Columns, bool]:
         """Patterns that a plan for a demand may use.

@@ -23,7 +23,7 @@ import numpy as np
 
 from flows.planning.engine.columns import Columns, Pool, undominated
 from flows.planning.engine.cover import Relaxed, relax
-from flows.planning.engine.level import highest, level_cover
+from flows.planning.engine.level import highest
 from flows.planning.engine.master import Cover
 from flows.planning.engine.pricing import Duals, Priced, Within
 from flows.planning.engine.proof import by_slack
@@ -236,15 +236,12 @@ class SliceMaster(Master):
         self, goal: Goal, pricer: SlicePricer, pool: Pool, watch: Watch
     ) -> tuple[Cover, Relaxed]:
         """The linear optimum at a price, or of the level with rates cut to what is in reach."""
-        gpus, ones = self.tables.gpus.astype(np.float64), np.ones(len(goal.demand))
-        asked = level_cover(ones, gpus, goal.enough)
-        if goal.prices is not None:
-            asked = goal.fixed(1.0, gpus, goal.prices)
+        asked = goal.asked(self.tables.gpus.astype(np.float64))
         cover = self._divisions.cover(asked, pricer.prices)
         pool.add(pricer.alone(cover.cap))
         if goal.prices is not None:
             return cover, relax(cover, pricer, pool, watch)
-        return highest(cover, ones, pricer, pool, watch, falls=FALLS)
+        return highest(cover, np.ones(len(goal.demand)), pricer, pool, watch, falls=FALLS)
 
     def _chosen(self, best: Incumbent) -> Chosen:
         """GPUs of every division with slices taken from the options in their order."""

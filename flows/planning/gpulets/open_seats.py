@@ -21,8 +21,8 @@ stage i is of type t(f, i) (`pool.columns`).
     turns_m     sum_{c with m} n_c <= N y_m
     pipes_m     sum_{f of m} x_f <= (bound) w_m (1 - y_m)
 
-To the engine demand and hold are demands, the rest are resources, patterns are columns, all else is
-free columns. Relaxed, a vGPU is a rate: x_f takes seats itself, and only gpus remain of resources.
+Relaxed, a vGPU is a rate: x_f takes seats itself. To the engine demand and hold then are demands,
+gpus a resource, patterns are columns, all else is free columns.
 
 To the pricer (`patterns`) an open seat of type t is one more model, which runs on that share alone
 for so long that no other model could take a turn beside it: it is always alone on its part, and its
@@ -30,14 +30,14 @@ rate is 1. So column generation prices all patterns of both kinds exactly, and i
 at which no configuration pays off.
 
 Patterns and configurations whose use costs more than what is open between the bound and the best
-plan known are left out, the integer program settles the rest. Plans of `gpulets` and of `pool` are
-known before, so that this is never below either.
+plan known are left out; the integer program, with patterns as cuts (`pool.unequal`), settles the
+rest. Plans of `gpulets` and of `pool` are known before, so that this is never below either.
 
 Where interference is planned with, an open seat presses as hard as any stage may and bears the most
 that any neighbour may press: its latencies contain that much, which its pool states as felt.
 
-Here: that program and what its answer looks like. Not here: patterns, configurations, and planning
-without the other kind.
+Here: the relaxation, and what an answer looks like. Not here: patterns, configurations, the program
+in whole numbers, and planning without the other kind.
 """
 
 import math
@@ -51,7 +51,6 @@ from flows.planning.engine.columns import Columns, Pool
 from flows.planning.engine.cover import Relaxed, relax, screened
 from flows.planning.engine.level import level_cover
 from flows.planning.engine.master import Cover, Free
-from flows.planning.engine.rounding import Incumbent, Tools, restricted
 from flows.planning.gpulets.master import Chosen, Master, PatternPricer
 from flows.planning.gpulets.patterns import Pattern
 from flows.planning.gpulets.plan import POLICY, places, seat_pipelines, slot_runs
@@ -60,11 +59,8 @@ from flows.planning.gpulets.tables import Cell, ClassTable, Tables, read_tables,
 from flows.planning.inputs import EVERY, Problem, build_problem, stage_memory
 from flows.planning.placement import joined
 from flows.planning.pool import unequal
-from flows.planning.pool.bound import Bound, least_loss, undominated
+from flows.planning.pool.bound import Bound, Goal
 from flows.planning.pool.columns import Columns as Configurations
-from flows.planning.pool.columns import enumerate_columns
-from flows.planning.pool.columns import joined as join_configurations
-from flows.planning.pool.integer import models_rps, trimmed
 from flows.planning.pool.plan import pipelines_of
 from flows.planning.pool.plan import plan as plan_pipelines
 from flows.planning.registry import (
@@ -76,8 +72,7 @@ from flows.planning.registry import (
     PlanOptions,
     Trace,
 )
-from flows.planning.solver.arrays import Floats, Ints
-from flows.planning.solver.solve import SEARCH_NODES, Limits
+from flows.planning.solver.arrays import Floats
 from flows.planning.solver.tolerances import ROUNDING
 from triton_backend.contract.errors import InfeasibleError, InputError
 from triton_backend.contract.plan import (
@@ -171,19 +166,6 @@ class OpenPricer(PatternPricer):
         return Columns.dense(self.cheapest[kinds], supply, use, kinds, patterns)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OpenSeatPlan:
-    """A plan of both kinds.
-
-    Patterns with their GPUs, configurations and the vGPUs of their stages [n, S].
-    """
-
-    score: float
-    chosen: Chosen
-    columns: Configurations
-    vgpus: Ints
-
-
 def plan(inputs: Inputs, options: PlanOptions) -> Outcome:
     """The best counts of patterns and pipelines, with a bound over all of both.
 
@@ -203,7 +185,7 @@ def plan(inputs: Inputs, options: PlanOptions) -> Outcome:
     known = max((o.objective.value for o in alone), default=0.0)
     bound, mixed = _search(both, known, inputs, options, trace)
     best = max(alone, key=lambda o: o.objective.value, default=None)
-    score = known if mixed is None else mixed.score
+    score = known if mixed is None else mixed[0].score
     if mixed is None and best is None:
         reason = (
             "no plan found in which its GPUs serve every model; that there is none is not proven"
@@ -214,7 +196,7 @@ def plan(inputs: Inputs, options: PlanOptions) -> Outcome:
     trace.status = "optimal" if settled else "gap left"
     objective = objective_of("throughput", score, bound)
     if mixed is not None:
-        return _outcome(both, inputs, mixed, objective, trace)
+        return _outcome(both, inputs, *mixed, objective, trace)
     assert best is not None  # one of the two is there
     return replace(best, objective=objective, trace=trace, space=None)
 
@@ -353,49 +335,24 @@ def _columns(master: Master, problem: Problem, max_partitions: int) -> Configura
         for options in own.options.values()
         for m in np.unique(options.model)
     }
-    parts: list[Configurations] = []
-    for number, model in enumerate(problem.models):
-        try:
-            own = enumerate_columns(replace(problem, models=(model,)), max_partitions)
-        except InfeasibleError:
-            if number not in in_turns:
-                raise
-            continue
-        parts.append(replace(own, model=np.full(len(own), number)))
-    if not parts:
-        empty = np.zeros((0, 1), dtype=np.int64)
-        return Configurations(
-            model=empty[:, 0],
-            batch=empty[:, 0],
-            stages=empty[:, 0],
-            types=empty,
-            cuts=np.zeros((0, 2), dtype=np.int64),
-            rate_rps=empty.astype(np.float64),
-            usage=np.zeros((0, len(problem.gpus))),
-            enumerated=0,
-        )
-    found = join_configurations(parts)
-    return found.take(undominated(problem, found, np.arange(len(found))))
+    return unequal.all_candidates(problem, max_partitions, in_turns).columns
 
 
 def _of_one_kind(
     inputs: Inputs, options: PlanOptions, both: OpenSeatProblem, trace: Trace
 ) -> list[Outcome]:
     """Plans of turns alone and of pipelines alone, where there are any."""
-    found: list[Outcome] = []
     bare = replace(options, previous=None)
-    part = replace(inputs, watch=inputs.watch.part(_BEFORE))
-    try:
-        found.append(plan_turns(part, _of_gpulets(bare)))
-    except InfeasibleError as error:
-        trace.notes.append(f"turns alone: {error}")
-    if any(seat.felt for seat in both.seats):
-        return found  # the planner of pipelines knows of no interference
-    part = replace(inputs, watch=inputs.watch.part(_BEFORE))
-    try:
-        found.append(plan_pipelines(part, _of_pool(bare)))
-    except InfeasibleError as error:
-        trace.notes.append(f"pipelines alone: {error}")
+    kinds = [("turns", plan_turns, _of_gpulets(bare))]
+    if not any(seat.felt for seat in both.seats):  # the planner of pipelines knows no interference
+        kinds.append(("pipelines", plan_pipelines, _of_pool(bare)))
+    found: list[Outcome] = []
+    for kind, planned, own in kinds:
+        part = replace(inputs, watch=inputs.watch.part(_BEFORE))
+        try:
+            found.append(planned(part, own))
+        except InfeasibleError as error:
+            trace.notes.append(f"{kind} alone: {error}")
     return found
 
 
@@ -404,7 +361,7 @@ def _of_one_kind(
 
 def _search(
     both: OpenSeatProblem, known: float, inputs: Inputs, options: PlanOptions, trace: Trace
-) -> tuple[float, OpenSeatPlan | None]:
+) -> tuple[float, tuple[unequal.Answer, Chosen] | None]:
     """The bound, and a plan better than what is known where one is found."""
     gpus = both.master.tables.gpus.astype(np.float64)
     pricer = OpenPricer(
@@ -426,24 +383,26 @@ def _search(
         return bound, None
     screen = screened(cover, pricer, relaxed.duals, -known, MOST_PATTERNS)
     pool.add(screen.columns)
-    rows, left_out = _near(both, relaxed, known)
-    left_out = max(left_out, -screen.outside)
-    trace.configurations["patterns kept"] = len(pool)
-    trace.configurations["pipelines kept"] = len(rows)
-    if left_out > known * (1 + ROUNDING):
-        trace.notes.append("more patterns or pipelines than the integer program takes")
-    whole = _Whole(both, gpus, both.columns.take(rows), bound)
-    best = Incumbent(cost=-known * (1 + ROUNDING), judge=whole.judged)
-    limits = Limits(
-        relative_gap=options.gap / 2,
-        nodes=SEARCH_NODES,
-        seconds=inputs.watch.left_s(),
-        cutoff=known,
+    patterns: Sequence[Pattern] = pool.columns.source
+    trace.configurations["patterns kept"] = len(patterns)
+    if -screen.outside > known * (1 + ROUNDING):
+        trace.notes.append("more patterns than the integer program takes")
+    cuts = unequal.Cuts(
+        parts=np.array([both.open_of(p) for p in patterns]).astype(np.int64),
+        kind=np.array([p.gpu_class for p in patterns]),
+        mixed=np.ones(len(both.seats), dtype=np.bool_),
+        carried=both.carried(patterns),
     )
-    tools = Tools(solver=options.solver, most=lambda columns: gpus[columns.group])
-    proven = -restricted(whole.cover, whole.patterns(pool.columns), best, limits, tools)
-    bound = min(bound, max(proven, left_out, known))
-    return bound, whole.plan(best) if len(best.free) else None
+    none = np.zeros(both.models)
+    goal = Goal(weight=both.weights, minimum_rps=none, price=np.zeros(len(gpus)), fixed=False)
+    candidates = unequal.Candidates(columns=both.columns, bound=_prices(both, relaxed))
+    given = (both.problem, candidates, cuts, goal, known)
+    closer = replace(options, gap=options.gap / 2)
+    answer = unequal.search(*given, closer, trace, inputs.watch)
+    bound = min(bound, max(answer.bound, -screen.outside))
+    if answer.columns is None or answer.held is None:
+        return bound, None
+    return bound, (answer, list(zip(patterns, answer.held.tolist(), strict=True)))
 
 
 def _relaxed_cover(both: OpenSeatProblem, gpus: Floats) -> Cover:
@@ -460,123 +419,44 @@ def _relaxed_cover(both: OpenSeatProblem, gpus: Floats) -> Cover:
     return replace(level, free=free, cap=np.full(len(level.need), np.inf))
 
 
-def _near(both: OpenSeatProblem, relaxed: Relaxed, known: float) -> tuple[Ints, float]:
-    """Configurations that a better plan may use, and the bound on plans with any other."""
-    bound = -relaxed.bound
+def _prices(both: OpenSeatProblem, relaxed: Relaxed) -> Bound:
+    """The relaxation's bound and prices, as configurations read them."""
     per_seat = relaxed.duals.demand[both.models :]
     asked = relaxed.duals.demand[: both.models] / both.weights
     paid = both.columns.usage_of_types(len(both.seats)) @ per_seat
-    priced = Bound(
-        score=bound,
+    return Bound(
+        score=-relaxed.bound,
         gpu_price=per_seat,
         rate_price=asked,
         reduced_cost=np.maximum(paid - asked[both.columns.model], 0.0),
         rate_rps=np.zeros(len(both.columns)),
     )
-    loss = least_loss(both.problem.types_apart(), both.columns, priced)
-    rows = np.argsort(loss, kind="stable")
-    rows = rows[loss[rows] < bound - known]
-    kept, rest = rows[: unequal.MOST_COLUMNS], rows[unequal.MOST_COLUMNS :]
-    return np.sort(kept), bound - float(loss[rest[0]]) if len(rest) else -np.inf
-
-
-class _Whole:
-    """The program in whole numbers (head of this file).
-
-    Attributes:
-        cover: resources are GPUs of classes, deliver, turns, pipes; free columns z, x, g, y.
-    """
-
-    def __init__(
-        self, both: OpenSeatProblem, gpus: Floats, configurations: Configurations, bound: float
-    ) -> None:
-        self._both, self._gpus, self._configurations = both, gpus, configurations
-        column, stage = np.nonzero(np.isfinite(configurations.rate_rps))
-        self._at = column, stage
-        taken = configurations.types[column, stage]
-        models, seats = both.models, len(both.seats)
-        x, g, most = len(configurations), len(column), bound * both.weights
-        deliver, turns = len(gpus), len(gpus) + g
-        pipes = turns + models
-        supply = np.zeros((1 + x + g + models, models + seats))
-        use = np.zeros((len(supply), pipes + models))
-        of_x, of_g, of_y = 1 + np.arange(x), 1 + x + np.arange(g), 1 + x + g + np.arange(models)
-        supply[0, :models] = -1.0
-        supply[of_x, configurations.model] = 1.0 / both.weights[configurations.model]
-        supply[of_g, models + taken] = -1.0
-        use[of_x[column], deliver + np.arange(g)] = 1.0
-        use[of_g, deliver + np.arange(g)] = -configurations.rate_rps[column, stage]
-        use[of_x, pipes + configurations.model] = 1.0
-        use[of_y, turns + np.arange(models)] = -float(gpus.sum())
-        use[of_y, pipes + np.arange(models)] = most
-        problem = both.problem
-        room = gpus[problem.type_class[taken]] * problem.type_divisor[taken]
-        cost = np.append(-1.0, np.zeros(len(supply) - 1))
-        self.cover = Cover(
-            need=np.zeros(models + seats),
-            capacity=np.concatenate([gpus, np.zeros(g + models), most]),
-            free=Free.dense(
-                cost,
-                supply,
-                use,
-                np.concatenate([np.full(1 + x, np.inf), room, np.ones(models)]),
-                np.arange(len(cost)) > x,
-            ),
-            cap=np.full(models + seats, np.inf),
-            missed=np.full(models + seats, np.inf),
-        )
-        self._turns, self._g = turns, of_g
-
-    def patterns(self, columns: Columns) -> Columns:
-        """The same with what they use of `turns`."""
-        demands, use = len(self.cover.need), np.zeros((len(columns), len(self.cover.capacity)))
-        full = columns.matrix(demands + len(self._gpus))
-        use[:, : len(self._gpus)] = full[:, demands:]
-        use[:, self._turns : self._turns + self._both.models] = full[:, : self._both.models] > 0
-        return Columns.dense(columns.cost, full[:, :demands], use, columns.group, columns.source)
-
-    def _vgpus(self, free: Floats) -> Ints:
-        """[configuration, stage] vGPUs, those that stages need."""
-        vgpus = np.zeros(self._configurations.types.shape, dtype=np.int64)
-        vgpus[self._at] = np.rint(free[self._g])
-        return trimmed(self._configurations, vgpus)
-
-    def judged(self, columns: Columns, counts: Ints, free: Floats) -> float:
-        """Minus the level of a plan."""
-        both = self._both
-        rates = models_rps(self._configurations, self._vgpus(free), both.models)
-        rates += counts @ both.carried(columns.source)
-        return -float((rates / both.weights).min())
-
-    def plan(self, best: Incumbent) -> OpenSeatPlan:
-        """The plan of counts."""
-        vgpus = self._vgpus(best.free)
-        used = np.flatnonzero(vgpus.any(axis=1))
-        return OpenSeatPlan(
-            score=-best.cost,
-            chosen=list(zip(best.columns.source, best.counts.tolist(), strict=True)),
-            columns=self._configurations.take(used),
-            vgpus=vgpus[used],
-        )
 
 
 # From the answer to pipelines
 
 
 def _outcome(
-    both: OpenSeatProblem, inputs: Inputs, mixed: OpenSeatPlan, objective: Objective, trace: Trace
+    both: OpenSeatProblem,
+    inputs: Inputs,
+    mixed: unequal.Answer,
+    every: Chosen,
+    objective: Objective,
+    trace: Trace,
 ) -> Outcome:
     """Pools of closed parts with their seats, and pools of open seats for stages."""
+    assert mixed.columns is not None
+    assert mixed.vgpus is not None
     promised = both.weights * mixed.score
-    carried = both.carried([p for p, _ in mixed.chosen])
-    total = np.array([n for _, n in mixed.chosen]) @ carried
+    chosen = [(pattern, count) for pattern, count in every if count]
+    total = np.array([n for _, n in chosen]) @ both.carried([p for p, _ in chosen])
     share = np.minimum(1.0, promised / np.where(total > 0, total, 1.0))
     share = np.concatenate([share, np.zeros(len(both.seats))])
-    gpus_of = places(both.master, inputs.cluster, mixed.chosen, None)
+    gpus_of = places(both.master, inputs.cluster, chosen, None)
     found: list[PlannedPipeline] = []
     free: dict[int, list[PlacementRun]] = {}
     pools = 0
-    for (pattern, _), gpus in zip(mixed.chosen, gpus_of, strict=True):
+    for (pattern, _), gpus in zip(chosen, gpus_of, strict=True):
         own = both.master.of_class(pattern.gpu_class)
         for slot, (part, row) in enumerate(pattern.parts):
             first = int(own.options[part].model[row, 0])
@@ -588,9 +468,11 @@ def _outcome(
             runs = slot_runs(gpus, slot)
             found += seat_pipelines(both.master, inputs, pattern, slot, pools, runs, share)
             pools += 1
-    planned = pipelines_of(both.problem, mixed.columns, mixed.vgpus, promised)
+    used = np.flatnonzero(mixed.vgpus.any(axis=1))
+    columns = mixed.columns.take(used)
+    planned = pipelines_of(both.problem, columns, mixed.vgpus[used], promised)
     for row, pipeline in enumerate(planned):
-        types = mixed.columns.types[row]
+        types = columns.types[row]
         stages = tuple(
             _stage(both, inputs, pipeline, stage, int(types[at]), free)
             for at, stage in enumerate(pipeline.stages)

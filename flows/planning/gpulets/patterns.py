@@ -14,7 +14,7 @@ sum of the best options under these edges bounds every pattern of those buckets 
 Here: patterns of one class at prices. Not here: how many GPUs follow which (`master`).
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
@@ -52,20 +52,6 @@ class Pattern:
     def key(self) -> Key:
         """Two patterns of one key are the same."""
         return self.gpu_class, self.parts
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Found:
-    """Patterns of one partition, n of them.
-
-    Attributes:
-        rows: [n, part] rows of the options.
-        values: [n] at the prices asked with.
-    """
-
-    partition: tuple[int, ...]
-    rows: Ints
-    values: Floats
 
 
 class Patterns:
@@ -122,10 +108,10 @@ class Patterns:
         found: list[tuple[float, Pattern]] = []
         least = 0.0
         for partition in self.table.partitions:
-            best, _ = self._search(partition, tops, worth, least, 1)
-            if len(best.values):
-                value = float(best.values[0])
-                found.append((value, self.pattern(partition, best.rows[0])))
+            rows, values, _ = self._search(partition, tops, worth, least, 1)
+            if len(values):
+                value = float(values[0])
+                found.append((value, self.pattern(partition, rows[0])))
                 least = max(least, _NEAR * value)
         return found
 
@@ -141,31 +127,30 @@ class Patterns:
             value (inf), where the time is over.
         """
         tops = self._priced(worth)
-        kept: list[Found] = []
+        kept: list[tuple[tuple[int, ...], Ints, Floats]] = []  # partition, rows, values
         for partition in self.table.partitions:
             more = True
             while more:
                 if watch is not None and watch.over():
                     return [], np.inf
-                room = 2 * ENUMERATED
-                found, more = self._search(partition, tops, worth, least, room)
-                kept.append(found)
-                if sum(len(one.values) for one in kept) > ENUMERATED:
-                    least = _left_out(np.concatenate([one.values for one in kept]), ENUMERATED)
-                    kept = [_over(one, least) for one in kept]
-                if more:
-                    kept.pop()  # it comes again
-        rates = np.concatenate([self._rates(one.partition, one.rows) for one in kept])
-        values = np.concatenate([one.values for one in kept])
+                rows, worths, more = self._search(partition, tops, worth, least, 2 * ENUMERATED)
+                every = np.concatenate([*(own for _, _, own in kept), worths])
+                if not more:
+                    kept.append((partition, rows, worths))
+                if len(every) > ENUMERATED:
+                    least = _left_out(every, ENUMERATED)
+                    kept = [(cut, r[v > least], v[v > least]) for cut, r, v in kept]
+        rates = np.concatenate([self._rates(cut, rows) for cut, rows, _ in kept])
+        values = np.concatenate([own for _, _, own in kept])
         near = np.flatnonzero(undominated(np.minimum(rates, worth.cap)))
         if len(near) > most:
             least = _left_out(values[near], most)
             near = near[values[near] > least]
-        ends = np.cumsum([len(one.values) for one in kept])
+        ends = np.cumsum([len(own) for _, _, own in kept])
         patterns: list[Pattern] = []
         for number, at in zip(near.tolist(), np.searchsorted(ends, near, "right"), strict=True):
-            rows = kept[at].rows[number - ends[at]].tolist()
-            parts = tuple(zip(kept[at].partition, rows, strict=True))
+            cut, rows, _ = kept[at]
+            parts = tuple(zip(cut, rows[number - ends[at]].tolist(), strict=True))
             patterns.append(Pattern(gpu_class=self.number, parts=parts, rates_rps=rates[number]))
         return patterns, least
 
@@ -222,10 +207,11 @@ class Patterns:
 
     def _search(
         self, partition: tuple[int, ...], tops: Tops, worth: Worths, least: float, most: int
-    ) -> tuple[Found, bool]:
-        """Up to `most` patterns of a partition worth more than `least`; whether there are more.
+    ) -> tuple[Ints, Floats, bool]:
+        """Up to `most` patterns of a partition worth more than `least`; of one, the best.
 
-        Of one, the best.
+        Returns:
+            [n, part] rows of the options, [n] values, and whether there are more.
         """
         cut, side = np.searchsorted(self._shares, partition), self._side
         room = Room(
@@ -239,12 +225,7 @@ class Patterns:
         count = search(side, tops, cut, worth, room, limits)
         kept = min(count, most)
         rows = room.row[:kept] - side.start[side.first[cut]]
-        return Found(partition=partition, rows=rows, values=room.value[:kept].copy()), count > most
-
-
-def _over(found: Found, least: float) -> Found:
-    near = found.values > least
-    return replace(found, rows=found.rows[near], values=found.values[near])
+        return rows, room.value[:kept].copy(), count > most
 
 
 def _left_out(values: Floats, most: int) -> float:

@@ -29,13 +29,11 @@ _FIRST_NODES = 50  # branch-and-bound nodes of the first attempt
 _FEWEST_NODES = 10  # an attempt with fewer is not worth its start
 _LEAST_NODES = 50
 _NODE_CELLS = 120_000  # nodes × stages of configurations that a program may take by default
-_FAR = 0.01  # a relative gap beyond which the node budget is extended, once
-_EXTENSION = 2  # by this many times
+_FAR = 0.01  # a relative gap beyond which programs follow a division
 _ENDED = ("optimal", "infeasible")
 _STEP = 0.1  # of the relative gap
 _SKETCHES = (60, 200)  # cheapest configurations of the first, short integer programs
 _COLUMNS, _COLUMNS_DEEP = 240, 400  # most configurations by default, at most 2 stages or more
-_WHOLE_SPACE = 6_000  # configurations that the last narrowing may look at together
 _DIVISION_EFFORT = 25_000  # simplex iterations that dividing the GPUs may take
 _ALONE_NODES = 100  # branch-and-bound nodes of an integer program of one model, at first
 
@@ -90,9 +88,6 @@ class Attempts:
             proven = min(proven, max(inside, ceiling, best.score))
             self.watch.report(best.score, proven)
             if last or self.settled(proven) or self.watch.over():
-                more = self.settled(inside) or self.far(proven)
-                if len(left_out) and more and not self.watch.over():
-                    proven = min(proven, self._whole_space(open_rows))
                 self._note(len(left_out), proven)
                 break
         self.trace.configurations["kept"] = kept
@@ -125,18 +120,6 @@ class Attempts:
             effort=1 + attempts.effort,
         )
 
-    def _whole_space(self, rows: Ints) -> float:
-        """The bound of the narrowed relaxation over all configurations left open."""
-        best, cutoff = self.best, self.cutoff()
-        if not np.isfinite(cutoff) or len(rows) > _WHOLE_SPACE:
-            return self.bound.score
-        columns = best.columns.take(np.sort(rows))
-        narrowed = tighten(best.problem, columns, best.goal, cutoff, self.watch)
-        if narrowed is None:
-            self.trace.status = "optimal"
-            return cutoff
-        return max(cutoff, narrowed[1])
-
     def _sizes(self) -> list[int]:
         """How many configurations each integer program may have, the last one the most."""
         if self.settled(self.bound.score):
@@ -167,7 +150,6 @@ class Attempts:
         ceiling = self.bound.score
         nodes = self._node_budget(columns)
         attempt = _FIRST_NODES
-        extended = self.nodes is not None or self.short
         while nodes >= min(_FEWEST_NODES, self._node_budget(columns)):
             cutoff = self.cutoff()
             answer = self._attempt(columns, cutoff, min(attempt, nodes))
@@ -190,10 +172,6 @@ class Attempts:
                 break
             nodes -= max(answer.nodes, 1)
             attempt = attempt if improved else attempt * LONGER
-            if not (improved or extended) and self.far(ceiling):
-                extended = True
-                nodes += _EXTENSION * self._node_budget(columns)
-                attempt = nodes
         return ceiling
 
     def _attempt(self, columns: Columns, cutoff: float, nodes: int) -> Solution | None:
@@ -201,10 +179,9 @@ class Attempts:
         best = self.best
         program, layout = integer_program(best.problem, columns, best.goal, -np.inf)
         if np.isfinite(cutoff):
-            narrowed = tighten(best.problem, columns, best.goal, cutoff, self.watch)
-            if narrowed is None:
-                return None
-            program, _ = narrowed
+            program = tighten(best.problem, columns, best.goal, cutoff, self.watch)
+        if program is None:
+            return None
         limits = Limits(
             relative_gap=self.options.gap,
             nodes=nodes,

@@ -5,7 +5,7 @@ when Σ stage latency + Σ transfer + gathering time ≤ (1 - margin) · SLO. No
 per configuration. And back: what a plan in force runs, as configurations.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
 from math import comb
@@ -131,8 +131,15 @@ def latencies_us(problem: Problem, columns: Columns) -> Floats:
     return total
 
 
-def enumerate_columns(problem: Problem, max_partitions: int) -> Columns:
+def enumerate_columns(
+    problem: Problem, max_partitions: int, optional: Container[int] = ()
+) -> Columns:
     """All feasible configurations with at most `max_partitions` stages.
+
+    Args:
+        problem: models and GPUs.
+        max_partitions: stages at most.
+        optional: numbers of models that may have none.
 
     Raises:
         InfeasibleError: a model has none; the message carries its best reachable latency.
@@ -157,7 +164,7 @@ def enumerate_columns(problem: Problem, max_partitions: int) -> Columns:
                 row_bytes = _CELL_BYTES * (3 * widest + 4 + len(problem.classes))
                 if kept_bytes + kept * row_bytes > MOST_BYTES:
                     raise _too_many(max_partitions, f"more than {_gib()} of them")
-        if kept == before:
+        if kept == before and number not in optional:
             _raise_infeasible(model, best_us, max_partitions)
     return joined(parts)
 

@@ -87,6 +87,7 @@ class GpuSplit:
                 break
             hoped = self._hoped(z)
             if self._price(share, hoped):
+                effort -= 1
                 continue
             spent = self._try(share, hoped, effort)
             if not spent:

@@ -278,8 +278,8 @@ def gpus_in_use(problem: Problem, columns: Columns, vgpus: Ints) -> Ints:
 
 def tighten(
     problem: Problem, columns: Columns, goal: Goal, cutoff: float, watch: Watch
-) -> tuple[Program, float] | None:
-    """The program with narrower bounds on the GPUs of models, and what its relaxation reaches.
+) -> Program | None:
+    """The program with narrower bounds on the GPUs of models.
 
     Narrowed as long as there is time. None where no plan reaches `cutoff`. The row `better` stays
     out of the program: solvers find plans faster without it.
@@ -306,5 +306,4 @@ def tighten(
                 narrowed = True
         if not narrowed:
             break
-    ceiling = relaxation.best(program.cost)
-    return None if ceiling is None else (replace(plain, lower=lower, upper=upper), ceiling)
+    return replace(plain, lower=lower, upper=upper)

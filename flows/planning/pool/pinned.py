@@ -13,7 +13,7 @@ from flows.planning.inputs import Problem
 from flows.planning.pool.bound import Goal
 from flows.planning.pool.columns import Columns, Counted, enumerate_columns, row_of, stacked
 from flows.planning.pool.integer import asked_rps, gpus_in_use, models_rps
-from flows.planning.pool.spare_gpus import Form, best_effort_of, form_of
+from flows.planning.pool.spare_gpus import on_whole_gpus, whole_models
 from flows.planning.registry import PlanOptions
 from flows.planning.solver.arrays import Floats, Ints
 from flows.planning.solver.tolerances import ROUNDING
@@ -94,21 +94,22 @@ def pinned(problem: Problem, goal: Goal, options: PlanOptions) -> Pinned | None:
     if not len(others):
         raise InputError("pinned models", "all are pinned, none is left to plan")
     deepest = max(len(p.stages) for pipelines in before.values() for p in pipelines)
-    every = enumerate_columns(problem, deepest)
+    every, whole = enumerate_columns(problem, deepest), whole_models(problem)
     rows: list[int] = []
     counts: list[list[int]] = []
-    forms: list[tuple[Form, int]] = []
-    for name, pipelines in before.items():
-        for pipeline in pipelines:
-            if not pipeline.throughput_rps:
-                if options.own["overflow"]:
-                    form = _best_effort_form(problem, names.index(name), pipeline, options)
-                    forms.append(form)
-                continue
-            pools = _pools(options, pipeline)
-            rows.append(_row(problem, every, names.index(name), pipeline, pools))
-            row = [pool.vgpus for pool in pools]
-            counts.append(row + [0] * (every.types.shape[1] - len(row)))
+    beside = np.zeros(len(whole), dtype=np.int64)  # GPUs
+    known = [(names.index(name), p) for name, pipelines in before.items() for p in pipelines]
+    for number, pipeline in known:
+        if not (pipeline.throughput_rps or options.own["overflow"]):
+            continue
+        pools = _pools(options, pipeline)
+        if pipeline.throughput_rps:
+            rows.append(_row(problem, every, number, pipeline, pools))
+            own = [pool.vgpus for pool in pools]
+            counts.append(own + [0] * (every.types.shape[1] - len(own)))
+        else:
+            row = _row(problem, whole, number, pipeline, pools)
+            beside[row] += -(-pools[0].vgpus // problem.type_divisor[whole.types[row, 0]])
     columns = every.take(np.array(rows, dtype=np.int64))
     vgpus = np.array(counts, dtype=np.int64)
     kept = Pinned(
@@ -117,7 +118,7 @@ def pinned(problem: Problem, goal: Goal, options: PlanOptions) -> Pinned | None:
         columns=columns,
         vgpus=vgpus,
         others=others,
-        best_effort=best_effort_of(problem, columns, forms),
+        best_effort=on_whole_gpus(problem, whole, beside),
     )
     _require_room(problem, kept.gpus())
     _require_rates(problem, goal, models_rps(columns, vgpus, len(problem.models)), options)
@@ -161,31 +162,14 @@ def _row(
             f"{list(s.blocks)} on {p.gpu_class} {share_text(p.share)}"
             for s, p in zip(pipeline.stages, pools, strict=True)
         )
+        what, lacks = "pipeline", "does not meet SLO, margin and classes"
+        if not pipeline.throughput_rps:
+            what, lacks = "best-effort pipeline", "was not measured or may not be used"
         raise InputError(
             f"pinned model {problem.models[model].name!r}",
-            f"its pipeline of batch {pipeline.batch} ({form}) does not meet SLO, margin "
-            "and classes",
+            f"its {what} of batch {pipeline.batch} ({form}) {lacks}",
         )
     return row
-
-
-def _best_effort_form(
-    problem: Problem, model: int, pipeline: Pipeline, options: PlanOptions
-) -> tuple[Form, int]:
-    """The form of a pipeline of the plan in force that promises nothing, and its GPUs."""
-    stage, arrays = pipeline.stages[0], problem.models[model]
-    (pool, *_) = _pools(options, pipeline)
-    divisor = pool.divisor or 0
-    types = problem.type_numbers
-    number = types.get((pool.gpu_class, divisor), -1)
-    form = form_of(problem, model, number, pipeline.batch) if number in arrays.types else None
-    if form is None or stage.blocks != (0, arrays.blocks):
-        raise InputError(
-            f"pinned model {arrays.name!r}",
-            f"its best-effort pipeline of batch {pipeline.batch} on {pool.gpu_class} "
-            f"{share_text(pool.share)} was not measured or may not be used",
-        )
-    return form, -(-pool.vgpus // divisor)
 
 
 def _require_room(problem: Problem, used: Ints) -> None:

@@ -138,10 +138,10 @@ def _with_parts(inputs: Inputs, options: PlanOptions, goal: Goal, equal: Found) 
     score, bound, gpus = equal.score, equal.bound, None
     cluster, notes = unequal.offered(inputs.cluster, options.max_partitions)
     wide = build_problem(inputs.profiles, cluster, inputs.workload, options, percents=EVERY)
-    cuts = unequal.cuts_of_problem(wide, cluster)
+    cuts = unequal.cuts_of_problem(wide, cluster, inputs.watch)
     space = None
     if cuts is None:
-        notes = ["too many ways to cut a GPU: GPUs were cut into equal parts alone"]
+        notes = [unequal.no_cuts(inputs.watch)]
     else:
         space = unequal.SPACE
         every = unequal.all_candidates(wide, options.max_partitions)

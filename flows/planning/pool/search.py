@@ -16,7 +16,7 @@ import numpy as np
 from flows.clock import Stopwatch
 from flows.planning.inputs import Problem
 from flows.planning.pool.at_prices.blocks import placeable
-from flows.planning.pool.at_prices.stages import plan_at_prices
+from flows.planning.pool.at_prices.search import plan_at_prices
 from flows.planning.pool.attempts import (
     PRICES_FIRST_FROM_MODELS,
     PRICES_FIRST_FROM_MODELS_MANY_CLASSES,

@@ -19,18 +19,17 @@ the margin forbids the plan itself.
 """
 
 import heapq
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
 from flows.planning.inputs import Problem
 from flows.planning.pool.bound import Goal
-from flows.planning.pool.columns import Columns, Counted
+from flows.planning.pool.columns import Columns, Counted, best_of_each, enumerate_columns
 from flows.planning.pool.integer import delivered_rps, gpus_in_use, models_rps
 from flows.planning.registry import PlanOptions
-from flows.planning.solver.arrays import Floats, Ints
+from flows.planning.solver.arrays import FAR, Floats, Ints
 from flows.planning.solver.tolerances import ROUNDING
-from triton_backend.contract.units import US_PER_S
 from triton_backend.contract.workload import Workload
 
 # Share by which a pool may exceed what it is planned for. Simulated load factors at 99 % attainment
@@ -103,17 +102,6 @@ MARGIN_SHARE = 0.25  # of the margin that best-effort pipelines leave free
 MOST = 0.5  # share of the planned rate by which a model may exceed it, best effort included
 
 
-@dataclass(frozen=True, slots=True)
-class Form:
-    """How a model runs as a whole: vGPU type, batch, samples/s of one vGPU and of one GPU."""
-
-    model: int
-    kind: int
-    batch: int
-    vgpu_rps: float
-    gpu_rps: float
-
-
 def best_effort(
     problem: Problem, limits_us: list[Floats], used: Counted, promised_rps: Floats
 ) -> Counted | None:
@@ -131,27 +119,26 @@ def best_effort(
     """
     columns, vgpus = used
     free = problem.gpus - gpus_in_use(problem, columns, vgpus)
-    forms = {
-        (model, kind): form
-        for model, limit_us in enumerate(limits_us)
-        for kind in np.flatnonzero(free).tolist()
-        if (form := _fastest(problem, model, kind, limit_us)) is not None
-    }
+    forms = whole_models(problem, limits_us)
+    kinds, divisors = (of[forms.types[:, 0]] for of in (problem.type_class, problem.type_divisor))
+    per_rps = forms.usage.sum(axis=1)  # GPUs
+    fastest = best_of_each([forms.model, kinds], per_rps, divisors, forms.batch)
+    fastest = fastest[free[kinds[fastest]] > 0]
     delivered = models_rps(columns, vgpus, len(promised_rps))
-    gpus = dict.fromkeys(forms, 0)
-    heap = [(float(delivered[m] / promised_rps[m]), m) for m in {m for m, _ in forms}]
+    gpus = np.zeros(len(forms), dtype=np.int64)
+    heap = [(float(delivered[m] / promised_rps[m]), m) for m in set(forms.model[fastest].tolist())]
     heapq.heapify(heap)
     while heap:
         level, model = heapq.heappop(heap)
-        kinds = [kind for m, kind in forms if m == model and free[kind]]
-        if level >= 1 + MOST or not kinds:
+        own = [row for row in fastest if forms.model[row] == model and free[kinds[row]]]
+        if level >= 1 + MOST or not own:
             continue
-        kind = max(kinds, key=lambda k: (free[k], -k))
-        free[kind] -= 1
-        gpus[model, kind] += 1
-        more = forms[model, kind].gpu_rps / float(promised_rps[model])
+        row = max(own, key=lambda row: (free[kinds[row]], -kinds[row]))
+        free[kinds[row]] -= 1
+        gpus[row] += 1
+        more = 1 / float(per_rps[row] * promised_rps[model])
         heapq.heappush(heap, (level + more, model))
-    return best_effort_of(problem, columns, [(forms[key], n) for key, n in gpus.items() if n])
+    return on_whole_gpus(problem, forms, gpus)
 
 
 def limits_of(problem: Problem, workload: Workload, options: PlanOptions) -> list[Floats]:
@@ -163,61 +150,23 @@ def limits_of(problem: Problem, workload: Workload, options: PlanOptions) -> lis
     ]
 
 
-def form_of(problem: Problem, model: int, kind: int, batch: int) -> Form | None:
-    """A whole model on vGPUs of a type at a batch size; None where that was not measured."""
-    arrays = problem.models[model]
-    row = arrays.types.tolist().index(kind)
-    if batch > arrays.batches:
-        return None
-    latency_us = float(arrays.latency_us[row, 0, arrays.blocks, batch - 1])
-    if not np.isfinite(latency_us):
-        return None
-    vgpu_rps = batch * US_PER_S / latency_us
-    return Form(model, kind, batch, vgpu_rps, vgpu_rps * problem.types[kind][1])
-
-
-def _fastest(problem: Problem, model: int, owner: int, limit_us: Floats) -> Form | None:
-    """The fastest run of a whole model on GPUs of a class; ties: the smallest divisor and batch."""
-    arrays = problem.models[model]
-    found: Form | None = None
-    for row, kind in enumerate(arrays.types.tolist()):
-        if problem.types[kind][0] != owner:
-            continue
-        for at in np.flatnonzero(arrays.latency_us[row, 0, arrays.blocks] <= limit_us).tolist():
-            form = form_of(problem, model, kind, at + 1)
-            if form is not None and (found is None or form.gpu_rps > found.gpu_rps):
-                found = form
-    return found
-
-
-def best_effort_of(
-    problem: Problem, like: Columns, chosen: list[tuple[Form, int]]
-) -> Counted | None:
-    """Configurations of one stage, as wide as others, on whole GPUs; None for none."""
-    if not chosen:
-        return None
-    count, width = len(chosen), like.types.shape[1]
-    types = np.zeros((count, width), dtype=np.int64)
-    cuts = np.zeros((count, width + 1), dtype=np.int64)
-    rate_rps = np.full((count, width), np.inf)
-    usage = np.zeros((count, len(problem.gpus)))
-    vgpus = np.zeros((count, width), dtype=np.int64)
-    for row, (form, gpus) in enumerate(chosen):
-        kind, divisor = problem.types[form.kind]
-        types[row, 0], cuts[row, 1] = form.kind, problem.models[form.model].blocks
-        rate_rps[row, 0], usage[row, kind] = form.vgpu_rps, 1 / form.gpu_rps
-        vgpus[row, 0] = gpus * divisor
-    columns = replace(
-        like,
-        model=np.array([form.model for form, _ in chosen], dtype=np.int64),
-        batch=np.array([form.batch for form, _ in chosen], dtype=np.int64),
-        stages=np.ones(count, dtype=np.int64),
-        types=types,
-        cuts=cuts,
-        rate_rps=rate_rps,
-        usage=usage,
+def whole_models(problem: Problem, limits_us: list[Floats] | None = None) -> Columns:
+    """Models as a whole, one vGPU each, within limits [models] of [batches]; without, at any."""
+    limits_us = limits_us or [np.full(model.batches, FAR) for model in problem.models]
+    models = tuple(
+        replace(model, limit_us=limit_us)
+        for model, limit_us in zip(problem.models, limits_us, strict=True)
     )
-    return columns, vgpus
+    return enumerate_columns(replace(problem, models=models), 1, range(len(models)))
+
+
+def on_whole_gpus(problem: Problem, forms: Columns, gpus: Ints) -> Counted | None:
+    """Configurations of one stage on so many whole GPUs [n]; None for none."""
+    used = np.flatnonzero(gpus)
+    if not len(used):
+        return None
+    forms = forms.take(used)
+    return forms, gpus[used, None] * problem.type_divisor[forms.types]
 
 
 def describe(problem: Problem, beside: Counted) -> str:

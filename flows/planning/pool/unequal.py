@@ -25,10 +25,17 @@ the bound, recomputed from the prices. What using a configuration loses against 
 
 The plan of equal parts (`pool.search`) is known before; what is found here is taken where it is
 better. So offering more sizes is never worse.
+
+A cut may carry a_pm requests/s of models in turns on its other parts (`gpulets.open_seats`). These
+are taken off `share` and `floor`, and a model either takes turns or has pipelines:
+
+    y_m 0 or 1   m takes turns
+    turns_m:     Σ_{p with a_pm > 0} n_p ≤ (all GPUs) y_m
+    pipes_m:     Σ_{c of m} x_c ≤ (the bound) weight_m (1 - y_m)
 """
 
 from bisect import bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -40,7 +47,7 @@ from flows.planning.packing import Part, cuts_of
 from flows.planning.pool.at_prices.blocks import step_of
 from flows.planning.pool.bound import Bound, Goal, least_loss, undominated
 from flows.planning.pool.columns import Columns, enumerate_columns
-from flows.planning.pool.integer import add_level, lowest_share, reaches_rates, trimmed
+from flows.planning.pool.integer import add_level, asked_rps, models_rps, trimmed
 from flows.planning.registry import PlanOptions, Trace
 from flows.planning.solver.arrays import Floats, Ints
 from flows.planning.solver.program import ProgramBuilder
@@ -72,11 +79,17 @@ class Cuts:
         parts: [cut, type] how many parts of every type.
         kind: [cut] class number.
         mixed: [type] whether parts of several models may lie beside each other.
+        carried: [cut, model] requests/s in turns; None where no model takes turns.
     """
 
     parts: Ints
     kind: Ints
     mixed: NDArray[np.bool_]
+    carried: Floats | None = None
+
+    def carry(self, held: Floats | Ints) -> Floats | float:
+        """[model] requests/s in turns of so many GPUs [cut]."""
+        return 0.0 if self.carried is None else held @ self.carried
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,12 +103,14 @@ class Candidates:
             that lose less are in the program, too.
         beside: adds what rates keep beside the rows here: to the program, for rows of `columns`,
             the variables x of these, where no plan's score is above the last argument.
+        bound: the relaxation's, by prices of types, where it is known.
     """
 
     columns: Columns
     most: int = MOST_COLUMNS
     times: Floats | None = None
     beside: Callable[[ProgramBuilder, Ints, Ints, float], None] | None = None
+    bound: Bound | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,7 +118,7 @@ class Answer:
     """A plan over cuts: configurations, their vGPUs [n, S], and how GPUs are cut.
 
     No plan's score exceeds `bound`. `columns` is None where no plan better than the one known was
-    found.
+    found. `held` are the GPUs of every cut.
     """
 
     bound: float
@@ -111,6 +126,7 @@ class Answer:
     columns: Columns | None = None
     vgpus: Ints | None = None
     gpus: Gpus | None = None
+    held: Ints | None = None
 
 
 def offered(cluster: Cluster, max_partitions: int) -> tuple[Cluster, list[str]]:
@@ -141,8 +157,11 @@ def offered(cluster: Cluster, max_partitions: int) -> tuple[Cluster, list[str]]:
     return replace(cluster, gpu_classes=tuple(classes)), notes
 
 
-def cuts_of_problem(problem: Problem, cluster: Cluster) -> Cuts | None:
-    """Every way to cut a GPU that nothing can be added to; None where there are too many."""
+def cuts_of_problem(problem: Problem, cluster: Cluster, watch: Watch) -> Cuts | None:
+    """Every way to cut a GPU that nothing can be added to.
+
+    None where there are too many, or the time is over.
+    """
     rows: list[Ints] = []
     kinds: list[int] = []
     mixed = np.array([bool(cluster.gpu_classes[c].vgpu_percents) for c, _ in problem.types])
@@ -154,7 +173,7 @@ def cuts_of_problem(problem: Problem, cluster: Cluster) -> Cuts | None:
         if gpu_class.vgpu_percents:  # memory is bound per part, so every cut fits it
             bare = replace(gpu_class, memory_gib=None, taken_gib=None)
             parts = [Part(share=problem.shares[t]) for t in types]
-            every = cuts_of(bare, parts, [problem.types[t][1] for t in types])
+            every = cuts_of(bare, parts, [problem.types[t][1] for t in types], watch)
             if every is None:
                 return None
             found = [list(cut) for cut in every]
@@ -166,13 +185,21 @@ def cuts_of_problem(problem: Problem, cluster: Cluster) -> Cuts | None:
     return Cuts(parts=np.array(rows), kind=np.array(kinds), mixed=mixed)
 
 
-def all_candidates(problem: Problem, max_partitions: int) -> Candidates:
-    """Every configuration that no other replaces.
+def no_cuts(watch: Watch) -> str:
+    """The note that there are none."""
+    reason = "no time is left to cut GPUs" if watch.over() else "too many ways to cut a GPU"
+    return f"{reason}: GPUs were cut into equal parts alone"
+
+
+def all_candidates(
+    problem: Problem, max_partitions: int, optional: Container[int] = ()
+) -> Candidates:
+    """Every configuration that no other replaces; models by number may have none.
 
     Raises:
-        InfeasibleError: a model has none.
+        InfeasibleError: another model has none.
     """
-    feasible = enumerate_columns(problem, max_partitions)
+    feasible = enumerate_columns(problem, max_partitions, optional)
     rows = undominated(problem, feasible, np.arange(len(feasible)))
     return Candidates(columns=feasible.take(rows))
 
@@ -193,7 +220,7 @@ def search(
     """
     columns = candidates.columns
     trace.configurations["with parts"] = len(columns)
-    bound = _relaxed(problem, columns, cuts, goal)
+    bound = candidates.bound or _relaxed(problem, columns, cuts, goal)
     step = step_of(goal.price) if goal.fixed else 0.0  # costs are multiples of it
 
     def whole(score: float) -> float:
@@ -207,7 +234,8 @@ def search(
     ceiling = whole(bound.score - float(loss[left_out].min())) if len(left_out) else known
     top = whole(bound.score)
     settled = np.isfinite(known) and top <= known + abs(known) * options.gap
-    if not len(chosen) or settled or watch.over():
+    none = not len(chosen) and cuts.carried is None
+    if none or settled or watch.over():
         most = top if watch.over() else min(top, max(known, ceiling))
         return Answer(bound=max(most, known), score=known)
     chosen = np.sort(chosen)
@@ -240,14 +268,47 @@ def _order(candidates: Candidates, loss: Floats) -> Ints:
     return rows[np.argsort(front[rows], kind="stable")]
 
 
-def _goal_rows(build: ProgramBuilder, columns: Columns, goal: Goal, rates: Ints) -> None:
-    """Add z and the rows `share` and `floor`."""
+def _goal_rows(
+    build: ProgramBuilder, columns: Columns, goal: Goal, rates: Ints
+) -> tuple[Ints, Ints]:
+    """Add z and the rows `share` and `floor`; returns these."""
     z = add_level(build, goal)
     share = build.rows("share", len(goal.weight), upper=0.0)
     build.entries(share, np.repeat(z, len(goal.weight)), goal.weight)
     build.entries(share[columns.model], rates, -1.0)
     floor = build.rows("floor", len(goal.weight), upper=-goal.minimum_rps)
     build.entries(floor[columns.model], rates, -1.0)
+    return share, floor
+
+
+def _turns_or_pipelines(
+    build: ProgramBuilder,
+    columns: Columns,
+    rates: Ints,
+    gpus: Ints,
+    model: Ints,
+    most_rps: Floats,
+    total: float,
+) -> None:
+    """Add y and the rows `turns` and `pipes`.
+
+    Args:
+        build: the program.
+        columns: configurations.
+        rates: their variables x.
+        gpus: variables n of cuts, once for every model that each carries.
+        model: [of these] that model.
+        most_rps: [models] that pipelines may serve.
+        total: GPUs there are.
+    """
+    models = len(most_rps)
+    y = build.variables("y", models, upper=1.0, whole=True)
+    turns = build.rows("turns", models, upper=0.0)
+    build.entries(turns[model], gpus, 1.0)
+    build.entries(turns, y, -total)
+    pipes = build.rows("pipes", models, upper=most_rps)
+    build.entries(pipes[columns.model], rates, 1.0)
+    build.entries(pipes, y, most_rps)
 
 
 def _relaxed(problem: Problem, columns: Columns, cuts: Cuts, goal: Goal) -> Bound:
@@ -300,13 +361,9 @@ def _integer(
     kind = columns.types[column, stage]
     # A holder is a cut, for one model where sizes are 1/v and for all of them (-1) else.
     owner = np.where(cuts.mixed[kind], -1, columns.model[column])
-    owners = [(c, -1) for c in range(len(cuts.kind)) if cuts.mixed[cuts.parts[c] > 0].any()]
-    owners += [
-        (c, int(m))
-        for c in range(len(cuts.kind))
-        if not cuts.mixed[cuts.parts[c] > 0].any()
-        for m in np.unique(owner[owner >= 0])
-    ]
+    apart = cuts.parts[:, ~cuts.mixed].any(axis=1)
+    owners = [(c, -1) for c in np.flatnonzero(~apart)]
+    owners += [(c, int(m)) for c in np.flatnonzero(apart) for m in np.unique(owner[owner >= 0])]
     cut, whose = np.array(owners, dtype=np.int64).T
     build = ProgramBuilder()
     room = problem.gpus[problem.type_class[kind]] * problem.type_divisor[kind]
@@ -326,7 +383,13 @@ def _integer(
         build.entries(np.repeat(hold[number], len(own)), gpus[own], -cuts.parts[cut[own], t])
     capacity = build.rows("capacity", len(problem.gpus), upper=problem.gpus)
     build.entries(capacity[cuts.kind[cut]], gpus, 1.0)
-    _goal_rows(build, columns, goal, rates)
+    asked = _goal_rows(build, columns, goal, rates)
+    if cuts.carried is not None:
+        row, model = np.nonzero(cuts.carried)
+        for rows in asked:
+            build.entries(rows[model], gpus[row], -cuts.carried[row, model])
+        total = float(problem.gpus.sum())
+        _turns_or_pipelines(build, columns, rates, gpus[row], model, ceiling * goal.weight, total)
     if candidates.beside is not None:
         candidates.beside(build, chosen, rates, ceiling)
     limits = Limits(
@@ -341,15 +404,19 @@ def _integer(
         asked = goal.weight[columns.model] * (1.0 if goal.fixed else ceiling)
         counts[solved.values[rates] <= SOLVED * asked] = 0
     counts = trimmed(columns, counts)
-    held = np.rint(solved.values[gpus]).astype(np.int64)
+    number = np.rint(solved.values[gpus]).astype(np.int64)
     filled = _filled(
-        columns, counts, cuts, list(zip(cut.tolist(), whose.tolist(), held.tolist(), strict=True))
+        columns, counts, cuts, list(zip(cut.tolist(), whose.tolist(), number.tolist(), strict=True))
     )
+    held = np.bincount(cut, number, len(cuts.kind)).astype(np.int64)
+    served = models_rps(columns, counts, len(goal.weight)) + cuts.carry(held)
     used = np.array([len(filled.get(k, ())) for k in range(len(problem.gpus))])
-    score = -float(goal.price @ used) if goal.fixed else lowest_share(columns, counts, goal)
-    if not reaches_rates(columns, counts, goal):
+    score = -float(goal.price @ used) if goal.fixed else float((served / goal.weight).min())
+    if np.any(served < asked_rps(goal) * (1 - ROUNDING)):
         return Answer(bound=solved.bound, score=known)
-    return Answer(bound=solved.bound, score=score, columns=columns, vgpus=counts, gpus=filled)
+    return Answer(
+        bound=solved.bound, score=score, columns=columns, vgpus=counts, gpus=filled, held=held
+    )
 
 
 def _filled(

@@ -98,18 +98,6 @@ class Relaxation:
             return sign * np.inf
         return float(value)
 
-    def best(self, cost: Floats) -> float | None:
-        """Largest value of an objective; None if nothing fits."""
-        numbers = np.arange(len(cost), dtype=np.int32)
-        self._highs.changeColsCost(len(cost), numbers, cost)
-        self._highs.run()
-        status = self._highs.getModelStatus()
-        value = self._highs.getInfo().objective_function_value
-        self._highs.changeColsCost(len(cost), numbers, np.zeros_like(cost))
-        if status == highspy.HighsModelStatus.kInfeasible:
-            return None
-        return float(value) if status == highspy.HighsModelStatus.kOptimal else np.inf
-
     def bound(self, variable: int, lower: float, upper: float) -> None:
         """Narrow a variable."""
         self._highs.changeColBounds(variable, lower, upper)

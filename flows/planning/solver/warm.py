@@ -1,6 +1,6 @@
 """A linear program that keeps its basis while columns join, in HiGHS.
 
-    minimise   cost · x     lower ≤ A x ≤ upper,   lower_j ≤ x_j ≤ upper_j
+    minimise   cost · x     lower ≤ A x ≤ upper,   0 ≤ x_j ≤ upper_j
 
 Rows are fixed from the start. Not here: integer programs, and the choice of a solver (`solve`).
 """
@@ -43,23 +43,23 @@ class WarmProgram:
     def add(
         self,
         cost: Floats,
-        bounds: tuple[Floats, Floats],
+        upper: Floats,
         entries: tuple[Ints, Ints, Floats],
     ) -> None:
         """Let columns join.
 
         Args:
             cost: [n].
-            bounds: lower [n] and upper [n].
+            upper: [n] bounds.
             entries: starts [n + 1], rows and values, column by column.
         """
         if not len(cost):
             return
-        (lower, upper), (starts, rows, values) = bounds, entries
+        starts, rows, values = entries
         self._highs.addCols(
             len(cost),
             cost,
-            _finite(lower),
+            np.zeros(len(cost)),
             _finite(upper),
             len(rows),
             starts[:-1].astype(np.int32),

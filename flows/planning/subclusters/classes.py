@@ -12,7 +12,7 @@ Sub-clusters of one class need no fewer GPUs than all of its models together, so
 bounds every plan. A model that leaves its class pays a hair, so that ties leave it there.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -46,13 +46,8 @@ class ToClass:
     before: Ints
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Chosen:
-    """Class of each model; `value` is what was minimised, `bound` what nothing undercuts."""
-
-    kind: Ints
-    value: float
-    bound: float
+Chosen = tuple[Ints, float]
+"""[m] class of each model, and what nothing undercuts of what was minimised."""
 
 
 def cheapest(
@@ -74,13 +69,14 @@ def cheapest(
     found = _solved(builder, asked, gap, seconds, solver)
     if found is None or not (asked.before >= 0).any():
         return found
-    return replace(found, bound=found.bound - hair)  # moves are no price
+    kind, bound = found
+    return kind, bound - hair  # moves are no price
 
 
 def evenest(
     asked: ToClass, gap: float, seconds: float | None, solver: str = "highs"
 ) -> Chosen | None:
-    """Classes such that the busiest one is least busy: `value` is its load / what it may carry."""
+    """Classes such that the busiest is least busy: minimised is its load / what it may carry."""
     builder, x = _models(asked, _HAIR)
     busiest = builder.variables("z", 1, cost=-1.0)
     rows = _load_rows(builder, asked, x)
@@ -138,5 +134,4 @@ def _solved(
     if answer.values is None:
         return None
     kind = answer.values[: asked.load.size].reshape(asked.load.shape).argmax(axis=1)
-    value = -float(program.cost @ answer.values)
-    return Chosen(kind=kind, value=value, bound=min(value, -answer.bound))
+    return kind, min(-float(program.cost @ answer.values), -answer.bound)

@@ -39,7 +39,7 @@ from flows.planning.registry import (
 )
 from flows.planning.solver.arrays import Floats, Ints
 from flows.planning.solver.tolerances import ROUNDING
-from flows.planning.subclusters.classes import Chosen, ToClass, cheapest, evenest
+from flows.planning.subclusters.classes import ToClass, cheapest, evenest
 from flows.planning.subclusters.free import carried, needed
 from flows.planning.subclusters.gathering import Curves, curves
 from flows.planning.subclusters.partition import (
@@ -288,10 +288,10 @@ def _fewest_gpus(
     chosen = cheapest(to_class, asked.price, options.gap, left_s, options.solver)
     if chosen is None:
         raise _out_of_reach(asked, options, inputs)
-    bound = chosen.bound
+    classes, bound = chosen
     if options.objective == "gpus":
         bound = float(np.ceil(bound - 1e-6))
-    made = _divided(asked, chosen, load, options, inputs, wanted)
+    made = _divided(asked, classes, load, options, inputs, wanted)
     if made is None:
         raise _does_not_divide(asked)
     return *made, bound
@@ -299,7 +299,7 @@ def _fewest_gpus(
 
 def _divided(
     asked: Demands,
-    chosen: Chosen,
+    classes: Ints,
     load: Floats,
     options: PlanOptions,
     inputs: Inputs,
@@ -310,7 +310,7 @@ def _divided(
 
     With a weight of memory on all GPUs, as even as can be, whether or not the load fits.
     """
-    kinds = chosen.kind[asked.joint]
+    kinds = classes[asked.joint]
     found: list[Subcluster] = []
     parted: list[ClusterPartition] = []
     for kind, count in _counts(asked, kinds, load, wanted).items():
@@ -462,7 +462,9 @@ def _largest_scale(
             load = asked.load(asked.rates(scale))
             to_class = _to_class(asked, load, options)
             chosen = evenest(to_class, options.gap, inputs.watch.left_s(), options.solver)
-            made = chosen and _divided(asked, chosen, load, options, inputs, wanted, memory_weight)
+            if chosen is None:
+                break
+            made = _divided(asked, chosen[0], load, options, inputs, wanted, memory_weight)
             if made is None:
                 break
             reached = _scale_of(asked, made[0], bound, options.own["utilisation"])
@@ -533,7 +535,7 @@ def _proven_scale(
             return True
         to_class = _to_class(asked, asked.least_load(asked.rates(scale)), options)
         made = evenest(to_class, options.gap, inputs.watch.left_s(), options.solver)
-        return made is not None and made.bound <= 1 + 1e-6
+        return made is not None and made[1] <= 1 + 1e-6
 
     above = halved(open_, reached, bound, _TRIES, options.gap)[1]
     settled = reached * (1 + options.gap)

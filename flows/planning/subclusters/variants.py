@@ -19,7 +19,7 @@ from dataclasses import replace
 import numpy as np
 
 from flows.planning.engine.level import last
-from flows.planning.registry import Planner, PlanOptions, product_planners
+from flows.planning.registry import PlanOptions
 from triton_backend.contract.errors import InfeasibleError, InputError
 from triton_backend.contract.plan import Plan
 from triton_backend.contract.profiles import ModelProfile
@@ -80,29 +80,6 @@ def _check_tensors(variants: Sequence[ModelDemand], profiles: Mapping[str, Model
         first, of = named[0]
         where = f"workload model {name!r}, variant of {first!r}"
         check_same_tensors(where, (profile.inputs, profile.outputs), (of.inputs, of.outputs))
-
-
-def check_shares(planner: Planner, workload: Workload) -> None:
-    """Check that a planner that gives each variant GPUs of its own knows their shares.
-
-    Raises:
-        InputError: it does not.
-    """
-    if takes(planner, workload):
-        return
-    name = next(name for name, own in workload.variants.items() if _unshared(own))
-    able = ", ".join(p.name for p in product_planners().values() if "variants" in p.demands)
-    reason = f"{planner.name} gives each variant GPUs of its own: state a share of each of {name!r}"
-    raise InputError("option planner", f"{reason}, or plan with {able}")
-
-
-def takes(planner: Planner, workload: Workload) -> bool:
-    """True if a planner can plan the variants of a workload, of which there may be none."""
-    return "variants" in planner.demands or not any(map(_unshared, workload.variants.values()))
-
-
-def _unshared(variants: Sequence[ModelDemand]) -> bool:
-    return any(demand.normaliser() == 0 for demand in variants)
 
 
 def _worthwhile(

@@ -18,16 +18,16 @@ of proofs (`RECOMPUTED` is where theirs go); whether what a solver says is true.
 
 import math
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from itertools import combinations, pairwise
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from triton_backend.contract.cluster import GpuClass
 from triton_backend.contract.fields import Fields
 from triton_backend.contract.plan import BYTES_PER_GIB, Plan
-from triton_backend.contract.profiles import ModelProfile
+from triton_backend.contract.profiles import ModelProfile, ProfileTable
 from triton_backend.contract.shares import LOADED, WHOLE_GPU
 from triton_backend.contract.workload import ModelDemand
 
@@ -118,17 +118,8 @@ RECOMPUTED: Mapping[
 # The cheapest pipeline
 
 
-@dataclass(frozen=True, slots=True)
-class _Size:
-    """A size of vGPU that a model may use.
-
-    Its class, vGPUs on a GPU, latencies [blocks, batches] in µs.
-    """
-
-    gpu_class: str
-    divisor: int
-    latency_us: NDArray[np.float64]
-    batches: frozenset[int]
+_Size = tuple[GpuClass, int, ProfileTable]
+"""A size of vGPU that a model may use: its class, vGPUs on a GPU, what was measured."""
 
 
 def _sizes(plan: Plan, profile: ModelProfile) -> list[_Size]:
@@ -143,15 +134,18 @@ def _sizes(plan: Plan, profile: ModelProfile) -> list[_Size]:
         for divisor in gpu_class.vgpu_divisors if plan.cluster.gpus(name) else ():
             table = profile.table(name, WHOLE_GPU // divisor, LOADED)
             if table is not None:
-                batches = frozenset(int(b) for b in table.batches)
-                found.append(_Size(name, divisor, np.asarray(table.latency_us), batches))
+                found.append((gpu_class, divisor, table))
     return found
+
+
+def _batches(sizes: list[_Size]) -> list[int]:
+    return sorted({int(batch) for _, _, table in sizes for batch in table.batches})
 
 
 def most_cells(plan: Plan, profile: ModelProfile) -> int:
     """How many pipelines a model has, whether they keep its SLO or not."""
     sizes = _sizes(plan, profile)
-    batches = len(frozenset[int]().union(*(size.batches for size in sizes)))
+    batches = len(_batches(sizes))
     most = min(int(plan.options.get("max_partitions", 1)), profile.blocks)
     return batches * sum(
         math.comb(profile.blocks - 1, stages - 1) * len(sizes) ** stages
@@ -191,17 +185,17 @@ class _Stages:
         self, plan: Plan, profile: ModelProfile, sizes: list[_Size], gpu: Mapping[str, float]
     ) -> None:
         self._profile, cluster = profile, plan.cluster
-        self.batches = sorted(frozenset[int]().union(*(size.batches for size in sizes)))
+        self.batches = _batches(sizes)
         self._batch = np.array(self.batches, dtype=np.float64)
         most = self.batches[-1]
         self._latency = np.full((len(sizes), profile.blocks, most), np.inf)
-        for number, size in enumerate(sizes):
-            known = np.array(sorted(size.batches)) - 1
-            self._latency[number][:, known] = size.latency_us[:, known]
+        for number, (_, _, table) in enumerate(sizes):
+            known = np.asarray(table.batches) - 1
+            self._latency[number][:, known] = table.latency_us[:, known]
         self._latency = self._latency[:, :, np.array(self.batches) - 1]
-        classes = [cluster.gpu_class(size.gpu_class) for size in sizes]
+        classes = [gpu_class for gpu_class, _, _ in sizes]
         nics = np.array([cluster.nic_gbps(c.name) for c in classes])
-        divisors = np.array([size.divisor for size in sizes], dtype=np.float64)
+        divisors = np.array([divisor for _, divisor, _ in sizes], dtype=np.float64)
         on_node = np.array([cluster.max_gpus_per_node(c.name) for c in classes])
         self._slower = np.minimum(nics[:, None], nics)
         self._link = nics * 1e9 / (on_node * divisors)

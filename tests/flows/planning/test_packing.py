@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flows.planning import packing
-from flows.planning.packing import Part, pack
+from flows.planning.packing import Part, cuts_of, pack
+from flows.planning.watch import Watch
 from triton_backend.contract.cluster import GpuClass
 from triton_backend.contract.errors import InputError
 
@@ -106,6 +107,16 @@ def test_with_too_many_cuts_a_bound_is_told(monkeypatch: pytest.MonkeyPatch) -> 
     found = pack(gpu_class(memory_gib=16.0), parts)
     assert found.least <= len(found.gpus) <= found.least + 1
     assert all(sum(parts[i].memory_gib for i in gpu) <= 16.0 for gpu in found.gpus)
+
+
+def test_parts_are_packed_one_by_one_once_the_time_is_over() -> None:
+    parts = parts_of(*[40] * 3, *[30] * 6)
+    kinds, watch = parts_of(40, 30), Watch()
+    assert cuts_of(gpu_class(), kinds, [3, 6], watch) == [(2, 0), (1, 2), (0, 3)]
+    assert len(pack(gpu_class(), parts, watch).gpus) == 3
+    watch.stop()
+    assert cuts_of(gpu_class(), kinds, [3, 6], watch) is None
+    assert len(pack(gpu_class(), parts, watch).gpus) == 4
 
 
 def test_a_part_that_fits_no_gpu_is_named() -> None:

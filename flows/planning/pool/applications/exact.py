@@ -218,12 +218,12 @@ def _parts(
     for stages in range(fewer, max(fewer, _FEWEST_SIZES) + 1):
         cluster, notes = unequal.offered(inputs.cluster, stages)
         wide = line_problem(replace(inputs, cluster=cluster), options, lines, EVERY)
-        cuts = unequal.cuts_of_problem(wide, cluster)
+        cuts = unequal.cuts_of_problem(wide, cluster, inputs.watch)
         if cuts is not None:
             break
     trace.notes += [*notes, *undisturbed(inputs)]
     if cuts is None:
-        trace.notes.append("too many ways to cut a GPU: GPUs were cut into equal parts alone")
+        trace.notes.append(unequal.no_cuts(inputs.watch))
     else:
         pools = _pools(inputs, options, lines, wide)
         known = (-inf, None) if equal is None else (equal.score, equal.times)

@@ -84,9 +84,9 @@ class LineAtPrices:
         rate, found = np.array([self.rate_rps]), list[HeldStair]()
         for price in prices:
             blocks.focus(price, rate)
-            offer = blocks.propose(price, rate)
-            if offer.cost[0] < inf:
-                own, vgpus = blocks.allocation(offer.parts[0])
+            (items,) = blocks.propose(price, rate)
+            if len(items):
+                own, vgpus = blocks.allocation(items)
                 found.append(self._stair((rows[own], vgpus)))
         return [stair for stair in found if stair.cost < inf]
 
@@ -107,17 +107,18 @@ class LineAtPrices:
         blocks = ModelBlocks(self.problem, self.columns.take(rows), self.watch)
         rate = np.array([self.rate_rps])
         blocks.focus(self.price, rate)
-        offer = blocks.propose(self.price, rate)
-        allocations = [blocks.allocation(offer.parts[0])] if offer.cost[0] < best.cost else []
+        (items,) = blocks.propose(self.price, rate)
+        allocations = [blocks.allocation(items)] if len(items) else []
         every = float(self.price @ self.problem.gpus + self.price.max())  # more than all GPUs cost
         least = max(floor, float(blocks.floor(self.price, rate)[0]))
         for step in range(-1, blocks.steps):
             if step >= 0:
-                found = blocks.least(0, self.price, self.rate_rps, min(best.cost, every), step)
-                if best.cost == inf and found.cost >= every:
+                most = min(best.cost, every)
+                cost, _, found = blocks.least(0, self.price, self.rate_rps, most, step)
+                if best.cost == inf and cost >= every:
                     return replace(best, least=inf)
-                least = max(least, found.cost)
-                allocations = [] if found.allocation is None else [found.allocation]
+                least = max(least, cost)
+                allocations = [] if found is None else [found]
             for row, vgpus in allocations:
                 best = min(best, self._stair((rows[row], vgpus)), key=lambda stair: stair.cost)
             if best.cost <= least * (1 + ROUNDING) or self.watch.over():

@@ -19,7 +19,7 @@ from typing import NamedTuple
 import numpy as np
 
 from flows.planning.inputs import Problem
-from flows.planning.pool.at_prices.covering import Covers, Items
+from flows.planning.pool.at_prices.covering import Items
 from flows.planning.pool.bound import MULTIPLES, Bound, Goal, least_loss
 from flows.planning.pool.columns import Allocation, Columns, best_of_each
 from flows.planning.pool.integer import counts_of, delivered_rps, gpus_in_use, integer_program
@@ -40,21 +40,9 @@ _MOST_STEPS = 100_000  # of a cost; above, prices count as any numbers
 _WHOLE = 1e-4  # a cost this close to a multiple is that multiple
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Least:
-    """The proven least cost of a model, and an allocation cheaper than the known one, if found.
-
-    Attributes:
-        effort: iterations of the solver.
-        vector: [C] GPUs of the allocation.
-        rate: that it serves.
-    """
-
-    cost: float
-    effort: int
-    allocation: Allocation | None = None
-    vector: Ints = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
-    rate: float = 0.0
+Least = tuple[float, int, Allocation | None]
+"""The proven least cost of a model, the solver's iterations, and an allocation that is cheaper than
+the known one, if found."""
 
 
 @dataclass(slots=True)
@@ -104,13 +92,23 @@ class ModelBlocks:
         self._item_columns = row[kept]
         self._item_vgpus = out.vgpus[kept]
 
-    def propose(self, price: Floats, rate: Floats) -> Covers:
-        """Cheap items for every model to deliver rates [models] at prices [C]."""
+    def propose(self, price: Floats, rate: Floats) -> list[Ints]:
+        """By model cheap items that deliver rates [models] at prices [C]; none out of reach."""
         return self._items.cheapest(price, rate)
 
     def allocation(self, parts: Ints) -> Allocation:
         """Items as configurations and vGPUs."""
         return self._item_columns[parts], self._item_vgpus[parts]
+
+    def total(self, parts: Ints) -> tuple[Ints, float]:
+        """The GPUs [C] of items, each on GPUs of its own, and the rate that they serve."""
+        return self._items.total(parts)
+
+    def served(self, allocation: Allocation) -> tuple[Ints, float]:
+        """The GPUs [C] that an allocation takes, and the rate that it serves."""
+        rows, vgpus = allocation
+        columns = self.columns.take(rows)
+        return gpus_in_use(self.problem, columns, vgpus), float(delivered_rps(columns, vgpus).sum())
 
     def floor(self, price: Floats, rate: Floats) -> Floats:
         """[models] what the relaxation pays for rates."""
@@ -134,7 +132,7 @@ class ModelBlocks:
         loss = least_loss(self.problem, columns, relaxed)
         open_rows = np.flatnonzero(loss < cutoff - worth * rate)
         if not len(open_rows):
-            return Least(cost=cutoff, effort=1)
+            return cutoff, 1, None
         columns = columns.take(open_rows)
         if step + 1 < self.steps:
             return self._least_gpus(columns, price, rate, cutoff)
@@ -176,7 +174,7 @@ class ModelBlocks:
             cutoff=-scale.most,
         )
         answer = solve_integer(build.build(), limits)
-        return Least(cost=scale.least(answer.bound, cutoff), effort=1 + answer.iterations)
+        return scale.least(answer.bound, cutoff), 1 + answer.iterations, None
 
     def _exact(
         self, block: int, columns: Columns, rows: Ints, price: Floats, rate: float, cutoff: float
@@ -200,16 +198,10 @@ class ModelBlocks:
         answer = solve_integer(program, limits)
         cost = scale.least(answer.bound, cutoff)
         if answer.values is None:
-            return Least(cost=cost, effort=1 + answer.iterations)
+            return cost, 1 + answer.iterations, None
         vgpus = counts_of(layout, columns, answer.values)
         used = np.flatnonzero(vgpus.any(axis=1))
-        return Least(
-            cost=cost,
-            effort=1 + answer.iterations,
-            allocation=(rows[used], vgpus[used]),
-            vector=gpus_in_use(problem, columns, vgpus),
-            rate=float(delivered_rps(columns, vgpus).sum()),
-        )
+        return cost, 1 + answer.iterations, (rows[used], vgpus[used])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

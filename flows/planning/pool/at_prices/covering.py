@@ -25,22 +25,6 @@ STEPS = 400  # J
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Covers:
-    """A column per block made of items.
-
-    Attributes:
-        cost, rate: [B].
-        vector: [B, K].
-        parts: per block the numbers of its items, repeated where one is taken several times.
-    """
-
-    cost: Floats
-    vector: Ints
-    rate: Floats
-    parts: tuple[Ints, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Items:
     """Items of B blocks, sorted by block, then by rate, the highest first.
 
@@ -54,8 +38,12 @@ class Items:
     vector: Ints
     rate: Floats
 
-    def cheapest(self, price: Floats, demand: Floats) -> Covers:
-        """A cheap column for every block to deliver its demand [B] at prices [K]."""
+    def cheapest(self, price: Floats, demand: Floats) -> list[Ints]:
+        """A cheap column for every block to deliver its demand [B] at prices [K].
+
+        By block the numbers of its items, repeated where one is taken several times; none where
+        the demand is out of reach.
+        """
         blocks, shape = len(demand), (len(demand), STEPS + 1)
         cost = self.vector @ price
         tables = _Tables(
@@ -68,17 +56,11 @@ class Items:
             times=np.empty(shape, dtype=np.int64),
         )
         _cover(self.start, cost, self.rate, demand, tables)
-        parts = tuple(_parts(tables, b) for b in range(blocks))
-        vector = np.zeros((blocks, self.vector.shape[1]), dtype=np.int64)
-        rate = np.zeros(blocks)
-        for b, own in enumerate(parts):
-            vector[b], rate[b] = self.vector[own].sum(axis=0), self.rate[own].sum()
-        return Covers(
-            cost=np.where(tables.least[:, STEPS] < FAR, tables.least[:, STEPS], np.inf),
-            vector=vector,
-            rate=rate,
-            parts=parts,
-        )
+        return [_parts(tables, b) for b in range(blocks)]
+
+    def total(self, parts: Ints) -> tuple[Ints, float]:
+        """The resources [K] of a column of items, and its rate."""
+        return self.vector[parts].sum(axis=0), float(self.rate[parts].sum())
 
 
 def _parts(tables: "_Tables", block: int) -> Ints:

@@ -125,13 +125,15 @@ class ModelPricer:
     def price(self, duals: Duals, cap: Floats, *, thorough: bool) -> Priced:
         """A cheap column for every model; no column known costs less than `least`."""
         del cap, thorough
-        covers = self.blocks.propose(self.paid(duals), self.need)
-        made = np.flatnonzero(np.isfinite(covers.cost))
+        items = self.blocks.propose(self.paid(duals), self.need)
+        made = [(n, *self.blocks.total(own)) for n, own in enumerate(items) if len(own)]
         columns = self._columns(
-            made,
-            covers.vector[made],
-            covers.rate[made],
-            [self.blocks.allocation(covers.parts[n]) for n in made.tolist()],
+            np.array([model for model, _, _ in made], dtype=np.int64),
+            np.array([gpus for _, gpus, _ in made], dtype=np.int64).reshape(
+                len(made), len(self.gpu_cost)
+            ),
+            np.array([rate for _, _, rate in made]),
+            [self.blocks.allocation(items[model]) for model, _, _ in made],
         )
         self.known.add(columns)
         known, least = self.known.columns, np.full(len(self.need), np.inf)
@@ -151,14 +153,12 @@ class ModelPricer:
     def least(self, group: int, duals: Duals, cutoff: float, step: int) -> proof.Least:
         """The same of one model, closer; see `engine.proof.SteppedPricer`."""
         rate, worth = float(self.need[group]), float(duals.demand[group] * self.need[group])
-        found = self.blocks.least(group, self.paid(duals), rate, cutoff + worth, step)
+        cost, effort, found = self.blocks.least(group, self.paid(duals), rate, cutoff + worth, step)
         columns = Columns.none()
-        if found.allocation is not None:
-            served = np.array([found.rate])
-            columns = self._columns(
-                np.array([group]), found.vector[None, :], served, [found.allocation]
-            )
-        return proof.Least(reduced=found.cost - worth, columns=columns, effort=found.effort)
+        if found is not None:
+            gpus, served = self.blocks.served(found)
+            columns = self._columns(np.array([group]), gpus[None, :], np.array([served]), [found])
+        return proof.Least(reduced=cost - worth, columns=columns, effort=effort)
 
     def _columns(
         self, model: Ints, vector: Ints, rate: Floats, allocations: Sequence[Allocation]

@@ -22,6 +22,9 @@ hidden in c_m, and those it keeps; the relaxation of all models together loses t
    by step until the sum exceeds what there is (`engine.proof.Parts`). A column found cheaper than
    the one known goes back to 1.
 
+Plans of one stage come first, then those of one more, and so on: the pipelines of each are where
+the next begins, so that more stages are never worse. A plan in force is where the first begins.
+
 Effort is counted in iterations of the solver, never in seconds, so that the same inputs give the
 same plan; the watch may end it earlier.
 """
@@ -34,15 +37,19 @@ import numpy as np
 
 from flows.planning.engine.columns import Columns, Pool
 from flows.planning.engine.cover import Generation, Relaxed
-from flows.planning.engine.level import Bracket, bracket
+from flows.planning.engine.level import halved
 from flows.planning.engine.master import Cover
 from flows.planning.engine.pricing import Duals
 from flows.planning.engine.proof import Parts
 from flows.planning.engine.rounding import Incumbent, Tools, restricted
-from flows.planning.pool.at_prices.blocks import ModelBlocks
-from flows.planning.pool.at_prices.pricer import ModelPricer, cover_at, served_rps
-from flows.planning.pool.columns import Allocation
+from flows.planning.pool.at_prices.blocks import ModelBlocks, placeable
+from flows.planning.pool.at_prices.pricer import ModelPricer, columns_of, cover_at, served_rps
+from flows.planning.pool.bound import Bound
+from flows.planning.pool.columns import Allocation, allocations_in_force
 from flows.planning.pool.incumbent import Incumbent as Best
+from flows.planning.pool.incumbent import round_down
+from flows.planning.pool.integer import delivered_rps, gpus_in_use
+from flows.planning.registry import PlanOptions
 from flows.planning.solver.arrays import Floats, Ints
 from flows.planning.solver.solve import FEW_NODES, Limits
 from flows.planning.solver.tolerances import ROUNDING
@@ -76,7 +83,7 @@ class Search:
     watch: Watch
     price: Floats
     known: Pool = field(default_factory=Pool)
-    _levels: Bracket = field(default_factory=lambda: Bracket(low=0.0, high=np.inf))
+    _levels: tuple[float, float] = (0.0, np.inf)  # reached, and not, as far as was looked
     _effort: int = 0
     _pricer: ModelPricer = field(init=False)
     _parts: Parts | None = None
@@ -93,10 +100,10 @@ class Search:
         )
         even = 1.0 / np.maximum(problem.gpus, 1)
         self.price = self._normal(self.price if self.price.any() else even)
-        self._levels = Bracket(low=max(self.best.score, self._levels.low), high=self.bound)
+        self._levels = max(self.best.score, self._levels[0]), self.bound
         self._bracket(_COARSE)
         if not goal.fixed:
-            self._plan(self._levels.low * (1 - _BELOW_LEVEL[0]))
+            self._plan(self._levels[0] * (1 - _BELOW_LEVEL[0]))
         self._bracket(_SETTLED)
         self._improve()
         if proof:
@@ -155,17 +162,19 @@ class Search:
         if self.watch.over():
             return
         fixed = self.best.goal.fixed
-        most = 1.0 if fixed else min(self.bound, self._levels.high)
+        most = 1.0 if fixed else min(self.bound, self._levels[1])
         self._pricer.blocks.focus(self.price + self.best.goal.price, self._cover(most).need)
         if fixed:
             self._relaxed(1.0)
             return
-        self._levels = bracket(self._takes, 1.0, self._levels, close=close, watch=self.watch)
+        self._levels = halved(self._reached, *self._levels, close=close)
 
-    def _takes(self, level: float) -> float:
-        """The share of all GPUs that a level takes."""
+    def _reached(self, level: float) -> bool:
+        """True if a level takes no more than all GPUs, relaxed; False once the time is over."""
+        if self.watch.over():
+            return False
         relaxed = self._relaxed(level, enough=1 + ROUNDING)
-        return relaxed.bound if relaxed.bound > 1 + ROUNDING else relaxed.value
+        return max(relaxed.bound, relaxed.value) <= 1 + ROUNDING
 
     # ---- plans
 
@@ -175,7 +184,7 @@ class Search:
             self._plan(1.0)
             return
         for below in _BELOW_LEVEL:
-            level = self._levels.low * (1 - below)
+            level = self._levels[0] * (1 - below)
             if level <= self.best.score:
                 continue
             self._plan(level)
@@ -281,8 +290,8 @@ class Search:
                 return True
             if len(self.known) == known:
                 return False
-            high = min(self.bound, self._levels.high * (1 + _COARSE / 2))
-            self._levels = replace(self._levels, high=high, at_high=np.inf)
+            low, high = self._levels
+            self._levels = low, min(self.bound, high * (1 + _COARSE / 2))
             self._bracket(_SETTLED)
             self._improve()
         return False
@@ -338,3 +347,80 @@ class Search:
         parts.lower = np.minimum(parts.lower, parts.upper)
         self._parts = parts
         return parts
+
+
+# From few stages to many
+
+
+def plan_at_prices(
+    best: Best, bound: Bound, options: PlanOptions, watch: Watch, *, proof: bool
+) -> tuple[float, Floats]:
+    """Improve the best plan model by model, at prices of GPUs.
+
+    Args:
+        best: the best plan known; better ones are put there.
+        bound: the relaxation's prices and bound, or a better bound.
+        options: the gap at which the search ends; a plan in force, where it begins.
+        watch: the clock.
+        proof: whether a proof is wanted.
+
+    Returns:
+        What no plan exceeds, and [C] prices of GPUs in the end.
+    """
+    problem, goal, columns = best.problem, best.goal, best.columns
+    best.offer(round_down(problem, columns, bound.rate_rps, goal))
+    if not goal.fixed and best.score <= 0:
+        first, out = placeable(problem, columns)
+        if out:
+            return bound.score, bound.gpu_price
+        best.offer(first)
+    search = Search(
+        best=best,
+        bound=bound.score,
+        gap=options.gap,
+        watch=watch,
+        price=np.maximum(bound.gpu_price - goal.price, 0.0),
+    )
+    _begin(search, options)
+    in_use = search.known.columns
+    watch.report(best.score, search.bound)
+    deepest = int(columns.stages.max())
+    for stages in range(1, deepest + 1):
+        rows = np.flatnonzero(columns.stages <= stages)
+        if watch.over() and best.vgpus is not None:
+            break
+        if len(np.unique(columns.model[rows])) == len(problem.models):
+            search.over(rows, proof=proof and stages == deepest)
+            if stages == deepest and len(in_use):
+                search.prefer_in_use(in_use)
+    return search.bound, search.price
+
+
+def _begin(search: Search, options: PlanOptions) -> None:
+    """Take pipelines and prices of the plan in force."""
+    plan, best = options.previous, search.best
+    problem, columns = best.problem, best.columns
+    if plan is None:
+        return
+    found = allocations_in_force(plan, problem, columns)
+    if not found:
+        return
+    own = [columns.take(rows) for _, (rows, _) in found]
+    vgpus = [counts for _, (_, counts) in found]
+    search.known.add(
+        columns_of(
+            len(problem.models),
+            best.goal.price,
+            np.array([model for model, _ in found]),
+            np.array([gpus_in_use(problem, c, v) for c, v in zip(own, vgpus, strict=True)]),
+            np.array([delivered_rps(c, v).sum() for c, v in zip(own, vgpus, strict=True)]),
+            [allocation for _, allocation in found],
+        )
+    )
+    if len(found) == len(problem.models):
+        counts = search.vgpus([allocation for _, allocation in found])
+        if np.all(gpus_in_use(problem, columns, counts) <= problem.gpus):
+            best.offer(counts)
+    known: dict[str, float] = plan.certificate.get("prices", {})
+    if set(problem.classes) <= set(known) and plan.objective.name == options.objective:
+        search.price = np.array([known[name] for name in problem.classes])

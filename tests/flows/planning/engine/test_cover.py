@@ -48,7 +48,7 @@ def whole(problem: Problem, columns: Columns, fixed: int | None = None) -> float
     if not len(columns):
         return np.inf
     most = np.full(len(columns), problem.cover.need.max())
-    program = whole_program(problem.cover, columns, most).program
+    program = whole_program(problem.cover, columns, most)
     if fixed is not None:
         program.lower[fixed] = 1.0
     answer = solve_integer(program, EXACT)

@@ -1,6 +1,6 @@
 """The highest level.
 
-The bracket of a rising function, and the bound of the relaxation against brute force.
+Halving of what rises, and the bound of the relaxation against brute force.
 """
 
 from itertools import product
@@ -11,61 +11,10 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from flows.planning.engine.columns import Pool
-from flows.planning.engine.level import Bracket, bracket, halved, highest, last, level_cover
+from flows.planning.engine.level import halved, highest, last, level_cover
 from flows.planning.solver.arrays import Floats
 from flows.planning.watch import Watch
 from tests.flows.planning.engine.problems import Knapsacks
-
-
-@settings(deadline=None)
-@given(
-    st.floats(0.01, 100.0),
-    st.floats(0.3, 3.0),
-    st.floats(1.0, 50.0),
-    st.sampled_from((1e-2, 1e-4, 1e-6)),
-    st.booleans(),
-)
-def test_a_bracket_ends_with_the_highest_level_between_its_ends(
-    highest_level: float, power: float, available: float, close: float, steps: bool
-) -> None:
-    def takes(level: float) -> float:
-        share = (level / highest_level) ** power
-        if level > 2 * highest_level:
-            return np.inf
-        return available * (np.ceil(share * 7) / 7 if steps else share)
-
-    known = Bracket(low=0.0, high=4 * highest_level)
-    found = bracket(takes, available, known, close=close, rounds=200, watch=Watch())
-    assert takes(found.low) <= available * (1 + 1e-6)
-    assert takes(found.high) > available
-    assert found.high - found.low <= close * found.high * (1 + 1e-9)
-
-
-@pytest.mark.parametrize("known_ends", [False, True])
-def test_a_bracket_of_what_rises_in_proportion_ends_after_few_looks(known_ends: bool) -> None:
-    looks: list[float] = []
-
-    def takes(level: float) -> float:
-        looks.append(level)
-        return 2.0 + 3.0 * level
-
-    known = Bracket(low=1.0, high=20.0)
-    if known_ends:
-        known = Bracket(low=1.0, high=20.0, at_low=5.0, at_high=62.0)
-    found = bracket(takes, 30.0, known, close=1e-6, rounds=99, watch=Watch())
-    assert found.low <= 28 / 3 < found.high
-    assert found.high - found.low <= 1e-6 * found.high
-    assert len(looks) <= (3 if known_ends else 8)
-    assert found.at_low == 2 + 3 * found.low
-    assert found.at_high == 2 + 3 * found.high
-
-
-def test_a_bracket_without_rounds_or_time_is_as_it_was() -> None:
-    known = Bracket(low=1.0, high=2.0)
-    over = Watch()
-    over.stop()
-    assert bracket(float, 1.5, known, close=0.0, rounds=0, watch=Watch()) == known
-    assert bracket(float, 1.5, known, close=0.0, rounds=9, watch=over) == known
 
 
 @given(st.floats(0.0, 1.0), st.floats(0.1, 1e3), st.integers(0, 60))

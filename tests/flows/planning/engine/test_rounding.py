@@ -87,7 +87,7 @@ def test_a_column_is_taken_as_often_as_lent_resources_allow() -> None:
     cover = Cover(
         need=np.array([4.0]),
         capacity=np.array([1.0]),
-        free=Free(columns=lent, lower=np.zeros(1), upper=np.array([3.0])),
+        free=Free(columns=lent, upper=np.array([3.0])),
         cap=np.array([4.0]),
         missed=np.array([np.inf]),
     )
@@ -104,7 +104,7 @@ def lending(*, whole: bool) -> Cover:
     return Cover(
         need=np.array([4.0]),
         capacity=np.array([0.0]),
-        free=Free(columns=lent, lower=np.zeros(1), upper=np.array([9.0]), whole=np.array([whole])),
+        free=Free(columns=lent, upper=np.array([9.0]), whole=np.array([whole])),
         cap=np.array([4.0]),
         missed=np.array([np.inf]),
     )
@@ -157,20 +157,6 @@ def test_what_a_dive_takes_is_within_the_resources_and_a_plan_where_nothing_is_s
     if not len(problem.cover.capacity):
         assert meets(problem.cover, columns, counts)
         assert columns.cost @ counts <= problem.best + 2
-
-
-def test_a_dive_ends_with_candidates_that_a_family_knows() -> None:
-    problem = some(0)
-    asked: list[Cover] = []
-
-    def last(rest: Cover) -> Columns:
-        asked.append(rest)
-        return Columns.none()
-
-    columns, counts = dive(problem.cover, problem.pricer, Pool(), Watch(), last=last)
-    assert meets(problem.cover, columns, counts)
-    assert np.array_equal(asked[0].need, problem.cover.need)
-    assert all((later.need <= asked[0].need).all() for later in asked)
 
 
 def test_a_dive_that_needs_nothing_or_is_over_ends() -> None:

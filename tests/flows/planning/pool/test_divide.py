@@ -100,6 +100,35 @@ def test_a_master_program_that_ends_before_its_first_answer_proves_nothing(
     assert proven == solve_bound(arrays, enumerate_columns(arrays, 2), goal).score
 
 
+def test_rounds_that_only_tell_prices_are_effort(monkeypatch: pytest.MonkeyPatch) -> None:
+    demands = (
+        ModelDemand(name="net", slo_us=12_000, weight=1.0, batch_building_rate_rps=1e9),
+        ModelDemand(name="other", slo_us=12_000, weight=1.0, batch_building_rate_rps=1e9),
+    )
+    profiles = {"net": profile(), "other": profile("other", (500, 2000, 500))}
+    arrays = build_problem(profiles, cluster(4, 8), workload(*demands), OPTIONS)
+    best = Incumbent(
+        arrays, enumerate_columns(arrays, 2), goal_of(arrays, "throughput", {}, np.zeros(2))
+    )
+    bound = solve_bound(arrays, best.columns, best.goal).score
+    rounds: list[float] = []
+
+    def open_yet(proven: float) -> bool:
+        rounds.append(proven)
+        return False
+
+    def only_prices(*_: object) -> bool:
+        return True
+
+    monkeypatch.setattr(divide.GpuSplit, "_price", only_prices)
+    attempts = Attempts(
+        best, solve_bound(arrays, best.columns, best.goal), OPTIONS, Trace(), Watch()
+    )
+    split = divide.GpuSplit(best, bound, attempts._alone, Watch())
+    split.improve(3, open_yet)
+    assert len(rounds) == 7  # before and after each of three masters, and at the end
+
+
 def test_a_rate_to_keep_is_kept_when_gpus_are_divided() -> None:
     profiles = {"net": profile(), "other": profile("other", (500, 2000, 500))}
     demands = tuple(

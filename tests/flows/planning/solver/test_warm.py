@@ -19,7 +19,7 @@ def test_every_step_is_an_optimum_of_the_columns_so_far() -> None:
         starts = np.arange(each + 1) * rows
         program.add(
             cost,
-            (np.zeros(each), np.full(each, np.inf)),
+            np.full(each, np.inf),
             (starts, np.tile(np.arange(rows), each), dense.T.ravel()),
         )
         found, other = program.solve(), linprog(costs, A_ub=-columns, b_ub=-need)

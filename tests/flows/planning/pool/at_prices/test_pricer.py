@@ -14,10 +14,10 @@ from flows.planning.engine.cover import Generation
 from flows.planning.engine.pricing import Duals
 from flows.planning.engine.rounding import Incumbent, Tools, restricted
 from flows.planning.pool.at_prices.blocks import Least
-from flows.planning.pool.at_prices.covering import Covers
 from flows.planning.pool.at_prices.pricer import ModelPricer, columns_of, cover_at, served_rps
 from flows.planning.pool.bound import Goal
-from flows.planning.solver.arrays import Floats
+from flows.planning.pool.columns import Allocation
+from flows.planning.solver.arrays import Floats, Ints
 from flows.planning.solver.solve import Limits
 from flows.planning.watch import Watch
 
@@ -64,18 +64,16 @@ class NoItems:
     found: Least | None = None
     cutoff: float = np.nan
 
-    def propose(self, price: Floats, rate: Floats) -> Covers:
+    def propose(self, price: Floats, rate: Floats) -> list[Ints]:
         del price
-        models, none = len(rate), np.zeros(0, dtype=np.int64)
-        return Covers(
-            cost=np.full(models, np.inf),
-            vector=np.zeros((models, CLASSES), dtype=np.int64),
-            rate=np.zeros(models),
-            parts=(none,) * models,
-        )
+        return [np.zeros(0, dtype=np.int64)] * len(rate)
 
     def floor(self, price: Floats, rate: Floats) -> Floats:
         return price.sum() * rate
+
+    def served(self, allocation: Allocation) -> tuple[Ints, float]:
+        del allocation
+        return np.array([0, 2]), 2.5
 
     def least(self, block: int, price: Floats, rate: float, cutoff: float, step: int) -> Least:
         del block, price, rate, step
@@ -159,10 +157,7 @@ def test_the_least_reduced_cost_is_that_of_all_known_columns_that_serve_enough(
 def test_a_program_is_asked_for_costs_and_answers_with_reduced_ones() -> None:
     """Two requests/s at 0.25 each are worth 0.5."""
     allocation = np.array([3, 4]), np.array([[1, 0], [2, 1]])
-    found = Least(
-        cost=1.5, effort=7, allocation=allocation, vector=np.array([0, 2]), rate=2.5
-    )  # fmt: skip
-    blocks = NoItems(found=found)
+    blocks = NoItems(found=(1.5, 7, allocation))
     own = pricer([(0, (1, 1), 2.0)], np.zeros(CLASSES), blocks)
     duals = Duals(demand=np.full(MODELS, 0.25), resource=np.array([1.0, 0.75]))
     least = own.least(1, duals, 2.0, 0)
