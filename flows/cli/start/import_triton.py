@@ -324,7 +324,7 @@ def _show(
         show(f"GPUs with instances today: {today} of {seen}; planned: {used} of {gpus}")
     beside = [(each.name, each.reason) for each in found if each.kind == "beside"]
     if beside:
-        show(table(("left beside the plan", "reason"), beside))
+        show(table(("left beside the plan", "reason"), beside, texts=2))
     show(f"written to {files[0]} and {files[1]}")
     if made is None:
         profile = f"poolpipe profile --cluster {files[0]}"
