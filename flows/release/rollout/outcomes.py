@@ -54,7 +54,7 @@ def looks(look: Callable[[], Seen], seconds: float, poll_seconds: float) -> Iter
     Raises:
         MetricsError: the end was not seen.
     """
-    watch, missed = Stopwatch(), False
+    watch, missed = Stopwatch(), seconds > 0
     while watch.seconds() < seconds:
         time.sleep(min(poll_seconds, seconds))
         try:

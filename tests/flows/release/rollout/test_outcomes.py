@@ -60,6 +60,18 @@ def test_a_look_that_fails_is_passed_over(
     assert list(looks(answering(*answers), 3, 1)) == [GOOD] * seen
 
 
+def test_a_time_that_was_over_at_once_is_looked_at_all_the_same(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Late:
+        def seconds(self) -> float:
+            return 5.0
+
+    monkeypatch.setattr(outcomes, "Stopwatch", Late)
+    assert list(looks(answering(GOOD), 3, 1)) == [GOOD]
+    assert list(looks(answering(), 0, 1)) == []
+
+
 def test_an_end_that_is_not_seen_is_no_success() -> None:
     sights = looks(answering(GOOD, GONE, GONE, GONE), 3, 1)
     assert next(sights) == GOOD
