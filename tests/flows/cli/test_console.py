@@ -1,4 +1,4 @@
-"""What tables and lines print: all of it, also what looks like Rich's markup."""
+"""Tables and lines as they are printed: all of it, also words that look like Rich's markup."""
 
 import pytest
 
