@@ -39,7 +39,8 @@ def show(renderable: "RenderableType") -> None:
 
     # A file or a pipe has no width; lines there may be as long as they are.
     width = None if sys.stdout.isatty() else WIDE
-    Console(width=width, highlight=False).print(renderable)
+    # Shapes in brackets are no markup.
+    Console(width=width, highlight=False, markup=False).print(renderable)
 
 
 def note(text: str) -> None:
@@ -84,7 +85,7 @@ def progress(text: str) -> Generator[Report]:
         return
     from rich.console import Console
 
-    with Console(stderr=True).status(text) as status:
+    with Console(stderr=True, markup=False).status(text) as status:
         yield status.update
 
 
@@ -95,12 +96,13 @@ def table(
     title: str | None = None,
     texts: int = 1,
 ) -> "RenderableType":
-    """A plain table; the first so many columns are text, the others are numbers."""
+    """A plain table; the first so many columns are text, which wraps, the others are numbers."""
     from rich.table import Table
 
     made = Table(title=title, title_justify="left", box=None, pad_edge=False, header_style="dim")
     for number, name in enumerate(columns):
-        made.add_column(name, justify="left" if number < texts else "right", no_wrap=number > 0)
+        is_text = number < texts
+        made.add_column(name, justify="left" if is_text else "right", no_wrap=not is_text)
     for row in rows:
         made.add_row(*(cell(value) for value in row))
     return made

@@ -41,7 +41,7 @@ def plan_text(argument: str | None, option: str | None) -> str:
     if argument is not None and option is not None:
         raise InputError("--plan", f"{option!r}, but PLAN is {argument!r}; name one plan")
     text = argument if option is None else option
-    if text is None:
+    if not text:  # a script's variable may be empty, and every id begins with nothing
         raise InputError("PLAN", "name a plan.json, the id of a stored plan, or its beginning")
     return text
 

@@ -1,13 +1,16 @@
 """Options that several commands share, each declared once: name, help, environment variable."""
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Protocol
 
 import typer
 
 from flows.state import WAREHOUSE_DEFAULT, WAREHOUSE_VARIABLE
 
 WAREHOUSE = Path(WAREHOUSE_DEFAULT)
+PROCESSES = ("poisson", "gamma", "deterministic")
+TIME_COLUMN = "arrival_s"
 
 WarehouseFile = Annotated[
     Path,
@@ -390,6 +393,63 @@ Capability = Annotated[
         help="Compute capability of a class whose name is not a known card, such as `mine=8.9`.",
     ),
 ]
+
+
+class TraceOptions(Protocol):
+    """Options that say how a trace is read."""
+
+    @property
+    def trace_time(self) -> str:
+        """Its column of instants."""
+        ...
+
+    @property
+    def trace_model(self) -> str | None:
+        """Its column of names."""
+        ...
+
+    @property
+    def trace_interval(self) -> float | None:
+        """Length of a row of counts."""
+        ...
+
+    @property
+    def trace_names(self) -> list[str] | None:
+        """Its names and the plan's."""
+        ...
+
+
+def of_trace(options: TraceOptions) -> dict[str, object]:
+    """Options of a trace, with true values where they are given."""
+    return {
+        "--trace-time": options.trace_time != TIME_COLUMN,
+        "--trace-model": options.trace_model,
+        "--trace-interval": options.trace_interval,
+        "--map": options.trace_names,
+    }
+
+
+def check_load(
+    arrivals: str, factor: float | None, rate: float | None, trace: Mapping[str, object]
+) -> None:
+    """Refuse what would say nothing: two rates, and options of a trace where none is read.
+
+    Args:
+        arrivals: a process, or the file of a trace.
+        factor: of --load-factor.
+        rate: of --rate.
+        trace: options of a trace, with true values where they are given.
+
+    Raises:
+        InputError: there is such an option.
+    """
+    from triton_backend.contract.errors import InputError
+
+    if factor is not None and rate is not None:
+        raise InputError("--rate", "is in place of --load-factor; give one of them")
+    given = [option for option, value in trace.items() if value]
+    if given and arrivals in PROCESSES:
+        raise InputError(given[0], f"needs a trace, {arrivals} is a process")
 
 
 def pairs(option: str, texts: list[str] | None) -> dict[str, str]:

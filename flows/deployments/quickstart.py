@@ -322,7 +322,7 @@ def _drive(
         "seed": options.seed,
         "checks": answers,
     }
-    with log.step(f"load over gRPC for {options.load_seconds:g} s at {rate_rps:.0f} rps") as note:
+    with log.step(f"load over gRPC for {options.load_seconds:g} s at {rate_rps:.3g} rps") as note:
         measured = _load(
             LoadRequest(
                 url=state.grpc_url,
@@ -332,7 +332,7 @@ def _drive(
             )
         )
         note.text = _load_in_words(measured)
-    with log.step(f"load over HTTP for {options.http_seconds:g} s at {rate_rps:.0f} rps") as note:
+    with log.step(f"load over HTTP for {options.http_seconds:g} s at {rate_rps:.3g} rps") as note:
         sampled = _load(
             LoadRequest(
                 url=state.http_url, protocol="http", duration_s=options.http_seconds, **shared

@@ -54,7 +54,7 @@ def what_if(situation: Situation, vary: str, values: Sequence[float]) -> list[Po
 
     Args:
         situation: where it starts from.
-        vary: a name of `VARIATIONS`, with `:CLASS` where it speaks of one GPU class.
+        vary: a name of `VARIATIONS`, with `:CLASS` where it may speak of one GPU class.
         values: what is put in its place.
 
     Raises:
@@ -66,6 +66,9 @@ def what_if(situation: Situation, vary: str, values: Sequence[float]) -> list[Po
         raise InputError("--vary", f"{vary!r} is none of {', '.join(VARIATIONS)}")
     if gpu_class:
         situation.cluster.gpu_class(gpu_class)
+        if name not in OF_ONE_CLASS:
+            reason = f"{name} is not of one class; {', '.join(OF_ONE_CLASS)} may name one"
+            raise InputError(f"--vary {vary}", reason)
     return [_point(change(situation, gpu_class, value), value) for value in values]
 
 
@@ -214,6 +217,7 @@ def _require(holds: bool, vary: str, value: float) -> None:  # noqa: FBT001 - th
         raise InputError(f"--vary {vary}", f"{value:g} is out of range")
 
 
+OF_ONE_CLASS = ("gpus", "ratio", "bandwidth")
 VARIATIONS: Mapping[str, Callable[[Situation, str, float], Situation]] = {
     "gpus": _gpus,
     "ratio": _ratio,

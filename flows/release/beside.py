@@ -80,6 +80,7 @@ def models_beside(
         raise InputError(f"--beside {places}", "every model there is served by the plan")
     for each in found.values():
         _check_calls(each, found, served)
+    for each in found.values():
         _check_backend(each, backends)
     first = sorted(found.items(), key=lambda item: _is_ensemble(item[1]))  # an ensemble last
     beside = Beside(
@@ -87,6 +88,28 @@ def models_beside(
         completes=any(map(_is_incomplete, found.values())),
     )
     return Chosen(beside=beside, notes=tuple(notes))
+
+
+def what_goes_on(
+    repository: Path, plan: Plan, backends: Collection[str] | None = None
+) -> tuple[tuple[Path, ...], str]:
+    """A repository, or those of its models that can go on beside a plan, and why not all of it."""
+    try:
+        models_beside([repository], plan, backends)
+    except InputError as error:
+        refused = str(error)
+    else:
+        return (repository,), ""
+    folders = sorted(path for path in repository.iterdir() if path.is_dir())
+    return tuple(path for path in folders if _goes_on_alone(path, plan, backends)), refused
+
+
+def _goes_on_alone(path: Path, plan: Plan, backends: Collection[str] | None) -> bool:
+    try:
+        models_beside([path], plan, backends)
+    except InputError:
+        return False
+    return True
 
 
 def backends_here() -> frozenset[str] | None:

@@ -1,4 +1,7 @@
-"""The command `poolpipe-client`: `measure` and `run`. Exit codes: 0 done, 2 wrong input."""
+"""The command `poolpipe-client`: `measure` and `run`.
+
+Exit codes: 0 done, 2 wrong input, 130 interrupted.
+"""
 
 import argparse
 import asyncio
@@ -8,6 +11,7 @@ import sys
 import uuid
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NoReturn
 
 from .decide import Power
 from .device import RANDOM, Device, read_input
@@ -18,6 +22,14 @@ from .run import Client, Record, RunOptions, summary
 from .server import Server
 
 WATTS = "5,2"  # of a small board; an assumption
+INTERRUPTED = 130
+
+
+class _Parser(argparse.ArgumentParser):
+    """Complains in one line, as the other commands do."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"{self.prog}: {message}\n")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -33,13 +45,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except ClientError as error:
         sys.stderr.write(f"poolpipe-client: {error}\n")
         return 2
+    except KeyboardInterrupt:
+        return INTERRUPTED
     if asked.json:
         sys.stdout.write(json.dumps(document) + "\n")
     return 0
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         prog="poolpipe-client",
         description="Runs the first blocks of a model here, and the others where they are served.",
         epilog="example: poolpipe-client measure heads/ && poolpipe-client run heads/ "
@@ -78,22 +92,32 @@ def _name() -> str:
 
 
 def _positive(text: str) -> float:
-    number = float(text)
+    number = _number(text)
     if not 0 < number < float("inf"):
-        raise ValueError
+        raise argparse.ArgumentTypeError(f"{text} is no number above 0")
     return number
 
 
 def _stretch(text: str) -> float:
-    number = _positive(text)
-    if number < 1:
-        raise ValueError
+    number = _number(text)
+    if not 1 <= number < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text} is no number from 1 on")
     return number
 
 
 def _watts(text: str) -> Power:
-    cpu_w, radio_w = map(_positive, text.split(","))
+    found = text.split(",")
+    if len(found) != 2:  # noqa: PLR2004  # of the processor, and of the radio
+        raise argparse.ArgumentTypeError(f"{text} is not CPU,RADIO in watts, such as {WATTS}")
+    cpu_w, radio_w = map(_positive, found)
     return Power(cpu_w=cpu_w, radio_w=radio_w)
+
+
+def _number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        return float("nan")
 
 
 def measure(heads: Heads, stretch: float = 1.0) -> dict[str, object]:

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from statistics import median
 from typing import Any
+from zipfile import BadZipFile
 
 import numpy as np
 import onnxruntime
@@ -116,13 +117,13 @@ def read_input(text: str, tensors: tuple[Tensor, ...]) -> Arrays:
     path = Path(text)
     try:
         if path.suffix == ".npz":
-            with np.load(path) as stored:
+            with path.open("rb") as file, np.load(file) as stored:
                 found: Arrays = {name: stored[name] for name in stored.files}
         elif path.suffix == ".npy":
             found = {tensors[0].name: np.load(path)}
         else:
             found = {tensors[0].name: _picture(path, tensors[0])}
-    except (OSError, ValueError) as error:
+    except (OSError, EOFError, ValueError, BadZipFile) as error:
         raise ClientError(f"--input {text}", f"cannot be read: {error}") from error
     return {t.name: _fitting(text, t, found) for t in tensors}
 

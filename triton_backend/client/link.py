@@ -7,6 +7,7 @@ Units: Mbit/s is bits per microsecond.
 
 import csv
 import gzip
+import zlib
 from bisect import bisect_left, bisect_right
 from collections import deque
 from collections.abc import Sequence
@@ -171,6 +172,6 @@ def read_trace(path: Path) -> Trace:
             rows = [(float(row[COLUMNS[0]]), float(row[COLUMNS[1]])) for row in table]
     except OSError as error:
         raise ClientError(str(path), f"cannot be read: {error.strerror or error}") from error
-    except (TypeError, ValueError) as error:
+    except (EOFError, TypeError, ValueError, csv.Error, zlib.error) as error:
         raise ClientError(str(path), f"not a trace: {error}") from error
     return Trace(rows, str(path))

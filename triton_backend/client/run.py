@@ -21,7 +21,7 @@ never.
 import asyncio
 import contextlib
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from itertools import pairwise
@@ -137,20 +137,25 @@ class Client:
         self._begun, self._looked_us = loop.time(), 0
         await self._probe()
         beside = [loop.create_task(work()) for work in (self._watch, self._announce)]
-        first_us = self._now_us()
         requests: list[asyncio.Task[Record]] = []
+        try:
+            await self._send_all(requests)
+            records = await asyncio.gather(*requests)
+        finally:
+            failed = await _ended([*beside, *requests])
+            await self._give_back()
+            self._executor.shutdown()
+        if failed:
+            raise failed[0]
+        return records
+
+    async def _send_all(self, requests: list[asyncio.Task[Record]]) -> None:
+        """Begin every request when it is due."""
+        first_us = self._now_us()
         for number in range(ceil(self._options.duration_s * self._options.rps)):
             due_us = first_us + round(number * 1e6 / self._options.rps)
             await self._sleep_until(due_us)
-            requests.append(loop.create_task(self._request(number, due_us)))
-        records = await asyncio.gather(*requests)
-        for task in beside:
-            task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await task
-        await self._give_back()
-        self._executor.shutdown()
-        return records
+            requests.append(asyncio.create_task(self._request(number, due_us)))
 
     # One request
 
@@ -205,7 +210,8 @@ class Client:
                 (deadline_us - now_us) // OFFER_PART, OFFER_ROUND_TRIPS * self._rtt_us
             )
             with contextlib.suppress(TimeoutError):  # by what is known, then
-                await asyncio.wait_for(self._ask_for_offer(), patience_us / 1e6)
+                async with asyncio.timeout(patience_us / 1e6):
+                    await self._ask_for_offer()
             now_us = self._looked_us = self._now_us()
             found, link = self._decided(now_us, deadline_us)
         self._last = found
@@ -359,7 +365,9 @@ class Client:
             if said is not None:
                 await self._say(said)
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._moved.wait(), TICK_US / 1e6)
+                # `wait_for` of Python 3.11 loses a cancellation that comes with the event.
+                async with asyncio.timeout(TICK_US / 1e6):
+                    await self._moved.wait()
             self._moved.clear()
 
     async def _say(self, said: Announcement) -> None:
@@ -405,6 +413,14 @@ class Client:
 
     async def _sleep_until(self, at_us: int) -> None:
         await asyncio.sleep(max(at_us - self._now_us(), 0) / 1e6)
+
+
+async def _ended(tasks: Sequence[asyncio.Task[Any]]) -> list[Exception]:
+    """End tasks that are under way; the exceptions with which others have ended."""
+    for task in tasks:
+        task.cancel()
+    found = await asyncio.gather(*tasks, return_exceptions=True)
+    return [error for error in found if isinstance(error, Exception)]
 
 
 def summary(heads: Heads, records: list[Record]) -> dict[str, Any]:

@@ -228,7 +228,8 @@ class Server:
 
     async def _patiently(self, call: Any, wait_s: float = PATIENCE_S) -> Any:
         try:
-            return await asyncio.wait_for(call, wait_s)
+            async with asyncio.timeout(wait_s):
+                return await call
         except TimeoutError as error:
             raise RefusedError(f"no answer within {wait_s:.1f} s") from error
         except InferenceServerException as error:

@@ -203,7 +203,7 @@ def parse_stated(
         names: trace's name to model's name; others are left out. None = as they stand.
     """
     reader = csv.DictReader(lines)
-    header = list(reader.fieldnames or [])
+    header = _header(reader)
     model_column = model_column or ("model" if "model" in header else None)
     found: list[tuple[int, int, int, str, str]] = []
     for number, row in enumerate(_named_rows(reader, [time_column, model_column]), start=2):
@@ -294,12 +294,19 @@ def _rows(lines: Iterable[str], needed: list[str | None]) -> Iterable[dict[str, 
 def _named_rows(
     reader: "csv.DictReader[str]", needed: list[str | None]
 ) -> Iterable[dict[str, str]]:
-    header = list(reader.fieldnames or [])
+    header = _header(reader)
     for column in needed:
         if column is not None and column not in header:
             has = ", ".join(header) or "none at all"
             raise InputError("trace", f"no column {column!r}; it has {has}")
     return _read(reader)
+
+
+def _header(reader: "csv.DictReader[str]") -> list[str]:
+    try:
+        return list(reader.fieldnames or [])
+    except csv.Error as error:
+        raise InputError("trace", f"not CSV: {error}") from error
 
 
 def _read(rows: Iterable[Row]) -> Iterator[Row]:

@@ -260,9 +260,11 @@ class Endpoints:
 def is_loopback(address: str) -> bool:
     """True if no other machine can reach an address."""
     try:
-        return ipaddress.ip_address(address).is_loopback
+        found = ipaddress.ip_address(address)
     except ValueError:
         return address == "localhost"
+    # A socket of both families has IPv4's addresses as `::ffff:127.0.0.1`.
+    return (getattr(found, "ipv4_mapped", None) or found).is_loopback
 
 
 def reached_at(address: str) -> str:

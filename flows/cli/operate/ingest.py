@@ -23,9 +23,12 @@ def ingest(
     warehouse: WarehouseFile = WAREHOUSE,
 ) -> None:
     """Read the gateway's new log entries into the warehouse."""
+    from flows.operations.ingest.reader import check_folder
     from flows.operations.ingest.reader import ingest as take
     from flows.workspace import workspace
 
+    if folder is not None:
+        check_folder(folder)
     with progress("reading event files"):
         found = take(workspace(warehouse), folder)
     if as_json:

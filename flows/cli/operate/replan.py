@@ -25,11 +25,13 @@ from flows.operations.replanning.options import ForecastOptions, Thresholds
 from flows.options import asked
 from flows.planning.options import CommonOptions
 from flows.release.rollout.options import RolloutOptions
+from triton_backend.contract.errors import InputError
 
 if TYPE_CHECKING:
     from flows.operations.replanning.backtest_run import Backtested, BacktestOptions
 
 HOUR_S = 3600
+INTERVAL_S, PERIOD_HOURS, WARM_UP_HOURS = 60.0, 1.0, 24.0  # of a backtest
 REPLANNED, IN_FORCE = ("max_partitions", "slo_margin"), "as in the plan in force"
 
 
@@ -63,7 +65,7 @@ def replan(
             help="Replay this table of counts per interval and report the effect of replanning.",
         ),
     ] = None,
-    trace_interval: shared_options.TraceInterval = 60.0,
+    trace_interval: shared_options.TraceInterval = INTERVAL_S,
     trace_names: shared_options.TraceNames = None,
     peak: Annotated[
         list[str] | None,
@@ -82,7 +84,7 @@ def replan(
             rich_help_panel="Backtest",
             help="Time between two plans, in hours.",
         ),
-    ] = 1.0,
+    ] = PERIOD_HOURS,
     warm_up_hours: Annotated[
         float,
         typer.Option(
@@ -92,7 +94,7 @@ def replan(
             rich_help_panel="Backtest",
             help="Hours of the table that precede the first plan.",
         ),
-    ] = 24.0,
+    ] = WARM_UP_HOURS,
     simulate_minutes: Annotated[
         int,
         typer.Option(
@@ -130,6 +132,16 @@ def replan(
         **watching,
     }
     if backtest is None:
+        unused = {
+            "--trace-interval": trace_interval != INTERVAL_S,
+            "--map": trace_names,
+            "--peak": peak,
+            "--period-hours": period_hours != PERIOD_HOURS,
+            "--warm-up-hours": warm_up_hours != WARM_UP_HOURS,
+            "--simulate-minutes": simulate_minutes,
+            "--chart": chart,
+        }
+        _refuse_without_table([option for option, given in unused.items() if given])
         _replan_now(parameters, as_json=as_json)
         return
     from flows.operations.replanning.backtest_run import BacktestOptions
@@ -139,7 +151,7 @@ def replan(
         _check_chart(chart)
     replayed = BacktestOptions(
         table=backtest,
-        interval_s=round(trace_interval or 60),
+        interval_s=round(trace_interval or INTERVAL_S),
         series={model: column for column, model in pairs("--map", trace_names).items()},
         peak_rps=rates("--peak", peak),
         period_s=round(period_hours * 3600),
@@ -157,6 +169,12 @@ def replan(
         print_json(document | ({} if chart is None else {"chart": chart}))
         return
     show(table(("backtest", ""), [(k.replace("_", " "), v) for k, v in _figures(document)]))
+
+
+def _refuse_without_table(given: list[str]) -> None:
+    """A backtest changes nothing; one whose table was forgotten would roll a plan out."""
+    if given:
+        raise InputError(given[0], "needs --backtest, the table to replay")
 
 
 def _figures(document: dict[str, Any]) -> list[tuple[str, Any]]:
@@ -246,7 +264,6 @@ def _draw(done: "Backtested", path: Path) -> Path:
     import numpy as np
 
     from flows.reporting.backtest_chart import BacktestPicture, ModelCurve, draw_backtest
-    from triton_backend.contract.errors import InputError
 
     found, rps = done.found, np.nan_to_num(done.history.rps)
     spans = [rps[p.first : p.first + p.intervals] for p in found.periods]

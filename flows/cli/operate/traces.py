@@ -67,9 +67,10 @@ def traces(
     module. They are made from the event files and request logs that the gateway writes anyway. What
     a request contains is never sent.
     """
+    from flows.operations.ingest.reader import check_folder
     from flows.operations.traces.export import Follower, export
     from flows.operations.traces.otlp import Receiver
-    from flows.operations.traces.reading import TraceReader, check_folder
+    from flows.operations.traces.reading import TraceReader
     from flows.workspace import workspace
 
     if looks is not None and not follow:

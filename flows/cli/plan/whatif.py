@@ -1,6 +1,7 @@
 """`whatif`: a plan per value of one input, as a table, a chart and rows."""
 
 from collections.abc import Mapping, Sequence
+from math import floor
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from flows.planning.sweep import Point, Situation
 
 Curves = Mapping[str, "Sequence[Point]"]
+MOST_VALUES = 1_000  # a plan each; a step with too many noughts would not end
 
 
 @command(
@@ -103,11 +105,13 @@ def parse_values(text: str) -> list[float]:
         if ":" not in text:
             return [float(part) for part in text.split(",")]
         first, last, step = (float(part) for part in text.split(":"))
-        count = int((last - first) / step + 1e-9) + 1
+        count = floor((last - first) / step + 1e-9) + 1
     except (ValueError, ZeroDivisionError, OverflowError) as error:
         raise InputError("--values", f"{text!r} is neither A,B,C nor FROM:TO:STEP") from error
     if count < 1:
         raise InputError("--values", f"{text!r} names no value")
+    if count > MOST_VALUES:
+        raise InputError("--values", f"{text!r} names {count:,} values, {MOST_VALUES:,} at most")
     return [first + step * index for index in range(count)]
 
 

@@ -151,10 +151,14 @@ class SentLoad:
         ),
     ] = 0
     seed: shared_options.Seed = 0
-    trace_time: shared_options.TraceTime = "arrival_s"
+    trace_time: shared_options.TraceTime = shared_options.TIME_COLUMN
     trace_model: shared_options.TraceModel = None
     trace_interval: shared_options.TraceInterval = None
     trace_names: shared_options.TraceNames = None
+
+    def __post_init__(self) -> None:
+        trace = shared_options.of_trace(self)
+        shared_options.check_load(self.arrivals, self.load_factor, self.rate, trace)
 
     def arguments(self) -> dict[str, Any]:
         """The load generator's own options, without plans, factor, duration and seed."""

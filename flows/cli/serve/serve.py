@@ -63,6 +63,7 @@ def serve(
     from flows.cli.project import the_plan
     from flows.release.server.admin import starting
     from flows.state import project_state
+    from triton_backend.runtimes.stage_tensors import asked_as, served_models
     from triton_backend.serve_folder.settings import ServeOptions
 
     state, found = project_state(), the_plan(plan, plan_option, warehouse)
@@ -96,7 +97,8 @@ def serve(
     if as_json:
         print_json({"plan_id": found.plan_id, "beside": others} | addresses)
         return
-    show(f"serving {found.plan_id}: {', '.join(model.name for model in found.models)}")
+    names = dict.fromkeys(asked_as(found, model.name) for model in served_models(found))
+    show(f"serving {found.plan_id}: {', '.join(names)}")
     if others:
         show(f"beside it: {', '.join(others)}")
     for name, place in addresses.items():

@@ -5,6 +5,7 @@ Clients that offload over recorded links, plans that follow them.
 
 import csv
 import gzip
+import zlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -45,7 +46,7 @@ def read_links(path: Path) -> dict[str, list[tuple[float, float]]]:
                 found.setdefault(row.get("link") or "", []).append(at)
     except OSError as error:
         raise InputError(str(path), f"cannot be read: {error.strerror or error}") from error
-    except (TypeError, ValueError, UnicodeDecodeError) as error:
+    except (EOFError, TypeError, ValueError, csv.Error, zlib.error) as error:
         raise InputError(str(path), f"not a trace: {error}") from error
     if not found:
         raise InputError(str(path), "no rows")

@@ -161,7 +161,7 @@ class OfferedRun(ServedRun):
             "whole numbers allow.",
         ),
     ] = "poisson"
-    trace_time: shared_options.TraceTime = "arrival_s"
+    trace_time: shared_options.TraceTime = shared_options.TIME_COLUMN
     trace_model: shared_options.TraceModel = None
     trace_interval: shared_options.TraceInterval = None
     trace_names: shared_options.TraceNames = None
@@ -178,6 +178,8 @@ class OfferedRun(ServedRun):
     def __post_init__(self) -> None:
         for value, option in ((self.load_factor, "--load-factor"), (self.rate, "--rate")):
             self._unscaled(option, value)
+        trace = shared_options.of_trace(self) | {"--trace-as-is": self.trace_as_is}
+        shared_options.check_load(self.arrivals, self.load_factor, self.rate, trace)
 
     def _unscaled(self, option: str, value: float | None) -> None:
         if self.trace_as_is and value is not None:
@@ -270,6 +272,11 @@ class PlainRun(OfferedRun):
             ),
         )
 
+    def __post_init__(self) -> None:
+        OfferedRun.__post_init__(self)
+        if self.flush and not self.change:
+            raise InputError("--flush", "needs --change, the plan to switch to")
+
 
 @dataclass(frozen=True, kw_only=True)
 class GoodputRun(PlainRun):
@@ -297,7 +304,7 @@ class GoodputRun(PlainRun):
     ] = None
 
     def __post_init__(self) -> None:
-        OfferedRun.__post_init__(self)
+        PlainRun.__post_init__(self)
         self._unscaled("--find-goodput", self.find_goodput)
         if self.find_goodput is None:
             raise InputError("--goodput-step", "needs --find-goodput")

@@ -79,8 +79,6 @@ class OfferedLoad:
             "deterministic": Deterministic(),
         }
         if self.arrivals in processes:
-            if self.as_is:
-                raise InputError("--trace-as-is", f"needs a trace, {self.arrivals} is a process")
             return processes[self.arrivals]
         trace = TraceFormat(
             time_column=self.time_column,

@@ -324,7 +324,7 @@ def _show(
         show(f"GPUs with instances today: {today} of {seen}; planned: {used} of {gpus}")
     beside = [(each.name, each.reason) for each in found if each.kind == "beside"]
     if beside:
-        show(table(("left beside the plan", "reason"), beside))
+        show(table(("left beside the plan", "reason"), beside, texts=2))
     show(f"written to {files[0]} and {files[1]}")
     if made is None:
         profile = f"poolpipe profile --cluster {files[0]}"
@@ -343,13 +343,13 @@ def _show(
 
 
 def _beside_option(repository: Path, made: "Plan") -> str:
-    """The option that serves the others too; none, and a note, where `serve` would refuse them."""
-    from flows.release.beside import models_beside
-    from triton_backend.contract.errors import InputError
+    """The option that serves the others too, or, with a note, those that `serve` would not refuse.
 
-    try:
-        models_beside([repository], made)
-    except InputError as error:
-        note(f"the others cannot go on together with this plan: {error}")
-        return ""
-    return f" --beside {shlex.quote(str(repository))}"
+    A container may have more backends than the server that is installed here.
+    """
+    from flows.release.beside import backends_here, what_goes_on
+
+    paths, refused = what_goes_on(repository, made, backends_here())
+    if refused:
+        note(f"the others cannot go on together with this plan: {refused}")
+    return "".join(f" --beside {shlex.quote(str(path))}" for path in paths)

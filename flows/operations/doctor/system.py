@@ -110,6 +110,8 @@ def _listening(served: dict[str, Any]) -> list[tuple[str, int]]:
 def _what(served: dict[str, Any], port: int) -> str:
     ports: dict[str, int] = served["ports"]
     name = next((name for name, number in ports.items() if number == port), None)
+    if any(server is not None and server["metrics_port"] == port for server in servers_of(served)):
+        name = "metrics"  # the second server's have a port of their own
     if name == "grpc" and served["tls"]:
         return "gRPC by TLS"
     return f"{name}, unencrypted" if name else "transport between hosts"

@@ -10,6 +10,7 @@ import hashlib
 import json
 import re
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -80,13 +81,14 @@ class _Life:
                 continue
             if path.name != self._position.file:
                 self._position = Position(file=path.name)
-            # Lines written from now on are for the next read, or this one would never end.
-            size = path.stat().st_size
-            while self._position.offset < size:
-                piece = self._piece(path)
-                if not piece.bytes_read:
-                    break
-                total += piece
+            with suppress(FileNotFoundError):  # rolled away meanwhile: the gateway keeps so many
+                # Lines written from now on are for the next read, or this one would never end.
+                size = path.stat().st_size
+                while self._position.offset < size:
+                    piece = self._piece(path)
+                    if not piece.bytes_read:
+                        break
+                    total += piece
         if ended:  # another life has begun: outcomes of the open requests are lost
             self._aggregator.lost()
             self._position = replace(self._position, ended=True)
@@ -165,3 +167,13 @@ def _lines(path: Path, begin: int) -> Iterator[bytes]:
             if not line.endswith(b"\n"):
                 return
             yield line
+
+
+def check_folder(folder: Path) -> None:
+    """Complain where no system has ever been served from a folder.
+
+    Raises:
+        InputError: it has no event files.
+    """
+    if not lives(folder / "events", "events"):
+        raise InputError(str(folder), "has no event files; `poolpipe serve` writes them")

@@ -77,7 +77,9 @@ def measured_rates(
     names = demand_names(workload)
     rows = [row for row in offered_between(work, workload, since, until) if row[1] in names]
     if not rows:
-        raise InputError("replan", f"no request of {', '.join(names)} was measured since {since}")
+        when = f"{since:%Y-%m-%d %H:%M %Z}"
+        reason = f"no request of {', '.join(names)} was measured since {when}"
+        raise InputError("replan", f"{reason}; `poolpipe ingest` reads what a gateway has counted")
     first = min(minute for minute, _, _ in rows)
     minutes = int((max(row[0] for row in rows) - first).total_seconds()) // MINUTE_S + 1
     rps = np.zeros((minutes, len(names)))

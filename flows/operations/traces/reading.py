@@ -23,7 +23,6 @@ from flows.operations.traces.spans import (
     trace_of_request,
 )
 from flows.workspace import Workspace
-from triton_backend.contract.errors import InputError
 from triton_backend.contract.plan import Plan
 from triton_backend.contract.units import US_PER_S
 from triton_backend.serve_folder.line_files import lives
@@ -193,13 +192,3 @@ class TraceReader:
         except (OSError, ValueError, LookupError, TypeError):
             plan_id = ""
         return Header(plan_id, int(generation), boot_wall_us())
-
-
-def check_folder(folder: Path) -> None:
-    """Complain where no system has ever been served from a folder.
-
-    Raises:
-        InputError: it has no event files.
-    """
-    if not lives(folder / "events", "events"):
-        raise InputError(str(folder), "has no event files; `poolpipe serve` writes them")

@@ -311,10 +311,10 @@ def rows_of(
         InputError: the file cannot be read, lacks a column, or has no row and must have one.
     """
     reader = csv.DictReader(text_lines(path))
-    absent = columns - set(reader.fieldnames or ())
-    if absent:
-        raise InputError(str(path), f"column {min(absent)!r} is missing")
     try:
+        absent = columns - set(reader.fieldnames or ())
+        if absent:
+            raise InputError(str(path), f"column {min(absent)!r} is missing")
         rows = [(f"{path}, line {reader.line_num}", row) for row in reader]
     except csv.Error as error:
         raise InputError(f"{path}, line {reader.line_num}", f"not CSV: {error}") from error

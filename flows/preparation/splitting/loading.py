@@ -39,7 +39,8 @@ def load_skeleton(path: Path) -> onnx.ModelProto:
     if not path.is_file():
         raise InputError(where, "no such file")
     try:
-        model = onnx.load(path, load_external_data=False)
+        # Whatever the name ends with: onnx would read `.json` or `.txt` as a text of its own.
+        model = onnx.load(path, format="protobuf", load_external_data=False)
     except (DecodeError, ValueError) as error:
         raise InputError(where, "is not an ONNX file") from error
     if not model.ir_version or not model.opset_import:

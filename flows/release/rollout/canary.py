@@ -14,17 +14,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import sqrt
 
-from flows.clock import Stopwatch
 from flows.release.rollout.options import RolloutOptions
 from flows.release.rollout.outcomes import (
     READ_SECONDS,
     Outcomes,
     breach_of,
+    looks,
     outcomes_of,
     shared_outcomes_of,
 )
 from flows.release.server.running import ServerState
-from flows.system_metrics import MetricsError, read_all_metrics
+from flows.system_metrics import read_all_metrics
 from triton_backend.contract.entries import Entry, shares_of
 from triton_backend.contract.errors import InputError
 from triton_backend.contract.fields import LONGEST_NAME
@@ -254,26 +254,13 @@ def watch_canary(
 ) -> tuple[Sequence[Judged], str | None]:
     """Watch a step for `canary_seconds`: what was seen, and the breach that ended it, if any.
 
-    A look that fails is no breach, the next one sees as much.
-
     Raises:
-        MetricsError: no look saw anything.
+        MetricsError: its end was not seen.
     """
-    watch = Stopwatch()
     seen: tuple[Judged, ...] = ()
-    failure: MetricsError | None = None
-    while watch.seconds() < options.canary_seconds or not seen:
-        time.sleep(min(options.poll_seconds, options.canary_seconds))
-        try:
-            seen = judged(plan, before, look(state))
-        except MetricsError as error:
-            failure = error
-            if watch.seconds() < options.canary_seconds:
-                continue
-            break
+    for after in looks(lambda: look(state), options.canary_seconds, options.poll_seconds):
+        seen = judged(plan, before, after)
         breach = next((said for one in seen if (said := one.breach(options))), None)
         if breach is not None:
             return seen, breach
-    if not seen and failure is not None:
-        raise failure
     return seen, next((said for one in seen if (said := one.too_few(options))), None)

@@ -15,7 +15,6 @@ refused. So what is found unfinished under the lock is of a process that died.
 import getpass
 import json
 import os
-import time
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -36,9 +35,8 @@ from flows.release.rollout.change import (
 )
 from flows.release.rollout.lock import one_change
 from flows.release.rollout.options import RolloutOptions
-from flows.release.rollout.outcomes import Outcomes, breach_of, read_outcomes
+from flows.release.rollout.outcomes import Outcomes, breach_of, looks, read_outcomes
 from flows.release.server.running import ServerState, read_state
-from flows.system_metrics import MetricsError
 from flows.workspace import Workspace
 from triton_backend.contract.errors import InputError, PoolPipeError
 from triton_backend.contract.plan import Plan
@@ -47,7 +45,7 @@ from triton_backend.runtimes.stage_tensors import served_models
 from triton_backend.serve_folder.files import write_whole
 from triton_backend.serve_folder.repository import check_beside
 from triton_backend.serve_folder.settings import SETTINGS_NAME, ServeSettings
-from warehouse.db import Warehouse
+from warehouse.db import Warehouse, WarehouseInUseError
 from warehouse.observations import (
     Rollout,
     RolloutStep,
@@ -107,10 +105,14 @@ def _roll_out(work: Workspace, plan: Plan, options: RolloutOptions, say: Say) ->
         record_step(warehouse, rollout, "checked", "plan verified, artifacts present", 0.0)
     try:
         return _carry_out(work, rollout, (in_force, *canaries, plan), options, say)
-    except (KeyboardInterrupt, MetricsError) as error:
+    except BaseException as error:
         # Nothing but this process would ever end a canary.
         if canaries and finish_or_undo_change(work.state.serve).shares_requests:
-            _taken_back(work, rollout, in_force, str(error) or "interrupted", say)
+            reason = str(error) if isinstance(error, Exception) else "interrupted"
+            try:
+                _taken_back(work, rollout, in_force, reason, say)
+            except WarehouseInUseError:  # the next rollout writes down how this one ended
+                change_plan(work.state.serve, in_force)
         raise
 
 
@@ -369,26 +371,14 @@ def bake(
 ) -> str | None:
     """Watch the new plan; the breach that was seen, if any.
 
-    A look that fails is no breach, the next one sees as much.
-
     Raises:
-        MetricsError: no look saw anything.
+        MetricsError: the end was not seen.
     """
-    watch = Stopwatch()
-    looks, failure = 0, None
-    while watch.seconds() < options.bake_seconds:
-        time.sleep(min(options.poll_seconds, options.bake_seconds))
-        try:
-            after = read_outcomes(state.metrics_urls)
-        except MetricsError as error:
-            failure = error
-            continue
-        looks += 1
+    urls = state.metrics_urls
+    for after in looks(lambda: read_outcomes(urls), options.bake_seconds, options.poll_seconds):
         for model in served_models(plan):
             seen = after.get(model.name, Outcomes()).since(before.get(model.name, Outcomes()))
             breach = breach_of(model.name, model.slo_us / 1e3, seen, options)
             if breach:
                 return breach
-    if failure is not None and not looks:
-        raise failure
     return None

@@ -1,14 +1,18 @@
 """Outcomes per model of the running system, read from its metrics endpoint, and judged."""
 
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
+from flows.clock import Stopwatch
 from flows.release.rollout.options import RolloutOptions
-from flows.system_metrics import Labels, Metrics, by_label, read_all_metrics
+from flows.system_metrics import Labels, Metrics, MetricsError, by_label, read_all_metrics
 from triton_backend.contract.decisions import DropReason
 
 READ_SECONDS = 10
 ENOUGH_REQUESTS = 50  # fewer say nothing about an attainment of 99 %
+Seen = TypeVar("Seen")
 _OUTCOMES = ("served", "late", "dropped", "failed")
 
 
@@ -39,6 +43,29 @@ class Outcomes:
         return Outcomes(
             **{name: getattr(self, name) - getattr(before, name) for name in self.__slots__}
         )
+
+
+def looks(look: Callable[[], Seen], seconds: float, poll_seconds: float) -> Iterator[Seen]:
+    """Every sight of a running system until this time is over.
+
+    A look that fails is passed over, because the next one sees as much. The last one has no next
+    one: it is taken once more.
+
+    Raises:
+        MetricsError: the end was not seen.
+    """
+    watch, missed = Stopwatch(), seconds > 0
+    while watch.seconds() < seconds:
+        time.sleep(min(poll_seconds, seconds))
+        try:
+            seen = look()
+        except MetricsError:
+            missed = True
+        else:
+            missed = False
+            yield seen
+    if missed:
+        yield look()
 
 
 def read_outcomes(metrics_urls: Sequence[str]) -> dict[str, Outcomes]:

@@ -4,6 +4,8 @@ import pytest
 
 from tests.flows.cli.conftest import Command
 
+REPLAN = ("replan", "--cluster", "cluster.yaml", "--workload", "workload.yaml")
+
 
 @pytest.mark.usefixtures("project")
 @pytest.mark.parametrize(
@@ -26,6 +28,10 @@ from tests.flows.cli.conftest import Command
         (("serve", "none.json"), "none.json: no such file"),
         (("ui", "--address", "999.9.9.9"), "cannot be listened on at 999.9.9.9"),
         (("replan", "--cluster", "none.yaml", "--workload", "workload.yaml"), "none.yaml: no such"),
+        (("ingest", "--folder", "none"), "none: has no event files; `poolpipe serve` writes them"),
+        ((*REPLAN, "--peak", "net=5"), "--peak: needs --backtest, the table to replay"),
+        ((*REPLAN, "--map", "f1=net"), "--map: needs --backtest, the table to replay"),
+        ((*REPLAN, "--warm-up-hours", "3"), "--warm-up-hours: needs --backtest"),
         (
             ("load", "--plan", "none.json", "--deadline-ms", "nan"),
             "'--deadline-ms': Input should be",

@@ -253,7 +253,10 @@ def test_a_port_in_use_is_one_line_and_exit_2(project: Project, first: dict[str,
     assert str(project.ports[0]) in done.stderr
 
 
-def test_ctrl_c_in_a_terminal_ends_everything_and_blocks_no_other_command(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_to_all_of_a_job_ends_everything_and_blocks_no_other_command(
+    tmp_path: Path, number: signal.Signals, code: int
+) -> None:
     project = Project(tmp_path)
     command = [POOLPIPE, "quickstart", f"--model={project.model}", "--slo-ms=500", "--duration=1"]
     ports = zip(("http", "grpc", "metrics"), project.ports, strict=True)
@@ -270,9 +273,10 @@ def test_ctrl_c_in_a_terminal_ends_everything_and_blocks_no_other_command(tmp_pa
         for line in running.stderr:
             if "cell" in line:
                 break
-        os.killpg(running.pid, signal.SIGINT)  # a terminal sends it to every process of the group
+        # A terminal sends Ctrl-C to every process of the group, `timeout` its SIGTERM.
+        os.killpg(running.pid, number)
         _, said = running.communicate(timeout=60)
-    assert running.returncode == 130
+    assert running.returncode == code
     assert "Traceback" not in said
     home = str(tmp_path)
     left = [p.info["cmdline"] for p in psutil.process_iter(["cmdline"]) if p.info["cmdline"]]

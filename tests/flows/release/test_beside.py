@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from flows.release.beside import models_beside
+from flows.release.beside import models_beside, what_goes_on
 from tests.flows.preparation.triton_repository.repositories import (
     PIPELINE,
     digest,
@@ -96,6 +96,19 @@ def _of_another_backend(folder: Path) -> None:
 
 def _nothing(_: Path) -> None:
     return
+
+
+def test_models_that_can_go_on_are_told_from_one_that_cannot(repository: Path) -> None:
+    assert what_goes_on(repository, IMPORTED, {"python"}) == ((repository,), "")
+    _of_another_backend(repository)
+    (repository / "notes").mkdir()
+    paths, refused = what_goes_on(repository, IMPORTED, {"python"})
+    assert paths == (repository / "tokens",)
+    assert refused.startswith(f"model 'chat' in {repository}: needs the backend vllm")
+    without = planned("classify", "classify@1", "plain", "sharpen")
+    paths, refused = what_goes_on(repository, without, {"python"})
+    assert paths == (repository / "tokens",)
+    assert refused.startswith("ensemble 'pipeline'")
 
 
 @pytest.mark.parametrize(

@@ -106,6 +106,13 @@ def test_names_are_escaped_everywhere() -> None:
         assert markup not in page
 
 
+def test_a_table_that_is_wider_than_the_screen_scrolls_by_itself() -> None:
+    page = render_report(example_report())
+    tables = re.findall(r"(\S[^<>]*>)?\s*<table( class=\"facts\")?>", page)
+    assert len(tables) >= 4
+    assert [around for around, facts in tables if not facts and "scroll" not in around] == []
+
+
 def test_long_names_are_written_out_once_and_cut_in_pictures() -> None:
     words = "".join(read(render_report(example_report())).words)
     assert LONG_NAME in words

@@ -1,5 +1,6 @@
 """Bad input of the command: one line that names what is wrong, and exit code 2."""
 
+import gzip
 import json
 from pathlib import Path
 from typing import Any
@@ -7,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from triton_backend.client import __main__ as command
 from triton_backend.client.__main__ import main
 
 CUTS: list[dict[str, Any]] = [
@@ -63,17 +65,51 @@ def test_options_that_make_no_sense_are_named(
 ) -> None:
     np.save(folder / "x.npy", np.zeros((2, 3), np.float32))
     np.savez(folder / "x.npz", z=np.zeros(3))
+    (folder / "empty.npy").touch()
+    (folder / "torn.npz").write_bytes((folder / "x.npz").read_bytes()[:40])
+    whole = gzip.compress(b"time_s,mbit_per_s\n0,1\n")
+    (folder / "torn.csv.gz").write_bytes(whole[:-9])
     for options, reason in (
         (("--link", folder / "none.csv"), "none.csv: cannot be read"),
         (("--url", "nowhere"), "--url nowhere: not HOST:PORT"),
         (("--input", folder / "none.npy"), "cannot be read"),
         (("--input", folder / "x.npy"), "x is (2, 3), not (1, 3)"),
         (("--input", folder / "x.npz"), "has z, not x"),
+        (("--input", folder / "empty.npy"), "empty.npy: cannot be read"),
+        (("--input", folder / "torn.npz"), "torn.npz: cannot be read"),
+        (("--link", folder / "torn.csv.gz"), "torn.csv.gz: not a trace"),
         (("--input", folder / "x.png"), "x takes (3,), no picture of three channels"),
     ):
         assert reason in complaint(capsys, "run", folder, *RUN, *options)
     assert "cuts.json: cannot be read" in complaint(capsys, "measure", folder / "none")
-    for wrong in (("--rps", "0"), ("--stretch", "0.5"), ("--watts", "5"), ("--objective", "joy")):
-        with pytest.raises(SystemExit) as stop:
-            main(["run", str(folder), *RUN, *wrong])
-        assert stop.value.code == 2
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "reason"),
+    [
+        ("--rps", "0", "0 is no number above 0"),
+        ("--slo-ms", "soon", "soon is no number above 0"),
+        ("--duration", "inf", "inf is no number above 0"),
+        ("--stretch", "0.5", "0.5 is no number from 1 on"),
+        ("--watts", "5", "5 is not CPU,RADIO in watts, such as 5,2"),
+        ("--objective", "joy", "invalid choice: 'joy'"),
+    ],
+)
+def test_a_value_that_an_option_does_not_take_is_named(
+    folder: Path, capsys: pytest.CaptureFixture[str], option: str, value: str, reason: str
+) -> None:
+    with pytest.raises(SystemExit) as stop:
+        main(["run", str(folder), *RUN, option, value])
+    assert stop.value.code == 2
+    assert f"argument {option}: {reason}" in capsys.readouterr().err
+
+
+def test_ctrl_c_is_no_traceback(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(command, "measure", interrupted)
+    assert main(["measure", str(folder)]) == 130
+    assert capsys.readouterr() == ("", "")

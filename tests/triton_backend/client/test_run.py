@@ -131,6 +131,34 @@ def test_it_announces_where_it_cuts_and_gives_its_lease_back(heads: Heads) -> No
 
 
 @pytest.mark.slow
+def test_a_run_that_is_interrupted_gives_its_lease_back(heads: Heads) -> None:
+    server = FakeServer(heads)
+    asked = RunOptions(rps=10, duration_s=600, slo_us=SLO_US)
+    inputs = read_input("random", heads.inputs)
+
+    async def go() -> None:
+        client = Client(heads, server, inputs, asked, lambda _: running.cancel())  # pyright: ignore[reportArgumentType]
+        running = asyncio.ensure_future(client.run())
+        with pytest.raises(asyncio.CancelledError):
+            await running
+        assert asyncio.all_tasks() == {asyncio.current_task()}
+
+    asyncio.run(go())
+    assert [said.rate_rps > 0 for said in server.announced] == [True, False]
+
+
+def test_a_request_that_fails_by_a_defect_ends_the_run_and_gives_its_lease_back(
+    heads: Heads,
+) -> None:
+    def fail(_: Head) -> None:
+        raise ZeroDivisionError
+
+    server = FakeServer(heads, fail)
+    with pytest.raises(ZeroDivisionError):
+        ran(heads, server)
+    assert server.announced[-1].rate_rps == 0.0
+
+
 def test_who_may_not_announce_is_served_all_the_same(heads: Heads) -> None:
     server = FakeServer(heads)
     server.lease = None

@@ -182,6 +182,8 @@ def test_intervals_are_told_from_tables_by_the_first_line() -> None:
         (lambda: arrivals.parse_counts(["minute,a", "", "0,-1"]), "line 3: a '-1' is no count"),
         (lambda: arrivals.parse_counts(["minute,a,b", "0,1"]), "line 2: 2 columns, not 3"),
         (lambda: arrivals.parse_counts(["minute,a", "x" * 200_000]), "not CSV: field larger"),
+        (lambda: arrivals.parse_requests(["x" * 200_000]), "trace: not CSV: field"),
+        (lambda: arrivals.parse_stated(["x" * 200_000]), "not CSV: field larger than"),
         (lambda: arrivals.parse_requests(["arrival_s", "1e300"]), "line 2: arrival_s '1e300'"),
         (lambda: arrivals.parse_requests([]), "it has none at all"),
         (lambda: arrivals.parse_intervals(["5", "-1"]), "0 or more"),

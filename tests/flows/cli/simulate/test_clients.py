@@ -1,5 +1,6 @@
 """`simulate --clients`: files in, clients and shares out; one line for what is wrong."""
 
+import gzip
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
@@ -81,11 +82,15 @@ def test_clients_are_simulated_and_steered(poolpipe: Command) -> None:
         (("--clients", "clients.yaml", "--links", "none.csv"), "none.csv: cannot be read"),
         (("--clients", "clients.yaml", "--links", "clients.yaml"), "no column mbit_per_s, time_s"),
         (("--clients", "links.csv", "--links", "links.csv"), "links.csv: is not a list of clients"),
+        (("--clients", "clients.yaml", "--links", "torn.csv.gz"), "torn.csv.gz: not a trace"),
+        (("--clients", "clients.yaml", "--links", "wide.csv"), "wide.csv: not a trace: field larg"),
     ],
 )
 def test_what_does_not_go_together_is_said(
     poolpipe: Command, arguments: tuple[str, ...], reason: str
 ) -> None:
+    Path("torn.csv.gz").write_bytes(gzip.compress(b"time_s,mbit_per_s\n0,1\n")[:-9])
+    Path("wide.csv").write_text("x" * 200_000)
     ran = poolpipe("simulate", "--plan", "plan.json", *arguments)
     assert ran.code == 2
     assert ran.err.count("\n") == 1

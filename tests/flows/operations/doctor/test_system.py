@@ -5,6 +5,7 @@ import signal
 from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -91,6 +92,27 @@ def test_a_state_file_that_no_keeper_wrote_is_a_problem(tmp_path: Path) -> None:
         Severity.PROBLEM,
         True,
     )
+
+
+def test_addresses_of_two_gateways_are_told_apart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    servers = [{"metrics_port": port} for port in (8002, 8003)]
+    served = {**LEFT, "tls": False, "servers": servers}
+    listening = [("::ffff:127.0.0.1", 8001), ("0.0.0.0", 8003), ("0.0.0.0", 9000)]
+
+    def serves(_: Surroundings) -> dict[str, Any]:
+        return served
+
+    def listens(_: object) -> list[tuple[str, int]]:
+        return listening
+
+    monkeypatch.setattr(Surroundings, "served", serves)
+    monkeypatch.setattr(system, "_listening", listens)
+    assert [found.seen for found in system.open_addresses(at(tmp_path))] == [
+        "port 8003 listens at 0.0.0.0, metrics, unencrypted",
+        "port 9000 listens at 0.0.0.0, transport between hosts",
+    ]
 
 
 @pytest.fixture(scope="module")

@@ -288,6 +288,26 @@ def test_a_request_may_end_in_the_next_file_and_an_old_file_may_be_gone(tmp_path
     assert everything(rolled) == everything(whole)
 
 
+@pytest.mark.long
+def test_a_file_that_rolls_away_while_it_is_read_keeps_no_other_from_being_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log, work = mixed_log(), workspace_of(tmp_path, the_plan())
+    first = log.write(work, roll=0, lines=slice(10))
+    second = log.write(work, roll=1, lines=slice(10, None))
+    line = len(f"{log.lines[0]}\n".encode())
+    real = module.add_statistics
+
+    def store(*given: Any) -> None:
+        real(*given)
+        first.unlink(missing_ok=True)
+
+    monkeypatch.setattr(module, "add_statistics", store)
+    monkeypatch.setattr(module, "PIECE_BYTES", 1)
+    assert ingest(work).bytes_read == line + second.stat().st_size
+    assert ingest(work).bytes_read == 0
+
+
 def test_a_rollout_splits_a_minute_by_plan_and_keeps_who_waited(tmp_path: Path) -> None:
     work = workspace_of(tmp_path, the_plan("one"), the_plan("two", names=("a",)))
     log = Log()

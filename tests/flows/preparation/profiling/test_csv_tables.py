@@ -183,6 +183,7 @@ def test_a_mark_of_byte_order_is_no_part_of_the_first_column(tmp_path: Path) -> 
         (f"{LATENCY}a,,1,0,1,5\n".encode(), "line 2, gpu_class: is empty"),
         (f"{LATENCY}a,L4\n".encode(), "line 2: neither vgpu_divisor nor vgpu_percent"),
         (LATENCY.encode() + b"a" * 200_000, "line 1: not CSV: field larger"),
+        (b"a" * 200_000, f"{LATENCY_FILE}, line 0: not CSV: field larger"),
     ],
 )
 def test_latencies_that_cannot_be_used_are_named(

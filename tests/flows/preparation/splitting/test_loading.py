@@ -25,9 +25,10 @@ def test_a_missing_file_is_refused(tmp_path: Path) -> None:
     refused(tmp_path / "none.onnx", "no such file")
 
 
+@pytest.mark.parametrize("name", ["model.onnx", "plan.json", "model.textproto", "model.onnxtxt"])
 @pytest.mark.parametrize("content", [b"", b"this is text, not a model\n", bytes(range(256))])
-def test_a_file_that_is_not_onnx_is_refused(tmp_path: Path, content: bytes) -> None:
-    path = tmp_path / "model.onnx"
+def test_a_file_that_is_not_onnx_is_refused(tmp_path: Path, content: bytes, name: str) -> None:
+    path = tmp_path / name
     path.write_bytes(content)
     refused(path, "is not an ONNX file")
 

@@ -3,6 +3,8 @@
 import contextlib
 import json
 import re
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import replace
@@ -59,6 +61,7 @@ from triton_backend.serve_folder.repository import for_clients, render_repositor
 from triton_backend.serve_folder.settings import ServeOptions
 from triton_backend.simulator.run import simulate
 from triton_backend.simulator.scenario import SimOptions
+from warehouse.db import WarehouseInUseError
 from warehouse.observations import Rollout, begin_rollout, list_rollouts, rollout_steps
 
 PATIENT_US = 4_000_000
@@ -557,6 +560,8 @@ def test_rolling_back_brings_the_artifacts_that_were_in_force(
     [
         (MetricsError("no metrics from h"), "no metrics from h"),
         (KeyboardInterrupt(), "interrupted"),
+        (SystemExit(143), "interrupted"),  # a SIGTERM
+        (OSError("the disk is full"), "the disk is full"),
     ],
 )
 def test_a_canary_that_is_not_watched_to_its_end_is_taken_back(
@@ -589,6 +594,39 @@ def test_a_canary_that_is_not_watched_to_its_end_is_taken_back(
         last = list_rollouts(warehouse)[0]
     assert (last.plan_id, last.state, last.outcome) == (name, ROLLED_BACK, said)
     assert not work.state.rollout_under_way.exists()
+
+
+@pytest.mark.slow
+def test_a_canary_is_taken_back_while_another_process_keeps_the_warehouse(
+    state: ServerState, work: Workspace, served: Plan, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = guarded.watch_canary
+    begins = "import duckdb, sys, time; held = duckdb.connect(sys.argv[1]); print(flush=True)"
+    command = [sys.executable, "-c", f"{begins}; time.sleep(600)", str(work.warehouse)]
+    holders: list[subprocess.Popen[bytes]] = []
+
+    def watch(*given: Any) -> object:
+        seen = real(*given)
+        holders.append(subprocess.Popen(command, stdout=subprocess.PIPE))
+        assert holders[0].stdout is not None
+        holders[0].stdout.readline()
+        return seen
+
+    monkeypatch.setattr(guarded, "watch_canary", watch)
+    name = write_stage(work.state.artifacts, "held", "Add", OFFSET, ("middle", "y"))
+    new = of_stages(served, "held", artifact=name)
+    try:
+        with clients(state), pytest.raises(WarehouseInUseError):
+            roll_out(replace(work, patience_seconds=0.0), new, OPTIONS)
+        assert plan_in_force(state.folder).plan_id == "served"
+    finally:
+        for holder in holders:
+            with holder:
+                holder.kill()
+    assert finish_interrupted(work).plan_id == "served"
+    with work.open(read_only=True) as warehouse:
+        last = list_rollouts(warehouse)[0]
+    assert (last.plan_id, last.state) == ("held", FAILED)
 
 
 @pytest.mark.slow

@@ -304,4 +304,7 @@ def test_whoever_opens_a_server_is_told_what_that_means() -> None:
     assert "metrics" in cautions("127.0.0.1", "0.0.0.0", None)[0]
     assert is_loopback("127.8.8.8")
     assert is_loopback("localhost")
+    assert is_loopback("::1")
+    assert is_loopback("::ffff:127.0.0.1")
+    assert not is_loopback("::ffff:10.0.0.5")
     assert not is_loopback("gateway.example")
