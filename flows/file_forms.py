@@ -156,6 +156,17 @@ class GpuClassForm(FileForm):
         "(CUDA context, libraries).",
         examples=[0.5],
     )
+    load_gib_per_s: PositiveFloat | None = Field(
+        default=None,
+        description="GiB of weights that are loaded per second. Planned with `--on-demand`, models "
+        "may then be loaded when they are asked for.",
+        examples=[6],
+    )
+    load_ms: PositiveFloat | None = Field(
+        default=None,
+        description="Time that each such load takes beside its bytes, in ms; 0 by default.",
+        examples=[40],
+    )
     hourly_cost: PositiveFloat | None = Field(
         default=None,
         description="Price of one GPU for one hour, in any currency. "

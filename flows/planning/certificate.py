@@ -352,6 +352,8 @@ def _stage(
             raise InvariantError(f"{profile.name} was planned where it was not measured: {stage}")
         profiled = table.stage_latency_us(stage.blocks)
         latency = tuple(int(v) for v in (profiled if whole_table else profiled[:batch]))
+    if stage.load_us is not None:
+        latency = tuple(v + stage.load_us for v in latency)
     leaving, boundary = total_bytes_per_sample(profile.outputs), profile.outputs or None
     transfer, last = 0, stage.blocks[1]
     if following is not None:
@@ -372,4 +374,5 @@ def _stage(
         memory=stage.memory or (whole_memory(profile) if stage.shared is not None else None),
         duty_cycle_us=stage.duty_cycle_us,
         boards=stage.boards,
+        load_us=stage.load_us,
     )

@@ -206,6 +206,7 @@ class PlannedStage:
         boards: it joins batches with the other pipelines on its pool.
         memory: what it takes of its GPU; None: nothing of it is stated, or the whole model's on a
             shared pool.
+        load_us: time of a load, where it is loaded on demand; every latency is that much longer.
     """
 
     blocks: tuple[int, int]
@@ -220,6 +221,7 @@ class PlannedStage:
     batch: int | None = None
     boards: bool = False
     memory: StageMemory | None = None
+    load_us: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

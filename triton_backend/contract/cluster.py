@@ -26,7 +26,15 @@ from triton_backend.contract.shares import (
 
 MAX_GPUS = 10_000_000  # of a cluster
 NIC_GBPS = (1e-6, 1e6)  # slowest and fastest link
-CLASS_NUMBERS = ("memory_gib", "taken_gib", "process_memory_gib", "hourly_cost", "power_w")
+CLASS_NUMBERS = (
+    "memory_gib",
+    "taken_gib",
+    "process_memory_gib",
+    "load_gib_per_s",
+    "load_ms",
+    "hourly_cost",
+    "power_w",
+)
 PERCENT_VGPUS = 2  # per GPU, where a class of percents does not say how many
 
 
@@ -42,6 +50,8 @@ class GpuClass:
         mig: how its cards are divided into slices, in place of divisors and percents.
         taken_gib: memory of every GPU that others hold: models that are served beside a plan.
         process_memory_gib: what every process on the GPU takes beside its stages.
+        load_gib_per_s: rate at which weights are loaded; None: nothing is loaded on demand.
+        load_ms: what a load takes beside its bytes.
     """
 
     name: str
@@ -53,6 +63,8 @@ class GpuClass:
     memory_gib: float | None = None
     taken_gib: float | None = None
     process_memory_gib: float | None = None
+    load_gib_per_s: float | None = None
+    load_ms: float | None = None
     hourly_cost: float | None = None
     power_w: float | None = None
 
@@ -84,6 +96,8 @@ class GpuClass:
                 raise InputError(f"gpu_classes.{self.name}.{field}", f"{value} is not positive")
         if self.taken_gib is not None:
             self._check_taken(self.taken_gib)
+        if self.load_ms is not None and self.load_gib_per_s is None:
+            raise InputError(f"gpu_classes.{self.name}.load_ms", "needs load_gib_per_s beside it")
 
     def _check_taken(self, taken_gib: float) -> None:
         where = f"gpu_classes.{self.name}.taken_gib"

@@ -286,7 +286,7 @@ class Stage(Form):
     `latency_us_by_batch[b - 1]` is the run time of batch b. `transfer_us` is 0 for the last stage;
     the bytes that leave it are the answer's, 0 where not known. A stage that boards joins batches
     with the model's other pipelines on its pool: its batch is how many samples one batch takes in
-    all.
+    all. One with `load_us` is loaded on demand: every run is reckoned with a load.
     """
 
     blocks: Annotated[
@@ -320,6 +320,14 @@ class Stage(Form):
         StageMemory | None,
         About("Memory of its GPU.", {"static": 5000000, "dynamic": 0}, "memory_bytes", "memory"),
     ] = None
+    load_us: Annotated[
+        int | None,
+        About(
+            "Time of a load, which its latencies contain, in µs, if it is loaded on demand.",
+            46000,
+            least=1,
+        ),
+    ] = None
     artifact: Annotated[
         str | None, About("Folder that the runtime loads; absent if emulated.", "9a/1f…")
     ] = None
@@ -339,6 +347,18 @@ class Stage(Form):
         if self.batch is not None and self.batch > self.largest:
             reason = f"{self.batch}, but latencies are known for batches 1 to {self.largest}"
             raise InputError(f"{where}, batch", reason)
+        if self.load_us is not None:
+            self._check_on_demand(f"{where}, load_us", self.load_us)
+
+    def _check_on_demand(self, where: str, load_us: int) -> None:
+        if self.memory is None:
+            raise InputError(where, "needs memory_bytes: what is loaded must find room")
+        if self.boards:
+            raise InputError(where, "a stage that boards is not loaded on demand")
+        shortest = min(self.latency_us_by_batch)
+        if shortest <= load_us:
+            reason = f"a load of {load_us} µs is contained in no run of {shortest} µs"
+            raise InputError(where, reason)
 
     @property
     def largest(self) -> int:
@@ -669,6 +689,7 @@ class Plan:
         object.__setattr__(self, "pools", self._pools_as_mentioned())
         _check_sizes(self.cluster, self.pools)
         _check_boards(self)
+        _check_on_demand(self)
         _check_gpus(self)
         _check_sharing(self)
 
@@ -819,6 +840,11 @@ class Plan:
             for stage in pipeline.stages
             if stage.pool == name
         )
+
+    def room_bytes(self, pool: int) -> int:
+        """Bytes that every vGPU of a pool has for stages that are loaded on demand."""
+        place, stages = self.pools[pool], self.stages_of(pool)
+        return _room_bytes(self.cluster.gpu_class(place.gpu_class), place.share, stages)
 
     def vgpus(self) -> tuple[VGpu, ...]:
         """Every vGPU, numbered by pool and placement order.
@@ -1050,6 +1076,57 @@ def worker_memory_gib(gpu_class: GpuClass, held: Sequence[StageMemory | None]) -
     return (gpu_class.process_memory_gib or 0.0) + needed / BYTES_PER_GIB
 
 
+# Stages that are loaded on demand
+#
+#     memory of a vGPU   [ process | weights of pinned stages | room                 | workspace ]
+#                                                               loaded on demand, the largest of
+#                                                               least recently used   all stages
+#                                                               evicted first
+
+
+def load_time_us(gpu_class: GpuClass, weights: int) -> int | None:
+    """Time in which so many bytes of weights are loaded (µs); None where no rate is stated."""
+    if gpu_class.load_gib_per_s is None:
+        return None
+    seconds = weights / BYTES_PER_GIB / gpu_class.load_gib_per_s
+    return max(1, math.ceil(seconds * US_PER_S + ms_to_us(gpu_class.load_ms or 0.0)))
+
+
+def pinned_memory(stage: Stage) -> StageMemory | None:
+    """Memory that a stage always holds; its workspace alone where it is loaded on demand."""
+    if stage.load_us is None or stage.memory is None:
+        return stage.memory
+    return replace(stage.memory, static=0)
+
+
+def _room_bytes(gpu_class: GpuClass, share: int, stages: Sequence[Stage]) -> int:
+    """Bytes of a vGPU's memory for stages that are loaded on demand.
+
+    The rest of its part of the memory, no more than all of them take; 0 where there are none.
+
+    Raises:
+        InputError: the memory of the class is not stated, or the largest of them finds no room.
+    """
+    weights = [s.memory.static for s in stages if s.load_us is not None and s.memory is not None]
+    if not weights:
+        return 0
+    where = f"pool {stages[0].pool!r}, load_us"
+    if gpu_class.mig is not None:
+        raise InputError(where, f"class {gpu_class.name} is divided by MIG: all stages are pinned")
+    if gpu_class.usable_gib is None:
+        raise InputError(where, f"class {gpu_class.name} needs memory_gib, which is shared out")
+    part_gib = gpu_class.usable_gib * share / WHOLE_GPU
+    kept = worker_memory_gib(gpu_class, [*map(pinned_memory, stages)]) * BYTES_PER_GIB
+    room = math.floor(part_gib * BYTES_PER_GIB - kept)
+    if room < max(weights):
+        reason = (
+            f"{max(weights) / BYTES_PER_GIB:.3f} GiB are loaded at once, of {part_gib:.4g} GiB "
+            f"{max(room, 0) / BYTES_PER_GIB:.3f} are left beside pinned stages and workspace"
+        )
+        raise InputError(where, reason)
+    return min(room, sum(weights))
+
+
 def _memory_gib(plan: Plan, number: int) -> float:
     """Memory of a pool's vGPU: every stage's weights, the largest workspace, its process.
 
@@ -1058,9 +1135,11 @@ def _memory_gib(plan: Plan, number: int) -> float:
     """
     pool = plan.pools[number]
     gpu_class = plan.cluster.gpu_class(pool.gpu_class)
-    held = {(s.blocks, s.memory): s.memory for s in plan.stages_of(number) if s.boards}
-    alone = [stage.memory for stage in plan.stages_of(number) if not stage.boards]
+    stages = plan.stages_of(number)
+    held = {(s.blocks, s.memory): s.memory for s in stages if s.boards}
+    alone = [pinned_memory(stage) for stage in stages if not stage.boards]
     needed = worker_memory_gib(gpu_class, [*held.values(), *alone])
+    needed += _room_bytes(gpu_class, pool.share, stages) / BYTES_PER_GIB
     if gpu_class.mig is not None:
         room = gpu_class.mig.room_gib(pool.share)
         if needed > room * (1 + TOLERANCE):
@@ -1112,6 +1191,21 @@ def _check_sharing(plan: Plan) -> None:
         if stages[number] > 1 and work[number] > pool.vgpus * (1 + TOLERANCE):
             reason = f"its stages promise the work of {work[number]:.3f} vGPUs, it has {pool.vgpus}"
             raise InputError(f"pool {pool.name!r}, vgpus", reason)
+
+
+def _check_on_demand(plan: Plan) -> None:
+    """Stages that are loaded on demand are there once, on a pool without interference."""
+    seen: set[tuple[str, str, tuple[int, int]]] = set()
+    for model, _, stage, pool in plan.placed_stages():
+        if stage.load_us is None:
+            continue
+        where = f"pool {pool.name!r}, load_us"
+        if pool.interference is not None:
+            raise InputError(where, "stands beside interference, which loads do not count")
+        place = (pool.name, model.name, stage.blocks)
+        if place in seen:
+            raise InputError(where, f"{model.name!r} has two pipelines here; one is needed")
+        seen.add(place)
 
 
 # Transfers between modules: planners and `verify` count them, schedulers reserve them.

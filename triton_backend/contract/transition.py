@@ -26,6 +26,7 @@ from typing import Any, NamedTuple
 from triton_backend.contract.applications.steps import Step
 from triton_backend.contract.errors import InputError
 from triton_backend.contract.plan import (
+    BYTES_PER_GIB,
     TOLERANCE,
     ModelPlan,
     Pipeline,
@@ -36,6 +37,7 @@ from triton_backend.contract.plan import (
     StageMemory,
     StageRow,
     VGpu,
+    pinned_memory,
     worker_memory_gib,
 )
 from triton_backend.contract.shares import percent_of, share_text
@@ -121,7 +123,7 @@ def missing(held: Content, wanted: Content) -> tuple[StageKey, ...]:
 
 def runs(held: Stage, wanted: Stage) -> bool:
     """True if what was loaded for a stage can run another one of the same key."""
-    if held.largest < wanted.largest:
+    if held.largest < wanted.largest or (held.load_us is None) != (wanted.load_us is None):
         return False
     latencies = held.latency_us_by_batch[: wanted.largest]
     return wanted.artifact is not None or latencies == wanted.latency_us_by_batch
@@ -204,13 +206,35 @@ def _goes_on(before: Plan, after: Plan) -> Callable[[int, int], bool]:
 
     @cache
     def goes_on(was: int, then: int) -> bool:
-        lacks = len(missing(held[was], wanted[then]))
-        if not 0 < lacks < len(wanted[then]):
-            return lacks == 0
+        if _on_demand(held[was]) or _on_demand(wanted[then]):
+            if not _same_pinned(held[was], wanted[then]):
+                return False
+        else:
+            lacks = len(missing(held[was], wanted[then]))
+            if not 0 < lacks < len(wanted[then]):
+                return lacks == 0
         same_policy = _policies(before, was) == _policies(after, then)
         return needed[then].fit(had[was], same_policy=same_policy)
 
     return goes_on
+
+
+def _on_demand(content: Content) -> bool:
+    """True if some of the stages are loaded on demand."""
+    return any(stage.load_us is not None for stage in content.values())
+
+
+def _same_pinned(held: Content, wanted: Content) -> bool:
+    """True if both load stages on demand, and the same ones are there at all times.
+
+    What is loaded on demand may change: nothing is loaded before the change.
+    """
+    one, other = (
+        {key: stage for key, stage in content.items() if stage.load_us is None}
+        for content in (held, wanted)
+    )
+    both = _on_demand(held) and _on_demand(wanted)
+    return both and one.keys() == other.keys() and not missing(one, other)
 
 
 def _policies(plan: Plan, pool: int) -> set[str]:
@@ -321,7 +345,9 @@ def transition(before: Plan, after: Plan) -> Transition:
         held, wanted = had[old[one].pool], has[new[other].pool]
         size = sizes_before[old[one].pool]
         lacks = missing(held, wanted)
-        if lacks:
+        if lacks and _on_demand(wanted):  # its room is the less of both until the change is made
+            size = max(size, sizes_after[new[other].pool])
+        elif lacks:
             loads[other] = lacks
             memories = [wanted[key].memory for key in lacks]
             bytes_loaded[new_places[other].node] += _static(memories)
@@ -334,7 +360,7 @@ def transition(before: Plan, after: Plan) -> Transition:
     for vgpu in starts:
         size = sizes_after[vgpu.pool]
         holds(new_places[vgpu.index], (0.0, size, size))
-        memories = [stage.memory for stage in after.stages_of(vgpu.pool)]
+        memories = [pinned_memory(stage) for stage in after.stages_of(vgpu.pool)]
         bytes_loaded[new_places[vgpu.index].node] += _static(memories)
     for vgpu in ends:
         size = sizes_before[vgpu.pool]
@@ -358,8 +384,10 @@ def _sizes(plan: Plan) -> list[float]:
     """Memory (GiB) of a worker by its pool's number."""
     return [
         worker_memory_gib(
-            plan.cluster.gpu_class(pool.gpu_class), [s.memory for s in plan.stages_of(number)]
+            plan.cluster.gpu_class(pool.gpu_class),
+            [pinned_memory(stage) for stage in plan.stages_of(number)],
         )
+        + plan.room_bytes(number) / BYTES_PER_GIB
         for number, pool in enumerate(plan.pools)
     ]
 

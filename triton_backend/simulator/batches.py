@@ -84,6 +84,10 @@ def _copy_hop(world: World, slot: int, hop: int) -> None:
     if world.cursor[0]["interference"] != PLANNED and hop < world.runs[slot]["stages"]:
         pipeline = world.tables.topology.pipelines[world.tables.batches[slot]["pipeline"]]
         _copy_seat(world, to, pipeline["first_stage"] + hop)
+    if len(world.loading) > 0 and hop < world.runs[slot]["stages"]:
+        pipeline = world.tables.topology.pipelines[world.tables.batches[slot]["pipeline"]]
+        loads = world.loading[pipeline["first_stage"] + hop]
+        to["place"], to["load_us"] = loads["place"], loads["load_us"]
     down = intervals[interval_of(world.tables, slot, hop, DOWNLINK)]
     up = intervals[interval_of(world.tables, slot, hop, UPLINK)]
     to["downlink"] = down["resource"]
@@ -124,6 +128,7 @@ def carry_shared_batch(world: World, slot: int, number: int, now_us: int) -> Non
         hop["vgpu"] = hop["number"] = tables.paths[slot, 0]
         hop["uplink"] = hop["downlink"] = world.hops[slot, 1]["uplink"] = NONE
         hop["move_start_us"] = hop["move_end_us"] = 0
+        hop["place"] = NONE
     if run["phase"] != RESTING:
         return
     interval = tables.intervals[interval_of(tables, slot, 0, VGPU)]

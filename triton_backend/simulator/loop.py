@@ -5,6 +5,7 @@ nothing. It returns to Python only when the run is over, stopped, or an array is
 requests have variants and a worker is lost or back.
 """
 
+from triton_backend.runtimes.residency import ABSENT
 from triton_backend.scheduler.admission import admits, admits_job
 from triton_backend.scheduler.compiled import FAR, NONE, Record, entry, inlined, kernel
 from triton_backend.scheduler.feedback import worker_back, worker_lost
@@ -272,6 +273,8 @@ def _have_back(world: World, vgpu: int) -> int:
 @kernel
 def _lose(world: World, vgpu: int) -> int:
     world.cursor[0]["workers"] = 1
+    for place in range(world.used.shape[1]):  # nothing that was loaded on demand is left
+        world.used[vgpu, place] = ABSENT
     before = cycles()
     while worker_lost(world.tables, vgpu) == NEEDS_ROOM:
         carry_out(world)

@@ -287,12 +287,14 @@ class PoolResult:
         gpus: that its vGPUs are, in whole GPUs and parts.
         busy_by_vgpu: busy time / time, of every vGPU in order, low requests apart.
         offered, bad: requests of all entries that have a stage on the pool; dropped or late ones.
+        loads: of stages that are loaded on demand; None where it has none.
     """
 
     gpus: float
     busy_by_vgpu: tuple[float, ...]
     offered: int
     bad: int
+    loads: int | None = None
 
     @property
     def idle_fraction(self) -> float:
@@ -323,6 +325,7 @@ class PoolResult:
             "busy_by_vgpu": list(self.busy_by_vgpu),
             "bad_rate": self.bad_rate,
             "advice_gpus": self.advice_gpus,
+            **({} if self.loads is None else {"loads": self.loads}),
         }
 
 
@@ -563,7 +566,12 @@ def _module_result(tasks: Records) -> ModuleResult:
 
 
 def pool_results(
-    plan: Plan, requests: Records, queues: Integers, busy_us: Integers, span_us: int
+    plan: Plan,
+    requests: Records,
+    queues: Integers,
+    busy_us: Integers,
+    span_us: int,
+    loads: Integers | None = None,
 ) -> dict[str, PoolResult]:
     """Figures per pool.
 
@@ -573,11 +581,13 @@ def pool_results(
         queues: [queue of the requests] its number in the plan, NONE where it has none.
         busy_us: [resource] time in use, vGPUs first, but for batches of low requests alone.
         span_us: length of the span.
+        loads: [resource] of stages on demand, where the plan has some.
     """
     users: dict[str, set[int]] = {pool.name: set() for pool in plan.pools}
     for row in pipelines_by_queue(plan):
         for stage in row.pipeline.stages:
             users[stage.pool].add(row.queue)
+    loading = {s.pool for _, _, s, _ in plan.placed_stages() if s.load_us is not None}
     count = sum(len(model.queues) for model in plan.models)
     requests = requests[(requests["queue"] != NONE) & (requests["low"] == 0)]
     queue = queues[requests["queue"]]
@@ -594,6 +604,9 @@ def pool_results(
             busy_by_vgpu=tuple(busy.tolist()),
             offered=int(offered_of[own].sum()),
             bad=int(bad_of[own].sum()),
+            loads=None
+            if loads is None or pool.name not in loading
+            else int(loads[first : first + pool.vgpus].sum()),
         )
         first += pool.vgpus
     return found

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from triton_backend.contract.errors import InputError
 from triton_backend.contract.plan import Plan
 from triton_backend.contract.transition import inherited_vgpus
 from triton_backend.contract.units import US_PER_S, s_to_us
@@ -62,7 +63,7 @@ from triton_backend.simulator.scenario import (
     rates_of,
 )
 from triton_backend.simulator.ticks import cycles_now
-from triton_backend.simulator.workers import ONE, Gpu, beside, gpus_of, seats_of
+from triton_backend.simulator.workers import ONE, Gpu, beside, gpus_of, loading_of, seats_of
 from triton_backend.simulator.world import (
     DROPPED,
     NOW,
@@ -70,6 +71,7 @@ from triton_backend.simulator.world import (
     World,
     fit,
     interfering,
+    loading,
     new_world,
     tasks_of,
     with_jobs,
@@ -112,6 +114,9 @@ def simulate(
     """
     options = options or SimOptions()
     if options.policy in SIMULATOR_ONLY:
+        if any(stage.load_us is not None for _, _, stage, _ in plan.placed_stages()):
+            reason = f"{options.policy!r} loads nothing on demand, as the plan does"
+            raise InputError("policy", reason)
         requests = offered_requests(plan, _offer(plan, options))
         factors = _factors(options)
         policy = from_papers(options.policy)
@@ -231,6 +236,7 @@ def prepare(plan: Plan, options: SimOptions, *, timed: int = 0) -> World:
     world = _with_jobs(world, plan, plan, options)
     if options.interference != "planned":
         world = _interfering(world, options, plan, _gpus(world, plan))
+    world = _loading(world, plan)
     world = fit(world, spare=2 * len(plan.vgpus()) * len(options.failures))
     schedule_failures(world, plan, options.failures)
     world.cursor[0]["stop_us"] = FAR
@@ -330,6 +336,12 @@ def _interfering(
     return interfering(world, mode, seats_of(plan), beside(gpus))
 
 
+def _loading(world: World, plan: Plan) -> World:
+    """The world where stages of the plan are loaded on demand, if some are."""
+    rows, sizes, rooms = loading_of(plan)
+    return loading(world, rows, sizes, rooms) if len(sizes) else world
+
+
 def _factors(options: SimOptions) -> Integers:
     """Factors of run times, as multiples of 1 / ONE.
 
@@ -376,6 +388,7 @@ def _change_plan(now: _Run, options: SimOptions, change: PlanChange) -> _Run:
             gpus[done.resources[resource]] = gpu
     if options.interference != "planned":
         renewed = _interfering(renewed, options, change.plan, gpus)
+    renewed = _loading(renewed, change.plan)
     return _Run(
         plans=(*now.plans, change.plan),
         world=renewed,
@@ -468,6 +481,7 @@ def _result(
             world.queues[:, NOW],
             world.busy_us - world.low_busy_us,
             span_us - since_us,
+            world.memory["loads"] if len(world.loading) else None,
         ),
         utilisation=utilisation(plan.cluster, _seconds(end), span_us),
         link_utilisation=tuple((links[links > 0] / span_us).tolist()),

@@ -14,6 +14,9 @@ What a batch lasts beside those on other vGPUs of its GPU (`cursor.interference`
 A shared batch runs once for all its members, as soon as its start has come and no member is
 missing.
 
+A stage that is loaded on demand has its load in what is reserved. Where it is there already the run
+is that much shorter; else others are evicted for it (`runtimes.residency`).
+
 At every start and end on a GPU the batches that run there are timed again. Work is whole 1/1024 µs
 and factors are whole 1/2**20, so that every machine agrees; ends are rounded to whole µs.
 """
@@ -23,6 +26,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from triton_backend.contract.plan import Plan
+from triton_backend.runtimes import residency
 from triton_backend.scheduler.compiled import NONE, Integers, Records, inlined, kernel
 from triton_backend.scheduler.shared_batches import batch_of
 from triton_backend.scheduler.tables import (
@@ -39,6 +43,7 @@ from triton_backend.simulator.heap import STAGE_DONE, STAGE_START
 from triton_backend.simulator.world import (
     ABOARD,
     LATE,
+    LOADING,
     OVERLAP,
     PLANNED,
     RESTING,
@@ -59,6 +64,8 @@ WORK = 1 << 10  # a µs of work
 
 Gpu = tuple[str, int]  # node and number on it
 
+_admit = kernel(residency.admit)
+
 
 def seats_of(plan: Plan) -> Records:
     """[stage row] `SEAT`; stages of pools that state no interference suffer and press nothing."""
@@ -77,6 +84,22 @@ def seats_of(plan: Plan) -> Records:
             for name in SEAT.names or ():
                 row[name] = round(getattr(seat, name) * ONE)
     return seats
+
+
+def loading_of(plan: Plan) -> tuple[Records, Integers, Integers]:
+    """[stage row] `LOADING`, [stage on demand] its bytes, [vGPU] bytes for all that are there."""
+    stages = [stage for known in pipelines_by_queue(plan) for stage in known.pipeline.stages]
+    rows = np.zeros(len(stages), dtype=LOADING)
+    rows["place"] = NONE
+    sizes: list[int] = []
+    for row, stage in zip(rows, stages, strict=True):
+        if stage.load_us is not None and stage.memory is not None:
+            row["place"], row["load_us"] = len(sizes), stage.load_us
+            sizes.append(stage.memory.static)
+    pools = range(len(plan.pools)) if sizes else range(0)
+    rooms = [plan.room_bytes(number) for number in pools]
+    by_vgpu = np.repeat(rooms, [plan.pools[number].vgpus for number in pools])
+    return rows, np.array(sizes, dtype=np.int64), by_vgpu
 
 
 def gpus_of(plan: Plan) -> list[Gpu | None]:
@@ -177,7 +200,10 @@ def _start_stage(world: World, slot: int, now_us: int) -> None:
     cursor = world.cursor[0]
     factor = world.factors[cursor["factor"]]
     cursor["factor"] = (cursor["factor"] + 1) % len(world.factors)
-    latency = max(1, (hop["end_us"] - hop["start_us"]) * factor // ONE)
+    lasts = hop["end_us"] - hop["start_us"]
+    if len(world.loading) > 0:
+        lasts -= _already_there_us(world, slot)
+    latency = max(1, lasts * factor // ONE)
     world.running[hop["vgpu"]] = slot
     if cursor["interference"] != PLANNED:
         begin(world, slot, latency, now_us)
@@ -190,6 +216,19 @@ def _start_stage(world: World, slot: int, now_us: int) -> None:
         _note_shared_batch(world, slot, now_us)
     elif run["stage"] == 0:
         _note_starts(world, slot, now_us)
+
+
+@kernel
+def _already_there_us(world: World, slot: int) -> int:
+    """The part of its reserved time that a run does not need: the load of a stage that is there."""
+    hop = world.hops[slot, world.runs[slot]["stage"]]
+    if hop["place"] == NONE:
+        return 0
+    memory = world.memory[hop["vgpu"]]
+    if _admit(world.used[hop["vgpu"]], world.sizes, memory["room"], hop["place"]):
+        memory["loads"] += 1
+        return 0
+    return hop["load_us"]
 
 
 @kernel

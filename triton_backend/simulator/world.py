@@ -83,14 +83,19 @@ USE_RECORD = np.dtype(
 )
 SEAT = np.dtype([(name, np.int64) for name in ("factor", "susceptibility", "pressure")])
 """Planned values of a stage on its pool, in 1 / `workers.ONE`."""
+LOADING = np.dtype([(name, np.int64) for name in ("place", "load_us")])
+"""Of a stage that is loaded on demand: its place among them, NONE of others; its load."""
+MEMORY = np.dtype([(name, np.int64) for name in ("room", "loads")])
+"""Of a resource: bytes for stages that are loaded on demand, loads so far."""
 HOP = np.dtype(
     [
         *((name, np.int64) for name in OFFER.names or ()),
         ("number", np.int64),
         *((name, np.int64) for name in SEAT.names or ()),
+        *((name, np.int64) for name in LOADING.names or ()),
     ]
 )
-"""The kind of an offer, the vGPU's number in the plan that dispatched, and its seat;
+"""The kind of an offer, the vGPU's number in the plan that dispatched, its seat and its loading;
 `vgpu` is the resource now."""
 RUN = np.dtype(
     [
@@ -183,6 +188,10 @@ class World(NamedTuple):
         variants: [queue] rows of `variants`, of the plan in force; none where there are none.
         seats: [stage row] `SEAT`, of the plan in force; none where all is as planned.
         beside: [resource, k] the other vGPUs of its GPU, then NONE; the same.
+        loading: [stage row] `LOADING`, of the plan in force; none where all stages are pinned.
+        sizes: [stage on demand] bytes; the same.
+        memory: [resource] `MEMORY`; the same.
+        used: [resource, stage on demand] as in `runtimes.residency`; the same.
         ticks: [decision] twice the CPU cycles of single decisions, 1 more where a batch was sent;
             as many as are to be timed.
         cursor: [1] all that there is one of.
@@ -207,6 +216,10 @@ class World(NamedTuple):
     variants: Records
     seats: Records
     beside: Integers
+    loading: Records
+    sizes: Integers
+    memory: Records
+    used: Integers
     ticks: Integers
     cursor: Records
 
@@ -275,6 +288,10 @@ def new_world(
         variants=np.zeros(0, dtype=VARIANT),
         seats=np.zeros(0, dtype=SEAT),
         beside=np.zeros((0, 0), dtype=np.int64),
+        loading=np.zeros(0, dtype=LOADING),
+        sizes=np.zeros(0, dtype=np.int64),
+        memory=np.zeros(0, dtype=MEMORY),
+        used=np.zeros((0, 0), dtype=np.int64),
         ticks=np.zeros(timed, dtype=np.int64),
         cursor=cursor,
     )
@@ -319,6 +336,18 @@ def interfering(world: World, mode: int, seats: Records, beside: Integers) -> Wo
     return fit(world._replace(seats=seats, beside=beside))
 
 
+def loading(world: World, loading: Records, sizes: Integers, rooms: Integers) -> World:
+    """The same world where stages are loaded on demand, of which none is there yet.
+
+    `rooms` [vGPU]; links load nothing.
+    """
+    resources = len(world.tables.resources)
+    memory = np.zeros(resources, dtype=MEMORY)
+    memory["room"][: len(rooms)] = rooms
+    used = np.zeros((resources, len(sizes)), dtype=np.int64)
+    return world._replace(loading=loading, sizes=sizes, memory=memory, used=used)
+
+
 def with_tables(
     world: World,
     tables: Tables,
@@ -343,6 +372,7 @@ def with_tables(
     hops = world.hops[flying, :steps]
     for name in ("vgpu", "uplink", "downlink"):
         hops[name] = np.where(hops[name] == NONE, NONE, resources[hops[name]])
+    hops["place"] = NONE  # runs in flight last as long as reserved
     renewed.hops[flying, :steps] = hops
     world.cursor[0]["plan"] += 1
     world.queues[:, NOW] = queues

@@ -2,7 +2,8 @@
 
 from flows.planning.promises.headroom import HEADROOM
 from flows.planning.registry import Option, Planner
-from flows.planning.subclusters.plan import AUTO, plan
+from flows.planning.subclusters.on_demand import plan
+from flows.planning.subclusters.plan import AUTO
 
 PLANNERS = (
     Planner(
@@ -42,6 +43,13 @@ PLANNERS = (
                 default="timeout",
                 help="Dispatch policy of the plan; deferred (Symphony's) is for many GPUs only.",
                 choices=("timeout", "deferred"),
+            ),
+            Option(
+                name="on_demand",
+                kind=bool,
+                default=False,
+                help="Pin the hottest models where memory does not hold all; load others when they "
+                "are asked for.",
             ),
             HEADROOM,
         ),

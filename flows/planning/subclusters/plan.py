@@ -116,8 +116,8 @@ class Subcluster:
     continues: str | None = None
 
 
-def plan(inputs: Inputs, options: PlanOptions) -> Outcome:
-    """Plan a workload on sub-clusters.
+def plan(inputs: Inputs, options: PlanOptions, taken: Mapping[str, int] | None = None) -> Outcome:
+    """Plan a workload on sub-clusters, on the GPUs that are not taken (by class).
 
     Raises:
         InputError: the inputs do not fit together, or a price or rate is missing.
@@ -125,6 +125,12 @@ def plan(inputs: Inputs, options: PlanOptions) -> Outcome:
             be reached.
     """
     asked = read_demands(inputs, options)
+    if taken:
+        left = [
+            n - taken.get(name, 0)
+            for name, n in zip(asked.problem.classes, asked.problem.gpus, strict=True)
+        ]
+        asked = replace(asked, problem=replace(asked.problem, gpus=np.array(left, dtype=np.int64)))
     wanted = _wanted(options, int(asked.joint.max()) + 1)
     trace = Trace()
     if options.objective == "throughput":
@@ -173,7 +179,7 @@ def read_demands(inputs: Inputs, options: PlanOptions) -> Demands:
     kinds = range(len(problem.classes))
     asked = Demands(
         problem=problem,
-        curves=tuple(curves(_latencies(problem, k), limit) for k in kinds),
+        curves=tuple(curves(latencies(problem, k), limit) for k in kinds),
         weight=np.array([d.normaliser(options.objective) for d in demands]),
         least_rps=np.array([options.minimum_rps.get(d.name, 0.0) for d in demands]),
         static_bytes=static_bytes,
@@ -196,7 +202,7 @@ def _joint(workload: Workload) -> Ints:
     return np.array([numbers[name] for name in names], dtype=np.int64)
 
 
-def _latencies(problem: Problem, kind: int) -> Floats:
+def latencies(problem: Problem, kind: int) -> Floats:
     """[m, batches] latency of the whole model on a whole GPU of a class, infinite where unknown."""
     most = max(model.batches for model in problem.models)
     out = np.full((len(problem.models), most), np.inf)
@@ -212,7 +218,7 @@ def _check_possible(asked: Demands, limit_us: Floats, inputs: Inputs) -> None:
     for number in np.flatnonzero(~possible.any(axis=1)).tolist():
         demand = inputs.workload.models[number]
         where = f"workload model {demand.name!r}"
-        single = [_latencies(asked.problem, k)[number, 0] for k in range(len(asked.curves))]
+        single = [latencies(asked.problem, k)[number, 0] for k in range(len(asked.curves))]
         best = int(np.argmin(single))
         held = float(asked.static_bytes[number] + asked.dynamic_bytes[number])
         if not np.isfinite(single[best]) or single[best] <= limit_us[number]:

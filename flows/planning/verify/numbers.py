@@ -31,7 +31,7 @@ from triton_backend.contract.shares import (
     mig_cell,
     share_text,
 )
-from triton_backend.contract.units import BITS_PER_BYTE, US_PER_S, us_to_ms
+from triton_backend.contract.units import BITS_PER_BYTE, US_PER_MS, US_PER_S, us_to_ms
 from triton_backend.contract.workload import GATHERING, TURN, ModelDemand
 
 _PRICES = {"throughput": "", "cost": "hourly_cost", "power": "power_w", "gpus": "", "share": ""}
@@ -63,6 +63,7 @@ def verify_plan(plan: Plan, profiles: Mapping[str, ModelProfile] | None = None) 
         found += _application_rates(plan) if _by_rank(plan) else _rates(plan)
     found += _applications(plan)
     found += _shared_pools(plan)
+    found += _on_demand(plan)
     found += _shadows(plan)
     found += _turns(plan)
     found += _interference(plan)
@@ -429,7 +430,7 @@ def _profiled(
 ) -> tuple[list[int], float] | None:
     """Latencies of a stage alone, of batches of 1, 2, ..., and the factor of its neighbours.
 
-    None if batches were not measured.
+    With the load of one that is loaded on demand. None if batches were not measured.
     """
     pool = plan.pool_of(stage)
     # In turns, and where parts differ, neighbours count by the factor; else they were busy copies.
@@ -445,7 +446,8 @@ def _profiled(
         factor = pool.interference.seats[at].factor
     first, last = stage.blocks
     sums = (math.fsum(map(float, measured.latency_us[first:last, b])) for b in range(batches))
-    return [math.ceil(latency_us - 1e-6) for latency_us in sums], factor
+    load_us = stage.load_us or 0
+    return [math.ceil(latency_us - 1e-6) + load_us for latency_us in sums], factor
 
 
 def _against_profile(plan: Plan, stage: Stage, batch: int, profile: ModelProfile) -> Iterator[str]:
@@ -654,6 +656,32 @@ def _shared_pools(plan: Plan) -> Iterator[str]:
         if work > share * pool.vgpus * US_PER_S * (1 + 1e-6):
             most = f"{share:g} of {pool.vgpus}" if share < 1 else str(pool.vgpus)
             yield f"pool {pool.name}: {work / US_PER_S:.4g} vGPUs of work, it has {most}"
+
+
+def _on_demand(plan: Plan) -> Iterator[str]:
+    """Loads take what the class says, and requests wait for one batch of another model at most."""
+    for pool in plan.pools:
+        gpu_class = plan.cluster.gpu_class(pool.gpu_class)
+        here = [(model, stage) for model, _, stage, of in plan.placed_stages() if of is pool]
+        for model, stage in here:
+            if stage.load_us is None or stage.memory is None:
+                continue
+            where = f"{model.name} on pool {pool.name}"
+            if gpu_class.load_gib_per_s is None:
+                yield f"{where}: is loaded on demand, class {pool.gpu_class} has no load_gib_per_s"
+                continue
+            moved_us = stage.memory.static / (gpu_class.load_gib_per_s * BYTES_PER_GIB) * US_PER_S
+            load_us = moved_us + (gpu_class.load_ms or 0.0) * US_PER_MS
+            if abs(stage.load_us - load_us) > 1 + RELATIVE * load_us:
+                yield f"{where}: load_us is {stage.load_us}, derived {math.ceil(load_us)}"
+            others = [s.latency_us for m, s in here if m is not model]
+            delay = stage.latency_us + max(others, default=0)
+            allowed = (1 - _margin(plan, model.name)) * model.slo_us
+            if delay > allowed * (1 + RELATIVE):
+                yield (
+                    f"{where}: loaded and run behind the longest other batch it takes "
+                    f"{us_to_ms(delay):.3f} ms, SLO less margin allow {us_to_ms(allowed):.3f} ms"
+                )
 
 
 def _turns(plan: Plan) -> Iterator[str]:
@@ -893,10 +921,19 @@ def _memory_bytes(plan: Plan, pool: Pool) -> float:
     process_gib = plan.cluster.gpu_class(pool.gpu_class).process_memory_gib or 0.0
     stages = plan.stages_of(plan.pools.index(pool))
     joint = {(s.blocks, s.memory) for s in stages if s.boards}  # one stage of many pipelines
-    held = [*(memory for _, memory in joint), *(s.memory for s in stages if not s.boards)]
-    known = [memory for memory in held if memory is not None]
-    dynamic = max((memory.dynamic for memory in known), default=0)
-    return process_gib * BYTES_PER_GIB + sum(memory.static for memory in known) + dynamic
+    held = [(memory, True) for _, memory in joint]
+    held += [(s.memory, s.load_us is None) for s in stages if not s.boards]
+    known = [(memory, pinned) for memory, pinned in held if memory is not None]
+    dynamic = max((memory.dynamic for memory, _ in known), default=0)
+    kept = process_gib * BYTES_PER_GIB + dynamic
+    kept += sum(memory.static for memory, pinned in known if pinned)
+    loaded = [memory.static for memory, pinned in known if not pinned]
+    if not loaded:
+        return kept
+    # as much as all of them take, or all that is left of its part; one of them at least
+    part_gib = plan.cluster.gpu_class(pool.gpu_class).usable_gib or math.inf
+    left = part_gib * BYTES_PER_GIB * pool.share / WHOLE_GPU - kept
+    return kept + min(max(left, *loaded), sum(loaded))
 
 
 def _nics(plan: Plan) -> Iterator[str]:

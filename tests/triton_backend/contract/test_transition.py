@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.fakes.on_demand import on_demand_plan
 from tests.fakes.plans import (
     HandModel,
     Own,
@@ -198,6 +199,33 @@ def test_a_worker_that_holds_more_than_is_wanted_goes_on() -> None:
     change = transition(before, after)
     assert (change.inherited, change.nothing) == (((0, 0),), True)
     assert [[key.model for key in keys] for keys in change.drops.values()] == [["gone"]]
+
+
+def test_a_worker_goes_on_where_other_models_are_loaded_on_demand() -> None:
+    before = on_demand_plan([100, 200, 300], 400, plan_id="before")
+    after = on_demand_plan([100, 200, 300, 250], 400, plan_id="after")
+    change = transition(before, after)
+    assert change.inherited == (Inherited(0, 0),)
+    assert change.nothing
+    assert change.fits
+    (gpu,) = change.gpus
+    assert (gpu.before_gib, gpu.during_gib, gpu.after_gib) == (400 / 1024,) * 3
+    assert sum(change.bytes_loaded.values()) == 0
+    back = transition(after, before)
+    assert back.inherited == (Inherited(0, 0),)
+    assert [key.model for key in back.drops[0]] == ["m3"]
+
+
+@pytest.mark.parametrize("pinned", [(0,), (0, 1, 2)])
+def test_a_worker_ends_where_other_models_are_pinned_beside_those_on_demand(
+    pinned: tuple[int, ...],
+) -> None:
+    before = on_demand_plan([100, 200, 300], 400, plan_id="before")
+    after = on_demand_plan([100, 200, 300], 300, pinned=pinned, plan_id="after")
+    for one, other in ((before, after), (after, before)):
+        change = transition(one, other)
+        assert change.inherited == ()
+        assert not change.fits  # the room of one and all of the other
 
 
 def test_models_with_another_vgpu_leave_first() -> None:

@@ -100,6 +100,7 @@ class GatewayCounters:
         module_drops: jobs that were dropped, or went on without it, for the sake of a module.
         waits: of batches by model, from the first request's arrival to the dispatch.
         module_times: of tasks by application and module, from their rows' being there to the end.
+        loads: of stages on demand, by stage; `evictions` likewise.
     """
 
     offered: Counter[str] = field(default_factory=Counter[str])
@@ -120,6 +121,8 @@ class GatewayCounters:
     module_times: dict[tuple[str, str], Buckets] = field(
         default_factory=dict[tuple[str, str], Buckets]
     )
+    loads: Counter[StageLabels] = field(default_factory=Counter[StageLabels])
+    evictions: Counter[StageLabels] = field(default_factory=Counter[StageLabels])
     batches_failed: int = 0
     batches_lost: int = 0
     jobs_begun_anew: int = 0
@@ -222,6 +225,7 @@ class GatewayCounters:
             "module_drops": {"/".join(key): n for key, n in self.module_drops.items()},
             "stage_runs": {name: use.runs for name, use in stages.items()},
             "stage_busy_us": {name: use.busy_us for name, use in stages.items()},
+            "stage_loads": {"/".join(map(str, labels)): n for labels, n in self.loads.items()},
             "batches_failed": self.batches_failed,
             "batches_lost": self.batches_lost,
             "jobs_begun_anew": self.jobs_begun_anew,

@@ -49,7 +49,7 @@ from triton_backend.contract.events import (
     WorkerBack,
     WorkerLost,
 )
-from triton_backend.contract.plan import StagePlace
+from triton_backend.contract.plan import Pool, StagePlace
 from triton_backend.scheduler.handover import matching_queues
 from triton_backend.scheduler.policies.late_rules import of_late_binding
 from triton_backend.scheduler.scheduler import Scheduler
@@ -63,6 +63,7 @@ from triton_backend.serving.gateway.batches.slots import WorkerSlots
 from triton_backend.serving.gateway.counters import GatewayCounters
 from triton_backend.serving.gateway.job import InputSlot, Job, RetainedOutputSlot
 from triton_backend.serving.gateway.jobs import Jobs
+from triton_backend.serving.gateway.loads import loads_of
 from triton_backend.serving.gateway.peers.addresses import (
     Address,
     FrontAddress,
@@ -161,6 +162,7 @@ class Gateway:
         self._served.number = self._core.plan_number
         self._served.runs = self.counters.serve(deployment.plan, settings.time_stretch)
         self._use = PoolUse(deployment.plan, self.counters, now_us)
+        self._loads = loads_of(deployment.plan, self.counters)
         self._former_link_busy_us: dict[tuple[str, str], int] = {}  # of earlier generations
         self._prepared: Generation | None = None
         # Generations before, by their numbers, as long as batches of them are in flight.
@@ -269,6 +271,10 @@ class Gateway:
     def advice(self, now_us: int) -> list[PoolAdvice]:
         """Every pool of the plan served: how busy and bad it was lately, and the vGPUs advised."""
         return self._use.advice(max(self._last_us, now_us))
+
+    def loaded_bytes(self) -> dict[Pool, int]:
+        """Weights of stages on demand that are there, of every pool that loads some."""
+        return {} if self._loads is None else self._loads.bytes_by_pool()
 
     def demands(self) -> dict[str, dict[str, float]]:
         """Rates that the plan served is for, and those that a plan made now would be for."""
@@ -532,6 +538,8 @@ class Gateway:
             return
         up.add(worker.vgpu)
         if served:
+            if self._loads is not None:
+                self._loads.worker_up(worker.vgpu)
             now_us = self._at(now_us)
             idle_us = min(idle_us, now_us + max(self.deployment.longest_slos_us))
             if idle_us > now_us:
@@ -667,6 +675,8 @@ class Gateway:
         if batch.generation is self._served:
             if not batch.low:  # the time of low ones is there for others
                 self._use.ran(hops[stage].vgpu, end_us - start_us)
+            if self._loads is not None and end_us > start_us:  # no time at all: it failed
+                self._loads.ran(place, hops[stage].vgpu)
             self._show_run(place, hops[stage], batch.dispatch.samples, (start_us, end_us))
         if batch.early:
             self._catch_up(batch_id, batch, now_us)
@@ -1128,6 +1138,7 @@ class Gateway:
         served.runs = self.counters.serve(deployment.plan, stretch)
         served.supervise(now_us)
         self._use = PoolUse(deployment.plan, self.counters, now_us, self._use.asked)
+        self._loads = loads_of(deployment.plan, self.counters)
         self._served, self._prepared, self._roll_call = served, None, None
         self._busy_until_us = {}
         self._fronts.add(self.deployment)

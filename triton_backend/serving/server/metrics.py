@@ -188,6 +188,15 @@ METRICS: Mapping[str, MetricFamily] = {
     "poolpipe_stage_seconds": MetricFamily(
         "histogram", "Batches run at a stage by run time", StageLabels._fields
     ),
+    "poolpipe_stage_loads_total": MetricFamily(
+        "counter", "Loads of a stage on demand", StageLabels._fields
+    ),
+    "poolpipe_stage_evictions_total": MetricFamily(
+        "counter", "Times that a stage on demand made room for another", StageLabels._fields
+    ),
+    "poolpipe_pool_loaded_bytes": MetricFamily(
+        "gauge", "Weights of stages on demand that a pool's vGPUs hold", _POOL
+    ),
     "poolpipe_link_busy_seconds_total": MetricFamily(
         "counter",
         "Time in which a node's uplink or downlink carried tensors between stages",
@@ -527,6 +536,16 @@ def _resource_values(gateway: "Gateway", now_us: int) -> Values:
         values["poolpipe_stage_busy_seconds_total", labels] = use.busy_us / US_PER_S
         values["poolpipe_stage_planned_seconds_total", labels] = use.planned_us / US_PER_S
         values["poolpipe_stage_seconds", labels] = Histogram.of(use.times)
+    for name, counted in (
+        ("poolpipe_stage_loads_total", gateway.counters.loads),
+        ("poolpipe_stage_evictions_total", gateway.counters.evictions),
+    ):
+        for stage, count in counted.items():
+            labels = tuple((label, str(value)) for label, value in stage._asdict().items())
+            values[name, labels] = count
+    for pool, held in gateway.loaded_bytes().items():
+        labels = (("pool", pool.name), ("gpu_class", pool.gpu_class))
+        values["poolpipe_pool_loaded_bytes", labels] = held
     for (node, direction), busy_us in gateway.link_busy_us().items():
         if busy_us:  # nodes whose links no plan uses have none
             labels = (("node", node), ("direction", direction))

@@ -9,12 +9,13 @@ import logging
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
+from pathlib import Path
 from typing import NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
-from triton_backend.contract.errors import InputError, PoolPipeError
+from triton_backend.contract.errors import InputError, InvariantError, PoolPipeError
 from triton_backend.contract.plan import Stage, StageRow
 from triton_backend.contract.tensors import TensorSpec
 from triton_backend.contract.transition import StageKey, runs, stage_key
@@ -34,6 +35,7 @@ from triton_backend.serve_folder.settings import OVERLAP
 from triton_backend.serving.deployment import Deployment
 from triton_backend.serving.liveness.processes import HealthRow
 from triton_backend.serving.transport.shared_memory import Arrays, Segment
+from triton_backend.serving.worker.on_demand import OnDemandRuntime, Residents
 from triton_backend.serving.worker.queue import TaggedPlace
 from triton_backend.serving.worker.scheduler_link import GatewayTime
 
@@ -72,7 +74,8 @@ def open_runtimes(
 ) -> list[Loaded]:
     """Load every stage of a vGPU that nothing `held` can run; run those that are real a few times.
 
-    `pressing` is what runs beside it, where interference is emulated.
+    Those that are loaded on demand are only looked at. `pressing` is what runs beside it, where
+    interference is emulated.
 
     Stages of one artifact (a whole model's tail, which requests of several entries share) have one
     runtime.
@@ -81,14 +84,19 @@ def open_runtimes(
         InputError: an artifact cannot be used, or its tensors are not the plan's.
     """
     found: list[Loaded] = []
-    by_artifact = {one.key.artifact: one.runtime for one in held}
+    on_demand = [one.runtime for one in held if isinstance(one.runtime, OnDemandRuntime)]
+    residents = on_demand[0].residents if on_demand else Residents()
+    by_artifact = {one.key.artifact: one.runtime for one in held if one.stage.load_us is None}
     for row in deployment.rows_of(vgpu):
         if any(one.can_run(deployment, row) for one in (*held, *found)):
             continue
         stage = deployment.stage_of(row)
-        if stage.artifact is None:
+        runtime: Runtime
+        if stage.load_us is not None:
+            runtime = _on_demand(deployment, row, vgpu, residents, clock, pressing)
+        elif stage.artifact is None:
             artifact = _emulated(deployment, row, vgpu)
-            runtime: Runtime = EmulatedRuntime(artifact, clock=clock, pressing=pressing)
+            runtime = EmulatedRuntime(artifact, clock=clock, pressing=pressing)
         else:
             if stage.artifact not in by_artifact:
                 by_artifact[stage.artifact] = _open(deployment, vgpu, stage.artifact, clock)
@@ -105,11 +113,49 @@ def open_runtimes(
     return found
 
 
-def _open(deployment: Deployment, vgpu: int, artifact: str, clock: Clock) -> Runtime:
+def _on_demand(
+    deployment: Deployment,
+    row: StageRow,
+    vgpu: int,
+    residents: Residents,
+    clock: Clock,
+    pressing: Pressing | None,
+) -> Runtime:
+    """A stage that its runs load; what its manifest says is checked now."""
+    stage = deployment.stage_of(row)
+    if stage.memory is None or stage.load_us is None:
+        raise InvariantError("a stage without memory and load is not loaded on demand")
+    if stage.artifact is None:
+        manifest = _emulated(deployment, row, vgpu)
+        emulated = EmulatedRuntime(manifest, clock=clock, pressing=pressing)
+        load_us = round(stage.load_us * deployment.settings.time_stretch)
+
+        def open_it() -> Runtime:
+            clock.sleep_until_us(clock.now_us() + load_us)
+            return emulated
+    else:
+        manifest = Artifact.read(_folder(deployment, stage.artifact))
+        open_it = partial(_open, deployment, vgpu, stage.artifact, clock)
+        largest = deployment.most_in_a_run(row)
+        if manifest.max_batch < largest:
+            reason = f"built for batches of {manifest.max_batch}, the plan has {largest}"
+            raise InputError(f"artifact {stage.artifact}", reason)
+    specs = manifest.inputs, manifest.outputs
+    runtime = OnDemandRuntime(residents, stage.memory.static, specs, open_it)
+    if stage.artifact is not None:
+        _check(deployment, row, stage.artifact, runtime)
+    return runtime
+
+
+def _folder(deployment: Deployment, artifact: str) -> Path:
     root = deployment.settings.artifacts
     if root is None:
         raise InputError("settings, artifacts", f"not set, but a stage needs {artifact!r}")
-    folder = root / artifact
+    return root / artifact
+
+
+def _open(deployment: Deployment, vgpu: int, artifact: str, clock: Clock) -> Runtime:
+    folder = _folder(deployment, artifact)
     check_named(Artifact.read(folder), deployment.plan.workload.steps, f"artifact {artifact}")
     return load_runtime(folder, share=deployment.pool_of(vgpu).share, clock=clock)
 
@@ -133,7 +179,10 @@ def _emulated(deployment: Deployment, row: StageRow, vgpu: int) -> Artifact:
         outputs=deployment.outputs_of(row),
         max_batch=deployment.most_in_a_run(row),
         options={
-            LATENCY_OPTION: [us * settings.time_stretch for us in stage.latency_us_by_batch],
+            LATENCY_OPTION: [
+                (us - (stage.load_us or 0)) * settings.time_stretch
+                for us in stage.latency_us_by_batch
+            ],
             "noise_sigma": settings.noise,
             "seed": settings.seed + vgpu,
             INTERFERENCE_OPTION: seat and (seat.factor, seat.susceptibility),
@@ -298,6 +347,9 @@ class LoadedStages:
             runtime = self._runtime_for(deployment, row)
             if runtime is None:
                 raise InputError(f"vGPU {vgpu}", f"stage {row.place} is not loaded here")
+            if isinstance(runtime, OnDemandRuntime):
+                room = deployment.plan.room_bytes(row.pool)
+                runtime.residents.serve(deployment.tag, room)
             stages[deployment.tag, *row.place] = LoadedStage(deployment, row, runtime)
         self._stages.update(stages)
 
@@ -327,7 +379,9 @@ class LoadedStages:
     def forget(self, tag: int) -> None:
         """Run no more stages of a generation, and give up what no other generation runs."""
         for place in [place for place in self._stages if place[0] == tag]:
-            del self._stages[place]
+            runtime = self._stages.pop(place).runtime
+            if isinstance(runtime, OnDemandRuntime):
+                runtime.residents.forget(tag)
         self.forget_unused()
 
     def forget_unused(self) -> None:

@@ -261,7 +261,7 @@ def test_a_plan_states_how_it_was_planned_so_that_it_can_be_planned_again() -> N
     plan = planned(models(3), cluster(6), demands(3, weight=[1.0] * 3), own=own)
     again = PlanOptions.from_dict(plan.planner, plan.options)
     assert (again.own, again.slo_margin) == (
-        {**own, "headroom": "auto", "least_accuracy": 0.0},
+        {**own, "headroom": "auto", "least_accuracy": 0.0, "on_demand": False},
         0.0,
     )
     same = make_plan(models(3), cluster(6), demands(3, weight=[1.0] * 3), again)
