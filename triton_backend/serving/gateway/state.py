@@ -55,14 +55,14 @@ from triton_backend.scheduler.policies.late_rules import of_late_binding
 from triton_backend.scheduler.scheduler import Scheduler
 from triton_backend.serving.deployment import Deployment
 from triton_backend.serving.gateway.admission import Refused, RefusedJob
+from triton_backend.serving.gateway.applications.job import InputSlot, Job, RetainedOutputSlot
+from triton_backend.serving.gateway.applications.jobs import Jobs
 from triton_backend.serving.gateway.batches.generation import Generation, ThreadsOf
 from triton_backend.serving.gateway.batches.held_slots import HeldSlot, HeldSlots
 from triton_backend.serving.gateway.batches.in_flight import BatchInFlight, SharedBatchInFlight
 from triton_backend.serving.gateway.batches.shared import SharedBatches
 from triton_backend.serving.gateway.batches.slots import WorkerSlots
 from triton_backend.serving.gateway.counters import GatewayCounters
-from triton_backend.serving.gateway.job import InputSlot, Job, RetainedOutputSlot
-from triton_backend.serving.gateway.jobs import Jobs
 from triton_backend.serving.gateway.loads import loads_of
 from triton_backend.serving.gateway.peers.addresses import (
     Address,

@@ -6,7 +6,7 @@ outlives the worker, and the node too: one that is started again maps it as it i
 predecessor wrote can still be read. It goes when the node model of its generation is unloaded.
 
 Here: the retained outputs that a process of this host has mapped. Not here: which process may read
-when (`gateway.jobs`).
+when (`gateway.applications.jobs`).
 """
 
 from collections.abc import Iterable

@@ -5,9 +5,9 @@ from typing import TYPE_CHECKING
 
 from triton_backend.serving.deployment import Deployment
 from triton_backend.serving.gateway.admission import Admission
+from triton_backend.serving.gateway.applications.jobs import RetainedOutputs
 from triton_backend.serving.gateway.batches.express import ExpressArrivals
 from triton_backend.serving.gateway.batches.slots import WorkerSlots
-from triton_backend.serving.gateway.jobs import RetainedOutputs
 from triton_backend.serving.gateway.peers.addresses import WorkerAddress
 from triton_backend.serving.liveness.processes import ThreadUse
 from triton_backend.serving.liveness.supervisor import WorkerSupervisor

@@ -4,8 +4,8 @@ from dataclasses import dataclass, field
 
 from triton_backend.contract.decisions import Dispatch, SharedBatch
 from triton_backend.contract.plan import StagePlace
+from triton_backend.serving.gateway.applications.job import RetainedOutputSlot
 from triton_backend.serving.gateway.batches.generation import Generation
-from triton_backend.serving.gateway.job import RetainedOutputSlot
 from triton_backend.serving.transport.wire import TimesBody
 
 

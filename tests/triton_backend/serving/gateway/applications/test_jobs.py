@@ -9,8 +9,8 @@ from tests.triton_backend.serving.system import deploy
 from triton_backend.contract.applications import Module
 from triton_backend.contract.decisions import FIRST_TASK, Dispatch, TaskReady
 from triton_backend.serving.deployment import Deployment
-from triton_backend.serving.gateway.job import InputSlot, Job, RetainedOutputSlot
-from triton_backend.serving.gateway.jobs import Jobs, RetainedOutputs
+from triton_backend.serving.gateway.applications.job import InputSlot, Job, RetainedOutputSlot
+from triton_backend.serving.gateway.applications.jobs import Jobs, RetainedOutputs
 from triton_backend.serving.transport.wire import NONE, RowSlice
 
 A, B, C, D = range(4)

@@ -22,7 +22,7 @@ from collections.abc import Set as AbstractSet
 
 from triton_backend.contract.decisions import FIRST_TASK, Dispatch, TaskReady
 from triton_backend.serving.deployment import Deployment
-from triton_backend.serving.gateway.job import (
+from triton_backend.serving.gateway.applications.job import (
     Job,
     Output,
     RetainedOutputSlot,

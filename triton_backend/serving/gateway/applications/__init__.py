@@ -1,0 +1,1 @@
+"""Jobs of applications: their rows, and the slots in which these lie."""
