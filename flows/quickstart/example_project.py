@@ -20,7 +20,7 @@ from flows.preparation.graphs.examples import write_example
 from flows.preparation.graphs.glue import BOX, CROPS, IMAGE, Crop, write_crop
 from flows.preparation.splitting.model import SplitModel
 from flows.preparation.splitting.split import SplitChoices
-from flows.quickstart.ocr import RANGES, SIZES
+from flows.quickstart.ocr import READERS, SIZES
 from triton_backend.contract.applications import REQUEST, Application, Module
 from triton_backend.contract.applications.sizes import AT, equal_or_given
 from triton_backend.contract.cluster import Cluster, GpuClass, NodeGroup
@@ -102,7 +102,10 @@ def application_models(folder: Path) -> tuple[OfferedModel, ...]:
 
 
 def ocr_models(files: Mapping[str, Path]) -> tuple[OfferedModel, ...]:
-    """The models of the OCR example, in batches of one (its workload says why)."""
+    """The models of the OCR example, in batches of one (its workload says why).
+
+    Recognisers are checked with real lines: to the likeliest symbols, most noise is alike.
+    """
     return tuple(
         OfferedModel(
             name=name,
@@ -110,7 +113,8 @@ def ocr_models(files: Mapping[str, Path]) -> tuple[OfferedModel, ...]:
             blocks=OCR_BLOCKS[name.partition(AT)[0]],
             max_batch=1,
             choices=SplitChoices(
-                input_shapes={"x": SIZES[name]}, input_ranges=RANGES.get(name, {})
+                input_shapes={"x": SIZES[name]},
+                samples=file.with_name(f"{name}.npz") if name in READERS else None,
             ),
         )
         for name, file in files.items()

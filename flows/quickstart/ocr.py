@@ -17,7 +17,6 @@ import onnx
 from numpy.typing import NDArray
 from onnx import TensorProto, helper
 
-from flows.preparation.splitting.inputs.values import Range
 from flows.preparation.splitting.running import open_session, run_session
 from flows.quickstart.padding import PADDED, take_padding
 from flows.quickstart.pages import DrawnPage, draw_page
@@ -36,8 +35,6 @@ SIZES = {
     "classifier": (3, 48, 192),
     **{name: (3, 48, width) for name, width in READERS.items()},
 }
-# Of inputs, to check a split with.
-RANGES = {name: {PADDED: Range(320, width)} for name, width in READERS.items()}
 _PARTS = {"detector": "Det", "classifier": "Cls", "recogniser": "Rec"}
 _OUTPUTS = {"detector": "likely", "classifier": "chances"}
 
@@ -159,7 +156,7 @@ class ReaderHere:
         return self.steps_of(picture)[0]
 
     def steps_of(self, picture: bytes) -> tuple[Reading, dict[str, dict[str, NDArray[Any]]]]:
-        """One page, and the inputs of every step that ran for it, as its samples have them."""
+        """One page, and the inputs of its steps and recognisers, as their samples have them."""
         pixels = ocr.page([picture], height=HEIGHT, width=WIDTH)
         image, likely = pack_texts([picture]), self._run("detector", x=pixels)["likely"]
         found = ocr.crops([picture], likely)
@@ -180,6 +177,7 @@ class ReaderHere:
             "views": {"crop": lines},
             "upright": {**seen, **chances},
             "text": said,
+            **{name: _cut(turned, width) for name, width in READERS.items()},
         }
         reading = Reading(
             boxes=boxes,
@@ -191,13 +189,23 @@ class ReaderHere:
         return reading, given
 
 
+def _cut(turned: Mapping[str, Any], width: int) -> dict[str, NDArray[Any]]:
+    """Every line as one recogniser reads it: longer ones are cut off."""
+    lines: list[NDArray[np.float32]] = turned["upright"]
+    x = np.zeros((len(lines), *lines[0].shape[:2], width), np.float32)
+    for row, line in zip(x, lines, strict=True):
+        kept = min(width, line.shape[-1])
+        row[..., :kept] = line[..., :kept]
+    return {"x": x, PADDED: np.minimum(turned[PADDED], width)}
+
+
 def draw_pages(count: int, *, first: int = 0) -> list[DrawnPage]:
     """Pages of at most `MOST_LINES` lines, for a load that two cores carry."""
     return [draw_page(first + n, most_lines=MOST_LINES) for n in range(count)]
 
 
 def write_project(folder: Path) -> tuple[dict[str, Path], Path]:
-    """Models, a workload.yaml and, beside it, samples for its steps.
+    """Models, a workload.yaml and, beside it, samples for its steps and recognisers.
 
     Returns:
         the models by name, and the workload.yaml.

@@ -10,11 +10,12 @@ import pytest
 from PIL import Image
 
 from flows.files import read_workload
+from flows.preparation.splitting.inputs.values import read_samples
+from flows.preparation.splitting.running import open_session, run_session
 from flows.preparation.steps.given import GivenStep, read_steps
 from flows.preparation.steps.samples import read_step_samples
-from flows.quickstart.example_project import ocr_workload
+from flows.quickstart.example_project import ocr_models, ocr_workload
 from flows.quickstart.ocr import (
-    RANGES,
     READERS,
     SIZES,
     ReaderHere,
@@ -24,6 +25,7 @@ from flows.quickstart.ocr import (
     write_models,
     write_project,
 )
+from flows.quickstart.padding import PADDED
 from flows.quickstart.pages import draw_page
 from triton_backend.contract.applications import check_tensors
 from triton_backend.contract.tensors import TensorSpec
@@ -89,9 +91,8 @@ def test_the_workload_names_its_models_tensors_and_sizes(
     for name, file in models.items():
         outputs = [output.name for output in onnx.load(file).graph.output]
         given = [TensorSpec(name="x", dtype="FP32", shape=(-1, *SIZES[name]))]
-        given += [
-            TensorSpec(name=tensor, dtype="INT64", shape=(-1,)) for tensor in RANGES.get(name, ())
-        ]
+        if name in READERS:
+            given.append(TensorSpec(name=PADDED, dtype="INT64", shape=(-1,)))
         tensors[name] = (given, [stated_output(steps, output) for output in outputs])
     (image,) = check_tensors(graph, tensors.__getitem__)
     assert (image.name, image.dtype) == ("image", "BYTES")
@@ -117,6 +118,26 @@ def test_every_step_has_samples_that_it_runs_on(project: tuple[dict[str, Path], 
     for step in read_steps(project[1]).values():
         samples = read_step_samples(step)
         assert {len(rows) for rows in samples.values()} != {0}
+
+
+def test_every_recogniser_has_lines_that_it_reads_differently(
+    project: tuple[dict[str, Path], Path],
+) -> None:
+    models, _ = project
+    for model in ocr_models(models):
+        if model.name not in READERS:
+            continue
+        assert model.choices.samples is not None
+        samples = read_samples(model.choices.samples)
+        assert samples["x"].shape[1:] == SIZES[model.name]
+        assert samples[PADDED].min() >= 320
+        assert samples[PADDED].max() <= READERS[model.name]
+        session = open_session(model.path, model.name)
+        first, second = (
+            run_session(session, {name: rows[n : n + 1] for name, rows in samples.items()})
+            for n in (0, 1)
+        )
+        assert not np.array_equal(first["symbols"], second["symbols"])
 
 
 def test_answers_are_what_is_read_here(here: ReaderHere, tmp_path: Path) -> None:

@@ -1,7 +1,7 @@
 """Loads of stages on demand, counted as their workers make them.
 
 Workers load and evict by the order of their runs alone (`runtimes.residency`), and report the runs
-in that order. So the gateway knows what is there without being told; a new process has nothing.
+in that order. So the gateway knows what is there without a report of it; a new process has nothing.
 Stages that a change of plan leaves there are counted as loaded once more.
 """
 

@@ -165,17 +165,17 @@ def measured_jobs(folder: Path, rate_rps: int, rows: float) -> Workspace:
 
 @pytest.mark.long
 def test_an_application_is_planned_for_the_jobs_and_rows_that_were_measured(tmp_path: Path) -> None:
-    """Foreseen were 10 requests/s of half a row each; there are 100 of four rows."""
-    work = measured_jobs(tmp_path, 100, 4.0)
+    """Foreseen were 10 requests/s of half a row each; there are 300 of four rows."""
+    work = measured_jobs(tmp_path, 300, 4.0)
     asked = Workload(applications=(TRAFFIC,))
     whole = replace(CHEAPEST, planning=replace(CHEAPEST.planning, max_partitions=1))
     first = plan_step(work, priced(cluster(4, 8)), asked, whole.planning).plan
     found = replan(work, cluster(4, 8), asked, first, whole)
     (planned,) = found.plan.applications
-    assert found.forecast_rps == {"traffic": pytest.approx(110.0)}
-    assert planned.application.rate_rps == pytest.approx(110.0)
+    assert found.forecast_rps == {"traffic": pytest.approx(330.0)}
+    assert planned.application.rate_rps == pytest.approx(330.0)
     assert planned.application.module("cars").rows_per_request == pytest.approx(4.0)
-    assert found.plan.model("sub").throughput_rps >= 4 * 110.0 * (1 - 1e-6)
+    assert found.plan.model("sub").throughput_rps >= 4 * 330.0 * (1 - 1e-6)
     assert found.old is not None
     assert found.old.attainment["traffic"] < found.new.attainment["traffic"]
     assert found.recommendation.roll_out, found.recommendation.reason
