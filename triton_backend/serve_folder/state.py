@@ -29,7 +29,10 @@ _TEXTS = (
     *("address", "http_address", "grpc_address"),
 )
 # Those that are null or not there as yet, and those that rollouts note.
-_LATER_NUMBERS = ("restarts", "restarted_us", "retry_us", "compiled_us", "generation")
+_LATER_NUMBERS = (
+    *("restarts", "restarted_us", "retry_us"),
+    *("compiled_us", "models_begun", "generation"),
+)
 _LARGEST = 1 << 62  # instants of the wall clock in µs are above most limits
 _LATER_TEXTS = ("boot_id", "plan_id")
 _PORTS = ("http", "grpc", "metrics")

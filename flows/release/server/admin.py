@@ -235,16 +235,18 @@ def _import_path() -> str:
 def _wait_started(
     folder: Path, child: _Child, progress: Callable[[str], None], *, wait_for_workers: bool
 ) -> ServerState:
-    last, polls, most_up, compiled_us = "", 0, -1, None
+    last, polls, most_up = "", 0, -1
+    compiled_us, begun = None, 0  # of models, each of which is a process
     while polls < START_POLLS:
         if child.poll() is not None:
             raise ServerError(f"the server ended with {child.code}")
         text, polls = STARTING if compiled_us is None else COMPILING, polls + 1
         with contextlib.suppress(InputError, ServerError):
             state = read_state(folder)
-            said_us = state.data.get("compiled_us")
-            if said_us != compiled_us:  # it gets on, however slowly
-                compiled_us, polls, text = said_us, 0, COMPILING
+            said_us, count = state.data.get("compiled_us"), state.data.get("models_begun", 0)
+            if said_us != compiled_us or count > begun:  # it gets on, however slowly
+                compiled_us, begun, polls = said_us, max(begun, count), 0
+                text = STARTING if compiled_us is None else COMPILING
             loading = [n for n, how in state.data.get("beside", {}).items() if how == "loading"]
             if loading:  # a large model takes long; the keeper gives it up
                 polls, text = 0, f"loading {loading[0]}, beside the plan"

@@ -131,11 +131,11 @@ def _outcomes(result: Loaded, kind: str, least: float | None) -> list[Figure]:
 
 def run_simulated(plan: Plan, seconds: float) -> list[Figure]:
     """The same, simulated."""
-    found = simulate(plan, SimOptions(duration_s=seconds, arrivals="poisson"))
+    found = simulate(plan, SimOptions(duration_s=seconds))
     cold = on_demand(plan)
     figures: list[Figure] = []
     for kind, chosen in ((PINNED, False), (ON_DEMAND, True)):
-        rows = [row for name, row in found.models.items() if (name in cold) == chosen]
+        rows = [row for row in found.models if (row.name in cold) == chosen]
         share = sum(row.served for row in rows) / max(1, sum(row.offered for row in rows))
         figures.append(Figure(name=f"simulated of models {kind}", value=share))
     return figures

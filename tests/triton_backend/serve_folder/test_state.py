@@ -25,7 +25,8 @@ class CountingServer:
         self.restarts += 1
         pids: dict[str, Any] = dict.fromkeys(("triton_pid", "server_group"), LEFT["triton_pid"])
         none: dict[str, Any] = dict.fromkeys(("restarted_us", "retry_us", "compiled_us"))
-        return {"ready": True, "restarts": self.restarts, **pids, **none}
+        counts = {"restarts": self.restarts, "models_begun": 0}
+        return {"ready": True, **counts, **pids, **none}
 
 
 def test_keeper_and_rollout_write_the_state_file_in_turns(tmp_path: Path) -> None:

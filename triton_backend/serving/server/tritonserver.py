@@ -408,6 +408,7 @@ class KeptServer:
         retry_us: when it will be, by the wall clock; None where it runs or is being started.
         ready: whether it answers, as far as is known.
         compiled_us: when it was last seen to compile before it became ready.
+        models_begun: how many of its models had begun by then.
 
     Args:
         settings: of the system, as its gateway reads them.
@@ -430,6 +431,7 @@ class KeptServer:
         self.retry_us: int | None = None
         self.ready = False
         self.compiled_us: int | None = None
+        self.models_begun = 0
         self._settings = settings
         self._endpoints = endpoints
         self._server_root = server_root
@@ -571,11 +573,11 @@ class KeptServer:
         return self._settings.folder / "logs" / f"triton{number}.log"
 
     def _wait_ready(self, server: TritonServer) -> None:
-        """Wait; time in which a model compiles, alive and not finished, does not count."""
+        """Wait; time does not count in which models begin, or one compiles and is not finished."""
         log, looks, hung = self._log_path, 0, None
         while hung is None and looks < READY_SECONDS / WATCH_SECONDS:
             compiled, hung = self._look_at_compiling()
-            looks = 0 if compiled else looks + 1
+            looks = 0 if self._look_at_models() or compiled else looks + 1
             ended = server.ended()
             if ended is not None:
                 kind = KilledWhileLoadingError if ended.startswith("-") else PoolPipeError
@@ -602,6 +604,14 @@ class KeptServer:
         self.compiled_us = found[0].heard_us
         self._note()
         return True, hung
+
+    def _look_at_models(self) -> bool:
+        """If another model has begun since the last poll: hundreds take minutes."""
+        begun = sum(1 for _ in (self._settings.place / "pids").glob("*"))
+        before, self.models_begun = self.models_begun, begun
+        if begun > before:
+            self._note()
+        return begun > before
 
     def _watch_health(self) -> None:
         """Begin to probe a server that has just become ready."""
@@ -707,6 +717,7 @@ class KeptServer:
             "restarted_us": self.restarted_us,
             "retry_us": self.retry_us,
             "compiled_us": self.compiled_us,
+            "models_begun": self.models_begun,
         }
 
     def stop(self) -> None:
@@ -846,6 +857,7 @@ class Keeper:
             "restarted_us": max(one["restarted_us"] or 0 for one in known) or None,
             "retry_us": first["retry_us"],
             "compiled_us": max(one["compiled_us"] or 0 for one in known) or None,
+            "models_begun": sum(one["models_begun"] for one in known),
             **self._endpoints.to_state(),
         }
         if self._settings.beside is not None:

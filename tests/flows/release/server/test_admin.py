@@ -61,6 +61,24 @@ def test_a_start_that_compiles_is_waited_for_as_long_as_it_shows_that_it_lives(
             admin._wait_started(tmp_path, child, said.append, wait_for_workers=False)
 
 
+def test_a_start_of_many_models_is_waited_for_as_long_as_they_begin(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks = count(1)
+
+    def state_now(folder: Path) -> ServerState:
+        begun = min(next(looks), 30)
+        return ServerState({"ready": begun == 30, "models_begun": begun, "folder": folder})
+
+    monkeypatch.setattr(admin, "read_state", state_now)
+    monkeypatch.setattr(admin, "POLL_SECONDS", 0.0)
+    monkeypatch.setattr(admin, "START_POLLS", 12)
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
+        child = admin._Child(process.pid)
+        state = admin._wait_started(tmp_path, child, [].append, wait_for_workers=False)
+    assert state.data["ready"]
+
+
 def test_without_a_server_installed_a_start_says_what_to_install(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -140,6 +140,53 @@ class CompilingServer:
         self.stopped = True
 
 
+class LoadingServer:
+    """A server with many models: one more of them has begun at every look."""
+
+    def __init__(self, pids: Path, models: int) -> None:
+        self._pids, self._models = pids, models
+        self.looks, self.stopped = 0, False
+
+    def is_there(self, timeout_s: float) -> bool:
+        del timeout_s
+        self.looks += 1
+        if self.looks < self._models:
+            (self._pids / f"m{self.looks}").touch()
+        return self.looks >= 2 * self._models
+
+    def get(self, path: str, timeout_s: float) -> int:
+        del path, timeout_s
+        return 200
+
+    def ended(self) -> None:
+        return None
+
+    def stop(self, *_: object) -> None:
+        self.stopped = True
+
+
+def test_a_server_with_many_models_is_waited_for_as_long_as_they_begin(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tritonserver, "WATCH_SECONDS", 0.001)
+    monkeypatch.setattr(tritonserver, "READY_SECONDS", 0.01)
+    deployment = deploy(tmp_path, SERVED, ServeOptions())
+    (tmp_path / "pids").mkdir(exist_ok=True)
+    noted: list[int] = []
+
+    def note() -> None:
+        noted.append(kept.models_begun)
+
+    kept = tritonserver.KeptServer(deployment.settings, endpoints(), None, threading.Event(), note)
+    loading = LoadingServer(tmp_path / "pids", 50)
+    monkeypatch.setattr(kept, "_api", loading)
+    with pytest.raises(PoolPipeError, match="is not ready"):  # no more of them begin then
+        kept._wait_ready(cast("tritonserver.TritonServer", loading))
+    assert noted == [*range(1, 50)]
+    assert loading.looks < 70
+    assert loading.stopped
+
+
 def test_a_server_that_compiles_is_waited_for_as_long_as_it_shows_that_it_lives(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -158,7 +205,7 @@ def test_a_server_that_compiles_is_waited_for_as_long_as_it_shows_that_it_lives(
     monkeypatch.setattr(kept, "_api", patient)
     kept._wait_ready(cast("tritonserver.TritonServer", patient))
     assert (patient.looks, patient.stopped) == (55, False)
-    assert noted == [*range(1, 51)]
+    assert [*dict.fromkeys(noted)] == [*range(1, 51)]
     silent = CompilingServer(tmp_path / "pids", compiling=5, ready_after=100)
     monkeypatch.setattr(kept, "_api", silent)
     with pytest.raises(PoolPipeError, match="is not ready"):
