@@ -45,7 +45,6 @@ from triton_backend.contract.plan import BYTES_PER_GIB, load_time_us
 from triton_backend.contract.units import US_PER_S, us_to_ms
 
 POLICY = "eager"
-_STEPS = 20  # numbers of pinned models that are tried, at most
 
 
 def plan(inputs: Inputs, options: PlanOptions) -> Outcome:
@@ -206,7 +205,6 @@ def _most_pinned(
         return float(room[gpus > 0] @ gpus[gpus > 0])
 
     held = np.cumsum(asked.static_bytes[order])
-    step = max(1, len(order) // _STEPS)
     reason = _least_held(inputs, asked, loading, order[:least])
     count = min(len(order) - 1, int((held <= holds(asked.problem.gpus)).sum()))
     while count >= least:
@@ -224,7 +222,7 @@ def _most_pinned(
                 return _together(inputs, options, asked, loading, np.sort(order[:count]), parts)
             except InfeasibleError as error:
                 reason = error.reason
-        count = count - step if count == least else max(least, count - step)
+        count -= 1
     return reason
 
 

@@ -129,9 +129,9 @@ def _outcomes(result: Loaded, kind: str, least: float | None) -> list[Figure]:
     ]
 
 
-def run_simulated(plan: Plan, seconds: float) -> list[Figure]:
+def run_simulated(plan: Plan, seconds: float, seed: int) -> list[Figure]:
     """The same, simulated."""
-    found = simulate(plan, SimOptions(duration_s=seconds))
+    found = simulate(plan, SimOptions(duration_s=seconds, seed=seed))
     cold = on_demand(plan)
     figures: list[Figure] = []
     for kind, chosen in ((PINNED, False), (ON_DEMAND, True)):
@@ -150,6 +150,8 @@ def main() -> int:
     parser.add_argument("--models", type=int, default=200)
     parser.add_argument("--rate", type=float, default=RATE_RPS)
     parser.add_argument("--seconds", type=int, default=120)
+    parser.add_argument("--seed", type=int, default=0, help="of the simulated requests")
+    parser.add_argument("--simulated", action="store_true", help="plan and simulate alone")
     add_destinations(parser)
     options = parser.parse_args()
     profiles, cluster, workload = problem(options.models, options.rate)
@@ -159,8 +161,10 @@ def main() -> int:
     figures = [
         Figure(name="weights, in times of the GPUs' memory", value=needs),
         Figure(name="models on demand", value=len(on_demand(plan))),
-        *run_simulated(plan, options.seconds),
+        *run_simulated(plan, options.seconds, options.seed),
     ]
+    if options.simulated:
+        return conclude(options, "on-demand", figures)
     served, raw = run_served(plan, options)
     return conclude(options, "on-demand", [*figures, *served], raw)
 

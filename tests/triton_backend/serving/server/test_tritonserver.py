@@ -109,24 +109,20 @@ def keeper_log(state: ServerState) -> str:
     return (state.folder / "logs" / "server.log").read_text()
 
 
-class CompilingServer:
-    """A model that compiles for `compiling` polls, then is ready if it ever becomes so.
+class StartingServer:
+    """A server that is ready once it was looked at so often; `look` is what it does meanwhile."""
 
-    Args:
-        step_us: from one look to the next, by the model's clock.
-    """
-
-    def __init__(self, pids: Path, compiling: int, ready_after: int, step_us: int = 1) -> None:
-        self._pids, self._compiling, self._ready_after = pids, compiling, ready_after
-        self._step_us = step_us
+    def __init__(self, ready_after: int) -> None:
+        self._ready_after = ready_after
         self.looks = 0
         self.stopped = False
+
+    def look(self) -> None: ...
 
     def is_there(self, timeout_s: float) -> bool:
         del timeout_s
         self.looks += 1
-        if self.looks <= self._compiling:
-            (self._pids / "model").write_text(f"1 {self.looks * self._step_us} 0")
+        self.look()
         return self.looks >= self._ready_after
 
     def get(self, path: str, timeout_s: float) -> int:
@@ -140,29 +136,32 @@ class CompilingServer:
         self.stopped = True
 
 
-class LoadingServer:
+class CompilingServer(StartingServer):
+    """A model that compiles for `compiling` polls, then is ready if it ever becomes so.
+
+    Args:
+        step_us: from one look to the next, by the model's clock.
+    """
+
+    def __init__(self, pids: Path, compiling: int, ready_after: int, step_us: int = 1) -> None:
+        super().__init__(ready_after)
+        self._pids, self._compiling, self._step_us = pids, compiling, step_us
+
+    def look(self) -> None:
+        if self.looks <= self._compiling:
+            (self._pids / "model").write_text(f"1 {self.looks * self._step_us} 0")
+
+
+class LoadingServer(StartingServer):
     """A server with many models: one more of them has begun at every look."""
 
     def __init__(self, pids: Path, models: int) -> None:
+        super().__init__(2 * models)
         self._pids, self._models = pids, models
-        self.looks, self.stopped = 0, False
 
-    def is_there(self, timeout_s: float) -> bool:
-        del timeout_s
-        self.looks += 1
+    def look(self) -> None:
         if self.looks < self._models:
             (self._pids / f"m{self.looks}").touch()
-        return self.looks >= 2 * self._models
-
-    def get(self, path: str, timeout_s: float) -> int:
-        del path, timeout_s
-        return 200
-
-    def ended(self) -> None:
-        return None
-
-    def stop(self, *_: object) -> None:
-        self.stopped = True
 
 
 def test_a_server_with_many_models_is_waited_for_as_long_as_they_begin(
