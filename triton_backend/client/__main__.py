@@ -106,11 +106,10 @@ def _stretch(text: str) -> float:
 
 
 def _watts(text: str) -> Power:
-    found = text.split(",")
-    if len(found) != 2:  # noqa: PLR2004  # of the processor, and of the radio
+    cpu, comma, radio = text.partition(",")
+    if not comma or "," in radio:
         raise argparse.ArgumentTypeError(f"{text} is not CPU,RADIO in watts, such as {WATTS}")
-    cpu_w, radio_w = map(_positive, found)
-    return Power(cpu_w=cpu_w, radio_w=radio_w)
+    return Power(cpu_w=_positive(cpu), radio_w=_positive(radio))
 
 
 def _number(text: str) -> float:
