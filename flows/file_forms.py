@@ -9,16 +9,29 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
     BaseModel,
+    BeforeValidator,
     ConfigDict,
     Discriminator,
     Field,
-    NonNegativeInt,
-    PositiveFloat,
-    PositiveInt,
     Tag,
     model_validator,
 )
-from pydantic_core import CoreSchema
+from pydantic_core import CoreSchema, PydanticCustomError
+
+
+def _no_truth_value(given: object) -> object:
+    """What was given; pydantic would take `true` for 1."""
+    if isinstance(given, bool):
+        raise PydanticCustomError("number", "Input should be a number")
+    return given
+
+
+_NUMBER = BeforeValidator(_no_truth_value)
+Int = Annotated[int, _NUMBER]
+Accuracy = Annotated[float, Field(ge=0, le=1), _NUMBER]
+PositiveInt = Annotated[int, Field(gt=0), _NUMBER]
+NonNegativeInt = Annotated[int, Field(ge=0), _NUMBER]
+PositiveFloat = Annotated[float, Field(gt=0), _NUMBER]
 
 
 class FileForm(BaseModel):
@@ -39,7 +52,7 @@ class RuntimeForm(FileForm):
     provider: Literal["cpu", "cuda"] = Field(
         default="cpu", description="CPU cores stand for the GPU, or a real GPU.", examples=["cuda"]
     )
-    cores: list[int] | None = Field(
+    cores: list[Int] | None = Field(
         default=None,
         min_length=1,
         description="CPU cores that stand for the GPUs of the class. Required with provider cpu.",
@@ -281,8 +294,8 @@ class VariantForm(FileForm):
         description="Name of a model as `split --name` stored it, of the same tensors.",
         examples=["net-int8"],
     )
-    accuracy: float = Field(
-        ge=0, le=1, description="Accuracy of its answers, as you measured it.", examples=[0.752]
+    accuracy: Accuracy = Field(
+        description="Accuracy of its answers, as you measured it.", examples=[0.752]
     )
     share: PositiveFloat | None = Field(
         default=None,
@@ -356,10 +369,8 @@ class ModelDemandForm(FileForm):
         "or a variant: listed apart for rates of its own.",
         examples=["reader"],
     )
-    accuracy: float | None = Field(
+    accuracy: Accuracy | None = Field(
         default=None,
-        ge=0,
-        le=1,
         description="Accuracy of its answers, as you measured it; needed with variants.",
         examples=[0.761],
     )

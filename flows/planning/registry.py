@@ -417,7 +417,7 @@ def refusal(planner: Planner, cluster: Cluster, workload: Workload) -> InputErro
         reason = f"plans whole models; entries are planned by {known}"
     elif divided and not planner.mig:
         known = of(lambda other: other.mig)
-        reason = f"plans no MIG slices, which class {divided[0]} has; {known} does"
+        reason = f"plans no MIG slices, which class {divided[0]} has; they are planned by {known}"
     elif unshared and lacks("variants"):
         known = of(lambda other: "variants" in other.demands)
         reason = (

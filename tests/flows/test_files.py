@@ -102,6 +102,7 @@ def test_a_runtime_that_cannot_be_is_named(tmp_path: Path, runtime: str, reason:
         (("gpus: 4", "gpus: zero"), "nodes[1].gpus", "valid integer"),
         (("gpus: 4", "gpu: 4"), "nodes[1].gpus", "is missing (and nodes[1].gpu: no such"),
         (("count: 2", "count: 0"), "nodes[0].count", "greater than 0, not 0"),
+        (("count: 2", "count: true"), "nodes[0].count", "a number, not True"),
         (("gpu_class: P4", "gpu_class: T4"), "nodes[1].gpu_class", "'T4' is not one of"),
         (("[1, 2]", "[1, 9]"), "gpu_classes.L4.vgpu_divisors", "from 1 to 4"),
         (("memory_gib", "memory"), "gpu_classes.L4.memory", "no such field"),

@@ -274,6 +274,8 @@ def _slowed(inputs: Inputs, problem: Problem, seats: tuple[OpenPartType, ...]) -
     for number, model in enumerate(models):
         latency = model.latency_us.copy()
         for row, kind in enumerate(model.types.tolist()):
+            if not seats[kind].felt:
+                continue
             factor = seats[kind].factor(_susceptibility(inputs, model.name, seats[kind]))
             count = min(len(factor), latency.shape[-1])
             slowed = np.ceil(latency[row, ..., :count] * factor[:count] - 1e-6)

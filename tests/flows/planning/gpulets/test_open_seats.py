@@ -16,6 +16,7 @@ import pytest
 from flows.planning import PlanOptions, make_plan
 from flows.planning.verify.numbers import verify_plan
 from scripts.benchmarks.served import emulated_answer, stretched
+from scripts.golden.problems import Recipe, drawn
 from tests.flows.planning.gpulets.cases import MODEL, Case, alone, case, seats
 from tests.triton_backend.serving.system import LocalSystem
 from triton_backend.contract.errors import InfeasibleError, InputError
@@ -316,6 +317,19 @@ def test_what_neighbours_press_beyond_what_is_felt_is_found() -> None:
     pools[open_[0]] = replace(pools[open_[0]], interference=replace(stated, felt=0.0))
     found = verify_plan(replace(plan, pools=tuple(pools)), asked.profiles)
     assert any("others press" in line for line in found)
+
+
+@pytest.mark.long
+def test_a_class_without_an_interference_model_lies_beside_one_that_has_it() -> None:
+    recipe = Recipe(
+        count=1, models=(1, 1), gpus={"fast": 4, "mid": 2}, cut="percents", blocks=2,
+        planner="gpulets-open", gap=0.02,
+    )  # fmt: skip
+    made = drawn(recipe, seed=1086)
+    assert set(made.interference) == {"fast"}
+    plan = made.plan()
+    assert verify_plan(plan, made.profiles) == []
+    assert plan.objective.value > 0
 
 
 @pytest.mark.long
