@@ -72,6 +72,7 @@ def search(
     watch: Watch | None = None,
     *,
     proof: bool = True,
+    above: float = -np.inf,
 ) -> Found:
     """Find the best plan.
 
@@ -81,6 +82,8 @@ def search(
         options: how to plan.
         watch: the clock; one of its own without it.
         proof: whether a proof is wanted; without, a good plan of many models is enough.
+        above: a score; plans that reach no more may be left out, and where none does, nothing is in
+            use in the answer, whose bound holds.
 
     Raises:
         InfeasibleError: a model has no feasible configuration, the GPUs are too few for all models,
@@ -96,7 +99,9 @@ def search(
         _check_placeable(problem, columns)
     bound = solve_bound(problem, columns, goal)
     trace.seconds["bound"] = laps.restart()
-    best = Incumbent(problem, columns, goal)
+    if len(problem.models) >= PRICES_FIRST_FROM_MODELS_MANY_CLASSES:
+        above = -np.inf  # prices are those of a plan
+    best = Incumbent(problem, columns, goal, score=above)
     proven = bound.score
     if not _prices_first(problem, proof=proof):
         proven = Attempts(best, bound, options, trace, watch).solve()
@@ -119,6 +124,8 @@ def search(
     trace.seconds["solve"] = laps.restart()
     watch.report(best.score, proven)
     vgpus = best.vgpus
+    if vgpus is None and np.isfinite(above):
+        vgpus = np.zeros(columns.types.shape, dtype=np.int64)
     if vgpus is None or not (goal.fixed or best.score > 0):
         raise _no_plan(best, watch)
     used = np.flatnonzero(vgpus.any(axis=1))

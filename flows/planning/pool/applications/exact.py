@@ -66,7 +66,8 @@ _HANDING_SHARE = 0.25  # of the time that is left: what handing out scarce GPUs 
 _SCARCE_SHARE = 0.6  # of the time that is left: what planning lines at these may take
 _EQUAL_SHARE = 0.4  # of the time that is left: what the plan of equal parts may take
 _FEWEST_SIZES = 4  # stages for which as few sizes are offered as ever, where cuts are many
-_SKETCH, _MANY = 24, 64  # boxes looked at before one program is asked; after it
+_SKETCH, _MANY = 24, 64  # at least cost: boxes looked at before one program is asked; after it
+_MOST = 1_000  # boxes looked at for throughput
 _ENDS = "time limit reached"
 
 
@@ -336,13 +337,13 @@ class _Search:
     def plan(self) -> None:
         """Look for plans and for a bound.
 
-        At least cost lines by themselves, which is all where GPUs suffice for what is cheapest; at
-        prices of scarce GPUs where they do not. A few boxes of budgets, first of all where no plan
-        is known and GPUs are scarce. Where that leaves a gap, one program for time and GPUs; where
-        that leaves one too, more boxes.
+        For throughput, boxes of budgets. At least cost lines by themselves, which is all where GPUs
+        suffice for what is cheapest; at prices of scarce GPUs where they do not. A few boxes, first
+        of all where no plan is known and GPUs are scarce. Where that leaves a gap, one program for
+        time and GPUs; where that leaves one too, more boxes.
         """
         goal = self.pools.goal
-        steps = (lambda: self._search_budgets(_SKETCH),)
+        steps = (lambda: self._search_budgets(_SKETCH if goal.fixed else _MOST),)
         if goal.fixed and goal.price.any():
             scarce = bool(self._scarcity().any())
             first = self.best is None and scarce
@@ -350,11 +351,12 @@ class _Search:
             steps = (*steps, alone) if first else (alone, *steps)
             if scarce and self.pools.options.max_partitions > 1:
                 steps = (self._allocate_by_bounds, *steps)
-        for step in (*steps, self._solve_jointly):
+        if goal.fixed:
+            steps = (*steps, self._solve_jointly, lambda: self._search_budgets(_MANY))
+        for step in steps:
             step()
             if self._settled():
                 return
-        self._search_budgets(_MANY)
 
     def prove(self) -> None:
         """Better the bound while there is time.

@@ -3,8 +3,8 @@
 Any number of stages, classes and GPUs, every model split as pays. Gathering a batch takes the time
 that its size alone says (`fixed`), so the budgets of lines decide which configurations there are;
 the planner `pool` does the rest. For a box of budgets (`division`) the linear relaxation over the
-configurations that keep them is the bound; where what it uses fits the paths, whole GPUs are handed
-out by `search`, with its own proof.
+configurations that keep them is the bound; where what it uses fits the paths, and for late boxes,
+whole GPUs are handed out by `search`, with its own proof, if that may be better than what is known.
 """
 
 from collections.abc import Sequence
@@ -36,6 +36,7 @@ from flows.planning.solver.tolerances import ROUNDING
 from flows.planning.watch import Watch
 from triton_backend.contract.errors import InfeasibleError
 
+_RELAXED = 100  # boxes that relaxations alone bound, before whole GPUs do too
 _SHARE = 0.5  # of the time that is left: what one search for whole GPUs may take
 MOST_TOGETHER = 1_500  # configurations of one program for time and GPUs
 _NEARBY = (  # times known, of which budgets for items are made, round by round
@@ -59,6 +60,8 @@ class Pools:
         gathering_us: [lines][batches] time that a batch takes to gather, and to come from the
             modules before it.
         found: what a search said of budgets.
+        relaxed: boxes whose relaxation did not fit the paths.
+        beaten: budgets that hold nothing better than a plan known before, and a bound on them.
         offered: plans that came otherwise.
         priced: what lines cost alone, at prices that were tried.
         items: by line, allocations of items.
@@ -77,6 +80,8 @@ class Pools:
     found: dict[tuple[int, ...], Found | None] = field(
         default_factory=dict[tuple[int, ...], Found | None]
     )
+    relaxed: int = 0
+    beaten: dict[tuple[int, ...], float] = field(default_factory=dict[tuple[int, ...], float])
     offered: list[Found] = field(default_factory=list[Found])
     priced: list[tuple[Floats, list[Staircase[HeldStair]]]] = field(
         default_factory=list[tuple[Floats, list[Staircase[HeldStair]]]]
@@ -118,12 +123,18 @@ class Pools:
             return inf, most
         in_use = relaxed.rate_rps > ROUNDING * relaxed.rate_rps.max()
         used = self._used(columns.model[rows][in_use], times[rows][in_use])
-        if not self.lines.fit(used) or self._ends():
+        if self._ends() or not (self.lines.fit(used) or self._stays_open(relaxed.score)):
             return -relaxed.score, used
         found = self._search(tuple(most))
         if found is None:
-            return inf, most
-        return -found.bound, self.used(found)
+            return -min(relaxed.score, self.beaten.get(tuple(most), -inf)), used
+        return -min(relaxed.score, found.bound), self.used(found)
+
+    def _stays_open(self, score: float) -> bool:
+        """True for a late box that its relaxation leaves open: whole GPUs may close it."""
+        self.relaxed += 1
+        best = self.cheapest() if self.relaxed > _RELAXED else None
+        return best is not None and score > best.score + self.options.gap * abs(best.score)
 
     def planned(self, times: Sequence[int]) -> float:
         """See `division.Oracle`."""
@@ -292,7 +303,7 @@ class Pools:
         if len(rows) > MOST_TOGETHER:
             outside = relaxed.score - float(loss[rows[MOST_TOGETHER]])
         rows = np.sort(rows[:MOST_TOGETHER])
-        limits = (cutoff, ceiling, self.options.gap, self.watch.part(_SHARE).left_s())
+        limits = (cutoff, self.options.gap, self.watch.part(_SHARE).left_s())
         columns, times = columns.take(rows), times[rows]
         if len(np.unique(columns.model)) < len(self.lines):
             return None, min(ceiling, max(cutoff, outside))
@@ -357,10 +368,17 @@ class Pools:
             )
             part = self.watch.part(_SHARE)
             problem = replace(self.problem, models=models)
-            try:
-                self.found[most] = search(problem, self.goal, self.options, part, proof=self.proof)
-            except InfeasibleError:
-                self.found[most] = None
+            best = self.cheapest()
+            above = -inf if best is None else best.score
+            self.found[most] = None
+            with suppress(InfeasibleError):
+                found = search(
+                    problem, self.goal, self.options, part, proof=self.proof, above=above
+                )
+                if found.vgpus.any():
+                    self.found[most] = found
+                else:
+                    self.beaten[most] = found.bound
         return self.found[most]
 
     def used(self, found: Found) -> list[int]:

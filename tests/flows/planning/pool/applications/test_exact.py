@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from flows.planning import PlanOptions, make_plan
+from flows.planning.pool.applications import pools
 from flows.planning.verify.numbers import verify_plan
 from flows.planning.watch import Watch
 from tests.flows.planning.small import cluster, profile
@@ -174,8 +175,12 @@ def _most_throughput(limit_us: float, models: dict[str, float], fast: int, slow:
 
 @pytest.mark.parametrize("slo_ms", [9.3, 14.3, 20.3, 45.3])
 @pytest.mark.parametrize("rows", [0.7, 2.0])
-def test_few_gpus_carry_what_brute_force_says(slo_ms: float, rows: float) -> None:
+@pytest.mark.parametrize("relaxed", [pools._RELAXED, 0])
+def test_few_gpus_carry_what_brute_force_says(
+    slo_ms: float, rows: float, relaxed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Where the relaxation, which hands out parts of GPUs, is far above every plan."""
+    monkeypatch.setattr(pools, "_RELAXED", relaxed)
     chain = [
         module("one", "a", batch_building_rate_rps=1e9),
         module("two", "c", "one", rows_per_request=rows, max_rows=4, batch_building_rate_rps=1e9),
