@@ -3,20 +3,24 @@
 Rates follow Zipf's law. `plan --planner subclusters --on-demand` pins the hottest models and loads
 the others when they are asked for. A load generator then sends Poisson arrivals at the planned
 rates, over gRPC. The same plan is simulated for as long. Memory of fronts is their proportional set
-size, shared pages parted.
+size, shared pages parted. Before the load, processor time of fronts without requests and of the
+keeper is taken, in percent of a core.
 
     .venv/bin/python -m scripts.benchmarks.serving.on_demand [--models 200] [--seconds 120]
 """
 
 import argparse
 import sys
+import time
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import replace
 from statistics import median
 from typing import Any
 
 import numpy as np
 import psutil
+from numpy.typing import NDArray
 
 from flows.clock import Stopwatch
 from flows.planning import PlanOptions, make_plan
@@ -42,6 +46,8 @@ SLO_US = 1_000_000
 RATE_RPS = 30.0  # of all models: the load generator and 200 fronts share two cores
 MEMORY_PART = 1 / 3  # of what all weights need
 PINNED, ON_DEMAND = "pinned", "on demand"
+SETTLE_SECONDS, IDLE_SECONDS = 5.0, 20.0
+IDLE_PERCENT = 0.1  # of a core, of a front
 
 
 def problem(models: int, rate_rps: float) -> tuple[dict[str, ModelProfile], Cluster, Workload]:
@@ -83,11 +89,32 @@ def on_demand(plan: Plan) -> set[str]:
     return {m.name for m, _, stage, _ in plan.placed_stages() if stage.load_us is not None}
 
 
+def idle_percents(served: Served) -> list[Figure]:
+    """Processor time of fronts and keeper while nothing is asked for."""
+    keeper = psutil.Process(int(served.state.data["pid"]))
+    processes = [keeper, *(one for one in served.processes() if one.name() == STUB)]
+    time.sleep(SETTLE_SECONDS)  # the fronts have connected by then
+    before_s, watch = _cpu_seconds(processes), Stopwatch()
+    time.sleep(IDLE_SECONDS)
+    percents = 100 * (_cpu_seconds(processes) - before_s) / watch.seconds()
+    front = float(np.mean(percents[1:]))
+    return [
+        Figure(name="processor of an idle front, mean", value=front, unit="%", most=IDLE_PERCENT),
+        Figure(name="processor of the keeper", value=float(percents[0]), unit="%"),
+    ]
+
+
+def _cpu_seconds(processes: Sequence[psutil.Process]) -> NDArray[np.float64]:
+    times = [process.cpu_times() for process in processes]
+    return np.array([one.user + one.system for one in times])
+
+
 def run_served(plan: Plan, options: argparse.Namespace) -> tuple[list[Figure], dict[str, Any]]:
     """Serve and load the plan."""
     watch = Stopwatch()
     with Served(plan, options.port) as served:
         started_s = watch.seconds()
+        idle = idle_percents(served)
         path = served.write_plan(plan, "on-demand")
         seconds = f"--duration={options.seconds}"
         load = Load(served.state.grpc_url, path, "--protocol=grpc", seconds, "--arrivals=poisson")
@@ -111,6 +138,7 @@ def run_served(plan: Plan, options: argparse.Namespace) -> tuple[list[Figure], d
         Figure(name="batches failed", value=failed, most=0),
         Figure(name="workers up at the end", value=workers, least=len(plan.vgpus())),
         Figure(name="start of all", value=started_s, unit="s"),
+        *idle,
         Figure(name="memory of a front, median", value=median(fronts_mib), unit="MiB"),
         Figure(name="memory of all stubs", value=sum(fronts_mib) / 1024, unit="GiB"),
     ]
