@@ -32,6 +32,7 @@ from triton_backend.contract.plan import Plan
 from triton_backend.contract.profiles import ModelProfile, loaded
 from triton_backend.contract.tensors import TensorSpec
 from triton_backend.contract.workload import ModelDemand, Workload
+from triton_backend.serve_folder.names import RESERVED_PREFIX
 from triton_backend.simulator.run import simulate
 from triton_backend.simulator.scenario import SimOptions
 
@@ -92,7 +93,7 @@ def on_demand(plan: Plan) -> set[str]:
 def idle_percents(served: Served) -> list[Figure]:
     """Processor time of fronts and keeper while nothing is asked for."""
     keeper = psutil.Process(int(served.state.data["pid"]))
-    processes = [keeper, *(one for one in served.processes() if one.name() == STUB)]
+    processes = [keeper, *_fronts(served)]
     time.sleep(SETTLE_SECONDS)  # the fronts have connected by then
     before_s, watch = _cpu_seconds(processes), Stopwatch()
     time.sleep(IDLE_SECONDS)
@@ -102,6 +103,13 @@ def idle_percents(served: Served) -> list[Figure]:
         Figure(name="processor of an idle front, mean", value=front, unit="%", most=IDLE_PERCENT),
         Figure(name="processor of the keeper", value=float(percents[0]), unit="%"),
     ]
+
+
+def _fronts(served: Served) -> list[psutil.Process]:
+    """The stubs of models that clients ask for."""
+    own = f"/{RESERVED_PREFIX}"
+    stubs = [one for one in served.processes() if one.name() == STUB]
+    return [one for one in stubs if not any(own in word for word in one.cmdline())]
 
 
 def _cpu_seconds(processes: Sequence[psutil.Process]) -> NDArray[np.float64]:
@@ -119,11 +127,7 @@ def run_served(plan: Plan, options: argparse.Namespace) -> tuple[list[Figure], d
         seconds = f"--duration={options.seconds}"
         load = Load(served.state.grpc_url, path, "--protocol=grpc", seconds, "--arrivals=poisson")
         result = load.result()
-        fronts_mib = [
-            process.memory_full_info().pss / MIB
-            for process in served.processes()
-            if process.name() == STUB
-        ]
+        fronts_mib = [process.memory_full_info().pss / MIB for process in _fronts(served)]
         workers = sum(served.metric("poolpipe_workers_up").values())
         loads = sum(served.metric("poolpipe_stage_loads_total").values())
         failed = sum(served.metric("poolpipe_batches_failed_total").values())
@@ -140,7 +144,7 @@ def run_served(plan: Plan, options: argparse.Namespace) -> tuple[list[Figure], d
         Figure(name="start of all", value=started_s, unit="s"),
         *idle,
         Figure(name="memory of a front, median", value=median(fronts_mib), unit="MiB"),
-        Figure(name="memory of all stubs", value=sum(fronts_mib) / 1024, unit="GiB"),
+        Figure(name="memory of all fronts", value=sum(fronts_mib) / 1024, unit="GiB"),
     ]
     outcomes = Counter(result.records["outcome"].tolist())
     return figures, {"outcomes": outcomes, "summary": result.summary, "free_mib": free_mib}

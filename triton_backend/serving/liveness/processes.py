@@ -425,11 +425,15 @@ def _numbers_in(file: Path) -> list[int]:
 
 
 class StubLook(NamedTuple):
-    """Result of a check of a model's file: its process, and a reason to reload it, if any."""
+    """Result of a check of a model's file: its process, and a reason to reload it, if any.
+
+    `again_us`: until then nothing but the end of a process can make the result another.
+    """
 
     pid: int
     alive: bool
     complaint: str | None
+    again_us: int = 0
 
 
 class StubWatch:
@@ -463,8 +467,10 @@ class StubWatch:
         runs = self._exits.watch(pid)
         if runs and silent_us <= STUCK_US:
             self._forget(key)
-            endless = Compiling(file.name, alive_us, *since_us).complaint() if since_us else None
-            return StubLook(pid, alive=True, complaint=endless)
+            if since_us:
+                endless = Compiling(file.name, alive_us, *since_us).complaint()
+                return StubLook(pid, alive=True, complaint=endless)
+            return StubLook(pid, alive=True, complaint=None, again_us=alive_us + STUCK_US)
         states = thread_states(pid) if runs else set[str]()
         if not states:
             self._forget(key)

@@ -449,6 +449,7 @@ class KeptServer:
         self._started_us = 0
         self._exits = ExitWatch()
         self._stubs = StubWatch(self._clock, self._exits)
+        self._again_us: dict[str, int] = {}  # when a stub's file is to be read again
         self._reloads = ModelReloads(settings, self._api)
         self._beside = ModelsBeside(
             settings, self._api.load_beside, self._api.unload, stopping, note
@@ -491,7 +492,8 @@ class KeptServer:
         if self._server is None:
             self._start_first()
         while not self._stopping.is_set():
-            self._exits.wait(WATCH_SECONDS)
+            if self._exits.wait(WATCH_SECONDS):
+                self._again_us.clear()  # another process may have its file soon
             for look in (self._watch_server, self._watch_stubs, self._watch_beside):
                 try:
                     look()
@@ -678,11 +680,15 @@ class KeptServer:
         self._temporary.clear()
 
     def _watch_stubs(self) -> None:
+        now_us = self._clock.now_us()
         for file in stub_files(self._settings.place / "pids"):
-            if self._reloads.is_loading(file.name):
+            if now_us < self._again_us.get(file.name, 0) or self._reloads.is_loading(file.name):
                 continue
             seen = self._stubs.look(file)
-            if seen is None or seen.complaint is None:
+            if seen is None:
+                continue
+            self._again_us[file.name] = seen.again_us
+            if seen.complaint is None:
                 continue
             _LOG.warning("the process of %s: %s", file.name, seen.complaint)
             if seen.alive:

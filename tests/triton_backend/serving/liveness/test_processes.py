@@ -33,6 +33,7 @@ from triton_backend.serving.liveness.processes import (
     HealthWatch,
     Starvation,
     StubHeartbeat,
+    StubLook,
     StubWatch,
     ThreadUse,
     compiling,
@@ -339,14 +340,15 @@ def test_one_whose_heart_beats_costs_a_look_at_its_file_alone(
     process: subprocess.Popen[bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file, clock, exits = tmp_path / "model", LaterClock(), ExitWatch()
-    file.write_text(f"{process.pid} {clock.now_us()}")
+    now_us = clock.now_us()
+    file.write_text(f"{process.pid} {now_us}")
     watch = StubWatch(clock, exits)
 
     def asked(_pid: int) -> set[str]:
         raise AssertionError
 
     monkeypatch.setattr(processes, "thread_states", asked)
-    assert complaints(watch, file, 2) == [None, None]
+    assert watch.look(file) == StubLook(process.pid, True, None, now_us + STUCK_US)  # noqa: FBT003
     process.kill()
     assert exits.wait(10) == [process.pid]
     assert complaints(watch, file, 2) == ["its process died"] * 2  # and its file says that it lives
