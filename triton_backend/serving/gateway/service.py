@@ -99,7 +99,7 @@ class SchedulerService:
         self._log = EventLog(settings.folder / "events", clock)
         self._peers: dict[Address, Connection] = {}
         self._names: dict[Connection, list[Address]] = {}  # a worker has one per generation
-        self._told: dict[Connection, Mapping[str, int]] = {}  # to a front, of lost vGPUs
+        self._notified: dict[Connection, Mapping[str, int]] = {}  # fronts, of lost vGPUs
         self._read: dict[Address, int] = {}  # by standby, the generation that it would serve
         self._loop = EventLoop(self, clock, transport_key(settings.token))
         self._calls: SimpleQueue[tuple[Callable[[], Any], Future[Any]]] = SimpleQueue()
@@ -334,8 +334,8 @@ class SchedulerService:
         for connection in self._loop.connections:
             if not self._is_front(connection):
                 connection.send(data)
-            elif self._told.get(connection) != beat.lost:  # all that it takes from a beat
-                self._told[connection] = beat.lost
+            elif self._notified.get(connection) != beat.lost:  # all that it takes from a beat
+                self._notified[connection] = beat.lost
                 connection.send(data)
 
     def _is_front(self, connection: Connection) -> bool:
@@ -463,7 +463,7 @@ class SchedulerService:
         elif reason is CloseReason.INTERNAL_ERROR:
             self.gateway.counters.internal_errors += 1
         now_us = self._clock.now_us()
-        self._told.pop(connection, None)
+        self._notified.pop(connection, None)
         for peer in self._names.pop(connection, []):
             if self._peers.get(peer) is not connection:
                 continue

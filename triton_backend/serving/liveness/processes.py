@@ -410,7 +410,7 @@ def stub_files(pids: Path) -> list[Path]:
 
 
 def _numbers_in(file: Path) -> list[int]:
-    """What a model's process writes: its id, its heartbeat, since when it compiles, if it does.
+    """The numbers of a model's process: its id, its heartbeat, since when it compiles, if it does.
 
     None where there is nothing to read yet. Hundreds are read a few times a second.
     """
