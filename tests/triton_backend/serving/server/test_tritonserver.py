@@ -192,7 +192,7 @@ def test_a_file_is_read_again_when_its_stub_may_be_silent_or_a_process_has_ended
 ) -> None:
     deployment = deploy(tmp_path, SERVED, ServeOptions())
     stopping = threading.Event()
-    kept = tritonserver.KeptServer(deployment.settings, endpoints(), None, stopping, list)
+    kept = tritonserver.KeptServer(deployment.settings, endpoints(), None, stopping, lambda: None)
     (tmp_path / "pids").mkdir(exist_ok=True)
     for name in ("beats", "silent"):
         (tmp_path / "pids" / name).touch()
