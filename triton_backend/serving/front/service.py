@@ -159,7 +159,7 @@ class FrontService:
         self._watch = DeadlineWatch(self._pending, clock, self.counters, self._cancel, give_up_us)
         self._life = 0  # of the scheduler, the newest heard of
         self._polled_us = self._round_us = self._next_tick_us = clock.now_us()
-        self._ticked_us = self._alone_us = self._next_tick_us - TICK_US
+        self._alone_us = self._polled_us
         self._stopping = threading.Event()
         self._backoff = Backoff()
         self._leading = threading.Lock()  # the holder polls and runs the callbacks
@@ -319,10 +319,10 @@ class FrontService:
         self._loop.poll(max(self._next_tick_us - self._polled_us, 0) / 1e6)
         self._polled_us = now_us = self._clock.now_us()
         self._batches.free_replied(now_us)
-        if now_us - self._ticked_us < TICK_US:  # something came: it rests no more
-            self._next_tick_us = self._ticked_us + TICK_US
+        if now_us < self._next_tick_us:  # something came: it rests no more
+            self._next_tick_us = min(self._next_tick_us, now_us + TICK_US)
             return
-        self._ticked_us = now_us
+        self._next_tick_us = now_us + TICK_US
         self._tick(now_us)
         self._next_tick_us = now_us + self._until_tick_us(now_us)
 
