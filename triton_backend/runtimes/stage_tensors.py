@@ -328,8 +328,11 @@ def served_model(plan: Plan, name: str) -> ModelPlan:
 
 def asked_as(plan: Plan, name: str) -> str:
     """The name under which clients ask for a served model; of one of several, that of them all."""
-    sizes = {demand.name: demand.size_of for demand in plan.workload.models}
-    return sizes.get(name) or name
+    return _asked_as(plan).get(name) or name
+
+
+def _asked_as(plan: Plan) -> dict[str, str | None]:
+    return {demand.name: demand.size_of for demand in plan.workload.models}
 
 
 def endpoints(plan: Plan) -> dict[str, tuple[ModelPlan, ...]]:
@@ -339,15 +342,15 @@ def endpoints(plan: Plan) -> dict[str, tuple[ModelPlan, ...]]:
         InputError: two sizes of a model have other inputs or outputs than each other, or the same
             shapes; variants or versions have other tensors.
     """
-    versions = plan.workload.versions
+    versions, variants, names = plan.workload.versions, plan.workload.variants, _asked_as(plan)
     found: dict[str, tuple[ModelPlan, ...]] = {}
     for model in served_models(plan):
-        name = asked_as(plan, model.name)
+        name = names.get(model.name) or model.name
         found[name] = (*found.get(name, ()), model)
     for name, sizes in found.items():
         if name in versions:
             _check_same(f"version of {name!r}", sizes)
-        elif name in plan.workload.variants:
+        elif name in variants:
             _check_same(f"variant of {sizes[0].name!r}", sizes)
         else:
             _check_sizes(name, sizes)

@@ -16,7 +16,6 @@ from typing import Any
 
 from triton_backend.contract.errors import InputError
 from triton_backend.contract.fields import Fields
-from triton_backend.serve_folder.endpoints import reached_at
 from triton_backend.serve_folder.files import PRIVATE, write_whole
 
 STATE_NAME = "state.json"
@@ -158,6 +157,10 @@ def servers_of(state: dict[str, Any]) -> list[dict[str, Any] | None]:
 
 def metrics_urls(state: dict[str, Any]) -> list[str]:
     """Where Prometheus reads what each gateway counts."""
+    from triton_backend.serve_folder.endpoints import (  # noqa: PLC0415  # no front needs it
+        reached_at,
+    )
+
     several = [server["metrics_port"] for server in state.get("servers", ()) if server is not None]
     ports = several or [state["ports"]["metrics"]]
     return [f"http://{reached_at(state['address'])}:{port}/metrics" for port in ports]

@@ -3,20 +3,24 @@
 Rates follow Zipf's law. `plan --planner subclusters --on-demand` pins the hottest models and loads
 the others when they are asked for. A load generator then sends Poisson arrivals at the planned
 rates, over gRPC. The same plan is simulated for as long. Memory of fronts is their proportional set
-size, shared pages parted.
+size, shared pages parted. Before the load, processor time of fronts without requests and of the
+keeper is taken, in percent of a core.
 
     .venv/bin/python -m scripts.benchmarks.serving.on_demand [--models 200] [--seconds 120]
 """
 
 import argparse
 import sys
+import time
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import replace
 from statistics import median
 from typing import Any
 
 import numpy as np
 import psutil
+from numpy.typing import NDArray
 
 from flows.clock import Stopwatch
 from flows.planning import PlanOptions, make_plan
@@ -28,6 +32,7 @@ from triton_backend.contract.plan import Plan
 from triton_backend.contract.profiles import ModelProfile, loaded
 from triton_backend.contract.tensors import TensorSpec
 from triton_backend.contract.workload import ModelDemand, Workload
+from triton_backend.serve_folder.names import RESERVED_PREFIX
 from triton_backend.simulator.run import simulate
 from triton_backend.simulator.scenario import SimOptions
 
@@ -42,6 +47,8 @@ SLO_US = 1_000_000
 RATE_RPS = 30.0  # of all models: the load generator and 200 fronts share two cores
 MEMORY_PART = 1 / 3  # of what all weights need
 PINNED, ON_DEMAND = "pinned", "on demand"
+SETTLE_SECONDS, IDLE_SECONDS = 5.0, 20.0
+IDLE_PERCENT = 0.1  # of a core, of a front
 
 
 def problem(models: int, rate_rps: float) -> tuple[dict[str, ModelProfile], Cluster, Workload]:
@@ -83,20 +90,44 @@ def on_demand(plan: Plan) -> set[str]:
     return {m.name for m, _, stage, _ in plan.placed_stages() if stage.load_us is not None}
 
 
+def idle_percents(served: Served) -> list[Figure]:
+    """Processor time of fronts and keeper while nothing is asked for."""
+    keeper = psutil.Process(int(served.state.data["pid"]))
+    processes = [keeper, *_fronts(served)]
+    time.sleep(SETTLE_SECONDS)  # the fronts have connected by then
+    before_s, watch = _cpu_seconds(processes), Stopwatch()
+    time.sleep(IDLE_SECONDS)
+    percents = 100 * (_cpu_seconds(processes) - before_s) / watch.seconds()
+    front = float(np.mean(percents[1:]))
+    return [
+        Figure(name="processor of an idle front, mean", value=front, unit="%", most=IDLE_PERCENT),
+        Figure(name="processor of the keeper", value=float(percents[0]), unit="%"),
+    ]
+
+
+def _fronts(served: Served) -> list[psutil.Process]:
+    """The stubs of models that clients ask for."""
+    own = f"/{RESERVED_PREFIX}"
+    stubs = [one for one in served.processes() if one.name() == STUB]
+    return [one for one in stubs if not any(own in word for word in one.cmdline())]
+
+
+def _cpu_seconds(processes: Sequence[psutil.Process]) -> NDArray[np.float64]:
+    times = [process.cpu_times() for process in processes]
+    return np.array([one.user + one.system for one in times])
+
+
 def run_served(plan: Plan, options: argparse.Namespace) -> tuple[list[Figure], dict[str, Any]]:
     """Serve and load the plan."""
     watch = Stopwatch()
     with Served(plan, options.port) as served:
         started_s = watch.seconds()
+        idle = idle_percents(served)
         path = served.write_plan(plan, "on-demand")
         seconds = f"--duration={options.seconds}"
         load = Load(served.state.grpc_url, path, "--protocol=grpc", seconds, "--arrivals=poisson")
         result = load.result()
-        fronts_mib = [
-            process.memory_full_info().pss / MIB
-            for process in served.processes()
-            if process.name() == STUB
-        ]
+        fronts_mib = [process.memory_full_info().pss / MIB for process in _fronts(served)]
         workers = sum(served.metric("poolpipe_workers_up").values())
         loads = sum(served.metric("poolpipe_stage_loads_total").values())
         failed = sum(served.metric("poolpipe_batches_failed_total").values())
@@ -111,8 +142,9 @@ def run_served(plan: Plan, options: argparse.Namespace) -> tuple[list[Figure], d
         Figure(name="batches failed", value=failed, most=0),
         Figure(name="workers up at the end", value=workers, least=len(plan.vgpus())),
         Figure(name="start of all", value=started_s, unit="s"),
+        *idle,
         Figure(name="memory of a front, median", value=median(fronts_mib), unit="MiB"),
-        Figure(name="memory of all stubs", value=sum(fronts_mib) / 1024, unit="GiB"),
+        Figure(name="memory of all fronts", value=sum(fronts_mib) / 1024, unit="GiB"),
     ]
     outcomes = Counter(result.records["outcome"].tolist())
     return figures, {"outcomes": outcomes, "summary": result.summary, "free_mib": free_mib}

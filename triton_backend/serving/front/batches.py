@@ -262,6 +262,16 @@ class FrontBatches:
         for generation in self._generations.values():
             generation.remove()
 
+    @property
+    def at_rest(self) -> bool:
+        """True if no slot is in use and no generation is to be removed."""
+        if self._batches or self._replied:
+            return False
+        return not any(
+            generation.in_use or generation.waiting or generation.superseded_us is not None
+            for generation in self._generations.values()
+        )
+
     # On their way out
 
     def write_express(self, request: Request) -> ExpressTicket | None:

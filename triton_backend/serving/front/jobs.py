@@ -158,6 +158,14 @@ class FrontJobs:
         """True if requests go this way now."""
         return self._current is not None
 
+    @property
+    def at_rest(self) -> bool:
+        """True if no slot is in use and no generation is to be removed."""
+        return not any(
+            generation.written or generation.superseded_us is not None
+            for generation in self._generations.values()
+        )
+
     def add(self, deployment: Deployment) -> None:
         """Make room for requests of a generation that are answered from retained outputs."""
         if deployment.answers_from_retained(self._name):

@@ -418,6 +418,11 @@ class PendingRequests:
         """All that are not answered yet, oldest first."""
         return list(self._requests.copy().values())  # a copy, because other threads change it
 
+    @property
+    def is_empty(self) -> bool:
+        """True if all are answered."""
+        return not self._requests
+
     def is_cancelled(self, request: Request) -> bool:
         """True if the client of a request that is not answered yet gave up.
 

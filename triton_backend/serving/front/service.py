@@ -79,6 +79,10 @@ from triton_backend.serving.transport.wire import (
 )
 
 TICK_US = 15_000
+# Of a front at rest: no request waits, no slot is in use, no plan before the one served is known.
+REST_TICK_US = 1_000_000
+# And of one without a scheduler for longer than a standby takes: that is being loaded.
+ALONE_US, ALONE_TICK_US = 2_000_000, 100_000
 # A larger answer takes long to send, and the thread that sends it does not poll.
 SENT_AT_ONCE_BYTES = 1 << 16
 POLLERS = 3
@@ -155,6 +159,7 @@ class FrontService:
         self._watch = DeadlineWatch(self._pending, clock, self.counters, self._cancel, give_up_us)
         self._life = 0  # of the scheduler, the newest heard of
         self._polled_us = self._round_us = self._next_tick_us = clock.now_us()
+        self._alone_us = self._polled_us
         self._stopping = threading.Event()
         self._backoff = Backoff()
         self._leading = threading.Lock()  # the holder polls and runs the callbacks
@@ -253,6 +258,7 @@ class FrontService:
             request.low = True
         if self._pending.admit(request, self._max_waiting):
             self._announce(request, express=True)
+            self._watch.look_soon()
 
     def take_over(self, request: Request) -> None:
         """Take a request that another front had taken, whose plan is over; also from its thread."""
@@ -260,6 +266,7 @@ class FrontService:
         request.announced = request.express = request.cancel_sent = False
         if self._pending.admit(request, self._max_waiting):
             self._announce(request, express=True)
+            self._watch.look_soon()
 
     def _announce(self, request: Request, *, express: bool) -> None:
         """Send ARRIVAL, where the scheduler is there."""
@@ -275,6 +282,8 @@ class FrontService:
             if scheduler is not None:
                 request.announced = True
                 scheduler.send(arrival_frame(request, self._guard, ticket))
+            else:
+                self._loop.wake()
         except Exception:  # noqa: BLE001  # else it would wait for ever
             _LOG.exception("request %d of %s", request.number, self.model)
             failure = Refusal("INTERNAL", f"model {self.model!r}: the request cannot be announced")
@@ -310,9 +319,20 @@ class FrontService:
         self._loop.poll(max(self._next_tick_us - self._polled_us, 0) / 1e6)
         self._polled_us = now_us = self._clock.now_us()
         self._batches.free_replied(now_us)
-        if now_us >= self._next_tick_us:
-            self._next_tick_us = now_us + TICK_US
-            self._tick(now_us)
+        if now_us < self._next_tick_us:  # something came: it rests no more
+            self._next_tick_us = min(self._next_tick_us, now_us + TICK_US)
+            return
+        self._next_tick_us = now_us + TICK_US
+        self._tick(now_us)
+        self._next_tick_us = now_us + self._until_tick_us(now_us)
+
+    def _until_tick_us(self, now_us: int) -> int:
+        """The time until the next tick, if no frame comes before."""
+        if not (self._pending.is_empty and self._batches.at_rest and self.jobs.at_rest):
+            return TICK_US
+        if self._scheduler is not None:
+            return REST_TICK_US
+        return TICK_US if now_us - self._alone_us < ALONE_US else ALONE_TICK_US
 
     def _take_reply(self, reply: Reply) -> bool:
         """Keep a reply to send after this round, where another thread can poll meanwhile."""
@@ -356,8 +376,10 @@ class FrontService:
         return request.deadline_us + GRACE_US
 
     def _cancel(self, number: int) -> None:
+        """A request is left by its client, or given up; the thread that polls frees its slot."""
         if self._scheduler is not None:
             self._scheduler.send(frame(Kind.CANCEL, pack_request(number)))
+        self._loop.wake()
 
     # Handler of the event loop
 
@@ -425,6 +447,7 @@ class FrontService:
             self.counters.internal_errors += 1
         if connection is self._scheduler:
             self._scheduler = None
+            self._alone_us = self._clock.now_us()
             self._batches.forget_waiting()
         self._channels.closed(connection)
         self._fetches.closed(connection)

@@ -12,7 +12,7 @@ Here: threads, sockets, the real clock. Not here: any decision.
 import json
 import logging
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from queue import SimpleQueue
 from typing import Any
@@ -99,6 +99,7 @@ class SchedulerService:
         self._log = EventLog(settings.folder / "events", clock)
         self._peers: dict[Address, Connection] = {}
         self._names: dict[Connection, list[Address]] = {}  # a worker has one per generation
+        self._notified: dict[Connection, Mapping[str, int]] = {}  # fronts, of lost vGPUs
         self._read: dict[Address, int] = {}  # by standby, the generation that it would serve
         self._loop = EventLoop(self, clock, transport_key(settings.token))
         self._calls: SimpleQueue[tuple[Callable[[], Any], Future[Any]]] = SimpleQueue()
@@ -331,7 +332,15 @@ class SchedulerService:
         beat = HeartbeatBody(self._clock.now_us(), self.gateway.lost_vgpus())
         data = frame(Kind.HEARTBEAT, pack_heartbeat(beat))
         for connection in self._loop.connections:
-            connection.send(data)
+            if not self._is_front(connection):
+                connection.send(data)
+            elif self._notified.get(connection) != beat.lost:  # all that it takes from a beat
+                self._notified[connection] = beat.lost
+                connection.send(data)
+
+    def _is_front(self, connection: Connection) -> bool:
+        names = self._names.get(connection)
+        return bool(names) and isinstance(names[-1], FrontAddress)
 
     # Handler of the event loop
 
@@ -454,6 +463,7 @@ class SchedulerService:
         elif reason is CloseReason.INTERNAL_ERROR:
             self.gateway.counters.internal_errors += 1
         now_us = self._clock.now_us()
+        self._notified.pop(connection, None)
         for peer in self._names.pop(connection, []):
             if self._peers.get(peer) is not connection:
                 continue

@@ -62,6 +62,7 @@ _COLUMNS = 8
 _CELL_BYTES = 8
 _MILLION = 1_000_000
 _LINE_BYTES = 64
+_SERVES, _COMPILES = 2, 3  # numbers in a file
 _PR_SET_PDEATHSIG = 1
 _PR_SET_NAME = 15
 # Of /proc/PID/task/TID/stat, counted from the state.
@@ -393,30 +394,62 @@ class Compiling(NamedTuple):
 def compiling(pids: Path) -> list[Compiling]:
     """Processes of models that compile before they can serve, the one last heard of first."""
     found: list[Compiling] = []
-    for file in pids.glob("*"):
-        with contextlib.suppress(OSError, ValueError):
-            _, heard_us, since_us = map(int, file.read_text().split())
-            found.append(Compiling(file.name, heard_us, since_us))
+    for file in stub_files(pids):
+        numbers = _numbers_in(file)
+        if len(numbers) == _COMPILES:
+            found.append(Compiling(file.name, *numbers[1:]))
     return sorted(found, key=lambda one: one.heard_us, reverse=True)
 
 
+def stub_files(pids: Path) -> list[Path]:
+    """The files of the models' processes in a folder; none where it is not there."""
+    try:
+        return list(pids.iterdir())
+    except OSError:
+        return []
+
+
+def _numbers_in(file: Path) -> list[int]:
+    """The numbers of a model's process: its id, its heartbeat, since when it compiles, if it does.
+
+    None where there is nothing to read yet. Hundreds are read a few times a second.
+    """
+    try:
+        fd = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            return [int(word) for word in os.read(fd, _LINE_BYTES).split()]
+        finally:
+            os.close(fd)
+    except (OSError, ValueError):
+        return []
+
+
 class StubLook(NamedTuple):
-    """Result of a check of a model's file: its process, and a reason to reload it, if any."""
+    """Result of a check of a model's file: its process, and a reason to reload it, if any.
+
+    `again_us`: until then nothing but the end of a process can make the result another.
+    """
 
     pid: int
     alive: bool
     complaint: str | None
+    again_us: int = 0
 
 
 class StubWatch:
     """Judges the files of a folder; to be asked a few times a second.
 
-    Time in which a process wanted a processor and had none is no silence: one that compiles on a
-    busy machine would be restarted again and again.
+    The kernel says which processes have ended, so of those whose heart beats nothing but their file
+    is read. Time in which a process wanted a processor and had none is no silence: one that
+    compiles on a busy machine would be restarted again and again.
+
+    Args:
+        exits: is woken when a process that was looked at ends.
     """
 
-    def __init__(self, clock: Clock) -> None:
+    def __init__(self, clock: Clock, exits: "ExitWatch | None" = None) -> None:
         self._clock = clock
+        self._exits = exits or ExitWatch()
         self._stuck_looks: dict[tuple[str, int], int] = {}
         # Of those that have been silent for long: since when, and what they had no processor for
         # since.
@@ -424,21 +457,24 @@ class StubWatch:
 
     def look(self, file: Path) -> StubLook | None:
         """One look at one file; None where there is nothing to read yet."""
-        try:
-            pid, alive_us, *rest = map(int, file.read_text().split())
-        except (OSError, ValueError):
+        numbers = _numbers_in(file)
+        if len(numbers) < _SERVES:
             return None
+        pid, alive_us, *rest = numbers
         since_us = rest[:1]  # where it compiles
         now_us = self._clock.now_us()
         key, silent_us = (file.name, pid), now_us - alive_us
-        states = thread_states(pid)
+        runs = self._exits.watch(pid)
+        if runs and silent_us <= STUCK_US:
+            self._forget(key)
+            if since_us:
+                endless = Compiling(file.name, alive_us, *since_us).complaint()
+                return StubLook(pid, alive=True, complaint=endless)
+            return StubLook(pid, alive=True, complaint=None, again_us=alive_us + STUCK_US)
+        states = thread_states(pid) if runs else set[str]()
         if not states:
             self._forget(key)
             return StubLook(pid, alive=False, complaint="its process died")
-        if silent_us <= STUCK_US:
-            self._forget(key)
-            endless = Compiling(file.name, alive_us, *since_us).complaint() if since_us else None
-            return StubLook(pid, alive=True, complaint=endless)
         if not states & set("RD"):
             self._stuck_looks[key] = self._stuck_looks.get(key, 0) + 1
         else:
@@ -593,20 +629,35 @@ class ExitWatch:
     def __init__(self) -> None:
         self._poll = select.poll()
         self._watched: dict[int, int] = {}  # process id by file descriptor
+        self._pids: set[int] = set()
 
-    def watch(self, pid: int) -> None:
-        """Wake up when this process ends; harmless when it is watched or gone already."""
-        if pid not in self._watched.values():
-            with contextlib.suppress(OSError):
-                fd = os.pidfd_open(pid)
-                self._watched[fd] = pid
-                self._poll.register(fd, select.POLLIN)
+    def watch(self, pid: int) -> bool:
+        """Wake up when this process ends, also if it is watched; False where it has ended."""
+        if pid in self._pids:
+            return True
+        try:
+            fd = os.pidfd_open(pid)
+        except ProcessLookupError:
+            return False
+        except OSError:  # no descriptor is free, or it is the number of no process
+            return is_alive(pid)
+        ended = select.poll()
+        ended.register(fd, select.POLLIN)
+        if ended.poll(0):
+            os.close(fd)
+            return False
+        self._watched[fd] = pid
+        self._pids.add(pid)
+        self._poll.register(fd, select.POLLIN)
+        return True
 
     def wait(self, timeout_s: float) -> list[int]:
         """The processes that ended, as soon as one has; none after the time-out."""
         ended: list[int] = []
         for fd, _ in self._poll.poll(timeout_s * 1000):
-            ended.append(self._watched.pop(fd))
+            pid = self._watched.pop(fd)
+            ended.append(pid)
+            self._pids.discard(pid)
             self._poll.unregister(fd)
             os.close(fd)
         return ended

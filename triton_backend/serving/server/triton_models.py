@@ -39,7 +39,6 @@ from triton_backend.serving.front.pending import CUT_PARAMETER, MAX_TIMEOUT_US
 from triton_backend.serving.front.replies import Refusal
 from triton_backend.serving.gateway.offload import Offload, PlanReader
 from triton_backend.serving.liveness.processes import StubHeartbeat, end_with, parent_named
-from triton_backend.serving.node.node import Node
 from triton_backend.serving.server.forwarding import Forwarding
 from triton_backend.serving.server.metrics import (
     Publisher,
@@ -442,6 +441,8 @@ class NodeModel(_JsonModel):
 
     def begin(self) -> None:
         """Start the workers."""
+        from triton_backend.serving.node.node import Node  # noqa: PLC0415  # no front needs it
+
         self._node = Node(
             self.settings, self.parameters["node"], self.clock, parent_named(SERVER_PROCESS)
         )

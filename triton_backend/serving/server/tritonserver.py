@@ -60,6 +60,7 @@ from triton_backend.serving.liveness.processes import (
     StubWatch,
     compiling,
     is_alive,
+    stub_files,
     thread_states,
 )
 from triton_backend.serving.server.beside import ModelsBeside
@@ -447,7 +448,8 @@ class KeptServer:
         self._clock = SystemClock()
         self._started_us = 0
         self._exits = ExitWatch()
-        self._stubs = StubWatch(self._clock)
+        self._stubs = StubWatch(self._clock, self._exits)
+        self._again_us: dict[str, int] = {}  # when a stub's file is to be read again
         self._reloads = ModelReloads(settings, self._api)
         self._beside = ModelsBeside(
             settings, self._api.load_beside, self._api.unload, stopping, note
@@ -490,7 +492,8 @@ class KeptServer:
         if self._server is None:
             self._start_first()
         while not self._stopping.is_set():
-            self._exits.wait(WATCH_SECONDS)
+            if self._exits.wait(WATCH_SECONDS):
+                self._again_us.clear()  # another process may have its file soon
             for look in (self._watch_server, self._watch_stubs, self._watch_beside):
                 try:
                     look()
@@ -607,7 +610,7 @@ class KeptServer:
 
     def _look_at_models(self) -> bool:
         """If another model has begun since the last poll: hundreds take minutes."""
-        begun = sum(1 for _ in (self._settings.place / "pids").glob("*"))
+        begun = len(stub_files(self._settings.place / "pids"))
         before, self.models_begun = self.models_begun, begun
         if begun > before:
             self._note()
@@ -677,14 +680,14 @@ class KeptServer:
         self._temporary.clear()
 
     def _watch_stubs(self) -> None:
-        pids = self._settings.place / "pids"
-        for file in list(pids.glob("*")) if pids.is_dir() else []:
-            if self._reloads.is_loading(file.name):
+        now_us = self._clock.now_us()
+        for file in stub_files(self._settings.place / "pids"):
+            if now_us < self._again_us.get(file.name, 0) or self._reloads.is_loading(file.name):
                 continue
             seen = self._stubs.look(file)
             if seen is None:
                 continue
-            self._exits.watch(seen.pid)
+            self._again_us[file.name] = seen.again_us
             if seen.complaint is None:
                 continue
             _LOG.warning("the process of %s: %s", file.name, seen.complaint)

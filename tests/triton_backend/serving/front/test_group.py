@@ -93,6 +93,15 @@ class Load:
         return [answer.message for answer in self.answers if isinstance(answer, Refusal)]
 
 
+def test_what_a_plan_has_under_a_name_is_not_looked_up_every_second(
+    begin: Begin, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    group = begin(sized_plan((32, 64))).groups[NAME]
+    monkeypatch.setattr(groups, "answering", None)
+    group.look()
+    assert width_of(ask(group, 4, 3, 64)) == 64
+
+
 def test_a_size_is_served_from_the_swap_on_that_has_it_and_no_longer(begin: Begin) -> None:
     system = begin(sized_plan((32, 64)))
     group = system.groups[NAME]

@@ -333,9 +333,11 @@ def test_a_loop_that_fails_pauses_is_counted_and_goes_on(
     front = system.fronts["pair"]
     before = front.counters.internal_errors
     monkeypatch.setattr(getattr(front, part), method, broken)
+    answer = system.ask("pair", picture(BATCH), 60_000_000)  # it wakes a loop that rests
     wait_for(lambda: caplog.text.count("goes on in") >= 4)
     assert front.counters.internal_errors >= before + 4
     alive_us = front.alive_us()
     monkeypatch.undo()
     wait_for(lambda: front.alive_us() > alive_us)
+    assert not isinstance(answer(), Refusal)
     assert not isinstance(answer_to(front, Incoming()), Refusal)

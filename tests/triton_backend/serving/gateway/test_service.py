@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -10,6 +11,10 @@ from tests.triton_backend.serving.system import LocalSystem, wait_for
 from tests.triton_backend.serving.test_system import PATIENT_US, picture
 from triton_backend.serve_folder.settings import ServeOptions
 from triton_backend.serving.front.replies import Refusal
+from triton_backend.serving.front.service import FrontService
+from triton_backend.serving.transport.connection import Connection
+from triton_backend.serving.transport.wire import Header, Kind
+from triton_backend.serving.worker.process import StageWorker
 
 
 @pytest.fixture
@@ -32,3 +37,37 @@ def test_requests_are_served_again_after_errors(
     monkeypatch.undo()
     assert not isinstance(system.ask("pair", picture(4), PATIENT_US)(), Refusal)
     assert system.status()["counters"]["internal_errors"] >= 3
+
+
+def test_a_front_hears_a_beat_when_what_is_lost_has_changed_and_workers_hear_all(
+    system: LocalSystem, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    heard: dict[type, int] = {FrontService: 0, StageWorker: 0}
+    for kind in heard:
+        on_frame = kind.on_frame
+
+        def noted(
+            self: FrontService | StageWorker,
+            connection: Connection,
+            header: Header,
+            body: bytes,
+            on_frame: Any = on_frame,
+            kind: type = kind,
+        ) -> None:
+            heard[kind] += header.kind is Kind.HEARTBEAT
+            on_frame(self, connection, header, body)
+
+        monkeypatch.setattr(kind, "on_frame", noted)
+
+    def after_beats() -> int:
+        """Those that the front heard while its workers heard some."""
+        heard.update(dict.fromkeys(heard, 0))
+        wait_for(lambda: heard[StageWorker] >= 3 * len(system.workers))
+        return heard[FrontService]
+
+    wait_for(lambda: after_beats() == 0)
+    lost = {"pool": 1}
+    monkeypatch.setattr(system.scheduler.gateway, "lost_vgpus", lambda: lost)
+    assert after_beats() == 1
+    assert system.fronts["pair"].lost == lost
+    assert after_beats() == 0

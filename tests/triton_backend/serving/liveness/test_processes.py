@@ -33,6 +33,7 @@ from triton_backend.serving.liveness.processes import (
     HealthWatch,
     Starvation,
     StubHeartbeat,
+    StubLook,
     StubWatch,
     ThreadUse,
     compiling,
@@ -333,6 +334,26 @@ def test_one_that_is_stopped_is_hung_and_one_that_is_killed_is_dead(
     assert (seen.alive, seen.complaint) == (False, "its process died")
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("process", ["input()"], indirect=True)
+def test_one_whose_heart_beats_costs_a_look_at_its_file_alone(
+    process: subprocess.Popen[bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file, clock, exits = tmp_path / "model", LaterClock(), ExitWatch()
+    now_us = clock.now_us()
+    file.write_text(f"{process.pid} {now_us}")
+    watch = StubWatch(clock, exits)
+
+    def asked(_pid: int) -> set[str]:
+        raise AssertionError
+
+    monkeypatch.setattr(processes, "thread_states", asked)
+    assert watch.look(file) == StubLook(process.pid, True, None, now_us + STUCK_US)  # noqa: FBT003
+    process.kill()
+    assert exits.wait(10) == [process.pid]
+    assert complaints(watch, file, 2) == ["its process died"] * 2  # and its file says that it lives
+
+
 def test_a_file_of_a_stub_with_more_numbers_than_one_writes_is_read_all_the_same(
     tmp_path: Path,
 ) -> None:
@@ -404,13 +425,15 @@ def test_the_file_of_a_newer_load_is_left_alone(tmp_path: Path) -> None:
 def test_the_end_of_a_process_wakes_its_watcher() -> None:
     watch = ExitWatch()
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
-        watch.watch(process.pid)
-        watch.watch(process.pid)
+        assert watch.watch(process.pid)
+        assert watch.watch(process.pid)
         assert watch.wait(0) == []
         process.kill()
         assert watch.wait(10) == [process.pid]
+        assert not watch.watch(process.pid)  # its parent has not asked for it
     assert watch.wait(0) == []
-    watch.watch(process.pid)
+    assert not watch.watch(process.pid)
+    assert not watch.watch(0)
     assert watch.wait(0) == []
 
 

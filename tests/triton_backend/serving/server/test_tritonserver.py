@@ -34,11 +34,12 @@ from tests.ports import free_ports
 from tests.triton_backend.serving.small_plans import BATCH, model, plan, stage
 from tests.triton_backend.serving.system import deploy, processes_of, wait_for
 from triton_backend.contract.errors import InputError, PoolPipeError
+from triton_backend.runtimes.clock import SystemClock
 from triton_backend.serve_folder.endpoints import Endpoints
 from triton_backend.serve_folder.repository import render_repository
 from triton_backend.serve_folder.settings import ServeOptions
 from triton_backend.serve_folder.state import command_line, read_state_file
-from triton_backend.serving.liveness.processes import COMPILE_LIMIT_US
+from triton_backend.serving.liveness.processes import COMPILE_LIMIT_US, StubLook
 from triton_backend.serving.server import tritonserver
 
 pytestmark = pytest.mark.slow
@@ -184,6 +185,41 @@ def test_a_server_with_many_models_is_waited_for_as_long_as_they_begin(
     assert noted == [*range(1, 50)]
     assert loading.looks < 70
     assert loading.stopped
+
+
+def test_a_file_is_read_again_when_its_stub_may_be_silent_or_a_process_has_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    deployment = deploy(tmp_path, SERVED, ServeOptions())
+    stopping = threading.Event()
+    kept = tritonserver.KeptServer(deployment.settings, endpoints(), None, stopping, lambda: None)
+    (tmp_path / "pids").mkdir(exist_ok=True)
+    for name in ("beats", "silent"):
+        (tmp_path / "pids" / name).touch()
+    rounds = iter([[], [], [1], []])
+    looks: list[list[str]] = []
+
+    class Exits:
+        def wait(self, _timeout_s: float) -> list[int]:
+            looks.append([])
+            ended = next(rounds, None)
+            if ended is None:
+                stopping.set()
+            return ended or []
+
+    class Stubs:
+        def look(self, file: Path) -> StubLook:
+            looks[-1].append(file.name)
+            again_us = SystemClock().now_us() + 10**9 if file.name == "beats" else 0
+            return StubLook(1, alive=True, complaint=None, again_us=again_us)
+
+    monkeypatch.setattr(kept, "_exits", Exits())
+    monkeypatch.setattr(kept, "_stubs", Stubs())
+    for look in ("_watch_server", "_watch_beside", "_start_first"):
+        monkeypatch.setattr(kept, look, list)
+    kept.run()
+    both = ["beats", "silent"]
+    assert [sorted(one) for one in looks] == [both, ["silent"], both, ["silent"], ["silent"]]
 
 
 def test_a_server_that_compiles_is_waited_for_as_long_as_it_shows_that_it_lives(
