@@ -13,8 +13,6 @@ from numpy.typing import NDArray
 from triton_backend.contract.errors import InvariantError
 from triton_backend.contract.tensors import LENGTH_BYTES
 
-_LENGTH = np.dtype("<u4")
-
 
 def pack_texts(texts: Sequence[bytes]) -> NDArray[np.uint8]:
     """Texts as rows [texts, LENGTH_BYTES + longest]; the memory they take is theirs and no more."""
@@ -34,8 +32,9 @@ def put_text(row: NDArray[np.uint8], text: bytes) -> None:
     end = LENGTH_BYTES + len(text)
     if end > len(row):
         raise InvariantError(f"{len(text)} bytes, {len(row) - LENGTH_BYTES} fit")
-    row[:LENGTH_BYTES] = np.array([len(text)], _LENGTH).view(np.uint8)
-    row[LENGTH_BYTES:end] = np.frombuffer(text, np.uint8)
+    row[:LENGTH_BYTES] = np.frombuffer(len(text).to_bytes(LENGTH_BYTES, "little"), np.uint8)
+    if text:
+        row[LENGTH_BYTES:end] = np.frombuffer(text, np.uint8)
 
 
 def unpack_texts(rows: NDArray[Any]) -> list[bytes]:
@@ -47,7 +46,7 @@ def unpack_texts(rows: NDArray[Any]) -> list[bytes]:
     room = rows.shape[1] - LENGTH_BYTES
     found: list[bytes] = []
     for row in rows:
-        length = int(row[:LENGTH_BYTES].copy().view(_LENGTH)[0])
+        length = int.from_bytes(row[:LENGTH_BYTES].tobytes(), "little")
         if length > room:
             raise InvariantError(f"a text of {length} bytes in a row of {room}")
         found.append(row[LENGTH_BYTES : LENGTH_BYTES + length].tobytes())

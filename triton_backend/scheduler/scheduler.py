@@ -290,12 +290,13 @@ class Scheduler:
             InputError: it is not in flight.
         """
         slot, _ = self._in_flight(batch_id)
-        rows = self._tables.requests
-        request, late = int(self._tables.batches[slot]["first"]), 0
+        requests = self._tables.requests
+        deadlines_us, after, ids = requests["deadline_us"], requests["next"], requests["id"]
+        request, late = self._tables.batches["first"].item(slot), 0
         while request != NONE:
-            if rows[request]["deadline_us"] < end_us and int(rows[request]["id"]) not in self._low:
+            if deadlines_us.item(request) < end_us and ids.item(request) not in self._low:
                 late += 1
-            request = int(rows[request]["next"])
+            request = after.item(request)
         return late
 
     def usual_requests(self, request_ids: Sequence[int]) -> int:

@@ -151,6 +151,8 @@ class PythonStep:
 
     def _with_shapes(self, result: Mapping[str, Any]) -> Mapping[str, Any]:
         """Rows of shapes of their own, each with room for the largest, and those shapes."""
+        if not self._shapes:
+            return result
         found = dict(result)
         for spec in self._given:
             rows, said = result.get(spec.name), shape_name(spec.name)
@@ -268,6 +270,8 @@ def _as_rows(spec: TensorSpec, value: Any, count: int) -> Array:
     if rows.shape != (count, *spec.shape[1:]):
         shape = [count, *spec.shape[1:]]
         raise TypeError(f"{spec.name!r} is of shape {list(rows.shape)}, {shape} is stated")
+    if rows.dtype == wanted:
+        return rows
     if not np.can_cast(rows.dtype, wanted, casting="same_kind"):
         raise TypeError(f"{spec.name!r} is {rows.dtype}, {spec.dtype} is stated")
     if wanted.kind in "iu" and rows.dtype.itemsize > wanted.itemsize:

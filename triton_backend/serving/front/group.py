@@ -34,7 +34,7 @@ from triton_backend.serve_folder.settings import ServeSettings
 from triton_backend.serving.deployment import Deployment
 from triton_backend.serving.front.pending import IncomingRequest, Request, is_low
 from triton_backend.serving.front.quotas import Quotas
-from triton_backend.serving.front.replies import Refusal, Result
+from triton_backend.serving.front.replies import Refusal, Respond, Result
 from triton_backend.serving.front.service import FrontService
 from triton_backend.serving.front.sizes import OneFront, SizeTable, Table
 
@@ -48,16 +48,16 @@ _LOG = logging.getLogger(__name__)
 class NamingReply:
     """A reply that names the variant whose answer it is."""
 
-    reply: Callable[[Result], None]
+    reply: Respond
     variant: str
 
-    def __call__(self, result: Result) -> None:
-        """Send it."""
+    def __call__(self, result: Result) -> Callable[[], object] | None:
+        """As `Respond`."""
         if not isinstance(result, Refusal):
             samples = len(next(iter(result.values()), ()))
             names = np.full(samples, self.variant.encode(), dtype=np.object_)
             result = {**result, VARIANT_OUTPUT: names}
-        self.reply(result)
+        return self.reply(result)
 
 
 class FrontGroup:
@@ -126,7 +126,7 @@ class FrontGroup:
 
     # Requests
 
-    def take(self, incoming: IncomingRequest, reply: Callable[[Result], None]) -> None:
+    def take(self, incoming: IncomingRequest, reply: Respond) -> None:
         """Take a request of Triton's, or refuse it; whatever it holds, nothing is raised."""
         try:
             front = self._front_of(incoming)
@@ -140,7 +140,9 @@ class FrontGroup:
             return
         self.refused += 1
         try:
-            reply(refusal)
+            send = reply(refusal)
+            if send is not None:
+                send()
         except Exception:  # noqa: BLE001  # see above
             _LOG.exception("a reply of %s was not sent", self.name)
 

@@ -37,10 +37,14 @@ class Guard:
         self._overruns_us = np.zeros(KEPT, np.int64)  # a ring
         self._count = 0
         self._needed_us: int | None = None
+        self._most = 0, settings.guard_us(0)  # of the time that was asked for last
 
     def guard_us(self, allowed_us: int) -> int:
         """The guard of a request that allows `allowed_us`; from any thread."""
-        most_us, needed_us = self._settings.guard_us(allowed_us), self._needed_us
+        (known_us, most_us), needed_us = self._most, self._needed_us
+        if known_us != allowed_us:
+            most_us = self._settings.guard_us(allowed_us)
+            self._most = allowed_us, most_us
         return min(most_us, needed_us) if self.measured and needed_us is not None else most_us
 
     def answered(self, planned_end_us: int, now_us: int) -> None:

@@ -33,7 +33,14 @@ from triton_backend.serve_folder.traceparent import TraceParent
 from triton_backend.serving.deployment import Deployment
 from triton_backend.serving.front.counters import FrontCounters
 from triton_backend.serving.front.guard import Guard
-from triton_backend.serving.front.replies import Countdown, Refusal, Reply, ReplyThreads, Result
+from triton_backend.serving.front.replies import (
+    Countdown,
+    Refusal,
+    Reply,
+    ReplyThreads,
+    Respond,
+    Result,
+)
 from triton_backend.serving.front.texts import SeenOutputs, packed
 from triton_backend.serving.transport.rolling_files import RollingLines
 from triton_backend.serving.transport.shared_memory import Arrays
@@ -56,6 +63,7 @@ MAX_TIMEOUT_US = 24 * 3_600 * 1_000_000
 # died may still be in flight, and those of its successor must not be taken for them.
 NUMBER_SHIFT = 6
 TRACE_HEADER = "traceparent"
+NO_PARAMETERS = "{}"  # as Triton says of a request without any
 HIGH_PRIORITY, PRIORITY_DIGITS = 1, 19
 MOST_LOGGED_CHARACTERS = 256  # of what a client chose: a traceparent has 55
 ENTRY_PARAMETER, CUT_PARAMETER, SPLIT_PARAMETER = "entry", "cut", "split"
@@ -89,7 +97,7 @@ class Request:
     samples: int
     arrival_us: int
     deadline_us: int
-    reply: Callable[[Result], None]
+    reply: Respond
     is_cancelled: Callable[[], bool]
     client_id: str = ""
     trace: str = ""  # W3C traceparent, valid
@@ -164,9 +172,7 @@ class RequestReader:
             for entry in model.queues
         ]
 
-    def read(
-        self, incoming: IncomingRequest, arrival_us: int, reply: Callable[[Result], None]
-    ) -> Request:
+    def read(self, incoming: IncomingRequest, arrival_us: int, reply: Respond) -> Request:
         """A request, checked; without a `timeout` its deadline is its entry's budget (the SLO).
 
         Raises:
@@ -229,6 +235,8 @@ class RequestReader:
         the one whose turn it is.
         """
         fit = [i for i, entry in enumerate(self._entries) if tensors.keys() == entry.tensors.keys()]
+        if parameters == NO_PARAMETERS and len(fit) == 1:
+            return fit[0]
         split = _parameter(parameters, SPLIT_PARAMETER)
         if split and self._split and split != self._split:
             reason = f"{split!r}, but blocks of {self._split!r} are served"
@@ -340,12 +348,12 @@ def _valid_trace(parameters: str) -> str:
     HTTP clients spell headers as they like: Go's send `Traceparent`.
     """
     trace = _header(parameters, TRACE_HEADER)
-    return trace if TraceParent.parse(trace) else ""
+    return trace if trace and TraceParent.parse(trace) else ""
 
 
 def _header(parameters: str, header: str) -> str:
     """A parameter that may come as a header too, which is spelled with any case; else empty."""
-    if header not in parameters.lower():
+    if parameters == NO_PARAMETERS or header not in parameters.lower():
         return ""
     try:
         named = {name.lower(): value for name, value in json.loads(parameters).items()}
@@ -414,6 +422,11 @@ class PendingRequests:
         """A request that is not answered yet."""
         return self._requests.get(number)
 
+    @property
+    def any(self) -> bool:
+        """True if one is not answered yet."""
+        return bool(self._requests)
+
     def all(self) -> list[Request]:
         """All that are not answered yet, oldest first."""
         return list(self._requests.copy().values())  # a copy, because other threads change it
@@ -455,12 +468,12 @@ class PendingRequests:
         if take is None or not take(reply):
             self._replies.put(reply)
 
-    def send(self, reply: Reply) -> None:
-        """Send a reply from the calling thread.
+    def send(self, reply: Reply, ready: Callable[[], None] | None = None) -> None:
+        """Send a reply from the calling thread, as `ReplyThreads.send`.
 
         One that was taken in `answer_one`, or a refusal.
         """
-        self._replies.send(reply)
+        self._replies.send(reply, ready)
 
     # Events
 

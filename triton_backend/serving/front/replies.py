@@ -22,17 +22,19 @@ class Refusal:
 
 
 Result = Arrays | Refusal
+Respond = Callable[[Result], Callable[[], object] | None]
+"""Makes a response of a result and returns what sends it; None: it is sent."""
 
 
 class Reply(NamedTuple):
     """A result on its way to its client.
 
     Attributes:
-        send: hands the result to Triton; called once.
+        respond: hands the result to Triton; called once.
         sent: called when that is done, from the thread that did it: `result` may be overwritten.
     """
 
-    send: Callable[[Result], None]
+    respond: Respond
     result: Result
     sent: Callable[[], None] | None = None
 
@@ -81,10 +83,17 @@ class ReplyThreads:
         """Have a reply sent."""
         self._queue.put(reply)
 
-    def send(self, reply: Reply) -> None:
-        """Send a reply in the caller's own thread."""
+    def send(self, reply: Reply, ready: Callable[[], None] | None = None) -> None:
+        """Send a reply in the caller's own thread.
+
+        `ready` is called before it blocks: from then on other threads may have the interpreter.
+        """
         try:
-            reply.send(reply.result)
+            send = reply.respond(reply.result)
+            if ready is not None:
+                ready()
+            if send is not None:
+                send()
         except Exception:  # noqa: BLE001  # Triton's may be any; the thread goes on
             _LOG.exception("a reply of %s was not sent", self._model)
         if reply.sent is not None:

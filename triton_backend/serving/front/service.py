@@ -6,9 +6,11 @@ scheduler), a few of which one at a time polls the sockets (dispatches, drops, a
 watches deadlines (`deadlines`), and a few that send replies (`replies`). A request is answered
 exactly once (`pending`).
 
-The thread that polls and reads the answer to a single request lets another one poll and sends the
-reply itself: `send` blocks for half a millisecond, in which others' dispatches and answers would
-wait, and a reply handed to another thread would wait for that one to wake up.
+The thread that polls and reads the answer to a single request sends the reply itself, which would
+otherwise wait for another thread to wake up. `send` blocks for half a millisecond, in which others'
+dispatches and answers would wait: another thread polls meanwhile. Where no other request is held,
+there is nothing to poll for, and two threads would only keep one interpreter from each other: then
+another one polls only once a request comes (`_let_poll`).
 
 Here: the life of a request on the gateway. Not here: Triton's API (`server.triton_models`), tensors
 and slots of batches (`batches`), decisions.
@@ -17,8 +19,8 @@ and slots of batches (`batches`), decisions.
 import logging
 import threading
 from collections import deque
-from collections.abc import Callable, Mapping
 from functools import partial
+from typing import TYPE_CHECKING
 
 from triton_backend.contract.decisions import DropReason
 from triton_backend.contract.errors import InputError
@@ -41,7 +43,7 @@ from triton_backend.serving.front.pending import (
     over_quota,
 )
 from triton_backend.serving.front.quotas import Quotas
-from triton_backend.serving.front.replies import Refusal, Reply, Result
+from triton_backend.serving.front.replies import Refusal, Reply, Respond
 from triton_backend.serving.front.texts import SeenOutputs
 from triton_backend.serving.transport.authentication import transport_key
 from triton_backend.serving.transport.backoff import Backoff
@@ -77,6 +79,9 @@ from triton_backend.serving.transport.wire import (
     unpack_job_failed,
     unpack_plan,
 )
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
 
 TICK_US = 15_000
 # Of a front at rest: no request waits, no slot is in use, no plan before the one served is known.
@@ -165,6 +170,8 @@ class FrontService:
         self._leading = threading.Lock()  # the holder polls and runs the callbacks
         self._waiting: deque[None] = deque()  # one for every thread that waits to lead
         self._taken: Reply | None = None
+        # One while the leader sends a reply: the lead is then for the first that takes it.
+        self._lead_offered: deque[None] = deque()
         self._threads = [
             threading.Thread(target=self._run, name=f"front-{i}", daemon=True)
             for i in range(POLLERS)
@@ -233,7 +240,7 @@ class FrontService:
 
     # The caller's thread
 
-    def take(self, incoming: IncomingRequest, reply: Callable[[Result], None]) -> None:
+    def take(self, incoming: IncomingRequest, reply: Respond) -> None:
         """Take a request of Triton's, or refuse it; whatever it holds, nothing is raised."""
         try:
             request = self._reader.read(incoming, self._clock.now_us(), reply)
@@ -259,6 +266,7 @@ class FrontService:
         if self._pending.admit(request, self._max_waiting):
             self._announce(request, express=True)
             self._watch.look_soon()
+            self._let_poll()
 
     def take_over(self, request: Request) -> None:
         """Take a request that another front had taken, whose plan is over; also from its thread."""
@@ -267,6 +275,7 @@ class FrontService:
         if self._pending.admit(request, self._max_waiting):
             self._announce(request, express=True)
             self._watch.look_soon()
+            self._let_poll()
 
     def _announce(self, request: Request, *, express: bool) -> None:
         """Send ARRIVAL, where the scheduler is there."""
@@ -294,14 +303,42 @@ class FrontService:
     def _run(self) -> None:
         while not self._stopping.is_set():
             self._waiting.append(None)
-            with self._leading:
-                self._waiting.pop()
-                while self._taken is None and not self._stopping.is_set():
-                    self._round_or_pause()
-                reply, self._taken = self._taken, None
-            if reply is not None:
-                self._pending.send(reply)
-            del reply  # a thread that waits holds no batch in memory, nor the plan of one
+            self._leading.acquire()
+            self._waiting.pop()
+            while self._lead():
+                pass
+
+    def _lead(self) -> bool:
+        """Poll until a reply is taken, and send it; True where the thread leads on.
+
+        It holds no batch in memory, nor the plan of one, when it has returned.
+        """
+        while self._taken is None and not self._stopping.is_set():
+            self._round_or_pause()
+        reply, self._taken = self._taken, None
+        if reply is None:
+            self._leading.release()
+            return False
+        self._lead_offered.append(None)
+        self._pending.send(reply, self._let_poll_if_needed)
+        return self._take_lead()
+
+    def _let_poll_if_needed(self) -> None:
+        if self._pending.any:
+            self._let_poll()
+
+    def _let_poll(self) -> None:
+        """Have another thread poll while the one that leads sends a reply; from any thread."""
+        if self._lead_offered and self._take_lead():
+            self._leading.release()
+
+    def _take_lead(self) -> bool:
+        """Take the lead that is offered; False where another has taken it."""
+        try:
+            self._lead_offered.pop()
+        except IndexError:
+            return False
+        return True
 
     def _round_or_pause(self) -> None:
         try:

@@ -240,14 +240,16 @@ class FrontModel(_Model):
                 self._group.take(request, reply)
 
 
-def _reply(sender: Any, wanted: set[str], result: Arrays | Refusal, *, handed_on: bool) -> None:
+def _reply(
+    sender: Any, wanted: set[str], result: Arrays | Refusal, *, handed_on: bool
+) -> Callable[[], object]:
     if isinstance(result, Refusal):
         response = _refused(result, status_in_text=handed_on)
     else:
         response = triton.InferenceResponse(
             [triton.Tensor(name, array) for name, array in result.items() if name in wanted]
         )
-    sender.send(response, flags=_FINAL)
+    return partial(sender.send, response, flags=_FINAL)
 
 
 def _send(sender: Any, answer: Any) -> None:

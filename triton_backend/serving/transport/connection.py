@@ -356,6 +356,8 @@ class Connection:
         """Bytes read into the payload's memory, or behind what is in the buffer."""
         if self._payload:
             return self._socket.recv_into(self._payload[0])
+        if not self._filled:
+            return self._socket.recv_into(self._buffer)
         # No view may outlive the read: `_parse` makes the buffer larger for a large frame.
         with memoryview(self._buffer) as whole, whole[self._filled :] as room:
             return self._socket.recv_into(room)
