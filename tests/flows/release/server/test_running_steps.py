@@ -247,7 +247,7 @@ class Client:
         return self._client.infer(model, [given], timeout=PATIENT_US)
 
     def each(self, ask: Callable[["Client", bytes], T], images: Sequence[bytes]) -> list[T]:
-        """What comes of each picture, all of them sent at once by clients of their own."""
+        """The result of each picture, all of them sent at once by clients of their own."""
 
         def alone(image: bytes) -> T:
             with contextlib.closing(self._alike()) as client:
