@@ -180,9 +180,13 @@ class _Source:
 
     def whole(self, node: ast.expr, text: str) -> Iterator[Mutant]:
         """Something else in an expression's place."""
-        start = self.at(node.lineno, node.col_offset)
-        end = self.at(node.end_lineno, node.end_col_offset)
+        start, end = self.place(node)
         yield Mutant(path=self.path, start=start, end=end, text=text)
+
+    def place(self, node: ast.expr) -> tuple[int, int]:
+        """Where an expression begins and ends."""
+        begin = self.at(node.lineno, node.col_offset)
+        return begin, self.at(node.end_lineno, node.end_col_offset)
 
     def changes_of(self, node: ast.AST) -> Iterator[Mutant]:
         """Every change of one node."""
@@ -200,8 +204,8 @@ class _Source:
             case ast.Name(id=name) if name in NAMES:
                 yield from self.whole(node, NAMES[name])
             case ast.If() | ast.While() | ast.IfExp():
-                condition = ast.get_source_segment(self.text, node.test)
-                yield from self.whole(node.test, f"not ({condition})")
+                begin, end = self.place(node.test)
+                yield from self.whole(node.test, f"not ({self.text[begin:end]})")
             case _:
                 pass
 

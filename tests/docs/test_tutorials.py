@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.docs.pages import EXAMPLES, console_lines
+from tests.flows.deployments.prefect_database import give_database
 from tests.flows.preparation.splitting.tiny_models import residual_net
 from tests.ports import free_ports
 
@@ -48,6 +49,7 @@ def words_of(line: str, ports: list[int]) -> list[str]:
 def test_every_command_of_a_tutorial_runs(tmp_path: Path, name: str) -> None:
     shutil.copytree(EXAMPLES, tmp_path, dirs_exist_ok=True)
     residual_net(tmp_path / "mymodel.onnx")
+    give_database(tmp_path / ".poolpipe" / "prefect")
     lines = console_lines(f"tutorials/{name}.md")
     assert lines[-1] == "poolpipe stop"
     ports = free_ports(3)

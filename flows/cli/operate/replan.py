@@ -198,12 +198,15 @@ def _replan_now(parameters: dict[str, Any], *, as_json: bool) -> None:
     read_cluster(parameters["cluster"])
     read_workload(parameters["workload"])
     prepare_prefect(project_state().prefect)
+    note("replanning; the first step starts Prefect")
     from flows.deployments.orchestration.server import start_prefect_server
+
+    server = start_prefect_server()
     from flows.deployments.parameters import ReplanParameters
     from flows.deployments.replan import replan_flow
 
-    note("replanning; the first step starts Prefect")
-    start_prefect_server()
+    if server is not None:
+        server.wait()
     found = replan_flow(ReplanParameters(**parameters))
     if as_json:
         print_json(found)

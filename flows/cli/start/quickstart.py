@@ -159,8 +159,10 @@ def quickstart(
         (model or (), slo_ms or ()), given, size_share or (), allow_unproven=allow_unproven
     )
     check_can_start(work.state.serve, ports)
-    from flows.deployments.orchestration.limits import taking_turns
     from flows.deployments.orchestration.server import start_prefect_server
+
+    server = start_prefect_server()
+    from flows.deployments.orchestration.limits import taking_turns
     from flows.deployments.quickstart import QuickstartOptions
     from flows.deployments.quickstart import quickstart as run
 
@@ -174,8 +176,10 @@ def quickstart(
         ports=ports,
         planner=planner,
     )
-    if not start_prefect_server():  # others write through that server too
+    if server is None:  # others write through that one too
         work = taking_turns(work)
+    else:
+        server.wait()
     found = run(work, asked, say(quiet=as_json))
     if as_json:
         print_json(found.to_dict())

@@ -11,6 +11,7 @@ from contextlib import suppress
 import pytest
 
 from tests.flows.deployments.joined import AUTH
+from tests.flows.deployments.prefect_database import give_database
 from tests.ports import free_ports
 
 START_SECONDS = 120
@@ -22,10 +23,12 @@ def prefect_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     (port,) = free_ports(1)
     url = f"http://127.0.0.1:{port}/api"
     plain = {k: v for k, v in os.environ.items() if not k.startswith(("PREFECT_", "POOLPIPE_"))}
+    home = tmp_path_factory.mktemp("prefect-server")
+    give_database(home)
     own = {
         "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
         "PREFECT_SERVER_DEPLOYMENTS_CONCURRENCY_SLOT_WAIT_SECONDS": "1",  # ours: 5, Prefect: 30
-        "PREFECT_HOME": str(tmp_path_factory.mktemp("prefect-server")),
+        "PREFECT_HOME": str(home),
         "PREFECT_SERVER_API_AUTH_STRING": AUTH,
         "PREFECT_SERVER_CSRF_PROTECTION_ENABLED": "true",
         "PREFECT_SERVER_CORS_ALLOWED_ORIGINS": f"http://127.0.0.1:{port}",

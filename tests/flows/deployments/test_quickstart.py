@@ -18,6 +18,7 @@ import tritonclient.grpc as grpc_client
 from flows.quickstart.ocr import ReaderHere, write_models
 from flows.quickstart.pages import draw_page
 from tests.flows.deployments.joined import AUTH
+from tests.flows.deployments.prefect_database import give_database
 from tests.flows.preparation.splitting.tiny_models import residual_net
 from tests.ports import free_ports
 
@@ -45,6 +46,7 @@ class Project:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+        give_database(folder / "state" / "prefect")
         self.ports = free_ports(3)
         self.model = residual_net(folder / "tiny.onnx")
         self.second = residual_net(folder / "second.onnx")
@@ -79,7 +81,7 @@ class Project:
     def quickstart(self, *more: str, prefect_url: str | None = None) -> dict[str, Any]:
         """The object that `quickstart --json` prints."""
         own = [f"--model={self.model}", f"--model={self.second}", "--slo-ms=500"]
-        own += ["--duration=3", "--load-factor=0.02"]
+        own += ["--duration=2", "--load-factor=0.02"]
         own.append("--attainment-target=0")  # a busy machine does not decide
         own += self.port_options()
         done = self.run("quickstart", "--json", *own, *more, prefect_url=prefect_url)

@@ -20,7 +20,24 @@ def figures() -> Figures:
     return read()
 
 
+@pytest.fixture(scope="module")
+def drawn(figures: Figures) -> dict[str, str]:
+    return rendered(figures)
+
+
+@pytest.fixture
+def drawn_once(monkeypatch: pytest.MonkeyPatch, figures: Figures, drawn: dict[str, str]) -> None:
+    """The command has what it would draw of the claims and runs that are kept."""
+
+    def known(asked: Figures) -> dict[str, str]:
+        assert asked == figures
+        return drawn
+
+    monkeypatch.setattr("scripts.figures.render.rendered", known)
+
+
 @pytest.mark.long
+@pytest.mark.usefixtures("drawn_once")
 def test_pages_and_plots_are_those_of_claims_and_runs(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--check"]) == 0, capsys.readouterr().out
 
@@ -95,6 +112,7 @@ def test_unknown_areas_and_claims_without_a_run_end_in_one_line(
     assert capsys.readouterr().err == "lonely: no run gives it a value\n"
 
 
+@pytest.mark.usefixtures("drawn_once")
 def test_a_page_of_no_area_is_removed(tmp_path: Path) -> None:
     (tmp_path / "old.md").write_text("old")
     assert main(["--out", str(tmp_path)]) == 0

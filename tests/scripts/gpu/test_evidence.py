@@ -282,7 +282,10 @@ def test_cpu_cores_stand_in_for_cards_in_every_step_and_the_page_says_so(
     monkeypatch.setattr(steps, "LOADS", loads := (0.3,))
     monkeypatch.setattr(evidence, "LOADS", loads)
     monkeypatch.setattr(steps, "LOAD_SECONDS", 3)
+    monkeypatch.setattr(steps, "BLOCKS", 2)
+    monkeypatch.setattr(steps, "MAX_BATCH", 2)
     monkeypatch.setattr(steps, "BATCHES", (1, 2))
+    monkeypatch.setattr(steps, "CELL_SECONDS", "0.02")
     command = ["evidence", "--stand-in", "--work", str(tmp_path), "--out", str(tmp_path / "out")]
     monkeypatch.setattr(sys, "argv", command)
     assert evidence.main() == 1  # the checks are of a card

@@ -30,7 +30,7 @@ from triton_backend.serve_folder.settings import ServeOptions
 from triton_backend.serving.front.quotas import BURST_REQUESTS
 
 pytestmark = pytest.mark.slow
-PATIENT_US = 10_000_000
+PATIENT_US = 3_000_000  # a batch that is not full waits for company until it is nearly over
 OWN_CONNECTION = [("grpc.use_local_subchannel_pool", 1)]
 
 
@@ -165,7 +165,7 @@ def test_sizes_come_and_go_under_load_without_a_lost_request(served: ServerState
         with pytest.raises(InferenceServerException) as refused:
             answer(http_client, served.http_url, 1, 3, 32)
         change_plan(served.folder, sized_plan(plan_id="as-before"))
-        assert answer(http_client, served.http_url, 1, 3, 32) == (1, 8)
+        assert answer(http_client, served.http_url, BATCH, 3, 32) == (BATCH, 8)
     said = "model 'reader': x=3x32 is none of the sizes served: x=3x64"
     assert refused.value.message() == said
     assert load.errors == []
@@ -175,10 +175,10 @@ def test_sizes_come_and_go_under_load_without_a_lost_request(served: ServerState
 def test_a_model_with_sizes_comes_and_goes_beside_another(served: ServerState) -> None:
     change_plan(served.folder, sized_plan(plan_id="both", names=(NAME, "second")))
     for model in (NAME, "second"):
-        assert answer(http_client, served.http_url, 1, 3, 32, model=model) == (1, 8)
-        assert answer(grpc_client, served.grpc_url, 1, 3, 64, model=model) == (1, 16)
+        assert answer(http_client, served.http_url, BATCH, 3, 32, model=model) == (BATCH, 8)
+        assert answer(grpc_client, served.grpc_url, BATCH, 3, 64, model=model) == (BATCH, 16)
     change_plan(served.folder, sized_plan(plan_id="one-again"))
-    assert answer(http_client, served.http_url, 1, 3, 32) == (1, 8)
+    assert answer(http_client, served.http_url, BATCH, 3, 32) == (BATCH, 8)
     with pytest.raises(InferenceServerException, match="second"):
         answer(http_client, served.http_url, 1, 3, 32, model="second")
 
@@ -190,16 +190,16 @@ def test_a_module_of_an_application_runs_one_size(served: ServerState) -> None:
     plan = with_applications(sized_plan(plan_id="with-application"), graph, alone=SIZES)
     change_plan(served.folder, plan)
     for client, url in ((grpc_client, served.grpc_url), (http_client, served.http_url)):
-        alone = answered(client, url, NAME, ("x", "y"), 1, 3, 64)
-        found = answered(client, url, "pages", ("page", "words"), 1, 3, 64)
+        alone = answered(client, url, NAME, ("x", "y"), BATCH, 3, 64)
+        found = answered(client, url, "pages", ("page", "words"), BATCH, 3, 64)
         np.testing.assert_array_equal(found, alone)
-        assert answer(client, url, 1, 3, 32) == (1, 8)
+        assert answer(client, url, BATCH, 3, 32) == (BATCH, 8)
         with pytest.raises(InferenceServerException) as refused:
             answered(client, url, "pages", ("page", "words"), 1, 3, 32)
         assert "'page'" in refused.value.message()
         assert "\n" not in refused.value.message()
     change_plan(served.folder, sized_plan(plan_id="alone-again"))
-    assert answer(http_client, served.http_url, 1, 3, 64) == (1, 16)
+    assert answer(http_client, served.http_url, BATCH, 3, 64) == (BATCH, 16)
 
 
 def test_two_gateways_serve_sizes_and_change_them_under_load(tmp_path: Path) -> None:

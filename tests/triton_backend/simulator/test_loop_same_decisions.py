@@ -136,11 +136,11 @@ FAILURES = (Failure(start_s=0.1, end_s=0.2, vgpu=0), Failure(start_s=0.15, vgpu=
 @pytest.mark.parametrize(
     "options",
     [
-        SimOptions(duration_s=0.5, load_factor=1.3),
-        SimOptions(duration_s=0.5, load_factor=0.9, latency_noise_cv=0.2, nic="isolated"),
-        SimOptions(duration_s=0.5, load_factor=1.0, latency_noise_cv=0.1, failures=FAILURES),
+        SimOptions(duration_s=0.3, load_factor=1.3),
+        SimOptions(duration_s=0.3, load_factor=0.9, latency_noise_cv=0.2, nic="isolated"),
+        SimOptions(duration_s=0.3, load_factor=1.0, latency_noise_cv=0.1, failures=FAILURES),
         SimOptions(
-            duration_s=0.5,
+            duration_s=0.3,
             load_factor=0.6,
             low_load_factor=0.6,
             latency_noise_cv=0.1,

@@ -132,13 +132,10 @@ def test_simulated_plans_of_applications_and_entries_follow_the_load(
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize(
-    "workload", [APPLICATION, ENTRIES, MIXED], ids=["application", "entries", "mixed"]
-)
 def test_three_times_the_rate_of_all_that_clients_ask_for_is_followed_and_left(
-    project: Path, poolpipe: Command, workload: dict[str, Any]
+    project: Path, poolpipe: Command
 ) -> None:
-    planned_for(project, workload, poolpipe)
+    planned_for(project, MIXED, poolpipe)
     first = Plan.from_dict(json.loads((project / "plan.json").read_text()))
     http, grpc, metrics = map(str, free_ports(3))
     ports = ("--http-port", http, "--grpc-port", grpc, "--metrics-port", metrics)

@@ -50,7 +50,9 @@ def test_margins_are_tried_unless_one_is_given() -> None:
 
     def served(plan: Plan) -> float:  # of the same rates, by arrivals that `auto` has not seen
         grid = [step / 20 for step in range(1, 25)]
-        at = SimOptions(duration_s=10, seed=7, reference=chosen, keep_uses=False)
+        at = SimOptions(
+            duration_s=10, seed=7, reference=chosen, keep_uses=False, give_up_below=ATTAINMENT
+        )
         held = [simulate(plan, replace(at, load_factor=load)).least_attainment for load in grid]
         return max(load for load, share in zip(grid, held, strict=True) if share >= ATTAINMENT)
 

@@ -70,6 +70,8 @@ SAMPLES = 4  # a whole batch, which waits for no others
 OTHER = 0.5  # a changed second stage adds it beside OFFSET
 RATE_RPS = 800.0  # which the plan below delivers
 OPTIONS = RolloutOptions(canary="10,50", canary_seconds=4.0, bake_seconds=1.0, poll_seconds=0.2)
+# Where the canary's share is not looked at.
+BRIEF = replace(OPTIONS, canary_seconds=2.0, canary_requests=1)
 
 
 def verified(made: Plan) -> Plan:
@@ -588,7 +590,7 @@ def test_a_canary_that_is_not_watched_to_its_end_is_taken_back(
         artifact=write_stage(work.state.artifacts, name, "Add", OFFSET, ("middle", "y")),
     )
     with clients(state), pytest.raises(type(error)):
-        roll_out(work, new, OPTIONS)
+        roll_out(work, new, BRIEF)
     assert plan_in_force(state.folder).plan_id == "served"
     with work.open(read_only=True) as warehouse:
         last = list_rollouts(warehouse)[0]
@@ -617,7 +619,7 @@ def test_a_canary_is_taken_back_while_another_process_keeps_the_warehouse(
     new = of_stages(served, "held", artifact=name)
     try:
         with clients(state), pytest.raises(WarehouseInUseError):
-            roll_out(replace(work, patience_seconds=0.0), new, OPTIONS)
+            roll_out(replace(work, patience_seconds=0.0), new, BRIEF)
         assert plan_in_force(state.folder).plan_id == "served"
     finally:
         for holder in holders:

@@ -127,11 +127,11 @@ def requests(count: int, seed: int) -> list[Asked]:
 
 
 class Clients:
-    """Four threads with a client each."""
+    """Eight threads with a client each: a batch that is not full waits for company."""
 
     def __init__(self, state: ServerState, kind: str) -> None:
         self._state, self._kind = state, kind
-        self._threads = ThreadPoolExecutor(4)
+        self._threads = ThreadPoolExecutor(8)
 
     def ask(self, name: str, x: NDArray[np.float32]) -> dict[str, NDArray[np.generic]] | None:
         """The answer; None where it is refused, or where its front is just being reloaded."""
@@ -182,7 +182,7 @@ def check(
 def test_every_answer_is_that_of_the_models_one_after_the_other(
     state: ServerState, root: Path, kind: str
 ) -> None:
-    asked = requests(40, seed=1)
+    asked = requests(24, seed=1)
     assert served(root, asked, Clients(state, kind)) == len(asked)
 
 
@@ -274,7 +274,7 @@ def test_metrics_tell_modules_apart_and_what_passes_the_front(
 def test_a_killed_part_costs_no_wrong_answer_and_comes_back(
     state: ServerState, root: Path, part: str
 ) -> None:
-    clients, asked = Clients(state, "grpc"), requests(60, seed=3)
+    clients, asked = Clients(state, "grpc"), requests(40, seed=3)
     if part == "worker":
         pid = int(state.ask(node_model("FAST"), {})["workers"][0]["pid"])
     else:
@@ -295,7 +295,7 @@ def _turned_round(planned: ApplicationPlan) -> ApplicationPlan:
 
 def test_plans_follow_one_another_without_a_lost_job(state: ServerState, root: Path) -> None:
     """Answers are named; the next plan lists them in another order."""
-    clients, asked = Clients(state, "grpc"), requests(80, seed=5)
+    clients, asked = Clients(state, "grpc"), requests(48, seed=5)
     begun = clients.begin(asked)
     before = plan_in_force(state.folder)
     following = with_applications(

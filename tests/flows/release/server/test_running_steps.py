@@ -3,15 +3,17 @@
 Prepared, profiled, planned and served from a workload.yaml.
 """
 
+import contextlib
 import io
 import os
 import signal
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import onnx
@@ -48,6 +50,7 @@ from triton_backend.serve_folder.repository import node_model, render_repository
 from triton_backend.serve_folder.settings import ServeOptions
 
 pytestmark = pytest.mark.slow
+T = TypeVar("T")
 SIDE, CLASSES, MOST = 16, 5, 4
 MAX_BYTES, MAX_PIXELS = 200_000, 1_000_000
 CLASS = "CPU"
@@ -232,6 +235,7 @@ class Client:
     """A stock client, whose texts are BYTES."""
 
     def __init__(self, state: ServerState, kind: str) -> None:
+        self._alike = partial(Client, state, kind)
         self._module: Any = grpc_client if kind == "grpc" else http_client
         url = state.grpc_url if kind == "grpc" else state.http_url
         self._client = self._module.InferenceServerClient(url)
@@ -241,6 +245,16 @@ class Client:
         given = self._module.InferInput("image", [len(images)], "BYTES")
         given.set_data_from_numpy(np.array(images, np.object_))
         return self._client.infer(model, [given], timeout=PATIENT_US)
+
+    def each(self, ask: Callable[["Client", bytes], T], images: Sequence[bytes]) -> list[T]:
+        """The result of each picture, all of them sent at once by clients of their own."""
+
+        def alone(image: bytes) -> T:
+            with contextlib.closing(self._alike()) as client:
+                return ask(client, image)
+
+        with ThreadPoolExecutor(len(images)) as threads:
+            return list(threads.map(alone, images))
 
 
 @pytest.fixture(params=["grpc", "http"])
@@ -261,21 +275,21 @@ def pixels_of(data: bytes) -> NDArray[np.float32]:
 
 @pytest.mark.parametrize("kind", ["JPEG", "PNG"])
 def test_a_picture_comes_back_as_a_word(project: Project, client: Client, kind: str) -> None:
-    for seed in range(5):
-        data = photo(seed, kind)
+    pictures = [photo(seed, kind) for seed in range(5)]
+    answers = client.each(lambda one, data: one.infer("photo", data), pictures)
+    for data, answer in zip(pictures, answers, strict=True):
         wanted = scores_of(project, pixels_of(data))
-        answer = client.infer("photo", data)
         assert np.allclose(answer.as_numpy("scores"), wanted, rtol=1e-4, atol=1e-6)
         word = f"{NAMES[int(wanted.argmax())]} {float(wanted.max()):.3f}"
         assert answer.as_numpy("word").tolist() == [word.encode()]
 
 
 def test_a_picture_gives_as_many_rows_as_it_has(project: Project, client: Client) -> None:
-    for level in (0.0, 0.1, 0.3, 0.55, 1.0):
-        data = photo(7, level=level)
+    pictures = [photo(7, level=level) for level in (0.0, 0.1, 0.3, 0.55, 1.0)]
+    answers = client.each(lambda one, data: one.infer("pieces", data), pictures)
+    for data, answer in zip(pictures, answers, strict=True):
         pixels = pixels_of(data)
         rows = min(round(float(pixels.mean()) * 5), MOST)
-        answer = client.infer("pieces", data)
         assert answer.as_numpy("found").tolist() == [rows]
         pieces = [scores_of(project, pixels / np.float32(k + 1)) for k in range(rows)]
         wanted = np.concatenate(pieces) if pieces else np.empty((0, CLASSES), np.float32)
@@ -306,8 +320,7 @@ def refused_with(client: Client, *images: bytes, model: str = "photo") -> str:
 
 
 def test_what_is_no_picture_is_refused_in_one_line(client: Client) -> None:
-    for data in (b"", b"no picture", b"\x00" * 1_000, photo(1)[:300]):
-        text = refused_with(client, data)
+    for text in client.each(refused_with, (b"", b"no picture", b"\x00" * 1_000, photo(1)[:300])):
         assert "[StatusCode.INVALID_ARGUMENT]" in text or "[400]" in text
         assert "module 'before': " in text
 

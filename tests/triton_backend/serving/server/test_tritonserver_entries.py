@@ -100,7 +100,7 @@ class Clients:
                 return np.asarray(answer.as_numpy("y"))
         return reason
 
-    def wait_for_answers(self, more: int = 20) -> None:
+    def wait_for_answers(self, more: int = 8) -> None:
         wanted = {each: count + more for each, count in self.answered.items()}
         wait_for(lambda: all(self.answered[each] >= count for each, count in wanted.items()))
 

@@ -15,10 +15,17 @@ from tests.flows.planning.pool.at_prices.test_search import Problem3, many
 from tests.flows.planning.pool.test_plan_brute_force import problems
 from triton_backend.contract.cluster import Cluster, GpuClass, NodeGroup
 from triton_backend.contract.errors import InfeasibleError
+from triton_backend.contract.plan import Plan
 from triton_backend.contract.profiles import ModelProfile, loaded
 from triton_backend.contract.workload import ModelDemand, Workload
 
 COARSE = PlanOptions(gap=0.05)
+FINE = PlanOptions(gap=0.01)
+
+
+@pytest.fixture(scope="module")
+def in_force() -> Plan:
+    return make_plan(*many(30), FINE)
 
 
 @pytest.mark.long
@@ -96,14 +103,12 @@ def test_a_plan_of_fewer_classes_is_where_one_of_more_begins() -> None:
 
 
 @pytest.mark.long
-def test_a_changed_rate_is_planned_from_the_plan_in_force() -> None:
+def test_a_changed_rate_is_planned_from_the_plan_in_force(in_force: Plan) -> None:
     profiles, machines, workload = many(30)
-    options = PlanOptions(gap=0.01)
-    before = make_plan(profiles, machines, workload, options)
     first, *others = workload.models
     heavier = Workload(models=(replace(first, weight=(first.weight or 1.0) * 1.2), *others))
-    after = make_plan(profiles, machines, heavier, replace(options, previous=before))
-    anew = make_plan(profiles, machines, heavier, options)
+    after = make_plan(profiles, machines, heavier, replace(FINE, previous=in_force))
+    anew = make_plan(profiles, machines, heavier, FINE)
     assert after.objective.gap <= 0.01 * (1 + 1e-6)
     assert after.objective.value <= anew.objective.upper_bound * (1 + 1e-9)
     assert verify_plan(after, profiles) == []
@@ -111,11 +116,9 @@ def test_a_changed_rate_is_planned_from_the_plan_in_force() -> None:
 
 
 @pytest.mark.long
-def test_the_plan_in_force_stays_where_nothing_changed() -> None:
-    problem = many(30)
-    before = make_plan(*problem, PlanOptions(gap=0.01))
-    again = make_plan(*problem, PlanOptions(gap=0.01, previous=before))
-    assert again.objective.value >= before.objective.value * (1 - 1e-9)
+def test_the_plan_in_force_stays_where_nothing_changed(in_force: Plan) -> None:
+    again = make_plan(*many(30), replace(FINE, previous=in_force))
+    assert again.objective.value >= in_force.objective.value * (1 - 1e-9)
     assert any(note.startswith("0 of") for note in again.certificate["notes"])
 
 
