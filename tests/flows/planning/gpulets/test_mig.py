@@ -221,7 +221,9 @@ def test_whole_gpus_of_another_class_are_planned_beside_slices() -> None:
 def test_other_planners_say_that_they_plan_no_slices() -> None:
     asked = case(0, 2, 1, Mig(card=CARD))
     for planner in ("pool", "gpulets-greedy"):
-        with pytest.raises(InputError, match=f"{planner} plans no MIG slices, .* planned by auto, gpulets"):
+        with pytest.raises(
+            InputError, match=f"{planner} plans no MIG slices, .* planned by auto, gpulets"
+        ):
             make_plan(*asked, PlanOptions(planner=planner))
 
 
