@@ -166,19 +166,23 @@ def plan_of(
     rate_rps: float | None = None,
     planner: str = "subclusters",
     own: Mapping[str, Any] = MappingProxyType({}),
+    weights: Sequence[float] | None = None,
 ) -> Plan:
-    """Equally popular models on so many GPUs: all that they carry, or the batches of a rate.
+    """Models on so many GPUs: all that they carry, or the batches of a rate.
 
-    `own` are the planner's own options.
+    `own` are the planner's own options; without `weights` all models are equally popular.
     """
-    profiles, cluster, workload = problem_of(rows, gpus, rate_rps)
+    profiles, cluster, workload = problem_of(rows, gpus, rate_rps, weights)
     return make_plan(profiles, cluster, workload, PlanOptions(planner=planner, own=own))
 
 
 def problem_of(
-    rows: Sequence[Row], gpus: int, rate_rps: float | None = None
+    rows: Sequence[Row],
+    gpus: int,
+    rate_rps: float | None = None,
+    weights: Sequence[float] | None = None,
 ) -> tuple[dict[str, ModelProfile], Cluster, Workload]:
-    """Profiles, cluster and workload of equally popular models; without a rate, of any."""
+    """Profiles, cluster and workload of models; without a rate, of any."""
     each = None if rate_rps is None else rate_rps / len(rows)
     profiles = {
         row.name: ModelProfile(
@@ -187,7 +191,8 @@ def problem_of(
         for row in rows
     }
     demands = tuple(
-        ModelDemand(name=row.name, slo_us=row.slo_us, weight=1.0, rate_rps=each) for row in rows
+        ModelDemand(name=row.name, slo_us=row.slo_us, weight=weight, rate_rps=each)
+        for row, weight in zip(rows, weights or [1.0] * len(rows), strict=True)
     )
     cluster = Cluster(
         name="paper",
