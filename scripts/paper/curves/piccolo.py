@@ -113,6 +113,10 @@ def costs(asked: Asked) -> Found:
         found.figures += over_seeds(f"{where}, workloads at it", [share], "%")
         extra_percent = [100 * value for value in extra]
         found.figures += over_seeds(f"{where}, extra cost", extra_percent, "%", worst="most")
+        for count in sorted({len(case.rates) for case in own}):
+            of_count = [v for v, case in zip(extra, own, strict=True) if len(case.rates) == count]
+            share = 100 * float(np.mean([value <= SAME for value in of_count]))
+            found.figures += over_seeds(f"{where}, workloads of {count} modules", [share], "%")
     series = {name: reached(ratios) for name, ratios in over.items()}
     for name, best in optima.items():
         series[name] = reached(
