@@ -58,6 +58,8 @@ GRID_7 = {
     "shape": (0.1, 0.2, 0.3, 0.5, 0.7, 1.0),
 }
 MOST_GPUS_7 = 64  # of a draw, which is repeated above it
+HALVINGS = 5  # of the interval in which a goodput is searched: below 0.7 % of the rate
+SLOS_A_RUN = 40  # at least, where all models have one SLO: what runs over the end weighs little
 MIXED_7 = 0.2  # of the draws are of all models at once
 SIDES = {"mixed": "all models", "strong": "beta / alpha > 2", "weak": "beta / alpha < 2"}
 
@@ -92,7 +94,7 @@ def goodputs(
     def holds(seed: int, rate_rps: float) -> bool:
         return worst(simulate(plan, replace(base, rate_rps=rate_rps, seed=seed))) >= ATTAINMENT
 
-    return [highest(partial(holds, seed), below_rps) for seed in range(asked.seeds)]
+    return [highest(partial(holds, seed), below_rps, HALVINGS) for seed in range(asked.seeds)]
 
 
 def plans_of(
@@ -110,6 +112,11 @@ def plans_of(
 def alike(row: Row, slo_ms: float, count: int = ALIKE) -> list[Row]:
     """Models of one profile and one SLO."""
     return [Row(f"m{n:02}", row.alpha_us, row.beta_us, round(slo_ms * 1e3)) for n in range(count)]
+
+
+def long_enough(asked: Asked, slo_ms: float) -> Asked:
+    """The same with runs of at least so many SLOs."""
+    return replace(asked, seconds=max(asked.seconds, SLOS_A_RUN * slo_ms / 1e3))
 
 
 def resnet(asked: Asked) -> Row:
@@ -275,7 +282,7 @@ def workload_kinds(asked: Asked) -> Found:
                 rows = alike(base, slo_ms)
                 below = within_slo_rps(rows, 32)
                 for name, plan in plans_of(rows, 32, FAST, weights).items():
-                    rates = goodputs(plan, name, below, asked, arrivals)
+                    rates = goodputs(plan, name, below, long_enough(asked, slo_ms), arrivals)
                     curves[name].append((slo_ms, float(np.median(rates))))
                     where = f"figure 11, {popularity}, {kind}, {slo_ms} ms, {name}: goodput"
                     found.figures += over_seeds(where, rates, "rps")
@@ -364,7 +371,7 @@ def network(asked: Asked) -> Found:
         base = 0.0
         curve: list[tuple[float, float]] = []
         for lead_us in LEADS_US:
-            rates = goodputs(plan, DEFERRED, below, asked, lead_us=lead_us)
+            rates = goodputs(plan, DEFERRED, below, long_enough(asked, slo_ms), lead_us=lead_us)
             base = base or float(np.median(rates))
             shares = [rate / base for rate in rates]
             curve.append((max(lead_us, 10) / 1e3, float(np.median(shares))))

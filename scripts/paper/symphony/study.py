@@ -119,13 +119,13 @@ class Study:
         return highest(lambda rate_rps: self.holds(plan, policy, rate_rps), below_rps)
 
 
-def highest(holds: Callable[[float], bool], below_rps: float) -> float:
+def highest(holds: Callable[[float], bool], below_rps: float, steps: int = STEPS) -> float:
     """Highest rate that holds, to a fraction of a percent; `below_rps` does not."""
     low, high = 0.0, below_rps
     while low == 0.0 and high > 0.01 * below_rps:
         middle = 0.8 * high
         low, high = (middle, high) if holds(middle) else (0.0, middle)
-    for _ in range(STEPS):
+    for _ in range(steps):
         middle = (low + high) / 2
         low, high = (middle, high) if holds(middle) else (low, middle)
     return low
