@@ -14,12 +14,13 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from scripts.benchmarks.figures import add_destinations, exit_code, show, store
-from scripts.paper.curves import graft, piccolo, symphony
+from scripts.paper.curves import gpulets, graft, piccolo, symphony
 from scripts.paper.curves.panels import Asked, Found
 from triton_backend.contract.errors import InputError
 
 FIGURES: Mapping[str, Callable[[Asked], Found]] = {
     **symphony.FIGURES,
+    **gpulets.FIGURES,
     **piccolo.FIGURES,
     **graft.FIGURES,
 }
