@@ -25,6 +25,8 @@ FIGURES: Mapping[str, Callable[[Asked], Found]] = {
     **graft.FIGURES,
 }
 
+PROFILES = {"piccolo": "ppipe"}  # folder of a paper's profiles where it is not its own
+
 
 def main(arguments: Sequence[str]) -> int:
     """Run one experiment; 1 where a target was missed, 2 on wrong input."""
@@ -41,6 +43,10 @@ def main(arguments: Sequence[str]) -> int:
     how = Asked(data=asked.data, seeds=asked.seeds, seconds=asked.seconds, draws=asked.draws)
     if min(how.seeds, how.draws) < 1 or not how.seconds > 0:
         parser.error("--seeds, --draws and --seconds must be positive")
+    paper = asked.figure.split("-")[0]
+    folder = how.data / PROFILES.get(paper, paper)
+    if not folder.is_dir():
+        parser.error(f"{folder}: no such folder; --data is the folder of published tables")
     try:
         found = FIGURES[asked.figure](how)
         show(found.figures)
