@@ -23,12 +23,19 @@ from flows.planning.applications.machines import Machine, MachineSet
 from flows.planning.papers.piccolo.rules import RULES
 from flows.preparation.profiling.csv_tables import read_tables
 from scripts.paper.curves.panels import BARS, STEPS, Asked, Found, Panel, over_seeds
-from scripts.paper.piccolo import PAPER, SHAPES, VARIANTS, drawn, exactly
+from scripts.paper.piccolo import PAPER, SHAPES, VARIANTS, drawn, exactly, plan_of
+from triton_backend.contract.plan import ModelPlan
+from triton_backend.contract.workload import ModelDemand, Workload
+from triton_backend.simulator.offered import Deterministic
+from triton_backend.simulator.run import simulate
+from triton_backend.simulator.scenario import SimOptions
 
 SAME = 2e-4  # two costs that count as equal
 GRID_US = 1_000  # budgets of the search over all divisions
 DIVIDED = replace(PICCOLO, quantum_us=GRID_US)
 ONCE, NEVER = "reassign once", "without reassign"
+ROUND_ROBIN = "without tc"
+JOBS, ATTAINED = 500, 99.5
 POINTS = 80
 
 
@@ -201,6 +208,7 @@ def worst_cases(asked: Asked) -> Found:
         mean = float(np.mean(ratios))
         found.figures += over_seeds(f"{where}, mean", [mean], worst="most")
         series[f"{rule}, mean {mean:.2f} (paper {paper:.2f})"] = reached(ratios)
+    _attained(found, asked, own)
     found.panels.append(
         Panel(
             title=f"piccolo's machines of {len(own)} workloads",
@@ -212,6 +220,63 @@ def worst_cases(asked: Asked) -> Found:
         )
     )
     return found
+
+
+def _attained(found: Found, asked: Asked, own: Sequence[Case]) -> None:
+    """What modules attain of their planned budgets when these machines run, at equal gaps.
+
+    By the dispatch that `piccolo` counts with, and by `round-robin`, on its machines and on those
+    that `2d` chooses: each module by itself, its worst machine judged by its workload's worst.
+    """
+    profiles, _ = read_tables(asked.data / "ppipe")
+    ways = {
+        "piccolo's machines, throughput-cost": (PICCOLO, "throughput-cost"),
+        "piccolo's machines, round-robin": (PICCOLO, "round-robin"),
+        "machines chosen by 2d, round-robin": (VARIANTS[ROUND_ROBIN], "round-robin"),
+    }
+    series: dict[str, list[tuple[float, float]]] = {}
+    for label, (rules, policy) in ways.items():
+        shares: list[float] = []
+        for case in own:
+            served = case.other(rules)
+            if served is None:
+                continue
+            plan = plan_of(case.lines, served, case.rates, profiles)
+            models = tuple(replace(model, policy=policy) for model in plan.models)
+            plan = replace(plan, models=models, applications=(), workload=_alone(models))
+            seconds = JOBS / min(model.throughput_rps for model in models)
+            options = SimOptions(
+                policy=policy,
+                arrivals=Deterministic(),
+                duration_s=min(seconds, asked.seconds),
+                keep_uses=False,
+            )
+            run = simulate(plan, options)
+            shares.append(100 * min(model.attainment for model in run.models))
+        found.figures += over_seeds(f"figure 8, {label}: in time, worst module", shares, "%")
+        full = 100 * float(np.mean([share >= ATTAINED for share in shares]))
+        where = f"figure 8, {label}: workloads with {ATTAINED:g} % in time"
+        found.figures += over_seeds(where, [full], "%")
+        series[label] = reached(shares)
+    found.panels.append(
+        Panel(
+            title="run at equal gaps",
+            x="% in time of the worst module",
+            y="% of workloads",
+            series=series,
+            kind=STEPS,
+        )
+    )
+
+
+def _alone(models: Sequence[ModelPlan]) -> Workload:
+    """Models by themselves at their planned rates."""
+    return Workload(
+        models=tuple(
+            ModelDemand(name=model.name, slo_us=model.slo_us, rate_rps=model.throughput_rps)
+            for model in models
+        )
+    )
 
 
 def remaining(asked: Asked) -> Found:
