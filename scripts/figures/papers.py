@@ -56,6 +56,16 @@ class Experiment:
         return NAMES[self.id.split("-")[0]]
 
     @property
+    def title(self) -> str:
+        """Of its section."""
+        return f"{self.paper} {self.figure}"
+
+    @property
+    def anchor(self) -> str:
+        """Of its section, as MyST makes it of the title."""
+        return re.sub(r"[^\w -]", "", self.title.lower()).replace(" ", "-")
+
+    @property
     def command(self) -> str | None:
         """That makes its picture, as one types it after `.venv/bin/`."""
         if self.options is None:
@@ -117,16 +127,16 @@ def page(
     ]
     for one in experiments:
         if one.command is not None:
-            shown = f"[picture](#{one.id})"
+            shown = f"[picture](#{one.anchor})"
         else:
             shown = "–" if one.holds == "not run" else "elsewhere"
-        lines.append(f"| {one.paper} {one.figure} | {one.holds} | {shown} |")
+        lines.append(f"| {one.title} | {one.holds} | {shown} |")
     paper = ""
     for one in experiments:
         if one.paper != paper:
             paper = one.paper
             lines += ["", f"## {paper}"]
-        lines += ["", f'<a id="{one.id}"></a>', "", f"**Figure {one.figure}.** {one.shows}", ""]
+        lines += ["", f"### {one.title}", "", f"**The paper**: {one.shows}", ""]
         if one.id in plots:
             lines += [f"![{plots[one.id]}]({one.id}.svg)", ""]
         lines.append(f"**Here** ({one.holds}): {stated(one.here, figures)}")

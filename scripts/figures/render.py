@@ -49,7 +49,7 @@ def _of_papers(figures: Figures) -> dict[str, str]:
     """The page of the papers' experiments and its pictures."""
     experiments = papers.read_experiments()
     plots = {
-        one.id: picture(f"{one.paper} {one.figure}", panels_of(figures, one.id))
+        one.id: picture(one.title, panels_of(figures, one.id))
         for one in experiments
         if one.options is not None
     }

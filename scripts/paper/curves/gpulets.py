@@ -20,6 +20,8 @@ from scripts.paper.gpulets.study import RATES, tables_of
 from triton_backend.contract.errors import InfeasibleError
 from triton_backend.contract.shares import WHOLE_GPU
 from triton_backend.contract.workload import ModelDemand, Workload
+from triton_backend.simulator.goodput import find_goodput
+from triton_backend.simulator.scenario import SimOptions
 
 GPUS = 4
 SCALES = (1.0, 1.5, 2.0, 2.5, 3.0, 4.0)
@@ -33,6 +35,7 @@ PAIRS = (
     ("mnasnet1_0", "densenet161"),
 )
 PLAN_S = 10.0
+STEP = 0.02  # of load factors tried
 
 
 def schedulable(asked: Asked) -> Found:
@@ -80,7 +83,11 @@ def slos(data: Path) -> dict[str, int]:
 
 
 def pairs(asked: Asked) -> Found:
-    """Figure 5: four pairs of models on two GPUs, the highest rate of both by each planner."""
+    """Figure 5: four pairs of models on two GPUs, served by the plan of each planner.
+
+    The highest rate with 99 % in time under Poisson arrivals, simulated with neighbours that slow
+    each other down, whether the planner knew of it or not.
+    """
     data = asked.data / "gpulets"
     profiles, limits = profiles_of(data), slos(data)
     found = Found()
@@ -94,16 +101,17 @@ def pairs(asked: Asked) -> Found:
         )
         rates: dict[str, float] = {}
         for planner in planners:
-            options = PlanOptions(
+            how = PlanOptions(
                 planner=planner, time_limit_s=PLAN_S if planner == "gpulets" else None
             )
             known = {GPU: constants(data)}
             try:
-                plan = make_plan(used, cluster(2), workload, options, interference=known)
+                plan = make_plan(used, cluster(2), workload, how, interference=known)
             except InfeasibleError:
                 rates[planner] = 0.0
             else:
-                rates[planner] = plan.objective.value
+                run = SimOptions(duration_s=asked.seconds, interference="overlap")
+                rates[planner] = find_goodput(plan, run, step=STEP).rps
         for planner, rate in rates.items():
             ratio = rate / max(rates["best-fit"], 1e-9)
             ratios[planner].append(ratio)
@@ -117,7 +125,7 @@ def pairs(asked: Asked) -> Found:
         Panel(
             title="pairs on two GPUs",
             x="",
-            y="rate over that of best-fit",
+            y="goodput over that of best-fit",
             series=bars,
             kind=BARS,
             mark=1.0,

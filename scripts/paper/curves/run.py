@@ -43,7 +43,7 @@ def main(arguments: Sequence[str]) -> int:
     how = Asked(data=asked.data, seeds=asked.seeds, seconds=asked.seconds, draws=asked.draws)
     if min(how.seeds, how.draws) < 1 or not how.seconds > 0:
         parser.error("--seeds, --draws and --seconds must be positive")
-    paper = asked.figure.split("-")[0]
+    paper: str = asked.figure.split("-")[0]
     folder = how.data / PROFILES.get(paper, paper)
     if not folder.is_dir():
         parser.error(f"{folder}: no such folder; --data is the folder of published tables")

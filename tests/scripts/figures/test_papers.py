@@ -44,10 +44,12 @@ def test_an_experiment_in_another_form_is_refused(
 
 
 def test_pictures_and_commands_stand_where_there_are_any(figures: Figures) -> None:
-    drawn = Experiment(**{**ONE, "id": "symphony-9", "options": "--seeds 1"})
+    drawn = Experiment(**{**ONE, "id": "symphony-9", "figure": "9, all", "options": "--seeds 1"})
     text = page("", [drawn, Experiment(**ONE)], figures, {"symphony-9": "a picture"})
     assert "![a picture](symphony-9.svg)" in text
     assert "`python -m scripts.paper.curves.run symphony-9 --data DIR --seeds 1`" in text
+    assert "| Symphony 9, all | no | [picture](#symphony-9-all) |" in text
+    assert "### Symphony 9, all" in text
     assert "| Graft 99 | no | elsewhere |" in text
 
 
