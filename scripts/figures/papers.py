@@ -5,7 +5,7 @@
 | `id` | `paper-figure`; of an experiment with curves the name of its command |
 | `figure` | as the paper numbers it |
 | `shows` | what the paper's figure shows |
-| `here` | who wins here and why; `{claim}` becomes the median of that claim |
+| `here` | which system wins here, and why; `{claim}` becomes the median of that claim |
 | `holds` | whether the paper's statement holds with our tables: `yes`, `partly`, `no`, `not run` |
 | `options` | of the command after `--data DIR`; absent where the picture is elsewhere |
 """
@@ -67,7 +67,7 @@ class Experiment:
 
     @property
     def command(self) -> str | None:
-        """That makes its picture, as one types it after `.venv/bin/`."""
+        """The command of its picture, as one types it after `.venv/bin/`."""
         if self.options is None:
             return None
         return f"python -m scripts.paper.curves.run {self.id} --data DIR {self.options}".rstrip()

@@ -50,7 +50,9 @@ SLO_RATIOS = (0.5, 0.6, 0.7, 0.8, 0.9)
 LINKS_MBPS, RATES_RPS = (20, 50, 100, 200, 400), (5, 10, 20, 30, 45, 60)
 
 
-def held(data: Path, name: str, entries: Sequence[Entry], label: str, **own: object) -> float:
+def percents_of(
+    data: Path, name: str, entries: Sequence[Entry], label: str, **own: object
+) -> float:
     """Percents of a GPU that a planner holds for clients of a model; infinite without a plan."""
     planner = PLANNERS[label]
     more = {"phases": "even", **own} if planner == "pool" else own
@@ -79,7 +81,9 @@ def resources(asked: Asked) -> Found:
         for name in MODELS:
             drawn = fleets(asked, name, devices)
             shares = {
-                label: np.array([held(asked.data, name, entries, label) for entries in drawn])
+                label: np.array(
+                    [percents_of(asked.data, name, entries, label) for entries in drawn]
+                )
                 for label in labels
             }
             base = "classes" if large else "alone"
@@ -154,8 +158,8 @@ def repartition(asked: Asked) -> Found:
     bars: dict[str, list[tuple[str, float]]] = {"median": [], "least": []}
     for name in MODELS:
         ratios = [
-            held(asked.data, name, entries, "graft", merge_threshold=NO_MERGING)
-            / held(asked.data, name, entries, "alone")
+            percents_of(asked.data, name, entries, "graft", merge_threshold=NO_MERGING)
+            / percents_of(asked.data, name, entries, "alone")
             for entries in fleets(asked, name, (NANO,) * 5)
         ]
         bars["median"].append((name, float(np.median(ratios))))
@@ -195,7 +199,7 @@ def fifth_client(asked: Asked) -> Found:
         for value in values:
             last = fifth(value, 30.0) if label == "bandwidth" else fifth(100.0, value)
             for planner, curve in curves.items():
-                shares = [held(asked.data, "Inc", (*own_, last), planner) for own_ in four]
+                shares = [percents_of(asked.data, "Inc", (*own_, last), planner) for own_ in four]
                 curve.append((value, float(np.median(shares))))
         for planner, curve in curves.items():
             ends = f"{curve[0][1]:.3g} % at {curve[0][0]:g}, {curve[-1][1]:.3g} % at the last"
@@ -216,11 +220,14 @@ def merging(asked: Asked) -> Found:
         drawn = fleets(asked, name, (NANO,) * 50)
         shares = {
             label: np.array(
-                [held(asked.data, name, e, "graft", merge_threshold=threshold) for e in drawn]
+                [
+                    percents_of(asked.data, name, e, "graft", merge_threshold=threshold)
+                    for e in drawn
+                ]
             )
             for label, threshold in ways.items()
         }
-        shares["exact"] = np.array([held(asked.data, name, e, "exact") for e in drawn])
+        shares["exact"] = np.array([percents_of(asked.data, name, e, "exact") for e in drawn])
         base = shares["uniform, to 0.2"]
         for label, values in shares.items():
             bars[label].append((name, float(np.median(values / base))))
@@ -284,7 +291,10 @@ def thresholds(asked: Asked) -> Found:
         drawn = fleets(asked, name, (NANO,) * 25)
         shares = {
             threshold: np.array(
-                [held(asked.data, name, e, "graft", merge_threshold=threshold) for e in drawn]
+                [
+                    percents_of(asked.data, name, e, "graft", merge_threshold=threshold)
+                    for e in drawn
+                ]
             )
             for threshold in THRESHOLDS
         }
@@ -323,7 +333,10 @@ def grouping(asked: Asked) -> Found:
     for name in MODELS:
         own = fleets(asked, name, (NANO,) * 25)
         costs = np.array(
-            [[held(asked.data, name, e, "graft", factor_weights=w) for w in WEIGHTS] for e in own]
+            [
+                [percents_of(asked.data, name, e, "graft", factor_weights=w) for w in WEIGHTS]
+                for e in own
+            ]
         )
         ratios = (costs[:, 0] / costs.min(axis=1)).tolist()
         bars["median"].append((name, float(np.median(ratios))))
@@ -360,7 +373,7 @@ def many(asked: Asked) -> Found:
         curves: dict[str, list[tuple[float, float]]] = {label: [] for label in ways}
         for count in COUNTS_18:
             for label, own in ways.items():
-                value = held(asked.data, name, drawn[:count], label, **own)
+                value = percents_of(asked.data, name, drawn[:count], label, **own)
                 curves[label].append((count, value / 100))
         last = {label: curve[-1][1] for label, curve in curves.items()}
         for label in ("classes", "alone"):
@@ -384,7 +397,8 @@ def slo_ratios(asked: Asked) -> Found:
             for ratio in SLO_RATIOS:
                 drawn = fleets(asked, name, (NANO,) * 6, slo=ratio)
                 ratios = [
-                    held(asked.data, name, e, label) / held(asked.data, name, e, "optimal")
+                    percents_of(asked.data, name, e, label)
+                    / percents_of(asked.data, name, e, "optimal")
                     for e in drawn
                 ]
                 curve.append((ratio, float(np.median(ratios))))

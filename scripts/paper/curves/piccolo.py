@@ -223,7 +223,7 @@ def worst_cases(asked: Asked) -> Found:
 
 
 def _attained(found: Found, asked: Asked, own: Sequence[Case]) -> None:
-    """What modules attain of their planned budgets when these machines run, at equal gaps.
+    """Attainment of modules within their planned budgets, at equal gaps, when machines run.
 
     By the dispatch that `piccolo` counts with, and by `round-robin`, on its machines and on those
     that `2d` chooses: each module by itself, its worst machine judged by its workload's worst.

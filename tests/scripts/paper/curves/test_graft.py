@@ -39,7 +39,7 @@ def test_draws_are_the_same_each_time_and_the_first_of_more() -> None:
 
 def test_a_client_whose_tail_is_never_in_time_has_no_plan() -> None:
     late = Entry(name="late", block=0, budget_us=2, rate_rps=30.0)
-    assert graft.held(Path(), "net", (late,), "exact") == inf
+    assert graft.percents_of(Path(), "net", (late,), "exact") == inf
 
 
 @pytest.mark.long
@@ -57,6 +57,6 @@ def test_re_partitioning_never_costs_more_than_clients_alone() -> None:
 def test_exact_plans_are_never_above_those_of_all_groupings() -> None:
     drawn = graft.fleets(ASKED, "net", ("nano",) * 4)
     for entries in drawn:
-        exact = graft.held(Path(), "net", entries, "exact")
-        assert exact <= graft.held(Path(), "net", entries, "optimal") + 1e-9
-        assert exact <= graft.held(Path(), "net", entries, "graft") + 1e-9
+        exact = graft.percents_of(Path(), "net", entries, "exact")
+        assert exact <= graft.percents_of(Path(), "net", entries, "optimal") + 1e-9
+        assert exact <= graft.percents_of(Path(), "net", entries, "graft") + 1e-9
