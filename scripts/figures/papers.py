@@ -106,7 +106,7 @@ def stated(text: str, figures: Figures) -> str:
     def value(found: re.Match[str]) -> str:
         standing = figures.standing(figures.claim(found[1]))
         unit = standing.claim.unit
-        return f"{number(standing.middle, 3)} {unit}".strip()
+        return f"{number(standing.middle)} {unit}".strip()
 
     return _CLAIM.sub(value, text)
 

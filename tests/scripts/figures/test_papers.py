@@ -20,7 +20,7 @@ def figures() -> Figures:
 
 def test_a_claim_in_braces_becomes_its_median(figures: Figures) -> None:
     value = figures.value("load.dart")
-    assert stated("it is {load.dart}.", figures) == f"it is {value:.3g}."
+    assert stated("it is {load.dart}.", figures) == f"it is {value:.4g}."
     with pytest.raises(InputError, match=r"no claim 'load\.none'"):
         stated("{load.none}", figures)
 
