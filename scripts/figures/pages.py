@@ -125,6 +125,8 @@ def index(figures: Figures) -> str:
         )
     lines += [
         "",
+        "[The papers' experiments](papers.md) stand on a page of their own.",
+        "",
         "## Targets that are missed",
         "",
         "| claim | value | target |",
@@ -134,6 +136,6 @@ def index(figures: Figures) -> str:
         for one in missed([figures.standing(claim) for claim in claims]):
             link = f"[{AREAS[area][0]}: {one.claim.what}]({area}.md)"
             lines.append(f"| {link} | {value_text(one)} | {target_text(one.claim)} |")
-    areas = "\n".join(figures.areas())
+    areas = "\n".join([*figures.areas(), "papers"])
     lines += ["", f"```{{toctree}}\n:hidden:\n\n{areas}\n```"]
     return "\n".join(lines) + "\n"

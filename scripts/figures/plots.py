@@ -54,7 +54,7 @@ def draw(plot: Plot, figures: Figures) -> str:
     return "\n".join(line.rstrip() for line in out.getvalue().splitlines()) + "\n"
 
 
-def _details(figures: Figures, benchmark: str, key: str) -> Any:
+def details_of(figures: Figures, benchmark: str, key: str) -> Any:
     """The value of `key` in the newest stored run of a benchmark."""
     runs = [
         run
@@ -80,7 +80,7 @@ def _bars(
 
 def gaps(canvas: Canvas, figures: Figures) -> None:
     """Gap against seconds of every published problem."""
-    plans = _details(figures, "planner", "plans")
+    plans = details_of(figures, "planner", "plans")
     axes = canvas.subplots()
     for family, colour, label in (
         ("pool", OURS, "two stages"),
@@ -257,7 +257,7 @@ def gpulets(canvas: Canvas, figures: Figures) -> None:
 def piccolo(canvas: Canvas, figures: Figures) -> None:
     """Share of workloads within an extra cost of the heuristic over the optimum."""
     axes = canvas.subplots()
-    over = 100 * np.sort(np.array(_details(figures, "piccolo", "piccolo_over_optimum")))
+    over = 100 * np.sort(np.array(details_of(figures, "piccolo", "piccolo_over_optimum")))
     axes.step(
         np.maximum(over, 0), 100 * np.arange(1, len(over) + 1) / len(over), color=OURS, where="post"
     )

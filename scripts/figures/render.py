@@ -14,8 +14,10 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from scripts.figures import papers
 from scripts.figures.claims import Figures, read
-from scripts.figures.pages import AREAS, index, page
+from scripts.figures.pages import AREAS, MADE, index, page
+from scripts.figures.panels import panels_of, picture
 from scripts.figures.plots import PLOTS, draw
 from triton_backend.contract.errors import InputError
 
@@ -40,7 +42,20 @@ def rendered(figures: Figures) -> dict[str, str]:
     for area in figures.areas():
         shown = {f"{name}.svg": plot.text for name, plot in PLOTS.items() if plot.area == area}
         files[f"{area}.md"] = page(area, figures, shown)
-    return files
+    return files | _of_papers(figures)
+
+
+def _of_papers(figures: Figures) -> dict[str, str]:
+    """The page of the papers' experiments and its pictures."""
+    experiments = papers.read_experiments()
+    plots = {
+        one.id: picture(one.title, panels_of(figures, one.id))
+        for one in experiments
+        if one.options is not None
+    }
+    shown = {name: plot.text for name, plot in plots.items()}
+    files = {f"{name}.svg": draw(plot, figures) for name, plot in plots.items()}
+    return files | {"papers.md": papers.page(MADE, experiments, figures, shown)}
 
 
 def main(arguments: Sequence[str]) -> int:

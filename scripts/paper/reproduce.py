@@ -113,7 +113,7 @@ def figure_7(study: Study) -> None:
 
 
 def figure_8(study: Study) -> None:
-    """Utilisation of both classes: each model alone at its highest load factor, summed by group."""
+    """Utilisation of both classes: one run of every group at its highest load factor."""
     rows: list[Row] = []
     for planner in PLANNERS:
         busy = _busy(study, planner)
@@ -146,20 +146,18 @@ def figure_8(study: Study) -> None:
     axes[0].set_ylim(0, 1.25)
     axes[1].legend(loc="upper center", ncols=2, fontsize="small")
     study.draw(8, figure)
-    study.store(8, "utilisation at 99 % attainment (Poisson)", filled(rows))
+    study.store(8, "utilisation at 99 % attainment, all models of a group at once", filled(rows))
 
 
 def _busy(study: Study, planner: str) -> dict[tuple[str, str], tuple[float, float]]:
-    """Busy share of high- and low-class GPUs: every model alone at its highest load, summed."""
-    cells = list(study.data.cells(planner))
-    loads = study.load_factors(planner, "Poisson")
-    runs = [study.alone(cell).at(load) for cell, load in zip(cells, loads, strict=True)]
+    """Busy share of high- and low-class GPUs, all models of a group at once."""
+    names = [(group, cluster) for group in GROUPS for cluster in CLUSTERS]
+    runs = [study.together(group, cluster, planner) for group, cluster in names]
+    loaded = [run.at(load) for run, load in zip(runs, study.highest(runs), strict=True)]
     busy: dict[tuple[str, str], tuple[float, float]] = {}
-    for cell, found in zip(cells, study.runner.map(utilisation, runs), strict=True):
-        high, low = busy.get((cell.group, cell.cluster), (0.0, 0.0))
-        high += sum(share for name, share in found.items() if name in HIGH_CLASSES)
-        low += sum(share for name, share in found.items() if name not in HIGH_CLASSES)
-        busy[cell.group, cell.cluster] = (high, low)
+    for name, found in zip(names, study.runner.map(utilisation, loaded), strict=True):
+        high = sum(share for gpu, share in found.items() if gpu in HIGH_CLASSES)
+        busy[name] = (high, sum(found.values()) - high)
     return busy
 
 

@@ -46,6 +46,15 @@ class Study:
         )
         return Run(plan=cell.plan, options=replace(plain, **more))
 
+    def together(self, group: str, cluster: str, planner: str) -> Run:
+        """A run of all models of a group at once, at one load factor."""
+        options = SimOptions(
+            policy=self.policy,
+            nic="isolated",
+            reference=self.data.group_plan(group, cluster, "pool"),
+        )
+        return Run(plan=self.data.group_plan(group, cluster, planner), options=options)
+
     def highest(self, runs: Iterable[Run]) -> list[float]:
         """Highest load factor of every run."""
         return [found.load_factor for found in self.runner.map(highest_load, runs)]

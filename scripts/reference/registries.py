@@ -58,6 +58,7 @@ POLICY_TEXTS = {
     "larger batches.",
     "reactive": "Adaptive batching per pool without reservations (PPipe's ablation).",
     "nexus": "Duty cycles with a queue per GPU (Nexus).",
+    "round-robin": "Every vGPU gathers full batches of what is dealt to it (Piccolo's `2d`).",
     "shepherd": "The largest batch first, with preemption (Shepherd).",
     "triton": "The dynamic batcher of Triton.",
 }

@@ -31,7 +31,7 @@ def from_papers(name: str) -> ModuleType:
 
     That of a policy of `SIMULATOR_ONLY`.
     """
-    return import_module(f"{PAPERS}.{name}")
+    return import_module(f"{PAPERS}.{name.replace('-', '_')}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -445,12 +445,11 @@ def _whole_gpus(options: PlanOptions) -> bool:
 def _within(rule: Rule, inputs: Inputs, options: PlanOptions, level: float) -> tuple[Placed, float]:
     """A plan on the cluster's GPUs, and what any plan costs at least.
 
-    Classes that have too few GPUs are made dearer until the plan fits. Where there is one, exact
-    plans pay for what their shares leave of a GPU (`read_tables`); other rules have the least cost
-    alone. The bound is that without.
+    Classes that have too few GPUs are made dearer until the plan fits. Where there is one, plans of
+    every rule pay for what their shares leave of a GPU (`read_tables`). The bound is that without.
     """
     weights: dict[str, float] = {}
-    wastes = iter(_WASTES if rule is exactly else ())
+    wastes = iter(_WASTES)
     waste, bound = 0.0, 0.0
     for attempt in range(_WEIGHTINGS):
         tables = read_tables(inputs, options, level, weights, waste)

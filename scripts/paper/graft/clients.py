@@ -100,7 +100,7 @@ def shared_batches(
                 entries, _ = fleet(data, name, FLEETS["homogeneous"][1], random)
                 plan = planned(inputs_of(data, name, entries), planner, **own)
                 percents.append(plan.objective.value)
-                frames = Stated(requests=_frames(entries, seconds, random))
+                frames = Stated(requests=at_equal_gaps(entries, seconds, random))
                 loads: tuple[tuple[Arrivals, float], ...] = (frames, 1.0), (POISSON, AT_LOAD)
                 for results, (arrivals, load) in zip(found.values(), loads, strict=True):
                     how = SimOptions(
@@ -127,7 +127,7 @@ def planned(inputs: Inputs, planner: str, **own: Any) -> Plan:
     return make_plan(inputs.profiles, inputs.cluster, inputs.workload, options)
 
 
-def _frames(
+def at_equal_gaps(
     entries: Sequence[Entry], seconds: float, random: np.random.Generator
 ) -> StatedRequests:
     """Every entry at equal gaps from a phase of its own."""

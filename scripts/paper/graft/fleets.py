@@ -168,9 +168,14 @@ def fleet(
 
 
 def spread_fleet(
-    data: Path, name: str, devices: Sequence[str], random: np.random.Generator
+    data: Path,
+    name: str,
+    devices: Sequence[str],
+    random: np.random.Generator,
+    *,
+    slo: float = SLO,
 ) -> tuple[Entry, ...]:
-    """An entry per client, whose cuts really differ."""
+    """An entry per client, whose cuts really differ; `slo` is over the latency on the device."""
     model = models(data)[name]
     sizes = (INPUT_BYTES, *(size // PACKED for size in model.profile.boundary_bytes))
     fastest = model.profile.tables[ProfileKey(GPU, 300)].latency_us[:, 0]
@@ -182,7 +187,7 @@ def spread_fleet(
         mbps, slowness = evenly(*LINK_MBPS), evenly(*SLOWNESS)
         own = [slowness * block_us for block_us in model.device_us[device]]
         left = [
-            int(SLO * sum(own) - sum(own[:block]) - 8 * sizes[block] / mbps)
+            int(slo * sum(own) - sum(own[:block]) - 8 * sizes[block] / mbps)
             for block in range(model.blocks)
         ]
         return [

@@ -119,13 +119,13 @@ class Study:
         return highest(lambda rate_rps: self.holds(plan, policy, rate_rps), below_rps)
 
 
-def highest(holds: Callable[[float], bool], below_rps: float) -> float:
+def highest(holds: Callable[[float], bool], below_rps: float, steps: int = STEPS) -> float:
     """Highest rate that holds, to a fraction of a percent; `below_rps` does not."""
     low, high = 0.0, below_rps
     while low == 0.0 and high > 0.01 * below_rps:
         middle = 0.8 * high
         low, high = (middle, high) if holds(middle) else (0.0, middle)
-    for _ in range(STEPS):
+    for _ in range(steps):
         middle = (low + high) / 2
         low, high = (middle, high) if holds(middle) else (low, middle)
     return low
@@ -166,19 +166,23 @@ def plan_of(
     rate_rps: float | None = None,
     planner: str = "subclusters",
     own: Mapping[str, Any] = MappingProxyType({}),
+    weights: Sequence[float] | None = None,
 ) -> Plan:
-    """Equally popular models on so many GPUs: all that they carry, or the batches of a rate.
+    """Models on so many GPUs: all that they carry, or the batches of a rate.
 
-    `own` are the planner's own options.
+    `own` are the planner's own options; without `weights` all models are equally popular.
     """
-    profiles, cluster, workload = problem_of(rows, gpus, rate_rps)
+    profiles, cluster, workload = problem_of(rows, gpus, rate_rps, weights)
     return make_plan(profiles, cluster, workload, PlanOptions(planner=planner, own=own))
 
 
 def problem_of(
-    rows: Sequence[Row], gpus: int, rate_rps: float | None = None
+    rows: Sequence[Row],
+    gpus: int,
+    rate_rps: float | None = None,
+    weights: Sequence[float] | None = None,
 ) -> tuple[dict[str, ModelProfile], Cluster, Workload]:
-    """Profiles, cluster and workload of equally popular models; without a rate, of any."""
+    """Profiles, cluster and workload of models; without a rate, of any."""
     each = None if rate_rps is None else rate_rps / len(rows)
     profiles = {
         row.name: ModelProfile(
@@ -187,7 +191,8 @@ def problem_of(
         for row in rows
     }
     demands = tuple(
-        ModelDemand(name=row.name, slo_us=row.slo_us, weight=1.0, rate_rps=each) for row in rows
+        ModelDemand(name=row.name, slo_us=row.slo_us, weight=weight, rate_rps=each)
+        for row, weight in zip(rows, weights or [1.0] * len(rows), strict=True)
     )
     cluster = Cluster(
         name="paper",

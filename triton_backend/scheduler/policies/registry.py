@@ -27,7 +27,7 @@ from triton_backend.scheduler.topology import LateRules, QueuePolicy, grows, uns
 Decide = Callable[[Tables, int], int]
 
 REACTIVE = "reactive"  # the ablation without reservations
-SIMULATOR_ONLY = (REACTIVE, "nexus", "shepherd", "triton")
+SIMULATOR_ONLY = (REACTIVE, "nexus", "round-robin", "shepherd", "triton")
 """Comparison policies: modules of `triton_backend/simulator/papers/`, loaded on demand."""
 
 

@@ -59,29 +59,29 @@ class Nexus:
             row = turns[0]
             turns.rotate(-1)
             queue = self._queues[row.number, vgpu]
-            if batch := _batch(run, row, queue):
+            if batch := self.batch(run, vgpu, row, queue):
                 take(queue, batch)
                 run.start(vgpu, row, batch)
 
     def due(self, run: Run, subject: int) -> None:
         """It asks for no instant."""
 
+    def batch(self, run: Run, vgpu: int, row: Row, queue: deque[Request]) -> list[Request]:
+        """The batch of a turn, empty where there is none; drops the heads that stand in its way."""
+        del vgpu
+        while queue:
+            head = queue[0]
+            if head.samples <= row.largest:
+                size = max(head.samples, min(row.planned, samples_of(queue)))
+                if run.now_us + row.takes_us(size) <= head.deadline_us:
+                    return within(queue, size)
+            run.drop(queue.popleft())
+        return []
+
     def _behind(self, backend: tuple[Row, int]) -> tuple[float, int]:
         row, vgpu = backend
         share = max(row.rate_rps, 1e-9) / len(row.vgpus)
         return (self._sent[row.number, vgpu] + 1) / share, vgpu
-
-
-def _batch(run: Run, row: Row, queue: deque[Request]) -> list[Request]:
-    """The batch of a turn; drops the heads that stand in its way."""
-    while queue:
-        head = queue[0]
-        if head.samples <= row.largest:
-            size = max(head.samples, min(row.planned, samples_of(queue)))
-            if run.now_us + row.takes_us(size) <= head.deadline_us:
-                return within(queue, size)
-        run.drop(queue.popleft())
-    return []
 
 
 simulate = partial(simulate_whole, Nexus, ())

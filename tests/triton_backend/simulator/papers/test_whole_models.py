@@ -13,7 +13,7 @@ from triton_backend.simulator.run import simulate
 from triton_backend.simulator.scenario import SimOptions
 from triton_backend.simulator.world import DROPPED, LATE, SERVED
 
-POLICIES = ("nexus", "shepherd", "triton")
+POLICIES = ("nexus", "round-robin", "shepherd", "triton")
 
 
 @pytest.mark.parametrize("policy", POLICIES)
