@@ -69,7 +69,7 @@ def make_plan(
     inputs = replace(inputs, profiles=options.expected(profiles))
     if planner.most_stages is not None and options.max_partitions > planner.most_stages:
         options = replace(options, max_partitions=planner.most_stages)
-    if (refused := refusal(planner, cluster, workload)) is not None:
+    if (refused := refusal(planner, cluster, workload, options.objective)) is not None:
         raise refused
     if workload.has_entries and not options.margin_given:
         options = replace(options, slo_margin=MARGIN)

@@ -309,6 +309,7 @@ class Planner:
             that has a plan without gathering time.
         slo_margin: share of every SLO that it keeps free by default.
         mig: whether it plans classes whose cards are divided into MIG slices.
+        for_entries: objectives that it is defined for where models list entries.
     """
 
     name: str
@@ -322,6 +323,7 @@ class Planner:
     rates_from: tuple[str, ...] = ("no-partitioning",)
     slo_margin: float = DEFAULT_MARGIN
     mig: bool = False
+    for_entries: tuple[str, ...] = ()
 
     def checked(self, options: PlanOptions) -> dict[str, Any]:
         """The planner's own options with what is not given at its default.
@@ -391,7 +393,9 @@ def planner_named(name: str) -> Planner:
     return found
 
 
-def refusal(planner: Planner, cluster: Cluster, workload: Workload) -> InputError | None:
+def refusal(
+    planner: Planner, cluster: Cluster, workload: Workload, objective: str
+) -> InputError | None:
     """Why a planner does not plan what a workload lists, or what a cluster is cut into.
 
     None where it does.
@@ -424,6 +428,9 @@ def refusal(planner: Planner, cluster: Cluster, workload: Workload) -> InputErro
             f"gives each variant GPUs of its own: state a share of each of {unshared[0]!r}, or "
             f"plan with {known}"
         )
+    elif objective in planner.for_entries and not workload.has_entries:
+        reason = f"{planner.name} is defined for {objective} where models list entries"
+        return InputError("option objective", reason)
     else:
         return None
     return InputError("option planner", f"{planner.name} {reason}")

@@ -82,7 +82,7 @@ def able(planner: Planner, inputs: Inputs, options: PlanOptions) -> bool:
     return (
         options.objective in planner.objectives
         and (not workload.models or "models" in planner.demands or workload.has_entries)
-        and refusal(planner, inputs.cluster, workload) is None
+        and refusal(planner, inputs.cluster, workload, options.objective) is None
         and (not options.pinned_models or planner.pins)
     )
 

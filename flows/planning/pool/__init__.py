@@ -11,7 +11,6 @@ from flows.planning.entries.plan import plan as plan_entries
 from flows.planning.pool.applications.exact import plan_exactly
 from flows.planning.pool.plan import plan as plan_models
 from flows.planning.registry import Inputs, Option, Outcome, Planner, PlanOptions
-from triton_backend.contract.errors import InputError
 
 
 def plan(inputs: Inputs, options: PlanOptions) -> Outcome:
@@ -23,9 +22,6 @@ def plan(inputs: Inputs, options: PlanOptions) -> Outcome:
     """
     if inputs.workload.has_entries:
         return plan_entries(exactly, inputs, options)
-    if options.objective in ("share", "gpus"):
-        reason = f"pool is defined for {options.objective} where models list entries"
-        raise InputError("option objective", reason)
     if inputs.workload.applications or not plain(options):
         return plan_exactly(inputs, options)
     return plan_models(inputs, options)
@@ -37,6 +33,7 @@ PLANNERS = (
         plan=plan,
         space="pool",
         objectives=("throughput", "cost", "power", "gpus", "share"),
+        for_entries=("gpus", "share"),
         demands=("models", "entries", "applications"),
         options=(
             Option(

@@ -516,6 +516,8 @@ def application_rates(inputs: Inputs, options: PlanOptions) -> tuple[Workload, s
         level = _parts(inputs, free, lines, problem, Trace()).score
     else:
         raise _no_plan(inputs, lines, problem)
+    if level <= 0:
+        raise _no_plan(inputs, lines, problem)
     reached = {line.name: line.normaliser() * level for line in lines.demands}
     return _rated(inputs.workload, reached), "pool without gathering"
 

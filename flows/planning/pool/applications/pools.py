@@ -133,8 +133,10 @@ class Pools:
     def _stays_open(self, score: float) -> bool:
         """True for a late box that its relaxation leaves open: whole GPUs may close it."""
         self.relaxed += 1
-        best = self.cheapest() if self.relaxed > _RELAXED else None
-        return best is not None and score > best.score + self.options.gap * abs(best.score)
+        if self.relaxed <= _RELAXED:
+            return False
+        best = self.cheapest()
+        return best is None or score > best.score + self.options.gap * abs(best.score)
 
     def planned(self, times: Sequence[int]) -> float:
         """See `division.Oracle`."""

@@ -11,6 +11,7 @@ from flows.planning import PlanOptions, make_plan
 from flows.planning.pool.applications import pools
 from flows.planning.verify.numbers import verify_plan
 from flows.planning.watch import Watch
+from scripts.golden.problems import Recipe, drawn
 from tests.flows.planning.small import cluster, profile
 from triton_backend.contract.cluster import Cluster
 from triton_backend.contract.errors import InfeasibleError, InputError
@@ -339,6 +340,11 @@ def test_models_and_applications_share_lines() -> None:
             "option slo_margins.nobody: no model or application",
         ),
         (
+            asked(60, *DIAMOND),
+            {"objective": "share"},
+            "option objective: pool is defined for share where models list entries",
+        ),
+        (
             asked(60, module("one", "ghost")),
             {"objective": "cost"},
             "workload model 'ghost': no profile",
@@ -359,6 +365,26 @@ def test_what_cannot_be_planned_is_named(
         made(workload, **options)
     assert str(raised.value).startswith(message)
     assert "\n" not in str(raised.value)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("cut", "objective", "limit_s", "said"),
+    [
+        ("divisors", "throughput", None, "the GPUs are too few or too slow"),
+        ("percents", "cost", 4.0, "too few|--time-limit"),
+    ],
+)
+def test_modules_that_find_no_room_beside_each_other_are_refused(
+    cut: str, objective: str, limit_s: float | None, said: str
+) -> None:
+    recipe = Recipe(
+        count=1, models=(1, 4), gpus={"fast": 1}, cut=cut, blocks=1, applications=True,
+        objective=objective, rates_rps=(10.0, 5.0),
+    )  # fmt: skip
+    problem = drawn(recipe, seed=303)
+    with pytest.raises(InfeasibleError, match=said):
+        replace(problem, options=replace(problem.options, time_limit_s=limit_s)).plan()
 
 
 CHANGES: list[tuple[str, Any, str]] = [
@@ -426,5 +452,5 @@ def test_a_run_that_ends_before_any_plan_says_so_and_claims_nothing_else() -> No
     over = Watch(limit_s=0.0)
     with pytest.raises(InfeasibleError, match=r"no plan in .* s, then .*raise --time-limit"):
         make_plan(PROFILES, few, workload, options, over)
-    with pytest.raises(InfeasibleError, match="no machines keep it at the rates asked for"):
+    with pytest.raises(InfeasibleError, match="the GPUs are too few or too slow to keep it"):
         make_plan(PROFILES, few, workload, options)
