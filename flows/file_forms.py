@@ -20,7 +20,7 @@ from pydantic_core import CoreSchema, PydanticCustomError
 
 
 def _no_truth_value(given: object) -> object:
-    """What was given; pydantic would take `true` for 1."""
+    """The value itself; pydantic would take `true` for 1."""
     if isinstance(given, bool):
         raise PydanticCustomError("number", "Input should be a number")
     return given

@@ -109,7 +109,7 @@ def plans_of(
     return {system: own if system == "nexus" else shared for system in systems}
 
 
-def alike(row: Row, slo_ms: float, count: int = ALIKE) -> list[Row]:
+def alike(row: Row, slo_ms: float, count: int) -> list[Row]:
     """Models of one profile and one SLO."""
     return [Row(f"m{n:02}", row.alpha_us, row.beta_us, round(slo_ms * 1e3)) for n in range(count)]
 
@@ -277,7 +277,7 @@ def workload_kinds(asked: Asked) -> Found:
         for kind, arrivals in (("Poisson", POISSON), ("gamma 0.05", Gamma(shape=0.05))):
             curves: dict[str, list[tuple[float, float]]] = {name: [] for name in FAST}
             for slo_ms in SLOS_11_MS:
-                rows = alike(base, slo_ms)
+                rows = alike(base, slo_ms, ALIKE)
                 below = within_slo_rps(rows, 32)
                 for name, plan in plans_of(rows, 32, FAST, weights).items():
                     rates = goodputs(plan, name, below, long_enough(asked, slo_ms), arrivals)
@@ -335,7 +335,7 @@ def queueing(asked: Asked) -> Found:
 def more_gpus(asked: Asked) -> Found:
     """Figure 13, right: goodput by number of GPUs, 20 models of one profile, 100 ms."""
     found = Found()
-    rows = alike(resnet(asked), 100)
+    rows = alike(resnet(asked), 100, ALIKE)
     curves: dict[str, list[tuple[float, float]]] = {name: [] for name in (DEFERRED, "clockwork")}
     for gpus in GPUS_13:
         plan = plan_of(rows, gpus)
@@ -364,7 +364,7 @@ def network(asked: Asked) -> Found:
     found = Found()
     curves: dict[str, list[tuple[float, float]]] = {}
     for slo_ms in SLOS_14_MS:
-        rows = alike(resnet(asked), slo_ms)
+        rows = alike(resnet(asked), slo_ms, ALIKE)
         plan, below = plan_of(rows, 32), within_slo_rps(rows, 32)
         base = 0.0
         curve: list[tuple[float, float]] = []
