@@ -182,5 +182,5 @@ def out_of_reach(lines: Lines, problem: Problem) -> InfeasibleError:
         what,
         f"SLO less margin is {us_to_ms(graph.limit_us):.3f} ms"
         f" of {us_to_ms(graph.application.slo_us):.3f} ms, its least latency is"
-        f" {us_to_ms(graph.longest(least)):.3f} ms, and the GPUs are too few or too slow to keep it",
+        f" {us_to_ms(graph.longest(least)):.3f} ms, and the GPUs are too few or too slow for it",
     )
