@@ -66,7 +66,8 @@ def test_a_longer_network_never_serves_more(asked: Asked, monkeypatch: pytest.Mo
 def test_every_kind_of_workload_has_a_panel_and_every_system_a_line(
     asked: Asked, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(symphony, "SLOS_11_MS", (50,))
+    monkeypatch.setattr(symphony, "SLOS_11_MS", (25,))
+    monkeypatch.setattr(symphony, "SLOS_A_RUN", 10)
     monkeypatch.setattr(symphony, "ALIKE", 4)
     found = symphony.workload_kinds(asked)
     assert [panel.title for panel in found.panels] == [
