@@ -66,8 +66,9 @@ _HANDING_SHARE = 0.25  # of the time that is left: what handing out scarce GPUs 
 _SCARCE_SHARE = 0.6  # of the time that is left: what planning lines at these may take
 _EQUAL_SHARE = 0.4  # of the time that is left: what the plan of equal parts may take
 _FEWEST_SIZES = 4  # stages for which as few sizes are offered as ever, where cuts are many
-_SKETCH, _MANY = 24, 64  # at least cost: boxes looked at before one program is asked; after it
-_MOST = 1_000  # boxes looked at for throughput
+_SKETCH, _MANY = 24, 64  # boxes looked at before one program is asked; after it
+_MOST = 200  # for throughput: before it
+_FIRST_SHARE = 0.3  # of the time that is left: what boxes for throughput may take before it
 _ENDS = "time limit reached"
 
 
@@ -337,13 +338,15 @@ class _Search:
     def plan(self) -> None:
         """Look for plans and for a bound.
 
-        For throughput, boxes of budgets. At least cost lines by themselves, which is all where GPUs
-        suffice for what is cheapest; at prices of scarce GPUs where they do not. A few boxes, first
-        of all where no plan is known and GPUs are scarce. Where that leaves a gap, one program for
-        time and GPUs; where that leaves one too, more boxes.
+        At least cost lines by themselves, which is all where GPUs suffice for what is cheapest; at
+        prices of scarce GPUs where they do not. Boxes of budgets, many for throughput, first of all
+        where no plan is known and GPUs are scarce. Where that leaves a gap, one program for time
+        and GPUs; where that leaves one too, more boxes.
         """
         goal = self.pools.goal
-        steps = (lambda: self._search_budgets(_SKETCH if goal.fixed else _MOST),)
+        steps = (lambda: self._search_budgets(_SKETCH),)
+        if not goal.fixed:
+            steps = (lambda: self._search_budgets(_MOST, share=_FIRST_SHARE),)
         if goal.fixed and goal.price.any():
             scarce = bool(self._scarcity().any())
             first = self.best is None and scarce
@@ -351,9 +354,7 @@ class _Search:
             steps = (*steps, alone) if first else (alone, *steps)
             if scarce and self.pools.options.max_partitions > 1:
                 steps = (self._allocate_by_bounds, *steps)
-        if goal.fixed:
-            steps = (*steps, self._solve_jointly, lambda: self._search_budgets(_MANY))
-        for step in steps:
+        for step in (*steps, self._solve_jointly, lambda: self._search_budgets(_MANY)):
             step()
             if self._settled():
                 return
@@ -431,10 +432,11 @@ class _Search:
         free = pools.lines.room([0] * len(pools.lines))
         return pools.scarcity(free if self.best is None else pools.used(self.best))
 
-    def _search_budgets(self, most: int, *, plans: bool = True) -> None:
+    def _search_budgets(self, most: int, *, plans: bool = True, share: float = 1.0) -> None:
         pools = self.pools
+        watch, pools.relaxed = pools.watch.part(share), 0
         start = None if self.best is None else pools.used(self.best)
-        division = divide(pools.lines, pools, self.gap, pools.watch, start, most)
+        division = divide(pools.lines, pools, self.gap, watch, start, most)
         if division is not None:
             if plans:
                 self._offer(pools.known(division.times))

@@ -1,4 +1,4 @@
-"""Time and whole GPUs handed out together, at prescribed rates.
+"""Time and whole GPUs handed out together.
 
 One integer program over configurations and latency levels. Sets and variables of `pool/integer.py`,
 and
@@ -15,7 +15,8 @@ and
     end_v:     s_v + Σ_k Λ_k · u_k(v) ≤ limit                every module
     floor_mp:  Σ_k least_mp(Λ_mk) · u_mk ≤ Σ_c p_c · a_mc    prices p tried (`staircases`)
 
-`most_m` is what the line serves at most.
+`most_m` is what the line serves at most: its rate where that is prescribed, else what the
+relaxation allows.
 """
 
 from collections.abc import Callable, Sequence
@@ -63,7 +64,7 @@ def solve_levels(
     times: Floats,
     goal: Goal,
     floors: Sequence[Floor],
-    limits: tuple[float, float, float | None],
+    limits: tuple[float, float, float, float | None],
 ) -> tuple[Ints | None, float]:
     """A plan [n, S] above the cutoff or None, and the bound on every plan.
 
@@ -72,15 +73,16 @@ def solve_levels(
         problem: classes and GPUs.
         columns: configurations, n of them.
         times: [n] what each takes with gathering (µs).
-        goal: rates at the least cost.
+        goal: what is asked for.
         floors: what lines are known to cost at least.
-        limits: least score of interest, relative gap, seconds or None.
+        limits: least score of interest, the relaxation's score, relative gap, seconds or None.
     """
-    cutoff, gap, seconds = limits
+    cutoff, ceiling, gap, seconds = limits
     build = ProgramBuilder()
     layout = add_integer_program(build, problem, columns, goal, -np.inf)
     served = _served(build, columns, goal, layout)
-    levels, chosen = add_levels(build, (columns.model, times), served, goal.weight)
+    most = goal.weight * (1.0 if goal.fixed else ceiling)
+    levels, chosen = add_levels(build, (columns.model, times), served, most)
     for line, price, proven in floors:
         _floor(build, layout.owned[line], price, chosen[line], proven(levels[line]))
     for graph in lines.graphs:
@@ -91,7 +93,7 @@ def solve_levels(
     if answer.values is None:
         return None, bound
     vgpus = counts_of(layout, columns, answer.values)
-    floor = SOLVED * goal.weight[columns.model]
+    floor = SOLVED * most[columns.model]
     vgpus[answer.values[served] <= floor] = 0
     return vgpus, bound
 

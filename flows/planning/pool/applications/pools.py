@@ -305,7 +305,7 @@ class Pools:
         if len(rows) > MOST_TOGETHER:
             outside = relaxed.score - float(loss[rows[MOST_TOGETHER]])
         rows = np.sort(rows[:MOST_TOGETHER])
-        limits = (cutoff, self.options.gap, self.watch.part(_SHARE).left_s())
+        limits = (cutoff, ceiling, self.options.gap, self.watch.part(_SHARE).left_s())
         columns, times = columns.take(rows), times[rows]
         if len(np.unique(columns.model)) < len(self.lines):
             return None, min(ceiling, max(cutoff, outside))
