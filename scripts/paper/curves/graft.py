@@ -40,6 +40,7 @@ PLANNERS = {
     "alone": "gslice",
 }
 ALL_RULES = {**RULES, "graft-optimal": every_grouping}
+FEW, USUAL = 6, 5  # clients that are grouped in every way; of a group that others are compared with
 NO_MERGING, ALL_UNIFORM = 1e9, -1e9  # thresholds of spare rate
 COUNTS_14 = (10, 20, 30, 40, 50)
 THRESHOLDS = (0.05, 0.1, 0.2, 0.3, 0.4, 0.6)
@@ -75,7 +76,7 @@ def resources(asked: Asked) -> Found:
     """Figure 7: GPU share held by every planner, three fleets, five models."""
     found = Found()
     for fleet_name, devices in FLEETS.items():
-        large = len(devices) > 6  # noqa: PLR2004 - every grouping is tried of few clients
+        large = len(devices) > FEW  # every grouping is tried of few clients
         labels = [label for label in PLANNERS if not (large and label == "optimal")]
         bars: dict[str, list[tuple[str, float]]] = {label: [] for label in labels}
         for name in MODELS:
@@ -327,7 +328,7 @@ def grouping(asked: Asked) -> Found:
             ratios = [one[at] / five[at] for one, five in zip(own, runs[5], strict=True)]
             curves[label].append((size, float(np.median(ratios))))
             where = f"figure 16, groups of {size}, Inc: {label} over groups of 5"
-            if size != 5:  # noqa: PLR2004 - what the others are compared with
+            if size != USUAL:
                 found.figures += over_seeds(where, ratios, worst="most")
     bars: dict[str, list[tuple[str, float]]] = {"median": [], "most": []}
     for name in MODELS:

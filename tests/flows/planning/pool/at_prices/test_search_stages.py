@@ -108,9 +108,9 @@ def test_a_changed_rate_is_planned_from_the_plan_in_force(in_force: Plan) -> Non
     first, *others = workload.models
     heavier = Workload(models=(replace(first, weight=(first.weight or 1.0) * 1.2), *others))
     after = make_plan(profiles, machines, heavier, replace(FINE, previous=in_force))
-    anew = make_plan(profiles, machines, heavier, FINE)
+    again = make_plan(profiles, machines, heavier, FINE)
     assert after.objective.gap <= 0.01 * (1 + 1e-6)
-    assert after.objective.value <= anew.objective.upper_bound * (1 + 1e-9)
+    assert after.objective.value <= again.objective.upper_bound * (1 + 1e-9)
     assert verify_plan(after, profiles) == []
     assert after.certificate["prices"].keys() == {"fast", "slow"}
 
