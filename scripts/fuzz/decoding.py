@@ -402,10 +402,46 @@ SHARES = {
 
 
 def seeds() -> Iterator[tuple[str, bytes]]:
-    """One good input of every kind."""
+    """One good input of every kind, and ends of ranges."""
+    kinds = list(Kind)
+    for number, (kind, made) in enumerate(_bodies().items()):
+        yield "body", bytes([number]) + made
+        begin = bytes([1, kinds.index(kind), 2, 0]) + len(made).to_bytes(2, "little") + made
+        for role in range(4):
+            yield "frames", bytes([role, *range(9, 17)]) + begin
+        payload = bytes([1, kinds.index(kind), 2, 9]) + len(made).to_bytes(2, "little") + made
+        yield "frames", bytes([2, *range(255, 247, -1)]) + payload + bytes(9)
+    yield "body", bytes([0]) + wire.pack_hello(wire.FrontHello("m"))
+    yield "body", bytes([0]) + wire.pack_hello(wire.StandbyHello("s"))
+    yield "body", bytes([0]) + b"[" * 5000
+    beats = (b'{"now_us": 5, "lost": [2]}', b'{"now_us": 5, "lost": {"gpu-0": "2"}}')
+    yield from (("body", bytes([list(BODIES).index(Kind.HEARTBEAT)]) + beat) for beat in beats)
+    rows = wire.pack_rows([(1, 2), (0, 3)])
+    yield "body", bytes([list(BODIES).index(Kind.EMITTED)]) + rows[:-4] + b"\xff\xff\xff\x7f"
+    yield "frame_itself", wire.frame(Kind.CANCEL, wire.pack_request(1))
+    yield "frame_itself", wire.frame(Kind.CANCEL, wire.pack_request(1 << 56))  # ends in an odd byte
+    yield "frame_itself", wire.frame(Kind.CANCEL, payload_bytes=wire.MAX_PAYLOAD_BYTES + 1)
+    yield "frame_itself", wire.frame(cast("Kind", 255))
+    yield "proof", wire.frame(Kind.CHALLENGE, bytes(authentication.NONCE_BYTES))
+    yield from _requests()
+    name = _PLAN.models[0].name
+    where = f'"client": "c", "model": "{name}", "cut": 0, "budget_ms": 40'
+    for rate_rps in ("5.0", "0", "1" + "0" * 400):
+        text = f'{{"command": "announce", {where}, "rate_rps": {rate_rps}}}'
+        yield "announcement", b"\0" + text.encode()
+    yield "announcement", f'0{{"command": "offer", "model": "{name}"}}'.encode()
+    for trusted in b"01":
+        yield "announcement", bytes([trusted]) + b'{"command": "announced"}'
+    yield "announcement", b"0" + b"[" * (offload.MOST_BYTES + 1)
+    yield "control", b'{"command": "prepare", "generation": 2}'
+    yield "control", b'{"command": "status"}'
+
+
+def _bodies() -> dict[Kind, bytes]:
+    """A good body of every kind of frame."""
     hops = (Hop(0, 1, 2, 3, 4), Hop(1, 2, 3, 4, 5))
     piece = wire.RowSlice(0, 1, 0, 1, 0, 0, 1, 0, 2, 3)
-    good = {
+    return {
         Kind.HELLO: wire.pack_hello(wire.WorkerHello(1, 2)),
         Kind.HEARTBEAT: wire.pack_heartbeat(wire.HeartbeatBody(5, {"gpu-0": 2})),
         Kind.PLAN: wire.pack_plan(wire.PlanBody(1, "plan", prepared=True)),
@@ -429,26 +465,10 @@ def seeds() -> Iterator[tuple[str, bytes]]:
         Kind.SHARED_BATCH: wire.pack_shared_batch(wire.SharedBatchBody(1, 2, (3, 4))),
         Kind.SHARED_BATCH_DONE: wire.pack_shared_batch_done(wire.TimesBody(1, 2, 3), (4, 5)),
     }
-    kinds = list(Kind)
-    for number, (kind, made) in enumerate(good.items()):
-        yield "body", bytes([number]) + made
-        begin = bytes([1, kinds.index(kind), 2, 0]) + len(made).to_bytes(2, "little") + made
-        for role in range(4):
-            yield "frames", bytes([role, *range(9, 17)]) + begin
-        payload = bytes([1, kinds.index(kind), 2, 9]) + len(made).to_bytes(2, "little") + made
-        yield "frames", bytes([2, *range(255, 247, -1)]) + payload + bytes(9)
-    yield "body", bytes([0]) + wire.pack_hello(wire.FrontHello("m"))
-    yield "body", bytes([0]) + wire.pack_hello(wire.StandbyHello("s"))
-    yield "body", bytes([0]) + b"[" * 5000
-    beats = (b'{"now_us": 5, "lost": [2]}', b'{"now_us": 5, "lost": {"gpu-0": "2"}}')
-    yield from (("body", bytes([list(BODIES).index(Kind.HEARTBEAT)]) + beat) for beat in beats)
-    rows = wire.pack_rows([(1, 2), (0, 3)])
-    yield "body", bytes([list(BODIES).index(Kind.EMITTED)]) + rows[:-4] + b"\xff\xff\xff\x7f"
-    yield "frame_itself", wire.frame(Kind.CANCEL, wire.pack_request(1))
-    yield "frame_itself", wire.frame(Kind.CANCEL, wire.pack_request(1 << 56))  # ends in an odd byte
-    yield "frame_itself", wire.frame(Kind.CANCEL, payload_bytes=wire.MAX_PAYLOAD_BYTES + 1)
-    yield "frame_itself", wire.frame(cast("Kind", 255))
-    yield "proof", wire.frame(Kind.CHALLENGE, bytes(authentication.NONCE_BYTES))
+
+
+def _requests() -> Iterator[tuple[str, bytes]]:
+    """Requests of clients: tensors, entries, parameters, texts."""
     good_request = bytes([2, 1, 1, 1, 1, 0, 0, 0, 0, 0])
     traced = (b'{"traceparent": "00-1"}', b'["traceparent"]', b"traceparent" + b"[" * 5000)
     parameters = {pending.ENTRY_PARAMETER: ("whole", "none")}
@@ -473,17 +493,6 @@ def seeds() -> Iterator[tuple[str, bytes]]:
     yield "request", bytes([_OF_TEXTS, 1, 1, 6, *b"longer", 0])
     yield "request", bytes([_OF_TEXTS, 1, 0, 0])
     yield "request", bytes([_OF_TEXTS, 1, 1, 1, 7, 1])
-    name = _PLAN.models[0].name
-    where = f'"client": "c", "model": "{name}", "cut": 0, "budget_ms": 40'
-    for rate_rps in ("5.0", "0", "1" + "0" * 400):
-        text = f'{{"command": "announce", {where}, "rate_rps": {rate_rps}}}'
-        yield "announcement", b"\0" + text.encode()
-    yield "announcement", f'0{{"command": "offer", "model": "{name}"}}'.encode()
-    for trusted in b"01":
-        yield "announcement", bytes([trusted]) + b'{"command": "announced"}'
-    yield "announcement", b"0" + b"[" * (offload.MOST_BYTES + 1)
-    yield "control", b'{"command": "prepare", "generation": 2}'
-    yield "control", b'{"command": "status"}'
 
 
 # Which lines follow which

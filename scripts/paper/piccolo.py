@@ -36,6 +36,7 @@ from flows.planning.applications.heuristics import (
 )
 from flows.planning.applications.lines import Lines, lines_to_plan
 from flows.planning.applications.machines import (
+    Group,
     Machine,
     begun,
     cheapest,
@@ -351,44 +352,16 @@ def plan_of(
         pipelines: list[Pipeline] = []
         left = rates[number]
         for group in line.groups:
-            machine, profile = group.machine, profiles[demand.name]
-            vgpus = ceil(group.machines * machine.divisor * (1 - 1e-9))
-            whole, rest = divmod(vgpus, machine.divisor)
             first = sum(node.count for node in nodes)
-            nodes.append(
-                NodeGroup(
-                    count=whole + (rest > 0), gpu_class=machine.gpu_class, gpus=1, nic_gbps=10.0
-                )
-            )
-            runs = [
-                PlacementRun(node=first, gpu=0, slot=0, nodes=whole, gpus=1, slots=machine.divisor),
-                PlacementRun(node=first + whole, gpu=0, slot=0, nodes=1, gpus=1, slots=rest),
-            ]
-            pools.append(
-                Pool(
-                    name=f"pool-{len(pools)}",
-                    gpu_class=machine.gpu_class,
-                    share=share_of_divisor(machine.divisor),
-                    vgpus=vgpus,
-                    placement=tuple(run for run in runs if run.nodes * run.slots),
-                )
-            )
-            table = profile.table(machine.gpu_class, pools[-1].share)
-            assert table is not None  # the machine is one of its rows
-            took_us = table.stage_latency_us((0, profile.blocks))[: machine.batch]
-            stage = Stage(
-                blocks=(0, profile.blocks),
-                pool=pools[-1].name,
-                latency_us=ceil(took_us[-1]),
-                transfer_us=0,
-                latency_us_by_batch=tuple(ceil(took) for took in took_us),
-                boundary_bytes_per_sample=0,
-            )
+            node, pool = _machines(group, f"pool-{len(pools)}", first)
+            nodes.append(node)
+            pools.append(pool)
+            stage = _whole_model(profiles[demand.name], group.machine, pool)
             rate = min(left, group.rate_rps)
             left -= rate
             pipelines.append(
                 Pipeline(
-                    batch=machine.batch,
+                    batch=group.machine.batch,
                     throughput_rps=rate,
                     latency_us=stage.latency_us,
                     stages=(stage,),
@@ -427,6 +400,42 @@ def plan_of(
                 budgets_us={m.name: budgets[n] for m, n in zip(modules, graph.lines, strict=True)},
             ),
         ),
+    )
+
+
+def _machines(group: Group, name: str, first: int) -> tuple[NodeGroup, Pool]:
+    """The GPUs of a group, from node `first` on, and the pool of its parts of them."""
+    machine = group.machine
+    vgpus = ceil(group.machines * machine.divisor * (1 - 1e-9))
+    whole, rest = divmod(vgpus, machine.divisor)
+    count = whole + (rest > 0)
+    node = NodeGroup(count=count, gpu_class=machine.gpu_class, gpus=1, nic_gbps=10.0)
+    runs = [
+        PlacementRun(node=first, gpu=0, slot=0, nodes=whole, gpus=1, slots=machine.divisor),
+        PlacementRun(node=first + whole, gpu=0, slot=0, nodes=1, gpus=1, slots=rest),
+    ]
+    pool = Pool(
+        name=name,
+        gpu_class=machine.gpu_class,
+        share=share_of_divisor(machine.divisor),
+        vgpus=vgpus,
+        placement=tuple(run for run in runs if run.nodes * run.slots),
+    )
+    return node, pool
+
+
+def _whole_model(profile: ModelProfile, machine: Machine, pool: Pool) -> Stage:
+    """All blocks of a model in a pool, timed at every batch up to the machine's."""
+    table = profile.table(machine.gpu_class, pool.share)
+    assert table is not None  # the machine is one of its rows
+    took_us = table.stage_latency_us((0, profile.blocks))[: machine.batch]
+    return Stage(
+        blocks=(0, profile.blocks),
+        pool=pool.name,
+        latency_us=ceil(took_us[-1]),
+        transfer_us=0,
+        latency_us_by_batch=tuple(ceil(took) for took in took_us),
+        boundary_bytes_per_sample=0,
     )
 
 

@@ -1,5 +1,6 @@
 """The repository keeps the shape its documents describe."""
 
+import ast
 import re
 import tomllib
 from collections import Counter
@@ -28,7 +29,27 @@ TOP_LEVEL = {
 }
 MAPPED = ("flows", "triton_backend", "model_repo_templates", "warehouse", "scripts")
 MOST_FILES = 15  # Python files of one folder
+MOST_LINES, MOST_PARAMETERS = 80, 25  # of one function
 SELF_EVIDENT = {"__init__.py", "README.md", "conftest.py"}
+
+
+Function = ast.FunctionDef | ast.AsyncFunctionDef
+
+
+def functions(path: Path) -> list[Function]:
+    """Functions and methods of a file, nested ones too."""
+    tree = ast.parse((ROOT / path).read_text())
+    return [n for n in ast.walk(tree) if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef)]
+
+
+def function_lines(function: Function) -> int:
+    """From `def` to the last line, without decorators."""
+    return (function.end_lineno or function.lineno) - function.lineno + 1
+
+
+def parameters(function: Function) -> int:
+    """Those by position and those by name."""
+    return len(function.args.args) + len(function.args.kwonlyargs)
 
 
 def nearest_readme(path: Path) -> Path | None:
@@ -109,3 +130,14 @@ def _alternatives(pattern: str) -> list[str]:
         return [pattern]
     words, _, after = rest.partition("}")
     return [f"{before}{word}{after}" for word in words.split(",")]
+
+
+def test_no_function_is_longer_or_takes_more_than_a_reader_holds_at_once() -> None:
+    product = [path for path in tracked_files() if path.parts[0] in MAPPED and path.suffix == ".py"]
+    found = [
+        f"{path}:{function.name}"
+        for path in product
+        for function in functions(path)
+        if function_lines(function) > MOST_LINES or parameters(function) > MOST_PARAMETERS
+    ]
+    assert found == []

@@ -4,6 +4,7 @@
 """
 
 from collections.abc import Mapping
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -35,6 +36,105 @@ INTERVAL_S, PERIOD_HOURS, WARM_UP_HOURS = 60.0, 1.0, 24.0  # of a backtest
 REPLANNED, IN_FORCE = ("max_partitions", "slo_margin"), "as in the plan in force"
 
 
+@dataclass(frozen=True, kw_only=True)
+class Backtest:
+    """A table of counts to replay, and how.
+
+    Raises:
+        InputError: there is no table but another option, which would go unused beside a rollout; or
+            the chart cannot be drawn.
+    """
+
+    backtest: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            rich_help_panel="Backtest",
+            help="Replay this table of counts per interval and report the effect of replanning.",
+        ),
+    ] = None
+    trace_interval: shared_options.TraceInterval = INTERVAL_S
+    trace_names: shared_options.TraceNames = None
+    peak: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="MODEL=RPS",
+            rich_help_panel="Backtest",
+            help="Scale the counts of this model so that their peak is this rate.",
+        ),
+    ] = None
+    period_hours: Annotated[
+        float,
+        typer.Option(
+            metavar="HOURS",
+            min=0.01,
+            max=1e4,
+            rich_help_panel="Backtest",
+            help="Time between two plans, in hours.",
+        ),
+    ] = PERIOD_HOURS
+    warm_up_hours: Annotated[
+        float,
+        typer.Option(
+            metavar="HOURS",
+            min=0.01,
+            max=1e5,
+            rich_help_panel="Backtest",
+            help="Hours of the table that precede the first plan.",
+        ),
+    ] = WARM_UP_HOURS
+    simulate_minutes: Annotated[
+        int,
+        typer.Option(
+            metavar="N",
+            min=0,
+            max=10**6,
+            rich_help_panel="Backtest",
+            help="Also simulate this many intervals of the table.",
+        ),
+    ] = 0
+    chart: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            rich_help_panel="Backtest",
+            help="Draw the backtest to this file (.png, .svg).",
+        ),
+    ] = None
+
+    def __post_init__(self) -> None:
+        given = (f.name for f in fields(self) if getattr(self, f.name) != f.default)
+        if self.backtest is None and (name := next(given, None)) is not None:
+            flag = "--map" if name == "trace_names" else f"--{name.replace('_', '-')}"
+            raise InputError(flag, "needs --backtest, the table to replay")
+        if self.chart is not None:
+            _check_chart(self.chart)
+
+    def asked(
+        self, table: Path, forecast: Mapping[str, Any], planning: Mapping[str, Any]
+    ) -> "BacktestOptions":
+        """The replay of a table, with options of forecasts and of planning.
+
+        Raises:
+            InputError: an option is out of its range.
+        """
+        from flows.operations.replanning.backtest_run import BacktestOptions
+        from flows.planning import PlanOptions
+
+        series = pairs("--map", self.trace_names)
+        return BacktestOptions(
+            table=table,
+            interval_s=round(self.trace_interval or INTERVAL_S),
+            series={model: column for column, model in series.items()},
+            peak_rps=rates("--peak", self.peak),
+            period_s=round(self.period_hours * HOUR_S),
+            warm_up_s=round(self.warm_up_hours * HOUR_S),
+            forecast=ForecastOptions(**forecast),
+            planning=PlanOptions(**planning),
+            simulated_minutes=self.simulate_minutes,
+        )
+
+
 @command(
     "replan",
     "poolpipe replan --cluster cluster.yaml --workload workload.yaml --advisory",
@@ -57,62 +157,7 @@ def replan(
             help="Make and show the plan, but do not roll it out.",
         ),
     ] = False,
-    backtest: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE",
-            rich_help_panel="Backtest",
-            help="Replay this table of counts per interval and report the effect of replanning.",
-        ),
-    ] = None,
-    trace_interval: shared_options.TraceInterval = INTERVAL_S,
-    trace_names: shared_options.TraceNames = None,
-    peak: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="MODEL=RPS",
-            rich_help_panel="Backtest",
-            help="Scale the counts of this model so that their peak is this rate.",
-        ),
-    ] = None,
-    period_hours: Annotated[
-        float,
-        typer.Option(
-            metavar="HOURS",
-            min=0.01,
-            max=1e4,
-            rich_help_panel="Backtest",
-            help="Time between two plans, in hours.",
-        ),
-    ] = PERIOD_HOURS,
-    warm_up_hours: Annotated[
-        float,
-        typer.Option(
-            metavar="HOURS",
-            min=0.01,
-            max=1e5,
-            rich_help_panel="Backtest",
-            help="Hours of the table that precede the first plan.",
-        ),
-    ] = WARM_UP_HOURS,
-    simulate_minutes: Annotated[
-        int,
-        typer.Option(
-            metavar="N",
-            min=0,
-            max=10**6,
-            rich_help_panel="Backtest",
-            help="Also simulate this many intervals of the table.",
-        ),
-    ] = 0,
-    chart: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE",
-            rich_help_panel="Backtest",
-            help="Draw the backtest to this file (.png, .svg).",
-        ),
-    ] = None,
+    replayed: Backtest,
     as_json: AsJson = False,
     warehouse: WarehouseFile = WAREHOUSE,
 ) -> None:
@@ -131,50 +176,19 @@ def replan(
         **planning,
         **watching,
     }
-    if backtest is None:
-        unused = {
-            "--trace-interval": trace_interval != INTERVAL_S,
-            "--map": trace_names,
-            "--peak": peak,
-            "--period-hours": period_hours != PERIOD_HOURS,
-            "--warm-up-hours": warm_up_hours != WARM_UP_HOURS,
-            "--simulate-minutes": simulate_minutes,
-            "--chart": chart,
-        }
-        _refuse_without_table([option for option, given in unused.items() if given])
+    table_file = replayed.backtest
+    if table_file is None:
         _replan_now(parameters, as_json=as_json)
         return
-    from flows.operations.replanning.backtest_run import BacktestOptions
-    from flows.planning import PlanOptions
-
-    if chart is not None:
-        _check_chart(chart)
-    replayed = BacktestOptions(
-        table=backtest,
-        interval_s=round(trace_interval or INTERVAL_S),
-        series={model: column for column, model in pairs("--map", trace_names).items()},
-        peak_rps=rates("--peak", peak),
-        period_s=round(period_hours * 3600),
-        warm_up_s=round(warm_up_hours * 3600),
-        forecast=ForecastOptions(**forecast),
-        planning=PlanOptions(**planning),
-        simulated_minutes=simulate_minutes,
-    )
     with progress("backtesting") as report:
-        done = _replay(parameters, replayed, report)
+        done = _replay(parameters, replayed.asked(table_file, forecast, planning), report)
     document = done.to_dict()
-    if chart is not None:
-        _draw(done, chart)
+    if replayed.chart is not None:
+        _draw(done, replayed.chart)
     if as_json:
-        print_json(document | ({} if chart is None else {"chart": chart}))
+        print_json(document | ({} if replayed.chart is None else {"chart": replayed.chart}))
         return
     show(table(("backtest", ""), [(k.replace("_", " "), v) for k, v in _figures(document)]))
-
-
-def _refuse_without_table(given: list[str]) -> None:
-    """A backtest changes nothing; one whose table was forgotten would roll a plan out."""
-    if given:
-        raise InputError(given[0], "needs --backtest, the table to replay")
 
 
 def _figures(document: dict[str, Any]) -> list[tuple[str, Any]]:

@@ -105,13 +105,18 @@ def plan(
     if as_json:
         print_json(made.to_dict())
         return
+    _show(made)
+    show(f"stored in {warehouse}" + (f", written to {output}" if output else ""))
+
+
+def _show(made: "Plan") -> None:
+    """The plan, and its headroom where a larger one is advised."""
     from flows.planning.promises.headroom import advice
     from flows.reporting.terminal import render_plan
 
     show(render_plan(made))
     if (said := advice(made)) is not None:
         show(f"note: {said}")
-    show(f"stored in {warehouse}" + (f", written to {output}" if output else ""))
 
 
 def _margin(text: str | None) -> float:

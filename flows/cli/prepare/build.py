@@ -8,8 +8,8 @@ import typer
 
 from flows.cli.console import notes, print_json, progress, show, table
 from flows.cli.prepare.selection import (
+    EngineBuilder,
     Names,
-    engine_options,
     gpu_classes,
     model_names,
     onnxruntime_classes,
@@ -18,9 +18,7 @@ from flows.cli.registry import command
 from flows.cli.shared_options import (
     WAREHOUSE,
     AsJson,
-    Capability,
     ClusterFile,
-    Library,
     Precision,
     Runtime,
     WarehouseFile,
@@ -55,8 +53,7 @@ def build(
             help="A batch size to build for; repeat it for several. By default 1, 2, 4, 8 and 16.",
         ),
     ] = None,
-    library: Library = None,
-    capability: Capability = None,
+    builder: EngineBuilder,
     as_json: AsJson = False,
     warehouse: WarehouseFile = WAREHOUSE,
 ) -> None:
@@ -67,7 +64,7 @@ def build(
 
     work = workspace(warehouse)
     if runtime == "tensorrt":
-        options = engine_options(batch, precision, library, capability)
+        options = builder.options(batch, precision)
         _build_engines(
             work, model_names(work, names, on_gpus=True), cluster, options, as_json=as_json
         )

@@ -6,17 +6,15 @@ from typing import Annotated, Literal
 import typer
 
 from flows.cli.console import print_json, progress, show
+from flows.cli.prepare.selection import EngineBuilder
 from flows.cli.registry import command
 from flows.cli.shared_options import (
     WAREHOUSE,
     AsJson,
-    Capability,
-    Library,
     PlanArgument,
     PlanOption,
     PolicyOfAll,
     WarehouseFile,
-    pairs,
 )
 
 
@@ -41,8 +39,7 @@ def engines(
         ),
     ] = None,
     policy: PolicyOfAll = None,
-    library: Library = None,
-    capability: Capability = None,
+    builder: EngineBuilder,
     as_json: AsJson = False,
     warehouse: WarehouseFile = WAREHOUSE,
 ) -> None:
@@ -53,14 +50,11 @@ def engines(
     """
     from flows.cli.project import the_plan
     from flows.files import check_writable, write_plan
-    from flows.preparation.building.tensorrt.requests import EngineSettings
     from flows.release.artifacts import attach_engines
     from flows.workspace import workspace
 
     check_writable(output)
-    settings = EngineSettings(
-        library=library, compute_capabilities=pairs("--capability", capability)
-    )
+    settings = builder.settings()
     with progress("building engines"):
         found = the_plan(plan, plan_option, warehouse)
         attached = attach_engines(workspace(warehouse), found, settings, precision, policy)

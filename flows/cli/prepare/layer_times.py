@@ -6,9 +6,9 @@ from typing import Annotated
 import typer
 
 from flows.cli.console import progress, show
-from flows.cli.prepare.selection import engine_options
+from flows.cli.prepare.selection import EngineBuilder
 from flows.cli.registry import command
-from flows.cli.shared_options import WAREHOUSE, Capability, Library, WarehouseFile
+from flows.cli.shared_options import WAREHOUSE, WarehouseFile
 
 
 @command("layer-times", "poolpipe layer-times resnet50 --class L4 -o times.json")
@@ -30,8 +30,7 @@ def layer_times(
     batch: Annotated[
         int, typer.Option(metavar="N", min=1, help="Batch size at which layers are measured.")
     ] = 8,
-    library: Library = None,
-    capability: Capability = None,
+    builder: EngineBuilder,
     warehouse: WarehouseFile = WAREHOUSE,
 ) -> None:
     """Measure a model's layers on this machine's GPU.
@@ -50,7 +49,7 @@ def layer_times(
 
     check_writable(output)
     work = workspace(warehouse)
-    options = engine_options([batch], "fp32", library, capability)
+    options = builder.options([batch])
     with progress("measuring layers"):
         split = read_split(work, model)
         folder = whole_engine(work, split, gpu_class, options)

@@ -1,5 +1,6 @@
 """`profile`: every block measured that was not measured yet."""
 
+from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -8,24 +9,24 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from flows.cli.console import note, print_json, progress, show, table
-from flows.cli.prepare.selection import Names, engine_options, model_names, onnxruntime_classes
+from flows.cli.prepare.selection import EngineBuilder, Names, model_names, onnxruntime_classes
 from flows.cli.registry import command
 from flows.cli.shared_options import (
     WAREHOUSE,
     AsJson,
-    Capability,
     ClusterFile,
-    Library,
     Precision,
     Runtime,
     WarehouseFile,
     pairs,
 )
+from triton_backend.contract.errors import InputError
 from triton_backend.contract.shares import LOADED, SOLO
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
+    from flows.preparation.building.onnxruntime import OnnxRuntimeClass
     from flows.preparation.building.tensorrt.engines import EngineOptions
     from flows.preparation.profiling.measure import CellKey, MeasureLimits
     from flows.preparation.profiling.model_profile import Prepared
@@ -40,6 +41,67 @@ class Basis(StrEnum):
     SOLO = SOLO
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OnGpus:
+    """A measurement of engines.
+
+    Attributes:
+        options: how missing engines are built.
+        gpus: index or UUID of the GPU that stands for a class, by class.
+        limits: of every cell.
+        bases: loads on the rest of a GPU while a part is measured; empty: the class's own.
+    """
+
+    options: "EngineOptions"
+    gpus: "Mapping[str, str]"
+    limits: "MeasureLimits"
+    bases: "Iterable[str]"
+
+    def __post_init__(self) -> None:
+        if not self.gpus:
+            reason = "name a GPU for each class to measure, for instance --gpu L4=0"
+            raise InputError("--gpu", reason)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measured:
+    """Batch sizes and parts to measure, and for how long."""
+
+    batch: Annotated[
+        list[int] | None,
+        typer.Option(
+            metavar="N",
+            min=1,
+            help="A batch size to measure; repeat it for several. By default all up to the "
+            "split's largest.",
+        ),
+    ] = None
+    basis: Annotated[
+        list[Basis] | None,
+        typer.Option(
+            metavar="loaded|solo",
+            help="Measure with all parts of the device at work (`loaded`) or one alone "
+            "(`solo`). By default classes with divisors are measured loaded, classes with "
+            "percents solo.",
+        ),
+    ] = None
+    seconds: Annotated[
+        float,
+        typer.Option(
+            metavar="SECONDS",
+            min=0.01,
+            max=1e4,
+            help="Measure each cell for at most this long, after its warm-up.",
+        ),
+    ] = 0.5
+
+    def limits(self) -> "MeasureLimits":
+        """Of every cell."""
+        from flows.preparation.profiling.measure import MeasureLimits
+
+        return MeasureLimits(max_seconds=self.seconds)
+
+
 @command(
     "profile",
     "poolpipe profile resnet --cluster cluster.yaml",
@@ -50,33 +112,7 @@ def profile(
     names: Names = None,
     *,
     cluster: ClusterFile,
-    batch: Annotated[
-        list[int] | None,
-        typer.Option(
-            metavar="N",
-            min=1,
-            help="A batch size to measure; repeat it for several. By default all up to the "
-            "split's largest.",
-        ),
-    ] = None,
-    basis: Annotated[
-        list[Basis] | None,
-        typer.Option(
-            metavar="loaded|solo",
-            help="Measure with all parts of the device at work (`loaded`) or one alone "
-            "(`solo`). By default classes with divisors are measured loaded, classes with "
-            "percents solo.",
-        ),
-    ] = None,
-    seconds: Annotated[
-        float,
-        typer.Option(
-            metavar="SECONDS",
-            min=0.01,
-            max=1e4,
-            help="Measure each cell for at most this long, after its warm-up.",
-        ),
-    ] = 0.5,
+    measured: Measured,
     runtime: Runtime = "onnxruntime",
     gpu: Annotated[
         list[str] | None,
@@ -87,8 +123,7 @@ def profile(
         ),
     ] = None,
     precision: Precision = "fp32",
-    library: Library = None,
-    capability: Capability = None,
+    builder: EngineBuilder,
     side_by_side: Annotated[
         bool,
         typer.Option(
@@ -106,37 +141,39 @@ def profile(
     On every class of the cluster, size of vGPU and batch: equal parts while all of them work,
     percents alone. An interruption loses one cell.
     """
-    from flows.preparation.profiling.measure import MeasureLimits
-    from flows.preparation.profiling.model_profile import profile_step
-    from flows.preparation.splitting.stored_split import read_split
     from flows.workspace import workspace
 
-    work, limits = workspace(warehouse), MeasureLimits(max_seconds=seconds)
-    if side_by_side:
-        if runtime == "tensorrt":
-            options = engine_options(batch, precision, library, capability)
-            _gpu_pairs(
-                work,
-                model_names(work, names, on_gpus=True),
-                cluster,
-                (options, pairs("--gpu", gpu), limits),
-                as_json=as_json,
-            )
-            return
-        _profile_pairs(work, model_names(work, names), cluster, (batch, limits), as_json=as_json)
-        return
+    work = workspace(warehouse)
     if runtime == "tensorrt":
-        options = engine_options(batch, precision, library, capability)
-        gpus = pairs("--gpu", gpu)
-        _profile_engines(
-            work,
-            model_names(work, names, on_gpus=True),
-            cluster,
-            (options, gpus, limits, basis or ()),
-            as_json=as_json,
+        found = model_names(work, names, on_gpus=True)
+        asked = OnGpus(
+            options=builder.options(measured.batch, precision),
+            gpus=pairs("--gpu", gpu),
+            limits=measured.limits(),
+            bases=measured.basis or (),
         )
+        run = _gpu_pairs if side_by_side else _profile_engines
+        run(work, found, cluster, asked, as_json=as_json)
         return
-    classes = onnxruntime_classes(cluster, basis or ())
+    if side_by_side:
+        _profile_pairs(work, model_names(work, names), cluster, measured, as_json=as_json)
+        return
+    classes = onnxruntime_classes(cluster, measured.basis or ())
+    _profile_blocks(work, model_names(work, names), classes, measured, as_json=as_json)
+
+
+def _profile_blocks(
+    work: "Workspace",
+    names: list[str],
+    classes: "Sequence[OnnxRuntimeClass]",
+    asked: Measured,
+    *,
+    as_json: bool,
+) -> None:
+    """Measure every block on every class."""
+    from flows.preparation.profiling.model_profile import profile_step
+    from flows.preparation.splitting.stored_split import read_split
+
     with progress("profiling") as report:
 
         def on_cell(at: int, of: int, key: "CellKey") -> None:
@@ -148,11 +185,11 @@ def profile(
                 work,
                 read_split(work, name),
                 classes,
-                batches=batch,
-                limits=limits,
+                batches=asked.batch,
+                limits=asked.limits(),
                 progress=on_cell,
             )
-            for name in model_names(work, names)
+            for name in names
         ]
     if as_json:
         print_json({model.name: _prepared(model) for model in done})
@@ -183,15 +220,14 @@ def _profile_pairs(
     work: "Workspace",
     names: list[str],
     cluster: Path,
-    asked: "tuple[list[int] | None, MeasureLimits]",
+    asked: Measured,
     *,
     as_json: bool,
 ) -> None:
-    """Measure pairs in the (batches, limits) asked for on every class that is cut into percents."""
+    """Measure pairs of models on every class that is cut into percents."""
     from flows.files import read_cluster
     from flows.preparation.profiling.pairs import measure_pairs, on_cores
     from flows.preparation.splitting.stored_split import read_split
-    from triton_backend.contract.errors import InputError
 
     known = read_cluster(cluster)
     devices = [known_class.device for known_class in onnxruntime_classes(cluster)]
@@ -206,8 +242,8 @@ def _profile_pairs(
                 splits,
                 known.gpu_class(device.name),
                 on_cores(work, device),
-                batches=asked[0],
-                limits=asked[1],
+                batches=asked.batch,
+                limits=asked.limits(),
                 progress=_on_pair(report),
             )
             for device in cut
@@ -219,29 +255,25 @@ def _gpu_pairs(
     work: "Workspace",
     names: list[str],
     cluster: Path,
-    asked: "tuple[EngineOptions, Mapping[str, str], MeasureLimits]",
+    asked: OnGpus,
     *,
     as_json: bool,
 ) -> None:
-    """Measure pairs on (options, GPU by class, limits), in the least and the largest batch."""
+    """Measure pairs of models in the least and the largest batch."""
     from flows.files import read_cluster
     from flows.preparation.profiling.gpu import ProfiledGpu
     from flows.preparation.profiling.pairs import measure_pairs, on_gpu
     from flows.preparation.splitting.stored_split import read_split
-    from triton_backend.contract.errors import InputError
     from triton_backend.runtimes.mps import MpsDaemon
 
-    options, gpus, limits = asked
-    if not gpus:
-        raise InputError("--gpu", "name a GPU for each class to measure, for instance --gpu L4=0")
     known = read_cluster(cluster)
     splits = [read_split(work, name) for name in names]
-    ends = sorted({min(options.batches), max(options.batches)})
+    ends = sorted({min(asked.options.batches), max(asked.options.batches)})
     measured: dict[str, int] = {}
     with progress("measuring pairs") as report, TemporaryDirectory(prefix="mps-") as folder:
-        for name, gpu in gpus.items():
+        for name, gpu in asked.gpus.items():
             daemon = MpsDaemon.in_folder(Path(folder), ())
-            device = on_gpu(work, name, ProfiledGpu(name=gpu, daemon=daemon), options)
+            device = on_gpu(work, name, ProfiledGpu(name=gpu, daemon=daemon), asked.options)
             daemon.start()
             try:
                 measured[name] = measure_pairs(
@@ -250,7 +282,7 @@ def _gpu_pairs(
                     known.gpu_class(name),
                     device,
                     batches=ends,
-                    limits=limits,
+                    limits=asked.limits,
                     progress=_on_pair(report),
                 )
             finally:
@@ -276,33 +308,29 @@ def _profile_engines(
     work: "Workspace",
     names: list[str],
     cluster: Path,
-    asked: "tuple[EngineOptions, Mapping[str, str], MeasureLimits, Iterable[str]]",
+    asked: OnGpus,
     *,
     as_json: bool,
 ) -> None:
-    """Build missing engines and measure every block on (options, GPU by class, limits, bases)."""
+    """Build missing engines and measure every block."""
     from flows.files import read_cluster
     from flows.preparation.profiling.gpu import ProfiledGpu, ProfiledGpuClass, gpu_profile_step
     from flows.preparation.splitting.stored_split import read_split
-    from triton_backend.contract.errors import InputError
     from triton_backend.runtimes.mps import MpsDaemon
 
-    options, gpus, limits, bases = asked
-    if not gpus:
-        raise InputError("--gpu", "name a GPU for each class to measure, for instance --gpu L4=0")
     known = read_cluster(cluster)
     rows: list[tuple[str, str, int]] = []
     with progress("profiling") as say_more, TemporaryDirectory(prefix="mps-") as folder:
-        for gpu_class, gpu in gpus.items():
+        for gpu_class, gpu in asked.gpus.items():
             wanted = ProfiledGpuClass(
                 name=gpu_class,
                 gpu=ProfiledGpu(name=gpu, daemon=MpsDaemon.in_folder(Path(folder), ())),
-                parts=known.gpu_class(gpu_class).parts(bases),
+                parts=known.gpu_class(gpu_class).parts(asked.bases),
             )
             for name in names:
                 say_more(f"measuring {name} on {gpu_class}")
                 _, measured = gpu_profile_step(
-                    work, read_split(work, name), wanted, options, limits=limits
+                    work, read_split(work, name), wanted, asked.options, limits=asked.limits
                 )
                 rows.append((name, gpu_class, measured.cells))
                 if measured.left_out is not None:

@@ -4,17 +4,20 @@ Models that were split, classes, and how engines are built.
 """
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from flows.cli import shared_options
 from flows.cli.console import note, notes
 from flows.cli.shared_options import pairs
 
 if TYPE_CHECKING:
     from flows.preparation.building.onnxruntime import OnnxRuntimeClass
     from flows.preparation.building.tensorrt.engines import EngineOptions
+    from flows.preparation.building.tensorrt.requests import EngineSettings
     from flows.workspace import Workspace
 
 Names = Annotated[
@@ -93,21 +96,35 @@ def gpu_classes(cluster: Path) -> list[str]:
     return found
 
 
-def engine_options(
-    batches: list[int] | None, precision: str, library: str | None, capability: list[str] | None
-) -> "EngineOptions":
-    """How engines are built: batch sizes (the usual ones without), precision, library, cards.
+@dataclass(frozen=True, kw_only=True)
+class EngineBuilder:
+    """The library that builds engines, and the cards that it builds them for."""
 
-    Raises:
-        InputError: a capability is not `CLASS=8.9`.
-    """
-    from flows.preparation.building.tensorrt.engines import EngineOptions
-    from flows.preparation.building.tensorrt.requests import DEFAULT_BATCHES, EngineSettings
+    library: shared_options.Library = None
+    capability: shared_options.Capability = None
 
-    return EngineOptions(
-        batches=tuple(sorted(set(batches))) if batches else DEFAULT_BATCHES,
-        precision=precision,
-        settings=EngineSettings(
-            library=library, compute_capabilities=pairs("--capability", capability)
-        ),
-    )
+    def settings(self) -> "EngineSettings":
+        """As building takes them.
+
+        Raises:
+            InputError: a capability is not `CLASS=8.9`.
+        """
+        from flows.preparation.building.tensorrt.requests import EngineSettings
+
+        capabilities = pairs("--capability", self.capability)
+        return EngineSettings(library=self.library, compute_capabilities=capabilities)
+
+    def options(self, batches: list[int] | None, precision: str = "fp32") -> "EngineOptions":
+        """How engines are built: for these batch sizes, the usual ones without.
+
+        Raises:
+            InputError: a capability is not `CLASS=8.9`.
+        """
+        from flows.preparation.building.tensorrt.engines import EngineOptions
+        from flows.preparation.building.tensorrt.requests import DEFAULT_BATCHES
+
+        return EngineOptions(
+            batches=tuple(sorted(set(batches))) if batches else DEFAULT_BATCHES,
+            precision=precision,
+            settings=self.settings(),
+        )

@@ -1,6 +1,6 @@
 """Options of `load` and `serve`, in the groups that the commands hand on."""
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -180,13 +180,32 @@ class SentLoad:
 
 
 @dataclass(frozen=True, kw_only=True)
-class EndpointOptions:
-    """Where and how `serve` answers."""
+class Ports:
+    """Address and ports of a server's endpoints."""
 
     address: shared_options.Address = "127.0.0.1"
     http_port: shared_options.HttpPort = 8000
     grpc_port: shared_options.GrpcPort = 8001
     metrics_port: shared_options.MetricsPort = 8002
+    accept_old_server: shared_options.AcceptOldServer = False
+
+    def endpoints(self) -> "Endpoints":
+        """Of the server."""
+        from triton_backend.serve_folder.endpoints import Endpoints
+
+        return Endpoints(
+            http=self.http_port,
+            grpc=self.grpc_port,
+            metrics=self.metrics_port,
+            address=self.address,
+            accept_old_server=self.accept_old_server,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class EndpointOptions(Ports):
+    """Where and how `serve` answers."""
+
     metrics_address: Annotated[
         str,
         typer.Option(
@@ -226,7 +245,6 @@ class EndpointOptions:
             help="Answer without the access token: model-config, statistics or shared-memory.",
         ),
     ] = None
-    accept_old_server: shared_options.AcceptOldServer = False
     gateways: shared_options.Gateways = 1
     cut_models: shared_options.CutModels = False
 
@@ -236,17 +254,13 @@ class EndpointOptions:
         Raises:
             InputError: files of TLS or names do not fit.
         """
-        from triton_backend.serve_folder.endpoints import Endpoints, Tls
+        from triton_backend.serve_folder.endpoints import Tls
 
-        return Endpoints(
-            http=self.http_port,
-            grpc=self.grpc_port,
-            metrics=self.metrics_port,
-            address=self.address,
+        return replace(
+            Ports.endpoints(self),
             metrics_address=self.metrics_address,
             tls=Tls.from_files(self.tls_cert, self.tls_key, self.tls_client_ca),
             opened=tuple(self.opened or ()),
-            accept_old_server=self.accept_old_server,
         )
 
 
@@ -400,3 +414,34 @@ class OtherHosts:
             help="With --join: the address of this host.",
         ),
     ] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class NodeAddresses:
+    """Addresses of the containers that `render` writes."""
+
+    host: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NODE=HOST",
+            rich_help_panel="Containers",
+            help="Address of a node; by default the node's own name.",
+        ),
+    ] = None
+    gateway_host: Annotated[
+        str | None,
+        typer.Option(
+            metavar="HOST",
+            rich_help_panel="Containers",
+            help="Address of the gateway; by default the gateway's own name.",
+        ),
+    ] = None
+
+    def chosen(self) -> dict[str, Any]:
+        """Those given, as `ServeOptions` has them.
+
+        Raises:
+            InputError: an address is not written NODE=HOST.
+        """
+        given = {} if self.gateway_host is None else {"gateway_host": self.gateway_host}
+        return {"hosts": shared_options.pairs("--host", self.host), **given}

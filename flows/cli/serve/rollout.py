@@ -1,5 +1,6 @@
 """`rollout`: a plan into force on the running system, guarded; and the rollouts so far."""
 
+from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -11,9 +12,51 @@ from flows.cli.registry import command
 from flows.cli.shared_options import WAREHOUSE, AsJson, PlanArgument, PlanOption, WarehouseFile
 from flows.options import asked
 from flows.release.rollout.options import RolloutMode, RolloutOptions
+from triton_backend.contract.errors import InputError
 
 if TYPE_CHECKING:
     from triton_backend.contract.plan import Plan
+
+
+@dataclass(frozen=True, kw_only=True)
+class Way:
+    """How the plan follows the one in force.
+
+    Raises:
+        InputError: two ways exclude each other.
+    """
+
+    flush: Annotated[
+        bool,
+        typer.Option(
+            "--flush",
+            rich_help_panel="Rollout",
+            help="Finish all batches in flight before the new plan starts.",
+        ),
+    ] = False
+    in_place_only: Annotated[
+        bool,
+        typer.Option(
+            "--in-place-only",
+            rich_help_panel="Rollout",
+            help="Refuse a change for which a GPU cannot hold old and new workers together.",
+        ),
+    ] = False
+    no_wait: Annotated[
+        bool,
+        typer.Option("--no-wait", help="Refuse while another rollout is under way: do not wait."),
+    ] = False
+
+    def __post_init__(self) -> None:
+        if self.flush and self.in_place_only:
+            reason = "a flush is no change in place: --flush or --in-place-only"
+            raise InputError("rollout", reason)
+
+    def mode(self) -> RolloutMode:
+        """In place, unless another way is asked for."""
+        if self.flush:
+            return RolloutMode.FLUSH
+        return RolloutMode.IN_PLACE_ONLY if self.in_place_only else RolloutMode.IN_PLACE
 
 
 @command(
@@ -28,26 +71,7 @@ def rollout(
     *,
     plan_option: PlanOption = None,
     guard: Annotated[dict[str, Any], asked(RolloutOptions)],
-    flush: Annotated[
-        bool,
-        typer.Option(
-            "--flush",
-            rich_help_panel="Rollout",
-            help="Finish all batches in flight before the new plan starts.",
-        ),
-    ] = False,
-    in_place_only: Annotated[
-        bool,
-        typer.Option(
-            "--in-place-only",
-            rich_help_panel="Rollout",
-            help="Refuse a change for which a GPU cannot hold old and new workers together.",
-        ),
-    ] = False,
-    no_wait: Annotated[
-        bool,
-        typer.Option("--no-wait", help="Refuse while another rollout is under way: do not wait."),
-    ] = False,
+    way: Way,
     rollback: Annotated[
         bool, typer.Option("--rollback", help="Bring back the plan before the last rollout.")
     ] = False,
@@ -76,29 +100,18 @@ def rollout(
     """
     from flows.release.rollout.guarded import DONE, roll_back, roll_out
     from flows.workspace import workspace
-    from triton_backend.contract.errors import InputError
 
     named = plan is not None or plan_option is not None
     if [named, rollback, status].count(True) != 1:
         raise InputError("rollout", "takes a plan, --rollback or --status, one of them")
     if (dry_run and not named) or (previous is not None and not dry_run):
         raise InputError("rollout", "--dry-run takes a plan, and --previous goes with --dry-run")
-    if flush and in_place_only:
-        raise InputError("rollout", "a flush is no change in place: --flush or --in-place-only")
     if status:
         _history(warehouse, as_json=as_json)
         return
     from flows.cli.project import the_plan
 
-    options = RolloutOptions(
-        **guard,
-        way=RolloutMode.FLUSH
-        if flush
-        else RolloutMode.IN_PLACE_ONLY
-        if in_place_only
-        else RolloutMode.IN_PLACE,
-        wait=not no_wait,
-    )
+    options = RolloutOptions(**guard, way=way.mode(), wait=not way.no_wait)
     if dry_run:
         wanted = the_plan(plan, plan_option, warehouse)
         _preview(warehouse, previous, wanted, options, as_json=as_json)

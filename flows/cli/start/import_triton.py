@@ -1,6 +1,7 @@
 """`import-triton`: a first plan from a Triton model repository that was tuned by hand."""
 
 import shlex
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,6 +14,7 @@ from flows.cli.shared_options import WAREHOUSE, AsJson, WarehouseFile, pairs, ra
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from flows.operations.adoption.repository import Objectives
     from flows.operations.adoption.taken import Taken
     from flows.preparation.triton_repository.repository import Found
     from flows.workspace import Workspace
@@ -20,6 +22,48 @@ if TYPE_CHECKING:
 
 ASSUMED_MS = 1_000.0
 PLANNING_S = 20.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Promises:
+    """SLOs and rates of what is imported."""
+
+    slo_ms: Annotated[
+        float | None,
+        typer.Option(
+            metavar="MS",
+            min=0.001,
+            max=1e9,
+            help="SLO of every model whose config.pbtxt has no default timeout; 1000 by default.",
+        ),
+    ] = None
+    slo: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME=MS", help="SLO of one model or ensemble; repeat it."),
+    ] = None
+    rate: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME=RPS",
+            help="Requests per second of one model or ensemble; repeat it. With a rate for every "
+            "one the plan takes the fewest GPUs.",
+        ),
+    ] = None
+
+    def objectives(self) -> "Objectives":
+        """In µs and requests/s.
+
+        Raises:
+            InputError: a text is not NAME=NUMBER.
+        """
+        from flows.operations.adoption.repository import Objectives
+        from triton_backend.contract.units import ms_to_us
+
+        assumed_ms = ASSUMED_MS if self.slo_ms is None else self.slo_ms
+        own_us = {name: ms_to_us(ms) for name, ms in rates("--slo", self.slo).items()}
+        return Objectives(
+            slo_us={"*": ms_to_us(assumed_ms)} | own_us, rate_rps=rates("--rate", self.rate)
+        )
 
 
 @command(
@@ -32,27 +76,7 @@ def import_triton(
         Path, typer.Argument(metavar="FOLDER", help="Triton's model repository; only read.")
     ],
     *,
-    slo_ms: Annotated[
-        float | None,
-        typer.Option(
-            metavar="MS",
-            min=0.001,
-            max=1e9,
-            help="SLO of every model whose config.pbtxt has no default timeout; 1000 by default.",
-        ),
-    ] = None,
-    slo: Annotated[
-        list[str] | None,
-        typer.Option(metavar="NAME=MS", help="SLO of one model or ensemble; repeat it."),
-    ] = None,
-    rate: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="NAME=RPS",
-            help="Requests per second of one model or ensemble; repeat it. With a rate for every "
-            "one the plan takes the fewest GPUs.",
-        ),
-    ] = None,
+    promises: Promises,
     cluster: Annotated[
         Path | None,
         typer.Option(
@@ -93,44 +117,20 @@ def import_triton(
     """
     import yaml
 
-    from flows.files import read_cluster, read_yaml, write_text
-    from flows.operations.adoption.repository import (
-        Objectives,
-        split_models,
-        without_broken_ensembles,
-        workload_of,
-    )
-    from flows.operations.adoption.taken import (
-        check_stated,
-        parse_taken,
-        taken_beside,
-        without_taken,
-    )
-    from flows.preparation.triton_repository.repository import read_repository
+    from flows.files import write_text
+    from flows.operations.adoption.repository import split_models, workload_of
+    from flows.operations.adoption.taken import parse_taken
     from flows.workspace import workspace
     from triton_backend.contract.errors import InputError
-    from triton_backend.contract.units import ms_to_us
-    from triton_backend.contract.workload import Workload
 
-    slos_us = {name: ms_to_us(ms) for name, ms in rates("--slo", slo).items()}
-    objectives = Objectives(
-        slo_us={"*": ms_to_us(ASSUMED_MS if slo_ms is None else slo_ms)} | slos_us,
-        rate_rps=rates("--rate", rate),
-    )
+    objectives = promises.objectives()
     cluster_file, workload_file = output / "cluster.yaml", output / "workload.yaml"
     work = workspace(warehouse)
     _check_apart(repository, (output, work.state.home, work.warehouse))
     stated = parse_taken(pairs("--taken", taken))
     for file in (workload_file, cluster_file):
         _check_new(file, wanted=file == workload_file or cluster is None)
-    if cluster is not None:
-        read_cluster(cluster)
-    found = without_broken_ensembles(read_repository(repository))
-    # Names, objectives and what is taken are checked before anything takes long.
-    check_stated(stated, (each.name for each in found))
-    if cluster is not None:
-        without_taken(read_yaml(cluster), taken_beside(found, stated)[0], {}, str(cluster))
-    Workload.from_dict(workload_of(found, objectives))
+    found = _found(repository, cluster, stated, objectives)
     try:
         output.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -141,13 +141,42 @@ def import_triton(
     write_text(workload_file, yaml.safe_dump(document, sort_keys=False))
     cluster_file = _written_cluster(cluster, cluster_file, found, stated)
     unsaid = [f.name for f in found if f.kind != "beside" and not f.timeout_us]
-    if slo_ms is None and any(name not in slos_us for name in unsaid):
+    if promises.slo_ms is None and any(name not in objectives.slo_us for name in unsaid):
         note(f"SLO: {ASSUMED_MS:g} ms is assumed; --slo-ms and --slo say others")
     made = _planned(work, (cluster_file, workload_file), document, found) if plan else None
     if as_json:
         print_json(_document(found, made, (cluster_file, workload_file)))
         return
     _show(found, made, (cluster_file, workload_file), repository)
+
+
+def _found(
+    repository: Path,
+    cluster: Path | None,
+    stated: "Mapping[str, Taken]",
+    objectives: "Objectives",
+) -> "Sequence[Found]":
+    """The models and ensembles of the repository.
+
+    Names, objectives and what is taken are checked before anything takes long.
+
+    Raises:
+        InputError: a file cannot be read, or an option names nothing that is there.
+    """
+    from flows.files import read_cluster, read_yaml
+    from flows.operations.adoption.repository import without_broken_ensembles, workload_of
+    from flows.operations.adoption.taken import check_stated, taken_beside, without_taken
+    from flows.preparation.triton_repository.repository import read_repository
+    from triton_backend.contract.workload import Workload
+
+    if cluster is not None:
+        read_cluster(cluster)
+    found = without_broken_ensembles(read_repository(repository))
+    check_stated(stated, (each.name for each in found))
+    if cluster is not None:
+        without_taken(read_yaml(cluster), taken_beside(found, stated)[0], {}, str(cluster))
+    Workload.from_dict(workload_of(found, objectives))
+    return found
 
 
 def _check_new(file: Path, *, wanted: bool) -> None:

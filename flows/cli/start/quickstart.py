@@ -1,5 +1,6 @@
 """`quickstart`: the main job from end to end."""
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -9,14 +10,12 @@ from flows.cli import shared_options
 from flows.cli.console import note, print_json, say, show, table
 from flows.cli.prepare.choices import choices_of_models, given_inputs, split_choices
 from flows.cli.registry import command
+from flows.cli.serve.options import Ports
 from flows.cli.shared_options import WAREHOUSE, AsJson, WarehouseFile
 from triton_backend.contract.errors import InputError, PoolPipeError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from flows.deployments.quickstart import Finished
-    from flows.files import GivenInputs
     from flows.quickstart.example_project import OfferedModel
     from flows.quickstart.outcome import QuickstartOutcome
     from flows.workspace import Workspace
@@ -30,6 +29,98 @@ def _flow_workspace(warehouse: Path) -> "Workspace":
     work = workspace(warehouse)
     prepare_prefect(work.state.prefect)
     return work
+
+
+@dataclass(frozen=True, kw_only=True)
+class OwnModels:
+    """The user's own models in place of the examples."""
+
+    model: Annotated[
+        list[Path] | None,
+        typer.Option(
+            metavar="FILE",
+            help="Your own ONNX model in place of the two examples; repeat it to serve several "
+            "together.",
+        ),
+    ] = None
+    slo_ms: Annotated[
+        list[float] | None,
+        typer.Option(
+            metavar="MS",
+            min=0.001,
+            max=1e9,
+            help="Latency objective of your models: one for all of them, or one per model in "
+            "their order.",
+        ),
+    ] = None
+    input_shape: shared_options.InputShapes = None
+    size_share: Annotated[
+        list[float] | None,
+        typer.Option(
+            metavar="SHARE",
+            min=1e-6,
+            max=1,
+            help="Share of requests of each size, in the order of --input-shape; equal by default.",
+            rich_help_panel=shared_options.INPUTS,
+        ),
+    ] = None
+    samples: shared_options.Samples = None
+    input_range: shared_options.InputRanges = None
+    allow_unproven: shared_options.AllowUnproven = False
+
+    def models(self) -> "tuple[OfferedModel, ...]":
+        """The models, read and checked; none where the examples are served.
+
+        Raises:
+            InputError: options do not fit each other or the models.
+        """
+        given = given_inputs(self.input_shape, self.input_range, self.samples)
+        shares = self.size_share or ()
+        paths, slos_ms = self.model or (), self.slo_ms or ()
+        if not paths and not slos_ms:
+            if given != given_inputs(None, None, None) or shares or self.allow_unproven:
+                reason = "goes with --model; the examples have fixed inputs"
+                options = "--input-shape, --size-share, --input-range, --samples, --allow-unproven"
+                raise InputError(f"quickstart {options}", reason)
+            return ()
+        from flows.quickstart.example_project import check_models_and_slos, own_models
+
+        check_models_and_slos(paths, slos_ms)
+        chosen = split_choices(given, allow_unproven=self.allow_unproven)
+        if shares and len(shares) != len(chosen):
+            sizes = f"{len(chosen)} sizes" if len(chosen) > 1 else "one size"
+            raise InputError(
+                "--size-share", f"{len(shares)} shares, and --input-shape gives {sizes}"
+            )
+        return own_models(paths, slos_ms, choices_of_models(paths, chosen), shares)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TriedLoad:
+    """The load that the served models get, and what it is judged by."""
+
+    load_factor: Annotated[
+        float | None,
+        typer.Option(
+            metavar="SHARE",
+            min=0.01,
+            rich_help_panel="Load",
+            help="Share of the planned rate that is offered; by default 0.5, at most 400 "
+            "requests/s.",
+        ),
+    ] = None
+    duration: shared_options.Duration = 20.0
+    attainment_target: Annotated[
+        float,
+        typer.Option(
+            metavar="SHARE",
+            min=0.0,
+            max=1.0,
+            rich_help_panel="Load",
+            help="Exit with 1 if a model serves less than this share of its requests in time.",
+        ),
+    ] = 0.95
+    seed: shared_options.Seed = 0
 
 
 @command(
@@ -54,38 +145,7 @@ def quickstart(
         ),
     ] = None,
     *,
-    model: Annotated[
-        list[Path] | None,
-        typer.Option(
-            metavar="FILE",
-            help="Your own ONNX model in place of the two examples; repeat it to serve several "
-            "together.",
-        ),
-    ] = None,
-    slo_ms: Annotated[
-        list[float] | None,
-        typer.Option(
-            metavar="MS",
-            min=0.001,
-            max=1e9,
-            help="Latency objective of your models: one for all of them, or one per model in "
-            "their order.",
-        ),
-    ] = None,
-    input_shape: shared_options.InputShapes = None,
-    size_share: Annotated[
-        list[float] | None,
-        typer.Option(
-            metavar="SHARE",
-            min=1e-6,
-            max=1,
-            help="Share of requests of each size, in the order of --input-shape; equal by default.",
-            rich_help_panel=shared_options.INPUTS,
-        ),
-    ] = None,
-    samples: shared_options.Samples = None,
-    input_range: shared_options.InputRanges = None,
-    allow_unproven: shared_options.AllowUnproven = False,
+    own: OwnModels,
     application: Annotated[
         bool,
         typer.Option(
@@ -100,33 +160,8 @@ def quickstart(
     keep_serving: Annotated[
         bool, typer.Option("--keep-serving", help="Leave the server running at the end.")
     ] = False,
-    load_factor: Annotated[
-        float | None,
-        typer.Option(
-            metavar="SHARE",
-            min=0.01,
-            rich_help_panel="Load",
-            help="Share of the planned rate that is offered; by default 0.5, at most 400 "
-            "requests/s.",
-        ),
-    ] = None,
-    duration: shared_options.Duration = 20.0,
-    address: shared_options.Address = "127.0.0.1",
-    accept_old_server: shared_options.AcceptOldServer = False,
-    http_port: shared_options.HttpPort = 8000,
-    grpc_port: shared_options.GrpcPort = 8001,
-    metrics_port: shared_options.MetricsPort = 8002,
-    attainment_target: Annotated[
-        float,
-        typer.Option(
-            metavar="SHARE",
-            min=0.0,
-            max=1.0,
-            rich_help_panel="Load",
-            help="Exit with 1 if a model serves less than this share of its requests in time.",
-        ),
-    ] = 0.95,
-    seed: shared_options.Seed = 0,
+    load: TriedLoad,
+    ports: Ports,
     as_json: AsJson = False,
     warehouse: WarehouseFile = WAREHOUSE,
 ) -> None:
@@ -138,27 +173,15 @@ def quickstart(
     """
     from flows.planning.registry import PlanOptions
     from flows.release.server.admin import check_can_start
-    from triton_backend.serve_folder.endpoints import Endpoints
 
-    work = _flow_workspace(warehouse)
-    ports = Endpoints(
-        http=http_port,
-        grpc=grpc_port,
-        metrics=metrics_port,
-        address=address,
-        accept_old_server=accept_old_server,
-    )
+    work, endpoints = _flow_workspace(warehouse), ports.endpoints()
     # Said at once, not after the minutes that profiling takes.
     PlanOptions(planner=planner)
-    if application and (model or slo_ms or planner != "pool"):
+    if application and (own.model or own.slo_ms or planner != "pool"):
         reason = "has models of its own, planned by pool; leave out --model, --slo-ms, --planner"
         raise InputError("quickstart --application", reason)
-    chosen = _chosen_application(name, asked=application)
-    given = given_inputs(input_shape, input_range, samples)
-    models = _own_models(
-        (model or (), slo_ms or ()), given, size_share or (), allow_unproven=allow_unproven
-    )
-    check_can_start(work.state.serve, ports)
+    chosen, models = _chosen_application(name, asked=application), own.models()
+    check_can_start(work.state.serve, endpoints)
     from flows.deployments.orchestration.server import start_prefect_server
 
     server = start_prefect_server()
@@ -170,10 +193,10 @@ def quickstart(
         models=models,
         application=chosen,
         keep_serving=keep_serving,
-        load_factor=load_factor,
-        load_seconds=duration,
-        seed=seed,
-        ports=ports,
+        load_factor=load.load_factor,
+        load_seconds=load.duration,
+        seed=load.seed,
+        ports=endpoints,
         planner=planner,
     )
     if server is None:  # others write through that one too
@@ -185,7 +208,7 @@ def quickstart(
         print_json(found.to_dict())
     else:
         _print(found)
-    _judge(found.outcome, attainment_target)
+    _judge(found.outcome, load.attainment_target)
 
 
 def _chosen_application(name: str | None, *, asked: bool) -> str | None:
@@ -202,30 +225,6 @@ def _chosen_application(name: str | None, *, asked: bool) -> str | None:
 
         model_file("Det")
     return (name or APPLICATION) if asked else None
-
-
-def _own_models(
-    offered: "tuple[Sequence[Path], Sequence[float]]",
-    given: "GivenInputs",
-    shares: "Sequence[float]",
-    *,
-    allow_unproven: bool,
-) -> "tuple[OfferedModel, ...]":
-    paths, slos_ms = offered
-    if not paths and not slos_ms:
-        if given != given_inputs(None, None, None) or shares or allow_unproven:
-            reason = "goes with --model; the examples have fixed inputs"
-            options = "--input-shape, --size-share, --input-range, --samples, --allow-unproven"
-            raise InputError(f"quickstart {options}", reason)
-        return ()
-    from flows.quickstart.example_project import check_models_and_slos, own_models
-
-    check_models_and_slos(paths, slos_ms)
-    chosen = split_choices(given, allow_unproven=allow_unproven)
-    if shares and len(shares) != len(chosen):
-        sizes = f"{len(chosen)} sizes" if len(chosen) > 1 else "one size"
-        raise InputError("--size-share", f"{len(shares)} shares, and --input-shape gives {sizes}")
-    return own_models(paths, slos_ms, choices_of_models(paths, chosen), shares)
 
 
 def _judge(found: "QuickstartOutcome", attainment_target: float) -> None:

@@ -151,19 +151,7 @@ def split_model(
             allow_unproven=choices.allow_unproven,
         )
         _for_any_batch(skeleton, path, unfinished / MODEL_NAME, asked)
-        if values.samples:
-            kept: dict[str, Any] = {f"inputs/{n}": array for n, array in values.samples.items()}
-            np.savez(unfinished / SAMPLES_NAME, **kept)
-        split = _group(unfinished, str(path), asked)
-        found = check_split(split, allow_unproven=choices.allow_unproven)
-        split = replace(
-            split,
-            block_memory_bytes=_memory(split),
-            check={
-                "max_relative_error": found.max_relative_error,
-                "input_dependence": found.input_dependence,
-            },
-        )
+        split = _grouped_and_checked(unfinished, str(path), asked)
         split.write()
         try:
             unfinished.rename(folder)
@@ -183,6 +171,27 @@ class SplitRequest:
     times: Mapping[str, float] | None
     values: InputValues
     allow_unproven: bool
+
+
+def _grouped_and_checked(folder: Path, where: str, asked: SplitRequest) -> SplitModel:
+    """The blocks of the model in the folder, compared with the whole; its samples are kept.
+
+    Raises:
+        InputError: an answer or a boundary differs, with the first layer that does.
+    """
+    if asked.values.samples:
+        kept: dict[str, Any] = {f"inputs/{n}": array for n, array in asked.values.samples.items()}
+        np.savez(folder / SAMPLES_NAME, **kept)
+    split = _group(folder, where, asked)
+    found = check_split(split, allow_unproven=asked.allow_unproven)
+    return replace(
+        split,
+        block_memory_bytes=_memory(split),
+        check={
+            "max_relative_error": found.max_relative_error,
+            "input_dependence": found.input_dependence,
+        },
+    )
 
 
 def _for_any_batch(skeleton: onnx.ModelProto, path: Path, out: Path, asked: SplitRequest) -> None:

@@ -17,7 +17,7 @@ import tritonclient.grpc as grpc_client
 import tritonclient.http as http_client
 from tritonclient.utils import InferenceServerException
 
-from flows.release.container import ContainerOptions, render_container
+from flows.release.container.bundle import ContainerOptions, render_container
 from flows.release.server.running import ServerError, ServerState
 from tests.fakes.plans import hand_plan
 from tests.flows.preparation.triton_repository.repositories import RUNNING_TOKENS, TOKENS

@@ -18,7 +18,8 @@ from compose_spec import PyCompose
 from google.protobuf import text_format
 from tritonclient.grpc import model_config_pb2 as untyped
 
-from flows.release.container import Bundle, ContainerOptions, label, render_container
+from flows.release.container.bundle import Bundle, ContainerOptions, render_container
+from flows.release.container.options import label
 from tests.fakes.plans import HandModel, hand_plan, hand_stage
 from tests.fakes.slices import slice_plan
 from tests.fakes.unequal_shares import example
@@ -683,7 +684,7 @@ def test_what_cannot_be_rendered_is_named(tmp_path: Path, artifacts: Path, serve
     ):
         with pytest.raises(InputError, match=told):
             render_container(served, tmp_path / folder, options)
-    with pytest.raises(InputError, match="--tls"):
+    with pytest.raises(InputError, match="option tls"):
         ContainerOptions(tls="yes")
     wrong: dict[str, Any]
     for wrong, told in (
@@ -691,7 +692,7 @@ def test_what_cannot_be_rendered_is_named(tmp_path: Path, artifacts: Path, serve
         ({"namespace": ""}, "--namespace: '' is not a DNS label"),
         ({"class_label": "gpu class"}, "--class-label: 'gpu class' is not a label's key"),
         ({"class_values": {"Fast": "a b"}}, "--class-value: Fast='a b': no value of a label"),
-        ({"mig_strategy": "no"}, "--mig-strategy: 'no' is none of mixed, single"),
+        ({"mig_strategy": "no"}, "option mig_strategy: 'no' is none of mixed, single"),
         ({"gpu_claims": True, "request_gpus": False}, "--gpu-claims: claims nothing with --no-req"),
         ({"gpu_claims": True, "mig_strategy": "single"}, "single: is of the device plugin"),
         ({"kserve": True, "tls": "server"}, "--tls server: KServe asks the gateway over HTTP"),

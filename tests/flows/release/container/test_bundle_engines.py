@@ -10,7 +10,7 @@ from tritonclient.grpc import model_config_pb2 as untyped
 
 from flows.preparation.building.tensorrt.build import build_engines
 from flows.preparation.building.tensorrt.requests import EngineRequest, EngineSettings
-from flows.release.container import ContainerOptions, render_container
+from flows.release.container.bundle import ContainerOptions, render_container
 from tests.flows.preparation.building.tensorrt import stage_models as models
 from tests.triton_backend.serving.small_plans import model, plan, stage, tensor
 from triton_backend.runtimes.base import Artifact

@@ -22,15 +22,15 @@ import tritonclient.grpc as grpc_client
 import yaml
 from tritonclient.utils import InferenceServerException
 
-from flows.release.container import ContainerOptions, render_container
+from flows.release.container.bundle import ContainerOptions, render_container
 from flows.release.server.running import ServerError, ServerState
 from tests.fakes.plans import hand_plan, hand_stage
-from tests.flows.release.machine_image import (
+from tests.flows.release.container.machine_image import (
     image_environment,
     kernels_of_this_checkout,
     write_root,
 )
-from tests.flows.release.podman_pods import Pod, Podman, need_podman, pods_of
+from tests.flows.release.container.podman_pods import Pod, Podman, need_podman, pods_of
 from tests.triton_backend.serving.artifacts import FACTOR, OFFSET, write_stage
 from tests.triton_backend.serving.small_plans import BATCH, model, tensor
 from tests.triton_backend.serving.system import wait_for

@@ -1,0 +1,1 @@
+"""A plan as a bundle for stock Triton containers."""
