@@ -150,27 +150,26 @@ def cuts_of(
     counts = [0] * len(kinds)
     looked_at = 0
 
-    def extend(first: int, held: tuple[Part, ...]) -> bool:
+    def extend(first: int, held: tuple[Part, ...], fitting: Sequence[int]) -> bool:
         nonlocal looked_at
         looked_at += 1
         if looked_at > MOST_CUTS or watch.over():
             return False
+        # a kind that did not fit beside fewer parts fits beside none of more
         more = [
-            k
-            for k, kind in enumerate(kinds)
-            if counts[k] < wanted[k] and fits_gpu(gpu_class, (*held, kind))
+            k for k in fitting if counts[k] < wanted[k] and fits_gpu(gpu_class, (*held, kinds[k]))
         ]
         if not more:
             found.append(tuple(counts))
         for k in more[bisect_left(more, first) :]:
             counts[k] += 1
-            inside = extend(k, (*held, kinds[k]))
+            inside = extend(k, (*held, kinds[k]), more)
             counts[k] -= 1
             if not inside:
                 return False
         return True
 
-    return found if extend(0, ()) else None
+    return found if extend(0, (), range(len(kinds))) else None
 
 
 def _by_program(

@@ -20,6 +20,7 @@ from flows.planning.solver.arrays import Floats
 from flows.planning.watch import Watch
 
 _FALLS = 40
+_LEAST_FALL = 1e-5  # relative, of a bound that is worth going on for
 _HALVINGS = 60
 
 
@@ -80,8 +81,6 @@ def highest(
     pricer: Pricer,
     pool: Pool,
     watch: Watch,
-    *,
-    falls: float = 1e-4,
 ) -> tuple[Cover, Relaxed]:
     """The highest level, relaxed.
 
@@ -95,7 +94,6 @@ def highest(
         pricer: the source of columns.
         pool: columns known, which grows.
         watch: the clock.
-        falls: relative fall of the bound that is worth going on for.
     """
     best = relax(cover, pricer, pool, watch)
     for _ in range(_FALLS):
@@ -107,6 +105,6 @@ def highest(
         fell = again.bound - best.bound
         if fell > 0:
             cover, best = lower, again
-        if fell <= falls * level:
+        if fell <= _LEAST_FALL * level:
             break
     return cover, best

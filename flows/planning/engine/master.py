@@ -13,7 +13,6 @@ that is maximised (cost -1, takes from every demand), resources that are lent at
 program is kept warm while columns join; the whole one is built for either solver.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -21,7 +20,7 @@ from numpy.typing import NDArray
 
 from flows.planning.engine.columns import Columns, undominated
 from flows.planning.engine.pricing import Duals
-from flows.planning.solver.arrays import Floats, Ints
+from flows.planning.solver.arrays import Floats
 from flows.planning.solver.program import Program, ProgramBuilder
 from flows.planning.solver.tolerances import ROUNDING
 from flows.planning.solver.warm import WarmProgram
@@ -225,13 +224,7 @@ class Master:
         )
 
 
-Extra = Callable[[ProgramBuilder, Columns, Ints], None]
-"""Adds a family's own variables and rows to a whole program, given its columns as counted."""
-
-
-def whole_program(
-    cover: Cover, columns: Columns, most: Floats, extra: Extra | None = None
-) -> Program:
+def whole_program(cover: Cover, columns: Columns, most: Floats) -> Program:
     """The integer program over some columns, up to most [n] of each; nothing may be missed.
 
     Its first variables are how many of each column, then those of the free columns.
@@ -240,7 +233,6 @@ def whole_program(
         cover: what is asked for.
         columns: to choose from.
         most: [n] of every column.
-        extra: adds variables and rows of the family's own.
     """
     build, free = ProgramBuilder(), cover.free
     columns = cover.counted(columns)
@@ -260,8 +252,6 @@ def whole_program(
     for part, variables in ((columns, n), (free.columns, y)):
         of = variables[part.of_columns()]
         build.entries(rows[part.rows], of, sign[part.rows] * part.values)
-    if extra is not None:
-        extra(build, columns, n)
     return build.build()
 
 

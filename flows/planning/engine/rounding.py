@@ -14,7 +14,7 @@ import numpy as np
 
 from flows.planning.engine.columns import Columns, Pool
 from flows.planning.engine.cover import relax, restarted
-from flows.planning.engine.master import Cover, Extra, whole_program
+from flows.planning.engine.master import Cover, whole_program
 from flows.planning.engine.pricing import Pricer
 from flows.planning.solver.arrays import Floats, Ints
 from flows.planning.solver.solve import Limits, solve_integer
@@ -91,7 +91,6 @@ class Tools:
         solver: a name of `solver.solve`.
         gap: relative, that is asked for.
         most: [n] of columns: how often each may be taken; without it as often as resources allow.
-        extra: adds variables and rows of the family's own.
         begin: programs begin with the best plan known, where they have its columns.
         whole_costs: plans cost multiples of this; 0: anything.
     """
@@ -99,7 +98,6 @@ class Tools:
     solver: str = "highs"
     gap: float = 1e-4
     most: Callable[[Columns], Floats] | None = None
-    extra: Extra | None = None
     begin: bool = False
     whole_costs: float = 0.0
 
@@ -122,13 +120,13 @@ def restricted(
         limits: of the solver, of minus the cost.
         tools: how to solve.
     """
-    if not len(columns) and not len(cover.free.columns) and tools.extra is None:
+    if not len(columns) and not len(cover.free.columns):
         if (cover.need > 0).any():
             return np.inf
         incumbent.offer(columns, np.zeros(0, dtype=np.int64))
         return 0.0
     most = tools.most(columns) if tools.most else _most(cover, columns)
-    program = whole_program(cover, columns, most, tools.extra)
+    program = whole_program(cover, columns, most)
     count, end = len(columns), len(columns) + len(cover.free.columns)
     known = incumbent.among(columns) if tools.begin else None
     start = None

@@ -13,24 +13,21 @@ bisection (`level.halved`).
 A dive gives a plan; parts of all patterns met, put together again, and an integer program over
 these patterns give better ones. Then patterns whose use costs less than what is still open are
 enumerated and settle it, or say what is left (`proof.by_slack`). Few GPUs are settled target by
-target (`_targets`), because near the best plan few patterns cost little enough; and what is
-branched on first is how many GPUs carry a model, some of it or all, and two models together: whole
-numbers that say more than those of single patterns.
+target in place of that (`_targets`), because near the best plan few patterns cost little enough.
 
 Here: goals, the pricer, the order of a search. Not here: what a pattern is (`patterns`), what a
 plan looks like (`plan`).
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 
 import numpy as np
 
 from flows.planning.engine.columns import Columns, Pool
 from flows.planning.engine.cover import Relaxed, raised, relax, screened
 from flows.planning.engine.level import halved, highest, level_cover
-from flows.planning.engine.master import FULL, Cover, missed_prices
+from flows.planning.engine.master import Cover, missed_prices
 from flows.planning.engine.pricing import Duals, Priced, Within
 from flows.planning.engine.proof import by_slack
 from flows.planning.engine.rounding import Incumbent, Rung, Tools, dive, restricted
@@ -40,7 +37,6 @@ from flows.planning.gpulets.search import Worths
 from flows.planning.gpulets.tables import Tables
 from flows.planning.registry import Trace
 from flows.planning.solver.arrays import Floats, Ints
-from flows.planning.solver.program import ProgramBuilder
 from flows.planning.solver.solve import Limits
 from flows.planning.solver.tolerances import ROUNDING
 from flows.planning.watch import Watch
@@ -131,6 +127,7 @@ class PatternPricer:
     Attributes:
         most, cheapest: [class] GPUs, and the price of one.
         unit: [demand] requests/s, or open seats, in a unit of it.
+        supply: [pattern, demand] what patterns supply, where that is not their rates alone.
     """
 
     patterns: Sequence[Patterns]
@@ -138,6 +135,7 @@ class PatternPricer:
     cheapest: Floats
     unit: Floats
     watch: Watch
+    supply: Callable[[Sequence[Pattern]], Floats] | None = None
     quick: bool = False
 
     @property
@@ -184,10 +182,12 @@ class PatternPricer:
         if not patterns:
             return Columns.none()
         kinds = np.array([pattern.gpu_class for pattern in patterns])
-        rates = np.array([pattern.rates_rps for pattern in patterns])
-        return Columns.dense(
-            self.cheapest[kinds], rates / self.unit, np.eye(len(self.most))[kinds], kinds, patterns
-        )
+        if self.supply is None:
+            supply = np.array([pattern.rates_rps for pattern in patterns]) / self.unit
+        else:
+            supply = self.supply(patterns)
+        use = np.eye(len(self.most))[kinds]
+        return Columns.dense(self.cheapest[kinds], supply, use, kinds, patterns)
 
     def alone(self, pool: Pool, watch: Watch) -> None:
         """Begin with the best patterns of every demand by itself."""
@@ -272,16 +272,8 @@ class _Search:
             if self.few:
                 self._recombine()  # a plan at once, whatever time is left
                 bound = self._targets(bound)
-            serves = goal.prices is not None or bound > 0
-            if serves and not self._settled(bound):
-                self._dive(bound)
-            if serves and not self._settled(bound):
-                self._recombine()
-            if not self.few and not self._settled(bound):
-                self._whole(cover, cover.undominated(self.pool.columns))
-            left = not self._settled(bound) and np.isfinite(self.score)
-            if left and not self.few and not self.watch.over():
-                bound = -self._by_slack(cover, relaxed)
+            elif goal.prices is not None or bound > 0:
+                bound = self._many(bound, cover, relaxed)
         self.trace.configurations["generated"] = len(self.pool)
         self.trace.status = "optimal" if self._settled(bound) else "gap left"
         plan = zip(self.best.columns.source, self.best.counts.tolist(), strict=True)
@@ -315,6 +307,17 @@ class _Search:
         return replace(cover, halves=True)
 
     # Plans
+
+    def _many(self, bound: float, cover: Cover, relaxed: Relaxed) -> float:
+        """Plans, one after the other until one is proven; the bound left."""
+        self._dive(bound)
+        if not self._settled(bound):
+            self._recombine()
+        if not self._settled(bound):
+            self._whole(cover, cover.undominated(self.pool.columns))
+        if self._settled(bound) or not np.isfinite(self.score) or self.watch.over():
+            return bound
+        return -self._by_slack(cover, relaxed)
 
     def _by_slack(self, cover: Cover, relaxed: Relaxed) -> float:
         """The program over all patterns that a better plan may have; the least cost left."""
@@ -485,31 +488,9 @@ class _Search:
             cutoff=self.score if beats else -np.inf,
             enough=self.goal.enough if beats else np.inf,
         )
-        tools = self.tools
-        if self.few:
-            tools = replace(tools, extra=partial(_count_carriers, cover))
         if self.goal.prices is None:
             columns = _at(self.free_of_charge.cheapest, columns)
-        return restricted(cover, columns, self.best, limits, tools)
-
-
-def _count_carriers(cover: Cover, build: ProgramBuilder, columns: Columns, counts: Ints) -> None:
-    """Whole numbers to branch on: GPUs that carry a model, carry all of it, carry two models."""
-    demands = len(cover.need)
-    rates = columns.matrix(cover.rows + len(cover.half_need))[:, :demands]
-    some = rates > 0
-    first, second = np.triu_indices(demands, 1)
-    families = np.concatenate(
-        [some.T, (rates >= cover.cap * FULL).T, (some[:, first] & some[:, second]).T]
-    )
-    numbers = build.variables(
-        "carriers", len(families), upper=float(cover.capacity.sum()), whole=True
-    )
-    family, column = np.nonzero(families)
-    for sign in (1.0, -1.0):  # equal
-        rows = build.rows("carriers", len(families), upper=0.0)
-        build.entries(rows, numbers, -sign)
-        build.entries(rows[family], counts[column], sign)
+        return restricted(cover, columns, self.best, limits, self.tools)
 
 
 def _at(prices: Floats, columns: Columns) -> Columns:

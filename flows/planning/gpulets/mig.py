@@ -16,8 +16,8 @@ looks like (`plan`).
 """
 
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -43,119 +43,88 @@ RUNGS = (
     Rung(columns=400, nodes=1_000, share=0.3),
     Rung(columns=8_000, nodes=20_000),
 )
-FALLS = 1e-5  # relative, of a bound that is worth going on for
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Kind:
-    """One kind of slice of a class, and the n options that no other replaces.
-
-    Attributes:
-        rates_rps: [n, model] that a slice carries.
-        parts: [n] share and row of every vGPU of a slice, all alike.
-    """
-
-    gpu_class: int
-    rates_rps: Floats
-    parts: Sequence[Parts]
 
 
 @dataclass(slots=True, kw_only=True)
 class SlicePricer:
-    """A pricer of options; those of a kind are a group without a price.
+    """A pricer of n options; those of a kind are a group without a price.
 
     Attributes:
+        rates: [n, model] that a slice carries, in units of the demand.
+        kind: [n] rising.
         prices: [class] of a GPU.
-        unit: [model] requests/s in a unit of its demand.
     """
 
-    kinds: Sequence[Kind]
+    rates: Floats
+    kind: Ints
     divisions: Divisions
     prices: Floats
-    unit: Floats
     quick: bool = False
     _cap: bytes = b""
-    _useful: list[tuple[Ints, Floats]] | None = None
+    _useful: Ints = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
 
     @property
     def fewest(self) -> Floats:
         """[kind] slices in use, and the price of one."""
-        return np.zeros(len(self.kinds))
+        return np.zeros(self.divisions.kinds)
 
     cheapest = fewest
 
     @property
     def most(self) -> Floats:
         """[kind] slices: as many as divisions lend."""
-        return np.full(len(self.kinds), np.inf)
+        return np.full(self.divisions.kinds, np.inf)
 
-    def useful(self, cap: Floats) -> list[tuple[Ints, Floats]]:
-        """By kind the options that none replaces up to caps, and their rates, in units."""
-        if self._useful is None or self._cap != cap.tobytes():
-            counted = [np.minimum(kind.rates_rps / self.unit, cap) for kind in self.kinds]
-            kept = [np.flatnonzero(undominated(rates)) for rates in counted]
+    def useful(self, cap: Floats) -> tuple[Ints, Ints, Floats]:
+        """Options that none of their kind replaces up to caps, their kinds, and their rates."""
+        if self._cap != cap.tobytes():
+            self._useful = np.flatnonzero(undominated(np.minimum(self.rates, cap), self.kind))
             self._cap = cap.tobytes()
-            self._useful = [(own, rates[own]) for own, rates in zip(kept, counted, strict=True)]
-        return self._useful
+        rows = self._useful
+        return rows, self.kind[rows], np.minimum(self.rates[rows], cap)
 
     def price(self, duals: Duals, cap: Floats, *, thorough: bool) -> Priced:
         """The best option of every kind; slices and GPUs dear enough that none pays off."""
         del thorough
-        useful = self.useful(cap)
-        values = [rates @ duals.demand for _, rates in useful]
-        tops = np.array([float(value.max()) for value in values])
-        gpus = np.zeros(len(self.prices))
-        of = self.divisions.gpu_class
+        rows, kind, rates = self.useful(cap)
+        values = rates @ duals.demand
+        best = self._best(kind, values)
+        tops, gpus, of = values[best], np.zeros(len(self.prices)), self.divisions.gpu_class
         np.maximum.at(gpus, of, self.divisions.counts @ tops - self.prices[of])
         resource = np.concatenate([tops, gpus])
-        best = [
-            (number, int(own[value.argmax()]))
-            for number, ((own, _), value) in enumerate(zip(useful, values, strict=True))
-        ]
         feasible = None
         if not np.array_equal(resource, duals.resource):
             feasible = replace(duals, resource=resource)
         least = duals.resource[: len(tops)] - tops
-        return Priced(columns=self.columns(best), least=least, feasible=feasible)
+        return Priced(columns=self.columns(rows[best]), least=least, feasible=feasible)
 
     def within(self, duals: Duals, cap: Floats, slack: Floats, most: int) -> Within:
         """The options of the lowest reduced costs up to the slack."""
-        useful = self.useful(cap)
-        reduced = [
-            duals.resource[number] - rates @ duals.demand
-            for number, (_, rates) in enumerate(useful)
-        ]
-        kind = np.repeat(np.arange(len(useful)), [len(own) for own, _ in useful])
-        option, cost = np.concatenate([own for own, _ in useful]), np.concatenate(reduced)
+        rows, kind, rates = self.useful(cap)
+        cost = duals.resource[kind] - rates @ duals.demand
         order = np.argsort(cost, kind="stable")
         near = order[cost[order] <= slack[kind[order]] + 1e-9 * np.abs(duals.resource).max()][:most]
-        left, rest = np.full(len(useful), np.inf), np.ones(len(cost), dtype=np.bool_)
+        left, rest = np.full(self.divisions.kinds, np.inf), np.ones(len(cost), dtype=np.bool_)
         rest[near] = False
         np.minimum.at(left, kind[rest], cost[rest])
-        found = list(zip(kind[near].tolist(), option[near].tolist(), strict=True))
-        return Within(columns=self.columns(found), left_out=left)
-
-    def columns(self, options: Sequence[tuple[int, int]]) -> Columns:
-        """For the engine: options by kind and number."""
-        kinds = np.array([kind for kind, _ in options], dtype=np.int64)
-        rates = np.array([self.kinds[kind].rates_rps[option] for kind, option in options])
-        use = np.eye(len(self.kinds), len(self.kinds) + len(self.prices))[kinds]
-        return Columns.dense(
-            np.zeros(len(options)),
-            rates.reshape(-1, len(self.unit)) / self.unit,
-            use,
-            kinds,
-            options,
-        )
+        return Within(columns=self.columns(rows[near]), left_out=left)
 
     def alone(self, cap: Floats) -> Columns:
         """The best option of each kind for each model."""
-        found = [
-            (number, int(own[at]))
-            for number, (own, rates) in enumerate(self.useful(cap))
-            for at in np.unique(rates.argmax(axis=0)).tolist()
-        ]
-        return self.columns(found)
+        rows, kind, rates = self.useful(cap)
+        return self.columns(rows[np.unique([self._best(kind, rate) for rate in rates.T])])
+
+    def columns(self, options: Ints) -> Columns:
+        """For the engine."""
+        kinds, classes = self.divisions.kinds, len(self.prices)
+        use = np.eye(kinds, kinds + classes)[self.kind[options]]
+        none = np.zeros(len(options))
+        return Columns.dense(none, self.rates[options], use, self.kind[options], options.tolist())
+
+    def _best(self, kind: Ints, value: Floats) -> Ints:
+        """[kind] the first of the most valuable."""
+        order = np.lexsort((-value, kind))
+        return order[np.searchsorted(kind, np.arange(self.divisions.kinds))]
 
 
 class SliceMaster(Master):
@@ -168,44 +137,38 @@ class SliceMaster(Master):
             InputError: parts of a class that is not MIG share memory or slow each other down.
         """
         super().__init__(tables)
-        self._kinds: list[Kind] = []
+        self._class_of: list[int] = []  # of every kind
+        self._parts: list[Parts] = []  # of every option
+        rates, kinds = list[Floats](), list[int]()
         divisions: list[tuple[int, tuple[int, ...]]] = []
         for own in self.patterns:
             _check_apart(own)
-            divisions += self._add(own)
+            numbers: dict[int, int] = {}
+            for name, shares in _by_kind(own):
+                numbers[name] = len(self._class_of)
+                every, parts = _slices(own, shares)
+                rates.append(every)
+                kinds += [numbers[name]] * len(parts)
+                self._parts += parts
+                self._class_of.append(own.number)
+            divisions += [(own.number, parts) for parts in _divisions(own, numbers)]
+        self._rates, self._kind = np.concatenate(rates), np.array(kinds, dtype=np.int64)
         self._divisions = Divisions(
             gpu_class=np.array([number for number, _ in divisions], dtype=np.int64),
-            parts=tuple(slices for _, slices in divisions),
-            kinds=len(self._kinds),
+            parts=tuple(parts for _, parts in divisions),
+            kinds=len(self._class_of),
         )
-
-    def _add(self, own: Patterns) -> list[tuple[int, tuple[int, ...]]]:
-        """Add the kinds of a class; its divisions."""
-        by_name: dict[int, list[int]] = {}
-        for share, options in own.options.items():
-            if options.count:
-                by_name.setdefault(_kind_name(share), []).append(share)
-        numbers: dict[int, int] = {}
-        for name, shares in sorted(by_name.items()):
-            numbers[name] = len(self._kinds)
-            self._kinds.append(_kind(own, shares))
-        found: set[tuple[int, ...]] = set()
-        for partition in own.table.partitions:
-            names = map(_kind_name, partition)
-            found.add(tuple(sorted(numbers[name] for name in names if name in numbers)))
-        return [
-            (own.number, slices)
-            for slices in sorted(found)
-            if slices and not any(Counter(slices) < Counter(other) for other in found)
-        ]
 
     def solve(self, goal: Goal, watch: Watch) -> Answer:
         """The best counts of options and divisions, and the bound."""
         trace = Trace()
-        trace.configurations["slice options"] = sum(len(k.rates_rps) for k in self._kinds)
+        trace.configurations["slice options"] = len(self._parts)
         prices = np.zeros(len(self.tables.classes)) if goal.prices is None else goal.prices
         pricer = SlicePricer(
-            kinds=self._kinds, divisions=self._divisions, prices=prices, unit=goal.demand
+            rates=self._rates / goal.demand,
+            kind=self._kind,
+            divisions=self._divisions,
+            prices=prices,
         )
 
         def judged(columns: Columns, counts: Ints, free: Floats) -> float:
@@ -217,7 +180,7 @@ class SliceMaster(Master):
         best, pool = Incumbent(judge=judged), Pool()
         cover, relaxed = self._relaxed(goal, pricer, pool, watch)
         widest = max(map(len, self._divisions.parts))
-        slices = np.array([widest * self.tables.classes[k.gpu_class].gpus for k in self._kinds])
+        slices = widest * self.tables.gpus[self._class_of]
         tools = Tools(
             solver=goal.solver,
             gap=goal.gap,
@@ -241,17 +204,21 @@ class SliceMaster(Master):
         pool.add(pricer.alone(cover.cap))
         if goal.prices is not None:
             return cover, relax(cover, pricer, pool, watch)
-        return highest(cover, np.ones(len(goal.demand)), pricer, pool, watch, falls=FALLS)
+        return highest(cover, np.ones(len(goal.demand)), pricer, pool, watch)
 
     def _chosen(self, best: Incumbent) -> Chosen:
         """GPUs of every division with slices taken from the options in their order."""
-        stock: dict[int, list[tuple[int, int]]] = {}  # the last first
-        for (kind, option), count in zip(best.columns.source, best.counts.tolist(), strict=True):
-            stock.setdefault(kind, [])[:0] = [(kind, option)] * count
+        stock: dict[int, list[int]] = {}  # the last first
+        for option, count in zip(best.columns.source, best.counts.tolist(), strict=True):
+            stock.setdefault(int(self._kind[option]), [])[:0] = [option] * count
         counted: Counter[Key] = Counter()
         patterns: dict[Key, Pattern] = {}
-        for gpu_class, slices in self._divisions.on_gpus(best.free, stock):
-            pattern = _pattern(gpu_class, [(self._kinds[kind], option) for kind, option in slices])
+        for gpu_class, options in self._divisions.on_gpus(best.free, stock):
+            pattern = Pattern(
+                gpu_class=gpu_class,
+                parts=tuple(sorted(part for option in options for part in self._parts[option])),
+                rates_rps=self._rates[options].sum(axis=0),
+            )
             patterns[pattern.key] = pattern
             counted[pattern.key] += 1
         return [(patterns[key], count) for key, count in counted.items()]
@@ -273,8 +240,34 @@ def _kind_name(share: int) -> int:
     return share if cell is None else cell.compute
 
 
-def _kind(own: Patterns, shares: list[int]) -> Kind:
-    """The options of a kind of slice, with any of these shares in it."""
+def _by_kind(own: Patterns) -> list[tuple[int, list[int]]]:
+    """Names of kinds of slices, rising, with the shares of parts in one."""
+    shares: dict[int, list[int]] = {}
+    for share, options in own.options.items():
+        if options.count:
+            shares.setdefault(_kind_name(share), []).append(share)
+    return sorted(shares.items())
+
+
+def _divisions(own: Patterns, numbers: Mapping[int, int]) -> list[tuple[int, ...]]:
+    """Divisions of a GPU into kinds by number; none that is part of another."""
+    found: set[tuple[int, ...]] = set()
+    for partition in own.table.partitions:
+        names = map(_kind_name, partition)
+        found.add(tuple(sorted(numbers[name] for name in names if name in numbers)))
+    return [
+        kinds
+        for kinds in sorted(found)
+        if kinds and not any(Counter(kinds) < Counter(other) for other in found)
+    ]
+
+
+def _slices(own: Patterns, shares: list[int]) -> tuple[Floats, list[Parts]]:
+    """Options of slices of a kind, with any of these shares in it, that no other replaces.
+
+    Returns:
+        [n, model] requests/s, and [n] share and row of every vGPU of a slice, all alike.
+    """
     rates: list[Floats] = []
     parts: list[Parts] = []
     for share in shares:
@@ -284,13 +277,4 @@ def _kind(own: Patterns, shares: list[int]) -> Kind:
         parts += [((share, row),) * copies for row in rows.tolist()]
     every = np.concatenate(rates)
     kept = np.flatnonzero(undominated(every))
-    return Kind(
-        gpu_class=own.number, rates_rps=every[kept], parts=[parts[n] for n in kept.tolist()]
-    )
-
-
-def _pattern(gpu_class: int, slices: list[tuple[Kind, int]]) -> Pattern:
-    """A GPU whose slices do this."""
-    parts = [part for kind, option in slices for part in kind.parts[option]]
-    rates = np.sum([kind.rates_rps[option] for kind, option in slices], axis=0)
-    return Pattern(gpu_class=gpu_class, parts=tuple(sorted(parts)), rates_rps=rates)
+    return every[kept], [parts[n] for n in kept.tolist()]

@@ -47,7 +47,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from flows.planning.certificate import objective_of
-from flows.planning.engine.columns import Columns, Pool
+from flows.planning.engine.columns import Pool
 from flows.planning.engine.cover import Relaxed, relax, screened
 from flows.planning.engine.level import level_cover
 from flows.planning.engine.master import Cover, Free
@@ -150,20 +150,13 @@ class OpenSeatProblem:
         rates = [pattern.rates_rps[: self.models] for pattern in patterns]
         return np.array(rates).reshape(-1, self.models)
 
+    def supply(self, patterns: Sequence[Pattern]) -> Floats:
+        """[pattern, demand] rates in units of weights, then open seats in whole numbers.
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OpenPricer(PatternPricer):
-    """A pricer of patterns with open seats; beside neighbours it takes a seat for slower."""
-
-    both: OpenSeatProblem
-
-    def columns(self, patterns: Sequence[Pattern]) -> Columns:
-        """For the engine: open seats in whole numbers."""
-        both, kinds = self.both, np.array([p.gpu_class for p in patterns], dtype=np.int64)
-        opened = np.array([both.open_of(p) for p in patterns]).reshape(-1, len(both.seats))
-        supply = np.hstack([both.carried(patterns) / both.weights, opened])
-        use = np.eye(len(self.most))[kinds]
-        return Columns.dense(self.cheapest[kinds], supply, use, kinds, patterns)
+        The pricer takes an open seat beside neighbours for slower.
+        """
+        opened = [self.open_of(pattern) for pattern in patterns]
+        return np.hstack([self.carried(patterns) / self.weights, opened])
 
 
 def plan(inputs: Inputs, options: PlanOptions) -> Outcome:
@@ -366,13 +359,13 @@ def _search(
 ) -> tuple[float, tuple[unequal.Answer, Chosen] | None]:
     """The bound, and a plan better than what is known where one is found."""
     gpus = both.master.tables.gpus.astype(np.float64)
-    pricer = OpenPricer(
+    pricer = PatternPricer(
         patterns=both.master.patterns,
         most=gpus,
         cheapest=np.zeros(len(gpus)),
         unit=np.concatenate([both.weights, [1.0 / seat.inflation for seat in both.seats]]),
         watch=inputs.watch,
-        both=both,
+        supply=both.supply,
     )
     pool = Pool()
     pricer.alone(pool, inputs.watch)

@@ -16,7 +16,7 @@ from flows.planning.pool.incumbent import Incumbent, round_down
 from flows.planning.pool.integer import counts_of, integer_program, tighten
 from flows.planning.registry import PlanOptions, Trace
 from flows.planning.solver.arrays import Ints
-from flows.planning.solver.solve import Limits, Solution, most_variables, solve_integer
+from flows.planning.solver.solve import Limits, Solution, solve_integer
 from flows.planning.solver.tolerances import SOLVED
 from flows.planning.watch import Watch
 
@@ -25,9 +25,7 @@ from flows.planning.watch import Watch
 # tried.
 PRICES_FIRST_FROM_MODELS_MANY_CLASSES, PRICES_FIRST_FROM_MODELS = 8, 25
 _SHORT = 2  # stages up to which pipelines are short; longer ones leave wider gaps
-_FIRST_NODES = 50  # branch-and-bound nodes of the first attempt
-_FEWEST_NODES = 10  # an attempt with fewer is not worth its start
-_LEAST_NODES = 50
+_FIRST_NODES = 50  # branch-and-bound nodes of the first attempt, and of all at least
 _NODE_CELLS = 120_000  # nodes × stages of configurations that a program may take by default
 _FAR = 0.01  # a relative gap beyond which programs follow a division
 _ENDED = ("optimal", "infeasible")
@@ -70,8 +68,7 @@ class Attempts:
         for number, most in enumerate(sizes):
             size = int(np.searchsorted(loss, self.bound.score - best.score))
             open_rows = rows[:size]
-            kept = min(most, self.fitting(open_rows))
-            chosen, left_out = open_rows[:kept], open_rows[kept:]
+            chosen, left_out = open_rows[:most], open_rows[most:]
             kept = len(chosen)
             last = most == self._most_columns() or not len(left_out)
             if number == min(1, len(sizes) - 1) and len(best.problem.models) > 1:
@@ -150,7 +147,7 @@ class Attempts:
         ceiling = self.bound.score
         nodes = self._node_budget(columns)
         attempt = _FIRST_NODES
-        while nodes >= min(_FEWEST_NODES, self._node_budget(columns)):
+        while nodes > 0:
             cutoff = self.cutoff()
             answer = self._attempt(columns, cutoff, min(attempt, nodes))
             if answer is None:
@@ -223,17 +220,7 @@ class Attempts:
         step = max(self.options.gap * _STEP, SOLVED)
         return self.best.score + step * abs(self.best.score)
 
-    def fitting(self, rows: Ints) -> int:
-        """How many of the first rows fit the size that the solver's licence allows."""
-        most = most_variables(self.options.solver)
-        if most is None:
-            return len(rows)
-        problem = self.best.problem
-        fixed = len(problem.models) * (len(problem.types) + len(problem.gpus)) + 1
-        per_row = 1 + self.best.columns.stages[rows]
-        return int(np.searchsorted(np.cumsum(per_row), most - fixed, side="right"))
-
     def _node_budget(self, columns: Columns) -> int:
         cells = int(np.isfinite(columns.rate_rps).sum())
-        by_size = max(_LEAST_NODES, _NODE_CELLS // max(1, cells))
+        by_size = max(_FIRST_NODES, _NODE_CELLS // max(1, cells))
         return by_size if self.nodes is None else self.nodes

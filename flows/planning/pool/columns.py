@@ -7,7 +7,7 @@ per configuration. And back: what a plan in force runs, as configurations.
 
 from collections.abc import Container, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import combinations
+from itertools import combinations, islice
 from math import comb
 from typing import Any
 
@@ -23,12 +23,7 @@ from triton_backend.contract.units import us_to_ms
 
 CHUNK_CELLS = 4_000_000  # configurations looked at in one array, to bound memory
 MOST_ENUMERATED = 1_000_000_000  # configurations looked at: minutes
-MOST_BYTES = (
-    9 << 30
-)  # of feasible configurations and the table that they are joined into, or of cuts
-_CELL_BYTES = 8
-_CUT_BYTES, _CUT_CELLS = 56, 3  # of one cut: of its tuple, and in it and two arrays for each stage
-_CHUNK_CELLS = 3  # sums, what they exceed, and whether
+MOST_BYTES = 9 << 30  # of feasible configurations and the table that they are joined into
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,8 +143,6 @@ def enumerate_columns(
     looked_at = sum(_most(model, max_partitions) for model in problem.models)
     if looked_at > MOST_ENUMERATED:
         raise _too_many(max_partitions, f"{looked_at:,} configurations to look at")
-    if max(_cut_bytes(model, max_partitions) for model in problem.models) > MOST_BYTES:
-        raise _too_many(max_partitions, f"a table of cuts of more than {_gib()}")
     parts: list[Columns] = []
     kept_bytes = kept = widest = 0
     for number, model in enumerate(problem.models):
@@ -161,9 +154,10 @@ def enumerate_columns(
                 kept += len(part)
                 kept_bytes += sum(getattr(part, name).nbytes for name in _BY_ROW)
                 widest = max(widest, stages)
-                row_bytes = _CELL_BYTES * (3 * widest + 4 + len(problem.classes))
+                row_bytes = np.dtype(np.float64).itemsize * (3 * widest + 4 + len(problem.classes))
                 if kept_bytes + kept * row_bytes > MOST_BYTES:
-                    raise _too_many(max_partitions, f"more than {_gib()} of them")
+                    gib = MOST_BYTES >> 30
+                    raise _too_many(max_partitions, f"more than {gib} GiB of them")
         if kept == before and number not in optional:
             _raise_infeasible(model, best_us, max_partitions)
     return joined(parts)
@@ -175,21 +169,6 @@ def _most(model: ModelArrays, max_partitions: int) -> int:
         len(model.types) ** stages * comb(model.blocks - 1, stages - 1)
         for stages in range(1, min(max_partitions, model.blocks) + 1)
     )
-
-
-def _cut_bytes(model: ModelArrays, max_partitions: int) -> int:
-    """Of the cuts of a model, and of the latencies of one chunk with all of them, at most."""
-
-    def of(stages: int) -> int:
-        cuts = comb(model.blocks - 1, stages - 1)
-        table = cuts * (_CUT_BYTES + _CUT_CELLS * _CELL_BYTES * stages)
-        return table + _CHUNK_CELLS * _CELL_BYTES * cuts * model.batches
-
-    return max(map(of, range(1, min(max_partitions, model.blocks) + 1)))
-
-
-def _gib() -> str:
-    return f"{MOST_BYTES >> 30} GiB"
 
 
 def _too_many(max_partitions: int, reason: str) -> InputError:
@@ -206,16 +185,18 @@ def _parts(problem: Problem, number: int, stages: int) -> Iterator[tuple[Columns
     With them the time (µs) by which the fastest, feasible or not, exceeds what it may take.
     """
     model = problem.models[number]
-    inner = np.array(list(combinations(range(1, model.blocks), stages - 1)), dtype=np.int64)
-    cuts = np.zeros((len(inner), stages + 1), dtype=np.int64)
-    cuts[:, 1:-1] = inner
-    cuts[:, -1] = model.blocks
-    step = max(1, CHUNK_CELLS // (len(cuts) * model.batches))
+    most = max(1, CHUNK_CELLS // model.batches)
     shape = (len(model.types),) * stages
     count = len(model.types) ** stages
-    for at in range(0, count, step):
-        sequences = np.unravel_index(np.arange(at, min(at + step, count)), shape)
-        yield _feasible(problem, number, np.stack(sequences, axis=1), cuts)
+    every = combinations(range(1, model.blocks), stages - 1)
+    while inner := list(islice(every, most)):
+        cuts = np.zeros((len(inner), stages + 1), dtype=np.int64)
+        cuts[:, 1:-1] = inner
+        cuts[:, -1] = model.blocks
+        step = max(1, most // len(cuts))
+        for at in range(0, count, step):
+            sequences = np.unravel_index(np.arange(at, min(at + step, count)), shape)
+            yield _feasible(problem, number, np.stack(sequences, axis=1), cuts)
 
 
 def _feasible(problem: Problem, number: int, sequences: Ints, cuts: Ints) -> tuple[Columns, float]:

@@ -12,10 +12,8 @@ from flows.planning.inputs import Problem
 from flows.planning.pool.bound import Goal
 from flows.planning.pool.columns import Columns
 from flows.planning.pool.integer import (
-    delivered_rps,
     gpus_in_use,
     is_as_good,
-    lowest_share,
     reaches_rates,
     score_of,
     trimmed,
@@ -46,54 +44,25 @@ class Incumbent:
         return max(0.0, bound - self.score) / abs(self.score) if self.score else np.inf
 
     def offer(self, vgpus: Ints | None) -> bool:
-        """Take a plan [n, S] if it is better, or as good and simpler.
-
-        Tells whether it was better.
-        """
+        """Take a plan [n, S] if it is better; tells whether it was."""
         if vgpus is None:
             return False
-        vgpus = self._without_idle(trimmed(self.columns, vgpus))
+        vgpus = trimmed(self.columns, vgpus)
         if not reaches_rates(self.columns, vgpus, self.goal):
             return False
         score = score_of(self.problem, self.columns, vgpus, self.goal)
         better = score > self.score * (1 + np.copysign(EXACT, self.score))
-        if better or (score >= self.score and self._simpler(vgpus)):
+        if better or (self.vgpus is None and score >= self.score):
             self.vgpus, self.score = vgpus, score
         return better
 
     def prefer(self, vgpus: Ints) -> bool:
-        """Take a plan [n, S] that is as good, however simple; tells whether it was."""
+        """Take a plan [n, S] that is as good; tells whether it was."""
         vgpus = trimmed(self.columns, vgpus)
         if not is_as_good(self.problem, self.columns, vgpus, (self.goal, self.score)):
             return False
         self.vgpus = vgpus
         return True
-
-    def _without_idle(self, vgpus: Ints) -> Ints:
-        """Without pipelines that the plan's own score does not need, the slowest first."""
-        rate = delivered_rps(self.columns, vgpus)
-        asked = self.goal.weight * lowest_share(self.columns, vgpus, self.goal)
-        spare = np.bincount(self.columns.model, weights=rate, minlength=len(asked))
-        spare -= np.maximum(asked, self.goal.minimum_rps)
-        vgpus = vgpus.copy()
-        used = np.flatnonzero(vgpus.any(axis=1))
-        for row in used[np.argsort(rate[used], kind="stable")]:
-            model = self.columns.model[row]
-            if rate[row] <= spare[model]:
-                vgpus[row] = 0
-                spare[model] -= rate[row]
-        return vgpus
-
-    def _simpler(self, vgpus: Ints) -> bool:
-        """True if a plan of equal score has fewer stages, or as many and fewer GPUs."""
-        if self.vgpus is None:
-            return True
-
-        def size(counts: Ints) -> tuple[int, int]:
-            used = gpus_in_use(self.problem, self.columns, counts)
-            return int(np.count_nonzero(counts)), int(used.sum())
-
-        return size(vgpus) < size(self.vgpus)
 
 
 def round_down(problem: Problem, columns: Columns, rates_rps: Floats, goal: Goal) -> Ints | None:

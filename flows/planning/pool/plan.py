@@ -27,7 +27,7 @@ from flows.planning.pool.bound import Goal, goal_of
 from flows.planning.pool.columns import Columns, Counted, stacked
 from flows.planning.pool.integer import delivered_rps, gpus_in_use, lowest_share
 from flows.planning.pool.pinned import pinned
-from flows.planning.pool.search import Found, Space, search
+from flows.planning.pool.search import Found, search
 from flows.planning.pool.spare_gpus import (
     BEFORE_BEST_EFFORT,
     best_effort,
@@ -107,15 +107,15 @@ def plan(inputs: Inputs, options: PlanOptions) -> Outcome:
         promised_rps=tuple(promised.tolist()),
         objective=objective_of(options.objective, score, bound),
         trace=found.trace,
-        prices=None if kept is not None else _prices(inputs, options, found.space),
+        prices=None if kept is not None else _prices(inputs, options, found),
     )
 
 
 def _prices(
-    inputs: Inputs, options: PlanOptions, space: Space
+    inputs: Inputs, options: PlanOptions, found: Found
 ) -> tuple[float, dict[str, dict[str, float]]] | None:
     """The bound of the relaxation and its prices, where trying every pipeline can check them."""
-    problem, bound = space.problem, space.bound
+    problem, bound = found.problem, found.relaxed
     several = options.max_partitions > MOST_STAGES or bool(options.minimum_rps)
     if several or options.objective not in ("throughput", "cost", "power"):
         return None
@@ -134,7 +134,7 @@ def _prices(
 def _with_parts(inputs: Inputs, options: PlanOptions, goal: Goal, equal: Found) -> Outcome:
     """The plan of equal parts, or a better one with parts of several sizes and models."""
     watch, trace = Stopwatch(), equal.trace
-    problem, columns, vgpus = equal.space.problem, equal.columns, equal.vgpus
+    problem, columns, vgpus = equal.problem, equal.columns, equal.vgpus
     score, bound, gpus = equal.score, equal.bound, None
     cluster, notes = unequal.offered(inputs.cluster, options.max_partitions)
     wide = build_problem(inputs.profiles, cluster, inputs.workload, options, percents=EVERY)

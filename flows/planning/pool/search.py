@@ -24,7 +24,7 @@ from flows.planning.pool.attempts import (
 )
 from flows.planning.pool.bound import Bound, Goal, solve_bound, undominated
 from flows.planning.pool.columns import Columns, enumerate_columns
-from flows.planning.pool.incumbent import Incumbent
+from flows.planning.pool.incumbent import Incumbent, round_down
 from flows.planning.registry import PlanOptions, Trace
 from flows.planning.solver.arrays import Ints
 from flows.planning.solver.tolerances import ROUNDING
@@ -37,15 +37,6 @@ _ENDS = {"time limit reached": "time limit hit", "stopped": "stopped"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Space:
-    """The problem, every feasible configuration, and the prices of the relaxation over them."""
-
-    problem: Problem
-    columns: Columns
-    bound: Bound
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Found:
     """A solved problem.
 
@@ -54,7 +45,9 @@ class Found:
         vgpus: [n, S] vGPUs of every stage of them.
         score: z, or minus the cost.
         bound: no plan's score is above this.
-        space: what it was found in.
+        problem: that it solves.
+        feasible: every configuration.
+        relaxed: the relaxation over these, and its prices.
     """
 
     columns: Columns
@@ -62,7 +55,9 @@ class Found:
     score: float
     bound: float
     trace: Trace
-    space: Space
+    problem: Problem
+    feasible: Columns
+    relaxed: Bound
 
 
 def search(
@@ -95,13 +90,12 @@ def search(
     columns = feasible.take(undominated(problem, feasible, np.arange(len(feasible))))
     trace.configurations = {"enumerated": feasible.enumerated, "feasible": len(feasible)}
     trace.seconds["enumerate"] = laps.restart()
-    if len(problem.models) > problem.gpus.sum():  # a search would end no sooner than its limits
-        _check_placeable(problem, columns)
     bound = solve_bound(problem, columns, goal)
     trace.seconds["bound"] = laps.restart()
     if len(problem.models) >= PRICES_FIRST_FROM_MODELS_MANY_CLASSES:
         above = -np.inf  # prices are those of a plan
     best = Incumbent(problem, columns, goal, score=above)
+    _first_plan(best, bound)
     proven = bound.score
     if not _prices_first(problem, proof=proof):
         proven = Attempts(best, bound, options, trace, watch).solve()
@@ -127,7 +121,10 @@ def search(
     if vgpus is None and np.isfinite(above):
         vgpus = np.zeros(columns.types.shape, dtype=np.int64)
     if vgpus is None or not (goal.fixed or best.score > 0):
-        raise _no_plan(best, watch)
+        if watch.over():
+            raise watch.no_plan()
+        reason = "no plan in whole GPUs was found for the rates asked for"
+        raise InfeasibleError("workload", reason)
     used = np.flatnonzero(vgpus.any(axis=1))
     return Found(
         columns=columns.take(used),
@@ -135,7 +132,9 @@ def search(
         score=best.score,
         bound=max(proven, best.score),
         trace=trace,
-        space=Space(problem=problem, columns=feasible, bound=bound),
+        problem=problem,
+        feasible=feasible,
+        relaxed=bound,
     )
 
 
@@ -150,31 +149,25 @@ def _prices_first(problem: Problem, *, proof: bool) -> bool:
     )
 
 
-def _no_plan(best: Incumbent, watch: Watch) -> InfeasibleError:
-    """Why there is no plan: models that find no GPU, or rates out of reach."""
-    if watch.over():
-        return watch.no_plan()
-    try:
-        _check_placeable(best.problem, best.columns)
-    except InfeasibleError as error:
-        return error
-    return InfeasibleError("workload", "no plan in whole GPUs was found for the rates asked for")
-
-
-def _check_placeable(problem: Problem, columns: Columns) -> None:
-    """Check that every model finds GPUs beside the others.
+def _first_plan(best: Incumbent, bound: Bound) -> None:
+    """Begin with the relaxation's rates rounded down, else with one configuration of each model.
 
     Raises:
-        InfeasibleError: the GPUs are too few, with the models that are left out.
+        InfeasibleError: models find no GPU beside the others; it names those that are left out.
     """
-    out = placeable(problem, columns)[1]
-    if out:
+    problem, columns = best.problem, best.columns
+    best.offer(round_down(problem, columns, bound.rate_rps, best.goal))
+    if np.isfinite(best.score) and (best.goal.fixed or best.score > 0):
+        return
+    first, out, proven = placeable(problem, columns)
+    if out and proven:
         names = [problem.models[number].name for number in out]
         raise InfeasibleError(
             f"workload model {names[0]!r}",
             f"the GPUs are too few for {len(problem.models)} models: at most "
             f"{len(problem.models) - len(names)} can be placed, all but {', '.join(names)}",
         )
+    best.offer(first)
 
 
 def _with_fewer_stages(best: Incumbent, options: PlanOptions, watch: Watch) -> None:

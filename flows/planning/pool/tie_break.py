@@ -162,13 +162,12 @@ def _tied(
     found: Found, goal: Goal, running: Mapping[Use, int], margin_us: Floats, most: int
 ) -> tuple[_Tied, Ints, bool]:
     """Configurations that a plan as good can use, the plan known over them, and if that is all."""
-    space, problem = found.space, found.space.problem
-    columns = space.columns
-    paid = columns.usage @ space.bound.gpu_price
-    reduced = np.maximum(paid - space.bound.rate_price[columns.model], 0.0)
-    loss = least_loss(problem, columns, replace(space.bound, reduced_cost=reduced))
+    problem, columns, bound = found.problem, found.feasible, found.relaxed
+    paid = columns.usage @ bound.gpu_price
+    reduced = np.maximum(paid - bound.rate_price[columns.model], 0.0)
+    loss = least_loss(problem, columns, replace(bound, reduced_cost=reduced))
     order = np.argsort(loss, kind="stable")
-    size = int(np.searchsorted(loss[order], (space.bound.score - found.score) * (1 + 1e-9)))
+    size = int(np.searchsorted(loss[order], (bound.score - found.score) * (1 + 1e-9)))
     rows = np.sort(order[: min(size, most)])
     own = _rows_of(found.columns, columns)
     rows = np.union1d(rows, own)

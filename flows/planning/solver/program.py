@@ -28,8 +28,6 @@ class Program:
     starts: NDArray[np.int32]
     rows: NDArray[np.int32]
     values: Floats
-    names: tuple[tuple[str, int], ...]
-    row_names: tuple[tuple[str, int], ...]
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -41,8 +39,8 @@ class Program:
 class ProgramBuilder:
     """Collects families of variables, rows and entries; `build` turns them into one `Program`."""
 
-    _names: list[tuple[str, int]] = field(default_factory=list[tuple[str, int]])
-    _row_names: list[tuple[str, int]] = field(default_factory=list[tuple[str, int]])
+    _names: list[str] = field(default_factory=list[str])
+    _row_names: list[str] = field(default_factory=list[str])
     _variables: list[Floats] = field(default_factory=list[Floats])
     _row_upper: list[Floats] = field(default_factory=list[Floats])
     _entries: list[Floats] = field(default_factory=list[Floats])
@@ -63,7 +61,7 @@ class ProgramBuilder:
         block = np.empty((4, count))
         block[0], block[1], block[2], block[3] = lower, upper, cost, whole
         self._variables.append(block)
-        self._names.append((name, count))
+        self._names += [name] * count
         self._count += count
         return np.arange(self._count - count, self._count, dtype=np.int64)
 
@@ -72,7 +70,7 @@ class ProgramBuilder:
         block = np.empty(count)
         block[:] = upper
         self._row_upper.append(block)
-        self._row_names.append((name, count))
+        self._row_names += [name] * count
         self._rows += count
         return np.arange(self._rows - count, self._rows, dtype=np.int64)
 
@@ -89,7 +87,9 @@ class ProgramBuilder:
         order = np.lexsort((rows, variables))
         again = (np.diff(variables[order]) == 0) & (np.diff(rows[order]) == 0)
         if np.any(again):  # solvers corrupt their memory over an entry that is given twice
-            raise InvariantError(f"{int(again.sum())} entries of a program are given twice")
+            first = order[1:][again][0]
+            row, variable = self._row_names[int(rows[first])], self._names[int(variables[first])]
+            raise InvariantError(f"an entry of {variable!r} in rows {row!r} is given twice")
         starts = np.searchsorted(variables[order], np.arange(self._count + 1))
         return Program(
             cost=cost,
@@ -100,6 +100,4 @@ class ProgramBuilder:
             starts=starts.astype(np.int32),
             rows=rows[order].astype(np.int32),
             values=values[order],
-            names=tuple(self._names),
-            row_names=tuple(self._row_names),
         )

@@ -6,7 +6,6 @@ proof or by its node limit repeats itself exactly.
 
 import tempfile
 from dataclasses import dataclass, replace
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,7 @@ from numpy.typing import NDArray
 from scipy.sparse import csc_array
 
 from flows.planning.solver.arrays import Floats
-from flows.planning.solver.program import Program, ProgramBuilder
+from flows.planning.solver.program import Program
 from flows.planning.solver.record import note_solver
 
 HIGHS, GUROBI = "highs", "gurobi"
@@ -121,22 +120,6 @@ def solve_integer(
         answer = replace(_with_highs(program, limits, start), note=note)
     note_solver(answer.solver, integer=bool(program.whole.any()), note=note)
     return answer
-
-
-def most_variables(solver: str) -> int | None:
-    """How many variables, and rows, a program for a solver may have; None: as many as it likes."""
-    return _FREE_SIZE if solver == GUROBI and _gurobi_is_limited() else None
-
-
-@cache
-def _gurobi_is_limited() -> bool:
-    """True if Gurobi's licence refuses a program beyond the free size: such a program is tried."""
-    builder = ProgramBuilder()
-    builder.variables("x", _FREE_SIZE + 1, upper=1.0, cost=1.0)
-    row = builder.rows("row", 1, upper=1.0)
-    builder.entries(row, np.zeros(1, dtype=np.int64), 1.0)
-    answer, _ = _with_gurobi(builder.build(), Limits(relative_gap=0.0, nodes=1))
-    return answer is None
 
 
 def _with_highs(program: Program, limits: Limits, start: Floats | None) -> Solution:

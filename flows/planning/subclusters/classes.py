@@ -18,10 +18,9 @@ import numpy as np
 
 from flows.planning.solver.arrays import Floats, Ints
 from flows.planning.solver.program import ProgramBuilder
-from flows.planning.solver.solve import Limits, solve_integer
+from flows.planning.solver.solve import PROOF_NODES, Limits, solve_integer
 from flows.planning.subclusters.free import carried, limits
 
-_NODES = 5_000
 _HAIR = 1e-5  # of the cheapest GPU: what moving all bytes to other classes costs
 
 
@@ -130,7 +129,9 @@ def _solved(
     builder: ProgramBuilder, asked: ToClass, gap: float, seconds: float | None, solver: str
 ) -> Chosen | None:
     program = builder.build()
-    answer = solve_integer(program, Limits(relative_gap=gap, nodes=_NODES, seconds=seconds), solver)
+    answer = solve_integer(
+        program, Limits(relative_gap=gap, nodes=PROOF_NODES, seconds=seconds), solver
+    )
     if answer.values is None:
         return None
     kind = answer.values[: asked.load.size].reshape(asked.load.shape).argmax(axis=1)

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flows.planning import packing
-from flows.planning.packing import Part, cuts_of, pack
+from flows.planning.packing import Part, cuts_of, fits_gpu, pack
 from flows.planning.watch import Watch
 from triton_backend.contract.cluster import GpuClass
 from triton_backend.contract.errors import InputError
@@ -107,6 +107,21 @@ def test_with_too_many_cuts_a_bound_is_told(monkeypatch: pytest.MonkeyPatch) -> 
     found = pack(gpu_class(memory_gib=16.0), parts)
     assert found.least <= len(found.gpus) <= found.least + 1
     assert all(sum(parts[i].memory_gib for i in gpu) <= 16.0 for gpu in found.gpus)
+
+
+def test_a_hundred_sizes_are_cut_without_trying_what_did_not_fit(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    tried: list[int] = []
+
+    def counted(given: GpuClass, parts: Sequence[Part]) -> bool:
+        tried.append(len(parts))
+        return fits_gpu(given, parts)
+
+    monkeypatch.setattr(packing, "fits_gpu", counted)
+    kinds = parts_of(*range(100, 0, -1))
+    assert cuts_of(gpu_class(100), kinds, [100] * 100, Watch()) is None
+    assert len(tried) < 10 * packing.MOST_CUTS
 
 
 def test_parts_are_packed_one_by_one_once_the_time_is_over() -> None:

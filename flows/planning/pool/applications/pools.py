@@ -28,7 +28,7 @@ from flows.planning.pool.at_prices.blocks import step_of
 from flows.planning.pool.bound import Bound, Goal, least_loss, solve_bound
 from flows.planning.pool.columns import Columns, enumerate_columns, latencies_us
 from flows.planning.pool.integer import score_of
-from flows.planning.pool.search import Found, Space, search
+from flows.planning.pool.search import Found, search
 from flows.planning.registry import PlanOptions, Trace
 from flows.planning.solver.arrays import Floats, Ints
 from flows.planning.solver.solve import SEARCH_NODES, Limits
@@ -337,7 +337,9 @@ class Pools:
             score=score_of(self.problem, used, vgpus, self.goal),
             bound=bound,
             trace=Trace(),
-            space=Space(problem=self.problem, columns=columns, bound=self._relaxation()),
+            problem=self.problem,
+            feasible=columns,
+            relaxed=self._relaxation(),
         )
 
     def _relaxation(self) -> Bound:

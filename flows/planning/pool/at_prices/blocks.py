@@ -26,7 +26,7 @@ from flows.planning.pool.integer import counts_of, delivered_rps, gpus_in_use, i
 from flows.planning.solver.arrays import FAR, Floats, Ints
 from flows.planning.solver.program import ProgramBuilder
 from flows.planning.solver.solve import FEW_NODES, PROOF_GAP, SEARCH_NODES, Limits, solve_integer
-from flows.planning.solver.tolerances import EXACT, ROUNDING
+from flows.planning.solver.tolerances import EXACT, ROUNDING, SOLVED
 from flows.planning.watch import Watch
 from triton_backend.scheduler.compiled import entry, kernel
 
@@ -392,8 +392,10 @@ def _cost_of(c: int, forms: _Forms, kinds: _Kinds) -> float:
 # Few GPUs: which models find a place at all
 
 
-def placeable(problem: Problem, columns: Columns) -> tuple[Ints, list[int]]:
+def placeable(problem: Problem, columns: Columns) -> tuple[Ints, list[int], bool]:
     """A plan [n, S] of one configuration for as many models as possible, and those left out.
+
+    And whether it is proven that no more can be.
 
     A model that serves anything runs some configuration with a vGPU per stage. So no plan serves
     more models than these, found by a program of one variable per model and vector of whole GPUs:
@@ -424,4 +426,5 @@ def placeable(problem: Problem, columns: Columns) -> tuple[Ints, list[int]]:
         taken = rows[answer.values > 1 / 2]
         vgpus[taken] = once[taken]
     served = set(columns.model[vgpus.any(axis=1)].tolist())
-    return vgpus, [number for number in range(len(problem.models)) if number not in served]
+    out = [number for number in range(len(problem.models)) if number not in served]
+    return vgpus, out, answer.bound < len(served) + 1 - SOLVED

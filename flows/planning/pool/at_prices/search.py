@@ -42,12 +42,11 @@ from flows.planning.engine.master import Cover
 from flows.planning.engine.pricing import Duals
 from flows.planning.engine.proof import Parts
 from flows.planning.engine.rounding import Incumbent, Tools, restricted
-from flows.planning.pool.at_prices.blocks import ModelBlocks, placeable
+from flows.planning.pool.at_prices.blocks import ModelBlocks
 from flows.planning.pool.at_prices.pricer import ModelPricer, columns_of, cover_at, served_rps
 from flows.planning.pool.bound import Bound
 from flows.planning.pool.columns import Allocation, allocations_in_force
 from flows.planning.pool.incumbent import Incumbent as Best
-from flows.planning.pool.incumbent import round_down
 from flows.planning.pool.integer import delivered_rps, gpus_in_use
 from flows.planning.registry import PlanOptions
 from flows.planning.solver.arrays import Floats, Ints
@@ -368,12 +367,6 @@ def plan_at_prices(
         What no plan exceeds, and [C] prices of GPUs in the end.
     """
     problem, goal, columns = best.problem, best.goal, best.columns
-    best.offer(round_down(problem, columns, bound.rate_rps, goal))
-    if not goal.fixed and best.score <= 0:
-        first, out = placeable(problem, columns)
-        if out:
-            return bound.score, bound.gpu_price
-        best.offer(first)
     search = Search(
         best=best,
         bound=bound.score,

@@ -3,14 +3,13 @@
 A plan, or one line that says why there is none.
 """
 
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import pytest
 
 from flows.planning import PlanOptions, make_plan
-from flows.planning.inputs import Problem, build_problem
+from flows.planning.inputs import build_problem
 from flows.planning.pool import columns
 from flows.planning.pool.columns import enumerate_columns
 from flows.planning.verify.numbers import verify_plan
@@ -119,9 +118,15 @@ def test_configurations_are_counted_as_the_table_that_they_are_joined_into_holds
     assert len(enumerate_columns(problem, 3)) == len(table)
 
 
-def test_a_model_of_many_blocks_is_refused_before_its_cuts_fill_the_memory() -> None:
-    """C(119, 5) cuts for each of two batch sizes are fewer than may be looked at, and 40 GB."""
-    model = SimpleNamespace(blocks=120, batches=2, types=np.zeros(1, dtype=np.int64))
-    problem = cast("Problem", SimpleNamespace(models=[model]))
-    with pytest.raises(InputError, match=r"at most 6 stages make a table of cuts .* GiB"):
-        enumerate_columns(problem, 6)
+def test_cuts_are_looked_at_part_by_part(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Models of many blocks have more of them than memory holds at once."""
+    problem = build_problem(ALIKE, GPUS, demands("throughput"), PlanOptions())
+
+    def rows() -> list[tuple[list[int], ...]]:
+        table = enumerate_columns(problem, 3)
+        names = ("model", "batch", "types", "cuts")
+        return sorted(zip(*(getattr(table, name).tolist() for name in names), strict=True))
+
+    every = rows()
+    monkeypatch.setattr(columns, "CHUNK_CELLS", 16)  # four cuts in four batches
+    assert rows() == every

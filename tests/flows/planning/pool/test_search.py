@@ -1,4 +1,4 @@
-"""The search for a plan above a score: the same plan, or the word that there is none."""
+"""The search for a plan: where it begins, and one above a score, or the word that there is none."""
 
 import numpy as np
 import pytest
@@ -7,14 +7,16 @@ from hypothesis import strategies as st
 
 from flows.planning import PlanOptions
 from flows.planning.inputs import build_problem
+from flows.planning.pool.attempts import Attempts
 from flows.planning.pool.bound import goal_of
 from flows.planning.pool.search import search
 from tests.flows.planning.brute import best_throughput
 from tests.flows.planning.pool.test_plan_brute_force import problems
+from tests.flows.planning.small import cluster, profile, workload
 from triton_backend.contract.cluster import Cluster
 from triton_backend.contract.errors import InfeasibleError
 from triton_backend.contract.profiles import ModelProfile
-from triton_backend.contract.workload import Workload
+from triton_backend.contract.workload import ModelDemand, Workload
 
 
 @pytest.mark.long
@@ -41,3 +43,24 @@ def test_a_plan_above_a_score_is_found_where_there_is_one_and_the_bound_holds(
     else:
         assert not found.vgpus.any()
         assert found.bound <= share * best * (1 + options.gap) * (1 + 1e-9)
+
+
+def test_a_plan_is_there_before_any_search_where_the_relaxation_rounds_to_none(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Two models on two GPUs: relaxed, one of them has parts of both."""
+    names = ("one", "other")
+    demands = (
+        ModelDemand(name=name, slo_us=50_000, weight=1.0, batch_building_rate_rps=1e9)
+        for name in names
+    )
+    profiles = {name: profile(name) for name in names}
+    arrays = build_problem(profiles, cluster(1, 1), workload(*demands), PlanOptions())
+
+    def nothing(attempts: Attempts) -> float:
+        return attempts.bound.score
+
+    monkeypatch.setattr(Attempts, "solve", nothing)
+    found = search(arrays, goal_of(arrays, "throughput", {}, np.zeros(2)), PlanOptions())
+    assert set(found.columns.model[found.vgpus.any(axis=1)].tolist()) == {0, 1}
+    assert found.score > 0

@@ -31,7 +31,7 @@ DEMANDS = tuple(
 def value(found: Found, promised_rps: float) -> float:
     """The load a plan sustains, of the rates promised by the plan searched for."""
     promised = np.full(2, promised_rps)
-    needed = needed_by(found.space.problem, found.columns, MARGINS_US, promised)
+    needed = needed_by(found.problem, found.columns, MARGINS_US, promised)
     return Sustained(columns=found.columns, needed=needed, promised_rps=promised).value(found.vgpus)
 
 

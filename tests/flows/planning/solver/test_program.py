@@ -1,6 +1,8 @@
 import numpy as np
+import pytest
 
 from flows.planning.solver.program import ProgramBuilder
+from triton_backend.contract.errors import InvariantError
 
 
 def test_entries_in_any_order_become_columns() -> None:
@@ -22,4 +24,14 @@ def test_entries_in_any_order_become_columns() -> None:
     assert made.cost.tolist() == [5.0, 6.0, 0.0]
     assert made.whole.tolist() == [True, True, False]
     assert made.row_upper.tolist() == [7.0, 8.0]
-    assert (made.names, made.row_names) == ((("a", 2), ("b", 1)), (("row", 2),))
+
+
+def test_an_entry_that_is_given_twice_is_named() -> None:
+    builder = ProgramBuilder()
+    x = builder.variables("x", 1)
+    for name in ("once", "twice"):
+        row = builder.rows(name, 1, upper=1.0)
+        builder.entries(row, x, 1.0)
+    builder.entries(row, x, 1.0)
+    with pytest.raises(InvariantError, match="'x' in rows 'twice' is given twice"):
+        builder.build()

@@ -88,7 +88,8 @@ def test_as_many_models_are_placed_as_by_trying_everything(
         columns = enumerate_columns(arrays, stages)
     except InfeasibleError:
         return
-    vgpus, out = placeable(arrays, columns)
+    vgpus, out, proven = placeable(arrays, columns)
+    assert proven
     assert np.all(gpus_in_use(arrays, columns, vgpus) <= arrays.gpus)
     placed = set(columns.model[vgpus.any(axis=1)].tolist())
     assert placed.isdisjoint(out)
