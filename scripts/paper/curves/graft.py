@@ -203,9 +203,11 @@ def fifth_client(asked: Asked) -> Found:
     size = model.profile.boundary_bytes[block - 1] // 4
     four = [entries[:4] for entries in fleets(asked, "Inc", (NANO,) * 4)]
 
-    def fifth(mbps: float, rate_rps: float) -> Entry:
-        budget = 0.95 * sum(own) - sum(own[:block]) - 8 * size / mbps
-        return Entry(name="fifth", block=block, budget_us=int(budget), rate_rps=rate_rps)
+    def fifth(mbps: float, rate_rps: float) -> Entry | None:
+        budget = int(0.95 * sum(own) - sum(own[:block]) - 8 * size / mbps)
+        if budget <= 0:  # the link alone takes more than the SLO leaves
+            return None
+        return Entry(name="fifth", block=block, budget_us=budget, rate_rps=rate_rps)
 
     for x, label, values in (
         ("link of the fifth client, Mbit/s", "bandwidth", LINKS_MBPS),
@@ -214,6 +216,8 @@ def fifth_client(asked: Asked) -> Found:
         curves: dict[str, list[tuple[float, float]]] = {"exact": [], "graft": [], "alone": []}
         for value in values:
             last = fifth(value, 30.0) if label == "bandwidth" else fifth(100.0, value)
+            if last is None:
+                continue
             for planner, curve in curves.items():
                 shares = [percents_of(asked.data, "Inc", (*own_, last), planner) for own_ in four]
                 curve.append((value, float(np.median(shares))))
