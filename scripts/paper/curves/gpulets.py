@@ -123,7 +123,7 @@ def over(values: Sequence[float], base: Sequence[float]) -> list[float]:
 
 
 class Compared(NamedTuple):
-    """A figure of goodputs: its number and title, the GPUs, who is compared and over whom."""
+    """A figure of goodputs: its number and title, its GPUs, the systems and the bases of ratios."""
 
     figure: str
     title: str

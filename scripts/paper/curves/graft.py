@@ -73,7 +73,7 @@ def percents_of(
         return math.inf
 
 
-def held(
+def shares_by_way(
     asked: Asked,
     name: str,
     drawn: Sequence[Sequence[Entry]],
@@ -87,14 +87,14 @@ def held(
 
 
 def plainly(*labels: str) -> dict[str, tuple[str, Mapping[str, object]]]:
-    """Planners without options, as `held` takes them."""
+    """Planners without options, as `shares_by_way` takes them."""
     return {label: (label, {}) for label in labels}
 
 
 def by_option(
     option: str, values: Mapping[str, object]
 ) -> dict[str, tuple[str, Mapping[str, object]]]:
-    """`graft` with every value of an option, as `held` takes them."""
+    """`graft` with every value of an option, as `shares_by_way` takes them."""
     return {way: ("graft", {option: value}) for way, value in values.items()}
 
 
@@ -120,7 +120,7 @@ def resources(asked: Asked) -> Found:
         labels = [label for label in PLANNERS if not (large and label == "optimal")]
         bars: dict[str, list[tuple[str, float]]] = {label: [] for label in labels}
         for name in MODELS:
-            shares = held(asked, name, fleets(asked, name, devices), plainly(*labels))
+            shares = shares_by_way(asked, name, fleets(asked, name, devices), plainly(*labels))
             base = "classes" if large else "alone"
             for label, values in shares.items():
                 bars[label].append((name, float(np.median(values / shares[base]))))
@@ -185,7 +185,7 @@ def repartition(asked: Asked) -> Found:
     bars: dict[str, list[tuple[str, float]]] = {"median": [], "least": []}
     ways = by_option("merge_threshold", {"again": NO_MERGING}) | plainly("alone")
     for name in MODELS:
-        shares = held(asked, name, fleets(asked, name, (NANO,) * 5), ways)
+        shares = shares_by_way(asked, name, fleets(asked, name, (NANO,) * 5), ways)
         ratios = (shares["again"] / shares["alone"]).tolist()
         bars["median"].append((name, float(np.median(ratios))))
         bars["least"].append((name, float(min(ratios))))
@@ -238,7 +238,7 @@ def merging(asked: Asked) -> Found:
     ways = by_option("merge_threshold", merged) | plainly("exact")
     bars: dict[str, list[tuple[str, float]]] = {label: [] for label in ways}
     for name in MODELS:
-        shares = held(asked, name, fleets(asked, name, (NANO,) * 50), ways)
+        shares = shares_by_way(asked, name, fleets(asked, name, (NANO,) * 50), ways)
         base = shares["uniform, to 0.2"]
         for label, values in shares.items():
             bars[label].append((name, float(np.median(values / base))))
@@ -292,7 +292,7 @@ def thresholds(asked: Asked) -> Found:
     curves: dict[str, list[tuple[float, float]]] = {}
     ways = by_option("merge_threshold", {f"{at:g}": at for at in THRESHOLDS})
     for name in MODELS:
-        shares = held(asked, name, fleets(asked, name, (NANO,) * 25), ways)
+        shares = shares_by_way(asked, name, fleets(asked, name, (NANO,) * 25), ways)
         ratios = {float(at): values / shares["0.1"] for at, values in shares.items()}
         curves[name] = [(at, float(np.median(values))) for at, values in ratios.items()]
         highest = np.max(list(ratios.values()), axis=0)
@@ -327,7 +327,7 @@ def grouping(asked: Asked) -> Found:
     bars: dict[str, list[tuple[str, float]]] = {"median": [], "most": []}
     ways = by_option("factor_weights", {weights: weights for weights in WEIGHTS})
     for name in MODELS:
-        shares = held(asked, name, fleets(asked, name, (NANO,) * 25), ways)
+        shares = shares_by_way(asked, name, fleets(asked, name, (NANO,) * 25), ways)
         ratios = (shares[WEIGHTS[0]] / np.min(list(shares.values()), axis=0)).tolist()
         bars["median"].append((name, float(np.median(ratios))))
         bars["most"].append((name, max(ratios)))
@@ -376,7 +376,7 @@ def slo_ratios(asked: Asked) -> Found:
         labels = ("graft", "exact") if name == "ViT" else ("graft",)
         for ratio in SLO_RATIOS:
             drawn = fleets(asked, name, (NANO,) * 6, slo=ratio)
-            shares = held(asked, name, drawn, plainly(*labels, "optimal"))
+            shares = shares_by_way(asked, name, drawn, plainly(*labels, "optimal"))
             for label in labels:
                 ratios = shares[label] / shares["optimal"]
                 curves.setdefault(f"{label}, {name}", []).append((ratio, float(np.median(ratios))))
