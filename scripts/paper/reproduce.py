@@ -24,9 +24,8 @@ from scripts.paper.published import (
     FIGURE_6_GAINS,
     FIGURE_7,
     FIGURE_8,
-    HIGH_CLASSES,
 )
-from scripts.paper.runs import Runner, utilisation
+from scripts.paper.runs import Runner
 from scripts.paper.study import ARRIVALS, Row, Study, filled
 from triton_backend.contract.errors import InputError
 from triton_backend.simulator.goodput import ATTAINMENT, GRID
@@ -116,7 +115,7 @@ def figure_8(study: Study) -> None:
     """Utilisation of both classes: one run of every group at its highest load factor."""
     rows: list[Row] = []
     for planner in PLANNERS:
-        busy = _busy(study, planner)
+        busy = study.busy(planner)
         for cluster in CLUSTERS:
             high, low = np.mean([busy[group, cluster] for group in GROUPS], axis=0).tolist()
             rows.append({"cluster": cluster, "planner": planner, "high": high, "low": low})
@@ -147,18 +146,6 @@ def figure_8(study: Study) -> None:
     axes[1].legend(loc="upper center", ncols=2, fontsize="small")
     study.draw(8, figure)
     study.store(8, "utilisation at 99 % attainment, all models of a group at once", filled(rows))
-
-
-def _busy(study: Study, planner: str) -> dict[tuple[str, str], tuple[float, float]]:
-    """Busy share of high- and low-class GPUs, all models of a group at once."""
-    names = [(group, cluster) for group in GROUPS for cluster in CLUSTERS]
-    runs = [study.together(group, cluster, planner) for group, cluster in names]
-    loaded = [run.at(load) for run, load in zip(runs, study.highest(runs), strict=True)]
-    busy: dict[tuple[str, str], tuple[float, float]] = {}
-    for name, found in zip(names, study.runner.map(utilisation, loaded), strict=True):
-        high = sum(share for gpu, share in found.items() if gpu in HIGH_CLASSES)
-        busy[name] = (high, sum(found.values()) - high)
-    return busy
 
 
 def _by_cluster(factors: Sequence[float]) -> list[float]:

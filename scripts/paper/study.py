@@ -8,8 +8,9 @@ from pathlib import Path
 import matplotlib as mpl
 import numpy as np
 
-from scripts.paper.cells import Cell, PaperData
-from scripts.paper.runs import Run, Runner, attainment, highest_load
+from scripts.paper.cells import CLUSTERS, GROUPS, Cell, PaperData
+from scripts.paper.published import HIGH_CLASSES
+from scripts.paper.runs import Run, Runner, attainment, highest_load, utilisation
 from triton_backend.simulator.goodput import GRID
 from triton_backend.simulator.offered import POISSON, Arrivals, Gamma
 from triton_backend.simulator.scenario import SimOptions
@@ -73,6 +74,20 @@ class Study:
             ]
             self.factors[key] = self.highest(runs)
         return self.factors[key]
+
+    def busy(self, planner: str) -> dict[tuple[str, str], tuple[float, float]]:
+        """Busy share of high- and low-class GPUs by group and cluster.
+
+        All models of a group at once, at their highest load factor.
+        """
+        names = [(group, cluster) for group in GROUPS for cluster in CLUSTERS]
+        runs = [self.together(group, cluster, planner) for group, cluster in names]
+        loaded = [run.at(load) for run, load in zip(runs, self.highest(runs), strict=True)]
+        found: dict[tuple[str, str], tuple[float, float]] = {}
+        for name, shares in zip(names, self.runner.map(utilisation, loaded), strict=True):
+            high = sum(share for gpu, share in shares.items() if gpu in HIGH_CLASSES)
+            found[name] = (high, sum(shares.values()) - high)
+        return found
 
     def store(self, number: int, title: str, rows: Sequence[Row]) -> None:
         """Write a figure's table, and the same into the report."""

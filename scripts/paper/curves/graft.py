@@ -15,7 +15,17 @@ import numpy as np
 
 from flows.planning.entries import AS_LISTED
 from flows.planning.papers.graft.rules import every_grouping
-from scripts.paper.curves.panels import BARS, STEPS, Asked, Found, Panel, distribution, over_seeds
+from flows.planning.solver.arrays import Floats
+from scripts.paper.curves.panels import (
+    BARS,
+    STEPS,
+    Asked,
+    Found,
+    Panel,
+    Points,
+    distribution,
+    over_seeds,
+)
 from scripts.paper.graft.clients import at_equal_gaps, planned
 from scripts.paper.graft.fleets import FRAMES, MODELS, inputs_of, models, spread_fleet
 from scripts.paper.graft.study import RULES, run
@@ -63,6 +73,36 @@ def percents_of(
         return math.inf
 
 
+def shares_by_way(
+    asked: Asked,
+    name: str,
+    drawn: Sequence[Sequence[Entry]],
+    ways: Mapping[str, tuple[str, Mapping[str, object]]],
+) -> dict[str, Floats]:
+    """Percents of a GPU of every draw of clients of a model, by way: a planner and its options."""
+    return {
+        way: np.array([percents_of(asked.data, name, e, label, **own) for e in drawn])
+        for way, (label, own) in ways.items()
+    }
+
+
+def plainly(*labels: str) -> dict[str, tuple[str, Mapping[str, object]]]:
+    """Planners without options, as `shares_by_way` takes them."""
+    return {label: (label, {}) for label in labels}
+
+
+def by_option(
+    option: str, values: Mapping[str, object]
+) -> dict[str, tuple[str, Mapping[str, object]]]:
+    """`graft` with every value of an option, as `shares_by_way` takes them."""
+    return {way: ("graft", {option: value}) for way, value in values.items()}
+
+
+def ratios_by_model(title: str, y: str, bars: Mapping[str, Points]) -> Panel:
+    """Bars of ratios, a group for each model."""
+    return Panel(title=title, x="", y=y, series=bars, kind=BARS, mark=1.0)
+
+
 def fleets(
     asked: Asked, name: str, devices: Sequence[str], *, slo: float | None = None
 ) -> list[tuple[Entry, ...]]:
@@ -80,13 +120,7 @@ def resources(asked: Asked) -> Found:
         labels = [label for label in PLANNERS if not (large and label == "optimal")]
         bars: dict[str, list[tuple[str, float]]] = {label: [] for label in labels}
         for name in MODELS:
-            drawn = fleets(asked, name, devices)
-            shares = {
-                label: np.array(
-                    [percents_of(asked.data, name, entries, label) for entries in drawn]
-                )
-                for label in labels
-            }
+            shares = shares_by_way(asked, name, fleets(asked, name, devices), plainly(*labels))
             base = "classes" if large else "alone"
             for label, values in shares.items():
                 bars[label].append((name, float(np.median(values / shares[base]))))
@@ -94,16 +128,8 @@ def resources(asked: Asked) -> Found:
                 saved = 100 * (1 - shares[label] / shares[base])
                 where = f"figure 7, {fleet_name}, {name}: {label} below {base}"
                 found.figures += over_seeds(where, saved.tolist(), "%")
-        found.panels.append(
-            Panel(
-                title=fleet_name,
-                x="",
-                y=f"GPU share over that of {'classes' if large else 'alone'}, median",
-                series=bars,
-                kind=BARS,
-                mark=1.0,
-            )
-        )
+        y = f"GPU share over that of {'classes' if large else 'alone'}, median"
+        found.panels.append(ratios_by_model(fleet_name, y, bars))
     return found
 
 
@@ -157,26 +183,15 @@ def repartition(asked: Asked) -> Found:
     """Figure 11: five clients, with re-partitioning and without, none merged."""
     found = Found()
     bars: dict[str, list[tuple[str, float]]] = {"median": [], "least": []}
+    ways = by_option("merge_threshold", {"again": NO_MERGING}) | plainly("alone")
     for name in MODELS:
-        ratios = [
-            percents_of(asked.data, name, entries, "graft", merge_threshold=NO_MERGING)
-            / percents_of(asked.data, name, entries, "alone")
-            for entries in fleets(asked, name, (NANO,) * 5)
-        ]
+        shares = shares_by_way(asked, name, fleets(asked, name, (NANO,) * 5), ways)
+        ratios = (shares["again"] / shares["alone"]).tolist()
         bars["median"].append((name, float(np.median(ratios))))
         bars["least"].append((name, float(min(ratios))))
         where = f"figure 11, {name}: share saved by re-partitioning"
         found.figures += over_seeds(where, [100 * (1 - ratio) for ratio in ratios], "%")
-    found.panels.append(
-        Panel(
-            title="5 clients",
-            x="",
-            y="GPU share over that without",
-            series=bars,
-            kind=BARS,
-            mark=1.0,
-        )
-    )
+    found.panels.append(ratios_by_model("5 clients", "GPU share over that without", bars))
     return found
 
 
@@ -188,9 +203,11 @@ def fifth_client(asked: Asked) -> Found:
     size = model.profile.boundary_bytes[block - 1] // 4
     four = [entries[:4] for entries in fleets(asked, "Inc", (NANO,) * 4)]
 
-    def fifth(mbps: float, rate_rps: float) -> Entry:
-        budget = 0.95 * sum(own) - sum(own[:block]) - 8 * size / mbps
-        return Entry(name="fifth", block=block, budget_us=int(budget), rate_rps=rate_rps)
+    def fifth(mbps: float, rate_rps: float) -> Entry | None:
+        budget = int(0.95 * sum(own) - sum(own[:block]) - 8 * size / mbps)
+        if budget <= 0:  # the link alone takes more than the SLO leaves
+            return None
+        return Entry(name="fifth", block=block, budget_us=budget, rate_rps=rate_rps)
 
     for x, label, values in (
         ("link of the fifth client, Mbit/s", "bandwidth", LINKS_MBPS),
@@ -199,6 +216,8 @@ def fifth_client(asked: Asked) -> Found:
         curves: dict[str, list[tuple[float, float]]] = {"exact": [], "graft": [], "alone": []}
         for value in values:
             last = fifth(value, 30.0) if label == "bandwidth" else fifth(100.0, value)
+            if last is None:
+                continue
             for planner, curve in curves.items():
                 shares = [percents_of(asked.data, "Inc", (*own_, last), planner) for own_ in four]
                 curve.append((value, float(np.median(shares))))
@@ -215,36 +234,19 @@ def fifth_client(asked: Asked) -> Found:
 def merging(asked: Asked) -> Found:
     """Figure 13: 50 clients, none merged, all uniform ones merged, or up to a spare rate of 0.2."""
     found = Found()
-    ways = {"none": NO_MERGING, "uniform": ALL_UNIFORM, "uniform, to 0.2": 0.2}
-    bars: dict[str, list[tuple[str, float]]] = {label: [] for label in (*ways, "exact")}
+    merged = {"none": NO_MERGING, "uniform": ALL_UNIFORM, "uniform, to 0.2": 0.2}
+    ways = by_option("merge_threshold", merged) | plainly("exact")
+    bars: dict[str, list[tuple[str, float]]] = {label: [] for label in ways}
     for name in MODELS:
-        drawn = fleets(asked, name, (NANO,) * 50)
-        shares = {
-            label: np.array(
-                [
-                    percents_of(asked.data, name, e, "graft", merge_threshold=threshold)
-                    for e in drawn
-                ]
-            )
-            for label, threshold in ways.items()
-        }
-        shares["exact"] = np.array([percents_of(asked.data, name, e, "exact") for e in drawn])
+        shares = shares_by_way(asked, name, fleets(asked, name, (NANO,) * 50), ways)
         base = shares["uniform, to 0.2"]
         for label, values in shares.items():
             bars[label].append((name, float(np.median(values / base))))
             if label != "uniform, to 0.2":
                 where = f"figure 13, {name}: {label} over merging to 0.2"
                 found.figures += over_seeds(where, (values / base).tolist(), worst="most")
-    found.panels.append(
-        Panel(
-            title="50 clients",
-            x="",
-            y="GPU share over merging to 0.2, median",
-            series=bars,
-            kind=BARS,
-            mark=1.0,
-        )
-    )
+    y = "GPU share over merging to 0.2, median"
+    found.panels.append(ratios_by_model("50 clients", y, bars))
     return found
 
 
@@ -288,18 +290,10 @@ def thresholds(asked: Asked) -> Found:
     """Figure 15: GPU share by merging threshold, 25 clients."""
     found = Found()
     curves: dict[str, list[tuple[float, float]]] = {}
+    ways = by_option("merge_threshold", {f"{at:g}": at for at in THRESHOLDS})
     for name in MODELS:
-        drawn = fleets(asked, name, (NANO,) * 25)
-        shares = {
-            threshold: np.array(
-                [
-                    percents_of(asked.data, name, e, "graft", merge_threshold=threshold)
-                    for e in drawn
-                ]
-            )
-            for threshold in THRESHOLDS
-        }
-        ratios = {at: values / shares[0.1] for at, values in shares.items()}
+        shares = shares_by_way(asked, name, fleets(asked, name, (NANO,) * 25), ways)
+        ratios = {float(at): values / shares["0.1"] for at, values in shares.items()}
         curves[name] = [(at, float(np.median(values))) for at, values in ratios.items()]
         highest = np.max(list(ratios.values()), axis=0)
         where = f"figure 15, {name}: the worst threshold over 0.1"
@@ -331,15 +325,10 @@ def grouping(asked: Asked) -> Found:
             if size != USUAL:
                 found.figures += over_seeds(where, ratios, worst="most")
     bars: dict[str, list[tuple[str, float]]] = {"median": [], "most": []}
+    ways = by_option("factor_weights", {weights: weights for weights in WEIGHTS})
     for name in MODELS:
-        own = fleets(asked, name, (NANO,) * 25)
-        costs = np.array(
-            [
-                [percents_of(asked.data, name, e, "graft", factor_weights=w) for w in WEIGHTS]
-                for e in own
-            ]
-        )
-        ratios = (costs[:, 0] / costs.min(axis=1)).tolist()
+        shares = shares_by_way(asked, name, fleets(asked, name, (NANO,) * 25), ways)
+        ratios = (shares[WEIGHTS[0]] / np.min(list(shares.values()), axis=0)).tolist()
         bars["median"].append((name, float(np.median(ratios))))
         bars["most"].append((name, max(ratios)))
         where = f"figure 16, {name}: equal weights over the best of {len(WEIGHTS)}"
@@ -352,14 +341,7 @@ def grouping(asked: Asked) -> Found:
             series=curves,
             mark=1.0,
         ),
-        Panel(
-            title=f"equal weights over the best of {len(WEIGHTS)}",
-            x="",
-            y="GPU share",
-            series=bars,
-            kind=BARS,
-            mark=1.0,
-        ),
+        ratios_by_model(f"equal weights over the best of {len(WEIGHTS)}", "GPU share", bars),
     ]
     return found
 
@@ -390,22 +372,16 @@ def slo_ratios(asked: Asked) -> Found:
     """Figure 20: `graft` and exact plans over the best of all groupings, by SLO ratio."""
     found = Found()
     curves: dict[str, list[tuple[float, float]]] = {}
-    for label in ("graft", "exact"):
-        for name in MODELS:
-            if label == "exact" and name != "ViT":
-                continue
-            curve: list[tuple[float, float]] = []
-            for ratio in SLO_RATIOS:
-                drawn = fleets(asked, name, (NANO,) * 6, slo=ratio)
-                ratios = [
-                    percents_of(asked.data, name, e, label)
-                    / percents_of(asked.data, name, e, "optimal")
-                    for e in drawn
-                ]
-                curve.append((ratio, float(np.median(ratios))))
+    for name in MODELS:
+        labels = ("graft", "exact") if name == "ViT" else ("graft",)
+        for ratio in SLO_RATIOS:
+            drawn = fleets(asked, name, (NANO,) * 6, slo=ratio)
+            shares = shares_by_way(asked, name, drawn, plainly(*labels, "optimal"))
+            for label in labels:
+                ratios = shares[label] / shares["optimal"]
+                curves.setdefault(f"{label}, {name}", []).append((ratio, float(np.median(ratios))))
                 where = f"figure 20, {name}, SLO ratio {ratio:g}: {label} over optimal"
-                found.figures += over_seeds(where, ratios, worst="most")
-            curves[f"{label}, {name}"] = curve
+                found.figures += over_seeds(where, ratios.tolist(), worst="most")
     found.panels.append(
         Panel(
             title="6 clients",

@@ -14,11 +14,12 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from scripts.benchmarks.figures import add_destinations, exit_code, show, store
-from scripts.paper.curves import gpulets, graft, piccolo, symphony
+from scripts.paper.curves import gpulets, graft, piccolo, ppipe, symphony
 from scripts.paper.curves.panels import Asked, Found
 from triton_backend.contract.errors import InputError
 
 FIGURES: Mapping[str, Callable[[Asked], Found]] = {
+    **ppipe.FIGURES,
     **symphony.FIGURES,
     **gpulets.FIGURES,
     **piccolo.FIGURES,

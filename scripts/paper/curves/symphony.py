@@ -1,6 +1,6 @@
 """Curves of the Symphony paper, by simulation of the policies that are served.
 
-Figures 6b, 7, 9, 11, 12, 13 (right) and 14. Everyone is judged alike: a goodput is the highest rate
+Figures 6, 7, 9, 11, 12, 13 (right) and 14. Everyone is judged alike: a goodput is the highest rate
 at which the worst model answers 99 % in time, searched for every seed by itself on the same
 arrivals. `eager` runs with both rules for heads, `clockwork` is `eager` that drops one head at a
 time, `nexus` runs on plans of its own. No policy is tuned but `timeout`, whose time is swept.
@@ -23,6 +23,8 @@ from scripts.paper.curves.panels import (
     over_seeds,
 )
 from scripts.paper.symphony.study import (
+    EAGER_GPUS,
+    EAGER_MODELS,
     Row,
     highest,
     plan_of,
@@ -46,6 +48,7 @@ SYSTEMS: Mapping[str, tuple[str, str | None]] = {
 }
 FAST = (DEFERRED, "eager", "clockwork", "nexus")  # shepherd takes ten times as long to simulate
 TIMEOUTS = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8)  # of each SLO
+BETAS_6A_MS = (1, 3, 5, 10, 15)
 ALIKE = 20  # models of one profile in figures 11, 13 and 14
 SLOS_11_MS, SLOS_14_MS = (15, 25, 50), (20, 25, 50, 100)
 GPUS_13 = (8, 16, 32, 64, 128)
@@ -127,6 +130,33 @@ def resnet(asked: Asked) -> Row:
 def a100(asked: Asked) -> list[Row]:
     """The 37 models of table 4."""
     return rows_of(asked.data / "symphony" / "profiles_A100.csv")
+
+
+def gain_by_batches(asked: Asked) -> Found:
+    """Figure 6a: eager over `deferred` by beta, ten equal models on 32 GPUs, alpha 1 ms."""
+    found = Found()
+    curves: dict[str, list[tuple[float, float]]] = {"eager": [], "clockwork": []}
+    for beta_ms in BETAS_6A_MS:
+        rows = alike(Row("m", 1e3, 1e3 * beta_ms, 0), 2 * (8 + beta_ms), EAGER_MODELS)
+        plan, below = plan_of(rows, EAGER_GPUS), within_slo_rps(rows, EAGER_GPUS)
+        base = goodputs(plan, DEFERRED, below, asked)
+        for name, curve in curves.items():
+            rates = goodputs(plan, name, below, asked)
+            ratios = [rate / own for rate, own in zip(rates, base, strict=True)]
+            curve.append((beta_ms, float(np.median(ratios))))
+            note = f"deferred {np.median(base):.0f} rps"
+            where = f"figure 6a, beta {beta_ms} ms: {name} / deferred"
+            found.figures += over_seeds(where, ratios, worst="most", note=note)
+    found.panels.append(
+        Panel(
+            title=f"{EAGER_MODELS} models, {EAGER_GPUS} GPUs, alpha 1 ms, SLO 2 l(8)",
+            x="beta, ms",
+            y="goodput over that of deferred",
+            series=curves,
+            mark=1.0,
+        )
+    )
+    return found
 
 
 def timeouts(asked: Asked) -> Found:
@@ -390,6 +420,7 @@ def network(asked: Asked) -> Found:
 
 
 FIGURES = {
+    "symphony-6a": gain_by_batches,
     "symphony-6b": timeouts,
     "symphony-7": synthetic,
     "symphony-9": model_zoos,

@@ -10,6 +10,7 @@ from flows.planning.registry import Inputs
 from scripts.paper.curves import gpulets
 from scripts.paper.curves.panels import Asked
 from tests.flows.planning.gpulets.cases import case
+from triton_backend.simulator.results import Goodput
 
 
 @pytest.mark.long
@@ -33,3 +34,37 @@ def test_mixes_that_halves_place_are_placed_by_the_best_cuts_too(
     assert [scale for scale, _ in best] == [1.0, 3.0, 9.0]
     assert all(low[1] <= high[1] for low, high in zip(halves, best, strict=True))
     assert best[0][1] >= best[-1][1]
+
+
+def test_goodputs_are_ratios_to_each_base_and_the_first_is_drawn(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    rates = {("a", "one"): 2.0, ("a", "two"): 3.0, ("b", "one"): 4.0, ("b", "two"): 3.0}
+
+    def plan_of(_: Path, system: str, items: gpulets.Items, gpus: int) -> object:
+        assert gpus == 2
+        return (system, items[0][0])
+
+    def find_goodput(plan: tuple[str, str], *_: object, step: float) -> Goodput:
+        assert step > 0
+        return Goodput(load_factor=1.0, rps=rates[plan])
+
+    monkeypatch.setattr(gpulets, "plan_of", plan_of)
+    monkeypatch.setattr(gpulets, "find_goodput", find_goodput)
+    how = gpulets.Compared("0", "t", 2, ("a", "b"), ("a", "b"))
+    cases = {name: [(name, 1.0, 1)] for name in ("one", "two")}
+    found = gpulets.goodputs(Asked(data=Path(), seeds=1, seconds=1, draws=1), how, cases)
+    (panel,) = found.panels
+    assert panel.series == {"a": [("one", 1.0), ("two", 1.0)], "b": [("one", 2.0), ("two", 1.0)]}
+    assert [(figure.name, figure.value) for figure in found.figures] == [
+        ("figure 0, b over a: median", 1.5),
+        ("figure 0, b over a: worst", 1.0),
+        ("figure 0, b over a, mean", 1.5),
+        ("figure 0, a over b: median", 0.75),
+        ("figure 0, a over b: worst", 0.5),
+        ("figure 0, a over b, mean", 0.75),
+    ]
+
+
+def test_a_rate_over_none_is_large_and_finite() -> None:
+    assert gpulets.over([2.0, 3.0], [4.0, 0.0]) == [0.5, 3.0 / 1e-9]

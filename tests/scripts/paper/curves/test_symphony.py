@@ -79,3 +79,17 @@ def test_every_kind_of_workload_has_a_panel_and_every_system_a_line(
     for panel in found.panels:
         assert set(panel.series) == set(symphony.FAST)
         assert panel.series["deferred"][0][1] > 0
+
+
+@pytest.mark.slow
+def test_eager_is_compared_with_deferred_at_each_gain_by_batches(
+    asked: Asked, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(symphony, "BETAS_6A_MS", (1,))
+    monkeypatch.setattr(symphony, "EAGER_GPUS", 4)
+    monkeypatch.setattr(symphony, "EAGER_MODELS", 2)
+    found = symphony.gain_by_batches(asked)
+    (panel,) = found.panels
+    assert set(panel.series) == {"eager", "clockwork"}
+    assert all(0 < points[0][1] < 2 for points in panel.series.values())
+    assert found.figures[0].name == "figure 6a, beta 1 ms: eager / deferred: median"
