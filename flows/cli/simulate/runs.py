@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from flows.cli.console import print_json, progress, show, table
+from flows.files import check_writable
 
 if TYPE_CHECKING:
     from flows.cli.simulate.options import GoodputRun, PlainRun
@@ -26,6 +27,7 @@ def show_run(
     Raises:
         InputError: an option does not fit the plan, or a file cannot be used.
     """
+    check_writable(asked.records)
     with progress("simulating"):
         result = request.run(plan)
         _write_records(asked.records, result)
@@ -49,6 +51,7 @@ def show_goodput(
 
     attainment = ATTAINMENT if asked.find_goodput is None else asked.find_goodput
     step = STEP if asked.goodput_step is None else asked.goodput_step
+    check_writable(asked.records)
     with progress("simulating"):
         result = request.run(plan)
         found = goodput_report(plan, request.complete_options(), attainment, step)

@@ -135,7 +135,10 @@ def test_a_model_beside_the_plan_that_cannot_be_loaded_is_named(
 @pytest.mark.parametrize(
     ("given", "reason"),
     [
-        (("--gateway-host", "no such host"), "no such host: is no IPv4 address and no name of one"),
+        (
+            ("--gateway-host", "no such host"),
+            "host 'no such host': is no IPv4 address and no name of a host",
+        ),
         (("--gateway-host", "a" * 80), "is no IPv4 address and no name of one"),
         (("--gateway-host", "192.0.2.1"), "192.0.2.1: is no address of this machine"),
         ((), "--gateway-host 127.0.0.1: fast-0 on 192.0.2.2 cannot reach it"),
