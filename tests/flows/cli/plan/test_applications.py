@@ -67,7 +67,7 @@ def test_an_application_is_planned_shown_and_verified(
     shown = poolpipe("simulate", *asked)
     assert "cars" in shown.out
     rows = [line.split()[:6] for line in shown.out.splitlines()]
-    assert ["net", "0", "0", "0", "0", "–"] in rows  # nobody asks for the model by itself
+    assert ["net", "0", "0", "0", "0", "–"] in rows  # no client asks for the model alone
     document["applications"][0]["slo_us"] -= 1
     (ready / "plan.json").write_text(json.dumps(document))
     assert poolpipe("verify", "plan.json").code == 1
