@@ -600,7 +600,7 @@ class WorkloadForm(FileForm):
     )
     applications: list[Annotated[Any, _CheckedByContract(ApplicationForm)]] | None = Field(
         default=None,
-        description="DAGs of models behind one endpoint. Not together with entries.",
+        description="DAGs of models behind one endpoint, each with one SLO.",
         examples=[
             [{"name": "app", "slo_ms": 400, "modules": [{"name": "detect", "model": "net"}]}]
         ],

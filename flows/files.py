@@ -6,6 +6,7 @@ field and reason. Not here: whether the values make sense together (the core typ
 
 import json
 import os
+import re
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
@@ -287,6 +288,8 @@ def _fault(form: type[FileForm], error: Mapping[str, Any]) -> tuple[str, str]:
     elif error["type"] == "extra_forbidden":
         near = get_close_matches(str(loc[-1]), _fields_at(form, loc[:-1]), n=1)
         reason = "no such field" + (f"; did you mean {near[0]}?" if near else "")
+    elif error["type"] == "model_type":
+        reason = "is empty" if error["input"] is None else "holds no fields, as NAME: VALUE"
     elif not isinstance(error["input"], (dict, list)):
         reason = f"{reason}, not {error['input']!r}"
     return field, reason
@@ -350,3 +353,11 @@ class _Loader(yaml.SafeLoader):
                 )
             seen.add(key)
         return super().construct_mapping(node, deep)
+
+
+# YAML 1.2's numbers with an exponent and no dot, which the plain loader takes for texts.
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float",
+    re.compile(r"[-+]?[0-9]+(\.[0-9]*)?[eE][-+]?[0-9]+$"),
+    list("-+0123456789"),
+)

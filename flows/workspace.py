@@ -86,6 +86,8 @@ def find_plan(work: Workspace, text: str) -> Plan:
     Raises:
         InputError: no such file; no stored plan, or several, fit; or the file is no plan.
     """
+    if not text:  # every id begins with nothing
+        raise InputError("plan ''", "name a plan.json, the id of a stored plan, or its beginning")
     if is_plan_file(text):
         return read_plan_file(Path(text))
     if not work.warehouse.exists():

@@ -17,6 +17,7 @@ Processes are started while this one still imports Prefect, which takes as long 
 """
 
 import argparse
+import http.client
 import os
 import platform
 import socket
@@ -29,6 +30,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
 
 from flows.clock import Stopwatch
 from flows.deployments.orchestration.background import log_of, running, say, start, stop
@@ -74,14 +76,25 @@ def place_of(environment: Mapping[str, str] = os.environ) -> Place:
     """Settings from the environment.
 
     Raises:
-        InputError: a port is none.
+        InputError: a port is none, or the server's address no URL.
     """
+    _check_url(environment.get(_API) or "")
     return Place(
         folder=project_state(environment).home.resolve() / "operations",
         port=_port(environment, "POOLPIPE_PREFECT_PORT", "4200"),
         ui_port=_port(environment, "POOLPIPE_UI_PORT", "8080"),
         own_server=not environment.get(_API),
     )
+
+
+def _check_url(text: str) -> None:
+    try:
+        known = urlsplit(text).scheme in {"http", "https"} and bool(urlsplit(text).hostname)
+        _ = urlsplit(text).port
+    except ValueError:
+        known = False
+    if text and not known:
+        raise InputError(_API, f"{text!r} is no URL, as http://127.0.0.1:4200/api")
 
 
 def _port(environment: Mapping[str, str], name: str, default: str) -> int:
@@ -114,7 +127,7 @@ def is_up(place: Place) -> bool:
     try:
         with urllib.request.urlopen(f"{place.api_url}/health", timeout=5):  # noqa: S310  # our own or the operator's address
             return True
-    except OSError:
+    except (OSError, http.client.HTTPException):  # nothing, or no server of HTTP
         return False
 
 
@@ -296,6 +309,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             status(place)
     except PoolPipeError as error:
         sys.stderr.write(f"{error}\n")
+        return 1
+    except OSError as error:
+        sys.stderr.write(f"{error.filename or 'output'}: {error.strerror or error}\n")
         return 1
     return 0
 

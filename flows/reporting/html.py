@@ -191,7 +191,7 @@ def _modules(planned: ApplicationPlan) -> tuple[str, float, list[ModuleRow]]:
     slo_us = graph.slo_us
     rows = [
         ModuleRow(
-            name=module.name,
+            name=module.name + (" (optional)" if module.optional else ""),
             model=module.model,
             after=", ".join(module.parents),
             rows=module.rows_per_request,

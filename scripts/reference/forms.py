@@ -66,7 +66,25 @@ def undocumented(schema: Mapping[str, Any]) -> list[str]:
 
 
 def _titled(schema: dict[str, Any], title: str) -> dict[str, Any]:
-    return {"$schema": DIALECT} | _plain(schema) | {"title": title}
+    return {"$schema": DIALECT} | _plain(_named_items(schema)) | {"title": title}
+
+
+def _named_items(schema: dict[str, Any]) -> dict[str, Any]:
+    """The schema with objects that stand inside the file's own lists moved to its definitions."""
+    named = dict(schema.get("$defs", {}))
+
+    def moved(node: Any) -> Any:
+        if isinstance(node, list):
+            return [moved(item) for item in node]
+        if not isinstance(node, dict):
+            return node
+        items = node.get("items", {})
+        if "properties" not in items:
+            return {key: moved(value) for key, value in node.items()}
+        named[items["title"]] = items
+        return node | {"items": {"$ref": f"#/$defs/{items['title']}"}}
+
+    return schema | {"properties": moved(schema["properties"]), "$defs": named}
 
 
 def _plain(node: Any) -> Any:
@@ -99,7 +117,7 @@ def _stated(field: dict[str, Any]) -> dict[str, Any]:
 def _plan_schema() -> dict[str, Any]:
     forms: dict[str, Any] = {}
     for name, form in (("cluster", ClusterForm), ("workload", WorkloadForm)):
-        schema = _plain(form.model_json_schema())
+        schema = _plain(_named_items(form.model_json_schema()))
         forms |= schema.pop("$defs", {})
         forms[name] = schema
     known = {name: _object(fields) for name, fields in OBJECTS.items()}
@@ -144,8 +162,12 @@ PLACES = {
     "NodeGroupForm": "nodes[]",
     "ModelDemandForm": "models[]",
     "EntryForm": "models[].entries[]",
+    "SizeForm": "models[].sizes[]",
+    "VariantForm": "models[].variants[]",
+    "VersionForm": "models[].versions[]",
     "ApplicationForm": "applications[]",
     "ModuleForm": "applications[].modules[]",
+    "StepForm": "steps[]",
 }
 
 

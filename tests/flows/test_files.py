@@ -108,7 +108,7 @@ def test_a_runtime_that_cannot_be_is_named(tmp_path: Path, runtime: str, reason:
         (("memory_gib", "memory"), "gpu_classes.L4.memory", "no such field"),
         (("  P4:", "  L4:"), "line 4", "'L4' is given twice"),
         (("[1, 2]", "[1, 2"), "line 3", "not YAML"),
-        ((CLUSTER, ""), "lab.yaml", "valid dictionary"),
+        ((CLUSTER, ""), "lab.yaml", "is empty"),
     ],
 )
 def test_a_wrong_cluster_is_refused_in_one_line_with_file_field_and_reason(
@@ -145,6 +145,12 @@ def test_a_workload_is_read_with_what_it_states_alone(tmp_path: Path) -> None:
     ]
 
 
+def test_a_number_may_have_an_exponent_and_no_dot(tmp_path: Path) -> None:
+    app = "{name: a, slo_ms: 4e2, rate_rps: 1E+3, modules: [{name: m, model: net}]}"
+    (found,) = read_workload(written(tmp_path, f"applications: [{app}]")).applications
+    assert (found.slo_us, found.rate_rps) == (400_000, 1000)
+
+
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
@@ -153,7 +159,7 @@ def test_a_workload_is_read_with_what_it_states_alone(tmp_path: Path) -> None:
         ("models: [{name: a, slo_ms: .nan}]", r"models\[0\].slo_ms"),
         ("models: [{name: a, slo_ms: 1}, {name: a, slo_ms: 1}]", "listed twice"),
         ("models: [{name: a, slo: 20}]", r"slo_ms: is missing \(and models\[0\].slo: no such"),
-        ("[1, 2]", "valid dictionary"),
+        ("[1, 2]", "holds no fields, as NAME: VALUE"),
     ],
 )
 def test_a_wrong_workload_is_refused_with_field_and_reason(

@@ -10,6 +10,7 @@ import argparse
 import ipaddress
 import socket
 import ssl
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -265,6 +266,42 @@ def is_loopback(address: str) -> bool:
         return address == "localhost"
     # A socket of both families has IPv4's addresses as `::ffff:127.0.0.1`.
     return (getattr(found, "ipv4_mapped", None) or found).is_loopback
+
+
+def check_reached_at(gateway_host: str, hosts: Mapping[str, str]) -> None:
+    """Refuse an address of this machine at which nodes on other hosts would not find it.
+
+    Args:
+        gateway_host: the address.
+        hosts: address of each node's host by node name, of nodes on other hosts.
+
+    Raises:
+        InputError: it is no IPv4 address or name of one, it is another machine's, or it is
+            loopback and a node is on a host that has another address.
+    """
+    where = f"--gateway-host {gateway_host}"
+    try:
+        found = socket.getaddrinfo(gateway_host, None, socket.AF_INET, socket.SOCK_STREAM)
+    except (OSError, UnicodeError) as error:
+        raise InputError(where, f"is no IPv4 address and no name of one: {error}") from error
+    address = str(found[0][4][0])
+    with socket.socket() as probe:
+        try:
+            probe.bind((address, 0))
+        except OSError as error:
+            raise InputError(where, f"is no address of this machine: {error.strerror}") from error
+    for node, host in hosts.items():
+        if is_loopback(address) and _is_numeric(host) and not is_loopback(host):
+            reason = f"{node} on {host} cannot reach it: give this machine's address there"
+            raise InputError(where, reason)
+
+
+def _is_numeric(host: str) -> bool:
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True
 
 
 def reached_at(address: str) -> str:

@@ -6,6 +6,7 @@ names, folders, the token. The file is `settings.json` in the serve folder.
 """
 
 import json
+import re
 import secrets
 import sys
 import tempfile
@@ -29,6 +30,7 @@ USUAL_NIC = "shared"
 PLANNED, OVERLAP = "planned", "overlap"
 LOW, REFUSED = "low", "refused"
 LEAST_QUOTA_RPS = 0.001
+_HOST = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,252}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,7 +69,8 @@ class ServeOptions:
 
     Raises:
         InputError: a value that the scheduler or an emulated stage would refuse once it is started,
-            two gateways that could not stand in for each other, or a quota of no client or rate.
+            a host that is no name, two gateways that could not stand in for each other, or a quota
+            of no client or rate.
     """
 
     artifacts: Path | None = None
@@ -99,6 +102,9 @@ class ServeOptions:
             raise InputError(f"--gateways {self.gateways}", "is neither 1 nor 2")
         if self.gateways > 1 and not self.standby:
             raise InputError("--gateways 2", "needs the standby scheduler (no --no-standby)")
+        for host in (self.gateway_host, *self.hosts.values()):
+            if not _HOST.fullmatch(host):  # it becomes part of addresses and of files for scripts
+                raise InputError(f"host {host!r}", "is no IPv4 address and no name of a host")
         if self.gateways > 1 and self.hosts:
             named = ", ".join(self.hosts)
             raise InputError("--gateways 2", f"all nodes must run on this host, {named} do not")

@@ -1,6 +1,6 @@
 """`plan`: which GPUs serve which blocks of which model, stored and shown."""
 
-from math import nan
+from math import isnan, nan
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -126,9 +126,12 @@ def _margin(text: str | None) -> float:
     if text is None:
         return nan
     try:
-        return float(text)
-    except ValueError as error:
-        raise InputError("--slo-margin", f"{text!r} is neither a number nor {AUTO}") from error
+        margin = float(text)
+    except ValueError:
+        margin = nan
+    if isnan(margin):
+        raise InputError("--slo-margin", f"{text!r} is neither a number nor {AUTO}")
+    return margin
 
 
 def _plan(

@@ -1,7 +1,7 @@
 """`whatif`: a plan per value of one input, as a table, a chart and rows."""
 
 from collections.abc import Mapping, Sequence
-from math import floor
+from math import floor, isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -68,6 +68,10 @@ def whatif(
     from flows.planning.sweep import what_if
 
     check_writable(chart, makes_folders=True)
+    if chart is not None:
+        from flows.reporting.backtest_chart import check_drawable
+
+        check_drawable(chart)
     numbers = parse_values(values)
     curves: dict[str, list[Point]] = {}
     with progress("planning") as report:
@@ -102,8 +106,11 @@ def parse_values(text: str) -> list[float]:
     from triton_backend.contract.errors import InputError
 
     try:
+        numbers = [float(part) for part in text.replace(":", ",").split(",")]
+        if not all(map(isfinite, numbers)):
+            raise InputError("--values", f"{text!r} has a number that is not finite")
         if ":" not in text:
-            return [float(part) for part in text.split(",")]
+            return numbers
         first, last, step = (float(part) for part in text.split(":"))
         count = floor((last - first) / step + 1e-9) + 1
     except (ValueError, ZeroDivisionError, OverflowError) as error:

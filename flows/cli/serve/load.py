@@ -40,7 +40,7 @@ def load(
     """
     from flows.cli.project import keep_run, plan_file, plan_text
     from flows.clock import now_utc
-    from flows.files import read_plan
+    from flows.files import check_writable, read_plan
     from flows.quickstart.load_process import LoadRequest, run_load
     from flows.release.server.running import read_state
     from flows.workspace import workspace
@@ -58,6 +58,7 @@ def load(
         kept.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise InputError(str(kept), f"cannot be written: {error.strerror}") from error
+    check_writable(kept)
     reference = sent.reference_plan and plan_file(work, sent.reference_plan)
     more = connection.arguments() | sent.arguments() | {"reference-plan": reference}
     found = run_load(

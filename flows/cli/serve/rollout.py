@@ -213,18 +213,22 @@ def _history(warehouse: Path, *, as_json: bool) -> None:
     from warehouse.observations import list_rollouts
 
     with workspace(warehouse).open(read_only=True) as store:
-        rows = [asdict(rollout) for rollout in list_rollouts(store)]
+        found = [asdict(rollout) for rollout in list_rollouts(store)]
     if as_json:
-        print_json({"rollouts": rows})
+        print_json({"rollouts": found})
         return
-    names = (
-        "rollout_id",
-        "plan_id",
-        "former_plan_id",
-        "state",
-        "requested_by",
-        "started_at",
-        "reason",
-        "outcome",
-    )
-    show(table(names, [[row[name] for name in names] for row in rows]))
+    rows = [
+        (
+            row["rollout_id"],
+            row["plan_id"],
+            row["former_plan_id"],
+            row["state"],
+            row["requested_by"],
+            f"{row['started_at']:%Y-%m-%d %H:%M:%S}",
+            row["reason"],
+            row["outcome"],
+        )
+        for row in found
+    ]
+    head = ("rollout", "plan", "before", "state", "by", "started, UTC", "reason", "outcome")
+    show(table(head, rows, texts=len(head)))

@@ -142,7 +142,7 @@ def _start(
     """
     from flows.release.server.admin import check_can_start, start, stop, take_over
     from flows.release.server.running import served_without_keeper
-    from triton_backend.serve_folder.endpoints import LOOPBACK
+    from triton_backend.serve_folder.endpoints import LOOPBACK, check_reached_at
     from triton_backend.serve_folder.repository import render_host, render_repository
     from triton_backend.serve_folder.settings import ServeSettings
 
@@ -161,8 +161,9 @@ def _start(
         stop(folder)
         render_host(folder, given, plan, host, asked.artifacts)
         return start(folder, reachable, report, wait_for_workers=False)
-    check_can_start(folder, ports, asked.gateways)
     elsewhere = other_hosts(plan, asked.gateway_host)
+    check_reached_at(asked.gateway_host, elsewhere)
+    check_can_start(folder, ports, asked.gateways)
     options = replace(asked, hosts=elsewhere)
     stop(folder)
     render_repository(folder, plan, options)

@@ -5,12 +5,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from flows.cli.console import print_json, progress, show, table
+from flows.files import check_writable
 
 if TYPE_CHECKING:
     from flows.cli.simulate.options import GoodputRun, PlainRun
     from flows.cli.simulate.request import SimulationRequest
     from triton_backend.contract.plan import Plan
-    from triton_backend.simulator.results import SimResult
+    from triton_backend.simulator.results import Outcome, SimResult
 
 
 def show_run(
@@ -26,6 +27,7 @@ def show_run(
     Raises:
         InputError: an option does not fit the plan, or a file cannot be used.
     """
+    check_writable(asked.records)
     with progress("simulating"):
         result = request.run(plan)
         _write_records(asked.records, result)
@@ -49,6 +51,7 @@ def show_goodput(
 
     attainment = ATTAINMENT if asked.find_goodput is None else asked.find_goodput
     step = STEP if asked.goodput_step is None else asked.goodput_step
+    check_writable(asked.records)
     with progress("simulating"):
         result = request.run(plan)
         found = goodput_report(plan, request.complete_options(), attainment, step)
@@ -94,7 +97,7 @@ def _print(result: "SimResult") -> None:
             model.served,
             model.late,
             model.dropped,
-            words.percent(model.attainment, 2),
+            _attained(model.outcome),
             words.milliseconds(model.latency_ms.p50),
             words.milliseconds(model.latency_ms.p99),
             model.mean_batch,
@@ -116,12 +119,17 @@ def _print(result: "SimResult") -> None:
         show(table(("goodput", "load factor", "requests/s"), rows))
 
 
-def _print_low(result: "SimResult") -> None:
-    """Low requests, where any were offered."""
+def _attained(outcome: "Outcome") -> str:
+    """Share in time of what was offered; a dash where nothing was."""
     from flows.reporting import words
 
+    return words.percent(outcome.attainment if outcome.offered else None, 2)
+
+
+def _print_low(result: "SimResult") -> None:
+    """Low requests, where any were offered."""
     rows = [
-        (model.name, low.offered, low.served, low.dropped, words.percent(low.attainment, 2))
+        (model.name, low.offered, low.served, low.dropped, _attained(low))
         for model in result.models
         for low in [model.low]
         if low
@@ -141,7 +149,7 @@ def _print_entries(result: "SimResult") -> None:
             found.outcome.served,
             found.outcome.late,
             found.outcome.dropped,
-            words.percent(found.outcome.attainment, 2),
+            _attained(found.outcome),
             words.milliseconds(found.latency_ms.p50),
             words.milliseconds(found.latency_ms.p99),
             f"{fill.samples:.2f}" if fill else "–",
@@ -168,7 +176,7 @@ def _print_applications(result: "SimResult") -> None:
                 jobs.served,
                 jobs.late,
                 jobs.dropped,
-                words.percent(jobs.attainment, 2),
+                _attained(jobs),
                 words.milliseconds(found.latency_ms.p50),
                 words.milliseconds(found.latency_ms.p99),
             )

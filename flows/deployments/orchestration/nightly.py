@@ -15,6 +15,7 @@ import yaml
 from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.client.schemas.actions import DeploymentUpdate
 from prefect.client.schemas.schedules import CronSchedule
+from prefect.exceptions import ObjectNotFound
 from pydantic import ValidationError
 
 from flows.files import read_cluster, read_workload, write_text
@@ -114,10 +115,13 @@ def _triggers(client: SyncPrefectClient, deployment_id: UUID) -> list[Any]:
 def described() -> list[str]:
     """The schedules that are active on the server.
 
-    A line per active schedule, and one for the trigger.
+    A line per active schedule, and one for the trigger; none where `replan` is not registered.
     """
     with get_client(sync_client=True) as client:
-        replan = client.read_deployment_by_name(REPLAN)
+        try:
+            replan = client.read_deployment_by_name(REPLAN)
+        except ObjectNotFound:  # `up --only-classes`
+            return []
         schedules = [s for s in client.read_deployment_schedules(replan.id) if s.active]
         armed = [t.name for t in _triggers(client, replan.id) if t.enabled]
     crons = [s.schedule.cron for s in schedules if isinstance(s.schedule, CronSchedule)]

@@ -85,7 +85,9 @@ def read_access_log(path: Path, *, now: datetime) -> AccessLog:
                 raise InputError(str(path), f"names more than {MOST_MODELS} models")
             counts[minute, name] += 1
     except (OSError, EOFError, zlib.error) as error:
-        raise InputError(str(path), f"cannot be read: {error}") from error
+        raise InputError(
+            str(path), f"cannot be read: {getattr(error, 'strerror', None) or error}"
+        ) from error
     if not counts:
         reason = f"has no request of a model (/v2/models/NAME/infer) in {others} lines"
         raise InputError(str(path), reason)

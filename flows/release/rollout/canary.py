@@ -36,7 +36,8 @@ FORMER, CANARY = "former", "canary"
 PUBLISHED_SECONDS = 2.0
 # Of a binomial count; and fewer bad requests than so many say nothing, whatever their share.
 SIGMAS, LEAST_BAD = 3.0, 3
-_INSTEAD = "roll it out without --canary, with --compare-requests"
+_PLAINLY = "roll it out without --canary"
+_INSTEAD = f"{_PLAINLY}, with --compare-requests"
 
 
 def canary_plan(former: Plan, new: Plan, share: float) -> Plan:
@@ -88,7 +89,7 @@ def _check_alike(where: str, former: Plan, new: Plan) -> None:
     if former.shares_requests or new.shares_requests:
         raise InputError(where, "one of the plans is a canary's step itself")
     if former.applications or new.applications:
-        raise InputError(where, f"a plan has applications; {_INSTEAD}")
+        raise InputError(where, f"a plan has applications; {_PLAINLY}")  # nor are these compared
     if former.workload.variants or new.workload.variants:
         raise InputError(where, f"a model has variants, which divide its requests; {_INSTEAD}")
     names, others = ({model.name for model in plan.models} for plan in (former, new))
@@ -148,7 +149,7 @@ def _check_model(where: str, former: ModelPlan, new: ModelPlan) -> None:
         raise InputError(where, f"has entries, which already divide its requests; {_INSTEAD}")
     stages = [s for model in (former, new) for p in model.pipelines for s in p.stages]
     if any(stage.artifact is None for stage in stages):
-        raise InputError(where, "is emulated: there is nothing to compare")
+        raise InputError(where, f"is emulated: there is nothing to compare; {_PLAINLY}")
     if any(stage.boards for stage in stages):
         raise InputError(where, f"runs batches of several pipelines as one; {_INSTEAD}")
 

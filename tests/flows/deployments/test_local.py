@@ -5,6 +5,7 @@ import os
 import socket
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import psutil
@@ -61,6 +62,36 @@ def test_a_port_of_another_program_is_named_before_anything_starts(tmp_path: Pat
 def test_a_port_that_is_none_is_named(tmp_path: Path) -> None:
     done = run(tmp_path, *OPERATIONS, "status", POOLPIPE_UI_PORT="http")
     assert (done.returncode, done.stderr) == (1, "POOLPIPE_UI_PORT: 'http' is no port\n")
+
+
+@pytest.mark.parametrize("url", ["nonsense", "http://", "ftp://host/api", "http://host:x/api"])
+def test_an_address_of_a_server_that_is_none_is_named(tmp_path: Path, url: str) -> None:
+    done = run(tmp_path, *OPERATIONS, "status", PREFECT_API_URL=url)
+    said = f"PREFECT_API_URL: {url!r} is no URL, as http://127.0.0.1:4200/api\n"
+    assert (done.returncode, done.stderr) == (1, said)
+
+
+def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    done = run(tmp_path, *OPERATIONS, "status", POOLPIPE_HOME=str(tmp_path / "file"))
+    assert done.returncode == 1
+    assert done.stderr == f"{tmp_path}/file/operations: Not a directory\n"
+
+
+def test_a_program_that_is_no_server_of_http_is_no_prefect_server(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+
+        def answer() -> None:
+            with other.accept()[0] as client:
+                client.sendall(b"SSH-2.0\r\n")
+
+        answering = threading.Thread(target=answer)
+        answering.start()
+        done = run(tmp_path, *OPERATIONS, "status", POOLPIPE_PREFECT_PORT=str(port))
+        answering.join()
+    said = f"no Prefect server answers at http://127.0.0.1:{port}/api\n"
+    assert (done.returncode, done.stdout, done.stderr) == (0, said, "")
 
 
 def lives(process: psutil.Process) -> bool:

@@ -13,7 +13,8 @@ from flows.reporting.data import Outcomes, ReportData, Uses, latencies_of_load
 from flows.reporting.html import render_report, write_report
 from flows.reporting.runs import LOADS, variant_curves
 from flows.reporting.timeline import MOST_BARS, timeline_data
-from tests.fakes.plans import two_tails
+from tests.fakes.applications import hand_application, hand_module, with_applications
+from tests.fakes.plans import two_stages, two_tails
 from tests.fakes.variants import CHEAP, NAME, variant_plan
 from tests.flows.reporting.example import (
     LONG_NAME,
@@ -254,3 +255,13 @@ def test_a_simulation_becomes_outcomes() -> None:
     summary = {"duration_s": 30, "policy": "reservation", "models": {"m": row}}
     run = Outcomes.from_simulation(summary, {"m": np.array([1.0, 2.0])})
     assert (run.label, run.note, run.attainment) == ("simulated", "policy reservation", 1)
+
+
+def test_a_module_that_may_be_left_out_is_called_optional() -> None:
+    model = two_stages().models[0].name
+    last = hand_module("last", model, "first", rows=2.0, max_rows=4, optional=True)
+    application = hand_application("app", (hand_module("first", model), last))
+    plan = with_applications(two_stages(), application)
+    page = render_report(ReportData(title="run", plan=plan))
+    assert "last (optional)" in page
+    assert "first (optional)" not in page

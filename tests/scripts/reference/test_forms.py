@@ -8,7 +8,7 @@ import pytest
 
 from flows.file_forms import ApplicationForm, ModuleForm
 from flows.plan_fields import OBJECTS
-from scripts.reference.forms import schemas, undocumented
+from scripts.reference.forms import form_pages, schemas, undocumented
 from tests.docs.pages import EXAMPLES
 from tests.fakes.applications import hand_application, hand_module, with_applications
 from tests.fakes.plans import two_stages, two_tails
@@ -39,6 +39,15 @@ def test_examples_of_fields_fit_their_schemas(name: str) -> None:
             whole = checked | {"$defs": schema["$defs"]}
             for value in given["examples"]:
                 jsonschema.validate(value, whole)
+
+
+def test_every_object_of_a_file_has_a_section_named_by_its_place() -> None:
+    page = form_pages()["workload.md"]
+    assert "## `applications[]`" in page
+    assert "| list of `applications[]` |" in page
+    assert "list of object" not in page
+    for page in form_pages().values():
+        assert "Form`" not in page
 
 
 def plans() -> dict[str, dict[str, Any]]:

@@ -618,7 +618,8 @@ def _on_machines(inputs: Inputs, options: PlanOptions, lines: Lines, problem: Pr
         for table, rate, budget in zip(tables, rates, division.times, strict=True)
     ]
     trace = _trace(laps, division, options)
-    trace.notes.append(f"{accounting} plans whole models on GPUs of equal parts")
+    by = "" if options.own["gathering"] == accounting else ", the default here,"
+    trace.notes.append(f"--gathering {accounting}{by} plans whole models on GPUs of equal parts")
     kept = [served for served in sets if served is not None]
     decided = decided_by_sets(problem, lines, kept, division.bound, options, trace, accounting)
     return answer(decided, inputs, options, lines, problem, [served.time_us for served in kept])

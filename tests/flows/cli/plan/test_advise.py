@@ -38,7 +38,7 @@ def test_three_ways_are_compared(poolpipe: Command) -> None:
 @pytest.mark.parametrize(
     ("name", "reason"),
     [
-        ("none.log", "none.log: cannot be read"),
+        ("none.log", "none.log: cannot be read: No such file or directory"),
         ("other.log", "the log: has no request of net; its models: other"),
         ("empty.log", "empty.log: has no request of a model"),
     ],

@@ -52,6 +52,8 @@ def test_an_application_is_planned_shown_and_verified(
     assert ran.code == 0, ran.err
     for text in ("traffic", "cars (optional)", "2.5 of 8", "detect"):
         assert text in ran.out
+    said = "note: --gathering tc-padded, the default here, plans whole models"
+    assert (said in ran.err) == (planner == "pool")
     document = json.loads((ready / "plan.json").read_text())
     assert [m["name"] for m in document["applications"][0]["modules"]] == ["detect", "cars"]
     assert poolpipe("verify", "plan.json").code == 0
@@ -64,6 +66,8 @@ def test_an_application_is_planned_shown_and_verified(
     assert jobs["modules"]["cars"]["rows"] == 500
     shown = poolpipe("simulate", *asked)
     assert "cars" in shown.out
+    rows = [line.split()[:6] for line in shown.out.splitlines()]
+    assert ["net", "0", "0", "0", "0", "–"] in rows  # no client asks for the model alone
     document["applications"][0]["slo_us"] -= 1
     (ready / "plan.json").write_text(json.dumps(document))
     assert poolpipe("verify", "plan.json").code == 1

@@ -133,6 +133,8 @@ def test_options_reach_the_planner(poolpipe: Command) -> None:
         ("--solver", "abacus", "'abacus' is none of highs"),
         ("--slo-margin", "1.5", "1.5 is not within 0 and 0.99"),
         ("--slo-margin", "wide", "'wide' is neither a number nor auto"),
+        ("--slo-margin", "nan", "'nan' is neither a number nor auto"),
+        ("--previous", "", "plan '': name a plan.json, the id of a stored plan, or its beginning"),
         ("--keep", "net", "is not NAME=VALUE"),
         ("--keep", "net=much", "write MODEL=NUMBER"),
         ("--keep", "net=nan", "net=nan is not a rate"),
@@ -247,6 +249,12 @@ def test_a_plan_that_is_neither_file_nor_stored_is_refused(poolpipe: Command) ->
     assert_refused(poolpipe("verify", "none.json"), "none.json: no such file")
 
 
+@pytest.mark.usefixtures("profiled")
+def test_a_chart_of_an_unknown_type_is_refused_before_the_plans(poolpipe: Command) -> None:
+    vary = ("whatif", *PLAN[1:], "--vary", "slo", "--values", "1")
+    assert_refused(poolpipe(*vary, "--chart", "x.zzz"), "x.zzz: cannot be drawn: its type is none")
+
+
 @pytest.mark.long
 def test_a_curve_is_planned_drawn_and_stored(profiled: Path, poolpipe: Command) -> None:
     vary = ("whatif", *PLAN[1:], "--vary", "gpus:fast", "--values", "1:3:1")
@@ -269,6 +277,7 @@ def test_a_curve_is_planned_drawn_and_stored(profiled: Path, poolpipe: Command) 
     [
         ("colour", "1", "'colour' is none of gpus"),
         ("gpus:T9", "1", "no GPU class 'T9'"),
+        ("slo", "1,inf", "'1,inf' has a number that is not finite"),
         ("gpus", "few", "'few' is neither A,B,C nor FROM:TO:STEP"),
         ("gpus", "3:1:1", "'3:1:1' names no value"),
         ("gpus", "1:0.5:1", "'1:0.5:1' names no value"),

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from tests.fakes.kserve import doubled, grpc_sink
 from tests.fakes.plans import two_stages
+from tests.flows.cli.conftest import Command
 
 
 @pytest.mark.slow
@@ -50,3 +51,12 @@ def test_an_interrupted_load_tells_and_keeps_what_it_measured(tmp_path: Path) ->
     (model,) = found["models"].values()
     with np.load(tmp_path / "records.npz") as saved:
         assert len(saved["records"]) == model["offered"] >= 1
+
+
+@pytest.mark.usefixtures("planned")
+def test_a_file_of_records_that_cannot_be_written_is_refused_before_the_load(
+    poolpipe: Command,
+) -> None:
+    ran = poolpipe("load", "plan.json", "--url", "127.0.0.1:1", "--records", ".")
+    assert (ran.code, ran.out) == (2, "")
+    assert ran.err == "poolpipe: .: cannot be written: Is a directory\n"

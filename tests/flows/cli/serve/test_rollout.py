@@ -1,6 +1,10 @@
+from datetime import UTC, datetime
+
 import pytest
 
-from tests.flows.cli.conftest import Command
+from tests.flows.cli.conftest import WAREHOUSE, Command
+from warehouse.db import open_warehouse
+from warehouse.observations import Rollout, begin_rollout
 
 
 @pytest.mark.usefixtures("planned")
@@ -30,6 +34,29 @@ def test_a_rollout_that_cannot_be_is_refused(
 @pytest.mark.usefixtures("planned")
 def test_the_history_of_rollouts_begins_empty(poolpipe: Command) -> None:
     assert poolpipe("rollout", "--status", "--json").document == {"rollouts": []}
+
+
+@pytest.mark.usefixtures("planned")
+def test_the_history_of_rollouts_gives_instants_to_the_second(poolpipe: Command) -> None:
+    began = datetime(2026, 11, 1, 12, 0, 1, 234567, tzinfo=UTC)
+    rollout = Rollout(
+        rollout_id="rollout-1",
+        plan_id="new",
+        former_plan_id="old",
+        state="done",
+        requested_by="user",
+        reason="more cars",
+        outcome="attained its targets for 30 s",
+        started_at=began,
+        changed_at=began,
+    )
+    with open_warehouse(WAREHOUSE) as warehouse:
+        begin_rollout(warehouse, rollout)
+    shown = poolpipe("rollout", "--status").out
+    assert "2026-11-01 12:00:01 " in shown
+    assert all(text in shown for text in ("more cars", "attained its targets for 30 s", "old"))
+    (stored,) = poolpipe("rollout", "--status", "--json").document["rollouts"]
+    assert stored["started_at"].startswith("2026-11-01T12:00:01.234567")
 
 
 @pytest.mark.usefixtures("planned")

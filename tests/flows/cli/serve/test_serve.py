@@ -132,6 +132,29 @@ def test_a_model_beside_the_plan_that_cannot_be_loaded_is_named(
     assert digest(models) == before
 
 
+@pytest.mark.parametrize(
+    ("given", "reason"),
+    [
+        (
+            ("--gateway-host", "no such host"),
+            "host 'no such host': is no IPv4 address and no name of a host",
+        ),
+        (("--gateway-host", "a" * 80), "is no IPv4 address and no name of one"),
+        (("--gateway-host", "192.0.2.1"), "192.0.2.1: is no address of this machine"),
+        ((), "--gateway-host 127.0.0.1: fast-0 on 192.0.2.2 cannot reach it"),
+    ],
+)
+def test_an_address_that_nodes_elsewhere_would_not_reach_is_refused(
+    planned: Path, poolpipe: Command, given: tuple[str, ...], reason: str
+) -> None:
+    plan = json.loads(planned.read_text())
+    plan["cluster"]["nodes"][0] |= {"host": "192.0.2.2"}
+    planned.write_text(json.dumps(plan))
+    ran = poolpipe("serve", "plan.json", *given)
+    assert (ran.code, ran.out, ran.err.count("\n")) == (2, "", 1)
+    assert reason in ran.err
+
+
 @pytest.mark.usefixtures("planned")
 def test_quotas_that_cannot_hold_are_named_in_one_line(poolpipe: Command) -> None:
     for quotas, reason in (

@@ -171,7 +171,10 @@ def test_traces_of_requests_and_of_counts_are_taken(poolpipe: Command) -> None:
         (("--change", "plan.json"), "'plan.json' is not SECONDS=PLAN"),
         (("--change", "-1=plan.json"), "'-1=plan.json' is not SECONDS=PLAN"),
         (("--change", "2=plan.json", "--change", "1=plan.json"), "[2.0, 1.0] are not in order"),
-        (("--records", "no/such/folder.parquet"), "folder.parquet: cannot be written"),
+        (
+            ("--records", "no/such/folder.parquet"),
+            "folder.parquet: cannot be written: there is no folder",
+        ),
     ],
 )
 def test_wrong_options_are_refused_in_one_line(

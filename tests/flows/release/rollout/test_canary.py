@@ -238,7 +238,7 @@ def test_applications_entries_and_variants_are_refused(served: Plan) -> None:
         canary_plan(listed, of_stages(listed, artifact="other"), 0.1)
     whole = plan(two_stage("m0"))
     asked = with_applications(whole, hand_application("a", [hand_module("only", "m0")]))
-    with pytest.raises(InputError, match="a plan has applications"):
+    with pytest.raises(InputError, match=r"a plan has applications; roll it out without --canary$"):
         canary_plan(asked, of_stages(asked, artifact="other"), 0.1)
     variants = variant_plan()
     with pytest.raises(InputError, match="a model has variants, which divide its requests"):
