@@ -29,6 +29,7 @@ from triton_backend.contract.entries import Entry, shares_of
 from triton_backend.contract.errors import InputError
 from triton_backend.contract.fields import LONGEST_NAME
 from triton_backend.contract.plan import ModelPlan, Pipeline, Plan
+from triton_backend.contract.units import US_PER_S
 from triton_backend.runtimes.stage_tensors import complete_tensors
 
 FORMER, CANARY = "former", "canary"
@@ -43,7 +44,8 @@ _INSTEAD = f"{_PLAINLY}, with --compare-requests"
 def canary_plan(former: Plan, new: Plan, share: float) -> Plan:
     """The former plan, of which each model that differs serves a share of its requests as the new.
 
-    Rates are the former plan's, divided by the share: both share the pools' time.
+    Rates are the former plan's, divided by the share: both share the pools' time. Where the new
+    plan is slower and a pool is full, the step promises less: what its pools carry.
 
     Args:
         former: the plan in force.
@@ -63,6 +65,8 @@ def canary_plan(former: Plan, new: Plan, share: float) -> Plan:
     )
     if not any(shares_of(model.entries) for model in models):
         raise InputError(where, "no model differs from the plan in force")
+    part = _carried_part(former, models)
+    models = tuple(_at_part(m, part) if shares_of(m.entries) else m for m in models)
     suffix = f"-canary-{100 * share:g}"
     plan_id = f"{new.plan_id[: LONGEST_NAME - len(suffix)]}{suffix}"
     try:
@@ -130,8 +134,35 @@ def _shared(where: str, former: ModelPlan, new: ModelPlan, share: float) -> Mode
     return replace(former, entries=entries, pipelines=pipelines, split=split)
 
 
-def _part(pipeline: Pipeline, entry: str, part: float) -> Pipeline:
+def _part(pipeline: Pipeline, entry: str | None, part: float) -> Pipeline:
     return replace(pipeline, entry=entry, throughput_rps=pipeline.throughput_rps * part)
+
+
+def _carried_part(former: Plan, models: Sequence[ModelPlan]) -> float:
+    """The part of the rates of models with two entries that their pools carry beside the others."""
+    room = {pool.name: float(pool.vgpus) for pool in former.pools}
+    asked = dict.fromkeys(room, 0.0)
+    for model in models:
+        shared = bool(shares_of(model.entries))
+        for pipeline in model.pipelines:
+            for stage in pipeline.stages:
+                batches_per_s = pipeline.throughput_rps / (stage.batch or pipeline.batch)
+                busy = batches_per_s * stage.latency_us / US_PER_S
+                if shared:
+                    asked[stage.pool] += busy
+                else:
+                    room[stage.pool] -= busy
+    return min((room[name] / busy for name, busy in asked.items() if busy > room[name]), default=1)
+
+
+def _at_part(model: ModelPlan, part: float) -> ModelPlan:
+    """The model at a part of its rates."""
+    return replace(
+        model,
+        throughput_rps=model.throughput_rps * part,
+        entries=tuple(replace(e, rate_rps=e.rate_rps * part) for e in model.entries),
+        pipelines=tuple(_part(p, p.entry, part) for p in model.pipelines),
+    )
 
 
 def _check_model(where: str, former: ModelPlan, new: ModelPlan) -> None:

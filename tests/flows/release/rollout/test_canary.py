@@ -140,6 +140,25 @@ def test_a_step_has_the_pipelines_of_both_plans_on_the_same_pools(served: Plan) 
     assert not served.shares_requests
 
 
+def test_a_slower_plan_promises_what_full_pools_carry(served: Plan) -> None:
+    last = served.models[0].pipelines[0].stages[1]
+    pool = served.pool_of(last)
+    full_rps = pool.vgpus * 1e6 * SAMPLES / last.latency_us
+    (pipeline,) = served.models[0].pipelines
+    filled = of_model(
+        served,
+        "full",
+        pipelines=(replace(pipeline, throughput_rps=full_rps),),
+        throughput_rps=full_rps,
+    )
+    slower = of_stages(filled, latency_us=2 * last.latency_us, artifact="other")
+    (model,) = canary_plan(filled, slower, 0.5).models
+    assert [p.throughput_rps for p in model.pipelines] == pytest.approx([full_rps / 3] * 2)
+    assert model.throughput_rps == pytest.approx(full_rps / 1.5)
+    assert [entry.rate_rps for entry in model.entries] == pytest.approx([full_rps / 3] * 2)
+    assert shares(model) == {FORMER: 0.5, CANARY: 0.5}
+
+
 def test_workers_go_on_through_a_canary_and_load_what_differs_once(served: Plan) -> None:
     new = of_stages(served, artifact="other")
     before, last = complete_tensors(served), complete_tensors(new)
