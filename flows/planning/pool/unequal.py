@@ -220,7 +220,9 @@ def search(
     """
     columns = candidates.columns
     trace.configurations["with parts"] = len(columns)
-    bound = candidates.bound or _relaxed(problem, columns, cuts, goal)
+    if watch.over() and not np.isfinite(known):
+        return Answer(bound=np.inf, score=known)
+    bound = candidates.bound or _relaxed(problem, columns, cuts, goal, watch)
     step = step_of(goal.price) if goal.fixed else 0.0  # costs are multiples of it
 
     def whole(score: float) -> float:
@@ -311,7 +313,7 @@ def _turns_or_pipelines(
     build.entries(pipes, y, most_rps)
 
 
-def _relaxed(problem: Problem, columns: Columns, cuts: Cuts, goal: Goal) -> Bound:
+def _relaxed(problem: Problem, columns: Columns, cuts: Cuts, goal: Goal, watch: Watch) -> Bound:
     """Prices of types, and the bound that follows from them whatever the solver's tolerances."""
     used = columns.usage_of_types(len(problem.types))
     build = ProgramBuilder()
@@ -325,7 +327,7 @@ def _relaxed(problem: Problem, columns: Columns, cuts: Cuts, goal: Goal) -> Boun
     capacity = build.rows("capacity", len(problem.gpus), upper=problem.gpus)
     build.entries(capacity[cuts.kind], gpus, 1.0)
     _goal_rows(build, columns, goal, rates)
-    found = solve_linear(build.build())
+    found = solve_linear(build.build(), watch.left_s())
     price = np.full(len(problem.types), 1.0)  # any prices bound; these where the solver fails
     if found is not None:
         price = np.maximum(found[1][hold], 0.0)

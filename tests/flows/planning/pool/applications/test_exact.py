@@ -383,6 +383,19 @@ def test_modules_that_find_no_room_beside_each_other_are_refused() -> None:
         _crowded("divisors", "throughput", None).plan()
 
 
+def test_more_lines_than_gpus_are_refused_without_a_search(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On equal parts no GPU serves two lines; a search for whole GPUs took minutes to end."""
+
+    def never(*_: Any, **__: Any) -> None:
+        pytest.fail("GPUs were handed out")
+
+    monkeypatch.setattr(pools, "search", never)
+    few = cluster(1, 2, fast_hourly_cost=FAST, slow_hourly_cost=SLOW)
+    options: dict[str, Any] = {"objective": "cost", "own": {"gathering": "fixed"}}
+    with pytest.raises(InfeasibleError, match="the GPUs are too few or too slow"):
+        made(asked(90, *DIAMOND, rate_rps=1.0), few, max_partitions=3, **options)
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("limit_s", [0.6, 0.8, 1.0, 1.5])
 def test_a_limit_that_ends_before_rates_are_known_is_named(limit_s: float) -> None:
@@ -457,7 +470,9 @@ def test_a_run_that_ends_before_any_plan_says_so_and_claims_nothing_else() -> No
     few = cluster(1, 1, fast_hourly_cost=FAST, slow_hourly_cost=SLOW)
     options = PlanOptions(objective="cost", slo_margin=0.1, own={"gathering": "fixed"})
     over = Watch(limit_s=0.0)
-    with pytest.raises(InfeasibleError, match=r"no plan under a time limit of 0 s; raise --time-limit"):
+    with pytest.raises(
+        InfeasibleError, match=r"no plan under a time limit of 0 s; raise --time-limit"
+    ):
         make_plan(PROFILES, few, workload, options, over)
     with pytest.raises(InfeasibleError, match="the GPUs are too few or too slow for it"):
         make_plan(PROFILES, few, workload, options)
