@@ -228,18 +228,18 @@ def search(
     def whole(score: float) -> float:
         return -raised(-score, step)
 
+    top = whole(bound.score)
+    if watch.over():
+        return Answer(bound=max(top, known), score=known)
     least = known + step * (1 - SOLVED)  # of what is better than known
     loss = least_loss(problem.types_apart(), columns, bound)
     rows = _order(candidates, loss)
     open_rows = rows[loss[rows] < bound.score - least]
     chosen, left_out = open_rows[: candidates.most], open_rows[candidates.most :]
     ceiling = whole(bound.score - float(loss[left_out].min())) if len(left_out) else known
-    top = whole(bound.score)
     settled = np.isfinite(known) and top <= known + abs(known) * options.gap
-    none = not len(chosen) and cuts.carried is None
-    if none or settled or watch.over():
-        most = top if watch.over() else min(top, max(known, ceiling))
-        return Answer(bound=max(most, known), score=known)
+    if settled or (not len(chosen) and cuts.carried is None):
+        return Answer(bound=max(known, min(top, max(known, ceiling))), score=known)
     chosen = np.sort(chosen)
     answer = _integer(problem, candidates, chosen, cuts, goal, (least, bound.score), options, watch)
     trace.configurations["with parts kept"] = len(chosen)

@@ -202,6 +202,7 @@ def _parts(
         trace.notes.append(unequal.no_cuts(inputs.watch))
         if equal is None:
             raise _no_plan(inputs, lines, problem)
+        trace.details["over_equal_parts"] = 1.0
         return equal
     pools = _pools(inputs, options, lines, wide)
     try:
