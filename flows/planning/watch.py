@@ -41,6 +41,7 @@ class Watch:
     limit_s: float | None = None
     tell: Callable[[Progress], None] | None = None
     value_of: Callable[[float], float] = float
+    _whole_s: float | None = None
     _clock: Stopwatch = field(default_factory=Stopwatch)
     _stop: Event = field(default_factory=Event)
 
@@ -73,10 +74,14 @@ class Watch:
     def no_plan(self) -> InfeasibleError:
         """The complaint of a run that is over before any plan is known.
 
-        Nothing is shown to be out of reach.
+        Nothing is shown to be out of reach. A part names the limit of the whole run.
         """
-        ends = "it was ended" if self.stopped() else "the time limit ended; raise --time-limit"
-        return InfeasibleError("planning", f"no plan in {self.seconds():.1f} s, then {ends}")
+        if self.stopped():
+            return InfeasibleError(
+                "planning", f"no plan in {self.seconds():.1f} s, then it was ended"
+            )
+        reason = f"no plan under a time limit of {self._limit_of_run_s():g} s"
+        return InfeasibleError("planning", f"{reason}; raise --time-limit")
 
     def part(self, share: float) -> "Watch":
         """The same clock for a first part of the run, without reports.
@@ -85,7 +90,10 @@ class Watch:
         """
         left = self.left_s()
         limit = None if left is None else self.seconds() + share * left
-        return replace(self, limit_s=limit, tell=None)
+        return replace(self, limit_s=limit, _whole_s=self._limit_of_run_s(), tell=None)
+
+    def _limit_of_run_s(self) -> float | None:
+        return self.limit_s if self._whole_s is None else self._whole_s
 
     def valuing(self, value_of: Callable[[float], float]) -> "Watch":
         """The same clock for a planner whose scores mean other values."""

@@ -164,14 +164,8 @@ class BudgetSplit:
     boxes: int
 
 
-@dataclass(frozen=True, slots=True)
-class _Box:
-    """Budgets from `least` to `most`, both included; what lines use at `most`, and the bound."""
-
-    least: tuple[int, ...]
-    most: tuple[int, ...]
-    used: tuple[int, ...]
-    bound: float
+Budgets = tuple[int, ...]
+"""By line (µs)."""
 
 
 def divide(
@@ -198,9 +192,10 @@ def divide(
 class _Search:
     def __init__(self, lines: Lines, oracle: Oracle, gap: float, watch: Watch) -> None:
         self.lines, self.oracle, self.gap, self.watch = lines, oracle, gap, watch
-        self.best: tuple[float, tuple[int, ...]] = (inf, ())
+        self.best: tuple[float, Budgets] = (inf, ())
         self.floor = inf  # least bound of the boxes that are closed
-        self.open: list[tuple[float, int, _Box]] = []
+        # Bound, number, least and most budgets of boxes, and what lines use at the most.
+        self.open: list[tuple[float, int, Budgets, Budgets, Budgets]] = []
         self.seen = 0
 
     def run(self, start: Sequence[int] | None, most_boxes: int) -> BudgetSplit | None:
@@ -211,9 +206,8 @@ class _Search:
         while self.open:
             if self._settled(self.open[0][0]) or self.seen >= most_boxes or self.watch.over():
                 break
-            _, _, box = heapq.heappop(self.open)
-            for one, other in self._split(box):
-                self._push(one, other)
+            for box in self._split(*heapq.heappop(self.open)[2:]):
+                self._push(*box)
         cost, times = self.best
         if cost == inf:
             return None
@@ -223,7 +217,7 @@ class _Search:
     def _settled(self, bound: float) -> bool:
         return self.best[0] < inf and bound >= self.best[0] - self.gap * abs(self.best[0])
 
-    def _push(self, least: tuple[int, ...], most: tuple[int, ...]) -> None:
+    def _push(self, least: Budgets, most: Budgets) -> None:
         """Cut a box to what its paths leave, look for a plan in it, keep it if it may be better."""
         most = tuple(map(min, most, self.lines.room(least)))
         if any(top < bottom for top, bottom in zip(most, least, strict=True)):
@@ -242,7 +236,7 @@ class _Search:
             return
         if self.seen % self.oracle.guess_every == 0 or self.seen == 1:
             self._offer(self._between(least, used))
-        heapq.heappush(self.open, (bound, self.seen, _Box(least, most, used, bound)))
+        heapq.heappush(self.open, (bound, self.seen, least, most, used))
 
     def _between(self, least: Sequence[int], used: Sequence[int]) -> list[int]:
         """Budgets from the least towards those used, as far as paths allow, then filled up."""
@@ -258,17 +252,13 @@ class _Search:
             if cost < self.best[0]:
                 self.best = (cost, tuple(times))
 
-    def _split(self, box: _Box) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
-        graph = next(
-            graph for graph in self.lines.graphs if graph.longest(box.used) > graph.limit_us
-        )
-        path = graph.critical(box.used)
-        line = max(path, key=lambda at: box.used[at] - box.least[at])
-        middle = (box.least[line] + box.used[line]) // 2
-        middle = min(middle, box.used[line] - 1)
-        below = (*box.most[:line], middle, *box.most[line + 1 :])
-        above = (*box.least[:line], middle + 1, *box.least[line + 1 :])
-        return [(box.least, below), (above, box.most)]
+    def _split(self, least: Budgets, most: Budgets, used: Budgets) -> list[tuple[Budgets, Budgets]]:
+        graph = next(graph for graph in self.lines.graphs if graph.longest(used) > graph.limit_us)
+        line = max(graph.critical(used), key=lambda at: used[at] - least[at])
+        middle = min((least[line] + used[line]) // 2, used[line] - 1)
+        below = (*most[:line], middle, *most[line + 1 :])
+        above = (*least[:line], middle + 1, *least[line + 1 :])
+        return [(least, below), (above, most)]
 
 
 def _mixed(least: Sequence[int], used: Sequence[int], part: float) -> list[int]:

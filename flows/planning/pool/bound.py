@@ -269,8 +269,14 @@ def undominated(problem: Problem, columns: Columns, rows: Ints) -> Ints:
     order = np.lexsort((-rate, key), axis=1)
     key = np.take_along_axis(key, order, axis=1)
     rate = np.take_along_axis(rate, order, axis=1)
-    group = columns.model[rows].copy()
-    for s in range(key.shape[1]):
-        group = group * (len(problem.types) + 1) + key[:, s]
+    group = groups_of(problem, columns.model[rows], key)
     rate = np.where(np.isfinite(rate), rate, 1.0)
     return rows[engine.undominated(rate, group)]
+
+
+def groups_of(problem: Problem, model: Ints, kind: Ints) -> Ints:
+    """[n] a number that models [n] have in common where their vGPU types [n, S] are the same."""
+    group = model
+    for s in range(kind.shape[1]):
+        group = group * (len(problem.types) + 1) + kind[:, s]
+    return group

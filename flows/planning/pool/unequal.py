@@ -220,24 +220,26 @@ def search(
     """
     columns = candidates.columns
     trace.configurations["with parts"] = len(columns)
-    bound = candidates.bound or _relaxed(problem, columns, cuts, goal)
+    if watch.over() and not np.isfinite(known):
+        return Answer(bound=np.inf, score=known)
+    bound = candidates.bound or _relaxed(problem, columns, cuts, goal, watch)
     step = step_of(goal.price) if goal.fixed else 0.0  # costs are multiples of it
 
     def whole(score: float) -> float:
         return -raised(-score, step)
 
+    top = whole(bound.score)
+    if watch.over():
+        return Answer(bound=max(top, known), score=known)
     least = known + step * (1 - SOLVED)  # of what is better than known
     loss = least_loss(problem.types_apart(), columns, bound)
     rows = _order(candidates, loss)
     open_rows = rows[loss[rows] < bound.score - least]
     chosen, left_out = open_rows[: candidates.most], open_rows[candidates.most :]
     ceiling = whole(bound.score - float(loss[left_out].min())) if len(left_out) else known
-    top = whole(bound.score)
     settled = np.isfinite(known) and top <= known + abs(known) * options.gap
-    none = not len(chosen) and cuts.carried is None
-    if none or settled or watch.over():
-        most = top if watch.over() else min(top, max(known, ceiling))
-        return Answer(bound=max(most, known), score=known)
+    if settled or (not len(chosen) and cuts.carried is None):
+        return Answer(bound=max(known, min(top, max(known, ceiling))), score=known)
     chosen = np.sort(chosen)
     answer = _integer(problem, candidates, chosen, cuts, goal, (least, bound.score), options, watch)
     trace.configurations["with parts kept"] = len(chosen)
@@ -311,7 +313,7 @@ def _turns_or_pipelines(
     build.entries(pipes, y, most_rps)
 
 
-def _relaxed(problem: Problem, columns: Columns, cuts: Cuts, goal: Goal) -> Bound:
+def _relaxed(problem: Problem, columns: Columns, cuts: Cuts, goal: Goal, watch: Watch) -> Bound:
     """Prices of types, and the bound that follows from them whatever the solver's tolerances."""
     used = columns.usage_of_types(len(problem.types))
     build = ProgramBuilder()
@@ -325,7 +327,7 @@ def _relaxed(problem: Problem, columns: Columns, cuts: Cuts, goal: Goal) -> Boun
     capacity = build.rows("capacity", len(problem.gpus), upper=problem.gpus)
     build.entries(capacity[cuts.kind], gpus, 1.0)
     _goal_rows(build, columns, goal, rates)
-    found = solve_linear(build.build())
+    found = solve_linear(build.build(), watch.left_s())
     price = np.full(len(problem.types), 1.0)  # any prices bound; these where the solver fails
     if found is not None:
         price = np.maximum(found[1][hold], 0.0)

@@ -61,11 +61,16 @@ class Solution:
     note: str | None = None
 
 
-def solve_linear(program: Program) -> tuple[Floats, Floats] | None:
-    """Values and row duals (not negative for `≤` rows of a maximisation); None if infeasible."""
+def solve_linear(program: Program, seconds: float | None = None) -> tuple[Floats, Floats] | None:
+    """Values and row duals (not negative for `≤` rows of a maximisation).
+
+    None if infeasible, or if so many seconds do not suffice.
+    """
     note_solver(HIGHS, integer=False)
     highs = _highs(program)
     highs.setOptionValue("presolve", "off")
+    if seconds is not None:
+        highs.setOptionValue("time_limit", seconds)
     highs.run()
     if highs.getModelStatus() != highspy.HighsModelStatus.kOptimal:
         return None

@@ -26,6 +26,19 @@ def test_a_part_is_stopped_with_the_whole_and_tells_nobody() -> None:
     assert part.stopped()
 
 
+def test_a_part_that_ends_without_a_plan_names_the_limit_of_the_whole() -> None:
+    part = Watch(limit_s=4.0).part(0.3).part(0.5)
+    assert str(part.no_plan()) == (
+        "planning: no plan under a time limit of 4 s; raise --time-limit"
+    )
+
+
+def test_a_run_that_was_ended_without_a_plan_names_its_seconds() -> None:
+    watch = Watch(limit_s=4.0)
+    watch.stop()
+    assert str(watch.part(0.3).no_plan()) == "planning: no plan in 0.0 s, then it was ended"
+
+
 class Late(Stopwatch):
     """A clock that began an hour ago."""
 

@@ -13,7 +13,7 @@ Here: which oracle, and reading its answer. Not here: the division of time (`div
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from math import inf, isfinite
+from math import inf
 
 import numpy as np
 
@@ -46,15 +46,13 @@ from flows.planning.certificate import objective_of
 from flows.planning.inputs import ALIKE, EVERY, Problem, gpu_prices, require_rates
 from flows.planning.pool import unequal
 from flows.planning.pool.applications import parts
-from flows.planning.pool.applications.levels import only_used
 from flows.planning.pool.applications.pools import Pools
 from flows.planning.pool.bound import goal_of
-from flows.planning.pool.columns import Counted
 from flows.planning.pool.plan import cut_pipelines, pipelines_of, undisturbed
 from flows.planning.pool.search import Found
 from flows.planning.pool.spare_gpus import promised_rps
 from flows.planning.registry import Inputs, Outcome, PlanOptions, Trace
-from flows.planning.solver.arrays import Floats, Ints
+from flows.planning.solver.arrays import Floats
 from flows.planning.solver.tolerances import ROUNDING
 from triton_backend.contract.applications import Application, Module
 from triton_backend.contract.cluster import Cluster
@@ -162,54 +160,30 @@ def _on_pools(inputs: Inputs, options: PlanOptions, lines: Lines, problem: Probl
     return answer(decided, inputs, options, lines, problem, pools.used(best))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Parts:
-    """A plan on parts, as equal as unequal ones.
-
-    Attributes:
-        problem: of which its configurations are.
-        gpus: how GPUs are cut.
-        equal: score of the plan of equal parts; minus infinity where there is none.
-        space: of its bound; None where parts are equal alone.
-    """
-
-    problem: Problem
-    counted: Counted
-    gpus: unequal.Gpus
-    score: float
-    bound: float
-    equal: float
-    times: list[int]
-    space: str | None
-
-
 def _on_parts(inputs: Inputs, options: PlanOptions, lines: Lines, problem: Problem) -> Outcome:
     """The plan of equal parts, or a better one with parts of several sizes and lines."""
     laps, trace = Stopwatch(), Trace()
-    found = _parts(inputs, options, lines, problem, trace)
-    fixed = options.objective != "throughput"
-    goal = goal_of(problem, options.objective, {}, gpu_prices(inputs.cluster, options.objective))
-    promised = promised_rps(*found.counted, goal, 1.0 if fixed else found.score)
-    settled = found.bound - found.score <= options.gap * abs(found.score) * (1 + ROUNDING)
-    trace.status = "optimal" if settled else "effort limit reached"
-    trace.details["over_equal_parts"] = (
-        found.score / found.equal if isfinite(found.equal) and found.equal else None
-    )
+    pools, found, (bound, space) = _parts(inputs, options, lines, problem, trace)
+    goal, score = pools.goal, found.score
+    promised = promised_rps(*found.counted, goal, 1.0 if goal.fixed else score)
+    settled = bound - score <= options.gap * abs(score) * (1 + ROUNDING)
+    ended = _ENDS if inputs.watch.over() else "effort limit reached"
+    trace.status = "optimal" if settled else ended
     trace.seconds["parts"] = laps.seconds()
     decided = Outcome(
-        pipelines=cut_pipelines(inputs, found.problem, found.counted, found.gpus, promised),
+        pipelines=cut_pipelines(inputs, pools.problem, found.counted, found.gpus, promised),
         promised_rps=tuple(promised.tolist()),
-        objective=objective_of(options.objective, found.score, found.bound),
+        objective=objective_of(options.objective, score, bound),
         trace=trace,
-        space=found.space,
+        space=space,
     )
-    return answer(decided, inputs, options, lines, found.problem, found.times)
+    return answer(decided, inputs, options, lines, pools.problem, parts.times_of(pools, found))
 
 
 def _parts(
     inputs: Inputs, options: PlanOptions, lines: Lines, problem: Problem, trace: Trace
-) -> _Parts:
-    """The best plan of equal and unequal parts.
+) -> tuple[Pools, parts.Placed, tuple[float, str | None]]:
+    """The best plan of equal and unequal parts, of which lines, with its bound and their space.
 
     Raises:
         InfeasibleError: there is none.
@@ -226,61 +200,33 @@ def _parts(
     trace.notes += [*notes, *undisturbed(inputs)]
     if cuts is None:
         trace.notes.append(unequal.no_cuts(inputs.watch))
-    else:
-        pools = _pools(inputs, options, lines, wide)
-        known = (-inf, None) if equal is None else (equal.score, equal.times)
-        try:
-            pools.enumerate()
-        except InfeasibleError as error:  # a line alone takes longer than its applications may
-            raise out_of_reach(lines, wide) from error
-        found = parts.search(pools, cuts, known, trace)
-        best = equal
-        if found.columns is not None and found.vgpus is not None and found.gpus is not None:
-            counted = found.columns, found.vgpus
-            best = _Parts(
-                problem=wide,
-                counted=counted,
-                gpus=found.gpus,
-                score=found.score,
-                bound=found.bound,
-                equal=known[0],
-                times=pools.times_of(only_used(*counted)[0]),
-                space=unequal.SPACE,
-            )
-        if best is not None:
-            best = replace(best, bound=found.bound, space=unequal.SPACE)
-            return _with_room(best, cuts, pools) if pools.goal.fixed else best
-    if equal is None:
+        if equal is None:
+            raise _no_plan(inputs, lines, problem)
+        trace.details["over_equal_parts"] = 1.0
+        return equal
+    pools = _pools(inputs, options, lines, wide)
+    try:
+        pools.enumerate()
+    except InfeasibleError as error:  # a line alone takes longer than its applications may
+        raise out_of_reach(lines, wide) from error
+    of, best, _ = equal or (pools, None, None)
+    known = None if best is None else (best.score, parts.times_of(of, best))
+    found, bound = parts.search(pools, cuts, known, trace)
+    if found is not None:
+        of, best = pools, found
+    if best is None:
         raise _no_plan(inputs, lines, problem)
-    return equal
-
-
-def _with_room(best: _Parts, cuts: unequal.Cuts, pools: Pools) -> _Parts:
-    """The same on the GPUs that are paid, filled so that lines could serve more than is asked."""
-    classes = range(len(pools.problem.gpus))
-
-    def used(gpus: unequal.Gpus) -> Ints:
-        return np.array([len(gpus.get(number, ())) for number in classes])
-
-    found = parts.with_room(pools, cuts, used(best.gpus), best.times)
-    if found.columns is None or found.vgpus is None or found.gpus is None:
-        return best
-    counted = found.columns, found.vgpus
-    score = -float(pools.goal.price @ used(found.gpus))
-    return replace(
-        best,
-        problem=pools.problem,
-        counted=counted,
-        gpus=found.gpus,
-        score=score,
-        bound=max(best.bound, score),
-        times=pools.times_of(only_used(*counted)[0]),
-    )
+    if pools.goal.fixed:
+        wider = parts.with_room(pools, cuts, best.gpus, parts.times_of(of, best))
+        of, best = (of, best) if wider is None else (pools, wider)
+    before = known[0] if known else 0.0
+    trace.details["over_equal_parts"] = best.score / before if before else None
+    return of, best, (max(bound, best.score), unequal.SPACE)
 
 
 def _equal_parts(
     inputs: Inputs, options: PlanOptions, lines: Lines, problem: Problem
-) -> _Parts | None:
+) -> tuple[Pools, parts.Placed, tuple[float, None]] | None:
     """The plan of which every GPU has parts of one size for one line; None where there is none."""
     part = replace(inputs, watch=inputs.watch.part(_EQUAL_SHARE), prove=False)
     pools = _pools(part, options, lines, problem)
@@ -291,16 +237,9 @@ def _equal_parts(
     if divided is None:
         return None
     best, division = divided
-    return _Parts(
-        problem=problem,
-        counted=(best.columns, best.vgpus),
-        gpus=unequal.alike(problem, best.columns, best.vgpus),
-        score=best.score,
-        bound=max(best.score, -division.bound),
-        equal=best.score,
-        times=pools.used(best),
-        space=None,
-    )
+    gpus = unequal.alike(problem, best.columns, best.vgpus)
+    placed = parts.Placed(counted=(best.columns, best.vgpus), gpus=gpus, score=best.score)
+    return pools, placed, (max(best.score, -division.bound), None)
 
 
 def _no_plan(inputs: Inputs, lines: Lines, problem: Problem) -> InfeasibleError:
@@ -311,8 +250,11 @@ def _no_plan(inputs: Inputs, lines: Lines, problem: Problem) -> InfeasibleError:
 def _divided(pools: Pools, options: PlanOptions) -> tuple[Found, BudgetSplit] | None:
     """The best plan known, and its division with a bound; None where nothing was found.
 
-    The best plan of fewer stages first, so that more freedom never is worse.
+    The best plan of fewer stages first, so that more freedom never is worse. No line shares a GPU,
+    so as many GPUs are needed at least.
     """
+    if len(pools.lines) > pools.problem.gpus.sum():
+        return None
     pools.enumerate()  # while there is time: fewer stages may take all of it
     search = _Search(pools, options.gap, _of_fewer_stages(pools, options))
     search.plan()
@@ -515,7 +457,7 @@ def application_rates(inputs: Inputs, options: PlanOptions) -> tuple[Workload, s
     if divided is not None:
         level = divided[0].score
     elif in_percents(inputs.cluster):
-        level = _parts(inputs, free, lines, problem, Trace()).score
+        level = _parts(inputs, free, lines, problem, Trace())[1].score
     else:
         raise _no_plan(inputs, lines, problem)
     if level <= 0:

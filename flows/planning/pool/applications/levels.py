@@ -26,7 +26,7 @@ import numpy as np
 from flows.planning.applications.lines import Graph, Lines
 from flows.planning.engine.columns import undominated
 from flows.planning.inputs import Problem
-from flows.planning.pool.bound import Goal
+from flows.planning.pool.bound import Goal, groups_of
 from flows.planning.pool.columns import Columns, Counted
 from flows.planning.pool.integer import (
     Layout,
@@ -51,10 +51,8 @@ def undominated_in_time(problem: Problem, columns: Columns, times: Floats) -> In
     """
     real = np.isfinite(columns.rate_rps)
     kind = np.where(real, columns.types, len(problem.types))
-    key = np.column_stack([columns.model, kind])
-    _, group = np.unique(key, axis=0, return_inverse=True)
     worth = np.column_stack([np.where(real, columns.rate_rps, 1.0), -times])
-    return np.flatnonzero(undominated(worth, group.reshape(-1)))
+    return np.flatnonzero(undominated(worth, groups_of(problem, columns.model, kind)))
 
 
 def solve_levels(

@@ -16,13 +16,14 @@ such plan (it gives every line GPUs of its own), the second step begins with non
 """
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from flows.planning.pool import unequal
-from flows.planning.pool.applications.levels import add_levels, add_paths
+from flows.planning.pool.applications.levels import add_levels, add_paths, only_used
 from flows.planning.pool.applications.pools import Pools
+from flows.planning.pool.columns import Counted
 from flows.planning.registry import Trace
 from flows.planning.solver.arrays import Ints
 from flows.planning.solver.program import ProgramBuilder
@@ -33,20 +34,28 @@ _SHARE = 0.3  # of the time that is left: what one step at known budgets may tak
 _ROOM_GAP = 0.05  # of the level to which GPUs that are paid are filled
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Placed:
+    """A plan on parts: configurations with their vGPUs, how GPUs are cut, and the score."""
+
+    counted: Counted
+    gpus: unequal.Gpus
+    score: float
+
+
 def search(
-    pools: Pools, cuts: unequal.Cuts, known: tuple[float, Sequence[int] | None], trace: Trace
-) -> unequal.Answer:
+    pools: Pools, cuts: unequal.Cuts, known: tuple[float, Sequence[int]] | None, trace: Trace
+) -> tuple[Placed | None, float]:
     """A plan above the score known, if one is found, and the bound on all of them.
 
     Args:
         pools: lines on parts of every size.
         cuts: of a GPU.
-        known: score and times by line of the plan of equal parts; minus infinity and None where
-            there is none.
+        known: score and times by line of the plan of equal parts; None where there is none.
         trace: gets the numbers of configurations.
     """
     columns, every = pools.enumerate()
-    lines, goal, (score, times) = pools.lines, pools.goal, known
+    lines, goal = pools.lines, pools.goal
 
     def in_time(build: ProgramBuilder, rows: Ints, rates: Ints, ceiling: float) -> None:
         most = goal.weight * (1.0 if goal.fixed else ceiling)
@@ -58,24 +67,42 @@ def search(
         given = (pools.problem, candidates, cuts, goal, score)
         return unequal.search(*given, pools.options, trace, watch)
 
-    first = unequal.Answer(bound=np.inf, score=score)
-    if times is not None:
-        first = ask(_within(pools, times), score, pools.watch.part(_SHARE))
+    first = unequal.Answer(bound=np.inf, score=-np.inf)
+    if known is not None:
+        first = ask(_within(pools, known[1]), known[0], pools.watch.part(_SHARE))
     together = unequal.Candidates(columns=columns, most=MOST_TOGETHER, times=every, beside=in_time)
     answer = ask(together, first.score, pools.watch)
-    return answer if answer.columns is not None else replace(first, bound=answer.bound)
+    return _placed(answer) or _placed(first), answer.bound
 
 
-def with_room(pools: Pools, cuts: unequal.Cuts, gpus: Ints, times: Sequence[int]) -> unequal.Answer:
-    """A plan on so many GPUs [C], at these times by line, that could serve more than is asked.
+def with_room(
+    pools: Pools, cuts: unequal.Cuts, gpus: unequal.Gpus, times: Sequence[int]
+) -> Placed | None:
+    """A plan on the GPUs in use, at these times by line, that could serve more than is asked.
 
-    Its score is the highest level of the rates, 1 where none above that is found.
+    None where none above that is found.
     """
+    used = np.array([len(gpus.get(number, ())) for number in range(len(pools.problem.gpus))])
     free = replace(pools.goal, price=np.zeros_like(pools.goal.price), fixed=False)
-    problem = replace(pools.problem, gpus=gpus)
+    problem = replace(pools.problem, gpus=used)
     loose = replace(pools.options, gap=max(pools.options.gap, _ROOM_GAP))
     given = (problem, _within(pools, times), cuts, free, 1.0)
-    return unequal.search(*given, loose, Trace(), pools.watch.part(_SHARE))
+    found = _placed(unequal.search(*given, loose, Trace(), pools.watch.part(_SHARE)))
+    if found is None:
+        return None
+    held = [len(found.gpus.get(number, ())) for number in range(len(used))]
+    return replace(found, score=-float(pools.goal.price @ held))
+
+
+def times_of(pools: Pools, placed: Placed) -> list[int]:
+    """By line, the time that the slowest configuration of a plan takes."""
+    return pools.times_of(only_used(*placed.counted)[0])
+
+
+def _placed(answer: unequal.Answer) -> Placed | None:
+    if answer.columns is None or answer.vgpus is None or answer.gpus is None:
+        return None
+    return Placed(counted=(answer.columns, answer.vgpus), gpus=answer.gpus, score=answer.score)
 
 
 def _within(pools: Pools, times: Sequence[int]) -> unequal.Candidates:

@@ -12,7 +12,9 @@ import numpy as np
 import pytest
 
 from flows.planning import PlanOptions, make_plan
+from flows.planning.pool import unequal
 from flows.planning.pool.unequal import SPACE, offered
+from flows.planning.solver.program import Program
 from flows.planning.verify.numbers import verify_plan
 from tests.flows.planning.brute import best_rates
 from triton_backend.contract.cluster import Cluster, GpuClass, NodeGroup
@@ -211,3 +213,19 @@ def test_more_sizes_than_are_combined_are_named() -> None:
 def test_overflow_is_refused_on_percents() -> None:
     with pytest.raises(InputError, match="overflow: is not defined where GPUs are cut"):
         make_plan(*random_problem(0), replace(EXACT, own={"overflow": True}))
+
+
+def test_the_relaxation_ends_with_the_time_and_any_prices_bound(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    given: list[float | None] = []
+
+    def never_ready(_: Program, seconds: float | None = None) -> None:
+        given.append(seconds)
+
+    monkeypatch.setattr(unequal, "solve_linear", never_ready)
+    known, cluster, workload = random_problem(0)
+    plan = make_plan(known, cluster, workload, replace(EXACT, time_limit_s=100.0))
+    assert verify_plan(plan, known) == []
+    assert given
+    assert all(seconds is not None and seconds <= 100 for seconds in given)

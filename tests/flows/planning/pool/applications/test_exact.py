@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 
 from flows.planning import PlanOptions, make_plan
-from flows.planning.pool.applications import pools
+from flows.planning.applications.division import divide
+from flows.planning.pool.applications import exact, pools
 from flows.planning.verify.numbers import verify_plan
 from flows.planning.watch import Watch
-from scripts.golden.problems import Made, Recipe, drawn
+from scripts.golden.problems import Made, Recipe, drawn, named
 from tests.flows.planning.small import cluster, profile
 from triton_backend.contract.cluster import Cluster
 from triton_backend.contract.errors import InfeasibleError, InputError
@@ -174,6 +175,17 @@ def _most_throughput(limit_us: float, models: dict[str, float], fast: int, slow:
     return best
 
 
+def _few(slo_ms: float, rows: float) -> Workload:
+    """A chain for few GPUs, of whose relaxation every plan falls short."""
+    chain = [
+        module("one", "a", batch_building_rate_rps=1e9),
+        module("two", "c", "one", rows_per_request=rows, max_rows=4, batch_building_rate_rps=1e9),
+    ]
+    return Workload.from_dict(
+        {"applications": [{"name": "app", "slo_ms": slo_ms, "modules": chain}]}
+    )
+
+
 @pytest.mark.parametrize("slo_ms", [9.3, 14.3, 20.3, 45.3])
 @pytest.mark.parametrize("rows", [0.7, 2.0])
 @pytest.mark.parametrize("relaxed", [pools._RELAXED, 0])
@@ -182,15 +194,53 @@ def test_few_gpus_carry_what_brute_force_says(
 ) -> None:
     """Where the relaxation, which hands out parts of GPUs, is far above every plan."""
     monkeypatch.setattr(pools, "_RELAXED", relaxed)
-    chain = [
-        module("one", "a", batch_building_rate_rps=1e9),
-        module("two", "c", "one", rows_per_request=rows, max_rows=4, batch_building_rate_rps=1e9),
-    ]
-    app = {"name": "app", "slo_ms": slo_ms, "modules": chain}
-    plan = made(Workload.from_dict({"applications": [app]}), on=cluster(1, 3), max_partitions=1)
+    plan = made(_few(slo_ms, rows), on=cluster(1, 3), max_partitions=1)
     expected = _most_throughput(slo_ms * 900, {"a": 1.0, "c": rows}, 1, 3)
     assert plan.objective.value == pytest.approx(expected)
     assert plan.objective.gap <= 1e-4
+
+
+def _finding_nothing(*given: Any) -> tuple[None, float]:
+    """A program for time and GPUs that ends without a plan."""
+    return None, given[-1]
+
+
+def test_late_boxes_are_bounded_by_whole_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Six boxes prove the plan; bounded by their relaxations alone they leave 16 % open."""
+    monkeypatch.setattr(pools, "_RELAXED", 0)
+    monkeypatch.setattr(exact, "_MOST", 6)
+    monkeypatch.setattr(exact, "_MANY", 1)
+    monkeypatch.setattr(pools.Pools, "together", _finding_nothing)
+    plan = made(_few(25.3, 0.7), on=cluster(1, 3), max_partitions=1)
+    assert plan.objective.gap <= 1e-4
+
+
+def test_boxes_after_the_program_find_what_it_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(exact, "_MOST", 1)
+    monkeypatch.setattr(pools.Pools, "together", _finding_nothing)
+    plan = made(_few(14.3, 0.7), on=cluster(1, 3), max_partitions=1)
+    expected = _most_throughput(14.3 * 900, {"a": 1.0, "c": 0.7}, 1, 3)
+    assert plan.objective.value == pytest.approx(expected)
+
+
+def test_boxes_leave_the_program_most_of_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    limits: list[float] = []
+
+    def recorded(*given: Any) -> Any:
+        limits.append(given[3].limit_s)
+        return divide(*given)
+
+    monkeypatch.setattr(exact, "divide", recorded)
+    made(_few(20.3, 2.0), on=cluster(1, 3), max_partitions=1, time_limit_s=1_000.0)
+    assert limits[0] < 500
+
+
+@pytest.mark.long
+def test_boxes_prove_throughput_that_the_one_program_leaves_open() -> None:
+    """Two hundred boxes close it to 2 %; after 24 of them the program leaves 13 % open."""
+    problem = named("applications-throughput-03").make()
+    free = replace(problem, options=replace(problem.options, time_limit_s=None))
+    assert free.plan().objective.gap <= problem.options.gap
 
 
 @pytest.mark.slow
@@ -383,6 +433,19 @@ def test_modules_that_find_no_room_beside_each_other_are_refused() -> None:
         _crowded("divisors", "throughput", None).plan()
 
 
+def test_more_lines_than_gpus_are_refused_without_a_search(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On equal parts no GPU serves two lines; a search for whole GPUs took minutes to end."""
+
+    def never(*_: Any, **__: Any) -> None:
+        pytest.fail("GPUs were handed out")
+
+    monkeypatch.setattr(pools, "search", never)
+    few = cluster(1, 2, fast_hourly_cost=FAST, slow_hourly_cost=SLOW)
+    options: dict[str, Any] = {"objective": "cost", "own": {"gathering": "fixed"}}
+    with pytest.raises(InfeasibleError, match="the GPUs are too few or too slow"):
+        made(asked(90, *DIAMOND, rate_rps=1.0), few, max_partitions=3, **options)
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("limit_s", [0.6, 0.8, 1.0, 1.5])
 def test_a_limit_that_ends_before_rates_are_known_is_named(limit_s: float) -> None:
@@ -457,7 +520,9 @@ def test_a_run_that_ends_before_any_plan_says_so_and_claims_nothing_else() -> No
     few = cluster(1, 1, fast_hourly_cost=FAST, slow_hourly_cost=SLOW)
     options = PlanOptions(objective="cost", slo_margin=0.1, own={"gathering": "fixed"})
     over = Watch(limit_s=0.0)
-    with pytest.raises(InfeasibleError, match=r"no plan in .* s, then .*raise --time-limit"):
+    with pytest.raises(
+        InfeasibleError, match=r"no plan under a time limit of 0 s; raise --time-limit"
+    ):
         make_plan(PROFILES, few, workload, options, over)
     with pytest.raises(InfeasibleError, match="the GPUs are too few or too slow for it"):
         make_plan(PROFILES, few, workload, options)
