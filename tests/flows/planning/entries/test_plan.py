@@ -337,11 +337,12 @@ def test_verify_sees_shares_that_are_not_those_paid() -> None:
     assert any("objective value" in text for text in verify_plan(wrong))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("planner", ["graft", "pool"])
 def test_a_stage_with_a_batch_of_its_own_gathers_it(planner: str) -> None:
     """Also where one entry alone passes it."""
     differ = 0
-    for seed in range(4):
+    for seed in (2, 3):  # whose plans have such stages
         problem = case(seed, 1, rates=(400.0,), classes=("G", "H"), loose=6)
         plan = planned(problem, planner, objective="throughput")
         chains = [p for model in plan.models for p in model.pipelines if len(p.stages) > 1]

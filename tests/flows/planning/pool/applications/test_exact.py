@@ -305,10 +305,9 @@ def test_the_price_paid_of_a_hundred_plans_is_that_of_the_gpus_they_hold(
 ) -> None:
     """Twenty rates by each of five plannings; every GPU that holds a vGPU is paid once, whole."""
     prices = {"fast": FAST, "slow": SLOW}
-    large = cluster(24, 32, fast_hourly_cost=FAST, slow_hourly_cost=SLOW)
     for rate_rps in range(200, 400, 10):
         workload = asked(60, *DIAMOND, rate_rps=float(rate_rps))
-        plan = made(workload, large, objective="cost", planner=planner, own=own)
+        plan = made(workload, objective="cost", planner=planner, own=own)
         held = {
             (pool.gpu_class, slot.node, slot.gpu) for pool in plan.pools for slot in pool.slots()
         }
