@@ -15,8 +15,9 @@ import csv
 import io
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from math import isnan
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from flows.files import write_text
 from triton_backend.contract.errors import InputError
@@ -53,6 +54,8 @@ SIZES = ("vgpu_divisor", "vgpu_percent", "vgpu_mig")
 GIB = 1 << 30
 MAX_BLOCKS = 1_000
 MAX_BATCH = 4_096
+_Key = TypeVar("_Key")
+_Value = TypeVar("_Value", int, float)
 
 
 @dataclass(slots=True)
@@ -60,6 +63,7 @@ class _Raw:
     """The content of the files for one model."""
 
     cells: list[LatencyCell] = field(default_factory=list[LatencyCell])
+    latencies: dict[LatencyCell, float] = field(default_factory=dict[LatencyCell, float])
     bytes_after: dict[int, int] = field(default_factory=dict[int, int])
     memory: dict[int, int] = field(default_factory=dict[int, int])
     workspace: dict[int, int] = field(default_factory=dict[int, int])
@@ -85,13 +89,17 @@ def read_tables(folder: Path) -> tuple[dict[str, ModelProfile], list[str]]:
             batch=whole(where, row, "batch", (1, MAX_BATCH)),
             latency_us=_number(row["latency_us"]),
         )
-        raw.setdefault(_name(where, row, "model"), _Raw()).cells.append(cell)
+        entry = raw.setdefault(_name(where, row, "model"), _Raw())
+        key = cell._replace(latency_us=0.0)
+        _state(f"{where}, latency_us", entry.latencies, key, cell.latency_us)
+        entry.cells.append(cell)
     used = read_utilisation(folder) if (folder / UTILISATION_FILE).exists() else {}
     columns = {"model", "after_block", "bytes_per_sample"}
     for where, row in _boundary_rows(folder / BOUNDARY_FILE, columns, raw):
         entry = raw.setdefault(_name(where, row, "model"), _Raw())
         block = whole(where, row, "after_block", (0, MAX_BLOCKS - 1))
-        entry.bytes_after[block] = whole(where, row, "bytes_per_sample", (0, LARGEST))
+        size = whole(where, row, "bytes_per_sample", (0, LARGEST))
+        _state(f"{where}, bytes_per_sample", entry.bytes_after, block, size)
     if (folder / MEMORY_FILE).exists():
         for where, row in rows_of(folder / MEMORY_FILE, {"model", "block", "memory_gib"}):
             entry = raw.setdefault(_name(where, row, "model"), _Raw())
@@ -102,6 +110,17 @@ def read_tables(folder: Path) -> tuple[dict[str, ModelProfile], list[str]]:
     for name, entry in raw.items():
         entry.cells = with_utilisation(entry.cells, used.get(name, ()))
     return _profiles(folder, raw)
+
+
+def _state(where: str, known: dict[_Key, _Value], key: _Key, value: _Value) -> None:
+    """Note a value, which a row before may have stated, too.
+
+    Raises:
+        InputError: another one was stated.
+    """
+    before = known.setdefault(key, value)
+    if before != value and not (isnan(before) and isnan(value)):
+        raise InputError(where, f"{value}, but {before} is stated before")
 
 
 def _boundary_rows(
@@ -273,6 +292,9 @@ def _profiles(folder: Path, raw: Mapping[str, _Raw]) -> tuple[dict[str, ModelPro
             block_memory_bytes=_of_blocks(folder, name, entry.memory, blocks),
             block_workspace_bytes=_of_blocks(folder, name, entry.workspace, blocks),
         )
+        if len(entry.bytes_after) >= blocks:
+            reason = f"bytes after block {max(entry.bytes_after)}, of {blocks} blocks"
+            raise InputError(f"{folder / BOUNDARY_FILE}, model {name!r}", reason)
         warnings.extend(complaints)
     return profiles, warnings
 

@@ -207,6 +207,29 @@ def test_boundaries_that_cannot_be_used_are_named(tmp_path: Path, row: str, comp
         read_tables(folder(tmp_path, TWO_BLOCKS.encode(), f"{BOUNDARY}{row}\n".encode()))
 
 
+@pytest.mark.parametrize(
+    ("latency", "boundary", "complaint"),
+    [
+        ("a,L4,1,0,1,6\n", "", r"line 4, latency_us: 6.0, but 5.0 is stated before"),
+        ("", "a,0,32\n", r"line 3, bytes_per_sample: 32, but 16 is stated before"),
+        ("", "a,7,32\n", r"boundary_bytes.csv, model 'a': bytes after block 7, of 2 blocks"),
+    ],
+)
+def test_rows_that_contradict_others_are_named(
+    tmp_path: Path, latency: str, boundary: str, complaint: str
+) -> None:
+    at = folder(tmp_path, (TWO_BLOCKS + latency).encode(), (ONE_BOUNDARY + boundary).encode())
+    with pytest.raises(InputError, match=complaint):
+        read_tables(at)
+
+
+def test_a_row_may_be_said_twice(tmp_path: Path) -> None:
+    twice = (TWO_BLOCKS + "a,L4,1,0,1,5\n").encode(), (ONE_BOUNDARY + "a,0,16\n").encode()
+    found, warnings = read_tables(folder(tmp_path, *twice))
+    assert warnings == []
+    assert found["a"].boundary_bytes == (16,)
+
+
 def test_tables_that_cannot_be_written_leave_those_that_were_there(tmp_path: Path) -> None:
     write_tables(tmp_path, {"net": profile()})
     before = (tmp_path / LATENCY_FILE).read_text()
