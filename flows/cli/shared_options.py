@@ -9,7 +9,9 @@ import typer
 from flows.state import WAREHOUSE_DEFAULT, WAREHOUSE_VARIABLE
 
 WAREHOUSE = Path(WAREHOUSE_DEFAULT)
-PROCESSES = ("poisson", "gamma", "deterministic")
+GAMMA = "gamma"
+PROCESSES = ("poisson", GAMMA, "deterministic")
+SHAPE = 0.3  # of gamma arrivals, where none is given
 TIME_COLUMN = "arrival_s"
 
 WarehouseFile = Annotated[
@@ -430,12 +432,17 @@ def of_trace(options: TraceOptions) -> dict[str, object]:
 
 
 def check_load(
-    arrivals: str, factor: float | None, rate: float | None, trace: Mapping[str, object]
+    arrivals: str,
+    shape: float,
+    factor: float | None,
+    rate: float | None,
+    trace: Mapping[str, object],
 ) -> None:
-    """Refuse what would say nothing: two rates, and options of a trace where none is read.
+    """Refuse what would say nothing: two rates, and options of other arrivals than those asked for.
 
     Args:
         arrivals: a process, or the file of a trace.
+        shape: of --shape.
         factor: of --load-factor.
         rate: of --rate.
         trace: options of a trace, with true values where they are given.
@@ -447,6 +454,8 @@ def check_load(
 
     if factor is not None and rate is not None:
         raise InputError("--rate", "is in place of --load-factor; give one of them")
+    if shape != SHAPE and arrivals != GAMMA:
+        raise InputError("--shape", f"goes with --arrivals {GAMMA}, not {arrivals}")
     given = [option for option, value in trace.items() if value]
     if given and arrivals in PROCESSES:
         raise InputError(given[0], f"needs a trace, {arrivals} is a process")

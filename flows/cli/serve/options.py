@@ -87,7 +87,7 @@ class SentLoad:
     """The load that `load` sends."""
 
     arrivals: shared_options.ArrivalsFrom = "poisson"
-    shape: shared_options.Shape = 0.3
+    shape: shared_options.Shape = shared_options.SHAPE
     load_factor: shared_options.LoadFactor = None
     rate: shared_options.Rate = None
     reference_plan: shared_options.ReferencePlan = None
@@ -158,7 +158,7 @@ class SentLoad:
 
     def __post_init__(self) -> None:
         trace = shared_options.of_trace(self)
-        shared_options.check_load(self.arrivals, self.load_factor, self.rate, trace)
+        shared_options.check_load(self.arrivals, self.shape, self.load_factor, self.rate, trace)
 
     def arguments(self) -> dict[str, Any]:
         """The load generator's own options, without plans, factor, duration and seed."""

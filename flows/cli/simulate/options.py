@@ -129,7 +129,7 @@ class OfferedRun(ServedRun):
     """The same, and what is offered: a process or a trace, at a rate."""
 
     arrivals: shared_options.ArrivalsFrom = "poisson"
-    shape: shared_options.Shape = 0.3
+    shape: shared_options.Shape = shared_options.SHAPE
     load_factor: shared_options.LoadFactor = None
     low_load_factor: Annotated[
         float,
@@ -179,7 +179,7 @@ class OfferedRun(ServedRun):
         for value, option in ((self.load_factor, "--load-factor"), (self.rate, "--rate")):
             self._unscaled(option, value)
         trace = shared_options.of_trace(self) | {"--trace-as-is": self.trace_as_is}
-        shared_options.check_load(self.arrivals, self.load_factor, self.rate, trace)
+        shared_options.check_load(self.arrivals, self.shape, self.load_factor, self.rate, trace)
 
     def _unscaled(self, option: str, value: float | None) -> None:
         if self.trace_as_is and value is not None:

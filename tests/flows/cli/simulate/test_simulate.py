@@ -149,6 +149,7 @@ def test_traces_of_requests_and_of_counts_are_taken(poolpipe: Command) -> None:
         (("--model", "other"), "no model 'other'; it has net"),
         (("--arrivals", "none.csv"), "none.csv: no such file"),
         (("--goodput-step", "0.1"), "--goodput-step: needs --find-goodput"),
+        (("--shape", "3"), "--shape: goes with --arrivals gamma, not poisson"),
         (("--trace-as-is",), "--trace-as-is: needs a trace, poisson is a process"),
         (("--trace-time", "t_s"), "--trace-time: needs a trace, poisson is a process"),
         (("--trace-model", "m", "--arrivals", "gamma"), "--trace-model: needs a trace, gamma is"),
