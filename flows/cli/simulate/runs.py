@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from flows.cli.console import print_json, progress, show, table
-from flows.files import check_writable
 
 if TYPE_CHECKING:
     from flows.cli.simulate.options import GoodputRun, PlainRun
@@ -27,6 +26,8 @@ def show_run(
     Raises:
         InputError: an option does not fit the plan, or a file cannot be used.
     """
+    from flows.files import check_writable
+
     check_writable(asked.records)
     with progress("simulating"):
         result = request.run(plan)
@@ -47,6 +48,7 @@ def show_goodput(
     Raises:
         InputError: as `show_run`.
     """
+    from flows.files import check_writable
     from triton_backend.simulator.goodput import ATTAINMENT, STEP, goodput_report
 
     attainment = ATTAINMENT if asked.find_goodput is None else asked.find_goodput

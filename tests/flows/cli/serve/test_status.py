@@ -22,7 +22,10 @@ FOUND: dict[str, Any] = {
 def test_counters_stand_one_a_line_and_durations_have_units(
     monkeypatch: pytest.MonkeyPatch, poolpipe: Command
 ) -> None:
-    monkeypatch.setattr(running, "status", lambda _: FOUND)
+    def status(_: object) -> dict[str, Any]:
+        return FOUND
+
+    monkeypatch.setattr(running, "status", status)
     lines = poolpipe("status").out.replace("\N{NO-BREAK SPACE}", " ").splitlines()
     assert [line.rstrip() for line in lines] == [
         "state: serving",

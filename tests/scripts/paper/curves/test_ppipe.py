@@ -29,7 +29,11 @@ def test_classes_are_shown_apart_with_the_mean_of_clusters_behind_them(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(ppipe, "Study", Studied)
-    monkeypatch.setattr(ppipe.PaperData, "read", lambda _: None)
+
+    def read(_: object) -> None:
+        return None
+
+    monkeypatch.setattr(ppipe.PaperData, "read", read)
     found = ppipe.utilisation(Asked(data=Path(), seeds=1, seconds=1, draws=1))
     high, low = found.panels
     assert [name for name, _ in high.series["pool"]] == [*CLUSTERS, "mean"]

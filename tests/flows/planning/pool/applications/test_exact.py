@@ -514,8 +514,8 @@ def test_where_the_time_is_over_a_plan_that_is_known_is_kept_and_no_other_looked
 
 
 def test_a_run_that_ends_before_any_plan_says_so_and_claims_nothing_else() -> None:
-    """Three lines have no place on two GPUs: only a search that was finished may say that."""
-    workload = asked(90, module("one", "a"), module("two", "b"), module("three", "c"), rate_rps=1.0)
+    """Two lines are too slow on two GPUs: only a search that was finished may say that."""
+    workload = asked(90, module("one", "a"), module("two", "b"), rate_rps=200.0)
     few = cluster(1, 1, fast_hourly_cost=FAST, slow_hourly_cost=SLOW)
     options = PlanOptions(objective="cost", slo_margin=0.1, own={"gathering": "fixed"})
     over = Watch(limit_s=0.0)
