@@ -104,7 +104,7 @@ class PrepareParameters(Parameters):
         Raises:
             InputError: a text is no shape or no range.
         """
-        from flows.preparation.splitting.inputs.sizes import read_shapes
+        from flows.input_shapes import read_shapes
         from flows.preparation.splitting.inputs.values import read_ranges
         from flows.preparation.splitting.split import SplitChoices
 

@@ -4,13 +4,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from flows.files import read_given_inputs
+from flows.input_shapes import read_shapes
 from flows.planning import PlanOptions, make_plan
 from flows.planning.promises.attainment import with_attainment
 from flows.planning.robust import make_robust_plan
 from flows.planning.verify.numbers import verify_plan
 from flows.planning.watch import Watch
 from flows.preparation.profiling.boundaries import as_measured
-from flows.preparation.splitting.inputs.sizes import read_shapes
 from flows.workspace import Workspace, store_plan
 from triton_backend.contract.cluster import Cluster
 from triton_backend.contract.errors import InputError, InvariantError

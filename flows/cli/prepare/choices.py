@@ -39,7 +39,7 @@ def split_choices(
             or a size is given twice.
     """
     from flows.files import read_given_inputs
-    from flows.preparation.splitting.inputs.sizes import read_shapes, read_sizes
+    from flows.input_shapes import read_shapes, read_sizes
     from flows.preparation.splitting.inputs.values import read_ranges
     from flows.preparation.splitting.split import SplitChoices
 

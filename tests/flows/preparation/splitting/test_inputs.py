@@ -11,7 +11,6 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from flows.preparation.splitting import SplitChoices, SplitModel, split_model
-from flows.preparation.splitting.inputs.sizes import read_shapes
 from flows.preparation.splitting.inputs.values import (
     InputValues,
     ModelInputs,
@@ -147,26 +146,6 @@ def test_shapes_that_do_not_fit_are_refused(
     path = picture_net(tmp_path / "m.onnx")
     with pytest.raises(InputError, match=reason):
         split(path, tmp_path / "models", input_shapes=shapes)
-
-
-@pytest.mark.parametrize(
-    ("texts", "reason"),
-    [
-        (["3x4"], "is not NAME=SIZExSIZE"),
-        (["x=3x"], "is not NAME=SIZExSIZE"),
-        (["x=3x-4"], "is not NAME=SIZExSIZE"),
-        (["x=3x0"], "has a size of 0"),
-        (["x=3x4", "x=3x5"], "given twice"),
-        ([f"x={'9' * 40}"], "is not NAME=SIZExSIZE"),
-    ],
-)
-def test_texts_that_are_no_shape_are_refused(texts: list[str], reason: str) -> None:
-    with pytest.raises(InputError, match=reason):
-        read_shapes(texts)
-
-
-def test_names_of_inputs_may_hold_an_equals_sign() -> None:
-    assert read_shapes(["a=b:0=3x4", "x=5"]) == {"a=b:0": (3, 4), "x": (5,)}
 
 
 @pytest.mark.parametrize("kind", [TensorProto.INT64, TensorProto.INT32, TensorProto.FLOAT])
