@@ -43,8 +43,8 @@ APPLICATION_BLOCKS = 4
 OCR_BLOCKS = {"detector": 2, "classifier": 1, "recogniser": 2}
 FAST, SLOW = "fast-cpu", "slow-cpu"
 FAST_STRETCH, SLOW_STRETCH = 4.0, 14.0
-# Trained models of their true size keep two cores busy enough, and eight of them need a vGPU each.
-OCR_STRETCHES = 2.0, 4.0
+# Trained models of their true size: 13 busy GPUs take 1.3 cores, and leave the rest to Triton.
+OCR_STRETCHES = 6.0, 12.0
 GPUS, OCR_GPUS = (2, 3), (3, 5)  # of a node of either class
 MAX_BATCH = 4
 BLOCKS = 10

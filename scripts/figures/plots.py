@@ -5,6 +5,7 @@ SVG files drawn from claims and runs, the same bytes every time.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from io import StringIO
 from typing import Any
 
@@ -54,12 +55,14 @@ def draw(plot: Plot, figures: Figures) -> str:
     return "\n".join(line.rstrip() for line in out.getvalue().splitlines()) + "\n"
 
 
-def details_of(figures: Figures, benchmark: str, key: str) -> Any:
-    """The value of `key` in the newest stored run of a benchmark."""
+def details_of(
+    figures: Figures, benchmark: str, key: str, serves: Callable[[Any], object] = bool
+) -> Any:
+    """The value of `key` in the newest stored run of a benchmark whose value serves."""
     runs = [
         run
         for run in figures.runs
-        if run.benchmark == benchmark and not run.transcribed and key in run.details
+        if run.benchmark == benchmark and not run.transcribed and serves(run.details.get(key))
     ]
     if not runs:
         raise InputError(benchmark, f"no kept run has {key!r}")
@@ -78,15 +81,19 @@ def _bars(
     axes.set_xticks(range(len(names)), names)
 
 
+def _plans_of(family: str, plans: Sequence[Mapping[str, Any]] | None) -> list[Mapping[str, Any]]:
+    return [plan for plan in plans or () if plan["family"] == family]
+
+
 def gaps(canvas: Canvas, figures: Figures) -> None:
     """Gap against seconds of every published problem."""
-    plans = details_of(figures, "planner", "plans")
     axes = canvas.subplots()
     for family, colour, label in (
         ("pool", OURS, "two stages"),
         ("three-stage", THEIRS, "three stages"),
     ):
-        chosen = [one for one in plans if one["family"] == family]
+        of_family = partial(_plans_of, family)
+        chosen = of_family(details_of(figures, "planner", "plans", of_family))
         seconds = [one["seconds"] for one in chosen]
         axes.scatter(
             seconds, [max(one["gap"], 1e-7) for one in chosen], c=colour, s=16, label=label
