@@ -49,16 +49,20 @@ def make_shapes_constant(path: Path, where: str, inputs: ModelInputs) -> None:
         InputError: the model cannot be run at another batch.
     """
     model = onnx.load(path, load_external_data=False)
-    uses = list(_uses(read_layers(model.graph)))
+    layers = read_layers(model.graph)
+    uses = list(_uses(layers))
     if not uses:
         return
-    names = sorted({use.name for use in uses})
+    irregular = irregular_tensors(layers)
+    reshaped = {use.node.output[0] for use in uses if _is_target(use)} - irregular
+    names = sorted({use.name for use in uses} | reshaped)
     small, large = run_batches(path, where, names, inputs)
     left: list[Use] = []
     for i, use in enumerate(uses):
         node, slot, name = use
-        target = slot == 1 and node.op_type == "Reshape"
-        value = _constant(small[name], large[name], node if target else None)
+        value = large[name] if np.array_equal(small[name], large[name]) else None
+        if value is None and _is_target(use) and node.output[0] in reshaped:
+            value = _target(small[node.output[0]].shape, large[node.output[0]].shape)
         if value is None:
             left += [] if node.op_type in CONTROL_FLOW else [use]
             continue
@@ -220,22 +224,16 @@ def _uses(layers: Layers) -> Iterator[Use]:
                 yield Use(node, slot, name)
 
 
-def _constant(
-    small: NDArray[np.generic], large: NDArray[np.generic], reshape: onnx.NodeProto | None
-) -> NDArray[np.generic] | None:
-    """The value for any batch, from those at two; None where there is none."""
-    if np.array_equal(small, large):
-        return large
-    if reshape is None or small.shape != large.shape:
+def _is_target(use: Use) -> bool:
+    return use.slot == 1 and use.node.op_type == "Reshape"
+
+
+def _target(small: tuple[int, ...], large: tuple[int, ...]) -> NDArray[np.int64] | None:
+    """The target of a Reshape for any batch, from its results' shapes at two; None without one."""
+    grows = [at for at, (few, many) in enumerate(zip(small, large, strict=False)) if few != many]
+    if len(grows) != 1 or len(small) != len(large) or 0 in large:
         return None
-    grows = np.flatnonzero(small != large)
-    at = int(grows[0])
-    if len(grows) > 1 or int(small[at]) * LARGE_BATCH != int(large[at]) * SMALL_BATCH:
+    (at,) = grows
+    if small[at] * LARGE_BATCH != large[at] * SMALL_BATCH:
         return None
-    zero_copies = not any(a.name == "allowzero" and a.i for a in reshape.attribute)
-    free = np.array(large)
-    if -1 not in large:
-        free[at] = -1
-        return free
-    free[at] = 0
-    return free if zero_copies and at == 0 and large[at] == LARGE_BATCH else None
+    return np.array([*large[:at], -1, *large[at + 1 :]], np.int64)

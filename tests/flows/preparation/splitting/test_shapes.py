@@ -53,6 +53,41 @@ def test_a_target_that_grows_with_the_batch_does_not_forbid_cuts(tmp_path: Path,
     assert relative_error(after, before) <= 1e-6
 
 
+def unfolding(path: Path) -> Path:
+    """The batch folded into the channels and back, as attention does with its heads."""
+    nodes = [
+        helper.make_node("Shape", ["x"], ["s"]),
+        helper.make_node("Gather", ["s", "zero"], ["n"]),
+        tiny_models.conv(0, "x", "a"),
+        helper.make_node("Mul", ["n", "channels"], ["heads"]),
+        helper.make_node("Concat", ["heads", "rest"], ["folded"], axis=0),
+        helper.make_node("Reshape", ["a", "folded"], ["b"]),
+        helper.make_node("Concat", ["n", "channels", "rest"], ["unfolded"], axis=0),
+        helper.make_node("Reshape", ["b", "unfolded"], ["c"]),
+        helper.make_node("Relu", ["c"], ["y"]),
+    ]
+    constants = tiny_models.conv_weights(1) | {
+        "zero": np.array([0], np.int64),
+        "channels": np.array([CHANNELS], np.int64),
+        "rest": np.array([-1, SIZE], np.int64),
+    }
+    return tiny_models.save(path, nodes, inputs={"x": SHAPE}, outputs=["y"], constants=constants)
+
+
+def test_a_target_with_a_size_left_open_is_unfolded_from_several_places_of_a_sample(
+    tmp_path: Path,
+) -> None:
+    path = unfolding(tmp_path / "m.onnx")
+    split = split_model(path, name="m", blocks=2, out=tmp_path / "models")
+    operators = [node.op_type for node in onnx.load(split.model_path).graph.node]
+    assert operators == ["Conv", "Reshape", "Reshape", "Relu"]
+    feed = random_inputs(split.inputs, 5, np.random.default_rng(0))
+    before, after = (
+        run_session(open_session(p, "model"), feed)["y"] for p in (path, split.model_path)
+    )
+    assert relative_error(after, before) <= 1e-6
+
+
 def test_a_size_that_is_the_same_for_every_batch_becomes_a_constant(tmp_path: Path) -> None:
     nodes = [
         helper.make_node("Shape", ["x"], ["s"]),
