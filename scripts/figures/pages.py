@@ -25,6 +25,7 @@ AREAS: Mapping[str, tuple[str, str]] = {  # title, and what the page is about
     "changes": ("Plan changes", "What clients notice when the plan changes under load."),
     "faults": ("Faults", "What clients notice when a process, a link or a host fails."),
     "overload": ("Overload", "What is served when more is offered than the GPUs can carry."),
+    "models": ("Model files", "Models as exporters write them, from the file to its answers."),
     "applications": ("Applications", "DAGs of models that are served as one model."),
     "simulator": (
         "Simulator and reality",
