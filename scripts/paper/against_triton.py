@@ -48,6 +48,7 @@ from triton_backend.simulator.papers.triton import TRITON
 ONE_CLASS = "one class"
 SYMPHONY, SYMPHONY_GPUS = "64 A100", 64
 PARTS, PARTS_GPUS = "4 parts", 4
+PLAN_SECONDS = 20.0  # of each plan of parts, on either side: proofs of some take many minutes
 ALL_MODELS = "37 models"
 NAMES = {ONE_CLASS: ONE_CLASS, SYMPHONY: "symphony", PARTS: "mixes"}
 TWO_CLASSES = "two classes"
@@ -108,6 +109,7 @@ class Problem:
             triton=("subclusters", "gpulets"),
             ours="gpulets",
             policies=(None,),
+            plan_seconds=PLAN_SECONDS,
         )
 
 

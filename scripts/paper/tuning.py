@@ -48,6 +48,7 @@ class Demand:
         ours: our planner.
         policies: that our plans are tried with; None: what a plan says.
         latency_factor: true run times over those of the profiles, which neither side knows of.
+        plan_seconds: that each plan of either side may take; None: limits of effort alone.
     """
 
     profiles: Mapping[str, ModelProfile]
@@ -61,6 +62,7 @@ class Demand:
     ours: str = "pool"
     policies: tuple[str | None, ...] = POLICIES
     latency_factor: float = 1.0
+    plan_seconds: float | None = None
 
     def options(self, reference: Plan) -> SimOptions:
         """The scenario that all configurations share."""
@@ -79,8 +81,9 @@ class Demand:
             InfeasibleError: there is none.
             InputError: the planner is not for such a problem.
         """
+        limited = replace(options, time_limit_s=self.plan_seconds)
         return make_plan(
-            self.profiles, self.cluster, self.workload, options, interference=self.interference
+            self.profiles, self.cluster, self.workload, limited, interference=self.interference
         )
 
     @property

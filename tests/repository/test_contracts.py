@@ -66,6 +66,7 @@ BREAKS = {  # contract: a file, and the line in it that breaks the contract
         Path("flows/planning/engine/columns.py"),
         "import flows.planning.inputs",
     ),
+    "Planning opens no ONNX model": (COMMON, "import onnx"),
     "Thin flows do not know each other": (
         Path("flows/deployments/plan.py"),
         "import flows.deployments.ingest",
