@@ -9,13 +9,14 @@ from pathlib import Path
 from typing import Any
 
 from flows.clock import now_utc
+from flows.operations.adoption.triton_alone import beside_triton_of
 from flows.preparation.splitting.graph import read_layers
 from flows.preparation.splitting.loading import load_skeleton
 from flows.preparation.splitting.model import SplitModel
 from flows.progress import Step
 from flows.quickstart.load_process import LoadResult, span_of_load
 from flows.quickstart.machine import machine, versions
-from flows.reporting.data import BlockRow, Outcomes, ReportData
+from flows.reporting.data import BesideTriton, BlockRow, Outcomes, ReportData
 from flows.reporting.html import write_report
 from flows.reporting.runs import outcomes_of_simulation, uses_of_events
 from flows.workspace import Workspace
@@ -122,16 +123,17 @@ def failures(found: QuickstartOutcome) -> str | None:
 def keep_outcome(work: Workspace, found: QuickstartOutcome) -> tuple[str, Path]:
     """Store the run and write its page; the run's id and the page."""
     options = {"load_factor": found.measured.document.get("load_factor")}
+    beside = beside_triton_of(work, found.plan)
     with work.open() as warehouse:
         documents = (options, found.to_dict())
         run_id = add_run(warehouse, "quickstart", found.plan.plan_id, documents, now_utc())
         page = work.state.reports / f"{run_id}.html"
-        write_report(_report(found, run_id), page)
+        write_report(_report(found, run_id, beside), page)
         set_report(warehouse, run_id, str(page))
     return run_id, page.resolve()
 
 
-def _report(found: QuickstartOutcome, run_id: str) -> ReportData:
+def _report(found: QuickstartOutcome, run_id: str, beside: BesideTriton | None) -> ReportData:
     start_us, end_us = span_of_load(found.records)
     uses = uses_of_events(found.events, found.plan.plan_id, from_us=start_us, to_us=end_us)
     return ReportData(
@@ -140,6 +142,7 @@ def _report(found: QuickstartOutcome, run_id: str) -> ReportData:
         created=f"{now_utc():%Y-%m-%d %H:%M} UTC",
         measured=Outcomes.from_load(found.measured.document, found.records, uses=uses),
         simulated=outcomes_of_simulation(found.simulated),
+        beside_triton=beside,
         steps=found.steps,
         blocks={split.name: _blocks(split) for split in found.splits},
         machine=machine(),

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flows.reporting import words
-from flows.reporting.data import Outcomes, VariantCurve
+from flows.reporting.data import BesideTriton, LoadPoint, Outcomes, VariantCurve
 from flows.reporting.svg import (
     BAD,
     FAINT,
@@ -31,6 +31,7 @@ BINS = 80
 NARROW = 100  # left of this the SLO's label stands right of its line
 RUN_COLOURS = ("#1f2933", "#d9822b", "#2a9fb0", "#7d5ba6", "#b5495b")
 MARK_ROOM = 17  # above a dashed line for its name; where less is left, it stands below
+LOAD_STEP = 0.5  # between two ticks of loads
 AXIS_STARTS = (0.99, 0.95, 0.9, 0.8, 0.5)
 
 
@@ -134,19 +135,44 @@ def accuracy_svg(number: int, curve: VariantCurve) -> str:
         for name, value in curve.accuracies.items()
     ]
     points = [(point.load, point.accuracy) for point in curve.points if point.accuracy is not None]
-    frame = _LoadFrame(low=low - margin, high=high + margin, loads=_loads(curve))
+    frame = _LoadFrame(low=low - margin, high=high + margin, loads=_loads(curve.points))
     label = f"mean accuracy of {curve.name} against load"
-    return _load_svg(number, frame, (points, marks), (words.number, _precisely), label)
+    lines = [_Line(colour=model_colour(number), points=points)]
+    return _load_svg(frame, (lines, marks), (words.number, _precisely), label)
 
 
 def in_time_svg(number: int, curve: VariantCurve) -> str:
     """Share of a name's requests that are answered in time over its load, and the goal."""
-    points = [(point.load, point.in_time) for point in curve.points]
-    low = min(_axis_start(min(share for _, share in points)), 0.9)
-    frame = _LoadFrame(low=low, high=1.0, loads=_loads(curve))
+    lines = [_Line(colour=model_colour(number), points=_in_time(curve.points))]
+    return _shares_svg(lines, f"share of {curve.name} in time against load")
+
+
+def beside_triton_svg(found: BesideTriton) -> str:
+    """Shares in time of a plan and of Triton alone against load, and the goal."""
+    sides = (("this plan", found.plan), ("Triton alone", found.triton))
+    lines = [
+        _Line(name=name, colour=colour, points=_in_time(points))
+        for (name, points), colour in zip(sides, RUN_COLOURS, strict=False)
+    ]
+    return _shares_svg(lines, "share in time against load, of the plan and of Triton alone")
+
+
+def _in_time(points: Sequence[LoadPoint]) -> list[tuple[float, float]]:
+    return [(point.load, point.in_time) for point in points]
+
+
+def _shares_svg(lines: "Sequence[_Line]", label: str) -> str:
+    worst = min(share for line in lines for _, share in line.points)
+    loads = [load for line in lines for load, _ in line.points]
+    first = min(loads)
+    frame = _LoadFrame(
+        low=min(_axis_start(worst), 0.9),
+        high=1.0,
+        loads=(first if first >= LOAD_STEP else 0.0, max(loads)),
+        top=34.0 if any(line.name for line in lines) else 16.0,
+    )
     marks = [(GOAL, f"goal {words.percent(GOAL, 0)}", BAD)]
-    label = f"share of {curve.name} in time against load"
-    return _load_svg(number, frame, (points, marks), (_whole_percent, words.percent), label)
+    return _load_svg(frame, (lines, marks), (_whole_percent, words.percent), label)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -182,27 +208,34 @@ def _whole_percent(share: float) -> str:
     return words.percent(share, 0)
 
 
-def _loads(curve: VariantCurve) -> tuple[float, float]:
-    return curve.points[0].load, curve.points[-1].load
+def _loads(points: Sequence[LoadPoint]) -> tuple[float, float]:
+    return points[0].load, points[-1].load
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Line:
+    """Values by load; a name stands in a legend."""
+
+    colour: str
+    points: Sequence[tuple[float, float]]
+    name: str = ""
 
 
 def _load_svg(
-    number: int,
     frame: _LoadFrame,
-    content: tuple[Sequence[tuple[float, float]], Sequence[tuple[float, str, str]]],
+    content: tuple[Sequence[_Line], Sequence[tuple[float, str, str]]],
     in_words: tuple[Callable[[float], str], Callable[[float], str]],
     label: str,
 ) -> str:
-    """A line over loads.
+    """Lines over loads.
 
     Args:
-        number: of its model, for its colour.
         frame: its axes.
-        content: its points, and values with a name and colour, drawn as dashes.
+        content: the lines, and values with a name and colour, drawn as dashes.
         in_words: values at the axis, and of points.
         label: what the picture is.
     """
-    (points, marks), (ticks, tips) = content, in_words
+    (lines, marks), (ticks, tips) = content, in_words
     ends = frame.left, frame.width - frame.right
     floor = frame.height - frame.bottom
     parts: list[str] = []
@@ -213,7 +246,7 @@ def _load_svg(
             straight_line(ends[0], y, ends[1], y, stroke="#e9edf2"),
             text(ends[0] - 8, y + 4, ticks(float(value)), size=10.5, fill=SOFT, text_anchor="end"),
         ]
-    for load in np.arange(frame.loads[0], frame.loads[1] + 0.01, 0.5):
+    for load in np.arange(frame.loads[0], frame.loads[1] + 0.01, LOAD_STEP):
         x = frame.x(float(load))
         parts += [
             straight_line(x, floor, x, floor + 4, stroke=FAINT),
@@ -228,14 +261,28 @@ def _load_svg(
             straight_line(ends[0], y, ends[1], y, stroke=colour, stroke_dasharray="4 3"),
             text(x, y + below, name, size=10.5, fill=colour, text_anchor=anchor),
         ]
-    line = " ".join(f"{frame.x(load):.1f},{frame.y(value):.1f}" for load, value in points)
-    colour = model_colour(number)
-    parts.append(element("polyline", points=line, fill="none", stroke=colour, stroke_width=2))
-    for load, value in points:
-        tip = title(f"{load:g} times the planned rate: {tips(value)}")
-        place = {"cx": frame.x(load), "cy": frame.y(value), "r": 4}
-        parts.append(element("circle", tip, fill=colour, **place))
+    for number, line in enumerate(lines):
+        parts += _drawn(line, frame, number, tips)
     return drawing(frame.width, frame.height, parts, label)
+
+
+def _drawn(
+    line: _Line, frame: _LoadFrame, number: int, in_words: Callable[[float], str]
+) -> list[str]:
+    """A line with its points, and its name in the legend, if it has one."""
+    corners = " ".join(f"{frame.x(load):.1f},{frame.y(value):.1f}" for load, value in line.points)
+    parts = [element("polyline", points=corners, fill="none", stroke=line.colour, stroke_width=2)]
+    for load, value in line.points:
+        tip = title(f"{load:g} times the planned rate: {in_words(value)}")
+        place = {"cx": frame.x(load), "cy": frame.y(value), "r": 4}
+        parts.append(element("circle", tip, fill=line.colour, **place))
+    if line.name:
+        x = frame.left + number * 130
+        parts += [
+            straight_line(x, 10, x + 14, 10, stroke=line.colour, stroke_width=2),
+            text(x + 20, 14, line.name, size=11, fill=SOFT),
+        ]
+    return parts
 
 
 def _axis_start(worst: float) -> float:

@@ -208,6 +208,24 @@ class VariantCurve:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class BesideTriton:
+    """A plan and Triton alone on the same GPUs, simulated at the same rates.
+
+    Attributes:
+        configuration: of Triton, as a search chose it.
+        rate_rps: the plan's, of all models.
+        duration_s: of each simulation.
+        plan, triton: at every load, the least share in time of all models.
+    """
+
+    configuration: str
+    rate_rps: float
+    duration_s: float
+    plan: Sequence[LoadPoint]
+    triton: Sequence[LoadPoint]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ReportData:
     """Everything one report shows; whatever is empty is left out of the page."""
 
@@ -218,6 +236,7 @@ class ReportData:
     simulated: Outcomes | None = None
     further: Sequence[Outcomes] = ()
     variants: Sequence[VariantCurve] = ()
+    beside_triton: BesideTriton | None = None
     steps: Sequence[Step] = ()
     blocks: Mapping[str, Sequence[BlockRow]] = field(default_factory=dict[str, Sequence[BlockRow]])
     machine: Mapping[str, str] = field(default_factory=dict[str, str])

@@ -6,6 +6,7 @@ Here: choosing what the page says and rendering it. Not here: the pictures (`pic
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,8 +17,15 @@ from numpy.typing import NDArray
 
 from flows.files import write_text
 from flows.reporting import words
-from flows.reporting.charts import GOAL, accuracy_svg, attainment_svg, in_time_svg, latency_svg
-from flows.reporting.data import Outcomes, ReportData
+from flows.reporting.charts import (
+    GOAL,
+    accuracy_svg,
+    attainment_svg,
+    beside_triton_svg,
+    in_time_svg,
+    latency_svg,
+)
+from flows.reporting.data import LoadPoint, Outcomes, ReportData
 from flows.reporting.picture import NARROW, WIDTH, cluster_svg, plan_svg
 from flows.reporting.svg import model_colour
 from flows.reporting.timeline import timeline_data
@@ -126,6 +134,7 @@ def render_report(data: ReportData) -> str:
                 if runs
             ],
             variants=_variants(data, endpoints),
+            beside_triton=_beside_triton(data),
             latencies=_latencies(served, runs),
             timelines=[
                 (run.label, timeline_data(data.plan, run.uses))
@@ -303,6 +312,29 @@ def _latencies(served: Sequence[Served], runs: list[Outcomes]) -> list[tuple[str
             picture = latency_svg(one.number, one.slo_ms, known)
             pictures.append((one.name, Markup(picture)))  # noqa: S704 - see above
     return pictures
+
+
+def _beside_triton(data: ReportData) -> dict[str, Any] | None:
+    """The plan and Triton alone: how they were simulated, what they hold, and the picture."""
+    found = data.beside_triton
+    if found is None:
+        return None
+    loads = [point.load for point in found.plan]
+    planned = f"{min(loads):g} to {max(loads):g} times the planned {words.rate(found.rate_rps)}"
+    sides = (("this plan", found.plan), ("Triton alone", found.triton))
+    held = [(name, _held(points)) for name, points in sides]
+    return {
+        "about": f"{planned}, {words.seconds(found.duration_s)} each",
+        "configuration": found.configuration,
+        "rows": [(name, f"{load:g}", words.rate(load * found.rate_rps)) for name, load in held],
+        "picture": Markup(beside_triton_svg(found)),  # noqa: S704 - see above
+    }
+
+
+def _held(points: Sequence[LoadPoint]) -> float:
+    """The highest load up to which the goal is kept; 0 where it is kept at none."""
+    kept = takewhile(lambda point: point.in_time >= GOAL, points)
+    return max((point.load for point in kept), default=0.0)
 
 
 def _variants(data: ReportData, names: Sequence[str]) -> list[tuple[str, str, tuple[Markup, ...]]]:

@@ -71,7 +71,7 @@ def variant_curves(plan: Plan) -> tuple[VariantCurve, ...]:
         if name in served and plan.own_rate_rps(name) > 0
     }
     stated = {name: own for name, own in stated.items() if len(own) > 1}
-    seconds = _seconds_of(plan)
+    seconds = seconds_of(plan)
     if not stated or not seconds:
         return ()
     runs = [
@@ -106,10 +106,10 @@ def variant_curves(plan: Plan) -> tuple[VariantCurve, ...]:
     )
 
 
-def _seconds_of(plan: Plan) -> float:
+def seconds_of(plan: Plan, most_requests: int = MOST_REQUESTS) -> float:
     """How long each load is simulated (s, whole ms); 0 where that would take too long."""
     rate_rps = math.fsum(model.throughput_rps for model in plan.models)
-    seconds = min(SECONDS, MOST_REQUESTS / rate_rps) if rate_rps > 0 else 0.0
+    seconds = min(SECONDS, most_requests / rate_rps) if rate_rps > 0 else 0.0
     return math.floor(seconds * 1e3) / 1e3 if seconds >= LEAST_SECONDS else 0.0
 
 

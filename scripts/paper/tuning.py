@@ -17,6 +17,7 @@ Not here: problems, and what is said of the results.
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from flows.operations.adoption.triton_alone import MARGINS, choices
 from flows.planning import PlanOptions, make_plan
 from flows.planning.engine.level import last
 from triton_backend.contract.cluster import Cluster
@@ -30,8 +31,6 @@ from triton_backend.simulator.run import simulate
 from triton_backend.simulator.scenario import SimOptions
 
 OURS = "PoolPipe"
-MARGINS = (0.0, 0.05, 0.1, 0.2)
-DELAYS = (0.0, 0.1)  # shares of each SLO
 POLICIES = ("reservation", "reservation-ahead")
 LOADS = tuple(round(0.02 * step, 2) for step in range(1, 101))  # of the default plan's rate
 TUNED_ON, REPORTED = (0,), (1, 2)  # seeds of the arrivals
@@ -86,13 +85,9 @@ class Demand:
             self.profiles, self.cluster, self.workload, limited, interference=self.interference
         )
 
-    @property
-    def whole(self) -> "Demand":
-        """The same with one instance a GPU."""
-        classes = tuple(
-            replace(each, vgpu_divisors=(1,), vgpu_percents=()) for each in self.cluster.gpu_classes
-        )
-        return replace(self, cluster=replace(self.cluster, gpu_classes=classes))
+    def planned(self, options: PlanOptions, cluster: Cluster) -> Plan:
+        """One plan on another cluster."""
+        return replace(self, cluster=cluster).plan(options)
 
     def reference(self) -> Plan:
         """Our default plan, whose rates are load 1."""
@@ -133,40 +128,31 @@ class Tuned:
 
 def configurations(demand: Demand, side: str, reference: Plan) -> Iterator[Configuration]:
     """The grid of one side; margins and instances that have no plan are left out."""
-    theirs = side == TRITON
-    problems = {"any instances": demand}
-    if theirs:
-        problems["one instance"] = demand.whole
-    for planner in demand.triton if theirs else (demand.ours,):
-        for margin in MARGINS:
-            for label, problem in problems.items():
-                options = PlanOptions(planner=planner, slo_margin=margin)
-                try:
-                    plan = problem.plan(options)
-                except (InfeasibleError, InputError):
-                    continue
-                for said, rules in _rules(demand, side, label, reference):
-                    yield Configuration(
-                        name=f"{planner}, margin {margin}, {said}",
-                        plan=plan,
-                        options=rules,
-                        margin=margin,
-                        whole=problem is not demand,
-                    )
-
-
-def _rules(
-    demand: Demand, side: str, label: str, reference: Plan
-) -> Iterator[tuple[str, SimOptions]]:
-    """By what a plan of a side may be served, and how that is called."""
     base = demand.options(reference)
     if side == TRITON:
-        for share in DELAYS:
-            rules = replace(base, policy=TRITON, batch_timeout_share=share)
-            yield f"{label}, delay {share}", rules
-    else:
+        yield from (
+            Configuration(
+                name=one.name,
+                plan=one.plan,
+                options=one.served(base),
+                margin=one.margin,
+                whole=one.whole,
+            )
+            for one in choices(demand.planned, demand.cluster, demand.triton)
+        )
+        return
+    for margin in MARGINS:
+        try:
+            plan = demand.plan(PlanOptions(planner=demand.ours, slo_margin=margin))
+        except (InfeasibleError, InputError):
+            continue
         for policy in demand.policies:
-            yield str(policy or "its own policy"), replace(base, policy=policy)
+            yield Configuration(
+                name=f"{demand.ours}, margin {margin}, {policy or 'its own policy'}",
+                plan=plan,
+                options=replace(base, policy=policy),
+                margin=margin,
+            )
 
 
 def unlike(grid: Iterable[Configuration]) -> Iterator[Configuration]:

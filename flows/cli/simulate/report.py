@@ -134,6 +134,7 @@ def _stored(work: "Workspace", run_id: str) -> "tuple[dict[str, Any], Plan | Non
 
 def _data(work: "Workspace", run: Mapping[str, Any], plan: "Plan | None") -> "ReportData":
     from flows.clock import now_utc
+    from flows.operations.adoption.triton_alone import beside_triton_of
     from flows.quickstart.machine import machine, versions
     from flows.reporting.data import ReportData
     from flows.reporting.runs import variant_curves
@@ -149,6 +150,7 @@ def _data(work: "Workspace", run: Mapping[str, Any], plan: "Plan | None") -> "Re
         measured=found if measured else None,
         simulated=None if measured else found,
         variants=variant_curves(plan),
+        beside_triton=beside_triton_of(work, plan),
         machine=machine(),
         versions=versions(),
     )

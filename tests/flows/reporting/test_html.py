@@ -9,7 +9,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from flows.reporting.data import Outcomes, ReportData, Uses, latencies_of_load
+from flows.reporting.data import (
+    BesideTriton,
+    LoadPoint,
+    Outcomes,
+    ReportData,
+    Uses,
+    latencies_of_load,
+)
 from flows.reporting.html import render_report, write_report
 from flows.reporting.runs import LOADS, variant_curves
 from flows.reporting.timeline import MOST_BARS, timeline_data
@@ -265,3 +272,25 @@ def test_a_module_that_may_be_left_out_is_called_optional() -> None:
     page = render_report(ReportData(title="run", plan=plan))
     assert "last (optional)" in page
     assert "first (optional)" not in page
+
+
+def test_triton_alone_stands_beside_the_plan_with_what_each_holds() -> None:
+    def points(*shares: float) -> tuple[LoadPoint, ...]:
+        return tuple(
+            LoadPoint(load=0.5 * (i + 1), accuracy=None, in_time=share)
+            for i, share in enumerate(shares)
+        )
+
+    beside = BesideTriton(
+        configuration="<margin 0.1>",
+        rate_rps=200.0,
+        duration_s=2.0,
+        plan=points(1.0, 0.995, 0.8),
+        triton=points(0.999, 0.9, 0.995),
+    )
+    page = render_report(ReportData(title="t", plan=two_stages(), beside_triton=beside))
+    page = page.replace("\N{NO-BREAK SPACE}", " ")
+    assert "&lt;margin 0.1&gt;" in page
+    rows = re.findall(r"<td[^>]*>(this plan|Triton alone)</td><td>(.*?)</td><td>(.*?)</td>", page)
+    assert rows == [("this plan", "1", "200 rps"), ("Triton alone", "0.5", "100 rps")]
+    assert "Triton alone" not in render_report(ReportData(title="t", plan=two_stages()))

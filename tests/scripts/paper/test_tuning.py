@@ -5,12 +5,11 @@ from dataclasses import replace
 
 import pytest
 
+from flows.operations.adoption.triton_alone import DELAYS, MARGINS
 from flows.planning.registry import product_planners
 from scripts.paper import tuning
 from scripts.paper.tuning import (
-    DELAYS,
     LOADS,
-    MARGINS,
     OURS,
     Demand,
     automatic,
