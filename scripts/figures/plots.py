@@ -29,6 +29,13 @@ _STYLE: dict[str, Any] = {
 }
 MIXES = ("scen1", "scen2", "scen3", "scen4", "scen5", "game", "traffic")
 DARK = 1.8  # cells above it have white text
+SIMULATED_RIVALS = ("against triton", "tuned triton")
+RIVAL_SETTINGS: Mapping[str, tuple[str, ...]] = {
+    "two classes, three models": ("HC1-L", "HC2-L", "HC3-L", "HC4-L"),
+    "one class, three models": ("one class",),
+    "one class, 37 models": ("64 A100",),
+    "parts of 4 GPUs, 3 to 9 models": ("4 parts",),
+}
 SERVED_RIVALS = ("triton served", "triton emulated")
 SHOWN = {"attainment": "served", "simulated": "simulated"}
 GRAFT_MODELS = ("Inc", "Res", "VGG", "Mob", "ViT")
@@ -302,6 +309,39 @@ def graft(canvas: Canvas, figures: Figures) -> None:
     right.legend(frameon=False, fontsize=8)
 
 
+def against_triton(canvas: Canvas, figures: Figures) -> None:
+    """Goodput of PoolPipe in times that of a tuned Triton, a mark for each simulated problem."""
+    newest: dict[tuple[str, str], dict[str, Any]] = {}
+    for run in sorted(figures.runs, key=lambda each: each.at):
+        if run.benchmark in SIMULATED_RIVALS:
+            rows: list[dict[str, Any]] = run.details.get("rows", [])
+            newest |= {(row["cluster"], row["group"]): row for row in rows}
+    settings = {
+        name: [row for row in newest.values() if row["cluster"] in clusters]
+        for name, clusters in RIVAL_SETTINGS.items()
+    }
+    axes = canvas.subplots()
+    for key, above, colour, marker, label in (
+        ("ours_rps", 0.12, OURS, "o", "searched, as Triton is"),
+        ("auto_rps", -0.12, PAPER, "D", "--planner auto, nothing searched"),
+    ):
+        marks = [
+            (row[key] / row["triton_rps"], above - place)
+            for place, rows in enumerate(settings.values())
+            for row in rows
+            if row.get(key) is not None
+        ]
+        ratios, heights = zip(*marks, strict=True)
+        axes.scatter(ratios, heights, c=colour, marker=marker, s=18, alpha=0.7, label=label)
+    axes.axvline(1, color=TARGET, linestyle="--", linewidth=0.8)
+    counts = [f"{len(rows)} problem{'s'[: len(rows) != 1]}" for rows in settings.values()]
+    names = [f"{name}\n{count}" for name, count in zip(settings, counts, strict=True)]
+    axes.set_yticks([-place for place in range(len(names))], names)
+    axes.set(xlabel="goodput in times that of a tuned Triton (1: equal)", xlim=(0.95, None))
+    axes.set_ylim(0.5 - len(names), 0.5)
+    axes.legend(frameon=False, fontsize=8, loc="center right")
+
+
 def rival(canvas: Canvas, figures: Figures) -> None:
     """Attainment against rate of a tuned Triton and of PoolPipe, each served and simulated."""
     newest: dict[str, list[dict[str, Any]]] = {}
@@ -345,6 +385,13 @@ PLOTS: Mapping[str, Plot] = {
         area="scheduling",
         text="Bars: highest load factor at 99 % for three planners, here and published",
         draw=load_factors,
+    ),
+    "against-triton": Plot(
+        area="scheduling",
+        text="Marks: goodput of PoolPipe in times that of a tuned Triton, one per simulated "
+        "problem, by setting",
+        draw=against_triton,
+        size=(8.0, 3.0),
     ),
     "rival": Plot(
         area="scheduling",
