@@ -324,6 +324,7 @@ def test_what_models_beside_the_plan_hold_is_taken_out_of_the_cluster(poolpipe: 
         (("models", "--rate", "chat=5"), "model 'chat': is not among those to plan"),
         (("models", "--slo", "plain"), "--slo: 'plain' is not NAME=VALUE"),
         (("models", "--cluster", "none.yaml"), "none.yaml"),
+        (("models", "--slo", "plain=-1"), "--slo: plain=-1 is not a number that is 0 or more"),
         (("models", "--slo", "plain=0"), "model 'plain', slo_ms: 0.0 is not positive"),
         (("models", "--rate", "plain=0"), "model 'plain', rate_rps: 0.0 is not a positive number"),
         (("models", "--rate", "*=5"), "model '*': is not among those to plan"),
