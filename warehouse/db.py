@@ -33,7 +33,7 @@ OFFLINE: dict[str, str | bool | int | float | list[str]] = {
 }
 
 
-# What DuckDB says of a disk without room, as of any error of the system, with the system's words.
+# DuckDB names a disk without room by the system's words for the error.
 _WITHOUT_ROOM = {os.strerror(code): code for code in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)}
 
 # How a column's value travels inside JSON, where that is not its own type.
