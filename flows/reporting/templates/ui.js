@@ -125,7 +125,7 @@
     put($("note"), history.note ? "History: " + history.note + "." : "");
     rows($("rollouts"), (history.rollouts || []).slice().sort((a, b) => b.at - a.at).slice(0, 12).map((r) => [
       { text: new Date(r.at * 1000).toLocaleString([], { month: "short", day: "numeric", hour: "2-digit", minute: "2-digit" }) },
-      { text: r.plan_id, kind: "left" }, { text: r.outcome || r.state, kind: "left" }, { text: r.reason, kind: "left name" }]), "None in the last day.", 4);
+      { text: r.plan_id, kind: "left" }, { text: r.outcome || r.state, kind: "left said" }, { text: r.reason, kind: "left name" }]), "None in the last day.", 4);
     facts.models.forEach((model, i) => {
       const row = document.querySelector('[data-row="' + i + '"]');
       let offered = 0, served = 0; const points = [];
