@@ -358,7 +358,7 @@ def test_a_warehouse_that_cannot_be_read_is_noted(tmp_path: Path, system: Path) 
 def test_wide_tables_scroll_within_their_sections_and_outcomes_wrap(page: PageServer) -> None:
     text = get(page.url).decode()
     assert text.count("<table>") == text.count('<div class="scroll"><table>') > 2
-    assert 'text: r.outcome || r.state, kind: "left said"' in text
+    assert 'text: ended(r), kind: "left said"' in text
     assert "td.said { white-space: normal" in text
 
 
