@@ -241,8 +241,8 @@ def test_a_plan_of_other_models_or_clusters_is_refused(served: Plan, home: Path)
 
 
 def test_prices_and_power_of_a_cluster_are_no_matter_of_a_canary(served: Plan) -> None:
-    (only,) = served.cluster.gpu_classes
-    priced = replace(served.cluster, gpu_classes=(replace(only, hourly_cost=1.0, power_w=70.0),))
+    classes = (replace(c, hourly_cost=1.0, power_w=70.0) for c in served.cluster.gpu_classes)
+    priced = replace(served.cluster, gpu_classes=tuple(classes))
     made = canary_plan(served, replace(of_stages(served, artifact="o"), cluster=priced), 0.1)
     assert made.cluster == served.cluster
 
