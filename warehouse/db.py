@@ -20,7 +20,7 @@ from typing import Any, Self
 import duckdb
 
 from triton_backend.contract.errors import InputError
-from warehouse.schema import migrate
+from warehouse.schema import migrate, schema_version
 
 QUERY_FOLDER = Path(__file__).parent / "queries"
 _LOCK_HOLDER = re.compile(r"Conflicting lock is held in (.+?) \(PID (\d+)\)")
@@ -141,13 +141,15 @@ def open_warehouse(path: Path | str, *, read_only: bool = False) -> Warehouse:
     except duckdb.Error as error:
         kind = WarehouseInUseError if _LOCK_HOLDER.search(str(error)) else InputError
         raise kind(where, _reason(error)) from error
+    made = False
     try:
         connection.execute("SET TimeZone = 'UTC'")
+        made = not existed and schema_version(connection) == 0  # by no other process meanwhile
         with _naming_room(path):
             migrate(connection, path, existed=existed, read_only=read_only)
     except BaseException:
         connection.close()
-        if not existed:  # half a schema holds nothing
+        if made:  # half a schema holds nothing
             path.unlink(missing_ok=True)
             path.with_name(f"{path.name}.wal").unlink(missing_ok=True)
         raise
