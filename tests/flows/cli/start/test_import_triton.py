@@ -15,10 +15,12 @@ import yaml
 from tritonclient import grpc
 from tritonclient.utils import InferenceServerException
 
+from flows.cli.start import import_triton
 from flows.state import project_state
 from tests.flows.cli.conftest import Command
 from tests.flows.preparation.splitting.test_inputs import picture_net
 from tests.flows.preparation.triton_repository.repositories import (
+    add_cleaned,
     digest,
     make_others_run,
     write_repository,
@@ -263,6 +265,23 @@ def test_a_repository_of_python_steps_alone_is_planned_step_by_step(
     planned = poolpipe(*plan)
     assert planned.code == 0, planned.err
     assert [one["name"] for one in json.loads(Path("plan.json").read_text())["models"]]
+
+
+@pytest.mark.long
+def test_an_import_that_does_not_end_leaves_no_files_that_the_next_one_refuses(
+    poolpipe: Command, repository: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    add_cleaned(repository)
+    asked = ("import-triton", "models", "--blocks", "2", "-o", "out")
+    with monkeypatch.context() as patched:
+        patched.setattr(import_triton, "_planned", interrupted)
+        assert poolpipe(*asked).code == 130
+    assert not list(Path("out").rglob("*"))
+    assert poolpipe(*asked, "--no-plan").code == 0
+    assert {"cluster.yaml", "workload.yaml", "steps"} == {f.name for f in Path("out").iterdir()}
 
 
 def test_files_are_written_for_gpus_that_are_elsewhere(poolpipe: Command, repository: Path) -> None:
