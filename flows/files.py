@@ -7,7 +7,7 @@ field and reason. Not here: whether the values make sense together (the core typ
 import json
 import os
 import re
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from pathlib import Path
@@ -19,6 +19,7 @@ from pydantic import Tag, ValidationError
 
 from flows.device_class import DeviceClass
 from flows.file_forms import ClusterForm, FileForm, RuntimeForm, StepForm, WorkloadForm
+from flows.plan_fields import unknown_fields
 from triton_backend.contract.applications.sizes import AT, size_name
 from triton_backend.contract.cluster import Cluster
 from triton_backend.contract.errors import InputError
@@ -171,7 +172,8 @@ def read_plan(path: Path) -> Plan:
     """The plan of a plan.json.
 
     Raises:
-        InputError: the file cannot be read or is not a plan, with the field.
+        InputError: the file cannot be read or is not a plan, or has a field that no plan has; with
+            the field.
     """
     try:
         data = json.loads(read_text(path))
@@ -179,7 +181,11 @@ def read_plan(path: Path) -> Plan:
         raise InputError(str(path), f"not JSON: {error}") from error
     if not isinstance(data, dict):
         raise InputError(str(path), "not a plan: the file holds no object")
-    return _made(path, Plan.from_dict, data)
+    plan = _made(path, Plan.from_dict, data)
+    if "format" in data:  # format 1 has fields of its own
+        for unknown in unknown_fields(data):
+            raise InputError(f"{path}, {unknown.path}", _no_such_field(unknown.path, unknown.known))
+    return plan
 
 
 def write_plan(path: Path, plan: Plan) -> None:
@@ -286,13 +292,18 @@ def _fault(form: type[FileForm], error: Mapping[str, Any]) -> tuple[str, str]:
     if error["type"] == "missing":
         reason = "is missing"
     elif error["type"] == "extra_forbidden":
-        near = get_close_matches(str(loc[-1]), _fields_at(form, loc[:-1]), n=1)
-        reason = "no such field" + (f"; did you mean {near[0]}?" if near else "")
+        reason = _no_such_field(str(loc[-1]), _fields_at(form, loc[:-1]))
     elif error["type"] == "model_type":
         reason = "is empty" if error["input"] is None else "holds no fields, as NAME: VALUE"
     elif not isinstance(error["input"], (dict, list)):
         reason = f"{reason}, not {error['input']!r}"
     return field, reason
+
+
+def _no_such_field(path: str, known: Sequence[str]) -> str:
+    """The complaint about the last field of a path, with the known one that is nearest."""
+    near = get_close_matches(path.rpartition(".")[2], known, n=1)
+    return "no such field" + (f"; did you mean {near[0]}?" if near else "")
 
 
 def _fields_at(form: type[FileForm], loc: tuple[int | str, ...]) -> list[str]:

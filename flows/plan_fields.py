@@ -1,12 +1,12 @@
 """Every field of `plan.json` with type, description and example, for reference and editors.
 
-Here: the table, object by object, from what the types say of their fields. Not here: reading and
-writing (`plan`), and the fields of `cluster` and `workload`, which are those of the files of that
-name.
+Here: the table, object by object, from what the types say of their fields, and which fields of a
+file it lacks. Not here: reading and writing (`plan`), and the fields of `cluster` and `workload`,
+which are those of the files of that name.
 """
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 from triton_backend.contract.entries import Entry
 from triton_backend.contract.fields import FieldForm, form_fields
@@ -78,3 +78,31 @@ OBJECTS: Mapping[str, tuple[FieldForm, ...]] = {
         _optional("tail_us", "integer", "Largest sum of budgets after it, in µs.", 0),
     ),
 }
+
+
+class Unknown(NamedTuple):
+    """A field that no object of its kind has: its path in the file, and the fields that are."""
+
+    path: str
+    known: tuple[str, ...]
+
+
+def unknown_fields(data: Mapping[str, Any]) -> Iterator[Unknown]:
+    """The fields of a plan of this format that the table lacks; values of any type are walked."""
+    yield from _unknown_in("plan", data, "")
+
+
+def _unknown_in(kind: str, data: Mapping[str, Any], path: str) -> Iterator[Unknown]:
+    fields = {field.key: field for field in OBJECTS[kind]}
+    for name, value in data.items():
+        at = f"{path}.{name}" if path else str(name)
+        if name not in fields:
+            yield Unknown(at, tuple(fields))
+            continue
+        inner = fields[name].kind.removesuffix("[]")
+        if inner not in OBJECTS:
+            continue
+        several = isinstance(value, Sequence)
+        for number, one in enumerate(value if several else [value]):
+            if isinstance(one, Mapping):
+                yield from _unknown_in(inner, one, f"{at}[{number}]" if several else at)

@@ -3,8 +3,10 @@
 Here: the connection and nothing about what is stored. DuckDB is imported in this folder only.
 """
 
+import errno
 import json
 import math
+import os
 import re
 import threading
 from collections.abc import Generator, Sequence
@@ -18,7 +20,7 @@ from typing import Any, Self
 import duckdb
 
 from triton_backend.contract.errors import InputError
-from warehouse.schema import migrate
+from warehouse.schema import migrate, schema_version
 
 QUERY_FOLDER = Path(__file__).parent / "queries"
 _LOCK_HOLDER = re.compile(r"Conflicting lock is held in (.+?) \(PID (\d+)\)")
@@ -30,6 +32,9 @@ OFFLINE: dict[str, str | bool | int | float | list[str]] = {
     "autoload_known_extensions": "false",
 }
 
+
+# DuckDB names a disk without room by the system's words for the error.
+_WITHOUT_ROOM = {os.strerror(code): code for code in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)}
 
 # How a column's value travels inside JSON, where that is not its own type.
 _JSON_TYPES = {"JSON": "VARCHAR", "TIMESTAMP WITH TIME ZONE": "VARCHAR"}
@@ -63,11 +68,12 @@ class Warehouse:
 
     def close(self) -> None:
         """Write out what is pending and give the file back."""
-        self.connection.close()
+        with _naming_room(self.path):
+            self.connection.close()
 
     def rows(self, sql: str, parameters: Sequence[Any] = ()) -> list[dict[str, Any]]:
         """Rows of a query as dictionaries."""
-        with self.lock:
+        with self.lock, _naming_room(self.path):
             cursor = self.connection.execute(sql, list(parameters))
             names = [column[0] for column in cursor.description or ()]
             return [dict(zip(names, row, strict=True)) for row in cursor.fetchall()]
@@ -93,7 +99,7 @@ class Warehouse:
         items = "(SELECT unnest(from_json(?, ?)) AS item)"
         sql = f"{verb} INTO {table} ({names}) SELECT {casts} FROM {items}"  # noqa: S608 - see above
         text = json.dumps([{c: _plain(row[c]) for c in columns} for row in rows])
-        with self.lock:
+        with self.lock, _naming_room(self.path):
             self.connection.execute(sql, [text, json.dumps([form])])
 
     @contextmanager
@@ -106,7 +112,8 @@ class Warehouse:
             except BaseException:
                 self.connection.rollback()
                 raise
-            self.connection.commit()
+            with _naming_room(self.path):
+                self.connection.commit()
 
 
 def open_warehouse(path: Path | str, *, read_only: bool = False) -> Warehouse:
@@ -114,6 +121,7 @@ def open_warehouse(path: Path | str, *, read_only: bool = False) -> Warehouse:
 
     Raises:
         InputError: not writable, no warehouse, or of a newer schema.
+        OSError: the disk has no room, as of all that writes later.
         WarehouseInUseError: locked by another process.
     """
     path = Path(path)
@@ -133,13 +141,31 @@ def open_warehouse(path: Path | str, *, read_only: bool = False) -> Warehouse:
     except duckdb.Error as error:
         kind = WarehouseInUseError if _LOCK_HOLDER.search(str(error)) else InputError
         raise kind(where, _reason(error)) from error
+    made = False
     try:
         connection.execute("SET TimeZone = 'UTC'")
-        migrate(connection, path, existed=existed, read_only=read_only)
+        made = not existed and schema_version(connection) == 0  # by no other process meanwhile
+        with _naming_room(path):
+            migrate(connection, path, existed=existed, read_only=read_only)
     except BaseException:
         connection.close()
+        if made:  # half a schema holds nothing
+            path.unlink(missing_ok=True)
+            path.with_name(f"{path.name}.wal").unlink(missing_ok=True)
         raise
     return Warehouse(path, connection)
+
+
+@contextmanager
+def _naming_room(path: Path) -> Generator[None]:
+    """Turn DuckDB's error about a disk without room into the system's, which names the file."""
+    try:
+        yield
+    except duckdb.Error as error:
+        words = next((words for words in _WITHOUT_ROOM if words in str(error)), None)
+        if words is None:
+            raise
+        raise OSError(_WITHOUT_ROOM[words], words, str(path)) from error
 
 
 def text_of(path: Path) -> str:

@@ -80,3 +80,5 @@ def migrate(
             connection.rollback()
             raise
         connection.commit()
+    # DuckDB 1.5 cannot replay some of these statements from the log of a process that was killed.
+    connection.execute("CHECKPOINT")

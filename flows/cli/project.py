@@ -145,4 +145,6 @@ def keep_run(
             return runs.add_run(store, kind, plan.plan_id, documents, now_utc())
     except InputError as error:
         note(f"not stored: {error}")
-        return None
+    except OSError as error:
+        note(f"not stored: {error.filename}: {error.strerror}")
+    return None

@@ -493,5 +493,5 @@ def rates(option: str, texts: list[str] | None) -> dict[str, float]:
         except ValueError as error:
             raise InputError(option, f"{text!r} is not a number; write MODEL=NUMBER") from error
         if not 0 <= found[key] < float("inf"):
-            raise InputError(option, f"{key}={text} is not a rate (requests/s)")
+            raise InputError(option, f"{key}={text} is not a number that is 0 or more")
     return found

@@ -244,8 +244,7 @@ def nightly_of(place: Place, asked: argparse.Namespace) -> "Nightly | None":
         raise InputError("--nightly", "goes with `up` alone, where replanning is registered")
     from flows.deployments.orchestration.nightly import Nightly, write_nightly  # noqa: PLC0415  # as above
 
-    here: Path = asked.called_from
-    files = {name: (here / given[name]).resolve() for name in ("cluster", "workload")}
+    files = {name: Path(given[name]).resolve() for name in ("cluster", "workload")}
     nightly = Nightly(**files, cron=given["nightly"])
     write_nightly(noted, nightly)
     return nightly
@@ -291,11 +290,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--workload", type=Path, metavar="FILE", help="of the nights")
     parser.add_argument("--nightly", metavar="CRON", help="when to replan: five fields, UTC")
     parser.add_argument("--no-nightly", action="store_true", help="take it back")
-    # `scripts/operations` changes to the repository; files are named as seen from where it was
-    # called.
+    # `scripts/operations` changes to the repository; the project is where it was called.
     parser.add_argument("--called-from", type=Path, default=Path(), help=argparse.SUPPRESS)
     asked = parser.parse_args(arguments)
     try:
+        os.chdir(asked.called_from)  # the project's folder
         place = place_of()
         prepare(place)
         nightly = nightly_of(place, asked)

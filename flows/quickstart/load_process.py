@@ -94,20 +94,24 @@ def run_load(request: LoadRequest, *, keep_interrupted: bool = False) -> dict[st
     """
     source = str(Path(__file__).resolve().parents[2])
     path = os.pathsep.join(filter(None, [source, os.environ.get("PYTHONPATH")]))
-    process = subprocess.Popen(
-        request.arguments(),
-        stdout=subprocess.PIPE,
-        text=True,
-        stderr=None if sys.stderr.isatty() else subprocess.PIPE,
-        env={**os.environ, "PYTHONPATH": path},
-    )
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # until it has imported
+    try:
+        process = subprocess.Popen(
+            request.arguments(),
+            stdout=subprocess.PIPE,
+            text=True,
+            stderr=None if sys.stderr.isatty() else subprocess.PIPE,
+            env={**os.environ, "PYTHONPATH": path},
+        )
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
     try:
         out, err = process.communicate()
     except BaseException as error:
         process.send_signal(signal.SIGINT)
         out, err = process.communicate(timeout=STOP_SECONDS)
         kept = keep_interrupted and isinstance(error, KeyboardInterrupt)
-        if not kept or process.returncode != INTERRUPTED:
+        if not kept or process.returncode != INTERRUPTED or not out:
             raise
         return json.loads(out)
     if process.returncode == BAD_INPUT:

@@ -1,4 +1,5 @@
 import json
+import re
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from threading import Barrier
@@ -183,6 +184,28 @@ def test_a_plan_survives_its_file(tmp_path: Path) -> None:
 def test_a_file_that_is_no_plan_is_refused(tmp_path: Path, text: str, reason: str) -> None:
     with pytest.raises(InputError, match=reason):
         read_plan(written(tmp_path, text, "plan.json"))
+
+
+@pytest.mark.parametrize(
+    ("path", "reason"),
+    [
+        (("solve_secs",), "solve_secs: no such field; did you mean solve_seconds?"),
+        (("objective", "bound"), "objective.bound: no such field"),
+        (("pools", 0, "placement", 0, "node_name"), "pools[0].placement[0].node_name: no such"),
+        (("models", 0, "pipelines", 0, "stages", 0, "batches"), "stages[0].batches: no such"),
+    ],
+)
+def test_a_field_that_no_plan_has_is_refused_with_its_place(
+    tmp_path: Path, path: tuple[str | int, ...], reason: str
+) -> None:
+    document: Any = make_plan({"net": profile()}, cluster(), workload()).to_dict()
+    *way, name = path
+    place = document
+    for step in way:
+        place = place[step]
+    place[name] = 1
+    with pytest.raises(InputError, match=re.escape(reason)):
+        read_plan(written(tmp_path, json.dumps(document), "plan.json"))
 
 
 def test_a_plan_that_cannot_be_written_is_the_users_error(tmp_path: Path) -> None:

@@ -231,6 +231,49 @@ def test_a_warehouse_in_use_names_the_process(tmp_path: Path) -> None:
         other.communicate(b"")
 
 
+KILLED = """
+import os, sys
+from pathlib import Path
+from warehouse.db import open_warehouse
+store = open_warehouse(Path(sys.argv[1]))
+os._exit(1)
+"""
+
+
+@pytest.mark.slow
+def test_a_warehouse_whose_first_process_was_killed_can_be_opened(tmp_path: Path) -> None:
+    path = tmp_path / "w.duckdb"
+    subprocess.run([sys.executable, "-c", KILLED, str(path)], check=False)
+    with open_warehouse(path) as store:
+        assert not list_runs(store)
+
+
+FULL = """
+import resource, sys
+from pathlib import Path
+from warehouse.db import open_warehouse
+resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[2]), resource.RLIM_INFINITY))
+try:
+    with open_warehouse(Path(sys.argv[1])) as store, store.transaction():
+        store.rows("CREATE TABLE much AS SELECT random() AS x FROM range(1000000)")
+except OSError as error:
+    print(f"{error.filename}: {error.strerror}")
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("most_bytes", [20_000, 1_000_000, 3_000_000])
+def test_a_disk_without_room_is_named_and_the_file_is_whole_later(
+    tmp_path: Path, most_bytes: int
+) -> None:
+    path = tmp_path / "w.duckdb"
+    limited = [sys.executable, "-c", FULL, str(path), str(most_bytes)]
+    done = subprocess.run(limited, capture_output=True, text=True, check=False)
+    assert (done.stdout, done.stderr) == (f"{path}: File too large\n", "")
+    with open_warehouse(path) as store:
+        assert not list_runs(store)
+
+
 def test_a_read_only_file_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "w.duckdb"
     open_warehouse(path).close()

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from triton_backend.contract.errors import InputError
-from triton_backend.contract.fields import check_name
+from triton_backend.contract.fields import LARGEST, check_name
 from triton_backend.contract.shares import LOADED, SOLO, WHOLE_GPU, share_of_divisor, share_text
 from triton_backend.contract.tensors import TensorSpec
 
@@ -435,8 +435,10 @@ def _table(
     batches = max(batch for _, batch in values)
     table = np.full((blocks, batches), np.nan)
     for (block, batch), latency_us in values.items():
-        if not np.isfinite(latency_us) or latency_us < 0:
-            return table, f"latency {latency_us} at block {block}, batch {batch}"
+        if np.isnan(latency_us):
+            return table, f"no latency at block {block}, batch {batch}"
+        if not 0 <= latency_us <= LARGEST:
+            return table, f"latency {latency_us:g} at block {block}, batch {batch}"
         if batch < 1:
             return table, f"batch {batch} at block {block} is not positive"
         table[block, batch - 1] = max(latency_us, MIN_LATENCY_US)

@@ -227,12 +227,20 @@ def rates_of(plan: Plan, options: SimOptions) -> dict[str, float]:
 
 
 def low_rates_of(plan: Plan, options: SimOptions) -> dict[str, float]:
-    """Low requests/s offered to every loaded model; none to applications."""
+    """Low requests/s offered to every loaded model; none to applications.
+
+    Raises:
+        InputError: they are asked for, and no model that gets load has a rate of its own.
+    """
     if not options.low_load_factor:
         return {}
     reference = options.reference or plan
     models, _ = loaded(plan, options)
-    return {name: reference.own_rate_rps(name) * options.low_load_factor for name in models}
+    rates = {name: reference.own_rate_rps(name) * options.low_load_factor for name in models}
+    if not any(rates.values()):
+        reason = "requests of applications are never low, and no model has load of its own"
+        raise InputError("low_load_factor", reason)
+    return rates
 
 
 def loaded(plan: Plan, options: SimOptions) -> tuple[tuple[str, ...], tuple[str, ...]]:

@@ -62,6 +62,8 @@ def advise(
         ways = ways_of(log, profiles, *contents, period_s=period_s, report=report)
     if left_out:
         note(f"requests of models that the workload lacks are left out: {left_out}")
+    if log.undated:
+        note(f"{log.undated:,} requests without a time that can be read are left out")
     if as_json:
         print_json(to_dict(log, ways))
         return

@@ -230,5 +230,8 @@ def _history(warehouse: Path, *, as_json: bool) -> None:
         )
         for row in found
     ]
+    if not rows:
+        show("no rollout so far")
+        return
     head = ("rollout", "plan", "before", "state", "by", "started, UTC", "reason", "outcome")
     show(table(head, rows, texts=len(head)))

@@ -1,6 +1,8 @@
 """`import-triton`: a first plan from a Triton model repository that was tuned by hand."""
 
 import shlex
+import shutil
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -12,7 +14,7 @@ from flows.cli.registry import command
 from flows.cli.shared_options import WAREHOUSE, AsJson, WarehouseFile, pairs, rates
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Generator, Mapping, Sequence
 
     from flows.operations.adoption.repository import Objectives
     from flows.operations.adoption.taken import Taken
@@ -135,19 +137,45 @@ def import_triton(
         output.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise InputError(str(output), f"cannot be made: {error.strerror}") from error
-    with progress("splitting") as report:
-        found = split_models(work, found, blocks=blocks, output=output, report=report)
-    document = workload_of(found, objectives)
-    write_text(workload_file, yaml.safe_dump(document, sort_keys=False))
-    cluster_file = _written_cluster(cluster, cluster_file, found, stated)
-    unsaid = [f.name for f in found if f.kind != "beside" and not f.timeout_us]
-    if promises.slo_ms is None and any(name not in objectives.slo_us for name in unsaid):
-        note(f"SLO: {ASSUMED_MS:g} ms is assumed; --slo-ms and --slo say others")
-    made = _planned(work, (cluster_file, workload_file), document, found) if plan else None
+    with _whole(output):
+        with progress("splitting") as report:
+            found = split_models(work, found, blocks=blocks, output=output, report=report)
+        document = workload_of(found, objectives)
+        write_text(workload_file, yaml.safe_dump(document, sort_keys=False))
+        cluster_file = _written_cluster(cluster, cluster_file, found, stated)
+        unsaid = [f.name for f in found if f.kind != "beside" and not f.timeout_us]
+        if promises.slo_ms is None and any(name not in objectives.slo_us for name in unsaid):
+            note(f"SLO: {ASSUMED_MS:g} ms is assumed; --slo-ms and --slo say others")
+        made = _planned(work, (cluster_file, workload_file), document, found) if plan else None
     if as_json:
         print_json(_document(found, made, (cluster_file, workload_file)))
         return
     _show(found, made, (cluster_file, workload_file), repository)
+
+
+@contextmanager
+def _whole(output: Path) -> "Generator[None]":
+    """Remove what an import wrote where it does not end: the next one would refuse the files."""
+    from flows.operations.adoption.repository import STEPS_FOLDER
+
+    steps = output / STEPS_FOLDER
+
+    def there() -> list[Path]:  # a folder after its content
+        files = (output / "cluster.yaml", output / "workload.yaml", *steps.glob("*"), steps)
+        return [path for path in files if path.exists()]
+
+    before = set(there())
+    try:
+        yield
+    except BaseException:
+        for path in there():
+            if path in before:
+                continue
+            if path.is_dir():
+                shutil.rmtree(path, ignore_errors=True)
+            else:
+                path.unlink(missing_ok=True)
+        raise
 
 
 def _found(

@@ -13,7 +13,7 @@ import zlib
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import MAXYEAR, UTC, datetime, timedelta
 from pathlib import Path
 from typing import BinaryIO, cast
@@ -45,12 +45,14 @@ class AccessLog:
         start: the first minute.
         requests: by model.
         others: lines that are no request of a model, or have no time.
+        undated: those of them that are a request without a time that can be read.
     """
 
     history: RateHistory
     start: datetime
     requests: Mapping[str, int]
-    others: int
+    others: int = 0
+    undated: int = 0
 
     @property
     def hours(self) -> float:
@@ -66,18 +68,20 @@ def read_access_log(path: Path, *, now: datetime) -> AccessLog:
         now: gives the year of Triton's own lines, the latest one not in the future.
 
     Raises:
-        InputError: the file cannot be read, has no request of a model, or spans too long.
+        InputError: the file cannot be read, has no request of a model with a time, or spans too
+            long.
     """
     minute_of = _Minutes(now)
     counts: Counter[tuple[int, str]] = Counter()
     names: set[str] = set()
-    others = 0
+    others = undated = 0
     try:
         for line in _lines(path):
             asked = _INFER.search(line)
             minute = None if asked is None else minute_of(line)
             if asked is None or minute is None:
                 others += 1
+                undated += asked is not None
                 continue
             name = unquote(asked[1])
             names.add(name)
@@ -88,13 +92,16 @@ def read_access_log(path: Path, *, now: datetime) -> AccessLog:
         raise InputError(
             str(path), f"cannot be read: {getattr(error, 'strerror', None) or error}"
         ) from error
+    if not counts and undated:
+        reason = f"has no time that can be read in any of {undated} requests of models"
+        raise InputError(str(path), f"{reason}: [25/Nov/2026:08:00:01 +0000] is one")
     if not counts:
         reason = f"has no request of a model (/v2/models/NAME/infer) in {others} lines"
         raise InputError(str(path), reason)
-    return _log(path, counts, others)
+    return replace(_log(path, counts), others=others, undated=undated)
 
 
-def _log(path: Path, counts: Counter[tuple[int, str]], others: int) -> AccessLog:
+def _log(path: Path, counts: Counter[tuple[int, str]]) -> AccessLog:
     minutes = [minute for minute, _ in counts]
     first, last = min(minutes), max(minutes)
     names = sorted({name for _, name in counts})
@@ -113,7 +120,6 @@ def _log(path: Path, counts: Counter[tuple[int, str]], others: int) -> AccessLog
         history=RateHistory(names=tuple(names), interval_s=MINUTE_S, rps=table / MINUTE_S),
         start=datetime.fromtimestamp(first * MINUTE_S, UTC),
         requests={name: int(table[:, number].sum()) for name, number in column.items()},
-        others=others,
     )
 
 

@@ -64,8 +64,25 @@ def without_broken_ensembles(found: Sequence[Found]) -> tuple[Found, ...]:
                 from_ensemble(each.message, each.name, 1)
             except InputError as error:
                 reason = str(error)
+            reason = reason or _lacking(each, {one.name: one for one in found})
         after.append(replace(each, kind=BESIDE, reason=reason) if reason else each)
     return tuple(after)
+
+
+def _lacking(ensemble: Found, known: Mapping[str, Found]) -> str:
+    """A tensor of an ensemble's step that its model's configuration lacks; empty without one."""
+    for step in ensemble.message.ensemble_scheduling.step:
+        model = known[step.model_name].message
+        for side, bound, stated in (
+            ("input", step.input_map, model.input),
+            ("output", step.output_map, model.output),
+        ):
+            names = [each.name for each in stated]  # none where Triton completes it
+            lost = min(set(bound) - set(names), default=None)
+            if names and lost is not None:
+                have = ", ".join(names)
+                return f"its step {step.model_name} has no {side} {lost!r}: {have}"
+    return ""
 
 
 def split_models(

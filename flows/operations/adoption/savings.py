@@ -185,6 +185,7 @@ def to_dict(log: AccessLog, ways: tuple[Way, ...]) -> dict[str, Any]:
             "hours": log.hours,
             "requests": dict(log.requests),
             "other_lines": log.others,
+            "undated_requests": log.undated,
         },
         "ways": [
             {

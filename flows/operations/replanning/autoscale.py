@@ -146,7 +146,7 @@ def follower_of(
         options,
         report,
         interference=load_interference(work),
-        objective=least_objective(options),
+        objective=least_objective(options, in_force.workload),
         in_force=in_force,
     )
     return Follower.of(planner, in_force)

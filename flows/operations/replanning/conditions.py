@@ -61,9 +61,11 @@ def conditions(
     a condition.
     """
     until = now.replace(second=0, microsecond=0)
-    with work.open(read_only=True) as warehouse:
-        rows = rates_between(warehouse, until - limits.minutes * MINUTE, until)
-    found = low_attainment(rows, limits)
+    found: list[Condition] = []
+    if work.warehouse.exists():
+        with work.open(read_only=True) as warehouse:
+            rows = rates_between(warehouse, until - limits.minutes * MINUTE, until)
+        found = low_attainment(rows, limits)
     try:
         status = read_state(work.state.serve).control("status")
     except (InputError, ServerError):

@@ -54,11 +54,18 @@ def options_of(in_force: Plan | None) -> PlanOptions:
     return PlanOptions.from_dict(in_force.planner, {**usual, **in_force.options})
 
 
-def least_objective(options: PlanOptions) -> str:
-    """The objective that takes least for given rates: that of the options, or as few GPUs as go."""
+def least_objective(options: PlanOptions, workload: Workload) -> str:
+    """The objective that takes least for given rates: that of the options, or as few GPUs as go.
+
+    Planners that know neither GPUs nor cost plan for most throughput.
+    """
     if options.objective != "throughput":
         return options.objective
-    return "gpus" if "gpus" in planner_named(options.planner).objectives else "cost"
+    planner = planner_named(options.planner)
+    known = set(planner.objectives) - (
+        set[str]() if workload.has_entries else set(planner.for_entries)
+    )
+    return next(name for name in ("gpus", "cost", "throughput") if name in known)
 
 
 def priced(cluster: Cluster) -> Cluster:

@@ -36,6 +36,7 @@ HEADROOM = Option(
     "planners that are not for comparison, else none.",
 )
 GRID, MOST = 20, 80  # factors are 1 to 4 in steps of 1 / 20
+MOST_FACTOR = 1000  # as of forecasts
 
 Made = Callable[[Workload, PlanOptions], Plan]
 
@@ -61,7 +62,7 @@ def factor_of(given: str) -> float:
     """Times the promised rates that pools carry; 1 where that is none or still to be found.
 
     Raises:
-        InputError: the text is no factor of 1 or more.
+        InputError: the text is no factor from 1 to `MOST_FACTOR`.
     """
     where = "option headroom"
     if given in (AUTO, POISSON, NO_HEADROOM):
@@ -71,8 +72,8 @@ def factor_of(given: str) -> float:
     except ValueError as error:
         reason = f"{given!r} is none of {AUTO}, {POISSON}, {NO_HEADROOM} and no factor"
         raise InputError(where, reason) from error
-    if not 1 <= factor < float("inf"):
-        raise InputError(where, f"{given} is below 1 or no number")
+    if not 1 <= factor <= MOST_FACTOR:
+        raise InputError(where, f"{given} is not within 1 and {MOST_FACTOR}")
     return factor
 
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterable, Mapping
@@ -15,16 +16,24 @@ STOP_SECONDS = 10.0
 
 
 class CopyProcess:
-    """One process of `flows.preparation.profiling.copy`."""
+    """One process of `flows.preparation.profiling.copy`.
+
+    Ctrl-C in a terminal is for us alone: the process has it blocked from its first instant on, by
+    a mask that it takes from this thread, because an interpreter that starts would print a trace.
+    """
 
     def __init__(self, environment: Mapping[str, str] | None = None) -> None:
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "flows.preparation.profiling.copy"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            env={**os.environ, **(environment or {}), "PYTHONPATH": os.pathsep.join(sys.path)},
-        )
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        try:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "flows.preparation.profiling.copy"],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+                env={**os.environ, **(environment or {}), "PYTHONPATH": os.pathsep.join(sys.path)},
+            )
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
     def ask(self, **command: Any) -> dict[str, Any]:
         """Send one command and wait for its answer.

@@ -369,9 +369,8 @@ def whole(where: str, row: Mapping[str, str], column: str, bounds: tuple[int, in
 
 
 def _number(text: str | None) -> float:
-    """NaN where there is none, and where it is beyond all measure."""
+    """NaN where there is none."""
     try:
-        value = float(text or "nan")
+        return float(text or "nan")
     except ValueError:
         return float("nan")
-    return value if value <= LARGEST else float("nan")

@@ -24,6 +24,7 @@ from triton_backend.contract.fields import check_name
 MODEL, APPLICATION, BESIDE = "model", "application", "beside"
 CONFIGURATION = "config.pbtxt"
 MOST_BYTES = 2**20  # of a configuration
+PLANNED_VERSION = 1  # of every planned model, in Triton's count
 _ONNX = {"onnxruntime", "onnxruntime_onnx"}
 _ENSEMBLE = "ensemble"
 _VERSION = re.compile(r"[1-9][0-9]*")  # Triton passes over folders with other names
@@ -194,6 +195,10 @@ def _versions(
         if number:
             served = f"version {version} is served under the name {called}"
             found = replace(found, notes=(served,))
+        elif version != PLANNED_VERSION:
+            renumbered = f"version {version} is served as version {PLANNED_VERSION}"
+            note = f"{renumbered}: ask for versions by the names here"
+            found = replace(found, notes=(*found.notes, note))
         yield found
 
 

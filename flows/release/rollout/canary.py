@@ -25,6 +25,7 @@ from flows.release.rollout.outcomes import (
 )
 from flows.release.server.running import ServerState
 from flows.system_metrics import read_all_metrics
+from triton_backend.contract.cluster import Cluster
 from triton_backend.contract.entries import Entry, shares_of
 from triton_backend.contract.errors import InputError
 from triton_backend.contract.fields import LONGEST_NAME
@@ -100,7 +101,7 @@ def _check_alike(where: str, former: Plan, new: Plan) -> None:
     if names != others:
         reason = f"only one of the plans has model {min(names ^ others)!r}; {_INSTEAD}"
         raise InputError(where, reason)
-    if former.cluster != new.cluster:
+    if _as_served(former.cluster) != _as_served(new.cluster):
         raise InputError(where, f"the plans are of other clusters; {_INSTEAD}")
     pools, following = ({pool.name: pool for pool in plan.pools} for plan in (former, new))
     for name in sorted(pools.keys() | following.keys()):
@@ -108,6 +109,12 @@ def _check_alike(where: str, former: Plan, new: Plan) -> None:
             raise InputError(where, f"pool {name!r} is not the same in both plans; {_INSTEAD}")
         if pools[name].interference is not None:
             raise InputError(where, f"pool {name!r} states interference; {_INSTEAD}")
+
+
+def _as_served(cluster: Cluster) -> Cluster:
+    """A cluster without what planners alone look at; `autoscale` adds prices where none are."""
+    classes = (replace(c, hourly_cost=None, power_w=None) for c in cluster.gpu_classes)
+    return replace(cluster, gpu_classes=tuple(classes))
 
 
 def _shared(where: str, former: ModelPlan, new: ModelPlan, share: float) -> ModelPlan:

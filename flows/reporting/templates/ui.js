@@ -121,11 +121,13 @@
     rows($("drops"), list.map((d) => [{ text: d.model, kind: "name" }, { text: d.reason.replace(/_/g, " "), kind: "left" }, { text: d.now.toLocaleString("en") }, { text: d.day === null ? "–" : d.day.toLocaleString("en") }]), "Nothing was dropped.", 4);
   }
 
+  function ended(r) { return r.state !== "done" && r.outcome ? r.state + ": " + r.outcome : r.outcome || r.state; }
+
   function showDay() {
     put($("note"), history.note ? "History: " + history.note + "." : "");
     rows($("rollouts"), (history.rollouts || []).slice().sort((a, b) => b.at - a.at).slice(0, 12).map((r) => [
       { text: new Date(r.at * 1000).toLocaleString([], { month: "short", day: "numeric", hour: "2-digit", minute: "2-digit" }) },
-      { text: r.plan_id, kind: "left" }, { text: r.outcome || r.state, kind: "left" }, { text: r.reason, kind: "left name" }]), "None in the last day.", 4);
+      { text: r.plan_id, kind: "left" }, { text: ended(r), kind: "left said" }, { text: r.reason, kind: "left name" }]), "None in the last day.", 4);
     facts.models.forEach((model, i) => {
       const row = document.querySelector('[data-row="' + i + '"]');
       let offered = 0, served = 0; const points = [];

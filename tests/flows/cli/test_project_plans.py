@@ -3,12 +3,14 @@
 Every command that takes one takes a file, an id, or the beginning of an id.
 """
 
+import errno
 import json
 from pathlib import Path
 
 import pytest
 import typer.main
 
+from flows.cli import project
 from flows.cli.main import app
 from flows.cli.registry import GROUPS
 from tests.flows.cli.conftest import Command
@@ -73,3 +75,17 @@ def test_a_command_is_one_file_of_its_group() -> None:
         if path.stem not in helpers
     }
     assert files == set(typer.main.get_command(app).commands)  # type: ignore[attr-defined]
+
+
+@pytest.mark.long
+@pytest.mark.usefixtures("planned")
+def test_a_disk_without_room_does_not_spoil_a_run(
+    poolpipe: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(path: Path) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device", str(path))
+
+    monkeypatch.setattr(project, "open_warehouse", full)
+    ran = poolpipe("simulate", "plan.json", "--duration", "0.5")
+    assert (ran.code, "not stored" in ran.out) == (0, True)
+    assert "note: not stored: poolpipe.duckdb: No space left on device" in ran.err

@@ -59,6 +59,17 @@ def test_a_port_of_another_program_is_named_before_anything_starts(tmp_path: Pat
     assert len(done.stderr.splitlines()) == 1
 
 
+def test_the_project_is_the_folder_that_it_is_called_from(tmp_path: Path) -> None:
+    elsewhere, project = tmp_path / "clone", tmp_path / "project"
+    elsewhere.mkdir()
+    project.mkdir()
+    asked = ("status", "--called-from", str(project))
+    done = run(elsewhere, *OPERATIONS, *asked, POOLPIPE_HOME="", POOLPIPE_PREFECT_PORT="23999")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert (project / ".poolpipe" / "operations").is_dir()
+    assert not list(elsewhere.iterdir())
+
+
 def test_a_port_that_is_none_is_named(tmp_path: Path) -> None:
     done = run(tmp_path, *OPERATIONS, "status", POOLPIPE_UI_PORT="http")
     assert (done.returncode, done.stderr) == (1, "POOLPIPE_UI_PORT: 'http' is no port\n")

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from tests.fakes.applications import hand_application, hand_module, with_applications
 from tests.fakes.plans import Own, make_plan
 from triton_backend.contract.errors import InputError
 from triton_backend.contract.plan import Plan
@@ -107,3 +108,12 @@ def test_low_requests_need_arrivals_at_a_rate_and_a_policy_that_reserves() -> No
         SimOptions(low_load_factor=0.1, arrivals=Instant(by_model={}))
     with pytest.raises(InputError, match="low_load_factor: is not of the policy reactive"):
         SimOptions(low_load_factor=0.1, policy="reactive")
+
+
+def test_low_requests_are_refused_where_no_model_takes_them_by_its_name() -> None:
+    plan = PLANS["one stage"]
+    planned = hand_application("app", (hand_module("m0", plan.models[0].name),))
+    asked = replace(plan.workload, models=(), applications=(planned.application,))
+    alone = with_applications(replace(plan, workload=asked), planned)
+    with pytest.raises(InputError, match="low_load_factor: requests of applications are never low"):
+        simulate(alone, SimOptions(low_load_factor=0.5))

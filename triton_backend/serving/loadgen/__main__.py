@@ -52,8 +52,18 @@ PAYLOAD_STREAM = 1_000_000  # keeps the draw of inputs apart from the draw of ar
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run once. Returns the exit code."""
-    options = make_parser().parse_args(argv)
+    """Run once. Returns the exit code.
+
+    A caller may start us with Ctrl-C blocked: while Python imports, it would print a trace.
+    """
+    try:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+        return _main(make_parser().parse_args(argv))
+    except KeyboardInterrupt:  # before anything was sent
+        return INTERRUPTED
+
+
+def _main(options: argparse.Namespace) -> int:
     try:
         result, interrupted = run_precisely(_run(options))
     except InputError as error:

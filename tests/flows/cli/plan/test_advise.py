@@ -35,6 +35,15 @@ def test_three_ways_are_compared(poolpipe: Command) -> None:
 
 
 @pytest.mark.usefixtures("profiled")
+def test_requests_whose_time_cannot_be_read_are_said_to_be_left_out(poolpipe: Command) -> None:
+    write_log(Path("a.log"))
+    with Path("a.log").open("a") as log:
+        log.write(LINE.format(hour=25, minute=1, name="net") * 3)
+    ran = poolpipe(*ADVISE, "--access-log", "a.log")
+    assert "note: 3 requests without a time that can be read are left out" in ran.err
+
+
+@pytest.mark.usefixtures("profiled")
 @pytest.mark.parametrize(
     ("name", "reason"),
     [

@@ -137,7 +137,7 @@ def test_options_reach_the_planner(poolpipe: Command) -> None:
         ("--previous", "", "plan '': name a plan.json, the id of a stored plan, or its beginning"),
         ("--keep", "net", "is not NAME=VALUE"),
         ("--keep", "net=much", "write MODEL=NUMBER"),
-        ("--keep", "net=nan", "net=nan is not a rate"),
+        ("--keep", "net=nan", "net=nan is not a number that is 0 or more"),
         ("--previous", "none.json", "none.json: no such file"),
     ],
 )

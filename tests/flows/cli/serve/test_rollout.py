@@ -34,6 +34,7 @@ def test_a_rollout_that_cannot_be_is_refused(
 @pytest.mark.usefixtures("planned")
 def test_the_history_of_rollouts_begins_empty(poolpipe: Command) -> None:
     assert poolpipe("rollout", "--status", "--json").document == {"rollouts": []}
+    assert poolpipe("rollout", "--status").out == "no rollout so far\n"
 
 
 @pytest.mark.usefixtures("planned")

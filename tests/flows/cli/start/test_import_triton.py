@@ -15,10 +15,12 @@ import yaml
 from tritonclient import grpc
 from tritonclient.utils import InferenceServerException
 
+from flows.cli.start import import_triton
 from flows.state import project_state
 from tests.flows.cli.conftest import Command
 from tests.flows.preparation.splitting.test_inputs import picture_net
 from tests.flows.preparation.triton_repository.repositories import (
+    add_cleaned,
     digest,
     make_others_run,
     write_repository,
@@ -265,6 +267,23 @@ def test_a_repository_of_python_steps_alone_is_planned_step_by_step(
     assert [one["name"] for one in json.loads(Path("plan.json").read_text())["models"]]
 
 
+@pytest.mark.long
+def test_an_import_that_does_not_end_leaves_no_files_that_the_next_one_refuses(
+    poolpipe: Command, repository: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    add_cleaned(repository)
+    asked = ("import-triton", "models", "--blocks", "2", "-o", "out")
+    with monkeypatch.context() as patched:
+        patched.setattr(import_triton, "_planned", interrupted)
+        assert poolpipe(*asked).code == 130
+    assert not list(Path("out").rglob("*"))
+    assert poolpipe(*asked, "--no-plan").code == 0
+    assert {"cluster.yaml", "workload.yaml", "steps"} == {f.name for f in Path("out").iterdir()}
+
+
 def test_files_are_written_for_gpus_that_are_elsewhere(poolpipe: Command, repository: Path) -> None:
     Path("gpus.yaml").write_text(
         "gpu_classes: {L4: {vgpu_divisors: [1, 2]}}\n"
@@ -324,6 +343,7 @@ def test_what_models_beside_the_plan_hold_is_taken_out_of_the_cluster(poolpipe: 
         (("models", "--rate", "chat=5"), "model 'chat': is not among those to plan"),
         (("models", "--slo", "plain"), "--slo: 'plain' is not NAME=VALUE"),
         (("models", "--cluster", "none.yaml"), "none.yaml"),
+        (("models", "--slo", "plain=-1"), "--slo: plain=-1 is not a number that is 0 or more"),
         (("models", "--slo", "plain=0"), "model 'plain', slo_ms: 0.0 is not positive"),
         (("models", "--rate", "plain=0"), "model 'plain', rate_rps: 0.0 is not a positive number"),
         (("models", "--rate", "*=5"), "model '*': is not among those to plan"),

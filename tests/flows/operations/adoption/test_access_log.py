@@ -39,6 +39,13 @@ def test_requests_are_counted_by_model_and_minute(tmp_path: Path, form: str) -> 
     assert (log.requests, log.others) == ({"net": 3, "web": 1}, 2)
 
 
+def test_requests_without_a_time_are_counted_apart(tmp_path: Path) -> None:
+    line = ENVOY.format(clock="08:00:00", path=infer("net"))
+    (tmp_path / "a.log").write_text(line + line.replace("11-25", "13-45") * 2 + "else\n")
+    log = read_access_log(tmp_path / "a.log", now=NOW)
+    assert (log.requests, log.undated, log.others) == ({"net": 1}, 2, 3)
+
+
 def test_a_log_may_be_gzipped(tmp_path: Path) -> None:
     line = ENVOY.format(clock="08:00:00", path=infer("net"))
     (tmp_path / "a.log.gz").write_bytes(gzip.compress(line.encode() * 60))
@@ -82,15 +89,22 @@ def test_lines_of_triton_are_of_the_last_year_where_they_would_be_in_the_future(
             ENVOY.replace("2026-11-25", "0001-01-01")
             .replace("Z]", "+09:00]")
             .format(clock="08:00:00", path=infer("net")),
-            "no request",
+            "has no time that can be read in any of 1 requests of models",
         ),
         (
             ENVOY.replace("2026-11-25", "9999-12-31")
             .replace("Z]", "-09:00]")
             .format(clock="23:00:00", path=infer("net")),
-            "no request",
+            "has no time that can be read in any of 1 requests",
         ),
-        (ENVOY.replace("11-25", "13-45").format(clock="08:00:00", path=infer("net")), "no request"),
+        (
+            ENVOY.replace("11-25", "13-45").format(clock="08:00:00", path=infer("net")),
+            "has no time that can be read in any of 1 requests",
+        ),
+        (
+            NGINX.replace("+0100", "+9999").format(clock="08:00:00", path=infer("net")) * 2,
+            "has no time that can be read in any of 2 requests",
+        ),
     ],
 )
 def test_a_log_that_says_nothing_is_refused(tmp_path: Path, text: str, reason: str) -> None:

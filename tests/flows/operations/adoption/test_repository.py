@@ -164,6 +164,29 @@ def test_an_ensemble_whose_tensors_do_not_fit_is_left_beside(tmp_path: Path) -> 
     assert after["sharpen"].kind == MODEL
 
 
+@pytest.mark.parametrize(
+    ("given", "wrong", "reason"),
+    [
+        (
+            'input_map { key: "x" value: "sharp"',
+            'input_map { key: "z" value: "sharp"',
+            "input 'z': x",
+        ),
+        ('output_map { key: "y" value: "SC', 'output_map { key: "z" value: "SC', "output 'z': y"),
+    ],
+)
+def test_an_ensemble_that_names_a_tensor_its_model_lacks_is_left_beside(
+    tmp_path: Path, given: str, wrong: str, reason: str
+) -> None:
+    folder = write_repository(tmp_path / "models")
+    config = folder / "pipeline" / "config.pbtxt"
+    assert given in config.read_text()
+    config.write_text(config.read_text().replace(given, wrong))
+    after = {each.name: each for each in without_broken_ensembles(read_repository(folder))}
+    assert after["pipeline"].kind == BESIDE
+    assert after["pipeline"].reason == f"its step classify has no {reason}"
+
+
 def test_gpus_of_today_are_those_that_instances_are_on(found: tuple[Found, ...]) -> None:
     assert gpus_seen(found, 8) == 2  # classify names GPU 1
     assert gpus_today(found, 2) == 2

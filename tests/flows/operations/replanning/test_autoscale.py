@@ -15,13 +15,15 @@ from flows.operations.replanning.autoscale import (
     limited,
 )
 from flows.operations.replanning.demands import with_rates
-from flows.operations.replanning.planner import cheapest_planner
+from flows.operations.replanning.planner import cheapest_planner, least_objective, options_of
 from flows.operations.replanning.rows import Measured, with_rows
 from flows.planning import PlanOptions, make_plan
 from tests.fakes.applications import hand_application, hand_module, with_applications
 from tests.fakes.plans import Own, two_stages
 from tests.fakes.plans import make_plan as make_fake_plan
 from tests.flows.planning.gpulets.cases import case
+from tests.flows.planning.small import cluster as small_cluster
+from tests.flows.planning.small import profile, workload
 from triton_backend.contract.cluster import Cluster, GpuClass, NodeGroup
 from triton_backend.contract.errors import InputError, PoolPipeError
 from triton_backend.contract.plan import Plan
@@ -380,6 +382,17 @@ def test_rows_of_a_gateway_that_was_started_anew_are_counted_from_there() -> Non
         guide.watch(lambda _: None)
         samples.append(guide.rows["app", "cars"][0])
     assert samples == [50, 100, 0, 50, 100, 150, 150, 150]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", ["pool", "no-partitioning", "subclusters", "gpulets"])
+def test_a_plan_of_most_throughput_is_followed_by_its_planner(name: str) -> None:
+    options = PlanOptions(planner=name)
+    known, cluster, asked = {"net": profile()}, small_cluster(), workload()
+    plan = make_plan(known, cluster, asked, options)
+    objective = least_objective(options_of(plan), plan.workload)
+    again = cheapest_planner(known, cluster, asked, options, objective=objective, in_force=plan)
+    assert again({"net": 5.0}).models[0].throughput_rps >= 5.0
 
 
 def test_only_the_first_gpus_of_a_cluster_are_used() -> None:

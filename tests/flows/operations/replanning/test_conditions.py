@@ -52,6 +52,11 @@ def test_a_model_under_its_target_in_the_minutes_that_ended_is_said(
     assert {condition.event for condition in found} <= {ATTAINMENT_LOW}
 
 
+def test_nothing_holds_in_a_project_without_a_warehouse(tmp_path: Path) -> None:
+    work = workspace_of(tmp_path, the_plan())
+    assert conditions(work, NOW, Limits()) == []
+
+
 def with_gpus(cluster: Cluster, count: int) -> Cluster:
     """One node of so many GPUs."""
     return replace(cluster, nodes=(replace(cluster.nodes[0], count=1, gpus=count, name=None),))

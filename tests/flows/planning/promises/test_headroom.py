@@ -143,6 +143,14 @@ def test_rates_to_keep_are_not_planned_with_headroom() -> None:
         make_plan({"net": profile()}, small_cluster(), workload(), options)
 
 
+@pytest.mark.parametrize("objective", ["throughput", "cost"])
+def test_a_factor_beyond_all_rates_is_blamed_itself(objective: str) -> None:
+    options = PlanOptions(objective=objective, own={"headroom": "1e12"})
+    asked = replace(workload(), models=tuple(replace(m, rate_rps=20.0) for m in workload().models))
+    with pytest.raises(InputError, match="option headroom: 1e12 is not within 1 and 1000"):
+        make_plan({"net": profile()}, small_cluster(), asked, options)
+
+
 def test_a_plan_too_large_to_be_simulated_has_no_headroom_and_says_so(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

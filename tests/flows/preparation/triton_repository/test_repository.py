@@ -44,6 +44,9 @@ def test_six_models_are_read_and_nothing_changes(tmp_path: Path) -> None:
     assert "dynamic_batching: the plan chooses batches" in found["sharpen"].notes
     assert any("priority_levels" in note for note in found["classify"].notes)
     assert any("next_year_field (line 9)" in note for note in found["classify"].notes)
+    numbered = "version 2 is served as version 1: ask for versions by the names here"
+    assert numbered in found["classify"].notes
+    assert not any("is served as" in note for note in found["plain"].notes)
 
 
 @pytest.mark.parametrize(

@@ -240,6 +240,13 @@ def test_a_plan_of_other_models_or_clusters_is_refused(served: Plan, home: Path)
         canary_plan(served, replace(of_stages(served, artifact="o"), cluster=cluster), 0.1)
 
 
+def test_prices_and_power_of_a_cluster_are_no_matter_of_a_canary(served: Plan) -> None:
+    classes = (replace(c, hourly_cost=1.0, power_w=70.0) for c in served.cluster.gpu_classes)
+    priced = replace(served.cluster, gpu_classes=tuple(classes))
+    made = canary_plan(served, replace(of_stages(served, artifact="o"), cluster=priced), 0.1)
+    assert made.cluster == served.cluster
+
+
 def test_interference_is_stated_for_other_stages_than_a_canary_has(served: Plan) -> None:
     seats = (SeatInterference(susceptibility=0.0, pressure=0.0, factor=1.0),)
     stated = PoolInterference(pressure=0.0, felt=0.0, inflation=1.0, seats=seats)

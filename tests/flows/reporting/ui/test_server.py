@@ -355,6 +355,13 @@ def test_a_warehouse_that_cannot_be_read_is_noted(tmp_path: Path, system: Path) 
     assert "no such warehouse" in json.loads(watch.history_json)["note"]
 
 
+def test_wide_tables_scroll_within_their_sections_and_outcomes_wrap(page: PageServer) -> None:
+    text = get(page.url).decode()
+    assert text.count("<table>") == text.count('<div class="scroll"><table>') > 2
+    assert 'text: ended(r), kind: "left said"' in text
+    assert "td.said { white-space: normal" in text
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(shutil.which("chromium") is None, reason="chromium is not installed")
 def test_a_browser_draws_the_page(page: PageServer, tmp_path: Path) -> None:
