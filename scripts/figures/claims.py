@@ -40,6 +40,8 @@ class Claim:
         benchmark, figure: the names in a run's file.
         factor: from the figure's unit to the claim's.
         timed: whether the machine's load can change it; a simulated or counted figure is not.
+        since: runs before this time count no more: what is measured, or what it is compared with,
+            changed then; empty where all count.
     """
 
     id: str
@@ -55,6 +57,7 @@ class Claim:
     figure: str = ""
     factor: float = 1.0
     timed: bool = True
+    since: str = ""
 
     def keeps(self, value: float) -> bool:
         """True if a value keeps the target; without one every value does."""
@@ -144,11 +147,12 @@ class Figures:
         raise InputError(str(CLAIMS), f"no claim {name!r}")
 
     def of(self, claim: Claim) -> list[tuple[Run, float]]:
-        """Every run that gives the claim a value, the oldest first."""
+        """Every run that gives the claim a value and that counts, the oldest first."""
         found = self._values.get(("", claim.id), [])
         if claim.figure:
             kept = self._values.get((claim.benchmark, claim.figure), [])
             found = found + [(run, claim.factor * value) for run, value in kept]
+        found = [one for one in found if one[0].at >= claim.since]
         return sorted(found, key=lambda one: (one[0].at, one[0].name))
 
     def standing(self, claim: Claim) -> Standing:

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from math import ceil
+from textwrap import fill
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ COLOURS = ("#3b6fb6", "#d9822b", "#4d9a6a", "#8e6bb0", "#9aa5b1", "#b65c5c")
 ACROSS = {4: 2}  # panels beside each other, by their number; else up to three
 WIDE, HIGH = 2.9, 2.9  # inches of a panel
 GROUPS = 4  # groups of bars above which their names are turned
+LETTERS = 28  # of a line of an axis' title
 
 
 def picture(title: str, panels: Sequence[Mapping[str, Any]]) -> Plot:
@@ -27,20 +29,25 @@ def picture(title: str, panels: Sequence[Mapping[str, Any]]) -> Plot:
 
     def draw(canvas: Canvas, _: object) -> None:
         drawn = canvas.subplots(ceil(len(panels) / across), across, squeeze=False).flatten()
+        known = max((list(panel["series"]) for panel in panels), key=len)
+        shared = len(known) > 1 and all(set(panel["series"]) <= set(known) for panel in panels)
         for axes, panel in zip(drawn, panels, strict=False):
-            _panel(axes, panel)
+            _panel(axes, panel, known if shared else list(panel["series"]))
         for axes in drawn[len(panels) :]:
             axes.axis("off")
-        handles, labels = drawn[0].get_legend_handles_labels()
-        same = all(list(panel["series"]) == list(panels[0]["series"]) for panel in panels)
-        if same and len(labels) > 1:
+        if shared:
+            every = next(
+                a for a, p in zip(drawn, panels, strict=False) if list(p["series"]) == known
+            )
+            handles, _ = every.get_legend_handles_labels()
             canvas.legend(
-                handles, labels, loc="outside lower center", ncols=3, frameon=False, fontsize=8
+                handles, known, loc="outside lower center", ncols=3, frameon=False, fontsize=8
             )
         else:
             for axes in drawn[: len(panels)]:
+                below = -0.2 - 0.08 * axes.get_xlabel().count("\n")
                 axes.legend(
-                    frameon=False, fontsize=7, loc="upper center", bbox_to_anchor=(0.5, -0.2)
+                    frameon=False, fontsize=7, loc="upper center", bbox_to_anchor=(0.5, below)
                 )
 
     high = HIGH * ceil(len(panels) / across) + 0.4
@@ -52,12 +59,14 @@ def panels_of(figures: Figures, name: str) -> list[Mapping[str, Any]]:
     return details_of(figures, "papers", name)
 
 
-def _panel(axes: Axes, panel: Mapping[str, Any]) -> None:
+def _panel(axes: Axes, panel: Mapping[str, Any], labels: Sequence[str]) -> None:
+    """Draw a panel; every one of `labels` has a colour of its own."""
     series: Mapping[str, Sequence[Sequence[Any]]] = panel["series"]
     bars, steps = panel["kind"] == BARS, panel["kind"] == STEPS
     for number, (label, points) in enumerate(series.items()):
         xs, ys = [point[0] for point in points], [point[1] for point in points]
-        colour = PAPER if label.startswith("paper") else COLOURS[number % len(COLOURS)]
+        own = COLOURS[labels.index(label) % len(COLOURS)]
+        colour = PAPER if label.startswith("paper") else own
         if bars:
             width = 0.8 / len(series)
             places = np.arange(len(xs)) + width * (number - (len(series) - 1) / 2)
@@ -76,9 +85,11 @@ def _panel(axes: Axes, panel: Mapping[str, Any]) -> None:
         ticks = sorted({point[0] for points in series.values() for point in points})
         axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks], fontsize=7)
         axes.minorticks_off()
-    if "x" in panel["log"] and steps:
-        axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-        axes.xaxis.set_major_formatter("{x:g}")
+    for axis in (axes.yaxis,) * ("y" in panel["log"]) + (axes.xaxis,) * (
+        "x" in panel["log"] and steps
+    ):
+        axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        axis.set_major_formatter("{x:g}")
         axes.minorticks_off()
     if panel["mark"] is not None:
         line = axes.axvline if steps else axes.axhline
@@ -86,4 +97,5 @@ def _panel(axes: Axes, panel: Mapping[str, Any]) -> None:
     if not panel["log"] and not steps and min(y for p in series.values() for _, y in p) >= 0:
         axes.set_ylim(0, None)
     axes.set_title(panel["title"], fontsize=9)
-    axes.set(xlabel=panel["x"], ylabel=panel["y"])
+    x, y = (fill(panel[axis], LETTERS, break_on_hyphens=False) for axis in "xy")
+    axes.set(xlabel=x, ylabel=y)

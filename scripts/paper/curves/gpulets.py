@@ -39,7 +39,8 @@ from triton_backend.simulator.scenario import SimOptions
 GPUS = 4
 SCALES = (1.0, 1.5, 2.0, 2.5, 3.0, 4.0)
 MIXES_A_DRAW = 20
-COMPARED = ("sbp", "best-fit", "gpulets-greedy", "ideal-static")
+GREEDY, STATIC = "gpulets-greedy", "ideal-static"
+COMPARED = ("sbp", "best-fit", GREEDY, STATIC)
 HALVES = "sbp, halves"
 PAIRS = (
     ("ssd-mobilenetv1", "bert"),
@@ -53,11 +54,12 @@ SYSTEMS: Mapping[str, tuple[str, Mapping[str, str]]] = {
     BLIND: ("gpulets-greedy", {"interference": "off"}),
     EXACT_BLIND: (EXACT, {"interference": "off"}),
 }
-PLAN_S = 10.0
+PLAN_S = 30.0
 STEP = 0.02  # of load factors tried
 ALLOWED = 1.0  # percent of requests that may be late or dropped
 
 Items = Sequence[tuple[str, float, int]]  # model, weight, SLO (us)
+Plans = Mapping[str, Sequence[Plan | None]]  # by system, in the order of the cases
 
 
 def schedulable(asked: Asked) -> Found:
@@ -132,18 +134,26 @@ class Compared(NamedTuple):
     bases: tuple[str, ...]
 
 
-def goodputs(asked: Asked, how: Compared, cases: Mapping[str, Items]) -> Found:
+def plans_of(asked: Asked, how: Compared, cases: Mapping[str, Items]) -> Plans:
+    """The plan of every system for every case."""
+    data = asked.data / "gpulets"
+    return {
+        system: [plan_of(data, system, items, how.gpus) for items in cases.values()]
+        for system in how.systems
+    }
+
+
+def goodputs(asked: Asked, how: Compared, cases: Iterable[str], plans: Plans) -> Found:
     """The highest rates with 99 % in time of every system's plan, over those of some.
 
     Poisson arrivals, simulated with neighbours that slow each other down, whether the planner knew
     of it or not.
     """
-    data = asked.data / "gpulets"
     run = SimOptions(duration_s=asked.seconds, interference="overlap")
-    rates: dict[str, list[float]] = {}
-    for system in how.systems:
-        plans = [plan_of(data, system, items, how.gpus) for items in cases.values()]
-        rates[system] = [find_goodput(plan, run, step=STEP).rps if plan else 0.0 for plan in plans]
+    rates = {
+        system: [find_goodput(plan, run, step=STEP).rps if plan else 0.0 for plan in own]
+        for system, own in plans.items()
+    }
     found = Found()
     for base, system in product(how.bases, how.systems):
         if system != base:
@@ -151,20 +161,26 @@ def goodputs(asked: Asked, how: Compared, cases: Mapping[str, Items]) -> Found:
             where = f"figure {how.figure}, {system} over {base}"
             found.figures += over_seeds(where, ratios)
             found.figures += over_seeds(f"{where}, mean", [float(np.mean(ratios))])
-    found.panels.append(
-        Panel(
-            title=how.title,
-            x="",
-            y=f"goodput over that of {how.bases[0]}",
-            series={
-                system: list(zip(cases, over(own, rates[how.bases[0]]), strict=True))
-                for system, own in rates.items()
-            },
-            kind=BARS,
-            mark=1.0,
-        )
-    )
+    found.panels.append(bars_of(how.title, "goodput", cases, rates, how.bases[0]))
     return found
+
+
+def bars_of(
+    title: str, what: str, cases: Iterable[str], rates: Mapping[str, Sequence[float]], base: str
+) -> Panel:
+    """Rates of every system over those of one, a group of bars for each case."""
+    names = list(cases)
+    return Panel(
+        title=title,
+        x="",
+        y=f"{what} over that of {base}",
+        series={
+            system: list(zip(names, over(own, rates[base]), strict=True))
+            for system, own in rates.items()
+        },
+        kind=BARS,
+        mark=1.0,
+    )
 
 
 def pairs(asked: Asked) -> Found:
@@ -173,16 +189,39 @@ def pairs(asked: Asked) -> Found:
         ", ".join(name[:3] for name in names): items_of(asked.data / "gpulets", names)
         for names in PAIRS
     }
-    title = "pairs on two GPUs"
-    return goodputs(asked, Compared("5", title, 2, (*COMPARED, EXACT), ("best-fit",)), cases)
+    how = Compared("5", "pairs on two GPUs", 2, (*COMPARED, EXACT), ("best-fit",))
+    return goodputs(asked, how, cases, plans_of(asked, how, cases))
 
 
 def mixes(asked: Asked) -> Found:
-    """Figure 12: seven mixes on four GPUs, served by the plan of each planner."""
+    """Figures 12 and 16: seven mixes on four GPUs, by the plan of each planner."""
     title = f"mixes on {GPUS} GPUs"
     systems = (*COMPARED, BLIND, EXACT)
     how = Compared("12", title, GPUS, systems, ("sbp", "best-fit"))
-    return goodputs(asked, how, workloads(asked.data / "gpulets"))
+    cases = workloads(asked.data / "gpulets")
+    plans = plans_of(asked, how, cases)
+    found, planned = goodputs(asked, how, cases, plans), highest_rates(title, cases, plans)
+    return Found(
+        figures=[*found.figures, *planned.figures], panels=[*found.panels, *planned.panels]
+    )
+
+
+def highest_rates(title: str, cases: Iterable[str], plans: Plans) -> Found:
+    """Figure 16: highest rates that every system plans, over those of the best static cut."""
+    found, names = Found(), list(cases)
+    rates = {
+        system: [plan.objective.value if plan else 0.0 for plan in plans[system]]
+        for system in (*COMPARED, EXACT)
+    }
+    for system in COMPARED:
+        for name, ratio in zip(names, over(rates[EXACT], rates[system]), strict=True):
+            found.figures += over_seeds(f"figure 16, {name}: exact plan over {system}", [ratio])
+    ratios = over(rates[GREEDY], rates[STATIC])
+    where = f"figure 16, {GREEDY} over {STATIC}"
+    found.figures += over_seeds(where, ratios)
+    found.figures += over_seeds(f"{where}, mean", [float(np.mean(ratios))])
+    found.panels.append(bars_of(f"{title}, as planned", "highest rate", names, rates, STATIC))
+    return found
 
 
 def violations(asked: Asked) -> Found:

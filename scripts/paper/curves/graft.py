@@ -218,13 +218,19 @@ def fifth_client(asked: Asked) -> Found:
             last = fifth(value, 30.0) if label == "bandwidth" else fifth(100.0, value)
             if last is None:
                 continue
+            shares = {
+                planner: [percents_of(asked.data, "Inc", (*own_, last), planner) for own_ in four]
+                for planner in curves
+            }
+            if not np.isfinite(list(shares.values())).all():  # out of the fifth's reach
+                continue
             for planner, curve in curves.items():
-                shares = [percents_of(asked.data, "Inc", (*own_, last), planner) for own_ in four]
-                curve.append((value, float(np.median(shares))))
+                curve.append((value, float(np.median(shares[planner]))))
         for planner, curve in curves.items():
-            ends = f"{curve[0][1]:.3g} % at {curve[0][0]:g}, {curve[-1][1]:.3g} % at the last"
+            (first, at_first), (_, at_last) = curve[0], curve[-1]
+            ends = f"{at_first:.3g} % at {first:g}, {at_last:.3g} % at the last"
             where = f"figure 12, {label}, {planner}: share at the last over that at the first"
-            found.figures += over_seeds(where, [curve[-1][1] / curve[0][1]], note=ends)
+            found.figures += over_seeds(where, [at_last / at_first], note=ends)
         found.panels.append(
             Panel(title=f"Inc, by {label}", x=x, y="% of a GPU, median", series=curves, log="x")
         )

@@ -1,4 +1,4 @@
-"""Curves of the Piccolo paper on the stand-in profiles of `piccolo.py`: figures 4b, 5, 8 and 11.
+"""Curves of the Piccolo paper on the stand-in profiles of `piccolo.py`: figures 4b and 5 to 11.
 
 Workloads are drawn as in `piccolo.py`, `--draws` of each of its five shapes. A planner that has no
 plan for a workload never reaches 100 % of them in a distribution; means are over the workloads that
@@ -35,6 +35,9 @@ GRID_US = 1_000  # budgets of the search over all divisions
 DIVIDED = replace(PICCOLO, quantum_us=GRID_US)
 ONCE, NEVER = "reassign once", "without reassign"
 ROUND_ROBIN = "without tc"
+FIRST = ("without spatial", "without batching", "without hetero")  # of figure 6
+CONFIGURATIONS, BY_THROUGHPUT = ("max-configs 1", "max-configs 2"), "without lc"
+QUANTA = ("quantum 0.01", "quantum 0.1")
 JOBS, ATTAINED = 500, 99.5
 POINTS = 80
 
@@ -178,6 +181,54 @@ def ablations(asked: Asked) -> Found:
     return found
 
 
+def distributions(asked: Asked) -> Found:
+    """Figures 6, 7, 9 and 10: distributions behind figure 5, without parts of `piccolo`."""
+    found = Found()
+    own = cases(asked.data, asked.draws)
+    first = {name: [_of_first(case, name) for case in own] for name in FIRST}
+    for name, shares in first.items():
+        note = f"{shares.count(0.0)} of {len(shares)} without a plan"
+        where = f"figure 6, {name}: throughput of the first module at equal cost"
+        found.figures += over_seeds(where, shares, note=note)
+    over = {name: [_over(case, name) for case in own] for name in (*CONFIGURATIONS, *QUANTA)}
+    split: dict[str, list[float]] = {}
+    for case in own:
+        label = f"{BY_THROUGHPUT}, {len(case.rates)} modules"
+        split.setdefault(label, []).append(_over(case, BY_THROUGHPUT))
+    split = {label: split[label] for label in sorted(split)}
+    for label, ratios in (over | split).items():
+        number = 7 if label in CONFIGURATIONS else 10 if label in QUANTA else 9
+        planned = [ratio for ratio in ratios if ratio < inf]
+        where = f"figure {number}, {label}: cost over piccolo"
+        note = f"{len(ratios) - len(planned)} of {len(ratios)} without a plan"
+        found.figures += over_seeds(where, planned, worst="most", note=note)
+        same = 100 * float(np.mean([abs(ratio - 1) <= SAME for ratio in ratios]))
+        found.figures += over_seeds(f"{where}, workloads at equal cost", [same], "%")
+    for title, x, series in (
+        ("6: the first module", "throughput over piccolo's, equal cost", first),
+        ("7: configurations", "cost over that of piccolo", {n: over[n] for n in CONFIGURATIONS}),
+        ("9: latency split by throughput", "cost over that of piccolo", split),
+        ("10: latency in steps", "cost over that of piccolo", {n: over[n] for n in QUANTA}),
+    ):
+        curves = {name: reached(values) for name, values in series.items()}
+        found.panels.append(
+            Panel(title=title, x=x, y="% of workloads", series=curves, kind=STEPS, mark=1.0)
+        )
+    return found
+
+
+def _over(case: Case, name: str) -> float:
+    """The cost of a variant over that of `piccolo`; infinite without a plan."""
+    other = case.other(VARIANTS[name])
+    return inf if other is None else other.cost / case.piccolo.cost
+
+
+def _of_first(case: Case, name: str) -> float:
+    """Requests/s that a price buys of the first module, over what `piccolo`'s buys; 0 without."""
+    other = case.other(VARIANTS[name])
+    return 0.0 if other is None else case.piccolo.sets[0].cost / other.sets[0].cost
+
+
 def counted(served: MachineSet, rate_rps: float, rule: str) -> float:
     """The worst-case latency of a line's machines under another way to deal out rows (µs)."""
     left, worst = rate_rps + served.dummy_rps, 0.0
@@ -315,6 +366,7 @@ def remaining(asked: Asked) -> Found:
 FIGURES = {
     "piccolo-4b": costs,
     "piccolo-5": ablations,
+    "piccolo-6": distributions,
     "piccolo-8": worst_cases,
     "piccolo-11": remaining,
 }

@@ -67,6 +67,15 @@ def test_a_figure_that_load_cannot_change_counts_from_every_run(tmp_path: Path) 
     assert (found.worst, found.busy, found.met) == (30, False, "no")
 
 
+def test_runs_before_the_measured_rule_changed_count_no_more(tmp_path: Path) -> None:
+    found = figures_of(tmp_path, (0.9, True), (0.04, True), since="2026-01-02")
+    assert standing_of(found).values == (40,)
+    earlier = tmp_path / "earlier"
+    earlier.mkdir()
+    with pytest.raises(InputError, match="gap: no run gives it a value"):
+        standing_of(figures_of(earlier, (0.9, True), since="2026-01-02"))
+
+
 def test_a_claim_without_a_target_is_reported(tmp_path: Path) -> None:
     assert standing_of(figures_of(tmp_path, (9.0, True), target=None)).met == "–"
 

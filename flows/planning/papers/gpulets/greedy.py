@@ -2,8 +2,9 @@
 
 `gpulets-greedy` is Algorithm 1 of gpulets (section 4.3) made whole: models by rate x SLO, rising;
 each takes the smallest part that is no smaller than its ideal size, which an uncut GPU is cut for;
-what fills a part badly is first merged into a part that others use, in turns. A newcomer may not
-break a promise: neighbours, slowed down, must still carry theirs with batches chosen again.
+what fills a part badly is first merged into a part that others use, in turns. Neighbours, slowed
+down, choose batches again. Where no empty part lets them carry what they promised, they promise
+less, as in the authors' code, which then takes smaller parts too; what they lose is placed again.
 `ideal-static` tries every cut of every GPU and runs the same without cutting; `best-fit` takes the
 smallest part that carries the rate, one model each, blind to interference (GSLICE); `sbp` leaves
 GPUs whole (squishy bin packing).
@@ -31,6 +32,7 @@ from triton_backend.contract.shares import WHOLE_GPU
 
 GAIN = 1.05  # of throughput, that makes a larger size worth it
 PERCENTS = 100  # steps in which a rest of a rate is merged
+STEP, STEPS = 1.02, 20  # ratio and number of the multiples tried above the one found by halving
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,9 +97,19 @@ class Greedy:
                     self.alone[model, at] = (options.batch[rows, 0] * speed).max()
 
     def place(self, rates: Floats, gpus: list[Gpu]) -> bool:
-        """Put all rates on the GPUs, which change; whether that went."""
+        """Put all rates on the GPUs, which change; whether that went.
+
+        What models give up to later ones is placed once these are. Every step adds a model to a
+        part or fills one up, so that this ends.
+        """
         order = sorted(range(len(rates)), key=lambda m: (rates[m] * self.limit_us[m], m))
-        return all(self._model(model, float(rates[model]), gpus) for model in order)
+        left = np.array(rates, dtype=np.float64)
+        while waiting := [m for m in order if left[m] > ROUNDING * rates[m]]:
+            for model in waiting:
+                while left[model] > ROUNDING * rates[model]:
+                    if not self._some(model, left, gpus):
+                        return False
+        return True
 
     def ideal(self, model: int, rate: float) -> int | None:
         """The size that suits a model best; None where none serves it."""
@@ -120,27 +132,25 @@ class Greedy:
                 steepest, efficient = slope, self.shares[high]
         return min(efficient, self.shares[int(carrying[0])]) if len(carrying) else efficient
 
-    def _model(self, model: int, rate: float, gpus: list[Gpu]) -> bool:
-        left = rate
-        while left > ROUNDING * rate:
-            size = self.ideal(model, left)
-            if size is None:
-                return False
-            taken = self._on_a_part(model, left, size, gpus) or self._rest(model, left, gpus)
-            if not taken:
-                return False
-            left -= taken
-        return True
-
-    def _on_a_part(self, model: int, left: float, size: int, gpus: list[Gpu]) -> float:
-        """Rate taken by the best fitting empty part, or by a merge instead of it."""
-        empty = sorted(
-            (part.share, number, at)
-            for number, gpu in enumerate(gpus)
-            for at, part in enumerate(gpu.parts)
-            if part.row is None and part.share >= size
+    def _some(self, model: int, left: Floats, gpus: list[Gpu]) -> bool:
+        """Place some of what is left of a model; neighbours yield before models share parts."""
+        size = self.ideal(model, float(left[model]))
+        if size is None:
+            return False
+        return (
+            self._on_a_part(model, left, size, gpus)
+            or self._on_a_part(model, left, size, gpus, yielding=True)
+            or self._rest(model, left, gpus)
         )
-        for _, number, at in empty:
+
+    def _on_a_part(
+        self, model: int, left: Floats, size: int, gpus: list[Gpu], *, yielding: bool = False
+    ) -> bool:
+        """Place some on the best fitting empty part, or by a merge instead of it.
+
+        Where neighbours yield, smaller parts than the ideal are taken too.
+        """
+        for number, at in self._empty(size, gpus, smaller=yielding):
             tried = gpus[number].copy()
             if (
                 self.rule.cut
@@ -154,41 +164,71 @@ class Greedy:
             able = self._able(tried, at, model)
             if not able:
                 continue
-            take = min(left, able)
+            take = min(float(left[model]), able)
             tried.parts[at].promised = {model: take}
-            if not self._settled(tried, at):
+            if not self._settled(tried, at, yielding=yielding):
                 continue
-            if take < able and self._merge(model, take, gpus):
-                return take
-            gpus[number] = tried
-            return take
-        return 0.0
+            if not (take < able and self._merge(model, take, left, gpus)):
+                self._apply(number, tried, left, gpus)
+            return True
+        return False
 
-    def _rest(self, model: int, left: float, gpus: list[Gpu]) -> float:
-        """Rate taken by parts in use: all that is left, or the largest whole percent of it."""
-        for percent in range(PERCENTS, 0, -1):
-            take = left * percent / PERCENTS
-            if self._merge(model, take, gpus):
-                return take
-        return 0.0
+    def _empty(self, size: int, gpus: list[Gpu], *, smaller: bool) -> list[tuple[int, int]]:
+        """GPU and number of every empty part, the best fit for a size first, then smaller ones."""
+        found = sorted(
+            (part.share < size, abs(part.share - size), number, at)
+            for number, gpu in enumerate(gpus)
+            for at, part in enumerate(gpu.parts)
+            if part.row is None and (smaller or part.share >= size)
+        )
+        return [(number, at) for *_, number, at in found]
 
-    def _merge(self, model: int, take: float, gpus: list[Gpu]) -> bool:
-        """Add a rate to the fullest part in use that can carry it in turns."""
+    def _rest(self, model: int, left: Floats, gpus: list[Gpu]) -> bool:
+        """Place all that is left on parts in use, or the largest whole percent of it."""
+        whole = float(left[model])
+        if self._merged(model, whole / PERCENTS, gpus) is None:
+            return False
+        return any(
+            self._merge(model, whole * percent / PERCENTS, left, gpus)
+            for percent in range(PERCENTS, 0, -1)
+        )
+
+    def _merge(self, model: int, take: float, left: Floats, gpus: list[Gpu]) -> bool:
+        """Add a rate to the fullest part in use that can carry it, in turns or by itself."""
+        found = self._merged(model, take, gpus)
+        if found is not None:
+            self._apply(*found, left, gpus)
+        return found is not None
+
+    def _merged(self, model: int, take: float, gpus: list[Gpu]) -> tuple[int, Gpu] | None:
+        """The GPU that `_merge` changes, and as it is then."""
         used = [
             (-self._fullness(part), number, at)
             for number, gpu in enumerate(gpus)
             for at, part in enumerate(gpu.parts)
             if part.row is not None
-            and model not in part.promised
-            and len(part.promised) < self.patterns.tables.most_models
+            and (model in part.promised or len(part.promised) < self.patterns.tables.most_models)
         ]
         for _, number, at in sorted(used):
             tried = gpus[number].copy()
-            tried.parts[at].promised[model] = take
+            promised = tried.parts[at].promised
+            promised[model] = promised.get(model, 0.0) + take
             if self._settled(tried, at):
-                gpus[number] = tried
-                return True
-        return False
+                return number, tried
+        return None
+
+    def _apply(self, number: int, tried: Gpu, left: Floats, gpus: list[Gpu]) -> None:
+        """Let a GPU promise what was tried; `left` changes by what it takes and gives up."""
+        left += self._promised(gpus[number]) - self._promised(tried)
+        gpus[number] = tried
+
+    def _promised(self, gpu: Gpu) -> Floats:
+        """[model] what the parts of a GPU promise (requests/s)."""
+        found = np.zeros(len(self.alone))
+        for part in gpu.parts:
+            for model, rate in part.promised.items():
+                found[model] += rate
+        return found
 
     def _fullness(self, part: Part) -> float:
         """Share of its time that a part needs for what it promises."""
@@ -223,8 +263,8 @@ class Greedy:
         batches = self.patterns.options[share].batch[rows, 0]
         return float((batches * self._speeds(share, rows, self._felt(gpu, at))).max())
 
-    def _chosen(self, gpu: Gpu, at: int) -> int | None:
-        """The row of the shortest round that carries what a part promises beside its neighbours."""
+    def _carried(self, gpu: Gpu, at: int) -> tuple[Ints, Floats, Floats] | None:
+        """Rows that a part may do; of each, rounds per second and the part of its promises."""
         part = gpu.parts[at]
         models = tuple(sorted(part.promised))
         rows = self.rows.get((part.share, models))
@@ -232,29 +272,41 @@ class Greedy:
             return None
         speeds = self._speeds(part.share, rows, self._felt(gpu, at))
         batches = self.patterns.options[part.share].batch[rows, : len(models)]
-        needed = np.array([part.promised[m] for m in models]) * (1 - ROUNDING)
-        fits = (batches * speeds[:, None] >= needed).all(axis=1)
-        if not fits.any():
-            return None
-        return int(rows[fits][np.argmax(speeds[fits])])
+        promised = np.array([part.promised[m] for m in models])
+        return rows, speeds, (batches * speeds[:, None] / promised).min(axis=1)
 
-    def _settled(self, gpu: Gpu, at: int) -> bool:
+    def _chosen(self, gpu: Gpu, at: int, *, yielding: bool) -> int | None:
+        """The row of the shortest round that carries what a part promises beside its neighbours.
+
+        A part that yields promises the largest fraction of it that a row carries, if none does.
+        """
+        carried = self._carried(gpu, at)
+        if carried is None:
+            return None
+        rows, speeds, parts = carried
+        fits = parts >= 1 - ROUNDING
+        if fits.any():
+            return int(rows[fits][np.argmax(speeds[fits])])
+        best = int(np.argmax(parts))
+        if not yielding or not parts[best]:
+            return None
+        promised = gpu.parts[at].promised
+        gpu.parts[at].promised = {m: rate * float(parts[best]) for m, rate in promised.items()}
+        return int(rows[best])
+
+    def _settled(self, gpu: Gpu, at: int, *, yielding: bool = False) -> bool:
         """Choose batches of a part again, then its neighbours', then its own.
 
-        Whether all promises hold.
+        Whether all promises hold; those of parts that yield become lower first.
         """
         others = [i for i, part in enumerate(gpu.parts) if i != at and part.row is not None]
         for number in (at, *others, at, *others):
-            row = self._chosen(gpu, number)
+            row = self._chosen(gpu, number, yielding=yielding)
             if row is None:
                 return False
             gpu.parts[number].row = row
-        pattern = self.pattern(gpu)
-        promised = np.zeros(len(pattern.rates_rps))
-        for part in gpu.parts:
-            for model, rate in part.promised.items():
-                promised[model] += rate
-        return bool((pattern.rates_rps >= promised * (1 - 10 * ROUNDING)).all())
+        carried = self.pattern(gpu).rates_rps
+        return bool((carried >= self._promised(gpu) * (1 - 10 * ROUNDING)).all())
 
     def pattern(self, gpu: Gpu) -> Pattern:
         """The work of a GPU as a pattern."""
@@ -319,11 +371,19 @@ def placed(greedy: Greedy, rates: Floats, count: int) -> list[Gpu] | None:
 
 
 def highest(greedy: Greedy, weights: Floats, count: int) -> tuple[float, list[Gpu]]:
-    """The highest multiple of weights that the rule places, by halving, and its GPUs."""
+    """The highest multiple of weights known that the rule places, and its GPUs.
+
+    A rule may fail at a multiple and place a higher one: some above the one found by halving are
+    tried too.
+    """
+
+    def places(at: float) -> bool:
+        return placed(greedy, weights * at, count) is not None
+
     most = float(count * (greedy.alone.max(axis=1) / weights).min()) * 2 * len(greedy.shares)
-    level, _ = halved(
-        lambda at: placed(greedy, weights * at, count) is not None, 0.0, most, close=SOLVED
-    )
+    level, _ = halved(places, 0.0, most, close=SOLVED)
+    above = (level * STEP**k for k in range(STEPS, 0, -1))
+    level = next((at for at in above if at > 0 and places(at)), level)
     return level, (placed(greedy, weights * level, count) if level > 0 else None) or []
 
 

@@ -1,6 +1,7 @@
 """Gpulets' curves on a small problem: any cut places what halves place, and no more at more."""
 
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -53,7 +54,8 @@ def test_goodputs_are_ratios_to_each_base_and_the_first_is_drawn(
     monkeypatch.setattr(gpulets, "find_goodput", find_goodput)
     how = gpulets.Compared("0", "t", 2, ("a", "b"), ("a", "b"))
     cases = {name: [(name, 1.0, 1)] for name in ("one", "two")}
-    found = gpulets.goodputs(Asked(data=Path(), seeds=1, seconds=1, draws=1), how, cases)
+    asked = Asked(data=Path(), seeds=1, seconds=1, draws=1)
+    found = gpulets.goodputs(asked, how, cases, gpulets.plans_of(asked, how, cases))
     (panel,) = found.panels
     assert panel.series == {"a": [("one", 1.0), ("two", 1.0)], "b": [("one", 2.0), ("two", 1.0)]}
     assert [(figure.name, figure.value) for figure in found.figures] == [
@@ -68,3 +70,25 @@ def test_goodputs_are_ratios_to_each_base_and_the_first_is_drawn(
 
 def test_a_rate_over_none_is_large_and_finite() -> None:
     assert gpulets.over([2.0, 3.0], [4.0, 0.0]) == [0.5, 3.0 / 1e-9]
+
+
+def test_highest_rates_are_ratios_of_what_plans_promise() -> None:
+    class Promised(NamedTuple):
+        value: float
+
+        @property
+        def objective(self) -> "Promised":
+            return self
+
+    rates = dict.fromkeys(gpulets.COMPARED, (2.0, 2.0)) | {
+        gpulets.GREEDY: (1.0, 1.5),
+        gpulets.EXACT: (3.0, 2.0),
+    }
+    plans: Any = {name: [Promised(rate) for rate in own] for name, own in rates.items()}
+    found = gpulets.highest_rates("t", ("one", "two"), plans)
+    values = {figure.name: figure.value for figure in found.figures}
+    assert values["figure 16, one: exact plan over ideal-static"] == 1.5
+    assert values["figure 16, two: exact plan over gpulets-greedy"] == 2 / 1.5
+    assert values["figure 16, gpulets-greedy over ideal-static, mean"] == 0.625
+    (panel,) = found.panels
+    assert panel.series["gpulets"] == [("one", 1.5), ("two", 1.0)]

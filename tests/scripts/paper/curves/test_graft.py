@@ -60,3 +60,32 @@ def test_exact_plans_are_never_above_those_of_all_groupings() -> None:
         exact = graft.percents_of(Path(), "net", entries, "exact")
         assert exact <= graft.percents_of(Path(), "net", entries, "optimal") + 1e-9
         assert exact <= graft.percents_of(Path(), "net", entries, "graft") + 1e-9
+
+
+@pytest.mark.long
+def test_a_fifth_client_out_of_reach_has_no_point(monkeypatch: pytest.MonkeyPatch) -> None:
+    def models(_: Path) -> dict[str, fleets.Model]:
+        return {"Inc": fleets.models(Path())["net"]}
+
+    four = graft.fleets(ASKED, "net", ("nano",) * 4)
+
+    def drawn(*_: object) -> list[tuple[Entry, ...]]:
+        return four
+
+    def percents_of(_: Path, __: str, entries: tuple[Entry, ...], ___: str) -> float:
+        return inf if entries[-1].budget_us < 0.9 * last_us else 10.0
+
+    monkeypatch.setattr(graft, "models", models)
+    known = graft.models(Path())["Inc"]
+    own = known.device_us["nano"]
+    block = known.profile.blocks // 3
+    last_us = 0.95 * sum(own) - sum(own[:block])
+    slow_mbps = 8 * (known.profile.boundary_bytes[block - 1] // 4) / (0.2 * last_us)
+    monkeypatch.setattr(graft, "fleets", drawn)
+    monkeypatch.setattr(graft, "percents_of", percents_of)
+    monkeypatch.setattr(graft, "LINKS_MBPS", (slow_mbps, 1e3, 1e6))
+    found = graft.fifth_client(ASKED)
+    by_link, _ = found.panels
+    points = [(1e3, 10.0), (1e6, 10.0)]
+    assert by_link.series == {"exact": points, "graft": points, "alone": points}
+    assert all(figure.value == 1 for figure in found.figures)

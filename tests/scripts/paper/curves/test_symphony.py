@@ -93,3 +93,17 @@ def test_eager_is_compared_with_deferred_at_each_gain_by_batches(
     assert set(panel.series) == {"eager", "clockwork"}
     assert all(0 < points[0][1] < 2 for points in panel.series.values())
     assert found.figures[0].name == "figure 6a, beta 1 ms: eager / deferred: median"
+
+
+def test_runs_at_long_slos_last_many_of_them(asked: Asked, monkeypatch: pytest.MonkeyPatch) -> None:
+    lasted: list[float] = []
+
+    def goodputs(*known: object) -> list[float]:
+        lasted.extend(one.seconds for one in known if isinstance(one, Asked))
+        return [1.0]
+
+    monkeypatch.setattr(symphony, "GPUS_13", (2, 4))
+    monkeypatch.setattr(symphony, "goodputs", goodputs)
+    (panel,) = symphony.more_gpus(asked).panels
+    assert [gpus for gpus, _ in panel.series["deferred"]] == [2, 4]
+    assert lasted == [symphony.SLOS_A_RUN * symphony.SLO_13_MS / 1e3] * 4

@@ -2,15 +2,22 @@
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from flows.planning import PlanOptions, make_plan
+from flows.planning.gpulets.master import Master
+from flows.planning.gpulets.tables import read_tables
+from flows.planning.papers.gpulets import greedy as rules
+from flows.planning.papers.gpulets.greedy import RULES, Gpu, Greedy, Part
+from flows.planning.registry import Inputs
 from flows.planning.verify.numbers import verify_plan
 from tests.flows.planning.gpulets.cases import MODEL, Case, best_throughput, case
 from triton_backend.contract.errors import InfeasibleError, InputError
 from triton_backend.contract.plan import Plan
-from triton_backend.contract.profiles import InterferenceModel
-from triton_backend.contract.workload import Workload
+from triton_backend.contract.profiles import InterferenceModel, ProfileKey, ProfileTable
+from triton_backend.contract.shares import SOLO, WHOLE_GPU
+from triton_backend.contract.workload import ModelDemand, Workload
 from triton_backend.simulator.run import simulate
 from triton_backend.simulator.scenario import SimOptions
 
@@ -99,3 +106,79 @@ def test_they_are_defined_for_one_class_cut_in_two() -> None:
     uneven = case(2, 2, 2, percents=(20, 80))
     with pytest.raises(InputError, match="sbp needs whole GPUs"):
         planned("sbp", uneven)
+
+
+def halves(models: int, gpus: int) -> Case:
+    """Models that run 10 ms on a half GPU alone and 12.5 ms beside each other."""
+    table = ProfileTable(
+        latency_us=np.array([[10_000.0]]), l2=np.array([[0.5]]), dram=np.array([[0.0]])
+    )
+    asked = case(0, models, gpus, percents=(50,))
+    profiles = {
+        name: replace(profile, tables={ProfileKey("G", 150, SOLO): table})
+        for name, profile in asked.profiles.items()
+    }
+    demands = tuple(ModelDemand(name=name, slo_us=50_000, weight=1) for name in profiles)
+    return replace(asked, profiles=profiles, workload=Workload(models=demands))
+
+
+@pytest.mark.parametrize("name", ["gpulets-greedy", "ideal-static"])
+def test_a_neighbour_gives_up_what_a_newcomer_slows_it_by(name: str) -> None:
+    # a half promises 100/s alone and carries 80 beside another: all four carry 320
+    found = planned(name, halves(2, 2), MODEL)
+    assert sum(pool.vgpus for pool in found.pools) == 4
+    assert found.objective.value == pytest.approx(160)
+
+
+def test_what_a_neighbour_gives_up_is_placed_again() -> None:
+    asked = halves(2, 2)
+    inputs = Inputs(
+        profiles=asked.profiles,
+        cluster=asked.cluster,
+        workload=asked.workload,
+        interference={"G": MODEL},
+    )
+    own = {"max_models_per_vgpu": 1, "interference": "planned", "interference_quantile": 0.95}
+    tables = read_tables(inputs, PlanOptions(planner="gpulets-greedy", own=own))
+    greedy = Greedy(Master(tables).patterns[0], RULES["gpulets-greedy"])
+    gpus = [Gpu([Part(WHOLE_GPU)]) for _ in range(2)]
+    assert greedy.place(np.array([110.0, 160.0]), gpus)
+    promised = [[part.promised for part in gpu.parts] for gpu in gpus]
+    # the first model took 100 and 10, then gave up 20 beside the second, which its other half takes
+    assert promised == [
+        [{0: pytest.approx(80)}, {1: pytest.approx(80)}],
+        [{0: pytest.approx(30)}, {1: pytest.approx(80)}],
+    ]
+    assert not greedy.place(np.array([110.0, 211.0]), [Gpu([Part(WHOLE_GPU)]) for _ in range(2)])
+
+
+def test_parts_below_the_ideal_size_are_taken_last() -> None:
+    def table(latency_us: float) -> ProfileTable:
+        return ProfileTable(latency_us=np.array([[latency_us]]))
+
+    asked = case(0, 1, 3, percents=(20, 80))
+    tables = {
+        ProfileKey("G", 60, SOLO): table(40_000.0),
+        ProfileKey("G", 240, SOLO): table(10_000.0),
+    }
+    asked = replace(
+        asked,
+        profiles={name: replace(own, tables=tables) for name, own in asked.profiles.items()},
+        workload=Workload(models=(ModelDemand(name="m0", slo_us=100_000, weight=1),)),
+    )
+    # three parts of 80 % carry 100 each, three of 20 % are too small for the 75 that are left
+    assert planned("gpulets-greedy", asked).objective.value == pytest.approx(375)
+
+
+def test_a_multiple_above_one_that_fails_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    def placed(_: Greedy, rates: np.ndarray, __: int) -> list[Gpu] | None:
+        return [] if rates[0] <= 10 or 11 <= rates[0] <= 11.3 else None
+
+    monkeypatch.setattr(rules, "placed", placed)
+    asked = halves(1, 1)
+    inputs = Inputs(profiles=asked.profiles, cluster=asked.cluster, workload=asked.workload)
+    own = {"max_models_per_vgpu": 1, "interference": "off", "interference_quantile": 0.95}
+    tables = read_tables(inputs, PlanOptions(planner="gpulets-greedy", own=own))
+    greedy = Greedy(Master(tables).patterns[0], RULES["gpulets-greedy"])
+    level, _ = rules.highest(greedy, np.array([1.0]), 1)
+    assert 11 <= level <= 11.3
