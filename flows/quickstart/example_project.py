@@ -66,14 +66,14 @@ MOST_RPS = 400.0
 class OfferedModel:
     """One model to be served, or one size of it.
 
-    `slo_us` None: chosen from its profile; `max_batch` None: as all. `share`: of the requests of
-    `size_of`, the name that clients ask for.
+    `slo_us` None: chosen from its profile; `blocks`, `max_batch` None: as all. `share`: of the
+    requests of `size_of`, the name that clients ask for.
     """
 
     name: str
     path: Path
     slo_us: int | None = None
-    blocks: int = BLOCKS
+    blocks: int | None = None
     max_batch: int | None = None
     choices: SplitChoices = field(default_factory=SplitChoices)
     size_of: str | None = None

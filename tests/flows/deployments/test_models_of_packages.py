@@ -14,7 +14,7 @@ pytestmark = pytest.mark.slow
 SMALL = """
 from flows.cli.main import main
 from flows.quickstart import example_project as small
-small.MAX_BATCH, small.FAST_STRETCH, small.SLOW_STRETCH = 2, 1.0, 2.0
+small.BLOCKS, small.MAX_BATCH, small.FAST_STRETCH, small.SLOW_STRETCH = 3, 2, 1.0, 2.0
 main()
 """
 

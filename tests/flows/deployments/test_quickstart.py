@@ -24,6 +24,13 @@ from tests.ports import free_ports
 
 pytestmark = pytest.mark.slow
 POOLPIPE = Path(sys.executable).with_name("poolpipe")
+# Few latencies to measure.
+FEW = """
+from flows.cli.main import main
+from flows.quickstart import example_project as small
+small.BLOCKS, small.MAX_BATCH = 4, 2
+main()
+"""
 # Few latencies to measure, of models that are hardly slowed down, and a plan within a second.
 SMALLEST = """
 from flows.cli.main import main
@@ -81,10 +88,11 @@ class Project:
     def quickstart(self, *more: str, prefect_url: str | None = None) -> dict[str, Any]:
         """The object that `quickstart --json` prints."""
         own = [f"--model={self.model}", f"--model={self.second}", "--slo-ms=500"]
-        own += ["--duration=2", "--load-factor=0.02"]
+        own += ["--duration=1", "--load-factor=0.01"]
         own.append("--attainment-target=0")  # a busy machine does not decide
         own += self.port_options()
-        done = self.run("quickstart", "--json", *own, *more, prefect_url=prefect_url)
+        few = (sys.executable, "-c", FEW)
+        done = self.run("quickstart", "--json", *own, *more, poolpipe=few, prefect_url=prefect_url)
         assert done.returncode == 0, done.stderr[-3000:]
         return json.loads(done.stdout)
 
