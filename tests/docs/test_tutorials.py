@@ -25,7 +25,7 @@ CHEAPER = {
     " --attainment-target=0",
     "poolpipe split": "--blocks=2 --max-batch=2",
     "poolpipe profile": "--seconds=0.02",
-    "poolpipe load": "--duration=2",
+    "poolpipe load": "--duration=2 --load-factor=0.1",
 }
 LISTENS = ("poolpipe quickstart", "poolpipe serve")
 PORTS = ("--http-port", "--grpc-port", "--metrics-port")
