@@ -15,7 +15,7 @@ from flows.files import write_plan
 from flows.planning import PlanOptions
 from flows.planning.stored_plans import load_profiles, plan_step
 from flows.preparation.profiling.copies import Copies
-from flows.preparation.profiling.measure import MeasureLimits, cell_progress
+from flows.preparation.profiling.measure import cell_progress
 from flows.preparation.profiling.model_profile import Prepared, profile_step
 from flows.preparation.splitting.model import SplitModel
 from flows.preparation.splitting.stored_split import split_step
@@ -26,6 +26,7 @@ from flows.quickstart import ocr
 from flows.quickstart.compile_process import compiling
 from flows.quickstart.example_project import (
     BLOCKS,
+    LIMITS,
     MAX_BATCH,
     OCR,
     SHORTEST_SLO_US,
@@ -62,7 +63,6 @@ from triton_backend.simulator.run import SimOptions, simulate
 # The best plan found until then is served, and says how far from the bound it may be.
 PLAN_SECONDS = 20.0
 HTTP_SECONDS = 5.0
-LIMITS = MeasureLimits(max_seconds=0.15, max_runs=30)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
