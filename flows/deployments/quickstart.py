@@ -14,7 +14,8 @@ from flows.clock import Stopwatch
 from flows.files import write_plan
 from flows.planning import PlanOptions
 from flows.planning.stored_plans import load_profiles, plan_step
-from flows.preparation.profiling.measure import MeasureLimits, cell_progress
+from flows.preparation.profiling.copies import Copies
+from flows.preparation.profiling.measure import cell_progress
 from flows.preparation.profiling.model_profile import Prepared, profile_step
 from flows.preparation.splitting.model import SplitModel
 from flows.preparation.splitting.stored_split import split_step
@@ -24,6 +25,8 @@ from flows.progress import Say, StepLog
 from flows.quickstart import ocr
 from flows.quickstart.compile_process import compiling
 from flows.quickstart.example_project import (
+    BLOCKS,
+    LIMITS,
     MAX_BATCH,
     OCR,
     SHORTEST_SLO_US,
@@ -60,7 +63,6 @@ from triton_backend.simulator.run import SimOptions, simulate
 # The best plan found until then is served, and says how far from the bound it may be.
 PLAN_SECONDS = 20.0
 HTTP_SECONDS = 5.0
-LIMITS = MeasureLimits(max_seconds=0.15, max_runs=30)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,7 +137,7 @@ def _split(work: Workspace, model: OfferedModel) -> SplitModel:
         work,
         model.path,
         model.name,
-        blocks=model.blocks,
+        blocks=model.blocks or BLOCKS,
         max_batch=model.max_batch or MAX_BATCH,
         choices=model.choices,
     )
@@ -143,10 +145,16 @@ def _split(work: Workspace, model: OfferedModel) -> SplitModel:
 
 @task(name="build-and-profile", cache_policy=NO_CACHE)
 def _profile(
-    work: Workspace, split: SplitModel, say: Say, application: str | None = None
+    work: Workspace, split: SplitModel, say: Say, application: str | None, processes: Copies
 ) -> Prepared:
-    classes = list(example_classes(application).values())
-    return profile_step(work, split, classes, limits=LIMITS, progress=cell_progress(say))
+    return profile_step(
+        work,
+        split,
+        list(example_classes(application).values()),
+        limits=LIMITS,
+        progress=cell_progress(say),
+        processes=processes,
+    )
 
 
 @task(name="plan", cache_policy=NO_CACHE)
@@ -202,7 +210,8 @@ def quickstart(work: Workspace, options: QuickstartOptions, say: Say) -> Finishe
         InputError: the model cannot be split or planned, or a port is in use.
     """
     watch, log = Stopwatch(), StepLog(say)
-    offered = _prepare(work, options, log)
+    with Copies() as processes:
+        offered = _prepare(work, options, log, processes)
     with compiling():
         with log.step("plan (the first time, simulator and scheduler are compiled)") as note:
             plan = _plan(work, offered, _planning(options), options.application)
@@ -238,14 +247,16 @@ def quickstart(work: Workspace, options: QuickstartOptions, say: Say) -> Finishe
     )
 
 
-def _prepare(work: Workspace, options: QuickstartOptions, log: StepLog) -> _Offered:
+def _prepare(
+    work: Workspace, options: QuickstartOptions, log: StepLog, processes: Copies
+) -> _Offered:
     if options.application == OCR:
-        return _prepare_ocr(work, log)
+        return _prepare_ocr(work, log, processes)
     folder = work.state.models / "examples"
     models = options.models or (
         application_models(folder) if options.application else example_models(folder)
     )
-    splits = _split_and_profile(work, models, log, options.application)
+    splits = _split_and_profile(work, models, log, options.application, processes)
     reports = work.state.reports
     if not options.application:
         for split in splits:
@@ -268,6 +279,7 @@ def _split_and_profile(
     models: tuple[OfferedModel, ...],
     log: StepLog,
     application: str | None,
+    processes: Copies,
 ) -> tuple[SplitModel, ...]:
     splits: list[SplitModel] = []
     for model in models:
@@ -278,21 +290,21 @@ def _split_and_profile(
         for remark in split.remarks():
             log.say(f"  {split.name}: {remark}")
         with log.step(f"build and profile {model.name}") as note:
-            note.text = _profile(work, split, log.say, application).in_words()
+            note.text = _profile(work, split, log.say, application, processes).in_words()
         splits.append(split)
     return tuple(splits)
 
 
-def _prepare_ocr(work: Workspace, log: StepLog) -> _Offered:
+def _prepare_ocr(work: Workspace, log: StepLog, processes: Copies) -> _Offered:
     """Three trained models and the Python steps between them; pages with their answers."""
     with log.step("write the models and samples of the steps"):
         files, path = ocr.write_project(work.state.models / "examples" / OCR)
     models = ocr_models(files)
-    splits = _split_and_profile(work, models, log, OCR)
+    splits = _split_and_profile(work, models, log, OCR, processes)
     with log.step("prepare and profile the Python steps") as note:
         steps = prepare_steps(work, list(read_steps(path).values()))
         for split in steps:
-            _profile(work, split, log.say, OCR)
+            _profile(work, split, log.say, OCR, processes)
         note.text = ", ".join(f"{s.name} {s.block_times_us[0] / 1_000:.1f} ms" for s in steps)
     with log.step("read pages here, and by the package itself") as note:
         found = work.state.reports / f"answers-{OCR}.npz"

@@ -18,6 +18,7 @@ from flows.preparation.building.onnxruntime import OnnxRuntimeClass
 from flows.preparation.graphs.detector import MOST_BOXES, write_detector
 from flows.preparation.graphs.examples import write_example
 from flows.preparation.graphs.glue import BOX, CROPS, IMAGE, Crop, write_crop
+from flows.preparation.profiling.measure import MeasureLimits
 from flows.preparation.splitting.model import SplitModel
 from flows.preparation.splitting.split import SplitChoices
 from flows.quickstart.ocr import READERS, SIZES
@@ -48,6 +49,7 @@ OCR_STRETCHES = 6.0, 12.0
 GPUS, OCR_GPUS = (2, 3), (3, 5)  # of a node of either class
 MAX_BATCH = 4
 BLOCKS = 10
+LIMITS = MeasureLimits(max_seconds=0.15, max_runs=30)
 SLO_FACTOR = 5
 # The rows of a request come all at once and wait for each other, which a plan's rates do not know.
 APPLICATION_SLO_FACTOR = 10
@@ -66,14 +68,14 @@ MOST_RPS = 400.0
 class OfferedModel:
     """One model to be served, or one size of it.
 
-    `slo_us` None: chosen from its profile; `max_batch` None: as all. `share`: of the requests of
-    `size_of`, the name that clients ask for.
+    `slo_us` None: chosen from its profile; `blocks`, `max_batch` None: as all. `share`: of the
+    requests of `size_of`, the name that clients ask for.
     """
 
     name: str
     path: Path
     slo_us: int | None = None
-    blocks: int = BLOCKS
+    blocks: int | None = None
     max_batch: int | None = None
     choices: SplitChoices = field(default_factory=SplitChoices)
     size_of: str | None = None

@@ -15,7 +15,7 @@ import pytest
 
 from tests.docs.pages import EXAMPLES, console_lines
 from tests.flows.deployments.prefect_database import give_database
-from tests.flows.preparation.splitting.tiny_models import residual_net
+from tests.flows.preparation.splitting.tiny_models import chain
 from tests.ports import free_ports
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
@@ -25,7 +25,7 @@ CHEAPER = {
     " --attainment-target=0",
     "poolpipe split": "--blocks=2 --max-batch=2",
     "poolpipe profile": "--seconds=0.02",
-    "poolpipe load": "--duration=2",
+    "poolpipe load": "--duration=2 --load-factor=0.1",
 }
 LISTENS = ("poolpipe quickstart", "poolpipe serve")
 PORTS = ("--http-port", "--grpc-port", "--metrics-port")
@@ -48,7 +48,7 @@ def words_of(line: str, ports: list[int]) -> list[str]:
 @pytest.mark.parametrize("name", ["quickstart", "own-model", "application"])
 def test_every_command_of_a_tutorial_runs(tmp_path: Path, name: str) -> None:
     shutil.copytree(EXAMPLES, tmp_path, dirs_exist_ok=True)
-    residual_net(tmp_path / "mymodel.onnx")
+    chain(tmp_path / "mymodel.onnx")
     give_database(tmp_path / ".poolpipe" / "prefect")
     lines = console_lines(f"tutorials/{name}.md")
     assert lines[-1] == "poolpipe stop"

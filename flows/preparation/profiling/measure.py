@@ -7,6 +7,7 @@ stores the cells is the caller's business.
 
 import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from itertools import groupby
 from pathlib import Path
@@ -104,8 +105,19 @@ def measure_cells(
     progress: Progress | None = None,
     limits: MeasureLimits | None = None,
     environment: Mapping[str, str] | None = None,
+    processes: Copies | None = None,
 ) -> int:
     """Measure every cell that is not among `done`, handing each to `store` at once.
+
+    Args:
+        targets: blocks to measure, with their batches.
+        done: cells to leave out.
+        store: takes each cell.
+        progress: called before each.
+        limits: of a cell.
+        environment: of the processes.
+        processes: left running, for several models one after the other; None starts some and ends
+            them.
 
     Returns:
         how many cells were measured.
@@ -118,7 +130,7 @@ def measure_cells(
     missing = [key for key in total if key not in done]
     asked = asdict(limits or MeasureLimits())
     finished = len(total) - len(missing)
-    with Copies(environment) as copies:
+    with Copies(environment) if processes is None else nullcontext(processes) as copies:
         for stage, keys in groupby(missing, key=lambda key: key[:5]):
             folder, share = by_artifact[stage[:3]], stage[3]
             copies.load(folder, share, 1 if stage[4] == SOLO else WHOLE_GPU // share)

@@ -4,13 +4,16 @@ What an earlier run left is found by content, and said to be reused.
 """
 
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import partial
 from types import TracebackType
 from typing import Self
 
 from flows.clock import Stopwatch, now_utc
 from flows.preparation.building.keys import BuiltArtifact
 from flows.preparation.building.onnxruntime import OnnxRuntimeClass, build_step, classes_for
+from flows.preparation.profiling.copies import Copies
 from flows.preparation.profiling.measure import (
     CellKey,
     MeasuredCell,
@@ -69,10 +72,12 @@ def profile_step(
     batches: Sequence[int] | None = None,
     limits: MeasureLimits | None = None,
     progress: Progress | None = None,
+    processes: Copies | None = None,
 ) -> Prepared:
     """Measure every cell that is missing and the whole model beside the sum of its blocks.
 
     An interruption loses the cell that was being measured; a kill, those of the last two seconds.
+    `processes` are left running for the next model; None starts some and ends them.
 
     Raises:
         InputError: an artifact cannot be loaded, or a batch is beyond what the split was checked
@@ -86,15 +91,17 @@ def profile_step(
         _check_runs_here(each)
     artifacts = build_step(work, split, classes)
     targets = _targets(split, classes, artifacts, batches)
-    with CellStore(work, split) as store:
-        measured = measure_cells(
-            targets,
-            done=cells_done(work, split, targets),
-            store=store.add,
-            progress=progress,
-            limits=limits,
-        )
-    ratios = _ratios(work, split, classes, artifacts, limits, fresh=measured > 0)
+    with Copies() if processes is None else nullcontext(processes) as copies:
+        with CellStore(work, split) as store:
+            measured = measure_cells(
+                targets,
+                done=cells_done(work, split, targets),
+                store=store.add,
+                progress=progress,
+                limits=limits,
+                processes=copies,
+            )
+        ratios = _ratios(work, split, classes, artifacts, limits, copies, fresh=measured > 0)
     every = [artifact for stages in artifacts.values() for artifact in stages.values()]
     reused = sum(artifact.reused for artifact in every)
     return Prepared(
@@ -209,10 +216,14 @@ def _ratios(
     classes: Sequence[OnnxRuntimeClass],
     artifacts: Mapping[str, Mapping[tuple[int, int], BuiltArtifact]],
     limits: MeasureLimits | None,
+    processes: Copies,
     *,
     fresh: bool,
 ) -> dict[tuple[str, int, int], float]:
-    """Sum of blocks over whole at batch 1 of every class, measured where cells were."""
+    """Sum of blocks over whole at batch 1 of every class, measured where cells were.
+
+    The one block of a model is its whole.
+    """
     with work.open(read_only=True) as warehouse:
         known = sum_ratios(warehouse, split.key)
     names = [c.device.name for c in classes]
@@ -230,7 +241,12 @@ def _ratios(
             for name in missing
             if (whole := profile.table(name, WHOLE_GPU)) is not None
         ]
-        measure_ratios(targets, store=lambda ratio: _store_ratio(work, split, ratio), limits=limits)
+        store = partial(_store_ratio, work, split)
+        if split.blocks == 1:
+            for ratio in (one for target in targets for one in target.of_one_block()):
+                store(ratio)
+        else:
+            measure_ratios(targets, store=store, limits=limits, processes=processes)
         with work.open(read_only=True) as warehouse:
             known = sum_ratios(warehouse, split.key)
     return {place: ratio for place, ratio in known.items() if place[0] in names}

@@ -5,6 +5,7 @@ the sum is off; the ratio says by how much, and is stored beside the cells.
 """
 
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -40,6 +41,20 @@ class WholeTarget:
     artifact: Path
     blocks_us: Mapping[tuple[int, int], float]
 
+    def of_one_block(self) -> list[SumRatio]:
+        """The ratios where one block is the whole: nothing is left to measure."""
+        return [
+            SumRatio(
+                model=self.model,
+                gpu_class=self.gpu_class,
+                vgpu_divisor=divisor,
+                batch=batch,
+                blocks_us=block_us,
+                whole_us=block_us,
+            )
+            for (divisor, batch), block_us in self.blocks_us.items()
+        ]
+
 
 def measure_ratios(
     targets: list[WholeTarget],
@@ -47,14 +62,17 @@ def measure_ratios(
     store: Callable[[SumRatio], None],
     limits: MeasureLimits | None = None,
     environment: Mapping[str, str] | None = None,
+    processes: Copies | None = None,
 ) -> int:
     """Measure whole models and hand every ratio to `store`; how many were measured.
+
+    `processes` are left running; None starts some and ends them.
 
     Raises:
         InputError: an artifact cannot be loaded.
     """
     asked, count = asdict(limits or MeasureLimits()), 0
-    with Copies(environment) as copies:
+    with Copies(environment) if processes is None else nullcontext(processes) as copies:
         for target in targets:
             for (divisor, batch), blocks_us in target.blocks_us.items():
                 copies.load(target.artifact, share_of_divisor(divisor), divisor)

@@ -40,7 +40,7 @@ class SplitModel:
         block_memory_bytes: weights of each block and what enters and leaves it at `max_batch`.
         tolerance, tolerance_below: how far a block's time may be above and below an equal share
             (fractions of the share).
-        legal_cuts: how many positions could have been cut.
+        legal_cuts: how many positions could have been cut; 0 where one block was asked for.
         max_batch: largest batch the checks were run at.
         check: errors found by `check_split`, with their tolerance.
         unproven: tensors that two samples do not change, at boundaries where no cut was made for

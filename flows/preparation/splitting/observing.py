@@ -160,6 +160,10 @@ class Crossing(NamedTuple):
         return any(spec.name in self.moved for spec in live)
 
 
+NOWHERE = Crossing({}, frozenset())
+"""For a model that stays whole."""
+
+
 def boundary_specs(path: Path, where: str, layers: Layers, inputs: ModelInputs) -> Crossing:
     """All tensors that may cross a boundary.
 

@@ -30,7 +30,12 @@ from flows.preparation.splitting.loading import (
     weight_bytes,
 )
 from flows.preparation.splitting.model import MODEL_NAME, RECORD_NAME, SAMPLES_NAME, SplitModel
-from flows.preparation.splitting.observing import boundary_specs, input_specs, output_specs
+from flows.preparation.splitting.observing import (
+    NOWHERE,
+    boundary_specs,
+    input_specs,
+    output_specs,
+)
 from flows.preparation.splitting.per_sample import can_run_per_sample, run_ends_per_sample
 from flows.preparation.splitting.shapes import make_shapes_constant
 from flows.preparation.splitting.symbolic import make_batch_symbolic
@@ -223,7 +228,8 @@ def _group(folder: Path, where: str, asked: SplitRequest) -> SplitModel:
         if layers.made_at.get(output, -1) < 0:
             raise InputError(f"{where}, output {output!r}", "is not computed from any input")
     outputs = output_specs(path, where, layers, inputs, asked.max_batch)
-    crossing = boundary_specs(path, where, layers, inputs)
+    whole = asked.blocks == 1
+    crossing = NOWHERE if whole else boundary_specs(path, where, layers, inputs)
     legal = crossing.legal_cuts(layers)
     unproven = {at: live for at, live in legal.items() if not crossing.proven(live)}
     if not asked.allow_unproven:

@@ -1,4 +1,8 @@
-"""One Prefect server for all tests of this folder that need any: it takes ten seconds to start."""
+"""A Prefect server for each file of this folder that needs one.
+
+It takes five seconds of a processor to start, and a second of each minute while no test asks: kept
+from the first file to the last one it would cost more.
+"""
 
 import os
 import signal
@@ -17,7 +21,7 @@ from tests.ports import free_ports
 START_SECONDS = 120
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def prefect_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The API of a server that another project started, as far as those who use it know."""
     (port,) = free_ports(1)

@@ -13,8 +13,10 @@ pytestmark = pytest.mark.slow
 # Few latencies to measure, of models that are hardly slowed down.
 SMALL = """
 from flows.cli.main import main
+from flows.preparation.profiling.measure import MeasureLimits
 from flows.quickstart import example_project as small
-small.MAX_BATCH, small.FAST_STRETCH, small.SLOW_STRETCH = 2, 1.0, 2.0
+small.BLOCKS, small.MAX_BATCH, small.FAST_STRETCH, small.SLOW_STRETCH = 3, 2, 1.0, 2.0
+small.LIMITS = MeasureLimits(warm_up=1, min_runs=2, max_runs=2)
 main()
 """
 

@@ -24,19 +24,32 @@ from tests.ports import free_ports
 
 pytestmark = pytest.mark.slow
 POOLPIPE = Path(sys.executable).with_name("poolpipe")
+# Few latencies to measure, each of two runs.
+FEW = """
+from flows.cli.main import main
+from flows.preparation.profiling.measure import MeasureLimits
+from flows.quickstart import example_project as small
+small.BLOCKS, small.MAX_BATCH = 4, 2
+small.LIMITS = MeasureLimits(warm_up=1, min_runs=2, max_runs=2)
+main()
+"""
 # Few latencies to measure, of models that are hardly slowed down, and a plan within a second.
 SMALLEST = """
 from flows.cli.main import main
+from flows.preparation.profiling.measure import MeasureLimits
 from flows.quickstart import example_project as small
 small.APPLICATION_BLOCKS, small.MAX_BATCH, small.FAST_STRETCH, small.SLOW_STRETCH = 1, 2, 1.0, 2.0
+small.LIMITS = MeasureLimits(warm_up=1, min_runs=2, max_runs=2)
 main()
 """
 # Models in one piece, hardly slowed down, with an SLO that a busy machine keeps.
 SMALLEST_OCR = """
 from flows.cli.main import main
+from flows.preparation.profiling.measure import MeasureLimits
 from flows.quickstart import example_project as small, ocr
 small.OCR_BLOCKS, small.OCR_STRETCHES = dict.fromkeys(small.OCR_BLOCKS, 1), (1.0, 1.5)
 ocr.PAGES, small.APPLICATION_SLO_FACTOR = 2, 100
+small.LIMITS = MeasureLimits(warm_up=1, min_runs=2, max_runs=2)
 main()
 """
 
@@ -81,10 +94,11 @@ class Project:
     def quickstart(self, *more: str, prefect_url: str | None = None) -> dict[str, Any]:
         """The object that `quickstart --json` prints."""
         own = [f"--model={self.model}", f"--model={self.second}", "--slo-ms=500"]
-        own += ["--duration=2", "--load-factor=0.02"]
+        own += ["--duration=1", "--load-factor=0.01"]
         own.append("--attainment-target=0")  # a busy machine does not decide
         own += self.port_options()
-        done = self.run("quickstart", "--json", *own, *more, prefect_url=prefect_url)
+        few = (sys.executable, "-c", FEW)
+        done = self.run("quickstart", "--json", *own, *more, poolpipe=few, prefect_url=prefect_url)
         assert done.returncode == 0, done.stderr[-3000:]
         return json.loads(done.stdout)
 

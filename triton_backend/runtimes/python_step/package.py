@@ -12,7 +12,8 @@ import importlib.metadata
 import importlib.util
 import sys
 import zipimport
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from functools import cache
 from pathlib import Path, PurePosixPath
 from typing import Any
 from zipfile import BadZipFile, ZipFile, ZipInfo
@@ -84,8 +85,14 @@ def installed_version(package: str, where: str) -> str:
     """
     if importlib.util.find_spec(package) is None:
         raise InputError(where, f"package {package!r} is not installed here")
-    names = importlib.metadata.packages_distributions().get(package, ())
+    names = _distributions().get(package, ())
     return " ".join(f"{name} {importlib.metadata.version(name)}" for name in sorted(set(names)))
+
+
+@cache
+def _distributions() -> Mapping[str, list[str]]:
+    """Those installed when the process first asks, by package: each one's files are read."""
+    return importlib.metadata.packages_distributions()
 
 
 def _put_in_place(file: Path, package: str, where: str) -> None:

@@ -9,6 +9,8 @@ import pytest
 
 from flows.device_class import DeviceClass
 from flows.preparation.building.onnxruntime import OnnxRuntimeClass
+from flows.preparation.profiling import model_profile
+from flows.preparation.profiling.copies import Copies
 from flows.preparation.profiling.measure import CellKey, MeasureLimits
 from flows.preparation.profiling.model_profile import profile_step
 from flows.preparation.splitting.stored_split import split_step
@@ -44,6 +46,36 @@ def test_another_process_writes_to_the_warehouse_between_cells(
     again = profile_step(work, split, [cpu], limits=QUICK)
     assert (again.cells_measured, again.cells_reused) == (0, 4)
     assert again.ratios.keys() == found.ratios.keys() == {("cpu", 1, 1)}
+
+
+def test_the_one_block_of_a_model_is_not_measured_again_as_the_whole(
+    work: Workspace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def never(*_: object, **__: object) -> None:
+        pytest.fail("the whole was measured")
+
+    monkeypatch.setattr(model_profile, "measure_ratios", never)
+    split = split_step(work, residual_net(tmp_path / "tiny.onnx"), "tiny", blocks=1, max_batch=1)
+    cpu = OnnxRuntimeClass(device=DeviceClass(name="cpu", cores=(min(os.sched_getaffinity(0)),)))
+    for measured in (1, 0):
+        found = profile_step(work, split, [cpu], limits=QUICK)
+        assert found.cells_measured == measured
+        assert found.ratios == {("cpu", 1, 1): 1.0}
+
+
+def test_processes_that_are_given_measure_one_model_after_the_other(
+    work: Workspace, tmp_path: Path
+) -> None:
+    path = residual_net(tmp_path / "tiny.onnx")
+    cpu = OnnxRuntimeClass(device=DeviceClass(name="cpu", cores=(min(os.sched_getaffinity(0)),)))
+    seen: list[list[int]] = []
+    with Copies() as processes:
+        for name, blocks in (("one", 1), ("other", 2)):
+            split = split_step(work, path, name, blocks=blocks, max_batch=1)
+            found = profile_step(work, split, [cpu], limits=QUICK, processes=processes)
+            assert found.cells_measured == blocks
+            seen.append([process.pid for process in processes.processes])
+    assert seen[0] == seen[1] != []
 
 
 def test_an_interruption_loses_the_cell_that_was_being_measured(

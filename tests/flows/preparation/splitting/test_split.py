@@ -46,6 +46,20 @@ def test_another_content_or_request_is_another_split(tmp_path: Path) -> None:
     assert len(keys) == 4
 
 
+def test_a_model_that_is_to_stay_whole_is_not_run_for_its_inner_tensors(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Kept at two batches, they take more time and memory than all other steps together."""
+
+    def never(*_: object) -> None:
+        pytest.fail("inner tensors were asked for")
+
+    monkeypatch.setattr(split_module, "boundary_specs", never)
+    path = tiny_models.chain(tmp_path / "m.onnx")
+    found = split_model(path, name="m", blocks=1, out=tmp_path / "models")
+    assert (found.blocks, found.boundaries, found.legal_cuts) == (1, (), 0)
+
+
 def test_layer_times_of_a_file_decide_the_cuts(tmp_path: Path) -> None:
     path, out, file = tiny_models.chain(tmp_path / "m.onnx"), tmp_path / "models", tmp_path / "t"
     own = split_model(path, name="m", blocks=2, out=out)

@@ -1,5 +1,6 @@
 """Packages of steps: what is imported, and what is not."""
 
+import importlib.metadata
 import sys
 from pathlib import Path
 from zipfile import ZipFile
@@ -105,6 +106,17 @@ def test_an_installed_package_is_the_version_that_was_prepared(tmp_path: Path) -
         load_function(tmp_path, other)
     with pytest.raises(InputError, match="package 'nowhere' is not installed here"):
         installed_version("nowhere", "here")
+
+
+def test_installed_packages_are_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process that loads one step after the other would read hundreds of files for each."""
+    first = installed_version("numpy", "here")
+
+    def never() -> None:
+        pytest.fail("they were read again")
+
+    monkeypatch.setattr(importlib.metadata, "packages_distributions", never)
+    assert installed_version("numpy", "here") == first
 
 
 def test_a_function_that_no_step_names_is_refused(tmp_path: Path) -> None:
