@@ -48,6 +48,7 @@ FEW = 16  # GPUs that are settled target by target
 TARGETS = 12  # tried then, each by programs; and before, where the relaxation closes
 STEP = 0.004  # relative, from a bound to the next target
 NEAR = 0.001  # relative, of where it closes
+_SOON = 0.25  # of the time left: what finding patterns of a first plan may take, and that plan
 NODES = (200, 1_000)  # of integer programs over what is met, and of those that prove
 
 Chosen = list[tuple[Pattern, int]]
@@ -412,8 +413,10 @@ class _Search:
         The bound left.
         """
         enough = self.goal.enough
+        if self.watch.limit_s is not None:
+            self._soon(bound)
         bound = self._narrowed(bound)
-        if bound <= 0 or bound < enough < np.inf:
+        if bound <= 0 or bound < enough < np.inf or (self.watch.over() and self.score > 0):
             return bound
         target = min(enough, bound * (1 - STEP))
         level = level_cover(np.ones(len(self.goal.demand)), self.gpus, target)
@@ -437,6 +440,14 @@ class _Search:
                 break
         return bound
 
+    def _soon(self, bound: float) -> None:
+        """A plan of few patterns in parts of the time left: what follows may leave none for one."""
+        target, part = (max(0.0, self.score) + bound) / 2, self.watch.part(_SOON)
+        cover = self._fixed(min(self.goal.enough, target))
+        relax(cover, replace(self.pricer, watch=part), self.pool, part)
+        level = level_cover(np.ones(len(self.goal.demand)), self.gpus, min(self.goal.enough, bound))
+        self._whole(level, cover.undominated(self.pool.columns), self.watch.part(_SOON))
+
     def _narrowed(self, bound: float) -> float:
         """The bound on the level that the relaxation with halves leaves, nearly.
 
@@ -459,7 +470,9 @@ class _Search:
         if fits(high):
             return bound
         low = float((1e6 / tables.limit_us / self.goal.demand).min())
-        if low < high and not fits(low):
+        if self.score > low:  # a plan reaches it
+            low = min(self.score, high)
+        elif low < high and not fits(low):
             return 0.0
         return halved(fits, low if low < high else 0.0, high, TARGETS, NEAR)[1]
 
@@ -476,7 +489,7 @@ class _Search:
         self.pool.add(screen.columns)
         return cover.undominated(self.pool.columns), screen.outside >= total * (1 - ROUNDING)
 
-    def _whole(self, cover: Cover, columns: Columns) -> float:
+    def _whole(self, cover: Cover, columns: Columns, watch: Watch | None = None) -> float:
         """The integer program over some patterns; what plans of them cost at least."""
         if not len(columns):
             return np.inf
@@ -484,7 +497,7 @@ class _Search:
         limits = Limits(
             relative_gap=self.goal.gap / 2,
             nodes=NODES[1] if self.few else NODES[0],
-            seconds=self.watch.left_s(),
+            seconds=(watch or self.watch).left_s(),
             cutoff=self.score if beats else -np.inf,
             enough=self.goal.enough if beats else np.inf,
         )

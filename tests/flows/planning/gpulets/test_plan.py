@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from flows.clock import Stopwatch
 from flows.planning import PlanOptions, make_plan
 from flows.planning.gpulets.master import Master
 from flows.planning.gpulets.search import Worths
@@ -303,6 +304,42 @@ def test_too_many_choices_of_batches_are_thinned_and_said(monkeypatch: pytest.Mo
     assert any("the bound is over these" in note for note in thinned.certificate["notes"])
     assert thinned.objective.value <= full.objective.value * (1 + 1e-4)
     assert not any("ladder" in note for note in full.certificate["notes"])
+
+
+class Looks(Stopwatch):
+    """A clock that goes on by a second whenever it is read."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._looks = 0
+
+    def seconds(self) -> float:
+        self._looks += 1
+        return float(self._looks)
+
+    def restart(self) -> float:
+        looks, self._looks = self._looks, 0
+        return float(looks)
+
+
+@pytest.mark.parametrize("seed", [1, 2, 5])
+def test_a_plan_of_few_gpus_comes_before_a_closer_bound_where_time_is_short(seed: int) -> None:
+    asked = case(seed, 5, 4)
+    own = {"max_models_per_vgpu": asked.most_models}
+
+    def value(limit_s: float | None) -> float:
+        options = PlanOptions(planner="gpulets", own=own, time_limit_s=limit_s)
+        watch = Watch(limit_s=limit_s, _clock=Looks())
+        return make_plan(
+            asked.profiles,
+            asked.cluster,
+            asked.workload,
+            options,
+            interference={"G": MODEL},
+            watch=watch,
+        ).objective.value
+
+    assert value(20.0) >= 0.8 * value(None)
 
 
 def test_patterns_are_not_enumerated_when_time_is_over() -> None:
