@@ -185,7 +185,11 @@ def test_headroom_plans_for_more_than_is_promised() -> None:
     assert [m.throughput_rps for m in more.models] == pytest.approx(promised)
     assert plain.objective.value <= more.objective.value
     assert more.options["headroom_factor"] == 1.5
-    for given, reason in (("0.5", "is below 1"), ("much", "is none of auto"), ("nan", "below 1")):
+    for given, reason in (
+        ("0.5", "is not within 1"),
+        ("much", "is none of auto"),
+        ("nan", "is not within 1"),
+    ):
         with pytest.raises(InputError, match=f"option headroom: .*{reason}"):
             planned(asked, None, "gpus", headroom=given)
     most = planned(case(6, 2, 2), None)
