@@ -286,7 +286,7 @@ def _split_and_profile(
         with log.step(f"split {model.name}") as note:
             split = _split(work, model)
             reused = ", reused" if split.reused else ""
-            note.text = f"{split.blocks} blocks from {split.legal_cuts} legal cuts{reused}"
+            note.text = f"{split.in_words}{reused}"
         for remark in split.remarks():
             log.say(f"  {split.name}: {remark}")
         with log.step(f"build and profile {model.name}") as note:

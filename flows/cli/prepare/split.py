@@ -132,5 +132,5 @@ def _show(found: "SplitModel") -> None:
     for remark in found.remarks():
         show(f"{found.name}: {remark}")
     done = "reused from" if found.reused else "written to"
-    show(f"{found.name}: {found.blocks} blocks of {found.legal_cuts} legal cuts, {done}")
+    show(f"{found.name}: {found.in_words}, {done}")
     show(str(found.folder))

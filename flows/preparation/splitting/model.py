@@ -86,6 +86,13 @@ class SplitModel:
         """Two samples differ in the answers, as far as they were compared."""
         return self.check.get("input_dependence", 1.0) > SAME
 
+    @property
+    def in_words(self) -> str:
+        """Its blocks, and out of how many places for a cut."""
+        if self.blocks == 1:
+            return "one block, the whole model"
+        return f"{self.blocks} blocks from {self.legal_cuts} legal cuts"
+
     def remarks(self) -> list[str]:
         """Notes for the user on the check; none if all is plain."""
         found: list[str] = []

@@ -58,11 +58,13 @@ def test_a_model_that_is_to_stay_whole_is_not_run_for_its_inner_tensors(
     path = tiny_models.chain(tmp_path / "m.onnx")
     found = split_model(path, name="m", blocks=1, out=tmp_path / "models")
     assert (found.blocks, found.boundaries, found.legal_cuts) == (1, (), 0)
+    assert found.in_words == "one block, the whole model"
 
 
 def test_layer_times_of_a_file_decide_the_cuts(tmp_path: Path) -> None:
     path, out, file = tiny_models.chain(tmp_path / "m.onnx"), tmp_path / "models", tmp_path / "t"
     own = split_model(path, name="m", blocks=2, out=out)
+    assert own.in_words == f"2 blocks from {own.legal_cuts} legal cuts"
     labels = [node_label(node) for node in read_layers(onnx.load(own.model_path).graph).nodes]
     cuts = set[tuple[int, ...]]()
     for heavy in (0, len(labels) - 1):
