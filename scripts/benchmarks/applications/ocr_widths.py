@@ -23,6 +23,7 @@ from flows.preparation.splitting.stored_split import split_step
 from flows.preparation.steps.given import read_steps
 from flows.preparation.steps.prepare import prepare_steps
 from flows.quickstart.example_project import (
+    BLOCKS,
     OCR,
     application_slo_us,
     example_classes,
@@ -53,7 +54,7 @@ def prepared(work: Workspace, pages: int) -> Workload:
                 work,
                 model.path,
                 model.name,
-                blocks=model.blocks,
+                blocks=model.blocks or BLOCKS,
                 max_batch=batch,
                 choices=model.choices,
             )
