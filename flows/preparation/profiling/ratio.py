@@ -44,16 +44,20 @@ class WholeTarget:
     def of_one_block(self) -> list[SumRatio]:
         """The ratios where one block is the whole: nothing is left to measure."""
         return [
-            SumRatio(
-                model=self.model,
-                gpu_class=self.gpu_class,
-                vgpu_divisor=divisor,
-                batch=batch,
-                blocks_us=block_us,
-                whole_us=block_us,
-            )
+            self.ratio(divisor, batch, whole_us=block_us)
             for (divisor, batch), block_us in self.blocks_us.items()
         ]
+
+    def ratio(self, divisor: int, batch: int, *, whole_us: float) -> SumRatio:
+        """The ratio for a time of the whole (µs)."""
+        return SumRatio(
+            model=self.model,
+            gpu_class=self.gpu_class,
+            vgpu_divisor=divisor,
+            batch=batch,
+            blocks_us=self.blocks_us[divisor, batch],
+            whole_us=whole_us,
+        )
 
 
 def measure_ratios(
@@ -74,17 +78,9 @@ def measure_ratios(
     asked, count = asdict(limits or MeasureLimits()), 0
     with Copies(environment) if processes is None else nullcontext(processes) as copies:
         for target in targets:
-            for (divisor, batch), blocks_us in target.blocks_us.items():
+            for divisor, batch in target.blocks_us:
                 copies.load(target.artifact, share_of_divisor(divisor), divisor)
-                store(
-                    SumRatio(
-                        model=target.model,
-                        gpu_class=target.gpu_class,
-                        vgpu_divisor=divisor,
-                        batch=batch,
-                        blocks_us=blocks_us,
-                        whole_us=summarise(copies.measure(batch, asked)).mean_us,
-                    )
-                )
+                whole_us = summarise(copies.measure(batch, asked)).mean_us
+                store(target.ratio(divisor, batch, whole_us=whole_us))
                 count += 1
     return count
