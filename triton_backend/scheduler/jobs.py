@@ -161,6 +161,9 @@ def _new_task(tables: Tables, slot: int, place: int) -> None:
     counts["tasks"] += 1
     request = new_request(tables, module["queue"], request_id, aim, rows)
     tables.requests[request]["job"] = slot
+    usual_us = min(has_us, module["slo_us"])
+    usual_us -= module["tail_us"] * usual_us // module["slo_us"]
+    tables.requests[request]["gather_by_us"] = job["arrival_us"] + usual_us
     task = known.tasks[request]
     task[TASK_MODULE] = place
     task[TASK_ROW] = part["cut"]
@@ -267,6 +270,7 @@ def drop_request(tables: Tables, request: int, reason: int, finish_us: int) -> N
     task = known.tasks[request]
     if reason == DEADLINE and row["deadline_us"] < task[TASK_LIMIT]:
         remove(tables, request)
+        row["gather_by_us"] += task[TASK_LIMIT] - row["deadline_us"]
         row["deadline_us"] = task[TASK_LIMIT]
         enqueue(tables, request)
         return

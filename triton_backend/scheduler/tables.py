@@ -148,6 +148,7 @@ REQUEST = np.dtype(
             "queue",
             "arrival_us",
             "deadline_us",
+            "gather_by_us",  # when its batch must end for it to wait for others (`queues`)
             "samples",
             "sequence",  # order of arrival; NONE while the slot is free
             "retried",  # a vGPU on its path died

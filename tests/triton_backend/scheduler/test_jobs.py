@@ -121,6 +121,22 @@ def test_a_module_takes_as_long_as_its_rows_are_there() -> None:
     assert sum(app.scheduler.take_times().modules["app", "b"].counts) == 0
 
 
+def test_a_longer_timeout_makes_no_task_wait_longer_for_others() -> None:
+    """Tasks gather as those of a job that has the SLO, through every module of a chain."""
+
+    def sent_us(slos: int) -> list[int]:
+        app = shell(
+            hand_module("a", "m0"), hand_module("b", "m1", "a"), hand_module("c", "m2", "b")
+        )
+        slo_us = app.scheduler.plan.applications[0].application.slo_us
+        app.arrive(0, 0, slos * slo_us)
+        app.run()
+        assert app.outcomes() == {0: "done"}
+        return [at for at, d in app.log if isinstance(d, Dispatch)]
+
+    assert sent_us(50) == sent_us(1)
+
+
 def test_time_that_a_module_saves_is_there_for_the_next() -> None:
     # budgets are a third each, 33 ms; a batch of one that waits for more is sent at its last moment
     app = shell(hand_module("a", "m0"), hand_module("b", "m1", "a"), hand_module("c", "m2", "b"))

@@ -36,6 +36,7 @@ from triton_backend.serving.loadgen import __main__ as loadgen
 FACTORS = {1: 3.0, 2: 5.0, 3: 7.0}  # of each version: what it multiplies its input with
 # Triton's words of a version that it had before; 404 is of one that it never had.
 GONE = "503 Request for unknown model: 'net' version {} is not at ready state"
+TIMEOUT_US = 10_000_000  # far beyond the SLO: none is late on a busy machine
 pytestmark = pytest.mark.slow
 
 
@@ -95,7 +96,7 @@ def over_grpc(client: grpc_client.InferenceServerClient, version: str) -> float 
     given = grpc_client.InferInput("x", [1, 3], "FP32")
     given.set_data_from_numpy(np.array([[1, 2, 3]], np.float32))
     try:
-        found = client.infer(NAME, [given], model_version=version)
+        found = client.infer(NAME, [given], model_version=version, timeout=TIMEOUT_US)
     except InferenceServerException as error:
         return f"{error.status()} {error.message()}"
     assert found is not None

@@ -133,17 +133,17 @@ def _last_moment(tables: Tables, number: int, pipeline: int, rank_by: int) -> in
     """
     queue = tables.queues[number]
     now = tables.counts[0]["now_us"]
-    deadline = tables.requests[queue["first"]]["deadline_us"]
+    end_by = tables.requests[queue["first"]]["gather_by_us"]
     quote = tables.quotes[pipeline]
     moment = FAR
     # A batch that finishes at f after waiting w for resources could come w later and still finish
-    # at f; until the deadline there are deadline - f more.
-    if now + tables.topology.path_us[pipeline, queue["samples"] + 1] <= deadline:
+    # at f; until it must end there are end_by - f more.
+    if now + tables.topology.path_us[pipeline, queue["samples"] + 1] <= end_by:
         probe(tables, pipeline, queue["samples"] + 1, now, rank_by)
-        if quote["finish_us"] <= deadline:
-            moment = now + (deadline - quote["finish_us"]) + quote["wait_us"] + 1
+        if quote["finish_us"] <= end_by:
+            moment = now + (end_by - quote["finish_us"]) + quote["wait_us"] + 1
     probe(tables, pipeline, queue["samples"], now, rank_by)
-    return min(moment, now + max(deadline - quote["finish_us"], 0) + quote["wait_us"])
+    return min(moment, now + max(end_by - quote["finish_us"], 0) + quote["wait_us"])
 
 
 @inlined
@@ -155,7 +155,7 @@ def _last_moment_aboard(tables: Tables, number: int, pipeline: int, size: int) -
     topology = tables.topology
     now = tables.counts[0]["now_us"]
     first = topology.pipelines[pipeline]["first_stage"]
-    latest = tables.requests[tables.queues[number]["first"]]["deadline_us"]
+    latest = tables.requests[tables.queues[number]["first"]]["gather_by_us"]
     latest -= topology.stages[first]["company_us"] + topology.path_us[pipeline, size]
     return latest if now + tables.quotes[pipeline]["wait_us"] <= latest else now
 

@@ -429,11 +429,11 @@ def _opens(tables: Tables, queue: int, pipeline: int) -> int:
     rule = topology.queues[queue]["opens"]
     opens = tables.counts[0]["now_us"]
     if rule == AT_FRONTRUN:
-        opens = head["deadline_us"] - topology.path_us[pipeline, candidate["samples"] + 1] + 1
+        opens = head["gather_by_us"] - topology.path_us[pipeline, candidate["samples"] + 1] + 1
     elif rule == AT_TIMEOUT:
         opens = head["arrival_us"] + topology.queues[queue]["timeout_us"]
     elif rule == AT_LATEST:
-        opens = candidate["latest_us"]
+        opens = head["gather_by_us"] - topology.path_us[pipeline, candidate["samples"]]
     return min(opens, candidate["latest_us"])
 
 

@@ -177,9 +177,11 @@ def _samples(tables: Tables, number: int, pipeline: int, before: int) -> int:
 def _waits_until(tables: Tables, number: int, pipeline: int, before: int, latest_us: int) -> int:
     """Until when a queue that does not fill a batch waits for more: half of its head's time."""
     queue = tables.queues[number]
-    arrival = tables.requests[queue["first"]]["arrival_us"]
+    head = tables.requests[queue["first"]]
+    arrival = head["arrival_us"]
     if before + queue["samples"] >= tables.topology.pipelines[pipeline]["batch"]:
         return arrival
+    latest_us -= head["deadline_us"] - head["gather_by_us"]
     return arrival + max(latest_us - arrival, 0) // 2
 
 

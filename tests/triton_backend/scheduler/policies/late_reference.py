@@ -27,7 +27,7 @@ class Model:
     """`latency[n - 1]` of n samples; batches up to `planned` are asked for, up to all of it formed.
 
     `budget` and the request before, the mean gap and size of requests (in 1 / ONE) make the
-    measured target.
+    measured target. None waits for others for longer than `budget` allows.
     """
 
     latency: Sequence[int]
@@ -239,10 +239,11 @@ class Reference:
         took = model.latency[size - 1]
         if len(members) < len(model.line) or size == largest:
             return Candidate(members, now, latest, keep, took)
+        end_by = min(head.deadline, head.arrival + model.budget)
         opens = {
             "now": now,
-            "frontrun": head.deadline - model.longest(size + 1) + 1,
+            "frontrun": end_by - model.longest(size + 1) + 1,
             "timeout": head.arrival + self.rules.timeout,
-            "latest": latest,
+            "latest": end_by - model.longest(size),
         }[self.rules.opens]
         return Candidate(members, max(now, min(opens, latest)), latest, keep, took)

@@ -11,7 +11,9 @@ import pytest
 
 from tests.fakes.plans import Own, make_plan, two_stages
 from tests.interpreters import printed_by
+from triton_backend.contract.decisions import Decision, Dispatch, SetTimer
 from triton_backend.contract.errors import InputError
+from triton_backend.contract.events import Arrival, Timer
 from triton_backend.contract.plan import DEFAULT_POLICY
 from triton_backend.scheduler.policies.registry import (
     EARLY_POLICIES,
@@ -150,3 +152,29 @@ def test_turns_are_taken_on_one_stage_only() -> None:
     Scheduler(make_plan([[one], [two]]), policy="turns")
     with pytest.raises(InputError, match="'turns' takes turns on one stage, a pipeline has 2"):
         Scheduler(make_plan([[one], [one, two]]), policy="turns")
+
+
+def sent_us(scheduler: Scheduler, decided: list[Decision]) -> int:
+    """When the first batch is sent, where nothing happens but that time passes."""
+    now_us = 0
+    while not any(isinstance(one, Dispatch) for one in decided):
+        (timer,) = [one for one in decided if isinstance(one, SetTimer)]
+        now_us = timer.at_us
+        decided = scheduler.handle(Timer(now_us=now_us))
+    return now_us
+
+
+@pytest.mark.parametrize("low", [0, 1])
+@pytest.mark.parametrize("policy", POLICIES)
+def test_a_longer_timeout_makes_no_request_wait_longer_for_others(policy: str, low: int) -> None:
+    """It is time for what is late, not for a batch to fill: vGPUs are free here."""
+    slo_us = 100_000
+    plan = make_plan([[Own(latency_us=(5_000, 6_000, 7_000, 8_000))]], slo_us=slo_us)
+
+    def waits_us(deadline_us: int) -> int:
+        scheduler = Scheduler(plan, policy=policy)
+        came = Arrival(now_us=0, request_id=0, model=0, deadline_us=deadline_us, low=low)
+        return sent_us(scheduler, scheduler.handle(came))
+
+    assert waits_us(100 * slo_us) == waits_us(slo_us)
+    assert waits_us(slo_us // 2) <= waits_us(slo_us)
