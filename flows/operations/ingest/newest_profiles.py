@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from flows.planning.verify.numbers import profiled_ratios
+from flows.planning.verify.profiled import profiled_ratios
 from flows.release.rollout.change import plan_in_force
 from flows.release.server.running import ServerError
 from flows.workspace import Workspace

@@ -7,7 +7,8 @@ import pytest
 from flows.planning import PlanOptions, make_plan
 from flows.planning.registry import product_planners
 from flows.planning.robust import Trial, make_robust_plan
-from flows.planning.verify.numbers import profiled_ratios, verify_plan
+from flows.planning.verify.numbers import verify_plan
+from flows.planning.verify.profiled import profiled_ratios
 from tests.flows.planning.small import cluster, profile, workload
 from triton_backend.contract.errors import InfeasibleError, InputError
 from triton_backend.contract.workload import ModelDemand

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from flows.planning import PlanOptions, make_plan
-from flows.planning.verify.numbers import profiled_ratios, verify_plan
+from flows.planning.verify.numbers import verify_plan
+from flows.planning.verify.profiled import profiled_ratios
 from tests.fakes.applications import hand_application, hand_module, with_applications
 from tests.fakes.plans import hand_model, hand_pipeline, hand_plan, hand_stage
 from tests.fakes.unequal_shares import example

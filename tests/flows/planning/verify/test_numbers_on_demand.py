@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 
 from flows.planning import PlanOptions, make_plan
-from flows.planning.verify.numbers import profiled_ratios, verify_plan
+from flows.planning.verify.numbers import verify_plan
+from flows.planning.verify.profiled import profiled_ratios
 from tests.flows.planning.subclusters.test_on_demand import cluster, profile, workload, zipf
 from triton_backend.contract.plan import Plan
 
