@@ -3,7 +3,7 @@
 The highest rate at which every model answers 99 % in time.
 
     .venv/bin/python -m scripts.paper.against_triton --data DIR [--groups G1,G2]
-        [--clusters HC1-L] [--seconds 10] [--processes N] [--kept FILE.jsonl]
+        [--clusters HC1-L] [--seconds 10] [--plan-seconds S] [--processes N] [--kept FILE.jsonl]
         [--compared FILE.json ...] [--without-auto] [--out FILE.json] [--warehouse FILE]
 
 DIR holds a folder of tables for each paper. A problem is a set of models on a cluster; all models
@@ -21,6 +21,9 @@ which nothing is searched for, runs on these too.
 The simulated Triton has one queue for each model over all servers, so no balancer in front of it
 loses anything, and it rejects requests whose deadline has passed. Links cost nothing on its side,
 as whole models send no feature maps. Latencies are exact on both sides.
+
+`--plan-seconds`: each plan of either side on groups of three models; it is the best found by then,
+proven or not. Without it they are proven, which takes many minutes where margins are tight.
 
 `--compared`: problems of earlier runs, which are not done again and count in the figures.
 `--kept`: a row is added to this file as soon as it is there; a run that was broken off goes on from
@@ -56,12 +59,16 @@ TWO_CLASSES = "two classes"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Problem:
-    """One group of models on one cluster; `folder` holds the tables of every paper."""
+    """One group of models on one cluster; `folder` holds the tables of every paper.
+
+    `plan_seconds` is for groups of three models; parts have `PLAN_SECONDS`.
+    """
 
     folder: Path
     group: str
     cluster: str
     seconds: float
+    plan_seconds: float | None = None
 
     def demand(self) -> Demand:
         """Profiles, cluster and workload."""
@@ -79,7 +86,11 @@ class Problem:
             node = replace(cluster.nodes[0], count=100, gpu_class=fast.name, gpus=1)
             cluster = replace(cluster, name="one", gpu_classes=(fast,), nodes=(node,))
         return Demand(
-            profiles=data.profiles, cluster=cluster, workload=workload, seconds=self.seconds
+            profiles=data.profiles,
+            cluster=cluster,
+            workload=workload,
+            seconds=self.seconds,
+            plan_seconds=self.plan_seconds,
         )
 
     def _symphony(self) -> Demand:
@@ -114,14 +125,24 @@ class Problem:
 
 
 def problems_of(
-    folder: Path, groups: Sequence[str], clusters: Sequence[str], seconds: float
+    folder: Path,
+    groups: Sequence[str],
+    clusters: Sequence[str],
+    seconds: float,
+    plan_seconds: float | None = None,
 ) -> list[Problem]:
     """Every problem of these groups and clusters; groups are of the PPipe paper."""
     own: dict[str, Sequence[str]] = {SYMPHONY: (ALL_MODELS,)}
     if PARTS in clusters:
         own[PARTS] = tuple(mixes.workloads(folder / "gpulets"))
     return [
-        Problem(folder=folder, group=group, cluster=cluster, seconds=seconds)
+        Problem(
+            folder=folder,
+            group=group,
+            cluster=cluster,
+            seconds=seconds,
+            plan_seconds=plan_seconds,
+        )
         for cluster in clusters
         for group in own.get(cluster, groups)
     ]
@@ -279,6 +300,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--groups", default=",".join(GROUPS), metavar="NAME,NAME")
     parser.add_argument("--clusters", default=",".join((*CLUSTERS, *NAMES)), metavar="NAME,NAME")
     parser.add_argument("--seconds", type=float, default=10.0, help="simulated, per point")
+    parser.add_argument("--plan-seconds", type=float, help="for each plan of three models")
     parser.add_argument("--processes", type=int, help="problems at once; by default one per core")
     parser.add_argument("--compared", type=Path, nargs="+", default=[], metavar="FILE")
     parser.add_argument("--kept", type=Path, metavar="FILE")
@@ -302,9 +324,10 @@ def _compared(asked: argparse.Namespace) -> list[Found]:
     PaperData.read(asked.data / "ppipe")
     auto = not asked.without_auto
     groups, clusters = asked.groups.split(","), asked.clusters.split(",")
+    problems = problems_of(asked.data, groups, clusters, asked.seconds, asked.plan_seconds)
     todo = [
         (problem, row)
-        for problem in problems_of(asked.data, groups, clusters, asked.seconds)
+        for problem in problems
         if (row := known.get((problem.group, problem.cluster))) is None
         or (auto and row.auto_rps is None)
     ]
