@@ -69,7 +69,10 @@ def least_objective(options: PlanOptions, workload: Workload) -> str:
 
 
 def priced(cluster: Cluster) -> Cluster:
-    """A cluster with prices; where one is missing, every GPU counts the same."""
+    """A cluster with prices; where one is missing, every GPU counts the same.
+
+    For plans that are counted and not kept: a plan that is kept states only prices it was given.
+    """
     if all(c.hourly_cost is not None for c in cluster.gpu_classes):
         return cluster
     classes = tuple(replace(c, hourly_cost=1.0) for c in cluster.gpu_classes)
@@ -85,10 +88,10 @@ def least_or_most(
 
     Raises:
         InfeasibleError: a model cannot meet its SLO.
+        InputError: under cost or power, a class states none.
     """
-    asked = priced(cluster) if options.objective == "cost" else cluster
     try:
-        return make(asked, workload, options)
+        return make(cluster, workload, options)
     except InfeasibleError as error:
         if options.objective == "throughput":
             raise
@@ -104,7 +107,7 @@ def least_or_most(
     for _ in range(TRIALS):
         part = (low + high) / 2
         try:
-            found, low = make(asked, at_part(workload, part), options), part
+            found, low = make(cluster, at_part(workload, part), options), part
         except InfeasibleError:
             high = part
     if found is None:
