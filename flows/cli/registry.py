@@ -158,9 +158,13 @@ def as_typed(error: InputError, options: Mapping[str, str], *, more: bool = Fals
         options: how options are typed, by their names in code.
         more: whether the command takes others, too.
     """
-    name, dot, key = error.where.removeprefix("option ").partition(".")
+    marked = error.where.startswith("option ")
+    # Without the mark a dot is that of a file: `workload.yaml`.
+    name, dot, key = (
+        error.where[len("option ") :].partition(".") if marked else (error.where, "", "")
+    )
     typed = options.get(name)
-    if typed is None and more and name != error.where.partition(".")[0]:
+    if typed is None and more and marked:
         typed = f"--{name.replace('_', '-')}"
     if typed is None:
         return error

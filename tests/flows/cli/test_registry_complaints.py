@@ -49,6 +49,7 @@ def test_an_option_of_a_command_is_named_as_it_is_typed(
         (InputError("option minimum_rps.net", "-1 is negative"), "--keep net: -1 is negative"),
         (InputError("seed", "as time_limit_s, and seed"), "--seed: as --time-limit, and seed"),
         (InputError("plan.json, seed", "as time_limit_s"), "plan.json, seed: as time_limit_s"),
+        (InputError("seed.yaml", "as time_limit_s"), "seed.yaml: as time_limit_s"),
         (InputError("option colour", "as time_limit_s"), "option colour: as time_limit_s"),
     ],
 )
