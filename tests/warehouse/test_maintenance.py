@@ -161,9 +161,9 @@ def test_a_snapshot_takes_the_place_of_an_empty_file(store: Warehouse, tmp_path:
 
 def test_places_that_cannot_be_written_are_said_in_words(store: Warehouse, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(InputError, match="file: is a file, not a folder$"):
+    with pytest.raises(InputError, match=r"file: is a file, not a folder$"):
         export_parquet(store, tmp_path / "file")
-    with pytest.raises(InputError, match="cannot be written: No such file or directory$"):
+    with pytest.raises(InputError, match=r"cannot be written: No such file or directory$"):
         snapshot(store, tmp_path / "none" / "copy.duckdb")
 
 
