@@ -140,7 +140,7 @@ def follower_of(
             the price that the plan's objective asks for.
     """
     options = options_of(in_force)
-    objective = least_objective(options, in_force.workload)
+    objective = least_objective(options, in_force.workload, cluster)
     try:
         gpu_prices(cluster, objective)
     except InputError as error:

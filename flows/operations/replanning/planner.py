@@ -54,18 +54,19 @@ def options_of(in_force: Plan | None) -> PlanOptions:
     return PlanOptions.from_dict(in_force.planner, {**usual, **in_force.options})
 
 
-def least_objective(options: PlanOptions, workload: Workload) -> str:
+def least_objective(options: PlanOptions, workload: Workload, cluster: Cluster) -> str:
     """The objective that takes least for given rates: that of the options, or as few GPUs as go.
 
-    Planners that know neither GPUs nor cost plan for most throughput.
+    Without entries, least cost goes before fewest GPUs where every class states a price. Planners
+    that know neither GPUs nor cost plan for most throughput.
     """
     if options.objective != "throughput":
         return options.objective
-    planner = planner_named(options.planner)
-    known = set(planner.objectives) - (
-        set[str]() if workload.has_entries else set(planner.for_entries)
-    )
-    return next(name for name in ("gpus", "cost", "throughput") if name in known)
+    known = planner_named(options.planner).objectives
+    prices = all(c.hourly_cost is not None for c in cluster.gpu_classes)
+    by_cost = prices and not workload.has_entries
+    order = ("cost", "gpus") if by_cost else ("gpus", "cost")
+    return next(name for name in (*order, "throughput") if name in known)
 
 
 def priced(cluster: Cluster) -> Cluster:

@@ -395,9 +395,21 @@ def test_a_plan_of_most_throughput_is_followed_by_its_planner(name: str) -> None
     options = PlanOptions(planner=name)
     known, cluster, asked = {"net": profile()}, small_cluster(), workload()
     plan = make_plan(known, cluster, asked, options)
-    objective = least_objective(options_of(plan), plan.workload)
+    objective = least_objective(options_of(plan), plan.workload, cluster)
     again = cheapest_planner(known, cluster, asked, options, objective=objective, in_force=plan)
-    assert again({"net": 5.0}).models[0].throughput_rps >= 5.0
+    followed = again({"net": 5.0})
+    assert followed.models[0].throughput_rps >= 5.0
+    assert followed.cluster == cluster
+    assert followed.price_paid is None
+
+
+def test_plans_of_most_throughput_are_followed_at_least_cost_where_prices_are_stated() -> None:
+    prices = small_cluster(fast_hourly_cost=2.0, slow_hourly_cost=1.0)
+    asked, options = workload(), PlanOptions(planner="pool")
+    assert least_objective(options, asked, prices) == "cost"
+    assert least_objective(options, asked, small_cluster()) == "gpus"
+    assert least_objective(options, asked, small_cluster(fast_hourly_cost=2.0)) == "gpus"
+    assert least_objective(replace(options, objective="power"), asked, prices) == "power"
 
 
 def test_a_plan_under_cost_is_not_followed_where_a_class_states_no_price(tmp_path: Path) -> None:
