@@ -1,11 +1,12 @@
 """The forms of cluster.yaml and workload.yaml: fields, their types, and what they mean.
 
-Here: pydantic models, from which the reference and the JSON schemas are made too. Not here: reading
-files (`files`), and whether values make sense together (the core types check that).
+Here: pydantic models, from which the reference and the JSON schemas are made too, and the way from
+a form to those inside it. Not here: reading files (`files`), and whether values make sense together
+(the core types check that).
 """
 
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self, get_args, get_origin
 
 from pydantic import (
     BaseModel,
@@ -623,3 +624,23 @@ class WorkloadForm(FileForm):
             ]
         ],
     )
+
+
+def inner_kind(kind: Any, part: int | str) -> Any:
+    """The type of an item, a value or a field of a type; None where it has none of that name."""
+    if get_origin(kind) is (list if isinstance(part, int) else dict):
+        return get_args(kind)[-1]
+    if isinstance(kind, type) and issubclass(kind, FileForm):
+        field = kind.model_fields.get(str(part))
+        return None if field is None else field.annotation
+    if Tag(str(part)) in getattr(kind, "__metadata__", ()):
+        return kind
+    inner = (inner_kind(one, part) for one in get_args(kind))
+    return next((one for one in inner if one is not None), None)
+
+
+def form_in(kind: Any) -> type[FileForm] | None:
+    """The form that a type is, or that it allows."""
+    if isinstance(kind, type):
+        return kind if issubclass(kind, FileForm) else None
+    return next((form for form in map(form_in, get_args(kind)) if form is not None), None)

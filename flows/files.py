@@ -12,13 +12,21 @@ from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, TypeVar, get_args, get_origin
+from typing import Any, TypeVar
 
 import yaml
-from pydantic import Tag, ValidationError
+from pydantic import ValidationError
 
 from flows.device_class import DeviceClass
-from flows.file_forms import ClusterForm, FileForm, RuntimeForm, StepForm, WorkloadForm
+from flows.file_forms import (
+    ClusterForm,
+    FileForm,
+    RuntimeForm,
+    StepForm,
+    WorkloadForm,
+    form_in,
+    inner_kind,
+)
 from flows.plan_fields import unknown_fields
 from triton_backend.contract.applications.sizes import AT, size_name
 from triton_backend.contract.cluster import Cluster
@@ -310,29 +318,9 @@ def _fields_at(form: type[FileForm], loc: tuple[int | str, ...]) -> list[str]:
     """Fields of the form that a place in a file has; none where it is no form's."""
     kind: Any = form
     for part in loc:
-        kind = _inner(kind, part)
-    found = _form_in(kind)
+        kind = inner_kind(kind, part)
+    found = form_in(kind)
     return [] if found is None else list(found.model_fields)
-
-
-def _inner(kind: Any, part: int | str) -> Any:
-    """The type of an item, a value or a field of a type; None where it has none of that name."""
-    if get_origin(kind) is (list if isinstance(part, int) else dict):
-        return get_args(kind)[-1]
-    if isinstance(kind, type) and issubclass(kind, FileForm):
-        field = kind.model_fields.get(str(part))
-        return None if field is None else field.annotation
-    if Tag(str(part)) in getattr(kind, "__metadata__", ()):
-        return kind
-    inner = (_inner(one, part) for one in get_args(kind))
-    return next((one for one in inner if one is not None), None)
-
-
-def _form_in(kind: Any) -> type[FileForm] | None:
-    """The form that a type is, or that it allows."""
-    if isinstance(kind, type):
-        return kind if issubclass(kind, FileForm) else None
-    return next((form for form in map(_form_in, get_args(kind)) if form is not None), None)
 
 
 def read_text(path: Path) -> str:

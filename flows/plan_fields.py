@@ -1,13 +1,14 @@
 """Every field of `plan.json` with type, description and example, for reference and editors.
 
 Here: the table, object by object, from what the types say of their fields, and which fields of a
-file it lacks. Not here: reading and writing (`plan`), and the fields of `cluster` and `workload`,
-which are those of the files of that name.
+file it lacks. The fields of `cluster` and `workload` are those of the files of that name
+(`file_forms`). Not here: reading and writing (`plan`).
 """
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from flows.file_forms import ClusterForm, FileForm, WorkloadForm, form_in, inner_kind
 from triton_backend.contract.entries import Entry
 from triton_backend.contract.fields import FieldForm, form_fields
 from triton_backend.contract.plan import (
@@ -79,6 +80,8 @@ OBJECTS: Mapping[str, tuple[FieldForm, ...]] = {
     ),
 }
 
+FORMS: Mapping[str, type[FileForm]] = {"cluster": ClusterForm, "workload": WorkloadForm}
+
 
 class Unknown(NamedTuple):
     """A field that no object of its kind has: its path in the file, and the fields that are."""
@@ -100,9 +103,26 @@ def _unknown_in(kind: str, data: Mapping[str, Any], path: str) -> Iterator[Unkno
             yield Unknown(at, tuple(fields))
             continue
         inner = fields[name].kind.removesuffix("[]")
+        if inner in FORMS:
+            yield from _unknown_in_form(FORMS[inner], value, at)
         if inner not in OBJECTS:
             continue
         several = isinstance(value, Sequence)
         for number, one in enumerate(value if several else [value]):
             if isinstance(one, Mapping):
                 yield from _unknown_in(inner, one, f"{at}[{number}]" if several else at)
+
+
+def _unknown_in_form(kind: Any, value: Any, path: str) -> Iterator[Unknown]:
+    """Of a value whose type is a form, or allows one; what no form describes is not walked."""
+    if isinstance(value, Mapping):
+        for name, one in value.items():
+            at = f"{path}.{name}"
+            inner = inner_kind(kind, str(name))
+            if inner is not None:
+                yield from _unknown_in_form(inner, one, at)
+            elif (form := form_in(kind)) is not None:
+                yield Unknown(at, tuple(form.model_fields))
+    elif isinstance(value, list):
+        for number, one in enumerate(value):
+            yield from _unknown_in_form(inner_kind(kind, number), one, f"{path}[{number}]")

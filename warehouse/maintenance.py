@@ -30,6 +30,7 @@ PRUNED = (
     "rollout_steps",
 )
 _READ_ONLY = 0o444
+_MAGIC_AT, _MAGIC = 8, b"DUCK"  # of a DuckDB file
 
 
 def check(warehouse: Warehouse) -> list[str]:
@@ -71,16 +72,30 @@ def snapshot(warehouse: Warehouse, target: Path) -> None:
     An older snapshot of that name is replaced in one step; its readers keep the old one.
 
     Raises:
-        InputError: the target is the warehouse itself, or cannot be written.
+        InputError: the target is the warehouse itself or another file that is no snapshot, or
+            cannot be written.
     """
     if target.resolve() == warehouse.path.resolve():
         raise InputError(str(target), "is the warehouse itself")
     if target.is_dir():
         raise InputError(str(target), "is a folder")
+    if target.exists() and not _is_snapshot(target):
+        raise InputError(str(target), "is there already and is no snapshot")
     with _scratch(target) as unfinished:
         _guarded(target, lambda: _copy(warehouse, unfinished))
         unfinished.chmod(_READ_ONLY)
         unfinished.replace(target)
+
+
+def _is_snapshot(path: Path) -> bool:
+    """True of a read-only file of DuckDB, and of an empty file, as `mktemp` makes them."""
+    about = path.stat()
+    if about.st_size == 0:
+        return True
+    with path.open("rb") as file:
+        return (
+            file.read(len(_MAGIC) + _MAGIC_AT)[_MAGIC_AT:] == _MAGIC and not about.st_mode & 0o222
+        )
 
 
 def export_parquet(warehouse: Warehouse, folder: Path) -> list[Path]:
@@ -90,6 +105,9 @@ def export_parquet(warehouse: Warehouse, folder: Path) -> list[Path]:
         InputError: the folder cannot be written.
     """
     written: list[Path] = []
+
+    if folder.exists() and not folder.is_dir():
+        raise InputError(str(folder), "is a file, not a folder")
 
     def write() -> None:
         folder.mkdir(parents=True, exist_ok=True)
@@ -149,7 +167,8 @@ def _guarded(target: Path, step: Callable[[], None]) -> None:
     try:
         step()
     except (duckdb.IOException, OSError) as error:
-        raise InputError(str(target), f"cannot be written: {str(error).splitlines()[0]}") from error
+        words = getattr(error, "strerror", None) or str(error).splitlines()[0]
+        raise InputError(str(target), f"cannot be written: {words}") from error
 
 
 def _quoted(path: Path) -> str:

@@ -1,4 +1,4 @@
-"""Bringing a warehouse to the newest schema: numbered SQL files, each in one transaction."""
+"""Bringing a warehouse to the newest schema: numbered SQL files, in one transaction."""
 
 import shutil
 from pathlib import Path
@@ -64,21 +64,23 @@ def migrate(
     if existed and version > 0:
         connection.execute("CHECKPOINT")
         shutil.copy2(path, path.with_name(f"{path.name}.before-{version + 1:04d}"))
-    if version == 0:
-        connection.execute(
-            "CREATE TABLE IF NOT EXISTS schema_migrations (number INTEGER PRIMARY KEY,"
-            " name VARCHAR NOT NULL, applied_at TIMESTAMPTZ NOT NULL)"
-        )
-    for number, file in enumerate(migrations()[version:], start=version + 1):
-        connection.begin()
-        try:
+    # The commit goes into the file itself, whole or not at all: DuckDB 1.5 cannot replay some of
+    # these statements from the log that a process leaves if it is killed before a checkpoint.
+    connection.execute("SET checkpoint_threshold = '0B'")
+    connection.begin()
+    try:
+        if version == 0:
+            connection.execute(
+                "CREATE TABLE IF NOT EXISTS schema_migrations (number INTEGER PRIMARY KEY,"
+                " name VARCHAR NOT NULL, applied_at TIMESTAMPTZ NOT NULL)"
+            )
+        for number, file in enumerate(migrations()[version:], start=version + 1):
             connection.execute(file.read_text())
             connection.execute(
                 "INSERT INTO schema_migrations VALUES (?, ?, now())", [number, file.stem]
             )
-        except BaseException:
-            connection.rollback()
-            raise
-        connection.commit()
-    # DuckDB 1.5 cannot replay some of these statements from the log of a process that was killed.
-    connection.execute("CHECKPOINT")
+    except BaseException:
+        connection.rollback()
+        raise
+    connection.commit()
+    connection.execute("RESET checkpoint_threshold")

@@ -5,7 +5,8 @@ named as users type it; nothing else lists it. Not here: what commands do, and a
 """
 
 import pkgutil
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Mapping
 from copy import copy
 from dataclasses import dataclass
 from importlib import import_module
@@ -15,6 +16,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from flows.cli.option_fields import expanded
+from triton_backend.contract.errors import InputError
 
 # In the order of a first day with it; a group's heading is its package's docstring.
 GROUPS = ("start", "prepare", "plan", "simulate", "serve", "operate")
@@ -125,6 +127,49 @@ class PanelledCommand(TyperCommand):
                 raise
             names = ", ".join(_spelled(parameter) for parameter in missing)
             raise typer.TyperException(f"missing: {names}") from error
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run the command.
+
+        Raises:
+            InputError: as the command does; an option that is named by its name in code is named as
+                it is typed.
+        """
+        try:
+            return super().invoke(ctx)
+        except InputError as error:
+            more = bool(self.context_settings.get("allow_extra_args"))
+            raise as_typed(error, self._options(), more=more) from error
+
+    def _options(self) -> dict[str, str]:
+        """How options are typed, by their names in code."""
+        options = (p for p in self.params if p.param_type_name == "option")
+        return {str(parameter.name): _spelled(parameter) for parameter in options}
+
+
+def as_typed(error: InputError, options: Mapping[str, str], *, more: bool = False) -> InputError:
+    """A complaint about an option with every option in it as a user types it.
+
+    Checks are shared with files and forms, where options have their names in code: `option
+    time_limit_s`, `low_load_factor`, `minimum_rps.net` of a table by name.
+
+    Args:
+        error: any complaint; one about anything else is given back as it is.
+        options: how options are typed, by their names in code.
+        more: whether the command takes others, too.
+    """
+    marked = error.where.startswith("option ")
+    # Without the mark a dot is that of a file: `workload.yaml`.
+    name, dot, key = (
+        error.where[len("option ") :].partition(".") if marked else (error.where, "", "")
+    )
+    typed = options.get(name)
+    if typed is None and more and marked:
+        typed = f"--{name.replace('_', '-')}"
+    if typed is None:
+        return error
+    reason = re.sub(r"\w+_\w+", lambda found: options.get(found[0], found[0]), error.reason)
+    return InputError(f"{typed} {key}" if dot else typed, reason)
 
 
 def _spelled(parameter: Any) -> str:

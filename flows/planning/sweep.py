@@ -10,11 +10,13 @@ from typing import Any
 from flows.planning.api import make_plan
 from flows.planning.registry import PlanOptions
 from triton_backend.contract.applications import Application
-from triton_backend.contract.cluster import Cluster, NodeGroup
+from triton_backend.contract.cluster import MAX_GPUS, Cluster, NodeGroup
 from triton_backend.contract.errors import InfeasibleError, InputError
 from triton_backend.contract.profiles import InterferenceModel, ModelProfile
 from triton_backend.contract.shares import WHOLE_GPU
 from triton_backend.contract.workload import ModelDemand, Workload
+
+FACTORS = (1e-6, 1e6)  # least and most of what is multiplied
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,11 +101,12 @@ def _gpus(situation: Situation, gpu_class: str, value: float) -> Situation:
     """Number of GPUs of one class, on nodes like its first; without a class, of all by a factor."""
     cluster = situation.cluster
     if not gpu_class:
-        _require(value > 0, "gpus", value)
+        _within("gpus", value, *FACTORS)
         for name in (c.name for c in cluster.gpu_classes):
             cluster = _with_gpus(cluster, name, round(cluster.gpus(name) * value))
         return replace(situation, cluster=cluster)
-    _require(value >= 0 and float(value).is_integer(), "gpus", value)
+    _within("gpus", value, 0, MAX_GPUS)
+    _whole("gpus", value)
     return replace(situation, cluster=_with_gpus(cluster, gpu_class, int(value)))
 
 
@@ -123,7 +126,7 @@ def _with_gpus(cluster: Cluster, gpu_class: str, count: int) -> Cluster:
 
 def _ratio(situation: Situation, gpu_class: str, value: float) -> Situation:
     """Share of one class among all GPUs (by default the first), the total kept."""
-    _require(0 <= value <= 1, "ratio", value)
+    _within("ratio", value, 0, 1)
     cluster = situation.cluster
     names = [c.name for c in cluster.gpu_classes if cluster.gpus(c.name)]
     first = gpu_class or names[0]
@@ -145,7 +148,7 @@ def _slo_scale(situation: Situation, _gpu_class: str, value: float) -> Situation
 
     Of an application: of its longest path of such runs.
     """
-    _require(value > 0, "slo-scale", value)
+    _within("slo-scale", value, *FACTORS)
     return _with_slos(
         situation,
         lambda model: value * _fastest_us(situation.profiles[model.name]),
@@ -161,7 +164,7 @@ def _fastest_way_us(situation: Situation, application: Application) -> float:
 
 def _slo(situation: Situation, _gpu_class: str, value: float) -> Situation:
     """SLO of every model and application as a multiple of the workload's own."""
-    _require(value > 0, "slo", value)
+    _within("slo", value, *FACTORS)
     return _with_slos(situation, lambda m: value * m.slo_us, lambda a: value * a.slo_us)
 
 
@@ -188,7 +191,7 @@ def _fastest_us(profile: ModelProfile) -> float:
 
 def _bandwidth(situation: Situation, gpu_class: str, value: float) -> Situation:
     """Every NIC's rate by a factor, or those of one class."""
-    _require(value > 0, "bandwidth", value)
+    _within("bandwidth", value, *FACTORS)
     nodes = tuple(
         replace(g, nic_gbps=g.nic_gbps * value) if gpu_class in ("", g.gpu_class) else g
         for g in situation.cluster.nodes
@@ -205,16 +208,23 @@ def _classes(situation: Situation, _gpu_class: str, value: float) -> Situation:
     """Only the first so many GPU classes."""
     cluster = situation.cluster
     most = len(cluster.gpu_classes)
-    _require(1 <= value <= most and float(value).is_integer(), "classes", value)
+    _within("classes", value, 1, most)
+    _whole("classes", value)
     kept = cluster.gpu_classes[: int(value)]
     names = {c.name for c in kept}
     nodes = tuple(g for g in cluster.nodes if g.gpu_class in names)
     return replace(situation, cluster=replace(cluster, gpu_classes=kept, nodes=nodes))
 
 
-def _require(holds: bool, vary: str, value: float) -> None:  # noqa: FBT001 - the one thing asked
-    if not holds:
-        raise InputError(f"--vary {vary}", f"{value:g} is out of range")
+def _within(vary: str, value: float, least: float, most: float) -> None:
+    if not least <= value <= most:
+        reason = f"{value:g} is not within {least:g} and {most:g}"
+        raise InputError(f"--vary {vary}", reason)
+
+
+def _whole(vary: str, value: float) -> None:
+    if not float(value).is_integer():
+        raise InputError(f"--vary {vary}", f"{value:g} is not a whole number")
 
 
 OF_ONE_CLASS = ("gpus", "ratio", "bandwidth")

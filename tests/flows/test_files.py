@@ -193,6 +193,11 @@ def test_a_file_that_is_no_plan_is_refused(tmp_path: Path, text: str, reason: st
         (("objective", "bound"), "objective.bound: no such field"),
         (("pools", 0, "placement", 0, "node_name"), "pools[0].placement[0].node_name: no such"),
         (("models", 0, "pipelines", 0, "stages", 0, "batches"), "stages[0].batches: no such"),
+        (("cluster", "node"), "cluster.node: no such field; did you mean nodes?"),
+        (("cluster", "gpu_classes", "fast", "memory"), "cluster.gpu_classes.fast.memory: no such"),
+        (("cluster", "nodes", 1, "nic"), "cluster.nodes[1].nic: no such field"),
+        (("workload", "model"), "workload.model: no such field; did you mean models?"),
+        (("workload", "models", 0, "slo"), "models[0].slo: no such field; did you mean slo_ms?"),
     ],
 )
 def test_a_field_that_no_plan_has_is_refused_with_its_place(

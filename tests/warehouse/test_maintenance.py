@@ -136,6 +136,37 @@ def test_a_snapshot_never_replaces_the_warehouse(store: Warehouse) -> None:
         snapshot(store, store.path.parent)
 
 
+@pytest.mark.parametrize("content", ["notes", None])
+def test_a_snapshot_replaces_neither_a_file_nor_another_warehouse(
+    store: Warehouse, tmp_path: Path, content: str | None
+) -> None:
+    other = tmp_path / "other"
+    if content is None:
+        open_warehouse(other).close()
+    else:
+        other.write_text(content)
+    before = other.read_bytes()
+    with pytest.raises(InputError, match="is there already and is no snapshot"):
+        snapshot(store, other)
+    assert other.read_bytes() == before
+
+
+def test_a_snapshot_takes_the_place_of_an_empty_file(store: Warehouse, tmp_path: Path) -> None:
+    target = tmp_path / "made by mktemp"
+    target.touch()
+    snapshot(store, target)
+    with open_warehouse(target, read_only=True) as copy:
+        assert check(copy) == []
+
+
+def test_places_that_cannot_be_written_are_said_in_words(store: Warehouse, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(InputError, match=r"file: is a file, not a folder$"):
+        export_parquet(store, tmp_path / "file")
+    with pytest.raises(InputError, match=r"cannot be written: No such file or directory$"):
+        snapshot(store, tmp_path / "none" / "copy.duckdb")
+
+
 def test_every_table_is_exported_as_parquet(store: Warehouse, tmp_path: Path) -> None:
     add_cells(store, "k", [cell(7.0)], OLD)
     files = export_parquet(store, tmp_path / "out")

@@ -36,13 +36,14 @@ def advise(
 
     Compares whole models sized for the highest minute, split models sized for it, and split models
     replanned. All three are planned on the profiles of the warehouse; nothing is deployed. A rate
-    of a minute is taken as steady: bursts within it are in no figure.
+    of a minute is taken as steady: bursts within it are in no figure. Requests of an application
+    count under its name, with the rows that the workload states.
     """
     from flows.cli.project import check_known
     from flows.clock import now_utc
     from flows.files import read_cluster, read_workload
     from flows.operations.adoption.access_log import MINUTE_S, read_access_log
-    from flows.operations.adoption.savings import to_dict, ways_of
+    from flows.operations.adoption.savings import asked_names, check_in_log, to_dict, ways_of
     from flows.planning.stored_plans import load_profiles
     from flows.workspace import workspace
     from triton_backend.contract.errors import InputError
@@ -51,17 +52,18 @@ def advise(
     if period_s % MINUTE_S:
         raise InputError("--period-hours", f"{period_s} s is no whole number of minutes")
     contents = (read_cluster(cluster), read_workload(workload))
+    check_in_log(contents[1])
     work = workspace(warehouse)
     check_known(work, (cluster, workload), contents)
     profiles, warnings = load_profiles(work, *contents)
     notes(warnings)
     with progress("reading the log") as report:
         log = read_access_log(access_log, now=now_utc())
-        planned = {model.size_of or model.name for model in contents[1].models}
+        planned = {*asked_names(contents[1]).values()}
         left_out = {name: n for name, n in log.requests.items() if name not in planned}
         ways = ways_of(log, profiles, *contents, period_s=period_s, report=report)
     if left_out:
-        note(f"requests of models that the workload lacks are left out: {left_out}")
+        note(f"requests of names that the workload lacks are left out: {left_out}")
     if log.undated:
         note(f"{log.undated:,} requests without a time that can be read are left out")
     if as_json:

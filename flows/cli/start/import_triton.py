@@ -2,7 +2,7 @@
 
 import shlex
 import shutil
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -133,11 +133,11 @@ def import_triton(
     for file in (workload_file, cluster_file):
         _check_new(file, wanted=file == workload_file or cluster is None)
     found = _found(repository, cluster, stated, objectives)
-    try:
-        output.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise InputError(str(output), f"cannot be made: {error.strerror}") from error
     with _whole(output):
+        try:
+            output.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise InputError(str(output), f"cannot be made: {error.strerror}") from error
         with progress("splitting") as report:
             found = split_models(work, found, blocks=blocks, output=output, report=report)
         document = workload_of(found, objectives)
@@ -164,7 +164,7 @@ def _whole(output: Path) -> "Generator[None]":
         files = (output / "cluster.yaml", output / "workload.yaml", *steps.glob("*"), steps)
         return [path for path in files if path.exists()]
 
-    before = set(there())
+    before, made = set(there()), not output.exists()
     try:
         yield
     except BaseException:
@@ -175,6 +175,9 @@ def _whole(output: Path) -> "Generator[None]":
                 shutil.rmtree(path, ignore_errors=True)
             else:
                 path.unlink(missing_ok=True)
+        if made:
+            with suppress(OSError):  # something else is in it
+                output.rmdir()
         raise
 
 

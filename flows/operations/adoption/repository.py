@@ -7,7 +7,7 @@ profiling and planning (`comparison`).
 """
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -35,6 +35,7 @@ from triton_backend.contract.units import us_to_ms
 
 CPU_CLASS = "cpu"
 STEPS_FOLDER = "steps"  # beside workload.yaml
+_SHOWN = 3  # reasons in a complaint
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -192,6 +193,22 @@ def _without_lost_steps(found: Found, planned: set[str]) -> Found:
     return replace(found, kind=BESIDE, reason=f"its step {lost[0]} is not planned")
 
 
+def _check_planned(
+    option: str, name: str, planned: Collection[str], beside: Mapping[str, str]
+) -> None:
+    """Check that a name in an option is one of those that are planned.
+
+    Raises:
+        InputError: it is not; with the reason, where it is left beside the plan.
+    """
+    if name in planned:
+        return
+    reason = f"{name!r} is not among those to plan: {', '.join(sorted(planned))}"
+    if name in beside:
+        reason = f"{name!r} is left beside the plan: {beside[name]}"
+    raise InputError(option, reason)
+
+
 def workload_of(found: Sequence[Found], objectives: Objectives) -> dict[str, Any]:
     """The document of `workload.yaml`: models that clients may ask for, and applications.
 
@@ -199,13 +216,15 @@ def workload_of(found: Sequence[Found], objectives: Objectives) -> dict[str, Any
         InputError: nothing can be planned, or a rate or SLO is given of another name.
     """
     served = [each for each in found if each.kind != BESIDE]
-    names = {each.name for each in served}
-    for name in (*(each for each in objectives.slo_us if each != "*"), *objectives.rate_rps):
-        if name not in names:
-            known = ", ".join(sorted(names)) or "none"
-            raise InputError(f"model {name!r}", f"is not among those to plan: {known}")
+    beside = {each.name: each.reason for each in found if each.kind == BESIDE}
     if not served:
-        raise InputError("the repository", "has no model that can be planned; all are left beside")
+        reasons = "; ".join(f"{name}: {reason}" for name, reason in [*beside.items()][:_SHOWN])
+        more = f"; {len(beside) - _SHOWN} more" if len(beside) > _SHOWN else ""
+        raise InputError("the repository", f"has no model that can be planned: {reasons}{more}")
+    slos = [name for name in objectives.slo_us if name != "*"]
+    for option, names in (("--slo", slos), ("--rate", objectives.rate_rps)):
+        for name in names:
+            _check_planned(option, name, {each.name for each in served}, beside)
     document: dict[str, Any] = {}
     models = [_demand(each, objectives) for each in served if each.kind == MODEL]
     applications = [_application(each, objectives) for each in served if each.kind == APPLICATION]

@@ -24,6 +24,7 @@ from triton_backend.contract.errors import InfeasibleError, InputError
 from triton_backend.contract.plan import Plan
 from triton_backend.contract.profiles import ModelProfile
 from triton_backend.contract.workload import Workload
+from triton_backend.scheduler.policies.demand import planned_rates
 
 HOURS_A_DAY = 24
 PLANNING_S = 20.0  # at most, for each plan
@@ -59,11 +60,11 @@ def ways_of(
     period_s: int,
     report: Callable[[str], None] = lambda _: None,
 ) -> tuple[Way, ...]:
-    """The three ways, for the models of the workload.
+    """The three ways, for the models and applications of the workload.
 
     Raises:
-        InputError: the log has no request of them, is too short for a period, or the inputs do not
-            fit together.
+        InputError: the log has no request of them, is too short for a period, or does not
+            distinguish them; or the inputs do not fit together.
     """
     history = _of(log, workload)
     if len(history.rps) < WARM_UP_PART:
@@ -88,11 +89,29 @@ def ways_of(
     return tuple(ways)
 
 
+def check_in_log(workload: Workload) -> None:
+    """Check that a log shows how much is asked of everything in a workload.
+
+    Raises:
+        InputError: a model lists entries; a request for it names the model alone.
+    """
+    for model in workload.models:
+        if model.entries:
+            reason = "are not distinguished in a log, whose lines name the model alone"
+            raise InputError(f"workload model {model.name!r}, entries", reason)
+
+
+def asked_names(workload: Workload) -> dict[str, str]:
+    """Of every model and application of a workload, the name that clients ask for."""
+    names = {model.name: model.size_of or model.name for model in workload.models}
+    return names | {one.name: one.name for one in workload.applications}
+
+
 def _of(log: AccessLog, workload: Workload) -> RateHistory:
-    names = tuple(model.name for model in workload.models)
-    asked = {model.name: model.size_of or model.name for model in workload.models}
-    if workload.applications:
-        raise InputError("workload, applications", "are not in a log by name; give models alone")
+    """The rates of a workload's models and applications."""
+    check_in_log(workload)
+    asked = asked_names(workload)
+    names = tuple(asked)
     column = {name: number for number, name in enumerate(log.history.names)}
     if not set(asked.values()) & set(column):
         known = ", ".join(log.history.names)
@@ -100,7 +119,9 @@ def _of(log: AccessLog, workload: Workload) -> RateHistory:
     empty = np.zeros(len(log.history.rps))
     shares = _shares_of_sizes(workload)
     rps = [
-        log.history.rps[:, column[asked[name]]] * shares[name] if asked[name] in column else empty
+        log.history.rps[:, column[asked[name]]] * shares.get(name, 1.0)
+        if asked[name] in column
+        else empty
         for name in names
     ]
     return replace(log.history, names=names, rps=np.stack(rps, axis=1))
@@ -135,7 +156,8 @@ def _sized(
             plan = make_plan(*known, asked, replace(quick, objective="throughput"))
         except InfeasibleError:
             return Way(name=name, gpus=0, gpu_hours=0, cost=None, served=0.0, note=note)
-    rates = np.array([plan.model(model).throughput_rps for model in history.names])
+    planned = planned_rates(plan)
+    rates = np.array([planned[name] for name in history.names])
     offered = history.rps.sum()
     served = float(np.minimum(history.rps, rates * (1 + 1e-9)).sum() / offered)
     return _way(name, [(plan, 1.0)], served, costs=costs, note=note)

@@ -26,6 +26,7 @@ from flows.operations.replanning.planner import (
     options_of,
 )
 from flows.operations.replanning.rows import Measured, most_rows, since, with_rows
+from flows.planning.inputs import gpu_prices
 from flows.planning.stored_plans import load_interference, load_profiles
 from flows.workspace import Workspace
 from triton_backend.contract.cluster import Cluster
@@ -135,10 +136,16 @@ def follower_of(
     """The follower of a plan, with its planner and options, on the warehouse's profiles.
 
     Raises:
-        InputError: a model was not profiled, or the planner is not known any more.
+        InputError: a model was not profiled, the planner is not known any more, or a class lacks
+            the price that the plan's objective asks for.
     """
-    profiles, _ = load_profiles(work, cluster, workload)
     options = options_of(in_force)
+    objective = least_objective(options, in_force.workload, cluster)
+    try:
+        gpu_prices(cluster, objective)
+    except InputError as error:
+        raise InputError(f"plan {in_force.plan_id}, {error.where}", error.reason) from error
+    profiles, _ = load_profiles(work, cluster, workload)
     planner = cheapest_planner(
         profiles,
         cluster,
@@ -146,7 +153,7 @@ def follower_of(
         options,
         report,
         interference=load_interference(work),
-        objective=least_objective(options, in_force.workload),
+        objective=objective,
         in_force=in_force,
     )
     return Follower.of(planner, in_force)

@@ -16,7 +16,7 @@ import numpy as np
 
 from flows.operations.replanning.backtest import Backtest, Period, backtest
 from flows.operations.replanning.forecast import ForecastOptions
-from flows.operations.replanning.planner import cheapest_planner
+from flows.operations.replanning.planner import cheapest_planner, priced
 from flows.operations.replanning.rates import RateHistory, read_counts
 from flows.operations.replanning.simulated import arrivals_for, outcomes
 from flows.planning import PlanOptions, make_plan
@@ -127,7 +127,7 @@ def run_backtest(
         history,
         cheapest_planner(
             profiles,
-            cluster,
+            priced(cluster),
             workload,
             asked.planning,
             lambda what: report(f"backtesting: {what}"),

@@ -54,22 +54,26 @@ def options_of(in_force: Plan | None) -> PlanOptions:
     return PlanOptions.from_dict(in_force.planner, {**usual, **in_force.options})
 
 
-def least_objective(options: PlanOptions, workload: Workload) -> str:
+def least_objective(options: PlanOptions, workload: Workload, cluster: Cluster) -> str:
     """The objective that takes least for given rates: that of the options, or as few GPUs as go.
 
-    Planners that know neither GPUs nor cost plan for most throughput.
+    Without entries, least cost goes before fewest GPUs where every class states a price. Planners
+    that know neither GPUs nor cost plan for most throughput.
     """
     if options.objective != "throughput":
         return options.objective
-    planner = planner_named(options.planner)
-    known = set(planner.objectives) - (
-        set[str]() if workload.has_entries else set(planner.for_entries)
-    )
-    return next(name for name in ("gpus", "cost", "throughput") if name in known)
+    known = planner_named(options.planner).objectives
+    prices = all(c.hourly_cost is not None for c in cluster.gpu_classes)
+    by_cost = prices and not workload.has_entries
+    order = ("cost", "gpus") if by_cost else ("gpus", "cost")
+    return next(name for name in (*order, "throughput") if name in known)
 
 
 def priced(cluster: Cluster) -> Cluster:
-    """A cluster with prices; where one is missing, every GPU counts the same."""
+    """A cluster with prices; where one is missing, every GPU counts the same.
+
+    For plans that are counted and not kept: a plan that is kept states only prices it was given.
+    """
     if all(c.hourly_cost is not None for c in cluster.gpu_classes):
         return cluster
     classes = tuple(replace(c, hourly_cost=1.0) for c in cluster.gpu_classes)
@@ -85,10 +89,10 @@ def least_or_most(
 
     Raises:
         InfeasibleError: a model cannot meet its SLO.
+        InputError: under cost or power, a class states none.
     """
-    asked = priced(cluster) if options.objective == "cost" else cluster
     try:
-        return make(asked, workload, options)
+        return make(cluster, workload, options)
     except InfeasibleError as error:
         if options.objective == "throughput":
             raise
@@ -104,7 +108,7 @@ def least_or_most(
     for _ in range(TRIALS):
         part = (low + high) / 2
         try:
-            found, low = make(asked, at_part(workload, part), options), part
+            found, low = make(cluster, at_part(workload, part), options), part
         except InfeasibleError:
             high = part
     if found is None:

@@ -33,7 +33,7 @@ PLANNERS = (
         plan=plan,
         space="pool",
         objectives=("throughput", "cost", "power", "gpus", "share"),
-        for_entries=("gpus", "share"),
+        for_entries=("share",),
         demands=("models", "entries", "applications"),
         options=(
             Option(

@@ -117,7 +117,7 @@ def _prices(
     """The bound of the relaxation and its prices, where trying every pipeline can check them."""
     problem, bound = found.problem, found.relaxed
     several = options.max_partitions > MOST_STAGES or bool(options.minimum_rps)
-    if several or options.objective not in ("throughput", "cost", "power"):
+    if several or options.objective not in ("throughput", "cost", "power", "gpus"):
         return None
     most = max(
         len(m.types) ** options.max_partitions * m.batches * comb(m.blocks, 2)

@@ -37,7 +37,7 @@ RELAXATION = "relaxation"
 MOST_STAGES = 3
 MOST_CELLS = 50_000_000  # pipelines tried: seconds
 _CLOSE = 1e-6  # of bounds: profiles are summed in another order here
-_PRICES = {"throughput": "", "cost": "hourly_cost", "power": "power_w"}
+_PRICES = {"throughput": "", "cost": "hourly_cost", "power": "power_w", "gpus": ""}
 
 
 def bound_differences(plan: Plan, profiles: Mapping[str, ModelProfile] | None) -> Iterator[str]:
@@ -102,10 +102,8 @@ def _weak_duality(plan: Plan, gpu: Mapping[str, float], rate: Mapping[str, float
         held = math.fsum(price * count[name] for name, price in gpu.items())
         return held / worth if worth > 0 else math.inf
     field = _PRICES[plan.objective.name]
-    scarce = (
-        max(0.0, price - (getattr(plan.cluster.gpu_class(name), field) or 0.0)) * count[name]
-        for name, price in gpu.items()
-    )
+    own = {c.name: (getattr(c, field) or 0.0) if field else 1.0 for c in plan.cluster.gpu_classes}
+    scarce = (max(0.0, price - own[name]) * count[name] for name, price in gpu.items())
     return worth - math.fsum(scarce)
 
 

@@ -148,12 +148,15 @@ def fit_tables(
         InputError: no pairs, pairs of several classes, or they cannot be fitted.
     """
     classes = sorted({pair.gpu_class for pair in pairs})
+    if not classes:
+        reason = "there are none; `poolpipe profile --pairs` or a running system measures them"
+        raise InputError("pairs", reason)
     name = gpu_class or _only(classes)
     if name not in classes:
-        what = "are of no GPU class" if gpu_class is None else f"are not of GPU class {gpu_class!r}"
-        if gpu_class is None and classes:
+        what = f"are not of GPU class {gpu_class!r}"
+        if gpu_class is None:
             what = "are of several GPU classes, name one"
-        raise InputError("pairs", f"{what}; known: {', '.join(classes) or 'none'}")
+        raise InputError("pairs", f"{what}; known: {', '.join(classes)}")
     rows, unknown = tables.pair_rows(pairs, profiles, name)
     return Fitted(gpu_class=name, report=fit(rows, seed, robust=robust), unknown=unknown)
 

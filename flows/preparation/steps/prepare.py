@@ -139,7 +139,10 @@ def _check(split: SplitModel, samples: Arrays, where: str) -> tuple[float, float
     """
     artifact = step_artifact(split, "CPU", {"cores": []})
     clock = SystemClock()
-    step = PythonStep(split.folder, artifact, share=WHOLE_GPU, clock=clock)
+    try:
+        step = PythonStep(split.folder, artifact, share=WHOLE_GPU, clock=clock)
+    except InputError as error:  # names the unfinished folder, which is gone when it is read
+        raise InputError(where, error.reason) from error
     try:
         together = sample_rows(samples, split.max_batch)
         many = _room(split.outputs, split.max_batch)

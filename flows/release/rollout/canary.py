@@ -112,7 +112,7 @@ def _check_alike(where: str, former: Plan, new: Plan) -> None:
 
 
 def _as_served(cluster: Cluster) -> Cluster:
-    """A cluster without what planners alone look at; `autoscale` adds prices where none are."""
+    """A cluster without what planners alone look at."""
     classes = (replace(c, hourly_cost=None, power_w=None) for c in cluster.gpu_classes)
     return replace(cluster, gpu_classes=tuple(classes))
 

@@ -55,3 +55,22 @@ def test_a_value_without_a_plan_says_why() -> None:
 def test_what_cannot_be_varied_is_refused(vary: str, value: float) -> None:
     with pytest.raises(InputError):
         what_if(SITUATION, vary, [value])
+
+
+@pytest.mark.parametrize(
+    ("vary", "value", "reason"),
+    [
+        ("gpus", 1e308, "1e+308 is not within 1e-06 and 1e+06"),
+        ("gpus:fast", 1e300, "1e+300 is not within 0 and 1e+07"),
+        ("gpus:fast", 1.5, "1.5 is not a whole number"),
+        ("slo", 1e308, "1e+308 is not within 1e-06 and 1e+06"),
+        ("slo-scale", 1e308, "1e+308 is not within 1e-06 and 1e+06"),
+        ("bandwidth", 0.0, "0 is not within 1e-06 and 1e+06"),
+    ],
+)
+def test_a_value_beyond_its_range_is_refused_with_the_range(
+    vary: str, value: float, reason: str
+) -> None:
+    with pytest.raises(InputError) as refused:
+        what_if(SITUATION, vary, [value])
+    assert str(refused.value) == f"--vary {vary.partition(':')[0]}: {reason}"

@@ -29,7 +29,7 @@ def host_and_port(address: str) -> tuple[str, int]:
         InputError: it is no such address.
     """
     host, _, port = address.rpartition(":")
-    if not host or not port.isdecimal() or not 0 < int(port) <= MAX_PORT:
+    if not host or "/" in host or not port.isdecimal() or not 0 < int(port) <= MAX_PORT:
         raise InputError("--url", f"{address!r} is not host:port")
     return host, int(port)
 

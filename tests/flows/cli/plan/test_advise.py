@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+import yaml
 
 from tests.flows.cli.conftest import Command
 
@@ -68,3 +69,26 @@ def test_a_period_of_no_whole_minutes_is_refused_before_anything_is_planned(
     ran = poolpipe(*ADVISE, "--access-log", "a.log", "--period-hours", "0.51")
     reason = "--period-hours: 1836 s is no whole number of minutes"
     assert (ran.code, ran.out, ran.err) == (2, "", f"poolpipe: {reason}\n")
+
+
+@pytest.mark.usefixtures("profiled")
+def test_a_workload_that_no_log_distinguishes_is_refused_before_the_log_is_read(
+    poolpipe: Command,
+) -> None:
+    entry = {"name": "tails", "block": 1, "budget_ms": 12, "rate_rps": 5}
+    asked = {"models": [{"name": "net", "slo_ms": 15, "entries": [entry]}]}
+    Path("workload.yaml").write_text(yaml.safe_dump(asked))
+    ran = poolpipe(*ADVISE, "--access-log", "none.log")
+    reason = "workload model 'net', entries: are not distinguished in a log"
+    assert (ran.code, ran.out, ran.err.count("\n")) == (2, "", 1)
+    assert ran.err.startswith(f"poolpipe: {reason}")
+
+
+@pytest.mark.usefixtures("profiled")
+def test_an_application_counts_under_its_name(poolpipe: Command) -> None:
+    asked = {"name": "traffic", "slo_ms": 60, "modules": [{"name": "detect", "model": "net"}]}
+    Path("workload.yaml").write_text(yaml.safe_dump({"applications": [asked]}))
+    write_log(Path("a.log"), "traffic")
+    ran = poolpipe(*ADVISE, "--access-log", "a.log", "--json")
+    assert (ran.code, ran.err) == (0, "")
+    assert [way["served_fraction"] for way in ran.document["ways"]][:2] == [1.0, 1.0]

@@ -81,7 +81,7 @@ def test_an_application_is_planned_shown_and_verified(
         ({"slo": 2}, (), "application 'traffic'.slo: is not known here"),
         ({}, ("--planner", "no-partitioning"), "no-partitioning plans models alone"),
         ({}, ("--slo-margin", "auto"), "--slo-margin auto: is for models alone"),
-        ({}, ("--gathering", "now"), "option gathering: 'now' is none of"),
+        ({}, ("--gathering", "now"), "--gathering: 'now' is none of"),
         ({}, ("--billing", "occupancy"), "fixed is defined for billing gpu alone"),
     ],
 )

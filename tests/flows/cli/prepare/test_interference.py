@@ -106,7 +106,7 @@ def test_production_runs_give_the_model_that_pairs_give(poolpipe: Command) -> No
     ask = ("interference", "fit", "--robust", "--json")
     profiled = poolpipe(*ask).document
     absent = poolpipe(*ask, "--from-runs")
-    assert (absent.code, "are of no GPU class" in absent.err) == (2, True)
+    assert (absent.code, "pairs: there are none" in absent.err) == (2, True)
     with workspace().open() as warehouse:
         rows = [
             NeighbourMinute(
@@ -135,3 +135,10 @@ def test_production_runs_give_the_model_that_pairs_give(poolpipe: Command) -> No
     assert sum(learnt["rows"].values()) == 144 - 3
     both = poolpipe(*ask, "tables", "--from-runs")
     assert (both.code, both.err.count("\n")) == (2, 1)
+
+
+@pytest.mark.usefixtures("profiled")
+def test_a_warehouse_without_pairs_is_said_with_what_measures_them(poolpipe: Command) -> None:
+    ran = poolpipe("interference", "fit")
+    reason = "pairs: there are none; `poolpipe profile --pairs` or a running system measures them"
+    assert (ran.code, ran.out, ran.err) == (2, "", f"poolpipe: {reason}\n")

@@ -340,13 +340,14 @@ def test_what_models_beside_the_plan_hold_is_taken_out_of_the_cluster(poolpipe: 
         ),
         (("none",), "none: cannot be read"),
         (("models", "-o", "."), "workload.yaml: is there already; give another folder with -o"),
-        (("models", "--rate", "chat=5"), "model 'chat': is not among those to plan"),
+        (("models", "--rate", "chat=5"), "--rate: 'chat' is left beside the plan: "),
+        (("models", "--slo", "absent=5"), "--slo: 'absent' is not among those to plan: "),
         (("models", "--slo", "plain"), "--slo: 'plain' is not NAME=VALUE"),
         (("models", "--cluster", "none.yaml"), "none.yaml"),
         (("models", "--slo", "plain=-1"), "--slo: plain=-1 is not a number that is 0 or more"),
         (("models", "--slo", "plain=0"), "model 'plain', slo_ms: 0.0 is not positive"),
         (("models", "--rate", "plain=0"), "model 'plain', rate_rps: 0.0 is not a positive number"),
-        (("models", "--rate", "*=5"), "model '*': is not among those to plan"),
+        (("models", "--rate", "*=5"), "--rate: '*' is not among those to plan"),
         (("models", "-o", "models/out"), "models/out: lies in the repository, where nothing"),
         (("models", "-o", "workload.yaml"), "workload.yaml/workload.yaml: cannot be written"),
         (("models", "-o", "/proc/out"), "/proc/out: cannot be made"),
@@ -364,3 +365,4 @@ def test_bad_input_is_one_line(
     assert ran.err.splitlines()[-1].startswith("poolpipe: ")
     assert reason in ran.err.splitlines()[-1]
     assert sorted(repository.rglob("*")) == before
+    assert not Path("out").exists()

@@ -1,5 +1,6 @@
 """A repository becomes the project's models and two files."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -56,11 +57,24 @@ def test_objectives_come_from_options_then_from_timeouts(found: tuple[Found, ...
 
 
 def test_a_name_that_is_not_planned_is_refused(found: tuple[Found, ...]) -> None:
-    with pytest.raises(InputError, match=r"model 'chat': is not among those to plan: classify"):
+    (chat,) = (each for each in found if each.name == "chat")
+    with pytest.raises(InputError) as refused:
         workload_of(found, Objectives(slo_us={"*": 1_000, "chat": 5}, rate_rps={}))
-    beside = [each for each in found if each.kind == BESIDE]
-    with pytest.raises(InputError, match="no model that can be planned"):
-        workload_of(beside, Objectives(slo_us={"*": 1_000}, rate_rps={}))
+    assert str(refused.value) == f"--slo: 'chat' is left beside the plan: {chat.reason}"
+    with pytest.raises(InputError, match="--rate: 'none' is not among those to plan: classify"):
+        workload_of(found, Objectives(slo_us={"*": 1_000}, rate_rps={"none": 5.0}))
+
+
+def test_a_repository_without_a_model_to_plan_is_refused_with_reasons(
+    found: tuple[Found, ...],
+) -> None:
+    (chat,) = (each for each in found if each.name == "chat")
+    others = [replace(chat, name=f"chat{number}") for number in range(4)]
+    with pytest.raises(InputError) as refused:
+        workload_of([chat, *others], Objectives(slo_us={"*": 1_000}, rate_rps={}))
+    shown = "; ".join(f"{name}: {chat.reason}" for name in ("chat", "chat0", "chat1"))
+    reason = f"the repository: has no model that can be planned: {shown}; 2 more"
+    assert str(refused.value) == reason
 
 
 def test_a_model_that_cannot_be_split_is_left_beside_with_its_ensembles(tmp_path: Path) -> None:

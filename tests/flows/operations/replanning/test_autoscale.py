@@ -2,16 +2,19 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 
+from flows.clock import now_utc
 from flows.operations.replanning.autoscale import (
     Follower,
     LiveState,
     RatesGuide,
     follow_live,
     follow_simulated,
+    follower_of,
     limited,
 )
 from flows.operations.replanning.demands import with_rates
@@ -21,17 +24,19 @@ from flows.planning import PlanOptions, make_plan
 from tests.fakes.applications import hand_application, hand_module, with_applications
 from tests.fakes.plans import Own, two_stages
 from tests.fakes.plans import make_plan as make_fake_plan
+from tests.flows.operations.fake_gateway import workspace_of
 from tests.flows.planning.gpulets.cases import case
 from tests.flows.planning.small import cluster as small_cluster
 from tests.flows.planning.small import profile, workload
 from triton_backend.contract.cluster import Cluster, GpuClass, NodeGroup
 from triton_backend.contract.errors import InputError, PoolPipeError
 from triton_backend.contract.plan import Plan
-from triton_backend.contract.workload import Workload
+from triton_backend.contract.workload import ModelDemand, Workload
 from triton_backend.scheduler.policies.demand import RateTracker, Sizing
 from triton_backend.simulator.offered import Instant
 from triton_backend.simulator.scenario import SimOptions
 from warehouse.db import WarehouseInUseError
+from warehouse.profiles import import_profile
 
 
 def test_targets_are_the_highest_rate_of_a_period_with_headroom() -> None:
@@ -390,9 +395,35 @@ def test_a_plan_of_most_throughput_is_followed_by_its_planner(name: str) -> None
     options = PlanOptions(planner=name)
     known, cluster, asked = {"net": profile()}, small_cluster(), workload()
     plan = make_plan(known, cluster, asked, options)
-    objective = least_objective(options_of(plan), plan.workload)
+    objective = least_objective(options_of(plan), plan.workload, cluster)
     again = cheapest_planner(known, cluster, asked, options, objective=objective, in_force=plan)
-    assert again({"net": 5.0}).models[0].throughput_rps >= 5.0
+    followed = again({"net": 5.0})
+    assert followed.models[0].throughput_rps >= 5.0
+    assert followed.cluster == cluster
+    assert followed.price_paid is None
+
+
+def test_plans_of_most_throughput_are_followed_at_least_cost_where_prices_are_stated() -> None:
+    prices = small_cluster(fast_hourly_cost=2.0, slow_hourly_cost=1.0)
+    asked, options = workload(), PlanOptions(planner="pool")
+    assert least_objective(options, asked, prices) == "cost"
+    assert least_objective(options, asked, small_cluster()) == "gpus"
+    assert least_objective(options, asked, small_cluster(fast_hourly_cost=2.0)) == "gpus"
+    assert least_objective(replace(options, objective="power"), asked, prices) == "power"
+
+
+def test_a_plan_under_cost_is_not_followed_where_a_class_states_no_price(tmp_path: Path) -> None:
+    work = workspace_of(tmp_path)
+    with work.open() as warehouse:
+        import_profile(warehouse, profile(), "by hand", now_utc())
+    prices = small_cluster(fast_hourly_cost=2.0, slow_hourly_cost=1.0)
+    asked = workload(ModelDemand(name="net", slo_us=15_000, rate_rps=5.0))
+    plan = make_plan({"net": profile()}, prices, asked, PlanOptions(objective="cost"))
+    assert follower_of(work, prices, asked, plan, print).in_force is plan
+    bare = replace(plan, cluster=small_cluster()).counted()
+    reason = f"plan {plan.plan_id}, gpu_classes.fast.hourly_cost: needed for the objective 'cost'"
+    with pytest.raises(InputError, match=reason):
+        follower_of(work, bare.cluster, asked, bare, print)
 
 
 def test_only_the_first_gpus_of_a_cluster_are_used() -> None:

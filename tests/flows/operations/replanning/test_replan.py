@@ -9,7 +9,7 @@ import pytest
 
 from flows.clock import now_utc
 from flows.deployments.parameters import ReplanParameters
-from flows.operations.replanning.planner import options_of, priced
+from flows.operations.replanning.planner import options_of
 from flows.operations.replanning.replan import Replanned, ReplanOptions, replan
 from flows.planning import PlanOptions
 from flows.planning.stored_plans import plan_step
@@ -19,8 +19,10 @@ from tests.fakes.minutes import model_minute
 from tests.flows.operations.fake_gateway import workspace_of
 from tests.flows.planning.entries.entry_cases import case, entry, made, planned
 from tests.flows.planning.entries.entry_cases import profile as case_profile
-from tests.flows.planning.small import cluster, profile, workload
+from tests.flows.planning.small import cluster as bare_cluster
+from tests.flows.planning.small import profile, workload
 from triton_backend.contract.applications import Application
+from triton_backend.contract.cluster import Cluster
 from triton_backend.contract.errors import InputError
 from triton_backend.contract.plan import Plan
 from triton_backend.contract.workload import ModelDemand, Workload
@@ -30,6 +32,11 @@ from warehouse.profiles import import_profile
 
 DEMAND = workload(ModelDemand(name="net", slo_us=60_000, weight=1.0, batch_building_rate_rps=1e9))
 CHEAPEST = ReplanOptions(planning=PlanOptions(objective="cost"))
+
+
+def cluster(fast: int = 2, slow: int = 4) -> Cluster:
+    """GPUs of two classes, of one price."""
+    return bare_cluster(fast, slow, fast_hourly_cost=1.0, slow_hourly_cost=1.0)
 
 
 def measured(
@@ -69,6 +76,12 @@ def test_a_plan_that_serves_the_same_with_fewer_gpus_is_worth_a_rollout(tmp_path
     assert "fewer GPUs" in found.recommendation.reason
     again = replan(work, cluster(), DEMAND, found.plan, CHEAPEST)
     assert not again.recommendation.roll_out
+
+
+def test_a_plan_for_the_least_cost_is_refused_where_a_class_states_no_price(tmp_path: Path) -> None:
+    reason = "gpu_classes.fast.hourly_cost: needed for the objective 'cost'"
+    with pytest.raises(InputError, match=reason):
+        replan(measured(tmp_path, 50), bare_cluster(), DEMAND, None, CHEAPEST)
 
 
 @pytest.mark.long
@@ -169,7 +182,7 @@ def test_an_application_is_planned_for_the_jobs_and_rows_that_were_measured(tmp_
     work = measured_jobs(tmp_path, 300, 4.0)
     asked = Workload(applications=(TRAFFIC,))
     whole = replace(CHEAPEST, planning=replace(CHEAPEST.planning, max_partitions=1))
-    first = plan_step(work, priced(cluster(4, 8)), asked, whole.planning).plan
+    first = plan_step(work, cluster(4, 8), asked, whole.planning).plan
     found = replan(work, cluster(4, 8), asked, first, whole)
     (planned,) = found.plan.applications
     assert found.forecast_rps == {"traffic": pytest.approx(330.0)}

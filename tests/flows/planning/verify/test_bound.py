@@ -115,6 +115,26 @@ def test_prices_of_gpus_that_are_not_scarce_prove_the_rates_asked_for() -> None:
     assert first["bound"] <= plan.objective.upper_bound * (1 + 1e-9)
 
 
+@pytest.mark.long
+def test_prices_prove_the_fewest_gpus_too() -> None:
+    """Every GPU counts 1, whatever it costs; the plan is that of least cost at prices of 1."""
+    made = named("cost-01").make()
+    counted = replace(made.options, objective="gpus")
+    plan = make_plan(made.profiles, made.cluster, made.workload, counted)
+    assert plan.certificate["proof"][0]["kind"] == "relaxation"
+    assert verify_plan(plan, made.profiles) == []
+    assert plan.objective.value == sum(plan.gpus_used.values())
+    classes = tuple(replace(c, hourly_cost=1.0) for c in made.cluster.gpu_classes)
+    alike = replace(made.cluster, gpu_classes=classes)
+    least = make_plan(made.profiles, alike, made.workload, made.options)
+    assert least.objective.name == "cost"
+    assert least.objective.value == plan.objective.value
+    document = plan.to_dict()
+    document["certificate"]["proof"][0]["bound"] *= 1.01
+    (text,) = verify_plan(Plan.from_dict(document), made.profiles)
+    assert text.startswith("proof")
+
+
 @pytest.mark.parametrize(
     ("problem", "by"), [("entries-mixed-01", "solver"), ("percents-00", "solver")]
 )

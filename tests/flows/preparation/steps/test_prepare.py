@@ -62,7 +62,8 @@ def test_a_step_is_prepared_anew_where_its_package_changed(tmp_path: Path) -> No
             r"sample 0: step shop:run: TypeError: 'y' is of shape \[1\]",
         ),
         ("def run(z): return z", "sample 0: step shop:run: TypeError: .* unexpected keyword"),
-        ("def walk(x): return x", "module shop has no function 'run'"),
+        ("def walk(x): return x", "^step 'scale': module shop has no function 'run'$"),
+        ("import nothing_such", "^step 'scale': cannot be imported: ModuleNotFoundError: No mod"),
     ],
 )
 def test_a_step_that_does_not_do_what_is_stated_is_refused(

@@ -33,6 +33,7 @@ def test_options_out_of_range_are_refused(arguments: list[str]) -> None:
         (["--records", "none/r.npz"], "--records: none/r.npz: cannot be written"),
         (["--url", "127.0.0.1"], "--url: '127.0.0.1' is not host:port"),
         (["--url", "h:99999", "--protocol", "http"], "--url: 'h:99999' is not host:port"),
+        (["--url", "http://h:8000"], "--url: 'http://h:8000' is not host:port"),
         (["--cert", "c.pem"], "--cert and --key: need --ca"),
         (["--ca", "a.pem", "--key", "k.pem"], "--cert and --key: one needs the other"),
     ],
