@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flows.planning.engine.pricing import Duals, Priced
-from flows.planning.entries.groups import Group, GroupingProblem, columns_of
+from flows.planning.entries.groups import FRESH, Group, GroupingProblem, columns_of
 from flows.planning.entries.tables import vgpus_for
 from flows.planning.solver.arrays import Floats, Ints
 from flows.planning.solver.tolerances import ROUNDING, SOLVED
@@ -29,7 +29,6 @@ from triton_backend.scheduler.compiled import kernel
 
 Mask = NDArray[np.bool_]
 
-FRESH = 40  # columns of a round
 _LOOK = 200  # stages that are priced between two times that all are
 
 

@@ -32,6 +32,7 @@ from flows.planning.solver.tolerances import ROUNDING
 from triton_backend.scheduler.compiled import entry as kernel_entry
 
 MOST_UNITS = 2_000  # of rates together
+FRESH = 40  # columns of a round
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -202,12 +203,15 @@ class GroupingProblem:
             largest: [n] rate of an item among those of each, which the link of one vGPU must carry;
                 None: each is one.
         """
+        least = np.full(len(block), -1.0) if part is None else part
+        asked = np.column_stack([block, rate, least, rate if largest is None else largest])
+        alike, which = np.unique(asked, axis=0, return_inverse=True)
+        lowest = np.full((len(alike), self.options.shape[1]), np.inf)
+        options = self.options_from, self.options, self.link_rps
+        _fill_lowest(alike, options, float(self.table.most), lowest)
         out = np.full((len(self.root_time), len(block)), np.inf)
         roots = self.root_junction, self.root_time, self.root_kind
-        least = np.full(len(block), -1.0) if part is None else part
-        asked = block, limit, rate, least, rate if largest is None else largest
-        options = self.options_from, self.options, self.link_rps
-        _align(asked, roots, options, float(self.table.most), out)
+        _align((block, limit, which.ravel()), roots, options, lowest, out)
         return out
 
     def parts(self, counts: Ints | None = None) -> Floats:
@@ -291,17 +295,46 @@ _NONE = Options(
 
 
 @kernel_entry
+def _fill_lowest(
+    alike: Floats, known: tuple[Ints, Floats, Floats], most: float, lowest: Floats
+) -> None:
+    """Fill in [alike, options] the least cost up to an option of the same range and kind.
+
+    Args:
+        alike: [alike, 4] start, rate, part of a vGPU paid at least or -1, rate of the largest item.
+        known: where options of a start, junction and kind begin and end; options; links.
+        most: vGPUs of a stage.
+        lowest: infinite before.
+    """
+    options_from, options, link_rps = known
+    for n in range(len(alike)):
+        rate, least, spans = alike[n, 1], alike[n, 2], options_from[int(alike[n, 0])]
+        for junction in range(spans.shape[0]):
+            for kind in range(spans.shape[1]):
+                cheapest = np.inf
+                if alike[n, 3] > link_rps[kind, junction]:
+                    continue
+                for option in range(spans[junction, kind, 0], spans[junction, kind, 1]):
+                    vgpus = max(rate * options[2, option], least)
+                    if least < 0:
+                        vgpus = max(1.0, np.ceil(vgpus * (1 - ROUNDING)))
+                    if least >= 0 or vgpus <= most:
+                        cheapest = min(cheapest, options[1, option] * vgpus)
+                    lowest[n, option] = cheapest
+
+
+@kernel_entry
 def _align(
-    asked: tuple[Ints, Floats, Floats, Floats, Floats],
+    asked: tuple[Ints, Floats, Ints],
     roots: tuple[Ints, Floats, Ints],
     known: tuple[Ints, Floats, Floats],
-    most: float,
+    lowest: Floats,
     out: Floats,
 ) -> None:
     """Fill in `GroupingProblem.aligned`."""
-    block, limit, rate, least, largest = asked
+    block, limit, which = asked
     junction, time, kind = roots
-    options_from, options, link_rps = known
+    options_from, options, _ = known
     for root in range(len(time)):
         for n in range(len(block)):
             left = limit[n] - time[root]
@@ -310,16 +343,8 @@ def _align(
             if block[n] == junction[root]:
                 out[root, n] = 0.0
                 continue
-            if largest[n] > link_rps[kind[root], junction[root]]:
-                continue
             span = options_from[block[n], junction[root], kind[root]]
-            for option in range(span[0], span[1]):
-                if options[0, option] > left:
-                    break
-                vgpus = rate[n] * options[2, option]
-                if least[n] < 0:
-                    vgpus = max(1.0, np.ceil(vgpus * (1 - ROUNDING)))
-                    if vgpus > most:
-                        continue
-                vgpus = max(vgpus, least[n])
-                out[root, n] = min(out[root, n], options[1, option] * vgpus)
+            times = options[0, span[0] : span[1]]
+            number = np.searchsorted(times, left, side="right")
+            if number > 0:
+                out[root, n] = lowest[which[n], span[0] + number - 1]

@@ -356,7 +356,7 @@ def _within(rule: Rule, inputs: Inputs, options: PlanOptions, level: float) -> t
             bound = math.fsum(m.pooled.cost if m.bound is None else m.bound for m in models)
             bound += math.fsum(shadow.price for shadow in shadows if shadow is not None)
             if _whole_gpus(options) and options.objective == "gpus":
-                bound = float(math.ceil(bound - 1e-6))
+                bound = raised(bound, 1.0)
             if (
                 inputs.most is not None
                 and bound > inputs.most
@@ -516,17 +516,19 @@ def _placed(
         if gpus[name] > cluster.gpus(name):
             reason = f"needs {gpus[name]} GPUs or more, the cluster has {cluster.gpus(name)}"
             raise InfeasibleError(_CLASS + name, reason)
+    by_share: dict[int, Runs] = {}
     for name in {share.gpu_class for share in shares}:
+        own = [number for number, share in enumerate(shares) if share.gpu_class == name]
         try:
-            found = place_shares(cluster, [s for s in shares if s.gpu_class == name])
+            found = place_shares(cluster, [shares[number] for number in own])
         except InputError as error:
             raise InfeasibleError(_CLASS + name, error.reason) from error
         gpus[name] += len(gpus_held(found))
-    by_share = place_shares(cluster, shares)
+        by_share |= dict(zip(own, found, strict=True))
     by_part = place(cluster, parts) if parts else []
     placed = iter([by_share[at] if percent else by_part[at] for percent, at in where])
     runs = [[next(placed) for _ in solved.pooled.pools] for solved in models]
-    left = iter(by_share[first_shadow:])
+    left = iter([by_share[number] for number in range(first_shadow, len(shares))])
     shadow_runs = [() if shadow is None else next(left) for shadow in shadows]
     return Placed(models=models, shadows=shadows, runs=runs, shadow_runs=shadow_runs, gpus=gpus)
 

@@ -31,7 +31,7 @@ from flows.planning.solver.solve import Limits, solve_integer
 from flows.planning.solver.tolerances import ROUNDING
 from flows.planning.watch import Watch
 
-_WEIGHTS = (0.05, 0.125, 0.25, 0.5)  # of a vGPU that is spare, in the choice of ways
+_WEIGHTS = (0.01, 0.03, 0.05, 0.125, 0.25, 0.5)  # of a vGPU that is spare, in the choice of ways
 _NEARLY = 0.05  # above the least, where items still count for a way
 _NODES = 100
 _CLOSE, _ENOUGH = 2e-3, 1.5e-2  # gap of the program; above the bound, where a plan is good enough

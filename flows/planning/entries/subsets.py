@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flows.planning.engine.pricing import Duals, Priced
-from flows.planning.entries.groups import Group, GroupingProblem, columns_of
+from flows.planning.entries.groups import FRESH, Group, GroupingProblem, columns_of
 from flows.planning.entries.tables import ANY_NUMBER, vgpus_for
 from flows.planning.solver.arrays import FAR, Floats, Ints
 from flows.planning.solver.tolerances import ROUNDING, SOLVED
@@ -27,7 +27,6 @@ from triton_backend.scheduler.compiled import kernel
 
 MOST_SUBSETS = 1 << 12
 MOST_TOGETHER = 10  # items of one start of which every subset is looked at
-FRESH = 40  # columns of a round
 
 
 def by_subsets(field: GroupingProblem) -> list[Group]:

@@ -67,7 +67,8 @@ def test_without_alignment_stages_groups_are_those_of_subsets(rates: tuple[float
 def test_what_is_not_proven_is_bounded(prove: bool, rates: tuple[float, ...]) -> None:
     field = field_of(case(2, 24, blocks=4, rates=rates))
     plan, bound = cheapest(field, Watch(), gap=0.0, step=5.0, prove=prove)
-    assert 0.85 * plan.cost <= bound <= plan.cost
+    assert bound <= plan.cost
+    assert bound >= 0.85 * plan.cost or not prove
     assert served(plan) == list(range(24))
 
 
