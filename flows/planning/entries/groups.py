@@ -204,7 +204,9 @@ class GroupingProblem:
                 None: each is one.
         """
         least = np.full(len(block), -1.0) if part is None else part
-        asked = np.column_stack([block, rate, least, rate if largest is None else largest])
+        asked = np.column_stack(
+            [block.astype(np.float64), rate, least, rate if largest is None else largest]
+        )
         alike, which = np.unique(asked, axis=0, return_inverse=True)
         lowest = np.full((len(alike), self.options.shape[1]), np.inf)
         options = self.options_from, self.options, self.link_rps

@@ -78,7 +78,7 @@ def cheapest(
     crowded = np.bincount(field.block).max() > MOST_TOGETHER
     alike_all = len(set(field.rate.tolist())) == 1 and field.table.most == ANY_NUMBER
     search = _Search(
-        field=field,
+        problem=field,
         pricer=Bundles(field) if crowded and alike_all else Subsets(field),
         watch=watch,
         step=step,
@@ -103,7 +103,7 @@ class _Search:
         ways: of all plans so far.
     """
 
-    field: GroupingProblem
+    problem: GroupingProblem
     pricer: GroupPricer
     watch: Watch
     step: float
@@ -118,7 +118,7 @@ class _Search:
         """Look for the cheapest plan; what any costs at least."""
         self.best.judge, self.best.cost = self._judged, self.plan.cost
         cover = self._cover()
-        alone = [self.field.best([item]) for item in range(len(self.field.items))]
+        alone = [self.problem.best([item]) for item in range(len(self.problem.items))]
         self.pool.add(columns_of(alone, self.pricer.roots))
         generation = Generation(
             cover,
@@ -129,7 +129,7 @@ class _Search:
             whole_costs=self.step,
             enough=self._enough(),
         )
-        parts = self.field.parts().min(axis=0)  # no group costs less than its items' parts
+        parts = self.problem.parts().min(axis=0)  # no group costs less than its items' parts
         relaxed = generation.run(Duals(demand=parts, resource=np.zeros(0)))
         lowest, pi = relaxed.bound, relaxed.duals.demand
         if not self.closed(lowest):
@@ -149,9 +149,9 @@ class _Search:
 
         Without the latter prices move about between alike items, and hundreds of rounds go by.
         """
-        count = len(self.field.items)
+        count = len(self.problem.items)
         pairs = [
-            pair for items in alike(self.field) for pair in zip(items[1:], items, strict=False)
+            pair for items in alike(self.problem) for pair in zip(items[1:], items, strict=False)
         ]
         exchange = np.zeros((len(pairs), count))
         for row, (longer, shorter) in zip(exchange, pairs, strict=True):
@@ -170,8 +170,8 @@ class _Search:
         groups = self._passed_on(columns.source)
         if not groups:
             return math.inf
-        self.ways |= ways_of(self.field, groups)
-        return self._taken(pooled(self.field, groups, joined=True))
+        self.ways |= ways_of(self.problem, groups)
+        return self._taken(pooled(self.problem, groups, joined=True))
 
     def _taken(self, plan: Pooled) -> float:
         if plan.cost < self.plan.cost:
@@ -181,7 +181,7 @@ class _Search:
     def _passed_on(self, groups: Sequence[Group]) -> list[Group]:
         """Groups in which every item is once, of those of a root one; none if one has no seat."""
         own: list[list[int]] = [[] for _ in groups]
-        for items in alike(self.field):
+        for items in alike(self.problem):
             place = {item: at for at, item in enumerate(items.tolist())}
             seats = sorted(
                 (place[item], number)
@@ -195,7 +195,7 @@ class _Search:
                 own[seats[at][1]].append(item)
         by_root: dict[tuple[int, int], list[int]] = {}
         for number, (group, items) in enumerate(zip(groups, own, strict=True)):
-            key = group.root, 0 if self.field.table.most == ANY_NUMBER else number
+            key = group.root, 0 if self.problem.table.most == ANY_NUMBER else number
             by_root.setdefault(key, []).extend(items)
         return [
             Group(items=tuple(items), root=root, cost=math.nan)
@@ -236,7 +236,7 @@ class _Search:
         for group in self._by_reduced(pi).source:
             if len(ways) >= _WAYS:
                 break
-            ways |= ways_of(self.field, [group])
+            ways |= ways_of(self.problem, [group])
         self._seat(ways, self._limits(bound, _WAY_NODES))
 
     def _prove(self, bound: float, pi: Floats) -> float:
@@ -250,7 +250,7 @@ class _Search:
         for cost in self._costs(bound):
             ways: set[SeatRoute] = set()
             for root in self.pricer.roots[least <= cost - bound + SOLVED].tolist():
-                ways |= ways_to(self.field, root)
+                ways |= ways_to(self.problem, root)
                 if len(ways) > _MOST_WAYS:
                     return lowest
             limits = self._limits(lowest, _WAY_NODES, most=cost)
@@ -288,8 +288,8 @@ class _Search:
 
     def _seat(self, ways: Collection[SeatRoute], limits: Limits) -> float:
         """Take the best plan of ways; what one within the limits costs at least."""
-        found, bound = seated(self.field, ways, limits)
+        found, bound = seated(self.problem, ways, limits)
         if found:
             self.ways |= set(found)
-            self.best.cost = min(self.best.cost, self._taken(pooled_ways(self.field, found)))
+            self.best.cost = min(self.best.cost, self._taken(pooled_ways(self.problem, found)))
         return bound

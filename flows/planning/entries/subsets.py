@@ -57,7 +57,7 @@ def aligned_subsets(field: GroupingProblem, items: Ints) -> Floats:
     cost = field.aligned(
         np.full(len(taken), field.block[items[0]]),
         np.where(taken, field.limit[items], np.inf).min(axis=1),
-        taken @ field.rate[items],
+        np.where(taken, field.rate[items], 0.0).sum(axis=1),
         largest=np.where(taken, field.rate[items], 0.0).max(axis=1),
     )
     together = np.column_stack([np.zeros(len(cost)), np.minimum(cost, FAR)])

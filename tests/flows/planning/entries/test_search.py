@@ -5,7 +5,7 @@ import pytest
 
 from flows.planning.entries.bundles import Bundles
 from flows.planning.entries.pooling import Pooled, ways_to
-from flows.planning.entries.search import GroupPricer, cheapest
+from flows.planning.entries.search import cheapest
 from flows.planning.entries.seats import SeatRoute, seated
 from flows.planning.entries.subsets import Subsets, by_subsets
 from flows.planning.solver.solve import Limits
@@ -40,7 +40,7 @@ def test_few_entries_of_one_rate_cost_what_brute_force_finds(seed: int) -> None:
 
 @pytest.mark.parametrize("kind", [Bundles, Subsets])
 @pytest.mark.parametrize("seed", range(4))
-def test_ways_of_a_better_plan_are_not_left_out(seed: int, kind: type[GroupPricer]) -> None:
+def test_ways_of_a_better_plan_are_not_left_out(seed: int, kind: type[Bundles | Subsets]) -> None:
     field = field_of(case(70 + seed, 9, rates=(30,), loose=6))
     pricer = kind(field)
     least = sum(group.cost for group in by_subsets(field))
