@@ -11,7 +11,7 @@ largest sum of prices less bundles of k entries is a dynamic program over entrie
 A bundle is paid for when it closes, at the time that its tightest entry has left beside s. The
 starts' sums are added over all ways to divide k.
 
-Here: kernels over arrays. Not here: how the arrays are made, plans (`shared_stages`).
+Here: the pricer and its kernels. Not here: plans (`search`).
 """
 
 from typing import Any, NamedTuple
@@ -19,12 +19,17 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from flows.planning.engine.pricing import Duals, Priced
+from flows.planning.entries.groups import FRESH, Group, GroupingProblem, columns_of
+from flows.planning.entries.tables import vgpus_for
 from flows.planning.solver.arrays import Floats, Ints
-from flows.planning.solver.tolerances import ROUNDING
+from flows.planning.solver.tolerances import ROUNDING, SOLVED
 from triton_backend.scheduler.compiled import entry as kernel_entry
 from triton_backend.scheduler.compiled import kernel
 
 Mask = NDArray[np.bool_]
+
+_LOOK = 200  # stages that are priced between two times that all are
 
 
 class Arrays(NamedTuple):
@@ -35,10 +40,9 @@ class Arrays(NamedTuple):
     block         [starts]
     junction, time, kind    [stages]
     cost          [stages, items + 1] of so many entries
-    curve         [starts, blocks, kinds, 2] where options begin in `option_time`, and number
-    option_time   rising within a curve
-    lowest_from   [starts, blocks, kinds] where a curve's costs begin in `lowest`
-    lowest        by number of entries, then by how many options are in time: the least cost
+    span          [blocks, blocks, kinds, 2] of a start, before a junction: its options
+    option_time   [options] rising within a span
+    lowest        [items + 1, options] of so many entries, the least cost up to an option of a span
     part          [stages, items] the least an entry pays for its alignment stage, shared or not
     best          [items + 1 of them, items + 1, items + 1] room
     own, total    [starts, items + 1], [starts + 1, items + 1] room: gains of so many entries
@@ -51,9 +55,8 @@ class Arrays(NamedTuple):
     time: Any
     kind: Any
     cost: Any
-    curve: Any
+    span: Any
     option_time: Any
-    lowest_from: Any
     lowest: Any
     part: Any
     best: Any
@@ -62,13 +65,16 @@ class Arrays(NamedTuple):
 
 
 @kernel
-def _in_time(curve: Any, times: Any, left: float) -> int:
-    """How many options of a curve take no longer than what is left."""
-    return int(np.searchsorted(times[curve[0] : curve[0] + curve[1]], left, side="right"))
+def _last(start: int, stage: int, item: int, arrays: Arrays) -> int:
+    """The last option of a start before a stage that is in time for an item; -1: none."""
+    span = arrays.span[arrays.block[start], arrays.junction[stage], arrays.kind[stage]]
+    left = arrays.limit[item] - arrays.time[stage]
+    number = np.searchsorted(arrays.option_time[span[0] : span[1]], left, side="right")
+    return int(span[0] + number - 1) if left >= 0 and number > 0 else -1
 
 
 @kernel
-def _take(taken: int, pi: float, best: Floats, lowest: Floats, at: int, width: int) -> None:
+def _take(taken: int, pi: float, best: Floats, lowest: Floats, option: int) -> None:
     """One entry more: not taken, in the open bundle, or the one that closes it.
 
     Up to `taken` before it.
@@ -78,7 +84,7 @@ def _take(taken: int, pi: float, best: Floats, lowest: Floats, at: int, width: i
         for o in range(k + 1):
             value = best[k, o] + pi
             best[k + 1, o + 1] = max(best[k + 1, o + 1], value)
-            closed = max(closed, value - lowest[at + (o + 1) * width])
+            closed = max(closed, value - lowest[o + 1, option])
         best[k + 1, 0] = max(best[k + 1, 0], closed)
 
 
@@ -95,10 +101,7 @@ def _bundled(
 
     Returns the largest number. `arrays.best[step, k, o]`; without `keep` every step is step 0.
     """
-    junction, kind = arrays.junction[stage], arrays.kind[stage]
     first, end = arrays.first[start], arrays.first[start + 1]
-    curve = arrays.curve[start, junction, kind]
-    base, width = arrays.lowest_from[start, junction, kind], curve[1] + 1
     taken = 0
     best = arrays.best[0]
     best[0, 0] = 0.0
@@ -109,14 +112,13 @@ def _bundled(
                 for o in range(k + 1):
                     after[k, o] = best[k, o]
             best = after
-        left = arrays.limit[item] - arrays.time[stage]
-        options = _in_time(curve, arrays.option_time, left)
-        if left >= 0 and pi[item] > -np.inf and options > 0:
+        option = _last(start, stage, item, arrays)
+        if option >= 0:
             if taken < most:
                 taken += 1
                 for o in range(taken + 1):
                     best[taken, o] = -np.inf
-            _take(taken - 1, pi[item], best, arrays.lowest, base + options, width)
+            _take(taken - 1, pi[item], best, arrays.lowest, option)
     for k in range(taken + 1):
         arrays.own[start, k] = best[k, 0]
     return taken
@@ -131,7 +133,7 @@ def _boarding(start: int, stage: int, pi: Floats, arrays: Arrays) -> int:
     own, taken = arrays.own[start], 0
     own[0] = 0.0
     for item in range(arrays.first[start], arrays.first[start + 1]):
-        if arrays.limit[item] < arrays.time[stage] or pi[item] == -np.inf:
+        if arrays.limit[item] < arrays.time[stage]:
             continue
         at = taken
         while at > 0 and own[at] < pi[item]:
@@ -261,7 +263,7 @@ def _board(start: int, part: int, stage: int, pi: Floats, arrays: Arrays, chosen
     for _ in range(part):
         best = -1
         for item in range(arrays.first[start], arrays.first[start + 1]):
-            if chosen[item] or pi[item] == -np.inf or arrays.limit[item] < arrays.time[stage]:
+            if chosen[item] or arrays.limit[item] < arrays.time[stage]:
                 continue
             if best < 0 or pi[item] > pi[best]:
                 best = item
@@ -278,9 +280,6 @@ def _unfold(
     chosen: Mask,
 ) -> None:
     """Mark the entries of the best bundles of a start, from the last step of `_bundled` back."""
-    junction, kind = arrays.junction[stage], arrays.kind[stage]
-    curve = arrays.curve[start, junction, kind]
-    base, width = arrays.lowest_from[start, junction, kind], curve[1] + 1
     first = arrays.first[start]
     k, o = part, 0
     for item in range(arrays.first[start + 1] - 1, first - 1, -1):
@@ -289,19 +288,17 @@ def _unfold(
         after, before = arrays.best[item - first + 1], arrays.best[item - first]
         reached = 0  # entries that could be taken before this one
         for other in range(first, item):
-            left = arrays.limit[other] - arrays.time[stage]
-            if left >= 0 and pi[other] > -np.inf and _in_time(curve, arrays.option_time, left) > 0:
-                reached += 1
+            reached += _last(start, stage, other, arrays) >= 0
         if k <= reached and before[k, o] == after[k, o]:
             continue
         chosen[item] = True
         if o > 0:
             o -= 1
         else:
-            options = _in_time(curve, arrays.option_time, arrays.limit[item] - arrays.time[stage])
+            option = _last(start, stage, item, arrays)
             for open_ in range(k):
                 value = before[k - 1, open_] + pi[item]
-                value -= arrays.lowest[base + (open_ + 1) * width + options]
+                value -= arrays.lowest[open_ + 1, option]
                 if value == after[k, 0]:
                     o = open_
                     break
@@ -340,3 +337,81 @@ def neighbours(
                 value = best[a] + price[option] * vgpus
                 if vgpus <= most and value < best[b]:
                     best[b], before[b], row[b] = value, a, option
+
+
+class Bundles:
+    """A pricer of groups of items of one rate; those of a root are a group of columns.
+
+    Items are in the order of `items_of`.
+    """
+
+    quick = True
+
+    def __init__(self, field: GroupingProblem) -> None:
+        count, rate = len(field.items), float(field.rate[0])
+        block, first = np.unique(field.block, return_index=True)
+        most = int(np.diff(first, append=count).max()) + 2  # items of one start, and two
+        time, price, work = field.options
+        numbers = rate * np.arange(count + 1)[:, None]
+        lowest = price * vgpus_for(numbers, work)
+        for start, junction, kind in np.argwhere(np.diff(field.options_from)[..., 0] > 0).tolist():
+            begin, end = field.options_from[start, junction, kind]
+            own = lowest[:, begin:end]
+            own[:] = np.minimum.accumulate(own, axis=1)
+            if rate > field.link_rps[kind, junction]:
+                own[:] = np.inf
+        self.roots = field.needed_roots
+        self.arrays = Arrays(
+            limit=field.limit,
+            first=np.append(first, count).astype(np.int64),
+            block=block.astype(np.int64),
+            junction=field.root_junction,
+            time=field.root_time,
+            kind=field.root_kind,
+            cost=(field.root_price * vgpus_for(numbers, field.root_work)).T,
+            span=field.options_from,
+            option_time=time,
+            lowest=lowest,
+            part=field.parts_beside(),
+            best=np.zeros((most, most, most)),
+            own=np.zeros((len(block), count + 2)),
+            total=np.zeros((len(block) + 1, count + 2)),
+        )
+        self.fewest, self.most = np.zeros(len(self.roots)), np.ones(len(self.roots))
+        self.cheapest = field.root_price[self.roots]
+
+    def least(self, pi: Floats, below: float) -> Floats:
+        """[roots] no group has a lower reduced cost; from `below` on perhaps a lower one."""
+        return self._least(self.roots, pi, below)[0]
+
+    def _least(self, roots: Ints, pi: Floats, below: float) -> tuple[Floats, Ints]:
+        """The same of some roots, and the size of that group; 0 from `below` on."""
+        least, size = np.zeros(len(roots)), np.zeros(len(roots), dtype=np.int64)
+        price(roots, pi, below, self.arrays, least, size)
+        return least, size
+
+    def price(self, duals: Duals, cap: Floats, *, thorough: bool) -> Priced:
+        """Groups of low reduced cost.
+
+        Unless thorough, of the roots that look best; others are bounded.
+        """
+        del cap
+        pi = duals.demand
+        if thorough:
+            least, size = self._least(self.roots, pi, 0.0)
+        else:
+            least, size = self._least(self.roots, pi, -np.inf)
+            look = np.argsort(least, kind="stable")[:_LOOK]
+            least[look], size[look] = self._least(self.roots[look], pi, 0.0)
+        score = np.where(size > 0, least, np.inf)
+        order = np.argsort(score, kind="stable")[:FRESH].tolist()
+        found = [self._group(n, int(size[n]), pi) for n in order if score[n] < -SOLVED]
+        return Priced(columns=columns_of(found, self.roots), least=least)
+
+    def _group(self, at: int, size: int, pi: Floats) -> Group:
+        """The best group of a size on a root."""
+        chosen, root = np.zeros(len(pi), dtype=np.bool_), int(self.roots[at])
+        gain = members(root, size, pi, self.arrays, chosen)
+        items = np.flatnonzero(chosen)
+        cost = float(self.arrays.cost[root, size] + pi[items].sum() - gain)
+        return Group(items=tuple(items.tolist()), root=root, cost=cost)

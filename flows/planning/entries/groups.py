@@ -18,14 +18,21 @@ cheaper than one.
 Here: options of shared stages, costs beside them. Not here: which entries form groups.
 """
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
 
 import numpy as np
 
+from flows.planning.engine.columns import Columns
 from flows.planning.entries.tables import ModelTable, Options, vgpus_for
 from flows.planning.solver.arrays import FAR, Floats, Ints
+from flows.planning.solver.tolerances import ROUNDING
+from triton_backend.scheduler.compiled import entry as kernel_entry
+
+MOST_UNITS = 2_000  # of rates together
+FRESH = 40  # columns of a round
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,25 +98,45 @@ class GroupingProblem:
         self.limit = np.array([item.limit_us for item in items])
         self.rate = np.array([item.rate_rps for item in items])
         self._read_roots()
+        self._read_options()
 
     def _read_roots(self) -> None:
-        table = self.table
-        kinds = {kind: number for number, kind in enumerate(table.kinds())}
-        kind_of = np.array([kinds[s.nic_gbps, s.link_rps] for s in table.sizes], dtype=np.int64)
+        table, most = self.table, self.table.blocks
         first = int(self.block.min()) if len(self.block) else 0
         self.root_options: list[Options] = []
         starts = [0]
-        for junction in range(table.blocks):
+        for junction in range(most):
             wanted = junction >= first and (table.chains or junction in self.block)
-            options = table.options(junction, table.blocks) if wanted else _NONE
+            options = table.options(junction, most) if wanted else _NONE
             self.root_options.append(options)
             starts.append(starts[-1] + len(options))
         self.root_start = np.array(starts, dtype=np.int64)
-        self.root_junction = np.repeat(np.arange(table.blocks), np.diff(self.root_start))
+        self.root_junction = np.repeat(np.arange(most), np.diff(self.root_start))
         self.root_time = np.concatenate([o.time_us for o in self.root_options])
         self.root_price = np.concatenate([o.price for o in self.root_options])
         self.root_work = np.concatenate([o.work for o in self.root_options])
-        self.root_kind = kind_of[np.concatenate([o.size for o in self.root_options])]
+        self.root_kind = np.concatenate([table.kinds_of(o) for o in self.root_options])
+
+    def _read_options(self) -> None:
+        """Options of alignment stages before every kind of root, one after the other."""
+        table = self.table
+        self.options_from = np.zeros((table.blocks, table.blocks, len(table.kinds), 2), np.int64)
+        met = np.unique(np.column_stack([self.root_junction, self.root_kind]), axis=0).tolist()
+        found, count = [_NONE], 0
+        for start in np.unique(self.block).tolist():
+            for junction, kind in met if table.chains else ():
+                if start < junction:
+                    found.append(table.options(start, junction, kind))
+                    self.options_from[start, junction, kind] = count, count + len(found[-1])
+                    count += len(found[-1])
+        self.link_rps = np.array([kind.link_rps for kind in table.kinds])
+        self.options = np.array(
+            [
+                np.concatenate([o.time_us for o in found]),
+                np.concatenate([o.price for o in found]),
+                np.concatenate([o.work for o in found]),
+            ]
+        )
 
     def best(self, members: Sequence[int]) -> Group:
         """The best plan of a group."""
@@ -126,8 +153,8 @@ class GroupingProblem:
         some = list(members)
         beside = self.beside[roots][:, some]
         if self.group_budget:
-            least = np.full(len(self.items), self.limit[some].min())
-            beside = self._costs_beside(least, some)[roots][:, some]
+            least = np.full(len(some), self.limit[some].min())
+            beside = self.aligned(self.block[some], least, self.rate[some])[roots]
         vgpus = vgpus_for(float(self.rate[some].sum()), self.root_work[roots])
         cost = np.where(vgpus > self.table.most, np.inf, self.root_price[roots] * vgpus)
         cost += beside.sum(axis=1)
@@ -142,12 +169,7 @@ class GroupingProblem:
 
         0 where it boards directly. With `group_budget` budgets are each item's own here.
         """
-        return self._costs_beside(self.limit, range(len(self.items)))
-
-    def _costs_beside(self, limit: Floats, items: Sequence[int]) -> Floats:
-        return self._beside(
-            limit, items, lambda item, options: self.cost(float(self.rate[item]), options)
-        )
+        return self.aligned(self.block, self.limit, self.rate)
 
     def parts_beside(self, counts: Ints | None = None) -> Floats:
         """[R, items] the least an item pays for an alignment stage shared by its start.
@@ -159,70 +181,86 @@ class GroupingProblem:
             counts: of each item; None: 1.
         """
         rates = self.rate if counts is None else counts * self.rate
-        together = [float(rates[self.block == block].sum()) for block in self.block]
-        return self._beside(
-            self.limit,
-            range(len(self.items)),
-            lambda item, o: o.price * np.maximum(o.work, 1 / together[item]) * self.rate[item],
-        )
-
-    def cost(self, rate_rps: float, options: Options) -> Floats:
-        """[options] what a stage of a rate costs."""
-        return options.cost(rate_rps, self.table.most)
-
-    def _beside(
-        self, limit: Floats, items: Sequence[int], cost_of: Callable[[int, Options], Floats]
-    ) -> Floats:
-        """[R, items] the least cost of the alignment stage of some items, by item and options."""
-        out = np.full((len(self.root_time), len(self.items)), np.inf)
-        alike: dict[tuple[int, float], list[int]] = {}
-        for item in items:
-            alike.setdefault((int(self.block[item]), float(self.rate[item])), []).append(item)
-        for (block, rate), some in alike.items():
-            for junction in range(block, self.table.blocks):
-                roots = np.arange(self.root_start[junction], self.root_start[junction + 1])
-                if len(roots):
-                    left = limit[some] - self.root_time[roots, None]
-                    cost = partial(cost_of, some[0])
-                    out[np.ix_(roots, some)] = self.aligned(block, roots, left, rate, cost)
-        return out
+        together = np.bincount(self.block, rates)[self.block]
+        return self.aligned(self.block, self.limit, self.rate, part=self.rate / together)
 
     def aligned(
         self,
-        start: int,
-        roots: Ints,
-        left: Floats,
-        rate_rps: float,
-        cost_of: Callable[[Options], Floats],
+        block: Ints,
+        limit: Floats,
+        rate: Floats,
+        part: Floats | None = None,
+        largest: Floats | None = None,
     ) -> Floats:
-        """[roots, n] the least cost of an alignment stage in the time that each root leaves.
-
-        0 where items of this start board.
+        """[R, n] the least cost of alignment stages beside every root; 0 where they board.
 
         Args:
-            start: block of the items, no later than the roots' junction.
-            roots: of one junction.
-            left: [roots, n] for the stage (µs).
-            rate_rps: of an item, which the link of one vGPU must carry.
-            cost_of: of the options.
+            block: [n] where each of them starts.
+            limit: [n] for both stages (µs).
+            rate: [n] that it carries.
+            part: [n] of a vGPU that is paid at least, of more so much as it is busy; None: whole
+                vGPUs are paid.
+            largest: [n] rate of an item among those of each, which the link of one vGPU must carry;
+                None: each is one.
         """
-        junction, found = int(self.root_junction[roots[0]]), np.full(left.shape, np.inf)
-        if start == junction:
-            return np.where(left >= 0, 0.0, np.inf)
-        for kind, (_, link) in enumerate(self.table.kinds() if self.table.chains else ()):
-            options = self.table.options(start, junction, kind)
-            if len(options) and rate_rps <= link[junction]:
-                lowest = np.minimum.accumulate(cost_of(options))
-                row = np.searchsorted(options.time_us, left, "right") - 1
-                mine = (self.root_kind[roots, None] == kind) & (row >= 0)
-                found[mine] = lowest[row[mine]]
-        return found
+        least = np.full(len(block), -1.0) if part is None else part
+        asked = np.column_stack(
+            [block.astype(np.float64), rate, least, rate if largest is None else largest]
+        )
+        alike, which = np.unique(asked, axis=0, return_inverse=True)
+        lowest = np.full((len(alike), self.options.shape[1]), np.inf)
+        options = self.options_from, self.options, self.link_rps
+        _fill_lowest(alike, options, float(self.table.most), lowest)
+        out = np.full((len(self.root_time), len(block)), np.inf)
+        roots = self.root_junction, self.root_time, self.root_kind
+        _align((block, limit, which.ravel()), roots, options, lowest, out)
+        return out
 
     def parts(self, counts: Ints | None = None) -> Floats:
         """[R, items] the least an item pays for the root and to come there (`parts_beside`)."""
         whole = float(self.rate.sum() if counts is None else counts @ self.rate)
         unit = self.root_price * np.maximum(self.root_work, 1 / whole)
         return self.parts_beside(counts) + unit[:, None] * self.rate
+
+    @cached_property
+    def common_rate(self) -> float:
+        """The largest rate that all are multiples of, in millionths of a request/s; 0: none."""
+        whole = np.rint(self.rate * 1e6)
+        if np.abs(whole - self.rate * 1e6).max(initial=0.0) > 1e-3 or whole.min(initial=1.0) < 1:  # noqa: PLR2004 - of a millionth
+            return 0.0
+        return math.gcd(*map(int, whole)) / 1e6
+
+    @property
+    def unit(self) -> float:
+        """A rate that loads are counted in, rounded down where it is more than the common one."""
+        return max(self.common_rate, float(self.rate.sum()) / MOST_UNITS)
+
+    @property
+    def loads(self) -> Floats:
+        """Those that items may have together."""
+        return self.unit * np.arange(1, math.ceil(self.rate.sum() / self.unit) + 1)
+
+    @cached_property
+    def needed_roots(self) -> Ints:
+        """Those on which some load costs less than on every faster one that can replace it."""
+        needed, kinds, loads = (
+            np.zeros(len(self.root_time), dtype=np.bool_),
+            self.table.kinds,
+            self.loads,
+        )
+        for junction in range(self.table.blocks):
+            span = np.arange(self.root_start[junction], self.root_start[junction + 1])
+            vgpus = vgpus_for(loads, self.root_work[span, None])
+            cost = np.where(vgpus > self.table.most, np.inf, self.root_price[span, None] * vgpus)
+            for number in np.unique(self.root_kind[span]).tolist():
+                able = [at for at, kind in enumerate(kinds) if kind.replaces(kinds[number])]
+                some = np.isin(self.root_kind[span], able)
+                mine, own = self.root_kind[span[some]] == number, cost[some]
+                lowest = np.minimum.accumulate(own, axis=0)
+                before = np.vstack([np.full((1, len(loads)), np.inf), lowest[:-1]])
+                needed[span[some][mine]] = (own < before * (1 - ROUNDING))[mine].any(axis=1)
+        needed[[self.best([item]).root for item in range(len(self.items))]] = True
+        return np.flatnonzero(needed)
 
     def least_time(self, item: int) -> float:
         """The least time in which an entry can be served (µs), whatever it costs."""
@@ -236,6 +274,19 @@ class GroupingProblem:
         return least
 
 
+def columns_of(groups: Sequence[Group], roots: Ints) -> Columns:
+    """Groups for the engine, those of a root a group of columns; `roots` rise."""
+    items = [sorted(group.items) for group in groups]
+    return Columns(
+        cost=np.array([g.cost for g in groups]),
+        starts=np.cumsum([0, *map(len, items)]),
+        rows=np.array([i for own in items for i in own], dtype=np.int64),
+        values=np.ones(sum(map(len, items))),
+        group=np.searchsorted(roots, [g.root for g in groups]),
+        source=groups,
+    )
+
+
 _NONE = Options(
     time_us=np.zeros(0),
     price=np.zeros(0),
@@ -243,3 +294,59 @@ _NONE = Options(
     size=np.zeros(0, dtype=np.int64),
     batch=np.zeros(0, dtype=np.int64),
 )
+
+
+@kernel_entry
+def _fill_lowest(
+    alike: Floats, known: tuple[Ints, Floats, Floats], most: float, lowest: Floats
+) -> None:
+    """Fill in [alike, options] the least cost up to an option of the same range and kind.
+
+    Args:
+        alike: [alike, 4] start, rate, part of a vGPU paid at least or -1, rate of the largest item.
+        known: where options of a start, junction and kind begin and end; options; links.
+        most: vGPUs of a stage.
+        lowest: infinite before.
+    """
+    options_from, options, link_rps = known
+    for n in range(len(alike)):
+        rate, least, spans = alike[n, 1], alike[n, 2], options_from[int(alike[n, 0])]
+        for junction in range(spans.shape[0]):
+            for kind in range(spans.shape[1]):
+                cheapest = np.inf
+                if alike[n, 3] > link_rps[kind, junction]:
+                    continue
+                for option in range(spans[junction, kind, 0], spans[junction, kind, 1]):
+                    vgpus = max(rate * options[2, option], least)
+                    if least < 0:
+                        vgpus = max(1.0, np.ceil(vgpus * (1 - ROUNDING)))
+                    if least >= 0 or vgpus <= most:
+                        cheapest = min(cheapest, options[1, option] * vgpus)
+                    lowest[n, option] = cheapest
+
+
+@kernel_entry
+def _align(
+    asked: tuple[Ints, Floats, Ints],
+    roots: tuple[Ints, Floats, Ints],
+    known: tuple[Ints, Floats, Floats],
+    lowest: Floats,
+    out: Floats,
+) -> None:
+    """Fill in `GroupingProblem.aligned`."""
+    block, limit, which = asked
+    junction, time, kind = roots
+    options_from, options, _ = known
+    for root in range(len(time)):
+        for n in range(len(block)):
+            left = limit[n] - time[root]
+            if left < 0 or block[n] > junction[root]:
+                continue
+            if block[n] == junction[root]:
+                out[root, n] = 0.0
+                continue
+            span = options_from[block[n], junction[root], kind[root]]
+            times = options[0, span[0] : span[1]]
+            number = np.searchsorted(times, left, side="right")
+            if number > 0:
+                out[root, n] = lowest[which[n], span[0] + number - 1]

@@ -1,14 +1,13 @@
 """Entries planned.
 
 A rule or the exact way for every model, the objective, pools on GPUs, pipelines. Here: which rule,
-rates under throughput, what is paid, where pools lie. Not here: groups (`groups`, `partition`,
+rates under throughput, what is paid, where pools lie. Not here: groups (`groups`, `search`,
 `similar`), pools of groups (`pooling`).
 """
 
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
 
 import numpy as np
 
@@ -16,18 +15,15 @@ from flows.clock import Stopwatch
 from flows.planning.certificate import objective_of
 from flows.planning.engine.cover import raised
 from flows.planning.engine.level import halved
-from flows.planning.entries.batches import filled
 from flows.planning.entries.groups import Group, GroupingProblem, items_of
-from flows.planning.entries.partition import MOST_SUBSETS, by_columns, by_subsets, in_pools
 from flows.planning.entries.phases import fitted
 from flows.planning.entries.pooling import (
     Pooled,
-    best_joined,
     pooled,
     pooled_ways,
-    ways_of,
 )
-from flows.planning.entries.seats import many_seated, one_rate, seated
+from flows.planning.entries.search import cheapest
+from flows.planning.entries.seats import many_seated
 from flows.planning.entries.shadow import (
     Shadow,
     places_in_force,
@@ -36,8 +32,8 @@ from flows.planning.entries.shadow import (
     share_to_place,
     with_shadow_entries,
 )
-from flows.planning.entries.shared_stages import by_shared_stages
-from flows.planning.entries.similar import Grouping, alone, merged, realigned, similar_groups
+from flows.planning.entries.similar import merged, realigned, similar_groups
+from flows.planning.entries.subsets import MOST_SUBSETS, by_subsets
 from flows.planning.entries.tables import (
     EVEN,
     ModelTable,
@@ -55,7 +51,6 @@ from flows.planning.registry import (
     PlanOptions,
     Trace,
 )
-from flows.planning.solver.solve import Limits
 from flows.planning.solver.tolerances import ROUNDING
 from triton_backend.contract.errors import InfeasibleError, InputError
 from triton_backend.contract.plan import PlacementRun
@@ -63,13 +58,10 @@ from triton_backend.contract.shares import PER_PERCENT, WHOLE_GPU, divisor_of
 from triton_backend.contract.units import us_to_ms
 from triton_backend.contract.workload import MARGIN
 
-GROUPS, POOLS = "groups", "pools"
 _CLASS = "gpu_classes."
 SEATS_ONLY_FROM_ITEMS = 400  # entries of one rate
-RETRY_BY_GROUPS_ABOVE_GAP = 0.05  # gap of thousands of entries, above which groups are sought too
 _WEIGHTINGS, _DEARER = 16, 1.2  # tries to use less of a class that has too few GPUs
 _WASTES = (0.1, 0.3, 1.0)  # tries to have shares that fill GPUs, where there is one class
-_WAYS, _NODES = 60, 60  # of a program over the ways of plans
 _CLOSE = 1e-3  # relative, of the search for a throughput
 _TRACE = 1e-6  # of the rates: a level at which no stage lacks vGPUs or links
 
@@ -104,42 +96,35 @@ Rule = Callable[[ModelTable, Inputs, PlanOptions], Solved]
 # Rules
 
 
-class _Found(NamedTuple):
-    """Plans, their bound, the best of them by groups, and how many groups were looked at."""
-
-    plans: list[Pooled]
-    proven: float
-    least: float
-    looked_at: int
-    space: str
-    of_pools: float | None = None
-
-
 def exactly(table: ModelTable, inputs: Inputs, options: PlanOptions) -> Solved:
-    """The cheapest groups, or pools where alignment stages are better shared."""
+    """The cheapest pools that are found, and what any cost at least."""
     field = GroupingProblem(table, items_of(table))
     require_reachable(field)
-    step = _step_of(table, options)
-    tried = _uniform(table, len(field.items))
-    known = min((plan.cost for plan in tried), default=math.inf)
-    if inputs.most is not None and known <= inputs.most:
-        found = _Found([], 0.0, 0.0, 0, GROUPS)
-    elif 1 << len(field.items) <= MOST_SUBSETS or not one_rate(field):
-        found = _by_groups(field, inputs, options, step=step)
-    elif len(field.items) <= SEATS_ONLY_FROM_ITEMS:
-        found = _by_shared_stages(field, inputs, options, step=step, known=known)
+    step, count = _step_of(table, options), len(field.items)
+    best = pooled(field, [field.best([item]) for item in range(count)])
+    if 1 << count <= MOST_SUBSETS:
+        groups = by_subsets(field)
+        best, bound = pooled(field, groups, joined=True), math.fsum(g.cost for g in groups)
+    elif count > SEATS_ONLY_FROM_ITEMS:
+        ways, bound = many_seated(field, inputs.watch)
+        best, bound = pooled_ways(field, ways) if ways else best, raised(bound, step)
     else:
-        found = _by_seats(field, inputs, options, step=step)
-    _, proven, least, looked_at, space, _ = found
-    plans = [*tried, *found.plans]
-    if min(p.cost for p in plans) < max(proven, least) * (1 - ROUNDING):
-        space, proven = POOLS, found.of_pools
-        if proven is None:
-            proven = in_pools(field, inputs.watch, step)[0] if inputs.prove else 0.0
-    best = min((filled(p, table) for p in plans), key=lambda p: p.cost)
-    notes = [f"{table.name}: {len(field.items)} entries, {looked_at} groups looked at"]
+        best, bound = cheapest(
+            field,
+            inputs.watch,
+            gap=options.gap,
+            step=step,
+            prove=inputs.prove,
+            wanted=inputs.most,
+        )
+    if best.cost < bound * (1 - ROUNDING):
+        bound = raised(float(field.parts().min(axis=0).sum()), step)
     return Solved(
-        table=table, pooled=best, bound=min(proven, best.cost), space=space, notes=tuple(notes)
+        table=table,
+        pooled=best,
+        bound=min(bound, best.cost),
+        space="pools",
+        notes=(f"{table.name}: {count} entries",),
     )
 
 
@@ -153,98 +138,6 @@ def _step_of(table: ModelTable, options: PlanOptions) -> float:
     return unit * int(np.gcd.reduce(whole)) if np.abs(parts - whole).max() < ROUNDING else 0.0
 
 
-def _by_shared_stages(
-    field: GroupingProblem, inputs: Inputs, options: PlanOptions, *, step: float, known: float
-) -> _Found:
-    """Up to hundreds of entries of one rate."""
-    shared = by_shared_stages(
-        field,
-        inputs.watch,
-        gap=options.gap,
-        step=step,
-        prove=inputs.prove,
-        known=known,
-        wanted=inputs.most,
-    )
-    plans = [pooled(field, shared.groups, joined=True)]
-    space = POOLS if field.table.chains else GROUPS
-    return _Found(plans, shared.bound, shared.bound, shared.columns, space)
-
-
-def _by_seats(
-    field: GroupingProblem, inputs: Inputs, options: PlanOptions, *, step: float
-) -> _Found:
-    """Thousands of entries of one rate; by groups too, where the gap is wide."""
-    ways, bound = many_seated(field, inputs.watch)
-    plans = [pooled_ways(field, ways)] if ways else []
-    bound, looked_at = raised(bound, step), 0
-    if not plans or plans[0].cost * (1 - RETRY_BY_GROUPS_ABOVE_GAP) > bound:
-        groups = by_columns(field, inputs.watch, gap=options.gap, step=step)
-        looked_at = groups.columns
-        plans += [pooled(field, groups.groups, joined=joined) for joined in (False, True)]
-    return _Found(plans, bound, bound, looked_at, POOLS if field.table.chains else GROUPS)
-
-
-def _by_groups(
-    field: GroupingProblem, inputs: Inputs, options: PlanOptions, *, step: float
-) -> _Found:
-    """Entries of any rates.
-
-    The cheapest groups, then alignment stages shared where that costs less.
-    """
-    if 1 << len(field.items) <= MOST_SUBSETS:
-        apart, joined = by_subsets(field)
-        plans = [pooled(field, apart.groups), pooled(field, joined.groups, joined=True)]
-        shared = joined.value < apart.value * (1 - ROUNDING)
-        return _Found(plans, joined.bound, 0.0, joined.columns, POOLS if shared else GROUPS)
-    groups = by_columns(field, inputs.watch, gap=options.gap, step=step)
-    found = _Found(
-        [pooled(field, groups.groups)], groups.bound, groups.value, groups.columns, GROUPS
-    )
-    if not field.table.chains or len(set(field.block.tolist())) == len(field.items):
-        return found
-    found.plans.append(best_joined(field, groups.groups))
-    if not inputs.prove:
-        return found
-    bound, near = in_pools(field, inputs.watch, step)
-    best, ways = min(p.cost for p in found.plans), ways_of(field, groups.groups)
-    for group in (g for pair in zip(groups.near, near, strict=False) for g in pair):
-        if len(ways) >= _WAYS:
-            break
-        ways |= ways_of(field, [group])
-    limits = Limits(
-        relative_gap=options.gap,
-        nodes=_NODES,
-        seconds=inputs.watch.left_s(),
-        cutoff=-(best - ROUNDING * best - step),
-        enough=-bound * (1 + options.gap),
-    )
-    if mixed := seated(field, ways, limits, across=True)[0]:
-        found.plans.append(pooled_ways(field, mixed))
-    return found._replace(of_pools=bound)
-
-
-def _uniform(table: ModelTable, entries: int) -> list[Pooled]:
-    """Plans of uniform entries: each alone, and as the paper groups them."""
-    found: list[Pooled] = []
-    for threshold in (0.2, -math.inf):
-        uniform = GroupingProblem(table, merged(table, threshold))
-        ways = [alone(uniform)]
-        if entries <= SEATS_ONLY_FROM_ITEMS:
-            ways.append(_similar(uniform, _PAPER))
-        able = (way for way in ways if all(group.root >= 0 for group in way))
-        found += [pooled(uniform, way) for way in able]
-    return found
-
-
-_PAPER = Grouping(size=5, weights=(1.0, 1.0, 1.0), distance=False, seed=0)
-
-
-def _similar(field: GroupingProblem, grouping: Grouping) -> list[Group]:
-    groups = similar_groups(field.items, grouping)
-    return [plan for group in groups for plan in realigned(field, group)]
-
-
 def by_rule(table: ModelTable, field: GroupingProblem, groups: Sequence[Group]) -> Solved:
     """Groups as a plan whose equal stages stay apart, as the papers' systems run them.
 
@@ -253,7 +146,7 @@ def by_rule(table: ModelTable, field: GroupingProblem, groups: Sequence[Group]) 
     note = f"{table.name}: {len(table.entries)} entries in {len(field.items)} fragments"
     return Solved(
         table=table,
-        pooled=filled(pooled(field, groups, apart=True), table, common=field.group_budget),
+        pooled=pooled(field, groups, apart=True),
         bound=None,
         space="its own rule",
         notes=(note,),
@@ -264,13 +157,14 @@ def graft(table: ModelTable, inputs: Inputs, options: PlanOptions) -> Solved:
     """Merged, grouped by similarity, re-aligned (sections 4.1 to 4.3)."""
     del inputs
     field = fragments(table, options, options.own["merge_threshold"])
-    grouping = Grouping(
+    alike = similar_groups(
+        field.items,
         size=options.own["group_size"],
         weights=_weights(options.own["factor_weights"]),
         distance=options.own["edges"] == "distance",
         seed=options.own["seed"],
     )
-    return by_rule(table, field, _similar(field, grouping))
+    return by_rule(table, field, [plan for group in alike for plan in realigned(field, group)])
 
 
 def fragments(
@@ -462,8 +356,12 @@ def _within(rule: Rule, inputs: Inputs, options: PlanOptions, level: float) -> t
             bound = math.fsum(m.pooled.cost if m.bound is None else m.bound for m in models)
             bound += math.fsum(shadow.price for shadow in shadows if shadow is not None)
             if _whole_gpus(options) and options.objective == "gpus":
-                bound = float(math.ceil(bound - 1e-6))
-            if inputs.most is not None and bound > inputs.most and _for_all_plans(models):
+                bound = raised(bound, 1.0)
+            if (
+                inputs.most is not None
+                and bound > inputs.most
+                and all(m.bound is not None for m in models)
+            ):
                 raise _BeyondError("cluster", f"a plan holds {bound:g} GPUs or more")
         try:
             placed = _placed(inputs, options, models, shadows)
@@ -487,11 +385,6 @@ def _within(rule: Rule, inputs: Inputs, options: PlanOptions, level: float) -> t
 
 class _BeyondError(InfeasibleError):
     """No plan holds as little as is there."""
-
-
-def _for_all_plans(models: Sequence[Solved]) -> bool:
-    """True if bounds hold for plans that share alignment stages too."""
-    return all(m.bound is not None and (m.space == POOLS or not m.table.chains) for m in models)
 
 
 def _held(models: Sequence[Solved]) -> float:
@@ -623,17 +516,19 @@ def _placed(
         if gpus[name] > cluster.gpus(name):
             reason = f"needs {gpus[name]} GPUs or more, the cluster has {cluster.gpus(name)}"
             raise InfeasibleError(_CLASS + name, reason)
+    by_share: dict[int, Runs] = {}
     for name in {share.gpu_class for share in shares}:
+        own = [number for number, share in enumerate(shares) if share.gpu_class == name]
         try:
-            found = place_shares(cluster, [s for s in shares if s.gpu_class == name])
+            found = place_shares(cluster, [shares[number] for number in own])
         except InputError as error:
             raise InfeasibleError(_CLASS + name, error.reason) from error
         gpus[name] += len(gpus_held(found))
-    by_share = place_shares(cluster, shares)
+        by_share |= dict(zip(own, found, strict=True))
     by_part = place(cluster, parts) if parts else []
     placed = iter([by_share[at] if percent else by_part[at] for percent, at in where])
     runs = [[next(placed) for _ in solved.pooled.pools] for solved in models]
-    left = iter(by_share[first_shadow:])
+    left = iter([by_share[number] for number in range(first_shadow, len(shares))])
     shadow_runs = [() if shadow is None else next(left) for shadow in shadows]
     return Placed(models=models, shadows=shadows, runs=runs, shadow_runs=shadow_runs, gpus=gpus)
 

@@ -9,21 +9,19 @@ where the sum is least.
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import count
 
 import numpy as np
 
+from flows.planning.engine.columns import undominated
 from flows.planning.entries.bundles import neighbours
 from flows.planning.entries.groups import EntryClass, Group, GroupingProblem
-from flows.planning.entries.partition import cheapest_cut, members_of
 from flows.planning.entries.seats import SeatRoute
+from flows.planning.entries.subsets import MOST_TOGETHER, cheapest_cut, members_in, members_of
 from flows.planning.entries.tables import Options, vgpus_for
 from flows.planning.solver.arrays import FAR, Floats
-from flows.planning.solver.tolerances import SOLVED
-
-MOST_JOINED = 40  # groups, of which pairs are tried
-MOST_BUNDLED = 8  # entries of one start of which every way to share is looked at
+from flows.planning.solver.tolerances import ROUNDING
 
 Key = tuple[int, int, int, int]  # first block, last block, size, batch
 
@@ -68,14 +66,12 @@ class Pooled:
     Attributes:
         pools: blocks, size and batch of each, with its vGPUs.
         passes: by chain the numbers of its pools.
-        most: vGPUs of a pool of equal stages; 0: these are apart.
     """
 
     chains: tuple[Chain, ...]
     pools: tuple[tuple[Key, int], ...]
     passes: tuple[tuple[int, ...], ...]
     cost: float
-    most: int
 
 
 def pooled(
@@ -89,7 +85,7 @@ def pooled(
             steps |= dict.fromkeys(members, _steps(field, way, root, next(parts)))
     items = (item for group in groups for item in group.items)
     chains = [Chain(item=field.items[item], steps=steps[item]) for item in items]
-    return pools_of(chains, 0 if apart else field.table.most)
+    return _pools(chains, 0 if apart else field.table.most)
 
 
 def pooled_ways(field: GroupingProblem, ways: Sequence[SeatRoute]) -> Pooled:
@@ -99,10 +95,10 @@ def pooled_ways(field: GroupingProblem, ways: Sequence[SeatRoute]) -> Pooled:
     for item, way in zip(field.items, ways, strict=True):
         root, part = (parts.setdefault(one, len(parts)) for one in (way.root, way))
         chains.append(Chain(item=item, steps=_steps(field, way, root, part)))
-    return pools_of(chains, field.table.most)
+    return _pools(chains, field.table.most)
 
 
-def pools_of(chains: Sequence[Chain], most: int) -> Pooled:
+def _pools(chains: Sequence[Chain], most: int) -> Pooled:
     """Equal stages in one pool, unless that has more than `most` vGPUs: then one for each part."""
     loads: dict[Step, list[float]] = {}
     for chain in chains:
@@ -125,7 +121,7 @@ def pools_of(chains: Sequence[Chain], most: int) -> Pooled:
             cost += step.price * vgpus
         numbers[step.key, step.work, step.part] = numbers[place]
     passes = tuple(tuple(numbers[s.key, s.work, s.part] for s in chain.steps) for chain in chains)
-    return Pooled(chains=tuple(chains), pools=tuple(pools), passes=passes, cost=cost, most=most)
+    return Pooled(chains=tuple(chains), pools=tuple(pools), passes=passes, cost=cost)
 
 
 def _vgpus(rates: Sequence[float], step: Step) -> int:
@@ -136,14 +132,14 @@ def _steps(field: GroupingProblem, way: SeatRoute, root: int, part: int) -> tupl
     """The stages of a way, with the parts of its shared stage and its alignment stage."""
     junction, kind = int(field.root_junction[way.root]), int(field.root_kind[way.root])
     row = way.root - int(field.root_start[junction])
-    last = step_of(field.root_options[junction], (junction, field.table.blocks), row, root)
+    last = _step(field.root_options[junction], (junction, field.table.blocks), row, root)
     if way.row < 0:
         return (last,)
     options = field.table.options(way.start, junction, kind)
-    return step_of(options, (way.start, junction), way.row, part), last
+    return _step(options, (way.start, junction), way.row, part), last
 
 
-def step_of(options: Options, blocks: tuple[int, int], row: int, part: int) -> Step:
+def _step(options: Options, blocks: tuple[int, int], row: int, part: int) -> Step:
     """The stage of these blocks by an option."""
     return Step(
         key=(*blocks, int(options.size[row]), int(options.batch[row])),
@@ -190,16 +186,14 @@ def _cuts(
 
     Exact for few items, and for equal rates: then neighbours share.
     """
-    if len(rates) > MOST_BUNDLED:
+    if len(rates) > MOST_TOGETHER or len(set(rates.tolist())) == 1:
         return _neighbours(options, left, rates, most)
-    size = 1 << len(rates)
-    cost, row = np.full(size, np.inf), np.zeros(size, dtype=np.int64)
-    for subset in range(1, size):
-        members = [i for i in range(len(rates)) if subset >> i & 1]
-        fits = int(np.searchsorted(options.time_us, left[members[0]], "right"))
-        own = options.cost(float(rates[members].sum()), most)[:fits]
-        row[subset] = own.argmin()
-        cost[subset] = own[row[subset]]
+    taken = members_in(len(rates))
+    costs = options.cost(taken @ rates[:, None], most)
+    tightest = np.where(taken, left, np.inf).min(axis=1, initial=np.inf)
+    costs[options.time_us > tightest[:, None]] = np.inf
+    row = costs.argmin(axis=1)
+    cost = costs[np.arange(len(taken)), row]
     found = cheapest_cut(np.where(np.isfinite(cost), cost, FAR))
     return [(members_of(s), int(row[s])) for s in found]
 
@@ -219,29 +213,27 @@ def _neighbours(
     return found
 
 
-def best_joined(field: GroupingProblem, groups: Sequence[Group]) -> Pooled:
-    """Groups with joined alignment stages, at other junctions and together where that pays."""
-    chosen = [_cheapest(field, group) for group in groups]
-    a = 0
-    while a < len(chosen) <= MOST_JOINED:
-        for b in range(a + 1, len(chosen)):
-            both = _cheapest(field, field.best((*chosen[a].items, *chosen[b].items)))
-            if both.cost < chosen[a].cost + chosen[b].cost - SOLVED:
-                chosen[a] = both
-                del chosen[b]
-                break
-        else:
-            a += 1
-    return pooled(field, chosen, joined=True)
+def ways_to(field: GroupingProblem, root: int) -> set[SeatRoute]:
+    """Ways to a shared stage, but for alignment stages that others replace.
 
-
-def _cheapest(field: GroupingProblem, group: Group) -> Group:
-    """The group at the junction where it costs least with joined alignment stages."""
-    last = max(int(field.block[i]) for i in group.items)
-    tried = [field.at(group.items, junction) for junction in range(last, field.table.blocks)]
-    able = [
-        replace(g, cost=pooled(field, [g], joined=True).cost)
-        for g in (group, *tried)
-        if g.root >= 0
-    ]
-    return min(able, key=lambda g: g.cost, default=group)
+    An option replaces another one if as many items are in time with it, and up to their rate it
+    costs no more.
+    """
+    found: set[SeatRoute] = set()
+    junction, kind = int(field.root_junction[root]), int(field.root_kind[root])
+    for block in np.unique(field.block[field.block <= junction]).tolist():
+        if block == junction:
+            found.add(SeatRoute(root, block, -1))
+            continue
+        items = np.flatnonzero(field.block == block)
+        if not field.table.chains or field.rate[items].max() > field.link_rps[kind, junction]:
+            continue
+        options = field.table.options(block, junction, kind)
+        able = options.time_us[:, None] <= field.limit[items] - field.root_time[root]
+        most = able @ field.rate[items]
+        loads = field.unit * np.arange(1, math.ceil(field.rate[items].sum() / field.unit) + 1)
+        cost = options.price[:, None] * vgpus_for(loads, options.work[:, None])
+        cost = np.where(loads > most[:, None] * (1 + ROUNDING), 2 * cost.max(initial=0.0), cost)
+        rows = np.flatnonzero((most > 0) & undominated(-cost))
+        found |= {SeatRoute(root, block, row) for row in rows.tolist()}
+    return found

@@ -15,7 +15,7 @@ The entries are those from limit i up to the next; r_pi are seats left for large
 several rates have seats of their own for each rate, and take so much more of a vGPU.
 
 Here: the best plan of ways that are given; ways for thousands of entries. Not here: those of a
-proof (`shared_stages`).
+proof (`pooling`).
 """
 
 import math
@@ -25,14 +25,13 @@ from typing import NamedTuple
 import numpy as np
 
 from flows.planning.entries.groups import GroupingProblem
-from flows.planning.entries.tables import ANY_NUMBER
 from flows.planning.solver.arrays import Floats, Ints
 from flows.planning.solver.program import ProgramBuilder
 from flows.planning.solver.solve import Limits, solve_integer
 from flows.planning.solver.tolerances import ROUNDING
 from flows.planning.watch import Watch
 
-_WEIGHTS = (0.05, 0.125, 0.25, 0.5)  # of a vGPU that is spare, in the choice of ways
+_WEIGHTS = (0.01, 0.03, 0.05, 0.125, 0.25, 0.5)  # of a vGPU that is spare, in the choice of ways
 _NEARLY = 0.05  # above the least, where items still count for a way
 _NODES = 100
 _CLOSE, _ENOUGH = 2e-3, 1.5e-2  # gap of the program; above the bound, where a plan is good enough
@@ -49,20 +48,10 @@ class SeatRoute(NamedTuple):
     row: int
 
 
-def one_rate(field: GroupingProblem) -> bool:
-    """True if seats count for these items.
-
-    Equal rates, and any number of vGPUs, so that equal stages are one.
-    """
-    return field.table.most == ANY_NUMBER and len(set(field.rate.tolist())) == 1
-
-
 def seated(
     field: GroupingProblem,
     ways: Collection[SeatRoute],
     limits: Limits,
-    *,
-    across: bool = False,
 ) -> tuple[list[SeatRoute], float]:
     """The cheapest plan found that has these ways: the way of every item; none where none was.
 
@@ -72,16 +61,15 @@ def seated(
         field: the items.
         ways: different ones.
         limits: of the solver; scores are costs below 0.
-        across: equal alignment stages are one, whatever the shared stages that follow.
     """
     order = sorted(ways)
     root = np.array([w.root for w in order], dtype=np.int64)
     price, work, time = np.array([_beside(field, w) for w in order]).T
     time += field.root_time[root]
-    alike, unit = _alike(field), float(field.rate.max())
-    starts = field.block[[items[0] for items in alike]]
+    classes, unit = alike(field), float(field.rate.max())
+    starts = field.block[[items[0] for items in classes]]
     way, of = np.nonzero(np.array([w.start for w in order])[:, None] == starts)
-    rate = field.rate[[items[0] for items in alike]][of] / unit
+    rate = field.rate[[items[0] for items in classes]][of] / unit
     build = ProgramBuilder()
     roots, at = np.unique(root, return_inverse=True)
     shared = _vgpus(build, field, field.root_price[roots], field.root_work[roots])
@@ -89,12 +77,8 @@ def seated(
     stage = build.rows("stage", len(roots), upper=0.0)
     build.entries(stage[at[way]], seats, rate)
     build.entries(stage, shared, -(1 + ROUNDING) / (unit * field.root_work[roots]))
-    place = {w: (w.root, w.start, w.row) for w in order}
-    if across:
-        kinds = zip(field.root_junction[root].tolist(), field.root_kind[root].tolist(), strict=True)
-        place = {w: (*kind, w.start, w.row) for w, kind in zip(order, kinds, strict=True)}
     aligned = np.flatnonzero(work > 0)
-    keys = [place[order[n]] for n in aligned.tolist()]
+    keys = [_place(field, order[n]) for n in aligned.tolist()]
     numbers = {key: number for number, key in enumerate(dict.fromkeys(keys))}
     through = np.full(len(order), -1)
     through[aligned] = [numbers[key] for key in keys]
@@ -105,7 +89,7 @@ def seated(
     some = through[way] >= 0
     build.entries(pools[through[way[some]]], seats[some], rate[some])
     build.entries(pools, own, -(1 + ROUNDING) / (unit * work[one]))
-    for number, items in enumerate(alike):
+    for number, items in enumerate(classes):
         mine = np.flatnonzero(of == number)
         if not _cover(build, field.limit[items], time[way[mine]], seats[mine]):
             return [], math.inf
@@ -113,14 +97,14 @@ def seated(
     if answer.values is None:
         return [], -answer.bound
     given, taken = np.rint(answer.values[seats]).astype(np.int64), np.zeros_like(field.block)
-    for number, items in enumerate(alike):
+    for number, items in enumerate(classes):
         mine = np.flatnonzero(of == number)
         mine = mine[np.argsort(time[way[mine]], kind="stable")]
         taken[items] = np.repeat(way[mine], given[mine])[: len(items)]
     return [order[n] for n in taken.tolist()], -answer.bound
 
 
-def _alike(field: GroupingProblem) -> list[Ints]:
+def alike(field: GroupingProblem) -> list[Ints]:
     """Items of one start and one rate, by rising limit: those take the seats of the least times."""
     order = np.lexsort((field.limit, field.rate, field.block))
     key = np.column_stack([field.block, field.rate])[order]
@@ -144,6 +128,13 @@ def _beside(field: GroupingProblem, way: SeatRoute) -> tuple[float, float, float
     return float(options.price[row]), float(options.work[row]), float(options.time_us[row])
 
 
+def _place(field: GroupingProblem, way: SeatRoute) -> tuple[float, ...]:
+    """Equal for ways with equal alignment stages."""
+    junction, kind = int(field.root_junction[way.root]), int(field.root_kind[way.root])
+    options, row = field.table.options(way.start, junction, kind), way.row
+    return (way.start, junction, options.size[row], options.batch[row], options.work[row])
+
+
 def _cover(build: ProgramBuilder, limit: Floats, time: Floats, seats: Ints) -> bool:
     """Rows that give every entry of a start a seat; False where one has none."""
     first = np.searchsorted(limit, time)  # the first entry for which a way is in time
@@ -165,7 +156,7 @@ def _cover(build: ProgramBuilder, limit: Floats, time: Floats, seats: Ints) -> b
 
 
 def many_seated(field: GroupingProblem, watch: Watch) -> tuple[list[SeatRoute], float]:
-    """A plan of many items of one rate, and what any plan costs at least.
+    """A plan of many items, and what any plan costs at least.
 
     Every item costs its part of the cheapest stages that are in time at least: that is the bound.
     Ways are few shared stages at which items' parts and a part of a vGPU of every stage cost least,
@@ -213,8 +204,8 @@ def _ways(field: GroupingProblem, root: int, items: Ints, weight: float) -> set[
         return {SeatRoute(root, block, -1)}
     options = field.table.options(block, junction, int(field.root_kind[root]))
     together = float(field.rate[items].sum())
-    part = options.price * np.maximum(options.work, 1 / together) * field.rate[0]
+    part = options.price * np.maximum(options.work, 1 / together)
     left = field.limit[items] - field.root_time[root]
-    cost = np.where(options.time_us[:, None] <= left, part[:, None], np.inf)
+    cost = np.where(options.time_us[:, None] <= left, part[:, None] * field.rate[items], np.inf)
     rows, _ = _opened(cost, weight * options.price)
     return {SeatRoute(root, block, row) for row in rows}

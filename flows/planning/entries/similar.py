@@ -16,7 +16,6 @@ re-aligned in the same way; at the end of the model everyone is alone.
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -24,23 +23,6 @@ from flows.planning.entries.groups import EntryClass, Group, GroupingProblem
 from flows.planning.entries.tables import ModelTable, Options
 from flows.planning.solver.arrays import FAR, Floats
 from triton_backend.contract.units import us_to_ms
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Grouping:
-    """How fragments are grouped.
-
-    Attributes:
-        size: of a group.
-        weights: of start, budget and rate in the distance.
-        distance: edges are distances, not similarities.
-        seed: of the fragments that groups begin with.
-    """
-
-    size: int
-    weights: tuple[float, float, float]
-    distance: bool
-    seed: int
 
 
 def merged(table: ModelTable, threshold: float) -> list[EntryClass]:
@@ -87,15 +69,30 @@ def _margin(options: Options, item: EntryClass, most: int) -> float:
     return float(able / item.rate_rps - 1)
 
 
-def similar_groups(items: Sequence[EntryClass], grouping: Grouping) -> list[list[int]]:
-    """Numbers of the items of every group."""
+def similar_groups(
+    items: Sequence[EntryClass],
+    *,
+    size: int,
+    weights: tuple[float, float, float],
+    distance: bool,
+    seed: int,
+) -> list[list[int]]:
+    """Numbers of the items of every group.
+
+    Args:
+        items: to be grouped.
+        size: of a group.
+        weights: of start, budget and rate in the distance.
+        distance: edges are distances, not similarities.
+        seed: of the fragments that groups begin with.
+    """
     count = len(items)
-    groups = -(-count // grouping.size)
+    groups = -(-count // size)
     if groups <= 1:
         return [list(range(count))] if count else []
-    edges = _edges(items, grouping)
+    edges = _edges(items, weights, distance=distance)
     most = -(-count // groups)
-    random = np.random.default_rng(grouping.seed)
+    random = np.random.default_rng(seed)
     seeds = sorted(random.permutation(count)[:groups].tolist())
     group = np.full(count, -1)
     group[seeds] = np.arange(groups)
@@ -119,14 +116,16 @@ def similar_groups(items: Sequence[EntryClass], grouping: Grouping) -> list[list
     return [np.flatnonzero(group == g).tolist() for g in range(groups)]
 
 
-def _edges(items: Sequence[EntryClass], grouping: Grouping) -> Floats:
+def _edges(
+    items: Sequence[EntryClass], weights: tuple[float, float, float], *, distance: bool
+) -> Floats:
     factors = np.array([[i.block, i.limit_us, i.rate_rps] for i in items], dtype=np.float64)
     spread = np.ptp(factors, axis=0)
     scaled = (factors - factors.min(axis=0)) / np.where(spread > 0, spread, 1.0)
-    scaled = scaled * np.sqrt(np.array(grouping.weights))
+    scaled = scaled * np.sqrt(np.array(weights))
     squares = (scaled * scaled).sum(axis=1)
-    distance = np.sqrt(np.maximum(0.0, squares[:, None] + squares - 2 * scaled @ scaled.T))
-    return distance if grouping.distance else distance.max() - distance
+    apart = np.sqrt(np.maximum(0.0, squares[:, None] + squares - 2 * scaled @ scaled.T))
+    return apart if distance else apart.max() - apart
 
 
 def _variance(total: Floats, squares: Floats, sizes: Floats) -> Floats:

@@ -10,6 +10,15 @@ An option of a range is a class, a share, a batch and, with `phases` any, how lo
 wait (`clients_of`). One that is no faster, no cheaper per vGPU and carries no more than another is
 left out, whatever the rate: it is never needed.
 
+A batch of an alignment stage boards a shared batch as a whole. Where the shared batch is no
+multiple of it, rows stay empty that the shared stage's rate counts on: batches of 2 in 3 rows fill
+2. So it goes to shared batches that are multiples of it alone, and of shared stages one replaces
+another only if its batch is a multiple of the other's.
+
+    alignment, 2 requests   [a a] [b b]            [a a] [b b]
+    shared stage            [a a .] [b b .]        [a a b b]
+                            of 3                   of 4
+
 Here: entries, and what each range of blocks may run on. Not here: reading profiles and classes
 (`inputs`); which entries meet (`groups`).
 """
@@ -17,6 +26,7 @@ Here: entries, and what each range of blocks may run on. Not here: reading profi
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 import numpy as np
 
@@ -63,6 +73,19 @@ class Size:
     table: ProfileTable
 
 
+class Kind(NamedTuple):
+    """A shared stage, as its senders know it: the NIC's rate, one vGPU's part of it, the batch."""
+
+    nic_gbps: float
+    link_rps: tuple[float, ...]
+    batch: int
+
+    def replaces(self, other: "Kind") -> bool:
+        """True if whatever comes to the other can come to this one as well."""
+        same = self[:2] == other[:2]
+        return same and (not other.batch or self.batch % other.batch == 0)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
     """Places to run a range of blocks, by rising time, then price, then work.
@@ -83,7 +106,7 @@ class Options:
     def __len__(self) -> int:
         return len(self.time_us)
 
-    def cost(self, rate_rps: float, most: int = ANY_NUMBER) -> Floats:
+    def cost(self, rate_rps: float | Floats, most: int = ANY_NUMBER) -> Floats:
         """[n] what it costs to carry a rate; infinite with more than `most` vGPUs."""
         vgpus = vgpus_for(rate_rps, self.work)
         return np.where(vgpus > most, np.inf, self.price * vgpus)
@@ -109,6 +132,7 @@ class ModelTable:
         period_us: of clients that pools serve in any phase; None: by rates alone.
         references_us: periods that entries of several rates can be read at (`in_periods_of`).
         rates_rps: by entry, that pools carry for it.
+        kinds: of shared stages.
     """
 
     number: int
@@ -123,8 +147,12 @@ class ModelTable:
     period_us: float | None
     references_us: tuple[float, ...]
     rates_rps: tuple[float, ...]
+    kinds: tuple[Kind, ...]
     _known: dict[tuple[int, int, int], Options] = field(
         default_factory=dict[tuple[int, int, int], Options]
+    )
+    _rows: dict[tuple[int, int, float], Floats] = field(
+        default_factory=dict[tuple[int, int, float], Floats]
     )
 
     @property
@@ -137,16 +165,39 @@ class ModelTable:
         """Of the model."""
         return self.profile.blocks
 
-    def kinds(self) -> tuple[tuple[float, tuple[float, ...]], ...]:
-        """A receiver, as its senders know it: the NIC's rate, one vGPU's part of it."""
-        return tuple(dict.fromkeys((size.nic_gbps, size.link_rps) for size in self.sizes))
+    def kinds_of(self, roots: Options) -> Ints:
+        """[n] of shared stages."""
+        numbers = {kind: number for number, kind in enumerate(self.kinds)}
+        both = zip(roots.size.tolist(), roots.batch.tolist(), strict=True)
+        found = [numbers[kind_of(self.sizes[s], b, chains=self.chains)] for s, b in both]
+        return np.array(found, dtype=np.int64)
 
     def options(self, first: int, last: int, kind: int = 0) -> Options:
-        """The stage of blocks [first, last), whose results go to a vGPU of a kind."""
+        """The stage of blocks [first, last), whose results go to a shared stage of a kind."""
         key = (first, last, kind if last < self.blocks else 0)
         if key not in self._known:
-            self._known[key] = _options(self, *key)
+            self._known[key] = self._options(*key)
         return self._known[key]
+
+    def _options(self, first: int, last: int, kind: int) -> Options:
+        receiver = self.kinds[kind]
+        key = (first, last, receiver.nic_gbps)
+        if key not in self._rows:
+            self._rows[key] = _rows(self, *key)
+        rows, multiples = self._rows[key], np.zeros((0, 0))
+        if last < self.blocks:
+            rows = rows[:, receiver.batch % rows[4] == 0]
+        elif self.chains and first > min(entry.block for entry in self.entries):
+            multiples = rows[4] % np.unique(rows[4])[:, None] == 0
+        needed = undominated(np.column_stack([*-rows[:3], *multiples]))
+        time, price, work, number, batch = rows[:, needed]
+        return Options(
+            time_us=time,
+            price=price,
+            work=work,
+            size=number.astype(np.int64),
+            batch=batch.astype(np.int64),
+        )
 
 
 def read_tables(
@@ -216,7 +267,19 @@ def _model_table(
         period_us=US_PER_S / rates[0] if len(rates) == 1 else None,
         references_us=_references_us(entries) if len(rates) > 1 else (),
         rates_rps=tuple(headroom * entry.rate_rps for entry in entries),
+        kinds=tuple(
+            dict.fromkeys(
+                kind_of(size, batch, chains=options.max_partitions > 1)
+                for size in sizes
+                for batch in size.table.batches
+            )
+        ),
     )
+
+
+def kind_of(size: Size, batch: int, *, chains: bool) -> Kind:
+    """A shared stage on a size; its batch counts only where there are alignment stages."""
+    return Kind(size.nic_gbps, size.link_rps, batch if chains else 0)
 
 
 def _references_us(entries: Sequence[Entry]) -> tuple[float, ...]:
@@ -246,6 +309,7 @@ def in_periods_of(table: ModelTable, period_us: float) -> ModelTable:
         references_us=(),
         rates_rps=tuple(r / e.rate_rps * _counted(e, period_us) * often for r, e in rates),
         _known={},
+        _rows={},
     )
 
 
@@ -280,22 +344,27 @@ def _sizes(
             )
 
 
-def _options(table: ModelTable, first: int, last: int, kind: int) -> Options:
-    nic_gbps = table.kinds()[kind][0]
+def _rows(table: ModelTable, first: int, last: int, nic_gbps: float) -> Floats:
+    """[5, n] time, price, work, size and batch of options of a range, by rising time.
+
+    Of each batch those that no other one of it beats.
+    """
     leaving = table.profile.boundary_bytes[last - 1] if last < table.blocks else 0
     rows: list[Floats] = []
+    moves: dict[tuple[float, tuple[int, ...]], Floats] = {}
     held_gib = table.profile.stage_memory_bytes((first, last)) / BYTES_PER_GIB
     for number, size in enumerate(table.sizes):
         if held_gib > size.room_gib * (1 + ROUNDING):
             continue
         batches = np.array(size.table.batches)
         latency = size.table.stage_latency_us((first, last))[batches - 1].astype(np.float64)
-        rate = min(nic_gbps, size.nic_gbps)
-        moves = moves_us(leaving, size.table.batches, rate)
+        move = min(nic_gbps, size.nic_gbps), size.table.batches
+        if move not in moves:
+            moves[move] = moves_us(leaving, move[1], move[0])
         rows.append(
             np.stack(
                 [
-                    latency + moves,
+                    latency + moves[move],
                     np.full(len(batches), size.price),
                     np.maximum(latency / (batches * US_PER_S), 1 / size.link_rps[last]),
                     np.full(len(batches), number),
@@ -306,14 +375,9 @@ def _options(table: ModelTable, first: int, last: int, kind: int) -> Options:
     found = np.concatenate(rows, axis=1) if rows else np.zeros((5, 0))
     if table.period_us is not None and found.size:
         found = _in_any_phase(found, table, (first, last))
-    time, price, work, number, batch = found[:, _needed(found)]
-    return Options(
-        time_us=time,
-        price=price,
-        work=work,
-        size=number.astype(np.int64),
-        batch=batch.astype(np.int64),
-    )
+    time, price, work, number, batch = found
+    found = found[:, np.lexsort((number, batch, work, price, time))]
+    return found[:, undominated(-found[:3].T, found[4].astype(np.int64))]
 
 
 @kernel_entry
@@ -395,10 +459,3 @@ def _waiting(
                 break
             wait = ends[at] if at < number and given <= _LATER else last
     return count
-
-
-def _needed(found: Floats) -> Ints:
-    """Rows that no other one beats in time, price and work; in order, one of equal ones."""
-    time, price, work, number, batch = found
-    order = np.lexsort((number, batch, work, price, time))
-    return order[undominated(-np.column_stack([time, price, work])[order])]

@@ -10,9 +10,9 @@ import math
 import numpy as np
 
 from flows.planning.entries.groups import Group, GroupingProblem, items_of
-from flows.planning.entries.partition import MOST_SUBSETS, cheapest_cut, members_of
 from flows.planning.entries.plan import Solved, by_rule, fragments, require_reachable
 from flows.planning.entries.similar import alone
+from flows.planning.entries.subsets import MOST_SUBSETS, cheapest_cut, members_of
 from flows.planning.entries.tables import ModelTable
 from flows.planning.registry import Inputs, PlanOptions
 from flows.planning.solver.arrays import FAR

@@ -1,7 +1,7 @@
 """Small random workloads of entries, and a brute force that shares no code with the planner."""
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from math import ceil, floor, inf
 from typing import Any
@@ -9,7 +9,9 @@ from typing import Any
 import numpy as np
 
 from flows.planning import PlanOptions, make_plan
-from flows.planning.registry import planner_named
+from flows.planning.entries.groups import GroupingProblem, items_of
+from flows.planning.entries.tables import read_tables
+from flows.planning.registry import Inputs, planner_named
 from flows.planning.verify.numbers import verify_plan
 from triton_backend.contract.cluster import Cluster, GpuClass, NodeGroup
 from triton_backend.contract.entries import Entry
@@ -229,6 +231,16 @@ def brute_force(
 
 EVEN = PlanOptions(objective="share", slo_margin=0.5, own={"phases": "even", "headroom": "none"})
 """Plans by rates alone."""
+
+
+def field_of(
+    problem: Case, most_stages: int = 2, own: Mapping[str, Any] | None = None
+) -> GroupingProblem:
+    """Its entries one by one, by rates alone."""
+    inputs = Inputs(profiles=problem.profiles, cluster=problem.cluster, workload=problem.workload)
+    more = {**EVEN.own, **(own or {})}
+    (table,) = read_tables(inputs, replace(EVEN, max_partitions=most_stages, own=more))
+    return GroupingProblem(table, items_of(table))
 
 
 def planned(problem: Case, planner: str = "pool", objective: str = "share", **more: Any) -> Plan:

@@ -3,22 +3,29 @@
 import numpy as np
 import pytest
 
+from flows.planning.engine.pricing import Duals
+from flows.planning.entries.bundles import Bundles
 from flows.planning.entries.pooling import pooled
-from flows.planning.entries.shared_stages import SharedStages
-from tests.flows.planning.entries.entry_cases import case
-from tests.flows.planning.entries.test_shared_stages import field_of
+from flows.planning.entries.subsets import Subsets
+from tests.flows.planning.entries.entry_cases import case, field_of
 
 
 @pytest.mark.parametrize("seed", range(4))
 def test_priced_groups_cost_what_their_members_cost(seed: int) -> None:
     field = field_of(case(seed, 14, blocks=4, rates=(30,), classes=("G", "H")))
-    pricing, random = SharedStages(field), np.random.default_rng(seed)
-    pi = random.uniform(0, 40, 14)
-    least, size = pricing.least(pricing.stages, pi)
-    for stage, reduced, count in zip(pricing.stages, least, size, strict=True):
-        if not np.isfinite(reduced):
-            continue
-        column = pricing.column(int(stage), int(count), pi)
-        assert len(column.items) == count
-        assert column.cost - pi[list(column.items)].sum() == pytest.approx(reduced)
-        assert pooled(field, [column], joined=True).cost == pytest.approx(column.cost)
+    pricer, pi = Bundles(field), np.random.default_rng(seed).uniform(0, 60, 14)
+    priced = pricer.price(Duals(demand=pi, resource=np.zeros(0)), pi, thorough=True)
+    assert len(priced.columns)
+    for group, number in zip(priced.columns.source, priced.columns.group.tolist(), strict=True):
+        assert pricer.roots[number] == group.root
+        assert group.cost - pi[list(group.items)].sum() == pytest.approx(priced.least[number])
+        assert pooled(field, [group], joined=True).cost == pytest.approx(group.cost)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_prices_of_neighbours_are_those_of_all_subsets(seed: int) -> None:
+    field = field_of(case(seed, 12, blocks=4, rates=(30,), classes=("G", "H")))
+    pi = np.random.default_rng(seed).uniform(0, 60, 12)
+    least, known = Bundles(field).least(pi, np.inf), Subsets(field).least(pi, 0.0)
+    some = known < field.root_price[field.needed_roots]  # else no group pays off
+    assert least[some] == pytest.approx(known[some])

@@ -3,29 +3,27 @@
 import numpy as np
 import pytest
 
-from flows.planning.entries.groups import GroupingProblem, items_of
-from flows.planning.entries.partition import by_columns, by_subsets
+from flows.planning.entries.groups import Group, GroupingProblem
 from flows.planning.entries.pooling import pooled, pooled_ways, ways_of
 from flows.planning.entries.seats import seated
-from flows.planning.entries.tables import read_tables
-from flows.planning.registry import Inputs
+from flows.planning.entries.subsets import by_subsets
 from flows.planning.solver.solve import Limits
-from flows.planning.watch import Watch
-from tests.flows.planning.entries.entry_cases import EVEN, case, entry, made, profile
+from tests.flows.planning.entries.entry_cases import case, entry, field_of, made, profile
 
 
-def field_of(count: int, seed: int = 0) -> GroupingProblem:
-    problem = case(seed, count, rates=(5, 30))
-    inputs = Inputs(profiles=problem.profiles, cluster=problem.cluster, workload=problem.workload)
-    table = read_tables(inputs, EVEN)[0]
-    return GroupingProblem(table, items_of(table))
+def drawn(count: int, seed: int = 0) -> GroupingProblem:
+    return field_of(case(seed, count, rates=(5, 30)))
+
+
+def likely(field: GroupingProblem) -> list[Group]:
+    """Groups of neighbours by start and limit."""
+    items = range(len(field.items))
+    return [field.best(items[at : at + 3]) for at in items[::3]]
 
 
 def test_equal_stages_are_one_pool_unless_they_stay_apart() -> None:
     problem = made(profile(7), [entry(f"c{n}", 1, 40, 3) for n in range(4)])
-    inputs = Inputs(profiles=problem.profiles, cluster=problem.cluster, workload=problem.workload)
-    table = read_tables(inputs, EVEN)[0]
-    field = GroupingProblem(table, items_of(table))
+    field = field_of(problem)
     alone = [field.best([item]) for item in range(4)]
     assert len(pooled(field, alone).pools) == 1
     assert len(pooled(field, alone, apart=True).pools) == 4
@@ -34,8 +32,8 @@ def test_equal_stages_are_one_pool_unless_they_stay_apart() -> None:
 
 @pytest.mark.parametrize("seed", range(5))
 def test_sharing_alignment_stages_never_costs_more(seed: int) -> None:
-    field = field_of(14, seed)
-    groups = by_columns(field, Watch(), gap=1e-4, step=1.0).groups
+    field = drawn(14, seed)
+    groups = likely(field)
     plain, shared = pooled(field, groups), pooled(field, groups, joined=True)
     assert shared.cost <= sum(group.cost for group in groups) + 1e-9
     assert plain.cost <= sum(group.cost for group in groups) + 1e-9
@@ -43,16 +41,16 @@ def test_sharing_alignment_stages_never_costs_more(seed: int) -> None:
 
 @pytest.mark.parametrize("seed", range(3))
 def test_ways_of_a_plan_serve_all_at_no_more(seed: int) -> None:
-    field = field_of(12, seed)
-    groups = by_columns(field, Watch(), gap=1e-4, step=1.0).groups
+    field = drawn(12, seed)
+    groups = likely(field)
     exactly = Limits(relative_gap=0.0, nodes=10_000)
-    again, _ = seated(field, ways_of(field, groups), exactly, across=True)
+    again, _ = seated(field, ways_of(field, groups), exactly)
     assert pooled_ways(field, again).cost <= pooled(field, groups, joined=True).cost + 1e-9
 
 
 def test_rates_and_times_of_pools_are_kept() -> None:
-    field = field_of(10)
-    found = pooled(field, by_subsets(field)[1].groups, joined=True)
+    field = drawn(10)
+    found = pooled(field, by_subsets(field), joined=True)
     load = np.zeros(len(found.pools))
     for chain, passes in zip(found.chains, found.passes, strict=True):
         assert [s.key for s in chain.steps] == [found.pools[p][0] for p in passes]

@@ -5,22 +5,14 @@ Everybody has a seat in time, never below the bound, equal to brute force where 
 
 import pytest
 
-from flows.planning.entries.groups import GroupingProblem, items_of
+from flows.planning.entries.groups import GroupingProblem
 from flows.planning.entries.pooling import pooled_ways
-from flows.planning.entries.seats import SeatRoute, many_seated, one_rate, seated
-from flows.planning.entries.tables import read_tables
-from flows.planning.registry import Inputs
+from flows.planning.entries.seats import SeatRoute, many_seated, seated
 from flows.planning.solver.solve import Limits
 from flows.planning.watch import Watch
-from tests.flows.planning.entries.entry_cases import EVEN, Case, brute_force, case
+from tests.flows.planning.entries.entry_cases import brute_force, case, field_of
 
 LIMITS = Limits(relative_gap=0.0, nodes=10_000)
-
-
-def field_of(problem: Case) -> GroupingProblem:
-    inputs = Inputs(profiles=problem.profiles, cluster=problem.cluster, workload=problem.workload)
-    table = read_tables(inputs, EVEN)[0]
-    return GroupingProblem(table, items_of(table))
 
 
 def every_way(field: GroupingProblem) -> list[SeatRoute]:
@@ -52,7 +44,7 @@ def test_all_ways_give_the_plan_that_brute_force_finds(seed: int) -> None:
     field = field_of(problem)
     ways, bound = seated(field, every_way(field), LIMITS)
     assert in_time(field, ways)
-    least = brute_force(problem)
+    least = brute_force(problem, whole=True)
     assert pooled_ways(field, ways).cost == pytest.approx(least)
     assert bound == pytest.approx(least)
 
@@ -61,30 +53,25 @@ def test_all_ways_give_the_plan_that_brute_force_finds(seed: int) -> None:
 def test_all_ways_of_several_rates_give_no_dearer_plan_than_brute_force(seed: int) -> None:
     problem = case(80 + seed, 5, rates=(5, 12.5, 30), classes=("G", "H")[: 1 + seed % 2])
     field = field_of(problem)
-    found, _ = seated(field, every_way(field), LIMITS, across=True)
+    found, _ = seated(field, every_way(field), LIMITS)
     assert in_time(field, found)
     cost = pooled_ways(field, found).cost
-    assert cost <= brute_force(problem) + 1e-9
-    assert seated(field, set(found), LIMITS, across=True)[0] != []
+    assert cost <= brute_force(problem, whole=True) + 1e-9
+    assert seated(field, set(found), LIMITS)[0] != []
 
 
-def test_a_start_without_a_way_is_not_assigned() -> None:
-    field = field_of(case(1, 6, rates=(5, 30)))
-    first = int(field.block.min())
-    missing = [w for w in every_way(field) if w.start != first]
-    assert seated(field, missing, LIMITS, across=True)[0] == []
-
-
-def test_without_a_way_for_somebody_there_is_no_plan() -> None:
-    field = field_of(case(1, 6, rates=(30,)))
+@pytest.mark.parametrize("rates", [(30,), (5, 30)])
+def test_without_a_way_for_somebody_there_is_no_plan(rates: tuple[float, ...]) -> None:
+    field = field_of(case(1, 6, rates=rates))
     first = int(field.block.min())
     missing = [way for way in every_way(field) if way.start != first]
     assert seated(field, missing, LIMITS)[0] == []
 
 
+@pytest.mark.parametrize("rates", [(30,), (5, 30)])
 @pytest.mark.parametrize("seed", range(2))
-def test_many_entries_are_served_near_a_bound(seed: int) -> None:
-    field = field_of(case(seed, 450, blocks=4, rates=(30,)))
+def test_many_entries_are_served_near_a_bound(seed: int, rates: tuple[float, ...]) -> None:
+    field = field_of(case(seed, 450, blocks=4, rates=rates))
     ways, bound = many_seated(field, Watch())
     assert in_time(field, ways)
     assert bound <= pooled_ways(field, ways).cost <= 1.25 * bound
@@ -92,9 +79,4 @@ def test_many_entries_are_served_near_a_bound(seed: int) -> None:
 
 def test_the_bound_of_many_is_below_the_least_plan_of_few() -> None:
     problem = case(61, 5, rates=(30,))
-    assert many_seated(field_of(problem), Watch())[1] <= brute_force(problem) + 1e-6
-
-
-def test_seats_are_for_one_rate() -> None:
-    assert one_rate(field_of(case(0, 6, rates=(30,))))
-    assert not one_rate(field_of(case(0, 6, rates=(5, 30))))
+    assert many_seated(field_of(problem), Watch())[1] <= brute_force(problem, whole=True) + 1e-6

@@ -2,19 +2,20 @@
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
 from flows.planning import PlanOptions, make_plan
 from flows.planning.entries.groups import GroupingProblem, items_of
-from flows.planning.entries.similar import Grouping, merged, realigned, similar_groups
+from flows.planning.entries.similar import merged, realigned, similar_groups
 from flows.planning.entries.tables import ModelTable, read_tables
 from flows.planning.registry import Inputs
 from tests.flows.planning.entries.entry_cases import EVEN, case, entry, made, profile
 from triton_backend.contract.entries import Entry
 from triton_backend.contract.errors import InputError
 
-GROUPING = Grouping(size=3, weights=(1.0, 1.0, 1.0), distance=False, seed=0)
+GROUPING: dict[str, Any] = {"size": 3, "weights": (1.0, 1.0, 1.0), "distance": False, "seed": 0}
 
 
 def table_of(*entries: Entry) -> ModelTable:
@@ -24,7 +25,7 @@ def table_of(*entries: Entry) -> ModelTable:
 
 
 def test_no_entries_make_no_groups() -> None:
-    assert similar_groups([], GROUPING) == []
+    assert similar_groups([], **GROUPING) == []
 
 
 def test_uniform_entries_merge_until_little_rate_is_spare() -> None:
@@ -52,7 +53,7 @@ def test_similar_entries_meet_and_dissimilar_ones_by_the_formula_as_printed() ->
             group
             for seed in range(20)
             for group in similar_groups(
-                items, Grouping(size=3, weights=(1, 1, 1), distance=distance, seed=seed)
+                items, size=3, weights=(1, 1, 1), distance=distance, seed=seed
             )
         ]
         assert {len(group) for group in grouped} == {3}
@@ -64,7 +65,7 @@ def test_similar_entries_meet_and_dissimilar_ones_by_the_formula_as_printed() ->
 
 def test_groups_of_equal_size_hold_everybody_once() -> None:
     table = table_of(*(entry(f"c{n}", n % 3, 30 + n, 5) for n in range(8)))
-    groups = similar_groups(items_of(table), GROUPING)
+    groups = similar_groups(items_of(table), **GROUPING)
     assert sorted(map(len, groups)) == [2, 3, 3]
     assert sorted(n for group in groups for n in group) == list(range(8))
 
@@ -90,9 +91,7 @@ def test_groups_form_by_what_the_factor_weights_count() -> None:
         grouped = [
             group
             for seed in range(20)
-            for group in similar_groups(
-                items, Grouping(size=4, weights=weights, distance=False, seed=seed)
-            )
+            for group in similar_groups(items, size=4, weights=weights, distance=False, seed=seed)
         ]
         kinds = [{kind(items[n].members[0]) for n in group} for group in grouped]
         return sum(len(found) == 1 for found in kinds) / len(kinds)
@@ -115,8 +114,6 @@ def test_factor_weights_of_another_form_are_refused(weights: str, said: str) -> 
 def test_a_group_has_no_more_fragments_than_are_asked_for() -> None:
     items = items_of(table_of(*(entry(f"c{n}", 2 * (n % 2), 60, 5) for n in range(7))))
     for size in (1, 2, 7):
-        groups = similar_groups(
-            items, Grouping(size=size, weights=(1, 1, 1), distance=False, seed=0)
-        )
+        groups = similar_groups(items, size=size, weights=(1, 1, 1), distance=False, seed=0)
         assert max(map(len, groups)) <= size
         assert sorted(n for group in groups for n in group) == list(range(7))

@@ -1,0 +1,295 @@
+"""The cheapest plan found of entries, and what any costs at least, on the engine (space `pools`).
+
+A column is a group: a shared stage, the entries that board it, and bundles of others with an
+alignment stage each. The cover asks for every entry once; there is one group of a stage at most,
+for two on one stage are one, which never costs more. An entry of a longer limit can have the seat
+of another one of its start and rate (free columns), so prices fall with limits.
+
+    minimise    sum_g cost_g z_g                                   z_g >= 0, whole
+    cover_i:    sum over g with i of z_g + y_i+1 - y_i >= 1        y_i: seats passed on
+
+Plans are made of groups, seats passed on, then of ways in a few whole numbers (`seats`), which is a
+proof where no way is missing: no plan with a stage of least reduced cost r is below bound + r.
+
+Here: the cover, plans, proof. Not here: the best groups at prices (`subsets`, `bundles`).
+"""
+
+import math
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+
+from flows.planning.engine.columns import Columns, Pool
+from flows.planning.engine.cover import Generation, raised
+from flows.planning.engine.master import Cover, Free
+from flows.planning.engine.pricing import Duals, Pricer
+from flows.planning.engine.rounding import Incumbent, Tools, dive, restricted
+from flows.planning.entries.bundles import Bundles
+from flows.planning.entries.groups import Group, GroupingProblem, columns_of
+from flows.planning.entries.pooling import Pooled, pooled, pooled_ways, ways_of, ways_to
+from flows.planning.entries.seats import SeatRoute, alike, seated
+from flows.planning.entries.subsets import MOST_TOGETHER, Subsets
+from flows.planning.entries.tables import ANY_NUMBER
+from flows.planning.solver.arrays import Floats, Ints
+from flows.planning.solver.solve import Limits
+from flows.planning.solver.tolerances import SOLVED
+from flows.planning.watch import Watch
+
+CLOSE = 2e-3  # of the bound, where generating columns ends
+_GROUPS, _GROUP_NODES = 150, 50  # of which a plan is made, and nodes
+_WAYS, _WAY_NODES = 60, 200  # of which a plan is made, and nodes
+_MOST_WAYS = 300  # of all plans up to a cost, to prove that there is none, or to find one
+
+
+class GroupPricer(Pricer, Protocol):
+    """A pricer of groups; those of a root are a group of columns."""
+
+    @property
+    def roots(self) -> Ints:
+        """Rising numbers of roots, one for each group of columns."""
+        ...
+
+    def least(self, pi: Floats, below: float) -> Floats:
+        """[roots] no group has a lower reduced cost; from `below` on perhaps a lower one."""
+        ...
+
+
+def cheapest(
+    field: GroupingProblem,
+    watch: Watch,
+    *,
+    gap: float,
+    step: float,
+    prove: bool = True,
+    wanted: float | None = None,
+) -> tuple[Pooled, float]:
+    """The cheapest plan found of items, and what any costs at least.
+
+    Args:
+        field: items, each of which can be served by itself.
+        watch: the clock of the run.
+        gap: relative; at which the search may end.
+        step: costs of plans are multiples of it; 0: any.
+        prove: the bound may be raised beyond the relaxation, and plans be sought for long.
+        wanted: ends with any plan up to it, or where none can be; None: with the cheapest.
+    """
+    crowded = np.bincount(field.block).max() > MOST_TOGETHER
+    alike_all = len(set(field.rate.tolist())) == 1 and field.table.most == ANY_NUMBER
+    search = _Search(
+        problem=field,
+        pricer=Bundles(field) if crowded and alike_all else Subsets(field),
+        watch=watch,
+        step=step,
+        gap=gap,
+        wanted=wanted,
+        plan=pooled(field, [field.best([item]) for item in range(len(field.items))]),
+    )
+    bound = search.run(prove=prove)
+    return search.plan, bound
+
+
+@dataclass(slots=True, kw_only=True)
+class _Search:
+    """Plans of groups and of ways, and what is open to a bound.
+
+    Attributes:
+        step: costs are multiples of it; 0: any.
+        gap: at which a proof is one.
+        wanted: any plan up to it is good enough, none above it is wanted; None: the cheapest is.
+        best: the cost of the best plan known.
+        plan: that plan.
+        ways: of all plans so far.
+    """
+
+    problem: GroupingProblem
+    pricer: GroupPricer
+    watch: Watch
+    step: float
+    gap: float
+    wanted: float | None
+    plan: Pooled
+    pool: Pool = field(default_factory=Pool)
+    best: Incumbent = field(default_factory=Incumbent)
+    ways: set[SeatRoute] = field(default_factory=set[SeatRoute])
+
+    def run(self, *, prove: bool) -> float:
+        """Look for the cheapest plan; what any costs at least."""
+        self.best.judge, self.best.cost = self._judged, self.plan.cost
+        cover = self._cover()
+        alone = [self.problem.best([item]) for item in range(len(self.problem.items))]
+        self.pool.add(columns_of(alone, self.pricer.roots))
+        generation = Generation(
+            cover,
+            self.pricer,
+            self.pool,
+            self.watch,
+            close=min(CLOSE, self.gap),
+            whole_costs=self.step,
+            enough=self._enough(),
+        )
+        parts = self.problem.parts().min(axis=0)  # no group costs less than its items' parts
+        relaxed = generation.run(Duals(demand=parts, resource=np.zeros(0)))
+        lowest, pi = relaxed.bound, relaxed.duals.demand
+        if not self.closed(lowest):
+            self._groups(cover, lowest, pi)
+        if not self.closed(lowest):
+            self._seats(lowest, pi)
+        if prove and not self.closed(lowest):
+            lowest = self._prove(lowest, pi)
+        if prove and not self.closed(lowest):
+            self.best.offer(*dive(cover, self.pricer, self.pool, self.watch))
+        if prove and not self.closed(lowest):
+            self._seat(self.ways, self._limits(lowest, _WAY_NODES))
+        return raised(lowest, self.step)
+
+    def _cover(self) -> Cover:
+        """Every item once; one of a longer limit may have the seat of the next one like it.
+
+        Without the latter prices move about between alike items, and hundreds of rounds go by.
+        """
+        count = len(self.problem.items)
+        pairs = [
+            pair for items in alike(self.problem) for pair in zip(items[1:], items, strict=False)
+        ]
+        exchange = np.zeros((len(pairs), count))
+        for row, (longer, shorter) in zip(exchange, pairs, strict=True):
+            row[longer], row[shorter] = 1.0, -1.0
+        return Cover(
+            need=np.ones(count),
+            capacity=np.zeros(0),
+            free=Free.dense(np.zeros(len(pairs)), exchange, np.zeros((len(pairs), 0)), count),
+            cap=np.ones(count),
+            missed=np.full(count, np.inf),
+        )
+
+    def _judged(self, columns: Columns, counts: Ints, free: Floats) -> float:
+        """Judge groups by the plan that is left of them when seats are passed on."""
+        del counts, free
+        groups = self._passed_on(columns.source)
+        if not groups:
+            return math.inf
+        self.ways |= ways_of(self.problem, groups)
+        return self._taken(pooled(self.problem, groups, joined=True))
+
+    def _taken(self, plan: Pooled) -> float:
+        if plan.cost < self.plan.cost:
+            self.plan = plan
+        return plan.cost
+
+    def _passed_on(self, groups: Sequence[Group]) -> list[Group]:
+        """Groups in which every item is once, of those of a root one; none if one has no seat."""
+        own: list[list[int]] = [[] for _ in groups]
+        for items in alike(self.problem):
+            place = {item: at for at, item in enumerate(items.tolist())}
+            seats = sorted(
+                (place[item], number)
+                for number, group in enumerate(groups)
+                for item in group.items
+                if item in place
+            )
+            for at, item in enumerate(items.tolist()):
+                if at == len(seats) or seats[at][0] > at:
+                    return []
+                own[seats[at][1]].append(item)
+        by_root: dict[tuple[int, int], list[int]] = {}
+        for number, (group, items) in enumerate(zip(groups, own, strict=True)):
+            key = group.root, 0 if self.problem.table.most == ANY_NUMBER else number
+            by_root.setdefault(key, []).extend(items)
+        return [
+            Group(items=tuple(items), root=root, cost=math.nan)
+            for (root, _), items in by_root.items()
+            if items
+        ]
+
+    def closed(self, bound: float) -> bool:
+        """True if nothing better than the plan, or nothing wanted, is left above a bound."""
+        bound, wanted = raised(bound, self.step), self.wanted
+        if wanted is not None and (self.best.cost <= wanted or bound > wanted):
+            return True
+        return self.best.settled(bound, self.gap)
+
+    def _enough(self) -> float:
+        """A bound with which it is closed."""
+        proven = self.best.cost * (1 - self.gap)
+        if self.wanted is None or self.best.cost <= self.wanted:
+            return proven
+        return min(proven, self.wanted * (1 + SOLVED) + self.step)
+
+    def _by_reduced(self, pi: Floats) -> Columns:
+        """Groups known, the least reduced costs first."""
+        columns = self.pool.columns
+        reduced = columns.cost - columns.priced(pi)
+        return columns.take(np.argsort(reduced, kind="stable"))
+
+    def _groups(self, cover: Cover, bound: float, pi: Floats) -> None:
+        """A plan of the groups of the least reduced costs, seats passed on."""
+        columns = self._by_reduced(pi)
+        columns = columns.take(np.arange(min(len(columns), _GROUPS)))
+        tools = Tools(most=lambda some: np.ones(len(some)))
+        restricted(cover, columns, self.best, self._limits(bound, _GROUP_NODES), tools)
+
+    def _seats(self, bound: float, pi: Floats) -> None:
+        """A plan of the ways that groups of the least reduced costs have."""
+        ways: set[SeatRoute] = set()
+        for group in self._by_reduced(pi).source:
+            if len(ways) >= _WAYS:
+                break
+            ways |= ways_of(self.problem, [group])
+        self._seat(ways, self._limits(bound, _WAY_NODES))
+
+    def _prove(self, bound: float, pi: Floats) -> float:
+        """The best plan of all ways that better plans may have; returns a bound of all plans.
+
+        Where costs have steps, each one above the bound is tried by itself,
+        which few ways can have.
+        """
+        least = self.pricer.least(pi, self.best.cost - bound)
+        lowest = bound
+        for cost in self._costs(bound):
+            ways: set[SeatRoute] = set()
+            for root in self.pricer.roots[least <= cost - bound + SOLVED].tolist():
+                ways |= ways_to(self.problem, root)
+                if len(ways) > _MOST_WAYS:
+                    return lowest
+            limits = self._limits(lowest, _WAY_NODES, most=cost)
+            without = self._seat(ways, limits) if ways else math.inf
+            if self.closed(lowest) or without <= cost:
+                break
+            lowest = cost + self.step if self.step else cost
+        return lowest
+
+    def _costs(self, bound: float) -> list[float]:
+        """Values that a better plan can have, from the least on."""
+        most = self._better()
+        if not self.step:
+            return [most]
+        first, last = round(raised(bound, self.step) / self.step), round(most / self.step)
+        return [number * self.step for number in range(first, last + 1)]
+
+    def _better(self) -> float:
+        """The most that a plan costs that is better than the best known."""
+        wanted = self.best.cost * (1 - self.gap)
+        return (math.ceil(wanted / self.step - 1e-6) - 1) * self.step if self.step else wanted
+
+    def _limits(self, bound: float, nodes: int, most: float = math.inf) -> Limits:
+        """Limits of a program whose plans count if better than the best, or wanted."""
+        bound = raised(bound, self.step)
+        most = min(self._better(), most, math.inf if self.wanted is None else self.wanted)
+        enough = bound if self.wanted is None else max(bound, self.wanted)
+        return Limits(
+            relative_gap=self.gap,
+            nodes=nodes,
+            seconds=self.watch.left_s(),
+            cutoff=-most * (1 + SOLVED),
+            enough=-enough * (1 + self.gap),
+        )
+
+    def _seat(self, ways: Collection[SeatRoute], limits: Limits) -> float:
+        """Take the best plan of ways; what one within the limits costs at least."""
+        found, bound = seated(self.problem, ways, limits)
+        if found:
+            self.ways |= set(found)
+            self.best.cost = min(self.best.cost, self._taken(pooled_ways(self.problem, found)))
+        return bound

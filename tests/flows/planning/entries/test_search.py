@@ -1,0 +1,109 @@
+"""Searches for the cheapest plan of entries: the least of all subsets, and what is proven."""
+
+import numpy as np
+import pytest
+
+from flows.planning.entries.bundles import Bundles
+from flows.planning.entries.pooling import Pooled, ways_to
+from flows.planning.entries.search import cheapest
+from flows.planning.entries.seats import SeatRoute, seated
+from flows.planning.entries.subsets import Subsets, by_subsets
+from flows.planning.solver.solve import Limits
+from flows.planning.watch import Watch
+from tests.flows.planning.entries.entry_cases import brute_force, case, field_of
+
+EXACTLY = Limits(relative_gap=0.0, nodes=10_000)
+
+
+def served(plan: Pooled) -> list[int]:
+    """Numbers of the entries that a plan serves."""
+    return sorted(member for chain in plan.chains for member in chain.item.members)
+
+
+@pytest.mark.parametrize("rates", [(5,), (30,), (200,), (5, 30)])
+@pytest.mark.parametrize("seed", range(4))
+def test_the_search_ends_at_the_least_of_all_subsets(seed: int, rates: tuple[float, ...]) -> None:
+    field = field_of(case(seed, 8, rates=rates, classes=("G", "H")[: 1 + seed % 2]))
+    least = sum(group.cost for group in by_subsets(field))
+    plan, bound = cheapest(field, Watch(), gap=0.0, step=5.0)
+    assert bound <= least + 1e-6
+    assert bound == pytest.approx(plan.cost)
+    assert served(plan) == list(range(8))
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_few_entries_of_one_rate_cost_what_brute_force_finds(seed: int) -> None:
+    problem = case(40 + seed, 5, rates=(30,), loose=6)
+    plan, _ = cheapest(field_of(problem), Watch(), gap=0.0, step=5.0)
+    assert plan.cost == pytest.approx(brute_force(problem, whole=True))
+
+
+@pytest.mark.parametrize("kind", [Bundles, Subsets])
+@pytest.mark.parametrize("seed", range(4))
+def test_ways_of_a_better_plan_are_not_left_out(seed: int, kind: type[Bundles | Subsets]) -> None:
+    field = field_of(case(70 + seed, 9, rates=(30,), loose=6))
+    pricer = kind(field)
+    least = sum(group.cost for group in by_subsets(field))
+    pi = field.parts().min(axis=0)
+    open_ = least - float(pi.sum()) + 1e-6
+    roots = pricer.roots[pricer.least(pi, np.inf) <= open_]
+    ways = set[SeatRoute]().union(*(ways_to(field, root) for root in roots.tolist()))
+    taken, bound = seated(field, ways, EXACTLY)
+    assert set(taken) <= set(ways)
+    assert bound <= least + 1e-6
+
+
+@pytest.mark.parametrize("rates", [(30,), (5, 12.5, 30, 0.1)])
+def test_without_alignment_stages_groups_are_those_of_subsets(rates: tuple[float, ...]) -> None:
+    field = field_of(case(3, 9, rates=rates), most_stages=1)
+    plan, bound = cheapest(field, Watch(), gap=0.0, step=5.0)
+    least = sum(group.cost for group in by_subsets(field))
+    assert plan.cost == pytest.approx(least)
+    assert bound == pytest.approx(least)
+
+
+@pytest.mark.parametrize("rates", [(30,), (5, 30)])
+@pytest.mark.parametrize("prove", [False, True])
+def test_what_is_not_proven_is_bounded(prove: bool, rates: tuple[float, ...]) -> None:
+    field = field_of(case(2, 24, blocks=4, rates=rates))
+    plan, bound = cheapest(field, Watch(), gap=0.0, step=5.0, prove=prove)
+    assert bound <= plan.cost
+    assert bound >= 0.85 * plan.cost or not prove
+    assert served(plan) == list(range(24))
+
+
+@pytest.mark.parametrize("rates", [(30,), (5, 30)])
+def test_any_plan_up_to_what_is_wanted_ends_the_search(rates: tuple[float, ...]) -> None:
+    field = field_of(case(2, 20, blocks=4, rates=rates))
+    best, least = cheapest(field, Watch(), gap=0.0, step=5.0)
+    some, bound = cheapest(field, Watch(), gap=0.0, step=5.0, wanted=2 * best.cost)
+    assert bound <= best.cost <= some.cost <= 2 * best.cost
+    _, beyond = cheapest(field, Watch(), gap=0.0, step=5.0, wanted=0.5 * least)
+    assert beyond > 0.5 * least
+
+
+@pytest.mark.parametrize("rates", [(30,), (5, 30)])
+def test_items_that_one_stage_may_not_carry_together_are_apart(rates: tuple[float, ...]) -> None:
+    field = field_of(case(4, 14, rates=rates), own={"max_instances": 1})
+    plan, bound = cheapest(field, Watch(), gap=0.01, step=5.0)
+    assert {vgpus for _, vgpus in plan.pools} == {1}
+    assert bound <= plan.cost
+    assert served(plan) == list(range(14))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("seed", range(2))
+def test_a_hundred_entries_are_served_near_their_bound(seed: int) -> None:
+    field = field_of(case(seed, 110, blocks=4, rates=(30,)))
+    plan, bound = cheapest(field, Watch(), gap=0.01, step=5.0)
+    assert served(plan) == list(range(110))
+    assert bound <= plan.cost <= 1.1 * bound
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_every_batch_fills_the_shared_batch_that_it_boards(seed: int) -> None:
+    problem = case(seed, 14, rates=(40.0, 160.0), blocks=4, loose=10)
+    plan, _ = cheapest(field_of(problem), Watch(), gap=0.01, step=5.0)
+    for chain in plan.chains:
+        assert chain.steps[-1].batch % chain.steps[0].batch == 0
+        assert sum(step.time_us for step in chain.steps) <= chain.item.limit_us
