@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from types import FrameType
     from typing import NoReturn
 
-INTERRUPTED = 130
+INTERRUPTED = 128 + signal.SIGINT  # as shells count
 
 
 def main() -> "NoReturn":

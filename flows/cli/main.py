@@ -17,13 +17,13 @@ from typing import Annotated, NoReturn
 import typer
 
 from flows.cli.console import note_compiling
-from flows.cli.entry import INTERRUPTED
 from flows.cli.registry import GroupedCommands, add_commands
 from flows.sigpipe import exit_code_of
 from triton_backend.contract.errors import InputError, PoolPipeError
 
 FAILURE = 1
 WRONG_INPUT = 2
+INTERRUPTED = 130
 TERMINATED = 143
 FULL = (errno.ENOSPC, errno.EDQUOT)
 

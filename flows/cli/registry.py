@@ -139,12 +139,15 @@ class PanelledCommand(TyperCommand):
             return super().invoke(ctx)
         except InputError as error:
             more = bool(self.context_settings.get("allow_extra_args"))
-            raise as_typed(error, self._options(), more=more) from error
+            raise as_typed(error, self._options(ctx.params), more=more) from error
 
-    def _options(self) -> dict[str, str]:
-        """How options are typed, by their names in code."""
-        options = (p for p in self.params if p.param_type_name == "option")
-        return {str(parameter.name): _spelled(parameter) for parameter in options}
+    def _options(self, given: Mapping[str, Any]) -> dict[str, str]:
+        """How options are typed, by their names in code.
+
+        Left out is an option whose value is its own name: then that may be the name of a file.
+        """
+        options = {str(p.name): p for p in self.params if p.param_type_name == "option"}
+        return {n: _spelled(p) for n, p in options.items() if str(given.get(n)) != n}
 
 
 def as_typed(error: InputError, options: Mapping[str, str], *, more: bool = False) -> InputError:

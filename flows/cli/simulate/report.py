@@ -56,6 +56,7 @@ def report(
     from flows.files import check_writable
     from flows.workspace import workspace
 
+    check_writable(output, makes_folders=True)
     if perfetto is not None:
         if output is not None and output.resolve() == perfetto.resolve():
             raise InputError("--perfetto", f"{perfetto} is the page's file, too")

@@ -108,7 +108,7 @@ def test_a_plan_states_and_shows_what_simulate_says_it_attains(poolpipe: Command
 @pytest.mark.usefixtures("profiled")
 @pytest.mark.parametrize("given", ["much", "0.5", "nan", "-1"])
 def test_what_is_no_headroom_is_refused_in_one_line(given: str, poolpipe: Command) -> None:
-    assert_refused(poolpipe(*PLAN, f"--headroom={given}"), "option headroom", given)
+    assert_refused(poolpipe(*PLAN, f"--headroom={given}"), "--headroom", given)
 
 
 @pytest.mark.long
@@ -284,7 +284,7 @@ def test_a_curve_is_planned_drawn_and_stored(profiled: Path, poolpipe: Command) 
         ("gpus", "0:1e9:1", "'0:1e9:1' names 1,000,000,001 values, 1,000 at most"),
         ("slo:fast", "1", "--vary slo:fast: slo is not of one class; gpus, ratio, bandwidth may"),
         ("gpus", "1:2:0", "neither A,B,C nor"),
-        ("ratio", "7", "7 is out of range"),
+        ("ratio", "7", "7 is not within 0 and 1"),
     ],
 )
 @pytest.mark.usefixtures("profiled")

@@ -181,7 +181,7 @@ def test_rules_of_late_binding_that_change_nothing_are_named_in_one_line(poolpip
     for options, reason in (
         (("--heads", "head"), "heads: is of late binding, and no model of the plan is bound late"),
         (("--rank", "first"), "rank: 'first' is none of latest, deadline, efficiency"),
-        (("--policy", "timeout", *both), "batch_timeout_share: stands beside batch_timeout_ms"),
+        (("--policy", "timeout", *both), "--batch-timeout-share: stands beside --batch-timeout-ms"),
     ):
         for command in (("serve", "plan.json"), ("render", "plan.json", "-o", "bundle")):
             ran = poolpipe(*command, *options)

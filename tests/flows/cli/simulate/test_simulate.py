@@ -220,6 +220,21 @@ def test_the_page_of_a_plan_with_variants_draws_their_accuracy(poolpipe: Command
     assert f"Accuracy against load, {NAME}" in Path("page.html").read_text()
 
 
+@pytest.mark.parametrize(
+    ("path", "reason"),
+    [
+        (".", ".: cannot be written: Is a directory"),
+        ("plan.json/page.html", "plan.json/page.html: cannot be written: there is no folder"),
+    ],
+)
+def test_a_page_that_could_not_be_written_is_refused_before_its_run_is_read(
+    poolpipe: Command, path: str, reason: str
+) -> None:
+    ran = poolpipe("report", "simulate-0", "-o", path)
+    assert (ran.code, ran.out) == (2, "")
+    assert ran.err.startswith(f"poolpipe: {reason}")
+
+
 def test_a_simulation_needs_no_warehouse(poolpipe: Command) -> None:
     ran = poolpipe(*SIMULATE, "--warehouse", "none.duckdb", "--json")
     assert ran.code == 0
