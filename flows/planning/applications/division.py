@@ -31,7 +31,7 @@ from flows.planning.solver.arrays import Floats
 from flows.planning.watch import Watch
 
 MOST_BOXES = 200_000
-_HALVINGS = 12
+_GUESS_EVERY = 16  # boxes between attempts at plans from budgets that none proposed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,11 +115,6 @@ def of_sets(
 class Oracle(Protocol):
     """Known costs of budgets."""
 
-    @property
-    def guess_every(self) -> int:
-        """Boxes between attempts at plans from budgets that none proposed."""
-        ...
-
     def least(self, most: Sequence[int]) -> tuple[float, Sequence[int]]:
         """A lower bound on plans within budgets `most`, and the times its solution uses."""
         ...
@@ -138,7 +133,6 @@ class Separate(Generic[S]):
 
     lines: Sequence[Staircase[S]]
     credit: float = 0.0
-    guess_every: int = 8
 
     def at(self, times: Sequence[int]) -> list[S]:
         """The stairs of budgets by line."""
@@ -234,13 +228,13 @@ class _Search:
             self._offer(used)
             self.floor = min(self.floor, bound)
             return
-        if self.seen % self.oracle.guess_every == 0 or self.seen == 1:
+        if self.seen % _GUESS_EVERY == 0 or self.seen == 1:
             self._offer(self._between(least, used))
         heapq.heappush(self.open, (bound, self.seen, least, most, used))
 
     def _between(self, least: Sequence[int], used: Sequence[int]) -> list[int]:
         """Budgets from the least towards those used, as far as paths allow, then filled up."""
-        share, _ = halved(lambda s: self.lines.fit(_mixed(least, used, s)), 0.0, 1.0, _HALVINGS)
+        share, _ = halved(lambda s: self.lines.fit(_mixed(least, used, s)), 0.0, 1.0)
         times = _mixed(least, used, share)
         for line in sorted(range(len(times)), key=lambda at: times[at] - used[at]):
             times[line] = max(times[line], min(used[line], self.lines.room(times)[line]))

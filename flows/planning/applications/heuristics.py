@@ -156,7 +156,7 @@ def _quantized(
         )
 
     oracle = Separate([steps(line) for line in range(len(lines))])
-    found = divide(lines, oracle, 1e-9, watch)
+    found = divide(lines, oracle, ROUNDING, watch)
     return None if found is None else found.times
 
 

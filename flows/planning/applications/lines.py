@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from flows.planning.solver.tolerances import ROUND_OFF_US
 from triton_backend.contract.applications import Application, Module
 from triton_backend.contract.workload import ModelDemand, Workload, lines_of
 
@@ -149,7 +150,7 @@ def _graph(
     place = {module.name: at for at, module in enumerate(modules)}
     return Graph(
         application=application,
-        limit_us=int((1 - margin) * application.slo_us + 1e-6),
+        limit_us=int((1 - margin) * application.slo_us + ROUND_OFF_US),
         lines=tuple(numbers[module.model] for module in modules),
         parents=tuple(tuple(place[p] for p in module.parents) for module in modules),
         alone=alone,

@@ -18,6 +18,7 @@ from flows.planning.inputs import (
 )
 from flows.planning.registry import Inputs, PlanOptions
 from flows.planning.solver.arrays import Floats
+from flows.planning.solver.tolerances import ROUND_OFF_US
 from triton_backend.contract.applications import received_bytes, sent_bytes
 from triton_backend.contract.errors import InputError
 from triton_backend.contract.workload import Workload
@@ -103,7 +104,7 @@ def _received(inputs: Inputs, model: str) -> int:
 def least_times(problem: Problem) -> list[int]:
     """[lines] the shortest run of a whole model at batch 1 (µs); at least 1."""
     return [
-        max(1, ceil(float(model.latency_us[:, 0, model.blocks, :].min()) - 1e-6))
+        max(1, ceil(float(model.latency_us[:, 0, model.blocks, :].min()) - ROUND_OFF_US))
         for model in problem.models
     ]
 

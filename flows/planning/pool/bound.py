@@ -34,7 +34,7 @@ from flows.planning.engine.pricing import Duals, Priced
 from flows.planning.inputs import Problem
 from flows.planning.pool.columns import Columns, best_of_each
 from flows.planning.solver.arrays import Floats, Ints
-from flows.planning.solver.tolerances import EXACT, SOLVED
+from flows.planning.solver.tolerances import EXACT, ROUNDING, SOLVED
 from flows.planning.watch import Watch
 from triton_backend.contract.errors import InfeasibleError, InvariantError
 
@@ -58,6 +58,10 @@ class Goal:
     minimum_rps: Floats
     price: Floats
     fixed: bool
+
+    def rates(self, score: float) -> Floats:
+        """[models] rates of their weights at a score, whatever is asked for at least."""
+        return self.weight * (1.0 if self.fixed else score)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -205,7 +209,7 @@ def _cover(problem: Problem, pricer: Configurations) -> Cover:
 def _raise_out_of_reach(problem: Problem, columns: Columns, goal: Goal) -> None:
     asked = np.maximum(goal.weight * goal.fixed, goal.minimum_rps)
     free = Goal(
-        weight=np.maximum(asked, 1e-9 * asked.max()),
+        weight=np.maximum(asked, ROUNDING * asked.max()),
         minimum_rps=np.zeros_like(asked),
         price=np.zeros_like(goal.price),
         fixed=False,
@@ -251,9 +255,9 @@ def least_loss(problem: Problem, columns: Columns, bound: Bound) -> Floats:
         real = np.isfinite(rate[:, s])
         for multiple in range(1, MULTIPLES + 1):
             x = np.where(real, rate[:, s] * multiple, 0.0)
-            vgpus = np.ceil(x[:, None] / rate * (1 - 1e-12))
+            vgpus = np.ceil(x[:, None] / rate * (1 - EXACT))
             loss = (vgpus * price).sum(axis=1) - worth * x
-            usable = real & (x >= lowest * (1 - 1e-12))
+            usable = real & (x >= lowest * (1 - EXACT))
             np.minimum(best, np.where(usable, loss, np.inf), out=best)
     return np.maximum(best, 0.0)
 

@@ -19,7 +19,7 @@ from flows.planning.pool.integer import (
     trimmed,
 )
 from flows.planning.solver.arrays import Floats, Ints
-from flows.planning.solver.tolerances import EXACT
+from flows.planning.solver.tolerances import EXACT, ROUNDING
 
 
 @dataclass(slots=True)
@@ -82,7 +82,7 @@ def round_down(problem: Problem, columns: Columns, rates_rps: Floats, goal: Goal
 
 
 def _rounded(columns: Columns, rates_rps: Floats) -> Ints:
-    return np.ceil(rates_rps[:, None] / columns.rate_rps - 1e-9).astype(np.int64)
+    return np.ceil(rates_rps[:, None] / columns.rate_rps - ROUNDING).astype(np.int64)
 
 
 def _fits(problem: Problem, columns: Columns, vgpus: Ints) -> bool:

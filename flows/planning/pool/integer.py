@@ -40,7 +40,6 @@ from flows.planning.solver.solve import Relaxation
 from flows.planning.solver.tolerances import EXACT, ROUNDING
 from flows.planning.watch import Watch
 
-_ROUNDS = 4
 _WHOLE = 1e-6  # a relaxed extreme this close to a whole number is that number
 
 
@@ -213,7 +212,7 @@ def values_of(columns: Columns, layout: Layout, vgpus: Ints, size: int) -> Float
 def trimmed(columns: Columns, vgpus: Ints) -> Ints:
     """The fewest vGPUs per stage that deliver the same rates."""
     rate = delivered_rps(columns, vgpus)
-    needed = np.ceil(rate[:, None] / columns.rate_rps * (1 - 1e-12)).astype(np.int64)
+    needed = np.ceil(rate[:, None] / columns.rate_rps * (1 - EXACT)).astype(np.int64)
     return np.where(np.isfinite(columns.rate_rps), needed, 0)
 
 
@@ -288,7 +287,8 @@ def tighten(
     relaxation, owned = Relaxation(program), layout.owned.reshape(-1).tolist()
     plain, _ = integer_program(problem, columns, goal, -np.inf)
     lower, upper = plain.lower.copy(), plain.upper.copy()
-    for _ in range(_ROUNDS):
+    narrowed = True
+    while narrowed:
         narrowed = False
         for variable in owned:
             if lower[variable] == upper[variable] or watch.over():
@@ -304,6 +304,4 @@ def tighten(
                 lower[variable], upper[variable] = low, high
                 relaxation.bound(variable, low, high)
                 narrowed = True
-        if not narrowed:
-            break
     return replace(plain, lower=lower, upper=upper)

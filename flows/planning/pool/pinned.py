@@ -18,7 +18,7 @@ from flows.planning.registry import PlanOptions
 from flows.planning.solver.arrays import Floats, Ints
 from flows.planning.solver.tolerances import ROUNDING
 from triton_backend.contract.errors import InputError
-from triton_backend.contract.plan import Pipeline, Pool
+from triton_backend.contract.plan import Pipeline, Plan, Pool
 from triton_backend.contract.shares import share_text
 
 
@@ -87,7 +87,11 @@ def pinned(problem: Problem, goal: Goal, options: PlanOptions) -> Pinned | None:
     if not options.pinned_models:
         return None
     names = [model.name for model in problem.models]
-    before = {name: _pipelines(options, name, names) for name in options.pinned_models}
+    plan = options.previous
+    if plan is None:
+        where = f"pinned model {options.pinned_models[0]!r}"
+        raise InputError(where, "needs the plan in force (--previous)")
+    before = {name: _pipelines(plan, name, names) for name in options.pinned_models}
     others = np.array(
         [n for n, name in enumerate(names) if name not in options.pinned_models], dtype=np.int64
     )
@@ -102,7 +106,7 @@ def pinned(problem: Problem, goal: Goal, options: PlanOptions) -> Pinned | None:
     for number, pipeline in known:
         if not (pipeline.throughput_rps or options.own["overflow"]):
             continue
-        pools = _pools(options, pipeline)
+        pools = _pools(plan, pipeline)
         if pipeline.throughput_rps:
             rows.append(_row(problem, every, number, pipeline, pools))
             own = [pool.vgpus for pool in pools]
@@ -125,26 +129,20 @@ def pinned(problem: Problem, goal: Goal, options: PlanOptions) -> Pinned | None:
     return kept
 
 
-def _pipelines(options: PlanOptions, name: str, names: list[str]) -> tuple[Pipeline, ...]:
-    where = f"pinned model {name!r}"
-    if options.previous is None:
-        raise InputError(where, "needs the plan in force (--previous)")
-    found = [model for model in options.previous.models if model.name == name]
+def _pipelines(plan: Plan, name: str, names: list[str]) -> tuple[Pipeline, ...]:
+    found = [model for model in plan.models if model.name == name]
     if not found or name not in names:
-        lacks = "the workload" if found else f"plan {options.previous.plan_id}"
-        raise InputError(where, f"is not in {lacks}")
+        lacks = "the workload" if found else f"plan {plan.plan_id}"
+        raise InputError(f"pinned model {name!r}", f"is not in {lacks}")
     return found[0].pipelines
 
 
-def _pools(options: PlanOptions, pipeline: Pipeline) -> list[Pool]:
+def _pools(plan: Plan, pipeline: Pipeline) -> list[Pool]:
     """The pool of every stage of a pipeline of the plan in force.
 
     Raises:
         InputError: several stages share one, which this planner does not plan around.
     """
-    plan = options.previous
-    if plan is None:
-        raise InputError("pinned models", "need the plan in force (--previous)")
     pools = [plan.pool_of(stage) for stage in pipeline.stages]
     for pool in pools:
         if len(plan.stages_of(plan.pools.index(pool))) > 1:

@@ -45,6 +45,7 @@ from flows.planning.registry import (
     PlannedPipeline,
     PlannedStage,
     PlanOptions,
+    Trace,
 )
 from flows.planning.solver.arrays import Floats, Ints
 from flows.planning.solver.tolerances import ROUNDING
@@ -95,13 +96,13 @@ def plan(inputs: Inputs, options: PlanOptions) -> Outcome:
         score = max(score, lowest_share(columns, vgpus, rest))
     found.trace.seconds["widen"] = watch.seconds()
     if in_percents:
-        equal = replace(found, columns=columns, vgpus=vgpus, score=score)
-        return _with_parts(inputs, options, goal, equal)
+        equal = unequal.alike(problem, (columns, vgpus), score, bound)
+        return _with_parts(inputs, options, goal, problem, equal, found.trace)
     if kept is not None:
         columns, vgpus = kept.joined(columns, vgpus)
         score, bound = kept.score(score), kept.score(bound)
         beside = kept.with_best_effort(beside)
-    promised = promised_rps(columns, vgpus, goal, 1.0 if goal.fixed else score)
+    promised = promised_rps(columns, vgpus, goal, score)
     return Outcome(
         pipelines=pipelines_of(whole, columns, vgpus, promised, beside),
         promised_rps=tuple(promised.tolist()),
@@ -131,11 +132,16 @@ def _prices(
     return abs(bound.score), {"gpus": dict(gpus), "rates": dict(rates)}
 
 
-def _with_parts(inputs: Inputs, options: PlanOptions, goal: Goal, equal: Found) -> Outcome:
+def _with_parts(
+    inputs: Inputs,
+    options: PlanOptions,
+    goal: Goal,
+    problem: Problem,
+    best: unequal.Answer,
+    trace: Trace,
+) -> Outcome:
     """The plan of equal parts, or a better one with parts of several sizes and models."""
-    watch, trace = Stopwatch(), equal.trace
-    problem, columns, vgpus = equal.problem, equal.columns, equal.vgpus
-    score, bound, gpus = equal.score, equal.bound, None
+    watch = Stopwatch()
     cluster, notes = unequal.offered(inputs.cluster, options.max_partitions)
     wide = build_problem(inputs.profiles, cluster, inputs.workload, options, percents=EVERY)
     cuts = unequal.cuts_of_problem(wide, cluster, inputs.watch)
@@ -145,44 +151,51 @@ def _with_parts(inputs: Inputs, options: PlanOptions, goal: Goal, equal: Found) 
     else:
         space = unequal.SPACE
         every = unequal.all_candidates(wide, options.max_partitions)
-        found = unequal.search(wide, every, cuts, goal, score, options, trace, inputs.watch)
-        bound = found.bound
-        if found.columns is not None and found.vgpus is not None:
-            problem, columns, vgpus, gpus = wide, found.columns, found.vgpus, found.gpus
-            score = found.score
-        settled = abs(bound - score) <= options.gap * abs(score) * (1 + ROUNDING)
-        trace.status = "optimal" if settled else "effort limit reached"
-    trace.notes += [*notes, *undisturbed(inputs)]
-    if gpus is None:
-        gpus = unequal.alike(problem, columns, vgpus)
-    promised = promised_rps(columns, vgpus, goal, 1.0 if goal.fixed else score)
-    pipelines = cut_pipelines(inputs, problem, (columns, vgpus), gpus, promised)
+        found = unequal.search(wide, every, cuts, goal, best.score, options, trace, inputs.watch)
+        if found.columns is None:
+            best = replace(best, bound=found.bound)
+        else:
+            problem, best = wide, found
+    trace.notes += notes
     trace.seconds["parts"] = watch.seconds()
+    return on_parts(inputs, options, goal, problem, best, trace, space)
+
+
+def on_parts(
+    inputs: Inputs,
+    options: PlanOptions,
+    goal: Goal,
+    problem: Problem,
+    best: unequal.Answer,
+    trace: Trace,
+    space: str | None,
+) -> Outcome:
+    """A plan over cuts as a decision; interference, though known, is not reckoned with."""
+    settled = abs(best.bound - best.score) <= options.gap * abs(best.score) * (1 + ROUNDING)
+    trace.status = "optimal" if settled else "effort limit reached"
+    if inputs.watch.over() and not settled:
+        trace.status = "stopped" if inputs.watch.stopped() else "time limit reached"
+    classes = inputs.cluster.gpu_classes
+    if any(c.vgpu_percents and c.name in inputs.interference for c in classes):
+        trace.notes.append("neighbours on a GPU are taken not to disturb each other")
+    promised = promised_rps(*best.counted, goal, best.score)
     return Outcome(
-        pipelines=pipelines,
+        pipelines=_cut_pipelines(inputs, problem, best, promised),
         promised_rps=tuple(promised.tolist()),
-        objective=objective_of(options.objective, score, bound),
+        objective=objective_of(options.objective, best.score, best.bound),
         trace=trace,
         space=space,
     )
 
 
-def undisturbed(inputs: Inputs) -> list[str]:
-    """The note that interference, though known, is not reckoned with; none where it is not."""
-    classes = inputs.cluster.gpu_classes
-    if any(c.vgpu_percents and c.name in inputs.interference for c in classes):
-        return ["neighbours on a GPU are taken not to disturb each other"]
-    return []
-
-
-def cut_pipelines(
-    inputs: Inputs, problem: Problem, counted: Counted, gpus: unequal.Gpus, promised: Floats
+def _cut_pipelines(
+    inputs: Inputs, problem: Problem, best: unequal.Answer, promised: Floats
 ) -> tuple[PlannedPipeline, ...]:
     """Configurations in use as pipelines, those on parts in percents with their placed pools."""
-    columns, vgpus = counted
+    columns, vgpus = best.counted
     used = np.flatnonzero(vgpus.any(axis=1))
     pools: dict[tuple[int, int], PlannedCut] = {}
-    for number, filled in gpus.items():
+    for number, filled in (best.gpus or {}).items():
         gpu_class = inputs.cluster.gpu_classes[number]
         if not gpu_class.vgpu_percents:
             continue

@@ -40,12 +40,12 @@ BEFORE_BEST_EFFORT = 0.1
 
 
 def promised_rps(columns: Columns, vgpus: Ints, goal: Goal, score: float) -> Floats:
-    """[models] requests/s: weight x score, or the least rate asked for.
+    """[models] requests/s: the rate at a score, or the least rate asked for.
 
     At most what is delivered.
     """
     delivered = models_rps(columns, vgpus, len(goal.weight))
-    promised = np.maximum(goal.weight * score, goal.minimum_rps)
+    promised = np.maximum(goal.rates(score), goal.minimum_rps)
     # Rates asked for are met within rounding; a rate a hair below would read as one that is not.
     return np.where(promised > delivered * (1 + ROUNDING), delivered, promised)
 

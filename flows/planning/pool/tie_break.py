@@ -57,9 +57,6 @@ _IN_FORCE = (240, 10_000)
 _SHARE = 0.1  # of a time limit that each solve may add
 _GIVE = 1e-3  # share of the value sustained that stages and moves may cost
 _LESS = 0.5  # solutions must be better by more than this to count
-_HELD = (
-    1e-10  # by how much, relatively, the program may fall short of the score, for its tolerances
-)
 _ENOUGH = 1e-4  # of the value: closer to the best is not looked for
 
 Use = tuple[int, int, int, int]  # model, vGPU type, first block, last block
@@ -167,7 +164,7 @@ def _tied(
     reduced = np.maximum(paid - bound.rate_price[columns.model], 0.0)
     loss = least_loss(problem, columns, replace(bound, reduced_cost=reduced))
     order = np.argsort(loss, kind="stable")
-    size = int(np.searchsorted(loss[order], (bound.score - found.score) * (1 + 1e-9)))
+    size = int(np.searchsorted(loss[order], (bound.score - found.score) * (1 + ROUNDING)))
     rows = np.sort(order[: min(size, most)])
     own = _rows_of(found.columns, columns)
     rows = np.union1d(rows, own)
@@ -234,7 +231,7 @@ def _fewer(
     if answer.values is not None:
         fresh = counts_of(layout, tied.columns, answer.values)
         size = tied.stages(fresh) if stages_first else tied.moved(fresh)
-        held = tied.sustained is None or tied.sustained.value(fresh) >= least - _HELD
+        held = tied.sustained is None or tied.sustained.value(fresh) >= least - ROUNDING
         if size < now and held and tied.as_good(fresh):
             now, vgpus = size, fresh
     return vgpus, answer.bound < _LESS - now
@@ -245,7 +242,7 @@ def _held(tied: _Tied, program: Program, layout: Layout) -> Program:
     if tied.goal.fixed:
         return program
     lower, upper = program.lower.copy(), program.upper.copy()
-    lower[layout.z] = upper[layout.z] = tied.score * (1 - _HELD)
+    lower[layout.z] = upper[layout.z] = tied.score * (1 - ROUNDING)
     return replace(program, lower=lower, upper=upper)
 
 
@@ -256,7 +253,7 @@ def _program(tied: _Tied, most_stages: int | None, least: float) -> tuple[Progra
     cutoff = tied.score if goal.fixed else -np.inf
     layout = add_integer_program(build, tied.problem, columns, goal, cutoff)
     on = build.variables("on", len(columns), upper=1.0, whole=True)
-    most = np.maximum(goal.weight * (1.0 if goal.fixed else tied.score), goal.minimum_rps)
+    most = np.maximum(goal.rates(tied.score), goal.minimum_rps)
     if tied.sustained is not None:
         tied.sustained.hold(build, tied.sustained.variables(build, layout), least)
         most = most * (1 + HEADROOM)

@@ -46,7 +46,7 @@ from flows.planning.inputs import Problem
 from flows.planning.packing import Part, cuts_of
 from flows.planning.pool.at_prices.blocks import step_of
 from flows.planning.pool.bound import Bound, Goal, least_loss, undominated
-from flows.planning.pool.columns import Columns, enumerate_columns
+from flows.planning.pool.columns import Columns, Counted, enumerate_columns
 from flows.planning.pool.integer import add_level, asked_rps, models_rps, trimmed
 from flows.planning.registry import PlanOptions, Trace
 from flows.planning.solver.arrays import Floats, Ints
@@ -127,6 +127,13 @@ class Answer:
     vgpus: Ints | None = None
     gpus: Gpus | None = None
     held: Ints | None = None
+
+    @property
+    def counted(self) -> Counted:
+        """Configurations of the plan that was found, with their vGPUs."""
+        assert self.columns is not None
+        assert self.vgpus is not None
+        return self.columns, self.vgpus
 
 
 def offered(cluster: Cluster, max_partitions: int) -> tuple[Cluster, list[str]]:
@@ -403,7 +410,7 @@ def _integer(
     counts = np.zeros(columns.types.shape, dtype=np.int64)
     counts[column, stage] = np.rint(solved.values[vgpus]).astype(np.int64)
     if candidates.beside is not None:  # a configuration that serves nothing keeps nothing
-        asked = goal.weight[columns.model] * (1.0 if goal.fixed else ceiling)
+        asked = goal.rates(ceiling)[columns.model]
         counts[solved.values[rates] <= SOLVED * asked] = 0
     counts = trimmed(columns, counts)
     number = np.rint(solved.values[gpus]).astype(np.int64)
@@ -443,8 +450,9 @@ def _filled(
     return gpus
 
 
-def alike(problem: Problem, columns: Columns, vgpus: Ints) -> Gpus:
-    """How GPUs are cut in a plan of equal parts, each GPU for one model."""
+def alike(problem: Problem, counted: Counted, score: float, bound: float) -> Answer:
+    """A plan of equal parts, each GPU for one model, as a plan over cuts."""
+    columns, vgpus = counted
     cuts = Cuts(
         parts=np.diag(problem.type_divisor),
         kind=problem.type_class,
@@ -455,4 +463,5 @@ def alike(problem: Problem, columns: Columns, vgpus: Ints) -> Gpus:
         key = (int(columns.types[row, stage]), int(columns.model[row]))
         need[key] = need.get(key, 0) + int(vgpus[row, stage])
     held = [(t, m, -(-count // problem.types[t][1])) for (t, m), count in need.items()]
-    return _filled(columns, vgpus, cuts, held)
+    gpus = _filled(columns, vgpus, cuts, held)
+    return Answer(bound=bound, score=score, columns=columns, vgpus=vgpus, gpus=gpus)

@@ -38,7 +38,7 @@ from flows.planning.registry import (
     Trace,
 )
 from flows.planning.solver.arrays import Floats, Ints
-from flows.planning.solver.tolerances import ROUNDING
+from flows.planning.solver.tolerances import EXACT, ROUNDING
 from flows.planning.subclusters.classes import ToClass, cheapest, evenest
 from flows.planning.subclusters.free import carried, needed
 from flows.planning.subclusters.gathering import Curves, curves
@@ -499,7 +499,7 @@ def _scale_bound(asked: Demands, options: PlanOptions) -> float:
     def shares(load: Floats) -> float:
         return float((load[:, used] / gpus[used]).min(axis=1).sum())
 
-    most = len(used) * (1 + 1e-12)
+    most = len(used) * (1 + EXACT)
     work = np.column_stack([asked.curves[k].work_s[:, -1] / gpus[k] for k in used])
     above = len(used) / float((asked.weight * work.min(axis=1)).sum())
     # no scale beyond the last at which even the least GPUs fit, which never fall, fits at all

@@ -11,7 +11,7 @@ The last three plan each line by itself, so the GPUs of a class must suffice for
 Here: which oracle, and reading its answer. Not here: the division of time (`division`).
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 from math import inf
 
@@ -46,27 +46,24 @@ from flows.planning.certificate import objective_of
 from flows.planning.inputs import ALIKE, EVERY, Problem, gpu_prices, require_rates
 from flows.planning.pool import unequal
 from flows.planning.pool.applications import parts
-from flows.planning.pool.applications.pools import Pools
+from flows.planning.pool.applications.pools import STEP_SHARE, Pools
 from flows.planning.pool.bound import goal_of
-from flows.planning.pool.plan import cut_pipelines, pipelines_of, undisturbed
+from flows.planning.pool.plan import on_parts, pipelines_of
 from flows.planning.pool.search import Found
 from flows.planning.pool.spare_gpus import promised_rps
 from flows.planning.registry import Inputs, Outcome, PlanOptions, Trace
 from flows.planning.solver.arrays import Floats
 from flows.planning.solver.tolerances import ROUNDING
-from triton_backend.contract.applications import Application, Module
+from triton_backend.contract.applications import Module
 from triton_backend.contract.cluster import Cluster
 from triton_backend.contract.errors import InfeasibleError, InputError
 from triton_backend.contract.workload import ModelDemand, Workload
 
 _PRICINGS = 20  # of scarce GPUs
-_HANDING_SHARE = 0.25  # of the time that is left: what handing out scarce GPUs may take
 _SCARCE_SHARE = 0.6  # of the time that is left: what planning lines at these may take
-_EQUAL_SHARE = 0.4  # of the time that is left: what the plan of equal parts may take
 _FEWEST_SIZES = 4  # stages for which as few sizes are offered as ever, where cuts are many
 _SKETCH, _MANY = 24, 64  # boxes looked at before one program is asked; after it
 _MOST = 200  # for throughput: before it
-_FIRST_SHARE = 0.3  # of the time that is left: what boxes for throughput may take before it
 _ENDS = "time limit reached"
 
 
@@ -148,7 +145,7 @@ def _on_pools(inputs: Inputs, options: PlanOptions, lines: Lines, problem: Probl
     best, division = divided
     goal = pools.goal
     score, bound = best.score, max(best.score, -division.bound)
-    promised = promised_rps(best.columns, best.vgpus, goal, 1.0 if goal.fixed else score)
+    promised = promised_rps(best.columns, best.vgpus, goal, score)
     trace = _trace(laps, division, options)
     trace.configurations = pools.configurations
     decided = Outcome(
@@ -163,27 +160,16 @@ def _on_pools(inputs: Inputs, options: PlanOptions, lines: Lines, problem: Probl
 def _on_parts(inputs: Inputs, options: PlanOptions, lines: Lines, problem: Problem) -> Outcome:
     """The plan of equal parts, or a better one with parts of several sizes and lines."""
     laps, trace = Stopwatch(), Trace()
-    pools, found, (bound, space) = _parts(inputs, options, lines, problem, trace)
-    goal, score = pools.goal, found.score
-    promised = promised_rps(*found.counted, goal, 1.0 if goal.fixed else score)
-    settled = bound - score <= options.gap * abs(score) * (1 + ROUNDING)
-    ended = _ENDS if inputs.watch.over() else "effort limit reached"
-    trace.status = "optimal" if settled else ended
+    pools, best, space = _parts(inputs, options, lines, problem, trace)
     trace.seconds["parts"] = laps.seconds()
-    decided = Outcome(
-        pipelines=cut_pipelines(inputs, pools.problem, found.counted, found.gpus, promised),
-        promised_rps=tuple(promised.tolist()),
-        objective=objective_of(options.objective, score, bound),
-        trace=trace,
-        space=space,
-    )
-    return answer(decided, inputs, options, lines, pools.problem, parts.times_of(pools, found))
+    decided = on_parts(inputs, options, pools.goal, pools.problem, best, trace, space)
+    return answer(decided, inputs, options, lines, pools.problem, pools.times_of(*best.counted))
 
 
 def _parts(
     inputs: Inputs, options: PlanOptions, lines: Lines, problem: Problem, trace: Trace
-) -> tuple[Pools, parts.Placed, tuple[float, str | None]]:
-    """The best plan of equal and unequal parts, of which lines, with its bound and their space.
+) -> tuple[Pools, unequal.Answer, str | None]:
+    """The best plan of equal and unequal parts, of which lines, and the space of its bound.
 
     Raises:
         InfeasibleError: there is none.
@@ -197,38 +183,39 @@ def _parts(
         cuts = unequal.cuts_of_problem(wide, cluster, inputs.watch)
         if cuts is not None:
             break
-    trace.notes += [*notes, *undisturbed(inputs)]
+    trace.notes += notes
     if cuts is None:
         trace.notes.append(unequal.no_cuts(inputs.watch))
         if equal is None:
             raise _no_plan(inputs, lines, problem)
         trace.details["over_equal_parts"] = 1.0
-        return equal
+        return *equal, None
     pools = _pools(inputs, options, lines, wide)
     try:
         pools.enumerate()
     except InfeasibleError as error:  # a line alone takes longer than its applications may
         raise out_of_reach(lines, wide) from error
-    of, best, _ = equal or (pools, None, None)
-    known = None if best is None else (best.score, parts.times_of(of, best))
-    found, bound = parts.search(pools, cuts, known, trace)
-    if found is not None:
+    known = None if equal is None else (equal[1].score, equal[0].times_of(*equal[1].counted))
+    found = parts.search(pools, cuts, known, trace)
+    if found.columns is not None:
         of, best = pools, found
-    if best is None:
+    elif equal is not None:
+        of, best = equal
+    else:
         raise _no_plan(inputs, lines, problem)
     if pools.goal.fixed:
-        wider = parts.with_room(pools, cuts, best.gpus, parts.times_of(of, best))
-        of, best = (of, best) if wider is None else (pools, wider)
+        wider = parts.with_room(pools, cuts, best, of.times_of(*best.counted))
+        of, best = (of, best) if wider.columns is None else (pools, wider)
     before = known[0] if known else 0.0
     trace.details["over_equal_parts"] = best.score / before if before else None
-    return of, best, (max(bound, best.score), unequal.SPACE)
+    return of, replace(best, bound=max(found.bound, best.score)), unequal.SPACE
 
 
 def _equal_parts(
     inputs: Inputs, options: PlanOptions, lines: Lines, problem: Problem
-) -> tuple[Pools, parts.Placed, tuple[float, None]] | None:
+) -> tuple[Pools, unequal.Answer] | None:
     """The plan of which every GPU has parts of one size for one line; None where there is none."""
-    part = replace(inputs, watch=inputs.watch.part(_EQUAL_SHARE), prove=False)
+    part = replace(inputs, watch=inputs.watch.part(STEP_SHARE), prove=False)
     pools = _pools(part, options, lines, problem)
     try:
         divided = _divided(pools, replace(options, time_limit_s=None))  # its own bound says nothing
@@ -237,9 +224,8 @@ def _equal_parts(
     if divided is None:
         return None
     best, division = divided
-    gpus = unequal.alike(problem, best.columns, best.vgpus)
-    placed = parts.Placed(counted=(best.columns, best.vgpus), gpus=gpus, score=best.score)
-    return pools, placed, (max(best.score, -division.bound), None)
+    bound = max(best.score, -division.bound)
+    return pools, unequal.alike(problem, (best.columns, best.vgpus), best.score, bound)
 
 
 def _no_plan(inputs: Inputs, lines: Lines, problem: Problem) -> InfeasibleError:
@@ -288,7 +274,7 @@ class _Search:
         goal = self.pools.goal
         steps = (lambda: self._search_budgets(_SKETCH),)
         if not goal.fixed:
-            steps = (lambda: self._search_budgets(_MOST, share=_FIRST_SHARE),)
+            steps = (lambda: self._search_budgets(_MOST, share=STEP_SHARE),)
         if goal.fixed and goal.price.any():
             scarce = bool(self._scarcity().any())
             first = self.best is None and scarce
@@ -364,7 +350,7 @@ class _Search:
         """
         pools = self.pools
         cutoff = inf if self.best is None else -self.best.score
-        found = pools.hand_out(pools.watch.part(_HANDING_SHARE), cutoff)
+        found = pools.hand_out(pools.watch.part(STEP_SHARE), cutoff)
         self._offer(pools.cheapest())
         self.bound, self.extra = min(self.bound, -found.bound), found.extra
 
@@ -424,7 +410,7 @@ def _trace(laps: Stopwatch, division: BudgetSplit, options: PlanOptions) -> Trac
     trace.seconds["divide"] = laps.seconds()
     trace.details["division"] = {"boxes": division.boxes, "bound": division.bound}
     gap = (division.cost - division.bound) / abs(division.cost) if division.cost else 0.0
-    if gap > options.gap * (1 + 1e-9):
+    if gap > options.gap * (1 + ROUNDING):
         trace.status = _ENDS
         trace.notes.append(f"{_ENDS}: this is the best division found, with its gap")
     return trace
@@ -436,13 +422,16 @@ def application_rates(inputs: Inputs, options: PlanOptions) -> tuple[Workload, s
     They are what every line reaches in a plan of most throughput without gathering time, of whole
     models where there is one: how many stages a plan may have does not change what is asked of it.
     """
-    lines = demanded(inputs.workload, options)
+    demands = demanded(inputs.workload, options).demands
     if "gathering" not in options.own or gathering_of(options, inputs.cluster) != "fixed":
         return inputs.workload, "none"
-    if all(demand.batch_building_rate_rps is not None for demand in lines.demands):
+    stated = {d.name for d in demands if d.batch_building_rate_rps is not None}
+    if len(stated) == len(demands):
         return inputs.workload, "given"
     free = replace(options, objective="throughput", planner="pool", own={}, previous=None, gap=0.05)
-    lines = demanded(_building(inputs.workload, lambda _name, _asked, _said: None), free)
+    lines = demanded(inputs.workload, free)
+    gathered = tuple(replace(d, batch_building_rate_rps=None) for d in lines.demands)
+    lines = replace(lines, demands=gathered)
     problem = line_problem(inputs, free, lines, ALIKE)
     divided = None
     for stages in range(1, options.max_partitions + 1):
@@ -462,49 +451,27 @@ def application_rates(inputs: Inputs, options: PlanOptions) -> tuple[Workload, s
         raise _no_plan(inputs, lines, problem)
     if level <= 0:
         raise _no_plan(inputs, lines, problem)
-    reached = {line.name: line.normaliser() * level for line in lines.demands}
-    return _rated(inputs.workload, reached), "pool without gathering"
+    return _building(inputs.workload, level, stated), "pool without gathering"
 
 
-def _rated(workload: Workload, reached: Mapping[str, float]) -> Workload:
-    """Every line's rate shared by its users as they ask.
-
-    Lines for which some user says one keep it.
-    """
-    total: dict[str, float] = {}
-    stated: set[str] = set()
-
-    def seen(name: str, asked: float, said: float | None) -> float | None:
-        total[name] = total.get(name, 0.0) + asked
-        if said is not None:
-            stated.add(name)
-        return said
-
-    _building(workload, seen)
-    return _building(
-        workload,
-        lambda name, asked, said: said if name in stated else reached[name] * asked / total[name],
-    )
-
-
-def _building(
-    workload: Workload, rate: Callable[[str, float, float | None], float | None]
-) -> Workload:
-    """The workload with other batch-building rates: of a model, the rows/s asked, what is said."""
+def _building(workload: Workload, level: float, stated: Collection[str]) -> Workload:
+    """The workload with the batch-building rates of a level, but for lines that state some."""
 
     def model(m: ModelDemand) -> ModelDemand:
-        said = rate(m.name, m.normaliser(), m.batch_building_rate_rps)
-        return replace(m, batch_building_rate_rps=said)
+        if m.name in stated:
+            return m
+        return replace(m, batch_building_rate_rps=level * m.normaliser())
 
-    def module(m: Module, application: Application) -> Module:
-        asked = application.normaliser() * m.rows_per_request
-        return replace(m, batch_building_rate_rps=rate(m.model, asked, m.batch_building_rate_rps))
+    def module(m: Module, asked: float) -> Module:
+        if m.model in stated:
+            return m
+        return replace(m, batch_building_rate_rps=level * asked * m.rows_per_request)
 
     return replace(
         workload,
         models=tuple(map(model, workload.models)),
         applications=tuple(
-            replace(a, modules=tuple(module(m, a) for m in a.modules))
+            replace(a, modules=tuple(module(m, a.normaliser()) for m in a.modules))
             for a in workload.applications
         ),
     )

@@ -27,12 +27,11 @@ from flows.planning.applications.lines import Graph, Lines
 from flows.planning.engine.columns import undominated
 from flows.planning.inputs import Problem
 from flows.planning.pool.bound import Goal, groups_of
-from flows.planning.pool.columns import Columns, Counted
+from flows.planning.pool.columns import Columns
 from flows.planning.pool.integer import (
     Layout,
     add_integer_program,
     counts_of,
-    delivered_rps,
     take_rates,
 )
 from flows.planning.solver.arrays import Floats, Ints
@@ -79,7 +78,7 @@ def solve_levels(
     build = ProgramBuilder()
     layout = add_integer_program(build, problem, columns, goal, -np.inf)
     served = _served(build, columns, goal, layout)
-    most = goal.weight * (1.0 if goal.fixed else ceiling)
+    most = goal.rates(ceiling)
     levels, chosen = add_levels(build, (columns.model, times), served, most)
     for line, price, proven in floors:
         _floor(build, layout.owned[line], price, chosen[line], proven(levels[line]))
@@ -186,9 +185,3 @@ def add_paths(
             build.entries(
                 np.repeat(after, len(levels[before])), chosen[before], levels[before] / 1e3
             )
-
-
-def only_used(columns: Columns, vgpus: Ints) -> Counted:
-    """Configurations that deliver something, with their vGPUs."""
-    rows = np.flatnonzero(delivered_rps(columns, vgpus) > 0)
-    return columns.take(rows), vgpus[rows]

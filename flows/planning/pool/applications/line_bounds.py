@@ -29,10 +29,10 @@ from flows.planning.pool.applications.levels import Floor, add_one, add_paths
 from flows.planning.solver.arrays import Floats, Ints
 from flows.planning.solver.program import Program, ProgramBuilder
 from flows.planning.solver.solve import FEW_NODES, Limits, solve_integer, solve_linear
+from flows.planning.solver.tolerances import ROUND_OFF_US, SOLVED
 from flows.planning.watch import Watch
 
 _ROUNDS, _WHOLE_ROUNDS = 40, 4  # of programs without and with whole numbers
-_SHORT = 1e-6  # GPUs this much too few, relatively, are too few
 
 
 @dataclass(slots=True)
@@ -74,13 +74,13 @@ class LineLowerBounds:
         at, k = np.nonzero(usage)
         build.entries(build.rows("capacity", len(gpus), upper=gpus)[k], part[at], usage[at, k])
         answer = solve_linear(build.build())
-        return None if answer is None or answer[0].sum() >= 1 - _SHORT else answer[1]
+        return None if answer is None or answer[0].sum() >= 1 - SOLVED else answer[1]
 
     def floor(self, number: int) -> list[Floor]:
         """Known facts as rows of a program over configurations."""
 
         def proven(budgets_us: Floats, own: Floats) -> Floats:
-            at = np.searchsorted(self.times, budgets_us + _SHORT, side="right") - 1
+            at = np.searchsorted(self.times, budgets_us + ROUND_OFF_US, side="right") - 1
             return np.where(at >= 0, own[np.maximum(at, 0)], np.inf)
 
         return [
@@ -158,7 +158,7 @@ def hand_out(
         taken = zip(line_bounds, master.rows, master.chosen, strict=True)
         values = answer.values
         rows = [(own, int(at[values[u].argmax()])) for own, at, u in taken]
-        times = [int(np.ceil(own.times[row] - 1e-6)) for own, row in rows]
+        times = [int(np.ceil(own.times[row] - ROUND_OFF_US)) for own, row in rows]
         best = replace(best, bound=bound, times=times)
         if watch.over() or not _refine(line_bounds, master, values):
             break
@@ -172,13 +172,13 @@ def _refine(line_bounds: Sequence[LineLowerBounds], master: _Master, values: Flo
         line_bounds, master.rows, master.chosen, master.owned, strict=True
     ):
         kept, gpus = values[chosen], np.maximum(values[owned], 0.0)
-        used = at[np.flatnonzero(kept > _SHORT)]
+        used = at[np.flatnonzero(kept > SOLVED)]
         for row in {int(used[0]), int(used[-1])}:
             price = own.short(row, gpus)
             if price is None:
                 continue
             floors = np.minimum.accumulate(own.usage @ price)
-            if floors[at] @ kept > (price @ gpus) * (1 + _SHORT):
+            if floors[at] @ kept > (price @ gpus) * (1 + SOLVED):
                 own.add(price)
                 found = True
     return found

@@ -16,36 +16,26 @@ such plan (it gives every line GPUs of its own), the second step begins with non
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
 from flows.planning.pool import unequal
-from flows.planning.pool.applications.levels import add_levels, add_paths, only_used
-from flows.planning.pool.applications.pools import Pools
-from flows.planning.pool.columns import Counted
+from flows.planning.pool.applications.levels import add_levels, add_paths
+from flows.planning.pool.applications.pools import STEP_SHARE, Pools
 from flows.planning.registry import Trace
 from flows.planning.solver.arrays import Ints
 from flows.planning.solver.program import ProgramBuilder
+from flows.planning.solver.tolerances import ROUND_OFF_US
 from flows.planning.watch import Watch
 
 MOST_TOGETHER = 400  # configurations of the program for time and cuts
-_SHARE = 0.3  # of the time that is left: what one step at known budgets may take
 _ROOM_GAP = 0.05  # of the level to which GPUs that are paid are filled
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Placed:
-    """A plan on parts: configurations with their vGPUs, how GPUs are cut, and the score."""
-
-    counted: Counted
-    gpus: unequal.Gpus
-    score: float
 
 
 def search(
     pools: Pools, cuts: unequal.Cuts, known: tuple[float, Sequence[int]] | None, trace: Trace
-) -> tuple[Placed | None, float]:
+) -> unequal.Answer:
     """A plan above the score known, if one is found, and the bound on all of them.
 
     Args:
@@ -58,8 +48,8 @@ def search(
     lines, goal = pools.lines, pools.goal
 
     def in_time(build: ProgramBuilder, rows: Ints, rates: Ints, ceiling: float) -> None:
-        most = goal.weight * (1.0 if goal.fixed else ceiling)
-        levels, chosen = add_levels(build, (columns.model[rows], every[rows]), rates, most)
+        known = (columns.model[rows], every[rows])
+        levels, chosen = add_levels(build, known, rates, goal.rates(ceiling))
         for graph in lines.graphs:
             add_paths(build, graph, levels, chosen)
 
@@ -69,45 +59,34 @@ def search(
 
     first = unequal.Answer(bound=np.inf, score=-np.inf)
     if known is not None:
-        first = ask(_within(pools, known[1]), known[0], pools.watch.part(_SHARE))
+        first = ask(_within(pools, known[1]), known[0], pools.watch.part(STEP_SHARE))
     together = unequal.Candidates(columns=columns, most=MOST_TOGETHER, times=every, beside=in_time)
     answer = ask(together, first.score, pools.watch)
-    return _placed(answer) or _placed(first), answer.bound
+    return answer if answer.columns is not None else replace(first, bound=answer.bound)
 
 
 def with_room(
-    pools: Pools, cuts: unequal.Cuts, gpus: unequal.Gpus, times: Sequence[int]
-) -> Placed | None:
-    """A plan on the GPUs in use, at these times by line, that could serve more than is asked.
-
-    None where none above that is found.
-    """
-    used = np.array([len(gpus.get(number, ())) for number in range(len(pools.problem.gpus))])
+    pools: Pools, cuts: unequal.Cuts, best: unequal.Answer, times: Sequence[int]
+) -> unequal.Answer:
+    """A plan on the GPUs in use, at these times by line, that could serve more than is asked."""
+    used = _gpus_of(best, pools)
     free = replace(pools.goal, price=np.zeros_like(pools.goal.price), fixed=False)
     problem = replace(pools.problem, gpus=used)
     loose = replace(pools.options, gap=max(pools.options.gap, _ROOM_GAP))
     given = (problem, _within(pools, times), cuts, free, 1.0)
-    found = _placed(unequal.search(*given, loose, Trace(), pools.watch.part(_SHARE)))
-    if found is None:
-        return None
-    held = [len(found.gpus.get(number, ())) for number in range(len(used))]
-    return replace(found, score=-float(pools.goal.price @ held))
+    found = unequal.search(*given, loose, Trace(), pools.watch.part(STEP_SHARE))
+    return replace(found, score=-float(pools.goal.price @ _gpus_of(found, pools)))
 
 
-def times_of(pools: Pools, placed: Placed) -> list[int]:
-    """By line, the time that the slowest configuration of a plan takes."""
-    return pools.times_of(only_used(*placed.counted)[0])
-
-
-def _placed(answer: unequal.Answer) -> Placed | None:
-    if answer.columns is None or answer.vgpus is None or answer.gpus is None:
-        return None
-    return Placed(counted=(answer.columns, answer.vgpus), gpus=answer.gpus, score=answer.score)
+def _gpus_of(answer: unequal.Answer, pools: Pools) -> Ints:
+    """[C] GPUs that a plan takes."""
+    gpus = answer.gpus or {}
+    return np.array([len(gpus.get(number, ())) for number in range(len(pools.problem.gpus))])
 
 
 def _within(pools: Pools, times: Sequence[int]) -> unequal.Candidates:
     """Configurations within the budgets of times by line, resized to fill the limits."""
     columns, every = pools.enumerate()
     budgets = np.array(pools.lines.filled(times), dtype=np.float64)
-    rows = np.flatnonzero(every <= budgets[columns.model] + 1e-6)
+    rows = np.flatnonzero(every <= budgets[columns.model] + ROUND_OFF_US)
     return unequal.Candidates(columns=columns.take(rows))

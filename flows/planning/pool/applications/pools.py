@@ -7,7 +7,7 @@ configurations that keep them is the bound; where what it uses fits the paths, a
 whole GPUs are handed out by `search`, with its own proof, if that may be better than what is known.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from math import inf
@@ -18,7 +18,6 @@ from flows.planning.applications.division import BudgetSplit, Separate, Staircas
 from flows.planning.applications.lines import Lines
 from flows.planning.inputs import Problem
 from flows.planning.pool.applications.levels import (
-    only_used,
     solve_levels,
     undominated_in_time,
 )
@@ -32,19 +31,19 @@ from flows.planning.pool.search import Found, search
 from flows.planning.registry import PlanOptions, Trace
 from flows.planning.solver.arrays import Floats, Ints
 from flows.planning.solver.solve import SEARCH_NODES, Limits
-from flows.planning.solver.tolerances import ROUNDING
+from flows.planning.solver.tolerances import ROUND_OFF_US, ROUNDING
 from flows.planning.watch import Watch
 from triton_backend.contract.errors import InfeasibleError
 
 _RELAXED = 100  # boxes that relaxations alone bound, before whole GPUs do too
 _SHARE = 0.5  # of the time that is left: what one search for whole GPUs may take
+STEP_SHARE = 0.3  # of the time that is left: what a step before others may take
 MOST_TOGETHER = 1_500  # configurations of one program for time and GPUs
 _NEARBY = (  # times known, of which budgets for items are made, round by round
     (1.0, 0.9, 1.1, 0.8, 1.25, 0.7, 1.5, 0.6),
     (1.0, 0.95, 1.05, 0.85, 1.15),
     (1.0, 0.97, 1.03, 0.93, 1.07),
 )
-_PROPOSED_SHARE = 0.3  # of the time that is left: what plans of items may take
 _LITTLE = 1 / 64  # of the greatest price: what GPUs that are free cost items
 _DEARER = (0.0, 0.5, 1.0, 1.5, 2.5)  # times what scarce GPUs are worth
 
@@ -76,7 +75,6 @@ class Pools:
     options: PlanOptions
     watch: Watch
     proof: bool = True
-    guess_every: int = 16
     found: dict[tuple[int, ...], Found | None] = field(
         default_factory=dict[tuple[int, ...], Found | None]
     )
@@ -114,7 +112,7 @@ class Pools:
     def least(self, most: Sequence[int]) -> tuple[float, Sequence[int]]:
         """See `division.Oracle`."""
         columns, times = self.enumerate()
-        rows = np.flatnonzero(times <= np.asarray(most)[columns.model] + 1e-6)
+        rows = np.flatnonzero(times <= np.asarray(most)[columns.model] + ROUND_OFF_US)
         if len(np.unique(columns.model[rows])) < len(self.lines):
             return inf, most
         try:
@@ -146,8 +144,12 @@ class Pools:
 
     def cheapest(self) -> Found | None:
         """The best plan known that fits the paths."""
+        return self._best(self.lines.fit)
+
+    def _best(self, fits: Callable[[Sequence[int]], bool]) -> Found | None:
+        """The best plan known whose times by line fit."""
         known = [found for found in (*self.found.values(), *self.offered) if found is not None]
-        fitting = [found for found in known if self.lines.fit(self.used(found))]
+        fitting = [found for found in known if fits(self.used(found))]
         return max(fitting, key=lambda found: found.score, default=None)
 
     def scarcity(self, times: Sequence[int]) -> Floats:
@@ -158,7 +160,7 @@ class Pools:
         """
         columns, every = self.enumerate()
         relaxed = self._relaxation()
-        rows = np.flatnonzero(every <= np.asarray(times)[columns.model] + 1e-6)
+        rows = np.flatnonzero(every <= np.asarray(times)[columns.model] + ROUND_OFF_US)
         with suppress(InfeasibleError):
             relaxed = solve_bound(self.problem, columns.take(rows), self.goal)
         return np.maximum(relaxed.gpu_price - self.goal.price, 0.0)
@@ -182,7 +184,7 @@ class Pools:
         extra = np.round(extra / step) * step if step else extra
         price = self.goal.price + extra
         lines = [self._alone(m, price, watch).staircase() for m in range(len(self.lines))]
-        oracle = Separate(lines, float(extra @ self.problem.gpus), guess_every=32)
+        oracle = Separate(lines, float(extra @ self.problem.gpus))
         self.priced.append((price, lines))
         division = divide(self.lines, oracle, self.options.gap, watch)
         if division is None:
@@ -247,7 +249,7 @@ class Pools:
         ]
         prices = [[*beside, *own] for own in found]
         asked = set[tuple[int, int]]()
-        watch, cost = self.watch.part(_PROPOSED_SHARE), inf
+        watch, cost = self.watch.part(STEP_SHARE), inf
         for nearby in _NEARBY:
             filled = self.lines.filled(best)
             budgets = [best, *([int(time * factor) for time in filled] for factor in nearby)]
@@ -322,7 +324,8 @@ class Pools:
         bound = min(ceiling, max(bound, outside))
         if vgpus is None:
             return None, bound
-        found = self._found(*only_used(columns, vgpus), (columns, bound))
+        rows = np.flatnonzero(vgpus.any(axis=1))
+        found = self._found(columns.take(rows), vgpus[rows], (columns, bound))
         if not self.lines.fit(self.used(found)):
             return None, bound
         self.offered.append(found)
@@ -354,13 +357,11 @@ class Pools:
 
     def known(self, times: Sequence[int]) -> Found | None:
         """A plan within these budgets that was the answer for larger ones, or for these."""
-        fitting = [
-            found
-            for found in (*self.found.values(), *self.offered)
-            if found is not None
-            and all(map(int.__le__, map(int, self.used(found)), map(int, times)))
-        ]
-        return max(fitting, key=lambda found: found.score, default=None)
+
+        def within(used: Sequence[int]) -> bool:
+            return all(time <= most for time, most in zip(used, times, strict=True))
+
+        return self._best(within)
 
     def _search(self, most: tuple[int, ...]) -> Found | None:
         if most not in self.found:
@@ -387,16 +388,17 @@ class Pools:
 
     def used(self, found: Found) -> list[int]:
         """By line, the time that the slowest configuration of a plan takes."""
-        return self.times_of(found.columns)
+        return self.times_of(found.columns, found.vgpus)
 
-    def times_of(self, columns: Columns) -> list[int]:
-        """By line, the time that the slowest of some configurations takes."""
+    def times_of(self, columns: Columns, vgpus: Ints) -> list[int]:
+        """By line, the time that the slowest of some configurations takes, of those in use."""
+        columns = columns.take(np.flatnonzero(vgpus.any(axis=1)))
         return self._used(columns.model, self._latencies(columns))
 
     def _used(self, model: Ints, times: Floats) -> list[int]:
         longest = np.zeros(len(self.lines))
         np.maximum.at(longest, model, times)
-        return [int(value) for value in np.ceil(longest - 1e-6)]
+        return [int(value) for value in np.ceil(longest - ROUND_OFF_US)]
 
     def _latencies(self, columns: Columns) -> Floats:
         """[n] stages, transfers and gathering of every configuration (µs)."""

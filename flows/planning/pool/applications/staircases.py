@@ -29,7 +29,7 @@ from flows.planning.pool.integer import delivered_rps, gpus_in_use
 from flows.planning.solver.arrays import Floats, Ints
 from flows.planning.solver.program import ProgramBuilder
 from flows.planning.solver.solve import Limits, solve_integer
-from flows.planning.solver.tolerances import ROUNDING
+from flows.planning.solver.tolerances import ROUND_OFF_US, ROUNDING
 from flows.planning.watch import Watch
 
 _GRID = 100_000  # numbers of GPUs of all classes but one that are looked at one by one
@@ -76,7 +76,7 @@ class LineAtPrices:
 
         Nothing is proven of them.
         """
-        rows = np.flatnonzero(self.times <= budget_us + 1e-6)
+        rows = np.flatnonzero(self.times <= budget_us + ROUND_OFF_US)
         if not len(rows):
             return []
         rows = undominated(self.problem, self.columns, rows)
@@ -96,7 +96,7 @@ class LineAtPrices:
         `floor` is proven before.
         """
         best = self._nothing(budget_us, floor) if below is None else replace(below, least=floor)
-        rows = np.flatnonzero(self.times <= budget_us + 1e-6)
+        rows = np.flatnonzero(self.times <= budget_us + ROUND_OFF_US)
         if not len(rows):
             return replace(best, least=inf)
         if best.cost <= floor * (1 + ROUNDING):
@@ -183,7 +183,7 @@ class LineAtPrices:
         return HeldStair(
             least=0.0,
             cost=float(self.price @ vector),
-            used_us=int(np.ceil(self.times[rows].max() - 1e-6)),
+            used_us=int(np.ceil(self.times[rows].max() - ROUND_OFF_US)),
             vector=vector,
             allocation=(rows, vgpus),
         )
