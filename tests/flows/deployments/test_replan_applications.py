@@ -66,6 +66,7 @@ TRAFFIC: dict[str, Any] = {
 MEASURED_RPS, MEASURED_ROWS = 60, 1.5
 CLIENTS = AT_LEAST = 3
 PAUSE_S = 0.3  # of a client between two jobs: all of them ask what the first plan serves
+RARELY_S = 5.0  # far less, for which a plan takes fewer GPUs
 PATIENT_US = 10_000_000
 
 
@@ -194,13 +195,14 @@ class Load:
     form: dict[str, int]
     answers: list[tuple[Arrays, Arrays]] = field(default_factory=list[tuple[Arrays, Arrays]])
     over: threading.Event = field(default_factory=threading.Event)
+    pause_s: float = PAUSE_S
 
     def ask(self, seed: int) -> None:
         """Until it is over; whatever is refused or lost raises."""
         rng = np.random.default_rng(seed)
         client = Client(self.state, "grpc")
         try:
-            while not self.over.wait(PAUSE_S):
+            while not self.over.wait(self.pause_s):
                 given: Arrays = {
                     name: rng.integers(0, 256, (1, size)).astype(np.uint8)
                     for name, size in self.form.items()
@@ -218,10 +220,10 @@ class Load:
 
 
 @contextmanager
-def loaded_by_clients(project: Project) -> Generator[Load]:
+def loaded_by_clients(project: Project, pause_s: float = PAUSE_S) -> Generator[Load]:
     """A system under load from the first answers on; in the end none was refused."""
     form = {spec.name: spec.shape[1] for spec in project.deployment(1).served["traffic"].inputs}
-    load = Load(project.state, form)
+    load = Load(project.state, form, pause_s=pause_s)
     with ThreadPoolExecutor(CLIENTS) as threads:
         asked = [threads.submit(load.ask, seed) for seed in range(CLIENTS)]
         try:
@@ -344,7 +346,7 @@ print(autoscale(AutoscaleParameters.model_validate_json(sys.argv[1]))["plan_id"]
 
 def test_a_run_of_autoscale_logs_its_decisions_and_brings_plans(project: Project) -> None:
     first = project.deployment(1)
-    with loaded_by_clients(project):
+    with loaded_by_clients(project, RARELY_S):
         done = flow(project, LOOP, period=5, periods=2, hours=1)
     assert done.returncode == 0, done.stderr
     plan = plan_in_force(project.work.state.serve)
