@@ -226,7 +226,8 @@ class GroupingProblem:
     def common_rate(self) -> float:
         """The largest rate that all are multiples of, in millionths of a request/s; 0: none."""
         whole = np.rint(self.rate * 1e6)
-        if np.abs(whole - self.rate * 1e6).max(initial=0.0) > 1e-3 or whole.min(initial=1.0) < 1:  # noqa: PLR2004 - of a millionth
+        near = np.allclose(whole, self.rate * 1e6, rtol=0, atol=1e-3)  # of a millionth
+        if not near or whole.min(initial=1.0) < 1:
             return 0.0
         return math.gcd(*map(int, whole)) / 1e6
 

@@ -61,7 +61,7 @@ def test_all_ways_of_several_rates_give_no_dearer_plan_than_brute_force(seed: in
 
 
 @pytest.mark.parametrize("rates", [(30,), (5, 30)])
-def test_without_a_way_for_somebody_there_is_no_plan(rates: tuple[float, ...]) -> None:
+def test_without_a_way_for_an_entry_there_is_no_plan(rates: tuple[float, ...]) -> None:
     field = field_of(case(1, 6, rates=rates))
     first = int(field.block.min())
     missing = [way for way in every_way(field) if way.start != first]
