@@ -1,10 +1,12 @@
 """Whole models behind Triton's own dynamic batcher, served: what a plan is compared with.
 
 A plan of whole models becomes a model repository as people tune it by hand: for each model a Python
-model with an instance per vGPU, preferred batch sizes, a maximum queue delay, and its SLO as the
-longest wait in the queue. An instance runs the model by the runtime that a worker of ours would run
-it by, emulated where the plan names no artifacts. Nothing of PoolPipe takes part in queues and
-batches, so that only they differ.
+model with an instance per vGPU, preferred batch sizes and a maximum queue delay. An instance runs
+the model by the runtime that a worker of ours would run it by, emulated where the plan names no
+artifacts. Nothing of PoolPipe takes part in queues and batches, so that only they differ.
+
+Queues have no `default_timeout_microseconds`: with one, Triton leaves requests waiting beside free
+instances (its issue 8870), and loses goodput that it holds without.
 
     python -m scripts.benchmarks.adoption.batcher PLAN --reference PLAN --load LOAD [LOAD ...]
         --out FILE [FILE ...] [--seconds 20] [--artifacts DIR] [--delay-share 0] [--port 18800]
@@ -196,9 +198,6 @@ def configuration(
             "dynamic_batching {",
             f"  preferred_batch_size: {list(sizes)}",
             f"  max_queue_delay_microseconds: {delay_us}",
-            "  default_queue_policy {",
-            f"    timeout_action: REJECT default_timeout_microseconds: {model.slo_us}",
-            "  }",
             "}",
             f'parameters {{ key: "{INSTANCES}"',
             f"  value {{ string_value: {json.dumps(str(file))} }} }}",

@@ -65,9 +65,8 @@ def test_a_plan_becomes_a_repository_that_is_tuned(tmp_path: Path) -> None:
         batching = config.dynamic_batching
         assert list(batching.preferred_batch_size) == sorted({2, len(latency_us)})
         assert batching.max_queue_delay_microseconds == SLO_US // 10
-        policy = batching.default_queue_policy
-        assert policy.default_timeout_microseconds == SLO_US
-        assert policy.timeout_action == policy.REJECT
+        # with a timeout Triton leaves requests waiting beside free instances
+        assert not batching.HasField("default_queue_policy")
         assert [group.count for group in config.instance_group] == [VGPUS]
         rows = json.loads((tmp_path / name / "instances.json").read_text())["instances"]
         assert [row[LATENCY_OPTION] for row in rows] == [list(latency_us)] * VGPUS

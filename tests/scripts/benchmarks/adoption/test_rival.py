@@ -1,5 +1,6 @@
 """Figures of Triton's batcher beside ours, both served."""
 
+from argparse import Namespace
 from typing import Any
 
 import pytest
@@ -7,13 +8,18 @@ import pytest
 from scripts.benchmarks.adoption.rival import (
     LEAST_SLO_US,
     OURS,
+    Problem,
     figures_of,
     goodput,
     rising,
+    simulated,
     stretch_of,
 )
 from scripts.benchmarks.served import small_plan
+from scripts.paper.tuning import Configuration
 from triton_backend.simulator.papers.triton import TRITON
+from triton_backend.simulator.run import simulate
+from triton_backend.simulator.scenario import SimOptions
 
 
 def test_loads_rise_in_turns_until_a_side_has_had_enough() -> None:
@@ -77,3 +83,15 @@ def test_ratios_are_of_the_highest_rates_in_time() -> None:
     assert "PoolPipe / Triton, 99% in time, least" not in values
     apart = values["served less simulated attainment, most, where 90 % are in time"]
     assert apart == pytest.approx(5)
+
+
+def test_a_row_states_all_requests_where_the_search_had_enough() -> None:
+    plan = small_plan("overloaded")
+    whole = SimOptions(reference=plan, load_factor=2.0, seed=1, duration_s=20.0)
+    searched = SimOptions(duration_s=5.0, give_up_below=0.99)
+    sides = {OURS: Configuration(name="as planned", plan=plan, options=searched)}
+    problem = Problem(name="one", reference=plan, sides=sides)
+    asked = Namespace(seed=1, seconds=20.0)
+    share = simulated(problem, OURS, 2.0, asked)
+    assert share == simulate(plan, whole).least_attainment
+    assert 0 < share < 0.99
