@@ -6,13 +6,14 @@
 Two ONNX models that onnxruntime runs on this machine's cores, in two classes of unlike speed; or,
 with the tables of the PPipe paper, published groups of three models on its testbeds of 16 GPUs,
 where every vGPU waits the profiled latency. Such a plan is slowed down, times and rates alike, as
-far as two cores need it.
+far as two cores need it, and is loaded for as many times `--seconds`: of fewer requests than the
+search was made with, one that is late may be a percent.
 
-Each side is the best of its grid in the simulator (`scripts.paper.tuning`), and is then offered
-shares of the planned rates of our default plan, in rising steps, until it answers less than
-`ENOUGH` in time; nothing else ends the search. Both stand beside each other and are loaded in
-turns. Both run a model by the same runtime; Triton's side has its dynamic batcher in front of it
-(`batcher`), ours has the gateway.
+Triton's side is the best of its grid in the simulator, ours the plan of `--planner auto`, for which
+nothing is searched (`scripts.paper.tuning`). Each is then offered shares of the planned rates of
+our default plan, in rising steps, until it answers less than `ENOUGH` in time; nothing else ends
+the search. Both stand beside each other and are loaded in turns. Both run a model by the same
+runtime; Triton's side has its dynamic batcher in front of it (`batcher`), ours has the gateway.
 """
 
 import argparse
@@ -38,7 +39,7 @@ from scripts.gpu.evidence import DONE, STAND_IN, outcome_of, run_steps
 from scripts.gpu.steps import Kit
 from scripts.gpu.tune import demand_of
 from scripts.paper.cells import PaperData
-from scripts.paper.tuning import OURS, Configuration, Demand, tuned
+from scripts.paper.tuning import OURS, Configuration, Demand, automatic, tuned
 from triton_backend.contract.errors import InputError
 from triton_backend.contract.plan import Plan
 from triton_backend.serve_folder.settings import ServeOptions
@@ -48,7 +49,9 @@ from triton_backend.simulator.run import simulate
 
 STEP = 0.2  # of the reference plan's rates, from one load to the next
 ENOUGH = 0.9
-SERVED_FACTOR = 1.1  # added to a run by serving here: the search of both sides reckons with it
+SERVED_FACTOR = (
+    1.1  # added to a run by serving on cores: the search of Triton's side reckons with it
+)
 WARM_LOAD, WARM_SECONDS = 0.3, 3.0  # before the first load
 CORES = "two ONNX models on cores"
 PREPARED = (
@@ -82,7 +85,7 @@ class Problem:
 
     Attributes:
         reference: loads are shares of its planned rates.
-        sides: the tuned configuration of each, by its name, with the plan that is served.
+        sides: the configuration of each, by its name, with the plan that is served.
         artifacts: of the plans; None where vGPUs are emulated.
         stretch: how many times slower than profiled all is.
     """
@@ -100,22 +103,21 @@ class Problem:
 
 
 def chosen(demand: Demand, reference: Plan) -> dict[str, Configuration]:
-    """The tuned configuration of each side.
+    """The tuned configuration of Triton's side, and the plan that chooses by itself of ours.
 
     Raises:
-        InputError: no configuration of a side holds any load.
+        InputError: no configuration of Triton holds any load.
     """
-    found: dict[str, Configuration] = {}
-    for side in SIDES:
-        best = tuned(demand, side, reference).configuration
-        if best is None:
-            raise InputError(side, "no configuration holds any load")
-        found[side] = best
-    return found
+    theirs = tuned(demand, TRITON, reference).configuration
+    if theirs is None:
+        raise InputError(TRITON, "no configuration holds any load")
+    ours = automatic(replace(demand, latency_factor=1.0), reference).configuration
+    assert ours is not None  # a plan is always named
+    return {TRITON: theirs, OURS: ours}
 
 
 def on_cores(work: Path) -> Problem:
-    """Two ONNX models, split, built and measured here, and tuned plans of them.
+    """Two ONNX models, split, built and measured here, and plans of both sides.
 
     Raises:
         RuntimeError: a step of the kit failed.
@@ -154,7 +156,6 @@ def emulated(data: PaperData, name: str, most_rps: float) -> Problem:
         cluster=small,
         workload=workload,
         seconds=10.0,
-        latency_factor=SERVED_FACTOR,
     )
     reference = demand.reference()
     sides = chosen(demand, reference)
@@ -238,7 +239,7 @@ def measured(problem: Problem, asked: argparse.Namespace) -> Iterator[Point]:
             return _offered(there, problem.reference, load, seconds, asked.seed)
 
         def attained(side: str, load: float) -> float:
-            summary = offered(side, load, asked.seconds)
+            summary = offered(side, load, asked.seconds * problem.stretch)
             shares = [row["attainment"] for row in summary["models"].values()]
             share = min((each for each in shares if each is not None), default=1.0)
             print(f"{problem.name}, {side}, load {load}: {share:.2%}", file=sys.stderr, flush=True)
@@ -276,7 +277,7 @@ def simulated(problem: Problem, side: str, load: float, asked: argparse.Namespac
         reference=problem.reference,
         load_factor=load,
         seed=asked.seed,
-        duration_s=asked.seconds,
+        duration_s=asked.seconds * problem.stretch,
         give_up_below=0.0,  # the search for the best stops early, a row states all
     )
     return simulate(one.plan, rules).least_attainment
@@ -342,7 +343,7 @@ def main(arguments: Sequence[str]) -> int:
     add("--data", type=Path, metavar="DIR", help="the PPipe paper's tables: emulated vGPUs")
     add("--problems", default=PROBLEMS, metavar="NAME,NAME")
     add("--most-rps", type=float, default=150.0, help="a problem is slowed down to this rate")
-    add("--seconds", type=float, default=10.0, help="at each load")
+    add("--seconds", type=float, default=10.0, help="at each load, times how much slower it runs")
     add("--step", type=float, default=STEP, help="from one load to the next")
     add("--seed", type=int, default=1)
     add("--port", type=int, default=18_800)

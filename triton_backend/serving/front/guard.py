@@ -2,7 +2,9 @@
 
 The scheduler fills batches to the last moment, so a batch may be planned to end just at the
 deadline. What then comes late (its start, its run, the way of its answer) must fit into the guard.
-How much that is is measured: every ANSWER says when its batch was to end.
+How much that is is measured: every ANSWER says when its batch was to end. Where stages run slower
+than profiled most batches end late, and then the guard makes up for that too, so that requests
+start earlier, or are refused while another answer would still help their clients.
 
     arrival                               planned end      answer here
        |------- queue, stages, transfers -------|--- overrun ---|- reply -|
@@ -16,7 +18,7 @@ from triton_backend.serve_folder.settings import MIN_GUARD_US, ServeOptions
 KEPT = 4096  # overruns, the last of them
 FEWEST = 512  # with fewer nothing is known of one in a thousand
 SHARE_COVERED = 0.999  # of the batches kept
-COUNTED_EVERY = 64  # answers
+COUNTED_EVERY = 64  # answers, of which the median tells a slow stage from a late batch
 
 
 class Guard:
@@ -24,19 +26,24 @@ class Guard:
 
     Until enough batches were answered, and where `ServeOptions.guard_fraction` is given, it is that
     part of each request's time; afterwards what all but one in a thousand of the last batches
-    overran by, and `MIN_GUARD_US` for the reply, never more than that part.
+    overran by, and `MIN_GUARD_US` for the reply, never more than that part. It is more only where
+    half of the last `COUNTED_EVERY` batches overran by more: then as much. In either case a request
+    that finds its vGPUs free is left the time that it needs.
 
     Attributes:
+        least_us: least time of a request by the profiles, without waits.
         measured: False where the plan's shared batches wait for their members out of the guard:
             then it is that part.
     """
 
     def __init__(self, settings: ServeOptions) -> None:
+        self.least_us = 0
         self.measured = True
         self._settings = settings
         self._overruns_us = np.zeros(KEPT, np.int64)  # a ring
         self._count = 0
         self._needed_us: int | None = None
+        self._typical_us = 0
         self._most = 0, settings.guard_us(0)  # of the time that was asked for last
 
     def guard_us(self, allowed_us: int) -> int:
@@ -45,7 +52,12 @@ class Guard:
         if known_us != allowed_us:
             most_us = self._settings.guard_us(allowed_us)
             self._most = allowed_us, most_us
-        return min(most_us, needed_us) if self.measured and needed_us is not None else most_us
+        if not self.measured:
+            return most_us
+        usual_us = most_us if needed_us is None else min(most_us, needed_us)
+        # A guard that leaves no request any chance is never measured again.
+        room_us = allowed_us - self.least_us - MIN_GUARD_US
+        return min(max(usual_us, self._typical_us), room_us) if room_us > 0 else usual_us
 
     def answered(self, planned_end_us: int, now_us: int) -> None:
         """A batch was answered that was to end at `planned_end_us`; from one thread at a time."""
@@ -53,7 +65,12 @@ class Guard:
             return
         self._overruns_us[self._count % KEPT] = max(0, now_us - planned_end_us)
         self._count += 1
-        if self._count >= FEWEST and self._count % COUNTED_EVERY == 0:
+        if self._count % COUNTED_EVERY:
+            return
+        last = (self._count - 1) % KEPT + 1  # `KEPT` is a multiple of `COUNTED_EVERY`
+        recent_us = self._overruns_us[last - COUNTED_EVERY : last]
+        self._typical_us = MIN_GUARD_US + int(np.median(recent_us))
+        if self._count >= FEWEST:
             kept = self._overruns_us[: self._count]
             overrun_us = np.quantile(kept, SHARE_COVERED, method="higher")
             self._needed_us = MIN_GUARD_US + int(overrun_us)

@@ -189,6 +189,7 @@ class FrontService:
         self._batches.use(deployment)
         self.jobs.use(deployment)
         self._guard.measured = not deployment.boards
+        self._guard.least_us = deployment.least_us(self.model)
         self._count_guard()
 
     def start(self) -> None:

@@ -4,7 +4,7 @@ import pytest
 
 from tests.fakes.plans import two_stages
 from triton_backend.serve_folder.settings import MIN_GUARD_US, ServeOptions, ServeSettings
-from triton_backend.serving.front.guard import FEWEST, KEPT, Guard
+from triton_backend.serving.front.guard import COUNTED_EVERY, FEWEST, KEPT, Guard
 from triton_backend.serving.front.pending import MAX_TIMEOUT_US, Request, arrival_frame
 from triton_backend.serving.transport.wire import HEADER_BYTES, unpack_arrival
 
@@ -47,13 +47,33 @@ def test_what_was_long_ago_is_forgotten(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("allowed_us", [SLO_US, 30_000, 1_000])
-def test_it_is_never_more_than_what_is_kept_back_unmeasured(
+def test_rare_overruns_ask_for_no_more_than_what_is_kept_back_unmeasured(
     tmp_path: Path, allowed_us: int
 ) -> None:
     guard = guard_of(tmp_path)
     before_us = guard.guard_us(allowed_us)
-    overrun(guard, [1_000_000] * KEPT)
+    overrun(guard, [0, 0, 1_000_000] * KEPT)
     assert guard.guard_us(allowed_us) == before_us
+
+
+def test_stages_that_are_slower_than_profiled_are_made_up_for_soon(tmp_path: Path) -> None:
+    guard = guard_of(tmp_path)
+    guard.least_us = SLO_US // 2
+    overrun(guard, [2 * TENTH_US] * (COUNTED_EVERY - 1))
+    assert guard.guard_us(SLO_US) == TENTH_US
+    overrun(guard, [2 * TENTH_US])
+    assert guard.guard_us(SLO_US) == 2 * TENTH_US + MIN_GUARD_US
+    overrun(guard, [400] * COUNTED_EVERY)
+    assert guard.guard_us(SLO_US) == TENTH_US
+
+
+@pytest.mark.parametrize("least_us", [SLO_US // 2, SLO_US - TENTH_US, SLO_US, 2 * SLO_US])
+def test_a_request_that_waits_for_nothing_keeps_its_chance(tmp_path: Path, least_us: int) -> None:
+    guard = guard_of(tmp_path)
+    guard.least_us = least_us
+    overrun(guard, [1_000_000] * COUNTED_EVERY)
+    room_us = SLO_US - least_us - MIN_GUARD_US
+    assert guard.guard_us(SLO_US) == (room_us if room_us > 0 else TENTH_US)
 
 
 def test_batches_that_end_early_ask_for_no_less_than_the_reply(tmp_path: Path) -> None:
