@@ -155,7 +155,7 @@ class FrontService:
         )
         self._fetches = Fetches(self._loop)
         self.jobs = FrontJobs(model, settings, self._pending, self._fetches)
-        self._least_us = deployment.least_us(model)
+        self._guard.least_us = deployment.least_us(model)
         self._add(deployment)
         self._use(deployment)
         self._scheduler: Connection | None = None
@@ -189,7 +189,6 @@ class FrontService:
         self._batches.use(deployment)
         self.jobs.use(deployment)
         self._guard.measured = not deployment.boards
-        self._guard.least_us = deployment.least_us(self.model)
         self._count_guard()
 
     def start(self) -> None:
@@ -410,7 +409,7 @@ class FrontService:
         """
         may_be_in_flight = request.batch_id is not None or (request.express and request.announced)
         if self._scheduler is None and (self.jobs.used or not may_be_in_flight):
-            return request.deadline_us - self._least_us
+            return request.deadline_us - self._guard.least_us
         return request.deadline_us + GRACE_US
 
     def _cancel(self, number: int) -> None:
@@ -523,7 +522,7 @@ class FrontService:
             self.plan = model
             self._reader = RequestReader(deployment, model)
             self._pending.outputs = SeenOutputs(model)
-            self._least_us = deployment.least_us(self.model)
+            self._guard.least_us = deployment.least_us(self.model)
             self._max_waiting = deployment.max_waiting(model)
         self.follow(deployment, False)  # noqa: FBT003 - as in PLAN
 
