@@ -2,6 +2,7 @@
 
 import json
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from threading import Barrier
 
@@ -65,6 +66,7 @@ def test_layer_times_of_a_file_decide_the_cuts(tmp_path: Path) -> None:
     path, out, file = tiny_models.chain(tmp_path / "m.onnx"), tmp_path / "models", tmp_path / "t"
     own = split_model(path, name="m", blocks=2, out=out)
     assert own.in_words == f"2 blocks from {own.legal_cuts} legal cuts"
+    assert replace(own, legal_cuts=1).in_words == "2 blocks from 1 legal cut"
     labels = [node_label(node) for node in read_layers(onnx.load(own.model_path).graph).nodes]
     cuts = set[tuple[int, ...]]()
     for heavy in (0, len(labels) - 1):
