@@ -652,7 +652,7 @@ def dropped(model: str, request: Request, body: DropBody, module: str = "") -> R
     best, kept = "none", ""
     if body.best_finish_us:
         best = f"{us_to_ms(body.best_finish_us - request.arrival_us):.1f} ms"
-        # What the front keeps back (`guard`) is why a finish before the deadline is too late.
+        # The guard, which the front keeps back, makes a finish before the deadline too late.
         if not module and body.deadline_us < body.best_finish_us <= request.deadline_us:
             kept_ms = us_to_ms(request.deadline_us - body.deadline_us)
             kept = f" {kept_ms:.1f} ms of it kept back for delays,"
