@@ -107,7 +107,8 @@ def find_model(warehouse: Warehouse, name: str) -> ModelRecord:
     rows = warehouse.query("newest_model", [name])
     if not rows:
         known = ", ".join(model_names(warehouse)) or "none"
-        raise InputError(f"model {name!r}", f"is not in {warehouse.path}; it has {known}")
+        reason = f"is not in {warehouse.path}; it has {known}; `poolpipe split` adds others"
+        raise InputError(f"model {name!r}", reason)
     return _model(rows[0])
 
 
@@ -204,7 +205,8 @@ def read_profile(
     ]
     if not cells:
         on = f" on {', '.join(sorted(wanted))}" if wanted else ""
-        raise InputError(f"model {name!r}", f"has no profile{on} in {warehouse.path}")
+        reason = f"has no profile{on} in {warehouse.path}; `poolpipe profile` measures it"
+        raise InputError(f"model {name!r}", reason)
     used = [Utilisation(**row) for row in warehouse.query("newest_utilisations", [model.model_key])]
     return profile_from_cells(
         name,

@@ -259,8 +259,6 @@ def _prepare(
     splits = _split_and_profile(work, models, log, options.application, processes)
     reports = work.state.reports
     if not options.application:
-        for split in splits:
-            check_served_alone(split.name, (spec.name for spec in split.outputs))
         answers = {s.name: write_answers(s, reports / f"answers-{s.key}.npz") for s in splits}
         return _Offered(models, workload_of(models), splits, answers)
     with log.step("run the models one after the other") as note:
@@ -287,6 +285,8 @@ def _split_and_profile(
             split = _split(work, model)
             reused = ", reused" if split.reused else ""
             note.text = f"{split.in_words}{reused}"
+        if not application:
+            check_served_alone(split.name, (spec.name for spec in split.outputs))
         for remark in split.remarks():
             log.say(f"  {split.name}: {remark}")
         with log.step(f"build and profile {model.name}") as note:

@@ -83,7 +83,7 @@ class QuickstartOutcome:
 def shortcomings(found: QuickstartOutcome, attainment_target: float) -> list[str]:
     """Failures: wrong answers, unanswered models, models under the target."""
     wrong = [
-        f"{name} gave {model.wrong} wrong answers of {model.checked}{over}"
+        f"{name} gave {model.wrong} wrong answer{'s' * (model.wrong > 1)} of {model.checked}{over}"
         for load, over in ((found.measured, ""), (found.sampled, " over HTTP"))
         for name, model in load.models.items()
         if model.wrong
@@ -115,9 +115,13 @@ def failures(found: QuickstartOutcome) -> str | None:
     said = found.measured.document.get("messages", {})
     if not failed:
         return None
-    return (
-        f"{failed} requests failed; refused were {'; '.join(f'{n} x {t}' for t, n in said.items())}"
-    )
+    return f"{failed} requests failed; errors: {'; '.join(f'{n} x {t}' for t, n in said.items())}"
+
+
+def page_notes(found: QuickstartOutcome) -> tuple[str, ...]:
+    """Notes of the report's page: on classes of cores, and those that the terminal shows."""
+    shown = (STAND_IN, overloaded(found), failures(found))
+    return tuple(note for note in shown if note is not None)
 
 
 def keep_outcome(work: Workspace, found: QuickstartOutcome) -> tuple[str, Path]:
@@ -147,7 +151,7 @@ def _report(found: QuickstartOutcome, run_id: str, beside: BesideTriton | None) 
         blocks={split.name: _blocks(split) for split in found.splits},
         machine=machine(),
         versions=versions(),
-        notes=(STAND_IN,),
+        notes=page_notes(found),
     )
 
 

@@ -1,11 +1,14 @@
 """Answers of the unsplit models, to check every response of the served ones."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
+import onnx
 
+from flows.preparation.splitting.graph import read_layers
 from flows.preparation.splitting.model import SplitModel
+from flows.preparation.splitting.observing import sample_tolerance
 from flows.preparation.splitting.running import Arrays, open_session, random_inputs, run_session
 from triton_backend.contract.applications import REQUEST, Application, Module
 from triton_backend.contract.tensors import TensorSpec
@@ -18,7 +21,7 @@ SEED = 77
 def write_answers(split: SplitModel, path: Path) -> Path:
     """Random inputs and the whole model's outputs as an `.npz` for `load --check`.
 
-    Arrays are `inputs/<tensor>` and `outputs/<tensor>`, each [16, ...].
+    Arrays are `inputs/<tensor>` and `outputs/<tensor>`, each [16, ...], and `tolerance`.
     """
     rng = np.random.default_rng(SEED)
     session = open_session(split.model_path, str(split.model_path))
@@ -31,6 +34,7 @@ def write_answers(split: SplitModel, path: Path) -> Path:
     arrays = {f"inputs/{name}": array for name, array in inputs.items()}
     for spec in split.outputs:
         arrays[f"outputs/{spec.name}"] = np.concatenate([a[spec.name] for a in answers])
+    arrays["tolerance"] = np.array(_tolerance([split]))
     path.parent.mkdir(parents=True, exist_ok=True)
     np.savez(path, **arrays)
     return path
@@ -77,9 +81,18 @@ def write_application_answers(
     for name in graph.outputs:
         arrays[f"outputs/{name}"] = np.concatenate([answer[name] for answer in answers])
         arrays[f"rows/{name}"] = np.array([len(answer[name]) for answer in answers])
+    arrays["tolerance"] = np.array(_tolerance(list(splits.values())))
     path.parent.mkdir(parents=True, exist_ok=True)
     np.savez(path, **arrays)
     return path
+
+
+def _tolerance(splits: Sequence[SplitModel]) -> float:
+    """As between a sample's results in two batches, by the least precise of the models."""
+    kinds = [NUMPY_DTYPES[spec.dtype] for split in splits for spec in split.outputs]
+    graphs = [onnx.load(split.model_path, load_external_data=False).graph for split in splits]
+    half = any(read_layers(graph).half for graph in graphs)
+    return max(sample_tolerance(np.dtype(kind), half=half) for kind in kinds)
 
 
 def _rows_of(module: Module, inputs: Arrays, split: SplitModel) -> list[Arrays]:

@@ -101,7 +101,7 @@ def attainment_svg(names: Sequence[str], runs: Sequence[Outcomes], width: float 
             straight_line(x, top - 8, x, height - 22, stroke="#e9edf2"),
             text(x, height - 6, words.percent(value), size=10.5, fill=SOFT, text_anchor="middle"),
         ]
-    if start < GOAL:
+    if start <= GOAL:
         x = left + (GOAL - start) * scale
         parts.append(straight_line(x, top - 12, x, height - 22, stroke=BAD, stroke_dasharray="4 3"))
     for i, name in enumerate(names):

@@ -41,6 +41,8 @@ LABEL, GAP, BOX_MOST = 128.0, 118.0, 460.0
 ROOMY, TIGHT_GAP = 3, 76.0  # more stages than ROOMY stand closer
 NARROW_BOX, TINY_BOX = 250.0, 170.0  # and their boxes say less
 WORTH_READING = 8  # characters of a name
+CLASS_LETTERS = 20  # of a class's name, where its bar begins
+BOLD = 1.1  # times as wide as plain letters
 HEAD, BOX, BUDGET, BETWEEN = 34.0, 74.0, 22.0, 14.0
 BAND_GAP = 18.0
 UNIT, UNIT_HEIGHT, UNIT_ROWS = 16.0, 9.0, 2  # a vGPU's rectangle; a whole GPU is UNIT wide
@@ -77,14 +79,15 @@ def cluster_svg(view: PlanView, names: tuple[str, ...], width: float = WIDTH) ->
     Below it one bar per way in which GPUs of the class are cut: its parts are vGPUs, as wide as
     their share, coloured by the models on them in proportion to their time.
     """
-    left = 86.0
+    shown = [words.shorten(gpu_class.name, CLASS_LETTERS) for gpu_class in view.classes]
+    left = max([86.0, *(18 + text_width(name, 13 * BOLD) + 6 for name in shown)])
     parts: list[str] = []
     y = 0.0
     for i, gpu_class in enumerate(view.classes):
         fill, border = class_colours(i)
         parts += [
             rect(0, y + 3, 12, 12, fill=fill, stroke=border, rx=2),
-            text(18, y + 14, words.shorten(gpu_class.name, 9), size=13, font_weight=600),
+            text(18, y + 14, shown[i], size=13, font_weight=600),
             *_class_bar(gpu_class, names, (left, y, width - left, CLASS_BAR)),
             text(
                 left,

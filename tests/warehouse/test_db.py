@@ -91,7 +91,9 @@ def test_the_newest_model_of_a_name_counts(store: Warehouse) -> None:
 
 def test_an_unknown_model_is_refused_with_the_known_names(store: Warehouse) -> None:
     add_model(store, model(), NOW)
-    with pytest.raises(InputError, match=r"model 'q': is not in .*; it has m$"):
+    with pytest.raises(
+        InputError, match=r"model 'q': is not in .*; it has m; `poolpipe split` adds others$"
+    ):
         find_model(store, "q")
 
 
@@ -117,7 +119,9 @@ def test_cells_of_a_rebuilt_artifact_count_as_not_measured(store: Warehouse) -> 
 
 def test_a_model_without_measurements_has_no_profile(store: Warehouse) -> None:
     add_model(store, model(), NOW)
-    with pytest.raises(InputError, match="has no profile on T4"):
+    with pytest.raises(
+        InputError, match=r"has no profile on T4 in .*; `poolpipe profile` measures it$"
+    ):
         read_profile(store, "m", ["T4"])
 
 

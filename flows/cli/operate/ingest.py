@@ -35,4 +35,6 @@ def ingest(
         names = ("bytes_read", "minutes", "skipped")
         print_json({name: getattr(found, name) for name in names})
         return
-    show(f"{found.bytes_read:,} bytes read, {found.minutes} minutes, {found.skipped} lines skipped")
+    minutes = f"{found.minutes} minute{'s' * (found.minutes != 1)}"
+    lines = f"{found.skipped} line{'s' * (found.skipped != 1)} skipped"
+    show(f"{found.bytes_read:,} bytes read, {minutes}, {lines}")

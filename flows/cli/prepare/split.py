@@ -64,7 +64,7 @@ def split(
     from flows.preparation.splitting.stored_split import split_step
     from flows.workspace import workspace
 
-    whole = name or model.stem
+    whole = name or _name_of(model)
     sizes = split_choices(
         given_inputs(input_shape, input_range, samples),
         allow_unproven=allow_unproven,
@@ -95,6 +95,17 @@ def split(
         return
     for found in made:
         _show(found)
+
+
+def _name_of(file: Path) -> str:
+    from triton_backend.contract.errors import InputError
+    from triton_backend.serve_folder.names import check_name
+
+    try:
+        check_name(file.stem)
+    except InputError as error:
+        raise InputError(str(file), f"{error.reason}; give --name") from error
+    return file.stem
 
 
 def _plain(found: "SplitModel") -> dict[str, Any]:

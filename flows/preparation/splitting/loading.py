@@ -33,11 +33,15 @@ def load_skeleton(path: Path) -> onnx.ModelProto:
     Local functions are inlined and initialisers are taken off the list of inputs.
 
     Raises:
-        InputError: no such file, not ONNX, no layers, optional values, random operators, state.
+        InputError: no such file, not ONNX, no layers, optional values, random operators, state,
+            weights in a file that is not there.
     """
     where = str(path)
     if not path.is_file():
-        raise InputError(where, "no such file")
+        folder = path.is_dir()
+        raise InputError(
+            where, "is a folder; name the ONNX file in it" if folder else "no such file"
+        )
     try:
         # Whatever the name ends with: onnx would read `.json` or `.txt` as a text of its own.
         model = onnx.load(path, format="protobuf", load_external_data=False)
@@ -51,6 +55,7 @@ def load_skeleton(path: Path) -> onnx.ModelProto:
         model = inliner.inline_local_functions(model)
     _refuse_unsupported(model, where)
     refuse_state(model.graph, where)
+    _refuse_lost_weights(model, path)
     sorted_here = sort_nodes(model.graph)
     try:
         onnx.checker.check_model(model if sorted_here else where)
@@ -109,6 +114,14 @@ def tensor_bytes(tensor: onnx.TensorProto) -> int:
     for dim in tensor.dims:
         count *= dim
     return count * onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type).itemsize
+
+
+def _refuse_lost_weights(model: onnx.ModelProto, path: Path) -> None:
+    for tensor in model.graph.initializer:
+        for entry in tensor.external_data:
+            if entry.key == "location" and not (path.parent / entry.value).exists():
+                reason = f"its weights are in {entry.value!r}, which is not in its folder"
+                raise InputError(str(path), f"{reason}: copy it there")
 
 
 def _refuse_unsupported(model: onnx.ModelProto, where: str) -> None:

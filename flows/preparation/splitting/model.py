@@ -91,7 +91,8 @@ class SplitModel:
         """Its blocks, and out of how many places for a cut."""
         if self.blocks == 1:
             return "one block, the whole model"
-        return f"{self.blocks} blocks from {self.legal_cuts} legal cuts"
+        cuts = "cut" if self.legal_cuts == 1 else "cuts"
+        return f"{self.blocks} blocks from {self.legal_cuts} legal {cuts}"
 
     def remarks(self) -> list[str]:
         """Notes for the user on the check; none if all is plain."""

@@ -29,6 +29,7 @@ from triton_backend.contract.tensors import TensorSpec
 from triton_backend.runtimes.base import counts_of
 
 SMALL_BATCH, LARGE_BATCH = 2, 3
+MOST_ALONE = 8  # samples that are also run each alone
 # Kernels differ between batch sizes in the last bits; a mix-up of samples shows as order 1.
 SAMPLE_TOLERANCE = 1e-4
 HALF_SAMPLE_TOLERANCE = 5e-3
@@ -63,7 +64,8 @@ def output_specs(
 ) -> tuple[TensorSpec, ...]:
     """Specs of the outputs.
 
-    Found at batch 1, 2 and the largest, at least 3, comparing every sample's results. Rows of
+    Found at batch 1, 2 and the largest, at least 3, comparing the results of samples: of the first
+    `MOST_ALONE` each alone and of two together with those in the largest batch. Rows of
     outputs that are counted (`runtimes/base.py`) are those of the samples one after the other.
 
     Raises:
@@ -77,10 +79,14 @@ def output_specs(
     alone = {name for node in layers.nodes if node.name == TAIL_NAME for name in node.output}
     whole = _run(session, feed, where)
     _check_rows(whole, max_batch, where)
-    for batch in (1, SMALL_BATCH):
-        part = _run(session, {k: v[:batch] for k, v in feed.items()}, where)
-        _check_rows(part, batch, where)
-        for name, expected in first_samples(whole, batch).items():
+    # A layer may choose by a sum over the batch: few samples would often choose alike.
+    for batch, samples in ((1, min(max_batch, MOST_ALONE)), (SMALL_BATCH, SMALL_BATCH)):
+        parts = [
+            _run(session, {k: v[i : i + batch] for k, v in feed.items()}, where)
+            for i in range(0, samples, batch)
+        ]
+        part = _joined(parts, batch, where)
+        for name, expected in first_samples(whole, samples).items():
             if part[name].shape[1:] != expected.shape[1:]:
                 shapes = f"{list(part[name].shape)} and {list(expected.shape)}"
                 raise InputError(f"{where}, output {name!r}", f"has shapes {shapes} at two batches")
@@ -90,7 +96,7 @@ def output_specs(
                 why = (
                     "it is quantised by the range of the whole batch, quantise it with fixed ranges"
                     if scaled
-                    else "its batch cannot be made symbolic"
+                    else "export it with a dynamic batch, each sample alone"
                 )
                 raise InputError(
                     f"{where}, output {name!r}",
@@ -118,6 +124,18 @@ def first_samples(results: Arrays, samples: int) -> Arrays:
         name: array[: int(results[counts[name]][:samples].sum()) if name in counts else samples]
         for name, array in results.items()
     }
+
+
+def _joined(parts: Sequence[Arrays], batch: int, where: str) -> Arrays:
+    """The results of batches as those of one, by output."""
+    for part in parts:
+        _check_rows(part, batch, where)
+    for name in parts[0]:
+        shapes = {part[name].shape[1:] for part in parts}
+        if len(shapes) > 1:
+            several = " and ".join(str([batch, *shape]) for shape in sorted(shapes))
+            raise InputError(f"{where}, output {name!r}", f"has shapes {several} for two samples")
+    return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
 
 def _check_rows(results: Arrays, batch: int, where: str) -> None:

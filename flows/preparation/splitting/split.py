@@ -47,7 +47,7 @@ from triton_backend.serve_folder.names import check_name
 DEFAULT_BLOCKS = 10
 DEFAULT_MAX_BATCH = 8
 # Raised whenever the same input would be split or checked differently.
-FORMAT = 4
+FORMAT = 5
 KEY_DIGITS = 16
 
 

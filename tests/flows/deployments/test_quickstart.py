@@ -11,14 +11,17 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import psutil
 import pytest
 import tritonclient.grpc as grpc_client
+from onnx import helper
 
 from flows.quickstart.ocr import ReaderHere, write_models
 from flows.quickstart.pages import draw_page
 from tests.flows.deployments.joined import AUTH
 from tests.flows.deployments.prefect_database import give_database
+from tests.flows.preparation.splitting import tiny_models
 from tests.flows.preparation.splitting.tiny_models import residual_net
 from tests.ports import free_ports
 
@@ -255,6 +258,30 @@ def test_the_plan_that_was_served_can_be_verified(project: Project, first: dict[
         "verify", str(project.folder / f"state/reports/plan-{first['plan_id']}.json")
     )
     assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_model_with_rows_of_its_own_number_is_refused_before_it_is_measured(
+    project: Project,
+) -> None:
+    path = tiny_models.save(
+        project.folder / "found.onnx",
+        [
+            helper.make_node("Relu", ["x"], ["r"]),
+            helper.make_node("NonZero", ["r"], ["f"]),
+            helper.make_node("Transpose", ["f"], ["y"]),
+        ],
+        inputs={"x": ["n", 4]},
+        outputs=["y"],
+    )
+    model = onnx.load(path)
+    found = helper.make_tensor_value_info("y", onnx.TensorProto.INT64, ["k", 2])
+    model.graph.output[0].CopyFrom(found)
+    onnx.save(model, path)
+    done = project.run("quickstart", f"--model={path}", "--slo-ms=500", *project.port_options())
+    *steps, reason = done.stderr.splitlines()
+    assert done.returncode == 2
+    assert "not one per sample: serve it in an application" in reason
+    assert not [line for line in steps if "profile" in line]
 
 
 def test_a_port_in_use_is_one_line_and_exit_2(project: Project, first: dict[str, Any]) -> None:

@@ -6,7 +6,14 @@ from typing import Any
 import pytest
 
 from flows.quickstart.load_process import LoadResult
-from flows.quickstart.outcome import QuickstartOutcome, failures, overloaded, shortcomings
+from flows.quickstart.outcome import (
+    STAND_IN,
+    QuickstartOutcome,
+    failures,
+    overloaded,
+    page_notes,
+    shortcomings,
+)
 from tests.fakes.plans import two_stages
 from triton_backend.simulator.run import SimOptions, simulate
 
@@ -68,13 +75,21 @@ def test_what_requests_that_failed_got_is_said() -> None:
     assert failures(outcome(load())) is None
     failed = load(served=94, failed=2)
     loaded = LoadResult.from_document({**failed.document, "messages": {"its worker died": 2}})
-    assert str(failures(outcome(loaded))).endswith("2 x its worker died")
+    assert failures(outcome(loaded)) == "2 requests failed; errors: 2 x its worker died"
+
+
+def test_the_page_says_what_the_terminal_says_of_the_machine_and_of_errors() -> None:
+    assert page_notes(outcome(load())) == (STAND_IN,)
+    failed = load(served=94, failed=2, lag_ms=1000.0)
+    loaded = LoadResult.from_document({**failed.document, "messages": {"its worker died": 2}})
+    found = outcome(loaded)
+    assert page_notes(found) == (STAND_IN, overloaded(found), failures(found))
 
 
 def test_wrong_answers_over_http_count_too() -> None:
     wrong = load(checked={"responses": 10, "wrong": 1})
     assert shortcomings(outcome(load(), wrong), 0.0) == [
-        f"{NAME} gave 1 wrong answers of 10 over HTTP"
+        f"{NAME} gave 1 wrong answer of 10 over HTTP"
     ]
 
 

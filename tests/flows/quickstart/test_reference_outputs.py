@@ -5,15 +5,38 @@ from pathlib import Path
 import numpy as np
 import onnxruntime
 import pytest
+from onnx import TensorProto, helper
 
 from flows.preparation.graphs.glue import Crop, write_crop
 from flows.preparation.splitting import split_model
-from flows.quickstart.reference_outputs import mean_rows, write_application_answers
+from flows.quickstart.reference_outputs import mean_rows, write_answers, write_application_answers
+from tests.flows.preparation.splitting import tiny_models
 from tests.flows.preparation.splitting.exported_models import SIZE, write_exported
 from triton_backend.contract.applications import Application, Module
-from triton_backend.serving.loadgen.payload import relative_error, requests_from_file
+from triton_backend.serving.loadgen.payload import relative_error, requests_from_file, tolerance_of
 
 CROPPED = 8
+
+
+@pytest.mark.parametrize(("kind", "most"), [(np.float32, 1e-4), (np.float16, 5e-3)])
+def test_answers_state_how_near_the_served_ones_must_be(
+    tmp_path: Path, kind: type[np.floating], most: float
+) -> None:
+    """Layers in FP16 between inputs and outputs in FP32 round as FP16 does."""
+    code = helper.np_dtype_to_tensor_dtype(np.dtype(kind))
+    path = tiny_models.save(
+        tmp_path / "m.onnx",
+        [
+            helper.make_node("Cast", ["x"], ["a"], to=code),
+            helper.make_node("MatMul", ["a", "w"], ["b"]),
+            helper.make_node("Cast", ["b"], ["y"], to=TensorProto.FLOAT),
+        ],
+        inputs={"x": ["n", 4]},
+        outputs=["y"],
+        constants={"w": np.eye(4, dtype=kind)},
+    )
+    split = split_model(path, name="m", out=tmp_path / "models")
+    assert tolerance_of(write_answers(split, tmp_path / "answers.npz")) == most
 
 
 @pytest.mark.slow
@@ -52,3 +75,4 @@ def test_every_box_of_a_picture_has_its_crop(tmp_path: Path) -> None:
         seen.append(len(boxes))
     assert len({*seen}) > 1
     assert mean_rows(path, "crops") == np.mean(seen)
+    assert tolerance_of(path) == 1e-4

@@ -2,13 +2,15 @@
 
 import io
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from xml.etree import ElementTree as ET
 
 import pytest
 from rich.console import Console
 
-from flows.reporting.picture import cluster_svg, plan_svg
+from flows.reporting.picture import BOLD, CLASS_BAR, cluster_svg, plan_svg
+from flows.reporting.svg import text_width
 from flows.reporting.terminal import render_plan
 from flows.reporting.view import PlanView, view_of
 from tests.flows.reporting.example import LONG_NAME, example_plan, shared_plan
@@ -72,6 +74,18 @@ def test_nothing_is_drawn_outside_the_picture(plan: Plan, draw: Callable[[PlanVi
         x, y, w, h = (float(box.get(name, "")) for name in ("x", "y", "width", "height"))
         assert 0 <= x <= x + w <= width + 0.01
         assert 0 <= y <= y + h <= height + 0.01
+
+
+@pytest.mark.parametrize("name", ["fast", "slow-cpu", "A100-SXM4-80GB", "NVIDIA-H100-NVL-94GB-3g"])
+def test_names_of_classes_end_before_their_bars(name: str) -> None:
+    view = view_of(example_plan())
+    view = replace(view, classes=tuple(replace(one, name=name) for one in view.classes))
+    root = ET.fromstring(cluster_svg(view, ("a", "b")))
+    (label, *_) = [e for e in root.iter() if e.get("font-weight") == "600"]
+    shown = label.text or ""
+    bars = [float(e.get("x", "")) for e in root.iter() if e.get("height") == f"{CLASS_BAR:g}"]
+    assert float(label.get("x", "")) + text_width(shown, 13 * BOLD) <= min(bars)
+    assert shown == name or len(shown) >= 18
 
 
 @pytest.mark.parametrize("width", [80, 120])

@@ -649,16 +649,20 @@ def dropped(model: str, request: Request, body: DropBody, module: str = "") -> R
     if reason is DropReason.MODEL_REMOVED:
         return Refusal("UNAVAILABLE", f"{name} is not in the plan being served")
     slo_ms = us_to_ms(request.deadline_us - request.arrival_us)
-    best = "none"
+    best, kept = "none", ""
     if body.best_finish_us:
         best = f"{us_to_ms(body.best_finish_us - request.arrival_us):.1f} ms"
+        # The guard, which the front keeps back, makes a finish before the deadline too late.
+        if not module and body.deadline_us < body.best_finish_us <= request.deadline_us:
+            kept_ms = us_to_ms(request.deadline_us - body.deadline_us)
+            kept = f" {kept_ms:.1f} ms of it kept back for delays,"
     what = {
         DropReason.OVERLOAD: f"{name} is overloaded",
         DropReason.WORKER_LOST: f"{name}: its worker died",
     }.get(reason, f"{name}: the deadline cannot be met")
     return Refusal(
         "UNAVAILABLE",
-        f"{what}: deadline {slo_ms:.1f} ms after arrival, best possible finish {best},"
+        f"{what}: deadline {slo_ms:.1f} ms after arrival,{kept} best possible finish {best},"
         f" queue position {body.queue_position}",
     )
 

@@ -38,9 +38,11 @@ from triton_backend.serving.loadgen.options import (
     pairs,
 )
 from triton_backend.serving.loadgen.payload import (
+    RIGHT,
     Payload,
     random_requests,
     requests_from_file,
+    tolerance_of,
     turns_of,
 )
 from triton_backend.serving.loadgen.record import LoadRun
@@ -210,6 +212,9 @@ async def _model_load(
     samples_file = pairs("--check", options.check).get(model.name)
     own_deadline = options.deadline_ms is not None
     rng = np.random.default_rng([options.seed, PAYLOAD_STREAM])
+    tolerance = options.tolerance or RIGHT
+    if samples_file is not None and options.tolerance is None:
+        tolerance = tolerance_of(Path(samples_file))
     requests: list[Payload] = []
     for number, entry in enumerate(model.queues):
         specs = entry.inputs or model.inputs or await client.describe(asked)
@@ -227,7 +232,7 @@ async def _model_load(
         send_deadline=own_deadline,
         priority=options.priority,
         client=options.client,
-        tolerance=options.tolerance,
+        tolerance=tolerance,
         entries=tuple(entry.name for entry in model.entries),
         turns=turns_of(requests, shares, rng) if model.entries else (),
     )

@@ -8,7 +8,8 @@ A file of samples is an `.npz` with one array `inputs/<tensor>` per input and on
 per output that is to be compared, all with the sample as dimension 0. Of an output with rows of
 their own number, as applications give, it has the rows of one sample after the other and, as
 `rows/<tensor>`, how many each sample has. Texts (BYTES) lie in it as `runtimes.texts` packs them:
-rows of UINT8, the length before each.
+rows of UINT8, the length before each. It may state `tolerance`, the largest relative error of a
+right answer.
 """
 
 import zipfile
@@ -30,6 +31,7 @@ Arrays = Mapping[str, NDArray[np.generic]]
 TURNS = 4096  # after which the entries of a model's requests come in the same order again
 RANDOM_TEXT_BYTES = 64
 RANDOM_REQUESTS = 8  # different requests of a model that has no file of samples
+RIGHT, RIGHT_OF_HALF = 1e-4, 5e-3  # largest relative error of a right answer; in FP16
 # numpy has no BF16: the upper half of a float32 is carried as its bits.
 _TEXT_DIMENSIONS = 2  # texts, and their bytes
 NUMPY_TYPES: Mapping[str, type[np.generic]] = {**NUMPY_DTYPES, "BF16": np.uint16}
@@ -82,6 +84,7 @@ def requests_from_file(path: Path, specs: tuple[TensorSpec, ...], *, samples: in
             fewer samples than one request takes.
     """
     arrays = _load(path)
+    arrays.pop("tolerance", None)
     inputs = _named(arrays, "inputs/")
     outputs, rows = _named(arrays, "outputs/"), _named(arrays, "rows/")
     for spec in specs:
@@ -111,6 +114,22 @@ def requests_from_file(path: Path, specs: tuple[TensorSpec, ...], *, samples: in
         )
         for at in range(0, total - samples + 1, samples)
     ]
+
+
+def tolerance_of(path: Path) -> float:
+    """Largest relative error of a right answer: as the file states, or as its types allow.
+
+    Raises:
+        InputError: not such a file, or it states no number above zero.
+    """
+    arrays = _load(path)
+    stated = arrays.get("tolerance")
+    if stated is None:
+        half = any(array.dtype == np.float16 for array in arrays.values())
+        return RIGHT_OF_HALF if half else RIGHT
+    if stated.size != 1 or stated.dtype.kind != "f" or not float(stated.item()) > 0:
+        raise InputError(f"{path}: tolerance", "is one number above zero")
+    return float(stated.item())
 
 
 def raw_of(array: NDArray[np.generic]) -> tuple[str | None, bytes]:

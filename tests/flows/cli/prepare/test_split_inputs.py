@@ -13,6 +13,18 @@ SPLIT = ("--blocks", "2", "--max-batch", "2")
 
 
 @pytest.mark.usefixtures("project")
+def test_a_file_whose_name_is_no_models_is_refused_with_the_option(poolpipe: Command) -> None:
+    embedding_net(Path("Mein Netz.onnx"))
+    refused = poolpipe("split", "Mein Netz.onnx", *SPLIT)
+    assert (refused.code, refused.out) == (2, "")
+    assert refused.err.startswith("poolpipe: Mein Netz.onnx: 'Mein Netz' is no name: ")
+    assert refused.err.endswith("; give --name\n")
+    assert poolpipe("split", "Mein Netz.onnx", *SPLIT, "--name", "netz").code == 0
+    refused = poolpipe("split", "Mein Netz.onnx", *SPLIT, "--name", "mein netz")
+    assert refused.err.startswith("poolpipe: model name: 'mein netz' is no name: ")
+
+
+@pytest.mark.usefixtures("project")
 def test_a_model_with_open_sizes_is_split_for_those_given(poolpipe: Command) -> None:
     picture_net(Path("net.onnx"))
     refused = poolpipe("split", "net.onnx", *SPLIT)

@@ -25,6 +25,11 @@ def test_a_missing_file_is_refused(tmp_path: Path) -> None:
     refused(tmp_path / "none.onnx", "no such file")
 
 
+def test_a_folder_is_no_model(tmp_path: Path) -> None:
+    (tmp_path / "net").mkdir()
+    refused(tmp_path / "net", "is a folder; name the ONNX file in it")
+
+
 @pytest.mark.parametrize("name", ["model.onnx", "plan.json", "model.textproto", "model.onnxtxt"])
 @pytest.mark.parametrize("content", [b"", b"this is text, not a model\n", bytes(range(256))])
 def test_a_file_that_is_not_onnx_is_refused(tmp_path: Path, content: bytes, name: str) -> None:
@@ -186,7 +191,7 @@ def test_missing_external_data_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "m.onnx"
     onnx.save(model, path, save_as_external_data=True, location="weights.bin", size_threshold=0)
     (tmp_path / "weights.bin").unlink()
-    refused(path, "weights.bin")
+    refused(path, "its weights are in 'weights.bin', which is not in its folder: copy it there")
 
 
 def test_external_data_is_read_and_the_split_is_the_inline_ones(tmp_path: Path) -> None:

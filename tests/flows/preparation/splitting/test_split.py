@@ -2,9 +2,11 @@
 
 import json
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from threading import Barrier
 
+import numpy as np
 import onnx
 import pytest
 from onnx import helper
@@ -13,6 +15,7 @@ from flows.preparation.graphs.examples import example_names, write_example
 from flows.preparation.splitting import (
     SplitModel,
     check_split,
+    observing,
     split_model,
 )
 from flows.preparation.splitting import split as split_module
@@ -65,6 +68,7 @@ def test_layer_times_of_a_file_decide_the_cuts(tmp_path: Path) -> None:
     path, out, file = tiny_models.chain(tmp_path / "m.onnx"), tmp_path / "models", tmp_path / "t"
     own = split_model(path, name="m", blocks=2, out=out)
     assert own.in_words == f"2 blocks from {own.legal_cuts} legal cuts"
+    assert replace(own, legal_cuts=1).in_words == "2 blocks from 1 legal cut"
     labels = [node_label(node) for node in read_layers(onnx.load(own.model_path).graph).nodes]
     cuts = set[tuple[int, ...]]()
     for heavy in (0, len(labels) - 1):
@@ -169,6 +173,29 @@ def test_an_output_that_cannot_be_served_is_refused(tmp_path: Path) -> None:
 def test_a_name_that_could_not_be_served_is_refused_at_once(tmp_path: Path, name: str) -> None:
     with pytest.raises(InputError, match=r"model name.*(cannot be served|is no name|is empty)"):
         split_model(tmp_path / "net.onnx", name=name, out=tmp_path)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_a_choice_by_the_sum_of_a_batch_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int
+) -> None:
+    """The sums of the first one, the first two and all samples often have the same sign."""
+    monkeypatch.setattr(observing, "SEED", seed)
+    nodes = [
+        helper.make_node("ReduceSum", ["x"], ["s"], keepdims=0),
+        helper.make_node("Greater", ["s", "zero"], ["more"]),
+        helper.make_node("Neg", ["x"], ["m"]),
+        helper.make_node("Where", ["more", "x", "m"], ["y"]),
+    ]
+    path = tiny_models.save(
+        tmp_path / "m.onnx",
+        nodes,
+        inputs={"x": ["n", 16]},
+        outputs=["y"],
+        constants={"zero": np.array(0, np.float32)},
+    )
+    with pytest.raises(InputError, match=r"output 'y': a sample's result.*each sample alone"):
+        split_model(path, name="m", out=tmp_path / "models")
 
 
 def test_threads_that_split_the_same_model_at_once_share_one_split(

@@ -44,3 +44,25 @@ def test_a_dropped_request_says_why_with_its_numbers(
         request=1, reason=reason, deadline_us=51_000, best_finish_us=54_100, queue_position=8
     )
     assert dropped("m", request, body) == Refusal(status, message)
+
+
+def test_time_kept_back_is_named_where_the_finish_alone_would_be_in_time() -> None:
+    request = Request(
+        tensors={},
+        samples=1,
+        arrival_us=1_000,
+        deadline_us=101_000,
+        reply=lambda _: None,
+        is_cancelled=lambda: False,
+    )
+    body = DropBody(
+        request=1,
+        reason=DropReason.DEADLINE,
+        deadline_us=91_000,
+        best_finish_us=95_000,
+        queue_position=0,
+    )
+    assert dropped("m", request, body).message == (
+        "model 'm': the deadline cannot be met: deadline 100.0 ms after arrival, 10.0 ms of it kept"
+        " back for delays, best possible finish 94.0 ms, queue position 0"
+    )

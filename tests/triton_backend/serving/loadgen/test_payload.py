@@ -15,6 +15,7 @@ from triton_backend.serving.loadgen.payload import (
     raw_of,
     relative_error,
     requests_from_file,
+    tolerance_of,
     without_dropped,
 )
 
@@ -39,6 +40,25 @@ def test_a_file_is_cut_into_requests_in_its_order(tmp_path: Path) -> None:
     assert [request.inputs["x"][0, 0] for request in requests] == [0, 8]
     assert requests[1].expected is not None
     assert np.array_equal(requests[1].expected["y"], x[2:4] * 2)
+
+
+@pytest.mark.parametrize(
+    ("more", "most"),
+    [
+        ({}, 1e-4),
+        ({"outputs/y": np.ones((2, 1), np.float16)}, 5e-3),
+        ({"inputs/h": np.ones((2, 1), np.float16)}, 5e-3),
+        ({"tolerance": np.array(0.01)}, 0.01),
+    ],
+    ids=["FP32", "FP16 out", "FP16 in", "stated"],
+)
+def test_a_right_answer_is_as_near_as_the_file_says_or_its_types_allow(
+    tmp_path: Path, more: dict[str, np.ndarray], most: float
+) -> None:
+    path = tmp_path / "samples.npz"
+    np.savez(path, **{"inputs/x": np.zeros((2, 4), np.float32)} | more)
+    assert tolerance_of(path) == most
+    assert len(requests_from_file(path, X, samples=1)) == 2
 
 
 def test_rows_of_their_own_number_stay_with_their_sample(tmp_path: Path) -> None:
