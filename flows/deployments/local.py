@@ -107,7 +107,7 @@ def _port(environment: Mapping[str, str], name: str, default: str) -> int:
 def prepare(place: Place) -> None:
     """The environment of this process and of all it starts: absolute paths, one server."""
     home = project_state().home.resolve()
-    os.environ[PROJECT_VARIABLE] = str(Path.cwd()) 
+    os.environ[PROJECT_VARIABLE] = str(Path.cwd())
     os.environ["POOLPIPE_HOME"] = str(home)
     os.environ["POOLPIPE_WAREHOUSE"] = str(warehouse_path().resolve())
     os.environ["PYTHONPATH"] = os.pathsep.join(

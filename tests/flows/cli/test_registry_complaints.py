@@ -50,7 +50,10 @@ def test_an_option_of_a_command_is_named_as_it_is_typed(
         ((*SIMULATE, "--load-factor", "abc"), "--load-factor: 'abc' is no number"),
         ((*SIMULATE, "--seed", "1.5"), "--seed: '1.5' is no whole number"),
         ((*SIMULATE[:2], "--duration", "1e8"), "--duration: 1e8 is not within 0.001 and 10000000"),
-        (("load", "--plan", "none.json", "--deadline-ms", "nan"), "--deadline-ms: nan is not within"),
+        (
+            ("load", "--plan", "none.json", "--deadline-ms", "nan"),
+            "--deadline-ms: nan is not within",
+        ),
         (("serve", "none.json", "--noise", "inf"), "--noise: inf is not within 0 and 10"),
         (("serve", "none.json", "--http-port", "0"), "--http-port: 0 is not within 1 and 65535"),
         (("split", "a.onnx", "--blocks", "0"), "--blocks: 0 is not at least 1"),

@@ -48,8 +48,7 @@ def test_a_step_is_a_model_of_one_block(tmp_path: Path) -> None:
     [
         "def run(x):\n    while True: pass",
         "while True: pass",
-        "def run(x):\n    try:\n        while True: pass\n    except BaseException: pass\n"
-        "    while True: pass",
+        "def run(x):\n try:\n  while True: pass\n except BaseException: pass\n while True: pass",
     ],
 )
 def test_a_step_that_never_ends_is_given_up(tmp_path: Path, source: str) -> None:
