@@ -15,6 +15,8 @@ from typing import Any, get_args, get_origin
 
 from triton_backend.contract.errors import InputError
 
+_DIGITS = ".12g"  # of a range: 10000000 and not 1e+07
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Option:
@@ -97,11 +99,16 @@ class Option:
     @property
     def range(self) -> str:
         """The range in words."""
-        if self.most == inf:
-            return f"at least {self.least:g}"
-        if self.least == -inf:
-            return f"at most {self.most:g}"
-        return f"within {self.least:g} and {self.most:g}"
+        return range_in_words(self.least, self.most)
+
+
+def range_in_words(least: float, most: float) -> str:
+    """A range whose ends are included; an end may be infinite."""
+    if most == inf:
+        return f"at least {least:{_DIGITS}}"
+    if least == -inf:
+        return f"at most {most:{_DIGITS}}"
+    return f"within {least:{_DIGITS}} and {most:{_DIGITS}}"
 
 
 def option(default: Any = MISSING, *, help: str, **about: Any) -> Any:  # noqa: A002  # as `Option`

@@ -13,6 +13,7 @@ HOME_VARIABLE = "POOLPIPE_HOME"
 HOME_DEFAULT = ".poolpipe"
 WAREHOUSE_VARIABLE = "POOLPIPE_WAREHOUSE"
 WAREHOUSE_DEFAULT = "poolpipe.duckdb"
+PROJECT_VARIABLE = "POOLPIPE_PROJECT"  # of a process that runs elsewhere: the project's folder
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,12 +10,14 @@ from collections.abc import Callable, Mapping
 from copy import copy
 from dataclasses import dataclass
 from importlib import import_module
+from math import inf
 from typing import Any, TypeVar
 
 import typer
 from typer.core import TyperCommand, TyperGroup
 
 from flows.cli.option_fields import expanded
+from flows.options import range_in_words
 from triton_backend.contract.errors import InputError
 
 # In the order of a first day with it; a group's heading is its package's docstring.
@@ -37,6 +39,9 @@ class Declared:
 
 
 _ARGUMENTS, _OPTIONS = "Arguments", "Options"
+# Of pydantic's complaints about a value: types that a range has, and what a number must be.
+_RANGES = ("greater_than_equal", "less_than_equal")
+_NUMBERS = {"int": "no whole number", "float": "no number"}
 _TAKES_MORE = {"allow_extra_args": True, "ignore_unknown_options": True}
 _declared: list[Declared] = []
 _families: dict[str, str] = {}
@@ -114,6 +119,7 @@ class PanelledCommand(TyperCommand):
         """Parse; where required parameters are missing, name all of them.
 
         Raises:
+            InputError: a value has another type than its parameter, or is out of its range.
             TyperException: as Typer does, or parameters are missing.
         """
         given = list(args)
@@ -124,7 +130,9 @@ class PanelledCommand(TyperCommand):
             missing = [p for p in self.params if p.required and known.get(p.name) in (None, ())]
             # Any other complaint of Typer is about a value that was given.
             if getattr(error, "param", None) not in missing:
-                raise
+                if (reason := _why_not(error)) is None:
+                    raise
+                raise InputError(_spelled(getattr(error, "param", None)), reason) from error
             names = ", ".join(_spelled(parameter) for parameter in missing)
             raise typer.TyperException(f"missing: {names}") from error
 
@@ -173,6 +181,22 @@ def as_typed(error: InputError, options: Mapping[str, str], *, more: bool = Fals
         return error
     reason = re.sub(r"\w+_\w+", lambda found: options.get(found[0], found[0]), error.reason)
     return InputError(f"{typed} {key}" if dot else typed, reason)
+
+
+def _why_not(error: typer.TyperException) -> str | None:
+    """A complaint of pydantic's about a value in words of ours; None for any other complaint."""
+    found = getattr(error.__cause__, "errors", None)
+    if found is None:
+        return None
+    first, parameter = found()[0], getattr(error, "param", None)
+    kind, value = str(first["type"]), first["input"]
+    if kind in _RANGES:
+        least, most = (getattr(parameter, end, None) for end in ("min", "max"))
+        ends = -inf if least is None else least, inf if most is None else most
+        return f"{value} is not {range_in_words(*ends)}"
+    if kind.startswith(tuple(_NUMBERS)):
+        return f"{value!r} is {_NUMBERS[kind.partition('_')[0]]}"
+    return str(first["msg"]).removeprefix("Value error, ").removesuffix(".")
 
 
 def _spelled(parameter: Any) -> str:

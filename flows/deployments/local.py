@@ -35,7 +35,7 @@ from urllib.parse import urlsplit
 from flows.clock import Stopwatch
 from flows.deployments.orchestration.background import log_of, running, say, start, stop
 from flows.deployments.orchestration.home import PROFILES, prepare_prefect, prepare_server
-from flows.state import project_state, warehouse_path
+from flows.state import PROJECT_VARIABLE, project_state, warehouse_path
 from triton_backend.contract.errors import InputError, PoolPipeError
 
 if TYPE_CHECKING:
@@ -107,6 +107,7 @@ def _port(environment: Mapping[str, str], name: str, default: str) -> int:
 def prepare(place: Place) -> None:
     """The environment of this process and of all it starts: absolute paths, one server."""
     home = project_state().home.resolve()
+    os.environ[PROJECT_VARIABLE] = str(Path.cwd())
     os.environ["POOLPIPE_HOME"] = str(home)
     os.environ["POOLPIPE_WAREHOUSE"] = str(warehouse_path().resolve())
     os.environ["PYTHONPATH"] = os.pathsep.join(

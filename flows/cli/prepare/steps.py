@@ -17,13 +17,24 @@ def steps(
     ] = None,
     *,
     workload: WorkloadFile,
+    time_limit: Annotated[
+        float,
+        typer.Option(
+            "--time-limit",
+            metavar="SECONDS",
+            min=0.1,
+            max=1e6,
+            help="Longest time that the import and the runs of one step may take together.",
+        ),
+    ] = 300.0,
     as_json: AsJson = False,
     warehouse: WarehouseFile = WAREHOUSE,
 ) -> None:
     """Prepare the Python steps that a workload names.
 
-    Each is imported, run on its samples and stored as a model of one block. Its package beside the
-    workload is copied: prepare, profile and plan again after a change.
+    Each is imported, run on its samples and stored as a model of one block; one that does not end
+    within the time limit is refused. Its package beside the workload is copied: prepare, profile
+    and plan again after a change.
     """
     from flows.preparation.steps.given import read_steps
     from flows.preparation.steps.prepare import prepare_steps
@@ -39,7 +50,7 @@ def steps(
         raise InputError(str(workload), "has no `steps`")
     wanted = [step for name, step in known.items() if not names or name in names]
     with progress("preparing steps"):
-        found = prepare_steps(workspace(warehouse), wanted)
+        found = prepare_steps(workspace(warehouse), wanted, time_limit)
     if as_json:
         print_json(
             {

@@ -5,6 +5,7 @@ of one whose holder is killed: `prefect_lease`.
 """
 
 import logging
+import os
 from collections.abc import Generator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
@@ -18,7 +19,7 @@ from prefect.exceptions import ObjectAlreadyExists, ObjectNotFound
 from prefect.settings import PREFECT_CLIENT_MAX_RETRIES, temporary_settings
 
 from flows.deployments.orchestration.lease import lease
-from flows.state import project_state
+from flows.state import PROJECT_VARIABLE, project_state
 from flows.workspace import Workspace, workspace
 
 WAREHOUSE_WRITER = "warehouse-writer"
@@ -85,7 +86,12 @@ def _hold_writer(held: ExitStack) -> None:
 
 
 def flow_workspace(warehouse: Path | None = None) -> Workspace:
-    """The workspace of a flow: it writes to the warehouse only when it is its turn."""
+    """The workspace of a flow: it writes to the warehouse only when it is its turn.
+
+    A worker runs flows in the clone's folder. Relative paths among a flow's parameters count from
+    the project's, as they do on the command line; the flow goes on there.
+    """
+    os.chdir(os.environ.get(PROJECT_VARIABLE) or ".")
     return taking_turns(workspace(warehouse))
 
 

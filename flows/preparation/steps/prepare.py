@@ -7,10 +7,15 @@ depend on its batch, because batches are made of what comes.
 
 import hashlib
 import json
+import signal
+import threading
+from collections.abc import Generator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from types import FrameType
+from typing import Any, NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
@@ -41,25 +46,41 @@ FORMAT = 1
 KEY_DIGITS = 16
 ROOM_ROWS = 256  # of one sample while it is checked
 TOLERANCE = 1e-5
+LIMIT_SECONDS, AGAIN_SECONDS = 300.0, 1.0
 Arrays = dict[str, NDArray[Any]]
 
 
-def prepare_steps(work: Workspace, steps: list[GivenStep]) -> list[SplitModel]:
+class _OverTimeError(BaseException):
+    """Ends a function that runs too long; no `except Exception` of its own keeps it from that."""
+
+
+def prepare_steps(
+    work: Workspace, steps: list[GivenStep], limit_s: float = LIMIT_SECONDS
+) -> list[SplitModel]:
     """Prepare steps and store them as models.
 
+    Args:
+        work: the project.
+        steps: those to prepare.
+        limit_s: how long the import and the runs of one step may take together.
+
     Raises:
-        InputError: one cannot be imported, or does not do what the workload states.
+        InputError: one cannot be imported, does not do what the workload states, or takes longer
+            than the limit.
     """
     found: list[SplitModel] = []
     for step in steps:
-        split = prepare_step(step, work.state.models)
+        split = prepare_step(step, work.state.models, limit_s)
         store_split(work, split, f"python:{step.python}")
         found.append(split)
     return found
 
 
-def prepare_step(given: GivenStep, out: Path) -> SplitModel:
+def prepare_step(given: GivenStep, out: Path, limit_s: float = LIMIT_SECONDS) -> SplitModel:
     """Prepare one step under `out/<name>/<key>/`, or find it prepared there.
+
+    Its limit holds in the main thread alone, and for Python code: an extension that does not give
+    control back runs on.
 
     Raises:
         InputError: as `prepare_steps`.
@@ -103,7 +124,8 @@ def prepare_step(given: GivenStep, out: Path) -> SplitModel:
         folder = out / given.name / split.key
         if (folder / RECORD_NAME).exists():
             return SplitModel.read(folder)
-        took_us, error = _check(split, samples, where)
+        with _limited(limit_s, where):
+            took_us, error = _check(split, samples, where)
         split = replace(split, block_times_us=(took_us,), check={"max_relative_error": error})
         split.write()
         try:
@@ -130,6 +152,28 @@ def _key(
         [hashlib.sha256(np.ascontiguousarray(a).data).hexdigest() for a in samples.values()],
     ]
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:KEY_DIGITS]
+
+
+@contextmanager
+def _limited(limit_s: float, where: str) -> Generator[None]:
+    """Give the work of the context up after a time; once a second where a function goes on."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGALRM, _give_up)
+    signal.setitimer(signal.ITIMER_REAL, limit_s, AGAIN_SECONDS)
+    try:
+        yield
+    except _OverTimeError:
+        reason = f"has not ended after {limit_s:g} s; --time-limit gives more"
+        raise InputError(where, reason) from None
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def _give_up(_number: int, _frame: FrameType | None) -> NoReturn:
+    raise _OverTimeError
 
 
 def _check(split: SplitModel, samples: Arrays, where: str) -> tuple[float, float]:

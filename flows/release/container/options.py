@@ -133,7 +133,9 @@ class ContainerChoices:
         for given in ("name", "namespace"):
             value = getattr(self, given)
             if not value or label(value) != value:
-                raise InputError(f"--{given}", f"{value!r} is not a DNS label like 'poolpipe'")
+                limit = f"of at most {LONGEST_LABEL} characters"
+                reason = f"{value!r} is not a DNS label like 'poolpipe', {limit}"
+                raise InputError(f"--{given}", reason)
         if not self.name[0].isalpha():  # as names of services must, but for the newest Kubernetes
             raise InputError(f"--name {self.name}", "must begin with a letter")
         if not _LABEL_KEY.fullmatch(self.class_label):

@@ -221,7 +221,8 @@ def status(folder: Path) -> dict[str, Any]:
 
     Raises:
         InputError: nothing is served from here; or what was, was killed with its machine.
-        ServerError: it does not answer, or keeps dying and is not yet started again.
+        ServerError: it does not answer, because it starts for one, or keeps dying and is not yet
+            started again.
     """
     state = read_state(folder)
     if not keeper_runs(state.data) and not server_runs(state.data):
@@ -233,6 +234,12 @@ def status(folder: Path) -> dict[str, Any]:
     (only, *others) = servers_of(state.data)
     if not others and only is not None and only.get("retry_us") is not None:
         raise ServerError(f"the server {_gone(only)}, restarted {only['restarts']} times")
+    try:
+        answer = state.control("status")
+    except AbsentError as error:
+        if state.data["ready"]:
+            raise
+        raise ServerError(_starting(state.data, folder)) from error
     return {
         "http": state.http_url,
         "grpc": state.grpc_url,
@@ -241,8 +248,16 @@ def status(folder: Path) -> dict[str, Any]:
         "restarted": _instant(state.data.get("restarted_us")),
         **({"gateways": gateways_of(state.data)} if len(state.gateways) > 1 else {}),
         **({"beside": state.data["beside"]} if "beside" in state.data else {}),
-        **state.control("status"),
+        **answer,
     }
+
+
+def _starting(state: dict[str, Any], folder: Path) -> str:
+    """How far a system is that is not ready yet, and where to look."""
+    begun, restarts = state.get("models_begun"), state.get("restarts")
+    how = f" ({begun} models begun)" if begun else ""
+    how = f"{how} again, restarted {restarts} times," if restarts else how
+    return f"the server starts{how} and does not answer yet; its log: {folder / 'logs/triton.log'}"
 
 
 def gateways_of(state: dict[str, Any]) -> dict[str, str]:

@@ -42,6 +42,33 @@ def test_an_option_of_a_command_is_named_as_it_is_typed(
     assert ran.err.startswith(f"poolpipe: {said}")
 
 
+@pytest.mark.usefixtures("project")
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ((*SIMULATE, "--load-factor", "-1"), "--load-factor: -1 is not within 0.0001 and 1000000"),
+        ((*SIMULATE, "--load-factor", "abc"), "--load-factor: 'abc' is no number"),
+        ((*SIMULATE, "--seed", "1.5"), "--seed: '1.5' is no whole number"),
+        ((*SIMULATE[:2], "--duration", "1e8"), "--duration: 1e8 is not within 0.001 and 10000000"),
+        (
+            ("load", "--plan", "none.json", "--deadline-ms", "nan"),
+            "--deadline-ms: nan is not within",
+        ),
+        (("serve", "none.json", "--noise", "inf"), "--noise: inf is not within 0 and 10"),
+        (("serve", "none.json", "--http-port", "0"), "--http-port: 0 is not within 1 and 65535"),
+        (("split", "a.onnx", "--blocks", "0"), "--blocks: 0 is not at least 1"),
+        (("render", "a", "--target", "moon"), "--target: 'moon' is not one of 'container'"),
+    ],
+)
+def test_a_value_that_an_option_cannot_have_is_given_with_the_option_and_its_range(
+    poolpipe: Command, arguments: tuple[str, ...], said: str
+) -> None:
+    ran = poolpipe(*arguments)
+    assert (ran.code, ran.out) == (2, "")
+    assert ran.err.startswith(f"poolpipe: {said}")
+    assert ran.err.count("\n") == 1
+
+
 @pytest.mark.parametrize(
     ("error", "said"),
     [

@@ -27,6 +27,9 @@ def test_a_deployment_names_a_flow_with_a_time_limit_and_typed_parameters(
     (parameter,) = flow.parameters.properties.values()
     assert parameter["title"] == "parameters"
     given = deployment.get("parameters")
+    fields = flow.fn.__annotations__["parameters"].model_fields.values()
+    # The server refuses a run without them.
+    assert given is not None or any(field.is_required() for field in fields)
     if given is not None:
         flow.validate_parameters(given)
 

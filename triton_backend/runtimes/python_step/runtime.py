@@ -64,7 +64,7 @@ class PythonStep:
         self._part = CpuPart(folder, artifact, share=share, clock=clock)
         try:
             self._function = load_function(folder, artifact)
-        except InputError:
+        except BaseException:
             self._part.release()
             raise
 

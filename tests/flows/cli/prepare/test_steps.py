@@ -40,6 +40,7 @@ def test_steps_are_prepared_once(poolpipe: Command) -> None:
     [
         ((*STEPS, "other"), "steps.yaml: has no step 'other'; its steps: scale"),
         (("steps", "--workload", "workload.yaml"), "workload.yaml: has no `steps`"),
+        ((*STEPS, "--time-limit", "0"), "--time-limit: 0 is not within 0.1 and 1000000"),
     ],
 )
 def test_what_is_wrong_is_named_in_a_line(
@@ -49,6 +50,15 @@ def test_what_is_wrong_is_named_in_a_line(
     assert ran.code == 2
     assert ran.err.count("\n") == 1
     assert reason in ran.err
+
+
+def test_a_step_that_never_ends_is_given_up_after_the_time_limit(
+    folder: Path, poolpipe: Command
+) -> None:
+    (folder / "shop.py").write_text("def run(x):\n    while True: pass")
+    ran = poolpipe(*STEPS, "--time-limit", "0.2")
+    assert (ran.code, ran.out) == (2, "")
+    assert ran.err == "poolpipe: step 'scale': has not ended after 0.2 s; --time-limit gives more\n"
 
 
 def test_a_step_that_was_not_prepared_is_pointed_to_its_command(

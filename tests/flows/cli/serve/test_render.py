@@ -14,6 +14,9 @@ def test_a_plan_is_rendered_for_containers(poolpipe: Command) -> None:
     refused = poolpipe("render", "plan.json", "-o", "bundle", "--name", "Not A Label")
     assert (refused.code, refused.out) == (2, "")
     assert "is not a DNS label" in refused.err
+    refused = poolpipe("render", "plan.json", "-o", "bundle", "--namespace", "a" * 59)
+    assert (refused.code, refused.out) == (2, "")
+    assert "like 'poolpipe', of at most 58 characters" in refused.err
     refused = poolpipe("render", "plan.json", "-o", "bundle", "--gateways", "2")
     assert (refused.code, refused.out) == (2, "")
     assert "--gateways 2: the plan has vGPUs on" in refused.err

@@ -145,3 +145,17 @@ def test_without_a_server_the_files_own_lock_has_to_do_and_that_is_said(
     ]
     assert len(said) == 1  # nested pieces of work take their turn once; readers take none
     assert WAREHOUSE_WRITER in said[0]
+
+
+def test_relative_paths_of_a_flow_count_from_the_projects_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    project = tmp_path / "project"
+    project.mkdir()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("POOLPIPE_PROJECT", raising=False)
+    flow_workspace(tmp_path / "w.duckdb")
+    assert Path.cwd() == tmp_path
+    monkeypatch.setenv("POOLPIPE_PROJECT", str(project))
+    flow_workspace(tmp_path / "w.duckdb")
+    assert Path.cwd() == project

@@ -1,5 +1,6 @@
 """Steps of a workload.yaml prepared: what is kept, and what is refused before it is served."""
 
+import signal
 from pathlib import Path
 from textwrap import indent
 
@@ -40,6 +41,24 @@ def test_a_step_is_a_model_of_one_block(tmp_path: Path) -> None:
     assert split.check == {"max_relative_error": 0.0}
     with pytest.raises(InputError, match="is a Python step, which has no layers"):
         split.require_graph("layers")
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "def run(x):\n    while True: pass",
+        "while True: pass",
+        "def run(x):\n try:\n  while True: pass\n except BaseException: pass\n while True: pass",
+    ],
+)
+def test_a_step_that_never_ends_is_given_up(tmp_path: Path, source: str) -> None:
+    (step,) = read_steps(workload(tmp_path, source)).values()
+    usual = signal.getsignal(signal.SIGALRM)
+    with pytest.raises(InputError, match=r"^step 'scale': has not ended after 0.2 s"):
+        prepare_step(step, tmp_path / "models", limit_s=0.2)
+    assert list((tmp_path / "models" / "scale").iterdir()) == []
+    assert signal.getsignal(signal.SIGALRM) == usual
+    assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)
 
 
 def test_a_step_is_prepared_anew_where_its_package_changed(tmp_path: Path) -> None:
