@@ -724,13 +724,15 @@ def module_rows(plan: Plan, topology: Topology) -> Records:
 
 
 def _piece(application: Application, module: Module, largest: Sequence[int]) -> int:
-    """Rows of a task, so that tasks fill the largest batch of every pipeline.
+    """Rows of a task at most, so that tasks of a sample fill the largest batch of every pipeline.
 
-    One where rows vary; fixed rows are cut into parts that the batches are multiples of.
+    One where rows vary; several fixed rows are cut into parts that the batches are multiples of.
+    Samples of one row each stay together, as in a request of the model itself.
     """
+    rows = round(module.rows_per_request)
     if application.rows_vary(module):
         return 1
-    return gcd(round(module.rows_per_request), *largest)
+    return gcd(rows, *largest) if rows > 1 else min(largest, default=module.max_rows or 1)
 
 
 def _rate(nic_gbps: float, percent: int) -> float:
