@@ -19,12 +19,14 @@ downlink of its own (what the published PPipe simulator assumes).
 
 from collections import Counter
 from collections.abc import Container, Mapping, Sequence
+from math import gcd
 from types import MappingProxyType
 from typing import Literal, NamedTuple, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
+from triton_backend.contract.applications import Application, Module
 from triton_backend.contract.errors import InputError
 from triton_backend.contract.plan import (
     ModelPlan,
@@ -214,7 +216,7 @@ MODULE = np.dtype(
             "queue",  # of its model
             "rows",  # per sample of a job; NONE where they vary
             "max_rows",  # per sample
-            "piece",  # rows of a task at most: any pipeline of the model can hold it
+            "piece",  # rows of a task at most, of which every batch of the model is filled
             "optional",
             "parents",
             "first_edge",  # to the modules after it
@@ -703,7 +705,7 @@ def module_rows(plan: Plan, topology: Topology) -> Records:
                 at_start[0],
                 NONE if application.rows_vary(module) else round(module.rows_per_request),
                 most,
-                sizes.min() if len(sizes) else most,
+                _piece(application, module, sizes.tolist()),
                 module.optional,
                 len(module.parents),
                 edge,
@@ -719,6 +721,18 @@ def module_rows(plan: Plan, topology: Topology) -> Records:
             place = [module.name for module in application.modules].index(name)
             rows[first + place]["least_tail_us"] = tail_us
     return rows
+
+
+def _piece(application: Application, module: Module, largest: Sequence[int]) -> int:
+    """Rows of a task at most, so that tasks of a sample fill the largest batch of every pipeline.
+
+    One where rows vary; several fixed rows are cut into parts that the batches are multiples of.
+    Samples of one row each stay together, as in a request of the model itself.
+    """
+    rows = round(module.rows_per_request)
+    if application.rows_vary(module):
+        return 1
+    return gcd(rows, *largest) if rows > 1 else min(largest, default=module.max_rows or 1)
 
 
 def _rate(nic_gbps: float, percent: int) -> float:

@@ -109,6 +109,25 @@ class Lines:
                 filled[line] = min(filled[line], times[line] * graph.limit_us // through)
         return filled
 
+    def slos_us(self, times: Sequence[int]) -> list[int]:
+        """Of every line, its time resized by `filled`, with the margin of its applications."""
+        slos, filled = [demand.slo_us for demand in self.demands], self.filled(times)
+        for graph in self.graphs:
+            if not graph.alone:
+                kept = graph.limit_us / graph.application.slo_us
+                for line in graph.lines:
+                    slos[line] = min(slos[line], int(filled[line] / kept))
+        return slos
+
+    def rows_at_once(self, line: int) -> float:
+        """The fewest rows, by their mean, that a request of an application gives a line."""
+        return min(
+            module.rows_per_request
+            for graph in self.graphs
+            for module, its in zip(graph.application.ordered(), graph.lines, strict=True)
+            if its == line
+        )
+
 
 def _room_of_repeated(graph: Graph, times: Sequence[int], line: int, most: int) -> int:
     """The most time of a line that several modules name, which may stand on one path."""

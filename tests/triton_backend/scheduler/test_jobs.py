@@ -182,16 +182,14 @@ def test_an_application_of_one_module_decides_as_the_model_alone() -> None:
     assert app.ends == alone.requests
 
 
-@pytest.mark.parametrize(
-    ("rows", "pieces"), [(0, []), (1, [1]), (3, [3]), (8, [4, 4]), (7, [4, 3]), (50, [4, 4])]
-)
-def test_rows_are_cut_into_batches_and_joined_again(rows: int, pieces: list[int]) -> None:
+@pytest.mark.parametrize(("rows", "most"), [(0, 0), (1, 1), (3, 3), (8, 8), (7, 7), (50, 8)])
+def test_rows_that_vary_are_tasks_of_one_and_joined_again(rows: int, most: int) -> None:
     app = shell(*diamond(), rows=giving(cars=rows, people=1))
     app.arrive(0, 0, 200 * MS)
     app.run()
     assert app.outcomes() == {0: "done"}
     hand = app.finished[0]
-    assert [task.rows for task in hand.tasks.get("cars", [])] == pieces
+    assert [task.rows for task in hand.tasks.get("cars", [])] == [1] * most
     assert [task.rows for task in hand.tasks["join"]] == [1]
     if not rows:
         assert hand.skipped["cars"].reason is None
@@ -237,7 +235,8 @@ def test_samples_of_a_job_multiply_fixed_rows() -> None:
     app.arrive(0, 0, 200 * MS, samples=3)
     app.run()
     assert [(t.first_row, t.rows, t.of_rows) for t in app.finished[0].tasks["b"]] == [
-        (0, 4, 6),
+        (0, 2, 6),
+        (2, 2, 6),
         (4, 2, 6),
     ]
     app.arrive(app.now_us, 1, 200 * MS, samples=5)
@@ -250,9 +249,24 @@ def test_samples_of_a_job_multiply_the_rows_that_a_module_runs_at_most() -> None
     app.arrive(0, 0, 200 * MS, samples=3)
     app.run()
     assert [(t.first_row, t.rows, t.of_rows) for t in app.finished[0].tasks["b"]] == [
-        (0, 4, 7),
-        (4, 3, 7),
+        (row, 1, 7) for row in range(7)
     ]
+
+
+@pytest.mark.parametrize(("mean", "rows"), [(2.0, 2), (3.0, 3), (1.5, 3)])
+def test_rows_of_several_jobs_fill_the_batches_that_are_planned(mean: float, rows: int) -> None:
+    """Pairs or triples fill batches of four, of which no row stays free for others."""
+    modules = [
+        hand_module("a", "m0"),
+        hand_module("b", "m1", "a", rows=mean, max_rows=int(max(rows, mean))),
+    ]
+    app = shell(*modules, rows=giving(b=rows))
+    for job in range(4):
+        app.arrive(0, job, 200 * MS)
+    app.run()
+    assert set(app.outcomes().values()) == {"done"}
+    sent = [d.samples for _, d in app.log if isinstance(d, Dispatch)]
+    assert sent == [4] * (1 + rows)
 
 
 def test_a_required_module_that_is_dropped_takes_its_job_with_it() -> None:

@@ -206,6 +206,7 @@ def _parts(
     if pools.goal.fixed:
         wider = parts.with_room(pools, cuts, best, of.times_of(*best.counted))
         of, best = (of, best) if wider.columns is None else (pools, wider)
+        best = parts.that_fill(of, best, of.times_of(*best.counted))
     before = known[0] if known else 0.0
     trace.details["over_equal_parts"] = best.score / before if before else None
     return of, replace(best, bound=max(found.bound, best.score)), unequal.SPACE

@@ -9,7 +9,8 @@ bounds every plan. Two steps, each from the best plan known:
     time and cuts together                   for the bound, and for budgets that suit smaller parts
 
 Where cost or power are minimised, the rest of the GPUs that are paid is handed out, too: the
-highest level of all rates on as many GPUs, at the plan's budgets.
+highest level of all rates on as many GPUs, at the plan's budgets. Batches that the rates asked for
+do not fill are then made smaller: they would only take time from the modules after them.
 
 The plan of equal parts is known before. So offering more sizes is never dearer. Where there is no
 such plan (it gives every line GPUs of its own), the second step begins with none.
@@ -23,11 +24,14 @@ import numpy as np
 from flows.planning.pool import unequal
 from flows.planning.pool.applications.levels import add_levels, add_paths
 from flows.planning.pool.applications.pools import STEP_SHARE, Pools
+from flows.planning.pool.columns import Columns
+from flows.planning.pool.integer import delivered_rps
 from flows.planning.registry import Trace
-from flows.planning.solver.arrays import Ints
+from flows.planning.solver.arrays import Floats, Ints
 from flows.planning.solver.program import ProgramBuilder
-from flows.planning.solver.tolerances import ROUND_OFF_US
+from flows.planning.solver.tolerances import ROUND_OFF_US, ROUNDING
 from flows.planning.watch import Watch
+from triton_backend.contract.units import US_PER_S
 
 MOST_TOGETHER = 400  # configurations of the program for time and cuts
 _ROOM_GAP = 0.05  # of the level to which GPUs that are paid are filled
@@ -76,6 +80,49 @@ def with_room(
     given = (problem, _within(pools, times), cuts, free, 1.0)
     found = unequal.search(*given, loose, Trace(), pools.watch.part(STEP_SHARE))
     return replace(found, score=-float(pools.goal.price @ _gpus_of(found, pools)))
+
+
+def that_fill(pools: Pools, best: unequal.Answer, times: Sequence[int]) -> unequal.Answer:
+    """The plan with no batch that the rates asked for do not fill in the SLO of its line.
+
+    At equal gaps such a batch would run with fewer rows than planned, and only wait before that. It
+    becomes the largest that fills, where the line still carries its rate.
+    """
+    columns, vgpus = best.counted
+    batch, rate_rps = columns.batch.copy(), columns.rate_rps.copy()
+    asked_rps, slos_us = pools.goal.rates(1.0), pools.lines.slos_us(times)
+    for row in np.flatnonzero(vgpus.any(axis=1)).tolist():
+        line = int(columns.model[row])
+        run_us = _run_us(pools, columns, row)
+        sizes = np.arange(1, batch[row] + 1)
+        rest = np.maximum(sizes - pools.lines.rows_at_once(line), 0)
+        fills = rest * US_PER_S / asked_rps[line] + run_us.sum(axis=0) <= slos_us[line]
+        batch[row] = sizes[fills].max(initial=1)
+        runs = sizes[batch[row] - 1] * US_PER_S / run_us[:, batch[row] - 1]
+        rate_rps[row, : len(runs)] = np.minimum(rate_rps[row, : len(runs)], runs)
+    smaller = replace(columns, batch=batch, rate_rps=rate_rps)
+    carried_rps = np.bincount(
+        columns.model, delivered_rps(smaller, vgpus), minlength=len(asked_rps)
+    )
+    short = (carried_rps < asked_rps * (1 - ROUNDING))[columns.model]
+    batch[short], rate_rps[short] = columns.batch[short], columns.rate_rps[short]
+    return replace(best, columns=smaller)
+
+
+def _run_us(pools: Pools, columns: Columns, row: int) -> Floats:
+    """[stages, batches] run times of a configuration, up to its batch."""
+    model = pools.problem.models[columns.model[row]]
+    return np.array(
+        [
+            model.latency_us[
+                np.flatnonzero(model.types == columns.types[row, stage])[0],
+                columns.cuts[row, stage],
+                columns.cuts[row, stage + 1],
+                : columns.batch[row],
+            ]
+            for stage in range(columns.stages[row])
+        ]
+    )
 
 
 def _gpus_of(answer: unequal.Answer, pools: Pools) -> Ints:

@@ -251,6 +251,22 @@ def test_gpus_that_are_paid_are_filled_so_that_rows_that_vary_are_in_time() -> N
 
 
 @pytest.mark.long
+@pytest.mark.parametrize(("rows", "batches"), [(1, [1, 1]), (2, [1, 2])])
+def test_a_batch_that_the_rates_asked_for_do_not_fill_is_made_smaller(
+    rows: int, batches: list[int]
+) -> None:
+    """Requests come every 50 ms, and jobs have 20: what does not come at once is not waited for."""
+    workload = chain(20.0, slo_ms=20.0)
+    (app,) = workload.applications
+    modules = tuple(
+        replace(m, rows_per_request=rows, max_rows=rows) if m.parents else m for m in app.modules
+    )
+    workload = replace(workload, applications=(replace(app, modules=modules),))
+    plan = planned(profiles(0), gpus(1), workload, objective="cost")
+    assert [model.pipelines[0].batch for model in plan.models] == batches
+
+
+@pytest.mark.long
 def test_a_plan_of_more_gpus_follows_within_the_cluster() -> None:
     """Workers whose part, place and stage stay go on: the change needs no second GPU."""
     names = ("a", "b", "c")
