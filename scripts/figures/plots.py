@@ -351,7 +351,7 @@ def rival(canvas: Canvas, figures: Figures) -> None:
             newest |= {row["problem"]: [] for row in rows}
             for row in rows:
                 newest[row["problem"]].append(row)
-    problems = sorted(newest, reverse=True)
+    problems = sorted(newest)
     panels = np.atleast_1d(canvas.subplots(1, len(problems), sharey=True))
     for axes, problem in zip(panels, problems, strict=True):
         for side, colour in (("triton", THEIRS), ("PoolPipe", OURS)):
