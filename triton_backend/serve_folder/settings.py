@@ -52,7 +52,7 @@ class ServeOptions:
         guard_fraction: part of a request's time that is kept back from the scheduler, for the way
             to and from it and for this machine's jitter (at least `MIN_GUARD_US`, at most a half);
             its timers ring as much earlier again. None: both are what fronts measure, at most
-            `USUAL_GUARD_FRACTION`.
+            `USUAL_GUARD_FRACTION` unless most batches overrun it (`serving/front/guard.py`).
         checksum_up_to_bytes: tensors up to this size carry a checksum between processes.
         hosts: address of each node's host by node name; nodes not named run on this one.
         gateway_host: address of the host of fronts and scheduler, as nodes elsewhere reach it.
@@ -141,7 +141,7 @@ class ServeOptions:
         return USUAL_GUARD_FRACTION if self.guard_fraction is None else self.guard_fraction
 
     def guard_us(self, allowed_us: int) -> int:
-        """The most that is kept back of the time that a request allows."""
+        """Kept back of the time that a request allows, unless what is measured asks for more."""
         return min(max(round(self._guard_fraction * allowed_us), MIN_GUARD_US), allowed_us // 2)
 
 

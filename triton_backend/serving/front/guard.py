@@ -52,7 +52,7 @@ class Guard:
         if known_us != allowed_us:
             most_us = self._settings.guard_us(allowed_us)
             self._most = allowed_us, most_us
-        if not self.measured:
+        if not self.measured or self._settings.guard_fraction is not None:
             return most_us
         usual_us = most_us if needed_us is None else min(most_us, needed_us)
         # A guard that leaves no request any chance is never measured again.

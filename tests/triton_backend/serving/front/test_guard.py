@@ -84,6 +84,7 @@ def test_batches_that_end_early_ask_for_no_less_than_the_reply(tmp_path: Path) -
 
 def test_a_part_that_is_given_stays(tmp_path: Path) -> None:
     guard = guard_of(tmp_path, 0.25)
+    guard.least_us = SLO_US - TENTH_US
     overrun(guard, [100] * KEPT)
     assert guard.guard_us(SLO_US) == SLO_US // 4
 

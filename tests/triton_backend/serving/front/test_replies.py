@@ -10,6 +10,18 @@ from triton_backend.serving.transport.wire import DropBody
 NUMBERS = "deadline 50.0 ms after arrival, best possible finish 53.1 ms, queue position 8"
 
 
+def asking(deadline_us: int) -> Request:
+    """A request of two samples."""
+    return Request(
+        tensors={},
+        samples=2,
+        arrival_us=1_000,
+        deadline_us=deadline_us,
+        reply=lambda _: None,
+        is_cancelled=lambda: False,
+    )
+
+
 @pytest.mark.parametrize(
     ("reason", "status", "message"),
     [
@@ -32,29 +44,13 @@ NUMBERS = "deadline 50.0 ms after arrival, best possible finish 53.1 ms, queue p
 def test_a_dropped_request_says_why_with_its_numbers(
     reason: DropReason, status: str, message: str
 ) -> None:
-    request = Request(
-        tensors={},
-        samples=2,
-        arrival_us=1_000,
-        deadline_us=51_000,
-        reply=lambda _: None,
-        is_cancelled=lambda: False,
-    )
     body = DropBody(
         request=1, reason=reason, deadline_us=51_000, best_finish_us=54_100, queue_position=8
     )
-    assert dropped("m", request, body) == Refusal(status, message)
+    assert dropped("m", asking(51_000), body) == Refusal(status, message)
 
 
 def test_time_kept_back_is_named_where_the_finish_alone_would_be_in_time() -> None:
-    request = Request(
-        tensors={},
-        samples=1,
-        arrival_us=1_000,
-        deadline_us=101_000,
-        reply=lambda _: None,
-        is_cancelled=lambda: False,
-    )
     body = DropBody(
         request=1,
         reason=DropReason.DEADLINE,
@@ -62,7 +58,7 @@ def test_time_kept_back_is_named_where_the_finish_alone_would_be_in_time() -> No
         best_finish_us=95_000,
         queue_position=0,
     )
-    assert dropped("m", request, body).message == (
+    assert dropped("m", asking(101_000), body).message == (
         "model 'm': the deadline cannot be met: deadline 100.0 ms after arrival, 10.0 ms of it kept"
         " back for delays, best possible finish 94.0 ms, queue position 0"
     )
