@@ -15,6 +15,8 @@ Here: numbers of events, what each does, the layout of the answer, and checks of
 Not here: how anything is decided (`policies`), requests and batches by name (`scheduler`).
 """
 
+import numpy as np
+
 from triton_backend.contract.decisions import (
     FIRST_TASK,
     Dispatch,
@@ -38,7 +40,7 @@ from triton_backend.contract.events import (
     StageDone,
     TransferDone,
 )
-from triton_backend.contract.plan import Plan
+from triton_backend.contract.plan import Plan, StagePlace
 from triton_backend.scheduler.compiled import FAR, NONE, Integers, entry, inlined, kernel
 from triton_backend.scheduler.feedback import (
     leave_behind,
@@ -103,7 +105,7 @@ from triton_backend.scheduler.tables import (
     unpack,
 )
 from triton_backend.scheduler.timeline import refresh
-from triton_backend.scheduler.topology import LOW, first_low
+from triton_backend.scheduler.topology import LOW, Lead, first_low, set_pace, vgpus_of
 
 # Events by the names of their classes, and what their numbers a .. d are.
 SETTLE = 0  # no event: decide for all queues, after a change of pace or plan, or `MAKE_ROOM`
@@ -845,6 +847,25 @@ def check_pace(plan: Plan, event: PaceChanged) -> None:
     stages = pipelines[event.pipeline].stages if exists else ()
     if not 0 <= event.stage < len(stages) or event.percent < 1:
         raise InputError("pace", f"no such stage, or not positive: {event}")
+
+
+def correct_pace(
+    tables: Tables, planned_us: Integers, stage: StagePlace, percent: int, lead: Lead
+) -> None:
+    """A stage is planned with so many percent of its planned latency from now on.
+
+    What was decided stays; the caller has queues settled again. `planned_us` is [stage row, n].
+    """
+    topology, (model, number, place) = tables.topology, stage
+    queues = topology.queues[topology.pipelines["queue"]]["model"]
+    (row,) = np.flatnonzero((queues == model) & (topology.pipelines["number"] == number))
+    pipeline = topology.pipelines[row]
+    first, stages = int(pipeline["first_stage"]), int(pipeline["stages"])
+    paced_us = -(-planned_us[first + place] * percent // 100)
+    set_pace(topology, first + place, paced_us, lead)
+    for pool in set(topology.stages["pool"][first : first + stages].tolist()):
+        for vgpu in vgpus_of(topology, pool):
+            refresh(tables, vgpu)
 
 
 def check_link_pace(plan: Plan, event: LinkPaceChanged) -> None:

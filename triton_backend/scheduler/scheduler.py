@@ -77,6 +77,7 @@ from triton_backend.scheduler.kernel_api import (
     check_pace,
     check_report,
     check_shared_batch,
+    correct_pace,
     decode_dispatch,
     decode_drop,
     decode_job_drop,
@@ -107,7 +108,6 @@ from triton_backend.scheduler.tables import (
     new_tables,
     unpack,
 )
-from triton_backend.scheduler.timeline import refresh
 from triton_backend.scheduler.topology import (
     NO_LEAD,
     PUNCTUAL,
@@ -120,8 +120,6 @@ from triton_backend.scheduler.topology import (
     edge_rows,
     first_low,
     module_rows,
-    set_pace,
-    vgpus_of,
     with_latencies,
 )
 
@@ -470,18 +468,8 @@ class Scheduler:
     def _pace_changed(self, event: PaceChanged) -> list[Decision]:
         check_pace(self._plan, event)
         self._tables.counts[0]["now_us"] = event.now_us
-        topology = self._tables.topology
-        queues = topology.queues[topology.pipelines["queue"]]["model"]
-        mine = (queues == event.model) & (topology.pipelines["number"] == event.pipeline)
-        (number,) = np.flatnonzero(mine)
-        pipeline = topology.pipelines[number]
-        row = int(pipeline["first_stage"]) + event.stage
-        paced = -(-self._planned_us[row] * event.percent // 100)
-        set_pace(topology, row, paced, self._lead)
-        stages = range(int(pipeline["first_stage"]), row - event.stage + int(pipeline["stages"]))
-        for pool in {int(topology.stages[stage]["pool"]) for stage in stages}:
-            for vgpu in vgpus_of(topology, pool):
-                refresh(self._tables, vgpu)
+        stage = event.model, event.pipeline, event.stage
+        correct_pace(self._tables, self._planned_us, stage, event.percent, self._lead)
         return self._take(SETTLE, event.now_us)
 
     def _link_pace_changed(self, event: LinkPaceChanged) -> list[Decision]:

@@ -18,14 +18,13 @@ from typing import Any, Self
 from triton_backend.contract.errors import InputError
 from triton_backend.contract.fields import LARGEST, check_name
 from triton_backend.contract.plan import Plan
+from triton_backend.scheduler.guard import kept_back_us
 from triton_backend.serve_folder.beside import Beside
 from triton_backend.serve_folder.files import PRIVATE, write_whole
 from triton_backend.serve_folder.names import short_name
 
 SETTINGS_NAME = "settings.json"
 THIS_HOST = "127.0.0.1"
-MIN_GUARD_US = 3_000
-USUAL_GUARD_FRACTION = 0.1
 USUAL_NIC = "shared"
 PLANNED, OVERLAP = "planned", "overlap"
 LOW, REFUSED = "low", "refused"
@@ -50,9 +49,8 @@ class ServeOptions:
         interference: what emulated runs last beside those on other vGPUs of their GPU: `planned`,
             as the plan reckons, or `overlap`, by what really runs there meanwhile.
         guard_fraction: part of a request's time that is kept back from the scheduler, for the way
-            to and from it and for this machine's jitter (at least `MIN_GUARD_US`, at most a half);
-            its timers ring as much earlier again. None: both are what fronts measure, at most
-            `USUAL_GUARD_FRACTION` unless most batches overrun it (`serving/front/guard.py`).
+            to and from it and for this machine's jitter (`scheduler/guard.py`); its timers ring as
+            much earlier again. None: both are what fronts measure.
         checksum_up_to_bytes: tensors up to this size carry a checksum between processes.
         hosts: address of each node's host by node name; nodes not named run on this one.
         gateway_host: address of the host of fronts and scheduler, as nodes elsewhere reach it.
@@ -113,11 +111,11 @@ class ServeOptions:
             raise InputError("--gateways 2", reason)
         if self.policy is not None or self.nic != USUAL_NIC or self.late_binding:
             _check_choices(self.policy, self.nic, self.late_binding)
-        if not (0 <= self._guard_fraction < 1 and self.noise >= 0 and self.time_stretch > 0):
+        guard = self.guard_fraction or 0.0
+        if not (0 <= guard < 1 and self.noise >= 0 and self.time_stretch > 0):
             raise InputError(
                 "serve settings",
-                f"guard {self._guard_fraction}, noise {self.noise}, time stretch "
-                f"{self.time_stretch}",
+                f"guard {guard}, noise {self.noise}, time stretch {self.time_stretch}",
             )
         if self.interference not in {PLANNED, OVERLAP}:
             reason = f"interference {self.interference!r} is neither {PLANNED} nor {OVERLAP}"
@@ -136,13 +134,9 @@ class ServeOptions:
                     allowed = f"{LEAST_QUOTA_RPS:g} to {LARGEST:g} are allowed"
                     raise InputError(where, f"{rate_rps:g} requests/s, {allowed}")
 
-    @property
-    def _guard_fraction(self) -> float:
-        return USUAL_GUARD_FRACTION if self.guard_fraction is None else self.guard_fraction
-
     def guard_us(self, allowed_us: int) -> int:
         """Kept back of the time that a request allows, unless what is measured asks for more."""
-        return min(max(round(self._guard_fraction * allowed_us), MIN_GUARD_US), allowed_us // 2)
+        return kept_back_us(self.guard_fraction, allowed_us)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,7 +9,7 @@ two files, so none has to send them.
 import hashlib
 import json
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Self
@@ -488,20 +488,8 @@ class Deployment:
         )
 
     def least_us(self, name: str) -> int:
-        """The least time of a request of a model or application by the profiles, without waits.
-
-        Modules that a job may do without take no time: optional ones, those whose rows may be none.
-        """
-        if name not in self.application_numbers:
-            return round(_least_us(self.plan.model(name).pipelines) * self.settings.time_stretch)
-        graph = self.applications[self.application_numbers[name]]
-        times_us = {
-            module.name: 0
-            if module.optional or graph.rows_vary(module)
-            else _least_us(self.plan.model(module.model).pipelines)
-            for module in graph.modules
-        }
-        return round(graph.longest(times_us) * self.settings.time_stretch)
+        """The least time of a request of a model or application as emulated, without waits."""
+        return round(self.plan.least_us(name) * self.settings.time_stretch)
 
     def computes(self, vgpu: int) -> bool:
         """True if a vGPU has a stage that is not emulated.
@@ -741,11 +729,6 @@ class Deployment:
         """Requests a front holds at most: four SLOs' worth at the planned rate."""
         at_rate = 4 * model.throughput_rps * model.slo_us / 1e6
         return math.ceil(at_rate) + 8 * self.largest_request(model)
-
-
-def _least_us(pipelines: Iterable[Pipeline]) -> int:
-    """The least time of a sample by one of the pipelines."""
-    return min(sum(stage.latency_us_by_batch[0] for stage in p.stages) for p in pipelines)
 
 
 def _brought(model: ModelPlan) -> tuple[TensorSpec, ...]:

@@ -24,6 +24,7 @@ from triton_backend.simulator.workers import (
     leave_queue,
     leave_vgpu,
     next_on_vgpu,
+    note_run,
 )
 from triton_backend.simulator.world import (
     MOVING,
@@ -80,6 +81,11 @@ def _copy_hop(world: World, slot: int, hop: int) -> None:
     to["vgpu"] = to["number"] = run["resource"]
     to["start_us"] = run["start_us"]
     to["end_us"] = run["end_us"]
+    to["lasts_us"] = run["end_us"] - run["start_us"]
+    if len(world.table_us) > 0 and hop < world.runs[slot]["stages"]:
+        pipeline = world.tables.topology.pipelines[world.tables.batches[slot]["pipeline"]]
+        stage = pipeline["first_stage"] + hop
+        to["lasts_us"] = world.table_us[stage, world.runs[slot]["samples"]]
     to["move_start_us"] = to["move_end_us"] = 0
     if world.cursor[0]["interference"] != PLANNED and hop < world.runs[slot]["stages"]:
         pipeline = world.tables.topology.pipelines[world.tables.batches[slot]["pipeline"]]
@@ -154,7 +160,9 @@ def _shared_batch_lasts(world: World, slot: int) -> int:
         if tables.batches[batch]["pipeline"] != NONE:
             pipeline = tables.topology.pipelines[tables.batches[batch]["pipeline"]]
             stage = pipeline["first_stage"] + member // KINDS % tables.offers.shape[1]
-            lasts = tables.topology.latency_us[stage, rows]
+            lasts = hop["lasts_us"] = tables.topology.latency_us[stage, rows]
+            if len(world.table_us) > 0:
+                hop["lasts_us"] = world.table_us[stage, rows]
             queue = tables.topology.queues[pipeline["queue"]]
             world.runs[slot]["model"] = queue["model"]
             if world.cursor[0]["interference"] != PLANNED:
@@ -202,6 +210,8 @@ def end_stage(world: World, slot: int, now_us: int) -> bool:
         deviates = _end_shared_batch(world, slot, now_us)
         next_on_vgpu(world, vgpu, now_us)
         return deviates
+    if len(world.ran) > 0:
+        note_run(world, slot, slot, run["samples"], now_us)
     last = _answers(world, slot)
     if last:
         answer(world, slot, now_us)
@@ -222,6 +232,8 @@ def _end_shared_batch(world: World, slot: int, now_us: int) -> bool:
     """A stage of all members of a shared batch is over; True where not at the reserved instant."""
     tables = world.tables
     aboard = tables.batches[slot]["aboard"]
+    if aboard != NONE and len(world.ran) > 0:
+        note_run(world, slot, batch_of(tables, aboard), world.runs[slot]["samples"], now_us)
     member = aboard
     while member != NONE:
         batch = batch_of(tables, member)

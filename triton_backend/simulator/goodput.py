@@ -1,9 +1,8 @@
 """Goodput: the highest rate on a grid at which attainment still holds.
 
 And the goodput that a plan keeps when its profiles or rates are wrong (`tolerance`): every stage
-takes a factor longer than its table says, while the scheduler still expects the table; or one model
-offers a fifth more than planned. A running gateway corrects expected times as it measures; the
-simulator does not.
+takes a factor longer than its table says; or one model offers a fifth more than planned. As in a
+running gateway, what is measured is made up for (`measures`).
 """
 
 from collections.abc import Callable

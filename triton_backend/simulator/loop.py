@@ -145,7 +145,7 @@ def _arrive(world: World) -> int:
     before = cycles()
     if len(world.variants) > 0:
         queue = _choose_variant(world, request, queue)
-    samples, deadline = request["samples"], request["deadline_us"]
+    samples, deadline = request["samples"], _announced_us(world, request, queue)
     if request["low"] == 1:
         queue += first_low(world.tables.topology)
     elif len(world.admission) > 0 and not admits(
@@ -184,7 +184,9 @@ def _arrive_job(world: World, number: int) -> int:
     if first == NONE:
         return _refuse(request, MODEL_REMOVED)
     before = cycles()
-    samples, deadline = request["samples"], request["deadline_us"]
+    application = jobs_in(world).work[first]["application"]
+    guard = len(world.guards_us) - 1 - application
+    samples, deadline = request["samples"], _announced_us(world, request, guard)
     if len(world.admission) > 0 and not admits_job(
         world.admission, jobs_in(world).work, first, samples, deadline, request["arrival_us"]
     ):
@@ -193,6 +195,16 @@ def _arrive_job(world: World, number: int) -> int:
     status = settle_jobs(world.tables)
     _count(world, before)
     return status
+
+
+@inlined
+def _announced_us(world: World, request: Record, guard: int) -> int:
+    """The deadline that the scheduler sees; `guard` is a row of `World.guards_us`."""
+    deadline_us = request["deadline_us"]
+    if len(world.guards_us) == 0:
+        return deadline_us
+    allowed_us = deadline_us - request["arrival_us"]
+    return deadline_us - min(world.guards_us[guard], allowed_us // 2)
 
 
 @inlined

@@ -37,6 +37,7 @@ from triton_backend.scheduler.topology import (
 )
 from triton_backend.simulator.failures import reschedule_failures, schedule_failures
 from triton_backend.simulator.loop import FULL, run
+from triton_backend.simulator.measures import Measures
 from triton_backend.simulator.offered import Instant, Offer, drawn_rows, offered_requests
 from triton_backend.simulator.results import (
     Changed,
@@ -94,6 +95,7 @@ class _Run(NamedTuple):
     numbering: Numbering
     seconds: dict[str, float]
     gpus: list[Gpu | None]  # of every resource
+    measures: Measures | None = None
     changes: tuple[Changed, ...] = ()
 
 
@@ -122,15 +124,17 @@ def simulate(
         policy = from_papers(options.policy)
         return policy.simulate(plan, options, requests, factors, clock_ns)
     world = prepare(plan, options, timed=TIMED if clock_ns else 0)
+    measures = Measures(lead_of(options.late_binding)) if options.measures else None
+    world = measures.adopt(plan, world) if measures else world
     _warm_up(world)
     start_ns, start_cycles = (clock_ns() if clock_ns else 0), cycles_now()
     numbering = first_numbering(plan, world.tables.topology, options.nic)
     seconds = dict.fromkeys(class_seconds(plan, world.busy_us), 0.0)
-    now = _Run((plan,), world, numbering, seconds, _gpus(world, plan))
+    now = _Run((plan,), world, numbering, seconds, _gpus(world, plan), measures)
     for change in options.changes:
         now = _change_plan(now, options, change)
         check_invariants(now.world.tables)
-    now = now._replace(world=_to_the_end(now.world, now.plans[-1], options))
+    now = now._replace(world=_to_the_end(now, options))
     wall_seconds = (clock_ns() - start_ns) / 1e9 if clock_ns else None
     cycle_us = (wall_seconds or 0.0) * 1e6 / max(cycles_now() - start_cycles, 1)
     check_invariants(now.world.tables)
@@ -273,16 +277,26 @@ def run_on(world: World, plan: Plan) -> World:
     return world
 
 
-def _to_the_end(world: World, plan: Plan, options: SimOptions) -> World:
+def _run_to(now: _Run, until_us: int) -> _Run:
+    """Run to an instant, measuring on the way until the last request has come."""
+    world, measures = now.world, now.measures
+    if measures is not None:
+        while measures.look_us < until_us and world.cursor[0]["arrival"] < len(world.requests):
+            world.cursor[0]["stop_us"] = measures.look_us
+            world = run_on(world, now.plans[-1])
+            measures.look(world)
+    world.cursor[0]["stop_us"] = until_us
+    return now._replace(world=run_on(world, now.plans[-1]))
+
+
+def _to_the_end(now: _Run, options: SimOptions) -> World:
     """Run to the end, or to where the verdict is sure; changed plans and variants do not look."""
-    if not options.changes and not len(world.variants):
+    if not options.changes and not len(now.world.variants):
         for look_us in looks_us(options.duration_s, options.give_up_below):
-            world.cursor[0]["stop_us"] = look_us
-            world = run_on(world, plan)
-            if surely_below(world.requests, options.give_up_below):
-                return world
-        world.cursor[0]["stop_us"] = FAR
-    return run_on(world, plan)
+            now = _run_to(now, look_us)
+            if surely_below(now.world.requests, options.give_up_below):
+                return now.world
+    return _run_to(now, FAR).world
 
 
 def _lost(world: World, plan: Plan) -> dict[str, int]:
@@ -362,8 +376,7 @@ def _factors(options: SimOptions) -> Integers:
 def _change_plan(now: _Run, options: SimOptions, change: PlanChange) -> _Run:
     """Run to the change and make it: requests that wait, and batches in flight, go on."""
     start_us = s_to_us(change.at_s)
-    now.world.cursor[0]["stop_us"] = start_us
-    world = run_on(now.world, now.plans[-1])
+    world = _run_to(now, start_us).world
     world = _drained(world, now.plans[-1]) if change.flush else world
     world.cursor[0]["stop_us"] = FAR
     swap_us = max(int(world.tables.counts[0]["now_us"]), start_us)
@@ -389,12 +402,14 @@ def _change_plan(now: _Run, options: SimOptions, change: PlanChange) -> _Run:
     if options.interference != "planned":
         renewed = _interfering(renewed, options, change.plan, gpus)
     renewed = _loading(renewed, change.plan)
+    renewed = now.measures.adopt(change.plan, renewed) if now.measures else renewed
     return _Run(
         plans=(*now.plans, change.plan),
         world=renewed,
         gpus=gpus,
         numbering=done.numbering,
         seconds=_seconds(now),
+        measures=now.measures,
         changes=(*now.changes, changed),
     )
 

@@ -79,6 +79,8 @@ class SimOptions:
         admission: refuse what the gateway refuses under overload.
         latency_factor: true run times over those of the table, which the scheduler plans with.
         latency_noise_cv: coefficient of variation of a stage's run time around that.
+        measured: where run times are not those of the table, guards and expected times follow what
+            is measured, as in a gateway; else deadlines and table stay.
         interference: how vGPUs of a GPU slow each other down, one of `INTERFERENCE`.
         interference_noise: 90th percentile of a run's relative deviation from that, where it is
             overlap.
@@ -114,6 +116,7 @@ class SimOptions:
     seed: int = 0
     latency_factor: float = 1.0
     latency_noise_cv: float = 0.0
+    measured: bool = True
     interference: str = "planned"
     interference_noise: float = 0.0
     failures: tuple[Failure, ...] = ()
@@ -168,6 +171,12 @@ class SimOptions:
             raise InputError("rows", f"{self.rows!r} is none of {', '.join(ROWS)}")
         if self.seed < 0:
             raise InputError("seed", f"{self.seed} is negative")
+
+    @property
+    def measures(self) -> bool:
+        """True if runs last other than their table says and this is measured."""
+        exact = self.latency_factor == 1 and self.latency_noise_cv == 0
+        return self.measured and not (exact and self.interference == "planned")
 
     def policy_of(self, plan: Plan) -> str:
         """The policies that run, as results name them."""

@@ -200,7 +200,7 @@ def _start_stage(world: World, slot: int, now_us: int) -> None:
     cursor = world.cursor[0]
     factor = world.factors[cursor["factor"]]
     cursor["factor"] = (cursor["factor"] + 1) % len(world.factors)
-    lasts = hop["end_us"] - hop["start_us"]
+    lasts = hop["lasts_us"]
     if len(world.loading) > 0:
         lasts -= _already_there_us(world, slot)
     latency = max(1, lasts * factor // ONE)
@@ -317,6 +317,26 @@ def leave_vgpu(world: World, slot: int, now_us: int) -> None:
 
 
 @inlined
+def note_run(world: World, slot: int, batch: int, samples: int, now_us: int) -> None:
+    """Note what a run took that ends on the vGPU of `slot`: that of `batch`, or of its shared one.
+
+    Nothing of a batch that another plan dispatched, and of a stage that may have been loaded first.
+    """
+    run, hop = world.runs[batch], world.hops[slot, world.runs[slot]["stage"]]
+    pipeline = world.tables.batches[batch]["pipeline"]
+    if run["plan"] != world.cursor[0]["plan"] or pipeline == NONE:
+        return
+    if len(world.loading) > 0 and hop["place"] != NONE:
+        return
+    ran = world.ran[world.cursor[0]["ran"] % len(world.ran)]
+    ran["stage"] = world.tables.topology.pipelines[pipeline]["first_stage"] + run["stage"]
+    ran["vgpu"] = hop["number"]
+    ran["samples"] = samples
+    ran["took_us"] = now_us - world.runs[slot]["since_us"]
+    world.cursor[0]["ran"] += 1
+
+
+@inlined
 def next_on_vgpu(world: World, vgpu: int, now_us: int) -> None:
     """Start the first of the batches that wait for an idle vGPU."""
     slot = world.waiting[vgpu]
@@ -342,6 +362,7 @@ def leave_queue(world: World, slot: int, vgpu: int) -> None:
 def answer(world: World, slot: int, now_us: int) -> None:
     """Record that a batch's requests are answered; its tasks say what they give to which child."""
     tables = world.tables
+    own = False  # a batch may hold tasks alone
     request = tables.batches[slot]["first"]
     while request != NONE:
         if tables.requests[request]["job"] != NONE:
@@ -353,7 +374,25 @@ def answer(world: World, slot: int, now_us: int) -> None:
         record = world.requests[tables.requests[request]["id"]]
         record["finish_us"] = now_us
         record["outcome"] = SERVED if now_us <= record["deadline_us"] else LATE
+        own = True
         request = tables.requests[request]["next"]
+    if own and len(world.overruns) > 0:
+        _note_overrun(world, slot, now_us)
+
+
+@kernel
+def _note_overrun(world: World, slot: int, now_us: int) -> None:
+    """Note how late a batch is answered that holds requests of its model's own clients."""
+    run, cursor = world.runs[slot], world.cursor[0]
+    if run["plan"] != cursor["plan"]:
+        return
+    last = world.hops[slot, run["stages"]]
+    planned_us = world.hops[slot, run["stages"] - 1]["end_us"]
+    if last["uplink"] != NONE:
+        planned_us = last["move_end_us"]
+    overrun = world.overruns[cursor["overruns"] % len(world.overruns)]
+    overrun["model"], overrun["late_us"] = run["model"], max(0, now_us - planned_us)
+    cursor["overruns"] += 1
 
 
 @inlined

@@ -93,10 +93,11 @@ HOP = np.dtype(
         ("number", np.int64),
         *((name, np.int64) for name in SEAT.names or ()),
         *((name, np.int64) for name in LOADING.names or ()),
+        ("lasts_us", np.int64),
     ]
 )
-"""The kind of an offer, the vGPU's number in the plan that dispatched, its seat and its loading;
-`vgpu` is the resource now."""
+"""The kind of an offer, the vGPU's number in the plan that dispatched, its seat and its loading,
+what its stage lasts by the table; `vgpu` is the resource now."""
 RUN = np.dtype(
     [
         (name, np.int64)
@@ -118,6 +119,10 @@ RUN = np.dtype(
         )
     ]
 )
+RAN = np.dtype([(name, np.int64) for name in ("stage", "vgpu", "samples", "took_us")])
+"""A run that ended: its stage row and vGPU in the plan in force."""
+OVERRUN = np.dtype([(name, np.int64) for name in ("model", "late_us")])
+"""A batch that was answered: its model in the plan in force, how long after its planned end."""
 CURSOR = np.dtype(
     [
         (name, np.int64)
@@ -140,6 +145,8 @@ CURSOR = np.dtype(
             "interference",  # PLANNED, OVERLAP or OFF
             "room",  # events that one step may add
             "workers",  # 1: a worker was lost or is back, which `variants` do not know of
+            "ran",  # runs noted so far
+            "overruns",  # the same
         )
     ]
 )
@@ -192,6 +199,11 @@ class World(NamedTuple):
         sizes: [stage on demand] bytes; the same.
         memory: [resource] `MEMORY`; the same.
         used: [resource, stage on demand] as in `runtimes.residency`; the same.
+        guards_us: kept back of a request's time, [queue] of the plan in force, then its
+            applications from the end on; empty where nothing is measured.
+        table_us: [stage row, n] latencies of the plan in force, whatever is expected; the same.
+        ran: [run] `RAN`, of which `cursor.ran` were written, in a ring; the same.
+        overruns: [batch] `OVERRUN`, `cursor.overruns` in a ring; the same.
         ticks: [decision] twice the CPU cycles of single decisions, 1 more where a batch was sent;
             as many as are to be timed.
         cursor: [1] all that there is one of.
@@ -220,6 +232,10 @@ class World(NamedTuple):
     sizes: Integers
     memory: Records
     used: Integers
+    guards_us: Integers
+    table_us: Integers
+    ran: Records
+    overruns: Records
     ticks: Integers
     cursor: Records
 
@@ -292,6 +308,10 @@ def new_world(
         sizes=np.zeros(0, dtype=np.int64),
         memory=np.zeros(0, dtype=MEMORY),
         used=np.zeros((0, 0), dtype=np.int64),
+        guards_us=np.zeros(0, dtype=np.int64),
+        table_us=np.zeros((0, 0), dtype=np.int64),
+        ran=np.zeros(0, dtype=RAN),
+        overruns=np.zeros(0, dtype=OVERRUN),
         ticks=np.zeros(timed, dtype=np.int64),
         cursor=cursor,
     )
@@ -383,6 +403,8 @@ def with_tables(
             heap=world.heap,
             moves=world.moves,
             uses=world.uses,
+            ran=world.ran,
+            overruns=world.overruns,
             ticks=world.ticks,
             cursor=world.cursor,
         )

@@ -70,7 +70,7 @@ class ServedRun:
             min=0.01,
             max=100.0,
             rich_help_panel=_HARDWARE,
-            help="True run times over those of the profile, which the scheduler still expects.",
+            help="True run times over those of the profile, which the plan rests on.",
         ),
     ] = 1.0
     noise: Annotated[
@@ -83,6 +83,14 @@ class ServedRun:
             help="Coefficient of variation of a stage's run time.",
         ),
     ] = 0.0
+    measured: Annotated[
+        bool,
+        typer.Option(
+            rich_help_panel=_HARDWARE,
+            help="Follow run times other than the profile's as a gateway does, by earlier "
+            "deadlines and longer expected times; with --no-measured both stay as planned.",
+        ),
+    ] = True
     interference: Annotated[
         str,
         typer.Option(

@@ -35,8 +35,8 @@ def tolerance(
     """Say what share of its planned rate a plan serves when it was planned on wrong numbers.
 
     Simulates Poisson arrivals with all stages 1.1, 1.2 and 1.5 times slower than the profile, and
-    with each model or application a fifth above its planned rate. A gateway that runs corrects the
-    times it expects as it measures; the simulation does not, so a slower stage costs less live.
+    with each model or application a fifth above its planned rate. As in a running gateway, guards
+    and expected times follow what is measured.
     """
     from flows.cli.project import the_plan
     from triton_backend.simulator.goodput import tolerance as kept_by

@@ -35,7 +35,8 @@ from triton_backend.contract.plan import Plan
 from triton_backend.contract.profiles import ModelProfile, loaded
 from triton_backend.contract.tensors import TensorSpec
 from triton_backend.contract.workload import Workload
-from triton_backend.serve_folder.settings import USUAL_GUARD_FRACTION, ServeOptions
+from triton_backend.scheduler.guard import USUAL_SHARE
+from triton_backend.serve_folder.settings import ServeOptions
 from triton_backend.simulator.offered import POISSON, Arrivals, Stated
 from triton_backend.simulator.run import simulate
 from triton_backend.simulator.scenario import SimOptions
@@ -43,7 +44,7 @@ from triton_backend.simulator.scenario import SimOptions
 NAME, SHARES = "reader", {320: 0.7, 640: 0.3}
 LOADS = (0.5, 0.8, 0.95)
 POINTS = 2.0
-SERVED = ServeOptions(guard_fraction=USUAL_GUARD_FRACTION)  # not measured: as simulated
+SERVED = ServeOptions(guard_fraction=USUAL_SHARE)  # not measured: as simulated
 WAYS = {"simulated": " less the guard", "as_seen": " as the gateway saw it"}
 # So little of the SLO is kept free that requests are late or dropped at the highest load.
 SLO_MS, MARGIN = 1_200, 0.1

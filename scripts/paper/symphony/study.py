@@ -42,8 +42,8 @@ from triton_backend.contract.errors import InputError
 from triton_backend.contract.plan import Plan
 from triton_backend.contract.profiles import ModelProfile, loaded
 from triton_backend.contract.workload import ModelDemand, Workload
+from triton_backend.scheduler.guard import Guard
 from triton_backend.serve_folder.settings import ServeOptions
-from triton_backend.serving.front.guard import Guard
 from triton_backend.simulator.autoscale import EpochResult, epochs_of, with_gpus
 from triton_backend.simulator.goodput import ATTAINMENT
 from triton_backend.simulator.offered import Instant
@@ -659,6 +659,7 @@ def _answered(
         duration_s=study.seconds,
         seed=seed,
         latency_noise_cv=kept.deviation,
+        measured=False,  # what is kept back is the study's
         lead_us=kept.lead_us,
     )
     result = simulate(announced, options)
@@ -680,7 +681,7 @@ def _measured_guard_us(study: Study, plan: Plan, row: Row, deviation: float) -> 
     fixed_us = ServeOptions().guard_us(row.slo_us)
     kept = _Kept(fixed_us, fixed_us, deviation)
     _, over_us = _answered(study, plan, kept, 0.95 * plan.objective.value, 0)
-    front = Guard(ServeOptions())
+    front = Guard()
     for overrun_us in over_us.tolist():
         front.answered(0, round(overrun_us))
     return front.guard_us(row.slo_us)

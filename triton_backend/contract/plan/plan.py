@@ -267,6 +267,25 @@ class Plan:
             found[block] = min(pipeline.alone_us, found.get(block, pipeline.alone_us))
         return dict(sorted(found.items()))
 
+    def least_us(self, name: str) -> int:
+        """The least time of a request of a model or application by the profiles, without waits.
+
+        Modules that a job may do without take no time: optional ones, those whose rows may be none.
+        """
+        for planned in self.applications:
+            graph = planned.application
+            if graph.name == name:
+                times_us = {
+                    module.name: 0
+                    if module.optional or graph.rows_vary(module)
+                    else self.least_us(module.model)
+                    for module in graph.modules
+                }
+                return round(graph.longest(times_us))
+        pipelines = self.model(name).pipelines
+        times_us = (sum(stage.latency_us_by_batch[0] for stage in p.stages) for p in pipelines)
+        return min(times_us, default=0)
+
     def own_rate_rps(self, name: str) -> float:
         """The rate at which clients of a model may ask for it by its name.
 

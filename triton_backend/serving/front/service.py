@@ -25,12 +25,12 @@ from typing import TYPE_CHECKING
 from triton_backend.contract.decisions import DropReason
 from triton_backend.contract.errors import InputError
 from triton_backend.runtimes.clock import Clock
+from triton_backend.scheduler.guard import Guard
 from triton_backend.serve_folder.settings import ServeSettings
 from triton_backend.serving.deployment import Deployment
 from triton_backend.serving.front.batches import Batch, FrontBatches
 from triton_backend.serving.front.counters import FrontCounters, latency_bounds_s
 from triton_backend.serving.front.deadlines import GRACE_US, DeadlineWatch
-from triton_backend.serving.front.guard import Guard
 from triton_backend.serving.front.jobs import FrontJobs
 from triton_backend.serving.front.mirror import Mirror
 from triton_backend.serving.front.pending import (
@@ -145,7 +145,7 @@ class FrontService:
         self.mirror = self._pending.mirror = Mirror(model, settings, clock)
         self._loop = EventLoop(self, clock, transport_key(settings.token))
         self._channels = Channels(self._loop, settings, None)
-        self._guard = Guard(settings)
+        self._guard = Guard(settings.guard_fraction)
         self._batches = FrontBatches(
             model,
             self._channels,

@@ -1,37 +1,31 @@
-"""How fast workers, stages and links are, in times of what the plan says.
+"""How fast workers and links are, in times of what the plan says.
 
 `WorkerPaces` keeps the last runs of every worker and compares a worker with the others of its pool:
-where all are as slow, it is the machine or the profile. `StagePaces` and `LinkPaces` say which
-corrections of the scheduler's tables are due: a stage that is slow on its whole pool, or a link, is
-planned with its true pace, so that what is promised can be kept. A correction that leaves no batch
-a chance could never be seen to be wrong, so without runs it fades.
+where all are as slow, it is the machine or the profile. `LinkPaces` says which links are planned
+with their true pace, as slow stages are (`scheduler/paces.py`).
 
 Here: measures. Not here: what is done about them (`supervisor`).
 """
 
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
-from collections.abc import Set as AbstractSet
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
-from statistics import median, median_low
+from statistics import median
 
-from triton_backend.contract.plan import StagePlace
+from triton_backend.scheduler.paces import (
+    AS_PLANNED,
+    CORRECTED_TILL,
+    FEWEST_RUNS,
+    LAST_RUNS,
+    SLOW_AT_LEAST_US,
+    Correction,
+)
 
-LAST_RUNS = 15
-FEWEST_RUNS = 8
 SLOW_FACTOR = 2.0
 # Less than what counts as slow, so that a worker at the limit does not come and go.
 RECOVERED_FACTOR = 1.5
 FEWEST_PROBES = 5
-SLOW_AT_LEAST_US = 2_000
-
-AS_PLANNED = 100  # percent
-# Beyond the first a stage or link is corrected, below the second no more; between them it stays.
-CORRECTED_FROM, CORRECTED_TILL = 150, 125
-CHANGE_FROM = 0.15  # of the correction in force
-QUIET_US = 2_000_000
-
 LAST_MOVES = 16
 
 
@@ -96,110 +90,6 @@ class WorkerPaces:
 
 
 @dataclass(slots=True)
-class _Correction:
-    """Time that something takes in percent of the planned, as last reported to the scheduler.
-
-    `heard_us`: when something was reported of it last.
-    """
-
-    heard_us: int
-    percent: int = AS_PLANNED
-
-    def is_quiet(self, now_us: int) -> bool:
-        """True if a correction is in force and nothing has been reported for long."""
-        return self.percent != AS_PLANNED and now_us - self.heard_us > QUIET_US
-
-    def fade(self, now_us: int) -> int:
-        """Half as far from the plan as it was; what was seen long ago counts no more."""
-        self.heard_us = now_us
-        half = AS_PLANNED + (self.percent - AS_PLANNED) // 2
-        return half if half >= CORRECTED_TILL else AS_PLANNED
-
-    def follow(self, pace: float | None, planned_us: float) -> int:
-        """The factor if work planned to take `planned_us` takes `pace` times as long."""
-        if pace is None:
-            return self.percent
-        seen = round(AS_PLANNED * pace)
-        late_us = (seen - AS_PLANNED) * planned_us / AS_PLANNED
-        if seen >= CORRECTED_FROM and late_us > SLOW_AT_LEAST_US:
-            return seen
-        return AS_PLANNED if seen < CORRECTED_TILL else self.percent
-
-    def set(self, wanted: int) -> bool:
-        """Take what it should be; False where that differs too little to tell anybody."""
-        large = abs(wanted - self.percent) > CHANGE_FROM * self.percent
-        if large or wanted == AS_PLANNED != self.percent:
-            self.percent = wanted
-            return True
-        return False
-
-
-class StagePaces:
-    """The corrections of stages in force, and the last runs that they follow from.
-
-    Args:
-        planned_us: planned latency of every stage's planned batch.
-    """
-
-    def __init__(self, planned_us: Mapping[StagePlace, int], now_us: int) -> None:
-        self._planned_us = planned_us
-        self._corrections = {stage: _Correction(now_us) for stage in planned_us}
-        # By vGPU, as ratios of what runs took to what they should.
-        self._ratios: dict[StagePlace, dict[int, deque[float]]] = {
-            stage: {} for stage in planned_us
-        }
-
-    def ran(
-        self, stage: StagePlace, vgpu: int, took_us: int, expected_us: int, now_us: int
-    ) -> None:
-        """A vGPU reported a run."""
-        self._corrections[stage].heard_us = now_us
-        self.probed(stage, vgpu, took_us, expected_us)
-
-    def probed(self, stage: StagePlace, vgpu: int, took_us: int, expected_us: int) -> None:
-        """A vGPU ran a stage on zeros."""
-        ratios = self._ratios[stage].get(vgpu)
-        if ratios is None:
-            ratios = self._ratios[stage][vgpu] = deque(maxlen=LAST_RUNS)
-        ratios.append(took_us / expected_us)
-
-    def forget(self, vgpu: int) -> None:
-        """Forget the times of a vGPU."""
-        for ratios in self._ratios.values():
-            ratios.pop(vgpu, None)
-
-    def changes(self, now_us: int, up: AbstractSet[int]) -> list[tuple[StagePlace, int]]:
-        """Stages whose correction changes, with their latencies in percent of the planned ones."""
-        found: list[tuple[StagePlace, int]] = []
-        for stage, correction in self._corrections.items():
-            if correction.is_quiet(now_us):
-                self._ratios[stage].clear()
-                wanted = correction.fade(now_us)
-            elif now_us - correction.heard_us > QUIET_US:
-                continue
-            else:
-                wanted = correction.follow(self._pace_of(stage, up), self._planned_us[stage])
-            if correction.set(wanted):
-                found.append((stage, wanted))
-        return found
-
-    def _pace_of(self, stage: StagePlace, up: AbstractSet[int]) -> float | None:
-        """How long a stage takes, in times of its profile; None where too few runs say so.
-
-        The lower middle of its workers: one of two that is slow says nothing about the pool. Of
-        each the middle of its last runs, or of the newest where these were faster: at a few runs a
-        second slow ones, the first of a process say, would else be planned with for as long again
-        as they lasted.
-        """
-        paces = [
-            min(median(ratios), median(list(ratios)[-FEWEST_PROBES:]))
-            for vgpu, ratios in self._ratios[stage].items()
-            if vgpu in up and len(ratios) >= FEWEST_RUNS
-        ]
-        return median_low(paces) if paces else None
-
-
-@dataclass(slots=True)
 class _Moves:
     """The last transfers from one node to another, or over one link.
 
@@ -257,8 +147,8 @@ class LinkPaces:
         self._nics_gbps = nics_gbps
         self._pairs: dict[tuple[int, int], _Moves] = {}
         ends = range(len(nics_gbps))
-        self._up = [_Correction(now_us) for _ in ends]
-        self._down = [_Correction(now_us) for _ in ends]
+        self._up = [Correction(now_us) for _ in ends]
+        self._down = [Correction(now_us) for _ in ends]
         self._up_moves = [_Moves() for _ in ends]
         self._down_moves = [_Moves() for _ in ends]
         self.up_busy_us = [0 for _ in ends]

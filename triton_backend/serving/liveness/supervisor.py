@@ -15,15 +15,14 @@ from triton_backend.contract.decisions import Hop
 from triton_backend.contract.events import LinkPaceChanged, PaceChanged
 from triton_backend.contract.plan import StagePlace
 from triton_backend.contract.units import transfer_us
+from triton_backend.scheduler.paces import LOOK_EVERY_US, StagePaces
 from triton_backend.serving.deployment import Deployment
-from triton_backend.serving.liveness.pace import LinkPaces, StagePaces, WorkerPaces
+from triton_backend.serving.liveness.pace import LinkPaces, WorkerPaces
 from triton_backend.serving.liveness.processes import Starvation, ThreadUse
 from triton_backend.serving.transport.wire import Kind
 
 # One worker at a time is taken out, lest a machine that is busy loses them all.
 TAKE_OUT_EVERY_US = 1_000_000
-# Looking at every run of a hundred workers takes half a millisecond.
-JUDGE_EVERY_US = 500_000
 # A look that comes so long after the one before: this machine stood still, and reports with it.
 STALL_US = 500_000
 
@@ -245,7 +244,7 @@ class WorkerSupervisor:
         yield from (Order(vgpu, Kind.PACE_PROBE) for vgpu in to_probe)
         yield from self._recovered(up)
         if now_us >= self._judge_us:
-            self._judge_us = now_us + JUDGE_EVERY_US
+            self._judge_us = now_us + LOOK_EVERY_US
             yield from self._paces(now_us, up)
 
     def _overdue_workers(

@@ -10,10 +10,18 @@ import pytest
 from tests.triton_backend.serving.system import wait_for
 from triton_backend.contract.decisions import DropReason
 from triton_backend.runtimes.clock import SystemClock
+from triton_backend.scheduler.guard import Guard
 from triton_backend.serving.front.counters import FrontCounters, latency_bounds_s
-from triton_backend.serving.front.pending import PendingRequests, Request, RequestLog
+from triton_backend.serving.front.pending import (
+    MAX_TIMEOUT_US,
+    PendingRequests,
+    Request,
+    RequestLog,
+    arrival_frame,
+)
 from triton_backend.serving.front.replies import Refusal
 from triton_backend.serving.server.metrics import front_values
+from triton_backend.serving.transport.wire import HEADER_BYTES, unpack_arrival
 
 LATE = Refusal("UNAVAILABLE", "late")
 
@@ -147,3 +155,11 @@ def test_requests_of_an_entry_that_shares_are_counted_there_too(pending: Pending
     labels = (("model", "m"), ("entry", "canary"), ("outcome", "failed"))
     assert values["poolpipe_shared_requests_total", labels] == 1
     pending.stop()
+
+
+def test_the_longest_timeout_is_announced() -> None:
+    request = Request({}, 1, 0, MAX_TIMEOUT_US, lambda _: None, lambda: False, number=7)
+    data = arrival_frame(request, Guard())
+    arrival = unpack_arrival(data[HEADER_BYTES:])
+    assert arrival.guard_us == MAX_TIMEOUT_US // 10
+    assert arrival.deadline_us + arrival.guard_us == MAX_TIMEOUT_US

@@ -25,6 +25,7 @@ from triton_backend.contract.events import LinkPaceChanged, PaceChanged
 from triton_backend.contract.units import transfer_us
 from triton_backend.runtimes.base import Tensors
 from triton_backend.runtimes.emulated import EmulatedRuntime
+from triton_backend.scheduler.paces import LOOK_EVERY_US
 from triton_backend.serve_folder.settings import ServeOptions
 from triton_backend.serving.deployment import Deployment
 from triton_backend.serving.front.replies import Refusal
@@ -35,7 +36,6 @@ from triton_backend.serving.liveness.processes import ThreadUse
 from triton_backend.serving.liveness.supervisor import (
     FIRST_REST_US,
     GOOD_AFTER_US,
-    JUDGE_EVERY_US,
     LONGEST_REST_US,
     OVERDUE_AT_LEAST_US,
     PROBE_EVERY_US,
@@ -378,7 +378,7 @@ def test_a_slow_link_is_planned_with_its_pace(tmp_path: Path) -> None:
     gateway.frames()
     moves: list[int] = []
     for number in range(1, LAST_MOVES + 3):
-        now_us = number * JUDGE_EVERY_US
+        now_us = number * LOOK_EVERY_US
         arrive(gateway, *range(number * BATCH, (number + 1) * BATCH), now_us=now_us)
         ((batch, body),) = dispatches(gateway.frames())
         sender, receiver = body.hops
