@@ -6,8 +6,8 @@
 Two ONNX models that onnxruntime runs on this machine's cores, in two classes of unlike speed; or,
 with the tables of the PPipe paper, published groups of three models on its testbeds of 16 GPUs,
 where every vGPU waits the profiled latency. Such a plan is slowed down, times and rates alike, as
-far as two cores need it, and is loaded for as many times `--seconds`: of fewer requests than the
-search was made with, one that is late may be a percent.
+far as two cores need it, and is loaded for as many times `--seconds`, and until each model was
+asked `FEWEST` times: of fewer requests one that is late may be a percent.
 
 Triton's side is the best of its grid in the simulator, ours the plan of `--planner auto`, for which
 nothing is searched (`scripts.paper.tuning`). Each is then offered shares of the planned rates of
@@ -49,6 +49,7 @@ from triton_backend.simulator.run import simulate
 
 STEP = 0.2  # of the reference plan's rates, from one load to the next
 ENOUGH = 0.9
+FEWEST = 200  # requests of a model at each load
 SERVED_FACTOR = 1.1  # added to a run by serving, as the search of Triton's side reckons
 WARM_LOAD, WARM_SECONDS = 0.3, 3.0  # before the first load
 CORES = "two ONNX models on cores"
@@ -110,7 +111,7 @@ def chosen(demand: Demand, reference: Plan) -> dict[str, Configuration]:
     theirs = tuned(demand, TRITON, reference).configuration
     if theirs is None:
         raise InputError(TRITON, "no configuration holds any load")
-    ours = automatic(replace(demand, latency_factor=1.0), reference).configuration
+    ours = automatic(demand, reference).configuration
     assert ours is not None  # a plan is always named
     return {TRITON: theirs, OURS: ours}
 
@@ -183,6 +184,12 @@ def stretch_of(plan: Plan, most_rps: float) -> float:
     return math.ceil(10 * need) / 10
 
 
+def lasts(problem: Problem, load: float, seconds: float) -> float:
+    """Seconds of a load, longer as the plan is slowed down or a model has few requests in them."""
+    least_rps = load * min(model.throughput_rps for model in problem.reference.models)
+    return max(seconds * problem.stretch, FEWEST / least_rps)
+
+
 def rising(attained: Attained, sides: Sequence[str], step: float) -> Iterator[Point]:
     """Shares of sides at loads in rising steps, in turns, each up to the first below `ENOUGH`."""
     left = list(sides)
@@ -239,7 +246,7 @@ def measured(problem: Problem, asked: argparse.Namespace) -> Iterator[Point]:
             return _offered(there, problem.reference, load, seconds, asked.seed)
 
         def attained(side: str, load: float) -> float:
-            summary = offered(side, load, asked.seconds * problem.stretch)
+            summary = offered(side, load, lasts(problem, load, asked.seconds))
             shares = [row["attainment"] for row in summary["models"].values()]
             share = min((each for each in shares if each is not None), default=1.0)
             print(f"{problem.name}, {side}, load {load}: {share:.2%}", file=sys.stderr, flush=True)
@@ -277,7 +284,7 @@ def simulated(problem: Problem, side: str, load: float, asked: argparse.Namespac
         reference=problem.reference,
         load_factor=load,
         seed=asked.seed,
-        duration_s=asked.seconds * problem.stretch,
+        duration_s=lasts(problem, load, asked.seconds),
         give_up_below=0.0,  # the search for the best stops early, a row states all
     )
     return simulate(one.plan, rules).least_attainment
@@ -312,11 +319,11 @@ def figures_of(rows: Sequence[Mapping[str, Any]]) -> list[Figure]:
             ]
             ratio = held[OURS] / held[TRITON] if held[TRITON] else None
             figures.append(Figure(name=f"{problem}: PoolPipe / Triton, {words}", value=ratio))
-            ratios += [ratio] if ratio else []
+            ratios += [] if ratio is None else [ratio]
         if len(problems) > 1 and len(ratios) == len(problems):
             name = f"PoolPipe / Triton, {words}"
             figures += [
-                Figure(name=f"{name}, mean of ratios", value=geometric_mean(ratios)),
+                Figure(name=f"{name}, mean of ratios", value=_mean(ratios)),
                 Figure(name=f"{name}, least", value=min(ratios)),
             ]
     figures.append(Figure(name="problems", value=len(problems)))
@@ -325,6 +332,10 @@ def figures_of(rows: Sequence[Mapping[str, Any]]) -> list[Figure]:
     name = "served less simulated attainment, most, where 90 % are in time"
     figures.append(Figure(name=name, value=max(above, default=None), unit="points"))
     return figures
+
+
+def _mean(ratios: Sequence[float]) -> float:
+    return geometric_mean(ratios) if all(ratios) else 0.0
 
 
 def _held_rps(rows: Sequence[Mapping[str, Any]], problem: str, side: str, least: float) -> float:

@@ -6,11 +6,13 @@ from typing import Any
 import pytest
 
 from scripts.benchmarks.adoption.rival import (
+    FEWEST,
     LEAST_SLO_US,
     OURS,
     Problem,
     figures_of,
     goodput,
+    lasts,
     rising,
     simulated,
     stretch_of,
@@ -85,6 +87,29 @@ def test_ratios_are_of_the_highest_rates_in_time() -> None:
     assert apart == pytest.approx(5)
 
 
+def test_a_side_that_never_answers_99_percent_is_the_least() -> None:
+    """Left out of the mean it would flatter the others."""
+    figures = figures_of(
+        [
+            *rows("a", TRITON, (0.5, 1.0), (1.0, 0.8)),
+            *rows("a", OURS, (0.5, 0.98), (1.0, 1.0)),
+            *rows("b", TRITON, (0.5, 1.0), (1.0, 0.8)),
+            *rows("b", OURS, (0.5, 1.0), (1.0, 1.0)),
+        ]
+    )
+    values = {figure.name: figure.value for figure in figures}
+    assert values["PoolPipe / Triton, 99% in time, least"] == 0
+    assert values["PoolPipe / Triton, 99% in time, mean of ratios"] == 0
+
+
+def test_a_load_lasts_until_one_late_request_is_less_than_a_percent() -> None:
+    plan = small_plan("slow", stage_us=15_000)
+    problem = Problem(name="one", reference=plan, sides={}, stretch=3.0)
+    rate_rps = min(model.throughput_rps for model in plan.models)
+    assert lasts(problem, 0.1, 1e-3) == pytest.approx(FEWEST / (0.1 * rate_rps))
+    assert lasts(problem, 1.0, 1e4) == 3e4
+
+
 def test_a_row_states_all_requests_where_the_search_had_enough() -> None:
     plan = small_plan("overloaded")
     whole = SimOptions(reference=plan, load_factor=2.0, seed=1, duration_s=20.0)
@@ -92,6 +117,7 @@ def test_a_row_states_all_requests_where_the_search_had_enough() -> None:
     sides = {OURS: Configuration(name="as planned", plan=plan, options=searched)}
     problem = Problem(name="one", reference=plan, sides=sides)
     asked = Namespace(seed=1, seconds=20.0)
+    assert lasts(problem, 2.0, 20.0) == 20.0
     share = simulated(problem, OURS, 2.0, asked)
     assert share == simulate(plan, whole).least_attainment
     assert 0 < share < 0.99
