@@ -46,7 +46,7 @@ class Measures:
             for stage in range(len(known.pipeline.stages))
         ]
         planned_us = (
-            stage.latency_us_by_batch[known.pipeline.batch - 1]
+            stage.latency_us
             for known in pipelines_by_queue(plan)
             for stage in known.pipeline.stages
         )
