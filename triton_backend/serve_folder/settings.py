@@ -18,7 +18,7 @@ from typing import Any, Self
 from triton_backend.contract.errors import InputError
 from triton_backend.contract.fields import LARGEST, check_name
 from triton_backend.contract.plan import Plan
-from triton_backend.scheduler.guard import kept_back_us
+from triton_backend.scheduler.measured.guard import kept_back_us
 from triton_backend.serve_folder.beside import Beside
 from triton_backend.serve_folder.files import PRIVATE, write_whole
 from triton_backend.serve_folder.names import short_name
@@ -49,8 +49,8 @@ class ServeOptions:
         interference: what emulated runs last beside those on other vGPUs of their GPU: `planned`,
             as the plan reckons, or `overlap`, by what really runs there meanwhile.
         guard_fraction: part of a request's time that is kept back from the scheduler, for the way
-            to and from it and for this machine's jitter (`scheduler/guard.py`); its timers ring as
-            much earlier again. None: both are what fronts measure.
+            to and from it and for this machine's jitter; its timers ring as much earlier again.
+            None: both are what fronts measure (`scheduler/measured/guard.py`).
         checksum_up_to_bytes: tensors up to this size carry a checksum between processes.
         hosts: address of each node's host by node name; nodes not named run on this one.
         gateway_host: address of the host of fronts and scheduler, as nodes elsewhere reach it.

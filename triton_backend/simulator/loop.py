@@ -41,7 +41,15 @@ from triton_backend.scheduler.tables import (
     lacks_slots,
 )
 from triton_backend.scheduler.topology import first_low
-from triton_backend.simulator.batches import carry_shared_batch, end_move, end_stage, forget, launch
+from triton_backend.simulator.cluster.batches import (
+    carry_shared_batch,
+    end_move,
+    end_stage,
+    forget,
+    launch,
+)
+from triton_backend.simulator.cluster.links import try_move
+from triton_backend.simulator.cluster.workers import start_stage
 from triton_backend.simulator.heap import (
     ARRIVAL,
     STAGE_DONE,
@@ -53,9 +61,7 @@ from triton_backend.simulator.heap import (
     WORKER_LOST,
     remove_first,
 )
-from triton_backend.simulator.links import try_move
 from triton_backend.simulator.ticks import cycles
-from triton_backend.simulator.workers import start_stage
 from triton_backend.simulator.world import DROPPED, LATE, NOW, RUNNING, SERVED, World, jobs_in
 
 OVER = 0

@@ -1,8 +1,8 @@
-"""What a gateway measures while it serves, and what follows: guards, and the paces expected.
+"""Guards and expected paces, which follow what is measured as in a gateway.
 
 Where true run times are not those of the table, a gateway learns it: the guards of its fronts grow
 with what batches overrun, and stages that are slow are planned with their true pace. Here the same
-rules (`scheduler.guard`, `scheduler.paces`) see what was simulated, at looks as far apart as the
+rules (`scheduler.measured`) see what was simulated, at looks as far apart as the
 gateway's. A front renews its guard every few answers instead; what it keeps back is the same.
 
 Here: from the loop's notes to the rules, and from the rules to the tables. Not here: the rules.
@@ -14,9 +14,9 @@ import numpy as np
 
 from triton_backend.contract.plan import Plan
 from triton_backend.scheduler.compiled import Integers, Records
-from triton_backend.scheduler.guard import Guard
 from triton_backend.scheduler.kernel_api import correct_pace
-from triton_backend.scheduler.paces import LOOK_EVERY_US, StagePaces
+from triton_backend.scheduler.measured.guard import Guard
+from triton_backend.scheduler.measured.paces import LOOK_EVERY_US, StagePaces
 from triton_backend.scheduler.topology import Lead, pipelines_by_queue
 from triton_backend.simulator.world import OVERRUN, RAN, World
 
@@ -95,6 +95,6 @@ class Measures:
 
 
 def _noted(ring: Records, since: int, count: int) -> Iterable[tuple[int, ...]]:
-    """What was noted since a count, the last `NOTED` of it, in order."""
+    """Notes since a count in order, the last `NOTED` of them."""
     numbers = np.arange(max(since, count - len(ring)), count) % len(ring)
     return ring[numbers].tolist()

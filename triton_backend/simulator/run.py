@@ -35,6 +35,7 @@ from triton_backend.scheduler.topology import (
     module_rows,
     resource_count,
 )
+from triton_backend.simulator.cluster.workers import ONE, Gpu, beside, gpus_of, loading_of, seats_of
 from triton_backend.simulator.failures import reschedule_failures, schedule_failures
 from triton_backend.simulator.loop import FULL, run
 from triton_backend.simulator.measures import Measures
@@ -64,7 +65,6 @@ from triton_backend.simulator.scenario import (
     rates_of,
 )
 from triton_backend.simulator.ticks import cycles_now
-from triton_backend.simulator.workers import ONE, Gpu, beside, gpus_of, loading_of, seats_of
 from triton_backend.simulator.world import (
     DROPPED,
     NOW,

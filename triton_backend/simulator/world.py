@@ -96,8 +96,8 @@ HOP = np.dtype(
         ("lasts_us", np.int64),
     ]
 )
-"""The kind of an offer, the vGPU's number in the plan that dispatched, its seat and its loading,
-what its stage lasts by the table; `vgpu` is the resource now."""
+"""The kind of an offer, the vGPU's number in the plan that dispatched, its seat and its loading;
+`vgpu` is the resource now, `lasts_us` the time of its stage by the table."""
 RUN = np.dtype(
     [
         (name, np.int64)

@@ -35,7 +35,7 @@ from triton_backend.contract.plan import Plan
 from triton_backend.contract.profiles import ModelProfile, loaded
 from triton_backend.contract.tensors import TensorSpec
 from triton_backend.contract.workload import Workload
-from triton_backend.scheduler.guard import USUAL_SHARE
+from triton_backend.scheduler.measured.guard import USUAL_SHARE
 from triton_backend.serve_folder.settings import ServeOptions
 from triton_backend.simulator.offered import POISSON, Arrivals, Stated
 from triton_backend.simulator.run import simulate

@@ -42,7 +42,7 @@ from triton_backend.contract.errors import InputError
 from triton_backend.contract.plan import Plan
 from triton_backend.contract.profiles import ModelProfile, loaded
 from triton_backend.contract.workload import ModelDemand, Workload
-from triton_backend.scheduler.guard import Guard
+from triton_backend.scheduler.measured.guard import Guard
 from triton_backend.serve_folder.settings import ServeOptions
 from triton_backend.simulator.autoscale import EpochResult, epochs_of, with_gpus
 from triton_backend.simulator.goodput import ATTAINMENT
@@ -659,7 +659,7 @@ def _answered(
         duration_s=study.seconds,
         seed=seed,
         latency_noise_cv=kept.deviation,
-        measured=False,  # what is kept back is the study's
+        measured=False,  # the study keeps time back itself
         lead_us=kept.lead_us,
     )
     result = simulate(announced, options)

@@ -9,7 +9,7 @@ from tests.triton_backend.serving.system import deploy
 from triton_backend.contract.errors import InputError
 from triton_backend.contract.transition import MAX_SLOTS, MIN_SLOTS
 from triton_backend.runtimes.stage_tensors import complete_tensors
-from triton_backend.scheduler.guard import MIN_GUARD_US
+from triton_backend.scheduler.measured.guard import MIN_GUARD_US
 from triton_backend.serve_folder.settings import ServeOptions
 from triton_backend.serving.deployment import Deployment, check_complete
 

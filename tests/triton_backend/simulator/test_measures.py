@@ -1,4 +1,4 @@
-"""What a gateway measures, in the simulator: guards and expected times follow true run times."""
+"""Guards and expected times follow true run times, as in a gateway."""
 
 from dataclasses import replace
 
@@ -7,7 +7,7 @@ import pytest
 
 from tests.fakes.plans import Own, make_plan, two_tails
 from triton_backend.contract.plan import Plan
-from triton_backend.scheduler.guard import kept_back_us
+from triton_backend.scheduler.measured.guard import kept_back_us
 from triton_backend.simulator.run import simulate
 from triton_backend.simulator.scenario import PlanChange, SimOptions
 from triton_backend.simulator.world import LATE, SERVED

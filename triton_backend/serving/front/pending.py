@@ -28,7 +28,7 @@ from triton_backend.contract.units import us_to_ms
 from triton_backend.runtimes.base import NUMPY_DTYPES
 from triton_backend.runtimes.clock import Clock
 from triton_backend.runtimes.stage_tensors import half_tensors
-from triton_backend.scheduler.guard import Guard
+from triton_backend.scheduler.measured.guard import Guard
 from triton_backend.serve_folder.names import CLIENT_PARAMETER, PRIORITY_PARAMETER, short_name
 from triton_backend.serve_folder.traceparent import TraceParent
 from triton_backend.serving.deployment import Deployment

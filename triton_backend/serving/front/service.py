@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING
 from triton_backend.contract.decisions import DropReason
 from triton_backend.contract.errors import InputError
 from triton_backend.runtimes.clock import Clock
-from triton_backend.scheduler.guard import Guard
+from triton_backend.scheduler.measured.guard import Guard
 from triton_backend.serve_folder.settings import ServeSettings
 from triton_backend.serving.deployment import Deployment
 from triton_backend.serving.front.batches import Batch, FrontBatches

@@ -2,7 +2,7 @@
 
 `WorkerPaces` keeps the last runs of every worker and compares a worker with the others of its pool:
 where all are as slow, it is the machine or the profile. `LinkPaces` says which links are planned
-with their true pace, as slow stages are (`scheduler/paces.py`).
+with their true pace, as slow stages are (`scheduler/measured/paces.py`).
 
 Here: measures. Not here: what is done about them (`supervisor`).
 """
@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from itertools import islice
 from statistics import median
 
-from triton_backend.scheduler.paces import (
+from triton_backend.scheduler.measured.paces import (
     AS_PLANNED,
     CORRECTED_TILL,
     FEWEST_RUNS,

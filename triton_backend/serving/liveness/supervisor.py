@@ -15,7 +15,7 @@ from triton_backend.contract.decisions import Hop
 from triton_backend.contract.events import LinkPaceChanged, PaceChanged
 from triton_backend.contract.plan import StagePlace
 from triton_backend.contract.units import transfer_us
-from triton_backend.scheduler.paces import LOOK_EVERY_US, StagePaces
+from triton_backend.scheduler.measured.paces import LOOK_EVERY_US, StagePaces
 from triton_backend.serving.deployment import Deployment
 from triton_backend.serving.liveness.pace import LinkPaces, WorkerPaces
 from triton_backend.serving.liveness.processes import Starvation, ThreadUse

@@ -26,11 +26,11 @@ from triton_backend.scheduler.topology import (
     resource_count,
     vgpus_of,
 )
+from triton_backend.simulator.cluster.workers import ONE
 from triton_backend.simulator.heap import EVENT, STAGE_DONE, remove_first, sift_up
 from triton_backend.simulator.papers.unreserved import Clock, refuse, result_of
 from triton_backend.simulator.results import SimResult
 from triton_backend.simulator.scenario import SimOptions
-from triton_backend.simulator.workers import ONE
 from triton_backend.simulator.world import DROPPED, LATE, SERVED, USE_RECORD
 
 VGPU = np.dtype(

@@ -19,10 +19,10 @@ import numpy as np
 from triton_backend.contract.errors import InputError
 from triton_backend.contract.plan import Plan
 from triton_backend.scheduler.compiled import NONE, Integers, Records
+from triton_backend.simulator.cluster.workers import ONE
 from triton_backend.simulator.papers.unreserved import Clock, refuse, result_of
 from triton_backend.simulator.results import SimResult
 from triton_backend.simulator.scenario import SimOptions
-from triton_backend.simulator.workers import ONE
 from triton_backend.simulator.world import DROPPED, LATE, SERVED, USE_RECORD
 
 _END, _WAKE = 0, 1

@@ -10,7 +10,7 @@ import pytest
 from tests.triton_backend.serving.system import wait_for
 from triton_backend.contract.decisions import DropReason
 from triton_backend.runtimes.clock import SystemClock
-from triton_backend.scheduler.guard import Guard
+from triton_backend.scheduler.measured.guard import Guard
 from triton_backend.serving.front.counters import FrontCounters, latency_bounds_s
 from triton_backend.serving.front.pending import (
     MAX_TIMEOUT_US,

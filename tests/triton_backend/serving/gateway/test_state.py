@@ -23,7 +23,7 @@ from triton_backend.contract.decisions import DropReason
 from triton_backend.contract.entries import Entry
 from triton_backend.contract.errors import InputError
 from triton_backend.contract.plan import Plan
-from triton_backend.scheduler.guard import MIN_GUARD_US
+from triton_backend.scheduler.measured.guard import MIN_GUARD_US
 from triton_backend.serve_folder.settings import ServeOptions
 from triton_backend.serving.gateway.peers.addresses import FrontAddress, WorkerAddress
 from triton_backend.serving.transport.wire import (

@@ -2,7 +2,7 @@
 
 import pytest
 
-from triton_backend.scheduler.paces import FEWEST_RUNS, LAST_RUNS, QUIET_US
+from triton_backend.scheduler.measured.paces import FEWEST_RUNS, LAST_RUNS, QUIET_US
 from triton_backend.serving.liveness.pace import FEWEST_PROBES, LAST_MOVES, LinkPaces, WorkerPaces
 
 POOL = 0

@@ -25,7 +25,7 @@ from triton_backend.contract.events import LinkPaceChanged, PaceChanged
 from triton_backend.contract.units import transfer_us
 from triton_backend.runtimes.base import Tensors
 from triton_backend.runtimes.emulated import EmulatedRuntime
-from triton_backend.scheduler.paces import LOOK_EVERY_US
+from triton_backend.scheduler.measured.paces import LOOK_EVERY_US
 from triton_backend.serve_folder.settings import ServeOptions
 from triton_backend.serving.deployment import Deployment
 from triton_backend.serving.front.replies import Refusal

@@ -9,10 +9,10 @@ from tests.triton_backend.simulator.papers import plain_triton
 from tests.triton_backend.simulator.papers.whole_runs import Use, one_pool, outcomes, run, uses
 from triton_backend.contract.plan import Plan
 from triton_backend.scheduler.compiled import Integers, Records
+from triton_backend.simulator.cluster.workers import ONE
 from triton_backend.simulator.offered import Instant, Offer, offered_requests
 from triton_backend.simulator.papers.triton import simulate
 from triton_backend.simulator.scenario import SimOptions
-from triton_backend.simulator.workers import ONE
 
 TABLE = (10, 12, 14, 16)
 

@@ -25,7 +25,7 @@ COUNTED_EVERY = 64  # answers, of which the median tells a slow stage from a lat
 
 
 def kept_back_us(share: float | None, allowed_us: int) -> int:
-    """That share (None: `USUAL_SHARE`) of a time that is allowed; a half of it at most."""
+    """A share (None: `USUAL_SHARE`) of a time that is allowed; a half of it at most."""
     part = USUAL_SHARE if share is None else share
     return min(max(round(part * allowed_us), MIN_GUARD_US), allowed_us // 2)
 

@@ -318,7 +318,7 @@ def leave_vgpu(world: World, slot: int, now_us: int) -> None:
 
 @inlined
 def note_run(world: World, slot: int, batch: int, samples: int, now_us: int) -> None:
-    """Note what a run took that ends on the vGPU of `slot`: that of `batch`, or of its shared one.
+    """Note how long a run took that ends on the vGPU of `slot`: that of `batch`, or of its shared one.
 
     Nothing of a batch that another plan dispatched, and of a stage that may have been loaded first.
     """

@@ -1,6 +1,6 @@
 import pytest
 
-from triton_backend.scheduler.guard import COUNTED_EVERY, FEWEST, KEPT, MIN_GUARD_US, Guard
+from triton_backend.scheduler.measured.guard import COUNTED_EVERY, FEWEST, KEPT, MIN_GUARD_US, Guard
 
 SLO_US = 200_000
 TENTH_US = 20_000

@@ -2,7 +2,7 @@
 
 import pytest
 
-from triton_backend.scheduler.paces import FEWEST_RUNS, LAST_RUNS, QUIET_US, StagePaces
+from triton_backend.scheduler.measured.paces import FEWEST_RUNS, LAST_RUNS, QUIET_US, StagePaces
 
 STAGE = (0, 0, 0)
 PLANNED_US = 10_000

@@ -15,9 +15,8 @@ from triton_backend.scheduler.feedback import shared_batch_done, stage_done, tra
 from triton_backend.scheduler.shared_batches import batch_of
 from triton_backend.scheduler.tables import DOWNLINK, KINDS, UPLINK, VGPU, interval_of
 from triton_backend.scheduler.topology import first_low
-from triton_backend.simulator.heap import STAGE_START, TRANSFER_START
-from triton_backend.simulator.links import leave_links, next_moves, try_move
-from triton_backend.simulator.workers import (
+from triton_backend.simulator.cluster.links import leave_links, next_moves, try_move
+from triton_backend.simulator.cluster.workers import (
     answer,
     await_stage,
     depart,
@@ -26,6 +25,7 @@ from triton_backend.simulator.workers import (
     next_on_vgpu,
     note_run,
 )
+from triton_backend.simulator.heap import STAGE_START, TRANSFER_START
 from triton_backend.simulator.world import (
     MOVING,
     PLANNED,

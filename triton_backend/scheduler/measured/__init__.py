@@ -1,0 +1,1 @@
+"""Rules that follow what is measured of served requests and runs."""
