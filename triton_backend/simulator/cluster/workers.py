@@ -318,9 +318,9 @@ def leave_vgpu(world: World, slot: int, now_us: int) -> None:
 
 @inlined
 def note_run(world: World, slot: int, batch: int, samples: int, now_us: int) -> None:
-    """Note how long a run took that ends on the vGPU of `slot`: that of `batch`, or of its shared one.
+    """Note how long a run of a batch, or of its shared batch, took on the vGPU of `slot`.
 
-    Nothing of a batch that another plan dispatched, and of a stage that may have been loaded first.
+    Batches of an earlier plan are left out, and stages that may have been loaded first.
     """
     run, hop = world.runs[batch], world.hops[slot, world.runs[slot]["stage"]]
     pipeline = world.tables.batches[batch]["pipeline"]
