@@ -109,7 +109,7 @@ class Groups:
         self.each = np.array([cell.each for cell in self.cells])
         self.first = np.cumsum([0, *(len(cell.loads) for cell in self.cells)])
         self.aligned = np.concatenate([cell.aligned for cell in self.cells], axis=1)[self.roots]
-        self.parts = field.parts()[self.roots]
+        self.beside = field.parts_beside()[self.roots]
         self.cheapest, self.work = field.root_price[self.roots], field.root_work[self.roots]
         self.fewest = np.zeros(len(self.roots))
         one = 1.0 if field.table.most == ANY_NUMBER else np.inf
@@ -123,10 +123,11 @@ class Groups:
     def price(self, duals: Duals, cap: Floats, *, thorough: bool) -> Priced:
         """The best groups of the roots where one pays off most."""
         del cap, thorough
-        some = np.flatnonzero((self.parts < duals.demand).any(axis=1))  # else no group pays off
-        gain, own, taken = self._best(duals.demand, some)
+        most = self._most_that_pays(duals.demand)
+        some = np.flatnonzero(most)
+        gain, own, taken = self._best(duals.demand, some, most[some])
         least = np.zeros(len(self.roots))
-        least[some] = own
+        least[some] = np.minimum(own, 0.0)
         order = np.argsort(least, kind="stable")[:_FRESH]
         order = order[least[order] < -SOLVED * self.cheapest[order]]
         at = np.searchsorted(some, order)
@@ -135,9 +136,26 @@ class Groups:
 
     def least(self, pi: Floats) -> Floats:
         """[roots] no group has a lower reduced cost."""
-        return self._best(pi, np.arange(len(self.roots)))[1]
+        every = np.arange(len(self.roots))
+        return self._best(pi, every, np.full(len(every), self.room[0].shape[1] - 1))[1]
 
-    def _best(self, pi: Floats, some: Ints) -> tuple[Floats, Floats, Ints]:
+    def _most_that_pays(self, pi: Floats) -> Ints:
+        """[roots] the largest rate of a group that may pay off, in units; 0: none does.
+
+        Every item pays its part of an alignment stage; those that gain most for their rate come
+        first.
+        """
+        rate, gain = self.field.rate, np.maximum(pi - self.beside, 0.0)
+        order = np.argsort(-gain / rate, axis=1, kind="stable")
+        load, worth = (
+            np.cumsum(a, axis=1) for a in (rate[order], np.take_along_axis(gain, order, 1))
+        )
+        vgpus = vgpus_for(load - rate[order], self.work[:, None])
+        open_ = self.cheapest[:, None] * vgpus < worth
+        most = np.where(open_, load, 0.0).max(axis=1) / self.field.unit
+        return np.ceil(most * (1 - ROUNDING)).astype(np.int64)
+
+    def _best(self, pi: Floats, some: Ints, most: Ints) -> tuple[Floats, Floats, Ints]:
         """Gains of bundles; [some] the least reduced cost of a group; [some, cells] what it takes.
 
         These are a subset by number, or so many of the items of runs.
@@ -147,7 +165,7 @@ class Groups:
         taken = np.zeros((len(some), len(self.cells)), dtype=np.int64)
         cells = gain, self.loads, self.first, self.aligned, self.each
         measures = self.field.unit, float(self.field.table.most)
-        roots = some, self.cheapest, self.work
+        roots = some, np.minimum(most, self.room[0].shape[1] - 1), self.cheapest, self.work
         best_groups(cells, roots, measures, self.room, least, taken)
         return gain, least, taken
 
@@ -173,21 +191,33 @@ class Groups:
 
 
 @kernel
-def _gains_of_runs(gain: Floats, beside: Floats, count: int, gains: Floats) -> None:
-    """Fill in gains[i, k], the largest one of k of the first i items of `count`, in runs."""
+def _gains_of_runs(gain: Floats, beside: Floats, count: int, most: int, gains: Floats) -> None:
+    """Fill in gains[i, k], the largest one of k of the first i items of `count`, k up to `most`.
+
+    Lower where fewer items gain as much.
+    """
     gains[0, 0] = 0.0
     for i in range(1, count + 1):
         run = i * (i - 1) // 2  # the first that ends with item i
-        for k in range(i):
-            gains[i, k] = gains[i - 1, k]
-        gains[i, i] = -np.inf
+        top = min(i, most)
+        for k in range(top + 1):
+            gains[i, k] = gains[i - 1, k] if k < i else -np.inf
         if beside[run] >= FAR:
             continue
         longest = i if beside[run] > 0 else 1  # where nothing is paid, runs are as good apart
-        for more in range(longest):
+        highest = 0.0
+        for more in range(min(longest, most)):
             worth = gain[run + more] - beside[run + more]
-            for k in range(more + 1, i + 1):
-                gains[i, k] = max(gains[i, k], gains[i - more - 1, k - more - 1] + worth)
+            if worth > highest:  # else a part of it is worth as much
+                highest = worth
+                _joined(gains[i, more + 1 : top + 1], gains[i - more - 1], worth)
+
+
+@kernel
+def _joined(gains: Floats, before: Floats, worth: float) -> None:
+    """Fill in gains with a run more, where they are larger."""
+    for k in range(len(gains)):
+        gains[k] = max(gains[k], before[k] + worth)
 
 
 @kernel_entry
@@ -195,7 +225,7 @@ def members_of_runs(
     gain: Floats, beside: Floats, most: int, gains: Floats, chosen: NDArray[np.bool_]
 ) -> float:
     """Mark the items of the best runs of so many items; returns what they cost beside the root."""
-    _gains_of_runs(gain, beside, len(chosen), gains)
+    _gains_of_runs(gain, beside, len(chosen), most, gains)
     k, end, cost = most, len(chosen), 0.0
     for i in range(len(chosen), 0, -1):
         if i > end or (k < i and gains[i, k] == gains[i - 1, k]):
@@ -213,23 +243,30 @@ def members_of_runs(
 
 @kernel
 def _choices(
-    gain: Floats, loads: Ints, beside: Floats, each: int, gains: Floats, worth: Floats, code: Ints
+    gain: Floats,
+    loads: Ints,
+    beside: Floats,
+    each: int,
+    most: int,
+    room: tuple[Floats, Ints, Floats],
 ) -> int:
     """Fill in what each rate of a cell gains and the choice that does, where lower ones gain less.
 
-    Returns the rate of all.
+    Returns the rate of all, or `most`.
     """
-    span = loads[len(loads) - 1]
+    worth, code, gains = room
+    span = min(loads[len(loads) - 1], most)
     for more in range(span + 1):
         worth[more] = -np.inf
     if each > 0:
-        count = span // each
-        _gains_of_runs(gain, beside, count, gains)
-        for k in range(1, count + 1):
+        count = loads[len(loads) - 1] // each
+        top = span // each
+        _gains_of_runs(gain, beside, count, top, gains)
+        for k in range(1, top + 1):
             worth[k * each], code[k * each] = gains[count, k], k
     else:
         for s in range(1, len(gain)):
-            if gain[s] - beside[s] > worth[loads[s]]:
+            if loads[s] <= span and gain[s] - beside[s] > worth[loads[s]]:
                 worth[loads[s]], code[loads[s]] = gain[s] - beside[s], s
     highest = 0.0
     for more in range(span + 1):
@@ -242,23 +279,33 @@ def _choices(
 
 @kernel
 def _added(
-    worth: Floats, code: Ints, loads: tuple[int, int], before: Floats, best: Floats, choice: Ints
-) -> None:
-    """Fill in the largest gain at each rate with a cell more, and what it takes of that."""
-    total, span = loads
-    for load in range(total + span + 1):
+    worth: Floats,
+    code: Ints,
+    loads: tuple[int, int, int],
+    before: Floats,
+    best: Floats,
+    choice: Ints,
+) -> int:
+    """Fill in the largest gain at each rate with a cell more, and what it takes of that.
+
+    Returns the rate of all, or the most.
+    """
+    total, span, most = loads
+    end = min(total + span, most)
+    for load in range(end + 1):
         best[load], choice[load] = before[load] if load <= total else -np.inf, 0
     for more in range(span + 1):
-        for load in range(total + 1 if worth[more] > 0 else 0):
+        for load in range(min(total, end - more) + 1 if worth[more] > 0 else 0):
             value = before[load] + worth[more]
             if value > best[load + more]:
                 best[load + more], choice[load + more] = value, code[more]
+    return int(end)
 
 
 @kernel_entry
 def best_groups(
     cells: tuple[Floats, Ints, Ints, Floats, Ints],
-    roots: tuple[Ints, Floats, Floats],
+    roots: tuple[Ints, Ints, Floats, Floats],
     measures: tuple[float, float],
     room: tuple[Floats, Ints, Floats, Ints, Floats],
     least: Floats,
@@ -269,7 +316,8 @@ def best_groups(
     Args:
         cells: gain and rate of every bundle, cell by cell; where each cell begins; cost of
             alignment stages [roots, bundles]; rate of an item of runs, 0 of subsets.
-        roots: those looked at; price of a vGPU and vGPUs per rate of all.
+        roots: those looked at, and the most rate of a group on each; price of a vGPU and vGPUs
+            per rate of all.
         measures: the unit of rates, most vGPUs.
         room: [cells + 1, rates] the largest gain; [cells, rates] the choice that has it; [rates]
             both of one cell; [items + 1, items + 1] for runs.
@@ -277,19 +325,19 @@ def best_groups(
         taken: [some roots, cells] filled in.
     """
     gain, loads, first, aligned, each = cells
-    some, price, work = roots
+    some, most_load, price, work = roots
     unit, most = measures
     best, choice, worth, code, gains = room
     count = len(first) - 1
     for at in range(len(some)):
-        root, total = some[at], 0
+        root, total, top = some[at], 0, most_load[at]
         best[0, 0] = 0.0
         for cell in range(count):
             a, b = first[cell], first[cell + 1]
-            beside = aligned[root, a:b]
-            span = _choices(gain[a:b], loads[a:b], beside, each[cell], gains, worth, code)
-            _added(worth, code, (total, span), best[cell], best[cell + 1], choice[cell])
-            total += span
+            beside, own = aligned[root, a:b], (worth, code, gains)
+            span = _choices(gain[a:b], loads[a:b], beside, each[cell], top, own)
+            loads_of = (total, span, top)
+            total = _added(worth, code, loads_of, best[cell], best[cell + 1], choice[cell])
         least[at], end = np.inf, 0
         for load in range(total + 1):
             vgpus = max(1.0, np.ceil(load * unit * work[root] * (1 - ROUNDING)))
