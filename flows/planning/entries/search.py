@@ -37,7 +37,7 @@ from flows.planning.watch import Watch
 
 CLOSE = 2e-3  # of the bound, where generating columns ends
 _MOST, _GROUP_NODES = 300, 50  # groups that make a plan, ways that prove one; nodes over groups
-_WAYS, _WAY_NODES = 60, 200  # that make a plan beside those of plans known, and nodes
+_WAYS, _WAY_NODES = 60, 200  # ways of a plan beside those of plans known, and nodes
 
 
 def cheapest(
