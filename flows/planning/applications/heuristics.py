@@ -68,15 +68,19 @@ ABLATIONS: Mapping[str, Mapping[str, Any]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Served:
-    """The machines of every line, and the latency each is given (µs)."""
+    """The machines of every line."""
 
     sets: tuple[MachineSet, ...]
-    times: tuple[int, ...]
 
     @property
     def cost(self) -> float:
         """Price of what is occupied."""
         return sum(served.cost for served in self.sets)
+
+    @property
+    def times(self) -> tuple[int, ...]:
+        """The latency of each (µs)."""
+        return tuple(served.time_us for served in self.sets)
 
 
 def solve(
@@ -198,13 +202,10 @@ def _reassigned(
 ) -> Served:
     """Latency that sets do not use goes to the line that saves most with all of its room."""
     left = rules.reassign
-    while True:
-        times = [served.time_us for served in sets]
-        if left == 0:
-            return Served(sets=tuple(sets), times=tuple(times))
+    while left != 0:
         left = None if left is None else left - 1
         best: tuple[float, int, MachineSet] | None = None
-        for line, room in enumerate(lines.room(times)):
+        for line, room in enumerate(lines.room([served.time_us for served in sets])):
             changed = _filled(tables[line], rates[line], room, rules)
             if changed is None:
                 continue
@@ -212,5 +213,6 @@ def _reassigned(
             if saved > ROUNDING and (best is None or saved > best[0]):
                 best = (saved, line, changed)
         if best is None:
-            return Served(sets=tuple(sets), times=tuple(times))
+            break
         sets[best[1]] = best[2]
+    return Served(sets=tuple(sets))

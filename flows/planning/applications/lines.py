@@ -8,10 +8,11 @@ what a budget buys.
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import floor
 
 import numpy as np
 
-from flows.planning.solver.tolerances import ROUND_OFF_US
+from flows.planning.solver.tolerances import ROUND_OFF_US, ROUNDING
 from triton_backend.contract.applications import Application, Module
 from triton_backend.contract.workload import ModelDemand, Workload, lines_of
 
@@ -21,6 +22,7 @@ class Graph:
     """One application over lines.
 
     Attributes:
+        kept: part of the SLO that is not kept free as a margin.
         limit_us: SLO less margin.
         lines: of every module, in topological order, the number of its line.
         parents: of every module, the places of its parents in that order.
@@ -28,6 +30,7 @@ class Graph:
     """
 
     application: Application
+    kept: float
     limit_us: int
     lines: tuple[int, ...]
     parents: tuple[tuple[int, ...], ...]
@@ -109,14 +112,12 @@ class Lines:
                 filled[line] = min(filled[line], times[line] * graph.limit_us // through)
         return filled
 
-    def slos_us(self, times: Sequence[int]) -> list[int]:
-        """Of every line, its time resized by `filled`, with the margin of its applications."""
-        slos, filled = [demand.slo_us for demand in self.demands], self.filled(times)
+    def slos_us(self, budgets_us: Sequence[int]) -> list[int]:
+        """Of every line, its budget with the margin that its applications keep free, as an SLO."""
+        slos = [demand.slo_us for demand in self.demands]
         for graph in self.graphs:
-            if not graph.alone:
-                kept = graph.limit_us / graph.application.slo_us
-                for line in graph.lines:
-                    slos[line] = min(slos[line], int(filled[line] / kept))
+            for line in () if graph.alone else graph.lines:
+                slos[line] = min(slos[line], floor(budgets_us[line] / graph.kept + ROUNDING))
         return slos
 
     def rows_at_once(self, line: int) -> float:
@@ -169,6 +170,7 @@ def _graph(
     place = {module.name: at for at, module in enumerate(modules)}
     return Graph(
         application=application,
+        kept=1 - margin,
         limit_us=int((1 - margin) * application.slo_us + ROUND_OFF_US),
         lines=tuple(numbers[module.model] for module in modules),
         parents=tuple(tuple(place[p] for p in module.parents) for module in modules),

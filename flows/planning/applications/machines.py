@@ -14,7 +14,7 @@ Here: Algorithm 1, the dummy generator, and the cheapest set by exhaustive searc
 here: how time is split among lines.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import ceil, floor, inf
 
@@ -115,7 +115,7 @@ def begun(
         if machine.duration_us >= budget_us:
             continue
         if most_configurations is not None and used == most_configurations - 1:
-            rest = _all_of(machine, left, rule)
+            rest = _greedy_of(machine, left, rule, inf)
             if max(group.latency_us for group in rest) <= budget_us:
                 return MachineSet(groups=(*groups, *rest)), 0.0
             continue
@@ -143,10 +143,6 @@ def _greedy_of(machine: Machine, left: float, rule: str, budget_us: float) -> li
             part = left / machine.rate_rps
             groups.append(Group(machine=machine, machines=part, latency_us=latency_us))
     return groups
-
-
-def _all_of(machine: Machine, left: float, rule: str) -> list[Group]:
-    return _greedy_of(machine, left, rule, inf)
 
 
 def padded(
@@ -226,14 +222,15 @@ def cheapest(
     search = _Search(usable, rate_rps, budget_us, dummies=dummies or whole, whole=whole)
     search.floor, search.best = costs
     search.visit(0, rate_rps, 0.0, 0.0, ())
-    return None if search.found is None else _as_set(search, usable, rate_rps)
+    return search.cheapest()
+
+
+_Chosen = tuple[tuple[int, float], ...]
+"""Ranks and how many machines of each; a part of one is a partial machine's."""
 
 
 class _Search:
-    """Depth-first search.
-
-    `found` is ((rank, machines), …) of the cheapest set, with its dummies.
-    """
+    """Depth-first search; `found` is the cheapest set, with its dummies."""
 
     def __init__(
         self,
@@ -244,6 +241,7 @@ class _Search:
         dummies: bool,
         whole: bool,
     ) -> None:
+        self.machines, self.rate_rps = machines, rate_rps
         self.rates = [m.rate_rps for m in machines]
         self.prices = [m.price for m in machines]
         self.unit = [m.unit_cost for m in machines]
@@ -253,17 +251,9 @@ class _Search:
         self.dummies, self.whole = dummies, whole
         self.none = ROUNDING * rate_rps
         self.best, self.floor = inf, 0.0
-        self.found: tuple[tuple[int, float], ...] | None = None
-        self.padding = 0.0
+        self.found: tuple[_Chosen, float] | None = None
 
-    def visit(
-        self,
-        rank: int,
-        left: float,
-        padding: float,
-        cost: float,
-        chosen: tuple[tuple[int, float], ...],
-    ) -> None:
+    def visit(self, rank: int, left: float, padding: float, cost: float, chosen: _Chosen) -> None:
         """Serve `left` rows/s, and `padding` dummies that groups above need, from `rank` down."""
         if left <= self.none and padding <= self.none:
             self._take(cost, chosen, 0.0)
@@ -274,10 +264,11 @@ class _Search:
             needed, rate = self.needed[at], self.rates[at]
             if not self.dummies and needed > left:
                 continue
-            whole = floor(left / rate * (1 + ROUNDING))
-            if self.dummies:
-                self._end_full(at, left, padding, cost, chosen)
-            for count in range(whole, -1, -1):
+            if self.dummies:  # the fewest full machines that run what is left, and dummies
+                count = ceil(max(needed, left + padding) * (1 - ROUNDING) / rate)
+                full = (*chosen, (at, float(count)))
+                self._take(cost + count * self.prices[at], full, count * rate - left)
+            for count in range(floor(left / rate * (1 + ROUNDING)), -1, -1):
                 self._branch(at, count, left, padding, cost, chosen)
                 if self._hopeless(at, count, left, cost):
                     break
@@ -293,14 +284,9 @@ class _Search:
         return cost + fewer * self.prices[at] + least >= self.best
 
     def _branch(
-        self,
-        at: int,
-        count: int,
-        left: float,
-        padding: float,
-        cost: float,
-        chosen: tuple[tuple[int, float], ...],
+        self, at: int, count: int, left: float, padding: float, cost: float, chosen: _Chosen
     ) -> None:
+        """So many full machines of a rank; then a partial one that ends the set, or lower ranks."""
         needed, rate = self.needed[at], self.rates[at]
         if count:
             padding = max(padding, needed - left)
@@ -310,62 +296,31 @@ class _Search:
             if left <= self.none and padding <= self.none:
                 self._take(cost, chosen, 0.0)
                 return
-        self._partial(at, left, padding, cost, chosen)
+        own = max(left + padding, needed) if self.dummies else left
+        if not self.whole and needed * (1 - ROUNDING) <= own <= rate * (1 + ROUNDING):
+            own = min(own, rate)
+            self._take(cost + own * self.unit[at], (*chosen, (at, own / rate)), own - left)
         if count:
             self.visit(at + 1, left, padding, cost, chosen)
 
-    def _end_full(
-        self,
-        at: int,
-        left: float,
-        padding: float,
-        cost: float,
-        chosen: tuple[tuple[int, float], ...],
-    ) -> None:
-        """End with the fewest full machines of this rank that run what is left, and dummies."""
-        served = max(self.needed[at], left + padding) * (1 - ROUNDING)
-        count = ceil(served / self.rates[at])
-        chosen = (*chosen, (at, float(count)))
-        self._take(cost + count * self.prices[at], chosen, count * self.rates[at] - left)
-
-    def _partial(
-        self,
-        at: int,
-        left: float,
-        padding: float,
-        cost: float,
-        chosen: tuple[tuple[int, float], ...],
-    ) -> None:
-        """End with a partial machine of this rank."""
-        if self.whole:
-            return
-        needed, rate = self.needed[at], self.rates[at]
-        own = max(left + padding, needed) if self.dummies else left
-        if own > rate * (1 + ROUNDING) or own < needed * (1 - ROUNDING):
-            return
-        own = min(own, rate)
-        self._take(cost + own * self.unit[at], (*chosen, (at, own / rate)), own - left)
-
-    def _take(self, cost: float, chosen: tuple[tuple[int, float], ...], padding: float) -> None:
+    def _take(self, cost: float, chosen: _Chosen, padding: float) -> None:
         if cost < self.best * (1 - ROUNDING):
-            self.best, self.found, self.padding = cost, chosen, padding
+            self.best, self.found = cost, (chosen, max(0.0, padding))
             if cost <= self.floor * (1 + ROUNDING):
                 self.best = -inf  # nothing is cheaper: what is left is skipped
 
-
-def _as_set(search: _Search, machines: Sequence[Machine], rate_rps: float) -> MachineSet:
-    return MachineSet(
-        groups=tuple(_groups(search, machines, rate_rps)), dummy_rps=max(0.0, search.padding)
-    )
-
-
-def _groups(search: _Search, machines: Sequence[Machine], rate_rps: float) -> Iterator[Group]:
-    left = rate_rps + max(0.0, search.padding)
-    for at, count in search.found or ():
-        machine = machines[at]
-        own = machine.rate_rps if count >= 1 else count * machine.rate_rps
-        yield Group(machine=machine, machines=count, latency_us=machine.latency_us("tc", left, own))
-        left -= count * machine.rate_rps
+    def cheapest(self) -> MachineSet | None:
+        """The set found, each group with the rate that is not yet assigned where it begins."""
+        if self.found is None:
+            return None
+        chosen, dummy_rps = self.found
+        left, groups = self.rate_rps + dummy_rps, list[Group]()
+        for at, count in chosen:
+            machine = self.machines[at]
+            latency_us = machine.latency_us("tc", left, min(count, 1.0) * machine.rate_rps)
+            groups.append(Group(machine=machine, machines=count, latency_us=latency_us))
+            left -= count * machine.rate_rps
+        return MachineSet(groups=tuple(groups), dummy_rps=dummy_rps)
 
 
 def even(

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
-from math import ceil, floor
+from math import ceil
 
 import numpy as np
 
@@ -25,7 +25,6 @@ from triton_backend.contract.errors import InfeasibleError
 from triton_backend.contract.plan import DEFAULT_POLICY
 from triton_backend.contract.tensors import TensorSpec
 from triton_backend.contract.units import us_to_ms
-from triton_backend.contract.workload import ModelDemand
 
 
 def answer(
@@ -51,7 +50,10 @@ def answer(
     least = least_times(problem)
     return replace(
         decided,
-        lines=tuple(_line(lines, number, budget, options) for number, budget in enumerate(budgets)),
+        lines=tuple(
+            replace(demand, slo_us=slo_us)
+            for demand, slo_us in zip(lines.demands, lines.slos_us(budgets), strict=True)
+        ),
         applications=tuple(
             ApplicationPlan(
                 application=replace(
@@ -69,16 +71,6 @@ def answer(
             if not graph.alone
         ),
     )
-
-
-def _line(lines: Lines, number: int, budget_us: int, options: PlanOptions) -> ModelDemand:
-    """A line as a model: its SLO is its budget with the margin that its applications keep free."""
-    slo_us = lines.demands[number].slo_us
-    for graph in lines.graphs:
-        if number in graph.lines and not graph.alone:
-            kept = 1 - options.margin(graph.application.name)
-            slo_us = min(slo_us, floor(budget_us / kept + ROUNDING))
-    return replace(lines.demands[number], slo_us=slo_us)
 
 
 def request_tensors(inputs: Inputs, application: Application) -> tuple[TensorSpec, ...]:

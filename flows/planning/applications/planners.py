@@ -11,16 +11,8 @@ from typing import Any
 
 from flows.clock import Stopwatch
 from flows.planning.applications.heuristics import ABLATIONS, PICCOLO, Rules, solve
-from flows.planning.applications.outcome import (
-    answer,
-    decided_by_sets,
-    out_of_reach,
-)
-from flows.planning.applications.tables import (
-    demanded,
-    line_problem,
-    machine_tables,
-)
+from flows.planning.applications.outcome import answer, decided_by_sets, out_of_reach
+from flows.planning.applications.tables import demanded, line_problem, machine_tables
 from flows.planning.inputs import require_rates
 from flows.planning.promises.headroom import HEADROOM
 from flows.planning.registry import Inputs, Option, Outcome, Planner, PlanOptions, Trace

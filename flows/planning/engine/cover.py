@@ -29,7 +29,6 @@ from flows.planning.solver.tolerances import ROUNDING
 from flows.planning.watch import Watch
 
 ROUNDS = 500
-_HALF_WAY = 0.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -168,7 +167,7 @@ class Generation:
         prices = mixed.duals
         at = [normal(self.cover, prices)]
         if self.duals is not None and self.pricer.quick:
-            at.insert(0, normal(self.cover, self.duals).between(at[0], _HALF_WAY))
+            at.insert(0, normal(self.cover, self.duals).between(at[0], 0.5))
         forms = (False, True) if self.pricer.quick else (True,)
         for thorough in forms if self.thorough else forms[:1]:
             for duals in at:

@@ -19,7 +19,6 @@ from flows.planning.engine.pricing import Pricer
 from flows.planning.solver.arrays import Floats
 from flows.planning.watch import Watch
 
-_FALLS = 40
 _LEAST_FALL = 1e-5  # relative, of a bound that is worth going on for
 _HALVINGS = 60
 
@@ -96,7 +95,7 @@ def highest(
         watch: the clock.
     """
     best = relax(cover, pricer, pool, watch)
-    for _ in range(_FALLS):
+    while True:
         level = -best.bound
         if not np.isfinite(level) or not (level * weight < cover.cap).any() or watch.over():
             break

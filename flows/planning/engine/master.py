@@ -183,15 +183,8 @@ class Master:
         if cover.halves:  # a row of halves that is missed costs the whole demand
             price = np.concatenate([price, price * cover.need[lost]])
             lost = np.concatenate([lost, cover.rows + lost])
-        one = Columns(
-            cost=price,
-            starts=np.arange(len(lost) + 1),
-            rows=lost,
-            values=np.ones(len(lost)),
-            group=np.zeros(len(lost), np.int64),
-            source=[None] * len(lost),
-        )
-        self._add(one, np.full(len(lost), np.inf))
+        one_each = np.arange(len(lost) + 1), lost, np.ones(len(lost))
+        self._program.add(price, np.full(len(lost), np.inf), one_each)
         self._first = len(free.columns) + len(lost)
 
     def _add(self, columns: Columns, upper: Floats) -> None:

@@ -146,22 +146,23 @@ def _most(cover: Cover, columns: Columns) -> Floats:
 
     As often as its scarcest resource holds it, or demands want it.
     """
-    amount, of = np.concatenate([cover.need, cover.capacity]), columns.of_columns()
+    amount, demands = np.concatenate([cover.need, cover.capacity]), len(cover.need)
     free = cover.free.columns  # takes from demands, lends resources: what is asked or there is open
     amount[free.rows[free.values < 0]] = np.inf
-    uses, gives = columns.rows >= len(cover.need), columns.values > 0
-    room, wanted = np.full(len(columns), np.inf), np.zeros(len(columns))
-    each = amount[columns.rows[gives]] / columns.values[gives]
-    np.minimum.at(room, of[uses & gives], np.floor(each[uses[gives]] + SOLVED))
-    np.maximum.at(wanted, of[~uses & gives], np.ceil(each[~uses[gives]] - SOLVED))
-    return np.minimum(room, np.maximum(wanted, 1.0))
+    gives = np.flatnonzero((columns.rows < demands) & (columns.values > 0))
+    each = np.ceil(amount[columns.rows[gives]] / columns.values[gives] - SOLVED)
+    wanted = np.zeros(len(columns))
+    np.maximum.at(wanted, columns.of_columns()[gives], each)
+    return np.minimum(_room(columns, demands, amount[demands:]), np.maximum(wanted, 1.0))
 
 
-def _fits(cover: Cover, columns: Columns) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
-    """[n] whether one of each is within the resources."""
-    amount = np.concatenate([np.full(len(cover.need), np.inf), cover.capacity])
-    over = columns.values > amount[columns.rows] * (1 + SOLVED)
-    return np.bincount(columns.of_columns(), over, len(columns)) == 0
+def _room(columns: Columns, demands: int, capacity: Floats) -> Floats:
+    """[n] how many of each column its scarcest resource holds."""
+    uses = np.flatnonzero((columns.rows >= demands) & (columns.values > 0))
+    each = np.floor(capacity[columns.rows[uses] - demands] / columns.values[uses] + SOLVED)
+    room = np.full(len(columns), np.inf)
+    np.minimum.at(room, columns.of_columns()[uses], each)
+    return room
 
 
 def dive(cover: Cover, pricer: Pricer, pool: Pool, watch: Watch) -> tuple[Columns, Ints]:
@@ -184,22 +185,21 @@ def dive(cover: Cover, pricer: Pricer, pool: Pool, watch: Watch) -> tuple[Column
         columns, counts = pool.columns, relaxed.mixed.counts
         whole = np.floor(counts + SOLVED).astype(np.int64)
         if not whole.any():
-            fits = _fits(rest, columns)[: len(counts)]
+            fits = _room(columns, demands, rest.capacity)[: len(counts)] >= 1
             whole[int(np.argmax(np.where(fits, counts, -1.0)))] = 1
         left = rest.capacity.astype(np.float64)
         served = np.zeros(demands)
         some = False
         for n in np.flatnonzero(whole).tolist():
-            own = columns.take(np.array([n])).matrix(cover.rows)[0]
-            use = own[demands:]
-            room = left[use > 0] / use[use > 0]
-            count = int(min(whole[n], np.floor(room.min(initial=np.inf) + SOLVED)))
+            own = columns.take(np.array([n]))
+            count = int(min(whole[n], _room(own, demands, left)[0]))
             if count <= 0:
                 continue
             some = True
             taken[n] = taken.get(n, 0) + count
-            left -= count * use
-            served += count * own[:demands]
+            given = count * own.matrix(cover.rows)[0]
+            left -= given[demands:]
+            served += given[:demands]
         if not some or watch.over():
             break
         rest = restarted(cover, np.maximum(rest.need - served, 0.0), np.maximum(left, 0.0))

@@ -32,7 +32,6 @@ from flows.planning.solver.tolerances import ROUNDING
 from triton_backend.scheduler.compiled import entry as kernel_entry
 
 MOST_UNITS = 2_000  # of rates together
-FRESH = 40  # columns of a round
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,17 +49,19 @@ class EntryClass:
     members: tuple[int, ...]
 
 
+def item_of(table: ModelTable, members: Sequence[int]) -> EntryClass:
+    """Entries of one start as one item, in the least time of them."""
+    return EntryClass(
+        block=table.entries[members[0]].block,
+        limit_us=float(min(table.limits_us[n] for n in members)),
+        rate_rps=math.fsum(table.rates_rps[n] for n in members),
+        members=tuple(members),
+    )
+
+
 def items_of(table: ModelTable) -> list[EntryClass]:
     """Every entry by itself, by start, then by falling limit."""
-    found = [
-        EntryClass(
-            block=e.block,
-            limit_us=float(limit),
-            rate_rps=table.rates_rps[number],
-            members=(number,),
-        )
-        for number, (e, limit) in enumerate(zip(table.entries, table.limits_us, strict=True))
-    ]
+    found = [item_of(table, [number]) for number in range(len(table.entries))]
     return sorted(found, key=lambda item: (item.block, -item.limit_us))
 
 
@@ -137,6 +138,10 @@ class GroupingProblem:
                 np.concatenate([o.work for o in found]),
             ]
         )
+
+    def aligning(self, start: int, root: int) -> Options:
+        """Alignment stages from a start to a root."""
+        return self.table.options(start, int(self.root_junction[root]), int(self.root_kind[root]))
 
     def best(self, members: Sequence[int]) -> Group:
         """The best plan of a group."""

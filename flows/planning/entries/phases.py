@@ -31,7 +31,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from flows.planning.entries.pooling import Key, Pooled
+from flows.planning.entries.pooling import Pooled
+from flows.planning.entries.seats import Key
 from flows.planning.entries.tables import ModelTable, vgpus_for
 from flows.planning.inputs import moves_us
 from flows.planning.solver.arrays import Floats
@@ -162,11 +163,11 @@ def fitted(pooled: Pooled, table: ModelTable) -> Pooled:
     """
     waits: list[list[float]] = [[] for _ in pooled.pools]
     periods: list[list[float]] = [[] for _ in pooled.pools]
-    for chain, passes in zip(pooled.chains, pooled.passes, strict=True):
+    for chain in pooled.chains:
         last = chain.steps[-1]
         ahead = math.fsum(step.time_us for step in chain.steps[:-1])
         for member in chain.item.members:
-            for step, pool in zip(chain.steps, passes, strict=True):
+            for step, pool in zip(chain.steps, chain.pools, strict=True):
                 time = table.limits_us[member] - ahead if step is last else step.time_us
                 run = _latency_us(table, step.key) + _move_us(table, step.key, last.key)
                 waits[pool].append(time / table.kept - run)

@@ -6,6 +6,7 @@ rates under throughput, what is paid, where pools lie. Not here: groups (`groups
 """
 
 import math
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -33,7 +34,6 @@ from flows.planning.entries.shadow import (
     with_shadow_entries,
 )
 from flows.planning.entries.similar import merged, realigned, similar_groups
-from flows.planning.entries.subsets import MOST_SUBSETS, by_subsets
 from flows.planning.entries.tables import (
     EVEN,
     ModelTable,
@@ -58,7 +58,7 @@ from triton_backend.contract.shares import PER_PERCENT, WHOLE_GPU, divisor_of
 from triton_backend.contract.units import us_to_ms
 from triton_backend.contract.workload import MARGIN
 
-_CLASS = "gpu_classes."
+_CLASS, _ALL = "gpu_classes.", "cluster"
 SEATS_ONLY_FROM_ITEMS = 400  # entries of one rate
 _WEIGHTINGS, _DEARER = 16, 1.2  # tries to use less of a class that has too few GPUs
 _WASTES = (0.1, 0.3, 1.0)  # tries to have shares that fill GPUs, where there is one class
@@ -70,12 +70,11 @@ Runs = tuple[PlacementRun, ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Solved:
-    """One model: its pools, what they cost, and a bound over a space of plans (None: by rule)."""
+    """One model: its pools, what they cost, and a bound over all plans of pools (None: by rule)."""
 
     table: ModelTable
     pooled: Pooled
     bound: float | None
-    space: str
     notes: tuple[str, ...] = ()
 
 
@@ -101,13 +100,11 @@ def exactly(table: ModelTable, inputs: Inputs, options: PlanOptions) -> Solved:
     field = GroupingProblem(table, items_of(table))
     require_reachable(field)
     step, count = _step_of(table, options), len(field.items)
-    best = pooled(field, [field.best([item]) for item in range(count)])
-    if 1 << count <= MOST_SUBSETS:
-        groups = by_subsets(field)
-        best, bound = pooled(field, groups, joined=True), math.fsum(g.cost for g in groups)
-    elif count > SEATS_ONLY_FROM_ITEMS:
+    if count > SEATS_ONLY_FROM_ITEMS:
         ways, bound = many_seated(field, inputs.watch)
-        best, bound = pooled_ways(field, ways) if ways else best, raised(bound, step)
+        bound = raised(bound, step)
+        alone = [field.best([item]) for item in range(count)]
+        best = pooled_ways(field, ways) if ways else pooled(field, alone)
     else:
         best, bound = cheapest(
             field,
@@ -123,7 +120,6 @@ def exactly(table: ModelTable, inputs: Inputs, options: PlanOptions) -> Solved:
         table=table,
         pooled=best,
         bound=min(bound, best.cost),
-        space="pools",
         notes=(f"{table.name}: {count} entries",),
     )
 
@@ -148,7 +144,6 @@ def by_rule(table: ModelTable, field: GroupingProblem, groups: Sequence[Group]) 
         table=table,
         pooled=pooled(field, groups, apart=True),
         bound=None,
-        space="its own rule",
         notes=(note,),
     )
 
@@ -255,7 +250,6 @@ def in_any_phase(rule: Rule, table: ModelTable, inputs: Inputs, options: PlanOpt
     return replace(
         best,
         bound=by_rates.bound,
-        space=by_rates.space,
         notes=(*best.notes, note) if by_rates.bound is not None else best.notes,
     )
 
@@ -282,8 +276,8 @@ def plan(rule: Rule, inputs: Inputs, options: PlanOptions) -> Outcome:
         value = _paid(inputs, options, placed)
     trace = Trace(status="optimal" if rule is exactly else "heuristic")
     trace.notes = [note for solved in placed.models for note in solved.notes]
-    spaces = sorted({solved.space for solved in placed.models})
-    trace.details["space"] = spaces[-1]
+    space = "pools" if rule is exactly else "its own rule"
+    trace.details["space"] = space
     trace.configurations["pools"] = sum(len(solved.pooled.pools) for solved in placed.models)
     trace.seconds["solve"] = watch.seconds()
     score = value if options.objective == "throughput" else -value
@@ -306,7 +300,7 @@ def plan(rule: Rule, inputs: Inputs, options: PlanOptions) -> Outcome:
         else None,
         objective=objective,
         trace=trace,
-        space=spaces[-1],
+        space=space,
         settled={
             "billing": billing_of(options),
             "phases": options.own["phases"],
@@ -362,7 +356,7 @@ def _within(rule: Rule, inputs: Inputs, options: PlanOptions, level: float) -> t
                 and bound > inputs.most
                 and all(m.bound is not None for m in models)
             ):
-                raise _BeyondError("cluster", f"a plan holds {bound:g} GPUs or more")
+                raise InfeasibleError(_ALL, f"a plan holds {bound:g} GPUs or more")
         try:
             placed = _placed(inputs, options, models, shadows)
         except InfeasibleError as error:
@@ -381,10 +375,6 @@ def _within(rule: Rule, inputs: Inputs, options: PlanOptions, level: float) -> t
             bound = _paid(inputs, options, placed)
         return placed, bound
     raise AssertionError  # pragma: no cover - the last attempt raises
-
-
-class _BeyondError(InfeasibleError):
-    """No plan holds as little as is there."""
 
 
 def _held(models: Sequence[Solved]) -> float:
@@ -409,10 +399,9 @@ def _highest(rule: Rule, inputs: Inputs, options: PlanOptions) -> tuple[float, f
     def fits(level: float) -> bool:
         try:
             placed[level] = _within(rule, inputs, options, level)[0]
-        except _BeyondError:
-            beyond.append(level)
-        except InfeasibleError:
-            return False
+        except InfeasibleError as error:
+            if error.where == _ALL:  # no plan holds as little as is there
+                beyond.append(level)
         return level in placed
 
     def fits_in_time(level: float) -> bool:
@@ -422,7 +411,7 @@ def _highest(rule: Rule, inputs: Inputs, options: PlanOptions) -> tuple[float, f
     if not fits(above):
         low, _ = halved(fits_in_time, 0.0, above, close=_CLOSE)
     if low not in placed:
-        raise InfeasibleError("cluster", "its GPUs serve not all entries at once, at any rate")
+        raise InfeasibleError(_ALL, "its GPUs serve not all entries at once, at any rate")
     return low, max(min(beyond), low), placed[low]
 
 
@@ -475,20 +464,19 @@ def _placed(
     in_force = places_in_force(options.previous, cluster) if keeps and options.previous else {}
     shares: list[ShareToPlace] = []
     parts: list[PoolToPlace] = []
-    where: list[tuple[bool, int]] = []
+    by_divisor: list[bool] = []
     for solved in models:
         for (first, last, number, batch), vgpus in solved.pooled.pools:
             size = solved.table.sizes[number]
             gpu_class = cluster.gpu_class(size.gpu_class)
             divisor = divisor_of(size.share) if gpu_class.vgpu_divisors else None
+            by_divisor.append(divisor is not None)
             if divisor is None:
-                where.append((True, len(shares)))
                 share = number, vgpus
                 shares.append(
                     share_to_place(solved.table, share, [(first, last)], batch, cluster, in_force)
                 )
                 continue
-            where.append((False, len(parts)))
             parts.append(
                 PoolToPlace(
                     model=solved.table.number,
@@ -500,7 +488,6 @@ def _placed(
                     traffic=0.0,
                 )
             )
-    first_shadow = len(shares)
     shares += [
         share_to_place(s.table, (s.size, s.vgpus), s.tails, 1, cluster, in_force)
         for s in shadows
@@ -516,20 +503,17 @@ def _placed(
         if gpus[name] > cluster.gpus(name):
             reason = f"needs {gpus[name]} GPUs or more, the cluster has {cluster.gpus(name)}"
             raise InfeasibleError(_CLASS + name, reason)
-    by_share: dict[int, Runs] = {}
-    for name in {share.gpu_class for share in shares}:
-        own = [number for number, share in enumerate(shares) if share.gpu_class == name]
-        try:
-            found = place_shares(cluster, [shares[number] for number in own])
-        except InputError as error:
-            raise InfeasibleError(_CLASS + name, error.reason) from error
-        gpus[name] += len(gpus_held(found))
-        by_share |= dict(zip(own, found, strict=True))
-    by_part = place(cluster, parts) if parts else []
-    placed = iter([by_share[at] if percent else by_part[at] for percent, at in where])
-    runs = [[next(placed) for _ in solved.pooled.pools] for solved in models]
-    left = iter([by_share[number] for number in range(first_shadow, len(shares))])
-    shadow_runs = [() if shadow is None else next(left) for shadow in shadows]
+    try:
+        found = place_shares(cluster, shares)
+    except InputError as error:
+        raise InfeasibleError(_CLASS + error.where.removeprefix("class "), error.reason) from error
+    for name in gpus:
+        both = zip(shares, found, strict=True)
+        gpus[name] += len(gpus_held(runs for share, runs in both if share.gpu_class == name))
+    of_shares, of_parts = iter(found), iter(place(cluster, parts) if parts else [])
+    sources = iter([of_parts if equal else of_shares for equal in by_divisor])
+    runs = [[next(next(sources)) for _ in solved.pooled.pools] for solved in models]
+    shadow_runs = [() if shadow is None else next(of_shares) for shadow in shadows]
     return Placed(models=models, shadows=shadows, runs=runs, shadow_runs=shadow_runs, gpus=gpus)
 
 
@@ -538,13 +522,10 @@ def _pipelines(inputs: Inputs, placed: Placed) -> list[PlannedPipeline]:
     first = 0
     for solved, runs in zip(placed.models, placed.runs, strict=True):
         table, pools = solved.table, solved.pooled.pools
-        boarding = np.bincount(
-            [p for c, way in zip(solved.pooled.chains, solved.pooled.passes, strict=True)
-             for p in way for _ in c.item.members],
-            minlength=len(pools),
-        )  # fmt: skip
-        for chain, passes in zip(solved.pooled.chains, solved.pooled.passes, strict=True):
-            batch = pools[passes[0]][0][3]
+        chains = solved.pooled.chains
+        boarding = Counter(p for chain in chains for p in chain.pools for _ in chain.item.members)
+        for chain in chains:
+            batch = chain.steps[0].batch
             stages = tuple(
                 _stage(
                     table,
@@ -554,7 +535,7 @@ def _pipelines(inputs: Inputs, placed: Placed) -> list[PlannedPipeline]:
                     batch,
                     joint=boarding[p] > 1 or pools[p][0][3] != batch,
                 )
-                for p in passes
+                for p in chain.pools
             )
             found += [
                 PlannedPipeline(

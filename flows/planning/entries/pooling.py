@@ -15,48 +15,26 @@ from itertools import count
 import numpy as np
 
 from flows.planning.engine.columns import undominated
-from flows.planning.entries.bundles import neighbours
 from flows.planning.entries.groups import EntryClass, Group, GroupingProblem
-from flows.planning.entries.seats import SeatRoute
+from flows.planning.entries.seats import Key, SeatRoute, Step, steps_of
 from flows.planning.entries.subsets import MOST_TOGETHER, cheapest_cut, members_in, members_of
 from flows.planning.entries.tables import Options, vgpus_for
-from flows.planning.solver.arrays import FAR, Floats
+from flows.planning.solver.arrays import FAR, Floats, Ints
 from flows.planning.solver.tolerances import ROUNDING
-
-Key = tuple[int, int, int, int]  # first block, last block, size, batch
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Step:
-    """A stage that an item passes.
-
-    Attributes:
-        key: what it is.
-        part: number of those that must share a pool at least: a shared stage, a joined alignment
-            stage.
-        price, work: of a vGPU; vGPUs per sample/s. Stages of other waits, which need others, are
-            other pools.
-        time_us: of a budget that the stage takes.
-    """
-
-    key: Key
-    part: int
-    price: float
-    work: float
-    time_us: float
-
-    @property
-    def batch(self) -> int:
-        """Requests of a full batch."""
-        return self.key[3]
+from triton_backend.scheduler.compiled import entry as kernel_entry
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chain:
-    """How an item is served: its alignment stage, where it has one, and its shared stage."""
+    """How an item is served: its alignment stage, where it has one, and its shared stage.
+
+    Attributes:
+        pools: numbers of those that run them.
+    """
 
     item: EntryClass
     steps: tuple[Step, ...]
+    pools: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,12 +43,10 @@ class Pooled:
 
     Attributes:
         pools: blocks, size and batch of each, with its vGPUs.
-        passes: by chain the numbers of its pools.
     """
 
     chains: tuple[Chain, ...]
     pools: tuple[tuple[Key, int], ...]
-    passes: tuple[tuple[int, ...], ...]
     cost: float
 
 
@@ -82,28 +58,28 @@ def pooled(
     for group in groups:
         root = next(parts)
         for way, members in _bundles(field, group, joined=joined):
-            steps |= dict.fromkeys(members, _steps(field, way, root, next(parts)))
+            steps |= dict.fromkeys(members, steps_of(field, way, root, next(parts)))
     items = (item for group in groups for item in group.items)
-    chains = [Chain(item=field.items[item], steps=steps[item]) for item in items]
-    return _pools(chains, 0 if apart else field.table.most)
+    served = [(field.items[item], steps[item]) for item in items]
+    return _pools(served, 0 if apart else field.table.most)
 
 
 def pooled_ways(field: GroupingProblem, ways: Sequence[SeatRoute]) -> Pooled:
     """Pools of items that come to their stages so, a way for each item."""
     parts = dict[SeatRoute | int, int]()
-    chains: list[Chain] = []
+    served: list[tuple[EntryClass, tuple[Step, ...]]] = []
     for item, way in zip(field.items, ways, strict=True):
         root, part = (parts.setdefault(one, len(parts)) for one in (way.root, way))
-        chains.append(Chain(item=item, steps=_steps(field, way, root, part)))
-    return _pools(chains, field.table.most)
+        served.append((item, steps_of(field, way, root, part)))
+    return _pools(served, field.table.most)
 
 
-def _pools(chains: Sequence[Chain], most: int) -> Pooled:
+def _pools(served: Sequence[tuple[EntryClass, tuple[Step, ...]]], most: int) -> Pooled:
     """Equal stages in one pool, unless that has more than `most` vGPUs: then one for each part."""
     loads: dict[Step, list[float]] = {}
-    for chain in chains:
-        for step in chain.steps:
-            loads.setdefault(step, []).append(chain.item.rate_rps)
+    for item, steps in served:
+        for step in steps:
+            loads.setdefault(step, []).append(item.rate_rps)
     whole: dict[tuple[Key, float], list[float]] = {}
     for step, rates in loads.items():
         whole.setdefault((step.key, step.work), []).extend(rates)
@@ -120,34 +96,15 @@ def _pools(chains: Sequence[Chain], most: int) -> Pooled:
             pools.append((step.key, vgpus))
             cost += step.price * vgpus
         numbers[step.key, step.work, step.part] = numbers[place]
-    passes = tuple(tuple(numbers[s.key, s.work, s.part] for s in chain.steps) for chain in chains)
-    return Pooled(chains=tuple(chains), pools=tuple(pools), passes=passes, cost=cost)
+    chains = tuple(
+        Chain(item=item, steps=own, pools=tuple(numbers[s.key, s.work, s.part] for s in own))
+        for item, own in served
+    )
+    return Pooled(chains=chains, pools=tuple(pools), cost=cost)
 
 
 def _vgpus(rates: Sequence[float], step: Step) -> int:
     return int(vgpus_for(math.fsum(rates), np.array([step.work]))[0])
-
-
-def _steps(field: GroupingProblem, way: SeatRoute, root: int, part: int) -> tuple[Step, ...]:
-    """The stages of a way, with the parts of its shared stage and its alignment stage."""
-    junction, kind = int(field.root_junction[way.root]), int(field.root_kind[way.root])
-    row = way.root - int(field.root_start[junction])
-    last = _step(field.root_options[junction], (junction, field.table.blocks), row, root)
-    if way.row < 0:
-        return (last,)
-    options = field.table.options(way.start, junction, kind)
-    return _step(options, (way.start, junction), way.row, part), last
-
-
-def _step(options: Options, blocks: tuple[int, int], row: int, part: int) -> Step:
-    """The stage of these blocks by an option."""
-    return Step(
-        key=(*blocks, int(options.size[row]), int(options.batch[row])),
-        part=part,
-        price=float(options.price[row]),
-        work=float(options.work[row]),
-        time_us=float(options.time_us[row]),
-    )
 
 
 def ways_of(field: GroupingProblem, groups: Sequence[Group]) -> set[SeatRoute]:
@@ -162,8 +119,7 @@ def _bundles(
 
     One alignment stage for each item, or joined where that costs less.
     """
-    junction = int(field.root_junction[group.root])
-    kind, time = int(field.root_kind[group.root]), float(field.root_time[group.root])
+    junction, time = int(field.root_junction[group.root]), float(field.root_time[group.root])
     least = float(field.limit[list(group.items)].min()) if field.group_budget else math.inf
     starts: dict[int, list[int]] = {}
     for item in sorted(group.items, key=lambda i: float(field.limit[i])):
@@ -172,7 +128,7 @@ def _bundles(
         if first == junction:
             yield SeatRoute(group.root, junction, -1), items
             continue
-        options = field.table.options(first, junction, kind)
+        options = field.aligning(first, group.root)
         for some in [items] if joined else [[item] for item in items]:
             left = np.minimum(field.limit[some], least) - time
             for members, row in _cuts(options, left, field.rate[some], field.table.most):
@@ -213,6 +169,40 @@ def _neighbours(
     return found
 
 
+@kernel_entry
+def neighbours(
+    left: Floats,
+    total: Floats,
+    options: tuple[Floats, Floats, Floats],
+    most: float,
+    best: Floats,
+    before: Ints,
+    row: Ints,
+) -> None:
+    """Fill in how entries of a start share alignment stages at the least cost, as neighbours.
+
+    Args:
+        left: [entries] time for the stage, rising.
+        total: [entries + 1] rate of so many entries.
+        options: time, rising; price; work.
+        most: vGPUs of a stage.
+        best: [entries + 1] room.
+        before: [entries + 1] how many come before the bundle that ends with this one.
+        row: [entries + 1] the option of that bundle.
+    """
+    times, price, work = options
+    best[0], best[1:] = 0.0, np.inf
+    for a in range(len(left)):
+        in_time = np.searchsorted(times, left[a], side="right")
+        for b in range(a + 1, len(left) + 1):
+            load = (total[b] - total[a]) * (1 - ROUNDING)
+            for option in range(in_time):
+                vgpus = max(1.0, np.ceil(load * work[option]))
+                value = best[a] + price[option] * vgpus
+                if vgpus <= most and value < best[b]:
+                    best[b], before[b], row[b] = value, a, option
+
+
 def ways_to(field: GroupingProblem, root: int) -> set[SeatRoute]:
     """Ways to a shared stage, but for alignment stages that others replace.
 
@@ -228,7 +218,7 @@ def ways_to(field: GroupingProblem, root: int) -> set[SeatRoute]:
         items = np.flatnonzero(field.block == block)
         if not field.table.chains or field.rate[items].max() > field.link_rps[kind, junction]:
             continue
-        options = field.table.options(block, junction, kind)
+        options = field.aligning(block, root)
         able = options.time_us[:, None] <= field.limit[items] - field.root_time[root]
         most = able @ field.rate[items]
         loads = field.unit * np.arange(1, math.ceil(field.rate[items].sum() / field.unit) + 1)

@@ -11,26 +11,24 @@ of another one of its start and rate (free columns), so prices fall with limits.
 Plans are made of groups, seats passed on, then of ways in a few whole numbers (`seats`), which is a
 proof where no way is missing: no plan with a stage of least reduced cost r is below bound + r.
 
-Here: the cover, plans, proof. Not here: the best groups at prices (`subsets`, `bundles`).
+Here: the cover, plans, proof. Not here: the best groups at prices (`pricer`).
 """
 
 import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
 
 import numpy as np
 
 from flows.planning.engine.columns import Columns, Pool
 from flows.planning.engine.cover import Generation, raised
 from flows.planning.engine.master import Cover, Free
-from flows.planning.engine.pricing import Duals, Pricer
+from flows.planning.engine.pricing import Duals
 from flows.planning.engine.rounding import Incumbent, Tools, dive, restricted
-from flows.planning.entries.bundles import Bundles
 from flows.planning.entries.groups import Group, GroupingProblem, columns_of
 from flows.planning.entries.pooling import Pooled, pooled, pooled_ways, ways_of, ways_to
+from flows.planning.entries.pricer import Groups
 from flows.planning.entries.seats import SeatRoute, alike, seated
-from flows.planning.entries.subsets import MOST_TOGETHER, Subsets
 from flows.planning.entries.tables import ANY_NUMBER
 from flows.planning.solver.arrays import Floats, Ints
 from flows.planning.solver.solve import Limits
@@ -38,22 +36,8 @@ from flows.planning.solver.tolerances import SOLVED
 from flows.planning.watch import Watch
 
 CLOSE = 2e-3  # of the bound, where generating columns ends
-_GROUPS, _GROUP_NODES = 150, 50  # of which a plan is made, and nodes
-_WAYS, _WAY_NODES = 60, 200  # of which a plan is made, and nodes
-_MOST_WAYS = 300  # of all plans up to a cost, to prove that there is none, or to find one
-
-
-class GroupPricer(Pricer, Protocol):
-    """A pricer of groups; those of a root are a group of columns."""
-
-    @property
-    def roots(self) -> Ints:
-        """Rising numbers of roots, one for each group of columns."""
-        ...
-
-    def least(self, pi: Floats, below: float) -> Floats:
-        """[roots] no group has a lower reduced cost; from `below` on perhaps a lower one."""
-        ...
+_MOST, _GROUP_NODES = 300, 50  # groups that make a plan, ways that prove one; nodes over groups
+_WAYS, _WAY_NODES = 60, 200  # ways of a plan beside those of plans known, and nodes
 
 
 def cheapest(
@@ -75,17 +59,17 @@ def cheapest(
         prove: the bound may be raised beyond the relaxation, and plans be sought for long.
         wanted: ends with any plan up to it, or where none can be; None: with the cheapest.
     """
-    crowded = np.bincount(field.block).max() > MOST_TOGETHER
-    alike_all = len(set(field.rate.tolist())) == 1 and field.table.most == ANY_NUMBER
+    alone = [field.best([item]) for item in range(len(field.items))]
     search = _Search(
         problem=field,
-        pricer=Bundles(field) if crowded and alike_all else Subsets(field),
+        pricer=Groups(field),
         watch=watch,
         step=step,
         gap=gap,
         wanted=wanted,
-        plan=pooled(field, [field.best([item]) for item in range(len(field.items))]),
+        plan=pooled(field, alone),
     )
+    search.pool.add(columns_of(alone, search.pricer.roots))
     bound = search.run(prove=prove)
     return search.plan, bound
 
@@ -104,7 +88,7 @@ class _Search:
     """
 
     problem: GroupingProblem
-    pricer: GroupPricer
+    pricer: Groups
     watch: Watch
     step: float
     gap: float
@@ -118,8 +102,6 @@ class _Search:
         """Look for the cheapest plan; what any costs at least."""
         self.best.judge, self.best.cost = self._judged, self.plan.cost
         cover = self._cover()
-        alone = [self.problem.best([item]) for item in range(len(self.problem.items))]
-        self.pool.add(columns_of(alone, self.pricer.roots))
         generation = Generation(
             cover,
             self.pricer,
@@ -134,14 +116,12 @@ class _Search:
         lowest, pi = relaxed.bound, relaxed.duals.demand
         if not self.closed(lowest):
             self._groups(cover, lowest, pi)
-        if not self.closed(lowest):
-            self._seats(lowest, pi)
         if prove and not self.closed(lowest):
             lowest = self._prove(lowest, pi)
         if prove and not self.closed(lowest):
             self.best.offer(*dive(cover, self.pricer, self.pool, self.watch))
-        if prove and not self.closed(lowest):
-            self._seat(self.ways, self._limits(lowest, _WAY_NODES))
+        if not self.closed(lowest):
+            self._seats(lowest, pi)
         return raised(lowest, self.step)
 
     def _cover(self) -> Cover:
@@ -226,15 +206,15 @@ class _Search:
     def _groups(self, cover: Cover, bound: float, pi: Floats) -> None:
         """A plan of the groups of the least reduced costs, seats passed on."""
         columns = self._by_reduced(pi)
-        columns = columns.take(np.arange(min(len(columns), _GROUPS)))
+        columns = columns.take(np.arange(min(len(columns), _MOST)))
         tools = Tools(most=lambda some: np.ones(len(some)))
         restricted(cover, columns, self.best, self._limits(bound, _GROUP_NODES), tools)
 
     def _seats(self, bound: float, pi: Floats) -> None:
-        """A plan of the ways that groups of the least reduced costs have."""
-        ways: set[SeatRoute] = set()
+        """A plan of the ways of all plans so far and of groups of the least reduced costs."""
+        ways = set(self.ways)
         for group in self._by_reduced(pi).source:
-            if len(ways) >= _WAYS:
+            if len(ways) >= len(self.ways) + _WAYS:
                 break
             ways |= ways_of(self.problem, [group])
         self._seat(ways, self._limits(bound, _WAY_NODES))
@@ -245,13 +225,13 @@ class _Search:
         Where costs have steps, each one above the bound is tried by itself,
         which few ways can have.
         """
-        least = self.pricer.least(pi, self.best.cost - bound)
+        least = self.pricer.least(pi)
         lowest = bound
         for cost in self._costs(bound):
             ways: set[SeatRoute] = set()
             for root in self.pricer.roots[least <= cost - bound + SOLVED].tolist():
                 ways |= ways_to(self.problem, root)
-                if len(ways) > _MOST_WAYS:
+                if len(ways) > _MOST:
                     return lowest
             limits = self._limits(lowest, _WAY_NODES, most=cost)
             without = self._seat(ways, limits) if ways else math.inf

@@ -19,12 +19,14 @@ proof (`pooling`).
 """
 
 import math
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 
 from flows.planning.entries.groups import GroupingProblem
+from flows.planning.entries.tables import Options
 from flows.planning.solver.arrays import Floats, Ints
 from flows.planning.solver.program import ProgramBuilder
 from flows.planning.solver.solve import Limits, solve_integer
@@ -36,6 +38,8 @@ _NEARLY = 0.05  # above the least, where items still count for a way
 _NODES = 100
 _CLOSE, _ENOUGH = 2e-3, 1.5e-2  # gap of the program; above the bound, where a plan is good enough
 
+Key = tuple[int, int, int, int]  # first block, last block, size, batch
+
 
 class SeatRoute(NamedTuple):
     """A root (`GroupingProblem`), the start block of entries, and the row of their alignment stage.
@@ -46,6 +50,55 @@ class SeatRoute(NamedTuple):
     root: int
     start: int
     row: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """A stage that an item passes.
+
+    Attributes:
+        key: what it is.
+        part: number of those that must share a pool at least: a shared stage, a joined alignment
+            stage.
+        price, work: of a vGPU; vGPUs per sample/s. Stages of other waits, which need others, are
+            other pools.
+        time_us: of a budget that the stage takes.
+    """
+
+    key: Key
+    part: int
+    price: float
+    work: float
+    time_us: float
+
+    @property
+    def batch(self) -> int:
+        """Requests of a full batch."""
+        return self.key[3]
+
+
+def steps_of(
+    field: GroupingProblem, way: SeatRoute, root: int = 0, part: int = 0
+) -> tuple[Step, ...]:
+    """The stages of a way, with the parts of its shared stage and its alignment stage."""
+    junction = int(field.root_junction[way.root])
+    row = way.root - int(field.root_start[junction])
+    last = _step(field.root_options[junction], (junction, field.table.blocks), row, root)
+    if way.row < 0:
+        return (last,)
+    options = field.aligning(way.start, way.root)
+    return _step(options, (way.start, junction), way.row, part), last
+
+
+def _step(options: Options, blocks: tuple[int, int], row: int, part: int) -> Step:
+    """The stage of these blocks by an option."""
+    return Step(
+        key=(*blocks, int(options.size[row]), int(options.batch[row])),
+        part=part,
+        price=float(options.price[row]),
+        work=float(options.work[row]),
+        time_us=float(options.time_us[row]),
+    )
 
 
 def seated(
@@ -63,32 +116,17 @@ def seated(
         limits: of the solver; scores are costs below 0.
     """
     order = sorted(ways)
-    root = np.array([w.root for w in order], dtype=np.int64)
-    price, work, time = np.array([_beside(field, w) for w in order]).T
-    time += field.root_time[root]
-    classes, unit = alike(field), float(field.rate.max())
+    steps = [steps_of(field, way) for way in order]
+    time = np.array([math.fsum(step.time_us for step in own) for own in steps])
+    classes = alike(field)
     starts = field.block[[items[0] for items in classes]]
     way, of = np.nonzero(np.array([w.start for w in order])[:, None] == starts)
-    rate = field.rate[[items[0] for items in classes]][of] / unit
     build = ProgramBuilder()
-    roots, at = np.unique(root, return_inverse=True)
-    shared = _vgpus(build, field, field.root_price[roots], field.root_work[roots])
     seats = build.variables("seats", len(way), upper=float(len(field.items)), whole=True)
-    stage = build.rows("stage", len(roots), upper=0.0)
-    build.entries(stage[at[way]], seats, rate)
-    build.entries(stage, shared, -(1 + ROUNDING) / (unit * field.root_work[roots]))
-    aligned = np.flatnonzero(work > 0)
-    keys = [_place(field, order[n]) for n in aligned.tolist()]
-    numbers = {key: number for number, key in enumerate(dict.fromkeys(keys))}
-    through = np.full(len(order), -1)
-    through[aligned] = [numbers[key] for key in keys]
-    _, first = np.unique(through[aligned], return_index=True)
-    one = aligned[first]
-    own = _vgpus(build, field, price[one], work[one])
-    pools = build.rows("aligned", len(one), upper=0.0)
-    some = through[way] >= 0
-    build.entries(pools[through[way[some]]], seats[some], rate[some])
-    build.entries(pools, own, -(1 + ROUNDING) / (unit * work[one]))
+    rates = field.rate[[items[0] for items in classes]][of]
+    _stages(build, field, [steps[n][-1] for n in way.tolist()], seats, rates)
+    able = np.array([len(steps[n]) > 1 for n in way.tolist()], dtype=np.bool_)
+    _stages(build, field, [steps[n][0] for n in way[able].tolist()], seats[able], rates[able])
     for number, items in enumerate(classes):
         mine = np.flatnonzero(of == number)
         if not _cover(build, field.limit[items], time[way[mine]], seats[mine]):
@@ -111,28 +149,25 @@ def alike(field: GroupingProblem) -> list[Ints]:
     return np.split(order, np.flatnonzero((key[1:] != key[:-1]).any(axis=1)) + 1)
 
 
-def _vgpus(build: ProgramBuilder, field: GroupingProblem, price: Floats, work: Floats) -> Ints:
-    """VGPUs of stages: no more than all items need, and one for each."""
+def _stages(
+    build: ProgramBuilder,
+    field: GroupingProblem,
+    steps: Sequence[Step],
+    seats: Ints,
+    rates: Floats,
+) -> None:
+    """VGPUs of stages, no more than all items need, and one for each; equal stages are one."""
+    stages = {(step.key, step.work): step for step in steps}
+    number = {known: n for n, known in enumerate(stages)}
+    price = np.array([step.price for step in stages.values()])
+    work = np.array([step.work for step in stages.values()])
     most = np.maximum(len(field.items), np.ceil(field.rate.sum() * work))
     most = np.minimum(most, field.table.most)
-    return build.variables("vgpus", len(price), cost=-price, upper=most, whole=True)
-
-
-def _beside(field: GroupingProblem, way: SeatRoute) -> tuple[float, float, float]:
-    """Price and work of an alignment stage, and its time; 0 where there is none."""
-    if way.row < 0:
-        return 0.0, 0.0, 0.0
-    junction, kind = int(field.root_junction[way.root]), int(field.root_kind[way.root])
-    options = field.table.options(way.start, junction, kind)
-    row = way.row
-    return float(options.price[row]), float(options.work[row]), float(options.time_us[row])
-
-
-def _place(field: GroupingProblem, way: SeatRoute) -> tuple[float, ...]:
-    """Equal for ways with equal alignment stages."""
-    junction, kind = int(field.root_junction[way.root]), int(field.root_kind[way.root])
-    options, row = field.table.options(way.start, junction, kind), way.row
-    return (way.start, junction, options.size[row], options.batch[row], options.work[row])
+    vgpus = build.variables("vgpus", len(price), cost=-price, upper=most, whole=True)
+    rows, unit = build.rows("stage", len(price), upper=0.0), float(field.rate.max())
+    at = [number[step.key, step.work] for step in steps]
+    build.entries(rows[at], seats, rates / unit)
+    build.entries(rows, vgpus, -(1 + ROUNDING) / (unit * work))
 
 
 def _cover(build: ProgramBuilder, limit: Floats, time: Floats, seats: Ints) -> bool:
@@ -202,7 +237,7 @@ def _ways(field: GroupingProblem, root: int, items: Ints, weight: float) -> set[
     block, junction = int(field.block[items[0]]), int(field.root_junction[root])
     if block == junction:
         return {SeatRoute(root, block, -1)}
-    options = field.table.options(block, junction, int(field.root_kind[root]))
+    options = field.aligning(block, root)
     together = float(field.rate[items].sum())
     part = options.price * np.maximum(options.work, 1 / together)
     left = field.limit[items] - field.root_time[root]

@@ -19,7 +19,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from flows.planning.entries.groups import EntryClass, Group, GroupingProblem
+from flows.planning.entries.groups import EntryClass, Group, GroupingProblem, item_of
 from flows.planning.entries.tables import ModelTable, Options
 from flows.planning.solver.arrays import FAR, Floats
 from triton_backend.contract.units import us_to_ms
@@ -36,24 +36,15 @@ def merged(table: ModelTable, threshold: float) -> list[EntryClass]:
         members.sort(key=lambda n: (-table.entries[n].rate_rps, table.entries[n].name))
         options = table.options(block, table.blocks)
         while members:
-            item = _item(table, block, [members.pop(0)])
+            item = item_of(table, [members.pop(0)])
             while members and _margin(options, item, table.most) > threshold:
-                wider = _item(table, block, [*item.members, members[0]])
+                wider = item_of(table, [*item.members, members[0]])
                 if _margin(options, wider, table.most) == -math.inf:
                     break
                 item = wider
                 del members[0]
             found.append(item)
     return sorted(found, key=lambda item: item.members)
-
-
-def _item(table: ModelTable, block: int, members: Sequence[int]) -> EntryClass:
-    return EntryClass(
-        block=block,
-        limit_us=float(min(table.limits_us[n] for n in members)),
-        rate_rps=math.fsum(table.rates_rps[n] for n in members),
-        members=tuple(members),
-    )
 
 
 def _margin(options: Options, item: EntryClass, most: int) -> float:
@@ -155,8 +146,3 @@ def realigned(field: GroupingProblem, members: Sequence[int]) -> list[Group]:
         return known[left]
 
     return plan(tuple(members))[1]
-
-
-def alone(field: GroupingProblem) -> list[Group]:
-    """Every item on a stage of its own, without a junction (GSLICE)."""
-    return [field.at([item], int(field.block[item])) for item in range(len(field.items))]

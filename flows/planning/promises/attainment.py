@@ -33,29 +33,27 @@ def under_poisson(plan: Plan) -> float | None:
 
     None where the plan is too large to be simulated.
     """
-    seconds = seconds_of(plan)
-    if not seconds:
-        return None
-    how = SimOptions(
-        arrivals=POISSON, load_factor=LOAD, duration_s=seconds, seed=SEED, keep_uses=False
-    )
-    return simulate(plan, how).least_attainment
+    return _attained(plan, SimOptions(arrivals=POISSON, load_factor=LOAD))
 
 
 def with_attainment(plan: Plan) -> Plan:
     """The plan with what it attains; its id stays, because nothing else was decided."""
-    seconds, even = seconds_of(plan), None
-    if seconds:
-        how = SimOptions(arrivals=Deterministic(), duration_s=seconds, seed=SEED, keep_uses=False)
-        even = simulate(plan, how).least_attainment
     attained = Attained(
-        even=even,
+        even=_attained(plan, SimOptions(arrivals=Deterministic())),
         poisson=under_poisson(plan),
         poisson_load=LOAD,
-        duration_s=seconds,
+        duration_s=seconds_of(plan),
         seed=SEED,
     )
     return replace(plan, attained=attained)
+
+
+def _attained(plan: Plan, how: SimOptions) -> float | None:
+    seconds = seconds_of(plan)
+    if not seconds:
+        return None
+    how = replace(how, duration_s=seconds, seed=SEED, keep_uses=False)
+    return simulate(plan, how).least_attainment
 
 
 def shortfall(plan: Plan) -> str | None:

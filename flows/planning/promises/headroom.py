@@ -13,7 +13,7 @@ phases of clients are those of the rates as listed.
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 
 from flows.options import Option
 from flows.planning.certificate import plan_identity
@@ -112,9 +112,7 @@ def plan_with_headroom(made: Made, workload: Workload, options: PlanOptions, wat
         none = without_headroom(options)
         return _as_asked(made(at_part(workload, factor), none), workload, factor)
 
-    if asked != POISSON:
-        return _stated(carrying(factor_of(asked)), options, factor_of(asked))
-    return _least(carrying, options, watch)
+    return _with_factor(asked, carrying, options, watch)
 
 
 def promising_less(plan: Plan, options: PlanOptions) -> Plan:
@@ -126,13 +124,7 @@ def promising_less(plan: Plan, options: PlanOptions) -> Plan:
     asked = headroom_of(options, plan.workload)
     if asked == NO_HEADROOM:
         return plan
-
-    def carrying(factor: float) -> Plan:
-        return _divided(plan, factor)
-
-    if asked != POISSON:
-        return _stated(carrying(factor_of(asked)), options, factor_of(asked))
-    return _least(carrying, options, Watch())
+    return _with_factor(asked, partial(_divided, plan), options, Watch())
 
 
 def at_part(workload: Workload, part: float) -> Workload:
@@ -172,8 +164,12 @@ def advice(plan: Plan) -> str | None:
 # The search
 
 
-def _least(carrying: Callable[[float], Plan], options: PlanOptions, watch: Watch) -> Plan:
-    """The plan of the least factor that attains, else the one that attains most."""
+def _with_factor(
+    asked: str, carrying: Callable[[float], Plan], options: PlanOptions, watch: Watch
+) -> Plan:
+    """The plan of the factor asked for; of the least one that attains, else that attains most."""
+    if asked != POISSON:
+        return _stated(carrying(factor_of(asked)), options, factor_of(asked))
     known = cache(carrying)
     first = under_poisson(known(1.0))
     if first is None:

@@ -11,12 +11,13 @@ import numpy as np
 
 from flows.planning.entries.groups import Group, GroupingProblem, items_of
 from flows.planning.entries.plan import Solved, by_rule, fragments, require_reachable
-from flows.planning.entries.similar import alone
-from flows.planning.entries.subsets import MOST_SUBSETS, cheapest_cut, members_of
+from flows.planning.entries.subsets import cheapest_cut, members_of
 from flows.planning.entries.tables import ModelTable
 from flows.planning.registry import Inputs, PlanOptions
 from flows.planning.solver.arrays import FAR
 from triton_backend.contract.errors import InputError
+
+_MOST_FRAGMENTS = 12  # of which every grouping is looked at
 
 
 def gslice(table: ModelTable, inputs: Inputs, options: PlanOptions, *, merge: bool) -> Solved:
@@ -33,7 +34,8 @@ def gslice(table: ModelTable, inputs: Inputs, options: PlanOptions, *, merge: bo
             table, items_of(table), group_budget=options.own["budget_rule"] == "group"
         )
         require_reachable(field, chains=False)
-    return by_rule(table, field, alone(field))
+    alone = [field.at([item], int(field.block[item])) for item in range(len(field.items))]
+    return by_rule(table, field, alone)
 
 
 def every_grouping(table: ModelTable, inputs: Inputs, options: PlanOptions) -> Solved:
@@ -45,10 +47,10 @@ def every_grouping(table: ModelTable, inputs: Inputs, options: PlanOptions) -> S
     """
     del inputs
     field = fragments(table, options, options.own["merge_threshold"])
-    if 1 << len(field.items) > MOST_SUBSETS:
-        most = int(math.log2(MOST_SUBSETS))
+    if len(field.items) > _MOST_FRAGMENTS:
         reason = (
-            f"{len(field.items)} fragments after merging; every grouping is looked at up to {most}"
+            f"{len(field.items)} fragments after merging;"
+            f" every grouping is looked at up to {_MOST_FRAGMENTS}"
         )
         raise InputError(f"workload model {table.name!r}", reason)
     return by_rule(table, field, cheapest_groups(field))

@@ -46,7 +46,7 @@ from flows.planning.certificate import objective_of
 from flows.planning.inputs import ALIKE, EVERY, Problem, gpu_prices, require_rates
 from flows.planning.pool import unequal
 from flows.planning.pool.applications import parts
-from flows.planning.pool.applications.pools import STEP_SHARE, Pools
+from flows.planning.pool.applications.pools import SHARE, STEP_SHARE, Pools
 from flows.planning.pool.bound import goal_of
 from flows.planning.pool.plan import on_parts, pipelines_of
 from flows.planning.pool.search import Found
@@ -60,7 +60,6 @@ from triton_backend.contract.errors import InfeasibleError, InputError
 from triton_backend.contract.workload import ModelDemand, Workload
 
 _PRICINGS = 20  # of scarce GPUs
-_SCARCE_SHARE = 0.6  # of the time that is left: what planning lines at these may take
 _FEWEST_SIZES = 4  # stages for which as few sizes are offered as ever, where cuts are many
 _SKETCH, _MANY = 24, 64  # boxes looked at before one program is asked; after it
 _MOST = 200  # for throughput: before it
@@ -326,7 +325,7 @@ class _Search:
         """
         pools = self.pools
         extra = self._scarcity() if self.extra is None else self.extra
-        scarce = pools.watch.part(_SCARCE_SHARE)  # no proof by itself: other steps need their time
+        scarce = pools.watch.part(SHARE)  # no proof by itself: other steps need their time
         for _ in range(_PRICINGS):
             watch = scarce if extra.any() else pools.watch
             apart = pools.apart(extra, watch)

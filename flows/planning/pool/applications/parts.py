@@ -90,7 +90,8 @@ def that_fill(pools: Pools, best: unequal.Answer, times: Sequence[int]) -> unequ
     """
     columns, vgpus = best.counted
     batch, rate_rps = columns.batch.copy(), columns.rate_rps.copy()
-    asked_rps, slos_us = pools.goal.rates(1.0), pools.lines.slos_us(times)
+    asked_rps = pools.goal.rates(1.0)
+    slos_us = pools.lines.slos_us(pools.lines.filled(times))
     for row in np.flatnonzero(vgpus.any(axis=1)).tolist():
         line = int(columns.model[row])
         run_us = _run_us(pools, columns, row)

@@ -36,7 +36,7 @@ from flows.planning.watch import Watch
 from triton_backend.contract.errors import InfeasibleError
 
 _RELAXED = 100  # boxes that relaxations alone bound, before whole GPUs do too
-_SHARE = 0.5  # of the time that is left: what one search for whole GPUs may take
+SHARE = 0.5  # of the time that is left: what a search for whole GPUs, or prices, may take
 STEP_SHARE = 0.3  # of the time that is left: what a step before others may take
 MOST_TOGETHER = 1_500  # configurations of one program for time and GPUs
 _NEARBY = (  # times known, of which budgets for items are made, round by round
@@ -58,9 +58,9 @@ class Pools:
         problem: lines as models; limits are the greatest budgets, less gathering.
         gathering_us: [lines][batches] time that a batch takes to gather, and to come from the
             modules before it.
-        found: what a search said of budgets.
+        found: what a search said of budgets: a plan, or a bound if nothing better than a plan known
+            before is within them, or None if no plan is.
         relaxed: boxes whose relaxation did not fit the paths.
-        beaten: budgets that hold nothing better than a plan known before, and a bound on them.
         offered: plans that came otherwise.
         priced: what lines cost alone, at prices that were tried.
         items: by line, allocations of items.
@@ -79,7 +79,6 @@ class Pools:
         default_factory=dict[tuple[int, ...], Found | None]
     )
     relaxed: int = 0
-    beaten: dict[tuple[int, ...], float] = field(default_factory=dict[tuple[int, ...], float])
     offered: list[Found] = field(default_factory=list[Found])
     priced: list[tuple[Floats, list[Staircase[HeldStair]]]] = field(
         default_factory=list[tuple[Floats, list[Staircase[HeldStair]]]]
@@ -125,8 +124,8 @@ class Pools:
             return -relaxed.score, used
         found = self._search(tuple(most))
         if found is None:
-            return -min(relaxed.score, self.beaten.get(tuple(most), -inf)), used
-        return -min(relaxed.score, found.bound), self.used(found)
+            return inf, used
+        return -min(relaxed.score, found.bound), self.used(found) if found.vgpus.any() else used
 
     def _stays_open(self, score: float) -> bool:
         """True for a late box that its relaxation leaves open: whole GPUs may close it."""
@@ -140,7 +139,7 @@ class Pools:
         """See `division.Oracle`."""
         known = self.known(times)
         found = self._search(tuple(times)) if known is None and not self._ends() else known
-        return inf if found is None else -found.score
+        return inf if found is None or not found.vgpus.any() else -found.score
 
     def cheapest(self) -> Found | None:
         """The best plan known that fits the paths."""
@@ -148,9 +147,14 @@ class Pools:
 
     def _best(self, fits: Callable[[Sequence[int]], bool]) -> Found | None:
         """The best plan known whose times by line fit."""
-        known = [found for found in (*self.found.values(), *self.offered) if found is not None]
-        fitting = [found for found in known if fits(self.used(found))]
+        fitting = [found for found in self._plans if fits(self.used(found))]
         return max(fitting, key=lambda found: found.score, default=None)
+
+    @property
+    def _plans(self) -> list[Found]:
+        """All that are known."""
+        known = (*self.found.values(), *self.offered)
+        return [found for found in known if found is not None and found.vgpus.any()]
 
     def scarcity(self, times: Sequence[int]) -> Floats:
         """[C] what the relaxation within budgets pays for GPUs beside what they cost.
@@ -275,7 +279,7 @@ class Pools:
             met.append(list(once.values()))
         if not all(met):
             return None
-        seconds = self.watch.part(_SHARE).left_s()
+        seconds = self.watch.part(SHARE).left_s()
         limits = Limits(relative_gap=self.options.gap, nodes=SEARCH_NODES, seconds=seconds)
         return choose(self.lines, self.problem.gpus, self.goal.price, met, limits)
 
@@ -307,7 +311,7 @@ class Pools:
         if len(rows) > MOST_TOGETHER:
             outside = relaxed.score - float(loss[rows[MOST_TOGETHER]])
         rows = np.sort(rows[:MOST_TOGETHER])
-        limits = (cutoff, ceiling, self.options.gap, self.watch.part(_SHARE).left_s())
+        limits = (cutoff, ceiling, self.options.gap, self.watch.part(SHARE).left_s())
         columns, times = columns.take(rows), times[rows]
         if len(np.unique(columns.model)) < len(self.lines):
             return None, min(ceiling, max(cutoff, outside))
@@ -353,7 +357,7 @@ class Pools:
 
     def _ends(self) -> bool:
         """True if the time is over and a plan is known: whole GPUs would take more of it."""
-        return self.watch.over() and (bool(self.offered) or any(self.found.values()))
+        return self.watch.over() and bool(self._plans)
 
     def known(self, times: Sequence[int]) -> Found | None:
         """A plan within these budgets that was the answer for larger ones, or for these."""
@@ -371,19 +375,15 @@ class Pools:
                     self.problem.models, most, self.gathering_us, strict=True
                 )
             )
-            part = self.watch.part(_SHARE)
+            part = self.watch.part(SHARE)
             problem = replace(self.problem, models=models)
             best = self.cheapest()
             above = -inf if best is None else best.score
             self.found[most] = None
             with suppress(InfeasibleError):
-                found = search(
+                self.found[most] = search(
                     problem, self.goal, self.options, part, proof=self.proof, above=above
                 )
-                if found.vgpus.any():
-                    self.found[most] = found
-                else:
-                    self.beaten[most] = found.bound
         return self.found[most]
 
     def used(self, found: Found) -> list[int]:

@@ -9,9 +9,16 @@ from typing import Any
 import numpy as np
 
 from flows.planning import PlanOptions, make_plan
-from flows.planning.entries.groups import GroupingProblem, items_of
+from flows.planning.entries.groups import Group, GroupingProblem, items_of
+from flows.planning.entries.subsets import (
+    aligned_subsets,
+    cheapest_cut,
+    members_in,
+    members_of,
+)
 from flows.planning.entries.tables import read_tables
 from flows.planning.registry import Inputs, planner_named
+from flows.planning.solver.arrays import FAR
 from flows.planning.verify.numbers import verify_plan
 from triton_backend.contract.cluster import Cluster, GpuClass, NodeGroup
 from triton_backend.contract.entries import Entry
@@ -227,6 +234,28 @@ def brute_force(
 
     numbers = list(range(len(problem.entries)))
     return min(sum(map(cost, parts)) for parts in partitions(numbers))
+
+
+def by_subsets(field: GroupingProblem) -> list[Group]:
+    """The cheapest partition of few items by all subsets, alignment stages shared in a start.
+
+    cost[G, s] of every subset G on every shared stage s: its own vGPUs, and for every start the
+    cheapest way to share alignment stages, over all ways.
+    """
+    subsets, rate = np.arange(1 << len(field.items)), members_in(len(field.items)) @ field.rate
+    vgpus = np.ceil(rate[:, None] * field.root_work * (1 - 1e-9))
+    cost = field.root_price * np.maximum(1.0, vgpus)
+    cost[vgpus > field.table.most] = FAR
+    for block in np.unique(field.block):
+        own = np.flatnonzero(field.block == block)
+        mask = sum((subsets >> int(item) & 1) << at for at, item in enumerate(own))
+        cost += aligned_subsets(field, own)[:, mask].T
+    root = cost.argmin(axis=1)
+    lowest = cost[subsets, root]
+    return [
+        Group(items=members_of(subset), root=int(root[subset]), cost=float(lowest[subset]))
+        for subset in cheapest_cut(np.minimum(lowest, FAR))
+    ]
 
 
 EVEN = PlanOptions(objective="share", slo_margin=0.5, own={"phases": "even", "headroom": "none"})

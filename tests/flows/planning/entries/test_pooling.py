@@ -6,9 +6,15 @@ import pytest
 from flows.planning.entries.groups import Group, GroupingProblem
 from flows.planning.entries.pooling import pooled, pooled_ways, ways_of
 from flows.planning.entries.seats import seated
-from flows.planning.entries.subsets import by_subsets
 from flows.planning.solver.solve import Limits
-from tests.flows.planning.entries.entry_cases import case, entry, field_of, made, profile
+from tests.flows.planning.entries.entry_cases import (
+    by_subsets,
+    case,
+    entry,
+    field_of,
+    made,
+    profile,
+)
 
 
 def drawn(count: int, seed: int = 0) -> GroupingProblem:
@@ -52,9 +58,9 @@ def test_rates_and_times_of_pools_are_kept() -> None:
     field = drawn(10)
     found = pooled(field, by_subsets(field), joined=True)
     load = np.zeros(len(found.pools))
-    for chain, passes in zip(found.chains, found.passes, strict=True):
-        assert [s.key for s in chain.steps] == [found.pools[p][0] for p in passes]
+    for chain in found.chains:
+        assert [s.key for s in chain.steps] == [found.pools[p][0] for p in chain.pools]
         assert chain.steps[0].key[0] == chain.item.block
-        for step, number in zip(chain.steps, passes, strict=True):
+        for step, number in zip(chain.steps, chain.pools, strict=True):
             load[number] += chain.item.rate_rps * step.work
     assert all(load <= np.array([vgpus for _, vgpus in found.pools]) * (1 + 1e-9))

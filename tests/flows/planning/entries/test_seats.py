@@ -66,6 +66,7 @@ def test_without_a_way_for_an_entry_there_is_no_plan(rates: tuple[float, ...]) -
     first = int(field.block.min())
     missing = [way for way in every_way(field) if way.start != first]
     assert seated(field, missing, LIMITS)[0] == []
+    assert seated(field, [], LIMITS)[0] == []
 
 
 @pytest.mark.parametrize("rates", [(30,), (5, 30)])

@@ -50,7 +50,7 @@ def served(cost: float) -> Served:
     """Two modules of equal cost."""
     machine = Machine(batch=1, duration_us=1.0, rate_rps=1.0, price=cost / 2)
     one = MachineSet(groups=(Group(machine=machine, machines=1.0, latency_us=0.0),))
-    return Served(sets=(one, one), times=(0, 0))
+    return Served(sets=(one, one))
 
 
 def test_distributions_are_ratios_to_piccolo_and_name_workloads_without_a_plan(

@@ -1,0 +1,349 @@
+"""The best groups of entries at prices: a source of columns for the engine.
+
+What is aligned costs a sum over starts of what the items of each take beside a shared stage, and
+that costs by the rate of all. So for every start the items that gain most at each rate are found,
+and starts are added up:
+
+    best[starts so far, rate]    the largest sum of prices less alignment stages
+
+The items of a start are found among
+
+    subsets    of few items, alignment stages shared as costs least (`subsets`)
+    runs       of many of one rate: neighbours by limit that share an alignment stage
+    parts      of many of several rates: each pays its part of an alignment stage, which only bounds
+
+Prices do not rise with limits, for an item may have the seat of one like it with a shorter limit
+(`search`). So no other items in time for a stage are worth more than those next to the tightest:
+bundles are runs of the items by falling limit. With items so sorted,
+
+    gain[i, k]   of k of the first i items: the larger of gain[i - 1, k] and, over runs of o items
+                 that end with item i, gain[i - o, k - o] + their prices - their alignment stage
+
+Here: the pricer and its kernels. Not here: plans (`search`).
+"""
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from flows.planning.engine.pricing import Duals, Priced
+from flows.planning.entries.groups import Group, GroupingProblem, columns_of
+from flows.planning.entries.subsets import MOST_TOGETHER, aligned_subsets, members_in, members_of
+from flows.planning.entries.tables import ANY_NUMBER, vgpus_for
+from flows.planning.solver.arrays import FAR, Floats, Ints
+from flows.planning.solver.tolerances import ROUNDING, SOLVED
+from triton_backend.scheduler.compiled import entry as kernel_entry
+from triton_backend.scheduler.compiled import kernel
+
+_FRESH = 160  # columns of a round
+
+
+class _Cell(NamedTuple):
+    """Items of a start, and the bundles of them that may have a stage together.
+
+    Attributes:
+        items: those of runs by falling limit.
+        bundles: [n, items] subsets, 1 where it has an item; [n, 2] where runs begin and end.
+        loads: [n] rates of bundles in units.
+        each: rate of an item of runs in units; 0: bundles are subsets.
+        aligned: [R, n] cost of a bundle beside every root.
+    """
+
+    items: Ints
+    bundles: Ints
+    loads: Ints
+    each: int
+    aligned: Floats
+
+    def gain(self, pi: Floats) -> Floats:
+        """[n] what bundles are worth at prices of items."""
+        if not self.each:
+            return self.bundles @ pi[self.items]
+        rising = np.maximum.accumulate(pi[self.items])  # a little less where prices are rounded
+        total = np.concatenate([[0.0], np.cumsum(rising)])
+        return total[self.bundles[:, 1]] - total[self.bundles[:, 0]]
+
+
+def _cells(field: GroupingProblem, units: Ints) -> Iterator[_Cell]:
+    parts = np.minimum(field.parts_beside(), FAR)
+    for block in np.unique(field.block):
+        own = np.flatnonzero(field.block == block)
+        if field.table.chains and len(own) <= MOST_TOGETHER:
+            taken = members_in(len(own)).astype(np.int64)
+            yield _Cell(own, taken, taken @ units[own], 0, aligned_subsets(field, own))
+        elif len(set(field.rate[own].tolist())) == 1:
+            own = own[np.argsort(-field.limit[own], kind="stable")]
+            last, more = np.tril_indices(len(own))
+            each, several = int(units[own[0]]), more + 1.0
+            aligned = field.aligned(
+                field.block[own[last]],
+                field.limit[own[last]],
+                several * field.rate[own[last]],
+                largest=field.rate[own[last]],
+            )
+            runs = np.column_stack([last - more, last + 1])
+            yield _Cell(own, runs, (more + 1) * each, each, np.minimum(aligned, FAR))
+        else:
+            for item in own:
+                single = np.array([[0], [1]])
+                beside = np.column_stack([np.zeros(len(parts)), parts[:, item]])
+                yield _Cell(np.array([item]), single, single[:, 0] * units[item], 0, beside)
+
+
+class Groups:
+    """A pricer of groups of items; those of a root are a group of columns.
+
+    Attributes:
+        roots: rising numbers of roots, one for each group of columns.
+    """
+
+    quick = True
+
+    def __init__(self, field: GroupingProblem) -> None:
+        self.field, self.roots = field, field.needed_roots
+        units = np.floor(field.rate / field.unit * (1 + ROUNDING) + ROUNDING).astype(np.int64)
+        self.cells = list(_cells(field, units))
+        self.loads = np.concatenate([cell.loads for cell in self.cells])
+        self.each = np.array([cell.each for cell in self.cells])
+        self.first = np.cumsum([0, *(len(cell.loads) for cell in self.cells)])
+        self.aligned = np.concatenate([cell.aligned for cell in self.cells], axis=1)[self.roots]
+        self.beside = field.parts_beside()[self.roots]
+        self.cheapest, self.work = field.root_price[self.roots], field.root_work[self.roots]
+        self.fewest = np.zeros(len(self.roots))
+        one = 1.0 if field.table.most == ANY_NUMBER else np.inf
+        self.most = np.full(len(self.roots), one)
+        count, rates = len(self.cells), int(units.sum()) + 1
+        longest = max(len(cell.items) for cell in self.cells) + 1
+        self.gains = np.zeros((longest, longest))
+        choice = np.zeros((count + 1, rates), dtype=np.int64)
+        self.room = np.zeros(choice.shape), choice[1:], np.zeros(rates), choice[0], self.gains
+
+    def price(self, duals: Duals, cap: Floats, *, thorough: bool) -> Priced:
+        """The best groups of the roots where one pays off most."""
+        del cap, thorough
+        most = self._most_that_pays(duals.demand)
+        some = np.flatnonzero(most)
+        gain, own, taken = self._best(duals.demand, some, most[some])
+        least = np.zeros(len(self.roots))
+        least[some] = np.minimum(own, 0.0)
+        order = np.argsort(least, kind="stable")[:_FRESH]
+        order = order[least[order] < -SOLVED * self.cheapest[order]]
+        at = np.searchsorted(some, order)
+        found = [self._group(*one, gain) for one in zip(order.tolist(), taken[at], strict=True)]
+        return Priced(columns=columns_of(found, self.roots), least=least)
+
+    def least(self, pi: Floats) -> Floats:
+        """[roots] no group has a lower reduced cost."""
+        every = np.arange(len(self.roots))
+        return self._best(pi, every, np.full(len(every), self.room[0].shape[1] - 1))[1]
+
+    def _most_that_pays(self, pi: Floats) -> Ints:
+        """[roots] the largest rate of a group that may pay off, in units; 0: none does.
+
+        Every item pays its part of an alignment stage; those that gain most for their rate come
+        first.
+        """
+        rate, gain = self.field.rate, np.maximum(pi - self.beside, 0.0)
+        order = np.argsort(-gain / rate, axis=1, kind="stable")
+        load, worth = (
+            np.cumsum(a, axis=1) for a in (rate[order], np.take_along_axis(gain, order, 1))
+        )
+        vgpus = vgpus_for(load - rate[order], self.work[:, None])
+        open_ = self.cheapest[:, None] * vgpus < worth
+        most = np.where(open_, load, 0.0).max(axis=1) / self.field.unit
+        return np.ceil(most * (1 - ROUNDING)).astype(np.int64)
+
+    def _best(self, pi: Floats, some: Ints, most: Ints) -> tuple[Floats, Floats, Ints]:
+        """Gains of bundles; [some] the least reduced cost of a group; [some, cells] what it takes.
+
+        These are a subset by number, or so many of the items of runs.
+        """
+        gain = np.concatenate([cell.gain(pi) for cell in self.cells])
+        least = np.zeros(len(some))
+        taken = np.zeros((len(some), len(self.cells)), dtype=np.int64)
+        cells = gain, self.loads, self.first, self.aligned, self.each
+        measures = self.field.unit, float(self.field.table.most)
+        roots = some, np.minimum(most, self.room[0].shape[1] - 1), self.cheapest, self.work
+        best_groups(cells, roots, measures, self.room, least, taken)
+        return gain, least, taken
+
+    def _group(self, at: int, taken: Ints, gain: Floats) -> Group:
+        """A group on a root: a subset of every cell, or so many of its items."""
+        items: list[int] = []
+        beside = 0.0
+        for number, (cell, some) in enumerate(zip(self.cells, taken.tolist(), strict=True)):
+            span = slice(int(self.first[number]), int(self.first[number + 1]))
+            if not cell.each:
+                items += [int(cell.items[n]) for n in members_of(some)]
+                beside += float(self.aligned[at, span][some])
+            elif some:
+                chosen = np.zeros(len(cell.items), dtype=np.bool_)
+                beside += members_of_runs(
+                    gain[span], self.aligned[at, span], some, self.gains, chosen
+                )
+                items += cell.items[chosen].tolist()
+        load = float(self.field.rate[items].sum())
+        vgpus = float(vgpus_for(load, self.work[at : at + 1])[0])
+        cost = float(self.cheapest[at] * vgpus + beside)
+        return Group(items=tuple(sorted(items)), root=int(self.roots[at]), cost=cost)
+
+
+@kernel
+def _gains_of_runs(gain: Floats, beside: Floats, count: int, most: int, gains: Floats) -> None:
+    """Fill in gains[i, k], the largest one of k of the first i items of `count`, k up to `most`.
+
+    Lower where fewer items gain as much.
+    """
+    gains[0, 0] = 0.0
+    for i in range(1, count + 1):
+        run = i * (i - 1) // 2  # the first that ends with item i
+        top = min(i, most)
+        for k in range(top + 1):
+            gains[i, k] = gains[i - 1, k] if k < i else -np.inf
+        if beside[run] >= FAR:
+            continue
+        longest = i if beside[run] > 0 else 1  # where nothing is paid, runs are as good apart
+        highest = 0.0
+        for more in range(min(longest, most)):
+            worth = gain[run + more] - beside[run + more]
+            if worth > highest:  # else a part of it is worth as much
+                highest = worth
+                _joined(gains[i, more + 1 : top + 1], gains[i - more - 1], worth)
+
+
+@kernel
+def _joined(gains: Floats, before: Floats, worth: float) -> None:
+    """Fill in gains with a run more, where they are larger."""
+    for k in range(len(gains)):
+        gains[k] = max(gains[k], before[k] + worth)
+
+
+@kernel_entry
+def members_of_runs(
+    gain: Floats, beside: Floats, most: int, gains: Floats, chosen: NDArray[np.bool_]
+) -> float:
+    """Mark the items of the best runs of so many items; returns what they cost beside the root."""
+    _gains_of_runs(gain, beside, len(chosen), most, gains)
+    k, end, cost = most, len(chosen), 0.0
+    for i in range(len(chosen), 0, -1):
+        if i > end or (k < i and gains[i, k] == gains[i - 1, k]):
+            continue
+        for more in range(k):
+            run = i * (i - 1) // 2 + more
+            worth = gain[run] - beside[run]
+            if gains[i - more - 1, k - more - 1] + worth == gains[i, k]:
+                chosen[i - more - 1 : i] = True
+                cost += beside[run]
+                k, end = k - more - 1, i - more - 1
+                break
+    return cost
+
+
+@kernel
+def _choices(
+    gain: Floats,
+    loads: Ints,
+    beside: Floats,
+    each: int,
+    most: int,
+    room: tuple[Floats, Ints, Floats],
+) -> int:
+    """Fill in what each rate of a cell gains and the choice that does, where lower ones gain less.
+
+    Returns the rate of all, or `most`.
+    """
+    worth, code, gains = room
+    span = min(loads[len(loads) - 1], most)
+    for more in range(span + 1):
+        worth[more] = -np.inf
+    if each > 0:
+        count = loads[len(loads) - 1] // each
+        top = span // each
+        _gains_of_runs(gain, beside, count, top, gains)
+        for k in range(1, top + 1):
+            worth[k * each], code[k * each] = gains[count, k], k
+    else:
+        for s in range(1, len(gain)):
+            if loads[s] <= span and gain[s] - beside[s] > worth[loads[s]]:
+                worth[loads[s]], code[loads[s]] = gain[s] - beside[s], s
+    highest = 0.0
+    for more in range(span + 1):
+        if worth[more] > highest:
+            highest = worth[more]
+        else:
+            worth[more] = -np.inf
+    return int(span)
+
+
+@kernel
+def _added(
+    worth: Floats,
+    code: Ints,
+    loads: tuple[int, int, int],
+    before: Floats,
+    best: Floats,
+    choice: Ints,
+) -> int:
+    """Fill in the largest gain at each rate with a cell more, and what it takes of that.
+
+    Returns the rate of all, or the most.
+    """
+    total, span, most = loads
+    end = min(total + span, most)
+    for load in range(end + 1):
+        best[load], choice[load] = before[load] if load <= total else -np.inf, 0
+    for more in range(span + 1):
+        for load in range(min(total, end - more) + 1 if worth[more] > 0 else 0):
+            value = before[load] + worth[more]
+            if value > best[load + more]:
+                best[load + more], choice[load + more] = value, code[more]
+    return int(end)
+
+
+@kernel_entry
+def best_groups(
+    cells: tuple[Floats, Ints, Ints, Floats, Ints],
+    roots: tuple[Ints, Ints, Floats, Floats],
+    measures: tuple[float, float],
+    room: tuple[Floats, Ints, Floats, Ints, Floats],
+    least: Floats,
+    taken: Ints,
+) -> None:
+    """Fill in the least reduced cost of a group on some roots, and what it takes of every cell.
+
+    Args:
+        cells: gain and rate of every bundle, cell by cell; where each cell begins; cost of
+            alignment stages [roots, bundles]; rate of an item of runs, 0 of subsets.
+        roots: those looked at, and the most rate of a group on each; price of a vGPU and vGPUs
+            per rate of all.
+        measures: the unit of rates, most vGPUs.
+        room: [cells + 1, rates] the largest gain; [cells, rates] the choice that has it; [rates]
+            both of one cell; [items + 1, items + 1] for runs.
+        least: [some roots] filled in.
+        taken: [some roots, cells] filled in.
+    """
+    gain, loads, first, aligned, each = cells
+    some, most_load, price, work = roots
+    unit, most = measures
+    best, choice, worth, code, gains = room
+    count = len(first) - 1
+    for at in range(len(some)):
+        root, total, top = some[at], 0, most_load[at]
+        best[0, 0] = 0.0
+        for cell in range(count):
+            a, b = first[cell], first[cell + 1]
+            beside, own = aligned[root, a:b], (worth, code, gains)
+            span = _choices(gain[a:b], loads[a:b], beside, each[cell], top, own)
+            loads_of = (total, span, top)
+            total = _added(worth, code, loads_of, best[cell], best[cell + 1], choice[cell])
+        least[at], end = np.inf, 0
+        for load in range(total + 1):
+            vgpus = max(1.0, np.ceil(load * unit * work[root] * (1 - ROUNDING)))
+            if vgpus <= most and price[root] * vgpus - best[count, load] < least[at]:
+                least[at], end = price[root] * vgpus - best[count, load], load
+        for cell in range(count - 1, -1, -1):
+            some_of = choice[cell, end]
+            taken[at, cell] = some_of
+            end -= some_of * each[cell] if each[cell] > 0 else loads[first[cell] + some_of]
