@@ -183,7 +183,7 @@ def uses_of(plan: Plan, cluster: Cluster) -> dict[Gpu, Use]:
     for model, _, stage, pool in plan.placed_stages():
         for slot in pool.slots():
             if slot.node not in known:
-                known[slot.node] = _same_node(plan.cluster, cluster, slot.node)
+                known[slot.node] = node_now(plan.cluster, cluster, slot.node)
             node = known[slot.node]
             if node is not None:
                 new = Use(model.name, pool.divisor or 0, pool.name)
@@ -193,7 +193,8 @@ def uses_of(plan: Plan, cluster: Cluster) -> dict[Gpu, Use]:
     return uses
 
 
-def _same_node(before: Cluster, now: Cluster, node: int) -> int | None:
+def node_now(before: Cluster, now: Cluster, node: int) -> int | None:
+    """The number of a node in a later cluster; None where it is gone."""
     try:
         return now.node_index(before.node_name(node))
     except InputError:
@@ -298,12 +299,8 @@ def place_shares(cluster: Cluster, pools: Sequence[ShareToPlace]) -> list[tuple[
     for gpu_class in dict.fromkeys(pool.gpu_class for pool in pools):
         beside = _beside(cluster, gpu_class, pools)
         if beside is not None:
-            slots: dict[int, list[PlacementRun]] = {}
-            for number, slot in beside:
-                run = PlacementRun(node=slot.node, gpu=slot.gpu, slot=slot.slot)
-                slots.setdefault(number, []).append(run)
-            for number, own in slots.items():
-                runs[number] = tuple(joined(own))
+            for number, placed in _by_pool(beside).items():
+                runs[number] = placed
             continue
         owners = [
             i for i, p in enumerate(pools) if p.gpu_class == gpu_class for _ in range(p.vgpus)
@@ -338,11 +335,20 @@ def place_cuts(
         gpus: the pools (by number) of the parts of each GPU, in the order of slots; in the
             cluster's order of GPUs, across nodes first.
     """
-    slots: dict[int, list[PlacementRun]] = {}
-    for (node, index), held in zip(gpus_of(cluster, gpu_class), gpus, strict=False):
-        for slot, pool in enumerate(held):
-            slots.setdefault(pool, []).append(PlacementRun(node=node, gpu=index, slot=slot))
-    return {pool: tuple(joined(own)) for pool, own in slots.items()}
+    return _by_pool(
+        (pool, Slot(node=node, gpu=index, slot=slot))
+        for (node, index), held in zip(gpus_of(cluster, gpu_class), gpus, strict=False)
+        for slot, pool in enumerate(held)
+    )
+
+
+def _by_pool(slots: Iterable[tuple[int, Slot]]) -> dict[int, tuple[PlacementRun, ...]]:
+    """Runs of every pool from the slots of its vGPUs."""
+    found: dict[int, list[PlacementRun]] = {}
+    for pool, slot in slots:
+        run = PlacementRun(node=slot.node, gpu=slot.gpu, slot=slot.slot)
+        found.setdefault(pool, []).append(run)
+    return {pool: tuple(joined(own)) for pool, own in found.items()}
 
 
 def _beside(

@@ -39,7 +39,7 @@ from flows.planning.registry import Trace
 from flows.planning.solver.arrays import Floats, Ints
 from flows.planning.solver.solve import Limits
 from flows.planning.solver.tolerances import ROUNDING
-from flows.planning.watch import Watch
+from flows.planning.watch import BEFORE, Watch
 
 DIVES = 6  # at different levels
 MOST_PATTERNS = 4_000  # columns of the last integer program
@@ -48,7 +48,6 @@ FEW = 16  # GPUs that are settled target by target
 TARGETS = 12  # tried then, each by programs; and before, where the relaxation closes
 STEP = 0.004  # relative, from a bound to the next target
 NEAR = 0.001  # relative, of where it closes
-_SOON = 0.25  # of the time left: what finding patterns of a first plan may take, and that plan
 NODES = (200, 1_000)  # of integer programs over what is met, and of those that prove
 
 Chosen = list[tuple[Pattern, int]]
@@ -442,11 +441,11 @@ class _Search:
 
     def _soon(self, bound: float) -> None:
         """A plan of few patterns in parts of the time left: what follows may leave none for one."""
-        target, part = (max(0.0, self.score) + bound) / 2, self.watch.part(_SOON)
+        target, part = (max(0.0, self.score) + bound) / 2, self.watch.part(BEFORE)
         cover = self._fixed(min(self.goal.enough, target))
         relax(cover, replace(self.pricer, watch=part), self.pool, part)
         level = level_cover(np.ones(len(self.goal.demand)), self.gpus, min(self.goal.enough, bound))
-        self._whole(level, cover.undominated(self.pool.columns), self.watch.part(_SOON))
+        self._whole(level, cover.undominated(self.pool.columns), self.watch.part(BEFORE))
 
     def _narrowed(self, bound: float) -> float:
         """The bound on the level that the relaxation with halves leaves, nearly.

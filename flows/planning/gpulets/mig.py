@@ -244,7 +244,7 @@ def _by_kind(own: Patterns) -> list[tuple[int, list[int]]]:
     """Names of kinds of slices, rising, with the shares of parts in one."""
     shares: dict[int, list[int]] = {}
     for share, options in own.options.items():
-        if options.count:
+        if options.number:
             shares.setdefault(_kind_name(share), []).append(share)
     return sorted(shares.items())
 
@@ -272,7 +272,7 @@ def _slices(own: Patterns, shares: list[int]) -> tuple[Floats, list[Parts]]:
     parts: list[Parts] = []
     for share in shares:
         options, cell = own.options[share], mig_cell(share)
-        copies, rows = 1 if cell is None else cell.processes, np.arange(options.count)
+        copies, rows = 1 if cell is None else cell.processes, np.arange(options.number)
         rates.append(copies * options.rates_rps(rows, options.turn_us, len(own.tables.models)))
         parts += [((share, row),) * copies for row in rows.tolist()]
     every = np.concatenate(rates)

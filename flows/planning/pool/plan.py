@@ -174,7 +174,7 @@ def on_parts(
     settled = abs(best.bound - best.score) <= options.gap * abs(best.score) * (1 + ROUNDING)
     trace.status = "optimal" if settled else "effort limit reached"
     if inputs.watch.over() and not settled:
-        trace.status = "stopped" if inputs.watch.stopped() else "time limit reached"
+        trace.status = inputs.watch.end()
     classes = inputs.cluster.gpu_classes
     if any(c.vgpu_percents and c.name in inputs.interference for c in classes):
         trace.notes.append("neighbours on a GPU are taken not to disturb each other")

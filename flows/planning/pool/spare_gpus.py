@@ -45,7 +45,7 @@ def promised_rps(columns: Columns, vgpus: Ints, goal: Goal, score: float) -> Flo
     At most what is delivered.
     """
     delivered = models_rps(columns, vgpus, len(goal.weight))
-    promised = np.maximum(goal.rates(score), goal.minimum_rps)
+    promised = goal.needed_rps(score)
     # Rates asked for are met within rounding; a rate a hair below would read as one that is not.
     return np.where(promised > delivered * (1 + ROUNDING), delivered, promised)
 

@@ -163,18 +163,15 @@ def _tied(
 ) -> tuple[_Tied, Ints, bool]:
     """Configurations that a plan as good can use, the plan known over them, and if that is all."""
     problem, columns, bound = found.problem, found.feasible, found.relaxed
-    paid = columns.usage @ bound.gpu_price
-    reduced = np.maximum(paid - bound.rate_price[columns.model], 0.0)
-    loss = least_loss(problem, columns, replace(bound, reduced_cost=reduced))
+    loss = least_loss(problem, columns, bound)
     order = np.argsort(loss, kind="stable")
     size = int(np.searchsorted(loss[order], (bound.score - found.score) * (1 + ROUNDING)))
     rows = np.sort(order[: min(size, most)])
     own = _rows_of(found.columns, columns)
     rows = np.union1d(rows, own)
-    vgpus = np.zeros((len(rows), columns.types.shape[1]), dtype=np.int64)
-    vgpus[np.searchsorted(rows, own), : found.vgpus.shape[1]] = found.vgpus
     columns, sustained = columns.take(rows), None
-    promised = np.maximum(goal.weight * found.score, goal.minimum_rps)
+    vgpus = columns.counts(np.searchsorted(rows, own), found.vgpus)
+    promised = goal.needed_rps(found.score)
     if not goal.fixed and np.all(promised > 0):
         needed = needed_by(problem, columns, margin_us, promised)
         sustained = Sustained(columns=columns, needed=needed, promised_rps=promised)
@@ -256,7 +253,7 @@ def _program(tied: _Tied, most_stages: int | None, least: float) -> tuple[Progra
     cutoff = tied.score if goal.fixed else -np.inf
     layout = add_integer_program(build, tied.problem, columns, goal, cutoff)
     on = build.variables("on", len(columns), upper=1.0, whole=True)
-    most = np.maximum(goal.rates(tied.score), goal.minimum_rps)
+    most = goal.needed_rps(tied.score)
     if tied.sustained is not None:
         tied.sustained.hold(build, tied.sustained.variables(build, layout), least)
         most = most * (1 + HEADROOM)

@@ -24,6 +24,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from flows.planning.verify.differences import headroom, margin_of
 from triton_backend.contract.cluster import GpuClass
 from triton_backend.contract.fields import Fields
 from triton_backend.contract.plan import BYTES_PER_GIB, Plan
@@ -95,8 +96,7 @@ def _numbers(fields: Fields, names: list[str]) -> dict[str, float]:
 
 def _weak_duality(plan: Plan, gpu: Mapping[str, float], rate: Mapping[str, float]) -> float:
     asked = {m.name: m.normaliser(plan.objective.name) for m in plan.workload.models}
-    headroom = float(plan.options.get("headroom_factor", 1.0))
-    worth = headroom * math.fsum(asked[name] * rate[name] for name in asked)
+    worth = headroom(plan) * math.fsum(asked[name] * rate[name] for name in asked)
     count = {name: plan.cluster.gpus(name) for name in gpu}
     if plan.objective.name == "throughput":
         held = math.fsum(price * count[name] for name, price in gpu.items())
@@ -155,15 +155,13 @@ def cheapest(
     plan: Plan, demand: ModelDemand, profile: ModelProfile, gpu: Mapping[str, float]
 ) -> float:
     """The least price of one sample/s of a model; infinite where no pipeline keeps its SLO."""
-    margins: Mapping[str, float] = plan.options.get("slo_margins", {})
-    margin = float(margins.get(demand.name, plan.options.get("slo_margin", 0.0)))
     sizes, least = _sizes(plan, profile), math.inf
     if not sizes:
         return least
     most = min(int(plan.options.get("max_partitions", 1)), profile.blocks)
     stages = _Stages(plan, profile, sizes, gpu)
     waits = np.array([demand.gathering_us(batch) for batch in stages.batches])
-    limit = (1 - margin) * demand.slo_us - waits + 1e-6
+    limit = (1 - margin_of(plan, demand.name)) * demand.slo_us - waits + 1e-6
     for count in range(1, most + 1):
         for cuts in combinations(range(1, profile.blocks), count - 1):
             ends = [0, *cuts, profile.blocks]
