@@ -192,5 +192,4 @@ def _renamed(plan: Plan, counts: dict[str, int]) -> Plan:
     """The plan with names of pools that no part before has; `counts` are its names by class."""
     names = {pool.name: next_pool_name(pool.gpu_class, counts) for pool in plan.pools}
     pools = tuple(replace(pool, name=names[pool.name]) for pool in plan.pools)
-    plan = replace(plan, pools=pools)
-    return with_stages(plan, lambda stage: replace(stage, pool=names[stage.pool]))
+    return with_stages(plan, lambda stage: replace(stage, pool=names[stage.pool]), pools)

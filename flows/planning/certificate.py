@@ -186,8 +186,10 @@ def _as_planned(plan: Plan) -> Plan:
     return with_stages(plan, lambda stage: replace(stage, artifact=None))
 
 
-def with_stages(plan: Plan, changed: Callable[[Stage], Stage]) -> Plan:
-    """The plan with all stages changed."""
+def with_stages(
+    plan: Plan, changed: Callable[[Stage], Stage], pools: tuple[Pool, ...] | None = None
+) -> Plan:
+    """The plan with all stages changed, and with other pools where they are given."""
     models = tuple(
         replace(
             model,
@@ -197,7 +199,7 @@ def with_stages(plan: Plan, changed: Callable[[Stage], Stage]) -> Plan:
         )
         for model in plan.models
     )
-    return replace(plan, models=models)
+    return replace(plan, models=models, pools=plan.pools if pools is None else pools)
 
 
 _NO_DECISIONS = (

@@ -42,19 +42,13 @@ class Part:
     memory_gib: float = 0.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Packing:
-    """How GPUs are cut: which parts (by number) each of them holds, largest first.
-
-    `least` GPUs are needed by any packing.
-    """
-
-    gpus: tuple[tuple[int, ...], ...]
-    least: int
-
-
-def pack(gpu_class: GpuClass, parts: Sequence[Part], watch: Watch | None = None) -> Packing:
+def pack(
+    gpu_class: GpuClass, parts: Sequence[Part], watch: Watch | None = None
+) -> tuple[list[list[int]], int]:
     """Pack parts into the fewest GPUs; one by one once the clock says that the time is over.
+
+    Returns:
+        the parts (by number) that each GPU holds, largest first; GPUs that any packing needs.
 
     Raises:
         InputError: a part does not fit even a GPU of its own.
@@ -74,17 +68,15 @@ def pack(gpu_class: GpuClass, parts: Sequence[Part], watch: Watch | None = None)
         if cuts is not None:
             greedy, least = _by_program(cuts, wanted, greedy, least, watch)
     left = {kind: [i for i, part in enumerate(parts) if part == kind] for kind in kinds}
-    return Packing(
-        gpus=tuple(
-            tuple(
-                left[kind].pop(0)
-                for kind, count in zip(kinds, cut, strict=True)
-                for _ in range(min(count, len(left[kind])))
-            )
-            for cut in greedy
-        ),
-        least=least,
-    )
+    packed = [
+        [
+            left[kind].pop(0)
+            for kind, count in zip(kinds, cut, strict=True)
+            for _ in range(min(count, len(left[kind])))
+        ]
+        for cut in greedy
+    ]
+    return packed, least
 
 
 def fits_gpu(gpu_class: GpuClass, parts: Sequence[Part]) -> bool:

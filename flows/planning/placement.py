@@ -306,14 +306,14 @@ def place_shares(cluster: Cluster, pools: Sequence[ShareToPlace]) -> list[tuple[
             i for i, p in enumerate(pools) if p.gpu_class == gpu_class for _ in range(p.vgpus)
         ]
         parts = [Part(share=pools[i].share, memory_gib=pools[i].memory_gib) for i in owners]
-        packing = pack(cluster.gpu_class(gpu_class), parts)
+        gpus, least = pack(cluster.gpu_class(gpu_class), parts)
         there = cluster.gpus(gpu_class)
-        if len(packing.gpus) > there:
-            needed = f"{packing.least} GPUs or more"
-            if packing.least <= there:
-                needed = f"{len(packing.gpus)} GPUs as packed, {packing.least} at least"
+        if len(gpus) > there:
+            needed = f"{least} GPUs or more"
+            if least <= there:
+                needed = f"{len(gpus)} GPUs as packed, {least} at least"
             raise InputError(f"class {gpu_class}", f"needs {needed}, the cluster has {there}")
-        held = [[owners[part] for part in parts] for parts in packing.gpus]
+        held = [[owners[part] for part in parts] for parts in gpus]
         for owner, placed in place_cuts(cluster, gpu_class, held).items():
             runs[owner] = placed
     return runs

@@ -73,7 +73,7 @@ class Watch:
         """True if the run was ended."""
         return self._stop.is_set()
 
-    def end(self) -> str:
+    def ended_by(self) -> str:
         """What ended the run, as its certificate states it."""
         return "stopped" if self.stopped() else "time limit reached"
 

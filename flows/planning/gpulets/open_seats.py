@@ -84,9 +84,10 @@ from triton_backend.contract.plan import (
     SeatInterference,
 )
 from triton_backend.contract.shares import SOLO, WHOLE_GPU, share_text
+from triton_backend.contract.units import US_PER_S
 
 SPACE = "gpu-patterns-and-pipelines"
-TURN_US = 1_000_000  # of an open seat: its rate is then 1
+TURN_US = US_PER_S  # of an open seat: its rate is then 1
 MOST_PATTERNS = 2_000  # of the integer program
 
 

@@ -6,6 +6,7 @@ Here: the goal, the answer as pipelines, and where patterns lie. Not here: findi
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from statistics import NormalDist
 
 import numpy as np
 
@@ -35,7 +36,7 @@ POLICY = "turns-window"
 SMALL_BATCH = (
     4  # planned batches up to this may be larger in a burst, where a model has its part alone
 )
-_P99 = 2.3263478740408408  # standard deviations of a normal distribution
+_P99 = NormalDist().inv_cdf(0.99)  # in standard deviations
 
 Content = tuple[tuple[int, tuple[str, ...]], ...]  # (share, models) of every part, sorted
 

@@ -29,7 +29,6 @@ _FIRST_NODES = 50  # branch-and-bound nodes of the first attempt, and of all at 
 _NODE_CELLS = 120_000  # nodes × stages of configurations that a program may take by default
 _FAR = 0.01  # a relative gap beyond which programs follow a division
 _ENDED = ("optimal", "infeasible")
-_STEP = 0.1  # of the relative gap
 _SKETCHES = (60, 200)  # cheapest configurations of the first, short integer programs
 _COLUMNS, _COLUMNS_DEEP = 240, 400  # most configurations by default, at most 2 stages or more
 _DIVISION_EFFORT = 25_000  # simplex iterations that dividing the GPUs may take
@@ -202,7 +201,7 @@ class Attempts:
         """The least score that is looked for."""
         if np.isinf(self.best.score):
             return self.best.score
-        step = max(self.options.gap * _STEP, SOLVED)
+        step = max(self.options.gap / 10, SOLVED)
         return self.best.score + step * abs(self.best.score)
 
     def _node_budget(self, columns: Columns) -> int:

@@ -112,7 +112,7 @@ def search(
         settled = best.gap_to(proven) <= options.gap * (1 + ROUNDING)
         trace.status = "optimal" if settled else "effort limit reached"
     if watch.over() and best.gap_to(proven) > options.gap:
-        trace.status = watch.end()
+        trace.status = watch.ended_by()
         end = trace.status.replace("reached", "hit")
         trace.notes.append(f"{end}: this is the best plan found, with its gap")
     trace.seconds["solve"] = laps.restart()
