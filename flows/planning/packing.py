@@ -16,6 +16,7 @@ Here: how many GPUs are cut how. Not here: which GPUs those are (`placement`).
 """
 
 from bisect import bisect_left
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -89,16 +90,9 @@ def fits_gpu(gpu_class: GpuClass, parts: Sequence[Part]) -> bool:
         return False
     if not gpu_class.partitions:
         return True
-    return any(_within([p.share for p in parts], cut) for cut in gpu_class.partitions)
-
-
-def _within(shares: Sequence[int], percents: Sequence[int]) -> bool:
-    free = [percent * PER_PERCENT for percent in percents]
-    for share in shares:
-        if share not in free:
-            return False
-        free.remove(share)
-    return True
+    shares = Counter(part.share for part in parts)
+    cuts = ([percent * PER_PERCENT for percent in cut] for cut in gpu_class.partitions)
+    return any(shares <= Counter(cut) for cut in cuts)
 
 
 def _one_by_one(gpu_class: GpuClass, kinds: Sequence[Part], wanted: Sequence[int]) -> list[Cut]:

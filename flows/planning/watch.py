@@ -74,7 +74,7 @@ class Watch:
         return self._stop.is_set()
 
     def ended_by(self) -> str:
-        """What ended the run, as its certificate states it."""
+        """The end of the run, as its certificate states it."""
         return "stopped" if self.stopped() else "time limit reached"
 
     def no_plan(self) -> InfeasibleError:

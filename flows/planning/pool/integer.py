@@ -238,14 +238,6 @@ def reaches_rates(columns: Columns, vgpus: Ints, goal: Goal) -> bool:
     return not np.any(rates < goal.asked_rps * (1 - ROUNDING))
 
 
-def is_as_good(problem: Problem, columns: Columns, vgpus: Ints, held: tuple[Goal, float]) -> bool:
-    """True if vGPU counts [n, S] reach the rates asked for, and a score."""
-    goal, score = held
-    least = score * (1 - np.copysign(EXACT, score))
-    reached = score_of(problem, columns, vgpus, goal)
-    return reaches_rates(columns, vgpus, goal) and reached >= least
-
-
 def score_of(problem: Problem, columns: Columns, vgpus: Ints, goal: Goal) -> float:
     """The lowest rate / weight, or minus the price of the GPUs in use."""
     if goal.fixed:

@@ -28,15 +28,14 @@ from typing import Any
 import numpy as np
 
 from flows.clock import Stopwatch
-from flows.planning.inputs import Problem
 from flows.planning.pool.bound import Goal, least_loss
 from flows.planning.pool.columns import Columns
+from flows.planning.pool.incumbent import Incumbent
 from flows.planning.pool.integer import (
     Layout,
     add_integer_program,
     counts_of,
     gpus_in_use,
-    is_as_good,
     lowest_share,
     values_of,
 )
@@ -65,14 +64,10 @@ _ENOUGH = 1e-4  # of the value: closer to the best is not looked for
 Use = tuple[int, int, int, int]  # model, vGPU type, first block, last block
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Tied:
+@dataclass(slots=True, kw_only=True)
+class _Tied(Incumbent):
     """The configurations of equally good plans, what they sustain, and what GPUs run now."""
 
-    problem: Problem
-    columns: Columns
-    goal: Goal
-    score: float
     running: Mapping[Use, int]
     sustained: Sustained | None
 
@@ -95,10 +90,6 @@ class _Tied:
         columns = self.columns
         first, last = columns.cuts[row, s : s + 2]
         return int(columns.model[row]), int(columns.types[row, s]), int(first), int(last)
-
-    def as_good(self, vgpus: Ints) -> bool:
-        """True if a plan reaches the score and the rates asked for."""
-        return is_as_good(self.problem, self.columns, vgpus, (self.goal, self.score))
 
 
 def break_ties(
