@@ -51,7 +51,7 @@ from flows.planning.engine.columns import Pool
 from flows.planning.engine.cover import Relaxed, relax, screened
 from flows.planning.engine.level import level_cover
 from flows.planning.engine.master import Cover, Free
-from flows.planning.gpulets.master import Chosen, Master, PatternPricer
+from flows.planning.gpulets.master import MOST_PATTERNS, Chosen, Master, PatternPricer
 from flows.planning.gpulets.patterns import Pattern
 from flows.planning.gpulets.plan import POLICY, places, seat_pipelines, slot_runs
 from flows.planning.gpulets.plan import plan as plan_turns
@@ -88,7 +88,6 @@ from triton_backend.contract.units import US_PER_S
 
 SPACE = "gpu-patterns-and-pipelines"
 TURN_US = US_PER_S  # of an open seat: its rate is then 1
-MOST_PATTERNS = 2_000  # of the integer program
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

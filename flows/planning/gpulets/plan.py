@@ -33,9 +33,7 @@ from triton_backend.contract.plan import PlacementRun, Plan, PoolInterference, S
 from triton_backend.contract.workload import MARGIN
 
 POLICY = "turns-window"
-SMALL_BATCH = (
-    4  # planned batches up to this may be larger in a burst, where a model has its part alone
-)
+SMALL_BATCH = 4  # planned batches up to this may be larger in a burst, on a part without others
 _P99 = NormalDist().inv_cdf(0.99)  # in standard deviations
 
 Content = tuple[tuple[int, tuple[str, ...]], ...]  # (share, models) of every part, sorted

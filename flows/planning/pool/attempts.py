@@ -30,7 +30,7 @@ _NODE_CELLS = 120_000  # nodes × stages of configurations that a program may ta
 _FAR = 0.01  # a relative gap beyond which programs follow a division
 _ENDED = ("optimal", "infeasible")
 _SKETCHES = (60, 200)  # cheapest configurations of the first, short integer programs
-_COLUMNS, _COLUMNS_DEEP = 240, 400  # most configurations by default, at most 2 stages or more
+COLUMNS, _COLUMNS_DEEP = 240, 400  # most configurations by default, at most 2 stages or more
 _DIVISION_EFFORT = 25_000  # simplex iterations that dividing the GPUs may take
 _ALONE_NODES = 100  # branch-and-bound nodes of an integer program of one model, at first
 
@@ -127,7 +127,7 @@ class Attempts:
         return [size for size in _SKETCHES if 2 * size <= most] + [most]
 
     def _most_columns(self) -> int:
-        return _COLUMNS if self.short else _COLUMNS_DEEP
+        return COLUMNS if self.short else _COLUMNS_DEEP
 
     def improve(self, rows: Ints, *, thorough: bool) -> float:
         """Look for better plans over some configurations.

@@ -56,9 +56,6 @@ _IN_FORCE = (240, 10_000)
 _SHARE = 0.1  # of a time limit that each solve may add
 _GIVE = 1e-3  # share of the value sustained that stages and moves may cost
 _LESS = 0.5  # solutions must be better by more than this to count
-_HELD = (
-    1e-10  # by how much, relatively, the program may fall short of the score, for its tolerances
-)
 _ENOUGH = 1e-4  # of the value: closer to the best is not looked for
 
 Use = tuple[int, int, int, int]  # model, vGPU type, first block, last block
@@ -222,7 +219,7 @@ def _fewer(
     if answer.values is not None:
         fresh = counts_of(layout, tied.columns, answer.values)
         size = tied.stages(fresh) if stages_first else tied.moved(fresh)
-        held = tied.sustained is None or tied.sustained.value(fresh) >= least - _HELD
+        held = tied.sustained is None or tied.sustained.value(fresh) >= least - ROUNDING
         if size < now and held and tied.as_good(fresh):
             now, vgpus = size, fresh
     return vgpus, answer.bound < _LESS - now
@@ -233,7 +230,7 @@ def _held(tied: _Tied, program: Program, layout: Layout) -> Program:
     if tied.goal.fixed:
         return program
     lower, upper = program.lower.copy(), program.upper.copy()
-    lower[layout.z] = upper[layout.z] = tied.score * (1 - _HELD)
+    lower[layout.z] = upper[layout.z] = tied.score * (1 - ROUNDING)
     return replace(program, lower=lower, upper=upper)
 
 

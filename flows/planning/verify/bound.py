@@ -25,6 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flows.planning.verify.differences import headroom, margin_of
+from flows.planning.verify.objective import gpu_price
 from triton_backend.contract.cluster import GpuClass
 from triton_backend.contract.fields import Fields
 from triton_backend.contract.plan import BYTES_PER_GIB, Plan
@@ -38,7 +39,6 @@ RELAXATION = "relaxation"
 MOST_STAGES = 3
 MOST_CELLS = 50_000_000  # pipelines tried: seconds
 _CLOSE = 1e-6  # of bounds: profiles are summed in another order here
-_PRICES = {"throughput": "", "cost": "hourly_cost", "power": "power_w", "gpus": ""}
 
 
 def bound_differences(plan: Plan, profiles: Mapping[str, ModelProfile] | None) -> Iterator[str]:
@@ -67,7 +67,7 @@ def _relaxation(
     plan: Plan, profiles: Mapping[str, ModelProfile] | None, part: Fields
 ) -> Iterator[str]:
     """Differences between a bound and what its prices of GPUs and of rates give."""
-    if plan.objective.name not in _PRICES:
+    if plan.objective.name == "share":
         yield f"proof: prices do not bound the objective {plan.objective.name!r}"
         return
     prices = part.inner("prices")
@@ -97,14 +97,13 @@ def _numbers(fields: Fields, names: list[str]) -> dict[str, float]:
 def _weak_duality(plan: Plan, gpu: Mapping[str, float], rate: Mapping[str, float]) -> float:
     asked = {m.name: m.normaliser(plan.objective.name) for m in plan.workload.models}
     worth = headroom(plan) * math.fsum(asked[name] * rate[name] for name in asked)
-    count = {name: plan.cluster.gpus(name) for name in gpu}
-    if plan.objective.name == "throughput":
-        held = math.fsum(price * count[name] for name, price in gpu.items())
-        return held / worth if worth > 0 else math.inf
-    field = _PRICES[plan.objective.name]
-    own = {c.name: (getattr(c, field) or 0.0) if field else 1.0 for c in plan.cluster.gpu_classes}
-    scarce = (max(0.0, price - own[name]) * count[name] for name, price in gpu.items())
-    return worth - math.fsum(scarce)
+    level = plan.objective.name == "throughput"
+    own = {name: 0.0 if level else gpu_price(plan, name, plan.objective.name) for name in gpu}
+    scarce = (max(0.0, gpu[name] - own[name]) * plan.cluster.gpus(name) for name in gpu)
+    held = math.fsum(scarce)
+    if not level:
+        return worth - held
+    return held / worth if worth > 0 else math.inf
 
 
 RECOMPUTED: Mapping[
