@@ -160,20 +160,23 @@ def gpus_of(cluster: Cluster, gpu_class: str) -> list[Gpu]:
 def _runs(gpus: Sequence[Gpu], divisor: int, span: tuple[int, int]) -> list[PlacementRun]:
     """vGPUs [begin, end) of a group whose GPUs these are, in order."""
     begin, end = span
-    runs: list[list[int]] = []  # node, nodes, GPU, slot, slots
+    runs: list[PlacementRun] = []
     while begin < end:
         (node, gpu), slot = gpus[begin // divisor], begin % divisor
         slots = min(divisor - slot, end - begin)
-        last = runs[-1] if runs else []
-        if last and last[2:] == [gpu, slot, slots] and last[0] + last[1] == node:
-            last[1] += 1
-        else:
-            runs.append([node, 1, gpu, slot, slots])
+        _append(runs, PlacementRun(node=node, gpu=gpu, slot=slot, slots=slots))
         begin += slots
-    return [
-        PlacementRun(node=node, nodes=nodes, gpu=gpu, slot=slot, slots=slots)
-        for node, nodes, gpu, slot, slots in runs
-    ]
+    return runs
+
+
+def _append(runs: list[PlacementRun], run: PlacementRun) -> None:
+    """Add a run on one node, or lengthen the last one, if that is the same on the nodes before."""
+    last = runs[-1] if runs else None
+    same = last and (last.gpu, last.slot, last.slots) == (run.gpu, run.slot, run.slots)
+    if last and same and last.node + last.nodes == run.node:
+        runs[-1] = replace(last, nodes=last.nodes + 1)
+    else:
+        runs.append(run)
 
 
 def uses_of(plan: Plan, cluster: Cluster) -> dict[Gpu, Use]:
@@ -397,10 +400,5 @@ def joined(runs: list[PlacementRun]) -> list[PlacementRun]:
             on_gpus.append(run)
     out: list[PlacementRun] = []
     for run in sorted(on_gpus, key=lambda run: (run.gpu, run.slot, run.slots, run.node)):
-        last = out[-1] if out else None
-        same = last and (last.gpu, last.slot, last.slots) == (run.gpu, run.slot, run.slots)
-        if last and same and last.node + last.nodes == run.node:
-            out[-1] = replace(last, nodes=last.nodes + 1)
-        else:
-            out.append(run)
+        _append(out, run)
     return out
