@@ -88,6 +88,7 @@ from triton_backend.contract.units import US_PER_S
 
 SPACE = "gpu-patterns-and-pipelines"
 TURN_US = US_PER_S  # of an open seat: its rate is then 1
+MOST_COLUMNS = 160  # configurations of the integer program
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -389,7 +390,8 @@ def _search(
         carried=both.carried(patterns),
     )
     goal = Goal.level(both.weights, len(gpus))
-    candidates = unequal.Candidates(columns=both.columns, bound=_prices(both, relaxed))
+    bounded = _prices(both, relaxed)
+    candidates = unequal.Candidates(columns=both.columns, most=MOST_COLUMNS, bound=bounded)
     given = (both.problem, candidates, cuts, goal, known)
     closer = replace(options, gap=options.gap / 2)
     answer = unequal.search(*given, closer, trace, inputs.watch)
