@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from flows.planning.certificate import plan_identity
+from flows.planning.certificate import plan_identity, with_stages
 from flows.planning.registry import PlanOptions
 from triton_backend.contract.cluster import Cluster, NodeGroup
 from triton_backend.contract.errors import InfeasibleError, InputError
@@ -191,15 +191,5 @@ def _part(plan: Plan) -> dict[str, Any]:
 def _renamed(plan: Plan, counts: dict[str, int]) -> Plan:
     """The plan with names of pools that no part before has; `counts` are its names by class."""
     names = {pool.name: next_pool_name(pool.gpu_class, counts) for pool in plan.pools}
-    models = tuple(
-        replace(
-            model,
-            pipelines=tuple(
-                replace(p, stages=tuple(replace(s, pool=names[s.pool]) for s in p.stages))
-                for p in model.pipelines
-            ),
-        )
-        for model in plan.models
-    )
     pools = tuple(replace(pool, name=names[pool.name]) for pool in plan.pools)
-    return replace(plan, models=models, pools=pools)
+    return with_stages(plan, lambda stage: replace(stage, pool=names[stage.pool]), pools)

@@ -13,15 +13,13 @@ from flows.planning.promises.headroom import plan_with_headroom
 from flows.planning.registry import Inputs, PlanOptions, planner_named, refusal
 from flows.planning.solver.record import recorded
 from flows.planning.subclusters.variants import plan_with_variants
-from flows.planning.watch import Watch
+from flows.planning.watch import BEFORE, Watch
 from triton_backend.contract.applications import received_bytes
 from triton_backend.contract.cluster import Cluster
 from triton_backend.contract.errors import InfeasibleError, InputError, InvariantError
 from triton_backend.contract.plan import Plan, modules_spread
 from triton_backend.contract.profiles import InterferenceModel, ModelProfile
-from triton_backend.contract.workload import ModelDemand, Workload, lines_of
-
-_BEFORE = 0.3  # of the time that is left: what a step before the plan itself may take
+from triton_backend.contract.workload import Workload, lines_of
 
 
 def make_plan(
@@ -120,7 +118,7 @@ def _planned(inputs: Inputs, options: PlanOptions) -> Plan:
     asked, first = inputs.workload.applications, inputs
     reads = (received_bytes(asked, name, p.inputs) for name, p in inputs.profiles.items())
     if inputs.cluster.node_count > 1 and any(reads):
-        first = replace(inputs, watch=inputs.watch.part(_BEFORE))
+        first = replace(inputs, watch=inputs.watch.part(BEFORE))
     plan = _planned_once(first, options)
     if not modules_spread(plan):
         return plan
@@ -134,14 +132,7 @@ def _planned(inputs: Inputs, options: PlanOptions) -> Plan:
 
 
 def _planned_once(inputs: Inputs, options: PlanOptions) -> Plan:
-    workload, rates_from = with_rates(
-        inputs.profiles,
-        inputs.cluster,
-        inputs.workload,
-        options,
-        inputs.watch,
-        module_transfers=inputs.module_transfers,
-    )
+    workload, rates_from = with_rates(inputs, options)
     inputs = replace(inputs, workload=workload)
     plan = planner_named(options.planner).plan
     if plan is None:
@@ -162,34 +153,19 @@ def _made(inputs: Inputs, options: PlanOptions) -> Plan:
     )
 
 
-def with_rates(
-    profiles: Mapping[str, ModelProfile],
-    cluster: Cluster,
-    workload: Workload,
-    options: PlanOptions,
-    watch: Watch | None = None,
-    *,
-    module_transfers: bool = False,
-) -> tuple[Workload, str]:
+def with_rates(inputs: Inputs, options: PlanOptions) -> tuple[Workload, str]:
     """The workload with a batch-building rate for every model, and where the rates come from.
 
     They are the throughputs of a plan without gathering time, by the first planner of the planner's
     `rates_from` that has one: whole models on whole GPUs, and where a model has no plan as a whole,
-    the planner itself. Rates that are given stay. `module_transfers` says whether transfers between
-    modules of applications count.
+    the planner itself. Rates that are given stay.
 
     Raises:
         InfeasibleError: a model has no pipeline even then; the message says its best latency.
     """
+    workload = inputs.workload
+    inputs = replace(inputs, watch=inputs.watch.part(BEFORE), prove=False)
     if workload.applications:
-        inputs = Inputs(
-            profiles=profiles,
-            cluster=cluster,
-            workload=workload,
-            watch=(watch or Watch(limit_s=options.time_limit_s)).part(_BEFORE),
-            prove=False,
-            module_transfers=module_transfers,
-        )
         return application_rates(inputs, options)
     sources = planner_named(options.planner).rates_from
     if workload.has_entries:  # no time for gathering is counted
@@ -198,8 +174,7 @@ def with_rates(
         return workload, "given"
     free = replace(options, objective="throughput", previous=None, pinned_models=())
     bare = Workload(models=tuple(replace(m, batch_building_rate_rps=None) for m in workload.models))
-    part = (watch or Watch(limit_s=options.time_limit_s)).part(_BEFORE)
-    inputs = Inputs(profiles=profiles, cluster=cluster, workload=bare, watch=part, prove=False)
+    inputs = replace(inputs, workload=bare)
     for name in sources:
         try:
             rates = _throughputs(inputs, free.for_planner(name))
@@ -208,16 +183,12 @@ def with_rates(
                 raise
             continue
         source = name if name == sources[0] else f"{name} without gathering"
-        rated = tuple(_rated(m, rates[m.name]) for m in workload.models)
-        return replace(workload, models=rated), source
+        given = {m.name: m.batch_building_rate_rps or rates[m.name] for m in workload.models}
+        rated = (replace(m, batch_building_rate_rps=given[m.name]) for m in workload.models)
+        return replace(workload, models=tuple(rated)), source
     raise InvariantError(
         "no source of batch-building rates"
     )  # pragma: no cover - the last one raises
-
-
-def _rated(demand: ModelDemand, rate_rps: float) -> ModelDemand:
-    given = demand.batch_building_rate_rps
-    return replace(demand, batch_building_rate_rps=rate_rps if given is None else given)
 
 
 def _throughputs(inputs: Inputs, options: PlanOptions) -> dict[str, float]:

@@ -3,7 +3,7 @@
 import hashlib
 import json
 import math
-from collections.abc import Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -183,17 +183,23 @@ def change_of(previous: Plan, plan: Plan) -> dict[str, Any]:
 
 
 def _as_planned(plan: Plan) -> Plan:
+    return with_stages(plan, lambda stage: replace(stage, artifact=None))
+
+
+def with_stages(
+    plan: Plan, changed: Callable[[Stage], Stage], pools: tuple[Pool, ...] | None = None
+) -> Plan:
+    """The plan with all stages changed, and with other pools where they are given."""
     models = tuple(
         replace(
             model,
             pipelines=tuple(
-                replace(p, stages=tuple(replace(s, artifact=None) for s in p.stages))
-                for p in model.pipelines
+                replace(p, stages=tuple(map(changed, p.stages))) for p in model.pipelines
             ),
         )
         for model in plan.models
     )
-    return replace(plan, models=models)
+    return replace(plan, models=models, pools=plan.pools if pools is None else pools)
 
 
 _NO_DECISIONS = (

@@ -35,7 +35,6 @@ from triton_backend.contract.workload import ModelDemand, Workload
 NO_PERCENTS, ALIKE, EVERY = range(3)
 
 _PRICES = {"cost": "hourly_cost", "power": "power_w"}
-_BITS_PER_GBIT = 1e9
 
 
 # GPU classes
@@ -128,9 +127,7 @@ def link_rps(
     moved = np.array([ends_bytes[0], *profile.boundary_bytes, ends_bytes[1]], dtype=np.float64)
     bits = moved * BITS_PER_BYTE
     found = np.full(len(bits), np.inf)
-    np.divide(
-        cluster.nic_gbps(gpu_class) * _BITS_PER_GBIT / sharers, bits, out=found, where=bits > 0
-    )
+    np.divide(cluster.nic_gbps(gpu_class) * 1e9 / sharers, bits, out=found, where=bits > 0)
     return found
 
 

@@ -16,6 +16,7 @@ Here: how many GPUs are cut how. Not here: which GPUs those are (`placement`).
 """
 
 from bisect import bisect_left
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -42,19 +43,13 @@ class Part:
     memory_gib: float = 0.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Packing:
-    """How GPUs are cut: which parts (by number) each of them holds, largest first.
-
-    `least` GPUs are needed by any packing.
-    """
-
-    gpus: tuple[tuple[int, ...], ...]
-    least: int
-
-
-def pack(gpu_class: GpuClass, parts: Sequence[Part], watch: Watch | None = None) -> Packing:
+def pack(
+    gpu_class: GpuClass, parts: Sequence[Part], watch: Watch | None = None
+) -> tuple[list[list[int]], int]:
     """Pack parts into the fewest GPUs; one by one once the clock says that the time is over.
+
+    Returns:
+        the parts (by number) that each GPU holds, largest first; GPUs that any packing needs.
 
     Raises:
         InputError: a part does not fit even a GPU of its own.
@@ -74,17 +69,15 @@ def pack(gpu_class: GpuClass, parts: Sequence[Part], watch: Watch | None = None)
         if cuts is not None:
             greedy, least = _by_program(cuts, wanted, greedy, least, watch)
     left = {kind: [i for i, part in enumerate(parts) if part == kind] for kind in kinds}
-    return Packing(
-        gpus=tuple(
-            tuple(
-                left[kind].pop(0)
-                for kind, count in zip(kinds, cut, strict=True)
-                for _ in range(min(count, len(left[kind])))
-            )
-            for cut in greedy
-        ),
-        least=least,
-    )
+    packed = [
+        [
+            left[kind].pop(0)
+            for kind, count in zip(kinds, cut, strict=True)
+            for _ in range(min(count, len(left[kind])))
+        ]
+        for cut in greedy
+    ]
+    return packed, least
 
 
 def fits_gpu(gpu_class: GpuClass, parts: Sequence[Part]) -> bool:
@@ -97,16 +90,9 @@ def fits_gpu(gpu_class: GpuClass, parts: Sequence[Part]) -> bool:
         return False
     if not gpu_class.partitions:
         return True
-    return any(_within([p.share for p in parts], cut) for cut in gpu_class.partitions)
-
-
-def _within(shares: Sequence[int], percents: Sequence[int]) -> bool:
-    free = [percent * PER_PERCENT for percent in percents]
-    for share in shares:
-        if share not in free:
-            return False
-        free.remove(share)
-    return True
+    shares = Counter(part.share for part in parts)
+    cuts = ([percent * PER_PERCENT for percent in cut] for cut in gpu_class.partitions)
+    return any(shares <= Counter(cut) for cut in cuts)
 
 
 def _one_by_one(gpu_class: GpuClass, kinds: Sequence[Part], wanted: Sequence[int]) -> list[Cut]:

@@ -160,20 +160,23 @@ def gpus_of(cluster: Cluster, gpu_class: str) -> list[Gpu]:
 def _runs(gpus: Sequence[Gpu], divisor: int, span: tuple[int, int]) -> list[PlacementRun]:
     """vGPUs [begin, end) of a group whose GPUs these are, in order."""
     begin, end = span
-    runs: list[list[int]] = []  # node, nodes, GPU, slot, slots
+    runs: list[PlacementRun] = []
     while begin < end:
         (node, gpu), slot = gpus[begin // divisor], begin % divisor
         slots = min(divisor - slot, end - begin)
-        last = runs[-1] if runs else []
-        if last and last[2:] == [gpu, slot, slots] and last[0] + last[1] == node:
-            last[1] += 1
-        else:
-            runs.append([node, 1, gpu, slot, slots])
+        _append(runs, PlacementRun(node=node, gpu=gpu, slot=slot, slots=slots))
         begin += slots
-    return [
-        PlacementRun(node=node, nodes=nodes, gpu=gpu, slot=slot, slots=slots)
-        for node, nodes, gpu, slot, slots in runs
-    ]
+    return runs
+
+
+def _append(runs: list[PlacementRun], run: PlacementRun) -> None:
+    """Add a run on one node, or lengthen the last one, if that is the same on the nodes before."""
+    last = runs[-1] if runs else None
+    same = last and (last.gpu, last.slot, last.slots) == (run.gpu, run.slot, run.slots)
+    if last and same and last.node + last.nodes == run.node:
+        runs[-1] = replace(last, nodes=last.nodes + 1)
+    else:
+        runs.append(run)
 
 
 def uses_of(plan: Plan, cluster: Cluster) -> dict[Gpu, Use]:
@@ -183,7 +186,7 @@ def uses_of(plan: Plan, cluster: Cluster) -> dict[Gpu, Use]:
     for model, _, stage, pool in plan.placed_stages():
         for slot in pool.slots():
             if slot.node not in known:
-                known[slot.node] = _same_node(plan.cluster, cluster, slot.node)
+                known[slot.node] = node_now(plan.cluster, cluster, slot.node)
             node = known[slot.node]
             if node is not None:
                 new = Use(model.name, pool.divisor or 0, pool.name)
@@ -193,7 +196,8 @@ def uses_of(plan: Plan, cluster: Cluster) -> dict[Gpu, Use]:
     return uses
 
 
-def _same_node(before: Cluster, now: Cluster, node: int) -> int | None:
+def node_now(before: Cluster, now: Cluster, node: int) -> int | None:
+    """The number of a node in a later cluster; None where it is gone."""
     try:
         return now.node_index(before.node_name(node))
     except InputError:
@@ -298,25 +302,21 @@ def place_shares(cluster: Cluster, pools: Sequence[ShareToPlace]) -> list[tuple[
     for gpu_class in dict.fromkeys(pool.gpu_class for pool in pools):
         beside = _beside(cluster, gpu_class, pools)
         if beside is not None:
-            slots: dict[int, list[PlacementRun]] = {}
-            for number, slot in beside:
-                run = PlacementRun(node=slot.node, gpu=slot.gpu, slot=slot.slot)
-                slots.setdefault(number, []).append(run)
-            for number, own in slots.items():
-                runs[number] = tuple(joined(own))
+            for number, placed in _by_pool(beside).items():
+                runs[number] = placed
             continue
         owners = [
             i for i, p in enumerate(pools) if p.gpu_class == gpu_class for _ in range(p.vgpus)
         ]
         parts = [Part(share=pools[i].share, memory_gib=pools[i].memory_gib) for i in owners]
-        packing = pack(cluster.gpu_class(gpu_class), parts)
+        gpus, least = pack(cluster.gpu_class(gpu_class), parts)
         there = cluster.gpus(gpu_class)
-        if len(packing.gpus) > there:
-            needed = f"{packing.least} GPUs or more"
-            if packing.least <= there:
-                needed = f"{len(packing.gpus)} GPUs as packed, {packing.least} at least"
+        if len(gpus) > there:
+            needed = f"{least} GPUs or more"
+            if least <= there:
+                needed = f"{len(gpus)} GPUs as packed, {least} at least"
             raise InputError(f"class {gpu_class}", f"needs {needed}, the cluster has {there}")
-        held = [[owners[part] for part in parts] for parts in packing.gpus]
+        held = [[owners[part] for part in parts] for parts in gpus]
         for owner, placed in place_cuts(cluster, gpu_class, held).items():
             runs[owner] = placed
     return runs
@@ -338,11 +338,20 @@ def place_cuts(
         gpus: the pools (by number) of the parts of each GPU, in the order of slots; in the
             cluster's order of GPUs, across nodes first.
     """
-    slots: dict[int, list[PlacementRun]] = {}
-    for (node, index), held in zip(gpus_of(cluster, gpu_class), gpus, strict=False):
-        for slot, pool in enumerate(held):
-            slots.setdefault(pool, []).append(PlacementRun(node=node, gpu=index, slot=slot))
-    return {pool: tuple(joined(own)) for pool, own in slots.items()}
+    return _by_pool(
+        (pool, Slot(node=node, gpu=index, slot=slot))
+        for (node, index), held in zip(gpus_of(cluster, gpu_class), gpus, strict=False)
+        for slot, pool in enumerate(held)
+    )
+
+
+def _by_pool(slots: Iterable[tuple[int, Slot]]) -> dict[int, tuple[PlacementRun, ...]]:
+    """Runs of every pool from the slots of its vGPUs."""
+    found: dict[int, list[PlacementRun]] = {}
+    for pool, slot in slots:
+        run = PlacementRun(node=slot.node, gpu=slot.gpu, slot=slot.slot)
+        found.setdefault(pool, []).append(run)
+    return {pool: tuple(joined(own)) for pool, own in found.items()}
 
 
 def _beside(
@@ -391,10 +400,5 @@ def joined(runs: list[PlacementRun]) -> list[PlacementRun]:
             on_gpus.append(run)
     out: list[PlacementRun] = []
     for run in sorted(on_gpus, key=lambda run: (run.gpu, run.slot, run.slots, run.node)):
-        last = out[-1] if out else None
-        same = last and (last.gpu, last.slot, last.slots) == (run.gpu, run.slot, run.slots)
-        if last and same and last.node + last.nodes == run.node:
-            out[-1] = replace(last, nodes=last.nodes + 1)
-        else:
-            out.append(run)
+        _append(out, run)
     return out

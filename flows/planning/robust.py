@@ -21,7 +21,8 @@ from flows.planning.api import make_plan, with_rates
 from flows.planning.certificate import plan_identity
 from flows.planning.engine.level import highest_above
 from flows.planning.promises.headroom import GRID, promising_less, without_headroom
-from flows.planning.registry import PlanOptions, planner_named
+from flows.planning.registry import Inputs, PlanOptions, planner_named
+from flows.planning.watch import Watch
 from triton_backend.contract.cluster import Cluster
 from triton_backend.contract.errors import InfeasibleError, InputError
 from triton_backend.contract.plan import DEFAULT_POLICY, Plan
@@ -71,7 +72,13 @@ def make_robust_plan(
     _check(options, workload)
     asked, options = options, without_headroom(options)
     trial, watch = trial or Trial(), Stopwatch()
-    rated, _ = with_rates(options.expected(profiles), cluster, workload, options)
+    inputs = Inputs(
+        profiles=options.expected(profiles),
+        cluster=cluster,
+        workload=workload,
+        watch=Watch(limit_s=options.time_limit_s),
+    )
+    rated, _ = with_rates(inputs, options)
     names, usual = [m.name for m in rated.models], planner_named(options.planner).slo_margin
     best: Plan | None = None
     goodput, margins, tried = 0.0, dict.fromkeys(names, usual), 0

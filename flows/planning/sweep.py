@@ -152,13 +152,12 @@ def _slo_scale(situation: Situation, _gpu_class: str, value: float) -> Situation
     return _with_slos(
         situation,
         lambda model: value * _fastest_us(situation.profiles[model.name]),
-        lambda application: value * _fastest_way_us(situation, application),
-    )
-
-
-def _fastest_way_us(situation: Situation, application: Application) -> float:
-    return application.longest(
-        {m.name: _fastest_us(situation.profiles[m.model]) for m in application.modules}
+        lambda application: (
+            value
+            * application.longest(
+                {m.name: _fastest_us(situation.profiles[m.model]) for m in application.modules}
+            )
+        ),
     )
 
 

@@ -12,6 +12,8 @@ from threading import Event
 from flows.clock import Stopwatch
 from triton_backend.contract.errors import InfeasibleError
 
+BEFORE = 0.25
+"""Of the time that is left: what a step before the plan itself may take."""
 _LEAST_S = 0.02  # a solver that is called gets at least so long
 
 
@@ -70,6 +72,10 @@ class Watch:
     def stopped(self) -> bool:
         """True if the run was ended."""
         return self._stop.is_set()
+
+    def ended_by(self) -> str:
+        """The end of the run, as its certificate states it."""
+        return "stopped" if self.stopped() else "time limit reached"
 
     def no_plan(self) -> InfeasibleError:
         """The complaint of a run that is over before any plan is known.

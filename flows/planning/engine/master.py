@@ -201,18 +201,19 @@ class Master:
         found = self._program.solve()
         if found is None:
             return None
+        value, values, duals = found
         demands, free = len(self._cover.need), len(self._cover.free.columns)
         missed = np.zeros(demands)
-        missed[self._missable] = found.values[free : free + len(self._missable)]
+        missed[self._missable] = values[free : free + len(self._missable)]
         return Mixed(
-            value=found.value,
-            counts=found.values[self._first :],
-            free=found.values[:free],
+            value=value,
+            counts=values[self._first :],
+            free=values[:free],
             missed=missed,
             duals=Duals(
-                demand=np.maximum(found.duals[:demands], 0.0),
-                resource=np.maximum(-found.duals[demands : self._cover.rows], 0.0),
-                half=np.maximum(found.duals[self._cover.rows :], 0.0),
+                demand=np.maximum(duals[:demands], 0.0),
+                resource=np.maximum(-duals[demands : self._cover.rows], 0.0),
+                half=np.maximum(duals[self._cover.rows :], 0.0),
             ),
         )
 

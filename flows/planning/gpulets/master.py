@@ -37,9 +37,9 @@ from flows.planning.gpulets.search import Worths
 from flows.planning.gpulets.tables import Tables
 from flows.planning.registry import Trace
 from flows.planning.solver.arrays import Floats, Ints
-from flows.planning.solver.solve import Limits
+from flows.planning.solver.solve import FEW_NODES, SEARCH_NODES, Limits
 from flows.planning.solver.tolerances import ROUNDING
-from flows.planning.watch import Watch
+from flows.planning.watch import BEFORE, Watch
 
 DIVES = 6  # at different levels
 MOST_PATTERNS = 4_000  # columns of the last integer program
@@ -48,8 +48,6 @@ FEW = 16  # GPUs that are settled target by target
 TARGETS = 12  # tried then, each by programs; and before, where the relaxation closes
 STEP = 0.004  # relative, from a bound to the next target
 NEAR = 0.001  # relative, of where it closes
-_SOON = 0.25  # of the time left: what finding patterns of a first plan may take, and that plan
-NODES = (200, 1_000)  # of integer programs over what is met, and of those that prove
 
 Chosen = list[tuple[Pattern, int]]
 Kind = tuple[int, int, bool]  # of parts: class, share, beside others or not
@@ -326,7 +324,7 @@ class _Search:
         if self.goal.prices is None:
             pricer, pool = self.free_of_charge, Pool()
             pool.add(_at(pricer.cheapest, self.pool.columns))
-        rungs = [Rung(columns=MOST_PATTERNS, nodes=NODES[1])]
+        rungs = [Rung(columns=MOST_PATTERNS, nodes=SEARCH_NODES)]
         found = by_slack(cover, pricer, pool, relaxed, self.best, rungs, self.tools, self.watch)
         self.trace.configurations["screened"] = len(pool)
         return found
@@ -375,7 +373,7 @@ class _Search:
         supply = self._parts(found) / goal.demand
         columns = Columns.dense(np.zeros(len(found)), supply, use, group, found)
         plan, most = Incumbent(), np.full(len(found), self.gpus.sum() * max(map(len, kinds_of)))
-        limits = Limits(relative_gap=goal.gap, nodes=NODES[0], seconds=self.watch.left_s())
+        limits = Limits(relative_gap=goal.gap, nodes=FEW_NODES, seconds=self.watch.left_s())
         tools = Tools(solver=goal.solver, most=lambda _: most)
         restricted(cover, columns, plan, limits, tools)
         stock: dict[int, list[tuple[int, int]]] = {}
@@ -442,11 +440,11 @@ class _Search:
 
     def _soon(self, bound: float) -> None:
         """A plan of few patterns in parts of the time left: what follows may leave none for one."""
-        target, part = (max(0.0, self.score) + bound) / 2, self.watch.part(_SOON)
+        target, part = (max(0.0, self.score) + bound) / 2, self.watch.part(BEFORE)
         cover = self._fixed(min(self.goal.enough, target))
         relax(cover, replace(self.pricer, watch=part), self.pool, part)
         level = level_cover(np.ones(len(self.goal.demand)), self.gpus, min(self.goal.enough, bound))
-        self._whole(level, cover.undominated(self.pool.columns), self.watch.part(_SOON))
+        self._whole(level, cover.undominated(self.pool.columns), self.watch.part(BEFORE))
 
     def _narrowed(self, bound: float) -> float:
         """The bound on the level that the relaxation with halves leaves, nearly.
@@ -496,7 +494,7 @@ class _Search:
         beats = len(cover.free.columns) > 0 or self.goal.prices is not None
         limits = Limits(
             relative_gap=self.goal.gap / 2,
-            nodes=NODES[1] if self.few else NODES[0],
+            nodes=SEARCH_NODES if self.few else FEW_NODES,
             seconds=(watch or self.watch).left_s(),
             cutoff=self.score if beats else -np.inf,
             enough=self.goal.enough if beats else np.inf,

@@ -32,6 +32,7 @@ from flows.planning.gpulets.divisions import Divisions
 from flows.planning.gpulets.master import Answer, Chosen, Goal, Master
 from flows.planning.gpulets.patterns import Key, Parts, Pattern, Patterns
 from flows.planning.gpulets.tables import Tables
+from flows.planning.pool.columns import best_of_each
 from flows.planning.registry import Trace
 from flows.planning.solver.arrays import Floats, Ints
 from flows.planning.watch import Watch
@@ -88,7 +89,7 @@ class SlicePricer:
         del thorough
         rows, kind, rates = self.useful(cap)
         values = rates @ duals.demand
-        best = self._best(kind, values)
+        best = best_of_each([kind], -values)
         tops, gpus, of = values[best], np.zeros(len(self.prices)), self.divisions.gpu_class
         np.maximum.at(gpus, of, self.divisions.counts @ tops - self.prices[of])
         resource = np.concatenate([tops, gpus])
@@ -112,7 +113,7 @@ class SlicePricer:
     def alone(self, cap: Floats) -> Columns:
         """The best option of each kind for each model."""
         rows, kind, rates = self.useful(cap)
-        return self.columns(rows[np.unique([self._best(kind, rate) for rate in rates.T])])
+        return self.columns(rows[np.unique([best_of_each([kind], -rate) for rate in rates.T])])
 
     def columns(self, options: Ints) -> Columns:
         """For the engine."""
@@ -120,11 +121,6 @@ class SlicePricer:
         use = np.eye(kinds, kinds + classes)[self.kind[options]]
         none = np.zeros(len(options))
         return Columns.dense(none, self.rates[options], use, self.kind[options], options.tolist())
-
-    def _best(self, kind: Ints, value: Floats) -> Ints:
-        """[kind] the first of the most valuable."""
-        order = np.lexsort((-value, kind))
-        return order[np.searchsorted(kind, np.arange(self.divisions.kinds))]
 
 
 class SliceMaster(Master):
@@ -244,7 +240,7 @@ def _by_kind(own: Patterns) -> list[tuple[int, list[int]]]:
     """Names of kinds of slices, rising, with the shares of parts in one."""
     shares: dict[int, list[int]] = {}
     for share, options in own.options.items():
-        if options.count:
+        if options.number:
             shares.setdefault(_kind_name(share), []).append(share)
     return sorted(shares.items())
 
@@ -272,7 +268,7 @@ def _slices(own: Patterns, shares: list[int]) -> tuple[Floats, list[Parts]]:
     parts: list[Parts] = []
     for share in shares:
         options, cell = own.options[share], mig_cell(share)
-        copies, rows = 1 if cell is None else cell.processes, np.arange(options.count)
+        copies, rows = 1 if cell is None else cell.processes, np.arange(options.number)
         rates.append(copies * options.rates_rps(rows, options.turn_us, len(own.tables.models)))
         parts += [((share, row),) * copies for row in rows.tolist()]
     every = np.concatenate(rates)

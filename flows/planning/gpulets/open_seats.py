@@ -51,7 +51,7 @@ from flows.planning.engine.columns import Pool
 from flows.planning.engine.cover import Relaxed, relax, screened
 from flows.planning.engine.level import level_cover
 from flows.planning.engine.master import Cover, Free
-from flows.planning.gpulets.master import Chosen, Master, PatternPricer
+from flows.planning.gpulets.master import MOST_PATTERNS, Chosen, Master, PatternPricer
 from flows.planning.gpulets.patterns import Pattern
 from flows.planning.gpulets.plan import POLICY, places, seat_pipelines, slot_runs
 from flows.planning.gpulets.plan import plan as plan_turns
@@ -74,6 +74,7 @@ from flows.planning.registry import (
 )
 from flows.planning.solver.arrays import Floats
 from flows.planning.solver.tolerances import ROUNDING
+from flows.planning.watch import BEFORE
 from triton_backend.contract.errors import InfeasibleError, InputError
 from triton_backend.contract.plan import (
     DEFAULT_POLICY,
@@ -83,11 +84,11 @@ from triton_backend.contract.plan import (
     SeatInterference,
 )
 from triton_backend.contract.shares import SOLO, WHOLE_GPU, share_text
+from triton_backend.contract.units import US_PER_S
 
 SPACE = "gpu-patterns-and-pipelines"
-TURN_US = 1_000_000  # of an open seat: its rate is then 1
-MOST_PATTERNS = 2_000  # of the integer program
-_BEFORE = 0.25  # of the time that is left: what planning with one kind alone may take, each
+TURN_US = US_PER_S  # of an open seat: its rate is then 1
+MOST_COLUMNS = 160  # configurations of the integer program
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -343,7 +344,7 @@ def _of_one_kind(
         kinds.append(("pipelines", plan_pipelines, _of_pool(bare)))
     found: list[Outcome] = []
     for kind, planned, own in kinds:
-        part = replace(inputs, watch=inputs.watch.part(_BEFORE))
+        part = replace(inputs, watch=inputs.watch.part(BEFORE))
         try:
             found.append(planned(part, own))
         except InfeasibleError as error:
@@ -388,9 +389,9 @@ def _search(
         mixed=np.ones(len(both.seats), dtype=np.bool_),
         carried=both.carried(patterns),
     )
-    none = np.zeros(both.models)
-    goal = Goal(weight=both.weights, minimum_rps=none, price=np.zeros(len(gpus)), fixed=False)
-    candidates = unequal.Candidates(columns=both.columns, bound=_prices(both, relaxed))
+    goal = Goal.level(both.weights, len(gpus))
+    bounded = _prices(both, relaxed)
+    candidates = unequal.Candidates(columns=both.columns, most=MOST_COLUMNS, bound=bounded)
     given = (both.problem, candidates, cuts, goal, known)
     closer = replace(options, gap=options.gap / 2)
     answer = unequal.search(*given, closer, trace, inputs.watch)
@@ -418,14 +419,7 @@ def _prices(both: OpenSeatProblem, relaxed: Relaxed) -> Bound:
     """The relaxation's bound and prices, as configurations read them."""
     per_seat = relaxed.duals.demand[both.models :]
     asked = relaxed.duals.demand[: both.models] / both.weights
-    paid = both.columns.usage_of_types(len(both.seats)) @ per_seat
-    return Bound(
-        score=-relaxed.bound,
-        gpu_price=per_seat,
-        rate_price=asked,
-        reduced_cost=np.maximum(paid - asked[both.columns.model], 0.0),
-        rate_rps=np.zeros(len(both.columns)),
-    )
+    return Bound(score=-relaxed.bound, gpu_price=per_seat, rate_price=asked)
 
 
 # From the answer to pipelines

@@ -13,9 +13,8 @@ Here: all feasible seats of a part with factor 1, as arrays. Factors are `patter
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from itertools import combinations
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -28,9 +27,8 @@ MOST_OPTIONS = 100_000  # of one share
 LADDER = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Options:
-    """All that a part may do; n options of up to K seats, unused seats padded.
+class Options(NamedTuple):
+    """All that a part may do; n options of up to K seats, unused seats padded. Kernels read it.
 
     Attributes:
         model: [n, K] rising; -1 where there is no seat.
@@ -55,13 +53,13 @@ class Options:
     @classmethod
     def joined(cls, every: Sequence["Options"], *, thinned: bool = False) -> "Options":
         """All of them, in order."""
-        names = [name for name in cls.__slots__ if name != "thinned"]
+        names = [name for name in cls._fields if name != "thinned"]
         arrays = {name: np.concatenate([getattr(one, name) for one in every]) for name in names}
         return cls(**arrays, thinned=thinned)
 
     @property
-    def count(self) -> int:
-        """Number of options."""
+    def number(self) -> int:
+        """Of options."""
         return len(self.pressure)
 
     def turns_us(self, rows: Ints, felt: Floats | float, inflation: float) -> Floats:
@@ -92,7 +90,7 @@ def options_of(tables: Tables, table: ClassTable, share: int) -> Options:
         if (kept := _usable(cell, float(tables.limit_us[model]))) is not None
     }
     found = _combined(tables, table, share, cells)
-    thinned = sum(one.count for one in found) > MOST_OPTIONS
+    thinned = sum(one.number for one in found) > MOST_OPTIONS
     if thinned:
         on_ladder = {model: _on_ladder(cell) for model, cell in cells.items()}
         found = _combined(tables, table, share, on_ladder)
@@ -164,13 +162,6 @@ def _seats(
 
 
 def _empty(most: int) -> Options:
-    wide = np.zeros((0, most))
-    return Options(
-        model=wide.astype(np.int64),
-        batch=wide.astype(np.int64),
-        turn_us=wide,
-        susceptibility=wide,
-        limit_us=wide,
-        pressure=np.zeros(0),
-        memory_gib=np.zeros(0),
-    )
+    seats, none = np.zeros((0, most)), np.zeros(0)
+    whole = seats.astype(np.int64)
+    return Options(whole, whole, seats, seats, seats, none, none)

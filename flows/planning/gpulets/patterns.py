@@ -73,30 +73,24 @@ class Patterns:
         """
         options, table = [self.options[share] for share in self._shares], self.table
         own = Options.joined(options)
-        share = np.repeat(np.arange(len(options)), [one.count for one in options])
-        begins = np.ones(own.count, dtype=np.bool_)
+        share = np.repeat(np.arange(len(options)), [one.number for one in options])
+        begins = np.ones(own.number, dtype=np.bool_)
         begins[1:] = (own.model[1:] != own.model[:-1]).any(axis=1) | (share[1:] != share[:-1])
         start = np.flatnonzero(begins)
         levels = LEVELS if table.interference else 1
         neighbours = max(1, max(map(len, table.partitions)) - 1)
         step = float(own.pressure.max(initial=0.0)) * neighbours / levels
-        bucket = np.zeros(own.count, dtype=np.int64)
+        bucket = np.zeros(own.number, dtype=np.int64)
         if step > 0:
             bucket = (own.pressure / step).astype(np.int64)
             # rounding must not put a pressure below the lower edge of its bucket
             bucket -= own.pressure < bucket * step
-        every, felt = np.arange(own.count), step * (1 - EXACT) * np.arange(levels)
+        every, felt = np.arange(own.number), step * (1 - EXACT) * np.arange(levels)
         turns = [own.turns_us(every, level, table.inflation) for level in felt]
         return Side(
-            model=own.model,
-            batch=own.batch.astype(np.float64),
-            turn_us=own.turn_us,
-            susceptibility=own.susceptibility,
-            limit_us=own.limit_us,
-            pressure=own.pressure,
-            memory_gib=own.memory_gib,
+            own=own,
             bucket=bucket,
-            start=np.append(start, own.count),
+            start=np.append(start, own.number),
             first=np.searchsorted(share[start], np.arange(len(options) + 1)),
             lowest=np.minimum.reduceat(bucket, start),
             speed=np.stack([own.speed(every, each) for each in turns], axis=1),
@@ -217,7 +211,7 @@ class Patterns:
         room = Room(
             row=np.zeros((most, len(cut)), dtype=np.int64),
             value=np.zeros(most),
-            carried=np.zeros((len(cut), side.model.shape[1])),
+            carried=np.zeros((len(cut), side.own.model.shape[1])),
             chosen=np.zeros(len(cut), dtype=np.int64),
             group=np.zeros(len(cut), dtype=np.int64),
         )

@@ -6,6 +6,7 @@ Here: the goal, the answer as pipelines, and where patterns lie. Not here: findi
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from statistics import NormalDist
 
 import numpy as np
 
@@ -15,7 +16,7 @@ from flows.planning.gpulets.master import Answer, Chosen, Goal, Master
 from flows.planning.gpulets.mig import SliceMaster
 from flows.planning.gpulets.patterns import Pattern
 from flows.planning.gpulets.tables import read_tables
-from flows.planning.placement import Gpu, gpus_of, joined
+from flows.planning.placement import Gpu, gpus_of, joined, node_now
 from flows.planning.registry import (
     Inputs,
     Outcome,
@@ -32,10 +33,8 @@ from triton_backend.contract.plan import PlacementRun, Plan, PoolInterference, S
 from triton_backend.contract.workload import MARGIN
 
 POLICY = "turns-window"
-SMALL_BATCH = (
-    4  # planned batches up to this may be larger in a burst, where a model has its part alone
-)
-_P99 = 2.3263478740408408  # standard deviations of a normal distribution
+SMALL_BATCH = 4  # planned batches up to this may be larger in a burst, on a part without others
+_P99 = NormalDist().inv_cdf(0.99)  # in standard deviations
 
 Content = tuple[tuple[int, tuple[str, ...]], ...]  # (share, models) of every part, sorted
 
@@ -69,7 +68,7 @@ def plan(inputs: Inputs, options: PlanOptions) -> Outcome:
             "the bound "
             "is over these"
         )
-    answer.trace.configurations["options"] = sum(own.count for own in every)
+    answer.trace.configurations["options"] = sum(own.number for own in every)
     return outcome_of(master, inputs, options, answer, promised)
 
 
@@ -321,10 +320,8 @@ def _contents(in_force: Plan, cluster: Cluster) -> dict[Gpu, Content]:
     found: dict[Gpu, list[tuple[int, tuple[str, ...]]]] = {}
     for pool in in_force.pools:
         for slot in pool.slots():
-            try:
-                node = cluster.node_index(in_force.cluster.node_name(slot.node))
-            except InputError:
-                continue
-            part = (pool.share, tuple(models[pool.name]))
-            found.setdefault((node, slot.gpu), []).append(part)
+            node = node_now(in_force.cluster, cluster, slot.node)
+            if node is not None:
+                part = (pool.share, tuple(models[pool.name]))
+                found.setdefault((node, slot.gpu), []).append(part)
     return {gpu: tuple(sorted(parts)) for gpu, parts in found.items()}

@@ -15,6 +15,7 @@ from typing import NamedTuple
 import numpy as np
 
 from flows.planning.engine.master import FULL
+from flows.planning.gpulets.parts import Options
 from flows.planning.solver.arrays import FAR, Floats, Ints
 from flows.planning.solver.tolerances import ROUND_OFF_US
 from triton_backend.scheduler.compiled import entry, kernel
@@ -23,12 +24,10 @@ from triton_backend.scheduler.compiled import entry, kernel
 class Side(NamedTuple):
     """Options of all shares of a class, share by share, those of the same models beside each other.
 
-    N options of K seats in g groups.
+    n options of K seats in g groups.
 
     Attributes:
-        model: [n, K] -1 where there is no seat.
-        batch, turn_us, susceptibility, limit_us: [n, K].
-        pressure, memory_gib: [n].
+        own: the options.
         bucket: [n] of its pressure.
         start: [g + 1] where groups begin, and their end.
         first: [share + 1] where the groups of shares begin, and their end.
@@ -37,13 +36,7 @@ class Side(NamedTuple):
             is late.
     """
 
-    model: Ints
-    batch: Floats
-    turn_us: Floats
-    susceptibility: Floats
-    limit_us: Floats
-    pressure: Floats
-    memory_gib: Floats
+    own: Options
     bucket: Ints
     start: Ints
     first: Ints
@@ -122,10 +115,10 @@ def price_options(side: Side, worths: Worths, tops: Tops) -> None:
                 for level in range(side.speed.shape[1]):
                     speed = side.speed[row, level]
                     value = 0.0 if speed > 0 else -np.inf
-                    for k in range(side.model.shape[1]):
-                        m = side.model[row, k]
+                    for k in range(side.own.model.shape[1]):
+                        m = side.own.model[row, k]
                         if m >= 0 and speed > 0:
-                            value += _worth_of(side.batch[row, k] * speed, m, worths)
+                            value += _worth_of(side.own.batch[row, k] * speed, m, worths)
                     tops.value[row, level] = value
                     tops.group[g, level] = max(tops.group[g, level], value)
             for level in range(side.speed.shape[1]):
@@ -256,13 +249,13 @@ def _most(side: Side, chosen: Ints, g: int, most: Floats) -> float:
     shared = False
     for i in range(len(chosen)):
         row = chosen[i] if i + 1 < len(chosen) else side.start[g]
-        for k in range(side.model.shape[1]):
-            m = side.model[row, k]
+        for k in range(side.own.model.shape[1]):
+            m = side.own.model[row, k]
             if m < 0:
                 continue
             twice = False
             for j in range(i):
-                for n in side.model[chosen[j]]:
+                for n in side.own.model[chosen[j]]:
                     twice = twice or n == m
             if twice:
                 shared = True
@@ -281,18 +274,18 @@ def _carry(
     round_us = 0.0
     for k in range(len(carried)):
         carried[k] = 0.0
-        if side.model[row, k] >= 0:
+        if side.own.model[row, k] >= 0:
             factor = 1.0
             if neighbours:
-                factor = max(1.0, side.susceptibility[row, k] + felt) * inflation
-            carried[k] = np.ceil(side.turn_us[row, k] * factor - ROUND_OFF_US)
+                factor = max(1.0, side.own.susceptibility[row, k] + felt) * inflation
+            carried[k] = np.ceil(side.own.turn_us[row, k] * factor - ROUND_OFF_US)
             round_us += carried[k]
     for k in range(len(carried)):
-        if side.model[row, k] < 0:
+        if side.own.model[row, k] < 0:
             continue
-        if round_us + carried[k] > side.limit_us[row, k]:
+        if round_us + carried[k] > side.own.limit_us[row, k]:
             return False
-        carried[k] = side.batch[row, k] * (1e6 / round_us)
+        carried[k] = side.own.batch[row, k] * (1e6 / round_us)
     return True
 
 
@@ -302,14 +295,14 @@ def _work(side: Side, room: Room, inflation: float, memory: float) -> bool:
     chosen = room.chosen
     held = 0.0
     for row in chosen:
-        held += float(side.memory_gib[row])
+        held += float(side.own.memory_gib[row])
     if held > memory:
         return False
     for i in range(len(chosen)):
         felt = 0.0
         for j in range(len(chosen)):
             if j != i:
-                felt += float(side.pressure[chosen[j]])
+                felt += float(side.own.pressure[chosen[j]])
         if not _carry(side, chosen[i], felt, inflation, len(chosen) - 1, room.carried[i]):
             return False
     return True
@@ -326,10 +319,10 @@ def _value(side: Side, room: Room, inflation: float, memory: float, worths: Wort
         for k in range(carried.shape[1]):
             if carried[i, k] == 0:
                 continue
-            m = side.model[chosen[i], k]
+            m = side.own.model[chosen[i], k]
             for j in range(i + 1, len(chosen)):
                 for n in range(carried.shape[1]):
-                    if side.model[chosen[j], n] == m:
+                    if side.own.model[chosen[j], n] == m:
                         carried[i, k] += carried[j, n]
                         carried[j, n] = 0.0
             total += _worth_of(carried[i, k], m, worths)

@@ -7,7 +7,7 @@ which models take turns on a part (`parts`), which parts make a GPU (`patterns`)
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from itertools import combinations_with_replacement
+from itertools import combinations, combinations_with_replacement
 
 import numpy as np
 
@@ -180,7 +180,8 @@ def partitions_of(gpu_class: GpuClass) -> tuple[tuple[int, ...], ...]:
         listed = {
             tuple(sorted(part * PER_PERCENT for part in kept))
             for cut in gpu_class.partitions
-            for kept in _subsets(cut)
+            for count in range(1, len(cut) + 1)
+            for kept in combinations(cut, count)
         }
         return tuple(sorted(listed))
     shares = sorted(set(gpu_class.shares))
@@ -191,13 +192,6 @@ def partitions_of(gpu_class: GpuClass) -> tuple[tuple[int, ...], ...]:
         if sum(cut) <= WHOLE_GPU
     ]
     return tuple(found)
-
-
-def _subsets(cut: tuple[int, ...]) -> list[tuple[int, ...]]:
-    found: list[tuple[int, ...]] = [()]
-    for part in cut:
-        found += [(*kept, part) for kept in found]
-    return found[1:]
 
 
 def _cell(

@@ -29,9 +29,8 @@ _FIRST_NODES = 50  # branch-and-bound nodes of the first attempt, and of all at 
 _NODE_CELLS = 120_000  # nodes × stages of configurations that a program may take by default
 _FAR = 0.01  # a relative gap beyond which programs follow a division
 _ENDED = ("optimal", "infeasible")
-_STEP = 0.1  # of the relative gap
 _SKETCHES = (60, 200)  # cheapest configurations of the first, short integer programs
-_COLUMNS, _COLUMNS_DEEP = 240, 400  # most configurations by default, at most 2 stages or more
+COLUMNS, _COLUMNS_DEEP = 240, 400  # most configurations by default, at most 2 stages or more
 _DIVISION_EFFORT = 25_000  # simplex iterations that dividing the GPUs may take
 _ALONE_NODES = 100  # branch-and-bound nodes of an integer program of one model, at first
 
@@ -74,9 +73,8 @@ class Attempts:
             if number == min(1, len(sizes) - 1) and len(best.problem.models) > 1:
                 proven = min(proven, self._divide(proven))
                 several = len(best.problem.models) >= PRICES_FIRST_FROM_MODELS_MANY_CLASSES
-                far = self.far(proven)  # else nothing closes what a division leaves
+                far = best.gap_to(proven) > _FAR  # else nothing closes what a division leaves
                 if not far or several or self.watch.over():
-                    self._note(0, proven)
                     break
             ceiling = -np.inf
             if len(left_out):
@@ -85,7 +83,11 @@ class Attempts:
             proven = min(proven, max(inside, ceiling, best.score))
             self.watch.report(best.score, proven)
             if last or self.settled(proven) or self.watch.over():
-                self._note(len(left_out), proven)
+                if len(left_out) and not self.settled(proven):
+                    self.trace.notes.append(
+                        f"{len(left_out)} configurations that the exact screen left open were set "
+                        "aside; the gap covers them through the relaxation's bound"
+                    )
                 break
         self.trace.configurations["kept"] = kept
         return proven
@@ -125,14 +127,7 @@ class Attempts:
         return [size for size in _SKETCHES if 2 * size <= most] + [most]
 
     def _most_columns(self) -> int:
-        return _COLUMNS if self.short else _COLUMNS_DEEP
-
-    def _note(self, left_out: int, proven: float) -> None:
-        if left_out and not self.settled(proven):
-            self.trace.notes.append(
-                f"{left_out} configurations that the exact screen left open were set aside; "
-                "the gap covers them through the relaxation's bound"
-            )
+        return COLUMNS if self.short else _COLUMNS_DEEP
 
     def improve(self, rows: Ints, *, thorough: bool) -> float:
         """Look for better plans over some configurations.
@@ -156,7 +151,8 @@ class Attempts:
             self.trace.status = answer.status
             # a solver that stops by itself has shown that nothing beats its answer or the cutoff
             ceiling = min(ceiling, max(answer.bound, cutoff))
-            improved = self.best.offer(self._spread(rows, answer.values))
+            found = None if answer.values is None else self.best.columns.counts(rows, answer.values)
+            improved = self.best.offer(found)
             if self.best.score >= self.enough:
                 return ceiling
             if answer.status in _ENDED or self.settled(ceiling):
@@ -192,22 +188,10 @@ class Attempts:
             return answer
         return replace(answer, values=counts_of(layout, columns, answer.values))
 
-    def _spread(self, rows: Ints, vgpus: Ints | None) -> Ints | None:
-        """vGPU counts of some configurations as counts over all of them."""
-        if vgpus is None:
-            return None
-        whole = np.zeros(self.best.columns.types.shape, dtype=np.int64)
-        whole[rows] = vgpus
-        return whole
-
     @property
     def short(self) -> bool:
         """True if pipelines are short."""
         return self.options.max_partitions <= _SHORT
-
-    def far(self, proven: float) -> bool:
-        """True if the proof is so weak that more effort is due."""
-        return self.best.gap_to(proven) > _FAR
 
     def settled(self, proven: float) -> bool:
         """True if the best plan is proven within the relative gap, or good enough."""
@@ -217,7 +201,7 @@ class Attempts:
         """The least score that is looked for."""
         if np.isinf(self.best.score):
             return self.best.score
-        step = max(self.options.gap * _STEP, SOLVED)
+        step = max(self.options.gap / 10, SOLVED)
         return self.best.score + step * abs(self.best.score)
 
     def _node_budget(self, columns: Columns) -> int:

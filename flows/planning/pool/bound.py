@@ -22,7 +22,7 @@ the same vGPU types, one that is at least as fast in every stage replaces the ot
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -59,9 +59,24 @@ class Goal:
     price: Floats
     fixed: bool
 
+    @classmethod
+    def level(cls, weight: Floats, classes: int) -> "Goal":
+        """The highest level of weights, whatever GPUs of so many classes cost."""
+        none = np.zeros_like(weight)
+        return cls(weight=weight, minimum_rps=none, price=np.zeros(classes), fixed=False)
+
+    @property
+    def asked_rps(self) -> Floats:
+        """[models] rate that a plan must reach; 0 where none is asked for."""
+        return np.maximum(self.weight * self.fixed, self.minimum_rps)
+
     def rates(self, score: float) -> Floats:
         """[models] rates of their weights at a score, whatever is asked for at least."""
         return self.weight * (1.0 if self.fixed else score)
+
+    def needed_rps(self, score: float) -> Floats:
+        """[models] the same, or what is asked for at least."""
+        return np.maximum(self.rates(score), self.minimum_rps)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,15 +88,13 @@ class Bound:
         gpu_price: [C] score per GPU of each class.
         rate_price: [models] score per sample/s of each model; at most what the cheapest
             configuration of the model pays in GPUs.
-        reduced_cost: [n] score lost per sample/s on each configuration; not negative.
-        rate_rps: [n] rates of the relaxed optimum.
+        rate_rps: [n] rates of the relaxed optimum; empty where these are not known.
     """
 
     score: float
     gpu_price: Floats
     rate_price: Floats
-    reduced_cost: Floats
-    rate_rps: Floats
+    rate_rps: Floats = field(default_factory=lambda: np.zeros(0))
 
 
 def solve_bound(problem: Problem, columns: Columns, goal: Goal) -> Bound:
@@ -102,13 +115,10 @@ def solve_bound(problem: Problem, columns: Columns, goal: Goal) -> Bound:
     rates, counts = np.zeros(len(columns)), relaxed.mixed.counts
     rates[np.array(pool.columns.source, dtype=np.int64)[: len(counts)]] = counts
     gpu_price = goal.price + relaxed.duals.resource
-    paid = columns.usage @ gpu_price
-    rate_price = pricer.cheapest_of(paid)
     return Bound(
         score=-relaxed.bound,
         gpu_price=gpu_price,
-        rate_price=rate_price,
-        reduced_cost=paid - rate_price[columns.model],
+        rate_price=pricer.cheapest_of(columns.usage @ gpu_price),
         rate_rps=rates,
     )
 
@@ -207,13 +217,8 @@ def _cover(problem: Problem, pricer: Configurations) -> Cover:
 
 
 def _raise_out_of_reach(problem: Problem, columns: Columns, goal: Goal) -> None:
-    asked = np.maximum(goal.weight * goal.fixed, goal.minimum_rps)
-    free = Goal(
-        weight=np.maximum(asked, ROUNDING * asked.max()),
-        minimum_rps=np.zeros_like(asked),
-        price=np.zeros_like(goal.price),
-        fixed=False,
-    )
+    asked = goal.asked_rps
+    free = Goal.level(np.maximum(asked, ROUNDING * asked.max()), len(goal.price))
     share = solve_bound(problem, columns, free).score
     rates = ", ".join(
         f"{model.name} {rate:g}" for model, rate in zip(problem.models, asked, strict=True) if rate
@@ -250,7 +255,7 @@ def least_loss(problem: Problem, columns: Columns, bound: Bound) -> Floats:
     rate = columns.rate_rps
     lowest = rate.min(axis=1)
     reach = np.where(np.isfinite(rate), rate * (MULTIPLES + 1), np.inf).min(axis=1)
-    best = bound.reduced_cost * reach
+    best = np.maximum((price / rate).sum(axis=1) - worth, 0.0) * reach
     for s in range(rate.shape[1]):
         real = np.isfinite(rate[:, s])
         for multiple in range(1, MULTIPLES + 1):

@@ -57,6 +57,12 @@ class Columns:
         """The configurations of those rows, in that order."""
         return replace(self, **{name: getattr(self, name)[rows] for name in _BY_ROW})
 
+    def counts(self, rows: Ints, vgpus: Ints) -> Ints:
+        """[n, S] vGPUs of the configurations of those rows, which may repeat; 0 of all others."""
+        found = np.zeros(self.types.shape, dtype=np.int64)
+        np.add.at(found[:, : vgpus.shape[1]], rows, vgpus)
+        return found
+
     def usage_of_types(self, types: int) -> Floats:
         """[n, types] vGPUs of every type per sample/s."""
         used = np.zeros((len(self), types))

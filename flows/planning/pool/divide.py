@@ -85,7 +85,7 @@ class GpuSplit:
             bound = min(bound, max(reached, self.best.score))
             if not share or settled(bound):
                 break
-            hoped = self._hoped(z)
+            hoped = self.best.goal.needed_rps(z)
             if self._price(share, hoped):
                 effort -= 1
                 continue
@@ -94,10 +94,6 @@ class GpuSplit:
                 break  # nothing is open but tolerances of the master program
             effort -= spent
         return bound
-
-    def _hoped(self, z: float) -> Floats:
-        """[models] samples/s that each model must deliver at some z."""
-        return np.maximum(self.best.goal.weight * z, self.best.goal.minimum_rps)
 
     def _price(self, share: list[Gpus], hoped: Floats) -> bool:
         """Tell the master program which models hope for more than their relaxation allows."""
@@ -120,7 +116,9 @@ class GpuSplit:
         spent = 0
         order = sorted(range(len(share)), key=lambda m: len(self.parts[m].columns))
         counts = np.zeros(self.best.columns.types.shape, dtype=np.int64)
-        enough = self._hoped(self.best.score) if self.best.vgpus is not None else 0.0 * hoped
+        enough, goal = 0.0 * hoped, self.best.goal
+        if self.best.vgpus is not None:
+            enough = np.maximum(goal.weight * self.best.score, goal.minimum_rps)
         for number in order:
             alone = self._alone(number, share[number], float(hoped[number]), effort - spent)
             spent += alone.effort
@@ -220,12 +218,7 @@ def _part(best: Incumbent, number: int) -> Incumbent:
     return Incumbent(
         replace(best.problem, models=(best.problem.models[number],)),
         replace(columns, model=np.zeros_like(columns.model)),
-        Goal(
-            weight=np.ones(1),
-            minimum_rps=np.zeros(1),
-            price=np.zeros_like(best.goal.price),
-            fixed=False,
-        ),
+        Goal.level(np.ones(1), len(best.goal.price)),
     )
 
 

@@ -11,13 +11,7 @@ from flows.planning.engine.level import halved
 from flows.planning.inputs import Problem
 from flows.planning.pool.bound import Goal
 from flows.planning.pool.columns import Columns
-from flows.planning.pool.integer import (
-    gpus_in_use,
-    is_as_good,
-    reaches_rates,
-    score_of,
-    trimmed,
-)
+from flows.planning.pool.integer import gpus_in_use, reaches_rates, score_of, trimmed
 from flows.planning.solver.arrays import Floats, Ints
 from flows.planning.solver.tolerances import EXACT, ROUNDING
 
@@ -56,13 +50,17 @@ class Incumbent:
             self.vgpus, self.score = vgpus, score
         return better
 
-    def prefer(self, vgpus: Ints) -> bool:
-        """Take a plan [n, S] that is as good; tells whether it was."""
+    def as_good(self, vgpus: Ints) -> bool:
+        """True if a plan [n, S] reaches the rates asked for, and the score."""
+        score = score_of(self.problem, self.columns, vgpus, self.goal)
+        reached = score >= self.score * (1 - np.copysign(EXACT, self.score))
+        return reached and reaches_rates(self.columns, vgpus, self.goal)
+
+    def prefer(self, vgpus: Ints) -> None:
+        """Take a plan [n, S] if it is as good."""
         vgpus = trimmed(self.columns, vgpus)
-        if not is_as_good(self.problem, self.columns, vgpus, (self.goal, self.score)):
-            return False
-        self.vgpus = vgpus
-        return True
+        if self.as_good(vgpus):
+            self.vgpus = vgpus
 
 
 def round_down(problem: Problem, columns: Columns, rates_rps: Floats, goal: Goal) -> Ints | None:

@@ -199,13 +199,10 @@ def values_of(columns: Columns, layout: Layout, vgpus: Ints, size: int) -> Float
     count = np.bincount(
         layout.cell_group, weights=values[layout.vgpus], minlength=len(layout.groups)
     )
-    for (model, kind, divisor), number, vgpus_here in zip(
-        layout.groups, layout.gpus, count, strict=True
-    ):
-        gpus = np.ceil(vgpus_here / divisor)
-        values[layout.owned[model, kind]] += gpus
-        if number >= 0:
-            values[number] = gpus
+    model, kind, divisor = layout.groups.T
+    gpus, cut = np.ceil(count / divisor), layout.gpus >= 0
+    np.add.at(values, layout.owned[model, kind], gpus)
+    values[layout.gpus[cut]] = gpus[cut]
     return values
 
 
@@ -235,23 +232,10 @@ def lowest_share(columns: Columns, vgpus: Ints, goal: Goal) -> float:
     return 1.0 if goal.fixed else float((rates / goal.weight).min())
 
 
-def asked_rps(goal: Goal) -> Floats:
-    """[models] rate that a plan must reach; 0 where none is asked for."""
-    return np.maximum(goal.weight * goal.fixed, goal.minimum_rps)
-
-
 def reaches_rates(columns: Columns, vgpus: Ints, goal: Goal) -> bool:
     """True if vGPU counts [n, S] reach every rate asked for."""
     rates = models_rps(columns, vgpus, len(goal.weight))
-    return not np.any(rates < asked_rps(goal) * (1 - ROUNDING))
-
-
-def is_as_good(problem: Problem, columns: Columns, vgpus: Ints, held: tuple[Goal, float]) -> bool:
-    """True if vGPU counts [n, S] reach the rates asked for, and a score."""
-    goal, score = held
-    least = score * (1 - np.copysign(EXACT, score))
-    reached = score_of(problem, columns, vgpus, goal)
-    return reaches_rates(columns, vgpus, goal) and reached >= least
+    return not np.any(rates < goal.asked_rps * (1 - ROUNDING))
 
 
 def score_of(problem: Problem, columns: Columns, vgpus: Ints, goal: Goal) -> float:

@@ -12,7 +12,7 @@ import numpy as np
 from flows.planning.inputs import Problem
 from flows.planning.pool.bound import Goal
 from flows.planning.pool.columns import Columns, Counted, enumerate_columns, row_of, stacked
-from flows.planning.pool.integer import asked_rps, gpus_in_use, models_rps
+from flows.planning.pool.integer import gpus_in_use, models_rps
 from flows.planning.pool.spare_gpus import on_whole_gpus, whole_models
 from flows.planning.registry import PlanOptions
 from flows.planning.solver.arrays import Floats, Ints
@@ -177,8 +177,7 @@ def _require_room(problem: Problem, used: Ints) -> None:
 
 
 def _require_rates(problem: Problem, goal: Goal, rates: Floats, options: PlanOptions) -> None:
-    asked = asked_rps(goal)
-    for model, rate, least in zip(problem.models, rates, asked, strict=True):
+    for model, rate, least in zip(problem.models, rates, goal.asked_rps, strict=True):
         if model.name in options.pinned_models and rate < least * (1 - ROUNDING):
             raise InputError(
                 f"pinned model {model.name!r}",

@@ -33,6 +33,7 @@ from flows.planning.pool.spare_gpus import (
     best_effort,
     describe,
     limits_of,
+    margins_us,
     planned_rps,
     promised_rps,
     widen,
@@ -78,8 +79,8 @@ def plan(inputs: Inputs, options: PlanOptions) -> Outcome:
     found = search(problem, rest, options, shown, proof=inputs.prove)
     if len(problem.models) < PRICES_FIRST_FROM_MODELS:
         running_now = _running(inputs, options, problem)
-        margins_us = _margins_us(inputs, options, problem)
-        found = break_ties(found, rest, options, running_now, margins_us, shown)
+        left_us = margins_us(problem, inputs.workload, options)
+        found = break_ties(found, rest, options, running_now, left_us, shown)
     else:
         found.trace.details["ties"] = {
             "stages": int(np.count_nonzero(found.vgpus)),
@@ -174,7 +175,7 @@ def on_parts(
     settled = abs(best.bound - best.score) <= options.gap * abs(best.score) * (1 + ROUNDING)
     trace.status = "optimal" if settled else "effort limit reached"
     if inputs.watch.over() and not settled:
-        trace.status = "stopped" if inputs.watch.stopped() else "time limit reached"
+        trace.status = inputs.watch.ended_by()
     classes = inputs.cluster.gpu_classes
     if any(c.vgpu_percents and c.name in inputs.interference for c in classes):
         trace.notes.append("neighbours on a GPU are taken not to disturb each other")
@@ -292,12 +293,6 @@ def _with_free(
         taken = gpus_in_use(problem, *beside)
         problem = replace(problem, gpus=problem.gpus - taken)
     return widen(problem, columns, vgpus, planned), beside
-
-
-def _margins_us(inputs: Inputs, options: PlanOptions, problem: Problem) -> Floats:
-    """[models] µs of their SLOs that margins leave free."""
-    slo_us = {demand.name: demand.slo_us for demand in inputs.workload.models}
-    return np.array([options.margin(m.name) * slo_us[m.name] for m in problem.models])
 
 
 def _running(inputs: Inputs, options: PlanOptions, problem: Problem) -> dict[Use, int]:

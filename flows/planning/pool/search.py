@@ -33,7 +33,6 @@ from triton_backend.contract.errors import InfeasibleError
 
 _PAIR = 2  # classes among which GPUs are divided quickly
 _SURE = 1e-4  # a gap above which a plan of fewer stages may be as good
-_ENDS = {"time limit reached": "time limit hit", "stopped": "stopped"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,8 +112,9 @@ def search(
         settled = best.gap_to(proven) <= options.gap * (1 + ROUNDING)
         trace.status = "optimal" if settled else "effort limit reached"
     if watch.over() and best.gap_to(proven) > options.gap:
-        trace.status = "stopped" if watch.stopped() else "time limit reached"
-        trace.notes.append(f"{_ENDS[trace.status]}: this is the best plan found, with its gap")
+        trace.status = watch.ended_by()
+        end = trace.status.replace("reached", "hit")
+        trace.notes.append(f"{end}: this is the best plan found, with its gap")
     trace.seconds["solve"] = laps.restart()
     watch.report(best.score, proven)
     vgpus = best.vgpus
@@ -187,6 +187,4 @@ def _with_fewer_stages(best: Incumbent, options: PlanOptions, watch: Watch) -> N
     if alone.gap_to(proven) > min(options.gap, _SURE) and not watch.over():
         _with_fewer_stages(alone, less, watch)
     if alone.vgpus is not None:
-        vgpus = np.zeros(best.columns.types.shape, dtype=np.int64)
-        vgpus[fewer] = alone.vgpus
-        best.offer(vgpus)
+        best.offer(best.columns.counts(fewer, alone.vgpus))

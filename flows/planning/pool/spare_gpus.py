@@ -45,7 +45,7 @@ def promised_rps(columns: Columns, vgpus: Ints, goal: Goal, score: float) -> Flo
     At most what is delivered.
     """
     delivered = models_rps(columns, vgpus, len(goal.weight))
-    promised = np.maximum(goal.rates(score), goal.minimum_rps)
+    promised = goal.needed_rps(score)
     # Rates asked for are met within rounding; a rate a hair below would read as one that is not.
     return np.where(promised > delivered * (1 + ROUNDING), delivered, promised)
 
@@ -141,13 +141,16 @@ def best_effort(
     return on_whole_gpus(problem, forms, gpus)
 
 
+def margins_us(problem: Problem, workload: Workload, options: PlanOptions) -> Floats:
+    """[models] µs of their SLOs that margins leave free."""
+    slo_us = {demand.name: demand.slo_us for demand in workload.models}
+    return np.array([options.margin(m.name) * slo_us[m.name] for m in problem.models])
+
+
 def limits_of(problem: Problem, workload: Workload, options: PlanOptions) -> list[Floats]:
     """[models] of [batches], µs: SLO less a quarter of the margin, less gathering time."""
-    slo_us = {demand.name: demand.slo_us for demand in workload.models}
-    return [
-        m.limit_us + (1 - MARGIN_SHARE) * options.margin(m.name) * slo_us[m.name]
-        for m in problem.models
-    ]
+    more_us = (1 - MARGIN_SHARE) * margins_us(problem, workload, options)
+    return [m.limit_us + more for m, more in zip(problem.models, more_us, strict=True)]
 
 
 def whole_models(problem: Problem, limits_us: list[Floats] | None = None) -> Columns:

@@ -28,15 +28,14 @@ from typing import Any
 import numpy as np
 
 from flows.clock import Stopwatch
-from flows.planning.inputs import Problem
 from flows.planning.pool.bound import Goal, least_loss
 from flows.planning.pool.columns import Columns
+from flows.planning.pool.incumbent import Incumbent
 from flows.planning.pool.integer import (
     Layout,
     add_integer_program,
     counts_of,
     gpus_in_use,
-    is_as_good,
     lowest_share,
     values_of,
 )
@@ -57,22 +56,15 @@ _IN_FORCE = (240, 10_000)
 _SHARE = 0.1  # of a time limit that each solve may add
 _GIVE = 1e-3  # share of the value sustained that stages and moves may cost
 _LESS = 0.5  # solutions must be better by more than this to count
-_HELD = (
-    1e-10  # by how much, relatively, the program may fall short of the score, for its tolerances
-)
 _ENOUGH = 1e-4  # of the value: closer to the best is not looked for
 
 Use = tuple[int, int, int, int]  # model, vGPU type, first block, last block
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Tied:
+@dataclass(slots=True, kw_only=True)
+class _Tied(Incumbent):
     """The configurations of equally good plans, what they sustain, and what GPUs run now."""
 
-    problem: Problem
-    columns: Columns
-    goal: Goal
-    score: float
     running: Mapping[Use, int]
     sustained: Sustained | None
 
@@ -95,10 +87,6 @@ class _Tied:
         columns = self.columns
         first, last = columns.cuts[row, s : s + 2]
         return int(columns.model[row]), int(columns.types[row, s]), int(first), int(last)
-
-    def as_good(self, vgpus: Ints) -> bool:
-        """True if a plan reaches the score and the rates asked for."""
-        return is_as_good(self.problem, self.columns, vgpus, (self.goal, self.score))
 
 
 def break_ties(
@@ -163,18 +151,15 @@ def _tied(
 ) -> tuple[_Tied, Ints, bool]:
     """Configurations that a plan as good can use, the plan known over them, and if that is all."""
     problem, columns, bound = found.problem, found.feasible, found.relaxed
-    paid = columns.usage @ bound.gpu_price
-    reduced = np.maximum(paid - bound.rate_price[columns.model], 0.0)
-    loss = least_loss(problem, columns, replace(bound, reduced_cost=reduced))
+    loss = least_loss(problem, columns, bound)
     order = np.argsort(loss, kind="stable")
     size = int(np.searchsorted(loss[order], (bound.score - found.score) * (1 + ROUNDING)))
     rows = np.sort(order[: min(size, most)])
     own = _rows_of(found.columns, columns)
     rows = np.union1d(rows, own)
-    vgpus = np.zeros((len(rows), columns.types.shape[1]), dtype=np.int64)
-    vgpus[np.searchsorted(rows, own), : found.vgpus.shape[1]] = found.vgpus
     columns, sustained = columns.take(rows), None
-    promised = np.maximum(goal.weight * found.score, goal.minimum_rps)
+    vgpus = columns.counts(np.searchsorted(rows, own), found.vgpus)
+    promised = goal.needed_rps(found.score)
     if not goal.fixed and np.all(promised > 0):
         needed = needed_by(problem, columns, margin_us, promised)
         sustained = Sustained(columns=columns, needed=needed, promised_rps=promised)
@@ -234,7 +219,7 @@ def _fewer(
     if answer.values is not None:
         fresh = counts_of(layout, tied.columns, answer.values)
         size = tied.stages(fresh) if stages_first else tied.moved(fresh)
-        held = tied.sustained is None or tied.sustained.value(fresh) >= least - _HELD
+        held = tied.sustained is None or tied.sustained.value(fresh) >= least - ROUNDING
         if size < now and held and tied.as_good(fresh):
             now, vgpus = size, fresh
     return vgpus, answer.bound < _LESS - now
@@ -245,7 +230,7 @@ def _held(tied: _Tied, program: Program, layout: Layout) -> Program:
     if tied.goal.fixed:
         return program
     lower, upper = program.lower.copy(), program.upper.copy()
-    lower[layout.z] = upper[layout.z] = tied.score * (1 - _HELD)
+    lower[layout.z] = upper[layout.z] = tied.score * (1 - ROUNDING)
     return replace(program, lower=lower, upper=upper)
 
 
@@ -256,7 +241,7 @@ def _program(tied: _Tied, most_stages: int | None, least: float) -> tuple[Progra
     cutoff = tied.score if goal.fixed else -np.inf
     layout = add_integer_program(build, tied.problem, columns, goal, cutoff)
     on = build.variables("on", len(columns), upper=1.0, whole=True)
-    most = np.maximum(goal.rates(tied.score), goal.minimum_rps)
+    most = goal.needed_rps(tied.score)
     if tied.sustained is not None:
         tied.sustained.hold(build, tied.sustained.variables(build, layout), least)
         most = most * (1 + HEADROOM)

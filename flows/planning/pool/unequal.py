@@ -45,24 +45,21 @@ from flows.planning.engine.cover import raised
 from flows.planning.inputs import Problem
 from flows.planning.packing import Part, cuts_of
 from flows.planning.pool.at_prices.blocks import step_of
+from flows.planning.pool.attempts import COLUMNS
 from flows.planning.pool.bound import Bound, Goal, least_loss, undominated
 from flows.planning.pool.columns import Columns, Counted, enumerate_columns
-from flows.planning.pool.integer import add_level, asked_rps, models_rps, trimmed
+from flows.planning.pool.integer import add_level, models_rps, trimmed
 from flows.planning.registry import PlanOptions, Trace
 from flows.planning.solver.arrays import Floats, Ints
 from flows.planning.solver.program import ProgramBuilder
-from flows.planning.solver.solve import Limits, solve_integer, solve_linear
+from flows.planning.solver.solve import SEARCH_NODES, Limits, solve_integer, solve_linear
 from flows.planning.solver.tolerances import ROUNDING, SOLVED
 from flows.planning.watch import Watch
 from triton_backend.contract.cluster import Cluster
 from triton_backend.contract.shares import PER_PERCENT, share_text
 
 SPACE = "pool-parts"
-MOST_SEQUENCES = (
-    400  # of types along a pipeline: sizes beyond are left out, the certificate says which
-)
-MOST_COLUMNS = 160  # configurations of the integer program
-MOST_NODES = 1_000
+MOST_SEQUENCES = 400  # of types along a pipeline: the certificate says which sizes are left out
 
 Gpus = dict[int, list[tuple[tuple[int, int], ...]]]
 """By class number, the parts of every GPU.
@@ -107,7 +104,7 @@ class Candidates:
     """
 
     columns: Columns
-    most: int = MOST_COLUMNS
+    most: int = COLUMNS
     times: Floats | None = None
     beside: Callable[[ProgramBuilder, Ints, Ints, float], None] | None = None
     bound: Bound | None = None
@@ -338,9 +335,8 @@ def _relaxed(problem: Problem, columns: Columns, cuts: Cuts, goal: Goal, watch: 
     price = np.full(len(problem.types), 1.0)  # any prices bound; these where the solver fails
     if found is not None:
         price = np.maximum(found[1][hold], 0.0)
-    paid = used @ price
     worth = np.full(len(problem.models), np.inf)
-    np.minimum.at(worth, columns.model, paid)
+    np.minimum.at(worth, columns.model, used @ price)
     value = np.zeros(len(problem.gpus))
     np.maximum.at(value, cuts.kind, cuts.parts @ price - goal.price[cuts.kind])
     total, asked = float(value @ problem.gpus), float(goal.weight @ worth)
@@ -349,8 +345,6 @@ def _relaxed(problem: Problem, columns: Columns, cuts: Cuts, goal: Goal, watch: 
         score=total - asked if goal.fixed else total * scale if scale else np.inf,
         gpu_price=price * scale,
         rate_price=worth * scale,
-        reduced_cost=np.maximum(paid - worth[columns.model], 0.0) * scale,
-        rate_rps=np.zeros(len(columns)),
     )
 
 
@@ -402,7 +396,7 @@ def _integer(
     if candidates.beside is not None:
         candidates.beside(build, chosen, rates, ceiling)
     limits = Limits(
-        relative_gap=options.gap, nodes=MOST_NODES, seconds=watch.left_s(), cutoff=known
+        relative_gap=options.gap, nodes=SEARCH_NODES, seconds=watch.left_s(), cutoff=known
     )
     solved = solve_integer(build.build(), limits, options.solver)
     if solved.values is None:
@@ -421,7 +415,7 @@ def _integer(
     served = models_rps(columns, counts, len(goal.weight)) + cuts.carry(held)
     used = np.array([len(filled.get(k, ())) for k in range(len(problem.gpus))])
     score = -float(goal.price @ used) if goal.fixed else float((served / goal.weight).min())
-    if np.any(served < asked_rps(goal) * (1 - ROUNDING)):
+    if np.any(served < goal.asked_rps * (1 - ROUNDING)):
         return Answer(bound=solved.bound, score=known)
     return Answer(
         bound=solved.bound, score=score, columns=columns, vgpus=counts, gpus=filled, held=held

@@ -49,7 +49,6 @@ class Solution:
     """Best solution found (None where there is none), and a bound no solution exceeds.
 
     `nodes` and `iterations` (of the simplex method) tell the effort, the same on every machine.
-    `solver` is the one that answered; `note` says why, where another one was asked for.
     """
 
     values: NDArray[Any] | None
@@ -57,8 +56,6 @@ class Solution:
     status: str
     nodes: int
     iterations: int
-    solver: str = HIGHS
-    note: str | None = None
 
 
 def solve_linear(program: Program, seconds: float | None = None) -> tuple[Floats, Floats] | None:
@@ -115,16 +112,15 @@ def solve_integer(
     HiGHS begins with the solution `start`, where one is given.
 
     Where Gurobi's package is absent or its licence refuses the program, HiGHS takes over and the
-    answer says so.
+    record says so.
     """
     answer, note = None, None
     if solver == GUROBI:
         answer, refusal = _with_gurobi(program, limits)
         note = f"solved with HiGHS: {refusal}" if answer is None else None
-    if answer is None:
-        answer = replace(_with_highs(program, limits, start), note=note)
-    note_solver(answer.solver, integer=bool(program.whole.any()), note=note)
-    return answer
+    by = HIGHS if answer is None else GUROBI
+    note_solver(by, integer=bool(program.whole.any()), note=note)
+    return answer or _with_highs(program, limits, start)
 
 
 def _with_highs(program: Program, limits: Limits, start: Floats | None) -> Solution:
@@ -228,7 +224,6 @@ def _gurobi_answer(model: Any, x: Any) -> Solution:
         status=status,
         nodes=int(model.NodeCount),
         iterations=int(model.IterCount),
-        solver=GUROBI,
     )
 
 

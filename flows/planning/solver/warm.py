@@ -5,22 +5,12 @@
 Rows are fixed from the start. Not here: integer programs, and the choice of a solver (`solve`).
 """
 
-from typing import NamedTuple
-
 import highspy
 import numpy as np
 
 from flows.planning.solver.arrays import Floats, Ints
 from flows.planning.solver.record import note_solver
 from flows.planning.solver.solve import HIGHS, SEED
-
-
-class Optimum(NamedTuple):
-    """An optimum: its cost, x in the order in which columns joined, and the duals of the rows."""
-
-    value: float
-    values: Floats
-    duals: Floats
 
 
 class WarmProgram:
@@ -67,8 +57,11 @@ class WarmProgram:
             values,
         )
 
-    def solve(self) -> Optimum | None:
-        """An optimum; None without one."""
+    def solve(self) -> tuple[float, Floats, Floats] | None:
+        """The cost of an optimum, x in the order in which columns joined, and duals of the rows.
+
+        None without one.
+        """
         note_solver(HIGHS, integer=False)
         self._highs.run()
         status, solution = self._highs.getModelStatus(), self._highs.getSolution()
@@ -78,7 +71,7 @@ class WarmProgram:
         elif status != highspy.HighsModelStatus.kOptimal:
             return None
         value = float(self._highs.getInfo().objective_function_value)
-        return Optimum(value, np.array(solution.col_value), duals)
+        return value, np.array(solution.col_value), duals
 
 
 def _finite(bounds: Floats) -> Floats:

@@ -18,38 +18,26 @@ Here: the rule, for numbers and arrays.
 Not here: what load is (`gathering`).
 """
 
-from typing import overload
-
 import numpy as np
+from numpy.typing import ArrayLike
 
 from flows.planning.solver.arrays import Floats, Ints
 
 
-@overload
-def carried(gpus: int, utilisation: float) -> float: ...
-@overload
-def carried(gpus: Floats | Ints, utilisation: float) -> Floats: ...
-def carried(gpus: int | Floats | Ints, utilisation: float) -> float | Floats:
+def carried(gpus: ArrayLike, utilisation: float) -> Floats:
     """Load (GPUs) that so many GPUs may carry, 1 or more; infinite at an infinite utilisation."""
-    few = np.maximum(utilisation * utilisation * gpus, np.subtract(gpus, 1))
-    return np.minimum(utilisation * np.asarray(gpus, dtype=np.float64), few)
+    gpus = np.asarray(gpus, dtype=np.float64)
+    few = np.maximum(utilisation * utilisation * gpus, gpus - 1)
+    return np.minimum(utilisation * gpus, few)
 
 
-@overload
-def needed(load: float, utilisation: float) -> float: ...
-@overload
-def needed(load: Floats, utilisation: float) -> Floats: ...
-def needed(load: float | Floats, utilisation: float) -> float | Floats:
+def needed(load: ArrayLike, utilisation: float) -> Floats:
     """GPUs, not rounded, that a load (GPUs) needs: the inverse of `carried`."""
     few = np.minimum(np.divide(load, utilisation * utilisation), np.add(load, 1))
     return np.maximum(np.divide(load, utilisation), few)
 
 
-def limits(
-    most: int | Ints, utilisation: float
-) -> tuple[
-    tuple[float, float | Floats], tuple[float, float | Floats], tuple[float, float | Floats]
-]:
+def limits(most: int | Ints, utilisation: float) -> tuple[tuple[float, float | Floats], ...]:
     """Coefficients of g and y in the three rows; `most` is N."""
     u = utilisation
     return (u, 0.0), (1.0, -1.0), (u * u, u * (1 - u) * most)

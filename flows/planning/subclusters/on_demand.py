@@ -65,19 +65,16 @@ def plan(inputs: Inputs, options: PlanOptions) -> Outcome:
         reason = "no class of the cluster states load_gib_per_s and memory_gib"
         raise InputError("option on_demand", reason)
     try:
-        return _all_pinned(plan_pinned(inputs, options))
+        outcome = plan_pinned(inputs, options)
     except InfeasibleError as error:
         return _some_pinned(inputs, options, error)
+    outcome.trace.notes.append("all models are pinned: memory holds them")
+    return outcome
 
 
 def loads(gpu_class: GpuClass) -> bool:
     """True if models may be loaded on demand on GPUs of a class."""
     return gpu_class.load_gib_per_s is not None and gpu_class.memory_gib is not None
-
-
-def _all_pinned(outcome: Outcome) -> Outcome:
-    outcome.trace.notes.append("all models are pinned: memory holds them")
-    return outcome
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

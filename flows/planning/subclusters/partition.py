@@ -37,13 +37,12 @@ import numpy as np
 
 from flows.planning.solver.arrays import Floats, Ints
 from flows.planning.solver.program import Program, ProgramBuilder
-from flows.planning.solver.solve import PROOF_NODES, Limits, solve_integer
+from flows.planning.solver.solve import FEW_NODES, PROOF_NODES, Limits, solve_integer
 from flows.planning.solver.tolerances import EXACT, ROUNDING
 from flows.planning.subclusters.free import carried, limits, needed
 from flows.planning.watch import Watch
 
 _SMALL = 100  # x variables up to which the best is proven
-_EFFORT = 60_000  # nodes x variables for larger ones
 _CLOSE = 1e-3  # imbalance below which larger ones are left alone
 
 
@@ -128,7 +127,7 @@ def divide(
     size = len(asked.load) * asked.parts
     if size > _SMALL and found is not None and found.value <= _CLOSE:
         return found
-    nodes = PROOF_NODES if size <= _SMALL else max(1, _EFFORT // size)
+    nodes = PROOF_NODES if size <= _SMALL else FEW_NODES
     return _exact(asked, found, watch, solver, gap, nodes)
 
 

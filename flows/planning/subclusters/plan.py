@@ -322,7 +322,7 @@ def _divided(
     for kind, count in _counts(asked, kinds, load, wanted).items():
         models = np.flatnonzero(kinds == kind)
         whole = _to_part(asked, models, kind, load[models, kind], options)
-        need = needed(float(load[models, kind].sum()), options.own["utilisation"])
+        need = float(needed(load[models, kind].sum(), options.own["utilisation"]))
         gpus = max(1, int(np.ceil(need - ROUNDING)))
         if memory_weight is not None:
             whole = replace(whole, utilisation=np.inf, memory_weight=memory_weight)
@@ -407,13 +407,12 @@ def _parted(
     parts, gpus = least
     most = parts if fixed else min(len(whole.load), whole.gpus, parts + _TRIES)
     for count in range(parts, most + 1):
+        before = np.where(whole.before < count, whole.before, -1)  # those that hold most bytes
         numbers = range(max(gpus, count), min(whole.gpus, max(gpus, count) + _TRIES) + 1)
         tried = [(True, number) for number in numbers[: count + 1]]
         tried += [(False, number) for number in numbers if count > 1]
         for even, number in tried:
-            to_part = replace(
-                whole, parts=count, gpus=number, before=_relabelled(whole, count), even=even
-            )
+            to_part = replace(whole, parts=count, gpus=number, before=before, even=even)
             if even and count > 1 and whole.load.max() > _share(to_part):
                 continue
             part = divide(to_part, inputs.watch, options.solver, options.gap)
@@ -425,16 +424,8 @@ def _parted(
 def _share(to_part: PartitionProblem) -> float:
     """Load that the largest of equal parts may have."""
     if np.isfinite(to_part.utilisation):
-        return carried(to_part.most, to_part.utilisation)
+        return float(carried(to_part.most, to_part.utilisation))
     return float(to_part.load.sum()) / to_part.parts
-
-
-def _relabelled(whole: PartitionProblem, parts: int) -> Ints:
-    """Labels 0 .. parts - 1 for the parts of now that hold the most bytes; -1 for the others."""
-    labels = int(whole.before.max(initial=-1)) + 1
-    if labels <= parts:
-        return whole.before
-    return np.where(whole.before < parts, whole.before, -1)
 
 
 def _named(asked: Demands, kind: int, models: Ints, part: ClusterPartition) -> list[Subcluster]:
@@ -674,34 +665,29 @@ def _batches(asked: Demands, rates: Floats, part: Subcluster) -> Ints:
 def _certificate(
     asked: Demands, rates: Floats, found: list[Subcluster], parted: list[ClusterPartition]
 ) -> dict[str, Any]:
-    load = [asked.curves[s.kind].gpus(rates)[s.models] for s in found]
-    held = [asked.static_bytes[s.models] for s in found]
-    analytic: dict[str, float] = {}
-    for part, own in zip(found, load, strict=True):
-        name = asked.problem.classes[part.kind]
-        analytic[name] = analytic.get(name, 0.0) + float(own.sum())
+    names, kinds = asked.problem.classes, np.array([s.kind for s in found])
+    gpus = np.array([s.gpus for s in found])
+    load = np.array([asked.curves[s.kind].gpus(rates)[s.models].sum() for s in found])
+    held = np.array([asked.static_bytes[s.models].sum() for s in found])
     return {
-        "analytic_gpus": analytic,
+        "analytic_gpus": {names[k]: sum(load[kinds == k].tolist()) for k in np.unique(kinds)},
         "subclusters": [
             {
-                "gpu_class": asked.problem.classes[s.kind],
+                "gpu_class": names[s.kind],
                 "gpus": s.gpus,
                 "models": len(s.models),
-                "load": float(own.sum()),
-                "static_gib": float(size.sum()) / BYTES_PER_GIB,
+                "load": own,
+                "static_gib": size / BYTES_PER_GIB,
                 "largest_dynamic_gib": float(asked.dynamic_bytes[s.models].max()) / BYTES_PER_GIB,
             }
-            for s, own, size in zip(found, load, held, strict=True)
+            for s, own, size in zip(found, load.tolist(), held.tolist(), strict=True)
         ],
         "imbalance": {
-            asked.problem.classes[kind]: _imbalance(
-                [
-                    (float(own.sum()) / s.gpus, float(size.sum()))
-                    for s, own, size in zip(found, load, held, strict=True)
-                    if s.kind == kind
-                ]
-            )
-            for kind in sorted({s.kind for s in found})
+            names[k]: {
+                "load": imbalance((load / gpus)[kinds == k]),
+                "memory": imbalance(held[kinds == k]),
+            }
+            for k in np.unique(kinds)
         },
         "partition": [
             {"value": p.value, "bound": p.bound, "gap": p.gap, "status": p.status} for p in parted
@@ -709,17 +695,11 @@ def _certificate(
     }
 
 
-def _imbalance(parts: list[tuple[float, float]]) -> Mapping[str, float]:
-    """(max - min) / mean over sub-clusters, of load per GPU and of static bytes."""
-    load, held = np.array(parts).T
-    return {"load": imbalance(load), "memory": imbalance(held)}
-
-
 def _analytic_note(details: Mapping[str, Any], utilisation: float) -> str:
     shown: list[str] = []
     for name, gpus in details["analytic_gpus"].items():
         mine = [part for part in details["subclusters"] if part["gpu_class"] == name]
-        whole = sum(needed(part["load"], utilisation) for part in mine)
+        whole = sum(float(needed(part["load"], utilisation)) for part in mine)
         planned = sum(part["gpus"] for part in mine)
         shown.append(
             f"{name}: {gpus:.2f} GPUs, {whole:.2f} at utilisation {utilisation:g}, "

@@ -24,6 +24,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from flows.planning.verify.differences import headroom, margin_of
+from flows.planning.verify.objective import gpu_price
 from triton_backend.contract.cluster import GpuClass
 from triton_backend.contract.fields import Fields
 from triton_backend.contract.plan import BYTES_PER_GIB, Plan
@@ -37,7 +39,6 @@ RELAXATION = "relaxation"
 MOST_STAGES = 3
 MOST_CELLS = 50_000_000  # pipelines tried: seconds
 _CLOSE = 1e-6  # of bounds: profiles are summed in another order here
-_PRICES = {"throughput": "", "cost": "hourly_cost", "power": "power_w", "gpus": ""}
 
 
 def bound_differences(plan: Plan, profiles: Mapping[str, ModelProfile] | None) -> Iterator[str]:
@@ -66,7 +67,7 @@ def _relaxation(
     plan: Plan, profiles: Mapping[str, ModelProfile] | None, part: Fields
 ) -> Iterator[str]:
     """Differences between a bound and what its prices of GPUs and of rates give."""
-    if plan.objective.name not in _PRICES:
+    if plan.objective.name == "share":
         yield f"proof: prices do not bound the objective {plan.objective.name!r}"
         return
     prices = part.inner("prices")
@@ -95,16 +96,14 @@ def _numbers(fields: Fields, names: list[str]) -> dict[str, float]:
 
 def _weak_duality(plan: Plan, gpu: Mapping[str, float], rate: Mapping[str, float]) -> float:
     asked = {m.name: m.normaliser(plan.objective.name) for m in plan.workload.models}
-    headroom = float(plan.options.get("headroom_factor", 1.0))
-    worth = headroom * math.fsum(asked[name] * rate[name] for name in asked)
-    count = {name: plan.cluster.gpus(name) for name in gpu}
-    if plan.objective.name == "throughput":
-        held = math.fsum(price * count[name] for name, price in gpu.items())
-        return held / worth if worth > 0 else math.inf
-    field = _PRICES[plan.objective.name]
-    own = {c.name: (getattr(c, field) or 0.0) if field else 1.0 for c in plan.cluster.gpu_classes}
-    scarce = (max(0.0, price - own[name]) * count[name] for name, price in gpu.items())
-    return worth - math.fsum(scarce)
+    worth = headroom(plan) * math.fsum(asked[name] * rate[name] for name in asked)
+    level = plan.objective.name == "throughput"
+    own = {name: 0.0 if level else gpu_price(plan, name, plan.objective.name) for name in gpu}
+    scarce = (max(0.0, gpu[name] - own[name]) * plan.cluster.gpus(name) for name in gpu)
+    held = math.fsum(scarce)
+    if not level:
+        return worth - held
+    return held / worth if worth > 0 else math.inf
 
 
 RECOMPUTED: Mapping[
@@ -155,15 +154,13 @@ def cheapest(
     plan: Plan, demand: ModelDemand, profile: ModelProfile, gpu: Mapping[str, float]
 ) -> float:
     """The least price of one sample/s of a model; infinite where no pipeline keeps its SLO."""
-    margins: Mapping[str, float] = plan.options.get("slo_margins", {})
-    margin = float(margins.get(demand.name, plan.options.get("slo_margin", 0.0)))
     sizes, least = _sizes(plan, profile), math.inf
     if not sizes:
         return least
     most = min(int(plan.options.get("max_partitions", 1)), profile.blocks)
     stages = _Stages(plan, profile, sizes, gpu)
     waits = np.array([demand.gathering_us(batch) for batch in stages.batches])
-    limit = (1 - margin) * demand.slo_us - waits + 1e-6
+    limit = (1 - margin_of(plan, demand.name)) * demand.slo_us - waits + 1e-6
     for count in range(1, most + 1):
         for cuts in combinations(range(1, profile.blocks), count - 1):
             ends = [0, *cuts, profile.blocks]

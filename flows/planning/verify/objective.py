@@ -46,10 +46,10 @@ def objective_differences(plan: Plan) -> Iterator[str]:
             yield f"{name}: {plan.model(name).throughput_rps} requests/s, at least {rate} asked"
 
 
-def _price(plan: Plan, gpu_class: str, objective: str) -> float:
+def gpu_price(plan: Plan, gpu_class: str, objective: str) -> float:
     """The cost of one GPU of a class in a minimised objective."""
-    if objective == "gpus":
-        return 1.0
+    if objective in ("gpus", "share"):
+        return 1.0 if objective == "gpus" else 100.0  # percents
     return getattr(plan.cluster.gpu_class(gpu_class), PRICES[objective]) or 0.0
 
 
@@ -70,23 +70,22 @@ def _paid(plan: Plan, objective: str) -> float:
 
     Percents held.
     """
-    if objective == "share":
-        return math.fsum(pool.share / WHOLE_GPU * 100 * pool.vgpus for pool in plan.pools)
-    if objective != "gpus" and plan.options.get("billing") == "share":
+    billed = objective != "gpus" and plan.options.get("billing") == "share"
+    if objective == "share" or billed:
         return math.fsum(
-            _price(plan, pool.gpu_class, objective) * pool.share / WHOLE_GPU * pool.vgpus
+            gpu_price(plan, pool.gpu_class, objective) * pool.share / WHOLE_GPU * pool.vgpus
             for pool in plan.pools
         )
     if plan.options.get("billing", "gpu") == "occupancy":
         return math.fsum(
             (pipeline.occupied_vgpus or 0.0)
-            * _price(plan, pool.gpu_class, objective)
+            * gpu_price(plan, pool.gpu_class, objective)
             * pool.share
             / WHOLE_GPU
             for _, pipeline, _, pool in plan.placed_stages()
         )
     return math.fsum(
-        count * _price(plan, name, objective) for name, count in plan.gpus_used.items()
+        count * gpu_price(plan, name, objective) for name, count in plan.gpus_used.items()
     )
 
 

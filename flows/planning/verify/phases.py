@@ -36,8 +36,7 @@ from triton_backend.contract.units import US_PER_S
 
 PHASES = ("any", "even")
 MOST_CELLS = 20_000_000  # instants times clients: a second
-_READINGS = 8  # longer periods that clients are read at
-_CLIPPED = 8  # times to wait that are shortened together
+_TRIED = 8  # longer periods that clients are read at; times to wait that are shortened together
 _US = 0.01  # times are whole µs, but for what is left of them
 RELATIVE = 1e-9
 _CELLS = 1 << 20  # at once
@@ -112,25 +111,20 @@ def _late_pools(plan: Plan, paths: list[tuple[Pipeline, float]], often: float) -
     ahead = {stage.pool for path, _ in paths for stage in path.stages[:-1]}
     late: list[str] = []
     least: dict[str, float] = {}
-    for name, mine in users.items():
-        if name not in ahead:
-            continue
-        pool = _pool(plan, name, mine)
-        clients = _clients([spare for _, spare in mine], [periods[id(path)] for path, _ in mine])
-        found = _least_wait(pool, clients, longer)
-        late += [name] if found is None else []
-        least[name] = clients.waits_us.min() if found is None else found
-    for name, mine in users.items():
-        if name in ahead:
-            continue
-        pool = _pool(plan, name, mine)
+    for name, mine in sorted(users.items(), key=lambda user: user[0] not in ahead):
+        pool, first = _pool(plan, name, mine), name in ahead
         left = [
-            spare - math.fsum(least[stage.pool] for stage in path.stages[:-1])
+            spare - (0.0 if first else math.fsum(least[s.pool] for s in path.stages[:-1]))
             for path, spare in mine
         ]
         clients = _clients(left, [periods[id(path)] for path, _ in mine])
-        if not _proven(pool, clients, longer):
-            late.append(name)
+        if first:
+            found = _least_wait(pool, clients, longer)
+            least[name] = clients.waits_us.min() if found is None else found
+            holds = found is not None
+        else:
+            holds = _proven(pool, clients, longer)
+        late += [] if holds else [name]
     return late
 
 
@@ -162,7 +156,7 @@ def _readings(periods_us: Floats) -> list[float]:
     def sent(period_us: float) -> float:
         return float(np.ceil(period_us / periods_us * (1 - RELATIVE)).sum()) / period_us
 
-    return sorted(np.unique(periods_us).tolist(), key=lambda p: (sent(p), p))[:_READINGS]
+    return sorted(np.unique(periods_us).tolist(), key=lambda p: (sent(p), p))[:_TRIED]
 
 
 def _read_at(clients: _Clients, period_us: float) -> _Clients:
@@ -212,7 +206,7 @@ def _waits(pool: _Served, clients: _Clients) -> Iterator[Floats]:
     able = alone >= 0
     over = np.where(able & (waits > alone), waits - alone, 0.0)
     limits = np.unique(over[over > 0])
-    chosen = np.unique(np.linspace(0, len(limits), _CLIPPED, endpoint=False).astype(int))
+    chosen = np.unique(np.linspace(0, len(limits), _TRIED, endpoint=False).astype(int))
     for limit in limits[chosen[chosen < len(limits)]][::-1]:
         yield np.where((over > 0) & (over <= limit), alone, waits)
     if limits.size:

@@ -56,7 +56,7 @@ def best_whole_models(
     np.add.at(per_type, (found.columns.model, found.columns.types[:, 0]), found.vgpus[:, 0])
     counts = per_type[columns.model, columns.types[:, 0]]
     demands = inputs.workload.models
-    floor = np.maximum(goal.weight * found.score, goal.minimum_rps)
+    floor = goal.needed_rps(found.score)
     counts = _without_surplus(columns, counts, floor)
     ceiling = np.array([m.batch_building_rate_rps or np.inf for m in demands])
     counts = _with_spare(columns, counts, problem.gpus, goal.weight, ceiling)

@@ -77,36 +77,36 @@ def problems(draw: st.DrawFn) -> tuple[GpuClass, list[Part]]:
 @given(problem=problems())
 def test_no_way_to_share_them_out_takes_fewer_gpus(problem: tuple[GpuClass, list[Part]]) -> None:
     given_class, parts = problem
-    found = pack(given_class, parts)
-    assert sorted(part for gpu in found.gpus for part in gpu) == list(range(len(parts)))
-    assert all(holds(given_class, [parts[i] for i in gpu]) for gpu in found.gpus)
+    found, least = pack(given_class, parts)
+    assert sorted(part for gpu in found for part in gpu) == list(range(len(parts)))
+    assert all(holds(given_class, [parts[i] for i in gpu]) for gpu in found)
     best = min(
         len(ways)
         for ways in shared_out(len(parts))
         if all(holds(given_class, [parts[i] for i in gpu]) for gpu in ways)
     )
-    assert (len(found.gpus), found.least) == (best, best)
+    assert (len(found), least) == (best, best)
 
 
 def test_the_largest_first_is_not_always_best() -> None:
     # One by one 50 + 50, 50 + 30 + 20, 30 + 30 + 30, 30 + 30 + 20 + 20 and so on leave gaps of 10
     # percent.
     parts = parts_of(*[50] * 3, *[30] * 6, *[20] * 6)
-    found = pack(gpu_class(), parts)
-    assert len(found.gpus) == found.least == 5  # 450 percent
+    found, least = pack(gpu_class(), parts)
+    assert len(found) == least == 5  # 450 percent
 
 
 def test_many_parts_of_few_sizes_are_packed_exactly() -> None:
-    found = pack(gpu_class(), parts_of(*[60] * 40, *[40] * 30, *[30] * 50, *[20] * 20))
-    assert len(found.gpus) == found.least
+    found, least = pack(gpu_class(), parts_of(*[60] * 40, *[40] * 30, *[30] * 50, *[20] * 20))
+    assert len(found) == least
 
 
 def test_with_too_many_cuts_a_bound_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     parts = [Part(share=3 * 30, memory_gib=5.0 + i / 100) for i in range(9)]
     monkeypatch.setattr(packing, "MOST_CUTS", 10)
-    found = pack(gpu_class(memory_gib=16.0), parts)
-    assert found.least <= len(found.gpus) <= found.least + 1
-    assert all(sum(parts[i].memory_gib for i in gpu) <= 16.0 for gpu in found.gpus)
+    found, least = pack(gpu_class(memory_gib=16.0), parts)
+    assert least <= len(found) <= least + 1
+    assert all(sum(parts[i].memory_gib for i in gpu) <= 16.0 for gpu in found)
 
 
 def test_a_hundred_sizes_are_cut_without_trying_what_did_not_fit(
@@ -128,10 +128,10 @@ def test_parts_are_packed_one_by_one_once_the_time_is_over() -> None:
     parts = parts_of(*[40] * 3, *[30] * 6)
     kinds, watch = parts_of(40, 30), Watch()
     assert cuts_of(gpu_class(), kinds, [3, 6], watch) == [(2, 0), (1, 2), (0, 3)]
-    assert len(pack(gpu_class(), parts, watch).gpus) == 3
+    assert len(pack(gpu_class(), parts, watch)[0]) == 3
     watch.stop()
     assert cuts_of(gpu_class(), kinds, [3, 6], watch) is None
-    assert len(pack(gpu_class(), parts, watch).gpus) == 4
+    assert len(pack(gpu_class(), parts, watch)[0]) == 4
 
 
 def test_a_part_that_fits_no_gpu_is_named() -> None:

@@ -19,7 +19,7 @@ from typing import NamedTuple
 import numpy as np
 
 from flows.planning.inputs import Problem
-from flows.planning.pool.at_prices.covering import Items
+from flows.planning.pool.at_prices.covering import cheapest
 from flows.planning.pool.bound import MULTIPLES, Bound, Goal, least_loss
 from flows.planning.pool.columns import Allocation, Columns, best_of_each
 from flows.planning.pool.integer import counts_of, delivered_rps, gpus_in_use, integer_program
@@ -58,9 +58,8 @@ class ModelBlocks:
     watch: Watch
     steps: int = 2
     _start: Ints = field(init=False)
-    _items: Items = field(init=False)
-    _item_columns: Ints = field(init=False)
-    _item_vgpus: Ints = field(init=False)
+    _items: "_Items" = field(init=False)
+    _items_start: Ints = field(init=False)
 
     def __post_init__(self) -> None:
         models = np.arange(len(self.problem.models) + 1)
@@ -83,26 +82,24 @@ class ModelBlocks:
         if count > len(out.row):
             out = _items_of(count, classes, stages)
             _make_items(forms, kinds, most, front, out)
-        row, vector, rate = out.row[:count], out.vector[:count], out.rate[:count]
-        model = columns.model[row]
-        kept = best_of_each([model, *vector.T], -rate)
+        model, rate = columns.model[out.row[:count]], out.rate[:count]
+        kept = best_of_each([model, *out.vector[:count].T], -rate)
         kept = kept[np.lexsort((-rate[kept], model[kept]))]
-        start = np.searchsorted(model[kept], np.arange(models + 1))
-        self._items = Items(start=start, vector=vector[kept], rate=rate[kept])
-        self._item_columns = row[kept]
-        self._item_vgpus = out.vgpus[kept]
+        self._items = _Items(out.row[kept], out.vector[kept], rate[kept], out.vgpus[kept])
+        self._items_start = np.searchsorted(model[kept], np.arange(models + 1))
 
     def propose(self, price: Floats, rate: Floats) -> list[Ints]:
         """By model cheap items that deliver rates [models] at prices [C]; none out of reach."""
-        return self._items.cheapest(price, rate)
+        items = self._items
+        return cheapest(self._items_start, items.vector @ price, items.rate, rate)
 
     def allocation(self, parts: Ints) -> Allocation:
         """Items as configurations and vGPUs."""
-        return self._item_columns[parts], self._item_vgpus[parts]
+        return self._items.row[parts], self._items.vgpus[parts]
 
     def total(self, parts: Ints) -> tuple[Ints, float]:
         """The GPUs [C] of items, each on GPUs of its own, and the rate that they serve."""
-        return self._items.total(parts)
+        return self._items.vector[parts].sum(axis=0), float(self._items.rate[parts].sum())
 
     def served(self, allocation: Allocation) -> tuple[Ints, float]:
         """The GPUs [C] that an allocation takes, and the rate that it serves."""
@@ -120,15 +117,8 @@ class ModelBlocks:
         own = np.arange(self._start[block], self._start[block + 1])
         columns = self.columns.take(own)
         columns = replace(columns, model=np.zeros_like(columns.model))
-        paid = columns.usage @ price
-        worth = float(paid.min())
-        relaxed = Bound(
-            score=-worth * rate,
-            gpu_price=price,
-            rate_price=np.array([worth]),
-            reduced_cost=paid - worth,
-            rate_rps=np.zeros(0),
-        )
+        worth = float((columns.usage @ price).min())
+        relaxed = Bound(score=-worth * rate, gpu_price=price, rate_price=np.array([worth]))
         loss = least_loss(self.problem, columns, relaxed)
         open_rows = np.flatnonzero(loss < cutoff - worth * rate)
         if not len(open_rows):
@@ -161,9 +151,7 @@ class ModelBlocks:
         rates = build.variables("x", count, upper=1.0)
         build.entries(np.repeat(build.rows("share", 1, upper=-1.0), count), rates, -1.0)
         fit = build.rows("fit", kinds, upper=0.0)
-        row, s = np.nonzero(np.isfinite(columns.rate_rps))
-        taken = np.zeros((count, kinds))
-        np.add.at(taken, (row, columns.types[row, s]), rate / columns.rate_rps[row, s])
+        taken = rate * columns.usage_of_types(kinds)
         row, kind = np.nonzero(taken)
         build.entries(fit[kind], rates[row], taken[row, kind])
         build.entries(fit, gpus, -problem.type_divisor)
@@ -273,8 +261,8 @@ class _Kinds(NamedTuple):
     vector: Ints
 
 
-class _Made(NamedTuple):
-    """Items: configuration [room], GPUs [room, C], rate [room], vGPUs [room, S]."""
+class _Items(NamedTuple):
+    """Items: configuration [n], GPUs [n, C], rate [n], vGPUs [n, S]."""
 
     row: Ints
     vector: Ints
@@ -282,8 +270,8 @@ class _Made(NamedTuple):
     vgpus: Ints
 
 
-def _items_of(room: int, classes: int, stages: int) -> _Made:
-    return _Made(
+def _items_of(room: int, classes: int, stages: int) -> _Items:
+    return _Items(
         np.empty(room, np.int64),
         np.empty((room, classes), np.int64),
         np.empty(room),
@@ -292,7 +280,7 @@ def _items_of(room: int, classes: int, stages: int) -> _Made:
 
 
 @entry
-def _make_items(forms: _Forms, kinds: _Kinds, most: Floats, front: Floats, out: _Made) -> int:
+def _make_items(forms: _Forms, kinds: _Kinds, most: Floats, front: Floats, out: _Items) -> int:
     """Every configuration with whole vGPUs for every multiple of a stage's rate.
 
     Without room in `out`, `front` is lowered to the cheapest item of every rate; else items that
@@ -344,7 +332,7 @@ def _lowest(rates: Floats) -> float:
 
 
 @kernel
-def _write(at: int, x: float, forms: _Forms, vector: Ints, out: _Made) -> None:
+def _write(at: int, x: float, forms: _Forms, vector: Ints, out: _Items) -> None:
     """The GPUs and vGPUs of an item that delivers x."""
     for k in range(len(vector)):
         out.vector[at, k] = vector[k]
@@ -408,11 +396,8 @@ def placeable(problem: Problem, columns: Columns) -> tuple[Ints, list[int], bool
     row, s = np.nonzero(once)
     np.add.at(slots, (row, columns.types[row, s]), 1)
     gpus = np.zeros((count, classes), dtype=np.int64)
-    whole = -(-slots // problem.type_divisor)
-    for kind, number in enumerate(problem.type_class):
-        gpus[:, number] += whole[:, kind]
-    rate = np.where(once > 0, columns.rate_rps, np.inf).min(axis=1)
-    rows = best_of_each([columns.model, *gpus.T], -rate)
+    np.add.at(gpus.T, problem.type_class, -(-slots // problem.type_divisor).T)
+    rows = best_of_each([columns.model, *gpus.T], -columns.rate_rps.min(axis=1))
     build = ProgramBuilder()
     placed = build.variables("placed", len(rows), upper=1.0, cost=1.0, whole=True)
     one = build.rows("one", len(problem.models), upper=1.0)

@@ -14,7 +14,6 @@ one such item more than the least. An item that is slower than a step counts as 
 one. The result is cheap, seldom proven: items that share a resource may be cheaper together.
 """
 
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -27,45 +26,31 @@ STEPS = 400  # J
 LENGTH = 8  # least steps of the cheapest item; with 1, columns cost up to 1.5 times the least
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Items:
-    """Items of B blocks, sorted by block, then by rate, the highest first.
+def cheapest(start: Ints, cost: Floats, rate: Floats, demand: Floats) -> list[Ints]:
+    """A cheap column for every block: numbers of its items, as often as each is taken.
 
-    Attributes:
-        start: [B + 1] where the items of each block begin, and their end.
-        vector: [n, K] whole resources.
-        rate: [n].
+    None where the demand is out of reach.
+
+    Args:
+        start: [B + 1] items of block b are start[b] … start[b + 1] - 1, by falling rate.
+        cost: [n] of every item.
+        rate: [n] of every item.
+        demand: [B] rate that a block must reach, greater than 0.
     """
-
-    start: Ints
-    vector: Ints
-    rate: Floats
-
-    def cheapest(self, price: Floats, demand: Floats) -> list[Ints]:
-        """A cheap column for every block to deliver its demand [B] at prices [K].
-
-        By block the numbers of its items, repeated where one is taken several times; none where
-        the demand is out of reach.
-        """
-        blocks, shape = len(demand), (len(demand), STEPS + 1)
-        cost = self.vector @ price
-        tables = _Tables(
-            front=np.empty(len(cost), dtype=np.int64),
-            fronts=np.empty(blocks + 1, dtype=np.int64),
-            least=np.empty(shape),
-            have=np.empty(shape),
-            item=np.empty(shape, dtype=np.int64),
-            before=np.empty(shape, dtype=np.int64),
-            times=np.empty(shape, dtype=np.int64),
-            most=np.full(blocks, -1, dtype=np.int64),
-            excess=np.zeros(blocks, dtype=np.int64),
-        )
-        _cover(self.start, cost, self.rate, demand, tables)
-        return [_parts(tables, b) for b in range(blocks)]
-
-    def total(self, parts: Ints) -> tuple[Ints, float]:
-        """The resources [K] of a column of items, and its rate."""
-        return self.vector[parts].sum(axis=0), float(self.rate[parts].sum())
+    blocks, shape = len(demand), (len(demand), STEPS + 1)
+    tables = _Tables(
+        front=np.empty(len(cost), dtype=np.int64),
+        fronts=np.empty(blocks + 1, dtype=np.int64),
+        least=np.empty(shape),
+        have=np.empty(shape),
+        item=np.empty(shape, dtype=np.int64),
+        before=np.empty(shape, dtype=np.int64),
+        times=np.empty(shape, dtype=np.int64),
+        most=np.full(blocks, -1, dtype=np.int64),
+        excess=np.zeros(blocks, dtype=np.int64),
+    )
+    _cover(start, cost, rate, demand, tables)
+    return [_parts(tables, b) for b in range(blocks)]
 
 
 def _parts(tables: "_Tables", block: int) -> Ints:
@@ -106,15 +91,7 @@ class _Tables(NamedTuple):
 
 @entry
 def _cover(start: Ints, cost: Floats, rate: Floats, demand: Floats, tables: _Tables) -> None:
-    """Fill in the tables of every block; see the head of this file.
-
-    Args:
-        start: [B + 1] items of block b are start[b] … start[b + 1] - 1, by falling rate.
-        cost: [n] of every item.
-        rate: [n] of every item.
-        demand: [B] rate that a block must reach, greater than 0.
-        tables: what is filled in.
-    """
+    """Fill in the tables of every block as `cheapest` has it; see the head of this file."""
     count = 0
     for b in range(len(demand)):
         tables.fronts[b] = count

@@ -44,16 +44,8 @@ def columns_of(
         rate: [n] that it serves.
         allocations: [n].
     """
-    both = np.column_stack([rate, vector.astype(np.float64)])
-    column, place = np.nonzero(both)
-    return Columns(
-        cost=vector @ price,
-        starts=np.searchsorted(column, np.arange(len(model) + 1)),
-        rows=np.where(place > 0, models - 1 + place, model[column]),
-        values=both[column, place],
-        group=model,
-        source=allocations,
-    )
+    supply = np.eye(models)[model] * rate[:, None]
+    return Columns.dense(vector @ price, supply, vector.astype(np.float64), model, allocations)
 
 
 def served_rps(columns: Columns) -> Floats:
@@ -66,7 +58,7 @@ def cover_at(goal: Goal, gpus: Ints, level: float) -> Cover:
 
     A share is a free column: it costs 1 and lends as much of every class as there is.
     """
-    need, capacity = np.maximum(goal.weight * level, goal.minimum_rps), gpus.astype(np.float64)
+    need, capacity = goal.needed_rps(level), gpus.astype(np.float64)
     if goal.fixed:
         missed = missed_prices(float(goal.price @ capacity), need)
         return Cover(need=need, capacity=capacity, cap=need, missed=missed)

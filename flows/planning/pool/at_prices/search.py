@@ -29,6 +29,7 @@ Effort is counted in iterations of the solver, never in seconds, so that the sam
 same plan; the watch may end it earlier.
 """
 
+from collections.abc import Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from os import sched_getaffinity
@@ -47,20 +48,18 @@ from flows.planning.pool.at_prices.pricer import ModelPricer, columns_of, cover_
 from flows.planning.pool.bound import Bound
 from flows.planning.pool.columns import Allocation, allocations_in_force
 from flows.planning.pool.incumbent import Incumbent as Best
-from flows.planning.pool.integer import delivered_rps, gpus_in_use
+from flows.planning.pool.integer import gpus_in_use
 from flows.planning.registry import PlanOptions
 from flows.planning.solver.arrays import Floats, Ints
 from flows.planning.solver.solve import FEW_NODES, Limits
 from flows.planning.solver.tolerances import ROUNDING
 from flows.planning.watch import Watch
 
-_ROUNDS = 12  # of prices per level
+_ROUNDS = 12  # of prices per level; of columns that a proof found, back to the master program
 _SETTLED = 1e-5  # a relaxed master this close to the sum of its models has no better prices
-_COARSE = 0.03  # how closely the level is bracketed for the first plan; then to `_SETTLED`
+_COARSE = 0.03  # how closely the level is bracketed for a first plan, and GPUs that stay counted
 _BELOW_LEVEL = (1e-2, 1e-3, 3e-4, 1e-4, 3e-5, 1e-5)  # how far whole columns are looked for
-_KEPT = 0.01  # relative gap at which GPUs that stay are counted
 _TARGETS = (1e-2, 2e-3, 5e-4, 1e-4, 1e-5)  # gaps proven where the one asked for is not
-_RETURNS = 12  # how often columns that a proof found go back to the master program
 _EFFORT = 400_000  # iterations of the solver in proofs
 
 
@@ -225,12 +224,10 @@ class Search:
         used = one.matrix(demands + len(self.price))[:, demands:].sum(axis=0)
         return None if (used > self.best.problem.gpus).any() else list(one.source)
 
-    def vgpus(self, allocations: list[Allocation]) -> Ints:
+    def vgpus(self, allocations: Sequence[Allocation]) -> Ints:
         """[n, S] vGPUs of allocations over all configurations."""
-        counts = np.zeros(self.best.columns.types.shape, dtype=np.int64)
-        for numbers, vgpus in allocations:
-            np.add.at(counts, numbers, vgpus)
-        return counts
+        numbers, vgpus = zip(*allocations, strict=True)
+        return self.best.columns.counts(np.concatenate(numbers), np.concatenate(vgpus))
 
     def prefer_in_use(self, in_use: Columns) -> None:
         """Of plans as good as the best, take one that keeps most GPUs of columns in use.
@@ -258,7 +255,7 @@ class Search:
         both = Columns.joined(
             [replace(good, cost=-kept), replace(choice, cost=np.zeros(len(choice)))]
         )
-        limits = Limits(relative_gap=_KEPT, nodes=FEW_NODES, seconds=self.watch.left_s())
+        limits = Limits(relative_gap=_COARSE, nodes=FEW_NODES, seconds=self.watch.left_s())
         found = Incumbent()
         restricted(replace(cover, free=free), both, found, limits, Tools())
         chosen = self._allocations(found.columns) if np.isfinite(found.cost) else None
@@ -277,7 +274,7 @@ class Search:
 
     def _prove(self, gap: float, executor: Executor) -> bool:
         """True if the best plan is proven within a gap; columns found meanwhile better it first."""
-        for _ in range(_RETURNS):
+        for _ in range(_ROUNDS):
             target = self.best.score + gap * abs(self.best.score)
             if self.settled() or target >= self.bound:
                 return True
@@ -398,20 +395,13 @@ def _begin(search: Search, options: PlanOptions) -> None:
     found = allocations_in_force(plan, problem, columns)
     if not found:
         return
-    own = [columns.take(rows) for _, (rows, _) in found]
-    vgpus = [counts for _, (_, counts) in found]
-    search.known.add(
-        columns_of(
-            len(problem.models),
-            best.goal.price,
-            np.array([model for model, _ in found]),
-            np.array([gpus_in_use(problem, c, v) for c, v in zip(own, vgpus, strict=True)]),
-            np.array([delivered_rps(c, v).sum() for c, v in zip(own, vgpus, strict=True)]),
-            [allocation for _, allocation in found],
-        )
-    )
+    models, allocations = zip(*found, strict=True)
+    blocks = ModelBlocks(problem, columns, search.watch)
+    gpus, rates = zip(*map(blocks.served, allocations), strict=True)
+    numbers = np.array(models), np.array(gpus), np.array(rates)
+    search.known.add(columns_of(len(problem.models), best.goal.price, *numbers, allocations))
     if len(found) == len(problem.models):
-        counts = search.vgpus([allocation for _, allocation in found])
+        counts = search.vgpus(allocations)
         if np.all(gpus_in_use(problem, columns, counts) <= problem.gpus):
             best.offer(counts)
     known: dict[str, float] = plan.certificate.get("prices", {})

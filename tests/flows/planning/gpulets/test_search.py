@@ -25,7 +25,7 @@ def every(patterns: Patterns) -> list[Pattern]:
     found = [
         patterns.pattern(cut, np.array(rows))
         for cut in patterns.table.partitions
-        for rows in product(*(range(patterns.options[share].count) for share in cut))
+        for rows in product(*(range(patterns.options[share].number) for share in cut))
     ]
     return [pattern for pattern in found if pattern.rates_rps.any()]
 

@@ -25,13 +25,14 @@ def test_every_step_is_an_optimum_of_the_columns_so_far() -> None:
         found, other = program.solve(), linprog(costs, A_ub=-columns, b_ub=-need)
         assert (found is None) == (other.status == 2)  # infeasible
         if found is not None:
-            assert found.value == pytest.approx(other.fun)
-            assert found.duals @ need == pytest.approx(found.value)  # strong duality
-            assert (columns @ found.values >= need - 1e-7).all()
+            value, counts, duals = found
+            assert value == pytest.approx(other.fun)
+            assert duals @ need == pytest.approx(value)  # strong duality
+            assert (columns @ counts >= need - 1e-7).all()
 
 
 def test_a_program_without_columns_has_an_optimum_if_its_rows_ask_for_nothing() -> None:
     empty = WarmProgram(np.zeros(2), np.full(2, np.inf)).solve()
     assert empty is not None
-    assert empty.duals.tolist() == [0.0, 0.0]
+    assert empty[2].tolist() == [0.0, 0.0]
     assert WarmProgram(np.ones(2), np.full(2, np.inf)).solve() is None

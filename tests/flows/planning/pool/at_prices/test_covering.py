@@ -1,5 +1,6 @@
 """Cheap columns made of items, against trying every number of every item."""
 
+from dataclasses import dataclass
 from itertools import product
 from math import ceil, inf
 
@@ -9,9 +10,27 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from flows.planning.pool.at_prices import covering
-from flows.planning.pool.at_prices.covering import STEPS, Items
+from flows.planning.pool.at_prices.covering import STEPS
+from flows.planning.solver.arrays import Floats, Ints
 
 Kinds = list[tuple[tuple[int, int], float]]  # vector, rate
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Items:
+    """Items of several blocks, sorted by block, then by rate, the highest first."""
+
+    start: Ints
+    vector: Ints
+    rate: Floats
+
+    def cheapest(self, price: Floats, demand: Floats) -> list[Ints]:
+        """A cheap column for every block at prices of resources."""
+        return covering.cheapest(self.start, self.vector @ price, self.rate, demand)
+
+    def total(self, parts: Ints) -> tuple[Ints, float]:
+        """The resources of items, and their rate."""
+        return self.vector[parts].sum(axis=0), float(self.rate[parts].sum())
 
 
 @st.composite
