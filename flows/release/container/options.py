@@ -16,7 +16,6 @@ CONTAINERS, KUBERNETES, ENDPOINTS = "Containers", "Kubernetes", "Endpoints"  # p
 MOST_GPUS = 64
 _LABEL_VALUE = re.compile(r"[A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?")
 _LABEL_KEY = re.compile(rf"([a-z0-9]([a-z0-9.-]{{0,251}}[a-z0-9])?/)?{_LABEL_VALUE.pattern}")
-_ADDRESS = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,252}|[0-9A-Fa-f:.]+")
 _IMAGE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/@-]*")
 
 
@@ -130,6 +129,8 @@ class ContainerChoices:
         self._check_names()
 
     def _check_names(self) -> None:
+        from triton_backend.serve_folder.endpoints import check_listening
+
         for given in ("name", "namespace"):
             value = getattr(self, given)
             if not value or label(value) != value:
@@ -145,9 +146,7 @@ class ContainerChoices:
             if not _LABEL_VALUE.fullmatch(value):
                 reason = f"{gpu_class}={value!r}: no value of a label"
                 raise InputError("--class-value", reason)
-        if not _ADDRESS.fullmatch(self.metrics_address):  # it becomes part of a script
-            reason = f"{self.metrics_address!r} is no address and no name of a host"
-            raise InputError("--metrics-address", reason)
+        check_listening("--metrics-address", self.metrics_address)  # it becomes part of a script
         for given in ("image", "triton_image"):
             value = getattr(self, given)
             if value is not None and not _IMAGE.fullmatch(value):
