@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 class Parameters(BaseModel):
     """Base: an unknown field is an error."""
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
 
     warehouse: Path = Field(default_factory=warehouse_path, description="The DuckDB file.")
 

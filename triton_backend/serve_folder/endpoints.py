@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from triton_backend.contract.errors import InputError
+from triton_backend.contract.fields import NO_ADDRESS, is_ipv4
 
 NO_TRITON = (
     "no server is installed: install poolpipe[local] (Python 3.11 or 3.12), or serve from a "
@@ -278,17 +279,7 @@ def check_listening(option: str, address: str) -> None:
         InputError: it is no IPv4 address.
     """
     if not is_ipv4(address):
-        reason = f"{address!r} is no IPv4 address to listen on, like {LOOPBACK} or {EVERYWHERE}"
-        raise InputError(option, reason)
-
-
-def is_ipv4(text: str) -> bool:
-    """True if a text is an IPv4 address."""
-    try:
-        ipaddress.IPv4Address(text)
-    except ValueError:
-        return False
-    return True
+        raise InputError(option, f"{address!r} {NO_ADDRESS}")
 
 
 def is_loopback(address: str) -> bool:

@@ -16,10 +16,9 @@ from pathlib import Path
 from typing import Any, Self
 
 from triton_backend.contract.errors import InputError
-from triton_backend.contract.fields import LARGEST, check_name
+from triton_backend.contract.fields import LARGEST, check_name, is_ipv4
 from triton_backend.contract.plan import Plan
 from triton_backend.serve_folder.beside import Beside
-from triton_backend.serve_folder.endpoints import is_ipv4
 from triton_backend.serve_folder.files import PRIVATE, write_whole
 from triton_backend.serve_folder.names import short_name
 

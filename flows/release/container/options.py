@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from flows.options import check_options, option
 from triton_backend.contract.errors import InputError
+from triton_backend.contract.fields import NO_ADDRESS, is_ipv4
 
 # NVIDIA's bulletin 5828 of May 2026 (CVE-2026-24206 to 24209: requests without a login) is mended
 # from 26.03 on; this is the newest release known. It wants cards of compute capability 7.5 and
@@ -129,8 +130,6 @@ class ContainerChoices:
         self._check_names()
 
     def _check_names(self) -> None:
-        from triton_backend.serve_folder.endpoints import check_listening
-
         for given in ("name", "namespace"):
             value = getattr(self, given)
             if not value or label(value) != value:
@@ -146,7 +145,8 @@ class ContainerChoices:
             if not _LABEL_VALUE.fullmatch(value):
                 reason = f"{gpu_class}={value!r}: no value of a label"
                 raise InputError("--class-value", reason)
-        check_listening("--metrics-address", self.metrics_address)  # it becomes part of a script
+        if not is_ipv4(self.metrics_address):  # it becomes part of a script
+            raise InputError("--metrics-address", f"{self.metrics_address!r} {NO_ADDRESS}")
         for given in ("image", "triton_image"):
             value = getattr(self, given)
             if value is not None and not _IMAGE.fullmatch(value):

@@ -137,7 +137,7 @@ def test_a_model_beside_the_plan_that_cannot_be_loaded_is_named(
     [
         (
             ("--gateway-host", "no such host"),
-            "host 'no such host': is no IPv4 address and no name of a host",
+            "--gateway-host: 'no such host' is no IPv4 address and no name of a host",
         ),
         (("--gateway-host", "a" * 80), "is no IPv4 address and no name of one"),
         (("--gateway-host", "192.0.2.1"), "192.0.2.1: is no address of this machine"),
