@@ -156,7 +156,7 @@ class ModelsBeside:
         if self._deaths[name].failures >= REPEATED_DEATHS:
             server = self._server
             self._unload_model(name)
-            self._set(name, f"{self._died(name)}, loaded again in {pause_s:g} s", server)
+            self._set(name, f"down: {self._died(name)}, loaded again in {pause_s:g} s", server)
             self._stopping.wait(pause_s)
         self._load_again(name)
 

@@ -200,8 +200,8 @@ def test_one_that_dies_again_and_again_is_unloaded_for_longer_each_time_and_said
         "ready, but its process died 4 times in a row",
     ]
     assert pauses.found == [
-        (4.0, "its process died 3 times in a row, loaded again in 4 s"),
-        (8.0, "its process died 4 times in a row, loaded again in 8 s"),
+        (4.0, "down: its process died 3 times in a row, loaded again in 4 s"),
+        (8.0, "down: its process died 4 times in a row, loaded again in 8 s"),
     ]
     assert server.asked[-3:] == [("unload", "tokens")] * 2 + [("load", "tokens")]
     assert models.states["chat"] == "ready"
