@@ -273,7 +273,7 @@ def check_listening(option: str, address: str) -> None:
     """Refuse an address that Triton could not listen on.
 
     Its HTTP server resolves no names and no IPv6 addresses: at `localhost` it claims to have
-    started, and nobody reaches it.
+    started, and cannot be reached.
 
     Raises:
         InputError: it is no IPv4 address.
