@@ -303,6 +303,8 @@ def _fault(form: type[FileForm], error: Mapping[str, Any]) -> tuple[str, str]:
         reason = _no_such_field(str(loc[-1]), _fields_at(form, loc[:-1]))
     elif error["type"] == "model_type":
         reason = "is empty" if error["input"] is None else "holds no fields, as NAME: VALUE"
+    elif error["type"] == "finite_number":
+        reason = f"{error['input']} is no finite number"
     elif not isinstance(error["input"], (dict, list)):
         reason = f"{reason}, not {error['input']!r}"
     return field, reason

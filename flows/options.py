@@ -14,6 +14,7 @@ from types import UnionType
 from typing import Any, get_args, get_origin
 
 from triton_backend.contract.errors import InputError
+from triton_backend.contract.fields import check_finite
 
 _DIGITS = ".12g"  # of a range: 10000000 and not 1e+07
 
@@ -92,6 +93,7 @@ class Option:
         if self.choices and value not in self.choices:
             known = ", ".join(map(str, self.choices))
             raise InputError(where, f"{value!r} is none of {known}")
+        check_finite(where, value)
         if self.value in (int, float) and not self.least <= value <= self.most:
             raise InputError(where, f"{value} is not {self.range}")
         return value

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from copy import copy
 from dataclasses import dataclass
 from importlib import import_module
-from math import inf
+from math import inf, isfinite
 from typing import Any, TypeVar
 
 import typer
@@ -19,6 +19,7 @@ from typer.core import TyperCommand, TyperGroup
 from flows.cli.option_fields import expanded
 from flows.options import range_in_words
 from triton_backend.contract.errors import InputError
+from triton_backend.contract.fields import check_finite
 
 # In the order of a first day with it; a group's heading is its package's docstring.
 GROUPS = ("start", "prepare", "plan", "simulate", "serve", "operate")
@@ -119,12 +120,13 @@ class PanelledCommand(TyperCommand):
         """Parse; where required parameters are missing, name all of them.
 
         Raises:
-            InputError: a value has another type than its parameter, or is out of its range.
+            InputError: a value has another type than its parameter, is not finite, or is out of
+                its range.
             TyperException: as Typer does, or parameters are missing.
         """
         given = list(args)
         try:
-            return super().parse_args(ctx, args)
+            rest = super().parse_args(ctx, args)
         except typer.TyperException as error:
             known, _, _ = self.make_parser(ctx).parse_args(given)
             missing = [p for p in self.params if p.required and known.get(p.name) in (None, ())]
@@ -135,6 +137,9 @@ class PanelledCommand(TyperCommand):
                 raise InputError(_spelled(getattr(error, "param", None)), reason) from error
             names = ", ".join(_spelled(parameter) for parameter in missing)
             raise typer.TyperException(f"missing: {names}") from error
+        for parameter in self.params:
+            check_finite(_spelled(parameter), ctx.params.get(str(parameter.name)))
+        return rest
 
     def invoke(self, ctx: Any) -> Any:
         """Run the command.
@@ -190,6 +195,8 @@ def _why_not(error: typer.TyperException) -> str | None:
         return None
     first, parameter = found()[0], getattr(error, "param", None)
     kind, value = str(first["type"]), first["input"]
+    if kind in _RANGES and not isfinite(float(value)):
+        return f"{value} is no finite number"
     if kind in _RANGES:
         least, most = (getattr(parameter, end, None) for end in ("min", "max"))
         ends = -inf if least is None else least, inf if most is None else most

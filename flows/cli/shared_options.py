@@ -485,6 +485,7 @@ def rates(option: str, texts: list[str] | None) -> dict[str, float]:
         InputError: as `pairs`, or not a number that is 0 or more.
     """
     from triton_backend.contract.errors import InputError
+    from triton_backend.contract.fields import check_finite
 
     found: dict[str, float] = {}
     for key, text in pairs(option, texts).items():
@@ -492,6 +493,7 @@ def rates(option: str, texts: list[str] | None) -> dict[str, float]:
             found[key] = float(text)
         except ValueError as error:
             raise InputError(option, f"{text!r} is not a number; write MODEL=NUMBER") from error
+        check_finite(f"{option} {key}", found[key])
         if not 0 <= found[key] < float("inf"):
             raise InputError(option, f"{key}={text} is not a number that is 0 or more")
     return found

@@ -10,6 +10,7 @@ from prefect.cache_policies import NO_CACHE
 from prefect.events import emit_event
 
 from flows.clock import now_utc
+from flows.deployments.orchestration.complaints import of_form
 from flows.deployments.orchestration.limits import flow_workspace
 from flows.deployments.parameters import IngestParameters
 from flows.files import read_cluster
@@ -44,6 +45,7 @@ def watch(work: Workspace, parameters: IngestParameters) -> list[Condition]:
     return found
 
 
+@of_form
 @flow(name="ingest-stats", timeout_seconds=1200)
 def ingest_stats(parameters: IngestParameters) -> dict[str, Any]:
     """Read on, then say what should not wait.

@@ -5,12 +5,14 @@ from typing import Any
 from prefect import flow
 from prefect.logging import get_run_logger
 
+from flows.deployments.orchestration.complaints import of_form
 from flows.deployments.orchestration.limits import flow_workspace
 from flows.deployments.parameters import AutoscaleParameters, SteerParameters
 from flows.operations.running import follow_served, steer_served
 from flows.release.server.running import served_plan_id
 
 
+@of_form
 @flow(name="autoscale", timeout_seconds=1001 * 3600)
 def autoscale(parameters: AutoscaleParameters) -> dict[str, Any]:
     """Go on for the hours given, or until the run is cancelled; every decision is logged.
@@ -23,6 +25,7 @@ def autoscale(parameters: AutoscaleParameters) -> dict[str, Any]:
     return {"plan_id": served_plan_id(work.state.serve)}
 
 
+@of_form
 @flow(name="steer", timeout_seconds=1001 * 3600)
 def steer(parameters: SteerParameters) -> dict[str, Any]:
     """Go on for the hours given, or until the run is cancelled; every decision is logged.

@@ -5,9 +5,10 @@ Not here: what is done with them. Every flow's process imports this file; what t
 a step's own options is imported by the flow that does so.
 """
 
+from collections.abc import Mapping
 from math import isinf
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, get_origin
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeVar, get_origin
 
 from pydantic import BaseModel, ConfigDict, Field, create_model
 
@@ -35,9 +36,17 @@ if TYPE_CHECKING:
 class Parameters(BaseModel):
     """Base: an unknown field is an error."""
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
 
     warehouse: Path = Field(default_factory=warehouse_path, description="The DuckDB file.")
+
+    flags: ClassVar[Mapping[str, str]] = {}  # field by flag of the command line
+
+    @classmethod
+    def field_of(cls, flag: str) -> str | None:
+        """The field that is this option on the command line; None where there is none."""
+        plain = flag.removeprefix("--").replace("-", "_")
+        return cls.flags.get(flag) or (plain if plain in cls.model_fields else None)
 
     def given(self, declaring: type[Any]) -> dict[str, Any]:
         """Options of a class by name, those alone that have a value here."""
@@ -57,7 +66,10 @@ def form(base: type[Form], *options: tuple[Option, ...]) -> type[Form]:
         for several in options
         for each in several
     }
-    return create_model(base.__name__, __base__=base, **fields)
+    made = create_model(base.__name__, __base__=base, **fields)
+    flags = {each.flag: each.name for several in options for each in several if each.flag}
+    made.flags = {**base.flags, **flags}
+    return made
 
 
 def _kind(option: Option) -> Any:

@@ -6,6 +6,7 @@ from prefect import flow, task
 from prefect.artifacts import create_markdown_artifact, create_table_artifact
 from prefect.cache_policies import NO_CACHE
 
+from flows.deployments.orchestration.complaints import of_form
 from flows.deployments.orchestration.limits import flow_workspace
 from flows.deployments.parameters import PlanParameters
 from flows.files import read_cluster, read_workload
@@ -25,6 +26,7 @@ def solve(work: Workspace, parameters: PlanParameters, previous: Plan | None) ->
     return plan_step(work, cluster, workload, options)
 
 
+@of_form
 @flow(name="plan", timeout_seconds=3600)
 def make_plan(parameters: PlanParameters) -> dict[str, Any]:
     """Plan; the table, and what moves against the plan in force, become artifacts.

@@ -17,6 +17,7 @@ from prefect.deployments import run_deployment
 from prefect.exceptions import ObjectNotFound
 from prefect.states import raise_state_exception
 
+from flows.deployments.orchestration.complaints import of_form
 from flows.deployments.orchestration.limits import flow_workspace, holding
 from flows.deployments.parameters import PrepareParameters, ProfileClassParameters
 from flows.files import read_cluster, read_device_classes
@@ -66,6 +67,7 @@ def profile(work: Workspace, request: ClassRequest) -> ClassProfile:
     return ClassProfile.from_rows(_rows_of(run.id))
 
 
+@of_form
 @flow(name="prepare-model", timeout_seconds=6 * 3600)
 def prepare_model(parameters: PrepareParameters) -> dict[str, Any]:
     """Split, build, profile.

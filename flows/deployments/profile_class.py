@@ -12,6 +12,7 @@ from prefect.artifacts import (
     update_progress_artifact,
 )
 
+from flows.deployments.orchestration.complaints import of_form
 from flows.deployments.orchestration.limits import holding
 from flows.deployments.parameters import ProfileClassParameters
 from flows.preparation.profiling.class_profile import device_limits, measure_class, own_gpu
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 PROGRESS_CELLS = 25
 
 
+@of_form
 @flow(
     name="profile-class", timeout_seconds=6 * 3600, retries=2, retry_delay_seconds=30
 )  # measurements before a failure are kept

@@ -6,6 +6,7 @@ from prefect import flow, task
 from prefect.artifacts import create_markdown_artifact, create_table_artifact
 from prefect.cache_policies import NO_CACHE
 
+from flows.deployments.orchestration.complaints import of_form
 from flows.deployments.orchestration.limits import flow_workspace
 from flows.deployments.parameters import ReplanParameters
 from flows.files import read_cluster, read_workload
@@ -31,6 +32,7 @@ def bring_into_force(work: Workspace, plan: Plan, options: RolloutOptions) -> Ro
     return roll_out(work, plan, options)
 
 
+@of_form
 @flow(name="replan", timeout_seconds=3600)
 def replan_flow(parameters: ReplanParameters) -> dict[str, Any]:
     """Replan; the new plan is rolled out unless it gains too little or only advice was asked for.

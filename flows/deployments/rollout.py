@@ -6,6 +6,7 @@ from prefect import flow, task
 from prefect.artifacts import create_markdown_artifact
 from prefect.cache_policies import NO_CACHE
 
+from flows.deployments.orchestration.complaints import of_form
 from flows.deployments.orchestration.limits import flow_workspace
 from flows.deployments.parameters import RolloutParameters
 from flows.release.rollout.guarded import RolloutOptions, RolloutResult, roll_out
@@ -20,6 +21,7 @@ def bring_into_force(work: Workspace, plan: Plan, options: RolloutOptions) -> Ro
     return roll_out(work, plan, options)
 
 
+@of_form
 @flow(name="rollout", timeout_seconds=3600)
 def rollout(parameters: RolloutParameters) -> dict[str, Any]:
     """Roll a plan out.

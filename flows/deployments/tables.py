@@ -5,6 +5,7 @@ from typing import Any
 from prefect import flow, task
 from prefect.cache_policies import NO_CACHE
 
+from flows.deployments.orchestration.complaints import of_form
 from flows.deployments.orchestration.limits import flow_workspace
 from flows.deployments.parameters import FitParameters, ImportParameters
 from flows.preparation.interference.stored_tables import (
@@ -26,6 +27,7 @@ def take(work: Workspace, parameters: ImportParameters) -> Tables:
     return found
 
 
+@of_form
 @flow(name="import-profiles", timeout_seconds=3600)
 def import_profiles(parameters: ImportParameters) -> dict[str, Any]:
     """Import; what the tables lack is said in `warnings`.
@@ -48,6 +50,7 @@ def fit(work: Workspace, parameters: FitParameters) -> Fitted:
     return fit_step(work, parameters.folder, parameters.options())
 
 
+@of_form
 @flow(name="fit-interference", timeout_seconds=3600)
 def fit_interference(parameters: FitParameters) -> dict[str, Any]:
     """Fit; where a constant does no worse than the linear model, the constant is stored.

@@ -11,6 +11,7 @@ from prefect.artifacts import create_table_artifact
 from prefect.cache_policies import NO_CACHE
 from prefect.task_runners import ThreadPoolTaskRunner
 
+from flows.deployments.orchestration.complaints import of_form
 from flows.deployments.orchestration.limits import flow_workspace
 from flows.deployments.parameters import WhatIfParameters
 from flows.files import read_cluster, read_workload
@@ -39,6 +40,7 @@ def sweep(situations: dict[str, Situation], parameters: WhatIfParameters) -> dic
     return {name: [future.result() for future in each] for name, each in futures.items()}
 
 
+@of_form
 @flow(name="whatif", timeout_seconds=6 * 3600)
 def whatif(parameters: WhatIfParameters) -> dict[str, Any]:
     """Plan for every value and keep the curve.

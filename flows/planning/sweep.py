@@ -65,12 +65,12 @@ def what_if(situation: Situation, vary: str, values: Sequence[float]) -> list[Po
     name, _, gpu_class = vary.partition(":")
     change = VARIATIONS.get(name)
     if change is None:
-        raise InputError("--vary", f"{vary!r} is none of {', '.join(VARIATIONS)}")
+        raise InputError("option vary", f"{vary!r} is none of {', '.join(VARIATIONS)}")
     if gpu_class:
         situation.cluster.gpu_class(gpu_class)
         if name not in OF_ONE_CLASS:
             reason = f"{name} is not of one class; {', '.join(OF_ONE_CLASS)} may name one"
-            raise InputError(f"--vary {vary}", reason)
+            raise InputError("option vary", f"{vary}: {reason}")
     return [_point(change(situation, gpu_class, value), value) for value in values]
 
 
@@ -113,7 +113,9 @@ def _gpus(situation: Situation, gpu_class: str, value: float) -> Situation:
 def _with_gpus(cluster: Cluster, gpu_class: str, count: int) -> Cluster:
     like = next((g for g in cluster.nodes if g.gpu_class == gpu_class), None)
     if like is None:
-        raise InputError("--vary gpus", f"class {gpu_class!r} has no nodes to take as a pattern")
+        raise InputError(
+            "option vary", f"gpus: class {gpu_class!r} has no nodes to take as a pattern"
+        )
     groups = [g for g in cluster.nodes if g.gpu_class != gpu_class]
     full, rest = divmod(count, like.gpus)
     fresh: list[NodeGroup] = []
@@ -134,7 +136,7 @@ def _ratio(situation: Situation, gpu_class: str, value: float) -> Situation:
     others = total - cluster.gpus(first)
     wanted = round(total * value)
     if not others:
-        raise InputError("--vary ratio", "needs a second class with GPUs")
+        raise InputError("option vary", "ratio: needs a second class with GPUs")
     left = total - wanted
     for name in [n for n in names if n != first]:
         share = left * cluster.gpus(name) // others
@@ -218,12 +220,12 @@ def _classes(situation: Situation, _gpu_class: str, value: float) -> Situation:
 def _within(vary: str, value: float, least: float, most: float) -> None:
     if not least <= value <= most:
         reason = f"{value:g} is not within {least:g} and {most:g}"
-        raise InputError(f"--vary {vary}", reason)
+        raise InputError("option vary", f"{vary}: {reason}")
 
 
 def _whole(vary: str, value: float) -> None:
     if not float(value).is_integer():
-        raise InputError(f"--vary {vary}", f"{value:g} is not a whole number")
+        raise InputError("option vary", f"{vary}: {value:g} is not a whole number")
 
 
 OF_ONE_CLASS = ("gpus", "ratio", "bandwidth")

@@ -157,7 +157,7 @@ def test_a_number_may_have_an_exponent_and_no_dot(tmp_path: Path) -> None:
     [
         ("models: []", "models: List should have at least 1 item"),
         ("models: [{name: a}]", r"models\[0\].slo_ms: is missing"),
-        ("models: [{name: a, slo_ms: .nan}]", r"models\[0\].slo_ms"),
+        ("models: [{name: a, slo_ms: .nan}]", r"models\[0\].slo_ms: nan is no finite number"),
         ("models: [{name: a, slo_ms: 1}, {name: a, slo_ms: 1}]", "listed twice"),
         ("models: [{name: a, slo: 20}]", r"slo_ms: is missing \(and models\[0\].slo: no such"),
         ("[1, 2]", "holds no fields, as NAME: VALUE"),

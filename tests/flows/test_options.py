@@ -59,7 +59,7 @@ def test_a_class_declares_its_options_in_order() -> None:
         ({"margin": 1}, "option margin: 1 is not within 0 and 0.99"),
         ({"margin": None}, "option margin: None is not of type float"),
         ({"limit_s": 0}, "option limit_s: 0 is not at least 0.1"),
-        ({"limit_s": nan}, "option limit_s: nan is not at least 0.1"),
+        ({"limit_s": nan}, "option limit_s: nan is no finite number"),
         ({"hours": 10}, "option hours: 10 is not at most 9"),
         ({"mode": "off"}, "option mode: 'off' is none of fan, grill"),
         ({"steam": 1}, "option steam: 1 is not of type bool"),

@@ -7,6 +7,7 @@ are built), and text (JSON, YAML).
 """
 
 import dataclasses
+import ipaddress
 import re
 from collections.abc import Callable, Mapping
 from functools import cache
@@ -19,6 +20,7 @@ from triton_backend.contract.errors import InputError
 # More of anything (µs, bytes, requests/s) is a mistake, and its products would leave 64 bits.
 LARGEST = 10**12
 LONGEST_NAME = 128
+NO_ADDRESS = "is no IPv4 address to listen on, like 127.0.0.1 or 0.0.0.0"
 _NAME = re.compile(rf"[A-Za-z0-9_][A-Za-z0-9._@+-]{{0,{LONGEST_NAME - 1}}}")
 
 
@@ -41,6 +43,25 @@ def check_name(where: str, name: str) -> None:
     if not _NAME.fullmatch(name) or ".." in name:
         reason = f"at most {LONGEST_NAME} of A-Z a-z 0-9 _ . @ + -, first a letter, a digit or _"
         raise InputError(where, f"{_shown(name)} is no name: {reason}, no two dots in a row")
+
+
+def is_ipv4(text: str) -> bool:
+    """True if a text is an IPv4 address."""
+    try:
+        ipaddress.IPv4Address(text)
+    except ValueError:
+        return False
+    return True
+
+
+def check_finite(where: str, value: object) -> None:
+    """Refuse NaN and infinity, of every file, option and form in the same words.
+
+    Raises:
+        InputError: it is one of them.
+    """
+    if isinstance(value, float) and not isfinite(value):
+        raise InputError(where, f"{value} is no finite number")
 
 
 class Fields:
@@ -79,8 +100,7 @@ class Fields:
         value = self._value(name)
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise self.wrong(name, f"{_shown(value)} is not a number")
-        if isinstance(value, float) and not isfinite(value):
-            raise self.wrong(name, f"{_shown(value)} is not a number")
+        check_finite(self._at(name), value)
         if not least <= value <= most:
             # Whole numbers of JSON may be larger than any float.
             shown = _shown(value) if isinstance(value, int) else f"{value:g}"

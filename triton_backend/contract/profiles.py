@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from triton_backend.contract.errors import InputError
-from triton_backend.contract.fields import LARGEST, check_name
+from triton_backend.contract.fields import LARGEST, check_finite, check_name
 from triton_backend.contract.shares import LOADED, SOLO, WHOLE_GPU, share_of_divisor, share_text
 from triton_backend.contract.tensors import TensorSpec
 
@@ -113,8 +113,7 @@ class InterferenceModel:
 
     def __post_init__(self) -> None:
         for name in CONSTANTS:
-            if not np.isfinite(getattr(self, name)):
-                raise InputError(f"interference, {name}", f"{getattr(self, name)} is not a number")
+            check_finite(f"interference, {name}", float(getattr(self, name)))
         if self.residuals and len(self.residuals) != len(QUANTILES):
             reason = f"{len(self.residuals)} of them for {len(QUANTILES)} quantiles"
             raise InputError("interference, residuals", reason)

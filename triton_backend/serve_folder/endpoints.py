@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from triton_backend.contract.errors import InputError
+from triton_backend.contract.fields import NO_ADDRESS, is_ipv4
 
 NO_TRITON = (
     "no server is installed: install poolpipe[local] (Python 3.11 or 3.12), or serve from a "
@@ -25,6 +26,7 @@ NO_TRITON = (
 LOOPBACK = "127.0.0.1"
 EVERYWHERE = "0.0.0.0"  # noqa: S104  # compared and bound only where a user says so
 TOKEN_HEADER = "poolpipe-token"  # noqa: S105  # the header's name; gRPC puts a prefix before it
+LAST_PORT = 65_535
 OPENABLE = ("model-config", "statistics", "shared-memory")
 RESTRICTED = ("model-repository", *OPENABLE, "trace", "logging")
 ACCEPT_OLD_SERVER = "--accept-old-server"
@@ -95,7 +97,8 @@ class Endpoints:
         accept_old_server: the wheel's Triton may listen beyond loopback.
 
     Raises:
-        InputError: a port is given twice, or something is opened that cannot be.
+        InputError: an address is none, a port is given twice, or something is opened that cannot
+            be.
     """
 
     http: int = 8000
@@ -108,6 +111,8 @@ class Endpoints:
     accept_old_server: bool = False
 
     def __post_init__(self) -> None:
+        check_listening("--address", self.address)
+        check_listening("--metrics-address", self.metrics_address)
         ports: dict[int, str] = {}
         for name in ("http", "grpc", "metrics"):
             port = getattr(self, name)
@@ -170,6 +175,12 @@ class Endpoints:
                     f"--metrics-port {self.metrics}",
                     f"metrics of the second gateway are at the port after it, and {port} is "
                     "another's",
+                )
+            if port > LAST_PORT:
+                raise InputError(
+                    f"--metrics-port {self.metrics}",
+                    f"metrics of the second gateway are at the port after it, {LAST_PORT} is the "
+                    "last",
                 )
             with socket.socket() as probe:
                 probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -256,6 +267,19 @@ class Endpoints:
             "opened": list(self.opened),
             "ports": {"http": self.http, "grpc": self.grpc, "metrics": self.metrics},
         }
+
+
+def check_listening(option: str, address: str) -> None:
+    """Refuse an address that Triton could not listen on.
+
+    Its HTTP server resolves no names and no IPv6 addresses: at `localhost` it claims to have
+    started, and cannot be reached.
+
+    Raises:
+        InputError: it is no IPv4 address.
+    """
+    if not is_ipv4(address):
+        raise InputError(option, f"{address!r} {NO_ADDRESS}")
 
 
 def is_loopback(address: str) -> bool:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from triton_backend.contract.errors import InputError
-from triton_backend.contract.fields import LARGEST, check_name
+from triton_backend.contract.fields import LARGEST, check_name, is_ipv4
 from triton_backend.contract.plan import Plan
 from triton_backend.scheduler.measured.guard import kept_back_us
 from triton_backend.serve_folder.beside import Beside
@@ -100,9 +100,9 @@ class ServeOptions:
             raise InputError(f"--gateways {self.gateways}", "is neither 1 nor 2")
         if self.gateways > 1 and not self.standby:
             raise InputError("--gateways 2", "needs the standby scheduler (no --no-standby)")
-        for host in (self.gateway_host, *self.hosts.values()):
-            if not _HOST.fullmatch(host):  # it becomes part of addresses and of files for scripts
-                raise InputError(f"host {host!r}", "is no IPv4 address and no name of a host")
+        _check_host("--gateway-host", self.gateway_host)
+        for node, host in self.hosts.items():
+            _check_host(f"host of {node}", host)
         if self.gateways > 1 and self.hosts:
             named = ", ".join(self.hosts)
             raise InputError("--gateways 2", f"all nodes must run on this host, {named} do not")
@@ -286,6 +286,13 @@ def plan_artifacts(plan: Plan) -> tuple[str, ...]:
     """Names of the artifacts that a plan's stages run, each once; none where all are emulated."""
     stages = (stage for m in plan.models for p in m.pipelines for stage in p.stages)
     return tuple(sorted({stage.artifact for stage in stages if stage.artifact is not None}))
+
+
+def _check_host(where: str, host: str) -> None:
+    """Refuse what is no host: it becomes part of addresses and of files for scripts."""
+    numeric = host.replace(".", "").isdigit()
+    if not _HOST.fullmatch(host) or (numeric and not is_ipv4(host)):
+        raise InputError(where, f"{host!r} is no IPv4 address and no name of a host")
 
 
 def _check_choices(policy: str | None, nic: str, late_binding: Mapping[str, Any]) -> None:

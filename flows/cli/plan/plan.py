@@ -1,6 +1,6 @@
 """`plan`: which GPUs serve which blocks of which model, stored and shown."""
 
-from math import isnan, nan
+from math import nan
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -122,15 +122,16 @@ def _show(made: "Plan") -> None:
 def _margin(text: str | None) -> float:
     """NaN where none is given: then it is the planner's own."""
     from triton_backend.contract.errors import InputError
+    from triton_backend.contract.fields import check_finite
 
     if text is None:
         return nan
     try:
         margin = float(text)
-    except ValueError:
-        margin = nan
-    if isnan(margin):
-        raise InputError("--slo-margin", f"{text!r} is neither a number nor {AUTO}")
+    except ValueError as error:
+        reason = f"{text!r} is neither a number nor {AUTO}"
+        raise InputError("--slo-margin", reason) from error
+    check_finite("--slo-margin", margin)
     return margin
 
 

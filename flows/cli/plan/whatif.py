@@ -1,7 +1,7 @@
 """`whatif`: a plan per value of one input, as a table, a chart and rows."""
 
 from collections.abc import Mapping, Sequence
-from math import floor, isfinite
+from math import floor
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -104,11 +104,12 @@ def parse_values(text: str) -> list[float]:
         InputError: it is neither, or no value is left.
     """
     from triton_backend.contract.errors import InputError
+    from triton_backend.contract.fields import check_finite
 
     try:
         numbers = [float(part) for part in text.replace(":", ",").split(",")]
-        if not all(map(isfinite, numbers)):
-            raise InputError("--values", f"{text!r} has a number that is not finite")
+        for number in numbers:
+            check_finite("--values", number)
         if ":" not in text:
             return numbers
         first, last, step = (float(part) for part in text.split(":"))

@@ -142,6 +142,7 @@ def _start(
     """
     from flows.release.server.admin import check_can_start, start, stop, take_over
     from flows.release.server.running import served_without_keeper
+    from triton_backend.contract.fields import is_ipv4
     from triton_backend.serve_folder.endpoints import LOOPBACK, check_reached_at
     from triton_backend.serve_folder.repository import render_host, render_repository
     from triton_backend.serve_folder.settings import ServeSettings
@@ -154,6 +155,9 @@ def _start(
     if settings is not None and host is not None:
         given = ServeSettings.read(settings)
         _check_port(ports, given, settings)
+        if ports.address == LOOPBACK and not is_ipv4(host):
+            reason = "is no address to listen on; give this host's IPv4 address by --address, too"
+            raise InputError(f"--host {host}", reason)
         # A rollout loads the nodes of the next plan through this host's own Triton.
         reachable = replace(ports, address=host) if ports.address == LOOPBACK else ports
         # Rendering begins the folder again, so no process may use it.

@@ -26,11 +26,13 @@ PAGES = ("simulate", "load")  # kinds of runs whose pages are drawn again
 @command("report", "poolpipe report simulate-1f2e3d4c -o report.html")
 def report(
     run_id: Annotated[
-        str,
+        str | None,
         typer.Argument(
-            metavar="RUN", help="The id that `simulate`, `load` or `quickstart` printed."
+            metavar="RUN",
+            help="The id that `simulate`, `load` or `quickstart` printed; "
+            "`poolpipe warehouse runs` lists them.",
         ),
-    ],
+    ] = None,
     *,
     output: Annotated[
         Path | None,
@@ -56,6 +58,8 @@ def report(
     from flows.files import check_writable
     from flows.workspace import workspace
 
+    if run_id is None:
+        raise InputError("report", "needs a RUN; `poolpipe warehouse runs` lists them")
     check_writable(output, makes_folders=True)
     if perfetto is not None:
         if output is not None and output.resolve() == perfetto.resolve():

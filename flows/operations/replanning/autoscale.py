@@ -168,7 +168,7 @@ def limited(cluster: Cluster, most_gpus: int | None) -> Cluster:
     if most_gpus is None:
         return cluster
     if most_gpus < 1:
-        raise InputError("--max-gpus", f"{most_gpus} is not positive")
+        raise InputError("option max_gpus", f"{most_gpus} is not positive")
     left, groups = most_gpus, []
     for group in cluster.nodes:
         whole = min(group.count, left // group.gpus)

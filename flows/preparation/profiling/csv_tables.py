@@ -72,11 +72,12 @@ class _Raw:
 def read_tables(folder: Path) -> tuple[dict[str, ModelProfile], list[str]]:
     """Profiles of every model in a folder, and warnings about what was left out or odd.
 
-    Latencies are microseconds, boundaries bytes per sample. An empty or unreadable latency cell
-    counts as missing, so that its class is left out with a warning.
+    Latencies are microseconds, boundaries bytes per sample. An empty latency cell counts as
+    missing, so that its class is left out with a warning.
 
     Raises:
-        InputError: a file is absent, lacks a column, or a model has nothing usable.
+        InputError: a file is absent, lacks a column, has a value that cannot be, or a model has
+            nothing usable.
     """
     raw: dict[str, _Raw] = {}
     for where, row in rows_of(folder / LATENCY_FILE, {"model", "gpu_class", "batch", "latency_us"}):
@@ -87,7 +88,7 @@ def read_tables(folder: Path) -> tuple[dict[str, ModelProfile], list[str]]:
             basis=basis,
             block=_block(where, row) or 0,
             batch=whole(where, row, "batch", (1, MAX_BATCH)),
-            latency_us=_number(row["latency_us"]),
+            latency_us=_latency(where, row),
         )
         entry = raw.setdefault(_name(where, row, "model"), _Raw())
         key = cell._replace(latency_us=0.0)
@@ -306,6 +307,14 @@ def _of_blocks(folder: Path, name: str, known: Mapping[int, int], blocks: int) -
         reason = f"has no row of block {odd}" if odd < blocks else f"there is no block {odd}"
         raise InputError(f"{folder / MEMORY_FILE}, model {name!r}", reason)
     return tuple(known[block] for block in sorted(known))
+
+
+def _latency(where: str, row: Mapping[str, str]) -> float:
+    """Microseconds; NaN where the cell is empty."""
+    given = _number(row["latency_us"])
+    if (row["latency_us"] or "").strip() and not 0 < given <= LARGEST:
+        raise InputError(f"{where}, latency_us", f"{row['latency_us']!r} is no latency in µs")
+    return given
 
 
 def _bytes(where: str, row: Mapping[str, str], column: str) -> int:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from flows.options import check_options, option
 from triton_backend.contract.errors import InputError
+from triton_backend.contract.fields import NO_ADDRESS, is_ipv4
 
 # NVIDIA's bulletin 5828 of May 2026 (CVE-2026-24206 to 24209: requests without a login) is mended
 # from 26.03 on; this is the newest release known. It wants cards of compute capability 7.5 and
@@ -16,7 +17,6 @@ CONTAINERS, KUBERNETES, ENDPOINTS = "Containers", "Kubernetes", "Endpoints"  # p
 MOST_GPUS = 64
 _LABEL_VALUE = re.compile(r"[A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?")
 _LABEL_KEY = re.compile(rf"([a-z0-9]([a-z0-9.-]{{0,251}}[a-z0-9])?/)?{_LABEL_VALUE.pattern}")
-_ADDRESS = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,252}|[0-9A-Fa-f:.]+")
 _IMAGE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/@-]*")
 
 
@@ -145,9 +145,8 @@ class ContainerChoices:
             if not _LABEL_VALUE.fullmatch(value):
                 reason = f"{gpu_class}={value!r}: no value of a label"
                 raise InputError("--class-value", reason)
-        if not _ADDRESS.fullmatch(self.metrics_address):  # it becomes part of a script
-            reason = f"{self.metrics_address!r} is no address and no name of a host"
-            raise InputError("--metrics-address", reason)
+        if not is_ipv4(self.metrics_address):  # it becomes part of a script
+            raise InputError("--metrics-address", f"{self.metrics_address!r} {NO_ADDRESS}")
         for given in ("image", "triton_image"):
             value = getattr(self, given)
             if value is not None and not _IMAGE.fullmatch(value):

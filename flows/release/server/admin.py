@@ -39,6 +39,7 @@ from triton_backend.serve_folder.state import (
 )
 
 START_POLLS = 600
+LOCK_PAUSES_SECONDS = (0.05, 0.05)  # `status` looks at the lock, too, for an instant
 STARTING = "starting the server"
 COMPILING = "loading the scheduler's kernels, which are compiled where no cache has them"
 POLL_SECONDS = 0.2
@@ -60,14 +61,23 @@ def starting(folder: Path) -> Generator[None]:
     folder.mkdir(parents=True, exist_ok=True)
     fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(fd)
-        raise InputError(str(folder), "another `poolpipe serve` is starting from there") from None
-    try:
+        _lock(fd, folder)
         yield
     finally:
         os.close(fd)
+
+
+def _lock(fd: int, folder: Path) -> None:
+    for patience_s in (*LOCK_PAUSES_SECONDS, None):
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if patience_s is None:
+                reason = "another `poolpipe serve` is starting from there"
+                raise InputError(str(folder), reason) from None
+            time.sleep(patience_s)
+        else:
+            return
 
 
 def check_can_start(folder: Path, endpoints: Endpoints, gateways: int = 1) -> None:

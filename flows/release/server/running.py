@@ -5,8 +5,10 @@ processes (`admin`).
 """
 
 import contextlib
+import fcntl
 import http.client
 import json
+import os
 import time
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -216,6 +218,24 @@ def note_plan(folder: Path, plan_id: str, generation: int) -> None:
         write_state_file(folder, {**data, "plan_id": plan_id, "generation": generation})
 
 
+def being_started(folder: Path) -> bool:
+    """True while a process has the folder to itself and no keeper's state file is there yet."""
+    data = whole_state_file(folder)
+    if data is not None and (keeper_runs(data) or server_runs(data)):
+        return False
+    try:
+        fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(fd)
+    return False
+
+
 def status(folder: Path) -> dict[str, Any]:
     """State and addresses of the system served from a folder.
 
@@ -224,6 +244,9 @@ def status(folder: Path) -> dict[str, Any]:
         ServerError: it does not answer, because it starts for one, or keeps dying and is not yet
             started again.
     """
+    if being_started(folder):
+        reason = "`poolpipe serve` is starting from there, no server is up yet"
+        raise ServerError(f"{folder}: {reason}")
     state = read_state(folder)
     if not keeper_runs(state.data) and not server_runs(state.data):
         raise InputError(

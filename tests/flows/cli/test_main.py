@@ -65,6 +65,7 @@ def test_without_a_command_the_help_is_shown_every_line_whole(poolpipe: Command)
         (("fly",), "No such command 'fly'"),
         (("profiles",), "Missing command"),
         (("plan",), "missing: --cluster, --workload"),
+        (("report",), "report: needs a RUN; `poolpipe warehouse runs` lists them"),
         (("rollout", ""), "PLAN: name a plan.json, the id of a stored plan, or its beginning"),
         (("verify",), "PLAN: name a plan.json, the id of a stored plan, or its beginning"),
         (("verify", "a", "--plan", "b"), "--plan: 'b', but PLAN is 'a'; name one plan"),

@@ -1,5 +1,6 @@
 """Parameters of deployments become the options of the steps they are for."""
 
+from math import inf, nan
 from pathlib import Path
 
 import pytest
@@ -116,3 +117,11 @@ def test_loops_take_the_options_of_their_commands() -> None:
 def test_a_form_refuses_what_the_option_refuses(name: str, value: object) -> None:
     with pytest.raises(ValidationError, match=name):
         ReplanParameters.model_validate(FILES | {name: value})
+
+
+@pytest.mark.parametrize("given", [nan, inf, -inf])
+def test_a_number_that_is_not_finite_is_refused(given: float) -> None:
+    with pytest.raises(ValidationError, match="finite number"):
+        PlanParameters.model_validate(
+            {"cluster": "c.yaml", "workload": "w.yaml", "slo_margin": given}
+        )

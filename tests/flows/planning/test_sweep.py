@@ -73,4 +73,4 @@ def test_a_value_beyond_its_range_is_refused_with_the_range(
 ) -> None:
     with pytest.raises(InputError) as refused:
         what_if(SITUATION, vary, [value])
-    assert str(refused.value) == f"--vary {vary.partition(':')[0]}: {reason}"
+    assert str(refused.value) == f"option vary: {vary.partition(':')[0]}: {reason}"

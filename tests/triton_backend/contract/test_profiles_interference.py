@@ -41,7 +41,7 @@ def test_what_a_plan_states_survives_its_plain_form() -> None:
 
 
 def test_numbers_that_cannot_be_are_refused() -> None:
-    with pytest.raises(InputError, match="c5: nan is not a number"):
+    with pytest.raises(InputError, match="c5: nan is no finite number"):
         InterferenceModel(
             c1_l2_self=0, c2_l2_other=0, c3_dram_self=0, c4_dram_other=0, c5=float("nan")
         )

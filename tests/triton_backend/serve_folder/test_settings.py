@@ -51,7 +51,9 @@ def test_every_choice_arrives_where_it_is_read(tmp_path: Path) -> None:
     assert stat.S_IMODE((tmp_path / "settings.json").stat().st_mode) == 0o600
 
 
-@pytest.mark.parametrize("host", ["", "a b", "x;y", "::1", "a\nb", "a" * 254, "-a", "a/b"])
+@pytest.mark.parametrize(
+    "host", ["", "a b", "x;y", "::1", "a\nb", "a" * 254, "-a", "a/b", "300.1.1.1", "10.0.0"]
+)
 def test_a_host_that_is_no_name_is_refused(host: str) -> None:
     with pytest.raises(InputError, match="is no IPv4 address and no name of a host"):
         ServeOptions(gateway_host=host)

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from triton_backend.contract.errors import InputError, PoolPipeError
+from triton_backend.runtimes.clock import Clock, SystemClock
 from triton_backend.serve_folder.beside import BESIDE_NAME, link_model
 from triton_backend.serve_folder.settings import ServeSettings
 from triton_backend.serve_folder.state import command_line
@@ -20,6 +21,8 @@ from triton_backend.serving.transport.backoff import Backoff
 
 WAITING, LOADING, READY = "waits", "loading", "ready"
 FIRST_RETRY_SECONDS, LONGEST_RETRY_SECONDS = 1.0, 60.0
+REPEATED_DEATHS = 3  # in a row: from then on a model is not ready for a pause before its next load
+LIVES_ON_US = 60_000_000  # after so long a model's next death is the first of a row
 END_SECONDS, POLL_SECONDS = 10.0, 0.05  # of the processes of a model that was unloaded
 LONGEST_REASON = 300
 _LOG = logging.getLogger(__name__)
@@ -29,7 +32,8 @@ class ModelsBeside:
     """The models beside the plan in one server.
 
     Attributes:
-        states: `waits`, `loading`, `ready` or the reason why it is not loaded, by model.
+        states: `waits`, `loading`, `ready` or the reason why it is not loaded, by model;
+            `described` has more.
 
     Args:
         settings: of the system, as the gateway reads them.
@@ -56,9 +60,12 @@ class ModelsBeside:
         self._server = 0  # counts those that had them: what one loaded the next has not
         self._stubs: dict[str, list[int]] = {}
         self._threads: dict[str, threading.Thread] = {}
-        self._retries = {
-            name: Backoff(FIRST_RETRY_SECONDS, LONGEST_RETRY_SECONDS) for name in self._folders
-        }
+        self._clock: Clock = SystemClock()
+        self._loaded_us: dict[str, int] = {}
+        self._retries, self._deaths = (
+            {name: Backoff(FIRST_RETRY_SECONDS, LONGEST_RETRY_SECONDS) for name in self._folders}
+            for _ in range(2)
+        )
 
     @property
     def repository(self) -> Path:
@@ -98,9 +105,26 @@ class ModelsBeside:
                 continue
             if self.states[name] != READY:
                 self._begin(name, self._load_again)
-            elif not all(self._is_stub(name, pid) for pid in self._stubs[name]):
+                continue
+            lived_us = self._clock.now_us() - self._loaded_us.get(name, 0)
+            if self._deaths[name].failures and lived_us >= LIVES_ON_US:
+                self._deaths[name].succeeded()
+                self._note()
+            if not all(self._is_stub(name, pid) for pid in self._stubs[name]):
                 _LOG.warning("a process of %s, beside the plan, has died: it is reloaded", name)
-                self._begin(name, self._load_again)
+                self._begin(name, self._load_after_death)
+
+    def described(self) -> dict[str, str]:
+        """The states, with the deaths of those that are ready again after several."""
+        return {
+            name: f"{state}, but {self._died(name)}"
+            if state == READY and self._deaths[name].failures >= REPEATED_DEATHS
+            else state
+            for name, state in self.states.items()
+        }
+
+    def _died(self, name: str) -> str:
+        return f"its process died {self._deaths[name].failures} times in a row"
 
     def _is_stub(self, name: str, pid: int) -> bool:
         """True if a stub of a model lives, and no other program has its number."""
@@ -121,6 +145,20 @@ class ModelsBeside:
         thread = threading.Thread(target=work, args=(name,), daemon=True)
         self._threads[name] = thread
         thread.start()
+
+    def _load_after_death(self, name: str) -> None:
+        """Load a model whose process died.
+
+        One that keeps dying is unloaded for a pause first, so that clients and probes see that it
+        is not ready.
+        """
+        pause_s = self._deaths[name].failed()
+        if self._deaths[name].failures >= REPEATED_DEATHS:
+            server = self._server
+            self._unload_model(name)
+            self._set(name, f"down: {self._died(name)}, loaded again in {pause_s:g} s", server)
+            self._stopping.wait(pause_s)
+        self._load_again(name)
 
     def _load_again(self, name: str) -> None:
         """Load a model; where that fails, return after a pause."""
@@ -147,6 +185,7 @@ class ModelsBeside:
         else:
             failure = self._load_model(name)
         self._stubs[name] = self._stubs_of(name)
+        self._loaded_us[name] = self._clock.now_us()
         self._set(name, READY if failure is None else in_one_line(failure), server)
 
     def _set(self, name: str, state: str, server: int) -> None:

@@ -703,7 +703,7 @@ class KeptServer:
     @property
     def beside(self) -> dict[str, str]:
         """How the models beside the plan are, by name."""
-        return dict(self._beside.states)
+        return self._beside.described()
 
     def to_state(self) -> dict[str, Any] | None:
         """Its part of the state file; None before it has been started."""

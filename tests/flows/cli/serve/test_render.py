@@ -41,3 +41,21 @@ def test_a_bundle_for_another_target_is_wrong_usage(poolpipe: Command) -> None:
     refused = poolpipe("render", "plan.json", "-o", "bundle", "--target", "moon")
     assert (refused.code, refused.out) == (2, "")
     assert "--target" in refused.err
+
+
+@pytest.mark.usefixtures("planned")
+@pytest.mark.parametrize(
+    ("given", "reason"),
+    [
+        (("--metrics-address", "nonsense"), "--metrics-address: 'nonsense' is no IPv4 address"),
+        (("--gateway-host", "300.1.1.1"), "--gateway-host: '300.1.1.1' is no IPv4 address and no"),
+        (("--host", "slow-0=300.1.1.1"), "host of slow-0: '300.1.1.1' is no IPv4 address and no"),
+    ],
+)
+def test_an_address_that_is_none_is_refused(
+    poolpipe: Command, given: tuple[str, str], reason: str
+) -> None:
+    refused = poolpipe("render", "plan.json", "-o", "bundle", *given)
+    assert (refused.code, refused.out, refused.err.count("\n")) == (2, "", 1)
+    assert reason in refused.err
+    assert not Path("bundle").exists()

@@ -4,12 +4,14 @@ from typing import Any
 
 import pytest
 
+from flows.files import read_plan
 from flows.release.server.admin import starting
 from flows.state import project_state
 from tests.flows.cli.conftest import Command
 from tests.flows.preparation.triton_repository.repositories import TOKENS, digest
 from tests.ports import free_ports, taken_port
 from tests.triton_backend.serve_folder.state_files import LEFT
+from triton_backend.serve_folder.settings import ServeOptions, ServeSettings
 from triton_backend.serve_folder.state import STATE_NAME
 
 
@@ -137,7 +139,7 @@ def test_a_model_beside_the_plan_that_cannot_be_loaded_is_named(
     [
         (
             ("--gateway-host", "no such host"),
-            "host 'no such host': is no IPv4 address and no name of a host",
+            "--gateway-host: 'no such host' is no IPv4 address and no name of a host",
         ),
         (("--gateway-host", "a" * 80), "is no IPv4 address and no name of one"),
         (("--gateway-host", "192.0.2.1"), "192.0.2.1: is no address of this machine"),
@@ -207,3 +209,14 @@ def test_models_beside_the_plan_go_with_one_gateway_of_this_host(
         assert (ran.code, ran.out, ran.err.count("\n")) == (2, "", 1)
         assert reason in ran.err
     assert not project_state().serve.exists()
+
+
+def test_a_host_that_joins_by_a_name_is_asked_for_an_address_to_listen_on(
+    poolpipe: Command, planned: Path, tmp_path: Path
+) -> None:
+    plan = read_plan(planned)
+    settings = ServeSettings.begin(tmp_path / "gateway", plan, ServeOptions())
+    settings.write(tmp_path / "settings.json")
+    ran = poolpipe("serve", "plan.json", "--join", "settings.json", "--host", "gpu-2.lan")
+    assert (ran.code, ran.out, ran.err.count("\n")) == (2, "", 1)
+    assert "--host gpu-2.lan: is no address to listen on; give this host's IPv4 address" in ran.err

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from flows.release.server import running
+from flows.release.server.admin import starting
 from flows.state import project_state
 from tests.flows.cli.conftest import Command
 from tests.ports import free_ports
@@ -93,3 +94,15 @@ def test_a_server_that_was_ready_and_is_silent_is_no_server_that_starts(
     ran = poolpipe("status")
     assert ran.code == 1
     assert ran.err.startswith("poolpipe: no answer from 127.0.0.1:")
+
+
+@pytest.mark.usefixtures("project")
+def test_a_server_that_starts_and_has_no_state_file_yet_is_no_server_that_is_not_there(
+    poolpipe: Command,
+) -> None:
+    folder = project_state().serve
+    with starting(folder):
+        ran = poolpipe("status")
+        assert (ran.code, ran.out, ran.err.count("\n")) == (1, "", 1)
+        assert f"{folder}: `poolpipe serve` is starting from there, no server is up yet" in ran.err
+    assert "nothing is being served from here" in poolpipe("status").err

@@ -436,5 +436,5 @@ def test_only_the_first_gpus_of_a_cluster_are_used() -> None:
         assert limited(cluster, most).gpus("A") == most
     assert [(g.count, g.gpus) for g in limited(cluster, 3).nodes] == [(1, 2), (1, 1)]
     assert limited(cluster, None) is cluster
-    with pytest.raises(InputError, match="--max-gpus: 0 is not positive"):
+    with pytest.raises(InputError, match="option max_gpus: 0 is not positive"):
         limited(cluster, 0)

@@ -697,8 +697,11 @@ def test_what_cannot_be_rendered_is_named(tmp_path: Path, artifacts: Path, serve
         ({"gpu_claims": True, "mig_strategy": "single"}, "single: is of the device plugin"),
         ({"kserve": True, "tls": "server"}, "--tls server: KServe asks the gateway over HTTP"),
         ({"name": "2nd"}, "--name 2nd: must begin with a letter"),
-        ({"metrics_address": ""}, "--metrics-address: '' is no address and no name of a host"),
-        ({"metrics_address": "$(id)"}, "--metrics-address: '.*' is no address and no name"),
+        ({"metrics_address": ""}, "--metrics-address: '' is no IPv4 address to listen on"),
+        ({"metrics_address": "$(id)"}, "--metrics-address: '.*' is no IPv4 address to listen on"),
+        ({"metrics_address": "nonsense"}, "--metrics-address: 'nonsense' is no IPv4 address"),
+        ({"metrics_address": "300.1.1.1"}, "--metrics-address: '300.1.1.1' is no IPv4 address"),
+        ({"metrics_address": "::1"}, "--metrics-address: '::1' is no IPv4 address"),
         ({"triton_image": "my image"}, "--triton-image: 'my image' is not the name of an image"),
     ):
         with pytest.raises(InputError, match=told):

@@ -122,7 +122,7 @@ def test_so_many_new_clients_a_second_are_taken_and_those_that_are_known_always(
         ({"cut": "one"}, "offload request.cut"),
         ({"rate_rps": -1}, "rate_rps: -1 is not within 0 and 1e+06"),
         ({"rate_rps": 10**400}, f"rate_rps: 1{'0' * 39}... is not within 0 and 1e+06"),
-        ({"rate_rps": float("nan")}, "rate_rps: nan is not a number"),
+        ({"rate_rps": float("nan")}, "rate_rps: nan is no finite number"),
         ({"budget_ms": 0}, "budget_ms: 0 is not within 0.001"),
         ({"client": ""}, "offload request, client: is empty"),
         ({"client": "x" * 129}, "client: 'xxx"),

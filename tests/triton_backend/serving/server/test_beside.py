@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.fakes.clock import VirtualClock
 from tests.triton_backend.serving.small_plans import plan, two_stage
 from tests.triton_backend.serving.system import wait_for
 from triton_backend.contract.errors import InputError
@@ -159,3 +160,61 @@ def test_what_a_server_was_asked_for_says_nothing_of_the_next(models: ModelsBesi
 )
 def test_an_answer_becomes_one_line(answer: str, line: str) -> None:
     assert in_one_line(answer) == line
+
+
+class Pauses(threading.Event):
+    """Is never set; keeps the pauses that were asked for, and how the models were in them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[tuple[float, str]] = []
+        self.states = dict[str, str]()
+
+    def wait(self, timeout: float | None = None) -> bool:
+        self.found.append((timeout or 0.0, self.states["tokens"]))
+        return False
+
+
+DEAD = 1 << 30  # no process has this number
+
+
+def test_one_that_dies_again_and_again_is_unloaded_for_longer_each_time_and_said_to_die(
+    models: ModelsBeside, server: Server
+) -> None:
+    clock, pauses = VirtualClock(), Pauses()
+    models._clock, models._stopping = clock, pauses
+    models.load_first()
+    pauses.states = models.states
+
+    def dies_after(seconds: float) -> str:
+        clock.sleep_until_us(clock.now_us() + round(seconds * 1e6))
+        models._stubs["tokens"] = [DEAD]
+        models.look()
+        models._threads["tokens"].join()
+        return models.described()["tokens"]
+
+    assert [dies_after(1) for _ in range(4)] == [
+        "ready",
+        "ready",
+        "ready, but its process died 3 times in a row",
+        "ready, but its process died 4 times in a row",
+    ]
+    assert pauses.found == [
+        (4.0, "down: its process died 3 times in a row, loaded again in 4 s"),
+        (8.0, "down: its process died 4 times in a row, loaded again in 8 s"),
+    ]
+    assert server.asked[-3:] == [("unload", "tokens")] * 2 + [("load", "tokens")]
+    assert models.states["chat"] == "ready"
+    assert dies_after(61) == "ready"
+    assert len(pauses.found) == 2
+
+
+def test_deaths_of_one_that_lives_on_are_forgotten(models: ModelsBeside) -> None:
+    clock = VirtualClock()
+    models._clock = clock
+    models.load_first()
+    models._deaths["tokens"].failures = 3
+    assert models.described()["tokens"] == "ready, but its process died 3 times in a row"
+    clock.sleep_until_us(clock.now_us() + 61_000_000)
+    models.look()
+    assert models.described()["tokens"] == "ready"
