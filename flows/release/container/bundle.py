@@ -24,6 +24,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from importlib.metadata import version
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -279,6 +280,8 @@ def _variables(
         "gateway_devices": _gateway_devices(here, options),
         "gateway_memory_mib": memory_mib,
         "beside": beside,
+        "gpu_numbers": _gpu_numbers(containers, options),
+        "on_gpus": options.request_gpus and any(c.on_gpu for c in containers),
         "containers": apart,
         "groups": rendered if apart else [],
         "here": here,
@@ -288,6 +291,22 @@ def _variables(
         "packages": _packages(artifacts),
         "libraries": _libraries(artifacts),
         "has_artifacts": bool(artifacts),
+    }
+
+
+def _gpu_numbers(
+    containers: tuple[NodeContainer, ...], options: ContainerOptions
+) -> dict[str, tuple[int, ...]]:
+    """GPUs of each container where all are on one machine: node by node, then those of `--beside`.
+
+    Docker gives a count of GPUs to every container from the first GPU on, so each has numbers.
+    """
+    counts = {c.name: c.gpus for c in containers if c.on_gpu and not c.slices}
+    counts[GATEWAY] = options.beside_gpus
+    last = accumulate(counts.values())
+    return {
+        name: tuple(range(end - count, end))
+        for (name, count), end in zip(counts.items(), last, strict=True)
     }
 
 

@@ -303,7 +303,7 @@ def test_two_gateways_and_their_node_are_one_container(
     services = whole["services"]
     assert PyCompose.from_yaml(yaml.safe_dump(whole)).to_spec().services
     (device,) = services["gateway"]["deploy"]["resources"]["reservations"]["devices"]
-    assert device["count"] == 2
+    assert device["device_ids"] == ["0", "1"]
     assert services["gateway"]["environment"]["NVIDIA_DRIVER_CAPABILITIES"] == "compute,utility"
     assert "127.0.0.1:8003:8003" in services["gateway"]["ports"]
     if metrics != "127.0.0.1":
@@ -553,14 +553,58 @@ def test_compose_is_what_its_specification_takes(bundle: Bundle) -> None:
     plain = whole["services"]
     for name in bundle.containers[1:]:
         assert "ports" not in plain[name]
-        (device,) = plain[name]["deploy"]["resources"]["reservations"]["devices"]
-        assert (device["driver"], device["count"]) == ("nvidia", 2)
         assert plain[name]["mem_limit"] == "12g"
         assert plain[name]["pids_limit"] == 4096
         settings = yaml.safe_load((bundle.folder / "nodes" / name / "settings.json").read_text())
         aliases = plain[name]["networks"]["pools"]["aliases"]
         assert set(aliases) <= set(settings["hosts"].values())
     assert all(port.startswith("127.0.0.1:") for port in plain["gateway"]["ports"])
+
+
+def test_each_container_of_a_machine_has_gpus_of_its_own(
+    tmp_path: Path, artifacts: Path, served: Plan
+) -> None:
+    """Docker gives a count of GPUs to every container from the first GPU on."""
+    beside = Beside(folders={"chat": tmp_path / "chat"})
+    serve = ServeOptions(artifacts=artifacts, beside=beside)
+    options = ContainerOptions(serve=serve, beside_gpus=1)
+    made = render_container(served, tmp_path / "bundle", options)
+    services = yaml.safe_load((made.folder / "compose.yaml").read_text())["services"]
+    seen = {
+        name: [
+            number
+            for device in service["deploy"]["resources"]["reservations"]["devices"]
+            for number in device["device_ids"]
+        ]
+        for name, service in services.items()
+    }
+    nodes = made.containers[1:]
+    assert [seen[name] for name in nodes] == [
+        [str(2 * place), str(2 * place + 1)] for place in range(len(nodes))
+    ]
+    assert seen["gateway"] == [str(2 * len(nodes))]
+
+
+def test_the_readme_of_a_bundle_speaks_of_what_is_in_it(
+    tmp_path: Path, artifacts: Path, served: Plan
+) -> None:
+    def readme(place: str, made: Plan, **choices: Any) -> str:
+        serve = ServeOptions(artifacts=artifacts)
+        folder = tmp_path / place
+        render_container(made, folder, ContainerOptions(serve=serve, **choices))
+        return (folder / "README.md").read_text()
+
+    engines = readme("engines", served)
+    assert "its node model, poolpipe_stage_" in engines
+    assert "\n## The engines as models of their own" in engines
+    assert " its node model |\n## " not in readme("emulated", plan(two_stage()))
+    assert "8002" not in engines
+    metrics = readme("metrics", served, metrics_address="0.0.0.0")
+    assert "metrics on 8002 of every container, which ask for no token" in " ".join(metrics.split())
+    without = readme("without", plan(two_stage()), request_gpus=False)
+    assert "MPS" not in without
+    assert "poolpipe_stage_" not in without
+    assert "chown 1000 token" in (tmp_path / "engines" / "compose.yaml").read_text()
 
 
 def test_all_containers_agree_on_names_and_none_holds_the_token(bundle: Bundle) -> None:
