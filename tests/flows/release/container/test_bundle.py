@@ -32,6 +32,7 @@ from triton_backend.contract.errors import InputError
 from triton_backend.contract.plan import PlacementRun, Plan
 from triton_backend.runtimes.base import Artifact
 from triton_backend.serve_folder.beside import Beside
+from triton_backend.serve_folder.line_files import MOST_BYTES
 from triton_backend.serve_folder.repository import (
     CONTROL_MODEL,
     OFFLOAD_MODEL,
@@ -583,6 +584,20 @@ def test_each_container_of_a_machine_has_gpus_of_its_own(
         [str(2 * place), str(2 * place + 1)] for place in range(len(nodes))
     ]
     assert seen["gateway"] == [str(2 * len(nodes))]
+
+
+@pytest.mark.parametrize("count", [1, 12])
+def test_records_that_are_kept_fit_the_gateways_volume(tmp_path: Path, count: int) -> None:
+    """A pod whose volume is larger than its limit is evicted, and the gateway is one pod."""
+    models = [model(f"m{k}", (stage((0, 1), "FAST", 0),)) for k in range(count)]
+    made = render_container(plan(*models), tmp_path / "bundle", ContainerOptions())
+    (limit,) = [
+        volume["emptyDir"]["sizeLimit"]
+        for volume in pod_of(made, "poolpipe-gateway")["volumes"]
+        if volume["name"] == "records"
+    ]
+    kept = (count + 1) * MOST_BYTES  # requests of each model, and events
+    assert int(limit.removesuffix("Mi")) << 20 >= kept + (1 << 30)
 
 
 def test_the_readme_of_a_bundle_speaks_of_what_is_in_it(
