@@ -120,6 +120,9 @@ def disk(at: Surroundings) -> Iterator[Finding]:
     """Engines, event files and the warehouse grow."""
     for what, path in (("state", at.state.home), ("warehouse", at.warehouse.parent)):
         there = next(p for p in (path.absolute(), *path.absolute().parents) if p.exists())
+        if not os.access(there, os.W_OK):
+            yield problem(f"{what}: {there} cannot be written", "mount it writable, or give rights")
+            continue
         free = shutil.disk_usage(there).free
         seen = f"{what}: {free / GIB:.1f} GiB free at {there}"
         if free > GIB:

@@ -93,6 +93,15 @@ def test_a_disk_without_room_for_events_is_a_problem(
         assert found.remedy.startswith(remedy)
 
 
+def test_a_folder_that_cannot_be_written_is_a_problem(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(machine.os, "access", lambda _path, _mode: False)
+    found = list(machine.disk(at(tmp_path)))
+    assert [f.severity for f in found] == [Severity.PROBLEM] * 2
+    assert found[0].seen == f"state: {tmp_path} cannot be written"
+
+
 def test_segments_of_no_running_system_are_counted(tmp_path: Path) -> None:
     shared = tmp_path / "dev/shm"
     shared.mkdir(parents=True)
