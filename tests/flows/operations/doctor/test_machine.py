@@ -96,7 +96,10 @@ def test_a_disk_without_room_for_events_is_a_problem(
 def test_a_folder_that_cannot_be_written_is_a_problem(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(machine.os, "access", lambda _path, _mode: False)
+    def access(_path: Path, _mode: int) -> bool:
+        return False
+
+    monkeypatch.setattr(machine.os, "access", access)
     found = list(machine.disk(at(tmp_path)))
     assert [f.severity for f in found] == [Severity.PROBLEM] * 2
     assert found[0].seen == f"state: {tmp_path} cannot be written"
