@@ -10,6 +10,11 @@ with every boot: such lives come first, in the order of their last lines.
 import re
 from pathlib import Path
 
+ROLL_BYTES = 64 << 20  # of a file, after which its writer begins the next one
+KEEP_FILES = 8  # of a prefix
+# Of a prefix at most: a file grows by one hand-over more, and those that two processes have open
+# stay.
+MOST_BYTES = (KEEP_FILES + 2) * ROLL_BYTES
 # 2001 as a wall clock; 31 years as an uptime.
 _FIRST_WALL_US = 10**15
 _NUMBERS = re.compile(r"(\d+)(?:-(\d+))?\.jsonl")

@@ -22,6 +22,7 @@ from flows.operations.doctor.registry import (
 from flows.planning.solver.solve import gurobi_licence
 from flows.preparation.profiling.devices import list_devices
 from triton_backend.contract.errors import InputError
+from triton_backend.serve_folder.line_files import ROLL_BYTES
 
 GIB = 1 << 30
 FAST_CLOCKS = {"tsc", "kvm-clock", "hyperv_clocksource_tsc_page", "arch_sys_counter", "xen"}
@@ -119,9 +120,21 @@ def disk(at: Surroundings) -> Iterator[Finding]:
     """Engines, event files and the warehouse grow."""
     for what, path in (("state", at.state.home), ("warehouse", at.warehouse.parent)):
         there = next(p for p in (path.absolute(), *path.absolute().parents) if p.exists())
+        if not os.access(there, os.W_OK):
+            yield problem(f"{what}: {there} cannot be written", "mount it writable, or give rights")
+            continue
         free = shutil.disk_usage(there).free
         seen = f"{what}: {free / GIB:.1f} GiB free at {there}"
-        yield good(seen) if free > GIB else advice(seen, "make room: `poolpipe warehouse compact`")
+        if free > GIB:
+            yield good(seen)
+        elif free > ROLL_BYTES:
+            yield advice(seen, "make room: `poolpipe warehouse compact`")
+        else:
+            yield problem(
+                seen,
+                "delete or move files there: `poolpipe warehouse compact` needs room itself, and "
+                "event files lose lines",
+            )
 
 
 @check("GPUs and MPS")

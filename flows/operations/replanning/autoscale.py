@@ -526,7 +526,9 @@ class RatesGuide:
         """Rates to plan for."""
         names = planned_rates(self.in_force)
         targets = {n: t for n, t in self.state.tracker.targets_rps().items() if n in names}
-        return ", ".join(f"{name} {rate:.1f} rps" for name, rate in targets.items())
+        return (
+            ", ".join(f"{name} {rate:.1f} rps" for name, rate in targets.items()) or "no requests"
+        )
 
     def failed(self) -> None:
         """Go on from the plan before."""

@@ -45,6 +45,7 @@ class SplitModel:
         check: errors found by `check_split`, with their tolerance.
         unproven: tensors that two samples do not change, at boundaries where no cut was made for
             that reason, or (`allow_unproven`) at boundaries of blocks.
+        sample_by_sample: all its layers are in a Loop over the samples (`per_sample`).
         input_ranges: what the model's inputs are drawn within, by name, where they are.
         step: options of a Python step's artifact, where it is one: there is no `model.onnx` then.
         reused: the split was on disk already.
@@ -65,6 +66,7 @@ class SplitModel:
     block_memory_bytes: tuple[int, ...] = ()
     check: Mapping[str, float] = field(default_factory=dict[str, float])
     unproven: tuple[str, ...] = ()
+    sample_by_sample: bool = False
     input_ranges: Mapping[str, Range] = field(default_factory=dict[str, Range])
     step: Mapping[str, Any] = field(default_factory=dict[str, Any])
     reused: bool = False
@@ -100,6 +102,11 @@ class SplitModel:
         if not self.answers_vary:
             found.append(
                 "its answers do not depend on its input; it was compared at its boundaries"
+            )
+        if self.sample_by_sample:
+            found.append(
+                "its control flow takes one sample, so it runs sample by sample and cannot be cut: "
+                "a batch takes as long as its samples one after the other"
             )
         if self.unproven:
             named = ", ".join(self.unproven[:MOST_NAMED])
@@ -168,6 +175,7 @@ class SplitModel:
             "max_batch": self.max_batch,
             "check": dict(self.check),
             "unproven": list(self.unproven),
+            "sample_by_sample": self.sample_by_sample,
             "input_ranges": {name: list(limits) for name, limits in self.input_ranges.items()},
         } | ({"step": dict(self.step)} if self.step else {})
         (self.folder / RECORD_NAME).write_text(json.dumps(data, indent=1) + "\n")
@@ -200,6 +208,7 @@ class SplitModel:
                 max_batch=data["max_batch"],
                 check=data["check"],
                 unproven=tuple(data.get("unproven", ())),
+                sample_by_sample=data.get("sample_by_sample", False),
                 input_ranges={
                     n: Range(*limits) for n, limits in data.get("input_ranges", {}).items()
                 },

@@ -81,6 +81,13 @@ class Left(NamedTuple):
     varies: bool
 
 
+def is_sample_by_sample(layers: Layers) -> bool:
+    """True if no layer is outside of the Loops but those that read the batch's size."""
+    names = {node.name for node in layers.nodes}
+    outside = [n for n in layers.nodes if n.name not in (HEAD_NAME, TAIL_NAME)]
+    return TAIL_NAME in names and all(n.op_type in {"Shape", "Gather"} for n in outside)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Exported:
     """A model as exported, for one sample.

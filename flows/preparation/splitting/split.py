@@ -36,7 +36,11 @@ from flows.preparation.splitting.observing import (
     input_specs,
     output_specs,
 )
-from flows.preparation.splitting.per_sample import can_run_per_sample, run_ends_per_sample
+from flows.preparation.splitting.per_sample import (
+    can_run_per_sample,
+    is_sample_by_sample,
+    run_ends_per_sample,
+)
 from flows.preparation.splitting.shapes import make_shapes_constant
 from flows.preparation.splitting.symbolic import make_batch_symbolic
 from triton_backend.contract.applications.sizes import size_name
@@ -256,6 +260,7 @@ def _group(folder: Path, where: str, asked: SplitRequest) -> SplitModel:
         legal_cuts=len(legal),
         max_batch=asked.max_batch,
         unproven=tuple(dict.fromkeys(spec.name for live in unproven.values() for spec in live)),
+        sample_by_sample=is_sample_by_sample(layers),
         input_ranges=asked.values.ranges,
     )
 

@@ -24,6 +24,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from importlib.metadata import version
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +46,7 @@ from triton_backend.contract.tensors import TensorSpec
 from triton_backend.runtimes.base import CUDA, MANIFEST_NAME, Artifact
 from triton_backend.runtimes.mig import divide
 from triton_backend.runtimes.stage_tensors import complete_tensors
+from triton_backend.serve_folder.line_files import MOST_BYTES
 from triton_backend.serve_folder.repository import (
     FIRST_GENERATION,
     FIRST_WORKER_PORT,
@@ -72,6 +74,7 @@ from triton_backend.serve_folder.settings import (
 STAGE_PREFIX = "poolpipe_stage_"
 ENGINE_ROLE = "engine"
 BESIDE_MIB = 256  # of a model beside the plan: it may have several instances
+LOGS_MIB = 2048  # of a container's processes
 TAKEN_MIB = 64  # of slots and retained outputs of a worker, taken when it starts
 EXECUTABLE = 0o755
 PLACED_BY_TARGET = ("artifacts", "compose.yaml", "kubernetes", "nodes")
@@ -278,7 +281,11 @@ def _variables(
         "gateway": f"{options.name}-{GATEWAY}",
         "gateway_devices": _gateway_devices(here, options),
         "gateway_memory_mib": memory_mib,
+        "gateway_records_mib": LOGS_MIB + (1 + _fronts(plan)) * (MOST_BYTES >> 20),
+        "logs_mib": LOGS_MIB,
         "beside": beside,
+        "gpu_numbers": _gpu_numbers(containers, options),
+        "on_gpus": options.request_gpus and any(c.on_gpu for c in containers),
         "containers": apart,
         "groups": rendered if apart else [],
         "here": here,
@@ -288,6 +295,27 @@ def _variables(
         "packages": _packages(artifacts),
         "libraries": _libraries(artifacts),
         "has_artifacts": bool(artifacts),
+    }
+
+
+def _fronts(plan: Plan) -> int:
+    """Fronts, each of which keeps a record of requests."""
+    return len(plan.models) + len(plan.applications)
+
+
+def _gpu_numbers(
+    containers: tuple[NodeContainer, ...], options: ContainerOptions
+) -> dict[str, tuple[int, ...]]:
+    """GPUs of each container where all are on one machine: node by node, then those of `--beside`.
+
+    Docker gives a count of GPUs to every container from the first GPU on, so each has numbers.
+    """
+    counts = {c.name: c.gpus for c in containers if c.on_gpu and not c.slices}
+    counts[GATEWAY] = options.beside_gpus
+    last = accumulate(counts.values())
+    return {
+        name: tuple(range(end - count, end))
+        for (name, count), end in zip(counts.items(), last, strict=True)
     }
 
 

@@ -148,7 +148,9 @@ def _carry_out(
         raise _failed(work, rollout, in_force, failure, say)
     breach = bake(state, plan, before, options)
     if breach is None:
-        return _end(work, rollout, DONE, f"attained its targets for {options.bake_seconds:g} s")
+        observed = f"attained its targets for {options.bake_seconds:g} s"
+        unobserved = "in force, its attainment not observed"
+        return _end(work, rollout, DONE, observed if options.bake_seconds else unobserved)
     say("  (a busy machine, or few requests? try again with a longer --bake-seconds)")
     return _taken_back(work, rollout, in_force, breach, say)
 

@@ -45,6 +45,7 @@ COMPILING = "loading the scheduler's kernels, which are compiled where no cache 
 POLL_SECONDS = 0.2
 STOP_SECONDS = 15
 _KEEPER = "triton_backend.serving.server.tritonserver"
+_LAST_STANDARD = 2  # stderr's number
 _INSTANCE = re.compile(r"[0-9a-f]{8}")
 SHARED_FOLDER = Path("/dev/shm")  # noqa: S108  # Linux's shared memory, not a temporary file
 
@@ -231,10 +232,17 @@ def _spawn(arguments: list[str], log_path: Path) -> _Child:
             (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
             (os.POSIX_SPAWN_OPEN, 1, str(log_path), append, 0o600),
             (os.POSIX_SPAWN_DUP2, 1, 2),
+            *_closing_inherited(),
         ],
         setsid=True,
     )
     return _Child(pid)
+
+
+def _closing_inherited() -> list[tuple[int, int]]:
+    """Actions that close our caller's files: `flock`'s lock would last as long as the keeper."""
+    numbers = [int(entry.name) for entry in Path("/proc/self/fd").iterdir()]
+    return [(os.POSIX_SPAWN_CLOSE, number) for number in numbers if number > _LAST_STANDARD]
 
 
 def _import_path() -> str:

@@ -16,10 +16,14 @@ import threading
 from pathlib import Path
 
 from triton_backend.serve_folder.files import PRIVATE
-from triton_backend.serve_folder.line_files import files_in_order, line_file, next_start_us
+from triton_backend.serve_folder.line_files import (
+    KEEP_FILES,
+    ROLL_BYTES,
+    files_in_order,
+    line_file,
+    next_start_us,
+)
 
-ROLL_BYTES = 64 << 20
-KEEP_FILES = 8
 MAX_WAITING_LINES = 50_000
 MAX_WAITING_BYTES = 32 << 20
 CLOSE_SECONDS = 5.0

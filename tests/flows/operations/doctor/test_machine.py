@@ -66,6 +66,45 @@ def test_too_little_shared_memory_is_said(
     )
 
 
+@pytest.mark.parametrize(
+    ("free_mib", "severity", "remedy"),
+    [
+        (
+            0,
+            Severity.PROBLEM,
+            "delete or move files there: `poolpipe warehouse compact` needs room",
+        ),
+        (100, Severity.ADVICE, "make room: `poolpipe warehouse compact`"),
+        (2048, Severity.GOOD, ""),
+    ],
+)
+def test_a_disk_without_room_for_events_is_a_problem(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, free_mib: int, severity: Severity, remedy: str
+) -> None:
+    class Usage:
+        free = free_mib << 20
+
+    def usage(_folder: Path) -> type[Usage]:
+        return Usage
+
+    monkeypatch.setattr(machine.shutil, "disk_usage", usage)
+    for found in machine.disk(at(tmp_path)):
+        assert found.severity is severity
+        assert found.remedy.startswith(remedy)
+
+
+def test_a_folder_that_cannot_be_written_is_a_problem(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def access(_path: Path, _mode: int) -> bool:
+        return False
+
+    monkeypatch.setattr(machine.os, "access", access)
+    found = list(machine.disk(at(tmp_path)))
+    assert [f.severity for f in found] == [Severity.PROBLEM] * 2
+    assert found[0].seen == f"state: {tmp_path} cannot be written"
+
+
 def test_segments_of_no_running_system_are_counted(tmp_path: Path) -> None:
     shared = tmp_path / "dev/shm"
     shared.mkdir(parents=True)

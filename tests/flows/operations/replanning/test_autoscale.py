@@ -313,6 +313,17 @@ def test_a_running_system_is_brought_what_its_rates_ask_for(advisory: bool) -> N
     assert any("advice only" in line for line in said) is advisory
 
 
+def test_periods_without_a_request_are_named() -> None:
+    first, follower = planned()
+    system, said = FakeSystem([{}] * 60), list[str]()
+    follow_live(follower, system, 5.0, said.append, follower_of=never_asked, periods=2)
+    brought, used = system.brought[0], f"{gpus(first)} to {gpus(system.brought[0])} GPUs"
+    assert said == [
+        f"no requests: plan {first.plan_id} stays",
+        f"no requests: plan {brought.plan_id}, {used}: done",
+    ]
+
+
 def test_a_loop_ends_once_its_time_is_over_and_looks_no_more() -> None:
     _, follower = planned()
     script = [{m.name: 1 for m in follower.in_force.models}] * 60

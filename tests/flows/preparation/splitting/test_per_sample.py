@@ -116,6 +116,9 @@ def test_control_flow_before_all_layers_leaves_one_block(tmp_path: Path) -> None
     onnx.save(helper.make_model(graph, opset_imports=opset, ir_version=9), tmp_path / "m.onnx")
     split = split_model(tmp_path / "m.onnx", name="m", out=tmp_path / "models")
     assert split.blocks == 1
+    (remark,) = split.remarks()
+    assert remark.startswith("its control flow takes one sample")
+    assert SplitModel.read(split.folder).remarks() == split.remarks()
     session = onnxruntime.InferenceSession(str(split.model_path))
     x = np.array([[0, 1, 0, 2], [0, 0, 0, 0], [3, 0, 0, 0]], np.float32)
     y, rows = session.run(["y", "rows"], {"x": x})

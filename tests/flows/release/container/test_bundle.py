@@ -32,6 +32,7 @@ from triton_backend.contract.errors import InputError
 from triton_backend.contract.plan import PlacementRun, Plan
 from triton_backend.runtimes.base import Artifact
 from triton_backend.serve_folder.beside import Beside
+from triton_backend.serve_folder.line_files import MOST_BYTES
 from triton_backend.serve_folder.repository import (
     CONTROL_MODEL,
     OFFLOAD_MODEL,
@@ -303,7 +304,7 @@ def test_two_gateways_and_their_node_are_one_container(
     services = whole["services"]
     assert PyCompose.from_yaml(yaml.safe_dump(whole)).to_spec().services
     (device,) = services["gateway"]["deploy"]["resources"]["reservations"]["devices"]
-    assert device["count"] == 2
+    assert device["device_ids"] == ["0", "1"]
     assert services["gateway"]["environment"]["NVIDIA_DRIVER_CAPABILITIES"] == "compute,utility"
     assert "127.0.0.1:8003:8003" in services["gateway"]["ports"]
     if metrics != "127.0.0.1":
@@ -553,14 +554,72 @@ def test_compose_is_what_its_specification_takes(bundle: Bundle) -> None:
     plain = whole["services"]
     for name in bundle.containers[1:]:
         assert "ports" not in plain[name]
-        (device,) = plain[name]["deploy"]["resources"]["reservations"]["devices"]
-        assert (device["driver"], device["count"]) == ("nvidia", 2)
         assert plain[name]["mem_limit"] == "12g"
         assert plain[name]["pids_limit"] == 4096
         settings = yaml.safe_load((bundle.folder / "nodes" / name / "settings.json").read_text())
         aliases = plain[name]["networks"]["pools"]["aliases"]
         assert set(aliases) <= set(settings["hosts"].values())
     assert all(port.startswith("127.0.0.1:") for port in plain["gateway"]["ports"])
+
+
+def test_each_container_of_a_machine_has_gpus_of_its_own(
+    tmp_path: Path, artifacts: Path, served: Plan
+) -> None:
+    """Docker gives a count of GPUs to every container from the first GPU on."""
+    beside = Beside(folders={"chat": tmp_path / "chat"})
+    serve = ServeOptions(artifacts=artifacts, beside=beside)
+    options = ContainerOptions(serve=serve, beside_gpus=1)
+    made = render_container(served, tmp_path / "bundle", options)
+    services = yaml.safe_load((made.folder / "compose.yaml").read_text())["services"]
+    seen = {
+        name: [
+            number
+            for device in service["deploy"]["resources"]["reservations"]["devices"]
+            for number in device["device_ids"]
+        ]
+        for name, service in services.items()
+    }
+    nodes = made.containers[1:]
+    assert [seen[name] for name in nodes] == [
+        [str(2 * place), str(2 * place + 1)] for place in range(len(nodes))
+    ]
+    assert seen["gateway"] == [str(2 * len(nodes))]
+
+
+@pytest.mark.parametrize("count", [1, 12])
+def test_records_that_are_kept_fit_the_gateways_volume(tmp_path: Path, count: int) -> None:
+    """A pod whose volume is larger than its limit is evicted, and the gateway is one pod."""
+    models = [model(f"m{k}", (stage((0, 1), "FAST", 0),)) for k in range(count)]
+    made = render_container(plan(*models), tmp_path / "bundle", ContainerOptions())
+    (limit,) = [
+        volume["emptyDir"]["sizeLimit"]
+        for volume in pod_of(made, "poolpipe-gateway")["volumes"]
+        if volume["name"] == "records"
+    ]
+    kept = (count + 1) * MOST_BYTES  # requests of each model, and events
+    assert int(limit.removesuffix("Mi")) << 20 >= kept + (1 << 30)
+
+
+def test_the_readme_of_a_bundle_speaks_of_what_is_in_it(
+    tmp_path: Path, artifacts: Path, served: Plan
+) -> None:
+    def readme(place: str, made: Plan, **choices: Any) -> str:
+        serve = ServeOptions(artifacts=artifacts)
+        folder = tmp_path / place
+        render_container(made, folder, ContainerOptions(serve=serve, **choices))
+        return (folder / "README.md").read_text()
+
+    engines = readme("engines", served)
+    assert "its node model, poolpipe_stage_" in engines
+    assert "\n## The engines as models of their own" in engines
+    assert " its node model |\n## " not in readme("emulated", plan(two_stage()))
+    assert "8002" not in engines
+    metrics = readme("metrics", served, metrics_address="0.0.0.0")
+    assert "metrics on 8002 of every container, which ask for no token" in " ".join(metrics.split())
+    without = readme("without", plan(two_stage()), request_gpus=False)
+    assert "MPS" not in without
+    assert "poolpipe_stage_" not in without
+    assert "chown 1000 token" in (tmp_path / "engines" / "compose.yaml").read_text()
 
 
 def test_all_containers_agree_on_names_and_none_holds_the_token(bundle: Bundle) -> None:

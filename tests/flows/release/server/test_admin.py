@@ -3,6 +3,7 @@
 How long one is waited for.
 """
 
+import fcntl
 import subprocess
 import sys
 from itertools import count
@@ -37,6 +38,24 @@ def test_a_start_that_is_given_up_says_why_and_leaves_no_process(tmp_path: Path)
         admin.start(folder, server_ports(), give_up)
     lines = [p.info["cmdline"] or [] for p in psutil.process_iter(["cmdline"])]
     assert [line for line in lines if any(str(folder) in part for part in line)] == []
+
+
+def test_the_keeper_keeps_no_file_of_its_caller_open(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "opens.py").write_text(
+        "from pathlib import Path\n"
+        "numbers = [n for n in Path('/proc/self/fd').iterdir() if n.exists() and int(n.name) > 2]\n"
+        "print([str(number.readlink()) for number in numbers])\n"
+    )
+    monkeypatch.setattr(admin, "_KEEPER", "opens")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    log = tmp_path / "log"
+    with (tmp_path / "lock").open("w") as lock:  # as `flock FILE poolpipe serve` hands it down
+        fcntl.fcntl(lock, fcntl.F_SETFD, 0)
+        child = admin._spawn([], log)
+        wait_for(lambda: child.poll() is not None)
+    assert log.read_text() == "[]\n"
 
 
 def test_a_start_that_compiles_is_waited_for_as_long_as_it_shows_that_it_lives(
