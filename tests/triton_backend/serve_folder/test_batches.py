@@ -25,7 +25,8 @@ from triton_backend.serve_folder.settings import ServeSettings
 from triton_backend.serving.deployment import Deployment
 deployment = Deployment.read(ServeSettings.read(Path(sys.argv[1])), 1)
 print([deployment.segment_slots(vgpu.index) for vgpu in deployment.vgpus])
-print([name for name in ("numba", "jinja2", "triton_backend.scheduler") if name in sys.modules])
+kernels = ("numba", "jinja2", "triton_backend.scheduler.compiled")
+print([name for name in kernels if name in sys.modules])
 """
 
 

@@ -73,7 +73,7 @@ def test_goodput_falls_as_latencies_rise_and_with_a_higher_rate() -> None:
 
 def test_latencies_are_as_much_longer_as_asked() -> None:
     plan = two_stages()
-    slow = SimOptions(load_factor=0.05, duration_s=5, latency_factor=1.5)
+    slow = SimOptions(load_factor=0.05, duration_s=5, latency_factor=1.5, measured=False)
     usual, longer = (simulate(plan, each) for each in (replace(slow, latency_factor=1.0), slow))
     for before, after in zip(usual.models, longer.models, strict=True):
         assert (after.latency_ms.p50 or 0) > 1.2 * (before.latency_ms.p50 or 1)
