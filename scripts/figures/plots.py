@@ -366,7 +366,8 @@ def rival(canvas: Canvas, figures: Figures) -> None:
         axes.set_xlabel("requests/s")
         axes.set_xlim(0, None)
     panels[0].set(ylabel="in time, %, worst model", ylim=(60, 101))
-    panels[0].legend(frameon=False, fontsize=7, loc="lower left")
+    handles, labels = panels[0].get_legend_handles_labels()
+    canvas.legend(handles, labels, loc="outside lower center", ncols=4, frameon=False, fontsize=8)
 
 
 PLOTS: Mapping[str, Plot] = {
