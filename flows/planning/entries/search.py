@@ -36,8 +36,9 @@ from flows.planning.solver.tolerances import SOLVED
 from flows.planning.watch import Watch
 
 CLOSE = 2e-3  # of the bound, where generating columns ends
-_MOST, _GROUP_NODES = 300, 50  # groups that make a plan, ways that prove one; nodes over groups
-_WAYS, _WAY_NODES = 60, 200  # ways of a plan beside those of plans known, and nodes
+_GROUPS, _GROUP_NODES = 300, 50  # of which a plan is made, and nodes
+_WAYS, _WAY_NODES = 60, 200  # of a plan beside those of plans known, and nodes
+_MOST_WAYS = 300  # of all plans up to a cost, to prove that there is none, or to find one
 
 
 def cheapest(
@@ -206,7 +207,7 @@ class _Search:
     def _groups(self, cover: Cover, bound: float, pi: Floats) -> None:
         """A plan of the groups of the least reduced costs, seats passed on."""
         columns = self._by_reduced(pi)
-        columns = columns.take(np.arange(min(len(columns), _MOST)))
+        columns = columns.take(np.arange(min(len(columns), _GROUPS)))
         tools = Tools(most=lambda some: np.ones(len(some)))
         restricted(cover, columns, self.best, self._limits(bound, _GROUP_NODES), tools)
 
@@ -231,7 +232,7 @@ class _Search:
             ways: set[SeatRoute] = set()
             for root in self.pricer.roots[least <= cost - bound + SOLVED].tolist():
                 ways |= ways_to(self.problem, root)
-                if len(ways) > _MOST:
+                if len(ways) > _MOST_WAYS:
                     return lowest
             limits = self._limits(lowest, _WAY_NODES, most=cost)
             without = self._seat(ways, limits) if ways else math.inf

@@ -36,7 +36,8 @@ from triton_backend.contract.units import US_PER_S
 
 PHASES = ("any", "even")
 MOST_CELLS = 20_000_000  # instants times clients: a second
-_TRIED = 8  # longer periods that clients are read at; times to wait that are shortened together
+_READINGS = 8  # longer periods that clients are read at
+_CLIPPED = 8  # times to wait that are shortened together
 _US = 0.01  # times are whole µs, but for what is left of them
 RELATIVE = 1e-9
 _CELLS = 1 << 20  # at once
@@ -156,7 +157,7 @@ def _readings(periods_us: Floats) -> list[float]:
     def sent(period_us: float) -> float:
         return float(np.ceil(period_us / periods_us * (1 - RELATIVE)).sum()) / period_us
 
-    return sorted(np.unique(periods_us).tolist(), key=lambda p: (sent(p), p))[:_TRIED]
+    return sorted(np.unique(periods_us).tolist(), key=lambda p: (sent(p), p))[:_READINGS]
 
 
 def _read_at(clients: _Clients, period_us: float) -> _Clients:
@@ -206,7 +207,7 @@ def _waits(pool: _Served, clients: _Clients) -> Iterator[Floats]:
     able = alone >= 0
     over = np.where(able & (waits > alone), waits - alone, 0.0)
     limits = np.unique(over[over > 0])
-    chosen = np.unique(np.linspace(0, len(limits), _TRIED, endpoint=False).astype(int))
+    chosen = np.unique(np.linspace(0, len(limits), _CLIPPED, endpoint=False).astype(int))
     for limit in limits[chosen[chosen < len(limits)]][::-1]:
         yield np.where((over > 0) & (over <= limit), alone, waits)
     if limits.size:

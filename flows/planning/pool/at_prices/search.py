@@ -55,11 +55,13 @@ from flows.planning.solver.solve import FEW_NODES, Limits
 from flows.planning.solver.tolerances import ROUNDING
 from flows.planning.watch import Watch
 
-_ROUNDS = 12  # of prices per level; of columns that a proof found, back to the master program
+_ROUNDS = 12  # of prices per level
 _SETTLED = 1e-5  # a relaxed master this close to the sum of its models has no better prices
-_COARSE = 0.03  # how closely the level is bracketed for a first plan, and GPUs that stay counted
+_COARSE = 0.03  # how closely the level is bracketed for the first plan; then to `_SETTLED`
 _BELOW_LEVEL = (1e-2, 1e-3, 3e-4, 1e-4, 3e-5, 1e-5)  # how far whole columns are looked for
+_KEPT = 0.01  # relative gap at which GPUs that stay are counted
 _TARGETS = (1e-2, 2e-3, 5e-4, 1e-4, 1e-5)  # gaps proven where the one asked for is not
+_RETURNS = 12  # how often columns that a proof found go back to the master program
 _EFFORT = 400_000  # iterations of the solver in proofs
 
 
@@ -255,7 +257,7 @@ class Search:
         both = Columns.joined(
             [replace(good, cost=-kept), replace(choice, cost=np.zeros(len(choice)))]
         )
-        limits = Limits(relative_gap=_COARSE, nodes=FEW_NODES, seconds=self.watch.left_s())
+        limits = Limits(relative_gap=_KEPT, nodes=FEW_NODES, seconds=self.watch.left_s())
         found = Incumbent()
         restricted(replace(cover, free=free), both, found, limits, Tools())
         chosen = self._allocations(found.columns) if np.isfinite(found.cost) else None
@@ -274,7 +276,7 @@ class Search:
 
     def _prove(self, gap: float, executor: Executor) -> bool:
         """True if the best plan is proven within a gap; columns found meanwhile better it first."""
-        for _ in range(_ROUNDS):
+        for _ in range(_RETURNS):
             target = self.best.score + gap * abs(self.best.score)
             if self.settled() or target >= self.bound:
                 return True
