@@ -46,7 +46,7 @@ PLANNERS = {
 }
 POLICY_TEXTS = {
     "reservation": "Reserves a whole path when a batch is formed (PPipe, Algorithm 1).",
-    "reservation-ahead": "Like reservation, and sheds a backlog under overload. The default.",
+    "reservation-ahead": "Like reservation; at low load a batch is sent when its path is free. The default.",
     "throughput-cost": "The cheapest pipeline that fills takes the head of the queue (Piccolo).",
     "clockwork": "The queue whose largest batch must start soonest (Clockwork).",
     "deferred": "A batch is sent when no further request could join it in time (Symphony).",

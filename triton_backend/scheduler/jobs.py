@@ -181,8 +181,7 @@ def _new_task(tables: Tables, slot: int, place: int) -> None:
     )
     part["cut"] += rows
     enqueue(tables, request)
-    if counts["low"] == 1:
-        measure_gap(tables, module["queue"], rows)
+    measure_gap(tables, module["queue"], rows)
     touch(tables, module["queue"])
 
 

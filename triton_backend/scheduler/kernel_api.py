@@ -348,7 +348,8 @@ def settle_due(tables: Tables) -> int:
     for number in range(_early_queues(tables)):
         queue = tables.queues[number]
         if queue["timer_us"] <= now:
-            queue["expired"] = tables.requests[queue["first"]]["sequence"]
+            if queue["until_us"] <= now:
+                queue["expired"] = tables.requests[queue["first"]]["sequence"]
             if settle_one(tables, number) == NEEDS_ROOM:
                 return NEEDS_ROOM
     if left:
@@ -408,7 +409,7 @@ def arrive(tables: Tables, queue: int, request_id: int, deadline_us: int, sample
         drop(tables, slot, TOO_LARGE, FAR)
     elif tables.topology.queues[queue]["target"] == MEASURED:
         measure_rate(tables, queue, samples)
-    elif counts["low"] == 1:
+    else:
         measure_gap(tables, queue, samples)
     return slot
 

@@ -169,7 +169,8 @@ QUEUE = np.dtype(
             "samples",
             "timer_us",  # FAR where none is set
             "expired",  # sequence of the head whose wait is over
-            "arrived_us",  # of the last request; NONE before the first. Where the rate is measured:
+            "until_us",  # its last moment, where a queue waits
+            "arrived_us",  # of the last request; NONE before the first
             "gap",  # mean time between requests; 0 while it is not known
             "size",  # mean samples of a request
             "touched",  # 1 where it was given requests, or lost some, since it was settled

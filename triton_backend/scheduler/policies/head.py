@@ -16,6 +16,7 @@ from triton_backend.scheduler.tables import DEADLINE, NEEDS_ROOM, SETTLED, Table
 def head_first(
     choose: Callable[[Tables, int], int],
     wastes_capacity: Callable[[Tables, int, int, int], bool],
+    needs_company: Callable[[Tables, int, int], bool],
     rank_by: int,
 ) -> Callable[[Tables, int], int]:
     """The kernel `decide(tables, queue)` of a policy: dispatch, drop or wait, head after head.
@@ -26,6 +27,8 @@ def head_first(
             What it leaves in `quotes` of that pipeline is the largest batch that is tried.
         wastes_capacity: a kernel that says of a queue, a pipeline and a batch size that fits the
             head's deadline whether the head is dropped nevertheless; `never_wastes` drops none.
+        needs_company: a kernel that says of a queue that may wait, and a pipeline, whether it does
+            so although nothing on its path is busy; `always_waits` lets it.
         rank_by: how vGPUs are compared.
     """
 
@@ -40,7 +43,9 @@ def head_first(
             size = largest_in_time(tables, number, pipeline, rank_by)
             if size == 0 or wastes_capacity(tables, number, pipeline, size):
                 drop_head(tables, number, pipeline)
-            elif waits(tables, number, pipeline, size, rank_by):
+            elif waits(tables, number, pipeline, size, rank_by) and (
+                needs_company(tables, number, pipeline) or _path_is_busy(tables, number, pipeline)
+            ):
                 return SETTLED
             elif not dispatch_head(tables, number, pipeline, size, rank_by):
                 drop_head(tables, number, pipeline)
@@ -53,6 +58,12 @@ def head_first(
 def never_wastes(_tables: Tables, _number: int, _pipeline: int, _size: int) -> bool:
     """Every batch that ends by the head's deadline is dispatched."""
     return False
+
+
+@inlined
+def always_waits(_tables: Tables, _number: int, _pipeline: int) -> bool:
+    """A queue that may wait waits until its last moment."""
+    return True
 
 
 @inlined
@@ -117,11 +128,23 @@ def waits(tables: Tables, number: int, pipeline: int, size: int, rank_by: int) -
         moment = _last_moment_aboard(tables, number, pipeline, size)
     else:
         moment = _last_moment(tables, number, pipeline, rank_by)
+    queue["until_us"] = moment
     if moment > tables.counts[0]["now_us"]:
         queue["timer_us"] = moment
         return True
     queue["expired"] = head
     return False
+
+
+@inlined
+def _path_is_busy(tables: Tables, number: int, pipeline: int) -> bool:
+    """True if all of a waiting queue could not run through at once; its timer is when it could."""
+    queue = tables.queues[number]
+    wait_us = tables.quotes[pipeline]["wait_us"]
+    queue["timer_us"] = (
+        FAR if wait_us == 0 else min(queue["timer_us"], tables.counts[0]["now_us"] + wait_us)
+    )
+    return wait_us > 0
 
 
 @kernel

@@ -13,7 +13,12 @@ its size is the longest run of whole requests that fits.
 """
 
 from triton_backend.scheduler.compiled import FAR, NONE, kernel
-from triton_backend.scheduler.policies.head import head_first, never_wastes, quoted_size
+from triton_backend.scheduler.policies.head import (
+    always_waits,
+    head_first,
+    never_wastes,
+    quoted_size,
+)
 from triton_backend.scheduler.probe import BY_FINISH, probe
 from triton_backend.scheduler.tables import Tables
 from triton_backend.scheduler.topology import pipelines_of
@@ -41,4 +46,4 @@ def _least_waiting(tables: Tables, number: int) -> int:
     return best
 
 
-POLICIES = {"reservation": head_first(_least_waiting, never_wastes, BY_FINISH)}
+POLICIES = {"reservation": head_first(_least_waiting, never_wastes, always_waits, BY_FINISH)}

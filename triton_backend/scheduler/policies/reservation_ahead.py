@@ -1,6 +1,6 @@
 """Policy `reservation-ahead`: `reservation` with an eye on what comes next.
 
-It differs in three places, each of which won in `scripts/benchmarks/simulator.py`:
+It differs in four places, each of which won in `scripts/benchmarks/simulator.py`:
 
 1. On every stage but the last, `probe` compares vGPUs by when their uplink can take the batch on,
    not by when they finish (`BY_UPLINK`; ties: the one that finishes first, so that a scarce uplink
@@ -11,6 +11,8 @@ It differs in three places, each of which won in `scripts/benchmarks/simulator.p
 3. Where the head's deadline allows only a batch smaller than planned and the planned batch would
    have to wait for a resource, the head is dropped: vGPUs are short then, small batches use them
    badly, and every later head would be as late as this one.
+4. A queue whose path is free waits only where its pools need larger batches to carry the rate that
+   is measured. Below, waiting gains nothing but the latency of those that wait.
 
 What else was tried, with figures, is in `../DECISIONS.md`.
 """
@@ -20,7 +22,7 @@ from triton_backend.scheduler.policies.head import head_first, quoted_size
 from triton_backend.scheduler.probe import BY_UPLINK, probe
 from triton_backend.scheduler.queues import prefix
 from triton_backend.scheduler.tables import Tables
-from triton_backend.scheduler.topology import pipelines_of
+from triton_backend.scheduler.topology import PARTS, pipelines_of, vgpus_of
 
 
 @kernel
@@ -64,4 +66,42 @@ def wastes_capacity(tables: Tables, number: int, pipeline: int, size: int) -> bo
     return tables.quotes[pipeline]["wait_us"] > 0
 
 
-POLICIES = {"reservation-ahead": head_first(choose, wastes_capacity, BY_UPLINK)}
+@kernel
+def needs_company(tables: Tables, number: int, pipeline: int) -> bool:
+    """True if the pools of a pipeline cannot carry what comes in batches of what its queue holds.
+
+    What comes to a pool is what all queues measure, each pipeline at its planned part, in batches
+    of that size. A batch that joins others later always waits: rows aboard cost the same.
+    """
+    topology = tables.topology
+    row = topology.pipelines[pipeline]
+    if row["boards"] > 0:
+        return True
+    samples = tables.queues[number]["samples"]
+    for own in range(row["first_stage"], row["first_stage"] + row["stages"]):
+        pool = topology.stages[own]["pool"]
+        vgpus = vgpus_of(topology, pool)
+        if _vgpus_wanted(tables, pool, samples) > len(vgpus):
+            return True
+    return False
+
+
+@kernel
+def _vgpus_wanted(tables: Tables, pool: int, samples: int) -> float:
+    """vGPUs of a pool that are busy on average where all it runs comes in batches of a size."""
+    topology = tables.topology
+    wanted = 0.0
+    for stage in range(len(topology.stages)):
+        if topology.stages[stage]["pool"] == pool:
+            row = topology.pipelines[topology.stages[stage]["pipeline"]]
+            queue = tables.queues[row["queue"]]
+            if queue["gap"] > 0:
+                batch = min(samples, row["largest"])
+                batches_per_us = queue["size"] / queue["gap"] * row["part"] / PARTS / batch
+                wanted += batches_per_us * topology.latency_us[stage, batch]
+    return wanted
+
+
+POLICIES = {
+    "reservation-ahead": head_first(choose, wastes_capacity, needs_company, BY_UPLINK),
+}

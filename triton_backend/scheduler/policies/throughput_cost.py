@@ -12,14 +12,18 @@ serves them so:
    one pool alternate: the one that is free first takes the next batch.
 3. Where there is none: as `reservation-ahead`, which also says when a head is dropped.
 
-A queue shorter than the batch waits until it is full or the head could wait no longer: a request
-that a plan pads batches with (a dummy) is never sent, its batch is closed by the timer and runs
-with fewer samples.
+A queue shorter than the batch waits as `reservation-ahead` lets it, until it is full or the head
+could wait no longer: a request that a plan pads batches with (a dummy) is never sent, its batch is
+closed by the timer and runs with fewer samples.
 """
 
 from triton_backend.scheduler.compiled import kernel
 from triton_backend.scheduler.policies.head import head_first, quoted_size
-from triton_backend.scheduler.policies.reservation_ahead import choose, wastes_capacity
+from triton_backend.scheduler.policies.reservation_ahead import (
+    choose,
+    needs_company,
+    wastes_capacity,
+)
 from triton_backend.scheduler.probe import BY_UPLINK, probe
 from triton_backend.scheduler.tables import Tables
 from triton_backend.scheduler.topology import RATE_SHIFT, pipelines_of
@@ -46,4 +50,6 @@ def _choose(tables: Tables, number: int) -> int:
     return choose(tables, number)
 
 
-POLICIES = {"throughput-cost": head_first(_choose, wastes_capacity, BY_UPLINK)}
+POLICIES = {
+    "throughput-cost": head_first(_choose, wastes_capacity, needs_company, BY_UPLINK),
+}
