@@ -46,13 +46,14 @@ PLANNERS = {
 }
 POLICY_TEXTS = {
     "reservation": "Reserves a whole path when a batch is formed (PPipe, Algorithm 1).",
-    "reservation-ahead": "Like reservation; at low load a batch is sent when its path is free. The default.",
+    "reservation-ahead": "Like reservation; sheds a backlog under overload, and at low load sends "
+    "a batch once its path is free. The default.",
     "throughput-cost": "The cheapest pipeline that fills takes the head of the queue (Piccolo).",
     "clockwork": "The queue whose largest batch must start soonest (Clockwork).",
     "deferred": "A batch is sent when no further request could join it in time (Symphony).",
     "eager": "A batch is sent as soon as its path is free.",
     "latest": "A batch is sent at its last moment.",
-    "timeout": "A batch is sent a fixed time after its first request.",
+    "timeout": "A batch may be sent a quarter of the SLO after its first request.",
     "turns": "The least recently served model goes first, with its planned batch (gpulets).",
     "turns-window": "Like turns; drops heads that make batches small; a model alone may send "
     "larger batches.",
@@ -62,7 +63,7 @@ POLICY_TEXTS = {
     "shepherd": "The largest batch first, with preemption (Shepherd).",
     "triton": "The dynamic batcher of Triton.",
 }
-COMPARED = ("clockwork", "eager", "latest", "timeout")
+COMPARED = ("clockwork", "eager", "latest")
 """Policies that can be served and that no planner of ours states."""
 HTTP = {"UNAVAILABLE": 503, "CANCELLED": 400, "INVALID_ARG": 400, "INTERNAL": 500}
 GRPC = {"INVALID_ARG": "INVALID_ARGUMENT"}

@@ -1,7 +1,7 @@
 """Policies that serve the head of a queue first: how large a batch fits, wait, dispatch, drop.
 
-Which pipeline takes the head, what else makes it drop the head, and how vGPUs are compared
-(`rank_by`, see `probe`) is a policy's own.
+Which pipeline takes the head, what else makes it drop the head, when it waits beside a free path
+and how vGPUs are compared (`rank_by`, see `probe`) is a policy's own.
 """
 
 from collections.abc import Callable
