@@ -1,6 +1,6 @@
 """Policy `reservation-ahead`: `reservation` with an eye on what comes next.
 
-It differs in four places, each of which won in `scripts/benchmarks/simulator.py`:
+It differs in four places:
 
 1. On every stage but the last, `probe` compares vGPUs by when their uplink can take the batch on,
    not by when they finish (`BY_UPLINK`; ties: the one that finishes first, so that a scarce uplink
@@ -14,7 +14,7 @@ It differs in four places, each of which won in `scripts/benchmarks/simulator.py
 4. A queue whose path is free waits only where its pools need larger batches to carry the rate that
    is measured. Below, waiting gains nothing but the latency of those that wait.
 
-What else was tried, with figures, is in `../DECISIONS.md`.
+The figures that decided, and what else was tried, are in `../DECISIONS.md`.
 """
 
 from triton_backend.scheduler.compiled import FAR, NONE, kernel
