@@ -280,7 +280,7 @@ def _goal_rows(
     """Add z and the rows `share` and `floor`; returns these."""
     z = add_level(build, goal)
     share = build.rows("share", len(goal.weight), upper=0.0)
-    build.entries(share, np.repeat(z, len(goal.weight)), goal.weight)
+    build.entries(share, z, goal.weight)
     build.entries(share[columns.model], rates, -1.0)
     floor = build.rows("floor", len(goal.weight), upper=-goal.minimum_rps)
     build.entries(floor[columns.model], rates, -1.0)
@@ -291,8 +291,7 @@ def _turns_or_pipelines(
     build: ProgramBuilder,
     columns: Columns,
     rates: Ints,
-    gpus: Ints,
-    model: Ints,
+    takes: tuple[Ints, Floats],
     most_rps: Floats,
     total: float,
 ) -> None:
@@ -302,15 +301,14 @@ def _turns_or_pipelines(
         build: the program.
         columns: configurations.
         rates: their variables x.
-        gpus: variables n of cuts, once for every model that each carries.
-        model: [of these] that model.
+        takes: variables n of cuts, and [cut, model] what each carries.
         most_rps: [models] that pipelines may serve.
         total: GPUs there are.
     """
-    models = len(most_rps)
+    models, (gpus, carried) = len(most_rps), takes
     y = build.variables("y", models, upper=1.0, whole=True)
     turns = build.rows("turns", models, upper=0.0)
-    build.entries(turns[model], gpus, 1.0)
+    build.entries(turns, gpus, carried > 0)
     build.entries(turns, y, -total)
     pipes = build.rows("pipes", models, upper=most_rps)
     build.entries(pipes[columns.model], rates, 1.0)
@@ -324,10 +322,8 @@ def _relaxed(problem: Problem, columns: Columns, cuts: Cuts, goal: Goal, watch: 
     rates = build.variables("x", len(columns))
     gpus = build.variables("n", len(cuts.kind), cost=-goal.price[cuts.kind])
     hold = build.rows("hold", len(problem.types), upper=0.0)
-    row, kind = np.nonzero(used)
-    build.entries(hold[kind], rates[row], used[row, kind])
-    row, kind = np.nonzero(cuts.parts)
-    build.entries(hold[kind], gpus[row], -cuts.parts[row, kind].astype(np.float64))
+    build.entries(hold, rates[:, None], used)
+    build.entries(hold, gpus[:, None], -cuts.parts)
     capacity = build.rows("capacity", len(problem.gpus), upper=problem.gpus)
     build.entries(capacity[cuts.kind], gpus, 1.0)
     _goal_rows(build, columns, goal, rates)
@@ -382,17 +378,16 @@ def _integer(
     hold = build.rows("hold", len(keys), upper=0.0)
     build.entries(hold[key.reshape(-1)], vgpus, 1.0)
     for number, (t, model) in enumerate(keys.tolist()):
-        own = np.flatnonzero((cuts.parts[cut, t] > 0) & (whose == model))
-        build.entries(np.repeat(hold[number], len(own)), gpus[own], -cuts.parts[cut[own], t])
+        build.entries(hold[number], gpus, -cuts.parts[cut, t] * (whose == model))
     capacity = build.rows("capacity", len(problem.gpus), upper=problem.gpus)
     build.entries(capacity[cuts.kind[cut]], gpus, 1.0)
     asked = _goal_rows(build, columns, goal, rates)
     if cuts.carried is not None:
-        row, model = np.nonzero(cuts.carried)
+        takes = gpus[:, None], cuts.carried
         for rows in asked:
-            build.entries(rows[model], gpus[row], -cuts.carried[row, model])
+            build.entries(rows, takes[0], -takes[1])
         total = float(problem.gpus.sum())
-        _turns_or_pipelines(build, columns, rates, gpus[row], model, ceiling * goal.weight, total)
+        _turns_or_pipelines(build, columns, rates, takes, ceiling * goal.weight, total)
     if candidates.beside is not None:
         candidates.beside(build, chosen, rates, ceiling)
     limits = Limits(

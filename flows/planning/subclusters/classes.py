@@ -79,36 +79,33 @@ def evenest(
     builder, x = _models(asked, _HAIR)
     busiest = builder.variables("z", 1, cost=-1.0)
     rows = _load_rows(builder, asked, x)
-    builder.entries(rows, np.repeat(busiest, len(rows)), -carried(asked.gpus, asked.utilisation))
+    builder.entries(rows, busiest, -carried(asked.gpus, asked.utilisation))
     known = np.flatnonzero(np.isfinite(asked.room_bytes))
     _memory_rows(builder, asked, x, known, asked.gpus[known])
     return _solved(builder, asked, gap, seconds, solver)
 
 
 def _models(asked: ToClass, hair: float) -> tuple[ProgramBuilder, Ints]:
-    """A program in which every model has one class, and the variables that say which."""
+    """A program in which every model has one class, and the variables [m, k] that say which."""
     builder = ProgramBuilder()
     m, kinds = asked.load.shape
     share = asked.static_bytes / (asked.static_bytes.sum() or 1.0)
     leaves = (asked.before[:, None] >= 0) & (asked.before[:, None] != np.arange(kinds))
     x = builder.variables(
         "x",
-        m * kinds,
-        upper=np.isfinite(asked.load).astype(np.float64).ravel(),
-        cost=np.where(leaves, -hair * share[:, None], 0.0).ravel(),
+        (m, kinds),
+        upper=np.isfinite(asked.load),
+        cost=np.where(leaves, -hair * share[:, None], 0.0),
         whole=True,
     )
     for sign in (1.0, -1.0):
-        rows = builder.rows("one", m, upper=sign)
-        builder.entries(np.repeat(rows, kinds), x, sign)
+        builder.entries(builder.rows("one", m, upper=sign)[:, None], x, sign)
     return builder, x
 
 
 def _load_rows(builder: ProgramBuilder, asked: ToClass, x: Ints) -> Ints:
-    m, kinds = asked.load.shape
-    load = np.where(np.isfinite(asked.load), asked.load, 0.0)
-    rows = builder.rows("load", kinds, upper=0.0)
-    builder.entries(np.tile(rows, m), x, load.ravel())
+    rows = builder.rows("load", asked.load.shape[1], upper=0.0)
+    builder.entries(rows, x, np.where(np.isfinite(asked.load), asked.load, 0.0))
     return rows
 
 
@@ -119,9 +116,7 @@ def _memory_rows(
     scale = float(asked.static_bytes.sum()) or 1.0
     room = asked.room_bytes[known] / scale
     rows = builder.rows("memory", len(known), upper=room * gpus)
-    numbers = x.reshape(asked.load.shape)[:, known].ravel()
-    held = np.repeat(asked.static_bytes / scale, len(known))
-    builder.entries(np.tile(rows, len(asked.load)), numbers, held)
+    builder.entries(rows, x[:, known], asked.static_bytes[:, None] / scale)
     return rows, room
 
 

@@ -354,8 +354,8 @@ def _program(asked: PartitionProblem) -> Program:
         now = np.flatnonzero(asked.before >= 0)
         cost[now, asked.before[now]] = static[now] / parts
     else:  # parts are numbered by their first model
-        upper = (np.arange(parts) <= np.arange(m)[:, None]).astype(np.float64)
-    x = builder.variables("x", m * parts, upper=upper.ravel(), cost=cost.ravel(), whole=True)
+        upper = np.arange(parts) <= np.arange(m)[:, None]
+    x = builder.variables("x", (m, parts), upper=upper, cost=cost, whole=True)
     g = builder.variables("g", parts, lower=asked.fewest, upper=asked.most, whole=True)
     dynamic = builder.variables("D", parts, upper=float(largest.max()))
     one_free = builder.variables("z", parts, upper=1.0, whole=True)
@@ -365,20 +365,19 @@ def _program(asked: PartitionProblem) -> Program:
     def sums_of(name: str, upper: float, each: Floats) -> Ints:
         """A row for every part: the sum of what its models have."""
         rows = builder.rows(name, parts, upper=upper)
-        builder.entries(np.tile(rows, m), x, np.repeat(each, parts))
+        builder.entries(rows, x, each[:, None])
         return rows
 
     for sign in (1.0, -1.0):
-        builder.entries(np.repeat(builder.rows("one", m, upper=sign), parts), x, sign)
-        rows = builder.rows("gpus", 1, upper=sign * asked.gpus)
-        builder.entries(np.repeat(rows, parts), g, sign)
+        builder.entries(builder.rows("one", m, upper=sign)[:, None], x, sign)
+        builder.entries(builder.rows("gpus", 1, upper=sign * asked.gpus), g, sign)
         if load.any():
             rows = sums_of("load", 0.0, sign * load)
             builder.entries(rows, g, -sign * parts / asked.gpus)
-            builder.entries(rows, np.repeat(off, parts), -1.0)
+            builder.entries(rows, off, -1.0)
         if static.any():
             rows = sums_of("static", sign, sign * static)
-            builder.entries(rows, np.repeat(uneven, parts), -1.0)
+            builder.entries(rows, uneven, -1.0)
     sums_of("held", -1.0, -np.ones(m))  # every part holds a model
     for each, free in limits(asked.gpus, asked.utilisation) if asked.utilisation < np.inf else ():
         rows = sums_of("fits", 0.0, asked.load)
@@ -386,7 +385,7 @@ def _program(asked: PartitionProblem) -> Program:
         builder.entries(rows, one_free, -free)
     if asked.room_bytes < np.inf:
         builder.entries(sums_of("memory", asked.room_bytes / unit, static), dynamic, 1.0)
-        rows = builder.rows("dynamic", m * parts, upper=0.0)
-        builder.entries(rows, x, np.repeat(largest, parts))
-        builder.entries(rows, np.tile(dynamic, m), -1.0)
+        rows = builder.rows("dynamic", (m, parts), upper=0.0)
+        builder.entries(rows, x, largest[:, None])
+        builder.entries(rows, dynamic, -1.0)
     return builder.build()

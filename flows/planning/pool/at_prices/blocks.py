@@ -149,11 +149,9 @@ class ModelBlocks:
             whole=True,
         )
         rates = build.variables("x", count, upper=1.0)
-        build.entries(np.repeat(build.rows("share", 1, upper=-1.0), count), rates, -1.0)
+        build.entries(build.rows("share", 1, upper=-1.0), rates, -1.0)
         fit = build.rows("fit", kinds, upper=0.0)
-        taken = rate * columns.usage_of_types(kinds)
-        row, kind = np.nonzero(taken)
-        build.entries(fit[kind], rates[row], taken[row, kind])
+        build.entries(fit, rates[:, None], rate * columns.usage_of_types(kinds))
         build.entries(fit, gpus, -problem.type_divisor)
         limits = Limits(
             relative_gap=PROOF_GAP,
@@ -403,8 +401,7 @@ def placeable(problem: Problem, columns: Columns) -> tuple[Ints, list[int], bool
     one = build.rows("one", len(problem.models), upper=1.0)
     build.entries(one[columns.model[rows]], placed, 1.0)
     capacity = build.rows("capacity", classes, upper=problem.gpus)
-    row, k = np.nonzero(gpus[rows])
-    build.entries(capacity[k], placed[row], gpus[rows][row, k])
+    build.entries(capacity, placed[:, None], gpus[rows])
     answer = solve_integer(build.build(), Limits(relative_gap=0.0, nodes=SEARCH_NODES))
     vgpus = np.zeros(columns.types.shape, dtype=np.int64)
     if answer.values is not None:
