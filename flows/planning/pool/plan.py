@@ -151,8 +151,9 @@ def _with_parts(
         notes = [unequal.no_cuts(inputs.watch)]
     else:
         space = unequal.SPACE
-        every = unequal.all_candidates(wide, options.max_partitions)
-        found = unequal.search(wide, every, cuts, goal, best.score, options, trace, inputs.watch)
+        every = unequal.unreplaced(wide, options.max_partitions)
+        asked = unequal.Candidates(problem=wide, columns=every, cuts=cuts, goal=goal)
+        found = unequal.search(asked, best.score, options, trace, inputs.watch)
         if found.columns is None:
             best = replace(best, bound=found.bound)
         else:

@@ -91,10 +91,10 @@ class Cuts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Candidates:
-    """Configurations of which plans may consist, and what else these keep.
+    """Configurations of which plans over cuts may consist, and what is asked of these.
 
     Attributes:
-        columns: n configurations.
+        columns: n configurations of the problem.
         most: so many are in the integer program, those that lose least.
         times: [n] what each takes (µs), where plans divide time: then those that take less than all
             that lose less are in the program, too.
@@ -103,7 +103,10 @@ class Candidates:
         bound: the relaxation's, by prices of types, where it is known.
     """
 
+    problem: Problem
     columns: Columns
+    cuts: Cuts
+    goal: Goal
     most: int = COLUMNS
     times: Floats | None = None
     beside: Callable[[ProgramBuilder, Ints, Ints, float], None] | None = None
@@ -195,9 +198,7 @@ def no_cuts(watch: Watch) -> str:
     return f"{reason}: GPUs were cut into equal parts alone"
 
 
-def all_candidates(
-    problem: Problem, max_partitions: int, optional: Container[int] = ()
-) -> Candidates:
+def unreplaced(problem: Problem, max_partitions: int, optional: Container[int] = ()) -> Columns:
     """Every configuration that no other replaces; models by number may have none.
 
     Raises:
@@ -205,28 +206,21 @@ def all_candidates(
     """
     feasible = enumerate_columns(problem, max_partitions, optional)
     rows = undominated(problem, feasible, np.arange(len(feasible)))
-    return Candidates(columns=feasible.take(rows))
+    return feasible.take(rows)
 
 
 def search(
-    problem: Problem,
-    candidates: Candidates,
-    cuts: Cuts,
-    goal: Goal,
-    known: float,
-    options: PlanOptions,
-    trace: Trace,
-    watch: Watch,
+    candidates: Candidates, known: float, options: PlanOptions, trace: Trace, watch: Watch
 ) -> Answer:
     """A plan over cuts above a known score, if one is found, and the bound on all of them.
 
     The score is minus infinity where no plan is known.
     """
-    columns = candidates.columns
+    columns, goal = candidates.columns, candidates.goal
     trace.configurations["with parts"] = len(columns)
     if watch.over() and not np.isfinite(known):
         return Answer(bound=np.inf, score=known)
-    bound = candidates.bound or _relaxed(problem, columns, cuts, goal, watch)
+    bound = candidates.bound or _relaxed(candidates, watch)
     step = step_of(goal.price) if goal.fixed else 0.0  # costs are multiples of it
 
     def whole(score: float) -> float:
@@ -236,16 +230,15 @@ def search(
     if watch.over():
         return Answer(bound=max(top, known), score=known)
     least = known + step * (1 - SOLVED)  # of what is better than known
-    loss = least_loss(problem.types_apart(), columns, bound)
+    loss = least_loss(candidates.problem.types_apart(), columns, bound)
     rows = _order(candidates, loss)
     open_rows = rows[loss[rows] < bound.score - least]
     chosen, left_out = open_rows[: candidates.most], open_rows[candidates.most :]
     ceiling = whole(bound.score - float(loss[left_out].min())) if len(left_out) else known
     settled = np.isfinite(known) and top <= known + abs(known) * options.gap
-    if settled or (not len(chosen) and cuts.carried is None):
+    if settled or (not len(chosen) and candidates.cuts.carried is None):
         return Answer(bound=max(known, min(top, max(known, ceiling))), score=known)
-    chosen = np.sort(chosen)
-    answer = _integer(problem, candidates, chosen, cuts, goal, (least, bound.score), options, watch)
+    answer = _integer(candidates, np.sort(chosen), (least, bound.score), options, watch)
     trace.configurations["with parts kept"] = len(chosen)
     proven = whole(answer.bound) if answer.bound > least + abs(least) * SOLVED else known
     most = max(known, min(top, max(proven, ceiling)))
@@ -315,8 +308,10 @@ def _turns_or_pipelines(
     build.entries(pipes, y, most_rps)
 
 
-def _relaxed(problem: Problem, columns: Columns, cuts: Cuts, goal: Goal, watch: Watch) -> Bound:
+def _relaxed(candidates: Candidates, watch: Watch) -> Bound:
     """Prices of types, and the bound that follows from them whatever the solver's tolerances."""
+    problem, columns = candidates.problem, candidates.columns
+    cuts, goal = candidates.cuts, candidates.goal
     used = columns.usage_of_types(len(problem.types))
     build = ProgramBuilder()
     rates = build.variables("x", len(columns))
@@ -345,17 +340,15 @@ def _relaxed(problem: Problem, columns: Columns, cuts: Cuts, goal: Goal, watch: 
 
 
 def _integer(
-    problem: Problem,
     candidates: Candidates,
     chosen: Ints,
-    cuts: Cuts,
-    goal: Goal,
     within: tuple[float, float],
     options: PlanOptions,
     watch: Watch,
 ) -> Answer:
     """The integer program over some candidates, for scores above the one known to the ceiling."""
     (known, ceiling), columns = within, candidates.columns.take(chosen)
+    problem, cuts, goal = candidates.problem, candidates.cuts, candidates.goal
     column, stage = np.nonzero(np.isfinite(columns.rate_rps))
     kind = columns.types[column, stage]
     # A holder is a cut, for one model where sizes are 1/v and for all of them (-1) else.

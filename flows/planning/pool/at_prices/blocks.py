@@ -24,8 +24,15 @@ from flows.planning.pool.bound import MULTIPLES, Bound, Goal, least_loss
 from flows.planning.pool.columns import Allocation, Columns, best_of_each
 from flows.planning.pool.integer import counts_of, delivered_rps, gpus_in_use, integer_program
 from flows.planning.solver.arrays import FAR, Floats, Ints
-from flows.planning.solver.program import ProgramBuilder
-from flows.planning.solver.solve import FEW_NODES, PROOF_GAP, SEARCH_NODES, Limits, solve_integer
+from flows.planning.solver.program import Program, ProgramBuilder
+from flows.planning.solver.solve import (
+    FEW_NODES,
+    PROOF_GAP,
+    SEARCH_NODES,
+    Limits,
+    Solution,
+    solve_integer,
+)
 from flows.planning.solver.tolerances import EXACT, ROUNDING, SOLVED
 from flows.planning.watch import Watch
 from triton_backend.scheduler.compiled import entry, kernel
@@ -153,13 +160,7 @@ class ModelBlocks:
         fit = build.rows("fit", kinds, upper=0.0)
         build.entries(fit, rates[:, None], rate * columns.usage_of_types(kinds))
         build.entries(fit, gpus, -problem.type_divisor)
-        limits = Limits(
-            relative_gap=PROOF_GAP,
-            nodes=FEW_NODES,
-            seconds=self.watch.left_s(),
-            cutoff=-scale.most,
-        )
-        answer = solve_integer(build.build(), limits)
+        answer = self._solved(build.build(), scale, FEW_NODES)
         return scale.least(answer.bound, cutoff), 1 + answer.iterations, None
 
     def _exact(
@@ -175,19 +176,19 @@ class ModelBlocks:
             weight=np.array([rate]), minimum_rps=np.zeros(1), price=price / scale.unit, fixed=True
         )
         program, layout = integer_program(problem, columns, goal, -np.inf)
-        limits = Limits(
-            relative_gap=PROOF_GAP,
-            nodes=SEARCH_NODES,
-            seconds=self.watch.left_s(),
-            cutoff=-scale.most,
-        )
-        answer = solve_integer(program, limits)
+        answer = self._solved(program, scale, SEARCH_NODES)
         cost = scale.least(answer.bound, cutoff)
         if answer.values is None:
             return cost, 1 + answer.iterations, None
         vgpus = counts_of(layout, columns, answer.values)
         used = np.flatnonzero(vgpus.any(axis=1))
         return cost, 1 + answer.iterations, (rows[used], vgpus[used])
+
+    def _solved(self, program: Program, scale: "_Scale", nodes: int) -> Solution:
+        """A program of one model, for solutions that cost little enough to be of interest."""
+        seconds, most = self.watch.left_s(), -scale.most
+        limits = Limits(relative_gap=PROOF_GAP, nodes=nodes, seconds=seconds, cutoff=most)
+        return solve_integer(program, limits)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
