@@ -128,7 +128,8 @@ def divide(
     if size > _SMALL and found is not None and found.value <= _CLOSE:
         return found
     nodes = PROOF_NODES if size <= _SMALL else FEW_NODES
-    return _exact(asked, found, watch, solver, gap, nodes)
+    limits = Limits(relative_gap=gap, nodes=nodes, seconds=watch.left_s())
+    return _exact(asked, found, limits, solver)
 
 
 def imbalance(values: Floats) -> float:
@@ -315,18 +316,12 @@ def spread(load: Floats, gpus: Ints, more: int, most: int) -> Ints:
 
 
 def _exact(
-    asked: PartitionProblem,
-    start: ClusterPartition | None,
-    watch: Watch,
-    solver: str,
-    gap: float,
-    nodes: int,
+    asked: PartitionProblem, start: ClusterPartition | None, limits: Limits, solver: str
 ) -> ClusterPartition | None:
     has_part = asked.before >= 0
     home = float(asked.static_bytes[has_part].sum() / (asked.static_bytes.sum() or 1.0))
     cutoff = -np.inf if start is None else home - start.value
-    limits = Limits(relative_gap=gap, nodes=nodes, seconds=watch.left_s(), cutoff=cutoff)
-    answer = solve_integer(_program(asked), limits, solver)
+    answer = solve_integer(_program(asked), replace(limits, cutoff=cutoff), solver)
     found, m, parts = start, len(asked.load), asked.parts
     bound = max(0.0, home - answer.bound)
     if answer.values is not None:
@@ -337,7 +332,7 @@ def _exact(
             found = ClusterPartition(part=part, gpus=gpus, value=value, bound=0.0, status="")
     if found is None:
         return None
-    proven = found.value - bound <= max(gap * found.value, 1e-6)
+    proven = found.value - bound <= max(limits.relative_gap * found.value, 1e-6)
     status = "optimal" if proven else answer.status
     return replace(found, bound=min(bound, found.value), status=status)
 

@@ -289,8 +289,11 @@ def _to_class(asked: Demands, load: Floats) -> ToClass:
         static_bytes=_summed(asked.joint, asked.static_bytes),
         room_bytes=asked.room_bytes,
         gpus=asked.problem.gpus,
+        price=asked.price,
         utilisation=asked.utilisation,
         before=np.where(before >= 0, kinds[before], -1),
+        options=asked.options,
+        watch=asked.inputs.watch,
     )
 
 
@@ -299,13 +302,11 @@ def _fewest_gpus(
 ) -> tuple[list[Subcluster], list[ClusterPartition], float]:
     """Sub-clusters for given rates, and the least that their GPUs can cost."""
     load = asked.load(asked.rates(1.0))
-    options, left_s = asked.options, asked.inputs.watch.left_s()
-    to_class = _to_class(asked, load)
-    chosen = cheapest(to_class, asked.price, options.gap, left_s, options.solver)
+    chosen = cheapest(_to_class(asked, load))
     if chosen is None:
         raise _out_of_reach(asked)
     classes, bound = chosen
-    if options.objective == "gpus":
+    if asked.options.objective == "gpus":
         bound = float(np.ceil(bound - 1e-6))
     made = _divided(asked, classes, load, wanted)
     if made is None:
@@ -452,23 +453,21 @@ def _largest_scale(
     asked: Demands, wanted: int | None
 ) -> tuple[float, float, list[Subcluster], list[ClusterPartition]]:
     """The largest scale of the weights found, its bound, and the sub-clusters that carry it."""
-    options, watch = asked.options, asked.inputs.watch
-    bound = _scale_bound(asked)
+    gap, bound = asked.options.gap, _scale_bound(asked)
     best: tuple[float, list[Subcluster], list[ClusterPartition]] | None = None
-    scale, enough = bound, bound * (1 - options.gap)
+    scale, enough = bound, bound * (1 - gap)
     for memory_weight in (1.0, 1e-3):  # even bytes cost load at times
         improved = best is None or best[0] < enough
         while improved and scale > 0:
             load = asked.load(asked.rates(scale))
-            to_class = _to_class(asked, load)
-            chosen = evenest(to_class, options.gap, watch.left_s(), options.solver)
+            chosen = evenest(_to_class(asked, load))
             if chosen is None:
                 break
             made = _divided(asked, chosen[0], load, wanted, memory_weight)
             if made is None:
                 break
             reached = _scale_of(asked, made[0], bound)
-            improved = best is None or reached > best[0] * (1 + options.gap)
+            improved = best is None or reached > best[0] * (1 + gap)
             if improved:
                 best, scale = (reached, *made), reached
             improved &= reached < enough
@@ -527,17 +526,16 @@ def _largest(fits: Callable[[float], bool], changes: Floats, above: float) -> fl
 
 def _proven_scale(asked: Demands, reached: float, bound: float) -> float:
     """A lower bound for several classes: scales at which even the evenest classes are too busy."""
-    options, watch = asked.options, asked.inputs.watch
+    gap, watch = asked.options.gap, asked.inputs.watch
 
     def open_(scale: float) -> bool:
         if watch.over():
             return True
-        to_class = _to_class(asked, asked.least_load(asked.rates(scale)))
-        made = evenest(to_class, options.gap, watch.left_s(), options.solver)
+        made = evenest(_to_class(asked, asked.least_load(asked.rates(scale))))
         return made is not None and made[1] <= 1 + 1e-6
 
-    above = halved(open_, reached, bound, _TRIES, options.gap)[1]
-    settled = reached * (1 + options.gap)
+    above = halved(open_, reached, bound, _TRIES, gap)[1]
+    settled = reached * (1 + gap)
     return settled if settled < above and not open_(settled) else above
 
 
