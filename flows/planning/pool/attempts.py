@@ -122,7 +122,8 @@ class Attempts:
         return [size for size in _SKETCHES if 2 * size <= most] + [most]
 
     def _most_columns(self) -> int:
-        return COLUMNS if self.short else _COLUMNS_DEEP
+        short = self.options.max_partitions <= _SHORT
+        return COLUMNS if short else _COLUMNS_DEEP
 
     def improve(self, rows: Ints, *, thorough: bool) -> float:
         """Look for better plans over some configurations.
@@ -174,11 +175,6 @@ class Attempts:
         if answer.values is None:
             return answer
         return replace(answer, values=counts_of(layout, columns, answer.values))
-
-    @property
-    def short(self) -> bool:
-        """True if pipelines are short."""
-        return self.options.max_partitions <= _SHORT
 
     def settled(self, proven: float) -> bool:
         """True if the best plan is proven within the relative gap, or good enough."""

@@ -84,10 +84,6 @@ class Cuts:
     mixed: NDArray[np.bool_]
     carried: Floats | None = None
 
-    def carry(self, held: Floats | Ints) -> Floats | float:
-        """[model] requests/s in turns of so many GPUs [cut]."""
-        return 0.0 if self.carried is None else held @ self.carried
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Candidates:
@@ -400,7 +396,9 @@ def _integer(
         columns, counts, cuts, list(zip(cut.tolist(), whose.tolist(), number.tolist(), strict=True))
     )
     held = np.bincount(cut, number, len(cuts.kind)).astype(np.int64)
-    served = models_rps(columns, counts, len(goal.weight)) + cuts.carry(held)
+    served = models_rps(columns, counts, len(goal.weight))
+    if cuts.carried is not None:
+        served = served + held @ cuts.carried
     used = np.array([len(filled.get(k, ())) for k in range(len(problem.gpus))])
     score = -float(goal.price @ used) if goal.fixed else float((served / goal.weight).min())
     if np.any(served < goal.asked_rps * (1 - ROUNDING)):

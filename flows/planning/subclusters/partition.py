@@ -138,8 +138,8 @@ def imbalance(values: Floats) -> float:
     return float(values.max() - values.min()) / mean if mean > 0 else 0.0
 
 
-def sums(part: Ints, values: Floats, parts: int) -> Floats:
-    """[parts] sums over the models of each part."""
+def sums(part: Ints, values: Floats, parts: int = 0) -> Floats:
+    """[parts] sums over the models of each part; of all that have some, and so many at least."""
     return np.bincount(part, weights=values, minlength=parts).astype(np.float64)
 
 

@@ -48,6 +48,7 @@ from flows.planning.subclusters.partition import (
     divide,
     imbalance,
     spread,
+    sums,
 )
 from triton_backend.contract.errors import InfeasibleError, InputError
 from triton_backend.contract.plan import BYTES_PER_GIB, Plan
@@ -275,18 +276,13 @@ def _wanted(options: PlanOptions, models: int) -> int | None:
 # Classes and sub-clusters
 
 
-def _summed(groups: Ints, values: Floats) -> Floats:
-    """[g] sums of values, by group."""
-    return np.bincount(groups, values).astype(np.float64)
-
-
 def _to_class(asked: Demands, load: Floats) -> ToClass:
     kinds = np.array([kind for _, kind in asked.pools] or [-1], dtype=np.int64)
     _, first = np.unique(asked.joint, return_index=True)
     before = asked.before[first]
     return ToClass(
-        load=np.column_stack([_summed(asked.joint, each) for each in load.T]),
-        static_bytes=_summed(asked.joint, asked.static_bytes),
+        load=np.column_stack([sums(asked.joint, each) for each in load.T]),
+        static_bytes=sums(asked.joint, asked.static_bytes),
         room_bytes=asked.room_bytes,
         gpus=asked.problem.gpus,
         price=asked.price,
@@ -388,8 +384,8 @@ def _to_part(asked: Demands, models: Ints, kind: int, load: Floats) -> Partition
     largest = np.zeros(len(first))
     np.maximum.at(largest, joint, asked.dynamic_bytes[models])
     return PartitionProblem(
-        load=_summed(joint, load),
-        static_bytes=_summed(joint, asked.static_bytes[models]),
+        load=sums(joint, load),
+        static_bytes=sums(joint, asked.static_bytes[models]),
         dynamic_bytes=largest,
         room_bytes=float(asked.room_bytes[kind]),
         parts=1,
