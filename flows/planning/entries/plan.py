@@ -359,7 +359,7 @@ def _within(rule: Rule, inputs: Inputs, options: PlanOptions, level: float) -> t
         if attempt == 0:
             bound = math.fsum(m.pooled.cost if m.bound is None else m.bound for m in models)
             bound += math.fsum(m.shadow.price for m in models if m.shadow is not None)
-            if _whole_gpus(options) and options.objective == "gpus":
+            if options.objective == "gpus":
                 bound = raised(bound, 1.0)
             if (
                 inputs.most is not None
@@ -371,7 +371,8 @@ def _within(rule: Rule, inputs: Inputs, options: PlanOptions, level: float) -> t
             placed = _placed(inputs, options, models)
         except InfeasibleError as error:
             most, inputs = inputs.most, replace(inputs, most=None)
-            if most is not None and _held(models) <= most:  # a cheaper plan may fit
+            held = math.fsum(model.pooled.cost for model in models)
+            if most is not None and held <= most:  # a cheaper plan may fit
                 continue
             used = {s.gpu_class for t in tables for s in t.sizes}
             waste = next(wastes, 0.0) if len(used) == 1 else 0.0
@@ -385,10 +386,6 @@ def _within(rule: Rule, inputs: Inputs, options: PlanOptions, level: float) -> t
             bound = _paid(inputs, options, placed)
         return placed, bound
     raise AssertionError  # pragma: no cover - the last attempt raises
-
-
-def _held(models: Sequence[Solved]) -> float:
-    return math.fsum(model.pooled.cost for model in models)
 
 
 def _highest(rule: Rule, inputs: Inputs, options: PlanOptions) -> tuple[float, float, Placed]:
