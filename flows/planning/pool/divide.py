@@ -174,8 +174,7 @@ class GpuSplit:
         goal, gpus = self.best.goal, self.best.problem.gpus
         steps = _steps(build, owned, sorted(self.seen), gpus)
         for (number, given), alone in self.seen.items():
-            more = [steps[number, k, count + 1] for k, count in enumerate(given) if count < gpus[k]]
-            y = np.array(more, dtype=np.int64)
+            y = [steps[number, k, count + 1] for k, count in enumerate(given) if count < gpus[k]]
             if alone.most_rps < goal.minimum_rps[number] * (1 - SOLVED):
                 row = build.rows("known", 1, upper=-1.0)
                 build.entries(row, y, -1.0)

@@ -132,9 +132,9 @@ def _keep(build: ProgramBuilder, numbers: Ints, place: Ints, levels: Ints, most:
     """One level, and no configuration that is slower: w by number and place among the levels."""
     add_one(build, levels)
     keep = build.rows("keep", max(0, len(levels) - 1), upper=0.0)
-    for k, row in enumerate(keep, start=1):
-        build.entries(row, numbers[place >= k], 1.0)
-        build.entries(row, levels[k:], -most)
+    build.entries(keep, numbers[:, None], place[:, None] > np.arange(len(keep)))
+    later = np.tri(len(levels), dtype=np.bool_).T[1:]  # levels from each but the first on
+    build.entries(keep[:, None], levels, np.where(later, -most, 0.0))
 
 
 def _floor(build: ProgramBuilder, gpus: Ints, price: Floats, numbers: Ints, least: Floats) -> None:
