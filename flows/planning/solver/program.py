@@ -70,14 +70,15 @@ class ProgramBuilder:
 
     def entries(self, rows: ArrayLike, variables: ArrayLike, values: ArrayLike) -> None:
         """Set matrix entries, those that are not 0; the three are broadcast to one shape."""
-        every = np.broadcast_arrays(variables, rows, values)
-        some = every[2] != 0
-        self._entries.append(np.stack([each[some].astype(np.float64) for each in every]))
+        block = np.empty((3, *np.broadcast(rows, variables, values).shape))
+        block[0], block[1], block[2] = variables, rows, values
+        self._entries.append(block.reshape(3, -1))
 
     def build(self) -> Program:
         """The program."""
         lower, upper, cost, whole = np.concatenate(self._variables, axis=1)
-        variables, rows, values = np.concatenate(self._entries, axis=1)
+        entries = np.concatenate(self._entries, axis=1)
+        variables, rows, values = entries[:, entries[2] != 0]
         order = np.lexsort((rows, variables))
         again = (np.diff(variables[order]) == 0) & (np.diff(rows[order]) == 0)
         if np.any(again):  # solvers corrupt their memory over an entry that is given twice
