@@ -5,7 +5,7 @@ other. A part is planned by the planner asked for on the whole cluster, the othe
 that it leaves; where the second does not fit, they change places. No GPU is shared between parts,
 and no model belongs to both. What is minimised is the sum, within the plans that leave the first
 part as it is; the certificate keeps what was decided of each part by itself, by which `verify`
-checks it again.
+checks it again. Of a time limit applications take half at most.
 
 Here: dividing, and joining. Not here: how a part is planned.
 """
@@ -30,6 +30,7 @@ from triton_backend.contract.workload import Workload, lines_of
 
 SPACE = "apart"
 MINIMISED = ("cost", "power")
+_SHARE = 0.5  # of the time that is left: what applications may take, which use all that they have
 
 MakePart = Callable[[Cluster, Workload], Plan]
 Gpus = Mapping[int, tuple[int, ...]]
@@ -60,7 +61,10 @@ def plan_apart(
 
     def part(cluster: Cluster, asked: Workload) -> Plan:
         names = [*(line.name for line in lines_of(asked)), *(a.name for a in asked.applications)]
-        own = replace(inputs, cluster=cluster, workload=asked)
+        watch = inputs.watch
+        if not asked.has_entries:
+            watch = replace(watch.part(_SHARE), tell=watch.tell)
+        own = replace(inputs, cluster=cluster, workload=asked, watch=watch)
         return make(own, options.for_names(names))
 
     parts, cluster = divided(inputs.workload), inputs.cluster
