@@ -26,7 +26,8 @@ class Option:
     Attributes:
         name: as in code and in files.
         kind: `bool` (a flag), `int`, `float`, `str`, `tuple[str, ...]`, or a `Mapping` from names
-            to one of these; None is allowed beside it where it is the default.
+            to one of these; None is allowed beside it where it is the default. Not given, it is
+            the default's.
         default: what it is where it is not given; NaN: what its user decides.
         help: one or two sentences.
         choices: what it may be; empty for anything.
@@ -39,9 +40,9 @@ class Option:
     """
 
     name: str
-    kind: Any
     default: Any
     help: str
+    kind: Any = None
     choices: tuple[Any, ...] = ()
     least: float = -inf
     most: float = inf
@@ -49,6 +50,10 @@ class Option:
     panel: str | None = None
     spelled: str | None = None
     stated: bool = False
+
+    def __post_init__(self) -> None:
+        if self.kind is None:
+            object.__setattr__(self, "kind", type(self.default))
 
     @property
     def flag(self) -> str:

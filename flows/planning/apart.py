@@ -5,7 +5,7 @@ other. A part is planned by the planner asked for on the whole cluster, the othe
 that it leaves; where the second does not fit, they change places. No GPU is shared between parts,
 and no model belongs to both. What is minimised is the sum, within the plans that leave the first
 part as it is; the certificate keeps what was decided of each part by itself, by which `verify`
-checks it again.
+checks it again. Of a time limit applications take half at most.
 
 Here: dividing, and joining. Not here: how a part is planned.
 """
@@ -16,7 +16,7 @@ from dataclasses import replace
 from typing import Any
 
 from flows.planning.certificate import plan_identity, with_stages
-from flows.planning.registry import PlanOptions
+from flows.planning.registry import Inputs, PlanOptions
 from triton_backend.contract.cluster import Cluster, NodeGroup
 from triton_backend.contract.errors import InfeasibleError, InputError
 from triton_backend.contract.plan import (
@@ -30,38 +30,52 @@ from triton_backend.contract.workload import Workload, lines_of
 
 SPACE = "apart"
 MINIMISED = ("cost", "power")
+_SHARE = 0.5  # of the time that is left: what applications may take, which use all that they have
 
 MakePart = Callable[[Cluster, Workload], Plan]
 Gpus = Mapping[int, tuple[int, ...]]
 """By node, numbers of its GPUs."""
 
 
-def plan_apart(make: MakePart, cluster: Cluster, workload: Workload, options: PlanOptions) -> Plan:
+def plan_apart(
+    make: Callable[[Inputs, PlanOptions], Plan], inputs: Inputs, options: PlanOptions
+) -> Plan:
     """The plan of a workload that holds entries and applications.
 
     Args:
-        make: the plan of one part on a cluster.
-        cluster: for both parts.
-        workload: as asked for.
+        make: the plan of one part.
+        inputs: of both parts, on one cluster.
         options: as asked for; they state an objective that is minimised.
 
     Raises:
-        InputError: the objective has no sum over parts.
+        InputError: the objective has no sum over parts, or models are pinned.
         InfeasibleError: the parts do not fit beside each other.
     """
+    if options.pinned_models:
+        reason = "entries beside applications are planned again every time"
+        raise InputError("option pinned_models", reason)
     if options.objective not in MINIMISED:
         known = " and ".join(MINIMISED)
         reason = f"entries beside applications are planned for given rates, by {known}"
         raise InputError("option objective", f"{options.objective!r}: {reason}")
-    parts = divided(workload)
+
+    def part(cluster: Cluster, asked: Workload) -> Plan:
+        names = [*(line.name for line in lines_of(asked)), *(a.name for a in asked.applications)]
+        watch = inputs.watch
+        if not asked.has_entries:
+            watch = replace(watch.part(_SHARE), tell=watch.tell)
+        own = replace(inputs, cluster=cluster, workload=asked, watch=watch)
+        return make(own, options.for_names(names))
+
+    parts, cluster = divided(inputs.workload), inputs.cluster
     try:
-        plans = _one_after_another(make, cluster, parts)
+        plans = _one_after_another(part, cluster, parts)
     except InfeasibleError as refused:
         try:
-            plans = _one_after_another(make, cluster, parts[::-1])[::-1]
+            plans = _one_after_another(part, cluster, parts[::-1])[::-1]
         except InfeasibleError:
             raise refused from None
-    return _joined(plans, cluster, workload, options)
+    return _joined(plans, cluster, inputs.workload, options)
 
 
 def divided(workload: Workload) -> tuple[Workload, Workload]:

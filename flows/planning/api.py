@@ -10,16 +10,16 @@ from flows.planning.certificate import decode
 from flows.planning.entries import MARGIN
 from flows.planning.pool.applications.exact import application_rates
 from flows.planning.promises.headroom import plan_with_headroom
-from flows.planning.registry import Inputs, PlanOptions, planner_named, refusal
+from flows.planning.registry import Inputs, Outcome, PlanOptions, planner_named, refusal
 from flows.planning.solver.record import recorded
 from flows.planning.subclusters.variants import plan_with_variants
 from flows.planning.watch import BEFORE, Watch
 from triton_backend.contract.applications import received_bytes
 from triton_backend.contract.cluster import Cluster
-from triton_backend.contract.errors import InfeasibleError, InputError, InvariantError
+from triton_backend.contract.errors import InfeasibleError, InvariantError
 from triton_backend.contract.plan import Plan, modules_spread
 from triton_backend.contract.profiles import InterferenceModel, ModelProfile
-from triton_backend.contract.workload import Workload, lines_of
+from triton_backend.contract.workload import Workload
 
 
 def make_plan(
@@ -51,25 +51,30 @@ def make_plan(
             for cannot be reached.
     """
     options = options or PlanOptions()
-    if workload.is_mixed:
-        return _apart(profiles, cluster, workload, options, watch, interference)
-    planner = planner_named(options.planner)
-    watch = watch or Watch(limit_s=options.time_limit_s)
     inputs = Inputs(
         profiles=profiles,
         cluster=cluster,
         workload=workload,
-        watch=watch,
+        watch=watch or Watch(limit_s=options.time_limit_s),
         interference=interference or {},
     )
+    return _made(inputs, options)
+
+
+def _made(inputs: Inputs, options: PlanOptions) -> Plan:
+    """The plan of any planner, for any workload."""
+    if inputs.workload.is_mixed:
+        return plan_apart(_made, inputs, options)
+    planner = planner_named(options.planner)
     if planner.plan is None:
         return best_plan(_made, inputs, options)
-    inputs = replace(inputs, profiles=options.expected(profiles))
+    inputs = replace(inputs, profiles=options.expected(inputs.profiles))
     if planner.most_stages is not None and options.max_partitions > planner.most_stages:
         options = replace(options, max_partitions=planner.most_stages)
-    if (refused := refusal(planner, cluster, workload, options.objective)) is not None:
+    refused = refusal(planner, inputs.cluster, inputs.workload, options.objective)
+    if refused is not None:
         raise refused
-    if workload.has_entries and not options.margin_given:
+    if inputs.workload.has_entries and not options.margin_given:
         options = replace(options, slo_margin=MARGIN)
 
     def made(asked: Workload, own: PlanOptions) -> Plan:
@@ -82,28 +87,7 @@ def make_plan(
             own,
         )
 
-    return plan_with_headroom(made, workload, options, watch)
-
-
-def _apart(
-    profiles: Mapping[str, ModelProfile],
-    cluster: Cluster,
-    workload: Workload,
-    options: PlanOptions,
-    watch: Watch | None,
-    interference: Mapping[str, InterferenceModel] | None,
-) -> Plan:
-    """The plan of a workload of entries and applications, by two runs of `make_plan`."""
-    if options.pinned_models:
-        reason = "entries beside applications are planned again every time"
-        raise InputError("option pinned_models", reason)
-
-    def part(within: Cluster, asked: Workload) -> Plan:
-        names = [*(line.name for line in lines_of(asked)), *(a.name for a in asked.applications)]
-        own = options.for_names(names)
-        return make_plan(profiles, within, asked, own, watch, interference=interference)
-
-    return plan_apart(part, cluster, workload, options)
+    return plan_with_headroom(made, inputs.workload, options, inputs.watch)
 
 
 def _planned(inputs: Inputs, options: PlanOptions) -> Plan:
@@ -134,23 +118,16 @@ def _planned(inputs: Inputs, options: PlanOptions) -> Plan:
 def _planned_once(inputs: Inputs, options: PlanOptions) -> Plan:
     workload, rates_from = with_rates(inputs, options)
     inputs = replace(inputs, workload=workload)
-    plan = planner_named(options.planner).plan
-    if plan is None:
-        raise InvariantError("a planner that asks others makes no plan")  # pragma: no cover
     with recorded() as solvers:
-        outcome = plan(inputs, options)
+        outcome = _decided(inputs, options)
     return decode(inputs, options, outcome, rates_from, solvers)
 
 
-def _made(inputs: Inputs, options: PlanOptions) -> Plan:
-    return make_plan(
-        inputs.profiles,
-        inputs.cluster,
-        inputs.workload,
-        options,
-        inputs.watch,
-        interference=inputs.interference,
-    )
+def _decided(inputs: Inputs, options: PlanOptions) -> Outcome:
+    plan = planner_named(options.planner).plan
+    if plan is None:
+        raise InvariantError("a planner that asks others makes no plan")  # pragma: no cover
+    return plan(inputs, options)
 
 
 def with_rates(inputs: Inputs, options: PlanOptions) -> tuple[Workload, str]:
@@ -194,10 +171,7 @@ def with_rates(inputs: Inputs, options: PlanOptions) -> tuple[Workload, str]:
 def _throughputs(inputs: Inputs, options: PlanOptions) -> dict[str, float]:
     """The rate of every model without gathering time (requests/s)."""
     bare = inputs.workload
-    plan = planner_named(options.planner).plan
-    if plan is None:
-        raise InvariantError("rates come from a planner that asks others")
-    outcome = plan(inputs, options)
+    outcome = _decided(inputs, options)
     served = outcome.promised_rps or [
         fsum(p.rate_rps for p in outcome.pipelines if p.model == number)
         for number in range(len(bare.models))

@@ -166,8 +166,7 @@ def _by_program(
     builder = ProgramBuilder()
     gpus = builder.variables("gpus", len(cuts), upper=len(known), cost=-1.0, whole=True)
     demand = builder.rows("demand", len(wanted), upper=-np.asarray(wanted, dtype=np.float64))
-    cut, kind = np.nonzero(counts)
-    builder.entries(demand[kind], gpus[cut], -counts[cut, kind])
+    builder.entries(demand, gpus[:, None], -counts)
     limits = Limits(relative_gap=0.0, nodes=PROOF_NODES, seconds=watch.left_s())
     answer = solve_integer(builder.build(), limits)
     bound = int(np.ceil(-answer.bound - ROUNDING)) if np.isfinite(answer.bound) else 0

@@ -16,6 +16,7 @@ first keeps GPUs it has, those with fitting blocks before others, then takes fre
 before released. Order is that of the cluster's GPUs throughout, so the choice is deterministic.
 """
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate, groupby, pairwise
@@ -139,6 +140,20 @@ def _need(pools: Sequence[PoolToPlace], group: list[int]) -> Need:
 
 def _group(pool: PoolToPlace) -> tuple[str, int, int]:
     return (pool.gpu_class, pool.model, pool.divisor)
+
+
+def whole_gpus(parts: Iterable[tuple[str, int, int, int]]) -> Counter[str]:
+    """By class, whole GPUs of vGPUs that share none across models and divisors.
+
+    Args:
+        parts: class, number of the model, divisor and vGPUs.
+    """
+    vgpus, gpus = Counter[tuple[str, int, int]](), Counter[str]()
+    for gpu_class, model, divisor, count in parts:
+        vgpus[gpu_class, model, divisor] += count
+    for (gpu_class, _, divisor), count in vgpus.items():
+        gpus[gpu_class] += -(-count // divisor)
+    return gpus
 
 
 def gpus_of(cluster: Cluster, gpu_class: str) -> list[Gpu]:

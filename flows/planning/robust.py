@@ -12,9 +12,8 @@ best one. The wall-clock budget ends the search between two candidates with the 
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import product
-from typing import Any
 
 from flows.clock import Stopwatch
 from flows.planning.api import make_plan, with_rates
@@ -37,32 +36,29 @@ CHANGES = ((-0.1, 1.0), (0.1, 1.0), (0.0, 0.7), (0.0, 1.4))  # of a margin; time
 _NOISE = 2e-3  # relative: gap of candidates, and an improvement that is none
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Trial:
-    """How candidates are tried out: seconds of arrivals, and of wall time for all together.
-
-    `policy` is that of plans made for the default policy; others are tried under their own.
-    """
-
-    duration_s: float = 30.0
-    seed: int = 0
-    policy: str = "reservation"
-    budget_s: float = 120.0
-
-
 def make_robust_plan(
     profiles: Mapping[str, ModelProfile],
     cluster: Cluster,
     workload: Workload,
     options: PlanOptions | None = None,
-    trial: Trial | None = None,
     *,
     interference: Mapping[str, InterferenceModel] | None = None,
+    duration_s: float = 30.0,
+    budget_s: float = 120.0,
 ) -> Plan:
     """The pool plan with the highest robust goodput among candidate margins and rates.
 
     The certificate's `robust` holds the goodput (normalised like the objective), the margins and
     batch-building rates chosen, and how many candidates were tried.
+
+    Args:
+        profiles: of the workload's models, by name.
+        cluster: GPUs and nodes.
+        workload: models with their SLOs and weights.
+        options: how to plan.
+        interference: how parts of a GPU slow each other down, by class, where that is known.
+        duration_s: of arrivals that a candidate is offered.
+        budget_s: wall time for all candidates together.
 
     Raises:
         InputError: another objective than throughput is asked for.
@@ -71,7 +67,7 @@ def make_robust_plan(
     options = options or PlanOptions()
     _check(options, workload)
     asked, options = options, without_headroom(options)
-    trial, watch = trial or Trial(), Stopwatch()
+    watch = Stopwatch()
     inputs = Inputs(
         profiles=options.expected(profiles),
         cluster=cluster,
@@ -86,7 +82,7 @@ def make_robust_plan(
     def better(others: Mapping[str, float], rates: Workload) -> bool:
         """Take the plan with these margins and rates if it serves more than the best one."""
         nonlocal best, goodput, margins, rated, tried
-        late = best is not None and watch.seconds() >= trial.budget_s
+        late = best is not None and watch.seconds() >= budget_s
         if late or not all(0 <= margin < 1 for margin in others.values()):
             return False
         tried += 1
@@ -96,7 +92,7 @@ def make_robust_plan(
         except InfeasibleError:
             return False
         beat = goodput * (1 + _NOISE)
-        served = robust_goodput(plan, trial, beat) if plan.objective.value > beat else 0.0
+        served = robust_goodput(plan, duration_s, beat) if plan.objective.value > beat else 0.0
         if served > beat:
             best, goodput, margins, rated = plan, served, others, rates
         return served > beat
@@ -115,7 +111,7 @@ def make_robust_plan(
         "slo_margins": dict(margins),
         "batch_building_rate_rps": {m.name: m.batch_building_rate_rps for m in rated.models},
         "candidates": tried,
-        "budget_spent": watch.seconds() >= trial.budget_s,
+        "budget_spent": watch.seconds() >= budget_s,
     }
     plan = replace(best, certificate={**best.certificate, "robust": robust})
     return promising_less(replace(plan, plan_id=plan_identity(plan)), asked)
@@ -140,30 +136,31 @@ def _rescaled(workload: Workload, model: str, factor: float) -> Workload:
     )
 
 
-def robust_goodput(plan: Plan, trial: Trial, beat: float = 0.0) -> float:
+def robust_goodput(plan: Plan, duration_s: float, beat: float = 0.0) -> float:
     """Largest normalised rate, in steps of the plan's own, at which every model attains.
 
     Requests arrive in proportion to the weights. Halving assumes that what attains at some load
     attains below it. A plan that does not attain just above `beat` is not looked at further.
+    Plans made for the default policy are tried under reservation, others under their own.
     """
     value = plan.objective.value
     low = int(beat / value * GRID)
-    highest = highest_above(lambda step: _attains(plan, trial, value * step / GRID), low, GRID)
-    return value * highest / GRID
-
-
-def _attains(plan: Plan, trial: Trial, rate: float) -> bool:
-    """True if every model attains when `rate` × weight requests/s of each arrive."""
     weights = {m.name: m.normaliser() for m in plan.workload.models}
-    offered = replace(
-        plan,
-        models=tuple(replace(m, throughput_rps=rate * weights[m.name]) for m in plan.models),
-    )
-    options: dict[str, Any] = {
-        "duration_s": trial.duration_s,
-        "seed": trial.seed,
-        "nic": "shared",
-        "policy": trial.policy if plan.models[0].policy == DEFAULT_POLICY else None,
-    }
-    result = simulate(plan, SimOptions(**options, reference=offered, keep_uses=False))
-    return min(model.attainment for model in result.models) >= ATTAINMENT
+    policy = "reservation" if plan.models[0].policy == DEFAULT_POLICY else None
+
+    def attains(step: int) -> bool:
+        """True if every model attains when so many steps × weight requests/s of each arrive."""
+        rate = value * step / GRID
+        offered = tuple(replace(m, throughput_rps=rate * weights[m.name]) for m in plan.models)
+        how = SimOptions(
+            duration_s=duration_s,
+            seed=0,
+            nic="shared",
+            policy=policy,
+            reference=replace(plan, models=offered),
+            keep_uses=False,
+        )
+        result = simulate(plan, how)
+        return min(model.attainment for model in result.models) >= ATTAINMENT
+
+    return value * highest_above(attains, low, GRID) / GRID

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from flows.options import check_options, option, options_given, options_of, plain_options
+from flows.options import Option, check_options, option, options_given, options_of, plain_options
 from triton_backend.contract.errors import InputError
 
 
@@ -48,6 +48,12 @@ def test_a_class_declares_its_options_in_order() -> None:
     assert {n for n, o in found.items() if o.unset} == {
         *("margin", "limit_s", "weights", "kept", "pinned")
     }
+
+
+def test_an_option_of_a_planner_is_of_the_kind_of_its_default() -> None:
+    assert Option(name="minutes", default=30, help="How long.").kind is int
+    with pytest.raises(InputError, match="option steam: 1 is not of type bool"):
+        Option(name="steam", default=False, help="With water.").checked(1)
 
 
 @pytest.mark.parametrize(

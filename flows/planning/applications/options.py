@@ -9,7 +9,6 @@ ACCOUNTINGS = ("fixed", "tc-tail", "tc-even", "tc-padded")
 OPTIONS = (
     Option(
         name="gathering",
-        kind=str,
         default=AUTO,
         choices=(AUTO, *ACCOUNTINGS),
         help="How the time to gather a batch is counted; auto: fixed, for applications at "
@@ -17,13 +16,11 @@ OPTIONS = (
     ),
     Option(
         name="dummies",
-        kind=bool,
         default=True,
         help="Let rows that are no client's be planned where a fuller batch is cheaper.",
     ),
     Option(
         name="billing",
-        kind=str,
         default=AUTO,
         choices=(AUTO, "gpu", "paid", "share", "occupancy"),
         help="Pay whole GPUs (gpu, or paid: the plan's price_paid), the share of each that is "

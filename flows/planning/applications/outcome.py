@@ -11,6 +11,7 @@ from flows.planning.applications.machines import MachineSet
 from flows.planning.applications.tables import least_times
 from flows.planning.certificate import objective_of
 from flows.planning.inputs import Problem
+from flows.planning.placement import whole_gpus
 from flows.planning.registry import (
     Inputs,
     Outcome,
@@ -147,14 +148,11 @@ def require_gpus(problem: Problem, pipelines: Sequence[PlannedPipeline]) -> None
     Raises:
         InfeasibleError: it has fewer; the message names the class.
     """
-    held: dict[tuple[str, int, int], int] = {}
-    for pipeline in pipelines:
-        for stage in pipeline.stages:
-            key = (stage.gpu_class, pipeline.model, stage.divisor)
-            held[key] = held.get(key, 0) + stage.vgpus
-    needed = dict.fromkeys(problem.classes, 0)
-    for (gpu_class, _, divisor), vgpus in held.items():
-        needed[gpu_class] += -(-vgpus // divisor)
+    needed = whole_gpus(
+        (stage.gpu_class, pipeline.model, stage.divisor, stage.vgpus)
+        for pipeline in pipelines
+        for stage in pipeline.stages
+    )
     for gpu_class, there in zip(problem.classes, np.asarray(problem.gpus).tolist(), strict=True):
         if needed[gpu_class] > there:
             raise InfeasibleError(

@@ -22,20 +22,17 @@ _GATHERING = {"tc": "tc-tail", "dt": "dt", "2d": "2d"}
 _PICCOLO_OPTIONS = (
     Option(
         name="without",
-        kind=str,
         default="",
         help=f"Leave out {', '.join(ABLATIONS)} (several: with commas).",
     ),
     Option(
         name="max_configs",
-        kind=int,
         default=0,
         choices=(0, 1, 2),
         help="Most configurations of a module; 0 for any number.",
     ),
     Option(
         name="quantum",
-        kind=float,
         default=0.0,
         least=0.0,
         most=1e3,

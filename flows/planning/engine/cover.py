@@ -266,8 +266,8 @@ def screened(
     base = np.where(counted, least, 0.0)
     lost = known - bound if known > bound else 0.0
     found = pricer.within(duals, cover.cap, base + lost, most)
-    left = np.isfinite(found.left_out)
-    outside = np.where(left, bound + np.where(left, found.left_out - base, 0.0), found.left_out)
+    left = np.isfinite(found.least)
+    outside = np.where(left, bound + np.where(left, found.least - base, 0.0), found.least)
     return Screen(
         columns=found.columns,
         outside=float(outside.min(initial=np.inf)),

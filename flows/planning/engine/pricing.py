@@ -63,7 +63,8 @@ class Priced:
 
     Attributes:
         columns: of low reduced cost.
-        least: [G] no column of a group has a lower reduced cost.
+        least: [G] no column of a group has a lower reduced cost, or, of `within`, none beside these
+            and those that one of these dominates (`columns.undominated`).
         feasible: prices near those asked, at which no column has a negative reduced cost, where the
             pricer knows some.
     """
@@ -71,20 +72,6 @@ class Priced:
     columns: Columns
     least: Floats
     feasible: Duals | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Within:
-    """Columns up to a reduced cost.
-
-    Attributes:
-        columns: those found.
-        left_out: [G] columns of a group that are not among them have at least this reduced cost,
-            but for those that one among them dominates (`columns.undominated`).
-    """
-
-    columns: Columns
-    left_out: Floats
 
 
 class Pricer(Protocol):
@@ -123,6 +110,6 @@ class Pricer(Protocol):
 class ScreeningPricer(Pricer, Protocol):
     """A pricer that can also list all columns near the lowest reduced cost."""
 
-    def within(self, duals: Duals, cap: Floats, slack: Floats, most: int) -> Within:
+    def within(self, duals: Duals, cap: Floats, slack: Floats, most: int) -> Priced:
         """Columns of a reduced cost of at most slack [G]; nearly `most` if there are more."""
         ...

@@ -82,13 +82,8 @@ def by_slack(
     return min(bound, incumbent.cost)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Least:
-    """Result of a step for a group: the least reduced cost, and the columns found."""
-
-    reduced: float
-    columns: Columns
-    effort: int
+Least = tuple[float, Columns, int]
+"""Result of a step for a group: the least reduced cost, the columns found, the effort."""
 
 
 class SteppedPricer(Pricer, Protocol):
@@ -159,11 +154,12 @@ class Parts:
         def solve(group: int) -> Least:
             return self.pricer.least(group, self.duals, float(self.upper[group]), step)
 
-        for group, least in zip(groups, executor.map(solve, groups), strict=True):
-            self.effort += least.effort
-            if len(least.columns):
-                pool.add(least.columns)
-                lowest = float(self.duals.reduced(self.cover.counted(least.columns)).min())
+        for group, found in zip(groups, executor.map(solve, groups), strict=True):
+            reduced, columns, effort = found
+            self.effort += effort
+            if len(columns):
+                pool.add(columns)
+                lowest = float(self.duals.reduced(self.cover.counted(columns)).min())
                 self.upper[group] = min(self.upper[group], lowest)
-            self.lower[group] = max(self.lower[group], min(least.reduced, self.upper[group]))
+            self.lower[group] = max(self.lower[group], min(reduced, self.upper[group]))
             self.step[group] = step + 1

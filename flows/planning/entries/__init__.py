@@ -15,7 +15,6 @@ OBJECTIVES = ("share", "cost", "power", "gpus", "throughput")
 SHARED_OPTIONS = (
     Option(
         name="max_instances",
-        kind=int,
         default=0,
         help="Most vGPUs of a stage of entries; 0: any number.",
         least=0,
@@ -23,7 +22,6 @@ SHARED_OPTIONS = (
     HEADROOM,
     Option(
         name="phases",
-        kind=str,
         default=ANY_PHASE,
         choices=(ANY_PHASE, EVEN),
         help="Pools serve clients that send at equal gaps in any phase, or (even) by their rates "
@@ -31,7 +29,6 @@ SHARED_OPTIONS = (
     ),
     Option(
         name="shadow_rps",
-        kind=float,
         default=0.0,
         help="Rate that a shadow pool of every model with entries carries, whatever the cut; "
         "0: none.",
@@ -40,7 +37,6 @@ SHARED_OPTIONS = (
     ),
     Option(
         name="shadow_ms",
-        kind=float,
         default=0.0,
         help="Time in which a shadow pool runs a whole model; 0: half of the SLO less margin.",
         least=0.0,
@@ -52,20 +48,17 @@ OPTIONS = (
     *SHARED_OPTIONS,
     Option(
         name="merge_threshold",
-        kind=float,
         default=0.2,
         help="Uniform entries are merged while the spare rate is above this part of what is asked.",
     ),
-    Option(name="group_size", kind=int, default=5, help="Fragments of a group.", least=1),
+    Option(name="group_size", default=5, help="Fragments of a group.", least=1),
     Option(
         name="factor_weights",
-        kind=str,
         default="1,1,1",
         help="Weights of start, budget and rate in the distance of fragments.",
     ),
     Option(
         name="edges",
-        kind=str,
         default="similarity",
         choices=("similarity", "distance"),
         help="Edges of the graph that groups are cut from; distance is the paper's formula as "
@@ -73,17 +66,13 @@ OPTIONS = (
     ),
     Option(
         name="budget_rule",
-        kind=str,
         default="own",
         choices=("own", "group"),
         help="Every entry keeps its own budget, or all of a group the least.",
     ),
-    Option(
-        name="seed", kind=int, default=0, help="Of the fragments that groups begin with.", least=0
-    ),
+    Option(name="seed", default=0, help="Of the fragments that groups begin with.", least=0),
     Option(
         name="billing",
-        kind=str,
         default="share",
         choices=("gpu", "paid", "share"),
         help="Pay whole GPUs (gpu, or paid: the plan's price_paid), or the share of each that is "

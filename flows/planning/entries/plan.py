@@ -41,7 +41,14 @@ from flows.planning.entries.tables import (
     read_tables,
 )
 from flows.planning.inputs import gpu_price, stage_memory
-from flows.planning.placement import PoolToPlace, ShareToPlace, gpus_held, place, place_shares
+from flows.planning.placement import (
+    PoolToPlace,
+    ShareToPlace,
+    gpus_held,
+    place,
+    place_shares,
+    whole_gpus,
+)
 from flows.planning.registry import (
     Inputs,
     Outcome,
@@ -70,24 +77,24 @@ Runs = tuple[PlacementRun, ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Solved:
-    """One model: its pools, what they cost, and a bound over all plans of pools (None: by rule)."""
+    """One model: its pools, what they cost, and a bound over all plans of pools (None: by rule).
+
+    Attributes:
+        shadow: its shadow pool, where one is asked for.
+        runs: of every pool once it is placed; `shadow_runs` of the shadow pool.
+    """
 
     table: ModelTable
     pooled: Pooled
     bound: float | None
     notes: tuple[str, ...] = ()
+    shadow: Shadow | None = None
+    runs: tuple[Runs, ...] = ()
+    shadow_runs: Runs = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Placed:
-    """Models and shadow pools, with the runs of their pools and whole GPUs by class."""
-
-    models: list[Solved]
-    shadows: list[Shadow | None]
-    runs: list[list[Runs]]
-    shadow_runs: list[Runs]
-    gpus: Mapping[str, int]
-
+Placed = tuple[list[Solved], Mapping[str, int]]
+"""Models with the runs of their pools, and whole GPUs by class."""
 
 Rule = Callable[[ModelTable, Inputs, PlanOptions], Solved]
 
@@ -274,29 +281,30 @@ def plan(rule: Rule, inputs: Inputs, options: PlanOptions) -> Outcome:
     else:
         placed, bound = _within(rule, inputs, options, 1.0)
         value = _paid(inputs, options, placed)
+    models, _ = placed
     trace = Trace(status="optimal" if rule is exactly else "heuristic")
-    trace.notes = [note for solved in placed.models for note in solved.notes]
+    trace.notes = [note for solved in models for note in solved.notes]
     space = "pools" if rule is exactly else "its own rule"
     trace.details["space"] = space
-    trace.configurations["pools"] = sum(len(solved.pooled.pools) for solved in placed.models)
+    trace.configurations["pools"] = sum(len(solved.pooled.pools) for solved in models)
     trace.seconds["solve"] = watch.seconds()
     score = value if options.objective == "throughput" else -value
     limit = most if options.objective == "throughput" else -min(bound, value)
     objective = objective_of(options.objective, score, limit)
     if rule is exactly and objective.gap > options.gap:
         trace.status = "feasible"
-    pipelines = _pipelines(inputs, placed)
-    demands = zip(inputs.workload.models, placed.shadows, strict=True)
+    pipelines = _pipelines(inputs, models)
+    demands = zip(inputs.workload.models, (solved.shadow for solved in models), strict=True)
     return Outcome(
         pipelines=tuple(pipelines),
         promised_rps=tuple(
             math.fsum(p.rate_rps for p in pipelines if p.model == number)
-            for number in range(len(placed.models))
+            for number in range(len(models))
         ),
         lines=tuple(
             d if shadow is None else with_shadow_entries(d, shadow) for d, shadow in demands
         )
-        if any(placed.shadows)
+        if any(solved.shadow for solved in models)
         else None,
         objective=objective,
         trace=trace,
@@ -341,15 +349,17 @@ def _within(rule: Rule, inputs: Inputs, options: PlanOptions, level: float) -> t
     waste, bound = 0.0, 0.0
     for attempt in range(_WEIGHTINGS):
         tables = read_tables(inputs, options, level, weights, waste)
-        models = [in_any_phase(rule, table, inputs, options) for table in tables]
-        shadows = [
-            shadow_of(table, demand.slo_us, options)
+        models = [
+            replace(
+                in_any_phase(rule, table, inputs, options),
+                shadow=shadow_of(table, demand.slo_us, options),
+            )
             for table, demand in zip(tables, inputs.workload.models, strict=True)
         ]
         if attempt == 0:
             bound = math.fsum(m.pooled.cost if m.bound is None else m.bound for m in models)
-            bound += math.fsum(shadow.price for shadow in shadows if shadow is not None)
-            if _whole_gpus(options) and options.objective == "gpus":
+            bound += math.fsum(m.shadow.price for m in models if m.shadow is not None)
+            if options.objective == "gpus":
                 bound = raised(bound, 1.0)
             if (
                 inputs.most is not None
@@ -358,10 +368,11 @@ def _within(rule: Rule, inputs: Inputs, options: PlanOptions, level: float) -> t
             ):
                 raise InfeasibleError(_ALL, f"a plan holds {bound:g} GPUs or more")
         try:
-            placed = _placed(inputs, options, models, shadows)
+            placed = _placed(inputs, options, models)
         except InfeasibleError as error:
             most, inputs = inputs.most, replace(inputs, most=None)
-            if most is not None and _held(models) <= most:  # a cheaper plan may fit
+            held = math.fsum(model.pooled.cost for model in models)
+            if most is not None and held <= most:  # a cheaper plan may fit
                 continue
             used = {s.gpu_class for t in tables for s in t.sizes}
             waste = next(wastes, 0.0) if len(used) == 1 else 0.0
@@ -375,10 +386,6 @@ def _within(rule: Rule, inputs: Inputs, options: PlanOptions, level: float) -> t
             bound = _paid(inputs, options, placed)
         return placed, bound
     raise AssertionError  # pragma: no cover - the last attempt raises
-
-
-def _held(models: Sequence[Solved]) -> float:
-    return math.fsum(model.pooled.cost for model in models)
 
 
 def _highest(rule: Rule, inputs: Inputs, options: PlanOptions) -> tuple[float, float, Placed]:
@@ -425,17 +432,19 @@ def _least_work(table: ModelTable) -> float:
 
 def _paid(inputs: Inputs, options: PlanOptions, placed: Placed) -> float:
     """The objective's value."""
+    models, gpus = placed
     if _whole_gpus(options):
         return math.fsum(
             gpu_price(inputs.cluster.gpu_class(name), options.objective) * count
-            for name, count in placed.gpus.items()
+            for name, count in gpus.items()
         )
     held = [
         (solved.table.sizes[number], vgpus)
-        for solved in placed.models
+        for solved in models
         for (_, _, number, _), vgpus in solved.pooled.pools
     ]
-    held += [(s.table.sizes[s.size], s.vgpus) for s in placed.shadows if s is not None]
+    shadows = (solved.shadow for solved in models)
+    held += [(s.table.sizes[s.size], s.vgpus) for s in shadows if s is not None]
     return math.fsum(
         gpu_price(inputs.cluster.gpu_class(size.gpu_class), options.objective)
         * size.share
@@ -448,10 +457,8 @@ def _paid(inputs: Inputs, options: PlanOptions, placed: Placed) -> float:
 # Places and pipelines
 
 
-def _placed(
-    inputs: Inputs, options: PlanOptions, models: list[Solved], shadows: list[Shadow | None]
-) -> Placed:
-    """Runs of every pool.
+def _placed(inputs: Inputs, options: PlanOptions, models: list[Solved]) -> Placed:
+    """Models with the runs of every pool, and whole GPUs by class.
 
     Parts of percents wherever they fit, equal parts of one model by divisors. What the plan in
     force has goes on where it is, unless whole GPUs are paid.
@@ -490,38 +497,36 @@ def _placed(
             )
     shares += [
         share_to_place(s.table, (s.size, s.vgpus), s.tails, 1, cluster, in_force)
-        for s in shadows
+        for s in (solved.shadow for solved in models)
         if s is not None
     ]
-    gpus = dict.fromkeys((c.name for c in cluster.gpu_classes), 0)
-    cut_up: dict[tuple[str, int, int], int] = {}
-    for part in parts:
-        key = (part.gpu_class, part.model, part.divisor)
-        cut_up[key] = cut_up.get(key, 0) + part.vgpus
-    for (name, _, divisor), vgpus in cut_up.items():
-        gpus[name] += -(-vgpus // divisor)
-        if gpus[name] > cluster.gpus(name):
-            reason = f"needs {gpus[name]} GPUs or more, the cluster has {cluster.gpus(name)}"
+    gpus = whole_gpus((p.gpu_class, p.model, p.divisor, p.vgpus) for p in parts)
+    for name, count in gpus.items():
+        if count > cluster.gpus(name):
+            reason = f"needs {count} GPUs or more, the cluster has {cluster.gpus(name)}"
             raise InfeasibleError(_CLASS + name, reason)
     try:
         found = place_shares(cluster, shares)
     except InputError as error:
         raise InfeasibleError(_CLASS + error.where.removeprefix("class "), error.reason) from error
-    for name in gpus:
+    for name in (c.name for c in cluster.gpu_classes):
         both = zip(shares, found, strict=True)
         gpus[name] += len(gpus_held(runs for share, runs in both if share.gpu_class == name))
     of_shares, of_parts = iter(found), iter(place(cluster, parts) if parts else [])
     sources = iter([of_parts if equal else of_shares for equal in by_divisor])
-    runs = [[next(next(sources)) for _ in solved.pooled.pools] for solved in models]
-    shadow_runs = [() if shadow is None else next(of_shares) for shadow in shadows]
-    return Placed(models=models, shadows=shadows, runs=runs, shadow_runs=shadow_runs, gpus=gpus)
+    runs = [tuple(next(next(sources)) for _ in solved.pooled.pools) for solved in models]
+    placed = [
+        replace(solved, runs=own, shadow_runs=() if solved.shadow is None else next(of_shares))
+        for solved, own in zip(models, runs, strict=True)
+    ]
+    return placed, gpus
 
 
-def _pipelines(inputs: Inputs, placed: Placed) -> list[PlannedPipeline]:
+def _pipelines(inputs: Inputs, models: list[Solved]) -> list[PlannedPipeline]:
     found: list[PlannedPipeline] = []
     first = 0
-    for solved, runs in zip(placed.models, placed.runs, strict=True):
-        table, pools = solved.table, solved.pooled.pools
+    for solved in models:
+        table, pools, runs = solved.table, solved.pooled.pools, solved.runs
         chains = solved.pooled.chains
         boarding = Counter(p for chain in chains for p in chain.pools for _ in chain.item.members)
         for chain in chains:
@@ -548,10 +553,10 @@ def _pipelines(inputs: Inputs, placed: Placed) -> list[PlannedPipeline]:
                 for member in chain.item.members
             ]
         first += len(pools)
-    demands = zip(inputs.workload.models, placed.shadows, placed.shadow_runs, strict=True)
-    for number, (demand, shadow, own) in enumerate(demands, start=first):
-        if shadow is not None:
-            found += shadow_pipelines(demand, shadow, number, own)
+    demands = zip(inputs.workload.models, models, strict=True)
+    for number, (demand, solved) in enumerate(demands, start=first):
+        if solved.shadow is not None:
+            found += shadow_pipelines(demand, solved.shadow, number, solved.shadow_runs)
     return found
 
 

@@ -13,7 +13,6 @@ Solve = Callable[[Inputs, PlanOptions], Outcome]
 OPTIONS = (
     Option(
         name="max_models_per_vgpu",
-        kind=int,
         default=3,
         help="Models that may take turns on one part of a GPU.",
         least=1,
@@ -21,7 +20,6 @@ OPTIONS = (
     ),
     Option(
         name="interference",
-        kind=str,
         default="planned",
         help="Whether neighbours on a GPU are reckoned to slow each other down, where that "
         "is known.",
@@ -29,7 +27,6 @@ OPTIONS = (
     ),
     Option(
         name="interference_quantile",
-        kind=float,
         default=0.95,
         help="Share of pairs that slow down no more than planned.",
         least=0.0,
@@ -60,7 +57,6 @@ OPEN_OPTIONS = (
     *OPTIONS,
     Option(
         name="pipeline_margin",
-        kind=float,
         default=DEFAULT_MARGIN,
         help="Share of the SLO that pipelines keep free; --slo-margin is what turns do.",
         least=0.0,

@@ -19,8 +19,8 @@ Here: goals, the pricer, the order of a search. Not here: what a pattern is (`pa
 plan looks like (`plan`).
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -28,7 +28,7 @@ from flows.planning.engine.columns import Columns, Pool
 from flows.planning.engine.cover import Relaxed, raised, relax, screened
 from flows.planning.engine.level import halved, highest, level_cover
 from flows.planning.engine.master import Cover, missed_prices
-from flows.planning.engine.pricing import Duals, Priced, Within
+from flows.planning.engine.pricing import Duals, Priced
 from flows.planning.engine.proof import by_slack
 from flows.planning.engine.rounding import Incumbent, Rung, Tools, dive, restricted
 from flows.planning.gpulets.divisions import Divisions
@@ -98,11 +98,29 @@ class Goal:
         """The step that all prices of plans are multiples of; 0: anything."""
         return float(self.prices is not None and (self.prices == 1).all())
 
+    def tools(self, most: Callable[[Columns], Floats], *, begin: bool = False) -> Tools:
+        """How whole programs are solved, with how often each column may be taken."""
+        return Tools(
+            solver=self.solver,
+            gap=self.gap,
+            most=most,
+            begin=begin,
+            whole_costs=self.whole_costs(),
+        )
+
     def settled(self, score: float, bound: float) -> bool:
         """True if a score is proven within the gap asked for, or is enough."""
         if score >= self.enough:
             return True
         return bool(np.isfinite(score)) and bound - score <= self.gap * abs(score) + 1e-12
+
+    def answer(
+        self, plan: Iterable[tuple[Pattern, int]], score: float, bound: float, trace: Trace
+    ) -> "Answer":
+        """A plan of patterns as an answer, without those that are idle."""
+        trace.status = "optimal" if self.settled(score, bound) else "gap left"
+        chosen = [(pattern, count) for pattern, count in plan if count and pattern.rates_rps.any()]
+        return Answer(chosen=chosen, score=score, bound=max(bound, score), trace=trace)
 
 
 @dataclass(slots=True)
@@ -116,7 +134,7 @@ class Answer:
     chosen: Chosen
     score: float
     bound: float
-    trace: Trace = field(default_factory=Trace)
+    trace: Trace
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -163,7 +181,7 @@ class PatternPricer:
         least = self.cheapest + duals.resource - values
         return Priced(columns=self.columns(found), least=least, feasible=feasible)
 
-    def within(self, duals: Duals, cap: Floats, slack: Floats, most: int) -> Within:
+    def within(self, duals: Duals, cap: Floats, slack: Floats, most: int) -> Priced:
         """Patterns that cost no more than the slack."""
         worth, left = self.worth(duals, cap), np.full(len(self.most), np.inf)
         found: list[Pattern] = []
@@ -174,7 +192,7 @@ class PatternPricer:
             found += near
             if least >= 0:
                 left[own.number] = paid - least
-        return Within(columns=self.columns(found), left_out=left)
+        return Priced(columns=self.columns(found), least=left)
 
     def columns(self, patterns: Sequence[Pattern]) -> Columns:
         """For the engine."""
@@ -240,12 +258,7 @@ class _Search:
         self.free_of_charge = replace(self.pricer, cheapest=np.zeros(len(self.gpus)))
         self.pool, self.best = Pool(), Incumbent(judge=self._judged)
         self.few = goal.prices is None and self.gpus.sum() <= FEW
-        self.tools = Tools(
-            solver=goal.solver,
-            gap=goal.gap,
-            most=lambda columns: self.gpus[columns.group],
-            whole_costs=goal.whole_costs(),
-        )
+        self.tools = goal.tools(lambda columns: self.gpus[columns.group])
 
     def _judged(self, columns: Columns, counts: Ints, free: Floats) -> float:
         del free
@@ -274,14 +287,8 @@ class _Search:
             elif goal.prices is not None or bound > 0:
                 bound = self._many(bound, cover, relaxed)
         self.trace.configurations["generated"] = len(self.pool)
-        self.trace.status = "optimal" if self._settled(bound) else "gap left"
         plan = zip(self.best.columns.source, self.best.counts.tolist(), strict=True)
-        return Answer(
-            chosen=[(pattern, n) for pattern, n in plan if pattern.rates_rps.any()],
-            score=self.score,
-            bound=max(bound, self.score),
-            trace=self.trace,
-        )
+        return goal.answer(plan, self.score, bound, self.trace)
 
     def _relaxed(self) -> tuple[Cover, Relaxed]:
         """The linear optimum at a price, or of the level."""

@@ -25,9 +25,9 @@ from flows.planning.engine.columns import Columns, Pool, undominated
 from flows.planning.engine.cover import Relaxed, relax
 from flows.planning.engine.level import highest
 from flows.planning.engine.master import Cover
-from flows.planning.engine.pricing import Duals, Priced, Within
+from flows.planning.engine.pricing import Duals, Priced
 from flows.planning.engine.proof import by_slack
-from flows.planning.engine.rounding import Incumbent, Rung, Tools
+from flows.planning.engine.rounding import Incumbent, Rung
 from flows.planning.gpulets.divisions import Divisions
 from flows.planning.gpulets.master import Answer, Chosen, Goal, Master
 from flows.planning.gpulets.patterns import Key, Parts, Pattern, Patterns
@@ -99,7 +99,7 @@ class SlicePricer:
         least = duals.resource[: len(tops)] - tops
         return Priced(columns=self.columns(rows[best]), least=least, feasible=feasible)
 
-    def within(self, duals: Duals, cap: Floats, slack: Floats, most: int) -> Within:
+    def within(self, duals: Duals, cap: Floats, slack: Floats, most: int) -> Priced:
         """The options of the lowest reduced costs up to the slack."""
         rows, kind, rates = self.useful(cap)
         cost = duals.resource[kind] - rates @ duals.demand
@@ -108,7 +108,7 @@ class SlicePricer:
         left, rest = np.full(self.divisions.kinds, np.inf), np.ones(len(cost), dtype=np.bool_)
         rest[near] = False
         np.minimum.at(left, kind[rest], cost[rest])
-        return Within(columns=self.columns(rows[near]), left_out=left)
+        return Priced(columns=self.columns(rows[near]), least=left)
 
     def alone(self, cap: Floats) -> Columns:
         """The best option of each kind for each model."""
@@ -177,19 +177,10 @@ class SliceMaster(Master):
         cover, relaxed = self._relaxed(goal, pricer, pool, watch)
         widest = max(map(len, self._divisions.parts))
         slices = widest * self.tables.gpus[self._class_of]
-        tools = Tools(
-            solver=goal.solver,
-            gap=goal.gap,
-            most=lambda columns: slices[columns.group].astype(np.float64),
-            begin=True,
-            whole_costs=goal.whole_costs(),
-        )
+        tools = goal.tools(lambda some: slices[some.group].astype(np.float64), begin=True)
         bound = -by_slack(cover, pricer, pool, relaxed, best, RUNGS, tools, watch)
         trace.configurations["generated"] = len(pool)
-        score = -best.cost
-        trace.status = "optimal" if goal.settled(score, bound) else "gap left"
-        chosen = [(c, n) for c, n in self._chosen(best) if n and c.rates_rps.any()]
-        return Answer(chosen=chosen, score=score, bound=max(bound, score), trace=trace)
+        return goal.answer(self._chosen(best), -best.cost, bound, trace)
 
     def _relaxed(
         self, goal: Goal, pricer: SlicePricer, pool: Pool, watch: Watch

@@ -331,7 +331,7 @@ def _columns(master: Master, problem: Problem, max_partitions: int) -> Configura
         for options in own.options.values()
         for m in np.unique(options.model)
     }
-    return unequal.all_candidates(problem, max_partitions, in_turns).columns
+    return unequal.unreplaced(problem, max_partitions, in_turns)
 
 
 def _of_one_kind(
@@ -389,12 +389,16 @@ def _search(
         mixed=np.ones(len(both.seats), dtype=np.bool_),
         carried=both.carried(patterns),
     )
-    goal = Goal.level(both.weights, len(gpus))
-    bounded = _prices(both, relaxed)
-    candidates = unequal.Candidates(columns=both.columns, most=MOST_COLUMNS, bound=bounded)
-    given = (both.problem, candidates, cuts, goal, known)
+    candidates = unequal.Candidates(
+        problem=both.problem,
+        columns=both.columns,
+        cuts=cuts,
+        goal=Goal.level(both.weights, len(gpus)),
+        most=MOST_COLUMNS,
+        bound=_prices(both, relaxed),
+    )
     closer = replace(options, gap=options.gap / 2)
-    answer = unequal.search(*given, closer, trace, inputs.watch)
+    answer = unequal.search(candidates, known, closer, trace, inputs.watch)
     bound = min(bound, max(answer.bound, -screen.outside))
     if answer.columns is None or answer.held is None:
         return bound, None

@@ -38,7 +38,6 @@ PLANNERS = (
         options=(
             Option(
                 name="overflow",
-                kind=bool,
                 default=False,
                 help="Let free GPUs run whole models beside the plan, within part of the margin.",
             ),

@@ -99,13 +99,8 @@ class Attempts:
             self.watch.report(self.best.score, bound)
             return self.settled(bound) or self.watch.over()
 
-        proven = GpuSplit(self.best, proven, self._alone, self.watch).improve(
-            _DIVISION_EFFORT, done
-        )
-        self.trace.status = "optimal" if self.settled(proven) else "effort limit reached"
-        if self.watch.over():
-            self.trace.status = "time limit reached"
-        return proven
+        split = GpuSplit(self.best, proven, self._alone, self.watch)
+        return split.improve(_DIVISION_EFFORT, done)
 
     def _alone(self, best: Incumbent, bound: Bound, enough: float, times: int) -> SingleModelResult:
         """Plan one model on the GPUs it was given."""
@@ -127,7 +122,8 @@ class Attempts:
         return [size for size in _SKETCHES if 2 * size <= most] + [most]
 
     def _most_columns(self) -> int:
-        return COLUMNS if self.short else _COLUMNS_DEEP
+        short = self.options.max_partitions <= _SHORT
+        return COLUMNS if short else _COLUMNS_DEEP
 
     def improve(self, rows: Ints, *, thorough: bool) -> float:
         """Look for better plans over some configurations.
@@ -146,20 +142,12 @@ class Attempts:
             cutoff = self.cutoff()
             answer = self._attempt(columns, cutoff, min(attempt, nodes))
             if answer is None:
-                self.trace.status = "optimal"
                 return min(ceiling, cutoff)
-            self.trace.status = answer.status
             # a solver that stops by itself has shown that nothing beats its answer or the cutoff
             ceiling = min(ceiling, max(answer.bound, cutoff))
             found = None if answer.values is None else self.best.columns.counts(rows, answer.values)
             improved = self.best.offer(found)
-            if self.best.score >= self.enough:
-                return ceiling
-            if answer.status in _ENDED or self.settled(ceiling):
-                self.trace.status = "optimal"
-                return ceiling
-            if self.watch.over():
-                self.trace.status = "time limit reached"
+            if answer.status in _ENDED or self.settled(ceiling) or self.watch.over():
                 return ceiling
             if not (improved or thorough):
                 break
@@ -187,11 +175,6 @@ class Attempts:
         if answer.values is None:
             return answer
         return replace(answer, values=counts_of(layout, columns, answer.values))
-
-    @property
-    def short(self) -> bool:
-        """True if pipelines are short."""
-        return self.options.max_partitions <= _SHORT
 
     def settled(self, proven: float) -> bool:
         """True if the best plan is proven within the relative gap, or good enough."""

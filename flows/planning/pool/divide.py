@@ -147,23 +147,20 @@ class GpuSplit:
     def _master(self) -> tuple[float, list[Gpus], float]:
         """Bound, GPUs of every model and z; no GPUs where none were found."""
         problem, goal = self.best.problem, self.best.goal
-        models, classes = len(problem.models), len(problem.gpus)
         build = ProgramBuilder()
-        owned = build.variables(
-            "a", models * classes, upper=np.tile(problem.gpus, models), whole=True,
-            cost=np.tile(-goal.price, models),
-        ).reshape(models, classes)  # fmt: skip
+        shape = len(problem.models), len(problem.gpus)
+        owned = build.variables("a", shape, upper=problem.gpus, cost=-goal.price, whole=True)
         most = 1.0 if goal.fixed else self.ceiling
         z = add_level(build, goal, self.ceiling)
-        capacity = build.rows("capacity", classes, upper=problem.gpus)
-        build.entries(np.tile(capacity, models), owned.reshape(-1), 1.0)
+        capacity = build.rows("capacity", len(problem.gpus), upper=problem.gpus)
+        build.entries(capacity, owned, 1.0)
         for number, prices in self.prices:
             row = build.rows("price", 1, upper=0.0)
-            build.entries(np.repeat(row, classes), owned[number], -prices)
+            build.entries(row, owned[number], -prices)
             build.entries(row, z, goal.weight[number])
             if goal.minimum_rps[number]:
                 row = build.rows("floor", 1, upper=-goal.minimum_rps[number])
-                build.entries(np.repeat(row, classes), owned[number], -prices)
+                build.entries(row, owned[number], -prices)
         self._known_rows(build, owned, z, most)
         program = build.build()
         limits = Limits(relative_gap=PROOF_GAP, nodes=PROOF_NODES, seconds=self.watch.left_s())
@@ -177,16 +174,15 @@ class GpuSplit:
         goal, gpus = self.best.goal, self.best.problem.gpus
         steps = _steps(build, owned, sorted(self.seen), gpus)
         for (number, given), alone in self.seen.items():
-            more = [steps[number, k, count + 1] for k, count in enumerate(given) if count < gpus[k]]
-            y = np.array(more, dtype=np.int64)
+            y = [steps[number, k, count + 1] for k, count in enumerate(given) if count < gpus[k]]
             if alone.most_rps < goal.minimum_rps[number] * (1 - SOLVED):
                 row = build.rows("known", 1, upper=-1.0)
-                build.entries(np.repeat(row, len(y)), y, -1.0)
+                build.entries(row, y, -1.0)
             elif alone.most_rps < goal.weight[number] * most:
                 short = most - alone.most_rps / goal.weight[number]
                 row = build.rows("known", 1, upper=most - short)
                 build.entries(row, z, 1.0)
-                build.entries(np.repeat(row, len(y)), y, -short)
+                build.entries(row, y, -short)
 
 
 def _steps(
@@ -203,8 +199,8 @@ def _steps(
         ordered = sorted(counts)
         y = build.variables("y", len(ordered), upper=1.0, whole=True)
         row = build.rows("step", 1, upper=0.0)
-        build.entries(np.repeat(row, len(y)), y, np.diff([0, *ordered]))
-        build.entries(row, owned[number, k : k + 1], -1.0)
+        build.entries(row, y, np.diff([0, *ordered]))
+        build.entries(row, owned[number, k], -1.0)
         order = build.rows("order", len(y) - 1, upper=0.0)
         build.entries(order, y[1:], 1.0)
         build.entries(order, y[:-1], -1.0)

@@ -96,14 +96,8 @@ def add_integer_program(
     gpus = np.full(len(groups), -1, dtype=np.int64)
     limits = problem.gpus[groups[:, 1]]
     gpus[shared] = build.variables("n", int(shared.sum()), upper=limits[shared], whole=True)
-    models, classes = len(problem.models), len(problem.gpus)
-    owned = build.variables(
-        "a",
-        models * classes,
-        upper=np.tile(problem.gpus, models),
-        cost=np.tile(-goal.price, models),
-        whole=True,
-    )
+    shape = len(problem.models), len(problem.gpus)
+    owned = build.variables("a", shape, upper=problem.gpus, cost=-goal.price, whole=True)
     z = int(add_level(build, goal)[0])
     layout = Layout(
         cell_column=column,
@@ -112,7 +106,7 @@ def add_integer_program(
         groups=groups,
         cell_group=group,
         gpus=gpus,
-        owned=owned.reshape(models, classes),
+        owned=owned,
         rates=rates,
         z=z,
     )
@@ -121,8 +115,8 @@ def add_integer_program(
     _gpu_rows(build, problem, layout)
     if np.isfinite(cutoff):
         better = build.rows("better", 1, upper=-cutoff)
-        build.entries(better, np.array([z]), 0.0 if goal.fixed else -1.0)
-        build.entries(np.repeat(better, len(owned)), owned, np.tile(goal.price, models))
+        build.entries(better, z, 0.0 if goal.fixed else -1.0)
+        build.entries(better, layout.owned, goal.price)
     return layout
 
 
@@ -142,15 +136,14 @@ def _gpu_rows(build: ProgramBuilder, problem: Problem, layout: Layout) -> None:
     build.entries(fit[shared], layout.gpus[shared], -groups[shared, 2])
     part = np.flatnonzero(shared[layout.cell_group])
     build.entries(fit[layout.cell_group[part]], layout.vgpus[part], 1.0)
-    models, classes = layout.owned.shape
-    own = build.rows("own", models * classes, upper=0.0).reshape(models, classes)
+    own = build.rows("own", layout.owned.shape, upper=0.0)
     build.entries(own[groups[shared, 0], groups[shared, 1]], layout.gpus[shared], 1.0)
     straight = np.flatnonzero(~shared[layout.cell_group])
     of = groups[layout.cell_group[straight]]
     build.entries(own[of[:, 0], of[:, 1]], layout.vgpus[straight], 1.0)
-    build.entries(own.reshape(-1), layout.owned.reshape(-1), -1.0)
-    capacity = build.rows("capacity", classes, upper=problem.gpus)
-    build.entries(np.tile(capacity, models), layout.owned.reshape(-1), 1.0)
+    build.entries(own, layout.owned, -1.0)
+    capacity = build.rows("capacity", len(problem.gpus), upper=problem.gpus)
+    build.entries(capacity, layout.owned, 1.0)
 
 
 def add_level(build: ProgramBuilder, goal: Goal, most: float = np.inf) -> Ints:
@@ -163,7 +156,7 @@ def _goal_rows(build: ProgramBuilder, columns: Columns, goal: Goal, layout: Layo
     """Add the rows `share` and `floor`."""
     models = len(goal.weight)
     share = build.rows("share", models, upper=0.0)
-    build.entries(share, np.full(models, layout.z), goal.weight)
+    build.entries(share, layout.z, goal.weight)
     asked = np.flatnonzero(goal.minimum_rps > 0)
     floor = np.full(models, -1, dtype=np.int64)
     floor[asked] = build.rows("floor", len(asked), upper=-goal.minimum_rps[asked])

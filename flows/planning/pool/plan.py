@@ -27,7 +27,7 @@ from flows.planning.pool.bound import Goal, goal_of
 from flows.planning.pool.columns import Columns, Counted, stacked
 from flows.planning.pool.integer import delivered_rps, gpus_in_use, lowest_share
 from flows.planning.pool.pinned import pinned
-from flows.planning.pool.search import Found, search
+from flows.planning.pool.search import Found, search, status_of
 from flows.planning.pool.spare_gpus import (
     BEFORE_BEST_EFFORT,
     best_effort,
@@ -151,8 +151,9 @@ def _with_parts(
         notes = [unequal.no_cuts(inputs.watch)]
     else:
         space = unequal.SPACE
-        every = unequal.all_candidates(wide, options.max_partitions)
-        found = unequal.search(wide, every, cuts, goal, best.score, options, trace, inputs.watch)
+        every = unequal.unreplaced(wide, options.max_partitions)
+        asked = unequal.Candidates(problem=wide, columns=every, cuts=cuts, goal=goal)
+        found = unequal.search(asked, best.score, options, trace, inputs.watch)
         if found.columns is None:
             best = replace(best, bound=found.bound)
         else:
@@ -173,9 +174,7 @@ def on_parts(
 ) -> Outcome:
     """A plan over cuts as a decision; interference, though known, is not reckoned with."""
     settled = abs(best.bound - best.score) <= options.gap * abs(best.score) * (1 + ROUNDING)
-    trace.status = "optimal" if settled else "effort limit reached"
-    if inputs.watch.over() and not settled:
-        trace.status = inputs.watch.ended_by()
+    trace.status = status_of(inputs.watch, settled=settled)
     classes = inputs.cluster.gpu_classes
     if any(c.vgpu_percents and c.name in inputs.interference for c in classes):
         trace.notes.append("neighbours on a GPU are taken not to disturb each other")

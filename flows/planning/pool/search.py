@@ -27,7 +27,7 @@ from flows.planning.pool.columns import Columns, enumerate_columns
 from flows.planning.pool.incumbent import Incumbent, round_down
 from flows.planning.registry import PlanOptions, Trace
 from flows.planning.solver.arrays import Ints
-from flows.planning.solver.tolerances import ROUNDING
+from flows.planning.solver.tolerances import ROUNDING, SOLVED
 from flows.planning.watch import Watch
 from triton_backend.contract.errors import InfeasibleError
 
@@ -109,10 +109,9 @@ def search(
         relaxed = replace(bound, score=proven)
         proven, price = plan_at_prices(best, relaxed, options, watch, proof=proof)
         trace.details["prices"] = dict(zip(problem.classes, price.tolist(), strict=True))
-        settled = best.gap_to(proven) <= options.gap * (1 + ROUNDING)
-        trace.status = "optimal" if settled else "effort limit reached"
-    if watch.over() and best.gap_to(proven) > options.gap:
-        trace.status = watch.ended_by()
+    settled = best.gap_to(proven) <= max(options.gap, SOLVED) * (1 + ROUNDING)
+    trace.status = status_of(watch, settled=settled)
+    if watch.over() and not settled:
         end = trace.status.replace("reached", "hit")
         trace.notes.append(f"{end}: this is the best plan found, with its gap")
     trace.seconds["solve"] = laps.restart()
@@ -136,6 +135,13 @@ def search(
         feasible=feasible,
         relaxed=bound,
     )
+
+
+def status_of(watch: Watch, *, settled: bool) -> str:
+    """The end of a search, as its certificate states it."""
+    if settled:
+        return "optimal"
+    return watch.ended_by() if watch.over() else "effort limit reached"
 
 
 def _prices_first(problem: Problem, *, proof: bool) -> bool:

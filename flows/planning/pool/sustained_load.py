@@ -133,5 +133,5 @@ class Sustained:
         """Add the row that keeps the value from falling below `least`."""
         e, h = shares
         row = build.rows("value", 1, upper=-least)
-        build.entries(np.repeat(row, len(e)), e, -1.0)
-        build.entries(np.repeat(row, len(h)), h, -BURSTS)
+        build.entries(row, e, -1.0)
+        build.entries(row, h, -BURSTS)

@@ -250,7 +250,7 @@ def _program(tied: _Tied, most_stages: int | None, least: float) -> tuple[Progra
     stay = _stay_rows(build, tied, layout)
     if most_stages is not None:
         row = build.rows("stages", 1, upper=float(most_stages))
-        build.entries(np.repeat(row, len(on)), on, columns.stages)
+        build.entries(row, on, columns.stages)
     program = _held(tied, build.build(), layout)
     cost, upper = np.zeros_like(program.cost), program.upper.copy()
     if most_stages is None:

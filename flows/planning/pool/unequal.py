@@ -84,17 +84,13 @@ class Cuts:
     mixed: NDArray[np.bool_]
     carried: Floats | None = None
 
-    def carry(self, held: Floats | Ints) -> Floats | float:
-        """[model] requests/s in turns of so many GPUs [cut]."""
-        return 0.0 if self.carried is None else held @ self.carried
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Candidates:
-    """Configurations of which plans may consist, and what else these keep.
+    """Configurations of which plans over cuts may consist, and what is asked of these.
 
     Attributes:
-        columns: n configurations.
+        columns: n configurations of the problem.
         most: so many are in the integer program, those that lose least.
         times: [n] what each takes (µs), where plans divide time: then those that take less than all
             that lose less are in the program, too.
@@ -103,7 +99,10 @@ class Candidates:
         bound: the relaxation's, by prices of types, where it is known.
     """
 
+    problem: Problem
     columns: Columns
+    cuts: Cuts
+    goal: Goal
     most: int = COLUMNS
     times: Floats | None = None
     beside: Callable[[ProgramBuilder, Ints, Ints, float], None] | None = None
@@ -195,9 +194,7 @@ def no_cuts(watch: Watch) -> str:
     return f"{reason}: GPUs were cut into equal parts alone"
 
 
-def all_candidates(
-    problem: Problem, max_partitions: int, optional: Container[int] = ()
-) -> Candidates:
+def unreplaced(problem: Problem, max_partitions: int, optional: Container[int] = ()) -> Columns:
     """Every configuration that no other replaces; models by number may have none.
 
     Raises:
@@ -205,28 +202,21 @@ def all_candidates(
     """
     feasible = enumerate_columns(problem, max_partitions, optional)
     rows = undominated(problem, feasible, np.arange(len(feasible)))
-    return Candidates(columns=feasible.take(rows))
+    return feasible.take(rows)
 
 
 def search(
-    problem: Problem,
-    candidates: Candidates,
-    cuts: Cuts,
-    goal: Goal,
-    known: float,
-    options: PlanOptions,
-    trace: Trace,
-    watch: Watch,
+    candidates: Candidates, known: float, options: PlanOptions, trace: Trace, watch: Watch
 ) -> Answer:
     """A plan over cuts above a known score, if one is found, and the bound on all of them.
 
     The score is minus infinity where no plan is known.
     """
-    columns = candidates.columns
+    columns, goal = candidates.columns, candidates.goal
     trace.configurations["with parts"] = len(columns)
     if watch.over() and not np.isfinite(known):
         return Answer(bound=np.inf, score=known)
-    bound = candidates.bound or _relaxed(problem, columns, cuts, goal, watch)
+    bound = candidates.bound or _relaxed(candidates, watch)
     step = step_of(goal.price) if goal.fixed else 0.0  # costs are multiples of it
 
     def whole(score: float) -> float:
@@ -236,16 +226,15 @@ def search(
     if watch.over():
         return Answer(bound=max(top, known), score=known)
     least = known + step * (1 - SOLVED)  # of what is better than known
-    loss = least_loss(problem.types_apart(), columns, bound)
+    loss = least_loss(candidates.problem.types_apart(), columns, bound)
     rows = _order(candidates, loss)
     open_rows = rows[loss[rows] < bound.score - least]
     chosen, left_out = open_rows[: candidates.most], open_rows[candidates.most :]
     ceiling = whole(bound.score - float(loss[left_out].min())) if len(left_out) else known
     settled = np.isfinite(known) and top <= known + abs(known) * options.gap
-    if settled or (not len(chosen) and cuts.carried is None):
+    if settled or (not len(chosen) and candidates.cuts.carried is None):
         return Answer(bound=max(known, min(top, max(known, ceiling))), score=known)
-    chosen = np.sort(chosen)
-    answer = _integer(problem, candidates, chosen, cuts, goal, (least, bound.score), options, watch)
+    answer = _integer(candidates, np.sort(chosen), (least, bound.score), options, watch)
     trace.configurations["with parts kept"] = len(chosen)
     proven = whole(answer.bound) if answer.bound > least + abs(least) * SOLVED else known
     most = max(known, min(top, max(proven, ceiling)))
@@ -280,7 +269,7 @@ def _goal_rows(
     """Add z and the rows `share` and `floor`; returns these."""
     z = add_level(build, goal)
     share = build.rows("share", len(goal.weight), upper=0.0)
-    build.entries(share, np.repeat(z, len(goal.weight)), goal.weight)
+    build.entries(share, z, goal.weight)
     build.entries(share[columns.model], rates, -1.0)
     floor = build.rows("floor", len(goal.weight), upper=-goal.minimum_rps)
     build.entries(floor[columns.model], rates, -1.0)
@@ -291,8 +280,7 @@ def _turns_or_pipelines(
     build: ProgramBuilder,
     columns: Columns,
     rates: Ints,
-    gpus: Ints,
-    model: Ints,
+    takes: tuple[Ints, Floats],
     most_rps: Floats,
     total: float,
 ) -> None:
@@ -302,32 +290,31 @@ def _turns_or_pipelines(
         build: the program.
         columns: configurations.
         rates: their variables x.
-        gpus: variables n of cuts, once for every model that each carries.
-        model: [of these] that model.
+        takes: variables n of cuts, and [cut, model] what each carries.
         most_rps: [models] that pipelines may serve.
         total: GPUs there are.
     """
-    models = len(most_rps)
+    models, (gpus, carried) = len(most_rps), takes
     y = build.variables("y", models, upper=1.0, whole=True)
     turns = build.rows("turns", models, upper=0.0)
-    build.entries(turns[model], gpus, 1.0)
+    build.entries(turns, gpus, carried > 0)
     build.entries(turns, y, -total)
     pipes = build.rows("pipes", models, upper=most_rps)
     build.entries(pipes[columns.model], rates, 1.0)
     build.entries(pipes, y, most_rps)
 
 
-def _relaxed(problem: Problem, columns: Columns, cuts: Cuts, goal: Goal, watch: Watch) -> Bound:
+def _relaxed(candidates: Candidates, watch: Watch) -> Bound:
     """Prices of types, and the bound that follows from them whatever the solver's tolerances."""
+    problem, columns = candidates.problem, candidates.columns
+    cuts, goal = candidates.cuts, candidates.goal
     used = columns.usage_of_types(len(problem.types))
     build = ProgramBuilder()
     rates = build.variables("x", len(columns))
     gpus = build.variables("n", len(cuts.kind), cost=-goal.price[cuts.kind])
     hold = build.rows("hold", len(problem.types), upper=0.0)
-    row, kind = np.nonzero(used)
-    build.entries(hold[kind], rates[row], used[row, kind])
-    row, kind = np.nonzero(cuts.parts)
-    build.entries(hold[kind], gpus[row], -cuts.parts[row, kind].astype(np.float64))
+    build.entries(hold, rates[:, None], used)
+    build.entries(hold, gpus[:, None], -cuts.parts)
     capacity = build.rows("capacity", len(problem.gpus), upper=problem.gpus)
     build.entries(capacity[cuts.kind], gpus, 1.0)
     _goal_rows(build, columns, goal, rates)
@@ -349,17 +336,15 @@ def _relaxed(problem: Problem, columns: Columns, cuts: Cuts, goal: Goal, watch: 
 
 
 def _integer(
-    problem: Problem,
     candidates: Candidates,
     chosen: Ints,
-    cuts: Cuts,
-    goal: Goal,
     within: tuple[float, float],
     options: PlanOptions,
     watch: Watch,
 ) -> Answer:
     """The integer program over some candidates, for scores above the one known to the ceiling."""
     (known, ceiling), columns = within, candidates.columns.take(chosen)
+    problem, cuts, goal = candidates.problem, candidates.cuts, candidates.goal
     column, stage = np.nonzero(np.isfinite(columns.rate_rps))
     kind = columns.types[column, stage]
     # A holder is a cut, for one model where sizes are 1/v and for all of them (-1) else.
@@ -382,17 +367,16 @@ def _integer(
     hold = build.rows("hold", len(keys), upper=0.0)
     build.entries(hold[key.reshape(-1)], vgpus, 1.0)
     for number, (t, model) in enumerate(keys.tolist()):
-        own = np.flatnonzero((cuts.parts[cut, t] > 0) & (whose == model))
-        build.entries(np.repeat(hold[number], len(own)), gpus[own], -cuts.parts[cut[own], t])
+        build.entries(hold[number], gpus, -cuts.parts[cut, t] * (whose == model))
     capacity = build.rows("capacity", len(problem.gpus), upper=problem.gpus)
     build.entries(capacity[cuts.kind[cut]], gpus, 1.0)
     asked = _goal_rows(build, columns, goal, rates)
     if cuts.carried is not None:
-        row, model = np.nonzero(cuts.carried)
+        takes = gpus[:, None], cuts.carried
         for rows in asked:
-            build.entries(rows[model], gpus[row], -cuts.carried[row, model])
+            build.entries(rows, takes[0], -takes[1])
         total = float(problem.gpus.sum())
-        _turns_or_pipelines(build, columns, rates, gpus[row], model, ceiling * goal.weight, total)
+        _turns_or_pipelines(build, columns, rates, takes, ceiling * goal.weight, total)
     if candidates.beside is not None:
         candidates.beside(build, chosen, rates, ceiling)
     limits = Limits(
@@ -412,7 +396,9 @@ def _integer(
         columns, counts, cuts, list(zip(cut.tolist(), whose.tolist(), number.tolist(), strict=True))
     )
     held = np.bincount(cut, number, len(cuts.kind)).astype(np.int64)
-    served = models_rps(columns, counts, len(goal.weight)) + cuts.carry(held)
+    served = models_rps(columns, counts, len(goal.weight))
+    if cuts.carried is not None:
+        served = served + held @ cuts.carried
     used = np.array([len(filled.get(k, ())) for k in range(len(problem.gpus))])
     score = -float(goal.price @ used) if goal.fixed else float((served / goal.weight).min())
     if np.any(served < goal.asked_rps * (1 - ROUNDING)):

@@ -29,7 +29,6 @@ from triton_backend.simulator.goodput import ATTAINMENT
 AUTO, POISSON, NO_HEADROOM = "auto", "poisson99", "none"
 HEADROOM = Option(
     name="headroom",
-    kind=str,
     default=AUTO,
     help="Times the promised rates that pools carry: a factor, poisson99 (the least that holds "
     "99 % of Poisson arrivals at 0.9), none; auto: poisson99 for entries at listed rates of "

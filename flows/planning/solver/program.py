@@ -44,53 +44,48 @@ class ProgramBuilder:
     _variables: list[Floats] = field(default_factory=list[Floats])
     _row_upper: list[Floats] = field(default_factory=list[Floats])
     _entries: list[Floats] = field(default_factory=list[Floats])
-    _count: int = 0
-    _rows: int = 0
 
     def variables(
         self,
         name: str,
-        count: int,
+        shape: int | tuple[int, ...],
         *,
         lower: ArrayLike = 0.0,
         upper: ArrayLike = np.inf,
         cost: ArrayLike = 0.0,
         whole: ArrayLike = False,
     ) -> Ints:
-        """Add a family of variables; returns their numbers."""
-        block = np.empty((4, count))
+        """Add a family of variables of a shape; returns their numbers."""
+        block = np.empty((4, *np.ravel(shape)))
         block[0], block[1], block[2], block[3] = lower, upper, cost, whole
-        self._variables.append(block)
-        self._names += [name] * count
-        self._count += count
-        return np.arange(self._count - count, self._count, dtype=np.int64)
+        self._variables.append(block.reshape(4, -1))
+        return _numbered(self._names, name, block[0])
 
-    def rows(self, name: str, count: int, *, upper: ArrayLike) -> Ints:
-        """Add a family of rows `… ≤ upper`; returns their numbers."""
-        block = np.empty(count)
-        block[:] = upper
-        self._row_upper.append(block)
-        self._row_names += [name] * count
-        self._rows += count
-        return np.arange(self._rows - count, self._rows, dtype=np.int64)
+    def rows(self, name: str, shape: int | tuple[int, ...], *, upper: ArrayLike) -> Ints:
+        """Add a family of rows `… ≤ upper` of a shape; returns their numbers."""
+        block = np.empty(shape)
+        block[...] = upper
+        self._row_upper.append(block.ravel())
+        return _numbered(self._row_names, name, block)
 
-    def entries(self, rows: Ints, variables: Ints, values: ArrayLike) -> None:
-        """Set matrix entries; rows and variables pair up."""
-        block = np.empty((3, len(rows)))
+    def entries(self, rows: ArrayLike, variables: ArrayLike, values: ArrayLike) -> None:
+        """Set matrix entries, those that are not 0; the three are broadcast to one shape."""
+        block = np.empty((3, *np.broadcast(rows, variables, values).shape))
         block[0], block[1], block[2] = variables, rows, values
-        self._entries.append(block)
+        self._entries.append(block.reshape(3, -1))
 
     def build(self) -> Program:
         """The program."""
         lower, upper, cost, whole = np.concatenate(self._variables, axis=1)
-        variables, rows, values = np.concatenate(self._entries, axis=1)
+        entries = np.concatenate(self._entries, axis=1)
+        variables, rows, values = entries[:, entries[2] != 0]
         order = np.lexsort((rows, variables))
         again = (np.diff(variables[order]) == 0) & (np.diff(rows[order]) == 0)
         if np.any(again):  # solvers corrupt their memory over an entry that is given twice
             first = order[1:][again][0]
             row, variable = self._row_names[int(rows[first])], self._names[int(variables[first])]
             raise InvariantError(f"an entry of {variable!r} in rows {row!r} is given twice")
-        starts = np.searchsorted(variables[order], np.arange(self._count + 1))
+        starts = np.searchsorted(variables[order], np.arange(len(cost) + 1))
         return Program(
             cost=cost,
             lower=lower,
@@ -101,3 +96,10 @@ class ProgramBuilder:
             rows=rows[order].astype(np.int32),
             values=values[order],
         )
+
+
+def _numbered(names: list[str], name: str, family: Floats) -> Ints:
+    """The numbers of a family, whose name is noted for each."""
+    first = len(names)
+    names += [name] * family.size
+    return np.arange(first, len(names), dtype=np.int64).reshape(family.shape)

@@ -15,13 +15,11 @@ PLANNERS = (
         options=(
             Option(
                 name="subclusters",
-                kind=str,
                 default=AUTO,
                 help=f"How many; {AUTO}: the least whose models fit a GPU's memory.",
             ),
             Option(
                 name="utilisation",
-                kind=float,
                 default=0.9,
                 help="Share of the time of many GPUs that is planned. Of few GPUs all but one is, "
                 "or its square.",
@@ -31,7 +29,6 @@ PLANNERS = (
             ),
             Option(
                 name="least_accuracy",
-                kind=float,
                 default=0.0,
                 help="Mean accuracy that suffices of a model with variants; 0: the most that fits.",
                 least=0.0,
@@ -39,14 +36,12 @@ PLANNERS = (
             ),
             Option(
                 name="dispatch",
-                kind=str,
                 default="timeout",
                 help="Dispatch policy of the plan; deferred (Symphony's) is for many GPUs only.",
                 choices=("timeout", "deferred"),
             ),
             Option(
                 name="on_demand",
-                kind=bool,
                 default=False,
                 help="Pin the hottest models where memory does not hold all; load others when they "
                 "are asked for.",

@@ -16,10 +16,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from flows.planning.registry import PlanOptions
 from flows.planning.solver.arrays import Floats, Ints
 from flows.planning.solver.program import ProgramBuilder
 from flows.planning.solver.solve import PROOF_NODES, Limits, solve_integer
 from flows.planning.subclusters.free import carried, limits
+from flows.planning.watch import Watch
 
 _HAIR = 1e-5  # of the cheapest GPU: what moving all bytes to other classes costs
 
@@ -33,82 +35,80 @@ class ToClass:
         static_bytes: [m].
         room_bytes: [k] of one GPU; infinite where not known.
         gpus: [k].
+        price: [k] of one GPU.
         utilisation: share of the time of many GPUs that may be planned.
         before: [m] class of each model under the plan in force, -1 where it has none.
+        options, watch: with which gap, solver and time it is solved.
     """
 
     load: Floats
     static_bytes: Floats
     room_bytes: Floats
     gpus: Ints
+    price: Floats
     utilisation: float
     before: Ints
+    options: PlanOptions
+    watch: Watch
 
 
 Chosen = tuple[Ints, float]
 """[m] class of each model, and what nothing undercuts of what was minimised."""
 
 
-def cheapest(
-    asked: ToClass, price: Floats, gap: float, seconds: float | None, solver: str = "highs"
-) -> Chosen | None:
+def cheapest(asked: ToClass) -> Chosen | None:
     """Classes with the lowest price of whole GPUs; None where the GPUs do not suffice."""
-    hair = _HAIR * float(price.min())
+    hair = _HAIR * float(asked.price.min())
     builder, x = _models(asked, hair)
-    gpus = builder.variables("g", len(price), upper=asked.gpus, cost=-price, whole=True)
-    kinds = np.arange(len(price))
-    one_free = builder.variables("y", len(price), upper=1.0, whole=True)
+    count = len(asked.price)
+    gpus = builder.variables("g", count, upper=asked.gpus, cost=-asked.price, whole=True)
+    one_free = builder.variables("y", count, upper=1.0, whole=True)
     for each, more in limits(asked.gpus, asked.utilisation):
         rows = _load_rows(builder, asked, x)
         builder.entries(rows, gpus, -each)
         builder.entries(rows, one_free, -more)
-    known = kinds[np.isfinite(asked.room_bytes)]
+    known = np.flatnonzero(np.isfinite(asked.room_bytes))
     rows, room = _memory_rows(builder, asked, x, known, np.zeros(len(known)))
     builder.entries(rows, gpus[known], -room)
-    found = _solved(builder, asked, gap, seconds, solver)
+    found = _solved(builder, asked)
     if found is None or not (asked.before >= 0).any():
         return found
     kind, bound = found
     return kind, bound - hair  # moves are no price
 
 
-def evenest(
-    asked: ToClass, gap: float, seconds: float | None, solver: str = "highs"
-) -> Chosen | None:
+def evenest(asked: ToClass) -> Chosen | None:
     """Classes such that the busiest is least busy: minimised is its load / what it may carry."""
     builder, x = _models(asked, _HAIR)
     busiest = builder.variables("z", 1, cost=-1.0)
     rows = _load_rows(builder, asked, x)
-    builder.entries(rows, np.repeat(busiest, len(rows)), -carried(asked.gpus, asked.utilisation))
+    builder.entries(rows, busiest, -carried(asked.gpus, asked.utilisation))
     known = np.flatnonzero(np.isfinite(asked.room_bytes))
     _memory_rows(builder, asked, x, known, asked.gpus[known])
-    return _solved(builder, asked, gap, seconds, solver)
+    return _solved(builder, asked)
 
 
 def _models(asked: ToClass, hair: float) -> tuple[ProgramBuilder, Ints]:
-    """A program in which every model has one class, and the variables that say which."""
+    """A program in which every model has one class, and the variables [m, k] that say which."""
     builder = ProgramBuilder()
     m, kinds = asked.load.shape
     share = asked.static_bytes / (asked.static_bytes.sum() or 1.0)
     leaves = (asked.before[:, None] >= 0) & (asked.before[:, None] != np.arange(kinds))
     x = builder.variables(
         "x",
-        m * kinds,
-        upper=np.isfinite(asked.load).astype(np.float64).ravel(),
-        cost=np.where(leaves, -hair * share[:, None], 0.0).ravel(),
+        (m, kinds),
+        upper=np.isfinite(asked.load),
+        cost=np.where(leaves, -hair * share[:, None], 0.0),
         whole=True,
     )
     for sign in (1.0, -1.0):
-        rows = builder.rows("one", m, upper=sign)
-        builder.entries(np.repeat(rows, kinds), x, sign)
+        builder.entries(builder.rows("one", m, upper=sign)[:, None], x, sign)
     return builder, x
 
 
 def _load_rows(builder: ProgramBuilder, asked: ToClass, x: Ints) -> Ints:
-    m, kinds = asked.load.shape
-    load = np.where(np.isfinite(asked.load), asked.load, 0.0)
-    rows = builder.rows("load", kinds, upper=0.0)
-    builder.entries(np.tile(rows, m), x, load.ravel())
+    rows = builder.rows("load", asked.load.shape[1], upper=0.0)
+    builder.entries(rows, x, np.where(np.isfinite(asked.load), asked.load, 0.0))
     return rows
 
 
@@ -119,19 +119,14 @@ def _memory_rows(
     scale = float(asked.static_bytes.sum()) or 1.0
     room = asked.room_bytes[known] / scale
     rows = builder.rows("memory", len(known), upper=room * gpus)
-    numbers = x.reshape(asked.load.shape)[:, known].ravel()
-    held = np.repeat(asked.static_bytes / scale, len(known))
-    builder.entries(np.tile(rows, len(asked.load)), numbers, held)
+    builder.entries(rows, x[:, known], asked.static_bytes[:, None] / scale)
     return rows, room
 
 
-def _solved(
-    builder: ProgramBuilder, asked: ToClass, gap: float, seconds: float | None, solver: str
-) -> Chosen | None:
-    program = builder.build()
-    answer = solve_integer(
-        program, Limits(relative_gap=gap, nodes=PROOF_NODES, seconds=seconds), solver
-    )
+def _solved(builder: ProgramBuilder, asked: ToClass) -> Chosen | None:
+    program, gap, seconds = builder.build(), asked.options.gap, asked.watch.left_s()
+    limits = Limits(relative_gap=gap, nodes=PROOF_NODES, seconds=seconds)
+    answer = solve_integer(program, limits, asked.options.solver)
     if answer.values is None:
         return None
     kind = answer.values[: asked.load.size].reshape(asked.load.shape).argmax(axis=1)

@@ -149,10 +149,10 @@ def _some_pinned(inputs: Inputs, options: PlanOptions, full: InfeasibleError) ->
     found: list[Outcome] = []
     reasons: list[str] = []
     for kind, gpu_class in enumerate(inputs.cluster.gpu_classes):
-        loading = _loading(inputs, options, asked, kind, gpu_class)
+        loading = _loading(asked, kind, gpu_class)
         if loading is None:
             continue
-        made = _most_pinned(inputs, options, asked, loading)
+        made = _most_pinned(asked, loading)
         if isinstance(made, Outcome):
             found.append(made)
         else:
@@ -162,9 +162,7 @@ def _some_pinned(inputs: Inputs, options: PlanOptions, full: InfeasibleError) ->
     return min(found, key=lambda outcome: outcome.objective.value)
 
 
-def _loading(
-    inputs: Inputs, options: PlanOptions, asked: Demands, kind: int, gpu_class: GpuClass
-) -> Loading | None:
+def _loading(asked: Demands, kind: int, gpu_class: GpuClass) -> Loading | None:
     """Models on demand on a class; None where it loads nothing."""
     if not loads(gpu_class) or not asked.problem.gpus[kind]:
         return None
@@ -181,17 +179,15 @@ def _loading(
         load_us=load_us,
         takes_us=takes_us,
         busy=np.where(possible, rates * (load_us + run_us) / US_PER_S, np.inf),
-        limit_us=limits_us(inputs.workload.models, options),
-        most=float(carried(1, options.own["utilisation"])),
+        limit_us=limits_us(asked.inputs.workload.models, asked.options),
+        most=float(carried(1, asked.utilisation)),
         static_bytes=asked.static_bytes,
         dynamic_bytes=asked.dynamic_bytes,
         room_bytes=float(asked.room_bytes[kind]),
     )
 
 
-def _most_pinned(
-    inputs: Inputs, options: PlanOptions, asked: Demands, loading: Loading
-) -> Outcome | str:
+def _most_pinned(asked: Demands, loading: Loading) -> Outcome | str:
     """The plan that pins most models, or why there is none."""
     rates, alone = asked.rates(1.0), loading.alone()
     order = np.lexsort((np.arange(len(rates)), -rates, alone))
@@ -202,7 +198,7 @@ def _most_pinned(
         return float(room[gpus > 0] @ gpus[gpus > 0])
 
     held = np.cumsum(asked.static_bytes[order])
-    reason = _least_held(inputs, asked, loading, order[:least])
+    reason = _least_held(asked, loading, order[:least])
     count = min(len(order) - 1, int((held <= holds(asked.problem.gpus)).sum()))
     while count >= least:
         parts = loading.divided(order[count:])
@@ -210,27 +206,27 @@ def _most_pinned(
             return (
                 f"{len(order) - count} models on demand would keep "
                 f"{float(loading.busy[order[count:]].sum()):.3g} GPUs loading and running, or one "
-                f"could not wait for another ({_tightest(inputs, loading, order[count:])})"
+                f"could not wait for another ({_tightest(asked, loading, order[count:])})"
             )
         left = asked.problem.gpus.copy()
         left[loading.kind] -= len(parts)
         if (left >= 0).all() and held[:count].max(initial=0.0) <= holds(left):
             try:
-                return _together(inputs, options, asked, loading, np.sort(order[:count]), parts)
+                return _together(asked, loading, np.sort(order[:count]), parts)
             except InfeasibleError as error:
                 reason = error.reason
         count -= 1
     return reason
 
 
-def _least_held(inputs: Inputs, asked: Demands, loading: Loading, must: Ints) -> str:
+def _least_held(asked: Demands, loading: Loading, must: Ints) -> str:
     """How much must be pinned, with an example of why."""
     size = float(asked.static_bytes[must].sum()) / BYTES_PER_GIB
     if not len(must):
         return "no number of pinned models leaves the GPUs that the others need"
     late = int(must[0])
     takes, limit = loading.takes_us[late], loading.limit_us[late]
-    example = f"{inputs.workload.models[late].name!r} "
+    example = f"{asked.inputs.workload.models[late].name!r} "
     if np.isfinite(takes):
         example += f"takes {us_to_ms(takes):.3f} of {us_to_ms(limit):.3f} ms with its load"
     else:
@@ -238,28 +234,23 @@ def _least_held(inputs: Inputs, asked: Demands, loading: Loading, must: Ints) ->
     return f"{len(must)} models of {size:.3g} GiB must be pinned and find no room: {example}"
 
 
-def _tightest(inputs: Inputs, loading: Loading, models: Ints) -> str:
+def _tightest(asked: Demands, loading: Loading, models: Ints) -> str:
     worst = int(models[np.argmin(loading.limit_us[models] - loading.takes_us[models])])
     return (
-        f"{inputs.workload.models[worst].name!r}: {us_to_ms(loading.takes_us[worst]):.3f} of "
+        f"{asked.inputs.workload.models[worst].name!r}: {us_to_ms(loading.takes_us[worst]):.3f} of "
         f"{us_to_ms(loading.limit_us[worst]):.3f} ms"
     )
 
 
 def _together(
-    inputs: Inputs,
-    options: PlanOptions,
-    asked: Demands,
-    loading: Loading,
-    held: Ints,
-    parts: Sequence[Sequence[int]],
+    asked: Demands, loading: Loading, held: Ints, parts: Sequence[Sequence[int]]
 ) -> Outcome:
     """One plan of both.
 
     Raises:
         InfeasibleError: the pinned models do not fit the GPUs that the others leave.
     """
-    rates = asked.rates(1.0)
+    inputs, options, rates = asked.inputs, asked.options, asked.rates(1.0)
     models = inputs.workload.models
     outcome = None
     if len(held):
@@ -298,7 +289,7 @@ def _together(
     trace = Trace(status="heuristic") if outcome is None else outcome.trace
     trace.status = "heuristic"
     trace.seconds["solve"] = inputs.watch.seconds()
-    trace.details["on_demand"] = _details(inputs, asked, loading, parts)
+    trace.details["on_demand"] = _details(asked, loading, parts)
     loaded = sum(len(part) for part in parts)
     trace.notes.append(
         f"{len(held)} of {len(models)} models are pinned, the hottest that memory holds; {loaded} "
@@ -332,10 +323,10 @@ def _continued(
 
 
 def _details(
-    inputs: Inputs, asked: Demands, loading: Loading, parts: Sequence[Sequence[int]]
+    asked: Demands, loading: Loading, parts: Sequence[Sequence[int]]
 ) -> list[dict[str, Any]]:
     """Of every GPU that loads models on demand: what is reckoned with."""
-    models = inputs.workload.models
+    models = asked.inputs.workload.models
     return [
         {
             "gpu_class": asked.problem.classes[loading.kind],

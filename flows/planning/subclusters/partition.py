@@ -128,7 +128,8 @@ def divide(
     if size > _SMALL and found is not None and found.value <= _CLOSE:
         return found
     nodes = PROOF_NODES if size <= _SMALL else FEW_NODES
-    return _exact(asked, found, watch, solver, gap, nodes)
+    limits = Limits(relative_gap=gap, nodes=nodes, seconds=watch.left_s())
+    return _exact(asked, found, limits, solver)
 
 
 def imbalance(values: Floats) -> float:
@@ -137,8 +138,8 @@ def imbalance(values: Floats) -> float:
     return float(values.max() - values.min()) / mean if mean > 0 else 0.0
 
 
-def sums(part: Ints, values: Floats, parts: int) -> Floats:
-    """[parts] sums over the models of each part."""
+def sums(part: Ints, values: Floats, parts: int = 0) -> Floats:
+    """[parts] sums over the models of each part; of all that have some, and so many at least."""
     return np.bincount(part, weights=values, minlength=parts).astype(np.float64)
 
 
@@ -315,18 +316,12 @@ def spread(load: Floats, gpus: Ints, more: int, most: int) -> Ints:
 
 
 def _exact(
-    asked: PartitionProblem,
-    start: ClusterPartition | None,
-    watch: Watch,
-    solver: str,
-    gap: float,
-    nodes: int,
+    asked: PartitionProblem, start: ClusterPartition | None, limits: Limits, solver: str
 ) -> ClusterPartition | None:
     has_part = asked.before >= 0
     home = float(asked.static_bytes[has_part].sum() / (asked.static_bytes.sum() or 1.0))
     cutoff = -np.inf if start is None else home - start.value
-    limits = Limits(relative_gap=gap, nodes=nodes, seconds=watch.left_s(), cutoff=cutoff)
-    answer = solve_integer(_program(asked), limits, solver)
+    answer = solve_integer(_program(asked), replace(limits, cutoff=cutoff), solver)
     found, m, parts = start, len(asked.load), asked.parts
     bound = max(0.0, home - answer.bound)
     if answer.values is not None:
@@ -337,7 +332,7 @@ def _exact(
             found = ClusterPartition(part=part, gpus=gpus, value=value, bound=0.0, status="")
     if found is None:
         return None
-    proven = found.value - bound <= max(gap * found.value, 1e-6)
+    proven = found.value - bound <= max(limits.relative_gap * found.value, 1e-6)
     status = "optimal" if proven else answer.status
     return replace(found, bound=min(bound, found.value), status=status)
 
@@ -354,8 +349,8 @@ def _program(asked: PartitionProblem) -> Program:
         now = np.flatnonzero(asked.before >= 0)
         cost[now, asked.before[now]] = static[now] / parts
     else:  # parts are numbered by their first model
-        upper = (np.arange(parts) <= np.arange(m)[:, None]).astype(np.float64)
-    x = builder.variables("x", m * parts, upper=upper.ravel(), cost=cost.ravel(), whole=True)
+        upper = np.arange(parts) <= np.arange(m)[:, None]
+    x = builder.variables("x", (m, parts), upper=upper, cost=cost, whole=True)
     g = builder.variables("g", parts, lower=asked.fewest, upper=asked.most, whole=True)
     dynamic = builder.variables("D", parts, upper=float(largest.max()))
     one_free = builder.variables("z", parts, upper=1.0, whole=True)
@@ -365,20 +360,19 @@ def _program(asked: PartitionProblem) -> Program:
     def sums_of(name: str, upper: float, each: Floats) -> Ints:
         """A row for every part: the sum of what its models have."""
         rows = builder.rows(name, parts, upper=upper)
-        builder.entries(np.tile(rows, m), x, np.repeat(each, parts))
+        builder.entries(rows, x, each[:, None])
         return rows
 
     for sign in (1.0, -1.0):
-        builder.entries(np.repeat(builder.rows("one", m, upper=sign), parts), x, sign)
-        rows = builder.rows("gpus", 1, upper=sign * asked.gpus)
-        builder.entries(np.repeat(rows, parts), g, sign)
+        builder.entries(builder.rows("one", m, upper=sign)[:, None], x, sign)
+        builder.entries(builder.rows("gpus", 1, upper=sign * asked.gpus), g, sign)
         if load.any():
             rows = sums_of("load", 0.0, sign * load)
             builder.entries(rows, g, -sign * parts / asked.gpus)
-            builder.entries(rows, np.repeat(off, parts), -1.0)
+            builder.entries(rows, off, -1.0)
         if static.any():
             rows = sums_of("static", sign, sign * static)
-            builder.entries(rows, np.repeat(uneven, parts), -1.0)
+            builder.entries(rows, uneven, -1.0)
     sums_of("held", -1.0, -np.ones(m))  # every part holds a model
     for each, free in limits(asked.gpus, asked.utilisation) if asked.utilisation < np.inf else ():
         rows = sums_of("fits", 0.0, asked.load)
@@ -386,7 +380,7 @@ def _program(asked: PartitionProblem) -> Program:
         builder.entries(rows, one_free, -free)
     if asked.room_bytes < np.inf:
         builder.entries(sums_of("memory", asked.room_bytes / unit, static), dynamic, 1.0)
-        rows = builder.rows("dynamic", m * parts, upper=0.0)
-        builder.entries(rows, x, np.repeat(largest, parts))
-        builder.entries(rows, np.tile(dynamic, m), -1.0)
+        rows = builder.rows("dynamic", (m, parts), upper=0.0)
+        builder.entries(rows, x, largest[:, None])
+        builder.entries(rows, dynamic, -1.0)
     return builder.build()

@@ -48,6 +48,7 @@ from flows.planning.subclusters.partition import (
     divide,
     imbalance,
     spread,
+    sums,
 )
 from triton_backend.contract.errors import InfeasibleError, InputError
 from triton_backend.contract.plan import BYTES_PER_GIB, Plan
@@ -65,6 +66,7 @@ class Demands:
     """The problem as arrays over m models and k classes.
 
     Attributes:
+        inputs, options: that it was read from.
         curves: of every class.
         weight: [m] requests/s per unit of the objective.
         least_rps: [m] rates that are kept at least.
@@ -76,6 +78,8 @@ class Demands:
         pools: names of those pools and their classes.
     """
 
+    inputs: Inputs
+    options: PlanOptions
     problem: Problem
     curves: tuple[Curves, ...]
     weight: Floats
@@ -87,6 +91,11 @@ class Demands:
     joint: Ints
     before: Ints
     pools: tuple[tuple[str, int], ...]
+
+    @property
+    def utilisation(self) -> float:
+        """Share of the time of many GPUs that may be planned."""
+        return self.options.own["utilisation"]
 
     def rates(self, scale: float) -> Floats:
         """[m] requests/s at a value of the objective."""
@@ -134,18 +143,18 @@ def plan(inputs: Inputs, options: PlanOptions, taken: Mapping[str, int] | None =
     wanted = _wanted(options, int(asked.joint.max()) + 1)
     trace = Trace()
     if options.objective == "throughput":
-        scale, bound, found, parted = _largest_scale(asked, options, inputs, wanted)
+        scale, bound, found, parted = _largest_scale(asked, wanted)
         rates, objective = asked.rates(scale), objective_of("throughput", scale, max(scale, bound))
     else:
         rates = asked.rates(1.0)
-        found, parted, bound = _fewest_gpus(asked, options, inputs, wanted)
+        found, parted, bound = _fewest_gpus(asked, wanted)
         value = float(sum(asked.price[s.kind] * s.gpus for s in found))
         objective = objective_of(options.objective, -value, -min(bound, value))
     trace.seconds["solve"] = inputs.watch.seconds()
     proven = objective.gap <= options.gap
     trace.status = "optimal" if proven else "feasible"
     trace.details = _certificate(asked, rates, found, parted)
-    trace.notes.append(_analytic_note(trace.details, options.own["utilisation"]))
+    trace.notes.append(_analytic_note(trace.details, asked.utilisation))
     if not proven:
         trace.notes.append(
             "the bound is that of one sub-cluster per class; whole GPUs of several may cost the gap"
@@ -178,6 +187,8 @@ def read_demands(inputs: Inputs, options: PlanOptions) -> Demands:
     static_bytes, dynamic_bytes = model_bytes(inputs.profiles[d.name] for d in demands)
     kinds = range(len(problem.classes))
     asked = Demands(
+        inputs=inputs,
+        options=options,
         problem=problem,
         curves=tuple(curves(latencies(problem, k), limit) for k in kinds),
         weight=np.array([d.normaliser(options.objective) for d in demands]),
@@ -190,7 +201,7 @@ def read_demands(inputs: Inputs, options: PlanOptions) -> Demands:
         before=np.full(len(demands), -1, dtype=np.int64),
         pools=(),
     )
-    _check_possible(asked, limit, inputs)
+    _check_possible(asked, limit)
     return asked if options.previous is None else _continued(asked, options.previous)
 
 
@@ -213,10 +224,10 @@ def latencies(problem: Problem, kind: int) -> Floats:
     return out
 
 
-def _check_possible(asked: Demands, limit_us: Floats, inputs: Inputs) -> None:
+def _check_possible(asked: Demands, limit_us: Floats) -> None:
     possible = np.isfinite(asked.load(np.ones(len(limit_us))))
     for number in np.flatnonzero(~possible.any(axis=1)).tolist():
-        demand = inputs.workload.models[number]
+        demand = asked.inputs.workload.models[number]
         where = f"workload model {demand.name!r}"
         single = [latencies(asked.problem, k)[number, 0] for k in range(len(asked.curves))]
         best = int(np.argmin(single))
@@ -265,39 +276,35 @@ def _wanted(options: PlanOptions, models: int) -> int | None:
 # Classes and sub-clusters
 
 
-def _summed(groups: Ints, values: Floats) -> Floats:
-    """[g] sums of values, by group."""
-    return np.bincount(groups, values).astype(np.float64)
-
-
-def _to_class(asked: Demands, load: Floats, options: PlanOptions) -> ToClass:
+def _to_class(asked: Demands, load: Floats) -> ToClass:
     kinds = np.array([kind for _, kind in asked.pools] or [-1], dtype=np.int64)
     _, first = np.unique(asked.joint, return_index=True)
     before = asked.before[first]
     return ToClass(
-        load=np.column_stack([_summed(asked.joint, each) for each in load.T]),
-        static_bytes=_summed(asked.joint, asked.static_bytes),
+        load=np.column_stack([sums(asked.joint, each) for each in load.T]),
+        static_bytes=sums(asked.joint, asked.static_bytes),
         room_bytes=asked.room_bytes,
         gpus=asked.problem.gpus,
-        utilisation=options.own["utilisation"],
+        price=asked.price,
+        utilisation=asked.utilisation,
         before=np.where(before >= 0, kinds[before], -1),
+        options=asked.options,
+        watch=asked.inputs.watch,
     )
 
 
 def _fewest_gpus(
-    asked: Demands, options: PlanOptions, inputs: Inputs, wanted: int | None
+    asked: Demands, wanted: int | None
 ) -> tuple[list[Subcluster], list[ClusterPartition], float]:
     """Sub-clusters for given rates, and the least that their GPUs can cost."""
     load = asked.load(asked.rates(1.0))
-    to_class = _to_class(asked, load, options)
-    left_s = inputs.watch.left_s()
-    chosen = cheapest(to_class, asked.price, options.gap, left_s, options.solver)
+    chosen = cheapest(_to_class(asked, load))
     if chosen is None:
-        raise _out_of_reach(asked, options, inputs)
+        raise _out_of_reach(asked)
     classes, bound = chosen
-    if options.objective == "gpus":
+    if asked.options.objective == "gpus":
         bound = float(np.ceil(bound - 1e-6))
-    made = _divided(asked, classes, load, options, inputs, wanted)
+    made = _divided(asked, classes, load, wanted)
     if made is None:
         raise _does_not_divide(asked)
     return *made, bound
@@ -307,8 +314,6 @@ def _divided(
     asked: Demands,
     classes: Ints,
     load: Floats,
-    options: PlanOptions,
-    inputs: Inputs,
     wanted: int | None,
     memory_weight: float | None = None,
 ) -> tuple[list[Subcluster], list[ClusterPartition]] | None:
@@ -321,15 +326,15 @@ def _divided(
     parted: list[ClusterPartition] = []
     for kind, count in _counts(asked, kinds, load, wanted).items():
         models = np.flatnonzero(kinds == kind)
-        whole = _to_part(asked, models, kind, load[models, kind], options)
-        need = float(needed(load[models, kind].sum(), options.own["utilisation"]))
+        whole = _to_part(asked, models, kind, load[models, kind])
+        need = float(needed(load[models, kind].sum(), asked.utilisation))
         gpus = max(1, int(np.ceil(need - ROUNDING)))
         if memory_weight is not None:
             whole = replace(whole, utilisation=np.inf, memory_weight=memory_weight)
             gpus = whole.gpus
-        part = _parted(whole, (count, gpus), options, inputs, fixed=wanted is not None)
+        part = _parted(asked, whole, (count, gpus), fixed=wanted is not None)
         if part is None and memory_weight is None and need > whole.gpus - count:
-            raise _out_of_reach(asked, options, inputs, f" in {count} sub-clusters")
+            raise _out_of_reach(asked, f" in {count} sub-clusters")
         if part is None:
             return None
         found += _named(asked, kind, models, part)
@@ -370,9 +375,7 @@ def _counts(asked: Demands, chosen: Ints, load: Floats, wanted: int | None) -> d
     return counts
 
 
-def _to_part(
-    asked: Demands, models: Ints, kind: int, load: Floats, options: PlanOptions
-) -> PartitionProblem:
+def _to_part(asked: Demands, models: Ints, kind: int, load: Floats) -> PartitionProblem:
     """The division on one class; `_parted` fills in parts, GPUs and labels."""
     mine = [number for number, (_, at) in enumerate(asked.pools) if at == kind]
     label = {number: place for place, number in enumerate(mine)}
@@ -381,24 +384,19 @@ def _to_part(
     largest = np.zeros(len(first))
     np.maximum.at(largest, joint, asked.dynamic_bytes[models])
     return PartitionProblem(
-        load=_summed(joint, load),
-        static_bytes=_summed(joint, asked.static_bytes[models]),
+        load=sums(joint, load),
+        static_bytes=sums(joint, asked.static_bytes[models]),
         dynamic_bytes=largest,
         room_bytes=float(asked.room_bytes[kind]),
         parts=1,
         gpus=int(asked.problem.gpus[kind]),
-        utilisation=options.own["utilisation"],
+        utilisation=asked.utilisation,
         before=np.array(before, dtype=np.int64),
     )
 
 
 def _parted(
-    whole: PartitionProblem,
-    least: tuple[int, int],
-    options: PlanOptions,
-    inputs: Inputs,
-    *,
-    fixed: bool,
+    asked: Demands, whole: PartitionProblem, least: tuple[int, int], *, fixed: bool
 ) -> ClusterPartition | None:
     """The first division that fits, from the least sub-clusters and GPUs on.
 
@@ -415,7 +413,8 @@ def _parted(
             to_part = replace(whole, parts=count, gpus=number, before=before, even=even)
             if even and count > 1 and whole.load.max() > _share(to_part):
                 continue
-            part = divide(to_part, inputs.watch, options.solver, options.gap)
+            options, watch = asked.options, asked.inputs.watch
+            part = divide(to_part, watch, options.solver, options.gap)
             if part is not None:
                 return part
     return None
@@ -447,44 +446,43 @@ def _named(asked: Demands, kind: int, models: Ints, part: ClusterPartition) -> l
 
 
 def _largest_scale(
-    asked: Demands, options: PlanOptions, inputs: Inputs, wanted: int | None
+    asked: Demands, wanted: int | None
 ) -> tuple[float, float, list[Subcluster], list[ClusterPartition]]:
     """The largest scale of the weights found, its bound, and the sub-clusters that carry it."""
-    bound = _scale_bound(asked, options)
+    gap, bound = asked.options.gap, _scale_bound(asked)
     best: tuple[float, list[Subcluster], list[ClusterPartition]] | None = None
-    scale, enough = bound, bound * (1 - options.gap)
+    scale, enough = bound, bound * (1 - gap)
     for memory_weight in (1.0, 1e-3):  # even bytes cost load at times
         improved = best is None or best[0] < enough
         while improved and scale > 0:
             load = asked.load(asked.rates(scale))
-            to_class = _to_class(asked, load, options)
-            chosen = evenest(to_class, options.gap, inputs.watch.left_s(), options.solver)
+            chosen = evenest(_to_class(asked, load))
             if chosen is None:
                 break
-            made = _divided(asked, chosen[0], load, options, inputs, wanted, memory_weight)
+            made = _divided(asked, chosen[0], load, wanted, memory_weight)
             if made is None:
                 break
-            reached = _scale_of(asked, made[0], bound, options.own["utilisation"])
-            improved = best is None or reached > best[0] * (1 + options.gap)
+            reached = _scale_of(asked, made[0], bound)
+            improved = best is None or reached > best[0] * (1 + gap)
             if improved:
                 best, scale = (reached, *made), reached
             improved &= reached < enough
     if best is None:
         raise _does_not_divide(asked)
     if best[0] <= 0:
-        raise _out_of_reach(asked, options, inputs)
+        raise _out_of_reach(asked)
     if len(asked.curves) > 1:
-        bound = _proven_scale(asked, options, inputs, best[0], bound)
-    return best[0], bound, _with_spare(asked, best, options.own["utilisation"]), best[2]
+        bound = _proven_scale(asked, best[0], bound)
+    return best[0], bound, _with_spare(asked, best), best[2]
 
 
-def _scale_bound(asked: Demands, options: PlanOptions) -> float:
+def _scale_bound(asked: Demands) -> float:
     """A scale that nothing exceeds, whatever the sub-clusters.
 
     A load relative to the GPUs of its class is the share of the class that a model takes. Shares of
     a class sum to 1 at most, so all models' least shares sum to at most the number of classes.
     """
-    gpus = carried(asked.problem.gpus, options.own["utilisation"])
+    gpus = carried(asked.problem.gpus, asked.utilisation)
     used = np.flatnonzero(gpus > 0)
 
     def shares(load: Floats) -> float:
@@ -522,24 +520,22 @@ def _largest(fits: Callable[[float], bool], changes: Floats, above: float) -> fl
     return 0.0
 
 
-def _proven_scale(
-    asked: Demands, options: PlanOptions, inputs: Inputs, reached: float, bound: float
-) -> float:
+def _proven_scale(asked: Demands, reached: float, bound: float) -> float:
     """A lower bound for several classes: scales at which even the evenest classes are too busy."""
+    gap, watch = asked.options.gap, asked.inputs.watch
 
     def open_(scale: float) -> bool:
-        if inputs.watch.over():
+        if watch.over():
             return True
-        to_class = _to_class(asked, asked.least_load(asked.rates(scale)), options)
-        made = evenest(to_class, options.gap, inputs.watch.left_s(), options.solver)
+        made = evenest(_to_class(asked, asked.least_load(asked.rates(scale))))
         return made is not None and made[1] <= 1 + 1e-6
 
-    above = halved(open_, reached, bound, _TRIES, options.gap)[1]
-    settled = reached * (1 + options.gap)
+    above = halved(open_, reached, bound, _TRIES, gap)[1]
+    settled = reached * (1 + gap)
     return settled if settled < above and not open_(settled) else above
 
 
-def _scale_of(asked: Demands, found: list[Subcluster], bound: float, utilisation: float) -> float:
+def _scale_of(asked: Demands, found: list[Subcluster], bound: float) -> float:
     """The largest scale at which sub-clusters fit the GPUs of their classes."""
 
     def fits(scale: float) -> bool:
@@ -547,7 +543,7 @@ def _scale_of(asked: Demands, found: list[Subcluster], bound: float, utilisation
         rates = asked.rates(scale)
         for part in found:
             load = float(asked.curves[part.kind].gpus(rates)[part.models].sum())
-            need[part.kind] += max(1.0, np.ceil(needed(load, utilisation) * (1 - ROUNDING)))
+            need[part.kind] += max(1.0, np.ceil(needed(load, asked.utilisation) * (1 - ROUNDING)))
         return bool((need <= asked.problem.gpus).all())
 
     changes = [
@@ -557,9 +553,7 @@ def _scale_of(asked: Demands, found: list[Subcluster], bound: float, utilisation
 
 
 def _with_spare(
-    asked: Demands,
-    best: tuple[float, list[Subcluster], list[ClusterPartition]],
-    utilisation: float,
+    asked: Demands, best: tuple[float, list[Subcluster], list[ClusterPartition]]
 ) -> list[Subcluster]:
     """GPUs as the scale needs them, and what is left of a class where need per GPU is highest."""
     scale, found, _ = best
@@ -568,7 +562,8 @@ def _with_spare(
     for kind in sorted({part.kind for part in found}):
         mine = [part for part in found if part.kind == kind]
         gpus = asked.curves[kind].gpus(rates)
-        need = needed(np.array([float(gpus[part.models].sum()) for part in mine]), utilisation)
+        load = np.array([float(gpus[part.models].sum()) for part in mine])
+        need = needed(load, asked.utilisation)
         least = np.ones(len(mine), dtype=np.int64)
         most = int(asked.problem.gpus[kind])
         more = most - len(mine)
@@ -591,15 +586,13 @@ def _does_not_divide(asked: Demands) -> InfeasibleError:
     return InfeasibleError("workload", f"{reason}, room on a GPU {rooms or 'not known'}")
 
 
-def _out_of_reach(
-    asked: Demands, options: PlanOptions, inputs: Inputs, how: str = ""
-) -> InfeasibleError:
+def _out_of_reach(asked: Demands, how: str = "") -> InfeasibleError:
     """Why rates cannot be reached, with the share of them that can."""
     rates = asked.rates(1.0)
     floor = replace(asked, weight=rates, least_rps=np.zeros_like(rates))
-    share = min(_scale_bound(floor, options), 1.0)
+    share = min(_scale_bound(floor), 1.0)
     reason = f"the cluster reaches at most {share:.1%} of the rates asked for{how}"
-    return beyond_reach(inputs, rates, reason)
+    return beyond_reach(asked.inputs, rates, reason)
 
 
 def beyond_reach(inputs: Inputs, rates: Floats, reason: str) -> InfeasibleError:

@@ -6,10 +6,12 @@ from typing import Any
 import pytest
 
 from flows.planning import PlanOptions, make_plan
-from flows.planning.apart import SPACE, without
+from flows.planning.apart import SPACE, plan_apart, without
 from flows.planning.promises.attainment import with_attainment
+from flows.planning.registry import Inputs
 from flows.planning.verify.numbers import verify_plan
 from flows.planning.verify.parts import parts_of, whole_differences
+from flows.planning.watch import Watch
 from tests.flows.planning.small import cluster, profile
 from triton_backend.contract.errors import InfeasibleError, InputError
 from triton_backend.contract.plan import Plan
@@ -117,6 +119,25 @@ def test_parts_that_do_not_fit_beside_each_other_are_refused() -> None:
     small = cluster(1, 1, fast_hourly_cost=2.0, slow_hourly_cost=0.5)
     with pytest.raises(InfeasibleError):
         make_plan(PROFILES, small, Workload.from_dict(asked), BY_COST)
+
+
+def test_applications_leave_entries_half_of_a_time_limit(plan: Plan) -> None:
+    left_s: dict[str, float | None] = {}
+
+    def make(inputs: Inputs, options: PlanOptions) -> Plan:
+        del options
+        left_s[inputs.workload.models[0].name] = inputs.watch.left_s()
+        if inputs.workload.has_entries:
+            raise InfeasibleError("cluster", "no plan")
+        return parts_of(plan)[0]
+
+    asked = Workload.from_dict(MIXED)
+    inputs = Inputs(profiles=PROFILES, cluster=PRICED, workload=asked, watch=Watch(limit_s=1e4))
+    with pytest.raises(InfeasibleError, match="no plan"):
+        plan_apart(make, inputs, BY_COST)
+    assert left_s["alone"] is not None
+    assert left_s["tails"] is not None
+    assert left_s["alone"] <= 5e3 < left_s["tails"]
 
 
 def test_the_rest_of_a_cluster_keeps_the_names_of_its_nodes(plan: Plan) -> None:

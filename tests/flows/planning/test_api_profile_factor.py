@@ -6,7 +6,7 @@ import pytest
 
 from flows.planning import PlanOptions, make_plan
 from flows.planning.registry import product_planners
-from flows.planning.robust import Trial, make_robust_plan
+from flows.planning.robust import make_robust_plan
 from flows.planning.verify.numbers import verify_plan
 from flows.planning.verify.profiled import profiled_ratios
 from tests.flows.planning.small import cluster, profile, workload
@@ -57,9 +57,8 @@ def test_its_rates_hold_when_stages_are_as_slow(planner: str) -> None:
 
 @pytest.mark.long
 def test_margins_by_simulation_and_the_planner_that_asks_the_others_keep_it() -> None:
-    trial = Trial(duration_s=1.0, budget_s=0.0)
     for plan in (
-        make_robust_plan(PROFILES, cluster(), workload(LOOSE), FIFTH, trial),
+        make_robust_plan(PROFILES, cluster(), workload(LOOSE), FIFTH, duration_s=1.0, budget_s=0.0),
         make_plan(
             PROFILES, cluster(), workload(LOOSE), PlanOptions(planner="auto", profile_factor=1.2)
         ),

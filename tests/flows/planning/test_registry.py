@@ -44,7 +44,7 @@ ALONE = Planner(
     name="alone",
     plan=alone,
     space="one GPU class",
-    options=(Option(name="gpus", kind=int, default=1, help="How many.", least=1, most=2),),
+    options=(Option(name="gpus", default=1, help="How many.", least=1, most=2),),
     rates_from=(),
 )
 

@@ -136,7 +136,7 @@ def _on_pools(inputs: Inputs, options: PlanOptions, lines: Lines, problem: Probl
     laps = Stopwatch()
     pools = _pools(inputs, options, lines, problem)
     try:
-        divided = _divided(pools, options)
+        divided = _divided(pools)
     except InfeasibleError as error:  # a line alone takes longer than its applications may
         raise out_of_reach(lines, problem) from error
     if divided is None:
@@ -216,9 +216,10 @@ def _equal_parts(
 ) -> tuple[Pools, unequal.Answer] | None:
     """The plan of which every GPU has parts of one size for one line; None where there is none."""
     part = replace(inputs, watch=inputs.watch.part(STEP_SHARE), prove=False)
-    pools = _pools(part, options, lines, problem)
+    unproven = replace(options, time_limit_s=None)  # its own bound says nothing
+    pools = _pools(part, unproven, lines, problem)
     try:
-        divided = _divided(pools, replace(options, time_limit_s=None))  # its own bound says nothing
+        divided = _divided(pools)
     except InfeasibleError:
         return None
     if divided is None:
@@ -233,7 +234,7 @@ def _no_plan(inputs: Inputs, lines: Lines, problem: Problem) -> InfeasibleError:
     return watch.no_plan() if watch.over() else out_of_reach(lines, problem)
 
 
-def _divided(pools: Pools, options: PlanOptions) -> tuple[Found, BudgetSplit] | None:
+def _divided(pools: Pools) -> tuple[Found, BudgetSplit] | None:
     """The best plan known, and its division with a bound; None where nothing was found.
 
     The best plan of fewer stages first, so that more freedom never is worse. No line shares a GPU,
@@ -242,9 +243,9 @@ def _divided(pools: Pools, options: PlanOptions) -> tuple[Found, BudgetSplit] | 
     if len(pools.lines) > pools.problem.gpus.sum():
         return None
     pools.enumerate()  # while there is time: fewer stages may take all of it
-    search = _Search(pools, options.gap, _of_fewer_stages(pools, options))
+    search = _Search(pools, _of_fewer_stages(pools))
     search.plan()
-    if options.time_limit_s:
+    if pools.options.time_limit_s:
         search.prove()
     return search.found()
 
@@ -257,7 +258,6 @@ class _Search:
     """
 
     pools: Pools
-    gap: float
     best: Found | None
     bound: float = inf
     boxes: int = 0
@@ -310,7 +310,8 @@ class _Search:
         if best is None:
             return watch.over()
         watch.report(best.score, self.bound)
-        return self.bound <= best.score + self.gap * abs(best.score) or watch.over()
+        gap = self.pools.options.gap * abs(best.score)
+        return self.bound <= best.score + gap or watch.over()
 
     def _offer(self, found: Found | None) -> None:
         if found is not None and (self.best is None or found.score > self.best.score):
@@ -364,24 +365,25 @@ class _Search:
         pools = self.pools
         watch, pools.relaxed = pools.watch.part(share), 0
         start = None if self.best is None else pools.used(self.best)
-        division = divide(pools.lines, pools, self.gap, watch, start, most)
+        division = divide(pools.lines, pools, pools.options.gap, watch, start, most)
         if division is not None:
             if plans:
                 self._offer(pools.known(division.times))
             self.bound, self.boxes = min(self.bound, -division.bound), self.boxes + division.boxes
 
     def _solve_jointly(self) -> None:
-        best = self.best
-        cutoff = -inf if best is None else best.score + self.gap * abs(best.score) / 2
+        best, gap = self.best, self.pools.options.gap
+        cutoff = -inf if best is None else best.score + gap * abs(best.score) / 2
         better, self.bound = self.pools.together(cutoff, self.bound)
         self._offer(better)
 
 
-def _of_fewer_stages(pools: Pools, options: PlanOptions) -> Found | None:
+def _of_fewer_stages(pools: Pools) -> Found | None:
     """The best plan of one stage less, as one that is known.
 
     It has the time that it would have if it were all that is asked for.
     """
+    options = pools.options
     if options.max_partitions == 1:
         return None
     less = replace(options, max_partitions=options.max_partitions - 1)
@@ -396,7 +398,7 @@ def _of_fewer_stages(pools: Pools, options: PlanOptions) -> Found | None:
     )
     try:
         before.enumerate()
-        search = _Search(before, less.gap, _of_fewer_stages(before, less))
+        search = _Search(before, _of_fewer_stages(before))
         search.plan()
     except InfeasibleError:  # some line fits its paths only in more stages
         return None
@@ -437,7 +439,7 @@ def application_rates(inputs: Inputs, options: PlanOptions) -> tuple[Workload, s
     for stages in range(1, options.max_partitions + 1):
         try:
             less = replace(free, max_partitions=stages)
-            divided = _divided(_pools(inputs, less, lines, problem), less)
+            divided = _divided(_pools(inputs, less, lines, problem))
         except InfeasibleError as error:
             if stages == options.max_partitions and not in_percents(inputs.cluster):
                 raise out_of_reach(lines, problem) from error

@@ -124,7 +124,7 @@ def _served(build: ProgramBuilder, columns: Columns, goal: Goal, layout: Layout)
     take_rates(build, columns, layout, able, np.ones(len(columns)))
     serve = build.rows("serve", len(goal.weight), upper=0.0)
     build.entries(serve[columns.model], served, -1.0)
-    build.entries(serve, np.full(len(serve), layout.z), goal.weight)
+    build.entries(serve, layout.z, goal.weight)
     return served
 
 
@@ -132,10 +132,9 @@ def _keep(build: ProgramBuilder, numbers: Ints, place: Ints, levels: Ints, most:
     """One level, and no configuration that is slower: w by number and place among the levels."""
     add_one(build, levels)
     keep = build.rows("keep", max(0, len(levels) - 1), upper=0.0)
-    for k, row in enumerate(keep, start=1):
-        slower = numbers[place >= k]
-        build.entries(np.full(len(slower), row), slower, 1.0)
-        build.entries(np.full(len(levels) - k, row), levels[k:], -most)
+    build.entries(keep, numbers[:, None], place[:, None] > np.arange(len(keep)))
+    later = np.tri(len(levels), dtype=np.bool_).T[1:]  # levels from each but the first on
+    build.entries(keep[:, None], levels, np.where(later, -most, 0.0))
 
 
 def _floor(build: ProgramBuilder, gpus: Ints, price: Floats, numbers: Ints, least: Floats) -> None:
@@ -146,19 +145,18 @@ def _floor(build: ProgramBuilder, gpus: Ints, price: Floats, numbers: Ints, leas
     never = np.flatnonzero(np.isinf(least))
     if len(never):
         row = build.rows("never", 1, upper=0.0)
-        build.entries(np.repeat(row, len(never)), numbers[never], 1.0)
+        build.entries(row, numbers[never], 1.0)
     some = np.flatnonzero(np.isfinite(least) & (least > 0))
     if len(some):
         row = build.rows("floor", 1, upper=0.0)
-        build.entries(np.repeat(row, len(some)), numbers[some], least[some])
-        build.entries(np.repeat(row, len(gpus)), gpus, -price)
+        build.entries(row, numbers[some], least[some])
+        build.entries(row, gpus, -price)
 
 
 def add_one(build: ProgramBuilder, numbers: Ints) -> None:
     """Of binary variables one is 1."""
-    one = build.rows("one", 2, upper=np.array([1.0, -1.0]))
-    for row, sign in zip(one, (1.0, -1.0), strict=True):
-        build.entries(np.full(len(numbers), row), numbers, sign)
+    both = np.array([1.0, -1.0])
+    build.entries(build.rows("one", 2, upper=both)[:, None], numbers, both[:, None])
 
 
 def add_paths(
@@ -175,13 +173,10 @@ def add_paths(
     start = build.variables("s", len(graph.lines))
     for at, line in enumerate(graph.lines):
         end = build.rows("end", 1, upper=(graph.limit_us + 1e-3) / 1e3)
-        build.entries(end, start[at : at + 1], 1.0)
-        build.entries(np.repeat(end, len(levels[line])), chosen[line], levels[line] / 1e3)
+        build.entries(end, start[at], 1.0)
+        build.entries(end, chosen[line], levels[line] / 1e3)
         for parent in graph.parents[at]:
             before = graph.lines[parent]
             after = build.rows("after", 1, upper=0.0)
-            build.entries(after, start[parent : parent + 1], 1.0)
-            build.entries(after, start[at : at + 1], -1.0)
-            build.entries(
-                np.repeat(after, len(levels[before])), chosen[before], levels[before] / 1e3
-            )
+            build.entries(after, start[[parent, at]], [1.0, -1.0])
+            build.entries(after, chosen[before], levels[before] / 1e3)

@@ -71,8 +71,7 @@ class LineLowerBounds:
         usage = self.usage[: np.searchsorted(self.times, self.times[row], side="right")]
         build = ProgramBuilder()
         part = build.variables("x", len(usage), cost=1.0)
-        at, k = np.nonzero(usage)
-        build.entries(build.rows("capacity", len(gpus), upper=gpus)[k], part[at], usage[at, k])
+        build.entries(build.rows("capacity", len(gpus), upper=gpus), part[:, None], usage)
         answer = solve_linear(build.build())
         return None if answer is None or answer[0].sum() >= 1 - SOLVED else answer[1]
 
@@ -187,25 +186,18 @@ def _refine(line_bounds: Sequence[LineLowerBounds], master: _Master, values: Flo
 def _master(
     lines: Lines, gpus: Ints, price: Floats, line_bounds: Sequence[LineLowerBounds], *, whole: bool
 ) -> _Master:
-    build, count = ProgramBuilder(), len(line_bounds)
-    owned = build.variables(
-        "a",
-        count * len(gpus),
-        upper=np.tile(gpus, count),
-        cost=np.tile(-price, count),
-        whole=whole,
-    )
+    build, shape = ProgramBuilder(), (len(line_bounds), len(gpus))
+    owned = build.variables("a", shape, upper=gpus, cost=-price, whole=whole)
     capacity = build.rows("capacity", len(gpus), upper=gpus)
-    build.entries(np.tile(capacity, count), owned, 1.0)
-    owned = owned.reshape(count, len(gpus))
+    build.entries(capacity, owned, 1.0)
     rows = [own.levels() for own in line_bounds]
     chosen = [build.variables("u", len(at), upper=1.0, whole=whole) for at in rows]
     for own, at, u, mine in zip(line_bounds, rows, chosen, owned, strict=True):
         add_one(build, u)
         for worth, floors in own.prices:
-            row, paid = build.rows("floor", 1, upper=0.0), np.flatnonzero(worth)
-            build.entries(np.repeat(row, len(at)), u, floors[at])
-            build.entries(np.repeat(row, len(paid)), mine[paid], -worth[paid])
+            row = build.rows("floor", 1, upper=0.0)
+            build.entries(row, u, floors[at])
+            build.entries(row, mine, -worth)
     levels = [own.times[at] for own, at in zip(line_bounds, rows, strict=True)]
     for graph in lines.graphs:
         add_paths(build, graph, levels, chosen)

@@ -30,7 +30,6 @@ from flows.planning.registry import Trace
 from flows.planning.solver.arrays import Floats, Ints
 from flows.planning.solver.program import ProgramBuilder
 from flows.planning.solver.tolerances import ROUND_OFF_US, ROUNDING
-from flows.planning.watch import Watch
 from triton_backend.contract.units import US_PER_S
 
 MOST_TOGETHER = 400  # configurations of the program for time and cuts
@@ -57,15 +56,21 @@ def search(
         for graph in lines.graphs:
             add_paths(build, graph, levels, chosen)
 
-    def ask(candidates: unequal.Candidates, score: float, watch: Watch) -> unequal.Answer:
-        given = (pools.problem, candidates, cuts, goal, score)
-        return unequal.search(*given, pools.options, trace, watch)
-
     first = unequal.Answer(bound=np.inf, score=-np.inf)
     if known is not None:
-        first = ask(_within(pools, known[1]), known[0], pools.watch.part(STEP_SHARE))
-    together = unequal.Candidates(columns=columns, most=MOST_TOGETHER, times=every, beside=in_time)
-    answer = ask(together, first.score, pools.watch)
+        score, times = known
+        part = pools.watch.part(STEP_SHARE)
+        first = unequal.search(_within(pools, cuts, times), score, pools.options, trace, part)
+    together = unequal.Candidates(
+        problem=pools.problem,
+        columns=columns,
+        cuts=cuts,
+        goal=goal,
+        most=MOST_TOGETHER,
+        times=every,
+        beside=in_time,
+    )
+    answer = unequal.search(together, first.score, pools.options, trace, pools.watch)
     return answer if answer.columns is not None else replace(first, bound=answer.bound)
 
 
@@ -73,12 +78,13 @@ def with_room(
     pools: Pools, cuts: unequal.Cuts, best: unequal.Answer, times: Sequence[int]
 ) -> unequal.Answer:
     """A plan on the GPUs in use, at these times by line, that could serve more than is asked."""
-    used = _gpus_of(best, pools)
-    free = replace(pools.goal, price=np.zeros_like(pools.goal.price), fixed=False)
-    problem = replace(pools.problem, gpus=used)
+    asked = replace(
+        _within(pools, cuts, times),
+        problem=replace(pools.problem, gpus=_gpus_of(best, pools)),
+        goal=replace(pools.goal, price=np.zeros_like(pools.goal.price), fixed=False),
+    )
     loose = replace(pools.options, gap=max(pools.options.gap, _ROOM_GAP))
-    given = (problem, _within(pools, times), cuts, free, 1.0)
-    found = unequal.search(*given, loose, Trace(), pools.watch.part(STEP_SHARE))
+    found = unequal.search(asked, 1.0, loose, Trace(), pools.watch.part(STEP_SHARE))
     return replace(found, score=-float(pools.goal.price @ _gpus_of(found, pools)))
 
 
@@ -132,9 +138,10 @@ def _gpus_of(answer: unequal.Answer, pools: Pools) -> Ints:
     return np.array([len(gpus.get(number, ())) for number in range(len(pools.problem.gpus))])
 
 
-def _within(pools: Pools, times: Sequence[int]) -> unequal.Candidates:
+def _within(pools: Pools, cuts: unequal.Cuts, times: Sequence[int]) -> unequal.Candidates:
     """Configurations within the budgets of times by line, resized to fill the limits."""
     columns, every = pools.enumerate()
     budgets = np.array(pools.lines.filled(times), dtype=np.float64)
     rows = np.flatnonzero(every <= budgets[columns.model] + ROUND_OFF_US)
-    return unequal.Candidates(columns=columns.take(rows))
+    own = columns.take(rows)
+    return unequal.Candidates(problem=pools.problem, columns=own, cuts=cuts, goal=pools.goal)

@@ -210,8 +210,7 @@ def choose(
         vectors = np.array([stair.vector for stair in own])
         y = build.variables("y", len(own), upper=1.0, cost=-(vectors @ price), whole=True)
         add_one(build, y)
-        row, k = np.nonzero(vectors)
-        build.entries(capacity[k], y[row], vectors[row, k])
+        build.entries(capacity, y[:, None], vectors)
         levels.append(np.array([float(stair.used_us) for stair in own]))
         taken.append(y)
     for graph in lines.graphs:

@@ -24,8 +24,15 @@ from flows.planning.pool.bound import MULTIPLES, Bound, Goal, least_loss
 from flows.planning.pool.columns import Allocation, Columns, best_of_each
 from flows.planning.pool.integer import counts_of, delivered_rps, gpus_in_use, integer_program
 from flows.planning.solver.arrays import FAR, Floats, Ints
-from flows.planning.solver.program import ProgramBuilder
-from flows.planning.solver.solve import FEW_NODES, PROOF_GAP, SEARCH_NODES, Limits, solve_integer
+from flows.planning.solver.program import Program, ProgramBuilder
+from flows.planning.solver.solve import (
+    FEW_NODES,
+    PROOF_GAP,
+    SEARCH_NODES,
+    Limits,
+    Solution,
+    solve_integer,
+)
 from flows.planning.solver.tolerances import EXACT, ROUNDING, SOLVED
 from flows.planning.watch import Watch
 from triton_backend.scheduler.compiled import entry, kernel
@@ -149,19 +156,11 @@ class ModelBlocks:
             whole=True,
         )
         rates = build.variables("x", count, upper=1.0)
-        build.entries(np.repeat(build.rows("share", 1, upper=-1.0), count), rates, -1.0)
+        build.entries(build.rows("share", 1, upper=-1.0), rates, -1.0)
         fit = build.rows("fit", kinds, upper=0.0)
-        taken = rate * columns.usage_of_types(kinds)
-        row, kind = np.nonzero(taken)
-        build.entries(fit[kind], rates[row], taken[row, kind])
+        build.entries(fit, rates[:, None], rate * columns.usage_of_types(kinds))
         build.entries(fit, gpus, -problem.type_divisor)
-        limits = Limits(
-            relative_gap=PROOF_GAP,
-            nodes=FEW_NODES,
-            seconds=self.watch.left_s(),
-            cutoff=-scale.most,
-        )
-        answer = solve_integer(build.build(), limits)
+        answer = self._solved(build.build(), scale, FEW_NODES)
         return scale.least(answer.bound, cutoff), 1 + answer.iterations, None
 
     def _exact(
@@ -177,19 +176,19 @@ class ModelBlocks:
             weight=np.array([rate]), minimum_rps=np.zeros(1), price=price / scale.unit, fixed=True
         )
         program, layout = integer_program(problem, columns, goal, -np.inf)
-        limits = Limits(
-            relative_gap=PROOF_GAP,
-            nodes=SEARCH_NODES,
-            seconds=self.watch.left_s(),
-            cutoff=-scale.most,
-        )
-        answer = solve_integer(program, limits)
+        answer = self._solved(program, scale, SEARCH_NODES)
         cost = scale.least(answer.bound, cutoff)
         if answer.values is None:
             return cost, 1 + answer.iterations, None
         vgpus = counts_of(layout, columns, answer.values)
         used = np.flatnonzero(vgpus.any(axis=1))
         return cost, 1 + answer.iterations, (rows[used], vgpus[used])
+
+    def _solved(self, program: Program, scale: "_Scale", nodes: int) -> Solution:
+        """A program of one model, for solutions that cost little enough to be of interest."""
+        seconds, most = self.watch.left_s(), -scale.most
+        limits = Limits(relative_gap=PROOF_GAP, nodes=nodes, seconds=seconds, cutoff=most)
+        return solve_integer(program, limits)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -403,8 +402,7 @@ def placeable(problem: Problem, columns: Columns) -> tuple[Ints, list[int], bool
     one = build.rows("one", len(problem.models), upper=1.0)
     build.entries(one[columns.model[rows]], placed, 1.0)
     capacity = build.rows("capacity", classes, upper=problem.gpus)
-    row, k = np.nonzero(gpus[rows])
-    build.entries(capacity[k], placed[row], gpus[rows][row, k])
+    build.entries(capacity, placed[:, None], gpus[rows])
     answer = solve_integer(build.build(), Limits(relative_gap=0.0, nodes=SEARCH_NODES))
     vgpus = np.zeros(columns.types.shape, dtype=np.int64)
     if answer.values is not None:

@@ -15,10 +15,10 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from flows.planning.engine import proof
 from flows.planning.engine.columns import Columns, Pool
 from flows.planning.engine.master import Cover, Free, missed_prices
 from flows.planning.engine.pricing import Duals, Priced
+from flows.planning.engine.proof import Least
 from flows.planning.pool.at_prices.blocks import ModelBlocks
 from flows.planning.pool.bound import Goal
 from flows.planning.pool.columns import Allocation
@@ -142,7 +142,7 @@ class ModelPricer:
         """[models] no column has a lower reduced cost: weak, at once."""
         return self.blocks.floor(self.paid(duals), self.need) - duals.demand * self.need
 
-    def least(self, group: int, duals: Duals, cutoff: float, step: int) -> proof.Least:
+    def least(self, group: int, duals: Duals, cutoff: float, step: int) -> Least:
         """The same of one model, closer; see `engine.proof.SteppedPricer`."""
         rate, worth = float(self.need[group]), float(duals.demand[group] * self.need[group])
         cost, effort, found = self.blocks.least(group, self.paid(duals), rate, cutoff + worth, step)
@@ -150,7 +150,7 @@ class ModelPricer:
         if found is not None:
             gpus, served = self.blocks.served(found)
             columns = self._columns(np.array([group]), gpus[None, :], np.array([served]), [found])
-        return proof.Least(reduced=cost - worth, columns=columns, effort=effort)
+        return cost - worth, columns, effort
 
     def _columns(
         self, model: Ints, vector: Ints, rate: Floats, allocations: Sequence[Allocation]

@@ -15,7 +15,7 @@ import pyscipopt
 
 from flows.planning.engine.columns import Columns
 from flows.planning.engine.master import Cover
-from flows.planning.engine.pricing import Duals, Priced, Within
+from flows.planning.engine.pricing import Duals, Priced
 from flows.planning.engine.proof import Least
 from flows.planning.solver.arrays import Floats, Ints
 
@@ -56,13 +56,13 @@ class Knapsacks:
         least = np.array([float(reduced[0]) for _, reduced, _ in best])
         return Priced(columns=Columns.joined([columns for columns, _, _ in best]), least=least)
 
-    def within(self, duals: Duals, cap: Floats, slack: Floats, most: int) -> Within:
+    def within(self, duals: Duals, cap: Floats, slack: Floats, most: int) -> Priced:
         """The best of every group first, as long as they are within the slack."""
         share = max(1, most // len(self.room))
         found = [self._nearest(g, duals, cap, slack[g], share) for g in range(len(self.room))]
-        return Within(
+        return Priced(
             columns=Columns.joined([columns for columns, _, _ in found]),
-            left_out=np.array([left_out for _, _, left_out in found]),
+            least=np.array([left_out for _, _, left_out in found]),
         )
 
     def floor(self, duals: Duals) -> Floats:
@@ -76,7 +76,7 @@ class Knapsacks:
         del cutoff, step
         cap = np.full(len(duals.demand), np.inf)
         columns, reduced, _ = self._nearest(group, duals, cap, np.inf, 1)
-        return Least(reduced=float(reduced[0]), columns=columns, effort=1)
+        return float(reduced[0]), columns, 1
 
     def all(self) -> Columns:
         """Every column there is."""

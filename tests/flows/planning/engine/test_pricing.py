@@ -48,4 +48,4 @@ def test_the_toy_pricer_keeps_what_a_pricer_promises(number: int, seed: int) -> 
         assert abs(reduced[own].min() - priced.least[g]) <= NOISE
         assert floor[g] <= duals.reduced(every)[own].min() + NOISE
         left = [r for n, r in enumerate(reduced) if own[n] and every.source[n] not in found]
-        assert min(left, default=np.inf) >= within.left_out[g] - NOISE
+        assert min(left, default=np.inf) >= within.least[g] - NOISE

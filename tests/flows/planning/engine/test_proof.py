@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from flows.planning.engine.columns import Columns, Pool
 from flows.planning.engine.cover import Relaxed, bound_at, relax
 from flows.planning.engine.master import Cover
-from flows.planning.engine.pricing import Duals, Within
+from flows.planning.engine.pricing import Duals, Priced
 from flows.planning.engine.proof import Parts, by_slack
 from flows.planning.engine.rounding import Incumbent, Rung, Tools, dive
 from flows.planning.solver.arrays import Floats
@@ -92,7 +92,7 @@ def test_a_bound_by_slack_holds_at_any_prices(
 class Generous(Knapsacks):
     """Finds more columns than asked for."""
 
-    def within(self, duals: Duals, cap: Floats, slack: Floats, most: int) -> Within:
+    def within(self, duals: Duals, cap: Floats, slack: Floats, most: int) -> Priced:
         return Knapsacks.within(self, duals, cap, slack, 10 * most)
 
 

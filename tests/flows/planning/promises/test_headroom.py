@@ -1,6 +1,7 @@
 """Headroom for Poisson arrivals: the least factor that holds, stated in the plan."""
 
 from dataclasses import replace
+from functools import partial
 from math import nan
 from typing import Any
 
@@ -10,7 +11,7 @@ from flows.planning import PlanOptions, make_plan
 from flows.planning.promises import attainment
 from flows.planning.promises.headroom import HEADROOM, at_part
 from flows.planning.registry import product_planners
-from flows.planning.robust import Trial, make_robust_plan
+from flows.planning.robust import make_robust_plan
 from flows.planning.verify.numbers import verify_plan
 from scripts.golden.problems import Made, named
 from tests.flows.planning.entries.entry_cases import case, cluster, planned
@@ -110,10 +111,10 @@ def test_a_plan_for_least_cost_carries_the_factor_that_it_states() -> None:
 def test_margins_by_simulation_and_headroom_go_together() -> None:
     profiles, asked = {"net": profile()}, workload()
     options = PlanOptions(slo_margin=0.05, own={"headroom": "poisson99"})
-    trial = Trial(duration_s=1.0, budget_s=0.0)
-    robust = make_robust_plan(profiles, small_cluster(1, 1), asked, options, trial)
+    hasty = partial(make_robust_plan, duration_s=1.0, budget_s=0.0)
+    robust = hasty(profiles, small_cluster(1, 1), asked, options)
     none = replace(options, own={"headroom": "none"})
-    bare = make_robust_plan(profiles, small_cluster(1, 1), asked, none, trial)
+    bare = hasty(profiles, small_cluster(1, 1), asked, none)
     factor = robust.options["headroom_factor"]
     assert attained(bare) < 0.99
     assert factor > 1

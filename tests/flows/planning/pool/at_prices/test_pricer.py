@@ -160,11 +160,11 @@ def test_a_program_is_asked_for_costs_and_answers_with_reduced_ones() -> None:
     blocks = NoItems(found=(1.5, 7, allocation))
     own = pricer([(0, (1, 1), 2.0)], np.zeros(CLASSES), blocks)
     duals = Duals(demand=np.full(MODELS, 0.25), resource=np.array([1.0, 0.75]))
-    least = own.least(1, duals, 2.0, 0)
-    assert (least.reduced, least.effort, blocks.cutoff) == (1.0, 7, 2.5)
-    assert least.columns.matrix(MODELS + CLASSES).tolist() == [[0.0, 2.5, 0.0, 0.0, 2.0]]
-    assert served_rps(least.columns).tolist() == [2.5]
-    numbers, vgpus = least.columns.source[0]
+    reduced, columns, effort = own.least(1, duals, 2.0, 0)
+    assert (reduced, effort, blocks.cutoff) == (1.0, 7, 2.5)
+    assert columns.matrix(MODELS + CLASSES).tolist() == [[0.0, 2.5, 0.0, 0.0, 2.0]]
+    assert served_rps(columns).tolist() == [2.5]
+    numbers, vgpus = columns.source[0]
     assert numbers.tolist() == [13, 14]  # of all configurations
     assert vgpus.tolist() == allocation[1].tolist()
     assert own.floor(duals).tolist() == [3.0, 3.0, 3.0]
