@@ -14,7 +14,12 @@ from uuid import UUID
 import yaml
 from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.client.schemas.actions import DeploymentUpdate
-from prefect.client.schemas.schedules import CronSchedule, IntervalSchedule, RRuleSchedule
+from prefect.client.schemas.schedules import (
+    CronSchedule,
+    IntervalSchedule,
+    NoSchedule,
+    RRuleSchedule,
+)
 from prefect.exceptions import ObjectNotFound
 from pydantic import ValidationError
 
@@ -124,9 +129,12 @@ def described() -> list[str]:
             replan = client.read_deployment_by_name(REPLAN)
         except ObjectNotFound:  # `up --only-classes`
             return []
-        schedules = [s for s in client.read_deployment_schedules(replan.id) if s.active]
+        found = client.read_deployment_schedules(replan.id)
+        schedules = [
+            s.schedule for s in found if s.active and not isinstance(s.schedule, NoSchedule)
+        ]
         armed = [t.name for t in _triggers(client, replan.id) if t.enabled]
-    lines = [f"replan: {_when(s.schedule)}" for s in schedules] or [NO_NIGHTS]
+    lines = [f"replan: {_when(one)}" for one in schedules] or [NO_NIGHTS]
     return lines + [f"replan: {name} is armed" for name in armed]
 
 
