@@ -325,6 +325,18 @@ def _fields_at(form: type[FileForm], loc: tuple[int | str, ...]) -> list[str]:
     return [] if found is None else list(found.model_fields)
 
 
+def check_is_file(path: Path) -> None:
+    """Refuse what is no file of a model.
+
+    Raises:
+        InputError: it is a folder, or there is none.
+    """
+    if path.is_dir():
+        raise InputError(str(path), "is a folder; name the ONNX file in it")
+    if not path.is_file():
+        raise InputError(str(path), "no such file")
+
+
 def read_text(path: Path) -> str:
     """The text of a file.
 

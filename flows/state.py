@@ -58,6 +58,11 @@ class ProjectState:
         return self.home / "change-of-plan.lock"
 
     @property
+    def loop_lock(self) -> Path:
+        """The lock of the one loop that follows the load."""
+        return self.home / "loop.lock"
+
+    @property
     def reports(self) -> Path:
         """Pages written for people."""
         return self.home / "reports"

@@ -6,7 +6,8 @@ made, and for what (`autoscale`, `steering`).
 
 import time
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -22,6 +23,7 @@ from flows.planning.promises.attainment import with_attainment
 from flows.release.artifacts import attach_devices
 from flows.release.rollout.change import plan_in_force
 from flows.release.rollout.guarded import RolloutOptions, finish_interrupted, roll_out
+from flows.release.rollout.lock import one_loop
 from flows.release.server.running import ServerError, ServerState, read_state
 from flows.workspace import Workspace, store_plan
 from triton_backend.contract.entries import Lease, latest
@@ -140,23 +142,24 @@ def follow_served(work: Workspace, how: AutoscaleOptions, cluster: Path | None, 
         say: gets a line per period.
 
     Raises:
-        InputError: nothing is being served, or no plan serves every model.
+        InputError: nothing is being served, no plan serves every model, or another loop runs.
     """
 
     def follower(plan: Plan) -> Follower:
         within = limited(plan.cluster, how.max_gpus)
         return follower_of(work, within, plan.workload, plan, lambda _: None)
 
-    follow_live(
-        follower(plan_in_force(work.state.serve)),
-        RunningSystem(work, cluster),
-        how.period,
-        say,
-        follower_of=follower,
-        periods=how.periods,
-        advisory=how.advisory,
-        over=time_over(how),
-    )
+    with _one_loop(work, how):
+        follow_live(
+            follower(plan_in_force(work.state.serve)),
+            RunningSystem(work, cluster),
+            how.period,
+            say,
+            follower_of=follower,
+            periods=how.periods,
+            advisory=how.advisory,
+            over=time_over(how),
+        )
 
 
 def steer_served(work: Workspace, how: SteerOptions, cluster: Path | None, say: Say) -> None:
@@ -165,17 +168,29 @@ def steer_served(work: Workspace, how: SteerOptions, cluster: Path | None, say: 
     A change that was interrupted is finished or undone first.
 
     Raises:
-        InputError: nothing is being served, or nothing with entries.
+        InputError: nothing is being served, or nothing with entries, or another loop runs.
     """
-    steer_live(
-        steering_of(work, finish_interrupted(work, say)),
-        SteeredServer(work, cluster),
-        say,
-        steering_of=partial(steering_of, work),
-        decisions=how.looks,
-        advisory=how.advisory,
-        over=time_over(how),
-    )
+    with _one_loop(work, how):
+        steer_live(
+            steering_of(work, finish_interrupted(work, say)),
+            SteeredServer(work, cluster),
+            say,
+            steering_of=partial(steering_of, work),
+            decisions=how.looks,
+            advisory=how.advisory,
+            over=time_over(how),
+        )
+
+
+@contextmanager
+def _one_loop(work: Workspace, how: LoopOptions) -> Generator[None]:
+    """No other loop that brings plans into force runs meanwhile; advice goes beside one."""
+    read_state(work.state.serve)  # where nothing is served, no lock is made
+    if how.advisory:
+        yield
+        return
+    with one_loop(work.state.loop_lock):
+        yield
 
 
 def time_over(how: LoopOptions) -> Callable[[], bool]:

@@ -87,11 +87,13 @@ def plan_step(
     """Plan, verify against the profiles, simulate, and store; `robust` chooses margins so, too.
 
     Raises:
-        InputError: the inputs do not fit, or no plan can meet an SLO.
+        InputError: the inputs do not fit, no plan can meet an SLO, or it could not be stored.
         InvariantError: the plan's own numbers do not follow from the profiles.
     """
     profiles, warnings = load_profiles(work, cluster, workload)
     known = load_interference(work)
+    with work.open():  # a plan that could not be stored is not looked for
+        pass
     if watch is not None:
         watch.begin()
     if robust:

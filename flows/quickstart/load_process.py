@@ -86,11 +86,12 @@ def run_load(request: LoadRequest, *, keep_interrupted: bool = False) -> dict[st
     """Run to the end; the object of `load --json`.
 
     With `keep_interrupted`, Ctrl-C ends the sending and what was measured until then is the
-    result; its `interrupted` is true then.
+    result; its `interrupted` is true then. Where records could not be written, its `records_lost`
+    says why.
 
     Raises:
         InputError: the generator refused its input.
-        PoolPipeError: it failed.
+        PoolPipeError: it failed, or its records are lost to a caller that keeps no such result.
     """
     source = str(Path(__file__).resolve().parents[2])
     path = os.pathsep.join(filter(None, [source, os.environ.get("PYTHONPATH")]))
@@ -120,7 +121,10 @@ def run_load(request: LoadRequest, *, keep_interrupted: bool = False) -> dict[st
         raise PoolPipeError(
             f"the load generator ended with {process.returncode}: {(err or '')[-500:]}"
         )
-    return json.loads(out)
+    found = json.loads(out)
+    if "records_lost" in found and not keep_interrupted:
+        raise PoolPipeError(found["records_lost"])
+    return found
 
 
 def _complaint(out: str, err: str | None) -> dict[str, str]:

@@ -101,6 +101,13 @@ def test_the_chart_has_what_stays_when_the_plan_changes(helm: Path) -> None:
     assert not objects(helm, token={"create": False}, podMonitor=off, rules=off, dashboard=off)
 
 
+def test_an_operator_that_watches_labelled_objects_alone_finds_them(helm: Path) -> None:
+    found = objects(helm, monitorLabels={"release": "monitoring"})
+    for kind in ("PodMonitor", "PrometheusRule"):
+        labels = found[kind, "poolpipe"]["metadata"]["labels"]
+        assert labels == {"app.kubernetes.io/part-of": "poolpipe", "release": "monitoring"}
+
+
 def test_nodes_follow_the_advised_gauge_by_either_autoscaler(helm: Path) -> None:
     by_keda = objects(helm, nodes=NODES)
     by_hpa = objects(helm, nodes=NODES, autoscaler="hpa")
@@ -110,7 +117,7 @@ def test_nodes_follow_the_advised_gauge_by_either_autoscaler(helm: Path) -> None
     assert by_keda["ScaledObject", name]["spec"] == scaled["spec"]
     assert by_hpa["HorizontalPodAutoscaler", name]["spec"] == autoscaler["spec"]
     pods = by_keda["Deployment", name]["spec"]["template"]["spec"]
-    assert pods["nodeSelector"] == deployment["spec"]["template"]["spec"]["nodeSelector"]
+    assert pods == deployment["spec"]["template"]["spec"]
     other = by_hpa["Deployment", "poolpipe-a100-80-nodes"]["spec"]["template"]["spec"]
     assert other["nodeSelector"] == {"poolpipe/gpu-class": "a100"}
     limits = by_hpa["HorizontalPodAutoscaler", "poolpipe-a100-80-nodes"]["spec"]
@@ -123,6 +130,7 @@ def test_nodes_follow_the_advised_gauge_by_either_autoscaler(helm: Path) -> None
         ({"nodez": []}, "nodez"),
         ({"name": "Pool Pipe"}, "/name"),
         ({"autoscaler": "none"}, "/autoscaler"),
+        ({"monitorLabels": {"release": 1}}, "/monitorLabels/release"),
         ({"nodes": [{"gpuClass": 'L4"}', "gpusPerNode": 4, "most": 8}]}, "/nodes/0/gpuClass"),
         ({"nodes": [{"gpuClass": "L4", "most": 8}]}, "gpusPerNode"),
         ({"nodes": [NODES[0] | {"least": 9}]}, "nodes of L4: least 9 is more than most 8"),

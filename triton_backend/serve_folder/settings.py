@@ -100,9 +100,9 @@ class ServeOptions:
             raise InputError(f"--gateways {self.gateways}", "is neither 1 nor 2")
         if self.gateways > 1 and not self.standby:
             raise InputError("--gateways 2", "needs the standby scheduler (no --no-standby)")
-        _check_host("--gateway-host", self.gateway_host)
+        check_host("--gateway-host", self.gateway_host)
         for node, host in self.hosts.items():
-            _check_host(f"host of {node}", host)
+            check_host(f"host of {node}", host)
         if self.gateways > 1 and self.hosts:
             named = ", ".join(self.hosts)
             raise InputError("--gateways 2", f"all nodes must run on this host, {named} do not")
@@ -288,8 +288,12 @@ def plan_artifacts(plan: Plan) -> tuple[str, ...]:
     return tuple(sorted({stage.artifact for stage in stages if stage.artifact is not None}))
 
 
-def _check_host(where: str, host: str) -> None:
-    """Refuse what is no host: it becomes part of addresses and of files for scripts."""
+def check_host(where: str, host: str) -> None:
+    """Refuse what is no host: it becomes part of addresses and of files for scripts.
+
+    Raises:
+        InputError: it is no IPv4 address and no name.
+    """
     numeric = host.replace(".", "").isdigit()
     if not _HOST.fullmatch(host) or (numeric and not is_ipv4(host)):
         raise InputError(where, f"{host!r} is no IPv4 address and no name of a host")

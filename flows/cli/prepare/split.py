@@ -98,9 +98,11 @@ def split(
 
 
 def _name_of(file: Path) -> str:
+    from flows.files import check_is_file
     from triton_backend.contract.errors import InputError
     from triton_backend.serve_folder.names import check_name
 
+    check_is_file(file)
     try:
         check_name(file.stem)
     except InputError as error:

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 import typer
 
 from flows.cli import shared_options
-from flows.cli.console import print_json, show, table
+from flows.cli.console import note, print_json, show, table
 from flows.cli.registry import command
 from flows.cli.serve.options import Connection, SentLoad
 from flows.cli.shared_options import WAREHOUSE, AsJson, PlanArgument, PlanOption, WarehouseFile
@@ -44,7 +44,7 @@ def load(
     from flows.quickstart.load_process import LoadRequest, run_load
     from flows.release.server.running import read_state
     from flows.workspace import workspace
-    from triton_backend.contract.errors import InputError
+    from triton_backend.contract.errors import InputError, PoolPipeError
 
     work = workspace(warehouse)
     file = plan_file(work, plan_text(plan, plan_option))
@@ -75,7 +75,9 @@ def load(
         ),
         keep_interrupted=True,
     )
-    stated = more | {"url": url, "protocol": protocol, "records": str(kept.resolve())}
+    lost = found.pop("records_lost", None)
+    place = None if lost else str(kept.resolve())
+    stated = more | {"url": url, "protocol": protocol, "records": place}
     run_id = keep_run(warehouse, "load", served, (_plain(stated), found))
     if run_id is None and records is None:
         kept.unlink(missing_ok=True)
@@ -86,6 +88,10 @@ def load(
         for text, count in found.get("messages", {}).items():
             show(f"{count} x {text}")
         show(f"stored as {run_id}" if run_id else "not stored")
+    if lost and records is not None:
+        raise PoolPipeError(f"{lost}; the results are whole, the records are lost")
+    if lost:
+        note(f"no records: {lost}")
     if found.get("interrupted"):
         raise KeyboardInterrupt  # results until then are printed; the exit code says why
 

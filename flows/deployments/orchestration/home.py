@@ -84,7 +84,9 @@ def _credentials(home: Path) -> str:
             if not _write(path, _with_auth(text, auth), over=bool(text)):
                 return _credentials(home)  # of another process that was faster
         path.chmod(0o600)
-    except (OSError, ValueError, AttributeError) as error:
+    except OSError as error:
+        raise InputError(str(path), f"cannot be used: {error.strerror}") from error
+    except (ValueError, AttributeError) as error:
         raise InputError(str(path), f"not Prefect's profiles: {error}") from error
     return str(auth)
 

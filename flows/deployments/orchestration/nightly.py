@@ -14,7 +14,12 @@ from uuid import UUID
 import yaml
 from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.client.schemas.actions import DeploymentUpdate
-from prefect.client.schemas.schedules import CronSchedule
+from prefect.client.schemas.schedules import (
+    CronSchedule,
+    IntervalSchedule,
+    NoSchedule,
+    RRuleSchedule,
+)
 from prefect.exceptions import ObjectNotFound
 from pydantic import ValidationError
 
@@ -24,6 +29,7 @@ from triton_backend.contract.errors import InputError, InvariantError
 REPLAN, INGEST = "replan/replan", "ingest-stats/ingest-stats"
 TRIGGER = "replan-on-condition"
 TIMEZONE = "UTC"
+NO_NIGHTS = "replan: no schedule is active, nights are not replanned (`up --nightly` sets one)"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,17 +119,28 @@ def _triggers(client: SyncPrefectClient, deployment_id: UUID) -> list[Any]:
 
 
 def described() -> list[str]:
-    """The schedules that are active on the server.
+    """The schedules that are active on the server, those made there by hand, too.
 
-    A line per active schedule, and one for the trigger; none where `replan` is not registered.
+    A line per active schedule or one that says there is none, and one for the trigger; none where
+    `replan` is not registered.
     """
     with get_client(sync_client=True) as client:
         try:
             replan = client.read_deployment_by_name(REPLAN)
         except ObjectNotFound:  # `up --only-classes`
             return []
-        schedules = [s for s in client.read_deployment_schedules(replan.id) if s.active]
+        found = client.read_deployment_schedules(replan.id)
+        schedules = [
+            s.schedule for s in found if s.active and not isinstance(s.schedule, NoSchedule)
+        ]
         armed = [t.name for t in _triggers(client, replan.id) if t.enabled]
-    crons = [s.schedule.cron for s in schedules if isinstance(s.schedule, CronSchedule)]
-    lines = [f"replan: every {cron!r} {TIMEZONE}" for cron in crons]
+    lines = [f"replan: {_when(one)}" for one in schedules] or [NO_NIGHTS]
     return lines + [f"replan: {name} is armed" for name in armed]
+
+
+def _when(schedule: CronSchedule | IntervalSchedule | RRuleSchedule) -> str:
+    if isinstance(schedule, CronSchedule):
+        return f"every {schedule.cron!r} {schedule.timezone or TIMEZONE}"
+    if isinstance(schedule, IntervalSchedule):
+        return f"every {schedule.interval}"
+    return f"by {schedule.rrule!r}"

@@ -7,6 +7,7 @@ import onnx
 from google.protobuf.message import DecodeError
 from onnx import external_data_helper, inliner
 
+from flows.files import check_is_file
 from flows.preparation.splitting.graph import sort_nodes, subgraphs
 from flows.preparation.splitting.inputs.states import refuse_state
 from triton_backend.contract.errors import InputError
@@ -37,11 +38,7 @@ def load_skeleton(path: Path) -> onnx.ModelProto:
             weights in a file that is not there.
     """
     where = str(path)
-    if not path.is_file():
-        folder = path.is_dir()
-        raise InputError(
-            where, "is a folder; name the ONNX file in it" if folder else "no such file"
-        )
+    check_is_file(path)
     try:
         # Whatever the name ends with: onnx would read `.json` or `.txt` as a text of its own.
         model = onnx.load(path, format="protobuf", load_external_data=False)

@@ -215,5 +215,7 @@ class SplitModel:
                 step=data.get("step", {}),
                 reused=True,
             )
+        except FileNotFoundError as error:
+            raise InputError(str(path), "no such file; split the model again") from error
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise InputError(str(path), f"not the record of a split: {error}") from error

@@ -141,8 +141,8 @@ def render_container(plan: Plan, folder: Path, options: ContainerOptions) -> Bun
 
     Raises:
         InputError: a model's, an application's or a group's name cannot be used, an artifact is
-            missing, an address is given for no node of the plan, or the folder has files that no
-            rendering wrote.
+            missing, an address is given for no node of the plan, claims are asked for where no
+            container needs a GPU, or the folder has files that no rendering wrote.
     """
     _check_classes(options, plan)
     artifacts = read_artifacts(plan, options.serve.artifacts)
@@ -153,6 +153,7 @@ def render_container(plan: Plan, folder: Path, options: ContainerOptions) -> Bun
     check_late_binding(options.serve, plan)
     containers = node_containers(plan, options.name, artifacts)
     _check_hosts(options, containers)
+    _check_claims(options, containers)
     _clear(folder)
     _copy_artifacts(folder, options.serve.artifacts, artifacts)
     by_container = _settings(plan, containers, options)
@@ -183,6 +184,11 @@ def _check_hosts(options: ContainerOptions, containers: tuple[NodeContainer, ...
     unknown = sorted(set(options.serve.hosts) - set(nodes))
     if unknown:
         raise InputError("--host", f"{unknown[0]!r} is no node of the plan: {', '.join(nodes)}")
+
+
+def _check_claims(options: ContainerOptions, containers: tuple[NodeContainer, ...]) -> None:
+    if options.gpu_claims and not options.beside_gpus and not any(c.on_gpu for c in containers):
+        raise InputError("--gpu-claims", "claims nothing: every stage of the plan runs on a CPU")
 
 
 def _check_classes(options: ContainerOptions, plan: Plan) -> None:

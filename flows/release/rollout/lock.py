@@ -1,4 +1,4 @@
-"""One change of plan at a time, from its preparation to the end of its bake.
+"""One change of plan at a time, from its preparation to the end of its bake; one loop at a time.
 
 A file of the state folder is locked for so long, and says by which process. The kernel unlocks it
 when that process ends, however it does: a lock that is free beside a rollout that has not ended
@@ -20,6 +20,10 @@ from triton_backend.serve_folder.files import PRIVATE
 
 POLL_SECONDS = 0.1
 COMMAND_CHARACTERS = 120
+CHANGE_UNDER_WAY = "another change of plan is under way"
+LOOP_UNDER_WAY = (
+    "another loop brings plans into force, and two would undo each other's (--advisory goes beside)"
+)
 
 
 @contextmanager
@@ -34,10 +38,34 @@ def one_change(path: Path, *, wait: bool, say: Say = say_on_stderr) -> Generator
     Raises:
         InputError: another process or thread holds the lock, and is not to be waited for.
     """
+    with _held(path, CHANGE_UNDER_WAY, say if wait else None):
+        yield
+
+
+@contextmanager
+def one_loop(path: Path) -> Generator[None]:
+    """Hold the lock of the loop that follows the load while the context lasts.
+
+    Raises:
+        InputError: another process or thread holds it.
+    """
+    with _held(path, LOOP_UNDER_WAY, None):
+        yield
+
+
+@contextmanager
+def _held(path: Path, taken: str, say: Say | None) -> Generator[None]:
+    """The lock of a file.
+
+    Args:
+        path: the file.
+        taken: the complaint where another has it,
+        say: unless that one is waited for: called with it.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, PRIVATE)
     try:
-        _take(fd, path, wait=wait, say=say)
+        _take(fd, path, taken, say)
         os.pwrite(fd, _this_process().encode(), 0)
         try:
             yield
@@ -47,17 +75,15 @@ def one_change(path: Path, *, wait: bool, say: Say = say_on_stderr) -> Generator
         os.close(fd)
 
 
-def _take(fd: int, path: Path, *, wait: bool, say: Say) -> None:
+def _take(fd: int, path: Path, taken: str, say: Say | None) -> None:
     said_of = ""
     while True:
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             holder = os.pread(fd, 1024, 0).decode(errors="replace")
-            if not wait:
-                raise InputError(
-                    str(path), f"another change of plan is under way: {holder}"
-                ) from None
+            if say is None:
+                raise InputError(str(path), f"{taken}: {holder}") from None
         else:
             os.ftruncate(fd, 0)  # a holder that died left its name
             return

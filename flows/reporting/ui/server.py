@@ -34,7 +34,8 @@ from flows.reporting.view import view_of
 from triton_backend.contract.errors import InputError
 from triton_backend.contract.plan import Plan
 from triton_backend.contract.units import us_to_ms
-from triton_backend.serve_folder.endpoints import is_loopback
+from triton_backend.serve_folder.endpoints import check_listening, is_loopback
+from triton_backend.serve_folder.settings import check_host
 
 MOST_THREADS = 32  # requests at once; one that comes beyond them is closed unanswered
 SILENT_S = 10.0  # after which a client that sends or takes nothing loses its thread
@@ -63,7 +64,8 @@ class PageServer:
         hosts: names that requests may ask for beside the address that they came in at.
 
     Raises:
-        InputError: the port cannot be listened on.
+        InputError: the address is no IPv4 address, a name none of a host, or the port cannot be
+            listened on.
     """
 
     def __init__(
@@ -74,6 +76,9 @@ class PageServer:
         port: int = 8080,
         hosts: Collection[str] = (),
     ) -> None:
+        check_listening("--address", address)  # an empty one would be every address
+        for host in hosts:
+            check_host("--host-name", host)
         self._watch = watch
         self._address = address
         self._hosts = {host.lower() for host in hosts}
@@ -274,7 +279,7 @@ def run_page(
     `on_ready` is called with the URL once the page can be read there.
 
     Raises:
-        InputError: the port cannot be listened on.
+        InputError: as `PageServer`.
     """
     watch = SystemWatch(state_path, warehouse=warehouse)
     server = PageServer(watch, address=address, port=port, hosts=hosts)

@@ -82,7 +82,11 @@ def _main(options: argparse.Namespace) -> int:
         "interrupted": interrupted,
     }
     if options.records is not None:
-        result.save(options.records)
+        try:
+            result.save(options.records)
+        except OSError as error:
+            reason = f"{options.records}: cannot be written: {error.strerror}"
+            summary["records_lost"] = reason
     print(json.dumps(summary) if options.json else _table(summary))  # noqa: T201 - see above
     return INTERRUPTED if interrupted else 0
 

@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -77,16 +78,27 @@ class LoadRun:
     entries: Mapping[str, tuple[str, ...]] = field(default_factory=dict[str, tuple[str, ...]])
 
     def save(self, path: Path) -> None:
-        """Write records, model names and deadlines as a compressed `.npz`."""
-        # An open file, because numpy adds `.npz` to a name that lacks it.
-        with path.open("wb") as file:
-            np.savez_compressed(
-                file,
-                records=self.records,
-                models=np.asarray(self.models),
-                deadline_us=np.asarray(self.deadline_us),
-                started_monotonic_us=np.asarray(self.started_monotonic_us),
-            )
+        """Write records, model names and deadlines as a compressed `.npz`, or no file.
+
+        Raises:
+            OSError: it cannot be written.
+        """
+        # Not into the file: numpy adds `.npz` to a name that lacks it, and what it leaves half
+        # written where a disk is full complains once more when it is collected.
+        whole = BytesIO()
+        np.savez_compressed(
+            whole,
+            records=self.records,
+            models=np.asarray(self.models),
+            deadline_us=np.asarray(self.deadline_us),
+            started_monotonic_us=np.asarray(self.started_monotonic_us),
+        )
+        try:
+            path.write_bytes(whole.getbuffer())
+        except OSError:
+            if path.is_file():
+                path.unlink()
+            raise
 
     def summary(self) -> dict[str, Any]:
         """The object of `load --json`."""

@@ -39,6 +39,14 @@ def test_a_plan_is_shown_stored_and_written(profiled: Path, poolpipe: Command) -
         assert [row["plan_id"] for row in list_plans(warehouse)] == [document["plan_id"]]
 
 
+def test_a_warehouse_that_takes_no_plan_is_said_before_one_is_looked_for(
+    profiled: Path, poolpipe: Command
+) -> None:
+    (profiled / "poolpipe.duckdb").chmod(0o444)
+    ran = poolpipe(*PLAN, "-o", "plan.json", "--progress", "json")
+    assert_refused(ran, "poolpipe.duckdb: cannot be written")
+
+
 @pytest.mark.usefixtures("profiled")
 def test_plan_json_prints_the_object_of_the_file(poolpipe: Command) -> None:
     printed = poolpipe(*PLAN, "-o", "plan.json", "--json").document

@@ -13,6 +13,23 @@ SPLIT = ("--blocks", "2", "--max-batch", "2")
 
 
 @pytest.mark.usefixtures("project")
+@pytest.mark.usefixtures("project")
+@pytest.mark.parametrize(
+    ("given", "reason"),
+    [
+        (".", ".: is a folder; name the ONNX file in it"),
+        ("a b", "a b: is a folder; name the ONNX file in it"),
+        ("none é.onnx", "none é.onnx: no such file"),
+    ],
+)
+def test_what_is_no_file_is_said_before_its_name(
+    poolpipe: Command, given: str, reason: str
+) -> None:
+    Path("a b").mkdir()
+    refused = poolpipe("split", given)
+    assert (refused.code, refused.err) == (2, f"poolpipe: {reason}\n")
+
+
 def test_a_file_whose_name_is_no_models_is_refused_with_the_option(poolpipe: Command) -> None:
     embedding_net(Path("Mein Netz.onnx"))
     refused = poolpipe("split", "Mein Netz.onnx", *SPLIT)

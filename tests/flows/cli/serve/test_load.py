@@ -53,6 +53,30 @@ def test_an_interrupted_load_tells_and_keeps_what_it_measured(tmp_path: Path) ->
         assert len(saved["records"]) == model["offered"] >= 1
 
 
+@pytest.mark.slow
+def test_a_full_disk_costs_the_records_and_not_the_results(tmp_path: Path) -> None:
+    (tmp_path / "plan.json").write_text(json.dumps(two_stages().to_dict()))
+
+    async def loaded(*records: str) -> tuple[int | None, bytes, bytes]:
+        async with grpc_sink(doubled) as address:
+            process = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-c", "from flows.cli.main import main; main()", "load"),
+                *("--plan=plan.json", f"--url={address}", "--duration=1", "--rate=20"),
+                *(*records, "--json"),
+                stdout=asyncio.subprocess.PIPE,
+                stderr=asyncio.subprocess.PIPE,
+                cwd=tmp_path,
+            )
+            out, err = await process.communicate()
+            return process.returncode, out, err
+
+    code, out, err = asyncio.run(loaded("--records=/dev/full"))
+    (model,) = json.loads(out)["models"].values()
+    assert model["offered"] >= 1
+    reason = "/dev/full: cannot be written: No space left on device; the results are whole"
+    assert (code, err.decode()) == (1, f"poolpipe: {reason}, the records are lost\n")
+
+
 @pytest.mark.usefixtures("planned")
 def test_a_file_of_records_that_cannot_be_written_is_refused_before_the_load(
     poolpipe: Command,

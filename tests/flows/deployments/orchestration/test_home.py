@@ -87,6 +87,14 @@ def test_profiles_of_the_user_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         prepared(monkeypatch, tmp_path)
 
 
+def test_a_file_of_profiles_that_cannot_be_made_is_named_with_the_system_s_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / PROFILES).mkdir()
+    with pytest.raises(InputError, match=r"profiles\.toml: cannot be used: Is a directory$"):
+        prepared(monkeypatch, tmp_path)
+
+
 def test_a_profile_of_that_name_without_credentials_is_no_reason_to_spoil_the_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

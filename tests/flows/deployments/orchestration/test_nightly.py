@@ -14,11 +14,18 @@ import numpy as np
 import pytest
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.filters import DeploymentFilter, DeploymentFilterId
+from prefect.client.schemas.schedules import IntervalSchedule
 from prefect.events import emit_event
 
 from flows.clock import now_utc
 from flows.deployments.local import NIGHTLY_FILE
-from flows.deployments.orchestration.nightly import Nightly, kept, write_nightly
+from flows.deployments.orchestration.nightly import (
+    NO_NIGHTS,
+    Nightly,
+    described,
+    kept,
+    write_nightly,
+)
 from flows.files import read_cluster, read_workload
 from flows.operations.replanning.conditions import ATTAINMENT_LOW
 from flows.planning import PlanOptions
@@ -203,6 +210,14 @@ def test_one_command_leaves_nights_and_trigger_and_a_replan_keeps_every_option(
 
     assert project.up("--no-nightly") == []
     assert not (project.folder / "home/operations" / NIGHTLY_FILE).exists()  # nor the next time
+    code, said = project.operations("status")
+    assert code == 0, said
+    assert [line for line in said.splitlines() if line.startswith("replan: ")] == [NO_NIGHTS]
+    # A schedule that an operator made on the server.
+    with joined(project.url), get_client(sync_client=True) as api:
+        hourly = IntervalSchedule(interval=timedelta(hours=6))
+        api.create_deployment_schedules(replan.id, [(hourly, True)])
+        assert described() == ["replan: every 6:00:00"]
 
 
 def ended(project: Project, deployment_id: Any) -> list[Any]:

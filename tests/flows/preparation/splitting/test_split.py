@@ -121,6 +121,12 @@ def test_a_broken_record_is_named(tmp_path: Path) -> None:
         SplitModel.read(split.folder)
 
 
+def test_a_record_whose_folder_was_deleted_says_what_to_do(tmp_path: Path) -> None:
+    with pytest.raises(InputError) as caught:
+        SplitModel.read(tmp_path / "m" / "0f")
+    assert str(caught.value) == f"{tmp_path}/m/0f/split.json: no such file; split the model again"
+
+
 def test_examples_are_the_graphs_of_the_onnx_wheel() -> None:
     assert {"squeezenet", "shufflenet", "resnet50", "densenet121"} <= set(example_names())
 

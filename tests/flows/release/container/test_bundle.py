@@ -666,6 +666,40 @@ def test_nodes_on_cpus_and_rehearsals_ask_for_no_gpu(tmp_path: Path) -> None:
     assert "deploy" not in (rehearsed.folder / "compose.yaml").read_text()
 
 
+def test_claims_of_a_plan_whose_stages_run_on_cpus_are_refused(
+    tmp_path: Path, artifacts: Path, served: Plan
+) -> None:
+    for name in ("first", "second"):
+        made = Artifact.read(artifacts / name)
+        replace(made, runtime="onnxruntime", device="cpu", options={}).write(artifacts / name)
+    serve = ServeOptions(artifacts=artifacts)
+    bundle = render_container(served, tmp_path / "bundle", ContainerOptions(serve=serve))
+    assert set(pod_of(bundle, "poolpipe-slow")["containers"][0]["resources"]["limits"]) == {
+        "memory"
+    }
+    claims = ContainerOptions(serve=serve, gpu_claims=True)
+    with pytest.raises(InputError, match="--gpu-claims: claims nothing: every stage of the plan"):
+        render_container(served, tmp_path / "claims", claims)
+    assert not (tmp_path / "claims").exists()
+    beside = replace(serve, beside=Beside(folders={"chat": tmp_path / "chat"}))
+    render_container(served, tmp_path / "beside", replace(claims, serve=beside, beside_gpus=1))
+
+
+def test_the_readme_says_how_the_image_is_built_and_where_it_must_lie(
+    tmp_path: Path, bundle: Bundle
+) -> None:
+    readme = " ".join((bundle.folder / "README.md").read_text().split())
+    image = "poolpipe-serving:test-plan"
+    assert f"docker build -t {image} ." in readme
+    assert "`--image REGISTRY/NAME:TAG`" in readme
+    assert f"{image}\n" in (bundle.folder / "compose.yaml").read_text()
+    options = ContainerOptions(image="registry.example/team/serving:1", request_gpus=False)
+    named = render_container(plan(two_stage()), tmp_path / "named", options)
+    text = (named.folder / "README.md").read_text()
+    assert "docker push registry.example/team/serving:1" in text
+    assert "--image REGISTRY" not in text
+
+
 def test_a_model_with_sizes_is_one_triton_model_of_open_dimensions(tmp_path: Path) -> None:
     options = ContainerOptions(serve=ServeOptions(artifacts=tmp_path))
     bundle = render_container(sized_plan(), tmp_path / "bundle", options)

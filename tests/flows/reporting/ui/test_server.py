@@ -5,6 +5,7 @@ Real metrics over HTTP, a real warehouse, a real browser where there is one.
 
 import http.client
 import json
+import re
 import shutil
 import socket
 import subprocess
@@ -282,6 +283,20 @@ def test_a_taken_port_is_named(page: PageServer, tmp_path: Path) -> None:
     port = int(page.url.rsplit(":", 1)[1].rstrip("/"))
     with pytest.raises(InputError, match=f"--port {port}: cannot be listened on"):
         PageServer(SystemWatch(tmp_path / "state.json"), port=port)
+
+
+@pytest.mark.parametrize("address", ["", "localhost", "::1", "127.1", "300.1.1.1", "*", "$(id)"])
+def test_what_is_no_address_is_named(tmp_path: Path, address: str) -> None:
+    said = f"--address: {address!r} is no IPv4 address to listen on"
+    with pytest.raises(InputError, match=re.escape(said)):
+        PageServer(SystemWatch(tmp_path / "state.json"), address=address, port=0)
+
+
+@pytest.mark.parametrize("name", ["", "a b", "http://page.example", "page.example:80"])
+def test_what_is_no_name_of_a_host_is_named(tmp_path: Path, name: str) -> None:
+    said = f"--host-name: {name!r} is no IPv4 address and no name of a host"
+    with pytest.raises(InputError, match=re.escape(said)):
+        PageServer(SystemWatch(tmp_path / "state.json"), port=0, hosts=(name,))
 
 
 def test_a_system_that_is_not_there_or_cannot_be_reached_is_told(
