@@ -26,7 +26,7 @@ REPLAN = ("replan", "--cluster", "cluster.yaml", "--workload", "workload.yaml")
         (("warehouse", "compact"), "poolpipe.duckdb: no such warehouse"),
         (("load", "--plan", "none.json"), "none.json: no such file"),
         (("serve", "none.json"), "none.json: no such file"),
-        (("ui", "--address", "999.9.9.9"), "cannot be listened on at 999.9.9.9"),
+        (("ui", "--address", "999.9.9.9"), "999.9.9.9' is no IPv4 address to listen on"),
         (("replan", "--cluster", "none.yaml", "--workload", "workload.yaml"), "none.yaml: no such"),
         (("ingest", "--folder", "none"), "none: has no event files; `poolpipe serve` writes them"),
         ((*REPLAN, "--peak", "net=5"), "--peak: needs --backtest, the table to replay"),
