@@ -49,7 +49,7 @@ MARKS = "slow", "long"
 """Files with such a test come before those without: what is left at the end is short."""
 
 STARTING = {"subprocess.Popen", "os.fork", "os.posix_spawn"}
-QUICK_PROGRAMS = {"git", "lscpu", "uname"}  # calls of libraries and of the repository's own tests
+QUICK_PROGRAMS = {"fc-list", "git", "lscpu", "uname"}  # calls of libraries and of our own tests
 _started: list[str] = []
 
 
