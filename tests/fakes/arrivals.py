@@ -1,11 +1,7 @@
 """Arrivals for a scheduler, by hand."""
 
-from triton_backend.contract.decisions import (
-    Decision,
-)
-from triton_backend.contract.events import (
-    Arrival,
-)
+from triton_backend.contract.decisions import Decision, Dispatch
+from triton_backend.contract.events import Arrival, StageDone
 from triton_backend.scheduler.scheduler import Scheduler
 
 SLO_US = 100_000
@@ -26,3 +22,15 @@ def arrive(scheduler: Scheduler, count: int, now_us: int = 0, first: int = 0) ->
     for request_id in range(first, first + count):
         decided += scheduler.handle(arrival(request_id, now_us))
     return decided
+
+
+def ran(batch: Dispatch) -> StageDone:
+    """A batch of one stage ran as it was reserved."""
+    (hop,) = batch.hops
+    return StageDone(
+        now_us=hop.end_us,
+        batch_id=batch.batch_id,
+        stage=0,
+        start_us=hop.start_us,
+        end_us=hop.end_us,
+    )

@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from tests.fakes.arrivals import SLO_US, arrival, arrive
+from tests.fakes.arrivals import SLO_US, arrival, arrive, ran
 from tests.fakes.plans import Own, Way, make_boarding_plan, make_plan, two_stages, two_tails
 from triton_backend.contract.decisions import (
     Decision,
@@ -164,17 +164,10 @@ def test_a_stage_that_has_become_slower_is_planned_with_its_new_pace() -> None:
 
     def takes(now_us: int, number: int) -> int:
         (decided,) = [d for d in arrive(scheduler, 1, now_us, number) if isinstance(d, Dispatch)]
-        hop = decided.hops[-1]
-        done = StageDone(
-            now_us=hop.end_us,
-            batch_id=decided.batch_id,
-            stage=0,
-            start_us=hop.start_us,
-            end_us=hop.end_us,
-        )
+        done = ran(decided)
         scheduler.handle(done)
         scheduler.check_invariants()
-        return hop.end_us - hop.start_us
+        return done.end_us - done.start_us
 
     def pace(now_us: int, percent: int) -> list[Decision]:
         changed = PaceChanged(now_us=now_us, model=0, pipeline=0, stage=0, percent=percent)

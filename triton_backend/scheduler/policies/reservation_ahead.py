@@ -71,7 +71,8 @@ def needs_company(tables: Tables, number: int, pipeline: int) -> bool:
     """True if the pools of a pipeline cannot carry what comes in batches of what its queue holds.
 
     What comes to a pool is what all queues measure, each pipeline at its planned part, in batches
-    of that size. A batch that joins others later always waits: rows aboard cost the same.
+    of that size. A queue whose batches join others later waits: how full those become is not
+    reckoned here.
     """
     topology = tables.topology
     row = topology.pipelines[pipeline]

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.fakes.arrivals import SLO_US, arrival, arrive
+from tests.fakes.arrivals import SLO_US, arrival, arrive, ran
 from tests.fakes.plans import (
     Own,
     hand_model,
@@ -13,7 +13,7 @@ from tests.fakes.plans import (
 )
 from triton_backend.contract.cluster import NodeGroup
 from triton_backend.contract.decisions import Dispatch, Drop, SetTimer
-from triton_backend.contract.events import Arrival, StageDone, Timer
+from triton_backend.contract.events import Arrival, Timer
 from triton_backend.contract.plan import PlacementRun
 from triton_backend.scheduler.scheduler import Scheduler
 
@@ -96,15 +96,8 @@ def waited_us(scheduler: Scheduler, gap_us: int, count: int) -> int:
             (timer,) = (d for d in decided if isinstance(d, SetTimer))
             decided = scheduler.handle(Timer(now_us=timer.at_us))
         (batch,) = (d for d in decided if isinstance(d, Dispatch))
-        (run,) = batch.hops
-        waited = run.start_us - now_us
-        done = StageDone(
-            now_us=run.end_us,
-            batch_id=batch.batch_id,
-            stage=0,
-            start_us=run.start_us,
-            end_us=run.end_us,
-        )
+        done = ran(batch)
+        waited = done.start_us - now_us
         scheduler.handle(done)
     scheduler.check_invariants()
     return waited
