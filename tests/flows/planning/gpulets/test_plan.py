@@ -9,6 +9,7 @@ import pytest
 
 from flows.clock import Stopwatch
 from flows.planning import PlanOptions, make_plan
+from flows.planning.engine.level import halved
 from flows.planning.gpulets.master import Master
 from flows.planning.gpulets.search import Worths
 from flows.planning.gpulets.tables import read_tables
@@ -310,40 +311,46 @@ def test_too_many_choices_of_batches_are_thinned_and_said(monkeypatch: pytest.Mo
     assert not any("ladder" in note for note in full.certificate["notes"])
 
 
-class Looks(Stopwatch):
-    """A clock that goes on by a second whenever it is read."""
+class Held(Stopwatch):
+    """A clock that stands still until it is set."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self._looks = 0
+    now_s = 0.0
 
     def seconds(self) -> float:
-        self._looks += 1
-        return float(self._looks)
+        return self.now_s
 
     def restart(self) -> float:
-        looks, self._looks = self._looks, 0
-        return float(looks)
+        return self.now_s
 
 
 @pytest.mark.parametrize("seed", [1, 2, 5])
-def test_a_plan_of_few_gpus_comes_before_a_closer_bound_where_time_is_short(seed: int) -> None:
+def test_a_plan_of_few_gpus_comes_before_a_closer_bound_where_time_is_short(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The time limit passes when the bound begins to be narrowed: a good plan is known by then."""
     asked = case(seed, 5, 4)
-    own = {"max_models_per_vgpu": asked.most_models}
+    options = PlanOptions(planner="gpulets", own={"max_models_per_vgpu": asked.most_models})
 
-    def value(limit_s: float | None) -> float:
-        options = PlanOptions(planner="gpulets", own=own, time_limit_s=limit_s)
-        watch = Watch(limit_s=limit_s, _clock=Looks())
+    def value(limit_s: float | None, clock: Stopwatch) -> float:
         return make_plan(
             asked.profiles,
             asked.cluster,
             asked.workload,
-            options,
+            replace(options, time_limit_s=limit_s),
             interference={"G": MODEL},
-            watch=watch,
+            watch=Watch(limit_s=limit_s, _clock=clock),
         ).objective.value
 
-    assert value(20.0) >= 0.8 * value(None)
+    without_limit = value(None, Stopwatch())
+    clock = Held()
+
+    def narrow(*arguments: Any) -> tuple[float, float]:
+        clock.now_s = 2000.0
+        return halved(*arguments)
+
+    monkeypatch.setattr("flows.planning.gpulets.master.halved", narrow)
+    assert value(1000.0, clock) >= 0.8 * without_limit
+    assert clock.now_s == 2000.0
 
 
 def test_patterns_are_not_enumerated_when_time_is_over() -> None:
