@@ -53,7 +53,8 @@ POLICY_TEXTS = {
     "deferred": "A batch is sent when no further request could join it in time (Symphony).",
     "eager": "A batch is sent as soon as its path is free.",
     "latest": "A batch is sent at its last moment.",
-    "timeout": "A batch may be sent a quarter of the SLO after its first request.",
+    "timeout": "A batch may be sent at once where its pools carry the measured rate so, else a "
+    "quarter of the SLO after its first request.",
     "turns": "The least recently served model goes first, with its planned batch (gpulets).",
     "turns-window": "Like turns; drops heads that make batches small; a model alone may send "
     "larger batches.",

@@ -18,11 +18,16 @@ Policies of the family differ in three rules (Symphony, sections 3.1 to 3.4; gpu
     name       opens             heads     rank among queues that want one free vGPU
     deferred   frontrun          window    least latest
     eager      now               window    least latest
-    timeout    head's arrival+k  window    least latest
+    timeout    now, or           window    least latest
+               head's arrival+k
     latest     latest            window    least latest
     turns      now               head      least recently served (planned batches, one stage)
     turns-window: the same with window; a model that shares its vGPU with no other may send larger
     batches
+
+`timeout` opens now where pools carry the measured rate in batches of what the candidate holds and
+have `SPARE` vGPUs free (`company`), for queues compete for them. A time-out that is stated
+(`late_rules`) is fixed: it opens then, whatever the rate.
 
 Heads `window`: a head goes that would make every batch after it smaller than the target; else one
 bad burst leaves batches of one for ever. `head`: a head goes when nothing can serve it in time.
@@ -54,6 +59,7 @@ stage or link was busy: tried again when it is free, or when anything ends off i
 
 from triton_backend.scheduler.compiled import FAR, NONE, Records, inlined, kernel
 from triton_backend.scheduler.jobs import drop_request
+from triton_backend.scheduler.policies.company import needs_company
 from triton_backend.scheduler.probe import BY_FINISH, commit, probe
 from triton_backend.scheduler.queues import make_batch, measure_gap, run_from
 from triton_backend.scheduler.tables import DEADLINE, NEEDS_ROOM, SETTLED, Tables
@@ -71,6 +77,7 @@ AT_FRONTRUN = 0
 AT_ONCE = 1
 AT_TIMEOUT = 2
 AT_LATEST = 3
+AS_NEEDED = 4
 
 # Which heads are dropped.
 BY_WINDOW = 0
@@ -87,13 +94,14 @@ PLANNED = 0
 MEASURED = 1
 
 WASTE_SHIFT = 20
+SPARE = 1.0  # in square roots of busy ones: what chance takes of vGPUs that queues share
 MOST_CROWDED = 64  # candidates of a pool that are put in order
 
 POLICIES = {
     "deferred": LateRules(opens=AT_FRONTRUN, heads=BY_WINDOW, rank=LEAST_LATEST),
     "eager": LateRules(opens=AT_ONCE, heads=BY_WINDOW, rank=LEAST_LATEST),
     "latest": LateRules(opens=AT_LATEST, heads=BY_WINDOW, rank=LEAST_LATEST),
-    "timeout": LateRules(opens=AT_TIMEOUT, heads=BY_WINDOW, rank=LEAST_LATEST, timeout_share=0.25),
+    "timeout": LateRules(opens=AS_NEEDED, heads=BY_WINDOW, rank=LEAST_LATEST, timeout_share=0.25),
     "turns": LateRules(opens=AT_ONCE, heads=BY_HEAD, rank=LEAST_RECENT, grows=False),
     "turns-window": LateRules(
         opens=AT_ONCE, heads=BY_WINDOW, rank=LEAST_RECENT, grows=False, grows_alone=True
@@ -430,7 +438,9 @@ def _opens(tables: Tables, queue: int, pipeline: int) -> int:
     opens = tables.counts[0]["now_us"]
     if rule == AT_FRONTRUN:
         opens = head["gather_by_us"] - topology.path_us[pipeline, candidate["samples"] + 1] + 1
-    elif rule == AT_TIMEOUT:
+    elif rule == AT_TIMEOUT or (
+        rule == AS_NEEDED and needs_company(tables, pipeline, candidate["samples"], SPARE)
+    ):
         opens = head["arrival_us"] + topology.queues[queue]["timeout_us"]
     elif rule == AT_LATEST:
         opens = head["gather_by_us"] - topology.path_us[pipeline, candidate["samples"]]

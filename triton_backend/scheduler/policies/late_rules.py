@@ -1,7 +1,8 @@
 """Rules of late binding in place of a policy's own (Symphony, sections 3.1 to 3.4).
 
 The policies' kernels know every rule (`late`); no policy states a measured target, nor a rank by
-deadline or by efficiency. Simulator and gateway take the same table of changes, by name:
+deadline or by efficiency. A time-out that is stated is fixed: a batch waits for it, whatever the
+rate. Simulator and gateway take the same table of changes, by name:
 
     {"heads": "head", "rank": "deadline", "target": "measured", "batch_timeout_ms": 5.0,
      "batch_timeout_share": 0.1, "lead_us": 200, "lead_us_per_sample": 10}
@@ -14,6 +15,8 @@ from typing import Any
 from triton_backend.contract.errors import InputError
 from triton_backend.contract.units import ms_to_us
 from triton_backend.scheduler.policies.late import (
+    AS_NEEDED,
+    AT_TIMEOUT,
     BY_HEAD,
     BY_WINDOW,
     LEAST_DEADLINE,
@@ -70,6 +73,8 @@ def changed(changes: Mapping[str, Any], rules: LateRules) -> LateRules:
     """The rules of a policy with the changes in their place."""
     stated = {name: known[changes[name]] for name, known in CHOICES.items() if name in changes}
     rules = rules._replace(**stated)
+    if rules.opens == AS_NEEDED and not changes.keys().isdisjoint(TIMEOUTS):
+        rules = rules._replace(opens=AT_TIMEOUT)
     if "batch_timeout_ms" in changes:
         timeout_us = ms_to_us(changes["batch_timeout_ms"])
         rules = rules._replace(timeout_us=timeout_us, timeout_share=0.0)

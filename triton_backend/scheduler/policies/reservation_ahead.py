@@ -18,11 +18,12 @@ The figures that decided, and what else was tried, are in `../DECISIONS.md`.
 """
 
 from triton_backend.scheduler.compiled import FAR, NONE, kernel
+from triton_backend.scheduler.policies.company import needs_company
 from triton_backend.scheduler.policies.head import head_first, quoted_size
 from triton_backend.scheduler.probe import BY_UPLINK, probe
 from triton_backend.scheduler.queues import prefix
 from triton_backend.scheduler.tables import Tables
-from triton_backend.scheduler.topology import PARTS, pipelines_of, vgpus_of
+from triton_backend.scheduler.topology import pipelines_of
 
 
 @kernel
@@ -67,42 +68,16 @@ def wastes_capacity(tables: Tables, number: int, pipeline: int, size: int) -> bo
 
 
 @kernel
-def needs_company(tables: Tables, number: int, pipeline: int) -> bool:
-    """True if the pools of a pipeline cannot carry what comes in batches of what its queue holds.
+def lacks_company(tables: Tables, number: int, pipeline: int) -> bool:
+    """True if pools carry the measured rate only in larger batches than what the queue holds.
 
-    What comes to a pool is what all queues measure, each pipeline at its planned part, in batches
-    of that size. A queue whose batches join others later waits: how full those become is not
-    reckoned here.
+    A queue whose batches join others later waits: how full those become is not reckoned here.
     """
-    topology = tables.topology
-    row = topology.pipelines[pipeline]
-    if row["boards"] > 0:
+    if tables.topology.pipelines[pipeline]["boards"] > 0:
         return True
-    samples = tables.queues[number]["samples"]
-    for own in range(row["first_stage"], row["first_stage"] + row["stages"]):
-        pool = topology.stages[own]["pool"]
-        vgpus = vgpus_of(topology, pool)
-        if _vgpus_wanted(tables, pool, samples) > len(vgpus):
-            return True
-    return False
-
-
-@kernel
-def _vgpus_wanted(tables: Tables, pool: int, samples: int) -> float:
-    """vGPUs of a pool that are busy on average where all it runs comes in batches of a size."""
-    topology = tables.topology
-    wanted = 0.0
-    for stage in range(len(topology.stages)):
-        if topology.stages[stage]["pool"] == pool:
-            row = topology.pipelines[topology.stages[stage]["pipeline"]]
-            queue = tables.queues[row["queue"]]
-            if queue["gap"] > 0:
-                batch = min(samples, row["largest"])
-                batches_per_us = queue["size"] / queue["gap"] * row["part"] / PARTS / batch
-                wanted += batches_per_us * topology.latency_us[stage, batch]
-    return wanted
+    return needs_company(tables, pipeline, tables.queues[number]["samples"], 0.0)
 
 
 POLICIES = {
-    "reservation-ahead": head_first(choose, wastes_capacity, needs_company, BY_UPLINK),
+    "reservation-ahead": head_first(choose, wastes_capacity, lacks_company, BY_UPLINK),
 }

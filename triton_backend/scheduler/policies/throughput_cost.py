@@ -21,7 +21,7 @@ from triton_backend.scheduler.compiled import kernel
 from triton_backend.scheduler.policies.head import head_first, quoted_size
 from triton_backend.scheduler.policies.reservation_ahead import (
     choose,
-    needs_company,
+    lacks_company,
     wastes_capacity,
 )
 from triton_backend.scheduler.probe import BY_UPLINK, probe
@@ -51,5 +51,5 @@ def _choose(tables: Tables, number: int) -> int:
 
 
 POLICIES = {
-    "throughput-cost": head_first(_choose, wastes_capacity, needs_company, BY_UPLINK),
+    "throughput-cost": head_first(_choose, wastes_capacity, lacks_company, BY_UPLINK),
 }

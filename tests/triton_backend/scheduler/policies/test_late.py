@@ -28,6 +28,7 @@ from triton_backend.contract.events import (
 from triton_backend.contract.plan import PlacementRun, Plan
 from triton_backend.scheduler.compiled import FAR
 from triton_backend.scheduler.policies.late import (
+    AT_TIMEOUT,
     BY_HEAD,
     LEAST_DEADLINE,
     LEAST_WASTE,
@@ -63,7 +64,11 @@ ABLATIONS: dict[str, tuple[str, dict[str, int], Rules]] = {
         {"target": MEASURED},
         Rules("now", "window", "latest", "measured"),
     ),
-    "time-out": ("timeout", {"timeout_us": 4}, Rules("timeout", "window", "latest", timeout=4)),
+    "time-out": (
+        "timeout",
+        {"opens": AT_TIMEOUT, "timeout_us": 4},
+        Rules("timeout", "window", "latest", timeout=4),
+    ),
 }
 EVERY = ABLATIONS | {name: (name, {}, rules) for name, rules in RULES.items()}
 FLAT = (10, 10, 10, 10)
@@ -220,11 +225,22 @@ def test_equal_latest_goes_by_the_number_of_the_model() -> None:
 @pytest.mark.parametrize("policy", ["deferred", "latest", "timeout"])
 def test_two_lone_requests_whose_last_moments_coincide_are_both_served(policy: str) -> None:
     plan = shared([RISING, RISING], 1, policy=policy)
-    life = run(plan, [(0, 0, 100, 1), (0, 1, 100, 1)], timeout_us=95)
+    rules = {"opens": AT_TIMEOUT, "timeout_us": 95} if policy == "timeout" else {}
+    life = run(plan, [(0, 0, 100, 1), (0, 1, 100, 1)], **rules)
     assert not life.drops
     assert sorted(b.model for b in life.batches) == [0, 1]
     # No earlier than needed: the first leaves room for one more that joins it.
     assert life.batches[0].at >= 100 - 12 - 12
+
+
+@pytest.mark.parametrize(("rate_rps", "sent_at"), [(15_000.0, 0), (25_000.0, 50)])
+def test_timeout_waits_only_where_the_pool_needs_larger_batches(
+    rate_rps: float, sent_at: int
+) -> None:
+    """Two models of 10 µs a request keep one vGPU busy for 0.3 of the time, or for 0.5."""
+    plan = shared([RISING, RISING], 1, policy="timeout", rate_rps=rate_rps)
+    life = run(plan, [(0, 0, 1_000, 1)], timeout_us=50)
+    assert [b.at for b in life.batches] == [sent_at]
 
 
 def test_a_full_batch_that_can_wait_lets_a_lone_request_go_that_cannot() -> None:

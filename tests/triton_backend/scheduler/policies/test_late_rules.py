@@ -6,12 +6,15 @@ import pytest
 
 from triton_backend.contract.errors import InputError
 from triton_backend.scheduler.policies.late import (
+    AS_NEEDED,
+    AT_FRONTRUN,
     AT_TIMEOUT,
     BY_HEAD,
     BY_WINDOW,
     LEAST_LATEST,
     LEAST_WASTE,
     MEASURED,
+    POLICIES,
 )
 from triton_backend.scheduler.policies.late_rules import changed, check_changes, lead_of
 from triton_backend.scheduler.topology import LateRules, Lead
@@ -39,6 +42,14 @@ def test_what_is_stated_takes_the_place_of_the_policys_own(
 ) -> None:
     assert SimOptions(**stated).late_binding == ServeOptions(late_binding=stated).late_binding
     assert changed(stated, RULES) == RULES._replace(**expected)
+
+
+def test_a_time_out_that_is_stated_is_fixed() -> None:
+    own = POLICIES["timeout"]
+    assert changed({"heads": "head"}, own).opens == AS_NEEDED
+    for stated in ({"batch_timeout_ms": 1.5}, {"batch_timeout_share": 0.5}):
+        assert changed(stated, own).opens == AT_TIMEOUT
+        assert changed(stated, POLICIES["deferred"]).opens == AT_FRONTRUN
 
 
 @pytest.mark.parametrize(

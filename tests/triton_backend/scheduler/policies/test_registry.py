@@ -26,7 +26,17 @@ from triton_backend.simulator import papers
 from triton_backend.simulator.scenario import from_papers
 
 FOLDER = Path(__file__).parents[4] / "triton_backend/scheduler/policies"
-FEW = ("advice", "head", "late", "late_rules", "low", "registry", "reservation", "variants")
+FEW = (
+    "advice",
+    "company",
+    "head",
+    "late",
+    "late_rules",
+    "low",
+    "registry",
+    "reservation",
+    "variants",
+)
 """Files of the folder beside which a policy is compiled.
 
 One other that reserves, and what all need.
