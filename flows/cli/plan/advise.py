@@ -65,7 +65,8 @@ def advise(
     if left_out:
         note(f"requests of names that the workload lacks are left out: {left_out}")
     if log.undated:
-        note(f"{log.undated:,} requests without a time that can be read are left out")
+        left = "without a time that can be read, or with one ahead, are left out"
+        note(f"{log.undated:,} requests {left}")
     if as_json:
         print_json(to_dict(log, ways))
         return

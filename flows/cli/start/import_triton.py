@@ -336,8 +336,14 @@ def _document(
 ) -> dict[str, Any]:
     from dataclasses import asdict
 
-    from flows.operations.adoption.comparison import gpus_seen, gpus_today, rows_of
+    from flows.operations.adoption.comparison import (
+        gpus_seen,
+        gpus_today,
+        rows_of,
+        smaller_requests,
+    )
 
+    smaller = smaller_requests(found, made) if made else {}
     gpus = _gpus(files[0])
     seen = gpus_seen(found, gpus)
     return {
@@ -352,7 +358,11 @@ def _document(
         },
         "planned": [each.name for each in found if each.kind != "beside"],
         "beside": {each.name: each.reason for each in found if each.kind == "beside"},
-        "notes": {each.name: list(each.notes) for each in found if each.notes},
+        "notes": {
+            each.name: [*each.notes, *filter(None, [smaller.get(each.name)])]
+            for each in found
+            if each.notes or each.name in smaller
+        },
     }
 
 
@@ -366,7 +376,12 @@ def _gpus(cluster: Path) -> int:
 def _show(
     found: "Sequence[Found]", made: "Plan | None", files: tuple[Path, Path], repository: Path
 ) -> None:
-    from flows.operations.adoption.comparison import gpus_seen, gpus_today, rows_of
+    from flows.operations.adoption.comparison import (
+        gpus_seen,
+        gpus_today,
+        rows_of,
+        smaller_requests,
+    )
 
     for each in found:
         if each.kind != "beside":
@@ -374,6 +389,7 @@ def _show(
     gpus = _gpus(files[0])
     seen = gpus_seen(found, gpus)
     if made is not None:
+        notes(f"{name}: {text}" for name, text in smaller_requests(found, made).items())
         rows = [
             (row.name, str(row.instances), row.where, row.pools, f"{row.planned_rps:,.0f} rps")
             for row in rows_of(found, made, seen)

@@ -16,7 +16,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import MAXYEAR, UTC, datetime, timedelta
 from pathlib import Path
-from typing import BinaryIO, cast
+from typing import TYPE_CHECKING, cast
 from urllib.parse import unquote
 
 import numpy as np
@@ -24,12 +24,16 @@ import numpy as np
 from flows.operations.replanning.rates import RateHistory
 from triton_backend.contract.errors import InputError
 
+if TYPE_CHECKING:
+    from io import BufferedReader
+
 MINUTE_S = 60
 MOST_MINUTES = 400 * 24 * 60  # a year and a month; a wrong date must not take the memory
 MOST_MODELS = 1_000
 MOST_RATES = 100_000_000  # of a minute and a model: 800 MB
 MOST_BYTES = 64 * 1024  # of a line; servers refuse longer heads of requests
 _GZIP = b"\x1f\x8b"
+_UTF16 = b"\xff\xfe", b"\xfe\xff"  # as PowerShell begins a file that it redirects to
 _INFER = re.compile(r"/v2/models/([^/\s\"?]+)(?:/versions/[^/\s\"?]+)?/infer(?:[\s\"?]|$)")
 _NGINX = re.compile(r"\[(\d\d/[A-Z][a-z]{2}/\d{4}:\d\d:\d\d):\d\d ([+-]\d{4})\]")
 _ENVOY = re.compile(r"(\d{4}-\d\d-\d\dT\d\d:\d\d):\d\d(?:\.\d+)?(Z|[+-]\d\d:?\d\d)")
@@ -45,7 +49,8 @@ class AccessLog:
         start: the first minute.
         requests: by model.
         others: lines that are no request of a model, or have no time.
-        undated: those of them that are a request without a time that can be read.
+        undated: those of them that are a request without a time that can be read, or of one that is
+            more than a day ahead.
     """
 
     history: RateHistory
@@ -65,11 +70,12 @@ def read_access_log(path: Path, *, now: datetime) -> AccessLog:
 
     Args:
         path: the file.
-        now: gives the year of Triton's own lines, the latest one not in the future.
+        now: gives the year of Triton's own lines, the latest one not in the future; later requests
+            have a wrong date.
 
     Raises:
-        InputError: the file cannot be read, has no request of a model with a time, or spans too
-            long.
+        InputError: the file cannot be read, is UTF-16, has no request of a model with a time, or
+            spans too long.
     """
     minute_of = _Minutes(now)
     counts: Counter[tuple[int, str]] = Counter()
@@ -93,7 +99,9 @@ def read_access_log(path: Path, *, now: datetime) -> AccessLog:
             str(path), f"cannot be read: {getattr(error, 'strerror', None) or error}"
         ) from error
     if not counts and undated:
-        reason = f"has no time that can be read in any of {undated} requests of models"
+        reason = (
+            f"has no time that can be read in any of {undated} requests of models, or one ahead"
+        )
         raise InputError(str(path), f"{reason}: [25/Nov/2026:08:00:01 +0000] is one")
     if not counts:
         reason = f"has no request of a model (/v2/models/NAME/infer) in {others} lines"
@@ -107,7 +115,8 @@ def _log(path: Path, counts: Counter[tuple[int, str]]) -> AccessLog:
     names = sorted({name for _, name in counts})
     if last - first >= MOST_MINUTES:
         days = (last - first) // (24 * 60)
-        raise InputError(str(path), f"spans {days} days, from a wrong date perhaps")
+        ends = " to ".join(f"{_instant(minute):%Y-%m-%d}" for minute in (first, last))
+        raise InputError(str(path), f"spans {days} days, from {ends}: is one of the dates wrong?")
     if (last - first + 1) * len(names) > MOST_RATES:
         days = (last - first) // (24 * 60)
         reason = f"names {len(names)} models in {days} days: more than {MOST_RATES:,} rates"
@@ -118,16 +127,22 @@ def _log(path: Path, counts: Counter[tuple[int, str]]) -> AccessLog:
         table[minute - first, column[name]] = count
     return AccessLog(
         history=RateHistory(names=tuple(names), interval_s=MINUTE_S, rps=table / MINUTE_S),
-        start=datetime.fromtimestamp(first * MINUTE_S, UTC),
+        start=_instant(first),
         requests={name: int(table[:, number].sum()) for name, number in column.items()},
     )
+
+
+def _instant(minute: int) -> datetime:
+    return datetime.fromtimestamp(minute * MINUTE_S, UTC)
 
 
 def _lines(path: Path) -> Iterator[str]:
     """Beginnings of lines; the rest of a line that is too long is passed over."""
     with path.open("rb") as raw:
         packed = path.suffix == ".gz" or raw.peek(2)[:2] == _GZIP
-        file = cast("BinaryIO", gzip.GzipFile(fileobj=raw)) if packed else raw
+        file = cast("BufferedReader", gzip.GzipFile(fileobj=raw)) if packed else raw
+        if file.peek(2)[:2] in _UTF16:
+            raise InputError(str(path), "is UTF-16 text: give it as UTF-8")
         begins = True
         while part := file.readline(MOST_BYTES):
             if begins:
@@ -139,7 +154,7 @@ class _Minutes:
     """Minutes since 1970 of lines; texts of one minute are read once."""
 
     def __init__(self, now: datetime) -> None:
-        self._now = now
+        self._latest = now + timedelta(days=1)  # clocks and zones differ
         self._known: dict[str, int | None] = {}
 
     def __call__(self, line: str) -> int | None:
@@ -168,7 +183,7 @@ class _Minutes:
             return None
         if not 1 < at.year < MAXYEAR:  # in UTC it may be of a year that has no date
             return None
-        return int(at.timestamp()) // MINUTE_S
+        return int(at.timestamp()) // MINUTE_S if at <= self._latest else None
 
     def _of_triton(self, month: str, day: str, clock: str) -> datetime:
         """Triton's lines have no year and are in UTC: of this year, or else of the last.
@@ -176,10 +191,9 @@ class _Minutes:
         Raises:
             ValueError: neither has had such a day.
         """
-        latest = self._now + timedelta(days=1)
-        for year in (latest.year, latest.year - 1):
+        for year in (self._latest.year, self._latest.year - 1):
             with suppress(ValueError):  # 29 February is not in every year
                 at = datetime.fromisoformat(f"{year}-{month}-{day}T{clock}+00:00")
-                if at <= latest:
+                if at <= self._latest:
                     return at
         raise ValueError(f"{month}-{day}")

@@ -1,11 +1,13 @@
 """GPUs today beside planned: instances that an operator set, and vGPUs of a plan."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from flows.preparation.triton_repository.repository import APPLICATION, BESIDE, CPUS, MODEL, Found
 from flows.reporting import words
 from triton_backend.contract.plan import ModelPlan, Plan
+from triton_backend.serve_folder.batches import plan_batches
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,6 +48,17 @@ def _instances(found: Found, gpus: int) -> int:
         return 0  # an ensemble has none of its own
     counts = found.instances.items()
     return sum(count * (gpus if place is None else 1) for place, count in counts)
+
+
+def smaller_requests(found: Sequence[Found], plan: Plan) -> dict[str, str]:
+    """Models whose requests may hold fewer samples than their configuration says, in words."""
+    largest = {name: max(each.largest) for name, each in plan_batches(plan, None).items()}
+    return {
+        each.name: f"a request may hold {largest[each.name]} samples, its max_batch_size is "
+        f"{each.message.max_batch_size} today"
+        for each in found
+        if each.kind == MODEL and largest.get(each.name, math.inf) < each.message.max_batch_size
+    }
 
 
 def gpus_seen(found: Sequence[Found], gpus: int) -> int:

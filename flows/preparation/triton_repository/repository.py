@@ -50,6 +50,12 @@ _INSTEAD = {
     "model_operations": "custom operator libraries are not loaded",
     "cc_model_filenames": "engines are built per class",
 }
+# Of an input or output; the ONNX file has these, too.
+_COUNTED_OF_TENSOR = {"name", "data_type", "format", "dims"}
+_INSTEAD_OF_TENSOR = {
+    "reshape": "clients send the sizes of the ONNX file",
+    "label_filename": "classes have no names",
+}
 _BACKENDS = {
     "tensorrt": "an engine cannot be cut; give the ONNX file that it was built from",
     "tensorrt_plan": "an engine cannot be cut; give the ONNX file that it was built from",
@@ -248,10 +254,20 @@ def _notes(message: Any) -> Iterator[str]:
             yield f"{each.name}: {_INSTEAD[each.name]}"
         elif each.name not in _COUNTED:
             yield f"{each.name} is not kept"
+    for side, tensors in (("input", message.input), ("output", message.output)):
+        for tensor in tensors:
+            yield from _notes_of_tensor(f"{side} {tensor.name}", tensor)
     if message.dynamic_batching.priority_levels:
         yield "dynamic_batching.priority_levels is not kept: requests go by their deadlines"
     if message.dynamic_batching.preserve_ordering:
         yield "dynamic_batching.preserve_ordering is not kept"
+
+
+def _notes_of_tensor(where: str, tensor: Any) -> Iterator[str]:
+    for each, _ in tensor.ListFields():
+        if each.name not in _COUNTED_OF_TENSOR:
+            instead = _INSTEAD_OF_TENSOR.get(each.name)
+            yield f"{where}: {each.name} is not kept{f': {instead}' if instead else ''}"
 
 
 def _with_parts(found: Sequence[Found]) -> Iterator[Found]:
@@ -292,6 +308,8 @@ def _bound(step: Any, by_name: Mapping[str, Found]) -> str:
         if part is None or part.version != version:
             return f"version {version} of its step {name} is not served"
     if part.kind != MODEL:
-        return f"its step {part.name} is not planned"
+        way = "write that one's steps in its place to plan it"
+        why = f"an ensemble: {way}" if part.kind == APPLICATION else "not planned"
+        return f"its step {part.name} is {why}"
     step.model_name, step.model_version = part.name, -1
     return ""

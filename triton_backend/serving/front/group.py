@@ -32,7 +32,7 @@ from triton_backend.runtimes.stage_tensors import answering
 from triton_backend.serve_folder.names import VARIANT_OUTPUT
 from triton_backend.serve_folder.settings import ServeSettings
 from triton_backend.serving.deployment import Deployment
-from triton_backend.serving.front.pending import IncomingRequest, Request, is_low
+from triton_backend.serving.front.pending import IncomingRequest, Request, is_low, unreadable
 from triton_backend.serving.front.quotas import Quotas
 from triton_backend.serving.front.replies import Refusal, Respond, Result
 from triton_backend.serving.front.service import FrontService
@@ -130,11 +130,8 @@ class FrontGroup:
         """Take a request of Triton's, or refuse it; whatever it holds, nothing is raised."""
         try:
             front = self._front_of(incoming)
-        except InputError as error:
-            refusal = Refusal("INVALID_ARG", str(error))
-        except Exception:  # noqa: BLE001  # Triton's objects may raise any
-            _LOG.exception("a request of model %s", self.name)
-            refusal = Refusal("INTERNAL", f"model {self.name!r}: the request cannot be read")
+        except Exception as error:  # noqa: BLE001  # Triton's objects may raise any
+            refusal = unreadable(self.name, error)
         else:
             front.take(incoming, NamingReply(reply, front.model) if self._names_variants else reply)
             return

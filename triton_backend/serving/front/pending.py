@@ -622,6 +622,21 @@ class PendingRequests:
             self._log.note(request, "late" if late else "served")
 
 
+def unreadable(model: str, error: Exception) -> Refusal:
+    """The error of a request that cannot be read; what is no fault of its client's is logged.
+
+    Triton hands texts on as clients send them, and its Python calls raise where one is no UTF-8.
+    """
+    if isinstance(error, InputError):
+        return Refusal("INVALID_ARG", str(error))
+    if isinstance(error, UnicodeDecodeError):
+        byte = f"byte 0x{error.object[error.start]:02x}"
+        reason = f"its id, a parameter or a header is no UTF-8: {byte}"
+        return Refusal("INVALID_ARG", f"model {model!r}: {reason}")
+    _LOG.error("a request of model %s", model, exc_info=error)
+    return Refusal("INTERNAL", f"model {model!r}: the request cannot be read")
+
+
 def full(model: str, limit: int) -> Refusal:
     """The error if `limit` requests wait already."""
     return Refusal(

@@ -23,7 +23,6 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from triton_backend.contract.decisions import DropReason
-from triton_backend.contract.errors import InputError
 from triton_backend.runtimes.clock import Clock
 from triton_backend.scheduler.measured.guard import Guard
 from triton_backend.serve_folder.settings import ServeSettings
@@ -41,6 +40,7 @@ from triton_backend.serving.front.pending import (
     arrival_frame,
     full,
     over_quota,
+    unreadable,
 )
 from triton_backend.serving.front.quotas import Quotas
 from triton_backend.serving.front.replies import Refusal, Reply, Respond
@@ -244,11 +244,8 @@ class FrontService:
         """Take a request of Triton's, or refuse it; whatever it holds, nothing is raised."""
         try:
             request = self._reader.read(incoming, self._clock.now_us(), reply)
-        except InputError as error:
-            refusal = Refusal("INVALID_ARG", str(error))
-        except Exception:  # noqa: BLE001  # Triton's objects may raise any
-            _LOG.exception("a request of model %s", self.model)
-            refusal = Refusal("INTERNAL", f"model {self.model!r}: the request cannot be read")
+        except Exception as error:  # noqa: BLE001  # Triton's objects may raise any
+            refusal = unreadable(self.model, error)
         else:
             self.submit(request)
             return

@@ -19,7 +19,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from triton_backend.runtimes.clock import Clock
-from triton_backend.serving.front.pending import MAX_TIMEOUT_US, full
+from triton_backend.serving.front.pending import MAX_TIMEOUT_US, full, unreadable
 from triton_backend.serving.front.replies import Refusal
 from triton_backend.serving.liveness.processes import DEAD_BY_NOW_US
 
@@ -160,6 +160,8 @@ class Forwarding:
                 reason = f"waited {waited_us / 1e3:.1f} ms of the {allowed_us / 1e3:.1f} ms allowed"
                 return Refusal("UNAVAILABLE", f"model {self._model!r}: the request {reason}")
             return self._ask(one.request, waited_us)
+        except UnicodeDecodeError as error:
+            return unreadable(self._model, error)
         except Exception as error:  # noqa: BLE001  # the request would never be answered
             _LOG.exception("a request of model %s", self._model)
             return Refusal("INTERNAL", f"model {self._model!r}: {error}")

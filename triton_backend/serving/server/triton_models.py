@@ -231,13 +231,20 @@ class FrontModel(_Model):
         for request in requests:
             try:
                 wanted = request.requested_output_names()
-                handed_on = HANDED_ON_PARAMETER in request.parameters()
                 sender = request.get_response_sender()
-                reply = partial(_reply, sender, wanted, handed_on=handed_on)
+                reply = partial(_reply, sender, wanted, handed_on=_is_handed_on(request))
             except Exception:  # noqa: BLE001  # without these no client can be answered
                 _LOG.exception("a request of model %s", self.name)
             else:
                 self._group.take(request, reply)
+
+
+def _is_handed_on(request: Any) -> bool:
+    """True if a model here handed a request on; parameters that are no UTF-8 are a client's."""
+    try:
+        return HANDED_ON_PARAMETER in request.parameters()
+    except UnicodeDecodeError:
+        return False  # the front refuses it
 
 
 def _reply(

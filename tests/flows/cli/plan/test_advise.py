@@ -7,7 +7,7 @@ import yaml
 
 from tests.flows.cli.conftest import Command
 
-LINE = '[2026-11-24T{hour:02}:{minute:02}:00.000Z] "POST /v2/models/{name}/infer HTTP/2" 200\n'
+LINE = '[2024-11-24T{hour:02}:{minute:02}:00.000Z] "POST /v2/models/{name}/infer HTTP/2" 200\n'
 ADVISE = ("advise", "--cluster", "cluster.yaml", "--workload", "workload.yaml")
 
 
@@ -32,7 +32,7 @@ def test_three_ways_are_compared(poolpipe: Command) -> None:
     assert split["cost_a_day"] is None
     shown = poolpipe(*ADVISE, "--access-log", "a.log")
     assert "GPU hours a day" in shown.out
-    assert "46,800 requests in 4.0 h from 2026-11-24 00:00 UTC" in shown.out
+    assert "46,800 requests in 4.0 h from 2024-11-24 00:00 UTC" in shown.out
 
 
 @pytest.mark.usefixtures("profiled")
@@ -41,7 +41,8 @@ def test_requests_whose_time_cannot_be_read_are_said_to_be_left_out(poolpipe: Co
     with Path("a.log").open("a") as log:
         log.write(LINE.format(hour=25, minute=1, name="net") * 3)
     ran = poolpipe(*ADVISE, "--access-log", "a.log")
-    assert "note: 3 requests without a time that can be read are left out" in ran.err
+    left_out = "3 requests without a time that can be read, or with one ahead, are left out"
+    assert f"note: {left_out}" in ran.err
 
 
 @pytest.mark.usefixtures("profiled")

@@ -148,6 +148,32 @@ def test_names_are_counted_as_they_are_without_the_signs_of_a_path(tmp_path: Pat
     assert read_access_log(tmp_path / "a.log", now=NOW).requests == {"net@1": 2}
 
 
+@pytest.mark.parametrize("encoding", ["utf-16-le", "utf-16-be"])
+def test_a_log_in_16_bits_is_said_to_be_one(tmp_path: Path, encoding: str) -> None:
+    # As PowerShell writes what it redirects.
+    line = "\N{ZERO WIDTH NO-BREAK SPACE}" + ENVOY.format(clock="08:00:00", path=infer("net"))
+    (tmp_path / "a.log").write_bytes(line.encode(encoding))
+    with pytest.raises(InputError, match=r"a\.log: is UTF-16 text: give it as UTF-8"):
+        read_access_log(tmp_path / "a.log", now=NOW)
+
+
+def test_days_that_are_too_far_apart_are_named(tmp_path: Path) -> None:
+    line = ENVOY.format(clock="08:00:00", path=infer("net"))
+    (tmp_path / "a.log").write_text(line + line.replace("2026", "1999"))
+    with pytest.raises(
+        InputError, match="from 1999-11-25 to 2026-11-25: is one of the dates wrong"
+    ):
+        read_access_log(tmp_path / "a.log", now=NOW)
+
+
+def test_requests_that_are_to_come_are_left_out_as_without_a_time(tmp_path: Path) -> None:
+    line = ENVOY.format(clock="08:00:00", path=infer("net"))
+    tomorrow, later = line.replace("11-25", "11-26"), line.replace("11-25", "11-27")
+    (tmp_path / "a.log").write_text(line + tomorrow + later)
+    log = read_access_log(tmp_path / "a.log", now=NOW)
+    assert (log.requests, log.undated, log.hours) == ({"net": 2}, 1, 24 + 1 / 60)
+
+
 def test_a_line_without_an_end_takes_no_memory(tmp_path: Path) -> None:
     line = ENVOY.format(clock="08:00:00", path=infer("net"))
     long = 64 * 2**20

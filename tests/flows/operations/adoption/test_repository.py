@@ -7,7 +7,7 @@ import pytest
 import yaml
 
 from flows.files import read_workload
-from flows.operations.adoption.comparison import gpus_seen, gpus_today
+from flows.operations.adoption.comparison import gpus_seen, gpus_today, smaller_requests
 from flows.operations.adoption.repository import (
     Objectives,
     split_models,
@@ -31,6 +31,7 @@ from tests.flows.preparation.triton_repository.repositories import (
     digest,
     write_repository,
 )
+from tests.triton_backend.serving.small_plans import BATCH, model, plan, stage
 from triton_backend.contract.errors import InputError
 from triton_backend.contract.workload import Workload
 
@@ -206,6 +207,17 @@ def test_gpus_of_today_are_those_that_instances_are_on(found: tuple[Found, ...])
     assert gpus_today(found, 2) == 2
     sharpen = [each for each in found if each.name == "sharpen"]
     assert gpus_today(sharpen, 2) == 1
+
+
+def test_models_whose_requests_hold_fewer_samples_than_today_are_named(
+    found: tuple[Found, ...],
+) -> None:
+    planned = [
+        model(name, (stage((0, 10), "FAST", 0),)) for name in ("classify", "classify@1", "sharpen")
+    ]
+    assert smaller_requests(found, plan(*planned)) == {
+        "sharpen": f"a request may hold {BATCH} samples, its max_batch_size is 8 today"
+    }
 
 
 def test_a_complaint_about_an_ensemble_names_its_folder(tmp_path: Path) -> None:

@@ -82,6 +82,34 @@ def test_an_ensemble_of_a_model_beside_the_plan_is_left_there_too(tmp_path: Path
     )
 
 
+def test_an_ensemble_of_an_ensemble_is_left_beside_with_the_way_to_plan_it(
+    tmp_path: Path,
+) -> None:
+    folder = write_repository(tmp_path / "models")
+    (folder / "outer" / "1").mkdir(parents=True)
+    text = (folder / "pipeline" / "config.pbtxt").read_text()
+    inner = text.replace('model_name: "sharpen"', 'model_name: "pipeline"')
+    (folder / "outer" / "config.pbtxt").write_text(inner)
+    found = {each.name: each for each in read_repository(folder)}
+    assert (found["pipeline"].kind, found["outer"].kind) == (APPLICATION, BESIDE)
+    assert found["outer"].reason == (
+        "its step pipeline is an ensemble: write that one's steps in its place to plan it"
+    )
+
+
+def test_what_a_tensor_states_beyond_its_sizes_is_named(tmp_path: Path) -> None:
+    folder = write_repository(tmp_path / "models")
+    config = folder / "classify" / "config.pbtxt"
+    text = config.read_text().replace("[ 4, 6, 6 ] }", "[ 144 ] reshape { shape: [ 4, 6, 6 ] } }")
+    config.write_text(text.replace("[ 144 ] } ]", '[ 144 ] label_filename: "labels.txt" } ]'))
+    found = {each.name: each for each in read_repository(folder)}
+    assert [note for note in found["classify"].notes if "is not kept: c" in note] == [
+        "input x: reshape is not kept: clients send the sizes of the ONNX file",
+        "output y: label_filename is not kept: classes have no names",
+    ]
+    assert not any(note.startswith(("input", "output")) for note in found["sharpen"].notes)
+
+
 def test_sizes_begin_with_the_batch_where_triton_forms_none(tmp_path: Path) -> None:
     folder = write_repository(tmp_path / "models")
     config = folder / "sharpen" / "config.pbtxt"

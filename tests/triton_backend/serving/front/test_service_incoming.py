@@ -149,6 +149,22 @@ def test_what_makes_no_sense_is_named(
     assert front.counters.refused == refused + 1
 
 
+def not_utf8() -> str:
+    return b'{"poolpipe-client": "caf\xe9"}'.decode()
+
+
+def test_a_text_that_is_no_utf8_is_the_clients_fault(
+    front: FrontService, caplog: pytest.LogCaptureFixture
+) -> None:
+    answer = answer_to(front, Incoming(headers=not_utf8))
+    assert isinstance(answer, Refusal)
+    assert answer.status == "INVALID_ARG"
+    assert answer.message == (
+        "model 'pair': its id, a parameter or a header is no UTF-8: byte 0xe9"
+    )
+    assert not caplog.text
+
+
 @pytest.mark.parametrize(
     "incoming",
     [

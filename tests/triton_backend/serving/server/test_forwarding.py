@@ -12,6 +12,7 @@ from triton_backend.serving.front.replies import Refusal
 from triton_backend.serving.liveness.processes import DEAD_BY_NOW_US
 from triton_backend.serving.server.forwarding import AT_ONCE, Forwarding
 
+NO_UTF8 = -2  # the request whose text cannot be read
 LIMIT, SLO_US = 100, 50_000
 
 
@@ -42,6 +43,8 @@ class Held:
     def _ask(self, request: Given, waited_us: int) -> str:
         self.asked.append((request.name, waited_us))
         self.let_go.wait()
+        if request.name == NO_UTF8:
+            return b"caf\xe9".decode()
         if request.name < 0:
             message = "not to be asked"
             raise ValueError(message)
@@ -135,6 +138,17 @@ def test_what_nobody_waits_for_any_more_is_not_asked(held: Held) -> None:
     assert statuses(held.answers) == {0: "CANCELLED", 1: "UNAVAILABLE", 2: "UNAVAILABLE"}
     assert "waited 50.0 ms of the 25.0 ms allowed" in held.answers[2].message
     assert sorted(held.asked[AT_ONCE:]) == [(3, SLO_US), (4, SLO_US)]
+
+
+def test_a_text_that_is_no_utf8_is_the_clients_fault(held: Held) -> None:
+    held.let_go.set()
+    held.take(Given(NO_UTF8))
+    wait_for(lambda: NO_UTF8 in held.answers)
+    assert held.answers == {
+        NO_UTF8: Refusal(
+            "INVALID_ARG", "model 'cut': its id, a parameter or a header is no UTF-8: byte 0xe9"
+        )
+    }
 
 
 @pytest.mark.parametrize("broken", ["answer", "reply"])

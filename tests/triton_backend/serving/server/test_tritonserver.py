@@ -263,7 +263,7 @@ def post(state: ServerState, body: bytes, *headers: str) -> int:
         contextlib.suppress(OSError),
         socket.create_connection((host, int(port)), timeout=60) as connection,
     ):
-        connection.sendall(("\r\n".join(head) + "\r\n\r\n").encode() + body)
+        connection.sendall(("\r\n".join(head) + "\r\n\r\n").encode(errors="surrogateescape") + body)
         return int(connection.recv(64).split()[1])
     return 0
 
@@ -293,6 +293,25 @@ def test_bodies_that_end_the_server_with_a_usual_stack_are_answered(state: Serve
     assert psutil.Process(pid).rlimit(psutil.RLIMIT_STACK)[0] == 1 << 30
     assert answers(state)
     assert "ended with" not in keeper_log(state)
+
+
+def test_texts_that_are_no_utf8_are_answered(state: ServerState) -> None:
+    # Triton hands them on as they are, and waits for an answer for as long as its client does.
+    sizes = b'"shape":[1,4096],"datatype":"UINT8","data":[' + b"0," * 4095 + b"0]"
+    inputs = b'"inputs":[{"name":"input",' + sizes + b"}]}"
+    bodies = {
+        "parameter": b'{"parameters":{"any":"\xff"},' + inputs,
+        "id": b'{"id":"\xff",' + inputs,
+    }
+    codes = {
+        what: post(state, body, f"Content-Length: {len(body)}") for what, body in bodies.items()
+    }
+    plain = b"{" + inputs
+    header = "traceparent: \udcff", f"Content-Length: {len(plain)}"
+    assert codes | {"header": post(state, plain, *header)} == dict.fromkeys(
+        ("parameter", "id", "header"), 400
+    )
+    assert answers(state)
 
 
 def test_the_keepers_own_stack_stays_as_it_was(state: ServerState) -> None:
