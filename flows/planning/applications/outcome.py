@@ -29,12 +29,7 @@ from triton_backend.contract.units import us_to_ms
 
 
 def answer(
-    decided: Outcome,
-    inputs: Inputs,
-    options: PlanOptions,
-    lines: Lines,
-    problem: Problem,
-    times: Sequence[int],
+    decided: Outcome, inputs: Inputs, lines: Lines, problem: Problem, times: Sequence[int]
 ) -> Outcome:
     """The decision, with budgets that fill the limits up.
 
@@ -47,7 +42,7 @@ def answer(
         times: by line, what its slowest way takes with gathering (µs).
     """
     budgets = [max(time, budget) for time, budget in zip(times, lines.filled(times), strict=True)]
-    level = 1.0 if options.objective != "throughput" else decided.objective.value
+    level = 1.0 if inputs.options.objective != "throughput" else decided.objective.value
     least = least_times(problem)
     return replace(
         decided,
@@ -59,7 +54,7 @@ def answer(
             ApplicationPlan(
                 application=replace(
                     graph.application,
-                    rate_rps=level * graph.application.normaliser(options.objective),
+                    rate_rps=level * graph.application.normaliser(inputs.options.objective),
                 ),
                 budgets_us={
                     module.name: budgets[line]

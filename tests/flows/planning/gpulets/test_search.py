@@ -48,10 +48,10 @@ def test_patterns_are_found_at_any_prices(
         profiles=asked.profiles,
         cluster=asked.cluster,
         workload=asked.workload,
+        options=PlanOptions(planner="gpulets", own={"max_models_per_vgpu": 2}),
         interference={"G": MODEL} if interference else {},
     )
-    options = PlanOptions(planner="gpulets", own={"max_models_per_vgpu": 2})
-    patterns = Patterns(read_tables(inputs, options), 0)
+    patterns = Patterns(read_tables(inputs), 0)
     known = every(patterns)
     rates, keys = np.array([p.rates_rps for p in known]), [p.key for p in known]
     random = np.random.default_rng(seed)
