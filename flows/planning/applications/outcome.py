@@ -17,11 +17,10 @@ from flows.planning.registry import (
     Outcome,
     PlannedPipeline,
     PlannedStage,
-    PlanOptions,
     Trace,
 )
 from flows.planning.solver.tolerances import ROUNDING
-from triton_backend.contract.applications import Application, ApplicationPlan, check_tensors
+from triton_backend.contract.applications import ApplicationPlan, check_tensors
 from triton_backend.contract.errors import InfeasibleError
 from triton_backend.contract.plan import DEFAULT_POLICY
 from triton_backend.contract.tensors import TensorSpec
@@ -44,6 +43,11 @@ def answer(
     budgets = [max(time, budget) for time, budget in zip(times, lines.filled(times), strict=True)]
     level = 1.0 if inputs.options.objective != "throughput" else decided.objective.value
     least = least_times(problem)
+
+    def tensors_of(model: str) -> tuple[tuple[TensorSpec, ...], tuple[TensorSpec, ...]]:
+        profile = inputs.profiles[model]
+        return profile.inputs, profile.outputs
+
     return replace(
         decided,
         lines=tuple(
@@ -61,7 +65,7 @@ def answer(
                     for module, line in zip(graph.application.ordered(), graph.lines, strict=True)
                 },
                 least_latency_us=graph.longest(least),
-                inputs=request_tensors(inputs, graph.application),
+                inputs=check_tensors(graph.application, tensors_of),
             )
             for graph in lines.graphs
             if not graph.alone
@@ -69,26 +73,15 @@ def answer(
     )
 
 
-def request_tensors(inputs: Inputs, application: Application) -> tuple[TensorSpec, ...]:
-    """The tensors of a client request, checked against the models' own."""
-
-    def tensors_of(model: str) -> tuple[tuple[TensorSpec, ...], tuple[TensorSpec, ...]]:
-        profile = inputs.profiles[model]
-        return profile.inputs, profile.outputs
-
-    return check_tensors(application, tensors_of)
-
-
 def decided_by_sets(
     problem: Problem,
     lines: Lines,
     sets: Sequence[MachineSet],
     bound: float,
-    options: PlanOptions,
     trace: Trace,
     gathering: str,
 ) -> Outcome:
-    """Machines of every line, which the cluster must have, as a decision.
+    """Machines of every line, which the cluster must have, as a decision at least cost.
 
     Raises:
         InfeasibleError: the cluster has fewer GPUs; the message names the class.
@@ -100,7 +93,7 @@ def decided_by_sets(
     return Outcome(
         pipelines=made,
         promised_rps=tuple(rates),
-        objective=objective_of(options.objective, -cost, -min(cost, bound)),
+        objective=objective_of("cost", -cost, -min(cost, bound)),
         trace=trace,
         policy="throughput-cost" if gathering.startswith("tc") else DEFAULT_POLICY,
         gathering_rule=gathering,

@@ -73,7 +73,7 @@ def _plan(rules_of: Callable[[dict[str, Any]], Rules], inputs: Inputs) -> Outcom
         raise out_of_reach(lines, problem)
     trace.notes.append(f"{options.planner} follows rules; its bound is its own cost")
     gathering = _GATHERING[rules.rule]
-    decided = decided_by_sets(problem, lines, served.sets, served.cost, options, trace, gathering)
+    decided = decided_by_sets(problem, lines, served.sets, served.cost, trace, gathering)
     decided = replace(decided, settled={"gathering": gathering, "billing": "occupancy"})
     return answer(decided, inputs, lines, problem, served.times)
 

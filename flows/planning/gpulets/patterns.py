@@ -110,7 +110,7 @@ class Patterns:
         return found
 
     def above(
-        self, worth: Worths, least: float, most: int, watch: Watch | None = None
+        self, worth: Worths, least: float, most: int, watch: Watch
     ) -> tuple[list[Pattern], float]:
         """Up to about `most` dearest patterns worth more than `least`, without dominated ones.
 
@@ -125,7 +125,7 @@ class Patterns:
         for partition in self.table.partitions:
             more = True
             while more:
-                if watch is not None and watch.over():
+                if watch.over():
                     return [], np.inf
                 rows, worths, more = self._search(partition, tops, worth, least, 2 * ENUMERATED)
                 every = np.concatenate([*(own for _, _, own in kept), worths])

@@ -286,8 +286,7 @@ def _to_class(asked: Demands, load: Floats) -> ToClass:
         price=asked.price,
         utilisation=asked.utilisation,
         before=np.where(before >= 0, kinds[before], -1),
-        options=asked.inputs.options,
-        watch=asked.inputs.watch,
+        inputs=asked.inputs,
     )
 
 

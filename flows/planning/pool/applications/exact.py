@@ -529,5 +529,5 @@ def _on_machines(inputs: Inputs, lines: Lines, problem: Problem) -> Outcome:
     by = "" if options.own["gathering"] == accounting else ", the default here,"
     trace.notes.append(f"--gathering {accounting}{by} plans whole models on GPUs of equal parts")
     kept = [served for served in sets if served is not None]
-    decided = decided_by_sets(problem, lines, kept, division.bound, options, trace, accounting)
+    decided = decided_by_sets(problem, lines, kept, division.bound, trace, accounting)
     return answer(decided, inputs, lines, problem, [served.time_us for served in kept])
