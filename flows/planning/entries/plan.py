@@ -410,12 +410,10 @@ def _highest(rule: Rule, inputs: Inputs) -> tuple[float, float, Placed]:
                 beyond.append(level)
         return level in placed
 
-    def fits_in_time(level: float) -> bool:
-        return not inputs.watch.over() and fits(level)
-
     low = above = beyond[0]
     if not fits(above):
-        low, _ = halved(fits_in_time, 0.0, above, close=_CLOSE)
+        watch = inputs.watch
+        low, _ = halved(lambda at: not watch.over() and fits(at), 0.0, above, close=_CLOSE)
     if low not in placed:
         raise InfeasibleError(_ALL, "its GPUs serve not all entries at once, at any rate")
     return low, max(min(beyond), low), placed[low]

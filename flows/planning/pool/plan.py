@@ -3,7 +3,6 @@
 Here: the order of steps, and reading their answer. Not here: the steps.
 """
 
-from collections.abc import Mapping
 from dataclasses import replace
 from math import comb
 
@@ -51,7 +50,6 @@ from flows.planning.solver.arrays import Floats, Ints
 from flows.planning.solver.tolerances import ROUNDING
 from flows.planning.verify.bound import MOST_CELLS, MOST_STAGES
 from triton_backend.contract.errors import InputError
-from triton_backend.contract.profiles import ModelProfile
 
 
 def plan(inputs: Inputs) -> Outcome:
@@ -199,27 +197,18 @@ def _cut_pipelines(
             share = problem.shares[columns.types[row, stage]]
             pools[row, stage] = PlannedCut(share=share, placement=runs)
     planned = pipelines_of(problem, columns.take(used), vgpus[used], promised)
-    return tuple(
-        _cut(
-            inputs.profiles[problem.models[pipeline.model].name],
-            pipeline,
-            {s: pools.get((row, s)) for s in range(len(pipeline.stages))},
+
+    def placed(row: int, pipeline: PlannedPipeline) -> PlannedPipeline:
+        profile = inputs.profiles[problem.models[pipeline.model].name]
+        stages = tuple(
+            replace(stage, cut=pools[row, s], memory=stage_memory(profile, stage.blocks))
+            if (row, s) in pools
+            else stage
+            for s, stage in enumerate(pipeline.stages)
         )
-        for row, pipeline in zip(used.tolist(), planned, strict=True)
-    )
+        return replace(pipeline, stages=stages)
 
-
-def _cut(
-    profile: ModelProfile, pipeline: PlannedPipeline, pools: Mapping[int, PlannedCut | None]
-) -> PlannedPipeline:
-    """Stages on parts in percents with their placed pools, and their shares of a GPU."""
-    stages = tuple(
-        stage
-        if pools[s] is None
-        else replace(stage, cut=pools[s], memory=stage_memory(profile, stage.blocks))
-        for s, stage in enumerate(pipeline.stages)
-    )
-    return replace(pipeline, stages=stages)
+    return tuple(placed(*both) for both in zip(used.tolist(), planned, strict=True))
 
 
 def pipelines_of(
