@@ -37,20 +37,18 @@ Gpus = Mapping[int, tuple[int, ...]]
 """By node, numbers of its GPUs."""
 
 
-def plan_apart(
-    make: Callable[[Inputs, PlanOptions], Plan], inputs: Inputs, options: PlanOptions
-) -> Plan:
+def plan_apart(make: Callable[[Inputs], Plan], inputs: Inputs) -> Plan:
     """The plan of a workload that holds entries and applications.
 
     Args:
         make: the plan of one part.
-        inputs: of both parts, on one cluster.
-        options: as asked for; they state an objective that is minimised.
+        inputs: of both parts, on one cluster; the objective is one that is minimised.
 
     Raises:
         InputError: the objective has no sum over parts, or models are pinned.
         InfeasibleError: the parts do not fit beside each other.
     """
+    options = inputs.options
     if options.pinned_models:
         reason = "entries beside applications are planned again every time"
         raise InputError("option pinned_models", reason)
@@ -64,8 +62,8 @@ def plan_apart(
         watch = inputs.watch
         if not asked.has_entries:
             watch = replace(watch.part(_SHARE), tell=watch.tell)
-        own = replace(inputs, cluster=cluster, workload=asked, watch=watch)
-        return make(own, options.for_names(names))
+        own = options.for_names(names)
+        return make(replace(inputs, cluster=cluster, workload=asked, watch=watch, options=own))
 
     parts, cluster = divided(inputs.workload), inputs.cluster
     try:

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from math import fsum
 
 from flows.planning.apart import plan_apart
@@ -55,42 +56,35 @@ def make_plan(
         profiles=profiles,
         cluster=cluster,
         workload=workload,
+        options=options,
         watch=watch or Watch(limit_s=options.time_limit_s),
         interference=interference or {},
     )
-    return _made(inputs, options)
+    return _made(inputs)
 
 
-def _made(inputs: Inputs, options: PlanOptions) -> Plan:
+def _made(inputs: Inputs) -> Plan:
     """The plan of any planner, for any workload."""
     if inputs.workload.is_mixed:
-        return plan_apart(_made, inputs, options)
+        return plan_apart(_made, inputs)
+    options = inputs.options
     planner = planner_named(options.planner)
     if planner.plan is None:
-        return best_plan(_made, inputs, options)
+        return best_plan(_made, inputs)
     inputs = replace(inputs, profiles=options.expected(inputs.profiles))
     if planner.most_stages is not None and options.max_partitions > planner.most_stages:
-        options = replace(options, max_partitions=planner.most_stages)
-    refused = refusal(planner, inputs.cluster, inputs.workload, options.objective)
+        inputs = inputs.asking(max_partitions=planner.most_stages)
+    refused = refusal(planner, inputs)
     if refused is not None:
         raise refused
     if inputs.workload.has_entries and not options.margin_given:
-        options = replace(options, slo_margin=MARGIN)
-
-    def made(asked: Workload, own: PlanOptions) -> Plan:
-        if not asked.variants or "variants" not in planner.demands:
-            return _planned(replace(inputs, workload=asked), own)
-        return plan_with_variants(
-            lambda shared: _planned(replace(inputs, workload=shared), own),
-            inputs.profiles,
-            asked,
-            own,
-        )
-
-    return plan_with_headroom(made, inputs.workload, options, inputs.watch)
+        inputs = inputs.asking(slo_margin=MARGIN)
+    shares = inputs.workload.variants and "variants" in planner.demands
+    made = partial(plan_with_variants, _planned) if shares else _planned
+    return plan_with_headroom(made, inputs)
 
 
-def _planned(inputs: Inputs, options: PlanOptions) -> Plan:
+def _planned(inputs: Inputs) -> Plan:
     """The plan of the planner named, of given shares; headroom is left to planners of entries.
 
     Where modules that read each other's tensors come to lie on several nodes, all is planned again
@@ -103,11 +97,11 @@ def _planned(inputs: Inputs, options: PlanOptions) -> Plan:
     reads = (received_bytes(asked, name, p.inputs) for name, p in inputs.profiles.items())
     if inputs.cluster.node_count > 1 and any(reads):
         first = replace(inputs, watch=inputs.watch.part(BEFORE))
-    plan = _planned_once(first, options)
+    plan = _planned_once(first)
     if not modules_spread(plan):
         return plan
     try:
-        plan = _planned_once(replace(inputs, module_transfers=True), options)
+        plan = _planned_once(replace(inputs, module_transfers=True))
     except InfeasibleError as error:
         reason = "with transfers between modules, which do not fit on one node"
         raise InfeasibleError(error.where, f"{error.reason}; {reason}") from error
@@ -115,22 +109,22 @@ def _planned(inputs: Inputs, options: PlanOptions) -> Plan:
     return plan
 
 
-def _planned_once(inputs: Inputs, options: PlanOptions) -> Plan:
-    workload, rates_from = with_rates(inputs, options)
+def _planned_once(inputs: Inputs) -> Plan:
+    workload, rates_from = with_rates(inputs)
     inputs = replace(inputs, workload=workload)
     with recorded() as solvers:
-        outcome = _decided(inputs, options)
-    return decode(inputs, options, outcome, rates_from, solvers)
+        outcome = _decided(inputs)
+    return decode(inputs, outcome, rates_from, solvers)
 
 
-def _decided(inputs: Inputs, options: PlanOptions) -> Outcome:
-    plan = planner_named(options.planner).plan
+def _decided(inputs: Inputs) -> Outcome:
+    plan = planner_named(inputs.options.planner).plan
     if plan is None:
         raise InvariantError("a planner that asks others makes no plan")  # pragma: no cover
-    return plan(inputs, options)
+    return plan(inputs)
 
 
-def with_rates(inputs: Inputs, options: PlanOptions) -> tuple[Workload, str]:
+def with_rates(inputs: Inputs) -> tuple[Workload, str]:
     """The workload with a batch-building rate for every model, and where the rates come from.
 
     They are the throughputs of a plan without gathering time, by the first planner of the planner's
@@ -143,18 +137,17 @@ def with_rates(inputs: Inputs, options: PlanOptions) -> tuple[Workload, str]:
     workload = inputs.workload
     inputs = replace(inputs, watch=inputs.watch.part(BEFORE), prove=False)
     if workload.applications:
-        return application_rates(inputs, options)
-    sources = planner_named(options.planner).rates_from
+        return application_rates(inputs)
+    sources = planner_named(inputs.options.planner).rates_from
     if workload.has_entries:  # no time for gathering is counted
         return workload, "given"
     if all(m.batch_building_rate_rps is not None for m in workload.models) or not sources:
         return workload, "given"
-    free = replace(options, objective="throughput", previous=None, pinned_models=())
+    free = replace(inputs.options, objective="throughput", previous=None, pinned_models=())
     bare = Workload(models=tuple(replace(m, batch_building_rate_rps=None) for m in workload.models))
-    inputs = replace(inputs, workload=bare)
     for name in sources:
         try:
-            rates = _throughputs(inputs, free.for_planner(name))
+            rates = _throughputs(replace(inputs, workload=bare, options=free.for_planner(name)))
         except InfeasibleError:
             if name == sources[-1]:
                 raise
@@ -168,12 +161,11 @@ def with_rates(inputs: Inputs, options: PlanOptions) -> tuple[Workload, str]:
     )  # pragma: no cover - the last one raises
 
 
-def _throughputs(inputs: Inputs, options: PlanOptions) -> dict[str, float]:
+def _throughputs(inputs: Inputs) -> dict[str, float]:
     """The rate of every model without gathering time (requests/s)."""
-    bare = inputs.workload
-    outcome = _decided(inputs, options)
+    outcome, models = _decided(inputs), inputs.workload.models
     served = outcome.promised_rps or [
         fsum(p.rate_rps for p in outcome.pipelines if p.model == number)
-        for number in range(len(bare.models))
+        for number in range(len(models))
     ]
-    return {model.name: rate for model, rate in zip(bare.models, served, strict=True)}
+    return {model.name: rate for model, rate in zip(models, served, strict=True)}

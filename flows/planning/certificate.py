@@ -15,7 +15,6 @@ from flows.planning.registry import (
     Outcome,
     PlannedPipeline,
     PlannedStage,
-    PlanOptions,
     planner_named,
 )
 from flows.planning.solver.record import SolverRecord
@@ -52,15 +51,9 @@ def objective_of(name: str, score: float, bound: float) -> Objective:
     return Objective(name=name, value=value, upper_bound=limit, gap=gap)
 
 
-def decode(
-    inputs: Inputs,
-    options: PlanOptions,
-    outcome: Outcome,
-    rates_from: str,
-    solvers: SolverRecord,
-) -> Plan:
+def decode(inputs: Inputs, outcome: Outcome, rates_from: str, solvers: SolverRecord) -> Plan:
     """The plan of an outcome; `rates_from` says where batch-building rates come from."""
-    watch, asked = Stopwatch(), inputs.workload
+    watch, asked, options = Stopwatch(), inputs.workload, inputs.options
     if outcome.lines is not None:
         inputs = replace(inputs, workload=Workload(models=outcome.lines))
     seconds = sum(outcome.trace.seconds.values())

@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flows.planning.packing import Part, fits_gpu
-from flows.planning.registry import PlanOptions
+from flows.planning.registry import Inputs, PlanOptions
 from flows.planning.solver.arrays import Floats, Ints
 from triton_backend.contract.cluster import Cluster, GpuClass
 from triton_backend.contract.errors import InputError
@@ -269,21 +269,12 @@ class Problem:
 
 
 def build_problem(
-    profiles: Mapping[str, ModelProfile],
-    cluster: Cluster,
-    workload: Workload,
-    options: PlanOptions,
-    *,
-    whole_gpus: bool = False,
-    percents: int = NO_PERCENTS,
+    inputs: Inputs, *, whole_gpus: bool = False, percents: int = NO_PERCENTS
 ) -> Problem:
     """Read the inputs into arrays.
 
     Args:
-        profiles: by model.
-        cluster: GPUs and nodes.
-        workload: models alone.
-        options: how to plan.
+        inputs: of models alone.
         whole_gpus: leave out every vGPU smaller than a GPU.
         percents: sizes of classes that list percents: `NO_PERCENTS`; of those of which as many fit
             one GPU only the largest (`ALIKE`), which is all that GPUs cut into equal parts need; or
@@ -292,6 +283,7 @@ def build_problem(
     Raises:
         InputError: a model of the workload has no profile, or none on a class it may use.
     """
+    cluster, demands = inputs.cluster, inputs.workload.models
     classes = tuple(c.name for c in cluster.gpu_classes)
     sized = tuple(
         (number, count, share)
@@ -299,17 +291,12 @@ def build_problem(
         for count, share in ([(1, WHOLE_GPU)] if whole_gpus else _sizes(gpu_class, percents))
         if cluster.gpus(gpu_class.name)
     )
-    _check_names(options, {m.name for m in workload.models}, set(classes))
-    models = tuple(
-        _model_arrays(profile_of(profiles, demand.name), demand, cluster, sized, options)
-        for demand in workload.models
-    )
-    gpus = np.array([cluster.gpus(name) for name in classes], dtype=np.int64)
+    _check_names(inputs.options, {m.name for m in demands}, set(classes))
     return Problem(
         classes=classes,
-        gpus=gpus,
+        gpus=np.array([cluster.gpus(name) for name in classes], dtype=np.int64),
         types=tuple((number, count) for number, count, _ in sized),
-        models=models,
+        models=tuple(_model_arrays(inputs, demand, sized) for demand in demands),
         shares=tuple(share for _, _, share in sized),
     )
 
@@ -360,18 +347,15 @@ def _check_names(options: PlanOptions, models: set[str], classes: set[str]) -> N
 
 
 def _usable_types(
-    profile: ModelProfile,
-    cluster: Cluster,
-    sized: tuple[tuple[int, int, int], ...],
-    options: PlanOptions,
+    inputs: Inputs, profile: ModelProfile, sized: tuple[tuple[int, int, int], ...]
 ) -> dict[int, tuple[int, int, ProfileTable]]:
     """Class, share and table of every type that a model may use, by its number."""
-    classes = cluster.gpu_classes
+    classes = inputs.cluster.gpu_classes
     usable = {
         number: (c, share, table)
         for number, (c, _, share) in enumerate(sized)
         if (table := profile.table(classes[c].name, share, classes[c].basis))
-        and options.class_allowed(profile.name, cluster.gpu_classes[c].name)
+        and inputs.options.class_allowed(profile.name, classes[c].name)
     }
     if not usable:
         measured = "; ".join(key.text() for key in profile.tables) or "nothing"
@@ -383,13 +367,10 @@ def _usable_types(
 
 
 def _model_arrays(
-    profile: ModelProfile,
-    demand: ModelDemand,
-    cluster: Cluster,
-    sized: tuple[tuple[int, int, int], ...],
-    options: PlanOptions,
+    inputs: Inputs, demand: ModelDemand, sized: tuple[tuple[int, int, int], ...]
 ) -> ModelArrays:
-    usable = _usable_types(profile, cluster, sized, options)
+    profile, cluster = profile_of(inputs.profiles, demand.name), inputs.cluster
+    usable = _usable_types(inputs, profile, sized)
     batches = max(table.largest for _, _, table in usable.values())
     blocks = profile.blocks
     latency = np.full((len(usable), blocks + 1, blocks + 1, batches), np.inf)
@@ -402,12 +383,12 @@ def _model_arrays(
     gathering = np.array([demand.gathering_us(b) for b in range(1, batches + 1)])
     return ModelArrays(
         name=demand.name,
-        weight=demand.normaliser(options.objective),
+        weight=demand.normaliser(inputs.options.objective),
         types=np.array(list(usable), dtype=np.int64),
         latency_us=latency,
         link_rps=links,
         transfer_us=_transfers(profile, cluster, batches),
-        limit_us=limits_us([demand], options) - gathering,
+        limit_us=limits_us([demand], inputs.options) - gathering,
         unlinked=np.array([divisor_of(part) is None for _, part, _ in usable.values()]),
     )
 

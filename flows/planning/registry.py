@@ -1,10 +1,10 @@
 """The interface of planners: inputs, options, result, and where planners are found.
 
 A planner is a package below `flows.planning` whose `__init__` holds `PLANNERS`, a tuple of
-`Planner`: adding one is a folder and a test. Each has one entry, `plan(inputs, options) ->
-Outcome`. What all share is outside: profiles and placement, the certificate, the check (`verify`).
-Planners that plans are only compared with lie in the folder `papers`, which is loaded when a name
-is not the product's.
+`Planner`: adding one is a folder and a test. Each has one entry, `plan(inputs) -> Outcome`. What
+all share is outside: profiles and placement, the certificate, the check (`verify`). Planners that
+plans are only compared with lie in the folder `papers`, which is loaded when a name is not the
+product's.
 
 Here: what a planner is asked and what it answers, with the options' plain form (stored with every
 plan). Not here: the options that all planners take (`options`), and any planning.
@@ -154,6 +154,7 @@ class Inputs:
 
     Attributes:
         workload: with the batch-building rates in use.
+        options: how to plan.
         watch: the clock that planning looks at; it reports progress.
         prove: whether a proof is wanted; without one, a good plan is enough.
         most: what a plan may cost: any up to this is as good as another, none above it is wanted.
@@ -164,6 +165,7 @@ class Inputs:
     profiles: Mapping[str, ModelProfile]
     cluster: Cluster
     workload: Workload
+    options: PlanOptions = field(default_factory=PlanOptions)
     watch: Watch = field(default_factory=Watch)
     prove: bool = True
     most: float | None = None
@@ -171,6 +173,10 @@ class Inputs:
         default_factory=dict[str, InterferenceModel]
     )
     module_transfers: bool = False
+
+    def asking(self, **changes: Any) -> "Inputs":
+        """The same with some options changed."""
+        return replace(self, options=replace(self.options, **changes))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -296,8 +302,7 @@ class Planner:
     """A planner by name.
 
     Attributes:
-        plan: from inputs and options to what was decided; None: it asks the other planners
-            (`auto.best_plan`).
+        plan: from inputs to what was decided; None: it asks the other planners (`auto.best_plan`).
         space: the plans that its bound covers; a bound of one space says nothing of another.
         objectives: the objectives it is defined for.
         demands: what a workload may ask of it: `models`, `entries`, `applications`, and
@@ -313,7 +318,7 @@ class Planner:
     """
 
     name: str
-    plan: Callable[[Inputs, PlanOptions], Outcome] | None
+    plan: Callable[[Inputs], Outcome] | None
     space: str
     objectives: tuple[str, ...] = ("throughput",)
     demands: tuple[str, ...] = ("models",)
@@ -393,14 +398,13 @@ def planner_named(name: str) -> Planner:
     return found
 
 
-def refusal(
-    planner: Planner, cluster: Cluster, workload: Workload, objective: str
-) -> InputError | None:
+def refusal(planner: Planner, inputs: Inputs) -> InputError | None:
     """Why a planner does not plan what a workload lists, or what a cluster is cut into.
 
     None where it does.
     """
-    divided = [c.name for c in cluster.gpu_classes if c.mig is not None]
+    workload, objective = inputs.workload, inputs.options.objective
+    divided = [c.name for c in inputs.cluster.gpu_classes if c.mig is not None]
     unshared = [
         name
         for name, own in workload.variants.items()

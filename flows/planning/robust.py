@@ -72,9 +72,10 @@ def make_robust_plan(
         profiles=options.expected(profiles),
         cluster=cluster,
         workload=workload,
+        options=options,
         watch=Watch(limit_s=options.time_limit_s),
     )
-    rated, _ = with_rates(inputs, options)
+    rated, _ = with_rates(inputs)
     names, usual = [m.name for m in rated.models], planner_named(options.planner).slo_margin
     best: Plan | None = None
     goodput, margins, tried = 0.0, dict.fromkeys(names, usual), 0

@@ -52,8 +52,13 @@ def measure(asked: tuple[str, str]) -> Kept | None:
     """Plan a problem by a planner and simulate it; None where it takes the problem not."""
     problem, planner = asked
     made = named(problem).make()
-    inputs = Inputs(profiles=made.profiles, cluster=made.cluster, workload=made.workload)
-    if not able(planner_named(planner), inputs, made.options):
+    inputs = Inputs(
+        profiles=made.profiles,
+        cluster=made.cluster,
+        workload=made.workload,
+        options=made.options,
+    )
+    if not able(planner_named(planner), inputs):
         return None
     own: dict[str, Any] = {"planner": planner, "own": {}, "slo_margin": nan, "previous": None}
     try:

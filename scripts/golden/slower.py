@@ -52,8 +52,13 @@ def measure(asked: tuple[str, str]) -> Pair | str | None:
     """Plan twice and simulate; why there is no robust plan; None where there is no plan at all."""
     problem, planner = asked
     made = named(problem).make()
-    inputs = Inputs(profiles=made.profiles, cluster=made.cluster, workload=made.workload)
-    if not able(planner_named(planner), inputs, made.options):
+    inputs = Inputs(
+        profiles=made.profiles,
+        cluster=made.cluster,
+        workload=made.workload,
+        options=made.options,
+    )
+    if not able(planner_named(planner), inputs):
         return None
     own: dict[str, Any] = {"planner": planner, "own": {}, "slo_margin": nan, "previous": None}
 

@@ -1,6 +1,6 @@
 """Options of planners that take applications."""
 
-from flows.planning.registry import Option, PlanOptions
+from flows.planning.registry import Inputs, Option, PlanOptions
 from triton_backend.contract.cluster import Cluster
 from triton_backend.contract.errors import InputError
 
@@ -39,14 +39,14 @@ def in_percents(cluster: Cluster) -> bool:
     return any(gpu_class.vgpu_percents for gpu_class in cluster.gpu_classes)
 
 
-def gathering_of(options: PlanOptions, cluster: Cluster) -> str:
+def gathering_of(inputs: Inputs) -> str:
     """The accounting that is meant."""
-    asked = str(options.own["gathering"])
+    asked = str(inputs.options.own["gathering"])
     if asked != AUTO:
         return asked
-    if options.objective != "cost" or in_percents(cluster):
+    if inputs.options.objective != "cost" or in_percents(inputs.cluster):
         return "fixed"
-    return "tc-padded" if billing_of(options) == "gpu" else "tc-tail"
+    return "tc-padded" if billing_of(inputs.options) == "gpu" else "tc-tail"
 
 
 def billing_of(options: PlanOptions) -> str:

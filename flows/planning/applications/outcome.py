@@ -17,11 +17,10 @@ from flows.planning.registry import (
     Outcome,
     PlannedPipeline,
     PlannedStage,
-    PlanOptions,
     Trace,
 )
 from flows.planning.solver.tolerances import ROUNDING
-from triton_backend.contract.applications import Application, ApplicationPlan, check_tensors
+from triton_backend.contract.applications import ApplicationPlan, check_tensors
 from triton_backend.contract.errors import InfeasibleError
 from triton_backend.contract.plan import DEFAULT_POLICY
 from triton_backend.contract.tensors import TensorSpec
@@ -29,12 +28,7 @@ from triton_backend.contract.units import us_to_ms
 
 
 def answer(
-    decided: Outcome,
-    inputs: Inputs,
-    options: PlanOptions,
-    lines: Lines,
-    problem: Problem,
-    times: Sequence[int],
+    decided: Outcome, inputs: Inputs, lines: Lines, problem: Problem, times: Sequence[int]
 ) -> Outcome:
     """The decision, with budgets that fill the limits up.
 
@@ -47,8 +41,13 @@ def answer(
         times: by line, what its slowest way takes with gathering (µs).
     """
     budgets = [max(time, budget) for time, budget in zip(times, lines.filled(times), strict=True)]
-    level = 1.0 if options.objective != "throughput" else decided.objective.value
+    level = 1.0 if inputs.options.objective != "throughput" else decided.objective.value
     least = least_times(problem)
+
+    def tensors_of(model: str) -> tuple[tuple[TensorSpec, ...], tuple[TensorSpec, ...]]:
+        profile = inputs.profiles[model]
+        return profile.inputs, profile.outputs
+
     return replace(
         decided,
         lines=tuple(
@@ -59,14 +58,14 @@ def answer(
             ApplicationPlan(
                 application=replace(
                     graph.application,
-                    rate_rps=level * graph.application.normaliser(options.objective),
+                    rate_rps=level * graph.application.normaliser(inputs.options.objective),
                 ),
                 budgets_us={
                     module.name: budgets[line]
                     for module, line in zip(graph.application.ordered(), graph.lines, strict=True)
                 },
                 least_latency_us=graph.longest(least),
-                inputs=request_tensors(inputs, graph.application),
+                inputs=check_tensors(graph.application, tensors_of),
             )
             for graph in lines.graphs
             if not graph.alone
@@ -74,26 +73,15 @@ def answer(
     )
 
 
-def request_tensors(inputs: Inputs, application: Application) -> tuple[TensorSpec, ...]:
-    """The tensors of a client request, checked against the models' own."""
-
-    def tensors_of(model: str) -> tuple[tuple[TensorSpec, ...], tuple[TensorSpec, ...]]:
-        profile = inputs.profiles[model]
-        return profile.inputs, profile.outputs
-
-    return check_tensors(application, tensors_of)
-
-
 def decided_by_sets(
     problem: Problem,
     lines: Lines,
     sets: Sequence[MachineSet],
     bound: float,
-    options: PlanOptions,
     trace: Trace,
     gathering: str,
 ) -> Outcome:
-    """Machines of every line, which the cluster must have, as a decision.
+    """Machines of every line, which the cluster must have, as a decision at least cost.
 
     Raises:
         InfeasibleError: the cluster has fewer GPUs; the message names the class.
@@ -105,7 +93,7 @@ def decided_by_sets(
     return Outcome(
         pipelines=made,
         promised_rps=tuple(rates),
-        objective=objective_of(options.objective, -cost, -min(cost, bound)),
+        objective=objective_of("cost", -cost, -min(cost, bound)),
         trace=trace,
         policy="throughput-cost" if gathering.startswith("tc") else DEFAULT_POLICY,
         gathering_rule=gathering,

@@ -15,7 +15,7 @@ from flows.planning.applications.outcome import answer, decided_by_sets, out_of_
 from flows.planning.applications.tables import demanded, line_problem, machine_tables
 from flows.planning.inputs import require_rates
 from flows.planning.promises.headroom import HEADROOM
-from flows.planning.registry import Inputs, Option, Outcome, Planner, PlanOptions, Trace
+from flows.planning.registry import Inputs, Option, Outcome, Planner, Trace
 from triton_backend.contract.errors import InputError
 
 _GATHERING = {"tc": "tc-tail", "dt": "dt", "2d": "2d"}
@@ -53,18 +53,17 @@ def _piccolo_rules(own: dict[str, Any]) -> Rules:
     return replace(rules, quantum_us=round(own["quantum"] * 1e6))
 
 
-def _plan(
-    rules_of: Callable[[dict[str, Any]], Rules], inputs: Inputs, options: PlanOptions
-) -> Outcome:
+def _plan(rules_of: Callable[[dict[str, Any]], Rules], inputs: Inputs) -> Outcome:
+    options = inputs.options
     require_rates(inputs.workload, options.objective)
     classes = inputs.cluster.gpu_classes
     if all(gpu_class.vgpu_percents for gpu_class in classes):
         reason = f"class {classes[0].name} is cut into percents: pool plans it"
         raise InputError("option planner", f"{options.planner} plans equal parts, {reason}")
-    lines, laps = demanded(inputs.workload, options), Stopwatch()
+    lines, laps = demanded(inputs), Stopwatch()
     rules = rules_of(dict(options.own))
-    problem = line_problem(inputs, options, lines)
-    tables = machine_tables(inputs, options, problem)
+    problem = line_problem(inputs, lines)
+    tables = machine_tables(inputs, problem)
     rates = [demand.rate_rps or 0.0 for demand in lines.demands]
     trace = Trace(status="by rule")
     trace.seconds["enumerate"] = laps.restart()
@@ -74,9 +73,9 @@ def _plan(
         raise out_of_reach(lines, problem)
     trace.notes.append(f"{options.planner} follows rules; its bound is its own cost")
     gathering = _GATHERING[rules.rule]
-    decided = decided_by_sets(problem, lines, served.sets, served.cost, options, trace, gathering)
+    decided = decided_by_sets(problem, lines, served.sets, served.cost, trace, gathering)
     decided = replace(decided, settled={"gathering": gathering, "billing": "occupancy"})
-    return answer(decided, inputs, options, lines, problem, served.times)
+    return answer(decided, inputs, lines, problem, served.times)
 
 
 def planner_by_rules(name: str, rules: Rules) -> Planner:

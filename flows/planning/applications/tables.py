@@ -16,7 +16,7 @@ from flows.planning.inputs import (
     link_rps,
     moves_us,
 )
-from flows.planning.registry import Inputs, PlanOptions
+from flows.planning.registry import Inputs
 from flows.planning.solver.arrays import Floats
 from flows.planning.solver.tolerances import ROUND_OFF_US
 from triton_backend.contract.applications import received_bytes, sent_bytes
@@ -25,14 +25,14 @@ from triton_backend.contract.workload import Workload
 from triton_backend.scheduler.compiled import FAR
 
 
-def demanded(workload: Workload, options: PlanOptions) -> Lines:
+def demanded(inputs: Inputs) -> Lines:
     """Lines and paths, with the margins of the options.
 
     Raises:
         InputError: a margin is given for what is not in the workload.
     """
-    asked = [*workload.models, *workload.applications]
-    names = {one.name for one in asked}
+    workload, options = inputs.workload, inputs.options
+    names = {one.name for one in (*workload.models, *workload.applications)}
     for name in options.slo_margins:
         if name not in names:
             where = f"option slo_margins.{name}"
@@ -42,9 +42,7 @@ def demanded(workload: Workload, options: PlanOptions) -> Lines:
     )
 
 
-def line_problem(
-    inputs: Inputs, options: PlanOptions, lines: Lines, percents: int = NO_PERCENTS
-) -> Problem:
+def line_problem(inputs: Inputs, lines: Lines, percents: int = NO_PERCENTS) -> Problem:
     """The lines as a problem of models without limits and without gathering.
 
     `percents`: which sizes of classes cut into percents are there (`inputs.build_problem`).
@@ -52,13 +50,12 @@ def line_problem(
     models = tuple(
         replace(demand, batch_building_rate_rps=None, slo_us=FAR) for demand in lines.demands
     )
-    free = replace(options, slo_margin=0.0, slo_margins={})
-    workload = Workload(models=models)
-    problem = build_problem(inputs.profiles, inputs.cluster, workload, free, percents=percents)
+    free = replace(inputs, workload=Workload(models=models)).asking(slo_margin=0.0, slo_margins={})
+    problem = build_problem(free, percents=percents)
     if not inputs.module_transfers:
         return problem
     asked = inputs.workload.applications
-    rates = {a.name: a.normaliser(options.objective) for a in asked}
+    rates = {a.name: a.normaliser(inputs.options.objective) for a in asked}
 
     def linked(model: ModelArrays) -> ModelArrays:
         """The same where vGPUs' parts of NICs carry what modules give each other, too."""
@@ -109,12 +106,10 @@ def least_times(problem: Problem) -> list[int]:
     ]
 
 
-def machine_tables(
-    inputs: Inputs, options: PlanOptions, problem: Problem
-) -> list[tuple[Machine, ...]]:
+def machine_tables(inputs: Inputs, problem: Problem) -> list[tuple[Machine, ...]]:
     """By line, every whole model on every GPU and batch that is measured, in rank order."""
     tables: list[tuple[Machine, ...]] = []
-    price = gpu_prices(inputs.cluster, options.objective)
+    price = gpu_prices(inputs.cluster, inputs.options.objective)
     for model, moved_us in zip(problem.models, input_times(inputs, problem), strict=True):
         machines: list[Machine] = []
         for row, kind in enumerate(model.types.tolist()):

@@ -32,34 +32,31 @@ MARGINS = (0.05, 0.1, 0.2)  # beside each planner's own
 STEP, STEPS = 0.02, 75
 
 
-def best_plan(
-    make: Callable[[Inputs, PlanOptions], Plan], inputs: Inputs, options: PlanOptions
-) -> Plan:
+def best_plan(make: Callable[[Inputs], Plan], inputs: Inputs) -> Plan:
     """The best plan of the planners that can plan the workload; its notes say how each did.
 
     Args:
         make: the plan of one planner.
-        inputs: batch-building rates that are not given are derived for each planner.
-        options: margins that are not given are each planner's own and, for throughput, `MARGINS`.
+        inputs: batch-building rates that are not given are derived for each planner; margins that
+            are not given are each planner's own and, for throughput, `MARGINS`.
 
     Raises:
         InfeasibleError: no planner has a plan; the reason of the first one.
         InputError: no planner is defined for what is asked together.
     """
     others = [each for each in product_planners().values() if each.plan is not None]
-    asked = [each for each in others if able(each, inputs, options)]
+    asked = [each for each in others if able(each, inputs)]
+    objective = inputs.options.objective
     if not asked:
-        raise InputError(
-            "option planner",
-            f"auto: no planner has objective {options.objective} for this workload",
-        )
-    tries = [one for each in asked for one in _tries(each, inputs, options)]
+        reason = f"auto: no planner has objective {objective} for this workload"
+        raise InputError("option planner", reason)
+    tries = [one for each in asked for one in _tries(each, inputs)]
     found: list[Plan] = []
     errors: dict[str, InfeasibleError | InputError] = {}
     for number, one in enumerate(tries):
         watch = inputs.watch.part(1 / (len(tries) - number))
         try:
-            found.append(make(replace(inputs, watch=watch), one))
+            found.append(make(replace(inputs, watch=watch, options=one)))
         except (InfeasibleError, InputError) as error:
             errors.setdefault(one.planner, error)
     if not found:
@@ -70,25 +67,26 @@ def best_plan(
         for name, error in errors.items()
         if name not in planned
     ]
-    judge = _most_served if options.objective == "throughput" else _least_held
+    judge = _most_served if objective == "throughput" else _least_held
     best, said = judge(found)
     known = best.certificate.get("notes", ())
     return replace(best, certificate={**best.certificate, "notes": [*known, *notes, *said]})
 
 
-def able(planner: Planner, inputs: Inputs, options: PlanOptions) -> bool:
+def able(planner: Planner, inputs: Inputs) -> bool:
     """True if the planner is defined for the objective, the workload and the cluster."""
-    workload = inputs.workload
+    workload, options = inputs.workload, inputs.options
     return (
         options.objective in planner.objectives
         and (not workload.models or "models" in planner.demands or workload.has_entries)
-        and refusal(planner, inputs.cluster, workload, options.objective) is None
+        and refusal(planner, inputs) is None
         and (not options.pinned_models or planner.pins)
     )
 
 
-def _tries(planner: Planner, inputs: Inputs, options: PlanOptions) -> list[PlanOptions]:
+def _tries(planner: Planner, inputs: Inputs) -> list[PlanOptions]:
     """The options for a planner, with every margin that is tried where none was given."""
+    options = inputs.options
     own = replace(
         options,
         planner=planner.name,

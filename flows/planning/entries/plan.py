@@ -96,17 +96,17 @@ class Solved:
 Placed = tuple[list[Solved], Mapping[str, int]]
 """Models with the runs of their pools, and whole GPUs by class."""
 
-Rule = Callable[[ModelTable, Inputs, PlanOptions], Solved]
+Rule = Callable[[ModelTable, Inputs], Solved]
 
 
 # Rules
 
 
-def exactly(table: ModelTable, inputs: Inputs, options: PlanOptions) -> Solved:
+def exactly(table: ModelTable, inputs: Inputs) -> Solved:
     """The cheapest pools that are found, and what any cost at least."""
     field = GroupingProblem(table, items_of(table))
     require_reachable(field)
-    step, count = _step_of(table, options), len(field.items)
+    step, count = _step_of(table, inputs.options), len(field.items)
     if count > SEATS_ONLY_FROM_ITEMS:
         ways, bound = many_seated(field, inputs.watch)
         bound = raised(bound, step)
@@ -116,7 +116,7 @@ def exactly(table: ModelTable, inputs: Inputs, options: PlanOptions) -> Solved:
         best, bound = cheapest(
             field,
             inputs.watch,
-            gap=options.gap,
+            gap=inputs.options.gap,
             step=step,
             prove=inputs.prove,
             wanted=inputs.most,
@@ -155,9 +155,9 @@ def by_rule(table: ModelTable, field: GroupingProblem, groups: Sequence[Group]) 
     )
 
 
-def graft(table: ModelTable, inputs: Inputs, options: PlanOptions) -> Solved:
+def graft(table: ModelTable, inputs: Inputs) -> Solved:
     """Merged, grouped by similarity, re-aligned (sections 4.1 to 4.3)."""
-    del inputs
+    options = inputs.options
     field = fragments(table, options, options.own["merge_threshold"])
     alike = similar_groups(
         field.items,
@@ -231,21 +231,20 @@ def require_reachable(field: GroupingProblem, *, chains: bool = True) -> None:
         raise InfeasibleError(where, reason)
 
 
-def in_any_phase(rule: Rule, table: ModelTable, inputs: Inputs, options: PlanOptions) -> Solved:
+def in_any_phase(rule: Rule, table: ModelTable, inputs: Inputs) -> Solved:
     """A model by a rule; entries of several rates at the period at which they cost least.
 
     Then every pool has the vGPUs that its own clients need. Their bound is that of plans by rates
     alone, which hold no more than plans for any phases.
     """
-    by_rates = rule(table, inputs, options)
+    by_rates = rule(table, inputs)
     if not table.references_us:
         return by_rates
     found: list[Solved] = []
     failed: InfeasibleError | None = None
     for period_us in table.references_us:
         try:
-            reading = in_periods_of(table, period_us)
-            solved = rule(reading, replace(inputs, prove=False), options)
+            solved = rule(in_periods_of(table, period_us), replace(inputs, prove=False))
             found.append(replace(solved, pooled=fitted(solved.pooled, table)))
         except InfeasibleError as error:
             failed = error
@@ -264,23 +263,23 @@ def in_any_phase(rule: Rule, table: ModelTable, inputs: Inputs, options: PlanOpt
 # All models
 
 
-def plan(rule: Rule, inputs: Inputs, options: PlanOptions) -> Outcome:
+def plan(rule: Rule, inputs: Inputs) -> Outcome:
     """Every model by a rule, placed.
 
     Raises:
         InputError: the inputs or the options do not fit together.
         InfeasibleError: an entry cannot keep its budget, or the cluster is too small.
     """
-    watch = Stopwatch()
+    options, watch = inputs.options, Stopwatch()
     if options.pinned_models or options.minimum_rps:
         raise InputError("options", "entries are planned as a whole, at the rates they list")
     level, most = 1.0, math.inf
     if options.objective == "throughput":
-        level, most, placed = _highest(rule, inputs, options)
+        level, most, placed = _highest(rule, inputs)
         value, bound = level, -most
     else:
-        placed, bound = _within(rule, inputs, options, 1.0)
-        value = _paid(inputs, options, placed)
+        placed, bound = _within(rule, inputs, 1.0)
+        value = _paid(inputs, placed)
     models, _ = placed
     trace = Trace(status="optimal" if rule is exactly else "heuristic")
     trace.notes = [note for solved in models for note in solved.notes]
@@ -338,7 +337,7 @@ def _whole_gpus(options: PlanOptions) -> bool:
     )
 
 
-def _within(rule: Rule, inputs: Inputs, options: PlanOptions, level: float) -> tuple[Placed, float]:
+def _within(rule: Rule, inputs: Inputs, level: float) -> tuple[Placed, float]:
     """A plan on the cluster's GPUs, and what any plan costs at least.
 
     Classes that have too few GPUs are made dearer until the plan fits. Where there is one, plans of
@@ -348,18 +347,18 @@ def _within(rule: Rule, inputs: Inputs, options: PlanOptions, level: float) -> t
     wastes = iter(_WASTES)
     waste, bound = 0.0, 0.0
     for attempt in range(_WEIGHTINGS):
-        tables = read_tables(inputs, options, level, weights, waste)
+        tables = read_tables(inputs, level, weights, waste)
         models = [
             replace(
-                in_any_phase(rule, table, inputs, options),
-                shadow=shadow_of(table, demand.slo_us, options),
+                in_any_phase(rule, table, inputs),
+                shadow=shadow_of(table, demand.slo_us, inputs.options),
             )
             for table, demand in zip(tables, inputs.workload.models, strict=True)
         ]
         if attempt == 0:
             bound = math.fsum(m.pooled.cost if m.bound is None else m.bound for m in models)
             bound += math.fsum(m.shadow.price for m in models if m.shadow is not None)
-            if options.objective == "gpus":
+            if inputs.options.objective == "gpus":
                 bound = raised(bound, 1.0)
             if (
                 inputs.most is not None
@@ -368,7 +367,7 @@ def _within(rule: Rule, inputs: Inputs, options: PlanOptions, level: float) -> t
             ):
                 raise InfeasibleError(_ALL, f"a plan holds {bound:g} GPUs or more")
         try:
-            placed = _placed(inputs, options, models)
+            placed = _placed(inputs, models)
         except InfeasibleError as error:
             most, inputs = inputs.most, replace(inputs, most=None)
             held = math.fsum(model.pooled.cost for model in models)
@@ -383,20 +382,20 @@ def _within(rule: Rule, inputs: Inputs, options: PlanOptions, level: float) -> t
                 weights[gpu_class] = weights.get(gpu_class, 1.0) * _DEARER
             continue
         if any(model.bound is None for model in models):
-            bound = _paid(inputs, options, placed)
+            bound = _paid(inputs, placed)
         return placed, bound
     raise AssertionError  # pragma: no cover - the last attempt raises
 
 
-def _highest(rule: Rule, inputs: Inputs, options: PlanOptions) -> tuple[float, float, Placed]:
+def _highest(rule: Rule, inputs: Inputs) -> tuple[float, float, Placed]:
     """The largest multiple of all rates that is found to fit, one that none exceeds, and the plan.
 
     At each multiple any plan that fits ends the search for one, and so does a bound above all GPUs.
     """
     gpus = sum(inputs.cluster.gpus(c.name) for c in inputs.cluster.gpu_classes)
     # Clients of any phase need, beyond their rates, the less per request the faster they send.
-    by_rates = replace(options, own={**options.own, "phases": EVEN})
-    needed = math.fsum(_least_work(table) for table in read_tables(inputs, by_rates, _TRACE))
+    by_rates = inputs.asking(own={**inputs.options.own, "phases": EVEN})
+    needed = math.fsum(_least_work(table) for table in read_tables(by_rates, _TRACE))
     inputs = replace(inputs, prove=False)  # only fitting counts
     if len(inputs.workload.models) == 1:
         inputs = replace(inputs, most=float(gpus))
@@ -405,18 +404,16 @@ def _highest(rule: Rule, inputs: Inputs, options: PlanOptions) -> tuple[float, f
 
     def fits(level: float) -> bool:
         try:
-            placed[level] = _within(rule, inputs, options, level)[0]
+            placed[level] = _within(rule, inputs, level)[0]
         except InfeasibleError as error:
             if error.where == _ALL:  # no plan holds as little as is there
                 beyond.append(level)
         return level in placed
 
-    def fits_in_time(level: float) -> bool:
-        return not inputs.watch.over() and fits(level)
-
     low = above = beyond[0]
     if not fits(above):
-        low, _ = halved(fits_in_time, 0.0, above, close=_CLOSE)
+        watch = inputs.watch
+        low, _ = halved(lambda at: not watch.over() and fits(at), 0.0, above, close=_CLOSE)
     if low not in placed:
         raise InfeasibleError(_ALL, "its GPUs serve not all entries at once, at any rate")
     return low, max(min(beyond), low), placed[low]
@@ -430,9 +427,9 @@ def _least_work(table: ModelTable) -> float:
     return float(field.parts(many).min(axis=0).sum()) / _TRACE
 
 
-def _paid(inputs: Inputs, options: PlanOptions, placed: Placed) -> float:
+def _paid(inputs: Inputs, placed: Placed) -> float:
     """The objective's value."""
-    models, gpus = placed
+    (models, gpus), options = placed, inputs.options
     if _whole_gpus(options):
         return math.fsum(
             gpu_price(inputs.cluster.gpu_class(name), options.objective) * count
@@ -457,7 +454,7 @@ def _paid(inputs: Inputs, options: PlanOptions, placed: Placed) -> float:
 # Places and pipelines
 
 
-def _placed(inputs: Inputs, options: PlanOptions, models: list[Solved]) -> Placed:
+def _placed(inputs: Inputs, models: list[Solved]) -> Placed:
     """Models with the runs of every pool, and whole GPUs by class.
 
     Parts of percents wherever they fit, equal parts of one model by divisors. What the plan in
@@ -466,7 +463,7 @@ def _placed(inputs: Inputs, options: PlanOptions, models: list[Solved]) -> Place
     Raises:
         InfeasibleError: a class has too few GPUs; it is named.
     """
-    cluster = inputs.cluster
+    cluster, options = inputs.cluster, inputs.options
     keeps = options.previous is not None and not _whole_gpus(options)
     in_force = places_in_force(options.previous, cluster) if keeps and options.previous else {}
     shares: list[ShareToPlace] = []

@@ -33,7 +33,7 @@ import numpy as np
 from flows.planning.engine.columns import undominated
 from flows.planning.inputs import gpu_price, link_rps, moves_us, profile_of, require_rates, room_gib
 from flows.planning.promises.headroom import NO_HEADROOM, factor_of
-from flows.planning.registry import Inputs, PlanOptions
+from flows.planning.registry import Inputs
 from flows.planning.solver.arrays import Floats, Ints
 from flows.planning.solver.tolerances import ROUNDING
 from triton_backend.contract.entries import Entry
@@ -202,7 +202,6 @@ class ModelTable:
 
 def read_tables(
     inputs: Inputs,
-    options: PlanOptions,
     level: float = 1.0,
     weights: Mapping[str, float] | None = None,
     waste: float = 0.0,
@@ -216,29 +215,28 @@ def read_tables(
         InputError: a model has no profile, is measured nowhere or has no rate, or a price is
             missing.
     """
-    require_rates(inputs.workload, options.objective)
+    require_rates(inputs.workload, inputs.options.objective)
     return [
-        _model_table(inputs, options, number, demand, level, weights or {}, waste)
+        _model_table(inputs, number, demand, level, weights or {}, waste)
         for number, demand in enumerate(inputs.workload.models)
     ]
 
 
 def _model_table(
     inputs: Inputs,
-    options: PlanOptions,
     number: int,
     demand: ModelDemand,
     level: float,
     weights: Mapping[str, float],
     waste: float,
 ) -> ModelTable:
-    where = f"workload model {demand.name!r}"
+    options, where = inputs.options, f"workload model {demand.name!r}"
     profile = profile_of(inputs.profiles, demand.name)
     for entry in demand.entries:
         if entry.block >= profile.blocks:
             reason = f"{entry.block}, but the model has blocks 0 to {profile.blocks - 1}"
             raise InputError(f"{where}, entry {entry.name}, block", reason)
-    sizes = tuple(_sizes(inputs, options, profile, weights, waste))
+    sizes = tuple(_sizes(inputs, profile, weights, waste))
     if not sizes:
         raise InputError(where, "not measured on any share of a GPU that it may use")
     kept = 1 - options.margin(demand.name)
@@ -314,18 +312,14 @@ def in_periods_of(table: ModelTable, period_us: float) -> ModelTable:
 
 
 def _sizes(
-    inputs: Inputs,
-    options: PlanOptions,
-    profile: ModelProfile,
-    weights: Mapping[str, float],
-    waste: float,
+    inputs: Inputs, profile: ModelProfile, weights: Mapping[str, float], waste: float
 ) -> Iterator[Size]:
     cluster = inputs.cluster
     for gpu_class in cluster.gpu_classes:
         name = gpu_class.name
-        if not cluster.gpus(name) or not options.class_allowed(profile.name, name):
+        if not cluster.gpus(name) or not inputs.options.class_allowed(profile.name, name):
             continue
-        price = gpu_price(gpu_class, options.objective) * weights.get(name, 1.0)
+        price = gpu_price(gpu_class, inputs.options.objective) * weights.get(name, 1.0)
         for share in sorted(gpu_class.shares):
             measured = profile.table(name, share, gpu_class.basis)
             if measured is None:

@@ -6,9 +6,9 @@ from flows.planning.gpulets.open_seats import SPACE
 from flows.planning.gpulets.open_seats import plan as plan_open
 from flows.planning.gpulets.plan import plan
 from flows.planning.promises.headroom import HEADROOM
-from flows.planning.registry import DEFAULT_MARGIN, Inputs, Option, Outcome, Planner, PlanOptions
+from flows.planning.registry import DEFAULT_MARGIN, Inputs, Option, Outcome, Planner
 
-Solve = Callable[[Inputs, PlanOptions], Outcome]
+Solve = Callable[[Inputs], Outcome]
 
 OPTIONS = (
     Option(

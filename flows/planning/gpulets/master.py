@@ -403,9 +403,9 @@ class _Search:
         for (k, share, beside), row in found:
             if beside:
                 most[k] = max(most[k], of_class(k).options[share].pressure[row])
-        return np.array(
+        return np.concatenate(
             [
-                of_class(k).part_rates(share, row, most[k], beside=beside)
+                of_class(k).carried(share, np.array([row]), float(most[k]), beside=beside)
                 for (k, share, beside), row in found
             ]
         )

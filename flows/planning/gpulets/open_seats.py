@@ -160,7 +160,7 @@ class OpenSeatProblem:
         return np.hstack([self.carried(patterns) / self.weights, opened])
 
 
-def plan(inputs: Inputs, options: PlanOptions) -> Outcome:
+def plan(inputs: Inputs) -> Outcome:
     """The best counts of patterns and pipelines, with a bound over all of both.
 
     Raises:
@@ -171,13 +171,13 @@ def plan(inputs: Inputs, options: PlanOptions) -> Outcome:
         if not gpu_class.vgpu_percents:
             where = f"gpu_classes.{gpu_class.name}.vgpu_percents"
             raise InputError(where, "is missing; gpulets-open cuts GPUs into percents")
-    if options.minimum_rps:
+    if inputs.options.minimum_rps:
         raise InputError("option minimum_rps", "gpulets-open plans weights, no least rates")
     trace = Trace()
-    both = read(inputs, options, trace)
-    alone = _of_one_kind(inputs, options, both, trace)
+    both = read(inputs, trace)
+    alone = _of_one_kind(inputs, both, trace)
     known = max((o.objective.value for o in alone), default=0.0)
-    bound, mixed = _search(both, known, inputs, options, trace)
+    bound, mixed = _search(both, known, inputs, trace)
     best = max(alone, key=lambda o: o.objective.value, default=None)
     score = known if mixed is None else mixed[0].score
     if mixed is None and best is None:
@@ -186,7 +186,7 @@ def plan(inputs: Inputs, options: PlanOptions) -> Outcome:
         )
         raise InfeasibleError("cluster", reason)
     bound = max(bound, score)
-    settled = bound - score <= options.gap * score + 1e-12
+    settled = bound - score <= inputs.options.gap * score + 1e-12
     trace.status = "optimal" if settled else "gap left"
     objective = objective_of("throughput", score, bound)
     if mixed is not None:
@@ -195,18 +195,17 @@ def plan(inputs: Inputs, options: PlanOptions) -> Outcome:
     return replace(best, objective=objective, trace=trace, space=None)
 
 
-def read(inputs: Inputs, options: PlanOptions, trace: Trace) -> OpenSeatProblem:
+def read(inputs: Inputs, trace: Trace) -> OpenSeatProblem:
     """Both kinds as arrays.
 
     Raises:
         InfeasibleError: a model has neither a turn nor a pipeline within its SLO.
     """
-    tables = read_tables(inputs, options, reachable=False)
-    cluster, notes = unequal.offered(inputs.cluster, options.max_partitions)
+    tables, stages = read_tables(inputs, reachable=False), inputs.options.max_partitions
+    cluster, notes = unequal.offered(inputs.cluster, stages)
     trace.notes += notes
-    problem = build_problem(
-        inputs.profiles, cluster, inputs.workload, _of_pool(options), percents=EVERY
-    )
+    on_pools = replace(inputs, cluster=cluster, options=_of_pool(inputs.options))
+    problem = build_problem(on_pools, percents=EVERY)
     seats = tuple(
         _seat(tables, number, share)
         for (number, _), share in zip(problem.types, problem.shares, strict=True)
@@ -221,7 +220,7 @@ def read(inputs: Inputs, options: PlanOptions, trace: Trace) -> OpenSeatProblem:
         master=master,
         seats=seats,
         problem=problem,
-        columns=_columns(master, problem, options.max_partitions),
+        columns=_columns(master, problem, stages),
     )
 
 
@@ -334,19 +333,17 @@ def _columns(master: Master, problem: Problem, max_partitions: int) -> Configura
     return unequal.unreplaced(problem, max_partitions, in_turns)
 
 
-def _of_one_kind(
-    inputs: Inputs, options: PlanOptions, both: OpenSeatProblem, trace: Trace
-) -> list[Outcome]:
+def _of_one_kind(inputs: Inputs, both: OpenSeatProblem, trace: Trace) -> list[Outcome]:
     """Plans of turns alone and of pipelines alone, where there are any."""
-    bare = replace(options, previous=None)
+    bare = replace(inputs.options, previous=None)
     kinds = [("turns", plan_turns, _of_gpulets(bare))]
     if not any(seat.felt for seat in both.seats):  # the planner of pipelines knows no interference
         kinds.append(("pipelines", plan_pipelines, _of_pool(bare)))
     found: list[Outcome] = []
     for kind, planned, own in kinds:
-        part = replace(inputs, watch=inputs.watch.part(BEFORE))
+        part = replace(inputs, options=own, watch=inputs.watch.part(BEFORE))
         try:
-            found.append(planned(part, own))
+            found.append(planned(part))
         except InfeasibleError as error:
             trace.notes.append(f"{kind} alone: {error}")
     return found
@@ -356,10 +353,10 @@ def _of_one_kind(
 
 
 def _search(
-    both: OpenSeatProblem, known: float, inputs: Inputs, options: PlanOptions, trace: Trace
+    both: OpenSeatProblem, known: float, inputs: Inputs, trace: Trace
 ) -> tuple[float, tuple[unequal.Answer, Chosen] | None]:
     """The bound, and a plan better than what is known where one is found."""
-    gpus = both.master.tables.gpus.astype(np.float64)
+    gpus, options = both.master.tables.gpus.astype(np.float64), inputs.options
     pricer = PatternPricer(
         patterns=both.master.patterns,
         most=gpus,

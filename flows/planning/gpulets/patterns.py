@@ -110,7 +110,7 @@ class Patterns:
         return found
 
     def above(
-        self, worth: Worths, least: float, most: int, watch: Watch | None = None
+        self, worth: Worths, least: float, most: int, watch: Watch
     ) -> tuple[list[Pattern], float]:
         """Up to about `most` dearest patterns worth more than `least`, without dominated ones.
 
@@ -125,7 +125,7 @@ class Patterns:
         for partition in self.table.partitions:
             more = True
             while more:
-                if watch is not None and watch.over():
+                if watch.over():
                     return [], np.inf
                 rows, worths, more = self._search(partition, tops, worth, least, 2 * ENUMERATED)
                 every = np.concatenate([*(own for _, _, own in kept), worths])
@@ -158,10 +158,6 @@ class Patterns:
         rates = self._rates(shares, np.array([[row for _, row in parts]]))[0]
         return Pattern(gpu_class=self.number, parts=parts, rates_rps=rates)
 
-    def part_rates(self, share: int, row: int, felt: float, *, beside: bool) -> Floats:
-        """[model] what one part carries that feels so much; alone on its GPU where not `beside`."""
-        return self._carried(share, np.array([row]), np.array([felt]), beside=beside)[0]
-
     def _rates(self, partition: tuple[int, ...], rows: Ints) -> Floats:
         """[n, model] requests/s that patterns carry; nothing where one does not work."""
         options = [self.options[share] for share in partition]
@@ -171,12 +167,12 @@ class Patterns:
         rates = np.zeros((len(rows), len(self.tables.models)))
         for i, share in enumerate(partition):
             felt = sum(pressure[:i] + pressure[i + 1 :], np.zeros(len(rows)))
-            carried = self._carried(share, rows[:, i], felt, beside=len(partition) > 1)
+            carried = self.carried(share, rows[:, i], felt, beside=len(partition) > 1)
             works &= carried.any(axis=1)
             rates += carried
         return rates * works[:, None]
 
-    def _carried(self, share: int, rows: Ints, felt: Floats, *, beside: bool) -> Floats:
+    def carried(self, share: int, rows: Ints, felt: Floats | float, *, beside: bool) -> Floats:
         """[row, model] what parts carry beside so much pressure, or alone."""
         own = self.options[share]
         turns = own.turn_us[rows]

@@ -23,7 +23,6 @@ from flows.planning.registry import (
     PlannedCut,
     PlannedPipeline,
     PlannedStage,
-    PlanOptions,
 )
 from flows.planning.solver.arrays import Floats
 from flows.planning.solver.tolerances import ROUND_OFF_US
@@ -39,7 +38,7 @@ _P99 = NormalDist().inv_cdf(0.99)  # in standard deviations
 Content = tuple[tuple[int, tuple[str, ...]], ...]  # (share, models) of every part, sorted
 
 
-def plan(inputs: Inputs, options: PlanOptions) -> Outcome:
+def plan(inputs: Inputs) -> Outcome:
     """The best counts of patterns, with a bound over all patterns.
 
     Raises:
@@ -47,15 +46,15 @@ def plan(inputs: Inputs, options: PlanOptions) -> Outcome:
         InfeasibleError: a model misses its SLO everywhere, or rates are out of reach.
     """
     watch = Stopwatch()
-    tables = read_tables(inputs, options)
-    if options.minimum_rps:
+    tables = read_tables(inputs)
+    if inputs.options.minimum_rps:
         raise InputError("option minimum_rps", "gpulets plans weights or rates, no least rates")
     divided = any(table.slices and table.gpus for table in tables.classes)
     master = SliceMaster(tables) if divided else Master(tables)
     enumerated = watch.seconds()
-    answer, promised = solve(master, inputs, options)
+    answer, promised = solve(master, inputs)
     answer.trace.seconds |= {"enumerate": enumerated, "solve": watch.seconds() - enumerated}
-    if options.own["interference"] == "planned":
+    if inputs.options.own["interference"] == "planned":
         answer.trace.notes += [
             f"{table.name}: no interference model, neighbours are taken not to disturb each other"
             for table in tables.classes
@@ -69,16 +68,16 @@ def plan(inputs: Inputs, options: PlanOptions) -> Outcome:
             "is over these"
         )
     answer.trace.configurations["options"] = sum(own.number for own in every)
-    return outcome_of(master, inputs, options, answer, promised)
+    return outcome_of(master, inputs, answer, promised)
 
 
-def solve(master: Master, inputs: Inputs, options: PlanOptions) -> tuple[Answer, Floats]:
+def solve(master: Master, inputs: Inputs) -> tuple[Answer, Floats]:
     """The answer in the objective's units, and what every model is promised (requests/s).
 
     Raises:
         InfeasibleError: the rates asked for are out of reach; the reason says what of them is not.
     """
-    demands = inputs.workload.models
+    demands, options = inputs.workload.models, inputs.options
     asked = np.array([d.normaliser(options.objective) for d in demands])
     goal = Goal(demand=asked, gap=options.gap, solver=options.solver)
     if options.objective == "throughput":
@@ -111,14 +110,12 @@ def _out_of_reach(most: Answer) -> None:
 # From patterns to pipelines
 
 
-def outcome_of(
-    master: Master, inputs: Inputs, options: PlanOptions, answer: Answer, promised: Floats
-) -> Outcome:
+def outcome_of(master: Master, inputs: Inputs, answer: Answer, promised: Floats) -> Outcome:
     """Pools of parts, a pipeline per seat.
 
     Each model is promised its rate, spread over its seats.
     """
-    gpus_of = places(master, inputs.cluster, answer.chosen, options.previous)
+    gpus_of = places(master, inputs.cluster, answer.chosen, inputs.options.previous)
     total = sum((n * c.rates_rps for c, n in answer.chosen), np.zeros(len(promised)))
     share = np.minimum(1.0, promised / np.where(total > 0, total, 1.0))
     pipelines: list[PlannedPipeline] = []
@@ -126,7 +123,7 @@ def outcome_of(
         pipelines += seat_pipelines(master, inputs, pattern, slot, number, runs, share)
     return Outcome(
         pipelines=tuple(pipelines),
-        objective=objective_of(options.objective, answer.score, answer.bound),
+        objective=objective_of(inputs.options.objective, answer.score, answer.bound),
         trace=answer.trace,
         policy=POLICY,
         waits=MARGIN,

@@ -12,7 +12,7 @@ from itertools import combinations, combinations_with_replacement
 import numpy as np
 
 from flows.planning.inputs import gpu_gib, gpu_price, limits_us, model_bytes, part_gib, profile_of
-from flows.planning.registry import Inputs, PlanOptions
+from flows.planning.registry import Inputs
 from flows.planning.solver.arrays import Floats, Ints
 from triton_backend.contract.cluster import GpuClass
 from triton_backend.contract.errors import InfeasibleError, InputError
@@ -107,7 +107,7 @@ class Tables:
         return np.array([c.price for c in self.classes])
 
 
-def read_tables(inputs: Inputs, options: PlanOptions, *, reachable: bool = True) -> Tables:
+def read_tables(inputs: Inputs, *, reachable: bool = True) -> Tables:
     """The problem of a planner of this family; `reachable` asks that every model can take turns.
 
     Raises:
@@ -120,23 +120,20 @@ def read_tables(inputs: Inputs, options: PlanOptions, *, reachable: bool = True)
     tables = Tables(
         models=tuple(demand.name for demand in demands),
         classes=tuple(
-            _class_table(inputs, options, profiles, gpu_class)
-            for gpu_class in inputs.cluster.gpu_classes
+            _class_table(inputs, profiles, gpu_class) for gpu_class in inputs.cluster.gpu_classes
         ),
-        limit_us=limits_us(demands, options),
+        limit_us=limits_us(demands, inputs.options),
         static_gib=static_bytes / BYTES_PER_GIB,
         dynamic_gib=dynamic_bytes / BYTES_PER_GIB,
-        most_models=options.own["max_models_per_vgpu"],
+        most_models=inputs.options.own["max_models_per_vgpu"],
     )
     if reachable:
         _check_reachable(tables)
     return tables
 
 
-def _class_table(
-    inputs: Inputs, options: PlanOptions, profiles: list[ModelProfile], gpu_class: GpuClass
-) -> ClassTable:
-    model = None
+def _class_table(inputs: Inputs, profiles: list[ModelProfile], gpu_class: GpuClass) -> ClassTable:
+    model, options = None, inputs.options
     if options.own.get("interference") == "planned" and gpu_class.mig is None:
         model = inputs.interference.get(gpu_class.name)
     parts = partitions_of(gpu_class)

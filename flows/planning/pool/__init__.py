@@ -10,10 +10,10 @@ from flows.planning.entries.plan import exactly
 from flows.planning.entries.plan import plan as plan_entries
 from flows.planning.pool.applications.exact import plan_exactly
 from flows.planning.pool.plan import plan as plan_models
-from flows.planning.registry import Inputs, Option, Outcome, Planner, PlanOptions
+from flows.planning.registry import Inputs, Option, Outcome, Planner
 
 
-def plan(inputs: Inputs, options: PlanOptions) -> Outcome:
+def plan(inputs: Inputs) -> Outcome:
     """Plan models, entries or applications.
 
     Raises:
@@ -21,10 +21,10 @@ def plan(inputs: Inputs, options: PlanOptions) -> Outcome:
         InfeasibleError: an SLO or a rate is out of reach.
     """
     if inputs.workload.has_entries:
-        return plan_entries(exactly, inputs, options)
-    if inputs.workload.applications or not plain(options):
-        return plan_exactly(inputs, options)
-    return plan_models(inputs, options)
+        return plan_entries(exactly, inputs)
+    if inputs.workload.applications or not plain(inputs.options):
+        return plan_exactly(inputs)
+    return plan_models(inputs)
 
 
 PLANNERS = (

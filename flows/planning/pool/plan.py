@@ -3,7 +3,6 @@
 Here: the order of steps, and reading their answer. Not here: the steps.
 """
 
-from collections.abc import Mapping
 from dataclasses import replace
 from math import comb
 
@@ -45,17 +44,15 @@ from flows.planning.registry import (
     PlannedCut,
     PlannedPipeline,
     PlannedStage,
-    PlanOptions,
     Trace,
 )
 from flows.planning.solver.arrays import Floats, Ints
 from flows.planning.solver.tolerances import ROUNDING
 from flows.planning.verify.bound import MOST_CELLS, MOST_STAGES
 from triton_backend.contract.errors import InputError
-from triton_backend.contract.profiles import ModelProfile
 
 
-def plan(inputs: Inputs, options: PlanOptions) -> Outcome:
+def plan(inputs: Inputs) -> Outcome:
     """Plan a workload on pools of vGPUs.
 
     Raises:
@@ -63,6 +60,7 @@ def plan(inputs: Inputs, options: PlanOptions) -> Outcome:
             pipelines are asked for under another objective than throughput.
         InfeasibleError: a model cannot meet its SLO, or the rates asked for cannot be reached.
     """
+    options = inputs.options
     if options.own["overflow"] and options.objective != "throughput":
         raise InputError("option overflow", "is defined for throughput alone")
     price = gpu_prices(inputs.cluster, options.objective)
@@ -71,14 +69,14 @@ def plan(inputs: Inputs, options: PlanOptions) -> Outcome:
     if in_percents and (options.own["overflow"] or options.pinned_models):
         what = "overflow" if options.own["overflow"] else "pinned_models"
         raise InputError(f"option {what}", "is not defined where GPUs are cut into percents")
-    whole = build_problem(inputs.profiles, inputs.cluster, inputs.workload, options, percents=ALIKE)
+    whole = build_problem(inputs, percents=ALIKE)
     goal = goal_of(whole, options.objective, options.minimum_rps, price)
     kept = pinned(whole, goal, options)
     problem, rest = (whole, goal) if kept is None else kept.rest()
     shown = inputs.watch.valuing(lambda score: abs(score if kept is None else kept.score(score)))
     found = search(problem, rest, options, shown, proof=inputs.prove)
     if len(problem.models) < PRICES_FIRST_FROM_MODELS:
-        running_now = _running(inputs, options, problem)
+        running_now = _running(inputs, problem)
         left_us = margins_us(problem, inputs.workload, options)
         found = break_ties(found, rest, options, running_now, left_us, shown)
     else:
@@ -91,14 +89,14 @@ def plan(inputs: Inputs, options: PlanOptions) -> Outcome:
     watch, beside = Stopwatch(), None
     if not goal.fixed:
         promised = promised_rps(columns, vgpus, rest, score)
-        vgpus, beside = _with_free(inputs, options, problem, (columns, vgpus), promised)
+        vgpus, beside = _with_free(inputs, problem, (columns, vgpus), promised)
         if beside is not None:
             found.trace.notes.append(describe(problem, beside))
         score = max(score, lowest_share(columns, vgpus, rest))
     found.trace.seconds["widen"] = watch.seconds()
     if in_percents:
         equal = unequal.alike(problem, (columns, vgpus), score, bound)
-        return _with_parts(inputs, options, goal, problem, equal, found.trace)
+        return _with_parts(inputs, goal, problem, equal, found.trace)
     if kept is not None:
         columns, vgpus = kept.joined(columns, vgpus)
         score, bound = kept.score(score), kept.score(bound)
@@ -109,15 +107,13 @@ def plan(inputs: Inputs, options: PlanOptions) -> Outcome:
         promised_rps=tuple(promised.tolist()),
         objective=objective_of(options.objective, score, bound),
         trace=found.trace,
-        prices=None if kept is not None else _prices(inputs, options, found),
+        prices=None if kept is not None else _prices(inputs, found),
     )
 
 
-def _prices(
-    inputs: Inputs, options: PlanOptions, found: Found
-) -> tuple[float, dict[str, dict[str, float]]] | None:
+def _prices(inputs: Inputs, found: Found) -> tuple[float, dict[str, dict[str, float]]] | None:
     """The bound of the relaxation and its prices, where trying every pipeline can check them."""
-    problem, bound = found.problem, found.relaxed
+    problem, bound, options = found.problem, found.relaxed, inputs.options
     several = options.max_partitions > MOST_STAGES or bool(options.minimum_rps)
     if several or options.objective not in ("throughput", "cost", "power", "gpus"):
         return None
@@ -134,17 +130,12 @@ def _prices(
 
 
 def _with_parts(
-    inputs: Inputs,
-    options: PlanOptions,
-    goal: Goal,
-    problem: Problem,
-    best: unequal.Answer,
-    trace: Trace,
+    inputs: Inputs, goal: Goal, problem: Problem, best: unequal.Answer, trace: Trace
 ) -> Outcome:
     """The plan of equal parts, or a better one with parts of several sizes and models."""
-    watch = Stopwatch()
+    watch, options = Stopwatch(), inputs.options
     cluster, notes = unequal.offered(inputs.cluster, options.max_partitions)
-    wide = build_problem(inputs.profiles, cluster, inputs.workload, options, percents=EVERY)
+    wide = build_problem(replace(inputs, cluster=cluster), percents=EVERY)
     cuts = unequal.cuts_of_problem(wide, cluster, inputs.watch)
     space = None
     if cuts is None:
@@ -160,12 +151,11 @@ def _with_parts(
             problem, best = wide, found
     trace.notes += notes
     trace.seconds["parts"] = watch.seconds()
-    return on_parts(inputs, options, goal, problem, best, trace, space)
+    return on_parts(inputs, goal, problem, best, trace, space)
 
 
 def on_parts(
     inputs: Inputs,
-    options: PlanOptions,
     goal: Goal,
     problem: Problem,
     best: unequal.Answer,
@@ -173,7 +163,7 @@ def on_parts(
     space: str | None,
 ) -> Outcome:
     """A plan over cuts as a decision; interference, though known, is not reckoned with."""
-    settled = abs(best.bound - best.score) <= options.gap * abs(best.score) * (1 + ROUNDING)
+    settled = abs(best.bound - best.score) <= inputs.options.gap * abs(best.score) * (1 + ROUNDING)
     trace.status = status_of(inputs.watch, settled=settled)
     classes = inputs.cluster.gpu_classes
     if any(c.vgpu_percents and c.name in inputs.interference for c in classes):
@@ -182,7 +172,7 @@ def on_parts(
     return Outcome(
         pipelines=_cut_pipelines(inputs, problem, best, promised),
         promised_rps=tuple(promised.tolist()),
-        objective=objective_of(options.objective, best.score, best.bound),
+        objective=objective_of(inputs.options.objective, best.score, best.bound),
         trace=trace,
         space=space,
     )
@@ -207,27 +197,18 @@ def _cut_pipelines(
             share = problem.shares[columns.types[row, stage]]
             pools[row, stage] = PlannedCut(share=share, placement=runs)
     planned = pipelines_of(problem, columns.take(used), vgpus[used], promised)
-    return tuple(
-        _cut(
-            inputs.profiles[problem.models[pipeline.model].name],
-            pipeline,
-            {s: pools.get((row, s)) for s in range(len(pipeline.stages))},
+
+    def placed(row: int, pipeline: PlannedPipeline) -> PlannedPipeline:
+        profile = inputs.profiles[problem.models[pipeline.model].name]
+        stages = tuple(
+            replace(stage, cut=pools[row, s], memory=stage_memory(profile, stage.blocks))
+            if (row, s) in pools
+            else stage
+            for s, stage in enumerate(pipeline.stages)
         )
-        for row, pipeline in zip(used.tolist(), planned, strict=True)
-    )
+        return replace(pipeline, stages=stages)
 
-
-def _cut(
-    profile: ModelProfile, pipeline: PlannedPipeline, pools: Mapping[int, PlannedCut | None]
-) -> PlannedPipeline:
-    """Stages on parts in percents with their placed pools, and their shares of a GPU."""
-    stages = tuple(
-        stage
-        if pools[s] is None
-        else replace(stage, cut=pools[s], memory=stage_memory(profile, stage.blocks))
-        for s, stage in enumerate(pipeline.stages)
-    )
-    return replace(pipeline, stages=stages)
+    return tuple(placed(*both) for both in zip(used.tolist(), planned, strict=True))
 
 
 def pipelines_of(
@@ -274,19 +255,15 @@ def pipelines_of(
 
 
 def _with_free(
-    inputs: Inputs,
-    options: PlanOptions,
-    problem: Problem,
-    used: Counted,
-    promised: Floats,
+    inputs: Inputs, problem: Problem, used: Counted, promised: Floats
 ) -> tuple[Ints, Counted | None]:
     """Pools widened by free GPUs, and optional best-effort pipelines on the other free ones."""
     columns, vgpus = used
     planned = planned_rps(columns, vgpus, promised)
-    if not options.own["overflow"]:
+    if not inputs.options.own["overflow"]:
         return widen(problem, columns, vgpus, planned), None
     vgpus = widen(problem, columns, vgpus, planned, BEFORE_BEST_EFFORT)
-    limits_us = limits_of(problem, inputs.workload, options)
+    limits_us = limits_of(problem, inputs.workload, inputs.options)
     beside = best_effort(problem, limits_us, (columns, vgpus), promised)
     if beside is not None:
         taken = gpus_in_use(problem, *beside)
@@ -294,9 +271,9 @@ def _with_free(
     return widen(problem, columns, vgpus, planned), beside
 
 
-def _running(inputs: Inputs, options: PlanOptions, problem: Problem) -> dict[Use, int]:
+def _running(inputs: Inputs, problem: Problem) -> dict[Use, int]:
     """GPUs that run one stage alone under the plan in force, in the problem's numbers."""
-    previous = options.previous
+    previous = inputs.options.previous
     if previous is None:
         return {}
     models = {model.name: number for number, model in enumerate(problem.models)}

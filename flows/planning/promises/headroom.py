@@ -19,7 +19,7 @@ from flows.options import Option
 from flows.planning.certificate import plan_identity
 from flows.planning.engine.level import last
 from flows.planning.promises.attainment import LOAD, shortfall, under_poisson
-from flows.planning.registry import PlanOptions, product_planners
+from flows.planning.registry import Inputs, PlanOptions, product_planners
 from flows.planning.watch import Watch
 from triton_backend.contract.errors import InfeasibleError, InputError
 from triton_backend.contract.plan import ModelPlan, Plan
@@ -36,8 +36,6 @@ HEADROOM = Option(
 )
 GRID, MOST = 20, 80  # factors are 1 to 4 in steps of 1 / 20
 MOST_FACTOR = 1000  # as of forecasts
-
-Made = Callable[[Workload, PlanOptions], Plan]
 
 
 def headroom_of(options: PlanOptions, workload: Workload) -> str:
@@ -81,37 +79,35 @@ def without_headroom(options: PlanOptions) -> PlanOptions:
     return _with(options, NO_HEADROOM)
 
 
-def plan_with_headroom(made: Made, workload: Workload, options: PlanOptions, watch: Watch) -> Plan:
-    """The plan of a workload with the headroom that its options ask for.
+def plan_with_headroom(made: Callable[[Inputs], Plan], inputs: Inputs) -> Plan:
+    """The plan of inputs with the headroom that their options ask for.
 
     `poisson99`: factors grow by doubled steps, then halves are tried. Where the GPUs are too few
     for a factor that attains, or the time is over, the plan that attains most is returned; its
     notes say so. A plan too large to be simulated is as without headroom, and says so.
 
     Args:
-        made: the plan of a workload by options that ask for no headroom, or that state a factor and
-            list entries.
-        workload: the rates asked for.
-        options: how.
-        watch: the clock of the run.
+        made: the plan of inputs that ask for no headroom, or that state a factor and list entries.
+        inputs: with the rates asked for.
 
     Raises:
         InfeasibleError: the cluster is too small for the rates, times the factor if one is given.
         InputError: as `headroom_of`.
     """
-    asked = headroom_of(options, workload)
+    workload, options = inputs.workload, inputs.options
+    asked, none = headroom_of(options, workload), without_headroom(options)
     if asked == NO_HEADROOM:
-        return made(workload, options)
+        return made(inputs)
     if options.objective == "throughput" and (asked == POISSON or not workload.has_entries):
-        return promising_less(made(workload, without_headroom(options)), options)
+        return promising_less(made(replace(inputs, options=none)), options)
 
     def carrying(factor: float) -> Plan:
         if workload.has_entries:
-            return made(workload, _with(options, f"{factor:g}"))
-        none = without_headroom(options)
-        return _as_asked(made(at_part(workload, factor), none), workload, factor)
+            return made(replace(inputs, options=_with(options, f"{factor:g}")))
+        more = replace(inputs, workload=at_part(workload, factor), options=none)
+        return _as_asked(made(more), workload, factor)
 
-    return _with_factor(asked, carrying, options, watch)
+    return _with_factor(asked, carrying, options, inputs.watch)
 
 
 def promising_less(plan: Plan, options: PlanOptions) -> Plan:

@@ -16,12 +16,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from flows.planning.registry import PlanOptions
+from flows.planning.registry import Inputs
 from flows.planning.solver.arrays import Floats, Ints
 from flows.planning.solver.program import ProgramBuilder
 from flows.planning.solver.solve import PROOF_NODES, Limits, solve_integer
 from flows.planning.subclusters.free import carried, limits
-from flows.planning.watch import Watch
 
 _HAIR = 1e-5  # of the cheapest GPU: what moving all bytes to other classes costs
 
@@ -38,7 +37,7 @@ class ToClass:
         price: [k] of one GPU.
         utilisation: share of the time of many GPUs that may be planned.
         before: [m] class of each model under the plan in force, -1 where it has none.
-        options, watch: with which gap, solver and time it is solved.
+        inputs: with which gap, solver and time it is solved.
     """
 
     load: Floats
@@ -48,8 +47,7 @@ class ToClass:
     price: Floats
     utilisation: float
     before: Ints
-    options: PlanOptions
-    watch: Watch
+    inputs: Inputs
 
 
 Chosen = tuple[Ints, float]
@@ -124,9 +122,9 @@ def _memory_rows(
 
 
 def _solved(builder: ProgramBuilder, asked: ToClass) -> Chosen | None:
-    program, gap, seconds = builder.build(), asked.options.gap, asked.watch.left_s()
-    limits = Limits(relative_gap=gap, nodes=PROOF_NODES, seconds=seconds)
-    answer = solve_integer(program, limits, asked.options.solver)
+    program, options, seconds = builder.build(), asked.inputs.options, asked.inputs.watch.left_s()
+    limits = Limits(relative_gap=options.gap, nodes=PROOF_NODES, seconds=seconds)
+    answer = solve_integer(program, limits, options.solver)
     if answer.values is None:
         return None
     kind = answer.values[: asked.load.size].reshape(asked.load.shape).argmax(axis=1)

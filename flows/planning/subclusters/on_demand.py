@@ -32,7 +32,6 @@ from flows.planning.registry import (
     Outcome,
     PlannedPipeline,
     PlannedStage,
-    PlanOptions,
     Trace,
 )
 from flows.planning.solver.arrays import Floats, Ints
@@ -47,16 +46,16 @@ from triton_backend.contract.units import US_PER_S, us_to_ms
 POLICY = "eager"
 
 
-def plan(inputs: Inputs, options: PlanOptions) -> Outcome:
+def plan(inputs: Inputs) -> Outcome:
     """Plan a workload on sub-clusters, with models on demand where that is asked for and needed.
 
     Raises:
         InputError: as `plan.plan`, or loads are asked for without rates, or no class loads.
         InfeasibleError: as `plan.plan`; also with the models that memory does not hold on demand.
     """
-    if not options.own["on_demand"]:
-        return plan_pinned(inputs, options)
-    if options.objective == "throughput":
+    if not inputs.options.own["on_demand"]:
+        return plan_pinned(inputs)
+    if inputs.options.objective == "throughput":
         reason = "models are pinned by their rates: it needs the objective cost, power or gpus"
         raise InputError("option on_demand", reason)
     if inputs.workload.variants:
@@ -65,9 +64,9 @@ def plan(inputs: Inputs, options: PlanOptions) -> Outcome:
         reason = "no class of the cluster states load_gib_per_s and memory_gib"
         raise InputError("option on_demand", reason)
     try:
-        outcome = plan_pinned(inputs, options)
+        outcome = plan_pinned(inputs)
     except InfeasibleError as error:
-        return _some_pinned(inputs, options, error)
+        return _some_pinned(inputs, error)
     outcome.trace.notes.append("all models are pinned: memory holds them")
     return outcome
 
@@ -143,9 +142,9 @@ class Loading:
         return bool((takes + others <= self.limit_us[own]).all())
 
 
-def _some_pinned(inputs: Inputs, options: PlanOptions, full: InfeasibleError) -> Outcome:
+def _some_pinned(inputs: Inputs, full: InfeasibleError) -> Outcome:
     """The plan that pins most models, of those on each class that loads; the cheapest of these."""
-    asked = read_demands(inputs, options)
+    asked = read_demands(inputs)
     found: list[Outcome] = []
     reasons: list[str] = []
     for kind, gpu_class in enumerate(inputs.cluster.gpu_classes):
@@ -179,7 +178,7 @@ def _loading(asked: Demands, kind: int, gpu_class: GpuClass) -> Loading | None:
         load_us=load_us,
         takes_us=takes_us,
         busy=np.where(possible, rates * (load_us + run_us) / US_PER_S, np.inf),
-        limit_us=limits_us(asked.inputs.workload.models, asked.options),
+        limit_us=limits_us(asked.inputs.workload.models, asked.inputs.options),
         most=float(carried(1, asked.utilisation)),
         static_bytes=asked.static_bytes,
         dynamic_bytes=asked.dynamic_bytes,
@@ -250,15 +249,15 @@ def _together(
     Raises:
         InfeasibleError: the pinned models do not fit the GPUs that the others leave.
     """
-    inputs, options, rates = asked.inputs, asked.options, asked.rates(1.0)
-    models = inputs.workload.models
+    inputs, rates = asked.inputs, asked.rates(1.0)
+    models, options = inputs.workload.models, inputs.options
     outcome = None
     if len(held):
         names = [models[number].name for number in held]
         own = replace(options.for_names(names), previous=options.previous)
         kept = replace(inputs.workload, models=tuple(models[number] for number in held))
         name = asked.problem.classes[loading.kind]
-        outcome = plan_pinned(replace(inputs, workload=kept), own, {name: len(parts)})
+        outcome = plan_pinned(replace(inputs, workload=kept, options=own), {name: len(parts)})
     planned = () if outcome is None else outcome.pipelines
     pipelines = [replace(one, model=int(held[one.model])) for one in planned]
     stages = [stage for one in pipelines for stage in one.stages]

@@ -66,7 +66,7 @@ class Demands:
     """The problem as arrays over m models and k classes.
 
     Attributes:
-        inputs, options: that it was read from.
+        inputs: that it was read from.
         curves: of every class.
         weight: [m] requests/s per unit of the objective.
         least_rps: [m] rates that are kept at least.
@@ -79,7 +79,6 @@ class Demands:
     """
 
     inputs: Inputs
-    options: PlanOptions
     problem: Problem
     curves: tuple[Curves, ...]
     weight: Floats
@@ -95,7 +94,7 @@ class Demands:
     @property
     def utilisation(self) -> float:
         """Share of the time of many GPUs that may be planned."""
-        return self.options.own["utilisation"]
+        return self.inputs.options.own["utilisation"]
 
     def rates(self, scale: float) -> Floats:
         """[m] requests/s at a value of the objective."""
@@ -125,7 +124,7 @@ class Subcluster:
     continues: str | None = None
 
 
-def plan(inputs: Inputs, options: PlanOptions, taken: Mapping[str, int] | None = None) -> Outcome:
+def plan(inputs: Inputs, taken: Mapping[str, int] | None = None) -> Outcome:
     """Plan a workload on sub-clusters, on the GPUs that are not taken (by class).
 
     Raises:
@@ -133,7 +132,7 @@ def plan(inputs: Inputs, options: PlanOptions, taken: Mapping[str, int] | None =
         InfeasibleError: a model cannot meet its SLO or fits no GPU, or the rates asked for cannot
             be reached.
     """
-    asked = read_demands(inputs, options)
+    options, asked = inputs.options, read_demands(inputs)
     if taken:
         left = [
             n - taken.get(name, 0)
@@ -173,22 +172,21 @@ def plan(inputs: Inputs, options: PlanOptions, taken: Mapping[str, int] | None =
 # Reading
 
 
-def read_demands(inputs: Inputs, options: PlanOptions) -> Demands:
+def read_demands(inputs: Inputs) -> Demands:
     """The inputs as arrays.
 
     Raises:
         InputError: the inputs do not fit together, or a price or rate is missing.
         InfeasibleError: a model meets its SLO on no class, or fits none.
     """
+    cluster, demands, options = inputs.cluster, inputs.workload.models, inputs.options
     require_rates(inputs.workload, options.objective)
-    cluster, demands = inputs.cluster, inputs.workload.models
-    problem = build_problem(inputs.profiles, cluster, inputs.workload, options, whole_gpus=True)
+    problem = build_problem(inputs, whole_gpus=True)
     limit = limits_us(demands, options)
     static_bytes, dynamic_bytes = model_bytes(inputs.profiles[d.name] for d in demands)
     kinds = range(len(problem.classes))
     asked = Demands(
         inputs=inputs,
-        options=options,
         problem=problem,
         curves=tuple(curves(latencies(problem, k), limit) for k in kinds),
         weight=np.array([d.normaliser(options.objective) for d in demands]),
@@ -288,8 +286,7 @@ def _to_class(asked: Demands, load: Floats) -> ToClass:
         price=asked.price,
         utilisation=asked.utilisation,
         before=np.where(before >= 0, kinds[before], -1),
-        options=asked.options,
-        watch=asked.inputs.watch,
+        inputs=asked.inputs,
     )
 
 
@@ -302,7 +299,7 @@ def _fewest_gpus(
     if chosen is None:
         raise _out_of_reach(asked)
     classes, bound = chosen
-    if asked.options.objective == "gpus":
+    if asked.inputs.options.objective == "gpus":
         bound = float(np.ceil(bound - 1e-6))
     made = _divided(asked, classes, load, wanted)
     if made is None:
@@ -413,7 +410,7 @@ def _parted(
             to_part = replace(whole, parts=count, gpus=number, before=before, even=even)
             if even and count > 1 and whole.load.max() > _share(to_part):
                 continue
-            options, watch = asked.options, asked.inputs.watch
+            options, watch = asked.inputs.options, asked.inputs.watch
             part = divide(to_part, watch, options.solver, options.gap)
             if part is not None:
                 return part
@@ -449,7 +446,7 @@ def _largest_scale(
     asked: Demands, wanted: int | None
 ) -> tuple[float, float, list[Subcluster], list[ClusterPartition]]:
     """The largest scale of the weights found, its bound, and the sub-clusters that carry it."""
-    gap, bound = asked.options.gap, _scale_bound(asked)
+    gap, bound = asked.inputs.options.gap, _scale_bound(asked)
     best: tuple[float, list[Subcluster], list[ClusterPartition]] | None = None
     scale, enough = bound, bound * (1 - gap)
     for memory_weight in (1.0, 1e-3):  # even bytes cost load at times
@@ -522,7 +519,7 @@ def _largest(fits: Callable[[float], bool], changes: Floats, above: float) -> fl
 
 def _proven_scale(asked: Demands, reached: float, bound: float) -> float:
     """A lower bound for several classes: scales at which even the evenest classes are too busy."""
-    gap, watch = asked.options.gap, asked.inputs.watch
+    gap, watch = asked.inputs.options.gap, asked.inputs.watch
 
     def open_(scale: float) -> bool:
         if watch.over():

@@ -19,7 +19,7 @@ from dataclasses import replace
 import numpy as np
 
 from flows.planning.engine.level import last
-from flows.planning.registry import PlanOptions
+from flows.planning.registry import Inputs
 from triton_backend.contract.errors import InfeasibleError, InputError
 from triton_backend.contract.plan import Plan
 from triton_backend.contract.profiles import ModelProfile
@@ -30,36 +30,32 @@ STEPS = 100
 OPTION = "least_accuracy"
 
 
-def plan_with_variants(
-    made: Callable[[Workload], Plan],
-    profiles: Mapping[str, ModelProfile],
-    workload: Workload,
-    options: PlanOptions,
-) -> Plan:
+def plan_with_variants(made: Callable[[Inputs], Plan], inputs: Inputs) -> Plan:
     """The plan of the most accurate shares that fit, or of those with the accuracy asked for.
 
     Args:
         made: the plan of a workload with such shares.
-        profiles: of its models, by name.
-        workload: with variants.
-        options: how to plan.
+        inputs: with variants.
 
     Raises:
         InputError: no variant is as accurate as asked, or one has other tensors.
         InfeasibleError: the cluster is too small even for the cheapest variants.
     """
+    workload, profiles = inputs.workload, inputs.profiles
     for variants in workload.variants.values():
         _check_tensors(variants, profiles)
     names = {name: _worthwhile(variants, profiles) for name, variants in workload.variants.items()}
-    least: float = options.own[OPTION]
-    if least > 0:
-        return made(_shared(workload, {n: _accurate(n, own, least) for n, own in names.items()}))
 
+    def of(shares: Mapping[str, Mapping[str, float]]) -> Plan:
+        return made(replace(inputs, workload=_shared(workload, shares)))
+
+    least: float = inputs.options.own[OPTION]
+    if least > 0:
+        return of({n: _accurate(n, own, least) for n, own in names.items()})
     plans: dict[int, Plan] = {}
 
     def at(step: int) -> Plan:
-        level = step / STEPS
-        return made(_shared(workload, {n: _neighbours(own, level) for n, own in names.items()}))
+        return of({n: _neighbours(own, step / STEPS) for n, own in names.items()})
 
     def fails(step: int) -> bool:
         with suppress(InfeasibleError):

@@ -16,15 +16,20 @@ from flows.planning.pool.bound import goal_of
 from flows.planning.pool.columns import Columns, best_of_each, enumerate_columns
 from flows.planning.pool.plan import pipelines_of
 from flows.planning.pool.search import Found, search
-from flows.planning.registry import Inputs, Outcome, PlanOptions
+from flows.planning.registry import Inputs, Outcome
 from flows.planning.solver.arrays import Floats, Ints
 from flows.planning.solver.tolerances import ROUNDING
 
 
-def plan(inputs: Inputs, options: PlanOptions) -> Outcome:
-    """The best plan with one stage per pipeline and whole GPUs."""
-    problem = whole_gpu_problem(inputs, options)
-    found, columns, vgpus = best_whole_models(inputs, options, problem)
+def plan(inputs: Inputs) -> Outcome:
+    """The best plan with one stage per pipeline and whole GPUs.
+
+    Raises:
+        InputError: the inputs do not fit together.
+        InfeasibleError: a model misses its SLO everywhere.
+    """
+    problem = build_problem(inputs, whole_gpus=True)
+    found, columns, vgpus = best_whole_models(inputs, problem)
     return Outcome(
         pipelines=pipelines_of(problem, columns, vgpus),
         objective=objective_of("throughput", found.score, found.bound),
@@ -32,22 +37,12 @@ def plan(inputs: Inputs, options: PlanOptions) -> Outcome:
     )
 
 
-def whole_gpu_problem(inputs: Inputs, options: PlanOptions) -> Problem:
-    """The inputs as arrays, GPUs uncut.
-
-    Raises:
-        InputError: the inputs do not fit together.
-        InfeasibleError: a model misses its SLO everywhere.
-    """
-    return build_problem(inputs.profiles, inputs.cluster, inputs.workload, options, whole_gpus=True)
-
-
-def best_whole_models(
-    inputs: Inputs, options: PlanOptions, problem: Problem
-) -> tuple[Found, Columns, Ints]:
+def best_whole_models(inputs: Inputs, problem: Problem) -> tuple[Found, Columns, Ints]:
     """The solved program, the best configuration per model and class, and GPUs of each."""
-    single = replace(options, max_partitions=1, gap=0.0, previous=None)
-    goal = goal_of(problem, "throughput", options.minimum_rps, np.zeros(len(problem.classes)))
+    single = replace(inputs.options, max_partitions=1, gap=0.0, previous=None)
+    goal = goal_of(
+        problem, "throughput", inputs.options.minimum_rps, np.zeros(len(problem.classes))
+    )
     found = search(problem, goal, single, inputs.watch, proof=inputs.prove)
     every = enumerate_columns(problem, 1)
     best = fastest(every)

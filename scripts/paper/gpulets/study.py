@@ -284,9 +284,10 @@ def tables_of(profiles: Profiles, model: InterferenceModel, data: Path, gpus: in
         profiles=profiles,
         cluster=cluster(gpus),
         workload=asked,
+        options=PlanOptions(planner="gpulets"),
         interference={GPU: model},
     )
-    return read_tables(inputs, PlanOptions(planner="gpulets"))
+    return read_tables(inputs)
 
 
 def scenario_figures(data: Path, gpus: int, seconds: float, scale: float) -> list[Figure]:

@@ -69,8 +69,8 @@ class Run:
 def run(rule: Rule, planner: str, inputs: Inputs, **more: Any) -> Run:
     """A planner's percents, without placing them."""
     options = PlanOptions(planner=planner, objective="share", slo_margin=0.5, own=AS_LISTED | more)
-    watch = Stopwatch()
-    solved = in_any_phase(rule, read_tables(inputs, options)[0], inputs, options)
+    watch, inputs = Stopwatch(), replace(inputs, options=options)
+    solved = in_any_phase(rule, read_tables(inputs)[0], inputs)
     seconds = watch.seconds()
     bound = solved.pooled.cost if solved.bound is None else solved.bound
     return Run(value=solved.pooled.cost, bound=bound, seconds=seconds)

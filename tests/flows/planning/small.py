@@ -1,9 +1,12 @@
 """Small problems with round numbers, shared by the planner's tests."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
+from flows.planning.inputs import Problem, build_problem
+from flows.planning.registry import Inputs, PlanOptions
 from triton_backend.contract.cluster import Cluster, GpuClass, NodeGroup
 from triton_backend.contract.profiles import ModelProfile, loaded
 from triton_backend.contract.workload import ModelDemand, Workload
@@ -48,6 +51,18 @@ def cluster(fast: int = 2, slow: int = 4, **known: float) -> Cluster:
             NodeGroup(count=slow, gpu_class="slow", gpus=1, nic_gbps=10),
         ),
     )
+
+
+def problem_of(
+    profiles: Mapping[str, ModelProfile],
+    on: Cluster,
+    asked: Workload,
+    options: PlanOptions,
+    **how: Any,
+) -> Problem:
+    """Inputs as arrays."""
+    inputs = Inputs(profiles=profiles, cluster=on, workload=asked, options=options)
+    return build_problem(inputs, **how)
 
 
 def workload(*models: ModelDemand) -> Workload:

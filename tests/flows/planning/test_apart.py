@@ -124,17 +124,22 @@ def test_parts_that_do_not_fit_beside_each_other_are_refused() -> None:
 def test_applications_leave_entries_half_of_a_time_limit(plan: Plan) -> None:
     left_s: dict[str, float | None] = {}
 
-    def make(inputs: Inputs, options: PlanOptions) -> Plan:
-        del options
+    def make(inputs: Inputs) -> Plan:
         left_s[inputs.workload.models[0].name] = inputs.watch.left_s()
         if inputs.workload.has_entries:
             raise InfeasibleError("cluster", "no plan")
         return parts_of(plan)[0]
 
     asked = Workload.from_dict(MIXED)
-    inputs = Inputs(profiles=PROFILES, cluster=PRICED, workload=asked, watch=Watch(limit_s=1e4))
+    inputs = Inputs(
+        profiles=PROFILES,
+        cluster=PRICED,
+        workload=asked,
+        options=BY_COST,
+        watch=Watch(limit_s=1e4),
+    )
     with pytest.raises(InfeasibleError, match="no plan"):
-        plan_apart(make, inputs, BY_COST)
+        plan_apart(make, inputs)
     assert left_s["alone"] is not None
     assert left_s["tails"] is not None
     assert left_s["alone"] <= 5e3 < left_s["tails"]

@@ -25,6 +25,7 @@ from flows.planning.inputs import (
     room_gib,
     stage_memory,
 )
+from flows.planning.registry import Inputs
 from tests.flows.planning.small import cluster, profile, workload
 from triton_backend.contract.cluster import Cluster, GpuClass, NodeGroup
 from triton_backend.contract.errors import InputError
@@ -147,7 +148,8 @@ def test_entries_state_the_rates_of_their_model_and_applications_their_own() -> 
 def problem(
     given: ModelProfile, on: Cluster, options: PlanOptions, percents: int = ALIKE
 ) -> Problem:
-    return build_problem({"net": given}, on, workload(), options, percents=percents)
+    inputs = Inputs(profiles={"net": given}, cluster=on, workload=workload(), options=options)
+    return build_problem(inputs, percents=percents)
 
 
 def test_a_problem_holds_every_model_on_every_type_that_it_was_measured_on() -> None:

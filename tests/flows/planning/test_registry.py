@@ -29,9 +29,9 @@ from triton_backend.contract.errors import InputError
 PROFILES = {"net": profile()}
 
 
-def alone(inputs: Inputs, options: PlanOptions) -> Outcome:
+def alone(inputs: Inputs) -> Outcome:
     """The first model, whole and one by one, on so many fast GPUs."""
-    gpus: int = options.own["gpus"]
+    gpus: int = inputs.options.own["gpus"]
     rate = gpus * 1e6 / float(latencies(inputs.profiles["net"], ("fast", 1))[:, 0].sum())
     stage = PlannedStage(blocks=(0, 3), gpu_class="fast", divisor=1, vgpus=gpus)
     pipeline = PlannedPipeline(model=0, batch=1, rate_rps=rate, stages=(stage,))

@@ -24,7 +24,7 @@ from flows.planning.gpulets.master import Answer, Master
 from flows.planning.gpulets.patterns import Parts, Pattern, Patterns
 from flows.planning.gpulets.plan import outcome_of
 from flows.planning.gpulets.tables import read_tables
-from flows.planning.registry import Inputs, Outcome, PlanOptions, Trace
+from flows.planning.registry import Inputs, Outcome, Trace
 from flows.planning.solver.arrays import Floats, Ints
 from flows.planning.solver.tolerances import ROUNDING, SOLVED
 from triton_backend.contract.errors import InfeasibleError, InputError
@@ -315,13 +315,14 @@ class Greedy:
         return self.patterns.pattern(partition, np.array([row for _, row in used]))
 
 
-def plan(rule: Rule, inputs: Inputs, options: PlanOptions) -> Outcome:
+def plan(rule: Rule, inputs: Inputs) -> Outcome:
     """A plan by a rule: the rates asked for, or the highest multiple of the weights that it places.
 
     Raises:
         InputError: the cluster has several classes, or an option is not for this planner.
         InfeasibleError: a model misses its SLO everywhere, or the rule does not place the rates.
     """
+    options = inputs.options
     used = [c for c in inputs.cluster.gpu_classes if inputs.cluster.gpus(c.name)]
     if len(used) != 1:
         raise InputError("option planner", f"{options.planner} is defined for one GPU class")
@@ -330,8 +331,8 @@ def plan(rule: Rule, inputs: Inputs, options: PlanOptions) -> Outcome:
         raise InputError("option planner", reason)
     watch = Stopwatch()
     settled = {"max_models_per_vgpu": 1, "interference": "off"} if rule.fitting else {}
-    options = replace(options, own={**options.own, **settled})
-    master = Master(read_tables(inputs, options))
+    inputs = inputs.asking(own={**options.own, **settled})
+    master = Master(read_tables(inputs))
     if rule.whole and WHOLE_GPU not in master.patterns[0].options:
         raise InputError(f"gpu_classes.{used[0].name}", "sbp needs whole GPUs, 100 % is not listed")
     greedy = Greedy(master.patterns[0], rule)
@@ -359,7 +360,7 @@ def plan(rule: Rule, inputs: Inputs, options: PlanOptions) -> Outcome:
     trace = Trace(status="heuristic")
     trace.seconds["solve"] = watch.seconds()
     answer = Answer(chosen=list(counts.values()), score=score, bound=score, trace=trace)
-    return replace(outcome_of(master, inputs, options, answer, promised), settled=settled)
+    return replace(outcome_of(master, inputs, answer, promised), settled=settled)
 
 
 def placed(greedy: Greedy, rates: Floats, count: int) -> list[Gpu] | None:

@@ -13,40 +13,38 @@ from flows.planning.entries.groups import Group, GroupingProblem, items_of
 from flows.planning.entries.plan import Solved, by_rule, fragments, require_reachable
 from flows.planning.entries.subsets import cheapest_cut, members_of
 from flows.planning.entries.tables import ModelTable
-from flows.planning.registry import Inputs, PlanOptions
+from flows.planning.registry import Inputs
 from flows.planning.solver.arrays import FAR
 from triton_backend.contract.errors import InputError
 
 _MOST_FRAGMENTS = 12  # of which every grouping is looked at
 
 
-def gslice(table: ModelTable, inputs: Inputs, options: PlanOptions, *, merge: bool) -> Solved:
+def gslice(table: ModelTable, inputs: Inputs, *, merge: bool) -> Solved:
     """Every entry alone; with `merge`, uniform entries together.
 
     Raises:
         InfeasibleError: an entry cannot keep its budget alone.
     """
-    del inputs
     if merge:
-        field = fragments(table, options, -math.inf, chains=False)
+        field = fragments(table, inputs.options, -math.inf, chains=False)
     else:
         field = GroupingProblem(
-            table, items_of(table), group_budget=options.own["budget_rule"] == "group"
+            table, items_of(table), group_budget=inputs.options.own["budget_rule"] == "group"
         )
         require_reachable(field, chains=False)
     alone = [field.at([item], int(field.block[item])) for item in range(len(field.items))]
     return by_rule(table, field, alone)
 
 
-def every_grouping(table: ModelTable, inputs: Inputs, options: PlanOptions) -> Solved:
+def every_grouping(table: ModelTable, inputs: Inputs) -> Solved:
     """Merged; then every grouping is looked at (the paper's Optimal).
 
     Raises:
         InputError: there are too many fragments.
         InfeasibleError: an entry cannot keep its budget.
     """
-    del inputs
-    field = fragments(table, options, options.own["merge_threshold"])
+    field = fragments(table, inputs.options, inputs.options.own["merge_threshold"])
     if len(field.items) > _MOST_FRAGMENTS:
         reason = (
             f"{len(field.items)} fragments after merging;"

@@ -10,35 +10,35 @@ import numpy as np
 
 from flows.clock import Stopwatch
 from flows.planning.certificate import objective_of
-from flows.planning.inputs import Problem
+from flows.planning.inputs import Problem, build_problem
 from flows.planning.pool.columns import Columns, enumerate_columns
 from flows.planning.pool.integer import gpus_in_use, models_rps
 from flows.planning.pool.plan import pipelines_of
-from flows.planning.registry import Inputs, Outcome, PlanOptions
+from flows.planning.registry import Inputs, Outcome
 from flows.planning.solver.arrays import Ints
-from flows.planning.whole_models.plan import best_whole_models, fastest, whole_gpu_problem
+from flows.planning.whole_models.plan import best_whole_models, fastest
 from triton_backend.contract.errors import InputError
 
 _PAIR = 2
 
 
-def dart_r(inputs: Inputs, options: PlanOptions) -> Outcome:
+def dart_r(inputs: Inputs) -> Outcome:
     """Replicated pairs of one GPU of each class.
 
     Raises:
         InputError: the cluster has not exactly two classes with GPUs.
     """
-    problem = whole_gpu_problem(inputs, options)
+    problem = build_problem(inputs, whole_gpus=True)
     present = np.flatnonzero(problem.gpus)
     if len(present) != _PAIR:
         raise InputError(
             "option planner", f"dart-r is defined for two GPU classes, not {len(present)}"
         )
     watch = Stopwatch()
-    found, whole, counts = best_whole_models(inputs, options, problem)
+    found, whole, counts = best_whole_models(inputs, problem)
     owned = _owned_gpus(problem, whole, counts)
     pairs = owned[:, present].min(axis=1)
-    columns = enumerate_columns(problem, min(2, options.max_partitions))
+    columns = enumerate_columns(problem, min(2, inputs.options.max_partitions))
     vgpus = np.zeros(columns.types.shape, dtype=np.int64)
     for model in range(len(problem.models)):
         _replicate(problem, columns, vgpus, model, int(pairs[model]), owned[model])

@@ -19,7 +19,6 @@ from flows.planning.registry import (
     Outcome,
     PlannedPipeline,
     PlannedStage,
-    PlanOptions,
     Trace,
 )
 from flows.planning.subclusters.plan import Demands, beyond_reach, read_demands
@@ -31,14 +30,14 @@ from triton_backend.contract.workload import MARGIN
 POLICY = "turns"
 
 
-def plan(inputs: Inputs, options: PlanOptions) -> Outcome:
+def plan(inputs: Inputs) -> Outcome:
     """Plan a workload by squishy bin packing.
 
     Raises:
         InputError: the inputs do not fit together, or the cluster has several GPU classes.
         InfeasibleError: a model cannot meet its SLO, or the rates asked for cannot be reached.
     """
-    asked = read_demands(inputs, options)
+    asked = read_demands(inputs)
     used = np.flatnonzero(asked.problem.gpus > 0)
     if len(used) != 1:
         reason = f"nexus is defined for one GPU class, not {len(used)}"
@@ -47,18 +46,18 @@ def plan(inputs: Inputs, options: PlanOptions) -> Outcome:
     gpus = int(asked.problem.gpus[kind])
     trace = Trace(status="by rule")
     trace.notes.append("nexus follows a rule; its upper bound is its own value")
-    if options.objective == "throughput":
-        scale = _largest_scale(inputs, options, asked, kind)
-        packed = _packed(inputs, options, asked, kind, scale)
+    if inputs.options.objective == "throughput":
+        scale = _largest_scale(asked, kind)
+        packed = _packed(asked, kind, scale)
         objective = objective_of("throughput", scale, scale)
     else:
         scale = 1.0
-        packed = _packed(inputs, options, asked, kind, scale)
+        packed = _packed(asked, kind, scale)
         if _count(packed) > gpus:
             reason = f"needs {_count(packed)} GPUs of class {asked.problem.classes[kind]}"
             raise beyond_reach(inputs, asked.rates(1.0), f"{reason}, {gpus} exist")
         price = float(asked.price[kind]) * _count(packed)
-        objective = objective_of(options.objective, -price, -price)
+        objective = objective_of(inputs.options.objective, -price, -price)
     trace.seconds["solve"] = inputs.watch.seconds()
     trace.details["occupancy"] = [gpu.occupancy for gpu in packed for _ in range(gpu.count)]
     return Outcome(
@@ -71,10 +70,8 @@ def plan(inputs: Inputs, options: PlanOptions) -> Outcome:
     )
 
 
-def _packed(
-    inputs: Inputs, options: PlanOptions, asked: Demands, kind: int, scale: float
-) -> list[PackedGpu]:
-    rates = asked.rates(scale)
+def _packed(asked: Demands, kind: int, scale: float) -> list[PackedGpu]:
+    inputs, rates = asked.inputs, asked.rates(scale)
     gpu_class = asked.problem.classes[kind]
 
     def latency_us(profile: ModelProfile) -> tuple[int, ...]:
@@ -86,7 +83,7 @@ def _packed(
             name=demand.name,
             rate_rps=float(rate),
             latency_us=latency_us(inputs.profiles[demand.name]),
-            limit_us=(1 - options.margin(demand.name)) * demand.slo_us,
+            limit_us=(1 - inputs.options.margin(demand.name)) * demand.slo_us,
         )
         for demand, rate in zip(inputs.workload.models, rates.tolist(), strict=True)
     ]
@@ -99,18 +96,18 @@ def _packed(
     return pack(sessions, together)
 
 
-def _largest_scale(inputs: Inputs, options: PlanOptions, asked: Demands, kind: int) -> float:
+def _largest_scale(asked: Demands, kind: int) -> float:
     """The largest scale of the weights that bisection finds to fit the GPUs."""
     work = asked.curves[kind].work_s[:, -1]
     gpus = asked.problem.gpus[kind]
 
     def fits(scale: float) -> bool:
-        return _count(_packed(inputs, options, asked, kind, scale)) <= gpus
+        return _count(_packed(asked, kind, scale)) <= gpus
 
     low, _ = halved(fits, 0.0, float(gpus / (asked.weight * work).sum()))
     if low <= 0:
         reason = f"{gpus} GPUs carry no scale of the weights"
-        raise beyond_reach(inputs, asked.weight, reason)
+        raise beyond_reach(asked.inputs, asked.weight, reason)
     return low
 
 

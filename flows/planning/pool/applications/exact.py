@@ -55,7 +55,6 @@ from flows.planning.registry import Inputs, Outcome, PlanOptions, Trace
 from flows.planning.solver.arrays import Floats
 from flows.planning.solver.tolerances import ROUNDING
 from triton_backend.contract.applications import Module
-from triton_backend.contract.cluster import Cluster
 from triton_backend.contract.errors import InfeasibleError, InputError
 from triton_backend.contract.workload import ModelDemand, Workload
 
@@ -66,7 +65,7 @@ _MOST = 200  # for throughput: before it
 _ENDS = "time limit reached"
 
 
-def plan_exactly(inputs: Inputs, options: PlanOptions) -> Outcome:
+def plan_exactly(inputs: Inputs) -> Outcome:
     """The best plan of a workload with applications, with a proof.
 
     Raises:
@@ -74,20 +73,20 @@ def plan_exactly(inputs: Inputs, options: PlanOptions) -> Outcome:
             fit.
         InfeasibleError: an application cannot keep its SLO, or the cluster is too small.
     """
-    gathering = gathering_of(options, inputs.cluster)
-    billing = billing_of(options)
-    _check(options, gathering, billing, inputs.cluster)
-    lines = demanded(inputs.workload, options)
-    require_rates(inputs.workload, options.objective)
-    problem = line_problem(inputs, options, lines, ALIKE)
+    gathering, billing = gathering_of(inputs), billing_of(inputs.options)
+    _check(inputs, gathering, billing)
+    lines = demanded(inputs)
+    require_rates(inputs.workload, inputs.options.objective)
+    problem = line_problem(inputs, lines, ALIKE)
     plan = _on_pools if gathering == "fixed" else _on_machines
     if in_percents(inputs.cluster):
         plan = _on_parts
-    found = plan(inputs, options, lines, problem)
+    found = plan(inputs, lines, problem)
     return replace(found, settled={"gathering": gathering, "billing": billing})
 
 
-def _check(options: PlanOptions, gathering: str, billing: str, cluster: Cluster) -> None:
+def _check(inputs: Inputs, gathering: str, billing: str) -> None:
+    options, classes = inputs.options, inputs.cluster.gpu_classes
     if options.pinned_models:
         raise InputError("option pinned_models", "applications are planned again as a whole")
     if options.minimum_rps:
@@ -96,8 +95,8 @@ def _check(options: PlanOptions, gathering: str, billing: str, cluster: Cluster)
         raise InputError("option overflow", "is for workloads of models alone")
     if gathering != "fixed" and options.objective != "cost":
         raise InputError("option gathering", f"{gathering} is defined for the objective cost alone")
-    if gathering != "fixed" and in_percents(cluster):
-        cut = next(c.name for c in cluster.gpu_classes if c.vgpu_percents)
+    if gathering != "fixed" and in_percents(inputs.cluster):
+        cut = next(c.name for c in classes if c.vgpu_percents)
         reason = f"{gathering} plans equal parts, class {cut} is cut into percents: fixed plans it"
         raise InputError("option gathering", reason)
     wanted = "gpu" if gathering in ("fixed", "tc-padded") else "occupancy"
@@ -108,8 +107,8 @@ def _check(options: PlanOptions, gathering: str, billing: str, cluster: Cluster)
 # On pools
 
 
-def _pools(inputs: Inputs, options: PlanOptions, lines: Lines, problem: Problem) -> Pools:
-    greatest = lines.room([0] * len(lines))
+def _pools(inputs: Inputs, lines: Lines, problem: Problem) -> Pools:
+    greatest, options = lines.room([0] * len(lines)), inputs.options
     gathering = [
         np.array([demand.gathering_us(batch) for batch in range(1, model.batches + 1)]) + moved_us
         for demand, model, moved_us in zip(
@@ -132,9 +131,9 @@ def _pools(inputs: Inputs, options: PlanOptions, lines: Lines, problem: Problem)
     )
 
 
-def _on_pools(inputs: Inputs, options: PlanOptions, lines: Lines, problem: Problem) -> Outcome:
+def _on_pools(inputs: Inputs, lines: Lines, problem: Problem) -> Outcome:
     laps = Stopwatch()
-    pools = _pools(inputs, options, lines, problem)
+    pools = _pools(inputs, lines, problem)
     try:
         divided = _divided(pools)
     except InfeasibleError as error:  # a line alone takes longer than its applications may
@@ -145,40 +144,40 @@ def _on_pools(inputs: Inputs, options: PlanOptions, lines: Lines, problem: Probl
     goal = pools.goal
     score, bound = best.score, max(best.score, -division.bound)
     promised = promised_rps(best.columns, best.vgpus, goal, score)
-    trace = _trace(laps, division, options)
+    trace = _trace(laps, division, inputs.options)
     trace.configurations = pools.configurations
     decided = Outcome(
         pipelines=pipelines_of(pools.problem, best.columns, best.vgpus, promised),
         promised_rps=tuple(promised.tolist()),
-        objective=objective_of(options.objective, score, bound),
+        objective=objective_of(inputs.options.objective, score, bound),
         trace=trace,
     )
-    return answer(decided, inputs, options, lines, problem, pools.used(best))
+    return answer(decided, inputs, lines, problem, pools.used(best))
 
 
-def _on_parts(inputs: Inputs, options: PlanOptions, lines: Lines, problem: Problem) -> Outcome:
+def _on_parts(inputs: Inputs, lines: Lines, problem: Problem) -> Outcome:
     """The plan of equal parts, or a better one with parts of several sizes and lines."""
     laps, trace = Stopwatch(), Trace()
-    pools, best, space = _parts(inputs, options, lines, problem, trace)
+    pools, best, space = _parts(inputs, lines, problem, trace)
     trace.seconds["parts"] = laps.seconds()
-    decided = on_parts(inputs, options, pools.goal, pools.problem, best, trace, space)
-    return answer(decided, inputs, options, lines, pools.problem, pools.times_of(*best.counted))
+    decided = on_parts(inputs, pools.goal, pools.problem, best, trace, space)
+    return answer(decided, inputs, lines, pools.problem, pools.times_of(*best.counted))
 
 
 def _parts(
-    inputs: Inputs, options: PlanOptions, lines: Lines, problem: Problem, trace: Trace
+    inputs: Inputs, lines: Lines, problem: Problem, trace: Trace
 ) -> tuple[Pools, unequal.Answer, str | None]:
     """The best plan of equal and unequal parts, of which lines, and the space of its bound.
 
     Raises:
         InfeasibleError: there is none.
     """
-    equal = _equal_parts(inputs, options, lines, problem)
+    equal = _equal_parts(inputs, lines, problem)
     wide, notes, cuts = problem, list[str](), None
-    fewer = max(2, options.max_partitions)
+    fewer = max(2, inputs.options.max_partitions)
     for stages in range(fewer, max(fewer, _FEWEST_SIZES) + 1):
         cluster, notes = unequal.offered(inputs.cluster, stages)
-        wide = line_problem(replace(inputs, cluster=cluster), options, lines, EVERY)
+        wide = line_problem(replace(inputs, cluster=cluster), lines, EVERY)
         cuts = unequal.cuts_of_problem(wide, cluster, inputs.watch)
         if cuts is not None:
             break
@@ -189,7 +188,7 @@ def _parts(
             raise _no_plan(inputs, lines, problem)
         trace.details["over_equal_parts"] = 1.0
         return *equal, None
-    pools = _pools(inputs, options, lines, wide)
+    pools = _pools(inputs, lines, wide)
     try:
         pools.enumerate()
     except InfeasibleError as error:  # a line alone takes longer than its applications may
@@ -212,12 +211,11 @@ def _parts(
 
 
 def _equal_parts(
-    inputs: Inputs, options: PlanOptions, lines: Lines, problem: Problem
+    inputs: Inputs, lines: Lines, problem: Problem
 ) -> tuple[Pools, unequal.Answer] | None:
     """The plan of which every GPU has parts of one size for one line; None where there is none."""
     part = replace(inputs, watch=inputs.watch.part(STEP_SHARE), prove=False)
-    unproven = replace(options, time_limit_s=None)  # its own bound says nothing
-    pools = _pools(part, unproven, lines, problem)
+    pools = _pools(part.asking(time_limit_s=None), lines, problem)  # its own bound says nothing
     try:
         divided = _divided(pools)
     except InfeasibleError:
@@ -418,28 +416,27 @@ def _trace(laps: Stopwatch, division: BudgetSplit, options: PlanOptions) -> Trac
     return trace
 
 
-def application_rates(inputs: Inputs, options: PlanOptions) -> tuple[Workload, str]:
+def application_rates(inputs: Inputs) -> tuple[Workload, str]:
     """The workload with batch-building rates where gathering needs them, and where they come from.
 
     They are what every line reaches in a plan of most throughput without gathering time, of whole
     models where there is one: how many stages a plan may have does not change what is asked of it.
     """
-    demands = demanded(inputs.workload, options).demands
-    if "gathering" not in options.own or gathering_of(options, inputs.cluster) != "fixed":
+    options, demands = inputs.options, demanded(inputs).demands
+    if "gathering" not in options.own or gathering_of(inputs) != "fixed":
         return inputs.workload, "none"
     stated = {d.name for d in demands if d.batch_building_rate_rps is not None}
     if len(stated) == len(demands):
         return inputs.workload, "given"
-    free = replace(options, objective="throughput", planner="pool", own={}, previous=None, gap=0.05)
-    lines = demanded(inputs.workload, free)
+    free = inputs.asking(objective="throughput", planner="pool", own={}, previous=None, gap=0.05)
+    lines = demanded(free)
     gathered = tuple(replace(d, batch_building_rate_rps=None) for d in lines.demands)
     lines = replace(lines, demands=gathered)
-    problem = line_problem(inputs, free, lines, ALIKE)
+    problem = line_problem(free, lines, ALIKE)
     divided = None
     for stages in range(1, options.max_partitions + 1):
         try:
-            less = replace(free, max_partitions=stages)
-            divided = _divided(_pools(inputs, less, lines, problem))
+            divided = _divided(_pools(free.asking(max_partitions=stages), lines, problem))
         except InfeasibleError as error:
             if stages == options.max_partitions and not in_percents(inputs.cluster):
                 raise out_of_reach(lines, problem) from error
@@ -448,7 +445,7 @@ def application_rates(inputs: Inputs, options: PlanOptions) -> tuple[Workload, s
     if divided is not None:
         level = divided[0].score
     elif in_percents(inputs.cluster):
-        level = _parts(inputs, free, lines, problem, Trace())[1].score
+        level = _parts(free, lines, problem, Trace())[1].score
     else:
         raise _no_plan(inputs, lines, problem)
     if level <= 0:
@@ -512,10 +509,10 @@ def line_steps(
     )
 
 
-def _on_machines(inputs: Inputs, options: PlanOptions, lines: Lines, problem: Problem) -> Outcome:
-    laps, accounting = Stopwatch(), gathering_of(options, inputs.cluster)
+def _on_machines(inputs: Inputs, lines: Lines, problem: Problem) -> Outcome:
+    laps, accounting, options = Stopwatch(), gathering_of(inputs), inputs.options
     dummies = bool(options.own["dummies"])
-    tables = filled_by_tasks(machine_tables(inputs, options, problem), lines)
+    tables = filled_by_tasks(machine_tables(inputs, problem), lines)
     rates = [demand.rate_rps or 0.0 for demand in lines.demands]
     steps = [
         line_steps(accounting, table, rate, dummies=dummies)
@@ -532,5 +529,5 @@ def _on_machines(inputs: Inputs, options: PlanOptions, lines: Lines, problem: Pr
     by = "" if options.own["gathering"] == accounting else ", the default here,"
     trace.notes.append(f"--gathering {accounting}{by} plans whole models on GPUs of equal parts")
     kept = [served for served in sets if served is not None]
-    decided = decided_by_sets(problem, lines, kept, division.bound, options, trace, accounting)
-    return answer(decided, inputs, options, lines, problem, [served.time_us for served in kept])
+    decided = decided_by_sets(problem, lines, kept, division.bound, trace, accounting)
+    return answer(decided, inputs, lines, problem, [served.time_us for served in kept])

@@ -95,10 +95,7 @@ class ModelPricer:
         """[models] 1: what a model runs."""
         return np.ones(len(self.need))
 
-    @property
-    def most(self) -> Floats:
-        """[models] the same."""
-        return self.fewest
+    most = fewest
 
     @property
     def cheapest(self) -> Floats:

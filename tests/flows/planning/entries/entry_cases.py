@@ -262,13 +262,24 @@ EVEN = PlanOptions(objective="share", slo_margin=0.5, own={"phases": "even", "he
 """Plans by rates alone."""
 
 
+def inputs_of(problem: Case, options: PlanOptions = EVEN, **more: Any) -> Inputs:
+    """Inputs of its planner."""
+    return Inputs(
+        profiles=problem.profiles,
+        cluster=problem.cluster,
+        workload=problem.workload,
+        options=options,
+        **more,
+    )
+
+
 def field_of(
     problem: Case, most_stages: int = 2, own: Mapping[str, Any] | None = None
 ) -> GroupingProblem:
     """Its entries one by one, by rates alone."""
-    inputs = Inputs(profiles=problem.profiles, cluster=problem.cluster, workload=problem.workload)
     more = {**EVEN.own, **(own or {})}
-    (table,) = read_tables(inputs, replace(EVEN, max_partitions=most_stages, own=more))
+    inputs = inputs_of(problem, replace(EVEN, max_partitions=most_stages, own=more))
+    (table,) = read_tables(inputs)
     return GroupingProblem(table, items_of(table))
 
 

@@ -12,8 +12,7 @@ from flows.planning.entries.phases import fitted, least_vgpus
 from flows.planning.entries.plan import exactly
 from flows.planning.entries.pooling import Pooled
 from flows.planning.entries.tables import in_periods_of, read_tables
-from flows.planning.registry import Inputs
-from tests.flows.planning.entries.entry_cases import EVEN, Case, case
+from tests.flows.planning.entries.entry_cases import EVEN, Case, case, inputs_of
 
 
 class Clients:
@@ -102,11 +101,9 @@ def test_pools_for_their_own_clients_hold_less_than_for_clients_of_one_period(
 
 def plans_at_each_period(problem: Case) -> Iterator[tuple[Pooled, Pooled]]:
     """Plans read at every period, and the same with pools for their own clients."""
-    inputs = Inputs(
-        profiles=problem.profiles, cluster=problem.cluster, workload=problem.workload, prove=False
-    )
     options = replace(EVEN, own={**EVEN.own, "phases": "any"})
-    (table,) = read_tables(inputs, options)
+    inputs = inputs_of(problem, options, prove=False)
+    (table,) = read_tables(inputs)
     for period_us in table.references_us:
-        solved = exactly(in_periods_of(table, period_us), inputs, options).pooled
+        solved = exactly(in_periods_of(table, period_us), inputs).pooled
         yield solved, fitted(solved, table)

@@ -10,8 +10,7 @@ from flows.planning import PlanOptions, make_plan
 from flows.planning.entries.groups import GroupingProblem, items_of
 from flows.planning.entries.similar import merged, realigned, similar_groups
 from flows.planning.entries.tables import ModelTable, read_tables
-from flows.planning.registry import Inputs
-from tests.flows.planning.entries.entry_cases import EVEN, case, entry, made, profile
+from tests.flows.planning.entries.entry_cases import case, entry, inputs_of, made, profile
 from triton_backend.contract.entries import Entry
 from triton_backend.contract.errors import InputError
 
@@ -19,9 +18,7 @@ GROUPING: dict[str, Any] = {"size": 3, "weights": (1.0, 1.0, 1.0), "distance": F
 
 
 def table_of(*entries: Entry) -> ModelTable:
-    problem = made(profile(7), entries)
-    inputs = Inputs(profiles=problem.profiles, cluster=problem.cluster, workload=problem.workload)
-    return read_tables(inputs, EVEN)[0]
+    return read_tables(inputs_of(made(profile(7), entries)))[0]
 
 
 def test_no_entries_make_no_groups() -> None:
@@ -72,9 +69,7 @@ def test_groups_of_equal_size_hold_everybody_once() -> None:
 
 @pytest.mark.parametrize("seed", range(5))
 def test_re_alignment_is_between_everyone_alone_and_the_best_of_all_groups(seed: int) -> None:
-    problem = case(seed, 5)
-    inputs = Inputs(profiles=problem.profiles, cluster=problem.cluster, workload=problem.workload)
-    table = read_tables(inputs, EVEN)[0]
+    table = read_tables(inputs_of(case(seed, 5)))[0]
     field = GroupingProblem(table, items_of(table))
     groups = realigned(field, range(5))
     assert sorted(i for g in groups for i in g.items) == list(range(5))

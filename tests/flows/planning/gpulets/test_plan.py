@@ -361,9 +361,10 @@ def test_patterns_are_not_enumerated_when_time_is_over() -> None:
         profiles=asked.profiles,
         cluster=asked.cluster,
         workload=asked.workload,
+        options=options,
         interference={"G": MODEL},
     )
-    (own,) = Master(read_tables(inputs, options)).patterns
+    (own,) = Master(read_tables(inputs)).patterns
     worth = Worths.of(np.ones(3), np.zeros(3), np.full(3, np.inf))
     every, _ = own.above(worth, 0.0, 10_000, Watch())
     assert len(every) > 1

@@ -10,6 +10,7 @@ from flows.planning.gpulets.search import Worths
 from flows.planning.gpulets.tables import read_tables
 from flows.planning.registry import Inputs, PlanOptions
 from flows.planning.solver.arrays import Floats
+from flows.planning.watch import Watch
 from tests.flows.planning.gpulets.cases import MODEL, case
 
 CASES = (
@@ -48,10 +49,10 @@ def test_patterns_are_found_at_any_prices(
         profiles=asked.profiles,
         cluster=asked.cluster,
         workload=asked.workload,
+        options=PlanOptions(planner="gpulets", own={"max_models_per_vgpu": 2}),
         interference={"G": MODEL} if interference else {},
     )
-    options = PlanOptions(planner="gpulets", own={"max_models_per_vgpu": 2})
-    patterns = Patterns(read_tables(inputs, options), 0)
+    patterns = Patterns(read_tables(inputs), 0)
     known = every(patterns)
     rates, keys = np.array([p.rates_rps for p in known]), [p.key for p in known]
     random = np.random.default_rng(seed)
@@ -65,7 +66,7 @@ def test_patterns_are_found_at_any_prices(
         best = max((value for value, _ in patterns.best(worth)), default=0.0)
         assert best == pytest.approx(values.max(), abs=1e-12)
         least = float(np.quantile(values, 0.9)) * (1 + 1e-6)  # many are worth just the same
-        over, left_out = patterns.above(worth, least, 100_000)
+        over, left_out = patterns.above(worth, least, 100_000, Watch())
         assert left_out == least
         dear = np.minimum(rates[values > least], caps)
         kept = np.minimum(np.array([p.rates_rps for p in over]).reshape(-1, models), caps)

@@ -12,11 +12,11 @@ from scipy.optimize import linprog
 
 from flows.planning import PlanOptions
 from flows.planning.engine.pricing import Duals
-from flows.planning.inputs import Problem, build_problem
+from flows.planning.inputs import Problem
 from flows.planning.pool.bound import Configurations, Goal, goal_of, solve_bound
 from flows.planning.pool.columns import Columns, enumerate_columns
 from tests.flows.planning.pool.test_plan_brute_force import problems
-from tests.flows.planning.small import cluster, profile, workload
+from tests.flows.planning.small import cluster, problem_of, profile, workload
 from triton_backend.contract.cluster import Cluster
 from triton_backend.contract.errors import InfeasibleError
 from triton_backend.contract.profiles import ModelProfile
@@ -60,7 +60,7 @@ def test_the_bound_is_the_value_of_the_whole_linear_program(
 ) -> None:
     profiles, cluster, workload = problem
     rated = Workload(models=tuple(replace(m, rate_rps=300.0) for m in workload.models))
-    arrays = build_problem(profiles, cluster, rated, replace(OPTIONS, objective=objective))
+    arrays = problem_of(profiles, cluster, rated, replace(OPTIONS, objective=objective))
     try:
         columns = enumerate_columns(arrays, 2)
     except InfeasibleError:
@@ -90,7 +90,7 @@ def test_the_pricer_keeps_what_a_pricer_promises(objective: str, prices: list[fl
         ModelDemand(name=name, slo_us=12_000, weight=1.0, batch_building_rate_rps=1e9)
         for name in profiles
     ]
-    arrays = build_problem(profiles, cluster(4, 8), workload(*demands), OPTIONS)
+    arrays = problem_of(profiles, cluster(4, 8), workload(*demands), OPTIONS)
     columns = enumerate_columns(arrays, 2)
     goal = goal_of(arrays, objective, {"other": 100.0}, np.array([3.0, 1.0]))
     pricer = Configurations(columns=columns, goal=goal)

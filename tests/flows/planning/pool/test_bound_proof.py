@@ -4,7 +4,6 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from flows.planning import PlanOptions
-from flows.planning.inputs import build_problem
 from flows.planning.pool.bound import goal_of, least_loss, solve_bound, undominated
 from flows.planning.pool.columns import enumerate_columns
 from flows.planning.pool.integer import tighten
@@ -12,6 +11,7 @@ from flows.planning.solver.solve import PROOF_NODES, Limits, solve_integer
 from flows.planning.watch import Watch
 from tests.flows.planning.brute import best_throughput
 from tests.flows.planning.pool.test_plan_brute_force import problems
+from tests.flows.planning.small import problem_of
 from triton_backend.contract.cluster import Cluster
 from triton_backend.contract.errors import InfeasibleError
 from triton_backend.contract.profiles import ModelProfile
@@ -28,7 +28,7 @@ def test_no_step_of_the_proof_loses_the_best_plan(
 ) -> None:
     options = PlanOptions(slo_margin=0.0)
     best = best_throughput(*problem, 2)
-    arrays = build_problem(*problem, options)
+    arrays = problem_of(*problem, options)
     try:
         columns = enumerate_columns(arrays, 2)
     except InfeasibleError:

@@ -11,7 +11,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flows.planning import PlanOptions, make_plan
-from flows.planning.inputs import build_problem
 from flows.planning.pool.columns import (
     allocations_in_force,
     best_of_each,
@@ -20,6 +19,7 @@ from flows.planning.pool.columns import (
 )
 from flows.planning.pool.integer import delivered_rps
 from tests.flows.planning.pool.at_prices.test_search import many
+from tests.flows.planning.small import problem_of
 
 OPTIONS = PlanOptions(gap=0.05)
 
@@ -41,7 +41,7 @@ def test_of_rows_with_equal_keys_the_least_by_all_values_is_found(
 def test_every_pipeline_of_a_plan_is_found_with_its_rate() -> None:
     profiles, machines, workload = many(4)
     plan = make_plan(profiles, machines, workload, OPTIONS)
-    problem = build_problem(profiles, machines, workload, OPTIONS)
+    problem = problem_of(profiles, machines, workload, OPTIONS)
     columns = enumerate_columns(problem, 2)
     ways = allocations_in_force(plan, problem, columns)
     assert [model for model, _ in ways] == [0, 1, 2, 3]
@@ -58,7 +58,7 @@ def test_what_no_longer_meets_its_slo_is_left_out() -> None:
     plan = make_plan(profiles, machines, workload, OPTIONS)
     first, *others = workload.models
     tight = replace(workload, models=(replace(first, slo_us=first.slo_us // 2), *others))
-    problem = build_problem(profiles, machines, tight, replace(OPTIONS, slo_margin=0.0))
+    problem = problem_of(profiles, machines, tight, replace(OPTIONS, slo_margin=0.0))
     columns = enumerate_columns(problem, 2)
     kept = {model for model, _ in allocations_in_force(plan, problem, columns)}
     fitting = {

@@ -9,11 +9,10 @@ import numpy as np
 import pytest
 
 from flows.planning import PlanOptions, make_plan
-from flows.planning.inputs import build_problem
 from flows.planning.pool import columns
 from flows.planning.pool.columns import enumerate_columns
 from flows.planning.verify.numbers import verify_plan
-from tests.flows.planning.small import cluster, profile
+from tests.flows.planning.small import cluster, problem_of, profile
 from triton_backend.contract.errors import InputError
 from triton_backend.contract.plan import Plan
 from triton_backend.contract.profiles import ModelProfile, loaded
@@ -98,7 +97,7 @@ def test_more_configurations_than_can_be_kept_are_one_line(
     monkeypatch: pytest.MonkeyPatch, limit: str, reason: str
 ) -> None:
     monkeypatch.setattr(columns, limit, 1_000)
-    problem = build_problem(ALIKE, GPUS, demands("throughput"), PlanOptions())
+    problem = problem_of(ALIKE, GPUS, demands("throughput"), PlanOptions())
     with pytest.raises(InputError, match=f"option max_partitions: .* at most 5 stages .*{reason}"):
         enumerate_columns(problem, 5)
 
@@ -107,7 +106,7 @@ def test_configurations_are_counted_as_the_table_that_they_are_joined_into_holds
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Rows of two stages are padded to the widest, which takes several times their own memory."""
-    problem = build_problem(ALIKE, GPUS, demands("throughput"), PlanOptions())
+    problem = problem_of(ALIKE, GPUS, demands("throughput"), PlanOptions())
     table = enumerate_columns(problem, 3)
     names = ("model", "batch", "stages", "types", "cuts", "rate_rps", "usage")
     table_bytes = sum(getattr(table, name).nbytes for name in names)
@@ -120,7 +119,7 @@ def test_configurations_are_counted_as_the_table_that_they_are_joined_into_holds
 
 def test_cuts_are_looked_at_part_by_part(monkeypatch: pytest.MonkeyPatch) -> None:
     """Models of many blocks have more of them than memory holds at once."""
-    problem = build_problem(ALIKE, GPUS, demands("throughput"), PlanOptions())
+    problem = problem_of(ALIKE, GPUS, demands("throughput"), PlanOptions())
 
     def rows() -> list[tuple[list[int], ...]]:
         table = enumerate_columns(problem, 3)

@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from flows.planning import PlanOptions
-from flows.planning.inputs import Problem, build_problem
+from flows.planning.inputs import Problem
 from flows.planning.pool import divide
 from flows.planning.pool.attempts import Attempts
 from flows.planning.pool.bound import Goal, goal_of, solve_bound
@@ -19,7 +19,7 @@ from flows.planning.solver.solve import Solution
 from flows.planning.watch import Watch
 from tests.flows.planning.brute import best_throughput, least_price
 from tests.flows.planning.pool.test_plan_brute_force import problems
-from tests.flows.planning.small import cluster, profile, workload
+from tests.flows.planning.small import cluster, problem_of, profile, workload
 from triton_backend.contract.cluster import Cluster
 from triton_backend.contract.errors import InfeasibleError
 from triton_backend.contract.profiles import ModelProfile
@@ -47,7 +47,7 @@ def test_the_best_throughput_is_found_and_proven(
     problem: tuple[dict[str, ModelProfile], Cluster, Workload], stages: int
 ) -> None:
     best = best_throughput(*problem, stages)
-    arrays = build_problem(*problem, OPTIONS)
+    arrays = problem_of(*problem, OPTIONS)
     goal = goal_of(arrays, "throughput", {}, np.zeros(2))
     try:
         score, proven = divided(arrays, goal, stages)
@@ -69,7 +69,7 @@ def test_the_least_cost_is_found_and_proven(
     demands = tuple(replace(m, weight=None, rate_rps=rate_rps) for m in given_workload.models)
     asked, options = Workload(models=demands), replace(OPTIONS, objective="cost")
     least = least_price(profiles, tiny, asked, 2, {"a": 3.0, "b": 1.0})
-    arrays = build_problem(profiles, tiny, asked, options)
+    arrays = problem_of(profiles, tiny, asked, options)
     try:
         score, proven = divided(arrays, goal_of(arrays, "cost", {}, np.array([3.0, 1.0])), 2)
     except InfeasibleError:
@@ -87,7 +87,7 @@ def test_a_master_program_that_ends_before_its_first_answer_proves_nothing(
         ModelDemand(name=name, slo_us=12_000, weight=1.0, batch_building_rate_rps=1e9)
         for name in profiles
     )
-    arrays = build_problem(profiles, cluster(4, 8), workload(*demands), OPTIONS)
+    arrays = problem_of(profiles, cluster(4, 8), workload(*demands), OPTIONS)
     ended = Solution(values=None, bound=np.inf, status="time limit reached", nodes=0, iterations=0)
 
     def solved(*_: object) -> Solution:
@@ -106,7 +106,7 @@ def test_rounds_that_only_tell_prices_are_effort(monkeypatch: pytest.MonkeyPatch
         ModelDemand(name="other", slo_us=12_000, weight=1.0, batch_building_rate_rps=1e9),
     )
     profiles = {"net": profile(), "other": profile("other", (500, 2000, 500))}
-    arrays = build_problem(profiles, cluster(4, 8), workload(*demands), OPTIONS)
+    arrays = problem_of(profiles, cluster(4, 8), workload(*demands), OPTIONS)
     best = Incumbent(
         arrays, enumerate_columns(arrays, 2), goal_of(arrays, "throughput", {}, np.zeros(2))
     )
@@ -135,7 +135,7 @@ def test_a_rate_to_keep_is_kept_when_gpus_are_divided() -> None:
         ModelDemand(name=name, slo_us=12_000, weight=1.0, batch_building_rate_rps=1e9)
         for name in profiles
     )
-    arrays = build_problem(profiles, cluster(4, 8), workload(*demands), OPTIONS)
+    arrays = problem_of(profiles, cluster(4, 8), workload(*demands), OPTIONS)
     free, _ = divided(arrays, goal_of(arrays, "throughput", {}, np.zeros(2)), 2)
     floors = {"net": free * 1.6}
     kept, proven = divided(arrays, goal_of(arrays, "throughput", floors, np.zeros(2)), 2)

@@ -6,13 +6,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from flows.planning import PlanOptions
-from flows.planning.inputs import build_problem
 from flows.planning.pool.attempts import Attempts
 from flows.planning.pool.bound import goal_of
 from flows.planning.pool.search import search
 from tests.flows.planning.brute import best_throughput
 from tests.flows.planning.pool.test_plan_brute_force import problems
-from tests.flows.planning.small import cluster, profile, workload
+from tests.flows.planning.small import cluster, problem_of, profile, workload
 from triton_backend.contract.cluster import Cluster
 from triton_backend.contract.errors import InfeasibleError
 from triton_backend.contract.profiles import ModelProfile
@@ -29,7 +28,7 @@ def test_a_plan_above_a_score_is_found_where_there_is_one_and_the_bound_holds(
 ) -> None:
     options = PlanOptions(slo_margin=0.0)
     best = best_throughput(*problem, 2)
-    arrays = build_problem(*problem, options)
+    arrays = problem_of(*problem, options)
     goal = goal_of(arrays, "throughput", {}, np.zeros(2))
     try:
         found = search(arrays, goal, options, above=share * best)
@@ -55,7 +54,7 @@ def test_a_plan_is_there_before_any_search_where_the_relaxation_rounds_to_none(
         for name in names
     )
     profiles = {name: profile(name) for name in names}
-    arrays = build_problem(profiles, cluster(1, 1), workload(*demands), PlanOptions())
+    arrays = problem_of(profiles, cluster(1, 1), workload(*demands), PlanOptions())
 
     def nothing(attempts: Attempts) -> float:
         return attempts.bound.score

@@ -6,7 +6,6 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from flows.planning import PlanOptions, make_plan
-from flows.planning.inputs import build_problem
 from flows.planning.pool.bound import goal_of
 from flows.planning.pool.integer import lowest_share
 from flows.planning.pool.search import Found, search
@@ -14,7 +13,7 @@ from flows.planning.pool.sustained_load import Sustained, needed_by
 from flows.planning.pool.tie_break import break_ties
 from flows.planning.verify.numbers import verify_plan
 from flows.planning.watch import Watch
-from tests.flows.planning.small import cluster, profile, workload
+from tests.flows.planning.small import cluster, problem_of, profile, workload
 from triton_backend.contract.workload import ModelDemand
 
 pytestmark = pytest.mark.slow
@@ -48,7 +47,7 @@ def test_ties_cost_nothing_of_the_objective_and_sustain_no_less(
 ) -> None:
     profiles = {"net": profile(), "other": profile("other", fast_us=tuple(map(float, other_us)))}
     tiny = cluster(fast, slow)
-    problem = build_problem(profiles, tiny, workload(*DEMANDS), OPTIONS)
+    problem = problem_of(profiles, tiny, workload(*DEMANDS), OPTIONS)
     goal = goal_of(problem, "throughput", {}, np.zeros(len(problem.classes)))
     found = search(problem, goal, OPTIONS)
     settled = break_ties(found, goal, OPTIONS, {}, MARGINS_US, Watch())

@@ -3,12 +3,11 @@
 import numpy as np
 import pytest
 
-from flows.planning.inputs import build_problem
 from flows.planning.pool.columns import enumerate_columns
 from flows.planning.pool.sustained_load import needed, waiting_us
 from flows.planning.registry import PlanOptions
 from tests.flows.planning.brute import latencies
-from tests.flows.planning.small import cluster, profile, workload
+from tests.flows.planning.small import cluster, problem_of, profile, workload
 from triton_backend.contract.workload import ModelDemand
 
 
@@ -39,7 +38,7 @@ def test_the_less_a_request_can_wait_the_more_is_needed_and_never_less_than_the_
 
 def test_a_request_waits_as_long_as_slo_gathering_stages_and_transfers_leave() -> None:
     demand = ModelDemand(name="net", slo_us=20_000, weight=1.0, batch_building_rate_rps=2_000.0)
-    problem = build_problem(
+    problem = problem_of(
         {"net": profile()}, cluster(), workload(demand), PlanOptions(slo_margin=0.25)
     )
     columns = enumerate_columns(problem, 2)

@@ -19,8 +19,13 @@ def test_mixes_that_halves_place_are_placed_by_the_best_cuts_too(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     asked = case(6, 3, 2, percents=(20, 50, 80, 100))
-    inputs = Inputs(profiles=asked.profiles, cluster=asked.cluster, workload=asked.workload)
-    tables = read_tables(inputs, PlanOptions(planner="gpulets"))
+    inputs = Inputs(
+        profiles=asked.profiles,
+        cluster=asked.cluster,
+        workload=asked.workload,
+        options=PlanOptions(planner="gpulets"),
+    )
+    tables = read_tables(inputs)
 
     def known(*_: object) -> object:
         return tables

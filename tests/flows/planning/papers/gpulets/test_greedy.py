@@ -132,14 +132,15 @@ def test_a_neighbour_gives_up_what_a_newcomer_slows_it_by(name: str) -> None:
 
 def test_what_a_neighbour_gives_up_is_placed_again() -> None:
     asked = halves(2, 2)
+    own = {"max_models_per_vgpu": 1, "interference": "planned", "interference_quantile": 0.95}
     inputs = Inputs(
         profiles=asked.profiles,
         cluster=asked.cluster,
         workload=asked.workload,
+        options=PlanOptions(planner="gpulets-greedy", own=own),
         interference={"G": MODEL},
     )
-    own = {"max_models_per_vgpu": 1, "interference": "planned", "interference_quantile": 0.95}
-    tables = read_tables(inputs, PlanOptions(planner="gpulets-greedy", own=own))
+    tables = read_tables(inputs)
     greedy = Greedy(Master(tables).patterns[0], RULES["gpulets-greedy"])
     gpus = [Gpu([Part(WHOLE_GPU)]) for _ in range(2)]
     assert greedy.place(np.array([110.0, 160.0]), gpus)
@@ -176,9 +177,14 @@ def test_a_multiple_above_one_that_fails_is_found(monkeypatch: pytest.MonkeyPatc
 
     monkeypatch.setattr(rules, "placed", placed)
     asked = halves(1, 1)
-    inputs = Inputs(profiles=asked.profiles, cluster=asked.cluster, workload=asked.workload)
     own = {"max_models_per_vgpu": 1, "interference": "off", "interference_quantile": 0.95}
-    tables = read_tables(inputs, PlanOptions(planner="gpulets-greedy", own=own))
+    inputs = Inputs(
+        profiles=asked.profiles,
+        cluster=asked.cluster,
+        workload=asked.workload,
+        options=PlanOptions(planner="gpulets-greedy", own=own),
+    )
+    tables = read_tables(inputs)
     greedy = Greedy(Master(tables).patterns[0], RULES["gpulets-greedy"])
     level, _ = rules.highest(greedy, np.array([1.0]), 1)
     assert 11 <= level <= 11.3

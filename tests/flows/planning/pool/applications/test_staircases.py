@@ -4,12 +4,11 @@ import numpy as np
 import pytest
 
 from flows.planning import PlanOptions
-from flows.planning.inputs import build_problem
 from flows.planning.pool.applications.staircases import LineAtPrices
 from flows.planning.pool.columns import enumerate_columns
 from flows.planning.pool.integer import delivered_rps
 from flows.planning.watch import Watch
-from tests.flows.planning.small import cluster, profile
+from tests.flows.planning.small import cluster, problem_of, profile
 from triton_backend.contract.workload import ModelDemand, Workload
 
 PRICE = np.array([2.0, 0.7])
@@ -21,7 +20,7 @@ def test_ways_of_bricks_serve_the_line_in_time_and_cost_no_less_than_is_proven(
     rate_rps: float, budget_us: int
 ) -> None:
     workload = Workload(models=(ModelDemand(name="a", slo_us=20_000, rate_rps=rate_rps),))
-    problem = build_problem(
+    problem = problem_of(
         {"a": profile("a", (1000, 1000, 1000))},
         cluster(6, 8),
         workload,

@@ -9,13 +9,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from flows.planning import PlanOptions, make_plan
-from flows.planning.inputs import build_problem
 from flows.planning.pool.at_prices.blocks import placeable
 from flows.planning.pool.columns import enumerate_columns
 from flows.planning.pool.integer import gpus_in_use
 from tests.flows.planning.brute import Config, configurations
 from tests.flows.planning.pool.test_plan_brute_force import problems
-from tests.flows.planning.small import cluster, profile
+from tests.flows.planning.small import cluster, problem_of, profile
 from triton_backend.contract.cluster import Cluster
 from triton_backend.contract.errors import InfeasibleError
 from triton_backend.contract.profiles import ModelProfile
@@ -83,7 +82,7 @@ def test_as_many_models_are_placed_as_by_trying_everything(
         )
         for m in several.models
     }
-    arrays = build_problem(named, tiny, several, OPTIONS)
+    arrays = problem_of(named, tiny, several, OPTIONS)
     try:
         columns = enumerate_columns(arrays, stages)
     except InfeasibleError:

@@ -4,12 +4,11 @@ import numpy as np
 import pytest
 
 from flows.planning import PlanOptions
-from flows.planning.inputs import build_problem
 from flows.planning.pool.at_prices.blocks import ModelBlocks
 from flows.planning.pool.columns import enumerate_columns
 from flows.planning.pool.integer import delivered_rps, gpus_in_use
 from flows.planning.watch import Watch
-from tests.flows.planning.small import cluster, profile, workload
+from tests.flows.planning.small import cluster, problem_of, profile, workload
 from triton_backend.contract.workload import ModelDemand
 
 BLOCKS = 6
@@ -20,7 +19,7 @@ def test_bricks_hold_the_vgpus_of_every_stage(stages: int) -> None:
     options = PlanOptions(slo_margin=0.0)
     profiles = {"net": profile("net", (1_000,) * BLOCKS, boundary_bytes=(1_000,) * (BLOCKS - 1))}
     demand = ModelDemand(name="net", slo_us=90_000, weight=1.0, batch_building_rate_rps=1e9)
-    problem = build_problem(profiles, cluster(8, 8), workload(demand), options)
+    problem = problem_of(profiles, cluster(8, 8), workload(demand), options)
     columns = enumerate_columns(problem, stages)
     columns = columns.take(np.flatnonzero(columns.stages == stages)[:60])
     blocks = ModelBlocks(problem, columns, Watch())

@@ -11,7 +11,6 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from flows.planning import PlanOptions, make_plan
-from flows.planning.inputs import build_problem
 from flows.planning.pool import search as searching
 from flows.planning.pool.at_prices.blocks import ModelBlocks
 from flows.planning.pool.bound import undominated
@@ -20,7 +19,7 @@ from flows.planning.verify.numbers import verify_plan
 from flows.planning.watch import Progress, Watch
 from tests.flows.planning.brute import best_throughput, least_price, rates_by_room
 from tests.flows.planning.pool.test_plan_brute_force import problems
-from tests.flows.planning.small import cluster, profile
+from tests.flows.planning.small import cluster, problem_of, profile
 from triton_backend.contract.cluster import Cluster, GpuClass, NodeGroup
 from triton_backend.contract.errors import InfeasibleError
 from triton_backend.contract.profiles import ModelProfile, loaded
@@ -122,7 +121,7 @@ def test_cost_and_bound_lie_on_both_sides_of_the_cheapest_plan(
 def test_no_step_says_that_a_model_costs_more_than_it_does(
     problem: Problem3, rate_rps: float, price: tuple[float, float]
 ) -> None:
-    arrays = build_problem(*problem, EXACT)
+    arrays = problem_of(*problem, EXACT)
     try:
         columns = enumerate_columns(arrays, 2)
     except InfeasibleError:
