@@ -454,6 +454,10 @@ class NodeModel(_JsonModel):
         """End the workers."""
         self._node.stop()
 
+    def alive_us(self) -> int:
+        """Of the node's thread."""
+        return self._node.alive_us()
+
     def values(self) -> Values:
         """Restarts."""
         return node_values(self._node.status())
