@@ -345,7 +345,7 @@ class _JsonModel(_Model):
         try:
             state = self.admitted(texts)
         except (PoolPipeError, TimeoutError) as error:
-            wrong = isinstance(error, InputError | TimeoutError)
+            wrong = isinstance(error, InputError)
             code = triton.TritonError.INVALID_ARG if wrong else triton.TritonError.UNAVAILABLE
             return triton.InferenceResponse([], triton.TritonError(str(error), code))
         text = np.array([json.dumps(state).encode()], dtype=np.object_)

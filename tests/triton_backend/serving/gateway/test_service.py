@@ -1,5 +1,6 @@
 """The scheduler's thread and sockets, in a system whose parts are threads."""
 
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -7,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.triton_backend.serving.small_plans import plan, two_stage
-from tests.triton_backend.serving.system import LocalSystem, wait_for
+from tests.triton_backend.serving.system import WAIT_SECONDS, LocalSystem, wait_for
 from tests.triton_backend.serving.test_system import PATIENT_US, picture
 from triton_backend.serve_folder.settings import ServeOptions
 from triton_backend.serving.front.replies import Refusal
@@ -37,6 +38,26 @@ def test_requests_are_served_again_after_errors(
     monkeypatch.undo()
     assert not isinstance(system.ask("pair", picture(4), PATIENT_US)(), Refusal)
     assert system.status()["counters"]["internal_errors"] >= 3
+
+
+def test_a_call_that_was_not_answered_in_time_is_not_made_later(system: LocalSystem) -> None:
+    scheduler = system.scheduler
+    began, go_on = threading.Event(), threading.Event()
+    ran: list[str] = []
+
+    def keep_busy() -> None:
+        began.set()
+        assert go_on.wait(WAIT_SECONDS)
+
+    busy = threading.Thread(target=scheduler.call, args=(keep_busy, WAIT_SECONDS))
+    busy.start()
+    assert began.wait(WAIT_SECONDS)
+    with pytest.raises(TimeoutError, match=r"^the scheduler did not answer within 0\.01 s$"):
+        scheduler.call(lambda: ran.append("late"), 0.01)
+    go_on.set()
+    busy.join()
+    scheduler.call(lambda: ran.append("in time"))
+    assert ran == ["in time"]
 
 
 def test_a_front_hears_a_beat_when_what_is_lost_has_changed_and_workers_hear_all(
