@@ -126,9 +126,13 @@ class _Model(ABC):
             noted.parent.mkdir(exist_ok=True)
         publisher = Publisher(_family, noted, lambda: self._stopping.wait(PUBLISH_PAUSE_SECONDS))
         while not self._stopping.wait(PUBLISH_SECONDS):
-            for look in self.each_second:
-                look()
-            publisher.publish_from(self.values)
+            publisher.publish_from(self._looked)
+
+    def _looked(self) -> Values:
+        """The metrics after the looks of this second."""
+        for look in self.each_second:
+            look()
+        return self.values()
 
     def finalize(self) -> None:
         """Stop the service."""
