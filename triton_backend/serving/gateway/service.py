@@ -416,7 +416,7 @@ class SchedulerService:
             gateway.shared_batch_done(batch, aboard, times, now_us)
         elif header.kind is Kind.TRANSFER_DONE:
             gateway.transfer_done(batch, stage, unpack_times(body), now_us)
-        elif header.kind is Kind.PACE_RESULT and worker.generation != served:
+        elif header.kind is Kind.PACE_RESULT and header.plan_tag != gateway.deployment.tag:
             pass  # asked for before the plan changed
         elif header.kind is Kind.PACE_RESULT:
             gateway.pace_result(worker, unpack_times(body), now_us)

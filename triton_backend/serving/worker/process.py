@@ -254,14 +254,17 @@ class StageWorker:
             self._stages.close()  # may still have the segment pinned
             self._segment.remove()
 
-    def _probe_pace(self) -> None:
-        """Show how fast this process is, while it is drained or others of its pool are slow."""
+    def _probe_pace(self, tag: int) -> None:
+        """Show how fast this process runs a plan's stage.
+
+        It is drained, or others of its pool are slow.
+        """
         try:
-            times_us = self._stages.run_on_zeros()
+            times_us = self._stages.run_on_zeros(tag)
         except Exception:  # noqa: BLE001  # a runtime may raise anything
             _LOG.exception("a pace probe failed")  # without an answer the process is soon renewed
             return
-        self._scheduler.send_pace(times_us)
+        self._scheduler.send_pace(tag, times_us)
 
     # Handler of the event loop
 
@@ -349,7 +352,7 @@ class StageWorker:
             case Kind.SHARED_BATCH:
                 self._queue.shared_batch(header.batch_id, unpack_shared_batch(body))
             case Kind.PACE_PROBE:
-                self._probe_pace()
+                self._probe_pace(header.plan_tag)
             case Kind.ADOPT:
                 message = unpack_adopt(body)
                 self.adopt(message.generation)

@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,9 @@ from tests.triton_backend.serving.test_system import PATIENT_US, picture
 from triton_backend.serve_folder.settings import ServeOptions
 from triton_backend.serving.front.replies import Refusal
 from triton_backend.serving.front.service import FrontService
+from triton_backend.serving.gateway.peers.addresses import WorkerAddress
 from triton_backend.serving.transport.connection import Connection
-from triton_backend.serving.transport.wire import Header, Kind
+from triton_backend.serving.transport.wire import Header, Kind, TimesBody, pack_times
 from triton_backend.serving.worker.process import StageWorker
 
 
@@ -58,6 +60,29 @@ def test_a_call_that_was_not_answered_in_time_is_not_made_later(system: LocalSys
     busy.join()
     scheduler.call(lambda: ran.append("in time"))
     assert ran == ["in time"]
+
+
+def test_a_pace_of_another_generation_than_the_one_served_is_not_judged(
+    system: LocalSystem, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scheduler, tag = system.scheduler, system.scheduler.gateway.deployment.tag
+    seen: list[int] = []
+    monkeypatch.setattr(
+        scheduler.gateway, "pace_result", lambda _worker, times, _now_us: seen.append(times.end_us)
+    )
+
+    def report(end_us: int, of: int) -> None:
+        worker = next(
+            connection
+            for connection, names in scheduler._names.items()
+            if isinstance(names[-1], WorkerAddress)
+        )
+        header = Header(Kind.PACE_RESULT, 0, 0, 0, 0, of, 0)
+        scheduler.on_frame(worker, header, pack_times(TimesBody(0, 0, end_us)))
+
+    for end_us, of in ((1, tag), (2, tag + 1), (3, tag)):
+        scheduler.call(partial(report, end_us, of))
+    assert seen == [1, 3]
 
 
 def test_a_front_hears_a_beat_when_what_is_lost_has_changed_and_workers_hear_all(
