@@ -20,7 +20,7 @@ from collections.abc import Iterable, Sequence
 from functools import lru_cache, partial
 from pathlib import Path
 
-from triton_backend.contract.errors import InputError, PoolPipeError
+from triton_backend.contract.errors import PoolPipeError
 from triton_backend.contract.transition import MIN_SLOTS
 from triton_backend.runtimes.clock import Clock, SystemClock
 from triton_backend.serve_folder.repository import read_node_generations
@@ -159,7 +159,7 @@ class StageWorker:
                 threading.Thread(target=self._load, args=arguments, daemon=True).start()
             else:
                 self._serve(deployment, vgpu)
-        except InputError as error:
+        except PoolPipeError as error:
             self._not_served(generation, error)
 
     def _not_served(self, generation: int, error: Exception) -> None:
@@ -192,7 +192,7 @@ class StageWorker:
             if deployment.generation in self._adopting:  # else it was taken back meanwhile
                 try:
                     self._serve(deployment, vgpu)
-                except InputError as error:
+                except PoolPipeError as error:
                     self._not_served(deployment.generation, error)
         self._stages.forget_unused()
 
@@ -214,6 +214,7 @@ class StageWorker:
 
         Raises:
             InputError: a stage is not loaded, or shared memory has no room.
+            InvariantError: its batches have no room in the slots.
         """
         try:
             for part in self._parts:
