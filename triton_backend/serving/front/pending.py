@@ -615,7 +615,7 @@ class PendingRequests:
         return result
 
     def _seen(self, request: Request, outputs: Arrays) -> Result:
-        """What its client sees of outputs; a refusal where they cannot be read."""
+        """Outputs as its client sees them; a refusal where they cannot be read."""
         try:
             result = outputs if self.outputs is None else self.outputs.seen(outputs)
             if self.mirror is not None and self.mirror.wanted and not isinstance(result, Refusal):

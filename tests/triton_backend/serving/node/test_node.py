@@ -187,7 +187,7 @@ def test_a_worker_that_does_not_end_keeps_its_node_from_nothing(
     asked = threading.Thread(target=node.status)
     asked.start()
     wait_for(lambda: not asked.is_alive())
-    assert node.status()["restarts"] == 0  # what it holds is not free yet
+    assert node.status()["restarts"] == 0  # its memory is not free yet
     hung.gone.set()
     wait_for(lambda: node.status()["restarts"] == 1)
     assert node.status()["workers"][0]["last_end"] == "hung"

@@ -1,4 +1,4 @@
-"""What Triton's models do beside their services, with Triton's own module played by the test."""
+"""Triton's models beside their services; the test plays Triton's own module."""
 
 import importlib
 import sys
