@@ -19,7 +19,7 @@ from triton_backend.serving.front.pending import (
     RequestLog,
     arrival_frame,
 )
-from triton_backend.serving.front.replies import Refusal
+from triton_backend.serving.front.replies import Refusal, Result
 from triton_backend.serving.front.texts import SeenOutputs
 from triton_backend.serving.server.metrics import front_values
 from triton_backend.serving.transport.shared_memory import Arrays
@@ -126,7 +126,10 @@ def test_outputs_that_cannot_be_read_are_refused(pending: PendingRequests) -> No
 
 
 def test_an_answer_that_cannot_be_sent_is_counted(pending: PendingRequests) -> None:
-    request = replace(Asked().request(), reply=lambda _: 1 / 0)
+    def fail(_result: Result) -> None:
+        raise RuntimeError("no shared memory is free")
+
+    request = replace(Asked().request(), reply=fail)
     assert pending.admit(request, limit=1)
     pending.refuse(request.number, LATE)
     wait_for(lambda: pending.counters.internal_errors == 1)

@@ -67,9 +67,11 @@ def test_a_pace_of_another_generation_than_the_one_served_is_not_judged(
 ) -> None:
     scheduler, tag = system.scheduler, system.scheduler.gateway.deployment.tag
     seen: list[int] = []
-    monkeypatch.setattr(
-        scheduler.gateway, "pace_result", lambda _worker, times, _now_us: seen.append(times.end_us)
-    )
+
+    def note(_worker: WorkerAddress, times: TimesBody, _now_us: int) -> None:
+        seen.append(times.end_us)
+
+    monkeypatch.setattr(scheduler.gateway, "pace_result", note)
 
     def report(end_us: int, of: int) -> None:
         worker = next(
