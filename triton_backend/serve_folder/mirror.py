@@ -16,11 +16,13 @@ import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
 
+from triton_backend.contract.errors import InputError
+from triton_backend.contract.fields import Fields
 from triton_backend.serve_folder.files import PRIVATE, make_private_folder, whole_file, write_whole
 
 Arrays = Mapping[str, NDArray[np.generic]]
@@ -78,10 +80,14 @@ class MirrorOrder:
     def read(cls, folder: Path) -> Self | None:
         """The order in force; None where there is none, or none that can be read."""
         try:
-            data: dict[str, Any] = json.loads(_file(folder).read_text())
-            data["models"] = tuple(data["models"])
-            return cls(**data)
-        except (OSError, ValueError, KeyError, TypeError):
+            fields = Fields(json.loads(_file(folder).read_text()))
+            return cls(
+                name=fields.text("name"),
+                requests=fields.integer("requests"),
+                models=fields.texts("models"),
+                until_us=fields.integer("until_us"),
+            )
+        except (OSError, ValueError, InputError):
             return None
 
     def copies(self, folder: Path, model: str, gateway: int) -> Path:

@@ -46,7 +46,8 @@ class ServedRun:
         typer.Option(
             "--admission",
             rich_help_panel=_DISPATCH,
-            help="Refuse requests on arrival as the gateway does under overload.",
+            help="Refuse requests on arrival under overload, as the gateway does for early "
+            "binding. Late binding has the same rule here; the gateway refuses none of it.",
         ),
     ] = False
     heads: shared_options.Heads = None

@@ -30,7 +30,7 @@ from triton_backend.runtimes.texts import put_tensor
 from triton_backend.serving.deployment import EXPRESS_BYTES, Deployment
 from triton_backend.serving.front.pending import ExpressTicket, PendingRequests, Request
 from triton_backend.serving.front.replies import Refusal
-from triton_backend.serving.liveness.processes import dead_after_us
+from triton_backend.serving.liveness.processes import dead_after_us, written_until_us
 from triton_backend.serving.transport.channel import Channel, Channels, checksum_of, checksum_up_to
 from triton_backend.serving.transport.shared_memory import Arrays, Segment, SlotPool
 from triton_backend.serving.transport.wire import (
@@ -59,6 +59,7 @@ class Generation:
 
     Attributes:
         model: its number in the plan.
+        patience_us: for how long a dispatch that was decided may be on its way.
         waiting: dispatches that found no slot free.
         superseded_us: since when another generation is served; None while this one is, or may be.
         express: the express batch of every express slot in use.
@@ -71,7 +72,9 @@ class Generation:
         layout = deployment.front_layout(plan)
         self.deployment = deployment
         self.model = model
-        self.hold_us = dead_after_us(max(one.stages[-1].latency_us for one in plan.pipelines))
+        self._slo_us = max(deployment.longest_slos_us)
+        self._slowest_us = max(one.latency_us for path in plan.pipelines for one in path.stages)
+        self.patience_us = dead_after_us(self._slowest_us)
         self.waiting: deque[tuple[Header, DispatchBody]] = deque()
         self.superseded_us: int | None = None
         self.express: dict[int, Batch] = {}
@@ -96,6 +99,10 @@ class Generation:
         """True if a batch may still be answered from a slot, or a worker write into one."""
         express_free = len(self._free_express) == len(self._express_numbers)
         return bool(self._slots.taken) or not express_free
+
+    def written_until_us(self, now_us: int, end_us: int) -> int:
+        """Until when a worker may write the answer of a batch that is given up now."""
+        return written_until_us(now_us, end_us, slo_us=self._slo_us, latency_us=self._slowest_us)
 
     def take(self) -> int:
         """A slot for the answer of a batch; there must be one free."""
@@ -127,7 +134,13 @@ class Generation:
             return None
         request.express = True
         self.express[slot] = Batch(
-            [request], samples, self, slot, request.arrival_us, request.number
+            [request],
+            samples,
+            self,
+            slot,
+            since_us=request.arrival_us,
+            end_us=request.arrival_us,
+            express=request.number,
         )
         for name, view in inputs.views(slot, samples).items():
             put_tensor(view, request.tensors[name])
@@ -151,6 +164,7 @@ class Batch:
 
     Attributes:
         since_us: when it was dispatched; of an express request, when that came.
+        end_us: of the last of its reservations, which the front does not know of an express one.
         express: the number of its only request, where that is express.
         held_until_us: when its slot is free; None while its answer is waited for.
     """
@@ -160,6 +174,7 @@ class Batch:
     generation: Generation
     slot: int
     since_us: int
+    end_us: int
     express: int = NONE
     held_until_us: int | None = None
     payload_bytes: int = field(init=False)
@@ -195,7 +210,7 @@ class Batch:
 
     def hold(self, now_us: int) -> None:
         """No client waits for its answer, but a process may still write it."""
-        self.held_until_us = now_us + self.generation.hold_us
+        self.held_until_us = self.generation.written_until_us(now_us, self.end_us)
         self.requests = []  # their tensors are Triton's
 
 
@@ -251,7 +266,7 @@ class FrontBatches:
                 continue
             if generation.superseded_us is None:
                 generation.superseded_us = now_us
-            over = now_us - generation.superseded_us > generation.hold_us
+            over = now_us - generation.superseded_us > generation.patience_us
             if over and not generation.in_use and not generation.waiting:
                 generation.remove()
                 self._channels.forget(generation.deployment.generation)
@@ -334,7 +349,9 @@ class FrontBatches:
             channel.release(place)
             self._fail(header, requests, f"it cannot be gathered: {error}")
             return
-        batch = Batch(requests, samples, generation, generation.take(), now_us)
+        batch = Batch(
+            requests, samples, generation, generation.take(), now_us, body.hops[-1].end_us
+        )
         self._batches[header.batch_id] = batch
         for request in requests:
             request.batch_id = header.batch_id
@@ -456,10 +473,10 @@ class FrontBatches:
     def look(self, now_us: int) -> None:
         """Hold the slots of batches without a waiter, and free those held long enough."""
         for batch_id, batch in list(self._batches.items()):
-            given_up = now_us - batch.since_us > batch.generation.hold_us
-            if batch.held_until_us is None and given_up:  # its scheduler died
-                self.abort(batch_id, now_us)
-            elif batch.held_until_us is not None and now_us >= batch.held_until_us:
+            if batch.held_until_us is None:
+                if now_us > batch.generation.written_until_us(batch.since_us, batch.end_us):
+                    self.abort(batch_id, now_us)  # its scheduler died
+            elif now_us >= batch.held_until_us:
                 del self._batches[batch_id]
                 self._free(batch, now_us)
         for generation in self._generations.values():

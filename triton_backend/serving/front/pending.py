@@ -397,7 +397,7 @@ class PendingRequests:
         self._requests: dict[int, Request] = {}
         self._next_number = (clock.now_us() >> NUMBER_SHIFT) % LOCALS
         self._log = RequestLog(logs, model, clock)
-        self._replies = ReplyThreads(model)
+        self._replies = ReplyThreads(model, self._count_error)
         self._asking = threading.Lock()
         self._asked: Request | None = None
         self._put_off: Reply | None = None
@@ -415,6 +415,9 @@ class PendingRequests:
     def flush_log(self) -> None:
         """Write what is buffered."""
         self._log.flush()
+
+    def _count_error(self) -> None:
+        self.counters.internal_errors += 1
 
     # Queries
 
@@ -599,10 +602,8 @@ class PendingRequests:
 
     def _result(self, request: Request, outputs: Arrays, now_us: int) -> Result:
         """The reply with these outputs; counted and logged."""
-        result = outputs if self.outputs is None else self.outputs.seen(outputs)
+        result = self._seen(request, outputs)
         if not isinstance(result, Refusal):
-            if self.mirror is not None and self.mirror.wanted:
-                self.mirror.copy(request.tensors, outputs)
             self._served(request, now_us)
             return result
         for counters in self.counted(request):
@@ -611,6 +612,18 @@ class PendingRequests:
             else:
                 counters.failed += 1
         self._log.note(request, "failed", result.message)
+        return result
+
+    def _seen(self, request: Request, outputs: Arrays) -> Result:
+        """Outputs as its client sees them; a refusal where they cannot be read."""
+        try:
+            result = outputs if self.outputs is None else self.outputs.seen(outputs)
+            if self.mirror is not None and self.mirror.wanted and not isinstance(result, Refusal):
+                self.mirror.copy(request.tensors, outputs)
+        except Exception:  # noqa: BLE001  # the request was taken out and must be answered
+            self._count_error()
+            _LOG.exception("outputs of request %d of %s", request.number, self._model)
+            return Refusal("INTERNAL", f"model {self._model!r}: the outputs cannot be read")
         return result
 
     def _served(self, request: Request, now_us: int) -> None:

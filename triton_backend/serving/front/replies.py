@@ -30,7 +30,8 @@ class Reply(NamedTuple):
     """A result on its way to its client.
 
     Attributes:
-        respond: hands the result to Triton; called once.
+        respond: hands the result to Triton; called once, and once more with a refusal where that
+            fails.
         sent: called when that is done, from the thread that did it: `result` may be overwritten.
     """
 
@@ -57,10 +58,14 @@ class Countdown:
 
 
 class ReplyThreads:
-    """A few threads between `start` and `stop`; `put` hands them a reply, from any thread."""
+    """A few threads between `start` and `stop`; `put` hands them a reply, from any thread.
 
-    def __init__(self, model: str) -> None:
+    `failed`: called for every reply that cannot be sent; from any thread.
+    """
+
+    def __init__(self, model: str, failed: Callable[[], None]) -> None:
         self._model = model
+        self._failed = failed
         self._queue: SimpleQueue[Reply | None] = SimpleQueue()
         self._threads = [
             threading.Thread(target=self._run, name=f"reply-{i}", daemon=True)
@@ -84,20 +89,31 @@ class ReplyThreads:
         self._queue.put(reply)
 
     def send(self, reply: Reply, ready: Callable[[], None] | None = None) -> None:
-        """Send a reply in the caller's own thread.
+        """Send a reply in the caller's own thread, or a refusal where that fails.
 
         `ready` is called before it blocks: from then on other threads may have the interpreter.
         """
+        if not self._is_sent(reply.respond, reply.result, ready):
+            self._failed()
+            message = f"model {self._model!r}: the answer cannot be sent"
+            self._is_sent(reply.respond, Refusal("INTERNAL", message))
+        if reply.sent is not None:
+            reply.sent()
+
+    def _is_sent(
+        self, respond: Respond, result: Result, ready: Callable[[], None] | None = None
+    ) -> bool:
+        """Send a result; False, and logged, where that fails."""
         try:
-            send = reply.respond(reply.result)
+            send = respond(result)
             if ready is not None:
                 ready()
             if send is not None:
                 send()
         except Exception:  # noqa: BLE001  # Triton's may be any; the thread goes on
             _LOG.exception("a reply of %s was not sent", self._model)
-        if reply.sent is not None:
-            reply.sent()
+            return False
+        return True
 
     def _run(self) -> None:
         while (reply := self._queue.get()) is not None:

@@ -1,6 +1,7 @@
 """Admission of requests: the rule of `scheduler.admission` for a plan, and what it refused.
 
-The rule is the scheduler's, so that the simulator can apply the same.
+The rule is the scheduler's, so that the simulator can apply the same. It does so for models of late
+binding, too, of which the gateway refuses no request.
 """
 
 from collections.abc import Callable

@@ -13,7 +13,7 @@ import json
 import logging
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from queue import SimpleQueue
 from typing import Any
 
@@ -183,11 +183,18 @@ class SchedulerService:
             self._thread.join(timeout=5)
 
     def call(self, function: Callable[[], Any], timeout_s: float = 5.0) -> Any:
-        """Run a function in the scheduler's thread and give its result."""
+        """Run a function in the scheduler's thread and give its result.
+
+        Raises:
+            TimeoutError: it has not ended in time; one that has not begun never does.
+        """
         future: Future[Any] = Future()
         self._calls.put((function, future))
         self._loop.wake()
-        return future.result(timeout_s)
+        if not wait([future], timeout_s).done:
+            future.cancel()
+            raise TimeoutError(f"the scheduler did not answer within {timeout_s:g} s")
+        return future.result()
 
     # Control requests (any thread)
 
@@ -312,6 +319,8 @@ class SchedulerService:
 
     def _answer_call(self) -> None:
         function, future = self._calls.get()
+        if not future.set_running_or_notify_cancel():
+            return  # its caller has given up
         try:
             future.set_result(function())
         except Exception as error:  # noqa: BLE001  # handed to the calling thread
@@ -407,7 +416,7 @@ class SchedulerService:
             gateway.shared_batch_done(batch, aboard, times, now_us)
         elif header.kind is Kind.TRANSFER_DONE:
             gateway.transfer_done(batch, stage, unpack_times(body), now_us)
-        elif header.kind is Kind.PACE_RESULT and worker.generation != served:
+        elif header.kind is Kind.PACE_RESULT and header.plan_tag != gateway.deployment.tag:
             pass  # asked for before the plan changed
         elif header.kind is Kind.PACE_RESULT:
             gateway.pace_result(worker, unpack_times(body), now_us)

@@ -76,7 +76,7 @@ from triton_backend.serving.gateway.pool_use import PoolAdvice, PoolUse
 from triton_backend.serving.gateway.put_off import Offered, PutOff
 from triton_backend.serving.gateway.roll_call import StartupBarrier
 from triton_backend.serving.gateway.rollout import Rollout, State
-from triton_backend.serving.liveness.processes import dead_after_us
+from triton_backend.serving.liveness.processes import written_until_us
 from triton_backend.serving.liveness.supervisor import (
     Action,
     Awaited,
@@ -1376,16 +1376,17 @@ class Gateway:
             path.insert(0, path[0])  # which gathers it
             self._jobs.aborted(dispatch)
         stages = deployment.plan.models[dispatch.model].pipelines[dispatch.pipeline].stages
-        slowest_us = max(stage.latency_us for stage in stages)
-        # A worker that is cut off lives, and runs the batch when its turn has come or its shared
-        # batch leaves.
-        run_us = dispatch.hops[-1].end_us + max(deployment.longest_slos_us)
         self._held.hold(
             batch_id,
             deployment.generation,
             notice,
             [*self._held_slots(batch, path)],
-            max(self._last_us, run_us) + dead_after_us(slowest_us),
+            written_until_us(
+                self._last_us,
+                dispatch.hops[-1].end_us,
+                slo_us=max(deployment.longest_slos_us),
+                latency_us=max(stage.latency_us for stage in stages),
+            ),
         )
         # A front forgets its batch in any case, and a worker may still hand on what it has
         # reported.

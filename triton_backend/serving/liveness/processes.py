@@ -75,6 +75,21 @@ def dead_after_us(latency_us: int) -> int:
     return DEAD_BY_NOW_US + HUNG_FACTOR * latency_us
 
 
+def written_until_us(now_us: int, end_us: int, *, slo_us: int, latency_us: int) -> int:
+    """Until when a process may write what belongs to a batch that is given up now.
+
+    A worker that is cut off lives, and runs the batch when its turn has come or its shared batch
+    leaves.
+
+    Args:
+        now_us: when it is given up.
+        end_us: of the last of its reservations.
+        slo_us: the longest of the plan.
+        latency_us: of the slowest of its stages.
+    """
+    return max(now_us, end_us + slo_us) + dead_after_us(latency_us)
+
+
 def thread_states(pid: int) -> set[str]:
     """The states of a process's threads, as Linux writes them (R, S, D, T, …).
 

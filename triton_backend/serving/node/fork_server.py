@@ -139,7 +139,10 @@ class ForkServer:
         """Start it where it does not run, and take note of how far it is."""
         if self._process is None:
             if self._failures < MOST_FAILURES:
-                self._start(now_us)
+                try:
+                    self._start(now_us)
+                except OSError as error:  # no process or descriptor is free
+                    self._give_up(f"cannot be started: {error}")
         elif self._process.poll() is not None:
             self._give_up(f"ended with exit code {self._process.returncode}")
         elif not self._ready:
@@ -201,7 +204,7 @@ class ForkServer:
 
     def _start(self, now_us: int) -> None:
         _adopt_orphans(adopt=True)
-        ours, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._orders, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with its, self._log.open("ab") as log:
             words = [str(its.fileno()), str(os.getpid()), *self._runtimes]
             self._process = subprocess.Popen(
@@ -212,7 +215,7 @@ class ForkServer:
                 pass_fds=[its.fileno()],
                 env=self._environment,
             )
-        self._orders, self._ready, self._started_us = ours, False, now_us
+        self._ready, self._started_us = False, now_us
         self._gives_way = False
 
     def _answer(self, timeout_ms: int) -> bytes | None:

@@ -22,7 +22,7 @@ import select
 import signal
 import subprocess
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, cast
@@ -49,6 +49,7 @@ from triton_backend.serving.node.remote_files import (
     remove_models,
     serve_generations,
 )
+from triton_backend.serving.transport.backoff import Backoff
 from triton_backend.serving.transport.retained import remove_retained
 from triton_backend.serving.transport.sched_tuning import lower_priority
 from triton_backend.serving.transport.shared_memory import SHARED_FOLDER
@@ -59,6 +60,9 @@ LOADING_AT_ONCE = 2  # more would take the processor from workers that serve
 FIRST_BACKOFF_US = 100_000
 LONGEST_BACKOFF_US = 5_000_000
 HEALTHY_AFTER_US = 10_000_000
+# For so long a change of plan waits for the end of workers that it has killed, by looks: the kernel
+# ends none that waits for a device.
+END_SECONDS, END_LOOK_SECONDS = 5.0, 5e-3
 FORKED_FROM = 2  # workers; one alone is started as soon as the process that would fork it
 # One heap for the threads of a worker, which take turns, and what is freed stays in it. Else the
 # first runs of each, and those after memory was given back, write pages that are new, at 2 to 13 µs
@@ -130,6 +134,7 @@ class _Worker:
 
     Attributes:
         segment: of its slots.
+        killed_for: why its process was killed, which may not have ended yet.
     """
 
     origin: WorkerOrigin
@@ -141,6 +146,7 @@ class _Worker:
     backoff_us: int = FIRST_BACKOFF_US
     restart_us: int = 0
     restarts: int = 0
+    killed_for: str = ""
     last_end: str = ""
 
     @property
@@ -176,13 +182,18 @@ class _Worker:
             if self.segment in Path(f"/proc/{pid}/maps").read_text():
                 self.process = found
 
-    def remove(self) -> None:
-        """Wait for the end of its process, and delete its segment.
+    @property
+    def has_ended(self) -> bool:
+        """True if no process of it is left."""
+        return self.process is None or self.process.poll() is not None
 
-        Processes that map it keep it till then.
-        """
-        if self.process is not None:
-            self.process.wait()
+    def put_off(self, now_us: int) -> None:
+        """Start it after a pause, each twice as long as the one before."""
+        self.restart_us = now_us + self.backoff_us
+        self.backoff_us = min(2 * self.backoff_us, LONGEST_BACKOFF_US)
+
+    def remove(self) -> None:
+        """Delete its segment, which processes that map it keep."""
         (SHARED_FOLDER / self.segment).unlink(missing_ok=True)
 
 
@@ -214,6 +225,9 @@ class Node:
         self._seen: tuple[int, int] | None = None  # of the file of generations
         self._lock = threading.Lock()  # of all of these
         self._stopping = threading.Event()
+        self._pause = threading.Event()  # never set
+        self._succeeded_us = clock.now_us()
+        self._backoff = Backoff()
         # While they load, workers die with the thread that started them (PR_SET_PDEATHSIG), so one
         # thread starts all.
         self._thread = threading.Thread(target=self._run, name=f"node-{name}", daemon=True)
@@ -235,10 +249,19 @@ class Node:
         for generation in self._generations.values():
             generation.gpus.stop()
 
+    def alive_us(self) -> int:
+        """When its rounds last succeeded; now, unless they fail.
+
+        One that lasts has not failed: a plan's GPUs may take seconds to be ready.
+        """
+        return self._succeeded_us if self._backoff.failures else self._clock.now_us()
+
     # Generations
 
     def look(self) -> None:
-        """Begin and end generations as the file says; what ends is gone then, where this one leads.
+        """Begin and end generations as the file says.
+
+        What ends is gone then, where this one leads, but for workers that the kernel does not end.
 
         Raises:
             InputError: a generation cannot be read, or vGPUs that are parts of a GPU cannot be made
@@ -311,7 +334,7 @@ class Node:
         self._workers = {one: worker for one, worker in self._workers.items() if one in kept}
         self._leaving += gone
         if self._leads:
-            self._end_leaving()
+            self._end_leaving(END_SECONDS)
         remove_retained(over.deployment, over.deployment.vgpus_on(self.name))
         self._remove_boards()
         if not any(generation.gpus.shared for generation in self._generations.values()):
@@ -321,12 +344,18 @@ class Node:
         for generation in self._boards.keys() - {origin.generation for origin in self._workers}:
             self._boards.pop(generation)[0].remove()
 
-    def _end_leaving(self) -> None:
-        leaving, self._leaving = self._leaving, []
-        for worker in leaving:
+    def _end_leaving(self, patience_s: float = 0.0) -> None:
+        """Kill workers of generations that are over; one that does not end is left to later."""
+        for worker in self._leaving:
             worker.kill()
-        for worker in leaving:
-            worker.remove()
+        while True:
+            for worker in [worker for worker in self._leaving if worker.has_ended]:
+                worker.remove()
+                self._leaving.remove(worker)
+            if not self._leaving or patience_s <= 0:
+                return
+            self._pause.wait(END_LOOK_SECONDS)
+            patience_s -= END_LOOK_SECONDS
 
     def _fork_server(self, runtimes: set[str]) -> ForkServer:
         """The fork server of workers that need these runtimes."""
@@ -437,24 +466,35 @@ class Node:
 
     def _run(self) -> None:
         while not self._stopping.is_set():
-            self._look_for_changes()
-            with self._lock:
-                self._lead()
-                self._show_owner()
-            self._stopping.wait(WATCH_SECONDS)
+            self._stopping.wait(self._round_seconds())
         with self._lock:
             if not self._leadership.release():
                 self._end()
             if self._forks is not None:
                 self._forks.stop()
 
+    def _round_seconds(self) -> float:
+        """Go one round; seconds until the next one."""
+        try:
+            self._look_for_changes()
+            with self._lock:
+                self._lead()
+                self._show_owner()
+        except Exception:  # noqa: BLE001  # one failure must not leave all workers unwatched
+            pause_seconds = self._backoff.failed()
+            _LOG.exception("node %s goes on in %.2f s", self.name, pause_seconds)
+            return pause_seconds
+        self._succeeded_us = self._clock.now_us()
+        self._backoff.succeeded()
+        return WATCH_SECONDS
+
     def _lead(self) -> None:
         """Watch and start the workers, where this is the node's model that does so."""
         if not self._leads and self._leadership.acquire():
-            self._leads = True
             self._leaving += self._left_over()
             self._find_workers([*self._workers.values(), *self._leaving])
             self._remove_boards()
+            self._leads = True  # last: what fails is done again, lest a worker has two processes
         if self._leads:
             self._end_leaving()
             self._watch_all(self._clock.now_us())
@@ -541,20 +581,18 @@ class Node:
         code = worker.process.poll()
         if code is None:
             complaint = worker.health.complaint(worker.row, worker.process.pid)
-            if complaint is None:
-                return
-            _LOG.warning("worker %s is killed: %s", worker.name, complaint)
-            worker.kill()
-            worker.last_end = complaint
-        else:
-            worker.last_end = f"exit code {code}"
+            if complaint is not None and not worker.killed_for:
+                _LOG.warning("worker %s is killed: %s", worker.name, complaint)
+                worker.kill()
+                worker.killed_for = complaint
+            return
+        worker.last_end, worker.killed_for = worker.killed_for or f"exit code {code}", ""
         worker.remove()
         if now_us - worker.started_us > HEALTHY_AFTER_US:
             worker.backoff_us = FIRST_BACKOFF_US
         _LOG.warning("worker %s ended (%s)", worker.name, worker.last_end)
         worker.process = None
-        worker.restart_us = now_us + worker.backoff_us
-        worker.backoff_us = min(2 * worker.backoff_us, LONGEST_BACKOFF_US)
+        worker.put_off(now_us)
         worker.restarts += 1
         self._restarts += 1
 
@@ -574,32 +612,51 @@ class Node:
             str(vgpu),
             str(os.getpid()),
         ]
-        environment = gpus.environment(vgpu)
         give_way = _is_beside_another(deployment) and not worker.restarts
+        try:
+            worker.process = self._process(
+                worker, arguments, gpus.environment(vgpu), give_way=give_way
+            )
+        except OSError as error:  # no process or descriptor is free
+            worker.last_end = f"cannot be started: {error}"
+            _LOG.warning("worker %s %s", worker.name, worker.last_end)
+            worker.put_off(now_us)
+        else:
+            worker.started_us = now_us
+
+    def _process(
+        self,
+        worker: _Worker,
+        arguments: Sequence[str],
+        environment: Mapping[str, str],
+        *,
+        give_way: bool,
+    ) -> subprocess.Popen[bytes] | Forked:
+        """A new process of a worker.
+
+        Raises:
+            OSError: none can be made now.
+        """
         with (self._logs() / f"worker-{worker.name}.log").open("ab") as log:
             if self._forks is not None:
-                worker.process = self._forks.fork(
+                forked = self._forks.fork(
                     arguments,
                     environment,
                     log.fileno(),
                     give_way=self._settings.socket_folder if give_way else None,
                 )
-            if worker.process is None:
-                worker.process = subprocess.Popen(
-                    [
-                        self._settings.python,
-                        "-m",
-                        "triton_backend.serving.worker.process",
-                        *arguments,
-                    ],
-                    stdin=subprocess.DEVNULL,
-                    stdout=log,
-                    stderr=log,
-                    env={**WORKER_ENVIRONMENT, **os.environ, **environment},
-                )
-                if give_way:
-                    lower_priority(worker.process.pid)
-        worker.started_us = now_us
+                if forked is not None:
+                    return forked
+            made = subprocess.Popen(
+                [self._settings.python, "-m", "triton_backend.serving.worker.process", *arguments],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env={**WORKER_ENVIRONMENT, **os.environ, **environment},
+            )
+        if give_way:
+            lower_priority(made.pid)
+        return made
 
     def _logs(self) -> Path:
         folder = self._settings.folder / "logs"

@@ -126,9 +126,13 @@ class _Model(ABC):
             noted.parent.mkdir(exist_ok=True)
         publisher = Publisher(_family, noted, lambda: self._stopping.wait(PUBLISH_PAUSE_SECONDS))
         while not self._stopping.wait(PUBLISH_SECONDS):
-            for look in self.each_second:
-                look()
-            publisher.publish_from(self.values)
+            publisher.publish_from(self._looked)
+
+    def _looked(self) -> Values:
+        """The metrics after the looks of this second."""
+        for look in self.each_second:
+            look()
+        return self.values()
 
     def finalize(self) -> None:
         """Stop the service."""
@@ -352,7 +356,7 @@ class _JsonModel(_Model):
         try:
             state = self.admitted(texts)
         except (PoolPipeError, TimeoutError) as error:
-            wrong = isinstance(error, InputError | TimeoutError)
+            wrong = isinstance(error, InputError)
             code = triton.TritonError.INVALID_ARG if wrong else triton.TritonError.UNAVAILABLE
             return triton.InferenceResponse([], triton.TritonError(str(error), code))
         text = np.array([json.dumps(state).encode()], dtype=np.object_)
@@ -460,6 +464,10 @@ class NodeModel(_JsonModel):
     def end(self) -> None:
         """End the workers."""
         self._node.stop()
+
+    def alive_us(self) -> int:
+        """Of the node's thread."""
+        return self._node.alive_us()
 
     def values(self) -> Values:
         """Restarts."""

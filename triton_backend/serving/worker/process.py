@@ -20,7 +20,7 @@ from collections.abc import Iterable, Sequence
 from functools import lru_cache, partial
 from pathlib import Path
 
-from triton_backend.contract.errors import InputError, PoolPipeError
+from triton_backend.contract.errors import PoolPipeError
 from triton_backend.contract.transition import MIN_SLOTS
 from triton_backend.runtimes.clock import Clock, SystemClock
 from triton_backend.serve_folder.repository import read_node_generations
@@ -159,7 +159,7 @@ class StageWorker:
                 threading.Thread(target=self._load, args=arguments, daemon=True).start()
             else:
                 self._serve(deployment, vgpu)
-        except InputError as error:
+        except PoolPipeError as error:
             self._not_served(generation, error)
 
     def _not_served(self, generation: int, error: Exception) -> None:
@@ -192,7 +192,7 @@ class StageWorker:
             if deployment.generation in self._adopting:  # else it was taken back meanwhile
                 try:
                     self._serve(deployment, vgpu)
-                except InputError as error:
+                except PoolPipeError as error:
                     self._not_served(deployment.generation, error)
         self._stages.forget_unused()
 
@@ -214,6 +214,7 @@ class StageWorker:
 
         Raises:
             InputError: a stage is not loaded, or shared memory has no room.
+            InvariantError: its batches have no room in the slots.
         """
         try:
             for part in self._parts:
@@ -254,14 +255,17 @@ class StageWorker:
             self._stages.close()  # may still have the segment pinned
             self._segment.remove()
 
-    def _probe_pace(self) -> None:
-        """Show how fast this process is, while it is drained or others of its pool are slow."""
+    def _probe_pace(self, tag: int) -> None:
+        """Show how fast this process runs a plan's stage.
+
+        It is drained, or others of its pool are slow.
+        """
         try:
-            times_us = self._stages.run_on_zeros()
+            times_us = self._stages.run_on_zeros(tag)
         except Exception:  # noqa: BLE001  # a runtime may raise anything
             _LOG.exception("a pace probe failed")  # without an answer the process is soon renewed
             return
-        self._scheduler.send_pace(times_us)
+        self._scheduler.send_pace(tag, times_us)
 
     # Handler of the event loop
 
@@ -349,7 +353,7 @@ class StageWorker:
             case Kind.SHARED_BATCH:
                 self._queue.shared_batch(header.batch_id, unpack_shared_batch(body))
             case Kind.PACE_PROBE:
-                self._probe_pace()
+                self._probe_pace(header.plan_tag)
             case Kind.ADOPT:
                 message = unpack_adopt(body)
                 self.adopt(message.generation)

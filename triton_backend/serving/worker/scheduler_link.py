@@ -153,10 +153,10 @@ class SchedulerLink:
         body = pack_times(times)
         self.send(frame(kind, body, batch_id=batch_id, stage=stage, plan_tag=tag))
 
-    def send_pace(self, times_us: tuple[int, int]) -> None:
-        """Report a run on zeros, under the generation served last."""
-        tag, hello = next(reversed(self._hellos.items()))
-        self.send_times(Kind.PACE_RESULT, TimesBody(hello.vgpu, *times_us), tag=tag)
+    def send_pace(self, tag: int, times_us: tuple[int, int]) -> None:
+        """Report a run on zeros of a generation that is served."""
+        times = TimesBody(self._hellos[tag].vgpu, *times_us)
+        self.send_times(Kind.PACE_RESULT, times, tag=tag)
 
     def closed(self, connection: Connection) -> bool:
         """A connection ended; if it was this one, `report` makes another."""

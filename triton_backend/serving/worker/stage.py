@@ -432,10 +432,15 @@ class LoadedStages:
         span_us = self._timed(stage, run, samples)
         return made[0], span_us
 
-    def run_on_zeros(self) -> tuple[int, int]:
-        """Run a planned batch of zeros at the first stage of the latest generation, as `run`."""
-        tag = next(reversed(self._stages))[0]
-        stage = next(stage for place, stage in self._stages.items() if place[0] == tag)
+    def run_on_zeros(self, tag: int) -> tuple[int, int]:
+        """Run a planned batch of zeros at the first stage of a generation, as `run`.
+
+        Raises:
+            InputError: the generation is not served here; or as `run`.
+        """
+        stage = next((stage for place, stage in self._stages.items() if place[0] == tag), None)
+        if stage is None:
+            raise InputError("pace probe", f"plan {tag:016x} is not served here")
         return self._timed(stage, stage.zeros_run(), stage.planned_batch)
 
     def _timed(self, stage: LoadedStage, run: Callable[[], None], samples: int) -> tuple[int, int]:

@@ -7,7 +7,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.triton_backend.serving.small_plans import SLO_US, alone, plan, two_stage
+from tests.triton_backend.serving.small_plans import (
+    BATCH,
+    SLO_US,
+    alone,
+    model,
+    plan,
+    stage,
+    tensor,
+    two_stage,
+)
 from tests.triton_backend.serving.system import WAIT_SECONDS, deploy, wait_for
 from triton_backend.contract.decisions import Hop
 from triton_backend.runtimes.clock import SystemClock
@@ -17,7 +26,7 @@ from triton_backend.serving.front.batches import Batch, FrontBatches
 from triton_backend.serving.front.counters import FrontCounters, latency_bounds_s
 from triton_backend.serving.front.pending import PendingRequests, Request
 from triton_backend.serving.front.replies import Refusal, Result
-from triton_backend.serving.liveness.processes import DEAD_BY_NOW_US
+from triton_backend.serving.liveness.processes import dead_after_us
 from triton_backend.serving.transport.channel import Channels
 from triton_backend.serving.transport.connection import CloseReason, Connection
 from triton_backend.serving.transport.event_loop import EventLoop
@@ -41,6 +50,9 @@ from triton_backend.serving.transport.wire import (
     unpack_batch,
 )
 
+# Until when the answer of a batch that is given up at once may be written, and of an express one.
+HELD_US = 1 + SLO_US + dead_after_us(5_000)
+SLOW_US, PATIENT_US = 12_000_000, 30_000_000
 HOPS, SLOTS = (Hop(0, 0, 0, 0, 1), Hop(1, 0, 0, 0, 1)), (0, 0)
 
 
@@ -129,14 +141,18 @@ class Front:
     def header(self, kind: Kind, batch_id: int, payload_bytes: int = 0) -> Header:
         return Header(kind, 0, 0, 0, batch_id, self.deployment.tag, payload_bytes)
 
-    def dispatch(self, batch_id: int, *requests: Request, now_us: int = 0) -> None:
+    def dispatch(
+        self, batch_id: int, *requests: Request, now_us: int = 0, hops: tuple[Hop, ...] = HOPS
+    ) -> None:
         numbers = tuple(request.number for request in requests or (self.request(),))
-        body = DispatchBody(0, len(numbers), HOPS, SLOTS, numbers)
+        body = DispatchBody(0, len(numbers), hops, SLOTS, numbers)
         self.batches.dispatch(self.header(Kind.DISPATCH, batch_id), body, now_us)
 
-    def sent(self, batch_id: int, *requests: Request, now_us: int = 0) -> int:
+    def sent(
+        self, batch_id: int, *requests: Request, now_us: int = 0, hops: tuple[Hop, ...] = HOPS
+    ) -> int:
         """Dispatch a batch; the answer slot that its workers are told."""
-        self.dispatch(batch_id, *requests, now_us=now_us)
+        self.dispatch(batch_id, *requests, now_us=now_us, hops=hops)
         return self.worker.batch().answer_slot
 
     def answered(
@@ -214,28 +230,73 @@ def test_the_slot_of_an_aborted_batch_is_not_used_until_its_worker_has_answered(
 def test_the_slot_of_an_aborted_batch_is_used_when_no_worker_of_it_can_be_alive(
     front: Front,
 ) -> None:
-    hold_us = front.generation.hold_us
-    assert hold_us > DEAD_BY_NOW_US
     slot = front.sent(1)
     front.batches.abort(1, now_us=5)
-    front.batches.look(5 + hold_us - 1)
+    front.batches.look(HELD_US - 1)
     assert front.served(2) != slot
-    front.batches.look(5 + hold_us)
+    front.batches.look(HELD_US)
     assert front.served(3) == slot
     assert front.answered(1, slot) is None  # much too late, and not wanted
 
 
 def test_a_batch_that_nobody_reports_of_is_given_up_and_its_slot_held(front: Front) -> None:
-    hold_us = front.generation.hold_us
     request = front.request()
     slot = front.sent(1, request)
-    front.batches.look(hold_us)
+    front.batches.look(HELD_US)
     assert request.batch_id == 1
-    front.batches.look(hold_us + 1)
+    front.batches.look(HELD_US + 1)
     assert request.batch_id is None
     assert front.served(2) != slot
-    front.batches.look(2 * hold_us + 1)
+    front.batches.look(2 * HELD_US)
     assert front.served(3) == slot
+
+
+@pytest.fixture
+def slow_first(tmp_path: Path) -> Iterator[Front]:
+    """Of a first stage that takes many times as long as the second one, and an SLO beyond that."""
+    first = stage(
+        (0, 5),
+        "FAST",
+        0,
+        boundary=(tensor("middle", 8, 16),),
+        latency_us_by_batch=tuple(SLOW_US + us for us in range(BATCH)),
+    )
+    inputs = (tensor("image", 3, 16), tensor("mask", 4, dtype="UINT8"))
+    slow = model(
+        "pair",
+        (first, stage((5, 10), "SLOW", 1, vgpus=2)),
+        slo_us=PATIENT_US,
+        inputs=inputs,
+        outputs=(tensor("scores", 10),),
+    )
+    made = Front(deploy(tmp_path, plan(alone(slow)), ServeOptions()))
+    yield made
+    made.close()
+
+
+def test_a_batch_that_runs_as_planned_is_answered_however_slow_its_first_stage_is(
+    slow_first: Front,
+) -> None:
+    request = slow_first.request()
+    hops = (Hop(0, 0, 0, 0, SLOW_US), Hop(1, SLOW_US, SLOW_US, SLOW_US, SLOW_US + 1))
+    slot = slow_first.sent(1, request, hops=hops)
+    slow_first.batches.look(SLOW_US)
+    assert request.batch_id == 1
+    batch = slow_first.answered(1, slot, now_us=SLOW_US + 1)
+    assert batch is not None
+    assert batch.requests == [request]
+
+
+def test_a_slot_is_held_while_a_worker_that_is_late_may_still_write_it(slow_first: Front) -> None:
+    """It begins an SLO late at most, and takes ten times its latency before it is killed."""
+    hops = (Hop(0, 0, 0, 0, SLOW_US), Hop(1, SLOW_US, SLOW_US, SLOW_US, SLOW_US + 1))
+    slot = slow_first.sent(1, hops=hops)
+    slow_first.batches.abort(1, now_us=0)
+    until_us = SLOW_US + 1 + PATIENT_US + dead_after_us(SLOW_US + BATCH - 1)
+    slow_first.batches.look(until_us - 1)
+    assert slow_first.served(2) != slot
+    slow_first.batches.look(until_us)
+    assert slow_first.served(3) == slot
 
 
 def test_a_batch_that_failed_gives_its_slot_back_at_once(front: Front) -> None:
@@ -287,21 +348,20 @@ def test_segments_of_a_plan_are_kept_while_a_worker_may_write(front: Front) -> N
     path = SHARED_FOLDER / front.deployment.front_segment("pair")
     front.sent(1)
     front.batches.abort(1, now_us=0)
-    hold_us = front.generation.hold_us
     front.batches.retire_before(2, now_us=0)
-    front.batches.retire_before(2, now_us=hold_us + 1)
+    front.batches.retire_before(2, now_us=HELD_US)
     assert path.exists()
-    front.batches.look(hold_us)
-    front.batches.retire_before(1, now_us=hold_us + 1)
+    front.batches.look(HELD_US)
+    front.batches.retire_before(1, now_us=HELD_US)
     assert path.exists()
-    front.batches.retire_before(2, now_us=hold_us + 1)
+    front.batches.retire_before(2, now_us=HELD_US)
     assert not path.exists()
 
 
 def test_a_dispatch_decided_before_the_plan_changed_finds_its_slots(front: Front) -> None:
     path = SHARED_FOLDER / front.deployment.front_segment("pair")
     front.batches.retire_before(2, now_us=0)
-    front.batches.retire_before(2, now_us=front.generation.hold_us)
+    front.batches.retire_before(2, now_us=front.generation.patience_us)
     assert path.exists()
     front.sent(1)
 
@@ -384,14 +444,13 @@ def test_an_express_slot_is_held_when_its_request_was_answered_in_another_way(
     front: Front,
 ) -> None:
     taken = fill(front)
-    hold_us = front.generation.hold_us
     front.batches.look(0)
     slot, request = next(iter(taken.items()))
     front.pending.refuse(request.number, Refusal("UNAVAILABLE", "late"))
     front.batches.look(10)
-    front.batches.look(10 + hold_us - 1)
+    front.batches.look(HELD_US - 2)
     assert write(front)[1] is None
-    front.batches.look(10 + hold_us)
+    front.batches.look(HELD_US - 1)
     assert write(front)[1] == slot
 
 
@@ -403,7 +462,7 @@ def test_a_late_express_answer_ends_the_hold(front: Front) -> None:
     assert front.answered(9, slot, express=request.number) is None
     again, same = write(front)
     assert same == slot
-    front.batches.look(10 + front.generation.hold_us)
+    front.batches.look(10 + HELD_US)
     assert front.answered(10, slot, express=again.number) is not None
 
 

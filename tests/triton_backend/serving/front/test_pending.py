@@ -19,8 +19,10 @@ from triton_backend.serving.front.pending import (
     RequestLog,
     arrival_frame,
 )
-from triton_backend.serving.front.replies import Refusal
+from triton_backend.serving.front.replies import Refusal, Result
+from triton_backend.serving.front.texts import SeenOutputs
 from triton_backend.serving.server.metrics import front_values
+from triton_backend.serving.transport.shared_memory import Arrays
 from triton_backend.serving.transport.wire import HEADER_BYTES, unpack_arrival
 
 LATE = Refusal("UNAVAILABLE", "late")
@@ -99,6 +101,39 @@ def test_a_request_that_is_given_up_counts_once_as_dropped(pending: PendingReque
     assert isinstance(answer, Refusal)
     assert "after the deadline, in the queue" in answer.message
     assert (dict(pending.counters.dropped), pending.counters.failed) == ({"expired": 1}, 0)
+
+
+def test_outputs_that_cannot_be_read_are_refused(pending: PendingRequests) -> None:
+    class Broken(SeenOutputs):
+        def __init__(self) -> None: ...
+
+        def seen(self, outputs: Arrays) -> Arrays | Refusal:
+            raise RuntimeError(f"{len(outputs)} outputs")
+
+    pending.outputs = Broken()
+    asked, other = Asked(), Asked()
+    alone, second = asked.request(), other.request()
+    left: list[str] = []
+    for request in (alone, second):
+        assert pending.admit(request, limit=2)
+    pending.answer_one(alone, {}, None, lambda: left.append("one"))
+    pending.answer_all([(second, {})], lambda: left.append("all"))
+    wait_for(lambda: sorted(left) == ["all", "one"])
+    refusal = Refusal("INTERNAL", "model 'm': the outputs cannot be read")
+    assert (asked.answers, other.answers) == ([refusal], [refusal])
+    assert (pending.counters.failed, pending.counters.internal_errors) == (2, 2)
+    pending.stop()
+
+
+def test_an_answer_that_cannot_be_sent_is_counted(pending: PendingRequests) -> None:
+    def fail(_result: Result) -> None:
+        raise RuntimeError("no shared memory is free")
+
+    request = replace(Asked().request(), reply=fail)
+    assert pending.admit(request, limit=1)
+    pending.refuse(request.number, LATE)
+    wait_for(lambda: pending.counters.internal_errors == 1)
+    pending.stop()
 
 
 def test_numbers_of_a_front_that_died_are_not_given_again(tmp_path: Path) -> None:

@@ -1,10 +1,12 @@
-"""Replies to requests that are not served."""
+"""Replies to requests that are not served, and those that cannot be sent."""
+
+from collections.abc import Callable
 
 import pytest
 
 from triton_backend.contract.decisions import DropReason
 from triton_backend.serving.front.pending import Request, dropped
-from triton_backend.serving.front.replies import Refusal
+from triton_backend.serving.front.replies import Refusal, Reply, ReplyThreads, Result
 from triton_backend.serving.transport.wire import DropBody
 
 NUMBERS = "deadline 50.0 ms after arrival, best possible finish 53.1 ms, queue position 8"
@@ -62,3 +64,35 @@ def test_time_kept_back_is_named_where_the_finish_alone_would_be_in_time() -> No
         "model 'm': the deadline cannot be met: deadline 100.0 ms after arrival, 10.0 ms of it kept"
         " back for delays, best possible finish 94.0 ms, queue position 0"
     )
+
+
+@pytest.mark.parametrize("breaks_when", ["made", "sent"])
+def test_an_answer_that_cannot_be_sent_is_refused_once_and_counted(breaks_when: str) -> None:
+    answers: list[Result] = []
+    failures: list[str] = []
+
+    def respond(result: Result) -> Callable[[], object]:
+        if isinstance(result, Refusal):
+            return lambda: answers.append(result)
+        if breaks_when == "made":
+            raise RuntimeError("no shared memory is free")
+        return broken
+
+    def broken() -> None:
+        raise RuntimeError("no shared memory is free")
+
+    replies = ReplyThreads("m", lambda: failures.append("m"))
+    replies.send(Reply(respond, {}, lambda: failures.append("left its slot")))
+    assert answers == [Refusal("INTERNAL", "model 'm': the answer cannot be sent")]
+    assert failures == ["m", "left its slot"]
+
+
+def test_a_refusal_that_cannot_be_sent_either_ends_no_thread() -> None:
+    failures: list[str] = []
+
+    def respond(_result: Result) -> None:
+        raise RuntimeError("its client is gone")
+
+    replies = ReplyThreads("m", lambda: failures.append("m"))
+    replies.send(Reply(respond, {}, lambda: failures.append("left its slot")))
+    assert failures == ["m", "left its slot"]

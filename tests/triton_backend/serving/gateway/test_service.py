@@ -1,19 +1,22 @@
 """The scheduler's thread and sockets, in a system whose parts are threads."""
 
+import threading
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.triton_backend.serving.small_plans import plan, two_stage
-from tests.triton_backend.serving.system import LocalSystem, wait_for
+from tests.triton_backend.serving.system import WAIT_SECONDS, LocalSystem, wait_for
 from tests.triton_backend.serving.test_system import PATIENT_US, picture
 from triton_backend.serve_folder.settings import ServeOptions
 from triton_backend.serving.front.replies import Refusal
 from triton_backend.serving.front.service import FrontService
+from triton_backend.serving.gateway.peers.addresses import WorkerAddress
 from triton_backend.serving.transport.connection import Connection
-from triton_backend.serving.transport.wire import Header, Kind
+from triton_backend.serving.transport.wire import Header, Kind, TimesBody, pack_times
 from triton_backend.serving.worker.process import StageWorker
 
 
@@ -37,6 +40,51 @@ def test_requests_are_served_again_after_errors(
     monkeypatch.undo()
     assert not isinstance(system.ask("pair", picture(4), PATIENT_US)(), Refusal)
     assert system.status()["counters"]["internal_errors"] >= 3
+
+
+def test_a_call_that_was_not_answered_in_time_is_not_made_later(system: LocalSystem) -> None:
+    scheduler = system.scheduler
+    began, go_on = threading.Event(), threading.Event()
+    ran: list[str] = []
+
+    def keep_busy() -> None:
+        began.set()
+        assert go_on.wait(WAIT_SECONDS)
+
+    busy = threading.Thread(target=scheduler.call, args=(keep_busy, WAIT_SECONDS))
+    busy.start()
+    assert began.wait(WAIT_SECONDS)
+    with pytest.raises(TimeoutError, match=r"^the scheduler did not answer within 0\.01 s$"):
+        scheduler.call(lambda: ran.append("late"), 0.01)
+    go_on.set()
+    busy.join()
+    scheduler.call(lambda: ran.append("in time"))
+    assert ran == ["in time"]
+
+
+def test_a_pace_of_another_generation_than_the_one_served_is_not_judged(
+    system: LocalSystem, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scheduler, tag = system.scheduler, system.scheduler.gateway.deployment.tag
+    seen: list[int] = []
+
+    def note(_worker: WorkerAddress, times: TimesBody, _now_us: int) -> None:
+        seen.append(times.end_us)
+
+    monkeypatch.setattr(scheduler.gateway, "pace_result", note)
+
+    def report(end_us: int, of: int) -> None:
+        worker = next(
+            connection
+            for connection, names in scheduler._names.items()
+            if isinstance(names[-1], WorkerAddress)
+        )
+        header = Header(Kind.PACE_RESULT, 0, 0, 0, 0, of, 0)
+        scheduler.on_frame(worker, header, pack_times(TimesBody(0, 0, end_us)))
+
+    for end_us, of in ((1, tag), (2, tag + 1), (3, tag)):
+        scheduler.call(partial(report, end_us, of))
+    assert seen == [1, 3]
 
 
 def test_a_front_hears_a_beat_when_what_is_lost_has_changed_and_workers_hear_all(

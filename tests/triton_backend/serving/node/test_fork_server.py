@@ -136,6 +136,14 @@ def test_a_server_that_hangs_is_ended_and_its_late_worker_never_runs(
     assert (tmp_path / "log").read_text() == ""
 
 
+def test_a_server_that_cannot_be_started_is_given_up_like_one_that_ends(tmp_path: Path) -> None:
+    server = ForkServer(("/nowhere/python",), {}, (), tmp_path / "server.log")
+    for _ in range(MOST_FAILURES + 1):
+        server.look(0)
+        assert (server.pid, server.is_loading) == (None, False)
+    server.stop()
+
+
 def test_a_process_with_threads_is_not_forked(tmp_path: Path) -> None:
     server = server_of(THREADED, tmp_path)
     for _ in range(MOST_FAILURES):

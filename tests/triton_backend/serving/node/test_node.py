@@ -6,6 +6,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,19 +15,21 @@ import psutil
 import pytest
 
 from tests.triton_backend.serving.small_plans import plan, two_stage
-from tests.triton_backend.serving.system import deploy, owners, wait_for
+from tests.triton_backend.serving.system import WAIT_SECONDS, deploy, owners, wait_for
 from triton_backend.contract.errors import InputError
 from triton_backend.runtimes.clock import SystemClock
 from triton_backend.serve_folder.repository import node_generations_file, render_node_generations
 from triton_backend.serve_folder.settings import ServeOptions
 from triton_backend.serving.deployment import Deployment
-from triton_backend.serving.liveness.processes import HealthBoard, is_alive
+from triton_backend.serving.liveness.processes import HealthBoard, HealthWatch, is_alive
+from triton_backend.serving.node import node as node_module
 from triton_backend.serving.node.node import Node
 from triton_backend.serving.server.metrics import node_values
 from triton_backend.serving.transport.shared_memory import SHARED_FOLDER, remove_segments
 
 pytestmark = pytest.mark.slow
 NODE = "SLOW"
+ALONE = "FAST"  # a node of one worker, which needs no fork server
 # The model of the node in the first gateway, which has the workers until it dies; they may belong
 # to a server, too.
 LEADER = """
@@ -34,6 +37,7 @@ import signal, sys
 from pathlib import Path
 from triton_backend.runtimes.clock import SystemClock
 from triton_backend.serve_folder.settings import ServeSettings
+from triton_backend.serving.node import node as node_module
 from triton_backend.serving.node.node import Node
 
 servers = map(int, sys.argv[2:])
@@ -97,6 +101,109 @@ def test_a_node_keeps_its_workers_alive_and_leaves_nothing_behind(
     assert own.children() == before
     assert not [pid for pid in left if pid and Path(f"/proc/{pid}").exists()]
     assert not remove_segments(deployment.settings.segment_prefix)
+
+
+def test_a_worker_that_cannot_be_started_is_tried_again(
+    deployment: Deployment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, failures = subprocess.Popen, [BlockingIOError(11, "no process is free")] * 2
+
+    def start(_command: list[str], **options: Any) -> Any:
+        if failures:
+            raise failures.pop()
+        return real(["/bin/sleep", "600"], **options)
+
+    monkeypatch.setattr(subprocess, "Popen", start)
+    node = Node(deployment.settings, ALONE, SystemClock())
+    node.start()
+    wait_for(lambda: pids(node) != [None])
+    (worker,) = node.status()["workers"]
+    assert worker["last_end"] == "cannot be started: [Errno 11] no process is free"
+    assert worker["restarts"] == 0
+    os.kill(worker["pid"], signal.SIGKILL)
+    wait_for(lambda: pids(node)[0] not in {None, worker["pid"]})
+    node.stop()
+
+
+def test_a_node_whose_rounds_fail_says_since_when_and_goes_on_after_them(
+    deployment: Deployment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node = Node(deployment.settings, ALONE, SystemClock())
+    failed: list[int] = []
+
+    def fail(_node: Node) -> None:
+        failed.append(1)
+        raise RuntimeError("out of order")
+
+    monkeypatch.setattr(Node, "_show_owner", fail)
+    node.start()
+    wait_for(lambda: len(failed) > 1)
+    alive_us = node.alive_us()
+    wait_for(lambda: len(failed) > 3)
+    assert node.alive_us() == alive_us
+    monkeypatch.undo()
+    wait_for(lambda: node.alive_us() > alive_us)
+    first = pids(node)
+    os.kill(first[0], signal.SIGKILL)
+    wait_for(lambda: not {None, *first} & set(pids(node)))
+    node.stop()
+
+
+class Unkillable:
+    """In place of a worker's process: one that the kernel does not end until it is let go."""
+
+    pid = os.getpid()
+
+    def __init__(self) -> None:
+        self.killed, self.gone = threading.Event(), threading.Event()
+
+    def poll(self) -> int | None:
+        return -9 if self.gone.is_set() else None
+
+    def kill(self) -> None:
+        self.killed.set()
+
+    def wait(self) -> int:
+        assert self.gone.wait(WAIT_SECONDS)
+        return -9
+
+
+def test_a_worker_that_does_not_end_keeps_its_node_from_nothing(
+    deployment: Deployment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hung, following = Unkillable(), Unkillable()
+    made = [following, hung]
+    monkeypatch.setattr(subprocess, "Popen", lambda *_, **__: made.pop())
+    monkeypatch.setattr(
+        HealthWatch,
+        "complaint",
+        lambda _watch, _row, _pid: None if hung.gone.is_set() else "hung",
+    )
+    monkeypatch.setattr(node_module, "END_SECONDS", 0.05)
+    folder = deployment.settings.folder
+    node = Node(deployment.settings, ALONE, SystemClock())
+    node.start()
+    wait_for(hung.killed.is_set)
+    asked = threading.Thread(target=node.status)
+    asked.start()
+    wait_for(lambda: not asked.is_alive())
+    assert node.status()["restarts"] == 0  # its memory is not free yet
+    hung.gone.set()
+    wait_for(lambda: node.status()["restarts"] == 1)
+    assert node.status()["workers"][0]["last_end"] == "hung"
+    wait_for(lambda: not made)
+
+    segment = SHARED_FOLDER / deployment.worker_segment(deployment.vgpus_on(ALONE)[0])
+    segment.touch()
+    render_node_generations(folder, [ALONE], [])
+    asked = threading.Thread(target=node.look)
+    asked.start()
+    wait_for(lambda: not asked.is_alive())
+    assert following.killed.is_set()
+    assert segment.exists()
+    following.gone.set()
+    wait_for(lambda: not segment.exists())
+    node.stop()
 
 
 def test_plans_follow_one_another_on_the_same_node(deployment: Deployment) -> None:

@@ -1,6 +1,8 @@
 """Failures in a worker: reported in a frame that fits, and retried."""
 
+import shutil
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -8,12 +10,16 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from tests.triton_backend.serving.small_plans import plan, two_stage
+from tests.triton_backend.serving.small_plans import model, plan, stage, tensor, two_stage
 from tests.triton_backend.serving.system import LocalSystem, deploy, wait_for
 from tests.triton_backend.serving.worker.test_executor import picture
 from triton_backend.contract.decisions import Hop
 from triton_backend.contract.errors import InputError
+from triton_backend.contract.plan import Plan
+from triton_backend.runtimes.clock import SystemClock
+from triton_backend.serve_folder.settings import ServeOptions
 from triton_backend.serving.front.replies import Refusal
+from triton_backend.serving.transport.shared_memory import remove_segments
 from triton_backend.serving.transport.wire import (
     HEADER_BYTES,
     MAX_REASON,
@@ -31,7 +37,7 @@ from triton_backend.serving.transport.wire import (
 from triton_backend.serving.worker import process
 from triton_backend.serving.worker.output import OutputSender
 from triton_backend.serving.worker.queue import QueuedBatch
-from triton_backend.serving.worker.stage import LoadedStages
+from triton_backend.serving.worker.stage import LoadedStages, open_runtimes
 
 PATIENT_US = 20_000_000  # a busy machine stops for seconds
 TAG = 5
@@ -183,3 +189,31 @@ def test_tensors_under_way_when_their_batch_is_aborted_keep_its_slot(system: Loc
     assert not worker._queue._to_let_go
     assert worker._queue.idle
     assert not is_in_slot()
+
+
+def test_a_generation_that_the_slots_have_no_room_for_costs_none_that_is_served(
+    tmp_path: Path,
+) -> None:
+    """It is asked for again and again; the scheduler's connection and its batches stay."""
+
+    def planned(batch: int) -> Plan:
+        only = stage((0, 10), "SLOW", 1)
+        one = model("m", (only,), inputs=(tensor("x", 16),), outputs=(tensor("y", 10),))
+        (pipeline,) = one.model.pipelines
+        grown = (replace(pipeline, batch=batch),)
+        return plan(one.replaced(pipelines=grown, policy="turns"), plan_id=f"of-{batch}")
+
+    served = deploy(tmp_path / "serve", planned(1), ServeOptions(emulate_links=False))
+    served.settings.socket_folder.mkdir(mode=0o700)
+    deploy(tmp_path / "serve", planned(4), generation=2)
+    clock = SystemClock()
+    loaded = open_runtimes(served, 0, clock)
+    worker = process.StageWorker(served, 0, loaded, process.health_row(served, 0), clock)
+    for _ in range(2):
+        worker.adopt(2)
+        assert [one.generation for one, _ in worker._served] == [1]
+        assert worker._adopting == {1}
+    worker.stop()
+    worker.run()
+    remove_segments(served.settings.segment_prefix)
+    shutil.rmtree(served.settings.socket_folder)

@@ -74,7 +74,7 @@ def test_a_worker_shows_how_hard_its_batch_presses(served: Deployment) -> None:
     assert all(isinstance(one.runtime, EmulatedRuntime) for one in loaded)
     stages = LoadedStages(loaded, row, GatewayTime(clock))
     stages.serve(served, beside)
-    began_us, ended_us = stages.run_on_zeros()
+    began_us, ended_us = stages.run_on_zeros(served.tag)
     assert set(seen) == ({served.vgpus[beside].pool / 10} if overlap else set())
     stage = served.stage_of(served.rows_of(beside)[0])
     if not overlap:

@@ -20,7 +20,9 @@ from triton_backend.contract.tensors import TensorSpec
 from triton_backend.runtimes.base import REFUSED, REFUSED_BYTES
 from triton_backend.runtimes.clock import SystemClock
 from triton_backend.serve_folder.settings import ServeOptions
-from triton_backend.serving.worker.stage import open_runtimes
+from triton_backend.serving.liveness.processes import HealthRow
+from triton_backend.serving.worker.scheduler_link import GatewayTime
+from triton_backend.serving.worker.stage import LoadedStages, open_runtimes
 
 X, Y = tensor("x", 3), tensor("y", 3)
 
@@ -63,3 +65,36 @@ def test_a_function_that_the_workload_does_not_name_is_not_imported(
         open_runtimes(deployment, 0, SystemClock())
     assert not (tmp_path / "imported").exists()
     assert "shop" not in sys.modules
+
+
+def test_a_run_on_zeros_is_of_the_generation_that_is_asked_for(tmp_path: Path) -> None:
+    """The one served last may only be prepared, with larger batches planned."""
+    runs_us: list[int] = []
+
+    class Noted(HealthRow):
+        def __init__(self) -> None: ...
+
+        def busy(
+            self, since_us: int, expected_us: int, pressure: float = 0.0, patience_us: int = 0
+        ) -> None:
+            del since_us, pressure, patience_us
+            runs_us.append(expected_us)
+
+        def idle(self) -> None: ...
+
+    def planned(batch: int) -> Plan:
+        latencies_us = (1_000, 2_000, 3_000, 4_000)
+        only = stage((0, 1), "SLOW", 1, latency_us_by_batch=latencies_us)
+        one = model("m", (only,), inputs=(X,), outputs=(Y,))
+        (pipeline,) = one.model.pipelines
+        return plan(one.replaced(pipelines=(replace(pipeline, batch=batch),)), plan_id=f"{batch}")
+
+    served = deploy(tmp_path, planned(1), ServeOptions())
+    prepared = deploy(tmp_path, planned(4), generation=2)
+    clock = SystemClock()
+    stages = LoadedStages(open_runtimes(prepared, 0, clock), Noted(), GatewayTime(clock))
+    for deployment in (served, prepared):
+        stages.serve(deployment, 0)
+    for deployment in (served, prepared):
+        stages.run_on_zeros(deployment.tag)
+    assert runs_us == [1_000, 4_000]
