@@ -226,9 +226,8 @@ class _Handler(BaseHTTPRequestHandler):
 def render_page(plan: Plan | None, live_json: str, history_json: str) -> str:
     """The page with the data of this moment in it, so that it is complete at once."""
     view = view_of(plan) if plan else None
-    facts = (
-        dict.fromkeys(("models", "served", "pools", "vgpus"), []) if plan is None else _facts(plan)
-    )
+    nothing: dict[str, list[object]] = {"models": [], "served": [], "pools": [], "vgpus": []}
+    facts = nothing if plan is None else _facts(plan)
     return (
         environment()
         .get_template("ui.html.j2")
