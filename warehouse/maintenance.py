@@ -63,8 +63,8 @@ def compact(path: Path) -> tuple[int, int]:
         before = path.stat().st_size
         _guarded(target, lambda: _copy(warehouse, target))
         target.chmod(path.stat().st_mode & 0o777)
-        # Before the lock is given back: a process that waits opens the new file. Since the checkpoint
-        # nothing was written, so closing removes no log, which would be that of the new file.
+        # Before the lock is given back, so that a process that waits opens the new file. Closing
+        # removes no log, which would be the new file's: nothing was written since the checkpoint.
         target.replace(place)
     return before, path.stat().st_size
 
