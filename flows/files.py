@@ -7,7 +7,7 @@ field and reason. Not here: whether the values make sense together (the core typ
 import json
 import os
 import re
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from pathlib import Path
@@ -40,6 +40,7 @@ Source = TypeVar("Source")
 
 
 GIVEN_INPUTS = ("input_shapes", "input_ranges", "samples")
+_MERGE = "tag:yaml.org,2002:merge"  # of the key `<<`
 OF_PREPARING = set(StepForm.model_fields) - {"name", "python"}  # of a step; a plan needs none of it
 
 
@@ -268,6 +269,8 @@ def read_yaml(path: Path) -> Any:
         raise InputError(where, f"not YAML: {error.problem}") from error
     except yaml.YAMLError as error:
         raise InputError(str(path), f"not YAML: {' '.join(str(error).split())}") from error
+    except RecursionError as error:
+        raise InputError(str(path), "not YAML: nested too deeply") from error
 
 
 def _read_form(path: Path, form: type[Form]) -> Form:
@@ -354,18 +357,34 @@ def read_text(path: Path) -> str:
 
 
 class _Loader(yaml.SafeLoader):
-    """Safe YAML that refuses a key given twice, which the plain loader settles silently."""
+    """Safe YAML that refuses a key given twice, and every value that cannot be, with the line."""
 
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:  # noqa: FBT001, FBT002 - the base class's signature
+    def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
+        """The mapping as the file states it, before keys are merged in, which it may override."""
+        node = super().compose_mapping_node(anchor)
         seen: set[object] = set()
         for key_node, _ in node.value:
+            if key_node.tag == _MERGE:
+                continue
+            if not isinstance(key_node, yaml.ScalarNode):  # as of `{{ name }}` that was not filled
+                reason = "a key is no text or number"
+                raise yaml.constructor.ConstructorError(None, None, reason, key_node.start_mark)
             key = self.construct_object(key_node, deep=True)
             if key in seen:
                 raise yaml.constructor.ConstructorError(
                     None, None, f"{key!r} is given twice", key_node.start_mark
                 )
             seen.add(key)
-        return super().construct_mapping(node, deep)
+        return node
+
+    def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:  # noqa: FBT001, FBT002 - the base class's signature
+        """Its value; the plain loader's converters fail in ways of their own."""
+        try:
+            return super().construct_object(node, deep)
+        except (AttributeError, LookupError, ValueError) as error:
+            kind = node.tag.rpartition(":")[2]
+            reason = f"{node.value!r} is no {kind}"
+            raise yaml.constructor.ConstructorError(None, None, reason, node.start_mark) from error
 
 
 # YAML 1.2's numbers with an exponent and no dot, which the plain loader takes for texts.

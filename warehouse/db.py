@@ -23,7 +23,8 @@ from triton_backend.contract.errors import InputError
 from warehouse.schema import migrate, schema_version
 
 QUERY_FOLDER = Path(__file__).parent / "queries"
-_LOCK_HOLDER = re.compile(r"Conflicting lock is held in (.+?) \(PID (\d+)\)")
+# DuckDB names no holder that is of another container, or gone by the time it looks.
+_LOCKED = re.compile(r"Conflicting lock is held in (?:(.+?) \(PID (\d+)\))?")
 
 
 # Only extensions compiled into DuckDB's wheel are used; none is fetched.
@@ -139,7 +140,7 @@ def open_warehouse(path: Path | str, *, read_only: bool = False) -> Warehouse:
     try:
         connection = duckdb.connect(where, read_only=read_only, config=OFFLINE)
     except duckdb.Error as error:
-        kind = WarehouseInUseError if _LOCK_HOLDER.search(str(error)) else InputError
+        kind = WarehouseInUseError if _LOCKED.search(str(error)) else InputError
         raise kind(where, _reason(error)) from error
     made = False
     try:
@@ -184,9 +185,13 @@ def text_of(path: Path) -> str:
 
 def _reason(error: duckdb.Error) -> str:
     text = str(error)
-    holder = _LOCK_HOLDER.search(text)
-    if holder:
-        return f"is in use by process {holder[2]} ({holder[1]}); one process writes at a time"
+    locked = _LOCKED.search(text)
+    if locked:
+        name, number = locked.groups()
+        holder = "another process that has no name here, as one of another container"
+        if name is not None:
+            holder = f"process {number} ({name})"
+        return f"is in use by {holder}; one process writes at a time"
     if "Permission denied" in text or "Read-only file system" in text or "read-only" in text:
         return "cannot be written (permission denied)"
     if "not a valid DuckDB database file" in text:

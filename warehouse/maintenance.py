@@ -51,25 +51,29 @@ def table_sizes(warehouse: Warehouse) -> dict[str, int]:
 def compact(path: Path) -> tuple[int, int]:
     """Write the file again without what was deleted; bytes before and after.
 
-    The new file takes the old one's place in one step, so an interruption leaves the old one.
+    The new file takes the old one's place in one step, so an interruption leaves the old one. A
+    symbolic link to it stays one.
 
     Raises:
         InputError: as `open_warehouse`, or the disk has no room.
     """
-    with open_warehouse(path) as warehouse, _scratch(path) as target:
+    place = path.resolve()
+    with open_warehouse(path) as warehouse, _scratch(place) as target:
         warehouse.rows("CHECKPOINT")
         before = path.stat().st_size
         _guarded(target, lambda: _copy(warehouse, target))
         target.chmod(path.stat().st_mode & 0o777)
-        warehouse.close()
-        target.replace(path)
+        # Before the lock is given back, so that a process that waits opens the new file. Closing
+        # removes no log, which would be the new file's: nothing was written since the checkpoint.
+        target.replace(place)
     return before, path.stat().st_size
 
 
 def snapshot(warehouse: Warehouse, target: Path) -> None:
     """A read-only copy for notebooks and BI tools, which then hold no lock on the warehouse.
 
-    An older snapshot of that name is replaced in one step; its readers keep the old one.
+    An older snapshot of that name, or that a link of that name leads to, is replaced in one step;
+    its readers keep the old one.
 
     Raises:
         InputError: the target is the warehouse itself or another file that is no snapshot, or
@@ -81,10 +85,11 @@ def snapshot(warehouse: Warehouse, target: Path) -> None:
         raise InputError(str(target), "is a folder")
     if target.exists() and not _is_snapshot(target):
         raise InputError(str(target), "is there already and is no snapshot")
-    with _scratch(target) as unfinished:
+    place = target.resolve()
+    with _scratch(place) as unfinished:
         _guarded(target, lambda: _copy(warehouse, unfinished))
         unfinished.chmod(_READ_ONLY)
-        unfinished.replace(target)
+        unfinished.replace(place)
 
 
 def _is_snapshot(path: Path) -> bool:

@@ -5,6 +5,7 @@ interrupted. Not here: which commands there are (`registry`), and any heavy impo
 """
 
 import errno
+import os
 import shutil
 import signal
 import sys
@@ -18,6 +19,7 @@ import typer
 
 from flows.cli.console import note_compiling
 from flows.cli.registry import GroupedCommands, add_commands
+from flows.proxies import pass_proxies
 from flows.sigpipe import exit_code_of
 from triton_backend.contract.errors import InputError, PoolPipeError
 
@@ -67,6 +69,7 @@ def main() -> NoReturn:
         # Names of files need not be UTF-8, and not every terminal has every sign.
         sys.stdout.reconfigure(errors="backslashreplace")
     note_compiling()
+    pass_proxies(os.environ)
     sys.exit(exit_code_of(lambda: run(sys.argv[1:])))
 
 

@@ -35,6 +35,7 @@ from urllib.parse import urlsplit
 from flows.clock import Stopwatch
 from flows.deployments.orchestration.background import log_of, running, say, start, stop
 from flows.deployments.orchestration.home import PROFILES, prepare_prefect, prepare_server
+from flows.proxies import pass_proxies
 from flows.state import PROJECT_VARIABLE, project_state, warehouse_path
 from triton_backend.contract.errors import InputError, PoolPipeError
 
@@ -296,6 +297,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     asked = parser.parse_args(arguments)
     try:
         os.chdir(asked.called_from)  # the project's folder
+        pass_proxies(os.environ)
         place = place_of()
         prepare(place)
         nightly = nightly_of(place, asked)

@@ -131,10 +131,10 @@ def keep_outcome(work: Workspace, found: QuickstartOutcome) -> tuple[str, Path]:
     with work.open() as warehouse:
         documents = (options, found.to_dict())
         run_id = add_run(warehouse, "quickstart", found.plan.plan_id, documents, now_utc())
-        page = work.state.reports / f"{run_id}.html"
+        page = (work.state.reports / f"{run_id}.html").resolve()
         write_report(_report(found, run_id, beside), page)
         set_report(warehouse, run_id, str(page))
-    return run_id, page.resolve()
+    return run_id, page
 
 
 def _report(found: QuickstartOutcome, run_id: str, beside: BesideTriton | None) -> ReportData:

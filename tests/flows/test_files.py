@@ -13,6 +13,7 @@ from flows.files import (
     read_device_classes,
     read_plan,
     read_workload,
+    read_yaml,
     write_plan,
     write_text,
 )
@@ -44,6 +45,29 @@ def test_a_cluster_takes_the_name_of_its_file_and_defaults_for_what_is_left_out(
     assert found.gpu_class("P4").vgpu_divisors == (1,)
     assert found.gpus("P4") == 4
     assert found.nic_gbps("P4") == 10
+
+
+def test_a_merge_key_gives_what_a_mapping_does_not_state_itself(tmp_path: Path) -> None:
+    text = (
+        "gpu_classes: {L4: , P4: , A2: }\n"
+        "nodes:\n"
+        "  - &node {count: 2, gpu_class: L4, gpus: 1, nic_gbps: 10}\n"
+        "  - &other {<<: *node, gpu_class: P4, gpus: 4}\n"
+        "  - {<<: [*other, *node], gpu_class: A2}\n"
+    )
+    found = read_cluster(written(tmp_path, text))
+    assert [found.gpus(name) for name in ("L4", "P4", "A2")] == [2, 8, 8]
+    twice = written(tmp_path, text.replace("gpu_class: A2", "gpus: 1, gpus: 2"))
+    with pytest.raises(InputError, match="line 5: not YAML: 'gpus' is given twice"):
+        read_cluster(twice)
+
+
+def test_a_mapping_that_another_takes_in_before_it_is_built_is_not_given_twice(
+    tmp_path: Path,
+) -> None:
+    text = "deep: {er: {a: &a {x: 1}, b: &b {<<: *a, x: 2}}}\nc: {<<: *b}\n"
+    path = written(tmp_path, text)
+    assert read_yaml(path) == {"deep": {"er": {"a": {"x": 1}, "b": {"x": 2}}}, "c": {"x": 2}}
 
 
 def test_a_class_may_be_cut_into_percents(tmp_path: Path) -> None:
@@ -109,6 +133,13 @@ def test_a_runtime_that_cannot_be_is_named(tmp_path: Path, runtime: str, reason:
         (("memory_gib", "memory"), "gpu_classes.L4.memory", "no such field"),
         (("  P4:", "  L4:"), "line 4", "'L4' is given twice"),
         (("[1, 2]", "[1, 2"), "line 3", "not YAML"),
+        (("count: 2", "count: {{ n }}"), "line 6", "not YAML: a key is no text or number"),
+        (("  P4:", "  ? [P4, L4]\n  :"), "line 4", "not YAML: a key is no text or number"),
+        (("count: 2", "count: 2026-13-45"), "line 6", "not YAML: '2026-13-45' is no timestamp"),
+        (("count: 2", "count: 0x_"), "line 6", "not YAML: '0x_' is no int"),
+        (("count: 2", "count: !!bool two"), "line 6", "not YAML: 'two' is no bool"),
+        (("[1, 2]", "[" * 3000), "lab.yaml", "not YAML: nested too deeply"),
+        (("{count: 2", "{<<: 2"), "line 6", "not YAML: expected a mapping"),
         ((CLUSTER, ""), "lab.yaml", "is empty"),
     ],
 )

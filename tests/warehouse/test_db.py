@@ -17,7 +17,7 @@ from triton_backend.contract.errors import InputError
 from triton_backend.contract.profiles import ModelProfile, ProfileKey, loaded
 from triton_backend.contract.shares import LOADED, WHOLE_GPU
 from triton_backend.contract.tensors import TensorSpec
-from warehouse.db import Warehouse, open_warehouse
+from warehouse.db import Warehouse, WarehouseInUseError, open_warehouse
 from warehouse.plans import add_plan, read_plan
 from warehouse.profiles import (
     CellRecord,
@@ -233,6 +233,28 @@ def test_a_warehouse_in_use_names_the_process(tmp_path: Path) -> None:
         with pytest.raises(InputError, match=f"in use by process {other.pid}"):
             open_warehouse(path)
         other.communicate(b"")
+
+
+@pytest.mark.parametrize(
+    ("holder", "reason"),
+    [
+        ("PID 0.", "another process that has no name here, as one of another container"),
+        ("/usr/bin/python3 (PID 41) by user root.", r"process 41 \(/usr/bin/python3\)"),
+    ],
+)
+@pytest.mark.parametrize("hint", ["", " However, you would be able to open it in read-only mode."])
+def test_a_warehouse_is_in_use_where_its_holder_cannot_be_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, holder: str, reason: str, hint: str
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise duckdb.IOException(
+            'IO Error: Could not set lock on file "/a/w.duckdb": Conflicting lock is held in '
+            f"{holder}{hint} See also https://duckdb.org/docs/stable/connect/concurrency"
+        )
+
+    monkeypatch.setattr(duckdb, "connect", refuse)
+    with pytest.raises(WarehouseInUseError, match=f"is in use by {reason}; one process writes"):
+        open_warehouse(tmp_path / "w.duckdb")
 
 
 KILLED = """

@@ -104,6 +104,46 @@ def test_compacting_keeps_every_row_and_the_schema(tmp_path: Path) -> None:
     assert [file.name for file in tmp_path.iterdir()] == ["w.duckdb"]
 
 
+def test_what_a_link_names_is_replaced_and_the_link_stays(tmp_path: Path) -> None:
+    for folder in ("disk", "project"):
+        (tmp_path / folder).mkdir()
+    path, kept = tmp_path / "disk" / "w.duckdb", tmp_path / "disk" / "kept.duckdb"
+    link, copy = tmp_path / "project" / "w.duckdb", tmp_path / "project" / "kept.duckdb"
+    open_warehouse(path).close()
+    link.symlink_to("../disk/w.duckdb")
+    copy.symlink_to("../disk/kept.duckdb")
+    before = path.stat().st_ino
+    compact(link)
+    for _ in range(2):
+        with open_warehouse(link) as warehouse:
+            add_run(warehouse, "simulate", None, ({}, {}), OLD)
+            snapshot(warehouse, copy)
+    assert link.is_symlink()
+    assert path.stat().st_ino != before
+    assert copy.is_symlink()
+    with open_warehouse(kept, read_only=True) as warehouse:
+        assert table_sizes(warehouse)["runs"] == 2
+
+
+def test_who_waits_for_a_warehouse_writes_into_the_compacted_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "w.duckdb"
+    open_warehouse(path).close()
+    give_back = Warehouse.close
+
+    def close(held: Warehouse) -> None:
+        give_back(held)
+        monkeypatch.setattr(Warehouse, "close", give_back)
+        with open_warehouse(path) as other:
+            add_run(other, "simulate", None, ({}, {}), NEW)
+
+    monkeypatch.setattr(Warehouse, "close", close)
+    compact(path)
+    with open_warehouse(path) as warehouse:
+        assert table_sizes(warehouse)["runs"] == 1
+
+
 def test_a_snapshot_is_read_only_and_holds_what_the_warehouse_held(
     store: Warehouse, tmp_path: Path
 ) -> None:

@@ -108,7 +108,7 @@ def page_of(work: "Workspace", run_id: str, output: Path | None) -> Path:
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         if run["kind"] == "quickstart":
-            return _copy(run, target)
+            return _copy(work, run, target)
         write_report(_data(work, run, plan), target)
     except OSError as error:
         raise InputError(str(target), f"cannot be written: {error.strerror}") from error
@@ -117,10 +117,14 @@ def page_of(work: "Workspace", run_id: str, output: Path | None) -> Path:
     return target
 
 
-def _copy(run: Mapping[str, Any], target: Path) -> Path:
-    """A quickstart writes its page while everything it shows is at hand; that page is kept."""
-    kept = Path(run["report"] or "")
-    if not kept.is_file():
+def _copy(work: "Workspace", run: Mapping[str, Any], target: Path) -> Path:
+    """A quickstart writes its page while everything it shows is at hand; that page is kept.
+
+    It lies where it was written, or among the reports of a project that was moved.
+    """
+    written = Path(run["report"] or "")
+    kept = next((p for p in (written, work.state.reports / written.name) if p.is_file()), None)
+    if kept is None:
         raise InputError(f"run {run['run_id']!r}", "its page is gone; run the quickstart again")
     if kept.resolve() != target.resolve():
         target.write_bytes(kept.read_bytes())

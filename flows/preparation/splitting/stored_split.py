@@ -52,7 +52,7 @@ def store_split(work: Workspace, split: SplitModel, source: str) -> None:
         model_key=split.key,
         name=split.name,
         source=source,
-        folder=str(split.folder),
+        folder=str(split.folder.resolve()),
         boundary_bytes=split.boundary_bytes,
         inputs=split.inputs,
         outputs=split.outputs,
@@ -74,4 +74,7 @@ def read_split(work: Workspace, name: str) -> SplitModel:
         record = find_model(warehouse, name)
     if record.folder is None:
         raise InputError(f"model {name!r}", "has imported tables only; split its ONNX file first")
-    return SplitModel.read(Path(record.folder))
+    folder = Path(record.folder)
+    if not folder.is_dir():  # the project was moved: among its models there
+        folder = work.state.models.joinpath(*folder.parts[-2:])
+    return SplitModel.read(folder)

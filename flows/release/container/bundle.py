@@ -142,7 +142,8 @@ def render_container(plan: Plan, folder: Path, options: ContainerOptions) -> Bun
     Raises:
         InputError: a model's, an application's or a group's name cannot be used, an artifact is
             missing, an address is given for no node of the plan, claims are asked for where no
-            container needs a GPU, or the folder has files that no rendering wrote.
+            container needs a GPU, the slices of a node have several profiles where one is asked
+            for, or the folder has files that no rendering wrote.
     """
     _check_classes(options, plan)
     artifacts = read_artifacts(plan, options.serve.artifacts)
@@ -154,18 +155,19 @@ def render_container(plan: Plan, folder: Path, options: ContainerOptions) -> Bun
     containers = node_containers(plan, options.name, artifacts)
     _check_hosts(options, containers)
     _check_claims(options, containers)
-    _clear(folder)
-    _copy_artifacts(folder, options.serve.artifacts, artifacts)
     by_container = _settings(plan, containers, options)
     generation = first_names(plan, by_container[GATEWAY])
     names = tuple(by_container)
+    variables = _variables(plan, containers, options, artifacts)  # which may refuse an option
+    _clear(folder)
+    _copy_artifacts(folder, options.serve.artifacts, artifacts)
     for name, settings in by_container.items():
         for number in range(settings.gateways):
             place = gateway_folder(folder / "nodes" / name, number)
             place.mkdir(parents=True)
             settings.of_gateway(number).write(place / SETTINGS_NAME)
     stage_models = _write_repositories(folder, plan, containers, options, generation)
-    _write_texts(folder, _variables(plan, containers, options, artifacts))
+    _write_texts(folder, variables)
     return Bundle(
         folder=folder,
         containers=names,

@@ -19,7 +19,7 @@
     problem.hidden = !words; problem.textContent = words;
     put($("time"), live.time ? "as of " + new Date(live.time).toLocaleTimeString() : "");
     let served = 0, done = 0, offered = 0;
-    facts.models.forEach((model, i) => {
+    facts.served.forEach((model, i) => {
       const row = document.querySelector('[data-row="' + i + '"]'), m = (live.models || {})[model.name];
       const cell = (name) => row && row.querySelector('[data-cell="' + name + '"]');
       if (!m) return;
@@ -128,7 +128,7 @@
     rows($("rollouts"), (history.rollouts || []).slice().sort((a, b) => b.at - a.at).slice(0, 12).map((r) => [
       { text: new Date(r.at * 1000).toLocaleString([], { month: "short", day: "numeric", hour: "2-digit", minute: "2-digit" }) },
       { text: r.plan_id, kind: "left" }, { text: ended(r), kind: "left said" }, { text: r.reason, kind: "left name" }]), "None in the last day.", 4);
-    facts.models.forEach((model, i) => {
+    facts.served.forEach((model, i) => {
       const row = document.querySelector('[data-row="' + i + '"]');
       let offered = 0, served = 0; const points = [];
       for (const minute of history.minutes || []) {
@@ -187,8 +187,8 @@
     const hours = width < 600 ? 21600 : 10800;
     for (let t = Math.ceil((from - zone) / hours) * hours + zone; t <= to; t += hours)
       if (x(t) > left + 12 && x(t) < width - 22) pen.fillText(new Date(t * 1000).toLocaleTimeString([], { hour: "2-digit", minute: "2-digit" }), x(t), height - 4);
-    facts.models.forEach((model, i) => {
-      pen.strokeStyle = colours[i]; pen.lineWidth = 1.3;
+    facts.served.forEach((model) => {
+      pen.strokeStyle = model.colour; pen.lineWidth = 1.3;
       curve(pen, model.name, x, (m) => y(m.offered / 60));
       curve(pen, model.name, x, (m) => m.mean_ms === null || m.mean_ms === undefined ? null : yl(m.mean_ms / model.slo_ms));
     });

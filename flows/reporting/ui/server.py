@@ -34,6 +34,7 @@ from flows.reporting.view import view_of
 from triton_backend.contract.errors import InputError
 from triton_backend.contract.plan import Plan
 from triton_backend.contract.units import us_to_ms
+from triton_backend.runtimes.stage_tensors import served_models
 from triton_backend.serve_folder.endpoints import check_listening, is_loopback
 from triton_backend.serve_folder.settings import check_host
 
@@ -225,7 +226,8 @@ class _Handler(BaseHTTPRequestHandler):
 def render_page(plan: Plan | None, live_json: str, history_json: str) -> str:
     """The page with the data of this moment in it, so that it is complete at once."""
     view = view_of(plan) if plan else None
-    facts = {"models": [], "pools": [], "vgpus": []} if plan is None else _facts(plan)
+    nothing: dict[str, list[object]] = {"models": [], "served": [], "pools": [], "vgpus": []}
+    facts = nothing if plan is None else _facts(plan)
     return (
         environment()
         .get_template("ui.html.j2")
@@ -233,7 +235,6 @@ def render_page(plan: Plan | None, live_json: str, history_json: str) -> str:
             plan=plan,
             view=view,
             words=words,
-            colour=model_colour,
             plan_svgs=[Markup(plan_svg(view, width)) for width in (WIDTH, NARROW)] if view else [],  # noqa: S704 - our own, escaped SVG
             facts=facts,
             live=json.loads(live_json),
@@ -243,9 +244,11 @@ def render_page(plan: Plan | None, live_json: str, history_json: str) -> str:
 
 
 def _facts(plan: Plan) -> dict[str, list[object]]:
-    """The plan for the page's script: names, pools with their stages, vGPUs.
+    """The plan for the page and its script: models, what clients ask for, pools with stages, vGPUs.
 
-    A stage is [mark in the picture, key in the metrics, model number].
+    `models` are the plan's, which pools and vGPUs run; `served` are the names that metrics of
+    requests have: an application stands for models that only its modules run. A stage is [mark in
+    the picture, key in the metrics, model number].
     """
     names = [model.name for model in plan.models]
     stages: list[list[object]] = [[] for _ in plan.pools]
@@ -258,11 +261,20 @@ def _facts(plan: Plan) -> dict[str, list[object]]:
         for pool in view_of(plan).pools
     ]
     vgpus: list[object] = [[vgpu.pool, vgpu_label(plan, vgpu.slot)] for vgpu in plan.vgpus()]
-    models: list[object] = [
-        {"name": m.name, "slo_ms": us_to_ms(m.slo_us), "colour": model_colour(i)}
-        for i, m in enumerate(plan.models)
+    numbers = {name: i for i, name in enumerate((*names, *(one.name for one in plan.applications)))}
+    served: list[object] = [
+        {
+            "name": one.name,
+            "slo_ms": us_to_ms(one.slo_us),
+            "rate_rps": one.throughput_rps,
+            "colour": model_colour(numbers[one.name]),
+        }
+        for one in served_models(plan)
     ]
-    return {"models": models, "pools": pools, "vgpus": vgpus}
+    models: list[object] = [
+        {"name": name, "colour": model_colour(i)} for i, name in enumerate(names)
+    ]
+    return {"models": models, "served": served, "pools": pools, "vgpus": vgpus}
 
 
 def run_page(

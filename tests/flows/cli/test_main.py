@@ -14,6 +14,7 @@ import typer.main
 
 from flows.cli.main import app
 from tests.flows.cli.conftest import PLAN, Command
+from tests.flows.test_system_metrics import answering
 from triton_backend.contract.errors import InputError
 from warehouse.db import open_warehouse
 from warehouse.parquet import write_columns
@@ -203,3 +204,26 @@ def test_an_interrupted_command_ends_cleanly(number: signal.Signals, code: int) 
         env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])},
     )
     assert (done.returncode, done.stdout, done.stderr) == (code, "cleaned\n", "")
+
+
+@pytest.mark.slow
+def test_a_command_asks_the_system_on_this_machine_past_a_proxy() -> None:
+    program = (
+        "import sys; import flows.cli.main as c; from flows.system_metrics import read_metrics\n"
+        "@c.app.command()\n"
+        "def look(url: str):\n"
+        "    print(read_metrics(url, 5.0))\n"
+        "c.main()\n"
+    )
+    text = b"poolpipe_requests_served_total 5\n"
+    answer = b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%b" % (len(text), text)
+    root, proxy = str(Path(__file__).parents[3]), "http://127.0.0.1:9"
+    with answering(answer) as url:
+        done = subprocess.run(
+            [sys.executable, "-c", program, "look", url],
+            capture_output=True,
+            text=True,
+            check=False,
+            env={**os.environ, "PYTHONPATH": root, "http_proxy": proxy},
+        )
+    assert (done.stdout, done.stderr) == ("{'requests_served': {(): 5.0}}\n", "")

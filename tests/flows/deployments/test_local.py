@@ -105,6 +105,15 @@ def test_a_program_that_is_no_server_of_http_is_no_prefect_server(tmp_path: Path
     assert (done.returncode, done.stdout, done.stderr) == (0, said, "")
 
 
+def test_a_server_on_this_machine_is_asked_past_a_proxy(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as proxy:
+        address = f"http://127.0.0.1:{proxy.getsockname()[1]}"
+        run(tmp_path, *OPERATIONS, "status", POOLPIPE_PREFECT_PORT="23999", http_proxy=address)
+        proxy.settimeout(0)
+        with pytest.raises(BlockingIOError):
+            proxy.accept()
+
+
 def lives(process: psutil.Process) -> bool:
     with contextlib.suppress(psutil.NoSuchProcess):
         return process.status() != psutil.STATUS_ZOMBIE

@@ -1,19 +1,24 @@
 """When a quickstart has failed, and when its machine has."""
 
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from flows.cli.simulate.report import page_of
 from flows.quickstart.load_process import LoadResult
 from flows.quickstart.outcome import (
     STAND_IN,
     QuickstartOutcome,
     failures,
+    keep_outcome,
     overloaded,
     page_notes,
     shortcomings,
 )
+from flows.state import ProjectState
+from flows.workspace import Workspace, store_plan
 from tests.fakes.plans import two_stages
 from triton_backend.simulator.run import SimOptions, simulate
 
@@ -46,6 +51,33 @@ def outcome(measured: LoadResult, sampled: LoadResult | None = None) -> Quicksta
         events=Path("events"),
         steps=(),
     )
+
+
+def test_the_page_of_a_run_is_found_from_another_folder_and_where_its_project_was_moved(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def report(*_: object) -> None:
+        return None
+
+    def write(_data: object, path: Path) -> None:
+        path.parent.mkdir(parents=True)
+        path.write_text("page")
+
+    monkeypatch.setattr("flows.quickstart.outcome._report", report)
+    monkeypatch.setattr("flows.quickstart.outcome.write_report", write)
+    project, moved, elsewhere = (tmp_path / name for name in ("project", "moved", "elsewhere"))
+    project.mkdir()
+    elsewhere.mkdir()
+    monkeypatch.chdir(project)
+    work = Workspace(state=ProjectState(home=Path(".poolpipe")), warehouse=Path("w.duckdb"))
+    store_plan(work, PLAN)
+    run_id, _ = keep_outcome(work, outcome(load()))
+    monkeypatch.chdir(elsewhere)
+    there = Workspace(state=work.state, warehouse=project / "w.duckdb")
+    assert page_of(there, run_id, Path("copy.html")).read_text() == "page"
+    shutil.move(project, moved)
+    monkeypatch.chdir(moved)
+    assert page_of(work, run_id, Path("copy.html")).read_text() == "page"
 
 
 def test_all_is_well() -> None:

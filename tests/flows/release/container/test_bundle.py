@@ -475,6 +475,24 @@ def test_slices_are_gpus_where_the_device_plugin_knows_one_profile(tmp_path: Pat
 
 
 @pytest.mark.long
+def test_an_option_that_is_refused_leaves_the_folder_as_it_was(tmp_path: Path) -> None:
+    def render(folder: str, strategy: str) -> None:
+        options = ContainerOptions(mig_strategy=strategy)
+        render_container(slices_of_cards(), tmp_path / folder, options)
+
+    def content() -> dict[Path, bytes]:
+        return {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+
+    render("bundle", "mixed")
+    before = content()
+    for folder in ("bundle", "fresh"):
+        with pytest.raises(InputError, match="single: G-0 has slices of several profiles"):
+            render(folder, "single")
+    assert content() == before
+    assert not (tmp_path / "fresh").exists()
+
+
+@pytest.mark.long
 @pytest.mark.parametrize("gateways", [1, 2])
 def test_kserve_is_given_the_pod_that_a_stateful_set_would_have(
     tmp_path: Path, artifacts: Path, gateways: int

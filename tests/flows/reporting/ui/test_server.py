@@ -3,6 +3,7 @@
 Real metrics over HTTP, a real warehouse, a real browser where there is one.
 """
 
+import html
 import http.client
 import json
 import re
@@ -14,6 +15,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -23,6 +25,7 @@ import pytest
 
 from flows.reporting.ui.server import MOST_THREADS, PageServer, render_page
 from flows.reporting.ui.watch import SystemWatch
+from tests.fakes.applications import hand_application, hand_module, with_applications
 from tests.fakes.minutes import model_minute
 from tests.flows.reporting.example import LONG_NAME, example_plan
 from tests.flows.reporting.test_html import read
@@ -30,6 +33,8 @@ from tests.flows.reporting.ui.test_live import metrics
 from tests.flows.test_system_metrics import ANSWERS, answering
 from triton_backend.contract.errors import InputError
 from triton_backend.contract.plan import Plan
+from triton_backend.contract.units import us_to_ms
+from triton_backend.contract.workload import ModelDemand, Workload
 from warehouse.db import open_warehouse
 from warehouse.observations import (
     DropMinute,
@@ -131,6 +136,31 @@ def test_the_page_holds_the_plan_and_the_moment_and_needs_no_network(page: PageS
         "Models", "Pools and flows", "The last day", "vGPUs", "Drops", "Rollouts",
     ]  # fmt: skip
     assert LONG_NAME in "".join(reader.words)
+
+
+def test_rows_are_what_clients_ask_for_and_swatches_of_pools_the_models_of_the_plan() -> None:
+    plan = example_plan()
+    app = hand_application("app", [hand_module("step", plan.models[0].name)], slo_us=400_000)
+    asked = Workload(
+        models=(ModelDemand(name=plan.models[1].name, slo_us=plan.models[1].slo_us),),
+        applications=(app.application,),
+    )
+    text = render_page(with_applications(replace(plan, workload=asked), app), "{}", "{}")
+    found = re.search(r'id="facts">(.*?)</script>', text)
+    assert found is not None
+    facts = json.loads(found[1])
+    served = [(one["name"], one["slo_ms"], one["rate_rps"]) for one in facts["served"]]
+    second = plan.models[1]
+    assert served == [
+        (second.name, us_to_ms(second.slo_us), second.throughput_rps),
+        ("app", 400.0, 10.0),
+    ]
+    rows = re.findall(r'<tr class="whose">.*</i>(.*?)</td>', text)
+    assert [html.unescape(row) for row in rows] == [second.name, "app"]
+    assert [model["name"] for model in facts["models"]] == [model.name for model in plan.models]
+    colours = [one["colour"] for one in facts["served"]]
+    assert colours[0] == facts["models"][1]["colour"]
+    assert colours[1] not in {model["colour"] for model in facts["models"]}
 
 
 def test_live_values_are_served_as_json(page: PageServer) -> None:
