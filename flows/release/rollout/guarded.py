@@ -134,23 +134,25 @@ def _carry_out(
     """
     in_force, *canaries, plan = plans
     state = read_state(work.state.serve)
+    read_outcomes(state.metrics_urls)  # where nothing can be watched, nothing is changed
     for canary in canaries:
         breach = _canary_step(work, rollout, (in_force, canary), options, say)
         if breach is not None:
             return _taken_back(work, rollout, in_force, breach, say)
         options = replace(options, compare_requests=0)  # compared in the first step
-    before = read_outcomes(state.metrics_urls)
     failure = _change_plan(work, rollout, plan, say, options)
     if failure is not None:
         # The running system itself knows whether the step that failed came before the swap.
         if is_same_plan(finish_or_undo_change(work.state.serve), plan):
             return _end(work, rollout, DONE, f"{failure}; the new plan is in force all the same")
         raise _failed(work, rollout, in_force, failure, say)
+    if not options.bake_seconds:
+        return _end(work, rollout, DONE, "in force, its attainment not observed")
+    before, _ = look_before(state)
     breach = bake(state, plan, before, options)
     if breach is None:
-        observed = f"attained its targets for {options.bake_seconds:g} s"
-        unobserved = "in force, its attainment not observed"
-        return _end(work, rollout, DONE, observed if options.bake_seconds else unobserved)
+        outcome = f"attained its targets for {options.bake_seconds:g} s"
+        return _end(work, rollout, DONE, outcome)
     say("  (a busy machine, or few requests? try again with a longer --bake-seconds)")
     return _taken_back(work, rollout, in_force, breach, say)
 
@@ -176,12 +178,12 @@ def _canary_step(
     """
     former, canary = plans
     state = read_state(work.state.serve)
-    before = look_before(state)
     say(f"  plan {canary.plan_id}")
     failure = _change_plan(work, rollout, canary, say, options)
     if failure is not None:
         finish_or_undo_change(work.state.serve)
         raise _failed(work, rollout, former, failure, say)
+    before = look_before(state)
     watch = Stopwatch()
     seen, breach = watch_canary(state, canary, before, options)
     for one in seen:

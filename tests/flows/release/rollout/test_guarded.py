@@ -4,14 +4,24 @@ import threading
 from collections.abc import Generator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
 
 import pytest
 
-from flows.release.rollout.guarded import RolloutOptions, bake
+from flows.release.rollout import canary, guarded, outcomes
+from flows.release.rollout.guarded import DONE, RolloutOptions, bake, roll_out
 from flows.release.rollout.outcomes import breach_of, outcomes_of
 from flows.release.server.running import ServerState
-from flows.system_metrics import MetricsError, parse_metrics
+from flows.state import ProjectState
+from flows.system_metrics import Metrics, MetricsError, parse_metrics
+from flows.workspace import Workspace
 from tests.fakes.plans import two_stages
+from tests.flows.release.rollout.test_canary import of_stages, verified
+from tests.triton_backend.serving.artifacts import affine
+from tests.triton_backend.serving.small_plans import plan
+from triton_backend.contract.plan import Plan
+from triton_backend.serve_folder.settings import ServeOptions, ServeSettings
 
 PLAN = two_stages()
 NAME = PLAN.models[0].name
@@ -75,3 +85,88 @@ def test_requests_over_a_quota_are_no_breach() -> None:
     seen = outcomes_of(parse_metrics("\n".join(lines)))[NAME]
     assert (seen.served, seen.dropped) == (100, 2)
     assert breach_of(NAME, 10.0, seen, OPTIONS) is None
+
+
+LOADING_SECONDS = 10
+
+
+class Overloaded:
+    """A system whose first plan answers every request late, and every other plan in time.
+
+    Its metrics lack what ended in the last second, as those of fronts that publish once a second.
+    """
+
+    def __init__(self, first: Plan) -> None:
+        self.plans = [first]
+        self.folder = Path()
+        self.metrics_urls = ["http://127.0.0.1:9/metrics"]
+        self._ended: list[Plan] = []  # the plan in force in each second
+
+    def pass_seconds(self, seconds: float) -> None:
+        self._ended += [self.plans[-1]] * round(seconds)
+
+    def seconds(self) -> float:
+        return len(self._ended)
+
+    def change(self, folder: Path, following: Plan, *given: object, **options: object) -> None:
+        """The first plan goes on while the workers of the next one load."""
+        del folder, given, options
+        self.pass_seconds(LOADING_SECONDS)
+        self.plans.append(following)
+
+    def metrics(self, *_: object) -> Metrics:
+        counts = {"late": 0, "served": 0}
+        taken = 0
+        for in_force in self._ended[:-1]:
+            counts["late" if in_force is self.plans[0] else "served"] += 100
+            taken += 10 if in_force.shares_requests else 0
+        model = f'model="{self.plans[0].models[0].name}"'
+        lines = [
+            f"poolpipe_requests_{name}_total{{{model}}} {count}" for name, count in counts.items()
+        ]
+        lines.append(
+            f'poolpipe_shared_requests_total{{{model},entry="canary",outcome="served"}} {taken}'
+        )
+        return parse_metrics("\n".join(lines))
+
+
+def system_in_memory(system: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have rollouts change and watch this one."""
+
+    def in_force(_: Path) -> Plan:
+        return system.plans[-1]
+
+    for name in ("plan_in_force", "finish_or_undo_change"):
+        monkeypatch.setattr(guarded, name, in_force)
+    monkeypatch.setattr(guarded, "read_state", lambda _: system)
+    monkeypatch.setattr(guarded, "check_plan", lambda *_: None)
+    settings = ServeSettings.begin(Path(), system.plans[-1], ServeOptions())
+    monkeypatch.setattr(guarded.ServeSettings, "read", lambda _: settings)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("shares", ["", "10"])
+def test_what_the_plan_before_missed_until_the_swap_is_no_breach_of_the_new_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shares: str
+) -> None:
+    served = verified(plan(affine(tmp_path / "artifacts"), plan_id="served"))
+    system = Overloaded(served)
+
+    class Watch:
+        def __init__(self) -> None:
+            self._begun = system.seconds()
+
+        def seconds(self) -> float:
+            return system.seconds() - self._begun
+
+    system_in_memory(system, monkeypatch)
+    monkeypatch.setattr(guarded, "change_plan", system.change)
+    monkeypatch.setattr(outcomes, "Stopwatch", Watch)
+    monkeypatch.setattr(outcomes.time, "sleep", system.pass_seconds)
+    for module in (canary, outcomes):
+        monkeypatch.setattr(module, "read_all_metrics", system.metrics)
+    work = Workspace(state=ProjectState(home=tmp_path), warehouse=tmp_path / "w.duckdb")
+    new = of_stages(served, artifact="other")
+    result = roll_out(work, new, RolloutOptions(bake_seconds=10, canary=shares, canary_seconds=10))
+    assert (result.state, result.outcome) == (DONE, "attained its targets for 10 s")
+    assert system.plans[-1].plan_id == "new"
