@@ -257,7 +257,8 @@ def change_plan(
             cannot hold both, not even step by step (`IN_PLACE_ONLY`, or with requests to compare:
             not at once); or they cannot be compared.
         DifferenceError: the plans answer differently; the one before is being served as before.
-        ServerError: a step failed; before the swap, the plan before it is being served as before.
+        ServerError: a step failed; before the swap, the plan before it is being served as before:
+            with plans between, the last one that came into force.
     """
     before = plan_in_force(folder)
     check_beside(_settings(folder), plan)

@@ -36,7 +36,7 @@ from flows.release.rollout.change import (
 from flows.release.rollout.lock import one_change
 from flows.release.rollout.options import RolloutOptions
 from flows.release.rollout.outcomes import Outcomes, breach_of, looks, read_outcomes
-from flows.release.server.running import ServerState, read_state
+from flows.release.server.running import ServerError, ServerState, read_state
 from flows.workspace import Workspace
 from triton_backend.contract.errors import InputError, PoolPipeError
 from triton_backend.contract.plan import Plan
@@ -78,7 +78,8 @@ def roll_out(
     Raises:
         InputError: nothing is being served, the plan fails a check, or another rollout is under way
             and not to be waited for; the old plan goes on.
-        PoolPipeError: a step failed before the swap, or its answers differ; the old plan goes on.
+        PoolPipeError: a step failed before the swap, or its answers differ; the old plan goes on,
+            or the error names the one that does.
     """
     read_state(work.state.serve)  # where nothing is served, nothing is waited for
     with one_change(work.state.change_lock, wait=options.wait):
@@ -197,9 +198,15 @@ def _canary_step(
 def _failed(
     work: Workspace, rollout: Rollout, former: Plan, failure: PoolPipeError, say: Say
 ) -> PoolPipeError:
-    """A change's failure, after the way back from a canary that is in force."""
-    if plan_in_force(work.state.serve).shares_requests:
-        _put_back(work, rollout, former, say)
+    """A change's failure, after the way back from a canary or a plan between that is in force."""
+    served = plan_in_force(work.state.serve)
+    if not is_same_plan(served, former):
+        say(f"  plan {served.plan_id} is in force; putting plan {former.plan_id} back")
+        back = _change_plan(work, rollout, former, say)
+        served = former if back is None else finish_or_undo_change(work.state.serve)
+        if not is_same_plan(served, former):  # the next rollout ends this one
+            reason = f"is in force, because the way back failed, too: {back}"
+            return ServerError(f"{failure}; plan {served.plan_id} {reason}")
     _end(work, rollout, FAILED, f"{failure}; the former plan goes on")
     return failure
 
