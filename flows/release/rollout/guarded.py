@@ -17,7 +17,7 @@ import json
 import os
 import uuid
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from flows.clock import Stopwatch, now_utc
 from flows.planning.verify.numbers import verify_plan
@@ -140,7 +140,7 @@ def _carry_out(
         breach = _canary_step(work, rollout, (in_force, canary), options, say)
         if breach is not None:
             return _taken_back(work, rollout, in_force, breach, say)
-        options = replace(options, compare_requests=0)  # compared in the first step
+        options = options.following()
     failure = _change_plan(work, rollout, plan, say, options)
     if failure is not None:
         # The running system itself knows whether the step that failed came before the swap.
