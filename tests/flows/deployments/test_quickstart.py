@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 import urllib.request
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -305,6 +306,15 @@ def test_a_port_in_use_is_one_line_and_exit_2(project: Project, first: dict[str,
     assert str(project.ports[0]) in done.stderr
 
 
+def giving(value: object) -> Callable[..., object]:
+    """A function that returns this, whatever it is asked."""
+
+    def given(*_: object) -> object:
+        return value
+
+    return given
+
+
 def served_by_another(folder: Path) -> "subprocess.Popen[bytes]":
     """A process that looks as the keeper of a system, and the files that it serves from."""
     (folder / "repository" / "theirs").mkdir(parents=True)
@@ -347,9 +357,9 @@ def test_a_system_that_another_command_started_meanwhile_goes_on(
 
     monkeypatch.setattr(quickstart, "compiling", contextlib.nullcontext)
     for name, stand_in in (
-        ("_prepare", lambda *_: quickstart._Offered((), two_stages().workload, (), {})),
+        ("_prepare", giving(quickstart._Offered((), two_stages().workload, (), {}))),
         ("_plan", plan),
-        ("_simulate", lambda *_: SimpleNamespace(attainment=1.0)),
+        ("_simulate", giving(SimpleNamespace(attainment=1.0))),
         ("_roll_out", quickstart._roll_out.fn),
     ):
         monkeypatch.setattr(quickstart, name, stand_in)

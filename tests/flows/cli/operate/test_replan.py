@@ -5,7 +5,7 @@ import pytest
 from flows.deployments import replan
 from flows.deployments.orchestration import home, server
 from flows.release.rollout.guarded import DONE, ROLLED_BACK
-from tests.flows.cli.conftest import Command
+from tests.flows.cli.conftest import Command, giving
 
 
 @pytest.mark.usefixtures("profiled")
@@ -60,9 +60,9 @@ def test_a_plan_that_was_taken_back_is_no_success(
         "forecast_rps": {"net": 1.0},
         "share_shift": 0.0,
     }
-    monkeypatch.setattr(home, "prepare_prefect", lambda _: None)
-    monkeypatch.setattr(server, "start_prefect_server", lambda: None)
-    monkeypatch.setattr(replan, "replan_flow", lambda _: found)
+    monkeypatch.setattr(home, "prepare_prefect", giving(None))
+    monkeypatch.setattr(server, "start_prefect_server", giving(None))
+    monkeypatch.setattr(replan, "replan_flow", giving(found))
     files = ("--cluster", "cluster.yaml", "--workload", "workload.yaml")
     ran = poolpipe("replan", *files, *form)
     assert (ran.code, outcome in ran.out) == (code, True)

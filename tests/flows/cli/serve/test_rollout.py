@@ -5,7 +5,7 @@ import pytest
 
 from flows.files import read_plan, write_plan
 from flows.release.rollout import change
-from tests.flows.cli.conftest import WAREHOUSE, Command
+from tests.flows.cli.conftest import WAREHOUSE, Command, giving
 from tests.triton_backend.contract.test_transition import full_gpus
 from triton_backend.serve_folder.settings import ServeOptions, ServeSettings
 from warehouse.db import open_warehouse
@@ -101,8 +101,8 @@ def test_a_dry_run_of_a_canary_is_of_the_gateways_that_serve(
     in_force = read_plan(Path("before.json"))
     options = ServeOptions(gateways=2, standby=True)
     settings = ServeSettings.begin(Path("serve"), in_force, options)
-    monkeypatch.setattr(change, "plan_in_force", lambda _: in_force)
-    monkeypatch.setattr(ServeSettings, "read", lambda _: settings)
+    monkeypatch.setattr(change, "plan_in_force", giving(in_force))
+    monkeypatch.setattr(ServeSettings, "read", giving(settings))
     refused = poolpipe("rollout", "after.json", "--dry-run", "--canary", "10")
     assert refused.code == 2
     assert "two gateways (--gateways 2) serve no canary" in refused.err

@@ -1,7 +1,7 @@
 """Watching a plan that was rolled out: what is a breach, and what is only a look that failed."""
 
 import threading
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -94,6 +94,15 @@ def test_requests_over_a_quota_are_no_breach() -> None:
 LOADING_SECONDS = 10
 
 
+def giving(value: object) -> Callable[..., object]:
+    """A function that returns this, whatever it is asked."""
+
+    def given(*_: object) -> object:
+        return value
+
+    return given
+
+
 class Overloaded:
     """A system whose first plan answers every request late, and every other plan in time.
 
@@ -143,10 +152,10 @@ def system_in_memory(system: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (change, guarded):
         for name in ("plan_in_force", "finish_or_undo_change"):
             monkeypatch.setattr(module, name, in_force)
-    monkeypatch.setattr(guarded, "read_state", lambda _: system)
-    monkeypatch.setattr(guarded, "check_plan", lambda *_: None)
+    monkeypatch.setattr(guarded, "read_state", giving(system))
+    monkeypatch.setattr(guarded, "check_plan", giving(None))
     settings = ServeSettings.begin(Path(), system.plans[-1], ServeOptions())
-    monkeypatch.setattr(guarded.ServeSettings, "read", lambda _: settings)
+    monkeypatch.setattr(guarded.ServeSettings, "read", giving(settings))
 
 
 @pytest.mark.long
@@ -231,7 +240,7 @@ def test_a_change_in_several_steps_that_fails_puts_the_former_plan_back(
     system = FullGpus(before, failing)
     system_in_memory(system, monkeypatch)
     monkeypatch.setattr(change, "_change_at_once", system.change_at_once)
-    monkeypatch.setattr(guarded, "read_outcomes", lambda _: {})
+    monkeypatch.setattr(guarded, "read_outcomes", giving({}))
     work = Workspace(state=ProjectState(home=tmp_path), warehouse=tmp_path / "w.duckdb")
     with pytest.raises(ServerError) as failed:
         roll_out(work, after, RolloutOptions(bake_seconds=0))
