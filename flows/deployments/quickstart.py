@@ -3,6 +3,7 @@
 Thin: it names the steps and their order. Call `prepare_prefect` before importing it.
 """
 
+import contextlib
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -48,7 +49,7 @@ from flows.quickstart.load_process import LoadRequest, LoadResult, run_load
 from flows.quickstart.outcome import QuickstartOutcome, keep_outcome
 from flows.quickstart.reference_outputs import mean_rows, write_answers, write_application_answers
 from flows.release.artifacts import attach_artifacts
-from flows.release.server.admin import start, stop
+from flows.release.server.admin import check_can_start, start, starting, stop
 from flows.release.server.running import ServerState
 from flows.workspace import Workspace
 from triton_backend.contract.plan import Plan
@@ -207,7 +208,8 @@ def quickstart(work: Workspace, options: QuickstartOptions, say: Say) -> Finishe
     """The whole run.
 
     Raises:
-        InputError: the model cannot be split or planned, or a port is in use.
+        InputError: the model cannot be split or planned, a port is in use, or another system is
+            being served by then.
     """
     watch, log = Stopwatch(), StepLog(say)
     with Copies() as processes:
@@ -219,14 +221,15 @@ def quickstart(work: Workspace, options: QuickstartOptions, say: Say) -> Finishe
         with log.step("simulate") as note:
             simulated = _simulate(plan, options)
             note.text = f"attainment {simulated.attainment:.2%} predicted"
-    try:
-        with log.step("roll out on Triton") as note:
+    with contextlib.ExitStack() as ending:
+        with log.step("roll out on Triton") as note, starting(work.state.serve):
+            # Another command may have started a system here while models were profiled.
+            check_can_start(work.state.serve, options.ports)
+            if not options.keep_serving:
+                ending.callback(stop, work.state.serve)
             state = _roll_out(work, plan, options.ports, say)
             note.text = f"HTTP {state.http_url}, gRPC {state.grpc_url}"
         measured, sampled = _drive(work, (plan, offered.answers), state, options, log)
-    finally:
-        if not options.keep_serving:
-            stop(work.state.serve)
     outcome = QuickstartOutcome(
         plan=plan,
         splits=offered.splits,

@@ -26,14 +26,15 @@ def look_ahead(work: Workspace, parameters: ReplanParameters, in_force: Plan | N
     return replan(work, cluster, workload, in_force, parameters.options(in_force))
 
 
-@task(name="roll-out", cache_policy=NO_CACHE, retries=1, retry_delay_seconds=10)
+@task(name="roll-out", cache_policy=NO_CACHE)
 def bring_into_force(work: Workspace, plan: Plan, options: RolloutOptions) -> RolloutResult:
-    """Guarded, as the `rollout` deployment does it."""
+    """Guarded, and never retried, as the `rollout` deployment does it."""
     return roll_out(work, plan, options)
 
 
+# No time limit, as `rollout` has none.
 @of_form
-@flow(name="replan", timeout_seconds=3600)
+@flow(name="replan")
 def replan_flow(parameters: ReplanParameters) -> dict[str, Any]:
     """Replan; the new plan is rolled out unless it gains too little or only advice was asked for.
 

@@ -14,15 +14,16 @@ from flows.workspace import Workspace, find_plan
 from triton_backend.contract.plan import Plan
 
 
-# A rollout that died is recovered by the next one, so a retry of the task is safe.
-@task(name="roll-out", cache_policy=NO_CACHE, retries=1, retry_delay_seconds=10)
+# Never retried: a second one would take the plan that the first one left for a finished rollout.
+@task(name="roll-out", cache_policy=NO_CACHE)
 def bring_into_force(work: Workspace, plan: Plan, options: RolloutOptions) -> RolloutResult:
     """Check, preload, flush, swap, watch; back on breach."""
     return roll_out(work, plan, options)
 
 
+# No time limit: its options, and rollouts that it waits for, say how long it takes.
 @of_form
-@flow(name="rollout", timeout_seconds=3600)
+@flow(name="rollout")
 def rollout(parameters: RolloutParameters) -> dict[str, Any]:
     """Roll a plan out.
 

@@ -164,7 +164,8 @@ def replan(
     """Plan for the rates to come, from measured ones.
 
     The planner and its options are those of the plan in force, but for those given. The new plan is
-    rolled out if it gains enough; otherwise the command states why the old one stays.
+    rolled out if it gains enough; otherwise the command states why the old one stays. A plan that
+    was rolled out and taken back ends it with 1.
     """
     parameters: dict[str, Any] = {
         "warehouse": warehouse,
@@ -218,13 +219,20 @@ def _replan_now(parameters: dict[str, Any], *, as_json: bool) -> None:
     server = start_prefect_server()
     from flows.deployments.parameters import ReplanParameters
     from flows.deployments.replan import replan_flow
+    from flows.release.rollout.guarded import ROLLED_BACK
 
     if server is not None:
         server.wait()
     found = replan_flow(ReplanParameters(**parameters))
     if as_json:
         print_json(found)
-        return
+    else:
+        _show(found)
+    if found["outcome"] == ROLLED_BACK:
+        raise typer.Exit(1)
+
+
+def _show(found: Mapping[str, Any]) -> None:
     rates = ", ".join(f"{name} {rate:.1f} rps" for name, rate in found["forecast_rps"].items())
     show(f"forecast: {rates}; shares moved by {found['share_shift']:.1%}")
     recommendation = "worth a rollout" if found["roll_out"] else "not worth a rollout"

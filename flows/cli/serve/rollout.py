@@ -146,16 +146,19 @@ def _preview(
     from triton_backend.serve_folder.settings import SETTINGS_NAME, ServeSettings
 
     work = workspace(warehouse)
+    gateways = 1
     if previous:
         in_force = find_plan(work, previous)
     else:
         in_force = plan_in_force(work.state.serve)
-        check_beside(ServeSettings.read(work.state.serve / SETTINGS_NAME), wanted)
-    at_once = options.way is RolloutMode.IN_PLACE_ONLY
-    plans = [in_force, *canary_plans(in_force, wanted, options, 1), wanted]
-    found = [
-        step for one, other in pairwise(plans) for step in preview(one, other, at_once=at_once)
-    ]
+        settings = ServeSettings.read(work.state.serve / SETTINGS_NAME)
+        check_beside(settings, wanted)
+        gateways = settings.gateways
+    plans = [in_force, *canary_plans(in_force, wanted, options, gateways), wanted]
+    found: list[dict[str, Any]] = []
+    for one, other in pairwise(plans):
+        found += preview(one, other, at_once=options.at_once)
+        options = options.following()
     seconds = _seconds_of_former_changes(warehouse)
     if as_json:
         print_json(

@@ -49,7 +49,10 @@ def decide(old: PlanWorth | None, new: PlanWorth, thresholds: Thresholds) -> Rec
 
 
 def _weigh(old: PlanWorth, new: PlanWorth, thresholds: Thresholds) -> Recommendation:
-    goodput = new.served_rps / old.served_rps - 1 if old.served_rps > 0 else float("inf")
+    if old.served_rps > 0:
+        goodput = new.served_rps / old.served_rps - 1
+    else:
+        goodput = float("inf") if new.served_rps > 0 else 0.0
     saved = 1 - new.gpus / old.gpus if old.gpus else 0.0
     if goodput >= thresholds.goodput_gain:
         rates = f"{old.served_rps:.1f} to {new.served_rps:.1f} rps"

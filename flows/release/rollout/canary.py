@@ -9,7 +9,6 @@
 Here: the plan of a step, its judgement. Not here: the steps' order and the way back (`guarded`).
 """
 
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import sqrt
@@ -34,7 +33,7 @@ from triton_backend.contract.units import US_PER_S
 from triton_backend.runtimes.stage_tensors import complete_tensors
 
 FORMER, CANARY = "former", "canary"
-# Fronts publish once a second: what an earlier canary did must have been published before this one.
+# Fronts publish once a second: what ended before the swap is published when a watch begins.
 PUBLISHED_SECONDS = 2.0
 # Of a binomial count; and fewer bad requests than so many say nothing, whatever their share.
 SIGMAS, LEAST_BAD = 3.0, 3
@@ -248,13 +247,15 @@ Look = tuple[Mapping[str, Outcomes], Mapping[tuple[str, str], Outcomes]]
 
 
 def look_before(state: ServerState) -> Look:
-    """Outcomes before a step, when all that an earlier one did is published.
+    """Outcomes as a watch begins, after the swap: all that ended before it is published.
+
+    The plan before answers until then, and what it missed is no fault of the one that is watched.
 
     Raises:
         MetricsError: as `look`.
     """
-    time.sleep(PUBLISHED_SECONDS)
-    return look(state)
+    *_, last = looks(lambda: look(state), PUBLISHED_SECONDS, PUBLISHED_SECONDS)
+    return last
 
 
 def look(state: ServerState) -> Look:

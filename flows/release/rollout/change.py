@@ -257,13 +257,12 @@ def change_plan(
             cannot hold both, not even step by step (`IN_PLACE_ONLY`, or with requests to compare:
             not at once); or they cannot be compared.
         DifferenceError: the plans answer differently; the one before is being served as before.
-        ServerError: a step failed; before the swap, the plan before it is being served as before.
+        ServerError: a step failed; before the swap, the plan before it is being served as before:
+            with plans between, the last one that came into force.
     """
     before = plan_in_force(folder)
     check_beside(_settings(folder), plan)
-    # A plan between would serve before the last one is compared.
-    at_once = options.way is RolloutMode.IN_PLACE_ONLY or options.compare_requests > 0
-    *between, last = steps(before, complete_tensors(plan), at_once=at_once)
+    *between, last = steps(before, complete_tensors(plan), at_once=options.at_once)
     done: list[StepDone] = []
     for following in between:
         change = _change_at_once(folder, following, on_step, (ready_seconds, options))

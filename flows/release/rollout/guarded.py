@@ -17,7 +17,7 @@ import json
 import os
 import uuid
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from flows.clock import Stopwatch, now_utc
 from flows.planning.verify.numbers import verify_plan
@@ -36,7 +36,7 @@ from flows.release.rollout.change import (
 from flows.release.rollout.lock import one_change
 from flows.release.rollout.options import RolloutOptions
 from flows.release.rollout.outcomes import Outcomes, breach_of, looks, read_outcomes
-from flows.release.server.running import ServerState, read_state
+from flows.release.server.running import ServerError, ServerState, read_state
 from flows.workspace import Workspace
 from triton_backend.contract.errors import InputError, PoolPipeError
 from triton_backend.contract.plan import Plan
@@ -78,7 +78,8 @@ def roll_out(
     Raises:
         InputError: nothing is being served, the plan fails a check, or another rollout is under way
             and not to be waited for; the old plan goes on.
-        PoolPipeError: a step failed before the swap, or its answers differ; the old plan goes on.
+        PoolPipeError: a step failed before the swap, or its answers differ; the old plan goes on,
+            or the error names the one that does.
     """
     read_state(work.state.serve)  # where nothing is served, nothing is waited for
     with one_change(work.state.change_lock, wait=options.wait):
@@ -134,23 +135,25 @@ def _carry_out(
     """
     in_force, *canaries, plan = plans
     state = read_state(work.state.serve)
+    read_outcomes(state.metrics_urls)  # where nothing can be watched, nothing is changed
     for canary in canaries:
         breach = _canary_step(work, rollout, (in_force, canary), options, say)
         if breach is not None:
             return _taken_back(work, rollout, in_force, breach, say)
-        options = replace(options, compare_requests=0)  # compared in the first step
-    before = read_outcomes(state.metrics_urls)
+        options = options.following()
     failure = _change_plan(work, rollout, plan, say, options)
     if failure is not None:
         # The running system itself knows whether the step that failed came before the swap.
         if is_same_plan(finish_or_undo_change(work.state.serve), plan):
             return _end(work, rollout, DONE, f"{failure}; the new plan is in force all the same")
         raise _failed(work, rollout, in_force, failure, say)
+    if not options.bake_seconds:
+        return _end(work, rollout, DONE, "in force, its attainment not observed")
+    before, _ = look_before(state)
     breach = bake(state, plan, before, options)
     if breach is None:
-        observed = f"attained its targets for {options.bake_seconds:g} s"
-        unobserved = "in force, its attainment not observed"
-        return _end(work, rollout, DONE, observed if options.bake_seconds else unobserved)
+        outcome = f"attained its targets for {options.bake_seconds:g} s"
+        return _end(work, rollout, DONE, outcome)
     say("  (a busy machine, or few requests? try again with a longer --bake-seconds)")
     return _taken_back(work, rollout, in_force, breach, say)
 
@@ -176,12 +179,12 @@ def _canary_step(
     """
     former, canary = plans
     state = read_state(work.state.serve)
-    before = look_before(state)
     say(f"  plan {canary.plan_id}")
     failure = _change_plan(work, rollout, canary, say, options)
     if failure is not None:
         finish_or_undo_change(work.state.serve)
         raise _failed(work, rollout, former, failure, say)
+    before = look_before(state)
     watch = Stopwatch()
     seen, breach = watch_canary(state, canary, before, options)
     for one in seen:
@@ -195,9 +198,15 @@ def _canary_step(
 def _failed(
     work: Workspace, rollout: Rollout, former: Plan, failure: PoolPipeError, say: Say
 ) -> PoolPipeError:
-    """A change's failure, after the way back from a canary that is in force."""
-    if plan_in_force(work.state.serve).shares_requests:
-        _put_back(work, rollout, former, say)
+    """A change's failure, after the way back from a canary or a plan between that is in force."""
+    served = plan_in_force(work.state.serve)
+    if not is_same_plan(served, former):
+        say(f"  plan {served.plan_id} is in force; putting plan {former.plan_id} back")
+        back = _change_plan(work, rollout, former, say)
+        served = former if back is None else finish_or_undo_change(work.state.serve)
+        if not is_same_plan(served, former):  # the next rollout ends this one
+            reason = f"is in force, because the way back failed, too: {back}"
+            return ServerError(f"{failure}; plan {served.plan_id} {reason}")
     _end(work, rollout, FAILED, f"{failure}; the former plan goes on")
     return failure
 

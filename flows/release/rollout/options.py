@@ -1,8 +1,9 @@
 """How to roll out; importing this loads nothing that rolls out."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from itertools import pairwise
+from typing import Self
 
 from flows.options import check_options, option
 from triton_backend.contract.entries import LEAST_SHARE
@@ -155,6 +156,15 @@ class RolloutOptions:
         if not self.poll_seconds > 0 or not self.latency_factor > 0:
             raise InputError("rollout", "poll_seconds and latency_factor must be positive")
         _ = self.canary_shares
+
+    @property
+    def at_once(self) -> bool:
+        """True if no plan may serve between: one would before the last plan is compared."""
+        return self.way is RolloutMode.IN_PLACE_ONLY or self.compare_requests > 0
+
+    def following(self) -> Self:
+        """Options of the changes after a canary's first, in which requests are compared."""
+        return replace(self, compare_requests=0)
 
     @property
     def canary_shares(self) -> tuple[float, ...]:

@@ -37,6 +37,15 @@ class Ran:
 Command = Callable[..., Ran]
 
 
+def giving(value: object) -> Callable[..., object]:
+    """A function that returns this, whatever it is asked."""
+
+    def given(*_: object) -> object:
+        return value
+
+    return given
+
+
 WAREHOUSE, PLAN_FILE = "poolpipe.duckdb", "plan.json"
 PLAN = ("plan", "--cluster", "cluster.yaml", "--workload", "workload.yaml")
 

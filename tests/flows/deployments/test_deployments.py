@@ -13,17 +13,19 @@ ROOT = Path(__file__).parents[3]
 DEPLOYMENTS: list[dict[str, Any]] = yaml.safe_load((ROOT / "prefect.yaml").read_text())[
     "deployments"
 ]
+# A rollout lasts as long as its options and the rollouts before it say.
+UNLIMITED = {"rollout", "replan"}
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("deployment", DEPLOYMENTS, ids=lambda d: d["name"])
-def test_a_deployment_names_a_flow_with_a_time_limit_and_typed_parameters(
+def test_a_deployment_names_a_flow_with_typed_parameters_and_a_limit_unless_it_rolls_out(
     deployment: dict[str, Any],
 ) -> None:
     path, _, name = deployment["entrypoint"].partition(":")
     flow = getattr(importlib.import_module(path.removesuffix(".py").replace("/", ".")), name)
     assert flow.name == deployment["name"]
-    assert flow.timeout_seconds
+    assert (flow.timeout_seconds is None) == (flow.name in UNLIMITED)
     (parameter,) = flow.parameters.properties.values()
     assert parameter["title"] == "parameters"
     given = deployment.get("parameters")

@@ -1,5 +1,6 @@
 """The main job from end to end: a real model, a real Prefect server, a real Triton."""
 
+import contextlib
 import json
 import os
 import signal
@@ -7,7 +8,9 @@ import socket
 import subprocess
 import sys
 import urllib.request
+from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -17,13 +20,20 @@ import pytest
 import tritonclient.grpc as grpc_client
 from onnx import helper
 
+from flows.deployments import quickstart
 from flows.quickstart.ocr import ReaderHere, write_models
 from flows.quickstart.pages import draw_page
+from flows.state import ProjectState
+from flows.workspace import Workspace
+from tests.fakes.plans import two_stages
 from tests.flows.deployments.joined import AUTH
 from tests.flows.deployments.prefect_database import give_database
 from tests.flows.preparation.splitting import tiny_models
 from tests.flows.preparation.splitting.tiny_models import residual_net
 from tests.ports import free_ports
+from triton_backend.contract.errors import InputError
+from triton_backend.serve_folder.endpoints import Endpoints
+from triton_backend.serve_folder.state import boot_id, read_state_file, write_state_file
 
 pytestmark = pytest.mark.slow
 POOLPIPE = Path(sys.executable).with_name("poolpipe")
@@ -294,6 +304,78 @@ def test_a_port_in_use_is_one_line_and_exit_2(project: Project, first: dict[str,
     assert done.returncode == 2
     assert len(done.stderr.splitlines()) == 1
     assert str(project.ports[0]) in done.stderr
+
+
+def giving(value: object) -> Callable[..., object]:
+    """A function that returns this, whatever it is asked."""
+
+    def given(*_: object) -> object:
+        return value
+
+    return given
+
+
+def served_by_another(folder: Path) -> "subprocess.Popen[bytes]":
+    """A process that looks as the keeper of a system, and the files that it serves from."""
+    (folder / "repository" / "theirs").mkdir(parents=True)
+    arguments = ["start", f"--folder={folder}"]
+    words = ["triton_backend.serving.server.tritonserver", *arguments]
+    keeper = subprocess.Popen(
+        [sys.executable, "-c", "input()", *words], stdin=subprocess.PIPE, start_new_session=True
+    )
+    state = {
+        "pid": keeper.pid,
+        "triton_pid": keeper.pid,
+        "process_group": keeper.pid,
+        "instance": "0123abcd",
+        "folder": str(folder),
+        "socket_folder": str(folder / "sockets"),
+        "token": "t",
+        "token_header": "h",
+        "address": "127.0.0.1",
+        "http_address": "127.0.0.1",
+        "grpc_address": "127.0.0.1",
+        "arguments": arguments,
+        "ready": True,
+        "ports": {"http": 1, "grpc": 2, "metrics": 3},
+        "boot_id": boot_id(),
+    }
+    write_state_file(folder, state)
+    return keeper
+
+
+def test_a_system_that_another_command_started_meanwhile_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    work = Workspace(state=ProjectState(home=tmp_path), warehouse=tmp_path / "w.duckdb")
+    folder = work.state.serve.resolve()
+    keepers: list[subprocess.Popen[bytes]] = []
+
+    def plan(*_: object) -> object:
+        keepers.append(served_by_another(folder))
+        return two_stages()
+
+    monkeypatch.setattr(quickstart, "compiling", contextlib.nullcontext)
+    for name, stand_in in (
+        ("_prepare", giving(quickstart._Offered((), two_stages().workload, (), {}))),
+        ("_plan", plan),
+        ("_simulate", giving(SimpleNamespace(attainment=1.0))),
+        ("_roll_out", quickstart._roll_out.fn),
+    ):
+        monkeypatch.setattr(quickstart, name, stand_in)
+    http, grpc, metrics = free_ports(3)
+    options = quickstart.QuickstartOptions(ports=Endpoints(http=http, grpc=grpc, metrics=metrics))
+    try:
+        with pytest.raises(InputError, match="is being served already"):
+            quickstart.quickstart.fn(work, options, lambda _: None)
+        (keeper,) = keepers
+        assert keeper.poll() is None
+        assert (folder / "repository" / "theirs").is_dir()
+        assert (read_state_file(folder) or {})["pid"] == keeper.pid
+    finally:
+        for keeper in keepers:
+            with keeper:
+                keeper.kill()
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])

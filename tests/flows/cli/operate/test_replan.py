@@ -2,7 +2,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.flows.cli.conftest import Command
+from flows.deployments import replan
+from flows.deployments.orchestration import home, server
+from flows.release.rollout.guarded import DONE, ROLLED_BACK
+from tests.flows.cli.conftest import Command, giving
 
 
 @pytest.mark.usefixtures("profiled")
@@ -37,3 +40,29 @@ def test_replanning_is_tried_on_a_table_of_counts(poolpipe: Command) -> None:
         )  # fmt: skip
         assert refused.code == 2
         assert reason in refused.err
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("outcome", "code"), [(DONE, 0), (ROLLED_BACK, 1), ("kept", 0)])
+@pytest.mark.parametrize("form", [(), ("--json",)])
+def test_a_plan_that_was_taken_back_is_no_success(
+    poolpipe: Command,
+    monkeypatch: pytest.MonkeyPatch,
+    outcome: str,
+    code: int,
+    form: tuple[str, ...],
+) -> None:
+    found = {
+        "plan_id": "new",
+        "roll_out": outcome != "kept",
+        "reason": "serves +10.0% more in time",
+        "outcome": outcome,
+        "forecast_rps": {"net": 1.0},
+        "share_shift": 0.0,
+    }
+    monkeypatch.setattr(home, "prepare_prefect", giving(None))
+    monkeypatch.setattr(server, "start_prefect_server", giving(None))
+    monkeypatch.setattr(replan, "replan_flow", giving(found))
+    files = ("--cluster", "cluster.yaml", "--workload", "workload.yaml")
+    ran = poolpipe("replan", *files, *form)
+    assert (ran.code, outcome in ran.out) == (code, True)

@@ -1,8 +1,13 @@
 from datetime import UTC, datetime
+from pathlib import Path
 
 import pytest
 
-from tests.flows.cli.conftest import WAREHOUSE, Command
+from flows.files import read_plan, write_plan
+from flows.release.rollout import change
+from tests.flows.cli.conftest import WAREHOUSE, Command, giving
+from tests.triton_backend.contract.test_transition import full_gpus
+from triton_backend.serve_folder.settings import ServeOptions, ServeSettings
 from warehouse.db import open_warehouse
 from warehouse.observations import Rollout, begin_rollout
 
@@ -71,3 +76,33 @@ def test_a_dry_run_shows_what_would_start_stay_and_end(poolpipe: Command) -> Non
     # A plan file can be looked at without a warehouse, too.
     shown = poolpipe(*arguments, "--warehouse", "none.duckdb")
     assert (shown.code, "memory not known" in shown.out) == (0, True)
+
+
+def write_full_gpus() -> None:
+    """Two plans of which GPUs do not hold both: `before.json`, `after.json`."""
+    gib = {"x": 6, "y": 5}
+    write_plan(Path("before.json"), full_gpus({"x": [0], "y": [1, 2]}, gib, plan_id="before"))
+    write_plan(Path("after.json"), full_gpus({"x": [1], "y": [2, 0]}, gib, plan_id="after"))
+
+
+def test_a_dry_run_refuses_plans_between_where_answers_are_compared(poolpipe: Command) -> None:
+    write_full_gpus()
+    arguments = ("rollout", "after.json", "--dry-run", "--previous", "before.json", "--json")
+    assert len(poolpipe(*arguments).document["steps"]) > 1
+    refused = poolpipe(*arguments, "--compare-requests", "4")
+    assert refused.code == 2
+    assert "it is to be made at once" in refused.err
+
+
+def test_a_dry_run_of_a_canary_is_of_the_gateways_that_serve(
+    poolpipe: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_full_gpus()
+    in_force = read_plan(Path("before.json"))
+    options = ServeOptions(gateways=2, standby=True)
+    settings = ServeSettings.begin(Path("serve"), in_force, options)
+    monkeypatch.setattr(change, "plan_in_force", giving(in_force))
+    monkeypatch.setattr(ServeSettings, "read", giving(settings))
+    refused = poolpipe("rollout", "after.json", "--dry-run", "--canary", "10")
+    assert refused.code == 2
+    assert "two gateways (--gateways 2) serve no canary" in refused.err

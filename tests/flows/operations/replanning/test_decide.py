@@ -30,6 +30,14 @@ def test_a_plan_is_rolled_out_only_for_a_gain_that_is_named(
     assert (recommendation.roll_out, words in recommendation.reason) == (roll_out, True)
 
 
+@pytest.mark.parametrize(("served_rps", "roll_out"), [(0.0, False), (1.0, True)])
+def test_a_plan_that_serves_nothing_gains_nothing_over_one_that_does_not(
+    served_rps: float, *, roll_out: bool
+) -> None:
+    old, new = outcome("old", 1.0, 0.0, 2), outcome("new", 1.0, served_rps, 3)
+    assert decide(old, new, Thresholds()).roll_out == roll_out
+
+
 def test_without_a_plan_in_force_any_plan_is_rolled_out() -> None:
     assert decide(None, OLD, Thresholds()).roll_out
 

@@ -1,17 +1,31 @@
 """Watching a plan that was rolled out: what is a breach, and what is only a look that failed."""
 
 import threading
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
 
 import pytest
 
-from flows.release.rollout.guarded import RolloutOptions, bake
+from flows.release.rollout import canary, change, guarded, outcomes
+from flows.release.rollout.change import PlanChange
+from flows.release.rollout.guarded import DONE, RolloutOptions, bake, roll_out
 from flows.release.rollout.outcomes import breach_of, outcomes_of
-from flows.release.server.running import ServerState
-from flows.system_metrics import MetricsError, parse_metrics
+from flows.release.server.running import ServerError, ServerState
+from flows.state import ProjectState
+from flows.system_metrics import Metrics, MetricsError, parse_metrics
+from flows.workspace import Workspace
 from tests.fakes.plans import two_stages
+from tests.flows.release.rollout.test_canary import of_stages, verified
+from tests.triton_backend.contract.test_transition import full_gpus
+from tests.triton_backend.serving.artifacts import affine
+from tests.triton_backend.serving.small_plans import plan
+from triton_backend.contract.plan import Plan
+from triton_backend.runtimes.stage_tensors import complete_tensors
+from triton_backend.serve_folder.settings import ServeOptions, ServeSettings
+from warehouse.observations import list_rollouts
 
 PLAN = two_stages()
 NAME = PLAN.models[0].name
@@ -75,3 +89,163 @@ def test_requests_over_a_quota_are_no_breach() -> None:
     seen = outcomes_of(parse_metrics("\n".join(lines)))[NAME]
     assert (seen.served, seen.dropped) == (100, 2)
     assert breach_of(NAME, 10.0, seen, OPTIONS) is None
+
+
+LOADING_SECONDS = 10
+
+
+def giving(value: object) -> Callable[..., object]:
+    """A function that returns this, whatever it is asked."""
+
+    def given(*_: object) -> object:
+        return value
+
+    return given
+
+
+class Overloaded:
+    """A system whose first plan answers every request late, and every other plan in time.
+
+    Its metrics lack what ended in the last second, as those of fronts that publish once a second.
+    """
+
+    def __init__(self, first: Plan) -> None:
+        self.plans = [first]
+        self.folder = Path()
+        self.metrics_urls = ["http://127.0.0.1:9/metrics"]
+        self._ended: list[Plan] = []  # the plan in force in each second
+
+    def pass_seconds(self, seconds: float) -> None:
+        self._ended += [self.plans[-1]] * round(seconds)
+
+    def seconds(self) -> float:
+        return len(self._ended)
+
+    def change(self, folder: Path, following: Plan, *given: object, **options: object) -> None:
+        """The first plan goes on while the workers of the next one load."""
+        del folder, given, options
+        self.pass_seconds(LOADING_SECONDS)
+        self.plans.append(following)
+
+    def metrics(self, *_: object) -> Metrics:
+        counts = {"late": 0, "served": 0}
+        taken = 0
+        for in_force in self._ended[:-1]:
+            counts["late" if in_force is self.plans[0] else "served"] += 100
+            taken += 10 if in_force.shares_requests else 0
+        model = f'model="{self.plans[0].models[0].name}"'
+        lines = [
+            f"poolpipe_requests_{name}_total{{{model}}} {count}" for name, count in counts.items()
+        ]
+        lines.append(
+            f'poolpipe_shared_requests_total{{{model},entry="canary",outcome="served"}} {taken}'
+        )
+        return parse_metrics("\n".join(lines))
+
+
+def system_in_memory(system: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have rollouts change and watch this one."""
+
+    def in_force(_: Path) -> Plan:
+        return system.plans[-1]
+
+    for module in (change, guarded):
+        for name in ("plan_in_force", "finish_or_undo_change"):
+            monkeypatch.setattr(module, name, in_force)
+    monkeypatch.setattr(guarded, "read_state", giving(system))
+    monkeypatch.setattr(guarded, "check_plan", giving(None))
+    settings = ServeSettings.begin(Path(), system.plans[-1], ServeOptions())
+    monkeypatch.setattr(guarded.ServeSettings, "read", giving(settings))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("shares", ["", "10"])
+def test_what_the_plan_before_missed_until_the_swap_is_no_breach_of_the_new_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shares: str
+) -> None:
+    served = verified(plan(affine(tmp_path / "artifacts"), plan_id="served"))
+    system = Overloaded(served)
+
+    class Watch:
+        def __init__(self) -> None:
+            self._begun = system.seconds()
+
+        def seconds(self) -> float:
+            return system.seconds() - self._begun
+
+    system_in_memory(system, monkeypatch)
+    monkeypatch.setattr(guarded, "change_plan", system.change)
+    monkeypatch.setattr(outcomes, "Stopwatch", Watch)
+    monkeypatch.setattr(outcomes.time, "sleep", system.pass_seconds)
+    for module in (canary, outcomes):
+        monkeypatch.setattr(module, "read_all_metrics", system.metrics)
+    work = Workspace(state=ProjectState(home=tmp_path), warehouse=tmp_path / "w.duckdb")
+    new = of_stages(served, artifact="other")
+    result = roll_out(work, new, RolloutOptions(bake_seconds=10, canary=shares, canary_seconds=10))
+    assert (result.state, result.outcome) == (DONE, "attained its targets for 10 s")
+    assert system.plans[-1].plan_id == "new"
+
+
+NOT_READY = "workers of plan after are not ready"
+BACK_NOT_READY = (
+    "because the way back failed, too: workers of plan before-after.2-before.1 are not ready"
+)
+
+
+class FullGpus:
+    """A system whose GPUs do not hold two plans; these changes to the next plan fail."""
+
+    def __init__(self, first: Plan, failing: set[int]) -> None:
+        self.plans = [first]
+        self.folder = Path()
+        self.metrics_urls = ["http://127.0.0.1:9/metrics"]
+        self._failing, self._changes = failing, 0
+
+    def change_at_once(self, folder: Path, following: Plan, *_: object) -> PlanChange:
+        del folder
+        self._changes += 1
+        if self._changes in self._failing:
+            raise ServerError(f"workers of plan {following.plan_id} are not ready")
+        self.plans.append(following)
+        return PlanChange(plan_id=following.plan_id, generation=self._changes, steps=())
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("failing", "in_force", "said"),
+    [
+        ({3}, "before", NOT_READY),
+        (
+            {3, 4},
+            "before-after.2",
+            f"{NOT_READY}; plan before-after.2 is in force, {BACK_NOT_READY}",
+        ),
+    ],
+)
+def test_a_change_in_several_steps_that_fails_puts_the_former_plan_back(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    failing: set[int],
+    in_force: str,
+    said: str,
+) -> None:
+    gib = {"x": 6, "y": 5}
+    before, after = (
+        complete_tensors(full_gpus(where, gib, plan_id=plan_id))
+        for plan_id, where in (
+            ("before", {"x": [0], "y": [1, 2]}),
+            ("after", {"x": [1], "y": [2, 0]}),
+        )
+    )
+    system = FullGpus(before, failing)
+    system_in_memory(system, monkeypatch)
+    monkeypatch.setattr(change, "_change_at_once", system.change_at_once)
+    monkeypatch.setattr(guarded, "read_outcomes", giving({}))
+    work = Workspace(state=ProjectState(home=tmp_path), warehouse=tmp_path / "w.duckdb")
+    with pytest.raises(ServerError) as failed:
+        roll_out(work, after, RolloutOptions(bake_seconds=0))
+    assert (str(failed.value), system.plans[-1].plan_id) == (said, in_force)
+    with work.open(read_only=True) as warehouse:
+        (last,) = list_rollouts(warehouse)
+    ended = f"{said}; the former plan goes on" if in_force == "before" else None
+    assert last.outcome == ended
