@@ -225,6 +225,8 @@ class Judged:
                 f"{self.model}: {bad} of the canary's {ended} requests failed, late or dropped"
                 f" ({bad / ended:.2%}), {usual:.2%} of the former plan's {self.former.ended}"
             )
+        if ended < LEAST_BAD:  # of requests that metrics show first for the model as a whole
+            return None
         return breach_of(self.model, self.slo_ms, self.whole, options)
 
     def too_few(self, options: RolloutOptions) -> str | None:

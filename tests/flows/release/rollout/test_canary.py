@@ -347,6 +347,12 @@ def test_a_canary_that_slows_both_down_is_a_breach_too() -> None:
     assert said == "m attains 50.00% of 1100 requests, under 95.00%"
 
 
+def test_a_whole_says_nothing_while_metrics_show_no_request_of_the_canary() -> None:
+    whole = Outcomes(served=90, failed=10)
+    early = Judged(model="m", slo_ms=100.0, whole=whole, former=Outcomes(), canary=Outcomes())
+    assert early.breach(RolloutOptions()) is None
+
+
 def test_too_few_requests_are_named() -> None:
     assert seen((50, 0)).too_few(RolloutOptions()) is None
     said = seen((49, 0)).too_few(RolloutOptions())
