@@ -173,12 +173,15 @@ def test_a_worker_that_does_not_end_keeps_its_node_from_nothing(
 ) -> None:
     hung, following = Unkillable(), Unkillable()
     made = [following, hung]
-    monkeypatch.setattr(subprocess, "Popen", lambda *_, **__: made.pop())
-    monkeypatch.setattr(
-        HealthWatch,
-        "complaint",
-        lambda _watch, _row, _pid: None if hung.gone.is_set() else "hung",
-    )
+
+    def start(*_: Any, **__: Any) -> Unkillable:
+        return made.pop()
+
+    def complaint(*_: Any) -> str | None:
+        return None if hung.gone.is_set() else "hung"
+
+    monkeypatch.setattr(subprocess, "Popen", start)
+    monkeypatch.setattr(HealthWatch, "complaint", complaint)
     monkeypatch.setattr(node_module, "END_SECONDS", 0.05)
     folder = deployment.settings.folder
     node = Node(deployment.settings, ALONE, SystemClock())

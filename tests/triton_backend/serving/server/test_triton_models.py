@@ -26,11 +26,14 @@ class TritonError(NamedTuple):
 
 @pytest.fixture
 def models(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
+    def response(_tensors: object, error: TritonError) -> TritonError:
+        return error
+
     error = type("Error", (TritonError,), {"INVALID_ARG": "invalid", "UNAVAILABLE": "unavailable"})
     triton = SimpleNamespace(
         TRITONSERVER_RESPONSE_COMPLETE_FINAL=1,
         TritonError=error,
-        InferenceResponse=lambda _tensors, error: error,
+        InferenceResponse=response,
     )
     monkeypatch.setitem(sys.modules, "triton_python_backend_utils", triton)
     sys.modules.pop(NAME, None)
@@ -40,7 +43,11 @@ def models(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
 
 def made(base: Any, **fields: Any) -> Any:
     """A model of a class with fields and methods of the test's."""
-    methods = dict.fromkeys(base.__abstractmethods__, lambda _: {})
+
+    def nothing(_: object) -> dict[str, Any]:
+        return {}
+
+    methods = dict.fromkeys(base.__abstractmethods__, nothing)
     return type("Model", (base,), methods | fields)()
 
 
