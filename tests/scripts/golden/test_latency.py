@@ -22,7 +22,7 @@ def test_a_figure_is_the_mean_over_plans() -> None:
     assert (level.plans, level.worst) == (2, 0.5)
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_every_policy_is_measured_at_every_load(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
