@@ -20,8 +20,7 @@ from math import nan
 from statistics import fmean
 from typing import Any
 
-from flows.planning.auto.plan import able
-from flows.planning.registry import Inputs, planner_named, planners, product_planners
+from flows.planning.registry import planners, product_planners
 from scripts.benchmarks.figures import Figure, add_destinations, exit_code, show, store
 from scripts.golden.problems import chosen, named
 from triton_backend.contract.errors import InfeasibleError, InputError
@@ -52,13 +51,7 @@ def measure(asked: tuple[str, str]) -> Kept | None:
     """Plan a problem by a planner and simulate it; None where it takes the problem not."""
     problem, planner = asked
     made = named(problem).make()
-    inputs = Inputs(
-        profiles=made.profiles,
-        cluster=made.cluster,
-        workload=made.workload,
-        options=made.options,
-    )
-    if not able(planner_named(planner), inputs):
+    if not made.suits(planner):
         return None
     own: dict[str, Any] = {"planner": planner, "own": {}, "slo_margin": nan, "previous": None}
     try:

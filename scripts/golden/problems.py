@@ -24,7 +24,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from flows.planning import PlanOptions, make_plan
+from flows.planning.auto.plan import able
 from flows.planning.entries import AS_LISTED
+from flows.planning.registry import Inputs, planner_named
 from triton_backend.contract.cluster import Cluster
 from triton_backend.contract.errors import InfeasibleError, InputError
 from triton_backend.contract.plan import Plan
@@ -202,6 +204,16 @@ class Made:
     workload: Workload
     options: PlanOptions
     interference: dict[str, InterferenceModel]
+
+    def suits(self, planner: str) -> bool:
+        """True if a planner takes it."""
+        inputs = Inputs(
+            profiles=self.profiles,
+            cluster=self.cluster,
+            workload=self.workload,
+            options=self.options,
+        )
+        return able(planner_named(planner), inputs)
 
     def plan(self) -> Plan:
         """Plan it.

@@ -22,8 +22,7 @@ from math import nan
 from statistics import fmean, geometric_mean, median
 from typing import Any
 
-from flows.planning.auto.plan import able
-from flows.planning.registry import Inputs, planner_named, product_planners
+from flows.planning.registry import product_planners
 from scripts.benchmarks.figures import Figure, add_destinations, exit_code, show, store
 from scripts.golden.problems import chosen, named
 from triton_backend.contract.errors import InfeasibleError, InputError
@@ -52,13 +51,7 @@ def measure(asked: tuple[str, str]) -> Pair | str | None:
     """Plan twice and simulate; why there is no robust plan; None where there is no plan at all."""
     problem, planner = asked
     made = named(problem).make()
-    inputs = Inputs(
-        profiles=made.profiles,
-        cluster=made.cluster,
-        workload=made.workload,
-        options=made.options,
-    )
-    if not able(planner_named(planner), inputs):
+    if not made.suits(planner):
         return None
     own: dict[str, Any] = {"planner": planner, "own": {}, "slo_margin": nan, "previous": None}
 
