@@ -135,6 +135,8 @@ def _models_at(path: Path, served: Collection[str], notes: list[str]) -> Iterato
     chosen = {place: by_folder[place]} if single and place in by_folder else by_folder
     for folder, versions in chosen.items():
         name = versions[0].name
+        if not versions[0].readable:
+            raise InputError("--beside", versions[0].reason)
         if name != folder.name:
             reason = f"its configuration names it {name!r}, which Triton does not load"
             raise InputError(f"--beside {path}, {folder.name}", reason)

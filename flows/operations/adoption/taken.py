@@ -89,7 +89,7 @@ def taken_beside(
 def _by_configuration(found: Found) -> Taken | None:
     """As its instance groups say; None where they leave GPUs to the backend."""
     message = found.message
-    if message.HasField("ensemble_scheduling"):
+    if message.HasField("ensemble_scheduling") or not found.readable:
         return Taken(())
     on_cpu = (message.backend or message.platform) in _ON_CPU
     gpus: list[int] = []

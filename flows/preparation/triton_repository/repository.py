@@ -4,8 +4,9 @@
     <repository>/<model>/<version>/model.onnx    or the file that the configuration names
 
 An ONNX model is planned, once per served version; an ensemble is an application of models that are
-planned. Everything else goes on beside the plan, with the reason. Here: reading alone. Not here:
-what becomes of them (`workload`).
+planned. Everything else is left beside the plan, with the reason; what cannot be read, too, so that
+one broken model keeps no other from being planned. Here: reading alone. Not here: what becomes of
+them (`workload`).
 """
 
 import re
@@ -81,6 +82,7 @@ class Found:
         timeout_us: how long Triton lets a request wait by default; 0 where it is not limited.
         instances: by number of the GPU; key None: on GPUs not named, -1: on CPUs.
         notes: parts of the configuration that the plan does not keep, or has in another form.
+        readable: False where its configuration cannot be read, and nothing is known of it.
     """
 
     name: str
@@ -95,6 +97,7 @@ class Found:
     timeout_us: int = 0
     instances: Mapping[int | None, int] = field(default_factory=dict[int | None, int])
     notes: tuple[str, ...] = ()
+    readable: bool = True
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
@@ -114,8 +117,7 @@ def read_repository(folder: Path) -> tuple[Found, ...]:
     """The models of a repository by name, newest version first.
 
     Raises:
-        InputError: the folder is none, has no model, two of them have one name, or a configuration
-            cannot be read.
+        InputError: the folder or one in it cannot be read, there is no model, or two have one name.
     """
     try:
         folders = sorted(each for each in folder.iterdir() if each.is_dir())
@@ -139,10 +141,13 @@ def _models(folder: Path) -> Iterator[Found]:
     versions = sorted(numbers, reverse=True)
     if path not in inside and not versions:
         return
-    text = _text(path) if path in inside else ""
-    read = read_configuration(text, str(path))
+    try:
+        text = _text(path) if path in inside else ""
+        read = read_configuration(text, str(path))
+    except InputError as error:
+        yield _unreadable(folder, str(error))
+        return
     name = read.message.name or folder.name
-    check_name(str(folder), name)
     notes = (
         *_notes(read.message),
         *(f"{field} (line {line}) is unknown here" for field, line in read.unknown),
@@ -156,7 +161,9 @@ def _models(folder: Path) -> Iterator[Found]:
         "notes": notes,
     }
     backend = read.message.backend or read.message.platform
-    if reason := _reason_beside(read.message, backend):
+    if reason := _reason_of_name(name):
+        yield Found(name=name, kind=BESIDE, reason=reason, **about)
+    elif reason := _reason_beside(read.message, backend):
         step = None
         if reason == _BACKENDS["python"]:
             try:
@@ -168,6 +175,21 @@ def _models(folder: Path) -> Iterator[Found]:
         yield Found(name=name, kind=APPLICATION, **about)
     else:
         yield from _versions(folder, name, _served(read.message, versions), about)
+
+
+def _unreadable(folder: Path, reason: str) -> Found:
+    message = read_configuration("", str(folder)).message
+    return Found(
+        name=folder.name, kind=BESIDE, reason=reason, message=message, folder=folder, readable=False
+    )
+
+
+def _reason_of_name(name: str) -> str:
+    try:
+        check_name("its name", name)
+    except InputError as error:
+        return str(error)
+    return ""
 
 
 def _text(path: Path) -> str:

@@ -111,6 +111,14 @@ def test_models_that_can_go_on_are_told_from_one_that_cannot(repository: Path) -
     assert refused.startswith("ensemble 'pipeline'")
 
 
+def test_a_folder_goes_on_beside_neighbours_that_cannot_be_read(repository: Path) -> None:
+    _broken(repository)
+    assert [*models_beside([repository / "chat"], IMPORTED).beside.folders] == ["chat"]
+    paths, refused = what_goes_on(repository, IMPORTED)
+    assert paths == (repository / "chat",)
+    assert refused.startswith(f"--beside: {repository}/tokens/config.pbtxt, line 1")
+
+
 @pytest.mark.parametrize(
     ("change", "given", "served", "reason"),
     [

@@ -25,6 +25,7 @@ GROUPS = {
     "every": 'backend: "python" instance_group [ { kind: KIND_GPU } ]',
     "engine": 'platform: "tensorrt_plan"',
     "llm": 'backend: "vllm" instance_group [ { kind: KIND_MODEL } ]',
+    "broken": 'backend: "vllm" instance_group [ {',
     "chain": 'platform: "ensemble" ensemble_scheduling { step { model_name: "python" } }',
 }
 CLASSES = {"L4": {"memory_gib": 24}, "T4": {"memory_gib": 16}}

@@ -124,9 +124,6 @@ def test_a_folder_without_a_model_is_refused(tmp_path: Path) -> None:
         read_repository(tmp_path)
     with pytest.raises(InputError, match="cannot be read: No such file"):
         read_repository(tmp_path / "none")
-    (tmp_path / "a b" / "1").mkdir(parents=True)
-    with pytest.raises(InputError, match="a b"):
-        read_repository(tmp_path)
 
 
 def test_versions_are_folders_that_triton_takes_for_versions(tmp_path: Path) -> None:
@@ -151,12 +148,31 @@ def test_a_name_that_comes_twice_is_refused(tmp_path: Path) -> None:
         read_repository(tmp_path)
 
 
+def test_a_model_whose_name_no_plan_could_have_keeps_no_other_from_being_planned(
+    tmp_path: Path,
+) -> None:
+    for name in ("a b", "plain"):
+        chain_of(tmp_path / name / "1")
+    odd, plain = read_repository(tmp_path)
+    assert (odd.name, odd.kind, odd.readable) == ("a b", BESIDE, True)
+    assert odd.reason.startswith("its name: 'a b' is no name: ")
+    assert (plain.name, plain.kind) == ("plain", MODEL)
+
+
 def dangling(path: Path) -> None:
     path.symlink_to("gone")
 
 
 def too_long(path: Path) -> None:
     path.write_bytes(b"a" * (MOST_BYTES + 1))
+
+
+def not_utf8(path: Path) -> None:
+    path.write_bytes(b'name: "\xff"')
+
+
+def unknown_type(path: Path) -> None:
+    path.write_text("input { data_type: TYPE_FP64X }")
 
 
 @pytest.mark.parametrize(
@@ -166,15 +182,21 @@ def too_long(path: Path) -> None:
         (mkfifo, "is no file"),
         (dangling, "is no file"),
         (too_long, "has 1048577 bytes, of at most"),
+        (not_utf8, "is not a text file"),
+        (unknown_type, "Enum type "),
     ],
 )
-def test_a_configuration_that_is_no_text_of_its_size_is_refused(
+def test_a_configuration_that_cannot_be_read_keeps_no_other_model_from_being_planned(
     tmp_path: Path, make: Callable[[Path], object], reason: str
 ) -> None:
-    chain_of(tmp_path / "a" / "1")
+    for name in ("a", "plain"):
+        chain_of(tmp_path / name / "1")
     make(tmp_path / "a" / "config.pbtxt")
-    with pytest.raises(InputError, match=rf"config\.pbtxt: {reason}"):
-        read_repository(tmp_path)
+    broken, plain = read_repository(tmp_path)
+    assert (broken.name, broken.kind, broken.readable) == ("a", BESIDE, False)
+    assert f"{tmp_path}/a/config.pbtxt" in broken.reason
+    assert reason in broken.reason
+    assert (plain.name, plain.kind) == ("plain", MODEL)
 
 
 def test_a_model_whose_folder_cannot_be_read_is_named(
