@@ -160,6 +160,22 @@ def load_factors(canvas: Canvas, figures: Figures) -> None:
     axes.legend(frameon=False, ncols=3, loc="upper center")
 
 
+def answer_times(canvas: Canvas, figures: Figures) -> None:
+    """Median answer times and busy vGPUs against load, of two rules of when a batch is sent."""
+    levels: list[dict[str, Any]] = details_of(figures, "latency over load", "levels")
+    left, right = canvas.subplots(1, 2)
+    for policy, colour in (("reservation-ahead", OURS), ("reservation", THEIRS)):
+        mine = [level for level in levels if level["policy"] == policy]
+        loads = [level["load"] for level in mine]
+        for axes, key in ((left, "median"), (right, "busy")):
+            axes.plot(loads, [level[key] for level in mine], "o-", color=colour, label=policy)
+    left.set(ylabel="median answer time over SLO")
+    right.set(ylabel="share of time in which vGPUs run")
+    for axes in (left, right):
+        axes.set(xlabel="load, of the planned rate", xlim=(0, 1), ylim=(0, 1))
+    left.legend(frameon=False)
+
+
 def reality(canvas: Canvas, figures: Figures) -> None:
     """Measured against simulated attainment of every run that notes both."""
     axes = canvas.subplots()
@@ -386,6 +402,13 @@ PLOTS: Mapping[str, Plot] = {
         area="scheduling",
         text="Bars: highest load factor at 99 % for three planners, here and published",
         draw=load_factors,
+    ),
+    "answer-times": Plot(
+        area="scheduling",
+        text="Lines: median answer time over SLO, and share of time in which vGPUs run, against "
+        "load, by policy",
+        draw=answer_times,
+        size=(8.0, 3.0),
     ),
     "against-triton": Plot(
         area="scheduling",
