@@ -412,8 +412,9 @@ def _highest(rule: Rule, inputs: Inputs) -> tuple[float, float, Placed]:
 
     low = above = beyond[0]
     if not fits(above):
-        watch = inputs.watch
-        low, _ = halved(lambda at: not watch.over() and fits(at), 0.0, above, close=_CLOSE)
+        watch, low = inputs.watch, 0.0
+        if fits(_TRACE * above):  # else halving would go on to nothing
+            low, _ = halved(lambda at: not watch.over() and fits(at), low, above, close=_CLOSE)
     if low not in placed:
         raise InfeasibleError(_ALL, "its GPUs serve not all entries at once, at any rate")
     return low, max(min(beyond), low), placed[low]

@@ -166,17 +166,20 @@ class PatternPricer:
         return Worths.of(duals.demand / self.unit, half, cap * self.unit)
 
     def price(self, duals: Duals, cap: Floats, *, thorough: bool) -> Priced:
-        """The best patterns of every class; GPUs dear enough that none pays off."""
+        """The best patterns of every class; GPUs dear enough that none pays off.
+
+        Of a class whose patterns were not all looked at in time nothing is proven.
+        """
         del thorough
         worth, values = self.worth(duals, cap), np.zeros(len(self.most))
         found: list[Pattern] = []
         for own in self.patterns:
-            for value, pattern in own.best(worth):
-                values[own.number] = max(values[own.number], value)
-                found.append(pattern)
+            best, whole = own.best(worth, self.watch)
+            values[own.number] = max([value for value, _ in best], default=0.0) if whole else np.inf
+            found += [pattern for _, pattern in best]
         resource = np.maximum(0.0, values - self.cheapest)
         feasible = None
-        if not np.array_equal(resource, duals.resource):
+        if np.isfinite(values).all() and not np.array_equal(resource, duals.resource):
             feasible = replace(duals, resource=resource)
         least = self.cheapest + duals.resource - values
         return Priced(columns=self.columns(found), least=least, feasible=feasible)
@@ -283,7 +286,7 @@ class _Search:
         if not out_of_reach and bound > -np.inf:
             if self.few:
                 self._recombine()  # a plan at once, whatever time is left
-                bound = self._targets(bound)
+                bound = self._targets(bound) if bound < np.inf else bound
             elif goal.prices is not None or bound > 0:
                 bound = self._many(bound, cover, relaxed)
         self.trace.configurations["generated"] = len(self.pool)

@@ -21,7 +21,15 @@ import numpy as np
 
 from flows.planning.engine.columns import undominated
 from flows.planning.gpulets.parts import Options, options_of
-from flows.planning.gpulets.search import Room, Side, Tops, Worths, price_options, search
+from flows.planning.gpulets.search import (
+    UNFINISHED,
+    Room,
+    Side,
+    Tops,
+    Worths,
+    price_options,
+    search,
+)
 from flows.planning.gpulets.tables import ClassTable, Tables
 from flows.planning.solver.arrays import Floats, Ints
 from flows.planning.solver.tolerances import EXACT, ROUNDING
@@ -96,18 +104,24 @@ class Patterns:
             speed=np.stack([own.speed(every, each) for each in turns], axis=1),
         )
 
-    def best(self, worth: Worths) -> list[tuple[float, Pattern]]:
-        """The best pattern and those of other partitions near it, if any is worth something."""
+    def best(self, worth: Worths, watch: Watch) -> tuple[list[tuple[float, Pattern]], bool]:
+        """The best pattern and those of other partitions near it, if any is worth something.
+
+        Returns:
+            values and patterns, and whether no pattern is worth more: not where the time was over
+            before all were looked at.
+        """
         tops = self._priced(worth)
         found: list[tuple[float, Pattern]] = []
-        least = 0.0
+        least, whole = 0.0, True
         for partition in self.table.partitions:
-            rows, values, _ = self._search(partition, tops, worth, least, 1)
+            rows, values, left = self._search(partition, tops, worth, least, 1, watch)
+            whole = whole and not left
             if len(values):
                 value = float(values[0])
                 found.append((value, self.pattern(partition, rows[0])))
                 least = max(least, _NEAR * value)
-        return found
+        return found, whole
 
     def above(
         self, worth: Worths, least: float, most: int, watch: Watch
@@ -127,7 +141,9 @@ class Patterns:
             while more:
                 if watch.over():
                     return [], np.inf
-                rows, worths, more = self._search(partition, tops, worth, least, 2 * ENUMERATED)
+                rows, worths, more = self._search(
+                    partition, tops, worth, least, 2 * ENUMERATED, watch
+                )
                 every = np.concatenate([*(own for _, _, own in kept), worths])
                 if not more:
                     kept.append((partition, rows, worths))
@@ -196,12 +212,19 @@ class Patterns:
         return tops
 
     def _search(
-        self, partition: tuple[int, ...], tops: Tops, worth: Worths, least: float, most: int
+        self,
+        partition: tuple[int, ...],
+        tops: Tops,
+        worth: Worths,
+        least: float,
+        most: int,
+        watch: Watch,
     ) -> tuple[Ints, Floats, bool]:
         """Up to `most` patterns of a partition worth more than `least`; of one, the best.
 
         Returns:
-            [n, part] rows of the options, [n] values, and whether there are more.
+            [n, part] rows of the options, [n] values, and whether there may be more: there are, or
+            the time was over.
         """
         cut, side = np.searchsorted(self._shares, partition), self._side
         room = Room(
@@ -210,12 +233,16 @@ class Patterns:
             carried=np.zeros((len(cut), side.own.model.shape[1])),
             chosen=np.zeros(len(cut), dtype=np.int64),
             group=np.zeros(len(cut), dtype=np.int64),
+            place=np.zeros(3, dtype=np.int64),
         )
         limits = least, self.table.inflation, self.table.memory_gib * (1 + ROUNDING)
         count = search(side, tops, cut, worth, room, limits)
-        kept = min(count, most)
+        while count == UNFINISHED and not watch.over():
+            count = search(side, tops, cut, worth, room, limits)
+        more = count == UNFINISHED or count > most
+        kept = min(int(room.place[2]) if count == UNFINISHED else count, most)
         rows = room.row[:kept] - side.start[side.first[cut]]
-        return rows, room.value[:kept].copy(), count > most
+        return rows, room.value[:kept].copy(), more
 
 
 def _left_out(values: Floats, most: int) -> float:

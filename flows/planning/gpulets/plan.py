@@ -82,6 +82,8 @@ def solve(master: Master, inputs: Inputs) -> tuple[Answer, Floats]:
     goal = Goal(demand=asked, gap=options.gap, solver=options.solver)
     if options.objective == "throughput":
         answer = master.solve(goal, inputs.watch)
+        if answer.score <= 0 < answer.bound and inputs.watch.over():
+            raise inputs.watch.no_plan()
         if answer.score <= 0:
             reason = "no plan found in which its GPUs serve every model; "
             reason += "there is none" if answer.bound <= 0 else "that there is none is not proven"

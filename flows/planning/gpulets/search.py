@@ -20,6 +20,9 @@ from flows.planning.solver.arrays import FAR, Floats, Ints
 from flows.planning.solver.tolerances import ROUND_OFF_US
 from triton_backend.scheduler.compiled import entry, kernel
 
+MOVES = 10_000  # from one option of a part to the next, before the caller may look at its clock
+UNFINISHED = -1
+
 
 class Side(NamedTuple):
     """Options of all shares of a class, share by share, those of the same models beside each other.
@@ -92,6 +95,8 @@ class Room(NamedTuple):
         value: [most].
         carried: [P, K] requests/s of every seat; used while a pattern is evaluated.
         chosen, group: [P] option of every part and its group; used while patterns are sought.
+        place: [3] where a search goes on: position in `Tops.order`, part, patterns found. Zeros
+            begin one.
     """
 
     row: Ints
@@ -99,6 +104,7 @@ class Room(NamedTuple):
     carried: Floats
     chosen: Ints
     group: Ints
+    place: Ints
 
 
 @entry
@@ -144,7 +150,8 @@ def search(
 ) -> int:
     """Patterns worth more than `least`.
 
-    How many, one more than there is room for where that is not all.
+    How many, one more than there is room for where that is not all; `UNFINISHED` after so many
+    moves that the caller may want to look at its clock: called again, the search goes on.
 
     Args:
         side: options.
@@ -155,32 +162,40 @@ def search(
         limits: least worth, inflation of factors, memory of the GPU (GiB).
     """
     least, inflation, memory = limits
-    parts, count = len(cut), 0
+    parts, moves = len(cut), 0
+    position, at, count = room.place
+    if count > 0 and len(room.value) == 1:
+        least = max(least, room.value[0])
     begin, end = side.start[side.first[cut[0]]], side.start[side.first[cut[0] + 1]]
-    for row in tops.order[begin:end]:
-        room.chosen[0] = row
-        pressed = int(side.bucket[row])
-        if parts > 1 and not _top(side, tops, cut, room.chosen, 1, 1, pressed) > least:
-            continue
-        at = 0
-        while True:
-            if at + 1 < parts:
-                at += 1
-                room.chosen[at], room.group[at] = -1, side.first[cut[at]]
-            else:
-                value = _value(side, room, inflation, memory, worths)
-                if value > least:
-                    if len(room.value) == 1:
-                        least, count = value, 0
-                    elif count == len(room.value):
-                        return count + 1
-                    room.value[count] = value
-                    for i in range(parts):
-                        room.row[count, i] = room.chosen[i]
-                    count += 1
-            at = _moved(side, tops, cut, room, at, worths, least)
-            if at == 0:
-                break
+    while position < end - begin:
+        if moves == MOVES:
+            room.place[0], room.place[1], room.place[2] = position, at, count
+            return UNFINISHED
+        moves += 1
+        if at == 0:
+            row = tops.order[begin + position]
+            room.chosen[0] = row
+            pressed = int(side.bucket[row])
+            if parts > 1 and not _top(side, tops, cut, room.chosen, 1, 1, pressed) > least:
+                position += 1
+                continue
+        if at + 1 < parts:
+            at += 1
+            room.chosen[at], room.group[at] = -1, side.first[cut[at]]
+        else:
+            value = _value(side, room, inflation, memory, worths)
+            if value > least:
+                if len(room.value) == 1:
+                    least, count = value, 0
+                elif count == len(room.value):
+                    return count + 1
+                room.value[count] = value
+                for i in range(parts):
+                    room.row[count, i] = room.chosen[i]
+                count += 1
+        at = _moved(side, tops, cut, room, at, worths, least)
+        if at == 0:
+            position += 1
     return count
 
 

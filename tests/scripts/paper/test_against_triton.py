@@ -95,6 +95,9 @@ def test_a_kept_row_is_not_searched_again_and_one_without_auto_gets_it_alone(
     assert first.auto_rps is None
     assert first.triton_rps > 0
     monkeypatch.setattr(against_triton, "tuned", refused)
+    other = replace(first, planned_rps=2 * first.planned_rps)  # loads of another default plan
+    with pytest.raises(AssertionError):  # searched
+        compare(problem, other, auto=False)
     again = compare(problem, first, auto=True)
     assert again.auto_rps is not None
     assert again.auto_rps >= first.triton_rps

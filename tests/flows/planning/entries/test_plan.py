@@ -5,15 +5,19 @@ The least by brute force, no planner below it, limits kept, complaints with name
 
 import math
 import re
+from collections.abc import Sequence
 from dataclasses import replace
+from importlib import import_module
 from typing import Any
 
 import pytest
 
 from flows.planning import PlanOptions, make_plan
+from flows.planning.entries.tables import ModelTable
 from flows.planning.promises.headroom import at_part
-from flows.planning.registry import planner_named
+from flows.planning.registry import Inputs, planner_named
 from flows.planning.verify.numbers import verify_plan
+from tests.flows.planning import small
 from tests.flows.planning.entries.entry_cases import (
     Case,
     brute_force,
@@ -239,6 +243,25 @@ def test_gpus_that_are_too_few_are_named() -> None:
     problem = made(profile(7), [entry("much", 0, 20, 3_000)], gpus=1)
     with pytest.raises(InfeasibleError, match=r"gpu_classes\.G: needs .* the cluster has 4"):
         planned(problem)
+
+
+def test_entries_that_fit_at_no_rate_are_refused_after_few_tries(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    profiles = {name: small.profile(name) for name in "abcd"}
+    asked = Workload(models=tuple(ModelDemand(name=name, slo_us=40_000) for name in profiles))
+    tried: list[float] = []
+    planning = import_module("flows.planning.entries.plan")  # not the function of that name
+    read = planning.read_tables
+
+    def counted(inputs: Inputs, level: float, *more: Any) -> Sequence[ModelTable]:
+        tried.append(level)
+        return read(inputs, level, *more)
+
+    monkeypatch.setattr(planning, "read_tables", counted)
+    with pytest.raises(InfeasibleError, match="its GPUs serve not all entries at once, at any"):
+        make_plan(profiles, small.cluster(1, 1), asked, PlanOptions(planner="graft"))
+    assert len(set(tried)) <= 4
 
 
 def test_a_class_that_has_too_few_gpus_leaves_the_rest_to_others() -> None:
