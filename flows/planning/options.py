@@ -68,7 +68,7 @@ class CommonOptions:
     time_limit_s: float | None = option(
         None,
         help="Stop planning after this time with the best plan so far; by default there is "
-        "no limit.",
+        "no limit. Compiling, once per machine, does not count.",
         least=0.1,
         most=1e6,
         metavar="SECONDS",

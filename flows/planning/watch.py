@@ -11,10 +11,27 @@ from threading import Event
 
 from flows.clock import Stopwatch
 from triton_backend.contract.errors import InfeasibleError
+from triton_backend.scheduler.measured.compile_time import COMPILE_TIME
 
 BEFORE = 0.25
 """Of the time that is left: what a step before the plan itself may take."""
 _LEAST_S = 0.02  # a solver that is called gets at least so long
+
+
+class _Clock(Stopwatch):
+    """Seconds since it was made or restarted, without those in which kernels were compiled."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._compiled_s = COMPILE_TIME.seconds()
+
+    def seconds(self) -> float:
+        return super().seconds() - (COMPILE_TIME.seconds() - self._compiled_s)
+
+    def restart(self) -> float:
+        seconds = super().restart()
+        self._compiled_s = COMPILE_TIME.seconds()
+        return seconds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,7 +52,8 @@ class Watch:
     """The clock of one run.
 
     Attributes:
-        limit_s: seconds from the start that the run may take; None for no limit.
+        limit_s: seconds from the start that the run may take; None for no limit. Compiling kernels,
+            which happens once per machine, does not count.
         tell: called whenever a better plan or a better bound is known.
         value_of: the objective's value of a score: scores are maximised, whatever the objective.
     """
@@ -44,7 +62,7 @@ class Watch:
     tell: Callable[[Progress], None] | None = None
     value_of: Callable[[float], float] = float
     _whole_s: float | None = None
-    _clock: Stopwatch = field(default_factory=Stopwatch)
+    _clock: Stopwatch = field(default_factory=_Clock)
     _stop: Event = field(default_factory=Event)
 
     def begin(self) -> None:
@@ -52,7 +70,7 @@ class Watch:
         self._clock.restart()
 
     def seconds(self) -> float:
-        """Seconds since the run began."""
+        """Seconds since the run began, without those in which kernels were compiled."""
         return self._clock.seconds()
 
     def left_s(self) -> float | None:

@@ -39,6 +39,8 @@ from numba.core.compiler import Compiler
 from numba.core.dispatcher import Dispatcher
 from numba.np import arrayobj
 
+from triton_backend.scheduler.measured.compile_time import COMPILE_TIME
+
 _LOG = logging.getLogger(__name__)
 
 Parameters = ParamSpec("Parameters")
@@ -107,7 +109,7 @@ class _Entry(_Kernel):
         name = f"{self.py_func.__module__}.{self.py_func.__name__}"
         _LOG.info("compiling %s, once per machine", name)
         lock = Path(cache.cache_path) / f"{self.py_func.__name__}.lock"
-        with _one_at_a_time(lock), _collecting_rarely():
+        with COMPILE_TIME.counted(), _one_at_a_time(lock), _collecting_rarely():
             return super().compile(sig)
 
 

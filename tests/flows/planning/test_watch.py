@@ -1,10 +1,13 @@
 """The clock of a planning run."""
 
+import time
+
 import numpy as np
 import pytest
 
 from flows.clock import Stopwatch
 from flows.planning.watch import Progress, Watch
+from triton_backend.scheduler.measured.compile_time import CompileTime
 
 
 def test_without_limit_and_interruption_it_never_ends_a_run() -> None:
@@ -59,6 +62,18 @@ def test_what_came_before_planning_does_not_count() -> None:
     assert watch.over()
     watch.begin()
     assert not watch.over()
+
+
+def test_kernels_that_are_compiled_take_none_of_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    compiled = CompileTime()
+    monkeypatch.setattr("flows.planning.watch.COMPILE_TIME", compiled)
+    begun = Stopwatch()
+    watch = Watch(limit_s=1000.0)
+    with compiled.counted():
+        time.sleep(0.05)
+    assert watch.seconds() <= begun.seconds() - 0.05
+    watch.begin()
+    assert watch.seconds() >= 0
 
 
 @pytest.mark.parametrize(
