@@ -80,6 +80,9 @@ def test_autoscalers_ask_for_a_gauge_that_is_published() -> None:
     metric = documents("hpa.yaml")[0]["spec"]["metrics"][0]["external"]["metric"]
     assert metric["name"] == "poolpipe_advised_gpus"
     assert set(metric["selector"]["matchLabels"]) <= set(labels)
+    (rule,) = documents("prometheus-adapter.yaml")[0]["externalRules"]
+    assert rule["seriesQuery"] == f'{{__name__="{metric["name"]}"}}'
+    assert rule["resources"] == {"namespaced": False}  # else that of the autoscaler is asked for
 
 
 class _Endpoint(BaseHTTPRequestHandler):
