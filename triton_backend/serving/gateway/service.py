@@ -404,7 +404,7 @@ class SchedulerService:
         gateway, batch, stage = self.gateway, header.batch_id, header.stage
         served = gateway.deployment.generation
         own = [one for one in names if isinstance(one, WorkerAddress)]
-        if not any(gateway.knows(one.generation) for one in own):
+        if all(gateway.generations.begun_of(one.generation) is None for one in own):
             return
         worker = next((one for one in own if one.generation == served), own[-1])
         if header.kind is Kind.EMITTED:
@@ -460,8 +460,8 @@ class SchedulerService:
         served = self.gateway.deployment.generation
         for name in list(names):
             if isinstance(name, WorkerAddress):
-                former = name.generation < served and not self.gateway.knows(name.generation)
-                if former:
+                known = self.gateway.generations.begun_of(name.generation)
+                if name.generation < served and known is None:
                     names.remove(name)
                     self._peers.pop(name, None)
 

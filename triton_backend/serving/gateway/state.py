@@ -58,12 +58,12 @@ from triton_backend.serving.gateway.admission import Refused, RefusedJob
 from triton_backend.serving.gateway.applications.job import InputSlot, Job, RetainedOutputSlot
 from triton_backend.serving.gateway.applications.jobs import Jobs
 from triton_backend.serving.gateway.batches.generation import Generation, ThreadsOf
+from triton_backend.serving.gateway.batches.generations import Generations
 from triton_backend.serving.gateway.batches.held_slots import HeldSlot, HeldSlots
 from triton_backend.serving.gateway.batches.in_flight import BatchInFlight, SharedBatchInFlight
 from triton_backend.serving.gateway.batches.shared import SharedBatches
 from triton_backend.serving.gateway.batches.slots import WorkerSlots
 from triton_backend.serving.gateway.counters import GatewayCounters
-from triton_backend.serving.gateway.loads import loads_of
 from triton_backend.serving.gateway.peers.addresses import (
     Address,
     FrontAddress,
@@ -72,7 +72,7 @@ from triton_backend.serving.gateway.peers.addresses import (
 )
 from triton_backend.serving.gateway.peers.deferred import DeferredFrames
 from triton_backend.serving.gateway.peers.fronts import Fronts, drop_frame, fronts_in, plan_frame
-from triton_backend.serving.gateway.pool_use import PoolAdvice, PoolUse
+from triton_backend.serving.gateway.pool_use import PoolAdvice
 from triton_backend.serving.gateway.put_off import Offered, PutOff
 from triton_backend.serving.gateway.roll_call import StartupBarrier
 from triton_backend.serving.gateway.rollout import Rollout, State
@@ -155,18 +155,13 @@ class Gateway:
             shared_batch_times=deployment.shared_batch_times,
             **of_late_binding(settings.late_binding),
         )
-        self._rollout = Rollout(deployment)
         slots = WorkerSlots(deployment, epoch, slots_free_us)
         self._threads_of = threads_of
-        self._served = Generation(deployment, now_us, slots, threads_of)
-        self._served.number = self._core.plan_number
-        self._served.runs = self.counters.serve(deployment.plan, settings.time_stretch)
-        self._use = PoolUse(deployment.plan, self.counters, now_us)
-        self._loads = loads_of(deployment.plan, self.counters)
+        served = Generation(deployment, slots, threads_of)
+        served.serve(self._core.plan_number, self.counters, now_us)
+        self.generations = Generations(served)
+        self._rollout = Rollout(self.generations)
         self._former_link_busy_us: dict[tuple[str, str], int] = {}  # of earlier generations
-        self._prepared: Generation | None = None
-        # Generations before, by their numbers, as long as batches of them are in flight.
-        self._former: dict[int, Generation] = {}
         self._fronts = Fronts()
         self._guards_us: dict[str, int] = {}  # by model, of its last arrival
         self._fronts.add(self.deployment)
@@ -180,7 +175,6 @@ class Gateway:
         self._put_off = PutOff(len(deployment.vgpus), now_us)
         self._jobs = Jobs()
         self._may_send = False  # True if any of these might have its slots now
-        self._up: dict[int, set[int]] = {}  # vGPUs by generation
         self._busy_until_us: dict[int, int] = {}  # of these, with batches of the life before
         for vgpu in deployment.vgpus:
             self._apply(WorkerLost(now_us=self._at(now_us), vgpu=vgpu.index))
@@ -194,7 +188,7 @@ class Gateway:
     @property
     def deployment(self) -> Deployment:
         """The generation served."""
-        return self._served.deployment
+        return self.generations.deployment
 
     @property
     def state(self) -> State:
@@ -217,7 +211,7 @@ class Gateway:
     @property
     def former_batches(self) -> int:
         """Batches in flight of earlier generations, and generations whose slots jobs need."""
-        served = self._served
+        served = self.generations.served
         sent = sum(batch.generation is not served for batch in self._batches.values())
         needed = self._jobs.generations() - {served.deployment.generation}
         waiting = sum(generation is not served for generation, _ in self._waiting_for_slots)
@@ -226,30 +220,26 @@ class Gateway:
     @property
     def retained_slots(self) -> int:
         """Slots for retained outputs that are taken."""
-        return sum(g.retained.taken for g in (self._served, *self._former.values()))
+        return sum(g.retained.taken for g in self.generations.begun())
 
     @property
     def jobs(self) -> int:
         """Jobs in hand."""
         return len(self._jobs)
 
-    def knows(self, generation: int) -> bool:
-        """True if what its workers say matters."""
-        return generation == self.deployment.generation or generation in self._former
-
     def waiting(self) -> Iterator[tuple[str, int]]:
         """Queue length of every model of the plan."""
-        return zip(self._served.models, self._core.queue_lengths(), strict=True)
+        return zip(self.generations.served.models, self._core.queue_lengths(), strict=True)
 
     def status(self) -> dict[str, Any]:
         """State for people and flows."""
-        prepared = self._rollout.prepared
+        prepared = self.generations.prepared
         return {
             "state": str(self.state),
             "plan_id": self.deployment.plan.plan_id,
             "generation": self.deployment.generation,
             "workers": self._readiness(self.deployment),
-            "prepared": None if prepared is None else self._readiness(prepared),
+            "prepared": None if prepared is None else self._readiness(prepared.deployment),
             "queued": dict(self.waiting()),
             "in_flight": self.in_flight,
             "former_batches": self.former_batches,
@@ -265,38 +255,38 @@ class Gateway:
         """Time in which links of the plan served carried anything, by node and direction."""
         return {
             (node, direction): busy_us + self._former_link_busy_us.get((node, direction), 0)
-            for node, direction, busy_us in self._served.supervisor.link_busy_us()
+            for node, direction, busy_us in self.generations.served.supervisor.link_busy_us()
         }
 
     def advice(self, now_us: int) -> list[PoolAdvice]:
         """Every pool of the plan served: how busy and bad it was lately, and the vGPUs advised."""
-        return self._use.advice(max(self._last_us, now_us))
+        return self.generations.served.use.advice(max(self._last_us, now_us))
 
     def loaded_bytes(self) -> dict[Pool, int]:
         """Weights of stages on demand that are there, of every pool that loads some."""
-        return {} if self._loads is None else self._loads.bytes_by_pool()
+        return (
+            {}
+            if self.generations.served.loads is None
+            else self.generations.served.loads.bytes_by_pool()
+        )
 
     def demands(self) -> dict[str, dict[str, float]]:
         """Rates that the plan served is for, and those that a plan made now would be for."""
-        return self._use.demands()
+        return self.generations.served.use.demands()
 
     def _readiness(self, deployment: Deployment) -> dict[str, Any]:
         return {
             "plan_id": deployment.plan.plan_id,
             "generation": deployment.generation,
-            "up": len(self._up_of(deployment)),
+            "up": len(self.generations.up(deployment.generation)),
             "total": len(deployment.vgpus),
         }
-
-    def _up_of(self, deployment: Deployment) -> set[int]:
-        """The vGPUs of a generation whose workers are up."""
-        return self._up.get(deployment.generation, set())
 
     def plan_frames(self) -> list[bytes]:
         """Generations for a front: the one served, and the one prepared."""
         frames = [plan_frame(self.deployment, prepared=False)]
-        if self._rollout.prepared is not None:
-            frames.append(plan_frame(self._rollout.prepared, prepared=True))
+        if self.generations.prepared is not None:
+            frames.append(plan_frame(self.generations.prepared.deployment, prepared=True))
         return frames
 
     def _at(self, now_us: int) -> int:
@@ -316,7 +306,7 @@ class Gateway:
         Raises:
             InputError: its number is none that a front counts to.
         """
-        served = self._served
+        served = self.generations.served
         local, deadline_us, samples, entry, express_slot, *_ = arrival
         number = self._fronts.number_of(front, local)
         if self._core.has_request(number) or self._put_off.waits(number):
@@ -352,12 +342,12 @@ class Gateway:
 
     def _with_priority(self, arrival: ArrivalBody) -> ArrivalBody:
         """As the scheduler serves it: as usual where batches board shared ones."""
-        boards = arrival.low == 1 and self._served.deployment.boards
+        boards = arrival.low == 1 and self.generations.served.deployment.boards
         return arrival._replace(low=0) if boards else arrival
 
     def _admits(self, queue: int, arrival: ArrivalBody, now_us: int) -> bool:
         """Low requests are no work that admission counts, and it refuses none of them."""
-        door = self._served.admission
+        door = self.generations.served.admission
         offer = queue, arrival.samples, arrival.deadline_us, now_us
         return arrival.low == 1 or door.admits(*offer)
 
@@ -383,11 +373,10 @@ class Gateway:
         NONE where its plan or block is gone. A front hears of another plan a moment later than
         this: what it sent before names entries of the last.
         """
-        served = self._served
+        served = self.generations.served
         if plan_tag in (0, served.deployment.tag):
             return entry if entry < len(served.queues[model]) else NONE
-        known = (self._prepared, *self._former.values())
-        sender = next((g for g in known if g is not None and g.deployment.tag == plan_tag), None)
+        sender = self.generations.tagged(plan_tag)
         name = served.deployment.plan.models[model].name
         theirs = None if sender is None else sender.models.get(name)
         if sender is None or theirs is None or entry >= len(sender.queues[theirs]):
@@ -402,7 +391,7 @@ class Gateway:
         """A request of an application."""
         if self._jobs.get(number) is not None:
             return  # announced again
-        served = self._served
+        served = self.generations.served
         self.counters.asked[front.model] += 1
         self.counters.offered[front.model] += 1
         application = served.deployment.application_numbers[front.model]
@@ -438,16 +427,15 @@ class Gateway:
         So it is with a front that has not heard of this plan yet, or that still gathered itself.
         """
         deployment = self.deployment
-        known = (self._served, self._prepared, *self._former.values())
-        tags = {one.deployment.tag: one.deployment.generation for one in known if one is not None}
-        if plan_tag not in tags or arrival.express_slot == NONE:
+        sender = self.generations.tagged(plan_tag)
+        if sender is None or arrival.express_slot == NONE:
             reason = DropReason.MODEL_REMOVED
             self._send(front, drop_frame(arrival.request, reason, arrival.deadline_us))
             return False
         graph = deployment.applications[deployment.application_numbers[front.model]]
-        inputs = InputSlot(tags[plan_tag], front.gateway, arrival.express_slot)
+        inputs = InputSlot(sender.deployment.generation, front.gateway, arrival.express_slot)
         job = Job(number, graph, arrival.samples, inputs, arrival.deadline_us)
-        if front.model in self._served.models:
+        if front.model in self.generations.served.models:
             self._jobs.begin_alone(job)
         else:
             self._jobs.begin(job)
@@ -457,7 +445,7 @@ class Gateway:
         """Overload: the core does not see what not even an ideal server could answer in time."""
         self.counters.dropped_for(front.model, DropReason.OVERLOAD)
         local, deadline_us, samples, entry, *_ = arrival
-        queue = self._served.queues[model][entry]
+        queue = self.generations.served.queues[model][entry]
         refused = Refused(
             now_us=now_us, model=model, deadline_us=deadline_us, samples=samples, entry=entry
         )
@@ -466,7 +454,7 @@ class Gateway:
             local,
             DropReason.OVERLOAD,
             deadline_us,
-            best_finish_us=self._served.admission.best_finish_us(queue, now_us),
+            best_finish_us=self.generations.served.admission.best_finish_us(queue, now_us),
             queue_position=self._core.queue_lengths()[model],
         )
         self._send(front, dropped)
@@ -527,19 +515,19 @@ class Gateway:
 
     def worker_up(self, worker: WorkerAddress, now_us: int, idle_us: int = 0) -> None:
         """A worker is ready, and idle from an instant on (0: now), at most an SLO from now."""
-        up = self._up.setdefault(worker.generation, set())
+        up = self.generations.up(worker.generation)
         served = worker.generation == self.deployment.generation
         if worker.vgpu in up:
             if served and self._busy_until_us.pop(worker.vgpu, 0) > now_us:  # it was quicker
                 self._apply(WorkerBack(now_us=self._at(now_us), vgpu=worker.vgpu))
             return
         self._offer_adoption(worker)
-        if served and not self._served.supervisor.worker_up(worker.vgpu, now_us, up):
+        if served and not self.generations.served.supervisor.worker_up(worker.vgpu, now_us, up):
             return
-        up.add(worker.vgpu)
+        self.generations.came(worker)
         if served:
-            if self._loads is not None:
-                self._loads.worker_up(worker.vgpu)
+            if self.generations.served.loads is not None:
+                self.generations.served.loads.worker_up(worker.vgpu)
             now_us = self._at(now_us)
             idle_us = min(idle_us, now_us + max(self.deployment.longest_slos_us))
             if idle_us > now_us:
@@ -553,11 +541,11 @@ class Gateway:
     def worker_lost(self, worker: WorkerAddress, now_us: int) -> None:
         """A worker's process is gone, with what it held."""
         if worker.generation == self.deployment.generation:
-            self._served.supervisor.process_ended(worker.vgpu, now_us)
+            self.generations.served.supervisor.process_ended(worker.vgpu, now_us)
             if self._roll_call is not None:
                 self._roll_call.busy.pop(worker.vgpu, None)
         self._take_out(worker, now_us)
-        former = self._former.get(worker.generation)
+        former = self.generations.former.get(worker.generation)
         if former is not None:  # the core knows what of it was still to run
             lost = WorkerLost(now_us=self._at(now_us), vgpu=worker.vgpu, plan=former.number)
             self._apply(lost)
@@ -568,8 +556,7 @@ class Gateway:
 
         What the host itself has kept counts as lost with it: its memory may be new when it is back.
         """
-        known = (self._served, *self._former.values())
-        generation = next((g for g in known if g.deployment.generation == worker.generation), None)
+        generation = self.generations.begun_of(worker.generation)
         if generation is None or generation.deployment.at_gateway(worker.vgpu):
             return
         deployment = generation.deployment
@@ -579,7 +566,7 @@ class Gateway:
             for v in deployment.vgpus
             if deployment.same_host(deployment.node_name_of(v.index), node)
         }
-        if there & self._up_of(deployment):
+        if there & self.generations.up(worker.generation):
             return
         for job in self._jobs.stranded(worker.generation, there):
             number, name = job.number, job.graph.name
@@ -587,7 +574,7 @@ class Gateway:
             reason = DropReason.BEGUN_ANEW
             self._apply(JobCancel(now_us=self._at(now_us), job_id=number, reason=reason))
             application = self.deployment.application_numbers.get(name)
-            if application is None or name not in self._served.applications:
+            if application is None or name not in self.generations.served.applications:
                 why = f"the host of node {node!r} is lost, with what its modules gave"
                 body = pack_job_failed(JobFailedBody(number % LOCALS, why))
                 self._send(self._fronts.front_of(number), frame(Kind.JOB_FAILED, body))
@@ -607,12 +594,8 @@ class Gateway:
 
     def _take_out(self, worker: WorkerAddress, now_us: int) -> None:
         """Count a worker as lost, where it was up."""
-        up = self._up.get(worker.generation, set())
-        if worker.vgpu not in up:
+        if not self.generations.went(worker):
             return
-        up.remove(worker.vgpu)
-        if not up:
-            del self._up[worker.generation]
         if worker.generation == self.deployment.generation:
             self._busy_until_us.pop(worker.vgpu, None)
             self.counters.workers_lost += 1
@@ -622,7 +605,7 @@ class Gateway:
         """VGPUs without a worker that is up, by pool; not counted where no request has variants."""
         if not self.deployment.plan.workload.variants:
             return {}
-        up = self._up.get(self.deployment.generation, set())
+        up = self.generations.up_served()
         return Counter(
             self.deployment.pool_of(vgpu).name
             for vgpu in range(len(self.deployment.vgpus))
@@ -640,8 +623,8 @@ class Gateway:
         batch.heard_us = now_us = self._at(now_us)
         start_us, end_us = _past(times, now_us)
         dispatch = batch.dispatch
-        if batch.generation is self._served:
-            self._served.supervisor.transfer_done(
+        if batch.generation is self.generations.served:
+            self.generations.served.supervisor.transfer_done(
                 batch.place(stage), dispatch.hops, dispatch.samples, start_us, end_us
             )
         self._apply(
@@ -672,11 +655,12 @@ class Gateway:
         if last and batch.output_slot is None:  # fronts count what is late of jobs
             self._count_late(number, batch, end_us)
         self._end_stage(number, batch, start_us, end_us)
-        if batch.generation is self._served:
+        if batch.generation is self.generations.served:
             if not batch.low:  # the time of low ones is there for others
-                self._use.ran(hops[stage].vgpu, end_us - start_us)
-            if self._loads is not None and end_us > start_us:  # no time at all: it failed
-                self._loads.ran(place, hops[stage].vgpu)
+                self.generations.served.use.ran(hops[stage].vgpu, end_us - start_us)
+            loads = self.generations.served.loads
+            if loads is not None and end_us > start_us:  # no time at all: it failed
+                loads.ran(place, hops[stage].vgpu)
             self._show_run(place, hops[stage], batch.dispatch.samples, (start_us, end_us))
         if batch.early:
             self._catch_up(batch_id, batch, now_us)
@@ -707,8 +691,8 @@ class Gateway:
     ) -> None:
         """Tell the watch of workers of a run under the plan served."""
         took_us = span_us[1] - span_us[0]
-        actions = self._served.supervisor.stage_done(
-            place, hop, samples, took_us, self._last_us, self._up_served()
+        actions = self.generations.served.supervisor.stage_done(
+            place, hop, samples, took_us, self._last_us, self.generations.up_served()
         )
         self._take(actions)
 
@@ -763,8 +747,8 @@ class Gateway:
         )
         for batch in batches:
             self._answer_jobs(batch)
-        if generation is self._served:
-            self._use.ran(hop.vgpu, span_us[1] - span_us[0])
+        if generation is self.generations.served:
+            self.generations.served.use.ran(hop.vgpu, span_us[1] - span_us[0])
             self._show_run(place, hop, samples, span_us)
 
     def emitted(self, batch_id: int, rows: tuple[tuple[int, ...], ...]) -> None:
@@ -930,12 +914,12 @@ class Gateway:
             batch = self._batches.get(number)
             if batch is None:
                 continue
-            if batch.generation is self._served and 0 <= stage < len(
+            if batch.generation is self.generations.served and 0 <= stage < len(
                 batch.slots
             ):  # first, lest its requests are sent there again
                 vgpu = batch.dispatch.hops[stage].vgpu
-                supervisor = self._served.supervisor
-                self._take(supervisor.unreachable(vgpu, now_us, self._up_served()))
+                supervisor = self.generations.served.supervisor
+                self._take(supervisor.unreachable(vgpu, now_us, self.generations.up_served()))
             self._give_up(number)
 
     def let_go(self, names: Sequence[Address], batch_id: int) -> None:
@@ -958,7 +942,11 @@ class Gateway:
         """A worker ran its stage on zeros."""
         self._at(now_us)
         took_us = times.end_us - times.start_us
-        self._take(self._served.supervisor.pace_result(worker.vgpu, took_us, self._up_served()))
+        self._take(
+            self.generations.served.supervisor.pace_result(
+                worker.vgpu, took_us, self.generations.up_served()
+            )
+        )
 
     # Time
 
@@ -977,8 +965,8 @@ class Gateway:
         self._end_roll_call(now_us)
         now_us = self._at(now_us)
         self._offer(self._put_off.due(now_us))
-        self._use.look(now_us)
-        for generation in (self._served, *self._former.values()):
+        self.generations.served.use.look(now_us)
+        for generation in self.generations.begun():
             self._may_send |= generation.slots.release(now_us)
         self._may_send |= self._held.release(now_us)
         self._send_waiting()
@@ -995,10 +983,12 @@ class Gateway:
                 b.heard_us,
             )
             for number, b in self._batches.items()
-            if b.generation is self._served
+            if b.generation is self.generations.served
             for hop in (b.dispatch.hops[b.reported],)
         ]
-        self._take(self._served.supervisor.look(awaited, now_us, self._up_served()))
+        self._take(
+            self.generations.served.supervisor.look(awaited, now_us, self.generations.up_served())
+        )
         if self._rollout.lease_ended(self.in_flight, now_us):
             self.abort(now_us)
 
@@ -1007,33 +997,35 @@ class Gateway:
 
         Forget those that have none.
         """
-        if not self._former:
+        if not self.generations.former:
             return
         left: set[int] = {
             generation.deployment.generation for generation, _ in self._waiting_for_slots
         }
         left |= self._jobs.generations() | self._held.generations()
-        left |= {number for number, former in self._former.items() if former.slots.holds_back}
+        left |= {
+            number for number, former in self.generations.former.items() if former.slots.holds_back
+        }
         for number, batch in list(self._batches.items()):
             deployment = batch.generation.deployment
             left.add(deployment.generation)
             slo_us = deployment.longest_slos_us[batch.dispatch.model]
             last_us = max(batch.dispatch.hops[batch.reported].end_us, batch.heard_us)
             late = now_us - last_us > max(slo_us, FORMER_BATCH_PATIENCE_US)
-            if late and batch.generation is not self._served:
+            if late and batch.generation is not self.generations.served:
                 self._give_up(number)
-        over = self._former.keys() - left
+        over = self.generations.former.keys() - left
         for generation in over:
-            del self._former[generation]
-            self._up.pop(generation, None)
+            self.generations.forget(generation)
         if over:  # batches that only they ran are given up
             vgpus = range(len(self.deployment.vgpus))
-            self._adopt(self._rollout.prepared or self.deployment, vgpus)
+            latest = self.generations.prepared or self.generations.served
+            self._adopt(latest.deployment, vgpus)
 
     def _end_roll_call(self, now_us: int) -> None:
         """Dispatch from now on, where enough workers have reported, or had the time to."""
         call = self._roll_call
-        if call is None or not call.is_over(self._up_served(), now_us):
+        if call is None or not call.is_over(self.generations.up_served(), now_us):
             return
         self._roll_call = None
         for vgpu, idle_us in call.busy.items():
@@ -1042,9 +1034,6 @@ class Gateway:
             self._apply(Resume(now_us=self._at(now_us)))
 
     # Decisions of the workers' supervisor
-
-    def _up_served(self) -> set[int]:
-        return self._up_of(self.deployment)
 
     def _take(self, actions: Iterator[Action] | Sequence[Action]) -> None:
         """Take the supervisor's actions, at the instant of the core's last event."""
@@ -1070,17 +1059,18 @@ class Gateway:
 
     def prepare(self, deployment: Deployment) -> None:
         """Accept a second generation beside the one served."""
-        if self._rollout.prepare(deployment):
-            # Made now, because it takes longer than the change may.
-            slots = WorkerSlots(deployment, self._epoch, 0)
-            self._prepared = Generation(deployment, self._last_us, slots, self._threads_of)
-            self._core.prepare(deployment.plan)
-            self._announce(deployment, self.deployment, prepared=True)
-            self._adopt(deployment, [before for before, _ in self._inherited(deployment)])
+        if deployment.generation == self.deployment.generation:
+            return
+        # Made now, because it takes longer than the change may.
+        slots = WorkerSlots(deployment, self._epoch, 0)
+        self.generations.prepared = Generation(deployment, slots, self._threads_of)
+        self._core.prepare(deployment.plan)
+        self._announce(deployment, self.deployment, prepared=True)
+        self._adopt(deployment, [before for before, _ in self._inherited(deployment)])
 
     def _adopt(self, latest: Deployment, vgpus: Iterable[int]) -> None:
         """Have workers of the generation served serve another one too, and none after it."""
-        oldest = min(self._former, default=self.deployment.generation)
+        oldest = min(self.generations.former, default=self.deployment.generation)
         adopt = frame(Kind.ADOPT, pack_adopt(AdoptBody(latest.generation, oldest)))
         for vgpu in vgpus:
             self._deferred.put(WorkerAddress(self.deployment.generation, vgpu), adopt)
@@ -1096,11 +1086,11 @@ class Gateway:
 
     def _offer_adoption(self, worker: WorkerAddress) -> None:
         """Have a worker that goes on serve the prepared generation too; harmless where it does."""
-        prepared = self._rollout.prepared
+        prepared = self.generations.prepared
         if prepared is None or worker.generation != self.deployment.generation:
             return
-        if any(worker.vgpu == before for before, _ in self._inherited(prepared)):
-            self._adopt(prepared, [worker.vgpu])
+        if any(worker.vgpu == before for before, _ in self._inherited(prepared.deployment)):
+            self._adopt(prepared.deployment, [worker.vgpu])
 
     def _inherited(self, deployment: Deployment) -> tuple[tuple[int, int], ...]:
         """Numbers of the workers that go on: in the generation served, and in a later one."""
@@ -1123,25 +1113,20 @@ class Gateway:
             InputError: nothing is prepared, its workers are not all up, or a flush has not ended.
         """
         self._offer(self._put_off.end())  # by the plan that they were announced for
-        prepared = self._rollout.prepared
-        workers_up = 0 if prepared is None else len(self._up_of(prepared))
-        deployment = self._rollout.swap(workers_up, self.in_flight)
-        former, served = self._served, self._prepared
+        self._rollout.check_swap(self.in_flight)
+        self._rollout.end()
+        former, served = self.generations.served, self.generations.prepared
         assert served is not None
+        deployment = served.deployment
         inherited = self._inherited(deployment)  # `deployment` is not served yet
         served.slots.share(former.slots, inherited)
-        self._former[former.deployment.generation] = former
         self._former_link_busy_us = self.link_busy_us()
         self.count_times()  # the core forgets them with the plan
-        served.number = self._core.plan_number + 1
-        stretch = deployment.settings.time_stretch
-        served.runs = self.counters.serve(deployment.plan, stretch)
-        served.supervise(now_us)
-        self._use = PoolUse(deployment.plan, self.counters, now_us, self._use.asked)
-        self._loads = loads_of(deployment.plan, self.counters)
-        self._served, self._prepared, self._roll_call = served, None, None
+        served.serve(self._core.plan_number + 1, self.counters, now_us, former.use.asked)
+        self.generations.swap()
+        self._roll_call = None
         self._busy_until_us = {}
-        self._fronts.add(self.deployment)
+        self._fronts.add(deployment)
         self._announce(deployment, former.deployment, prepared=False)
         self._core.set_shared_batch_times(deployment.shared_batch_times)
         changed = PlanChanged(now_us=self._at(now_us), plan=deployment.plan, inherited=inherited)
@@ -1149,12 +1134,13 @@ class Gateway:
 
     def abort(self, now_us: int) -> None:
         """Forget what is prepared and go on under the plan served."""
-        prepared = self._rollout.prepared
+        prepared = self.generations.prepared
         if prepared is not None:
-            self._announce(self.deployment, prepared, prepared=False)
-            self._adopt(self.deployment, [before for before, _ in self._inherited(prepared)])
-        self._prepared = None
-        if self._rollout.abort():
+            self._announce(self.deployment, prepared.deployment, prepared=False)
+            inherited = self._inherited(prepared.deployment)
+            self._adopt(self.deployment, [before for before, _ in inherited])
+        self.generations.prepared = None
+        if self._rollout.end():
             self._apply(Resume(now_us=self._at(now_us)))
 
     def _announce(self, deployment: Deployment, other: Deployment, *, prepared: bool) -> None:
@@ -1169,8 +1155,8 @@ class Gateway:
 
     def expected_fronts(self) -> list[FrontAddress]:
         """The fronts of the plan served, and of the one prepared."""
-        prepared = self._rollout.prepared
-        plans = [self.deployment, *([] if prepared is None else [prepared])]
+        prepared = self.generations.prepared
+        plans = [self.deployment, *([] if prepared is None else [prepared.deployment])]
         return fronts_in(self.deployment.settings.gateways, *plans)
 
     # Decisions of the core
@@ -1179,7 +1165,7 @@ class Gateway:
         """Hand the core an event, and carry out what it decides."""
         decisions = self._core.handle(event)
         self._observe(event, decisions)
-        served = self._served
+        served = self.generations.served
         shared_batches: dict[int, SharedBatch] = {}  # of several decisions on one, the last counts
         for decision in decisions:
             match decision:
@@ -1315,7 +1301,7 @@ class Gateway:
 
     def _drop(self, decision: Drop) -> None:
         number = decision.request_id
-        self._served.express.forget(number)
+        self.generations.served.express.forget(number)
         if self._put_off.puts_off(number, decision.reason, self._last_us):
             return
         if self._jobs:

@@ -181,7 +181,7 @@ def test_what_is_said_of_a_shared_batch_by_another_worker_or_of_none_is_ignored(
 
 
 def test_a_member_that_waits_for_a_slot_is_named_when_it_was_sent(gateway: HeldGateway) -> None:
-    slots = gateway._served.slots.of(TAIL_VGPU)
+    slots = gateway.generations.served.slots.of(TAIL_VGPU)
     taken = [slots.take() for _ in range(gateway.deployment.worker_slots(TAIL_VGPU))]
     assert taken[0] is not None
     ask(gateway, 0, TAIL, 10)

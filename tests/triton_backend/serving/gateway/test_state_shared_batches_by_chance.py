@@ -324,7 +324,11 @@ def test_every_request_ends_whatever_crosses_or_dies(deployment: Deployment, see
     assert world.full > 20
     gateway = world.gateway
     assert (gateway.in_flight, gateway._batches, len(gateway._shared_batches)) == (0, {}, 0)
-    assert [gateway._served.slots.of(v.index).taken for v in deployment.vgpus] == [0, 0, 0]
+    assert [gateway.generations.served.slots.of(v.index).taken for v in deployment.vgpus] == [
+        0,
+        0,
+        0,
+    ]
     for worker in world.workers:  # heartbeats wake them, four times a second
         worker.work()
         assert worker.queue.idle
