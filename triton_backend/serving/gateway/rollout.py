@@ -17,6 +17,7 @@ Here: where the change stands, and what keeps it waiting. Not here: which genera
 from enum import StrEnum
 
 from triton_backend.contract.errors import InputError
+from triton_backend.serving.gateway.batches.generation import Generation
 from triton_backend.serving.gateway.batches.generations import Generations
 
 LEAST_LEASE_US = 100_000
@@ -54,8 +55,8 @@ class Rollout:
         self.paused = True
         return changed
 
-    def check_swap(self, in_flight: int) -> None:
-        """Refuse a swap before its time.
+    def swap(self, in_flight: int) -> Generation:
+        """The generation prepared is to be served now; it is returned.
 
         Raises:
             InputError: nothing is prepared, its workers are not all up, or a flush has not ended.
@@ -72,9 +73,11 @@ class Rollout:
         state = self.state(in_flight)
         if state is State.FLUSHING:
             raise InputError("swap", f"the gateway is {state}, not flushed")
+        self.paused = False
+        return prepared
 
-    def end(self) -> bool:
-        """Dispatch again, by whichever plan; False where nothing was flushed."""
+    def abort(self) -> bool:
+        """Dispatch again by the plan served; False where nothing was flushed."""
         changed = self.paused
         self.paused = False
         return changed

@@ -3,8 +3,8 @@
     prepared --> served --> former --> forgotten, when nothing of it is in flight or held
 
 Here: which generation is which, found by its number or by the tag of a frame. Not here: the state
-of one (`generation`), the steps of a change (`rollout`, `state`), which worker is lost (`state`) or
-slow (`liveness.supervisor`).
+of one (`generation`), the steps of a change (`rollout`, `state`), which worker is lost
+(`events.workers`) or slow (`liveness.supervisor`).
 """
 
 from triton_backend.serving.deployment import Deployment
