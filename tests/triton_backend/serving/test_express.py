@@ -70,13 +70,13 @@ def test_slots_are_for_models_that_are_quick_small_and_run_alone(deployment: Dep
 def gateway(deployment: Deployment) -> HeldGateway:
     made = HeldGateway(deployment)
     for vgpu in range(3):
-        made.worker_up(WorkerAddress(1, vgpu), 0)
+        made.workers.up(WorkerAddress(1, vgpu), 0)
     made.frames()
     return made
 
 
 def arrive(gateway: HeldGateway, number: int, slot: int, tag: int) -> None:
-    gateway.arrival(PAIR, ArrivalBody(number, 10 + SLO_US, 1, 0, slot, CHECKSUM), 10, tag)
+    gateway.requests.arrival(PAIR, ArrivalBody(number, 10 + SLO_US, 1, 0, slot, CHECKSUM), 10, tag)
 
 
 def first_slot(gateway: HeldGateway) -> int:
@@ -120,7 +120,7 @@ def test_a_slot_that_a_front_does_not_have_is_not_used(gateway: HeldGateway, bes
 def test_a_batch_that_runs_again_is_gathered_by_its_front(gateway: HeldGateway) -> None:
     arrive(gateway, 5, first_slot(gateway), gateway.deployment.tag)
     gateway.frames()
-    gateway.worker_lost(WorkerAddress(1, 1), 20)
+    gateway.workers.lost(WorkerAddress(1, 1), 20)
     kinds = [(sent.to, parse_header(sent.data).kind) for sent in gateway.frames()]
     assert (WorkerAddress(1, 0), Kind.ABORT) in kinds
     assert kinds[-1] == (PAIR, Kind.DISPATCH)
@@ -131,7 +131,7 @@ def test_a_worker_on_another_host_cannot_take_from_the_slot(tmp_path: Path) -> N
     deployment = deploy(tmp_path, plan(alone(two_stage())), options)
     gateway = HeldGateway(deployment)
     for vgpu in range(3):
-        gateway.worker_up(WorkerAddress(1, vgpu), 0)
+        gateway.workers.up(WorkerAddress(1, vgpu), 0)
     gateway.frames()
     assert not deployment.express_slots(0)
     arrive(gateway, 5, deployment.front_slots(0), deployment.tag)

@@ -98,10 +98,10 @@ def nothing_is_left(system: LocalSystem) -> None:
     counters = system.status()["counters"]
     assert (counters["internal_errors"], counters["frames_refused"]) == (0, 0)
     gateway = system.scheduler.gateway
-    shared = gateway._shared_batches
+    shared = gateway.batches.shared
     assert (shared._by_number, shared._that_ran, shared._unsaid) == ({}, [], {})
-    assert gateway._batches == {}
-    gateway._core.check_invariants()
+    assert gateway.batches.sent == {}
+    gateway.hub.core.check_invariants()
     for worker, _ in system.workers.values():
         wait_for(lambda worker=worker: worker._queue.idle)
 
@@ -248,8 +248,8 @@ def test_shared_batches_end_before_a_flush_does_and_go_on_under_the_new_plan(
     asked.ask(10)  # new requests wait
     wait_for(lambda: system.status()["state"] == "flushed")
     gateway = system.scheduler.gateway
-    shared = gateway._shared_batches
-    assert (len(shared), gateway._batches, shared._unsaid) == (0, {}, {})
+    shared = gateway.batches.shared
+    assert (len(shared), gateway.batches.sent, shared._unsaid) == (0, {}, {})
     system.control("swap", plan_id="next")
     assert [m for m in asked.refused() if not is_late(m)] == []
     ridden = counted(system, "shared_batches")

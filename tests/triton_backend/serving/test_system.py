@@ -324,7 +324,7 @@ def test_a_late_batch_of_a_plan_that_is_over_costs_nobody_a_connection(
     fresh.control("prepare", plan_id="next", generation=2)
     wait_for(lambda: fresh.status()["prepared"]["up"] == 3)
     fresh.control("swap", plan_id="next")
-    wait_for(lambda: not fresh.scheduler.gateway.knows(1))
+    wait_for(lambda: fresh.scheduler.gateway.generations.begun_of(1) is None)
     worker, _ = fresh.workers[1000]
     worker.forget_others(2, 2)  # as the scheduler has it do, sooner or later
     hops = (Hop(0, 0, 0, 0, 1), Hop(1, 0, 0, 0, 1))

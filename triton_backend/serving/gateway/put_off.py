@@ -4,7 +4,7 @@ Workers report to a new scheduler one after the other. A request that those pres
 its deadline is not dropped while others have yet to report: it is put off, and offered to the core
 again with each that does.
 
-Here: which requests wait so, and until when. Not here: the core, frames (`state`).
+Here: which requests wait so, and until when. Not here: the core, frames (`hub`).
 """
 
 from collections.abc import Hashable, Iterable

@@ -10,14 +10,15 @@ The second way is for operators who ask for it: while *flushing* nothing more is
 swap comes within milliseconds of *flushed*. A gateway that stays *flushed* for the length of its
 lease goes back to *serving*: the process that flushed it has died, and requests are waiting.
 
-Here: which generation is served, which is prepared, where the change stands. Not here: telling the
-core, fronts and workers of it (`state`).
+Here: where the change stands, and what keeps it waiting. Not here: which generation is which
+(`batches.generations`), the steps themselves: telling the core, fronts and workers (`state`).
 """
 
 from enum import StrEnum
 
 from triton_backend.contract.errors import InputError
-from triton_backend.serving.deployment import Deployment
+from triton_backend.serving.gateway.batches.generation import Generation
+from triton_backend.serving.gateway.batches.generations import Generations
 
 LEAST_LEASE_US = 100_000
 
@@ -31,16 +32,14 @@ class State(StrEnum):
 
 
 class Rollout:
-    """The generation served, and the one that may follow it.
+    """The change from the generation served to the one prepared.
 
     Attributes:
-        serving: served now.
-        prepared: accepted beside it; None where there is none.
+        paused: nothing is dispatched until the swap.
     """
 
-    def __init__(self, serving: Deployment) -> None:
-        self.serving = serving
-        self.prepared: Deployment | None = None
+    def __init__(self, generations: Generations) -> None:
+        self._generations = generations
         self.paused = False
         self._flushed_us: int | None = None  # when that was seen first
 
@@ -50,40 +49,37 @@ class Rollout:
             return State.SERVING
         return State.FLUSHING if in_flight else State.FLUSHED
 
-    def prepare(self, deployment: Deployment) -> bool:
-        """Accept a generation beside the one served; False where it is that one."""
-        if deployment.generation == self.serving.generation:
-            return False
-        self.prepared = deployment
-        return True
-
     def flush(self) -> bool:
         """Dispatch nothing more; False where that was so already."""
         changed = not self.paused
         self.paused = True
         return changed
 
-    def swap(self, workers_up: int, in_flight: int) -> Deployment:
-        """Serve the prepared generation, of which so many workers are up; it is returned.
+    def swap(self, in_flight: int) -> Generation:
+        """The generation prepared is to be served now; it is returned.
 
         Raises:
             InputError: nothing is prepared, its workers are not all up, or a flush has not ended.
         """
-        prepared = self.prepared
+        prepared = self._generations.prepared
         if prepared is None:
             raise InputError("swap", "nothing is prepared")
-        if workers_up < len(prepared.vgpus):
-            raise InputError("swap", f"{workers_up} of {len(prepared.vgpus)} workers are up")
+        workers, up = (
+            prepared.deployment.vgpus,
+            self._generations.up(prepared.deployment.generation),
+        )
+        if len(up) < len(workers):
+            raise InputError("swap", f"{len(up)} of {len(workers)} workers are up")
         state = self.state(in_flight)
         if state is State.FLUSHING:
             raise InputError("swap", f"the gateway is {state}, not flushed")
-        self.serving, self.prepared, self.paused = prepared, None, False
+        self.paused = False
         return prepared
 
     def abort(self) -> bool:
-        """Forget what is prepared and dispatch again; False where nothing was flushed."""
+        """Dispatch again by the plan served; False where nothing was flushed."""
         changed = self.paused
-        self.prepared, self.paused = None, False
+        self.paused = False
         return changed
 
     def lease_ended(self, in_flight: int, now_us: int) -> bool:
@@ -97,5 +93,5 @@ class Rollout:
 
     def _lease_us(self) -> int:
         """A third of the shortest SLO: what waited can still be served in time."""
-        shortest_us = min(model.slo_us for model in self.serving.plan.models)
-        return max(shortest_us // 3, LEAST_LEASE_US)
+        models = self._generations.deployment.plan.models
+        return max(min(model.slo_us for model in models) // 3, LEAST_LEASE_US)

@@ -2,9 +2,9 @@
 
 The thread first waits until this process has the scheduler's seat (`standby`).
 
-Fronts and workers connect and say HELLO; from then on their frames become calls of `Gateway`, and
-what it sends goes over their connections. A connection that ends is a worker or front lost. Control
-requests come from another thread and are run in this one.
+Fronts and workers connect and say HELLO; from then on their frames become calls of a part of
+`Gateway`, and what it sends goes over their connections. A connection that ends is a worker or
+front lost. Control requests come from another thread and are run in this one.
 
 Here: threads, sockets, the real clock. Not here: any decision.
 """
@@ -224,7 +224,7 @@ class SchedulerService:
     def _status(self) -> dict[str, Any]:
         """State for people and flows, once the standby knows of it."""
         self._tell_standby()
-        fronts = self.gateway.expected_fronts()
+        fronts = self.gateway.announcements.expected_fronts()
         missing = sorted({front.model for front in fronts if front not in self._peers})
         return self.gateway.status() | {"missing_fronts": missing, "scheduler": self.place()}
 
@@ -239,7 +239,7 @@ class SchedulerService:
 
     def _tell_standby(self) -> None:
         """Tell the standby which generations are served and prepared, where that changed."""
-        frames = self.gateway.plan_frames()
+        frames = self.gateway.announcements.plan_frames()
         if frames != self._shown:
             self._shown = frames
             for peer in [peer for peer in self._peers if isinstance(peer, StandbyAddress)]:
@@ -287,9 +287,9 @@ class SchedulerService:
     def _round(self) -> None:
         gateway, timer = self.gateway, self._loop.timer
         due_us = self._next_heartbeat_us
-        if gateway.deferred_us is not None:
-            due_us = min(due_us, gateway.deferred_us)
-        if gateway.calls_roll:
+        if gateway.announcements.deferred.due_us is not None:
+            due_us = min(due_us, gateway.announcements.deferred.due_us)
+        if gateway.workers.calls_roll:
             due_us = min(due_us, self._next_look_us)
         expired = self._loop.poll(max(due_us - self._polled_us, 0) / 1e6)
         self._polled_us = now_us = self._clock.now_us()
@@ -299,14 +299,16 @@ class SchedulerService:
             self._heard = 0
         while not self._calls.empty():
             self._answer_call()
-        timer_us = gateway.timer_us
+        timer_us = gateway.hub.timer_us
         if expired and timer_us is not None and timer_us <= now_us:
-            gateway.timer(now_us)
+            gateway.hub.timer(now_us)
         if now_us >= self._next_look_us:
-            self._next_look_us = now_us + (ROLL_CALL_LOOK_US if gateway.calls_roll else LOOK_US)
+            self._next_look_us = now_us + (
+                ROLL_CALL_LOOK_US if gateway.workers.calls_roll else LOOK_US
+            )
             gateway.look(now_us)
-        gateway.send_deferred(now_us)
-        timer_us = gateway.timer_us
+        gateway.announcements.deferred.send(now_us)
+        timer_us = gateway.hub.timer_us
         # One that rings too early is set again then: rarer than every change of the instant.
         if timer_us is not None and (timer.at_us is None or timer_us < timer.at_us):
             timer.set(timer_us)
@@ -338,7 +340,7 @@ class SchedulerService:
     def _send_heartbeats(self) -> None:
         self._tell_standby()
         self._log.flush()
-        beat = HeartbeatBody(self._clock.now_us(), self.gateway.lost_vgpus())
+        beat = HeartbeatBody(self._clock.now_us(), self.gateway.workers.lost_vgpus())
         data = frame(Kind.HEARTBEAT, pack_heartbeat(beat))
         for connection in self._loop.connections:
             if not self._is_front(connection):
@@ -371,7 +373,7 @@ class SchedulerService:
         peer = names[-1]
         try:
             if header.kind is Kind.LET_GO:
-                self.gateway.let_go(names, header.batch_id)
+                self.gateway.reports.let_go(names, header.batch_id)
             elif isinstance(peer, FrontAddress):
                 self._from_front(peer, header, body, now_us)
             elif isinstance(peer, StandbyAddress):
@@ -384,17 +386,17 @@ class SchedulerService:
 
     def _from_front(self, front: FrontAddress, header: Header, body: bytes, now_us: int) -> None:
         if header.kind is Kind.ARRIVAL:
-            self.gateway.arrival(front, unpack_arrival(body), now_us, header.plan_tag)
+            self.gateway.requests.arrival(front, unpack_arrival(body), now_us, header.plan_tag)
         elif header.kind is Kind.CANCEL:
-            self.gateway.cancel(front, unpack_request(body), now_us)
+            self.gateway.requests.cancel(front, unpack_request(body), now_us)
         elif header.kind is Kind.JOB_READ:
-            self.gateway.job_read(front, unpack_request(body))
+            self.gateway.requests.job_read(front, unpack_request(body))
         elif header.kind is Kind.BATCH_FAILED:
-            self.gateway.batch_failed(header.batch_id, 0, now_us)
+            self.gateway.reports.failed(header.batch_id, 0, now_us)
         elif header.kind is Kind.BATCH_LOST:
             reason = unpack_failure(body).reason
             _LOG.warning("batch %d is lost: %s", header.batch_id, reason)
-            self.gateway.batch_lost(header.batch_id, header.stage)
+            self.gateway.reports.lost(header.batch_id, header.stage)
         else:
             raise FrameError(f"a front may not say {header.kind.name}")
 
@@ -404,29 +406,29 @@ class SchedulerService:
         gateway, batch, stage = self.gateway, header.batch_id, header.stage
         served = gateway.deployment.generation
         own = [one for one in names if isinstance(one, WorkerAddress)]
-        if not any(gateway.knows(one.generation) for one in own):
+        if all(gateway.generations.begun_of(one.generation) is None for one in own):
             return
         worker = next((one for one in own if one.generation == served), own[-1])
         if header.kind is Kind.EMITTED:
-            gateway.emitted(batch, unpack_rows(body))
+            gateway.reports.emitted(batch, unpack_rows(body))
         elif header.kind is Kind.STAGE_DONE:
-            gateway.stage_done(batch, stage, unpack_times(body), now_us)
+            gateway.reports.stage_done(batch, stage, unpack_times(body), now_us)
         elif header.kind is Kind.SHARED_BATCH_DONE:
             times, aboard = unpack_shared_batch_done(body)
-            gateway.shared_batch_done(batch, aboard, times, now_us)
+            gateway.reports.shared_batch_done(batch, aboard, times, now_us)
         elif header.kind is Kind.TRANSFER_DONE:
-            gateway.transfer_done(batch, stage, unpack_times(body), now_us)
+            gateway.reports.transfer_done(batch, stage, unpack_times(body), now_us)
         elif header.kind is Kind.PACE_RESULT and header.plan_tag != gateway.deployment.tag:
             pass  # asked for before the plan changed
         elif header.kind is Kind.PACE_RESULT:
-            gateway.pace_result(worker, unpack_times(body), now_us)
+            gateway.workers.pace_result(worker, unpack_times(body), now_us)
         elif header.kind is Kind.BATCH_FAILED:
             reason = unpack_failure(body).reason
             _LOG.error("batch %d failed: %s", batch, reason)
-            gateway.batch_failed(batch, stage, now_us, reason)
+            gateway.reports.failed(batch, stage, now_us, reason)
         elif header.kind is Kind.BATCH_LOST:
             _LOG.warning("batch %d is lost: %s", batch, unpack_failure(body).reason)
-            gateway.batch_lost(batch, stage)
+            gateway.reports.lost(batch, stage)
         else:
             raise FrameError(f"a worker may not say {header.kind.name}")
 
@@ -446,22 +448,22 @@ class SchedulerService:
             if names and {type(names[0]), type(peer)} != {WorkerAddress}:
                 raise FrameError("a second HELLO, of another peer")
             names.append(peer)
-        connection.send(b"".join(self.gateway.to_let_go(peer)))
+        connection.send(b"".join(self.gateway.batches.to_let_go(peer)))
         if not (isinstance(peer, WorkerAddress) and isinstance(hello, WorkerHello)):
-            for plan_frame in self.gateway.plan_frames():
+            for plan_frame in self.gateway.announcements.plan_frames():
                 connection.send(plan_frame)
         elif hello.idle_us:
-            self.gateway.worker_busy(peer, hello.idle_us, now_us)
+            self.gateway.workers.busy(peer, hello.idle_us, now_us)
         else:
-            self.gateway.worker_up(peer, now_us)
+            self.gateway.workers.up(peer, now_us)
 
     def _forget_former(self, names: list[Address]) -> None:
         """Forget what a worker that goes on was called in generations that are over."""
         served = self.gateway.deployment.generation
         for name in list(names):
             if isinstance(name, WorkerAddress):
-                former = name.generation < served and not self.gateway.knows(name.generation)
-                if former:
+                known = self.gateway.generations.begun_of(name.generation)
+                if name.generation < served and known is None:
                     names.remove(name)
                     self._peers.pop(name, None)
 
@@ -479,12 +481,12 @@ class SchedulerService:
             del self._peers[peer]
             self._read.pop(peer, None)
             if isinstance(peer, FrontAddress):
-                self.gateway.front_lost(peer, now_us)
+                self.gateway.requests.front_lost(peer, now_us)
             elif isinstance(peer, StandbyAddress):
                 _LOG.warning("no standby: %s (%s)", peer.name, reason)
             else:
                 _LOG.warning("worker lost: %s (%s)", peer, reason)
-                self.gateway.worker_lost(peer, now_us)
+                self.gateway.workers.lost(peer, now_us)
 
     def payload_target(
         self, connection: Connection, header: Header, body: bytes

@@ -113,7 +113,7 @@ def test_what_a_lost_worker_writes_late_is_in_no_other_answer(tmp_path: Path) ->
     vgpu, slow = next((i, runtime) for i, runtime in enumerate(runtimes) if runtime.slow.is_set())
     now_us = system.clock.now_us()
     lost = WorkerAddress(1, vgpu)
-    system.scheduler.call(lambda: system.scheduler.gateway.worker_lost(lost, now_us))
+    system.scheduler.call(lambda: system.scheduler.gateway.workers.lost(lost, now_us))
     assert values(once()) == {1.0}  # by the other worker
 
     answers: dict[float, set[float]] = {}
@@ -173,7 +173,7 @@ def test_what_a_lost_first_worker_writes_late_is_in_no_other_batch(tmp_path: Pat
     vgpu = next(i for i, first in enumerate(firsts) if first.slow.is_set())
     lost_us = system.clock.now_us()
     lost = WorkerAddress(1, vgpu)
-    system.scheduler.call(lambda: system.scheduler.gateway.worker_lost(lost, lost_us))
+    system.scheduler.call(lambda: system.scheduler.gateway.workers.lost(lost, lost_us))
     assert values(once()) == {1.0}  # by the other worker
     wait_for(lambda: system.clock.now_us() > lost_us + 4 * SHORT_US)
 
@@ -181,6 +181,6 @@ def test_what_a_lost_first_worker_writes_late_is_in_no_other_batch(tmp_path: Pat
     for value in LATER:
         assert values(system.ask("wide", x(value), PATIENT_US)()) == {value}
     assert firsts[vgpu].done.is_set()
-    wait_for(lambda: not system.scheduler.gateway.to_let_go(lost))
+    wait_for(lambda: not system.scheduler.gateway.batches.to_let_go(lost))
     assert last.ran == [1.0, *LATER]  # and not what the lost worker has sent late
     system.stop()

@@ -68,7 +68,7 @@ def test_a_request_given_up_wakes_the_front_to_hold_its_slot(
     def ignore(*_: object) -> None:
         """Say nothing."""
 
-    monkeypatch.setattr(system.scheduler.gateway, "arrival", ignore)
+    monkeypatch.setattr(system.scheduler.gateway.requests, "arrival", ignore)
     assert isinstance(system.ask("pair", picture(1), 1)(), Refusal)
     wait_for(lambda: 0 < waits.now_us <= TICK_US)
     assert front.unanswered == 0

@@ -5,8 +5,9 @@ from typing import NamedTuple
 from tests.triton_backend.serving.small_plans import BATCH, SLO_US
 from triton_backend.serving.deployment import Deployment
 from triton_backend.serving.gateway.batches.generation import ThreadsOf
+from triton_backend.serving.gateway.hub import Observer
 from triton_backend.serving.gateway.peers.addresses import Address, FrontAddress, WorkerAddress
-from triton_backend.serving.gateway.state import Gateway, Observer
+from triton_backend.serving.gateway.state import Gateway
 from triton_backend.serving.liveness.supervisor import STALL_US
 from triton_backend.serving.transport.wire import (
     HEADER_BYTES,
@@ -67,7 +68,7 @@ def serving(deployment: Deployment, threads_of: ThreadsOf = lambda _worker: {}) 
     """A gateway whose workers are all up."""
     made = HeldGateway(deployment, epoch=EPOCH, threads_of=threads_of)
     for vgpu in deployment.vgpus:
-        made.worker_up(WorkerAddress(deployment.generation, vgpu.index), 0)
+        made.workers.up(WorkerAddress(deployment.generation, vgpu.index), 0)
     made.frames()
     return made
 
@@ -89,7 +90,7 @@ def arrive(
     """Requests of the model `pair` with its SLO, of which the front keeps so much back."""
     for number in numbers:
         body = ArrivalBody(number, now_us + SLO_US, samples, guard_us=guard_us)
-        gateway.arrival(PAIR, body, now_us)
+        gateway.requests.arrival(PAIR, body, now_us)
 
 
 def kinds(frames: list[SentFrame]) -> list[Kind]:
@@ -119,8 +120,8 @@ def finish(gateway: HeldGateway, batch: int, body: DispatchBody, now_us: int) ->
     """Report every move and stage of a batch, all at one instant."""
     for stage, hop in enumerate(body.hops):
         if stage:
-            gateway.transfer_done(batch, stage, TimesBody(hop.vgpu, now_us, now_us), now_us)
-        gateway.stage_done(batch, stage, TimesBody(hop.vgpu, now_us, now_us), now_us)
+            gateway.reports.transfer_done(batch, stage, TimesBody(hop.vgpu, now_us, now_us), now_us)
+        gateway.reports.stage_done(batch, stage, TimesBody(hop.vgpu, now_us, now_us), now_us)
 
 
 def run_full_batch(
@@ -137,14 +138,18 @@ def run_full_batch(
         for stage, hop in enumerate(body.hops):
             took_us = 5_000 * (factor if hop.vgpu == slow_vgpu else 1)
             if stage:
-                gateway.transfer_done(batch, stage, TimesBody(hop.vgpu, now_us, now_us), now_us)
+                gateway.reports.transfer_done(
+                    batch, stage, TimesBody(hop.vgpu, now_us, now_us), now_us
+                )
             now_us += took_us
-            gateway.stage_done(batch, stage, TimesBody(hop.vgpu, now_us - took_us, now_us), now_us)
+            gateway.reports.stage_done(
+                batch, stage, TimesBody(hop.vgpu, now_us - took_us, now_us), now_us
+            )
     gateway.look(now_us)
     frames = gateway.frames()
     for sent in frames:
         if parse_header(sent.data).kind is Kind.PACE_PROBE and isinstance(sent.to, WorkerAddress):
             took_us = 5_000 * (factor if sent.to.vgpu == slow_vgpu else 1)
             times = TimesBody(sent.to.vgpu, now_us - took_us, now_us)
-            gateway.pace_result(sent.to, times, now_us)
+            gateway.workers.pace_result(sent.to, times, now_us)
     return frames

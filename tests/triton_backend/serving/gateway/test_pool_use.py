@@ -93,21 +93,21 @@ def test_a_gateway_counts_busy_time_by_vgpu_and_all_that_is_bad(gateway: HeldGat
     arrive(gateway, *range(BATCH))
     ((batch, body),) = dispatches(gateway.frames())
     first, second = body.hops
-    gateway.stage_done(batch, 0, TimesBody(first.vgpu, 0, 5_000), 5_000)
-    gateway.transfer_done(batch, 1, TimesBody(second.vgpu, 5_000, 5_000), 5_000)
+    gateway.reports.stage_done(batch, 0, TimesBody(first.vgpu, 0, 5_000), 5_000)
+    gateway.reports.transfer_done(batch, 1, TimesBody(second.vgpu, 5_000, 5_000), 5_000)
     late_us = 10 + SLO_US + 1
-    gateway.stage_done(batch, 1, TimesBody(second.vgpu, 5_000, late_us), late_us)
+    gateway.reports.stage_done(batch, 1, TimesBody(second.vgpu, 5_000, late_us), late_us)
     assert gateway.counters.bad == {"pair": BATCH}
     arrive(gateway, *range(10, 10 + BATCH), now_us=late_us)
     ((batch, body),) = dispatches(gateway.frames())
-    gateway.batch_failed(batch, 0, late_us)
+    gateway.reports.failed(batch, 0, late_us)
     assert gateway.counters.bad == {"pair": 2 * BATCH}
     arrive(gateway, *range(20, 20 + BATCH), now_us=late_us)
     ((batch, body),) = dispatches(gateway.frames())
     finish(gateway, batch, body, late_us + 10_000)
-    gateway.arrival(PAIR, ArrivalBody(30, late_us + 10_001, 1), late_us + 10_000)
-    gateway.arrival(PAIR, ArrivalBody(31, late_us + SLO_US, 1), late_us + 10_000)
-    gateway.cancel(PAIR, 31, late_us + 10_000)
+    gateway.requests.arrival(PAIR, ArrivalBody(30, late_us + 10_001, 1), late_us + 10_000)
+    gateway.requests.arrival(PAIR, ArrivalBody(31, late_us + SLO_US, 1), late_us + 10_000)
+    gateway.requests.cancel(PAIR, 31, late_us + 10_000)
     assert gateway.counters.bad == {"pair": 2 * BATCH + 1}
     fast, slow = gateway.advice(1_000_000)
     assert fast.busy_by_vgpu == (0.005,)
@@ -123,7 +123,7 @@ def test_another_plan_is_measured_anew(tmp_path: Path) -> None:
     second = deploy(tmp_path, plan(two_stage(), plan_id="second"), ServeOptions(), generation=2)
     gateway.prepare(second)
     for vgpu in second.vgpus:
-        gateway.worker_up(WorkerAddress(2, vgpu.index), STEP_US)
+        gateway.workers.up(WorkerAddress(2, vgpu.index), STEP_US)
     gateway.swap(STEP_US)
     assert advised(gateway.advice(2 * STEP_US)) == [1, 2]
 
@@ -131,13 +131,13 @@ def test_another_plan_is_measured_anew(tmp_path: Path) -> None:
 def test_low_requests_advise_nothing(gateway: HeldGateway) -> None:
     late_us = 10 + SLO_US + 1
     for number in range(BATCH):
-        gateway.arrival(PAIR, ArrivalBody(number, 10 + SLO_US, 1, low=1), 10)
+        gateway.requests.arrival(PAIR, ArrivalBody(number, 10 + SLO_US, 1, low=1), 10)
     ((batch, body),) = dispatches(gateway.frames())
     finish(gateway, batch, body, late_us)
     for number in range(10, 10 + BATCH):
-        gateway.arrival(PAIR, ArrivalBody(number, late_us + SLO_US, 1, low=1), late_us)
+        gateway.requests.arrival(PAIR, ArrivalBody(number, late_us + SLO_US, 1, low=1), late_us)
     ((batch, _),) = dispatches(gateway.frames())
-    gateway.batch_failed(batch, 0, late_us)
+    gateway.reports.failed(batch, 0, late_us)
     assert not gateway.counters.bad.total()
     assert not gateway.counters.offered.total()
     assert [advice.idle_fraction for advice in gateway.advice(WINDOW_US)] == [1.0, 1.0]

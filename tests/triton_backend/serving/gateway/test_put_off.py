@@ -29,17 +29,17 @@ BUSY_US = 200_000
 def gateway(tmp_path: Path) -> HeldGateway:
     """A new scheduler after reports of the first stage's worker and a busy one of the second."""
     made = HeldGateway(deploy(tmp_path, plan(two_stage()), ServeOptions()))
-    made.worker_up(FIRST, 0)
-    made.worker_busy(SECOND, BUSY_US, 0)
+    made.workers.up(FIRST, 0)
+    made.workers.busy(SECOND, BUSY_US, 0)
     for number in range(BATCH):
-        made.arrival(PAIR, ArrivalBody(number, 100_000, 1), 10)
+        made.requests.arrival(PAIR, ArrivalBody(number, 100_000, 1), 10)
     made.look(MOMENT_US + 1)
     return made
 
 
 def test_it_is_served_by_a_worker_that_reports_in_time(gateway: HeldGateway) -> None:
     assert not gateway.frames()
-    gateway.worker_up(THIRD, SOON_US)
+    gateway.workers.up(THIRD, SOON_US)
     ((_, body),) = dispatches(gateway.frames())
     assert (body.requests, body.hops[1].vgpu) == (tuple(range(BATCH)), THIRD.vgpu)
     assert not gateway.counters.dropped
@@ -50,23 +50,23 @@ def test_it_is_dropped_when_its_deadline_has_come(gateway: HeldGateway) -> None:
     assert not gateway.frames()
     gateway.look(100_000)
     assert {drop.request for drop in drops(gateway.frames())} == set(range(BATCH))
-    gateway.worker_up(THIRD, 110_000)
+    gateway.workers.up(THIRD, 110_000)
     assert not gateway.frames()
 
 
 def test_it_is_announced_again_or_cancelled_as_one_that_is_queued(gateway: HeldGateway) -> None:
-    gateway.arrival(PAIR, ArrivalBody(0, 100_000, 1), SOON_US)
-    gateway.cancel(PAIR, 1, SOON_US)
-    gateway.worker_up(THIRD, SOON_US)
-    while gateway.timer_us is not None:
-        gateway.timer(gateway.timer_us)
+    gateway.requests.arrival(PAIR, ArrivalBody(0, 100_000, 1), SOON_US)
+    gateway.requests.cancel(PAIR, 1, SOON_US)
+    gateway.workers.up(THIRD, SOON_US)
+    while gateway.hub.timer_us is not None:
+        gateway.hub.timer(gateway.hub.timer_us)
     served = [number for _, body in dispatches(gateway.frames()) for number in body.requests]
     assert sorted(served) == [0, 2, 3]
 
 
 def test_those_of_a_front_that_is_gone_are_not_offered_again(gateway: HeldGateway) -> None:
-    gateway.front_lost(PAIR, SOON_US)
-    gateway.worker_up(THIRD, SOON_US)
+    gateway.requests.front_lost(PAIR, SOON_US)
+    gateway.workers.up(THIRD, SOON_US)
     gateway.look(100_000)
     assert not gateway.frames()
 
@@ -75,9 +75,9 @@ def test_nothing_is_put_off_once_workers_had_the_time_to_report(gateway: HeldGat
     gateway.look(100_000)
     gateway.look(PATIENCE_US)
     gateway.frames()
-    gateway.worker_lost(SECOND, PATIENCE_US)
+    gateway.workers.lost(SECOND, PATIENCE_US)
     arrive(gateway, 10, now_us=PATIENCE_US)
     gateway.look(PATIENCE_US + SLO_US)
-    gateway.timer(PATIENCE_US + SLO_US)
+    gateway.hub.timer(PATIENCE_US + SLO_US)
     (drop,) = drops(gateway.frames())
     assert (drop.request, drop.reason) == (10, DropReason.DEADLINE)

@@ -1,4 +1,4 @@
-"""The gateway changing its plan, or taking over from a scheduler that is gone."""
+"""The gateway changing its plan, called by hand."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from tests.triton_backend.serving.gateway.gateways import (
-    EPOCH,
     PAIR,
     HeldGateway,
     SentFrame,
@@ -17,13 +16,12 @@ from tests.triton_backend.serving.gateway.gateways import (
     kinds,
     serving,
 )
-from tests.triton_backend.serving.small_plans import SLO_US, plan, two_stage
+from tests.triton_backend.serving.small_plans import plan, two_stage
 from tests.triton_backend.serving.system import deploy
 from triton_backend.contract.errors import InputError
 from triton_backend.serve_folder.settings import ServeOptions
 from triton_backend.serving.deployment import Deployment
 from triton_backend.serving.gateway.peers.addresses import WorkerAddress
-from triton_backend.serving.gateway.roll_call import MOMENT_US
 from triton_backend.serving.gateway.rollout import State
 from triton_backend.serving.transport.wire import (
     HEADER_BYTES,
@@ -49,7 +47,7 @@ def rollout(gateway: HeldGateway, tmp_path: Path, *, up: bool = True) -> Deploym
     gateway.prepare(new)
     if up:
         for vgpu in range(3):
-            gateway.worker_up(WorkerAddress(2, vgpu), 20)
+            gateway.workers.up(WorkerAddress(2, vgpu), 20)
     return new
 
 
@@ -80,13 +78,13 @@ def test_a_swap_waits_for_workers_and_after_a_flush_for_what_is_in_flight(
 def _ups(gateway: HeldGateway) -> Callable[[], None]:
     def report() -> None:
         for vgpu in range(3):
-            gateway.worker_up(WorkerAddress(2, vgpu), 20)
+            gateway.workers.up(WorkerAddress(2, vgpu), 20)
 
     return report
 
 
 def _sent_deferred(gateway: HeldGateway, now_us: int) -> list[SentFrame]:
-    gateway.send_deferred(now_us)
+    gateway.announcements.deferred.send(now_us)
     return gateway.frames()
 
 
@@ -94,7 +92,7 @@ def test_a_plan_is_announced_to_one_after_the_other(gateway: HeldGateway, tmp_pa
     rollout(gateway, tmp_path, up=False)
     assert not gateway.frames()
     sent: list[SentFrame] = []
-    while (now_us := gateway.deferred_us) is not None:
+    while (now_us := gateway.announcements.deferred.due_us) is not None:
         assert not _sent_deferred(gateway, now_us - 1)
         one = _sent_deferred(gateway, now_us)
         assert len(one) == 1
@@ -113,7 +111,7 @@ def test_an_abort_is_not_overtaken_by_what_was_to_be_announced(
     plan = unpack_plan(told.data[HEADER_BYTES:])
     assert (told.to, plan.generation, plan.prepared) == (PAIR, 1, False)
     sent: list[SentFrame] = []
-    while (now_us := gateway.deferred_us) is not None:
+    while (now_us := gateway.announcements.deferred.due_us) is not None:
         sent += _sent_deferred(gateway, now_us)
     assert kinds(sent) == [Kind.ADOPT] * 3
     adopts = [unpack_adopt(one.data[HEADER_BYTES:]) for one in sent]
@@ -148,60 +146,3 @@ def test_a_flush_that_nobody_ends_is_aborted_while_what_waits_can_be_served(
     ((_, body),) = dispatches(gateway.frames())
     assert body.requests == (1, 2, 3, 4)
     assert (gateway.state, gateway.status()["prepared"]) == (State.SERVING, None)
-
-
-def test_a_new_scheduler_waits_for_the_workers_of_the_old_one(deployment: Deployment) -> None:
-    gateway = HeldGateway(deployment, epoch=EPOCH)
-    arrive(gateway, 1, 2, 3, 4)
-    gateway.worker_up(WorkerAddress(1, 0), 20)
-    gateway.worker_up(WorkerAddress(1, 1), 30)
-    assert not gateway.frames()
-    gateway.worker_up(WorkerAddress(1, 2), 40)
-    assert kinds(gateway.frames()) == [Kind.DISPATCH]
-
-
-def test_busy_workers_of_the_life_before_are_reckoned_with(deployment: Deployment) -> None:
-    gateway = HeldGateway(deployment, epoch=EPOCH)
-    gateway.worker_busy(WorkerAddress(1, 0), 12_000, 20)
-    gateway.worker_busy(WorkerAddress(1, 1), 100 * SLO_US, 20)
-    arrive(gateway, 1, 2, 3, 4, now_us=30)
-    assert not gateway.frames(), "one may be idle and has not reported"
-    gateway.worker_up(WorkerAddress(1, 2), 40)
-    ((_, body),) = dispatches(gateway.frames())
-    assert [hop.vgpu for hop in body.hops] == [0, 2]
-    assert body.hops[0].start_us == 12_000
-    gateway.worker_up(WorkerAddress(1, 0), 5_000)
-    arrive(gateway, 5, 6, 7, 8, now_us=5_010)
-    ((_, body),) = dispatches(gateway.frames())
-    assert body.hops[0].start_us == 5_010, (
-        "it was idle before, and the first batch is planned behind"
-    )
-
-
-def test_a_busy_worker_that_reports_late_or_is_gone(deployment: Deployment) -> None:
-    gateway = HeldGateway(deployment, epoch=EPOCH)
-    for vgpu in (0, 1):
-        gateway.worker_busy(WorkerAddress(1, vgpu), 100_000, 20)
-    gateway.worker_lost(WorkerAddress(1, 1), 30)
-    arrive(gateway, 1, 2, 3, 4, now_us=40)
-    gateway.look(MOMENT_US)
-    assert not gateway.frames(), "a pool has nobody"
-    gateway.worker_busy(WorkerAddress(1, 2), 60_000, MOMENT_US + 10)
-    assert not gateway.frames(), "another may be about to report, too"
-    gateway.look(2 * MOMENT_US + 10)
-    ((_, body),) = dispatches(gateway.frames())
-    assert [hop.vgpu for hop in body.hops] == [0, 2]
-    assert body.hops[0].start_us == 100_000
-    gateway.worker_busy(WorkerAddress(1, 1), 90_000, 2 * MOMENT_US + 20)
-    assert gateway.status()["workers"]["up"] == 3
-
-
-def test_workers_that_never_report_do_not_hold_up_the_others(deployment: Deployment) -> None:
-    gateway = HeldGateway(deployment, epoch=EPOCH)
-    gateway.worker_up(WorkerAddress(1, 0), 20)
-    gateway.worker_up(WorkerAddress(1, 1), 30)
-    arrive(gateway, 1, 2, 3, 4, now_us=MOMENT_US - 100)
-    gateway.look(MOMENT_US + 29)
-    assert not gateway.frames()
-    gateway.look(MOMENT_US + 30)
-    assert kinds(gateway.frames()) == [Kind.DISPATCH]

@@ -71,7 +71,7 @@ def test_a_pace_of_another_generation_than_the_one_served_is_not_judged(
     def note(_worker: WorkerAddress, times: TimesBody, _now_us: int) -> None:
         seen.append(times.end_us)
 
-    monkeypatch.setattr(scheduler.gateway, "pace_result", note)
+    monkeypatch.setattr(scheduler.gateway.workers, "pace_result", note)
 
     def report(end_us: int, of: int) -> None:
         worker = next(
@@ -115,7 +115,7 @@ def test_a_front_hears_a_beat_when_what_is_lost_has_changed_and_workers_hear_all
 
     wait_for(lambda: after_beats() == 0)
     lost = {"pool": 1}
-    monkeypatch.setattr(system.scheduler.gateway, "lost_vgpus", lambda: lost)
+    monkeypatch.setattr(system.scheduler.gateway.workers, "lost_vgpus", lambda: lost)
     assert after_beats() == 1
     assert system.fronts["pair"].lost == lost
     assert after_beats() == 0

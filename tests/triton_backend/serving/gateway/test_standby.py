@@ -93,7 +93,7 @@ def test_two_lives_grant_none_of_each_others_slots(tmp_path: Path) -> None:
     for epoch in (6, 7):
         gateway = HeldGateway(deployment, epoch=epoch)
         for vgpu in deployment.vgpus:
-            gateway.worker_up(WorkerAddress(1, vgpu.index), 0)
+            gateway.workers.up(WorkerAddress(1, vgpu.index), 0)
         arrive(gateway, *range(3 * BATCH))
         bodies = [body for _, body in dispatches(gateway.frames())]
         granted.append({(h.vgpu, s) for b in bodies for h, s in zip(b.hops, b.slots, strict=True)})
@@ -106,7 +106,7 @@ def test_slots_that_may_be_in_use_are_granted_later(tmp_path: Path) -> None:
     deployment = deploy(tmp_path, plan(two_stage()), ServeOptions())
     gateway = HeldGateway(deployment, epoch=6, slots_free_us=50_000)
     for vgpu in deployment.vgpus:
-        gateway.worker_up(WorkerAddress(1, vgpu.index), 0)
+        gateway.workers.up(WorkerAddress(1, vgpu.index), 0)
     arrive(gateway, *range(BATCH))
     gateway.look(49_999)
     assert (dispatches(gateway.frames()), gateway.in_flight) == ([], 1)

@@ -50,7 +50,7 @@ def gateway(tmp_path: Path) -> HeldGateway:
 def ask(gateway: HeldGateway, number: int, entry: int, now_us: int, samples: int = 2) -> None:
     """A request of as many samples as a batch has, so that it waits for no other of its queue."""
     body = ArrivalBody(number, now_us + 300_000, samples, entry)
-    gateway.arrival(CUT, body, now_us)
+    gateway.requests.arrival(CUT, body, now_us)
 
 
 def shared_batches(frames: list[SentFrame]) -> list[tuple[int, SharedBatchBody]]:
@@ -78,8 +78,8 @@ def both_aboard(
 
 def left(gateway: HeldGateway) -> tuple[int, ...]:
     """How much is kept of batches and shared batches."""
-    gateway._core.check_invariants()
-    return gateway.in_flight, len(gateway._batches), len(gateway._shared_batches)
+    gateway.hub.core.check_invariants()
+    return gateway.in_flight, len(gateway.batches.sent), len(gateway.batches.shared)
 
 
 def ran(shared_batch: SharedBatchBody) -> TimesBody:
@@ -102,12 +102,12 @@ def test_a_shared_batch_ends_when_its_members_have_reported_the_stages_before(
     gateway: HeldGateway,
 ) -> None:
     number, shared_batch, ((whole, body), _) = both_aboard(gateway)
-    gateway.shared_batch_done(
+    gateway.reports.shared_batch_done(
         number, shared_batch.batches, ran(shared_batch), shared_batch.start_us + 4_000
     )
     assert left(gateway) == (2, 2, 1)
     head = TimesBody(HEAD_VGPU, 10, body.hops[0].end_us)
-    gateway.stage_done(whole, 0, head, shared_batch.start_us + 5_000)
+    gateway.reports.stage_done(whole, 0, head, shared_batch.start_us + 5_000)
     assert left(gateway) == (0, 0, 0)
     counters = gateway.counters
     assert (counters.shared_batches["cut"], counters.shared_batch_members["cut"]) == (1, 2)
@@ -117,7 +117,9 @@ def test_a_shared_batch_ends_when_its_members_have_reported_the_stages_before(
 
 def test_who_was_let_in_while_the_shared_batch_left_runs_again(gateway: HeldGateway) -> None:
     number, shared_batch, ((whole, _), (tail, _)) = both_aboard(gateway)
-    gateway.shared_batch_done(number, (tail,), ran(shared_batch), shared_batch.start_us + 4_000)
+    gateway.reports.shared_batch_done(
+        number, (tail,), ran(shared_batch), shared_batch.start_us + 4_000
+    )
     frames = gateway.frames()
     assert {parse_header(s.data).batch_id for s in frames if s.data[5] == Kind.ABORT} == {whole}
     ((again, _),) = dispatches(frames)
@@ -128,19 +130,21 @@ def test_who_was_let_in_while_the_shared_batch_left_runs_again(gateway: HeldGate
 
 def test_a_member_that_failed_leaves_the_others_their_shared_batch(gateway: HeldGateway) -> None:
     number, shared_batch, ((whole, _), (tail, _)) = both_aboard(gateway)
-    gateway.batch_failed(whole, 0, 100)
+    gateway.reports.failed(whole, 0, 100)
     ((_, smaller),) = shared_batches(gateway.frames())
     assert smaller.batches == (tail,)
-    gateway.shared_batch_done(number, (tail,), ran(shared_batch), shared_batch.start_us + 4_000)
+    gateway.reports.shared_batch_done(
+        number, (tail,), ran(shared_batch), shared_batch.start_us + 4_000
+    )
     assert left(gateway) == (0, 0, 0)
 
 
 def test_a_run_that_failed_ends_its_shared_batch(gateway: HeldGateway) -> None:
     number, shared_batch, ((whole, body), (tail, _)) = both_aboard(gateway)
-    gateway.stage_done(whole, 0, TimesBody(HEAD_VGPU, 10, body.hops[0].end_us), 9_000)
+    gateway.reports.stage_done(whole, 0, TimesBody(HEAD_VGPU, 10, body.hops[0].end_us), 9_000)
     for batch, stage in ((whole, 1), (tail, 0)):
-        gateway.batch_failed(batch, stage, 9_100)
-    gateway.shared_batch_done(number, (), TimesBody(TAIL_VGPU, 9_050, 9_100), 9_200)
+        gateway.reports.failed(batch, stage, 9_100)
+    gateway.reports.shared_batch_done(number, (), TimesBody(TAIL_VGPU, 9_050, 9_100), 9_200)
     assert left(gateway) == (0, 0, 0)
     assert gateway.counters.shared_batches["cut"] == 0
     assert shared_batch.batches
@@ -148,7 +152,7 @@ def test_a_run_that_failed_ends_its_shared_batch(gateway: HeldGateway) -> None:
 
 def test_a_cancelled_request_gives_its_seat_back(gateway: HeldGateway) -> None:
     number, shared_batch, ((whole, _), (tail, _)) = both_aboard(gateway)
-    gateway.cancel(CUT, 1, 30)
+    gateway.requests.cancel(CUT, 1, 30)
     frames = gateway.frames()
     ((_, smaller),) = shared_batches(frames)
     assert (smaller.batches, set(shared_batch.batches)) == ((whole,), {whole, tail})
@@ -159,14 +163,14 @@ def test_a_cancelled_request_gives_its_seat_back(gateway: HeldGateway) -> None:
 
 def test_a_lost_worker_takes_its_shared_batches_with_it(gateway: HeldGateway) -> None:
     number, shared_batch, _ = both_aboard(gateway)
-    gateway.worker_lost(WorkerAddress(1, TAIL_VGPU), 50)
+    gateway.workers.lost(WorkerAddress(1, TAIL_VGPU), 50)
     frames = gateway.frames()
     assert kinds(frames).count(Kind.ABORT) == 5  # fronts of both, and the workers on their ways
     assert {drop.request for drop in drops(frames)} == {0, 1}
     assert shared_batches(frames) == [
         (number, SharedBatchBody(0, shared_batches(frames)[0][1].leave_us, ()))
     ]
-    gateway.shared_batch_done(number, shared_batch.batches, ran(shared_batch), 60_000)
+    gateway.reports.shared_batch_done(number, shared_batch.batches, ran(shared_batch), 60_000)
     assert left(gateway) == (0, 0, 0)
 
 
@@ -174,20 +178,22 @@ def test_what_is_said_of_a_shared_batch_by_another_worker_or_of_none_is_ignored(
     gateway: HeldGateway,
 ) -> None:
     number, shared_batch, _ = both_aboard(gateway)
-    gateway.shared_batch_done(number, shared_batch.batches, TimesBody(HEAD_VGPU, 1, 2), 60_000)
-    gateway.shared_batch_done(number - 1, shared_batch.batches, ran(shared_batch), 60_000)
-    gateway.shared_batch_done(number + 99, shared_batch.batches, ran(shared_batch), 60_000)
+    gateway.reports.shared_batch_done(
+        number, shared_batch.batches, TimesBody(HEAD_VGPU, 1, 2), 60_000
+    )
+    gateway.reports.shared_batch_done(number - 1, shared_batch.batches, ran(shared_batch), 60_000)
+    gateway.reports.shared_batch_done(number + 99, shared_batch.batches, ran(shared_batch), 60_000)
     assert left(gateway) == (2, 2, 1)
 
 
 def test_a_member_that_waits_for_a_slot_is_named_when_it_was_sent(gateway: HeldGateway) -> None:
-    slots = gateway._served.slots.of(TAIL_VGPU)
+    slots = gateway.generations.served.slots.of(TAIL_VGPU)
     taken = [slots.take() for _ in range(gateway.deployment.worker_slots(TAIL_VGPU))]
     assert taken[0] is not None
     ask(gateway, 0, TAIL, 10)
     assert kinds(gateway.frames()) == []
     slots.give(taken[0])
-    gateway._may_send = True
+    gateway.batches.may_send = True
     frames = look_until(gateway, 20, 20)
     assert [kind for kind in kinds(frames) if kind in {Kind.SHARED_BATCH, Kind.DISPATCH}] == [
         Kind.DISPATCH,

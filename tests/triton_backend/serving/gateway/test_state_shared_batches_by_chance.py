@@ -53,7 +53,7 @@ class World:
         self.ends: dict[int, str] = {}  # the first of each request: its front answers once
         self.shared_batches = self.full = 0
         for worker in self.workers:
-            self.gateway.worker_up(WorkerAddress(1, worker.vgpu), 0)
+            self.gateway.workers.up(WorkerAddress(1, worker.vgpu), 0)
         self.sent()
 
     def at(self, at_us: int, thing: Callable[[], None]) -> None:
@@ -81,11 +81,11 @@ class World:
 
     def run(self, until_us: int) -> None:
         while self.now_us < until_us:
-            timer_us = self.gateway.timer_us
+            timer_us = self.gateway.hub.timer_us
             next_us = self._things[0][0] if self._things else until_us
             if timer_us is not None and timer_us < next_us:
                 self.now_us = max(self.now_us, timer_us)
-                self.gateway.timer(self.now_us)
+                self.gateway.hub.timer(self.now_us)
                 self.sent()
             elif not self._things:
                 return
@@ -95,7 +95,7 @@ class World:
 
     def look(self) -> None:
         self.gateway.look(self.now_us)
-        self.gateway._core.check_invariants()
+        self.gateway.hub.core.check_invariants()
         self.sent()
         self.at(self.now_us + LOOK_US, self.look)
 
@@ -112,7 +112,7 @@ class World:
         if header.kind is Kind.DISPATCH:
             batch = unpack_dispatch(body)
             if all(request in self.ends for request in batch.requests):
-                self.gateway.batch_failed(header.batch_id, 0, self.now_us)
+                self.gateway.reports.failed(header.batch_id, 0, self.now_us)
                 self.sent()
                 return
             self.batches[header.batch_id] = batch.requests
@@ -131,7 +131,7 @@ class World:
             self.workers[batch.hops[0].vgpu].receive("front", header.batch_id, 0, made)
         elif header.kind is Kind.ABORT:
             self.batches.pop(header.batch_id, None)
-            self.gateway.let_go((CUT,), header.batch_id)
+            self.gateway.reports.let_go((CUT,), header.batch_id)
             self.sent()
         elif header.kind is Kind.DROP:
             drop = unpack_drop(body)
@@ -144,7 +144,9 @@ class World:
 
     def ask(self, number: int, entry: int, samples: int) -> None:
         deadline_us = self.now_us + self.random.randint(60_000, 300_000)
-        self.gateway.arrival(CUT, ArrivalBody(number, deadline_us, samples, entry), self.now_us)
+        self.gateway.requests.arrival(
+            CUT, ArrivalBody(number, deadline_us, samples, entry), self.now_us
+        )
         self.sent()
 
 
@@ -169,13 +171,13 @@ class Worker:
         world, address = self.world, WorkerAddress(1, self.vgpu)
         self.life += 1
         self._begin()
-        world.gateway.worker_lost(address, world.now_us)
+        world.gateway.workers.lost(address, world.now_us)
         world.sent()
 
         def back() -> None:
-            for notice in world.gateway.to_let_go(address):
+            for notice in world.gateway.batches.to_let_go(address):
                 self.hear(SentFrame(address, notice))
-            world.gateway.worker_up(address, world.now_us)
+            world.gateway.workers.up(address, world.now_us)
             world.sent()
 
         world.at(world.now_us + 30_000, back)
@@ -252,12 +254,12 @@ class Worker:
         times = TimesBody(self.vgpu, batch.body.transfer_start_us, batch.body.available_us)
         gateway = self.world.gateway
         self.world.tell(
-            self, lambda now: gateway.transfer_done(batch.batch_id, batch.stage, times, now)
+            self, lambda now: gateway.reports.transfer_done(batch.batch_id, batch.stage, times, now)
         )
 
     def _let_go(self, batch_id: int) -> None:
         names = (WorkerAddress(1, self.vgpu),)
-        self.world.tell(self, lambda _: self.world.gateway.let_go(names, batch_id))
+        self.world.tell(self, lambda _: self.world.gateway.reports.let_go(names, batch_id))
 
     def ended(self, run: QueuedBatch | QueuedSharedBatch, times: TimesBody) -> None:
         gateway = self.world.gateway
@@ -266,7 +268,7 @@ class Worker:
         for one in members:
             if fails:
                 self.world.tell(
-                    self, lambda now, one=one: gateway.batch_failed(one.batch_id, one.stage, now)
+                    self, lambda now, one=one: gateway.reports.failed(one.batch_id, one.stage, now)
                 )
                 self.world.deliver(("answers", self.vgpu), lambda one=one: self._failed(one))
         numbers = () if fails else tuple(batch.batch_id for batch in members)
@@ -275,11 +277,13 @@ class Worker:
             self.world.full += len(members) > 1
             self.world.tell(
                 self,
-                lambda now: gateway.shared_batch_done(run.shared_batch_id, numbers, times, now),
+                lambda now: gateway.reports.shared_batch_done(
+                    run.shared_batch_id, numbers, times, now
+                ),
             )
         elif not fails:
             self.world.tell(
-                self, lambda now: gateway.stage_done(run.batch_id, run.stage, times, now)
+                self, lambda now: gateway.reports.stage_done(run.batch_id, run.stage, times, now)
             )
         for batch in () if fails else members:
             after = batch.stage + 1
@@ -314,7 +318,7 @@ def test_every_request_ends_whatever_crosses_or_dies(deployment: Deployment, see
         entry, samples = world.random.randint(0, 1), world.random.randint(1, 2)
         world.at(at_us, lambda n=number, e=entry, s=samples: world.ask(n, e, s))
         if number % 40 == 20:
-            world.at(at_us, lambda n=number: world.gateway.cancel(CUT, n, world.now_us))
+            world.at(at_us, lambda n=number: world.gateway.requests.cancel(CUT, n, world.now_us))
     for death_us in range(200_000, at_us, 250_000):
         victim = world.random.choice(world.workers)
         world.at(death_us, victim.die)
@@ -323,8 +327,12 @@ def test_every_request_ends_whatever_crosses_or_dies(deployment: Deployment, see
     assert list(world.ends.values()).count("answered") > 0.6 * REQUESTS
     assert world.full > 20
     gateway = world.gateway
-    assert (gateway.in_flight, gateway._batches, len(gateway._shared_batches)) == (0, {}, 0)
-    assert [gateway._served.slots.of(v.index).taken for v in deployment.vgpus] == [0, 0, 0]
+    assert (gateway.in_flight, gateway.batches.sent, len(gateway.batches.shared)) == (0, {}, 0)
+    assert [gateway.generations.served.slots.of(v.index).taken for v in deployment.vgpus] == [
+        0,
+        0,
+        0,
+    ]
     for worker in world.workers:  # heartbeats wake them, four times a second
         worker.work()
         assert worker.queue.idle

@@ -103,7 +103,7 @@ def probe(gateway: HeldGateway, begin_us: int, probes: int, took_us: int) -> lis
         sent += kinds(frames)
         if Kind.PACE_PROBE in kinds(frames):
             times = TimesBody(SLOW, now_us, now_us + took_us)
-            gateway.pace_result(WorkerAddress(1, SLOW), times, now_us)
+            gateway.workers.pace_result(WorkerAddress(1, SLOW), times, now_us)
     return sent
 
 
@@ -122,28 +122,28 @@ def test_a_worker_that_is_still_slow_is_probed_on_and_then_renewed(
     sent = probe(quarantined, LATER_US, probes + 1, 4 * PLANNED_US)
     assert sent == [Kind.PACE_PROBE] * probes + [Kind.RETIRE]
     assert up(quarantined) == 2
-    quarantined.worker_lost(WorkerAddress(1, SLOW), 2 * LATER_US)
-    quarantined.worker_up(WorkerAddress(1, SLOW), 2 * LATER_US)
+    quarantined.workers.lost(WorkerAddress(1, SLOW), 2 * LATER_US)
+    quarantined.workers.up(WorkerAddress(1, SLOW), 2 * LATER_US)
     assert up(quarantined) == 3
 
 
 def test_a_quarantined_worker_is_back_when_its_pool_has_nobody_else(
     quarantined: HeldGateway,
 ) -> None:
-    quarantined.worker_lost(WorkerAddress(1, PEER), LATER_US)
+    quarantined.workers.lost(WorkerAddress(1, PEER), LATER_US)
     quarantined.look(LATER_US)
     assert up(quarantined) == 2
 
 
 def test_a_process_that_ended_is_not_probed(quarantined: HeldGateway) -> None:
-    quarantined.worker_lost(WorkerAddress(1, SLOW), LATER_US)
+    quarantined.workers.lost(WorkerAddress(1, SLOW), LATER_US)
     assert probe(quarantined, LATER_US, 3, PLANNED_US) == []
 
 
 def restart(gateway: HeldGateway, vgpu: int, now_us: int) -> None:
     """A worker's process ends, and another one is ready at once."""
-    gateway.worker_lost(WorkerAddress(1, vgpu), now_us)
-    gateway.worker_up(WorkerAddress(1, vgpu), now_us)
+    gateway.workers.lost(WorkerAddress(1, vgpu), now_us)
+    gateway.workers.up(WorkerAddress(1, vgpu), now_us)
 
 
 def test_one_whose_processes_end_twice_is_probed_before_it_takes_batches(
@@ -175,7 +175,7 @@ def test_one_whose_processes_end_twice_takes_batches_where_its_pool_has_nobody_e
     for now_us in (LATER_US + 2, LATER_US + 3):
         restart(gateway, SLOW, now_us)
     assert up(gateway) == 2
-    gateway.worker_lost(WorkerAddress(1, PEER), LATER_US + 4)
+    gateway.workers.lost(WorkerAddress(1, PEER), LATER_US + 4)
     gateway.look(LATER_US + 4)
     assert up(gateway) == 2
 
@@ -203,7 +203,7 @@ def first_stage_done(gateway: HeldGateway) -> int:
     """A batch whose second stage is to be reported at 10,000; its number."""
     arrive(gateway, 1, 2, 3, 4)
     ((batch, _),) = dispatches(gateway.frames())
-    gateway.stage_done(batch, 0, TimesBody(0, 10, 5_010), 5_010)
+    gateway.reports.stage_done(batch, 0, TimesBody(0, 10, 5_010), 5_010)
     return batch
 
 
@@ -252,7 +252,7 @@ def test_one_that_wants_a_processor_and_has_none_is_not_taken_for_hung(
     assert WorkerAddress(1, SLOW) in asked
     assert (Kind.RETIRE in kinds(frames)) == retired
     assert gateway.counters.workers_drained == retired
-    gateway.stage_done(batch, 1, TimesBody(SLOW, till_us - 5_000, till_us), till_us)
+    gateway.reports.stage_done(batch, 1, TimesBody(SLOW, till_us - 5_000, till_us), till_us)
     assert gateway.in_flight == retired  # where it runs again
 
 
@@ -276,7 +276,9 @@ def test_a_machine_that_stood_still_makes_nobody_overdue(gateway: HeldGateway) -
     gateway.look(6_000)
     awake_us = 10**7
     assert not look_until(gateway, awake_us, awake_us + OVERDUE_AT_LEAST_US)
-    gateway.stage_done(batch, 1, TimesBody(SLOW, awake_us, awake_us + 5_000), awake_us + 200_000)
+    gateway.reports.stage_done(
+        batch, 1, TimesBody(SLOW, awake_us, awake_us + 5_000), awake_us + 200_000
+    )
     assert gateway.in_flight == 0
     assert gateway.counters.workers_drained == 0
 
@@ -329,7 +331,7 @@ def test_a_slow_pool_is_planned_with_its_pace(deployment: Deployment) -> None:
     events: list[object] = []
     gateway = HeldGateway(deployment, observe=lambda event, _: events.append(event))
     for vgpu in range(3):
-        gateway.worker_up(WorkerAddress(1, vgpu), 0)
+        gateway.workers.up(WorkerAddress(1, vgpu), 0)
     gateway.frames()
     lengths: list[int] = []
     for number in range(1, 30):
@@ -340,14 +342,18 @@ def test_a_slow_pool_is_planned_with_its_pace(deployment: Deployment) -> None:
             for stage, hop in enumerate(body.hops):
                 end_us = now_us + 15_000
                 if stage:
-                    gateway.transfer_done(batch, stage, TimesBody(hop.vgpu, now_us, now_us), now_us)
-                gateway.stage_done(batch, stage, TimesBody(hop.vgpu, now_us, end_us), end_us)
+                    gateway.reports.transfer_done(
+                        batch, stage, TimesBody(hop.vgpu, now_us, now_us), now_us
+                    )
+                gateway.reports.stage_done(
+                    batch, stage, TimesBody(hop.vgpu, now_us, end_us), end_us
+                )
                 now_us = end_us
         gateway.look(now_us)
         for sent in gateway.frames():
             # The second worker of the second pool is idle, and asked how fast it is.
             assert sent.to == WorkerAddress(1, PEER)
-            gateway.pace_result(
+            gateway.workers.pace_result(
                 WorkerAddress(1, PEER), TimesBody(PEER, now_us - 15_000, now_us), now_us
             )
     # The first stage's only worker takes three times its 5 ms.
@@ -374,7 +380,7 @@ def test_a_slow_link_is_planned_with_its_pace(tmp_path: Path) -> None:
         observe=lambda event, _: events.append(event),
     )
     for vgpu in range(3):
-        gateway.worker_up(WorkerAddress(1, vgpu), 0)
+        gateway.workers.up(WorkerAddress(1, vgpu), 0)
     gateway.frames()
     moves: list[int] = []
     for number in range(1, LAST_MOVES + 3):
@@ -384,12 +390,12 @@ def test_a_slow_link_is_planned_with_its_pace(tmp_path: Path) -> None:
         sender, receiver = body.hops
         moves.append(receiver.start_us - sender.end_us)
         left_us = now_us + 5_000
-        gateway.stage_done(batch, 0, TimesBody(sender.vgpu, now_us, left_us), left_us)
+        gateway.reports.stage_done(batch, 0, TimesBody(sender.vgpu, now_us, left_us), left_us)
         arrived_us = left_us + 64_000
         times = TimesBody(receiver.vgpu, left_us, arrived_us)
-        gateway.transfer_done(batch, 1, times, arrived_us)
+        gateway.reports.transfer_done(batch, 1, times, arrived_us)
         times = TimesBody(receiver.vgpu, arrived_us, arrived_us + 5_000)
-        gateway.stage_done(batch, 1, times, arrived_us + 5_000)
+        gateway.reports.stage_done(batch, 1, times, arrived_us + 5_000)
         look_until(gateway, now_us, now_us + 300_000)
     assert (moves[0], moves[-1]) == (16_000, 64_000)
     assert [

@@ -307,10 +307,12 @@ def test_runs_waits_and_what_links_carried_outlive_a_change_of_plan(
         ((batch, body),) = dispatches(gateway.frames())
         here, there = (hop.vgpu for hop in body.hops)
         end_us = now_us + took_us
-        gateway.stage_done(batch, 0, TimesBody(here, now_us, end_us), end_us)
-        gateway.transfer_done(batch, 1, TimesBody(there, end_us, end_us + 1_000), end_us + 1_000)
+        gateway.reports.stage_done(batch, 0, TimesBody(here, now_us, end_us), end_us)
+        gateway.reports.transfer_done(
+            batch, 1, TimesBody(there, end_us, end_us + 1_000), end_us + 1_000
+        )
         now_us, end_us = end_us + 1_000, end_us + 1_000 + took_us
-        gateway.stage_done(batch, 1, TimesBody(there, now_us, end_us), end_us)
+        gateway.reports.stage_done(batch, 1, TimesBody(there, now_us, end_us), end_us)
 
     def found(stage: int) -> tuple[float, ...]:
         values = gateway_values(gateway, 10_000_000)
@@ -351,7 +353,7 @@ def test_runs_waits_and_what_links_carried_outlive_a_change_of_plan(
     changed = plan(quicker.replaced(pipelines=(replace(pipeline, stages=stages),)), plan_id="quick")
     gateway.prepare(deploy(tmp_path, changed, ServeOptions(time_stretch=2.0), generation=2))
     for vgpu in range(3):
-        gateway.worker_up(WorkerAddress(2, vgpu), 2_000_000)
+        gateway.workers.up(WorkerAddress(2, vgpu), 2_000_000)
     gateway.swap(2_000_000)
     gateway.frames()
     run(3_000_000, 3_000)
@@ -371,7 +373,7 @@ def test_changes_of_plan_leave_no_series_behind(tmp_path: Path) -> None:
         gateway.prepare(deploy(tmp_path, moved, generation=generation))
         now_us = generation * 1_000_000
         for vgpu in range(3):
-            gateway.worker_up(WorkerAddress(generation, vgpu), now_us)
+            gateway.workers.up(WorkerAddress(generation, vgpu), now_us)
         gateway.swap(now_us)
         gateway.frames()
         arrive(gateway, *range(BATCH * generation, BATCH * generation + BATCH), now_us=now_us)

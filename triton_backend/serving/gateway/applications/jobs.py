@@ -13,7 +13,7 @@ answer names it.
 A model that is served by itself beside an application is a job of one module here, whose only task
 has the number of its request.
 
-Here: which slots hold what. Not here: what runs, frames (`state`), mapped memory
+Here: which slots hold what. Not here: what runs, frames (`hub`), mapped memory
 (`transport.retained`).
 """
 

@@ -1,20 +1,18 @@
 """One generation of the plan, as the scheduler's process keeps it."""
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING
 
 from triton_backend.serving.deployment import Deployment
 from triton_backend.serving.gateway.admission import Admission
 from triton_backend.serving.gateway.applications.jobs import RetainedOutputs
 from triton_backend.serving.gateway.batches.express import ExpressArrivals
 from triton_backend.serving.gateway.batches.slots import WorkerSlots
+from triton_backend.serving.gateway.counters import GatewayCounters
+from triton_backend.serving.gateway.loads import loads_of
 from triton_backend.serving.gateway.peers.addresses import WorkerAddress
+from triton_backend.serving.gateway.pool_use import AskedRates, PoolUse
 from triton_backend.serving.liveness.processes import ThreadUse
 from triton_backend.serving.liveness.supervisor import WorkerSupervisor
-
-if TYPE_CHECKING:
-    from triton_backend.contract.plan import StagePlace
-    from triton_backend.serving.gateway.counters import StageRuns
 
 ThreadsOf = Callable[[WorkerAddress], Mapping[int, ThreadUse]]
 """The threads of a worker's process now (`WorkerSupervisor`)."""
@@ -27,11 +25,13 @@ class Generation:
 
     Attributes:
         number: of its plan in the core; None while it is only prepared.
+        runs: by stage, what is counted of its runs; this and the next three from `serve` on.
+        use: how busy its pools were.
+        loads: of its stages on demand; None where it has none.
+        supervisor: judges its workers.
     """
 
-    def __init__(
-        self, deployment: Deployment, now_us: int, slots: WorkerSlots, threads_of: ThreadsOf
-    ) -> None:
+    def __init__(self, deployment: Deployment, slots: WorkerSlots, threads_of: ThreadsOf) -> None:
         models = deployment.plan.models
         self._threads_of = threads_of
         self.number: int | None = None
@@ -46,8 +46,6 @@ class Generation:
         self.retained = RetainedOutputs(deployment, slots.life)
         self.applications = frozenset(one.name for one in deployment.plan.applications)
         self.retained_models = [model.name in deployment.retained_models for model in models]
-        self.supervise(now_us)
-        self.runs: dict[StagePlace, StageRuns] = {}
         self._most_us = {model.name: settings.guard_us(model.slo_us) for model in models}
         self._guards_us = dict(self._most_us)
         self.timer_lead_us = min(self._guards_us.values())
@@ -65,9 +63,20 @@ class Generation:
             self._guards_us[model] = guard_us
             self.timer_lead_us = min(self._guards_us.values())
 
-    def supervise(self, now_us: int) -> None:
-        """Judge workers by what they report from now on."""
-        number, threads_of = self.deployment.generation, self._threads_of
+    def serve(
+        self, number: int, counters: GatewayCounters, now_us: int, asked: AskedRates | None = None
+    ) -> None:
+        """Its plan, of that number in the core, is served; workers are judged from now on.
+
+        `asked` are rates of clients as counted under the plans before.
+        """
+        deployment, threads_of = self.deployment, self._threads_of
+        self.number = number
+        self.runs = counters.serve(deployment.plan, deployment.settings.time_stretch)
+        self.use = PoolUse(deployment.plan, counters, now_us, asked)
+        self.loads = loads_of(deployment.plan, counters)
         self.supervisor = WorkerSupervisor(
-            self.deployment, now_us, lambda vgpu: threads_of(WorkerAddress(number, vgpu))
+            deployment,
+            now_us,
+            lambda vgpu: threads_of(WorkerAddress(deployment.generation, vgpu)),
         )

@@ -10,8 +10,8 @@ ABORT has them forget the batch; LET_GO says that they have, that they write not
 they refuse it when it still comes. One that has lost its connection hears ABORT again with its next
 HELLO.
 
-Here: which slots, and what they wait for. Not here: frames and connections (`state`,
-`service`).
+Here: which slots, and what they wait for. Not here: frames (`dispatched`),
+connections (`service`).
 """
 
 from collections.abc import Callable, Hashable, Iterable, Sequence

@@ -21,9 +21,13 @@ class Fronts:
     """Numbers of fronts, and of their requests in the core.
 
     The core's number of a request is the front's own, with the number of the front above it.
+
+    Attributes:
+        guards_us: what they keep back of a request's time, by model, as they said it last.
     """
 
     def __init__(self) -> None:
+        self.guards_us: dict[str, int] = {}
         self._fronts: list[FrontAddress] = []  # of every plan of this life
         self._first_requests: dict[FrontAddress, int] = {}
 

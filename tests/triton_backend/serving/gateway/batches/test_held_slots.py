@@ -47,7 +47,7 @@ def one_batch(gateway: HeldGateway, first: int, now_us: int) -> tuple[int, Dispa
 def give_up(gateway: HeldGateway, first: int, now_us: int) -> tuple[int, DispatchBody]:
     """A batch that no worker reports of; its requests are served in another one."""
     number, body = one_batch(gateway, first, now_us)
-    gateway.batch_lost(number, -1)
+    gateway.reports.lost(number, -1)
     ((again, other),) = dispatches(look_until(gateway, now_us, now_us + 150_000))
     finish(gateway, again, other, now_us + 150_000)
     return number, body
@@ -56,7 +56,7 @@ def give_up(gateway: HeldGateway, first: int, now_us: int) -> tuple[int, Dispatc
 def acknowledge(gateway: HeldGateway, number: int, body: DispatchBody, *but: object) -> None:
     for peer in (PAIR, *(WorkerAddress(1, hop.vgpu) for hop in body.hops)):
         if peer not in but:
-            gateway.let_go((peer,), number)
+            gateway.reports.let_go((peer,), number)
 
 
 def slots_used(gateway: HeldGateway, first: int, now_us: int) -> Granted:
@@ -92,8 +92,8 @@ def test_a_slot_is_free_when_all_that_write_there_have_let_go(
 
 def test_a_stage_is_written_by_its_own_worker_and_by_the_one_before(gateway: HeldGateway) -> None:
     number, body = give_up(gateway, 1, 50_000)
-    gateway.let_go((WorkerAddress(1, body.hops[1].vgpu),), number)
-    gateway.let_go((PAIR,), number)
+    gateway.reports.let_go((WorkerAddress(1, body.hops[1].vgpu),), number)
+    gateway.reports.let_go((PAIR,), number)
     last = (body.hops[1].vgpu, body.slots[1])
     for first in (10, 20, 30):
         other = one_batch(gateway, first, 300_000)[1]
@@ -120,28 +120,30 @@ def test_a_batch_may_wait_in_a_process_that_is_cut_off_until_long_after_its_turn
     slo_us = 60_000_000
     gateway = serving(deploy(tmp_path, plan(two_stage(slo_us=slo_us)), ServeOptions()))
     for request in range(BATCH):
-        gateway.arrival(PAIR, ArrivalBody(request, 50_000 + slo_us, 1), 50_000)
+        gateway.requests.arrival(PAIR, ArrivalBody(request, 50_000 + slo_us, 1), 50_000)
     ((number, body),) = dispatches(gateway.frames())
-    gateway.batch_lost(number, -1)
+    gateway.reports.lost(number, -1)
     gateway.look(100_000)
-    assert gateway.to_let_go(FIRST)
+    assert gateway.batches.to_let_go(FIRST)
     slowest_us = max(s.latency_us for s in gateway.deployment.plan.models[0].pipelines[0].stages)
     gone_us = body.hops[-1].end_us + slo_us + dead_after_us(slowest_us)
     gateway.look(gone_us - 1)
-    assert number in {parse_header(notice).batch_id for notice in gateway.to_let_go(FIRST)}
+    assert number in {parse_header(notice).batch_id for notice in gateway.batches.to_let_go(FIRST)}
     gateway.look(gone_us)
-    assert number not in {parse_header(notice).batch_id for notice in gateway.to_let_go(FIRST)}
+    assert number not in {
+        parse_header(notice).batch_id for notice in gateway.batches.to_let_go(FIRST)
+    }
 
 
 def test_a_peer_that_comes_back_hears_again_what_it_has_to_let_go_of(gateway: HeldGateway) -> None:
     number, body = give_up(gateway, 1, 50_000)
     for peer in (PAIR, FIRST):
-        (notice,) = gateway.to_let_go(peer)
+        (notice,) = gateway.batches.to_let_go(peer)
         header = parse_header(notice)
         assert (header.kind, header.batch_id) == (Kind.ABORT, number)
-        gateway.let_go((peer,), number)
-        assert not gateway.to_let_go(peer)
-    assert not gateway.to_let_go(WorkerAddress(1, 3 - body.hops[1].vgpu))
+        gateway.reports.let_go((peer,), number)
+        assert not gateway.batches.to_let_go(peer)
+    assert not gateway.batches.to_let_go(WorkerAddress(1, 3 - body.hops[1].vgpu))
 
 
 def test_held_slots_keep_no_batch_waiting(gateway: HeldGateway) -> None:
@@ -150,3 +152,20 @@ def test_held_slots_keep_no_batch_waiting(gateway: HeldGateway) -> None:
         give_up(gateway, 1 + BATCH * number, 50_000)
     arrive(gateway, *range(10_000, 10_000 + BATCH * slots), now_us=300_000)
     assert len(dispatches(gateway.frames())) == slots
+
+
+def test_what_waits_for_a_held_slot_is_sent_as_soon_as_it_is_let_go_of(
+    gateway: HeldGateway,
+) -> None:
+    given_up = [one_batch(gateway, 1, 50_000)]
+    while True:
+        gateway.reports.lost(given_up[-1][0], -1)
+        gateway.look(50_000)
+        sent = dispatches(gateway.frames())
+        if not sent:
+            break  # every slot of the first stage is held
+        given_up += sent
+    number, body = given_up[0]
+    acknowledge(gateway, number, body)
+    ((_, again),) = dispatches(gateway.frames())
+    assert (again.requests, again.slots[0]) == (body.requests, body.slots[0])

@@ -65,11 +65,11 @@ def first_done(gateway: HeldGateway) -> int:
     """
     tag = gateway.deployment.tag
     arrival = ArrivalBody(1, 10 + SLO_US, small_plans.BATCH, express_slot=0)
-    gateway.arrival(FRONT, arrival, 10, tag)
+    gateway.requests.arrival(FRONT, arrival, 10, tag)
     ((batch, body, _),) = gathers(gateway.frames())
     vgpu = body.hops[0].vgpu
     assert node_of(gateway, vgpu) == "SLOW"
-    gateway.stage_done(batch, 0, TimesBody(vgpu, 20, 30), 30)
+    gateway.reports.stage_done(batch, 0, TimesBody(vgpu, 20, 30), 30)
     ((_, second, pieces),) = gathers(gateway.frames())
     assert node_of(gateway, second.hops[0].vgpu) == "FAST"
     assert [piece.vgpu for piece in pieces] == [vgpu]
@@ -79,7 +79,7 @@ def first_done(gateway: HeldGateway) -> int:
 def test_a_job_begins_anew_when_the_host_is_lost_that_has_its_rows(tmp_path: Path) -> None:
     gateway = gateway_of(tmp_path, FAR)
     lost = first_done(gateway)
-    gateway.worker_lost(WorkerAddress(1, lost), 40)
+    gateway.workers.lost(WorkerAddress(1, lost), 40)
     frames = gateway.frames()
     assert not drops(frames)
     ((batch, body, _),) = gathers(frames)
@@ -93,7 +93,7 @@ def test_a_job_begins_anew_when_the_host_is_lost_that_has_its_rows(tmp_path: Pat
     assert counters["asked"] == {"chain": 1}  # once, however often it begins
     assert counters["module_samples"] == counters["module_rows"]  # each module runs a row of each
     assert counters["module_samples"]["chain/y"] == small_plans.BATCH
-    gateway.stage_done(batch, 0, TimesBody(vgpu, 50, 60), 60)
+    gateway.reports.stage_done(batch, 0, TimesBody(vgpu, 50, 60), 60)
     ((_, _, pieces),) = gathers(gateway.frames())
     assert [piece.vgpu for piece in pieces] == [vgpu]
 
@@ -104,6 +104,6 @@ def test_rows_on_the_gateways_host_outlive_their_worker(
 ) -> None:
     gateway = gateway_of(tmp_path, hosts)
     lost = first_done(gateway)
-    gateway.worker_lost(WorkerAddress(1, lost), 40)
+    gateway.workers.lost(WorkerAddress(1, lost), 40)
     assert not gateway.frames()
     assert gateway.status()["counters"]["jobs_begun_anew"] == 0
