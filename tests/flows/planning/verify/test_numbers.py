@@ -95,6 +95,33 @@ def no_margin(data: dict[str, Any]) -> None:
     data["options"]["slo_margin"] = "none"
 
 
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("slo_margin", -4.0),
+        ("slo_margin", None),
+        ("slo_margins", {"net": -4.0}),
+        ("slo_margins", {"net": "much"}),
+        ("slo_margins", 0.4),
+        ("pipeline_margin", -1),
+        ("utilisation", 2.0),
+        ("utilisation", "all"),
+        ("minimum_rps", [10]),
+        ("minimum_rps", {"net": "many"}),
+        ("max_partitions", "two"),
+    ],
+)
+def test_an_option_that_no_planner_takes_is_found_and_excuses_nothing(
+    name: str, value: object
+) -> None:
+    def changed(data: dict[str, Any]) -> None:
+        data["options"][name] = value
+        tight_slo(data)
+
+    (said,) = verify_plan(edited(changed), PROFILES)
+    assert said.startswith(f"options: {name}")
+
+
 def test_the_price_paid_is_that_of_the_gpus_that_are_on() -> None:
     priced = cluster(fast_hourly_cost=2.5, slow_hourly_cost=1.0)
     plan = make_plan(PROFILES, priced, workload(DEMAND), PlanOptions())
