@@ -50,7 +50,7 @@ def verify_plan(plan: Plan, profiles: Mapping[str, ModelProfile] | None = None) 
 
     Without profiles, the plan's own latency tables and boundary bytes are taken as given.
     """
-    found = [*_models_match(plan), *_options_known(plan)]
+    found = [*_options_known(plan)] or [*_models_match(plan)]
     if found:
         return found
     if plan.workload.is_mixed:

@@ -277,6 +277,9 @@ def test_a_batch_of_a_gpu_that_is_paid_in_part_fills_as_slowly_as_is_paid(gather
     found = verify_plan(paid)
     assert any("SLO less margin allow" in text for text in found)
     assert not any("occupies" in text for text in found)
+    unpaid = replace(pipeline, occupied_vgpus=None)
+    nothing = replace(paid, models=(replace(model, pipelines=(unpaid,), throughput_rps=400.0),))
+    assert any("its occupied_vgpus are needed" in text for text in verify_plan(nothing))
     more = replace(pipeline, occupied_vgpus=1.1)
     beyond = replace(paid, models=(replace(model, pipelines=(more,), throughput_rps=400.0),))
     assert any("occupies 1.1 vGPUs, its pool has 1" in text for text in verify_plan(beyond))
@@ -301,6 +304,9 @@ def test_of_modules_that_share_a_model_the_least_budget_holds(
         workload=Workload(models=(), applications=tuple(user.application for user in users)),
     )
     assert any("SLO less margin allow" in text for text in verify_plan(shared)) == found
+    much = replace(shared, options={**shared.options, "slo_margins": {"first": "much"}})
+    (said,) = verify_plan(much)
+    assert said.startswith("options: slo_margins")
 
 
 def test_what_the_last_stage_would_send_takes_no_uplink() -> None:
