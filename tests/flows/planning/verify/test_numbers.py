@@ -280,6 +280,10 @@ def test_a_batch_of_a_gpu_that_is_paid_in_part_fills_as_slowly_as_is_paid(gather
     unpaid = replace(pipeline, occupied_vgpus=None)
     nothing = replace(paid, models=(replace(model, pipelines=(unpaid,), throughput_rps=400.0),))
     assert any("its occupied_vgpus are needed" in text for text in verify_plan(nothing))
+    (stage,) = pipeline.stages
+    instant = replace(pipeline, stages=(replace(stage, latency_us=0),))
+    no_time = replace(paid, models=(replace(model, pipelines=(instant,), throughput_rps=400.0),))
+    assert any("a stage takes no time" in text for text in verify_plan(no_time))
     more = replace(pipeline, occupied_vgpus=1.1)
     beyond = replace(paid, models=(replace(model, pipelines=(more,), throughput_rps=400.0),))
     assert any("occupies 1.1 vGPUs, its pool has 1" in text for text in verify_plan(beyond))
