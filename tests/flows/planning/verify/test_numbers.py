@@ -144,6 +144,21 @@ def test_a_plan_on_gpus_without_a_price_states_none() -> None:
 
 
 @pytest.mark.parametrize(
+    ("off", "said"), [((0, 0), []), ((-7, 0), ["memory_bytes are"]), ((0, 9), ["memory_bytes are"])]
+)
+def test_memory_that_is_not_the_profiles_is_found(off: tuple[int, int], said: list[str]) -> None:
+    known = {"net": replace(PROFILES["net"], block_memory_bytes=(7,) * PROFILES["net"].blocks)}
+
+    def stated(data: dict[str, Any]) -> None:
+        stage = two_stages(data)["stages"][0]
+        blocks = stage["blocks"][1] - stage["blocks"][0]
+        stage["memory_bytes"] = {"static": 7 * blocks + off[0], "dynamic": off[1]}
+
+    found = verify_plan(edited(stated), known)
+    assert [text.split(": ")[-1][:16] for text in found] == said
+
+
+@pytest.mark.parametrize(
     ("change", "said"),
     [
         (faster, "throughput_rps"),
