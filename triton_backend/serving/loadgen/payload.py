@@ -93,7 +93,7 @@ def requests_from_file(path: Path, specs: tuple[TensorSpec, ...], *, samples: in
         if not array.ndim:
             raise InputError(f"{path}: {name}", "has no samples")
     for name, given in rows.items():
-        if given.dtype.kind not in "iu" or given.ndim > 1 or (given < 0).any():
+        if given.dtype.kind not in "iu" or given.ndim > 1 or np.less(given, 0).any():
             raise InputError(f"{path}: rows/{name}", "are not one number of rows for each sample")
     counted = {f"outputs/{name}" for name in rows}
     counts = {name: len(array) for name, array in arrays.items() if name not in counted}
