@@ -66,7 +66,7 @@ def replay_us(trace_us: Instants, rate_rps: float, duration_us: int) -> Instants
 
     Takes the first `rate x duration` requests (the trace starts over where it is shorter) and
     stretches their time so that they fill the duration: the count is right whatever the trace's
-    own rate, the pattern of gaps is the trace's.
+    own rate, the pattern of gaps is the trace's. Requests of one instant stay so.
     """
     if not _offers(rate_rps, duration_us):
         return _none()
@@ -75,7 +75,8 @@ def replay_us(trace_us: Instants, rate_rps: float, duration_us: int) -> Instants
     if len(gaps) == 0 or gaps.sum() <= 0:
         raise InputError("arrivals", f"a trace of {len(trace_us)} requests spans no time")
     times = np.concatenate([[0.0], np.cumsum(np.resize(gaps, count))])
-    return (times[:count] * (duration_us / times[count])).astype(np.int64)
+    stretch = duration_us / times[count] if times[count] > 0 else 0.0
+    return (times[:count] * stretch).astype(np.int64)
 
 
 def gaps_us(gaps: NDArray[np.float64], duration_us: int) -> Instants:

@@ -289,9 +289,9 @@ def capacity_rps(
     by_stages = sum(
         min(
             vgpus(pipeline, stage)
-            * pipeline.batch
+            * _batch(pipeline, stage)
             * US_PER_S
-            / stage.latency_us_by_batch[pipeline.batch - 1]
+            / stage.latency_us_by_batch[_batch(pipeline, stage) - 1]
             for stage in pipeline.stages
         )
         for pipeline in (model.pipelines if pipelines is None else pipelines)
@@ -309,4 +309,9 @@ def _variants(plan: Plan, model: str) -> set[str]:
 
 def _work(pipeline: Pipeline, stage: Stage) -> float:
     """Time (µs) of a vGPU that a stage's promised rate takes a second."""
-    return pipeline.throughput_rps * stage.latency_us / pipeline.batch
+    return pipeline.throughput_rps * stage.latency_us / _batch(pipeline, stage)
+
+
+def _batch(pipeline: Pipeline, stage: Stage) -> int:
+    """The planned batch of a stage: its own where batches of several pipelines run together."""
+    return stage.batch or pipeline.batch

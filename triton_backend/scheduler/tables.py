@@ -316,6 +316,7 @@ COUNTS = np.dtype(
             "doors_us",  # no batch boards so long before the start (`SharedBatchTimes`)
             "patience_us",  # a shared batch waits so long at least for a late member
             "low",  # 1 once a low request came
+            "short",  # 1 where a look at batches to come found too few free batch slots
         )
     ]
 )
@@ -473,6 +474,7 @@ def with_room(tables: Tables, *, batches: int, requests: int, jobs: int) -> Tabl
     request_rows = _longer(tables.requests, requests)
     request_rows["sequence"][old_requests:] = NONE
     counts = tables.counts
+    counts[0]["short"] = 0
     memory = tables.job_memory
     if len(memory):
         now = unpack(memory)
@@ -543,11 +545,13 @@ def _chain(records: Records, link: str, first_new: int, first_free: int) -> int:
 
 @inlined
 def lacks_batches(tables: Tables) -> bool:
-    """True if fewer slots are free than one dispatch may take.
+    """True if fewer slots are free than one dispatch may take, or a low batch asked for.
 
     Its own, and one per shared batch that it opens. Where it boards, another may open one.
     """
     counts = tables.counts[0]
+    if counts["short"] == 1:
+        return True
     slot = counts["free_batch"]
     for _ in range(2 * counts["boards"]):
         if slot == NONE:

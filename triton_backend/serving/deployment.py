@@ -171,6 +171,10 @@ class Deployment:
         """A stage's planned values."""
         return self.pipeline_of(row).stages[row.stage]
 
+    def planned_batch(self, row: StageRow) -> int:
+        """Samples of a planned batch at a stage: its own where those of several pipelines join."""
+        return self.stage_of(row).batch or self.pipeline_of(row).batch
+
     def inputs_of(self, row: StageRow) -> tuple[TensorSpec, ...]:
         """Tensors that enter a stage, as they cross the boundary."""
         return self.model_of(row).stage_inputs(row.pipeline, row.stage)

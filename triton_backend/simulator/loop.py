@@ -115,7 +115,7 @@ def _has_room(world: World) -> bool:
         return False
     if cursor["workers"] == 1 and len(world.variants) > 0:
         return False
-    jobs = len(world.tables.job_memory) > 0
+    jobs = len(world.job_memory) > 0  # not the tables': a later plan may be the first with some
     if jobs and cursor["tasks"] + OUT_ROWS > len(jobs_in(world).tasks):
         return False
     if cursor["events"] + cursor["room"] > len(world.heap):

@@ -598,7 +598,7 @@ def pool_results(
     first = 0
     for pool in plan.pools:
         own = sorted(users[pool.name])
-        busy = busy_us[first : first + pool.vgpus] / span_us
+        busy = busy_us[first : first + pool.vgpus] / max(span_us, 1)  # 0: it took over at the end
         found[pool.name] = PoolResult(
             gpus=pool.vgpus * pool.share / WHOLE_GPU,
             busy_by_vgpu=tuple(busy.tolist()),

@@ -133,5 +133,5 @@ def filling_us(plan: Plan, model: ModelPlan, pipeline: Pipeline) -> float:
         rate = math.fsum(paid(p) for p in model.pipelines if rank(p) >= rank(pipeline))
     else:
         rate = min(paid(pipeline), stage_rate(plan, pipeline, 0) / share)
-    filling = pipeline.batch * US_PER_S / rate
+    filling = pipeline.batch * US_PER_S / rate if rate else math.inf
     return max(stage.latency_us, filling) if gathering == "2d" else filling

@@ -29,7 +29,7 @@ def stage_rate(plan: Plan, pipeline: Pipeline, number: int) -> float:
     """
     stage = pipeline.stages[number]
     pool = plan.pool_of(stage)
-    rate = (stage.batch or pipeline.batch) * US_PER_S / stage.latency_us
+    rate = (stage.batch or pipeline.batch) * US_PER_S / max(stage.latency_us, 1)  # 0 is said apart
     if pool.divisor is None:
         return rate
     share = plan.cluster.nic_gbps(pool.gpu_class) * 1e9

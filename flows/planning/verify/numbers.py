@@ -7,6 +7,7 @@ Not here, on purpose: anything imported from the planner's steps, so that a mist
 
 import math
 from collections.abc import Iterator, Mapping
+from typing import cast
 
 from flows.planning.verify.applications import (
     application_differences,
@@ -40,13 +41,16 @@ from triton_backend.contract.errors import InputError
 from triton_backend.contract.plan import Plan
 from triton_backend.contract.profiles import ModelProfile
 
+SHARES = ("slo_margin", "pipeline_margin", "utilisation")
+BY_MODEL = {"slo_margins": 1.0, "minimum_rps": math.inf}
+
 
 def verify_plan(plan: Plan, profiles: Mapping[str, ModelProfile] | None = None) -> list[str]:
     """Differences between a plan and what follows from its inputs; empty when it holds.
 
     Without profiles, the plan's own latency tables and boundary bytes are taken as given.
     """
-    found = [*_models_match(plan), *_options_known(plan)]
+    found = [*_options_known(plan)] or [*_models_match(plan)]
     if found:
         return found
     if plan.workload.is_mixed:
@@ -108,12 +112,25 @@ def _models_match(plan: Plan) -> Iterator[str]:
 
 
 def _options_known(plan: Plan) -> Iterator[str]:
-    for name in ("slo_margin", "max_partitions", "utilisation"):
-        if not isinstance(plan.options.get(name, 0), int | float):
-            yield f"options: {name} is {plan.options.get(name)!r}, not a number"
+    """Options that the checks reckon with are what a planner takes: no other number excuses any."""
+    for name in SHARES:
+        if not _is_number(value := plan.options.get(name, 0), 1):
+            yield f"options: {name} is {value!r}, no number within 0 and 1"
+    if not _is_number(most := plan.options.get("max_partitions", 0)):
+        yield f"options: max_partitions is {most!r}, not a number"
+    for name, most in BY_MODEL.items():
+        given: object = plan.options.get(name, {})
+        if not isinstance(given, Mapping) or not all(
+            _is_number(value, most) for value in cast("Mapping[str, object]", given).values()
+        ):
+            yield f"options: {name} is {given!r}, no numbers within 0 and {most:g} by model"
     for name in ("headroom_factor", "profile_factor"):
         factor = plan.options.get(name, 1.0)
         if not isinstance(factor, int | float) or not 1 <= factor < math.inf:
             yield f"options: {name} is {factor!r}, no number of 1 or more"
     if plan.objective.name not in PRICES:
         yield f"objective: {plan.objective.name!r} is none of {', '.join(PRICES)}"
+
+
+def _is_number(value: object, most: float = math.inf) -> bool:
+    return isinstance(value, int | float) and 0 <= value <= most

@@ -12,7 +12,7 @@ from flows.planning.verify.differences import compare, headroom, margin_of
 from flows.planning.verify.phases import RELATIVE
 from flows.planning.verify.profiled import profiled_us
 from triton_backend.contract.applications import producing_models, received_bytes
-from triton_backend.contract.plan import ModelPlan, Pipeline, Plan, Stage
+from triton_backend.contract.plan import ModelPlan, Pipeline, Plan, Stage, StageMemory
 from triton_backend.contract.profiles import ModelProfile
 from triton_backend.contract.shares import WHOLE_GPU, share_text
 from triton_backend.contract.units import BITS_PER_BYTE, US_PER_S, us_to_ms
@@ -169,6 +169,7 @@ def _against_profile(plan: Plan, stage: Stage, batch: int, profile: ModelProfile
             times = "" if factor == 1 else f" times {factor:.6g}"
             yield f"latency at batch {b} is {stated} µs, profiled {profiled} µs{times}"
             return
+    yield from _memory(stage, profile)
     if (
         last < profile.blocks
         and stage.boundary_bytes_per_sample != profile.boundary_bytes[last - 1]
@@ -177,3 +178,13 @@ def _against_profile(plan: Plan, stage: Stage, batch: int, profile: ModelProfile
             f"boundary_bytes_per_sample is {stage.boundary_bytes_per_sample}, "
             f"profiled {profile.boundary_bytes[last - 1]}"
         )
+
+
+def _memory(stage: Stage, profile: ModelProfile) -> Iterator[str]:
+    """Stated are the weights of a stage's blocks and the largest of their workspaces."""
+    first, last = stage.blocks
+    static = sum(profile.block_memory_bytes[first:last])
+    dynamic = max(profile.block_workspace_bytes[first:last], default=0)
+    if stage.memory is not None and stage.memory != StageMemory(static=static, dynamic=dynamic):
+        stated = f"{stage.memory.static} and {stage.memory.dynamic}"
+        yield f"memory_bytes are {stated}, profiled {static} and {dynamic}"

@@ -68,6 +68,15 @@ def test_replay_keeps_the_pattern_and_gives_the_rate() -> None:
     assert gaps[1] == pytest.approx(10 * gaps[0], rel=0.01)
 
 
+@pytest.mark.parametrize(("rate_rps", "instants"), [(2.0, [0, 0]), (0.4, [])])
+def test_replay_of_requests_of_one_instant_is_of_one_instant(
+    rate_rps: float, instants: list[int]
+) -> None:
+    """Times in whole seconds, and fewer requests than the first second has."""
+    trace_us = np.array([0, 0, 0, US_PER_S, US_PER_S])
+    assert arrivals.replay_us(trace_us, rate_rps, US_PER_S).tolist() == instants
+
+
 def test_replay_starts_over_when_the_trace_is_short() -> None:
     times = arrivals.replay_us(np.array([0, 1, 3]), 6, US_PER_S)
     gaps = np.diff(times)

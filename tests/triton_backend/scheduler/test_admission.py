@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from tests.fakes.applications import hand_application, hand_module, with_applications
-from tests.fakes.plans import Own, make_plan
+from tests.fakes.plans import Own, Way, make_boarding_plan, make_plan
 from triton_backend.scheduler.admission import (
     ADMISSION,
     FILLED_SHARE,
@@ -58,6 +58,21 @@ def test_pipelines_run_what_their_vgpus_run_or_what_is_promised_where_that_is_mo
         first, second = model.pipelines
         other = replace(model, pipelines=(replace(first, throughput_rps=promised), second))
         assert capacity_rps(plan, other, other.pipelines[:1]) == pytest.approx(max(runs, promised))
+
+
+def test_a_stage_where_batches_join_runs_batches_of_its_own_size() -> None:
+    """Half of 4 in 7 ms for each of two entries, also where one brings less or more at a time."""
+    for align in ((3_000,), (3_000,) * 6):
+        shared = Own(latency_us=(4_000, 5_000, 6_000, 7_000))
+        plan = make_boarding_plan(
+            [((0, 2), Own(latency_us=align, gpus=2)), ((2, 4), shared)],
+            Way(pools=(0, 1)),
+            Way(pools=(1,)),
+        )
+        (model,) = plan.models
+        half_rps = 2 * 1_000_000 / 7_000
+        assert capacity_rps(plan, model, model.pipelines[:1]) == pytest.approx(half_rps)
+        assert capacity_rps(plan, model) == pytest.approx(2 * half_rps)
 
 
 def test_time_that_goes_back_changes_nothing() -> None:

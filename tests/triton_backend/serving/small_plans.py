@@ -68,6 +68,21 @@ def two_stage(name: str = "pair", **fields: Any) -> HandModel:
     return model(name, stages, inputs=inputs, outputs=(tensor("scores", 10),), **fields)
 
 
+def joined(batch: int) -> HandModel:
+    """`two_stage`, whose second stage runs batches of several pipelines together, of its own size.
+
+    Its pipeline stays with batches of `BATCH`.
+    """
+    one = two_stage()
+    (pipeline,) = one.model.pipelines
+    first, second = pipeline.stages
+    latency_us = second.latency_us_by_batch[:batch]
+    second = replace(
+        second, boards=True, batch=batch, latency_us_by_batch=latency_us, latency_us=latency_us[-1]
+    )
+    return one.replaced(pipelines=(replace(pipeline, stages=(first, second)),))
+
+
 def alone(one: HandModel) -> HandModel:
     """The same with batches of one sample."""
     (pipeline,) = one.model.pipelines

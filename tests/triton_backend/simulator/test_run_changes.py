@@ -11,6 +11,7 @@ import pytest
 
 from tests.fakes.changes import ChangingRun, check_run, random_run
 from tests.fakes.plans import Own, make_plan, two_stages
+from tests.interpreters import printed_by
 from triton_backend.contract.decisions import Decision, Dispatch, Drop, SetTimer
 from triton_backend.contract.errors import InputError
 from triton_backend.contract.events import Arrival, PlanChanged, StageDone, Timer, TransferDone
@@ -194,6 +195,32 @@ def test_a_node_that_has_failed_takes_new_workers_with_it() -> None:
     gone = rows[(rows["arrival_us"] > 400_000) & (rows["arrival_us"] < 785_000)]
     assert set(gone["outcome"].tolist()) == {DROPPED}
     assert result.uses["end_us"].max() > 900_000
+
+
+APPLICATIONS_LATER = """
+from tests.fakes.applications import hand_application, hand_module, with_applications
+from tests.fakes.plans import Own, make_plan
+from triton_backend.simulator.run import simulate
+from triton_backend.simulator.scenario import PlanChange, SimOptions
+
+before = make_plan([[Own(latency_us=(1_000,))]])
+after = with_applications(before, hand_application("app", [hand_module("only", "m0")]))
+changes = (PlanChange(at_s=0.01, plan=after),)
+result = simulate(before, SimOptions(load_factor=0.5, duration_s=0.1, changes=changes))
+print(result.attainment, *result.applications)
+"""
+
+
+@pytest.mark.slow
+def test_a_later_plan_may_be_the_first_with_applications() -> None:
+    assert printed_by(APPLICATIONS_LATER, compiled=False) == "1.0\n"
+
+
+def test_a_pool_of_a_plan_that_takes_over_at_the_end_was_idle() -> None:
+    plan = make_plan([[Own(latency_us=(1_000,))]])
+    options = SimOptions(duration_s=1, changes=(PlanChange(at_s=2.0, plan=plan),))
+    (pool,) = simulate(plan, options).pools.values()
+    assert (pool.idle_fraction, pool.bad_rate) == (1.0, 0.0)
 
 
 def test_changes_out_of_order_are_named() -> None:

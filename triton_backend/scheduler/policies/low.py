@@ -260,6 +260,7 @@ def _late_behind(
     to_come = 0  # samples that come before the head of the next batch
     while count < most and ready < until_us:
         if slot == NONE:
+            tables.counts[0]["short"] = 1
             return _NO_SLOT, slot
         late_by = _late_by(tables, queue, size, ready, deadline, slot)
         if late_by != 0:

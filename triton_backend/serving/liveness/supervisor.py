@@ -110,7 +110,7 @@ class WorkerSupervisor:
         }
         # And of the planned batch.
         self._planned_us: dict[StagePlace, int] = {
-            row.place: self._expected_us[row.place][deployment.pipeline_of(row).batch - 1]
+            row.place: self._expected_us[row.place][deployment.planned_batch(row) - 1]
             for row in rows
         }
         # The stage that a vGPU runs on zeros.

@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from triton_backend.contract.errors import InputError
+from triton_backend.contract.errors import InputError, InvariantError
 from triton_backend.contract.tensors import BYTES, LENGTH_BYTES, TensorSpec
 from triton_backend.runtimes.base import NUMPY_DTYPES
 from triton_backend.runtimes.texts import unpack_texts
@@ -89,15 +89,21 @@ def requests_from_file(path: Path, specs: tuple[TensorSpec, ...], *, samples: in
     outputs, rows = _named(arrays, "outputs/"), _named(arrays, "rows/")
     for spec in specs:
         _check_input(path, spec, inputs.get(spec.name))
+    for name, array in arrays.items():
+        if not array.ndim:
+            raise InputError(f"{path}: {name}", "has no samples")
+    for name, given in rows.items():
+        if given.dtype.kind not in "iu" or given.ndim > 1 or np.less(given, 0).any():
+            raise InputError(f"{path}: rows/{name}", "are not one number of rows for each sample")
     counted = {f"outputs/{name}" for name in rows}
     counts = {name: len(array) for name, array in arrays.items() if name not in counted}
     if len(set(counts.values())) != 1:
         raise InputError(str(path), f"arrays of different numbers of samples: {counts}")
-    inputs = {name: _texts_of(specs, name, array) for name, array in inputs.items()}
+    inputs = {name: _texts_of(path, specs, name, array) for name, array in inputs.items()}
     total = next(iter(counts.values()))
     if total < samples:
         raise InputError(str(path), f"{total} samples, one request takes {samples}")
-    begins = {name: np.append(0, np.cumsum(given)) for name, given in rows.items()}
+    begins = {n: np.append(0, np.cumsum(given, dtype=np.int64)) for n, given in rows.items()}
     for name, ends in begins.items():
         if name not in outputs or len(outputs[name]) != ends[-1]:
             raise InputError(f"{path}: rows/{name}", f"{ends[-1]} rows, the output has others")
@@ -172,12 +178,15 @@ def relative_error(answer: Arrays, expected: Arrays) -> float:
     """Largest |answer - expected| over the largest |expected|, the worst of all tensors.
 
     Infinite where a tensor is missing, has another shape or holds what is not a number.
+
+    Raises:
+        ValueError: an answer of texts is expected to be other numbers.
     """
     worst = 0.0
     for name, wanted in expected.items():
         got = answer.get(name)
         if got is not None and got.dtype == np.object_ and wanted.dtype == np.uint8:
-            wanted = _objects(unpack_texts(wanted))  # noqa: PLW2901  # as a file has them
+            wanted = _texts_expected(name, wanted)  # noqa: PLW2901  # as a file has them
         if got is None or got.shape != wanted.shape:
             return float("inf")
         if np.object_ in (got.dtype, wanted.dtype):
@@ -239,12 +248,25 @@ def _named(arrays: Arrays, prefix: str) -> dict[str, NDArray[np.generic]]:
 
 
 def _texts_of(
-    specs: Sequence[TensorSpec], name: str, array: NDArray[np.generic]
+    path: Path, specs: Sequence[TensorSpec], name: str, array: NDArray[np.generic]
 ) -> NDArray[np.generic]:
     """An input of a file as it is sent: rows of texts as objects."""
     if any(spec.name == name and spec.dtype == BYTES for spec in specs):
-        return _objects(unpack_texts(array))
+        try:
+            return _objects(unpack_texts(array))
+        except InvariantError as error:
+            raise InputError(f"{path}: inputs/{name}", str(error)) from error
     return array
+
+
+def _texts_expected(name: str, array: NDArray[np.generic]) -> NDArray[np.generic]:
+    """An output of a file, as texts that an answer is compared with."""
+    if array.ndim != _TEXT_DIMENSIONS:
+        raise ValueError(f"outputs/{name} of the file is no rows of texts")
+    try:
+        return _objects(unpack_texts(array))
+    except InvariantError as error:
+        raise ValueError(f"outputs/{name} of the file: {error}") from error
 
 
 def _check_input(path: Path, spec: TensorSpec, array: NDArray[np.generic] | None) -> None:

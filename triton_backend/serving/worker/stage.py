@@ -242,7 +242,7 @@ class LoadedStage:
         )
         self.runtime = runtime
         self._name = f"stage {stage.blocks} of {deployment.model_of(row).name!r}"
-        self._batch = deployment.pipeline_of(row).batch
+        self._batch = deployment.planned_batch(row)
         self._largest = deployment.most_in_a_run(row)
         self._latency_us_by_batch = stage.latency_us_by_batch
         seat = deployment.seat_of(row)
@@ -260,7 +260,7 @@ class LoadedStage:
 
     @property
     def planned_batch(self) -> int:
-        """Samples of the pipeline's batch."""
+        """Samples of a planned batch."""
         return self._batch
 
     def zeros_run(self) -> Callable[[], None]:

@@ -95,6 +95,33 @@ def no_margin(data: dict[str, Any]) -> None:
     data["options"]["slo_margin"] = "none"
 
 
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("slo_margin", -4.0),
+        ("slo_margin", None),
+        ("slo_margins", {"net": -4.0}),
+        ("slo_margins", {"net": "much"}),
+        ("slo_margins", 0.4),
+        ("pipeline_margin", -1),
+        ("utilisation", 2.0),
+        ("utilisation", "all"),
+        ("minimum_rps", [10]),
+        ("minimum_rps", {"net": "many"}),
+        ("max_partitions", "two"),
+    ],
+)
+def test_an_option_that_no_planner_takes_is_found_and_excuses_nothing(
+    name: str, value: object
+) -> None:
+    def changed(data: dict[str, Any]) -> None:
+        data["options"][name] = value
+        tight_slo(data)
+
+    (said,) = verify_plan(edited(changed), PROFILES)
+    assert said.startswith(f"options: {name}")
+
+
 def test_the_price_paid_is_that_of_the_gpus_that_are_on() -> None:
     priced = cluster(fast_hourly_cost=2.5, slow_hourly_cost=1.0)
     plan = make_plan(PROFILES, priced, workload(DEMAND), PlanOptions())
@@ -114,6 +141,21 @@ def test_the_price_paid_is_that_of_the_gpus_that_are_on() -> None:
 def test_a_plan_on_gpus_without_a_price_states_none() -> None:
     assert planned().price_paid is None
     assert "price_paid" not in planned().to_dict()
+
+
+@pytest.mark.parametrize(
+    ("off", "said"), [((0, 0), []), ((-7, 0), ["memory_bytes are"]), ((0, 9), ["memory_bytes are"])]
+)
+def test_memory_that_is_not_the_profiles_is_found(off: tuple[int, int], said: list[str]) -> None:
+    known = {"net": replace(PROFILES["net"], block_memory_bytes=(7,) * PROFILES["net"].blocks)}
+
+    def stated(data: dict[str, Any]) -> None:
+        stage = two_stages(data)["stages"][0]
+        blocks = stage["blocks"][1] - stage["blocks"][0]
+        stage["memory_bytes"] = {"static": 7 * blocks + off[0], "dynamic": off[1]}
+
+    found = verify_plan(edited(stated), known)
+    assert [text.split(": ")[-1][:16] for text in found] == said
 
 
 @pytest.mark.parametrize(
@@ -250,6 +292,13 @@ def test_a_batch_of_a_gpu_that_is_paid_in_part_fills_as_slowly_as_is_paid(gather
     found = verify_plan(paid)
     assert any("SLO less margin allow" in text for text in found)
     assert not any("occupies" in text for text in found)
+    unpaid = replace(pipeline, occupied_vgpus=None)
+    nothing = replace(paid, models=(replace(model, pipelines=(unpaid,), throughput_rps=400.0),))
+    assert any("its occupied_vgpus are needed" in text for text in verify_plan(nothing))
+    (stage,) = pipeline.stages
+    instant = replace(pipeline, stages=(replace(stage, latency_us=0),))
+    no_time = replace(paid, models=(replace(model, pipelines=(instant,), throughput_rps=400.0),))
+    assert any("a stage takes no time" in text for text in verify_plan(no_time))
     more = replace(pipeline, occupied_vgpus=1.1)
     beyond = replace(paid, models=(replace(model, pipelines=(more,), throughput_rps=400.0),))
     assert any("occupies 1.1 vGPUs, its pool has 1" in text for text in verify_plan(beyond))
@@ -274,6 +323,9 @@ def test_of_modules_that_share_a_model_the_least_budget_holds(
         workload=Workload(models=(), applications=tuple(user.application for user in users)),
     )
     assert any("SLO less margin allow" in text for text in verify_plan(shared)) == found
+    much = replace(shared, options={**shared.options, "slo_margins": {"first": "much"}})
+    (said,) = verify_plan(much)
+    assert said.startswith("options: slo_margins")
 
 
 def test_what_the_last_stage_would_send_takes_no_uplink() -> None:

@@ -95,6 +95,15 @@ def test_no_low_batch_goes_that_leaves_others_only_batches_that_their_policy_dro
     assert 6 not in shell.dropped
 
 
+@pytest.mark.long
+def test_a_low_request_goes_where_hardly_a_batch_slot_is_free() -> None:
+    scheduler = Scheduler(plan(gpus=300))
+    come(scheduler, *range(255), low=False)
+    assert scheduler.in_flight() == 255  # of 256 slots; others to come are reserved for a moment
+    assert sent(come(scheduler, 255, low=True)) == [((255,), 0, TOOK_US)]
+    scheduler.check_invariants()
+
+
 def test_nothing_is_reserved_ahead_for_a_low_request() -> None:
     scheduler = Scheduler(plan())
     come(scheduler, 0, low=False)

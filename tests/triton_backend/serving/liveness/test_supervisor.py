@@ -16,7 +16,7 @@ from tests.triton_backend.serving.gateway.gateways import (
     run_full_batch,
     serving,
 )
-from tests.triton_backend.serving.small_plans import BATCH, SLO_US, plan, two_stage
+from tests.triton_backend.serving.small_plans import BATCH, SLO_US, joined, plan, two_stage
 from tests.triton_backend.serving.system import LocalSystem, deploy, wait_for
 from tests.triton_backend.serving.test_system import PATIENT_US, picture
 from triton_backend.contract.applications.steps import Step
@@ -67,6 +67,11 @@ def gateway(deployment: Deployment) -> HeldGateway:
 
 def up(gateway: HeldGateway) -> int:
     return int(gateway.status()["workers"]["up"])
+
+
+def test_a_plan_with_a_stage_of_smaller_batches_is_served(tmp_path: Path) -> None:
+    gateway = serving(deploy(tmp_path, plan(joined(2)), ServeOptions()))
+    assert up(gateway) == 3
 
 
 # Slow workers, and their way back

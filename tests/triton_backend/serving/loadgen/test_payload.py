@@ -64,13 +64,53 @@ def test_a_right_answer_is_as_near_as_the_file_says_or_its_types_allow(
 def test_rows_of_their_own_number_stay_with_their_sample(tmp_path: Path) -> None:
     x, y = np.zeros((3, 4), np.float32), np.arange(5.0)
     path = tmp_path / "samples.npz"
-    np.savez(path, **{"inputs/x": x, "outputs/y": y, "rows/y": np.array([2, 0, 3])})
+    rows = np.array([2, 0, 3], np.uint64)
+    np.savez(path, **{"inputs/x": x, "outputs/y": y, "rows/y": rows})
     requests = requests_from_file(path, X, samples=1)
     answers = [request.expected["y"].tolist() for request in requests if request.expected]
     assert answers == [[0, 1], [], [2, 3, 4]]
     np.savez(path, **{"inputs/x": x, "outputs/y": y, "rows/y": np.array([2, 0, 4])})
     with pytest.raises(InputError, match="rows/y: 6 rows, the output has others"):
         requests_from_file(path, X, samples=1)
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        np.array([2.0, 0.0, 3.0]),
+        np.array([8, -6, 3]),
+        np.array([[2, 0], [1, 1], [1, 0]]),
+        np.array(["2", "0", "3"]),
+        np.array(5),
+    ],
+)
+def test_rows_that_are_no_numbers_of_rows_are_refused(tmp_path: Path, rows: np.ndarray) -> None:
+    path = tmp_path / "samples.npz"
+    x = np.zeros((3, 4), np.float32)
+    np.savez(path, **{"inputs/x": x, "outputs/y": np.arange(5.0), "rows/y": rows})
+    with pytest.raises(InputError, match=r"samples\.npz: rows/y: "):
+        requests_from_file(path, X, samples=1)
+
+
+def test_an_array_without_samples_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "samples.npz"
+    np.savez(path, **{"inputs/x": np.zeros((3, 4), np.float32), "seed": np.array(7)})
+    with pytest.raises(InputError, match=r"samples\.npz: seed: has no samples"):
+        requests_from_file(path, X, samples=1)
+
+
+def test_inputs_that_are_no_texts_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "texts.npz"
+    np.savez(path, **{"inputs/image": np.full((2, 6), 255, np.uint8)})
+    with pytest.raises(InputError, match=r"texts\.npz: inputs/image: a text of"):
+        requests_from_file(path, (TensorSpec.of_bytes("image", 100),), samples=1)
+
+
+@pytest.mark.parametrize("said", [np.full((1, 6), 255, np.uint8), np.zeros(1, np.uint8)])
+def test_an_answer_of_texts_is_compared_with_no_other_numbers(said: np.ndarray) -> None:
+    given = np.array([b"cat"], np.object_)
+    with pytest.raises(ValueError, match="outputs/word"):
+        relative_error({"word": given}, {"word": said})
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from tests.triton_backend.runtimes.python_step.step_folders import write_step
-from tests.triton_backend.serving.small_plans import model, plan, stage, tensor
+from tests.triton_backend.serving.small_plans import joined, model, plan, stage, tensor
 from tests.triton_backend.serving.system import deploy
 from triton_backend.contract.applications.steps import Step
 from triton_backend.contract.errors import InputError
@@ -67,20 +67,23 @@ def test_a_function_that_the_workload_does_not_name_is_not_imported(
     assert "shop" not in sys.modules
 
 
+class Noted(HealthRow):
+    """Notes how long runs are to take."""
+
+    def __init__(self) -> None:
+        self.runs_us: list[int] = []
+
+    def busy(
+        self, since_us: int, expected_us: int, pressure: float = 0.0, patience_us: int = 0
+    ) -> None:
+        del since_us, pressure, patience_us
+        self.runs_us.append(expected_us)
+
+    def idle(self) -> None: ...
+
+
 def test_a_run_on_zeros_is_of_the_generation_that_is_asked_for(tmp_path: Path) -> None:
     """The one served last may only be prepared, with larger batches planned."""
-    runs_us: list[int] = []
-
-    class Noted(HealthRow):
-        def __init__(self) -> None: ...
-
-        def busy(
-            self, since_us: int, expected_us: int, pressure: float = 0.0, patience_us: int = 0
-        ) -> None:
-            del since_us, pressure, patience_us
-            runs_us.append(expected_us)
-
-        def idle(self) -> None: ...
 
     def planned(batch: int) -> Plan:
         latencies_us = (1_000, 2_000, 3_000, 4_000)
@@ -92,9 +95,19 @@ def test_a_run_on_zeros_is_of_the_generation_that_is_asked_for(tmp_path: Path) -
     served = deploy(tmp_path, planned(1), ServeOptions())
     prepared = deploy(tmp_path, planned(4), generation=2)
     clock = SystemClock()
-    stages = LoadedStages(open_runtimes(prepared, 0, clock), Noted(), GatewayTime(clock))
+    noted = Noted()
+    stages = LoadedStages(open_runtimes(prepared, 0, clock), noted, GatewayTime(clock))
     for deployment in (served, prepared):
         stages.serve(deployment, 0)
     for deployment in (served, prepared):
         stages.run_on_zeros(deployment.tag)
-    assert runs_us == [1_000, 4_000]
+    assert noted.runs_us == [1_000, 4_000]
+
+
+def test_a_run_on_zeros_is_of_the_batch_that_a_stage_has_of_its_own(tmp_path: Path) -> None:
+    deployment = deploy(tmp_path, plan(joined(2)), ServeOptions())
+    clock, noted = SystemClock(), Noted()
+    stages = LoadedStages(open_runtimes(deployment, 1, clock), noted, GatewayTime(clock))
+    stages.serve(deployment, 1)
+    stages.run_on_zeros(deployment.tag)
+    assert noted.runs_us == [3_000]
