@@ -164,8 +164,8 @@ def search(
     least, inflation, memory = limits
     parts, moves = len(cut), 0
     position, at, count = room.place
-    if count > 0 and len(room.value) == 1:
-        least = max(least, room.value[0])
+    if len(room.value) == 1:
+        least = max(least, room.value[0])  # of the best so far; 0 at first
     begin, end = side.start[side.first[cut[0]]], side.start[side.first[cut[0] + 1]]
     while position < end - begin:
         if moves == MOVES:
@@ -189,14 +189,19 @@ def search(
                     least, count = value, 0
                 elif count == len(room.value):
                     return count + 1
-                room.value[count] = value
-                for i in range(parts):
-                    room.row[count, i] = room.chosen[i]
+                _put(room, count, value)
                 count += 1
         at = _moved(side, tops, cut, room, at, worths, least)
-        if at == 0:
-            position += 1
+        position += int(at == 0)
     return count
+
+
+@kernel
+def _put(room: Room, number: int, value: float) -> None:
+    """Note the options chosen as a pattern."""
+    room.value[number] = value
+    for i in range(len(room.chosen)):
+        room.row[number, i] = room.chosen[i]
 
 
 @kernel
