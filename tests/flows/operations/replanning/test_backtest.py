@@ -88,7 +88,7 @@ def test_as_many_intervals_are_simulated_as_there_are(
     tmp_path: Path, asked: int, busiest: int, drawn: int
 ) -> None:
     table = tmp_path / "few.csv"
-    table.write_text("\n".join(["minute,f,b", "0,9,9", "1,9,9", "2,0,0", "3,5,5", "4,0,0"]))
+    table.write_text("minute,f,b\n0,9,9\n1,9,9\n2,0,0\n3,5,5\n4,0,0")
     done = run(
         tmp_path,
         table=table,
