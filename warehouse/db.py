@@ -171,7 +171,7 @@ def _naming_room(path: Path) -> Generator[None]:
 
 @contextmanager
 def interruptible(connection: duckdb.DuckDBPyConnection) -> Generator[None]:
-    """End a statement that is interrupted; DuckDB raises an error of its own, and goes on with it."""
+    """End a statement that is interrupted; DuckDB raises an error of its own and goes on."""
     try:
         yield
     except RuntimeError as error:
