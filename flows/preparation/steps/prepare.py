@@ -125,7 +125,7 @@ def prepare_step(given: GivenStep, out: Path, limit_s: float = LIMIT_SECONDS) ->
         folder = out / given.name / split.key
         if (folder / RECORD_NAME).exists():
             return SplitModel.read(folder)
-        # What a function prints is no result of ours.
+        # Results go to standard output, and a function may print.
         with _limited(limit_s, where), redirect_stdout(sys.stderr):
             took_us, error = _check(split, samples, where)
         split = replace(split, block_times_us=(took_us,), check={"max_relative_error": error})
