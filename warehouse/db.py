@@ -74,7 +74,7 @@ class Warehouse:
 
     def rows(self, sql: str, parameters: Sequence[Any] = ()) -> list[dict[str, Any]]:
         """Rows of a query as dictionaries."""
-        with self.lock, _naming_room(self.path):
+        with self.lock, _naming_room(self.path), interruptible(self.connection):
             cursor = self.connection.execute(sql, list(parameters))
             names = [column[0] for column in cursor.description or ()]
             return [dict(zip(names, row, strict=True)) for row in cursor.fetchall()]
@@ -100,7 +100,7 @@ class Warehouse:
         items = "(SELECT unnest(from_json(?, ?)) AS item)"
         sql = f"{verb} INTO {table} ({names}) SELECT {casts} FROM {items}"  # noqa: S608 - see above
         text = json.dumps([{c: _plain(row[c]) for c in columns} for row in rows])
-        with self.lock, _naming_room(self.path):
+        with self.lock, _naming_room(self.path), interruptible(self.connection):
             self.connection.execute(sql, [text, json.dumps([form])])
 
     @contextmanager
@@ -113,7 +113,7 @@ class Warehouse:
             except BaseException:
                 self.connection.rollback()
                 raise
-            with _naming_room(self.path):
+            with _naming_room(self.path), interruptible(self.connection):
                 self.connection.commit()
 
 
@@ -144,9 +144,9 @@ def open_warehouse(path: Path | str, *, read_only: bool = False) -> Warehouse:
         raise kind(where, _reason(error)) from error
     made = False
     try:
-        connection.execute("SET TimeZone = 'UTC'")
-        made = not existed and schema_version(connection) == 0  # by no other process meanwhile
-        with _naming_room(path):
+        with _naming_room(path), interruptible(connection):
+            connection.execute("SET TimeZone = 'UTC'")
+            made = not existed and schema_version(connection) == 0  # by no other process meanwhile
             migrate(connection, path, existed=existed, read_only=read_only)
     except BaseException:
         connection.close()
@@ -167,6 +167,19 @@ def _naming_room(path: Path) -> Generator[None]:
         if words is None:
             raise
         raise OSError(_WITHOUT_ROOM[words], words, str(path)) from error
+
+
+@contextmanager
+def interruptible(connection: duckdb.DuckDBPyConnection) -> Generator[None]:
+    """End a statement that is interrupted; DuckDB raises an error of its own and goes on."""
+    try:
+        yield
+    except RuntimeError as error:
+        interrupt = error.__cause__
+        if interrupt is None or isinstance(interrupt, Exception):
+            raise
+        connection.interrupt()
+        raise interrupt from None
 
 
 def text_of(path: Path) -> str:

@@ -11,7 +11,7 @@ import duckdb
 from numpy.typing import NDArray
 
 from triton_backend.contract.errors import InputError
-from warehouse.db import OFFLINE, text_of
+from warehouse.db import OFFLINE, interruptible, text_of
 
 NOTHING = -1  # the value for None in an optional column
 
@@ -40,7 +40,8 @@ def write_columns(
         given = {name: c.astype(str) if c.dtype == object else c for name, c in columns.items()}
         connection.register("given", given)
         try:
-            connection.view("given").project(chosen).write_parquet(where)
+            with interruptible(connection):
+                connection.view("given").project(chosen).write_parquet(where)
         except duckdb.IOException as error:
             reason = str(error).splitlines()[0]
             raise InputError(str(path), f"cannot be written: {reason}") from error

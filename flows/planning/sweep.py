@@ -11,6 +11,7 @@ from flows.planning.api import make_plan
 from flows.planning.registry import PlanOptions
 from triton_backend.contract.applications import Application
 from triton_backend.contract.cluster import MAX_GPUS, Cluster, NodeGroup
+from triton_backend.contract.entries import Entry
 from triton_backend.contract.errors import InfeasibleError, InputError
 from triton_backend.contract.profiles import InterferenceModel, ModelProfile
 from triton_backend.contract.shares import WHOLE_GPU
@@ -148,12 +149,14 @@ def _ratio(situation: Situation, gpu_class: str, value: float) -> Situation:
 def _slo_scale(situation: Situation, _gpu_class: str, value: float) -> Situation:
     """SLO of every model as a multiple of its fastest batch-1 run on a whole GPU (PPipe 7.1).
 
-    Of an application: of its longest path of such runs.
+    Budget of an entry: of the blocks that run there. Of an application: of its longest path of such
+    runs.
     """
     _within("slo-scale", value, *FACTORS)
     return _with_slos(
         situation,
         lambda model: value * _fastest_us(situation.profiles[model.name]),
+        lambda model, entry: value * _fastest_us(situation.profiles[model.name], entry.block),
         lambda application: (
             value
             * application.longest(
@@ -164,30 +167,44 @@ def _slo_scale(situation: Situation, _gpu_class: str, value: float) -> Situation
 
 
 def _slo(situation: Situation, _gpu_class: str, value: float) -> Situation:
-    """SLO of every model and application as a multiple of the workload's own."""
+    """SLO of every model and application, and budgets of entries, times a factor."""
     _within("slo", value, *FACTORS)
-    return _with_slos(situation, lambda m: value * m.slo_us, lambda a: value * a.slo_us)
+    return _with_slos(
+        situation,
+        lambda model: value * model.slo_us,
+        lambda _, entry: value * entry.budget_us,
+        lambda application: value * application.slo_us,
+    )
 
 
 def _with_slos(
     situation: Situation,
     of_model: Callable[[ModelDemand], float],
+    of_entry: Callable[[ModelDemand, Entry], float],
     of_application: Callable[[Application], float],
 ) -> Situation:
-    """The same with other SLOs (µs), rounded."""
+    """The same with other SLOs and budgets (µs), rounded."""
     asked = situation.workload
-    models = tuple(replace(m, slo_us=max(1, round(of_model(m)))) for m in asked.models)
+    models = tuple(
+        replace(
+            m,
+            slo_us=max(1, round(of_model(m))),
+            entries=tuple(replace(e, budget_us=max(1, round(of_entry(m, e)))) for e in m.entries),
+        )
+        for m in asked.models
+    )
     applications = tuple(
         replace(a, slo_us=max(1, round(of_application(a)))) for a in asked.applications
     )
     return replace(situation, workload=replace(asked, models=models, applications=applications))
 
 
-def _fastest_us(profile: ModelProfile) -> float:
+def _fastest_us(profile: ModelProfile, first: int = 0) -> float:
+    """Of the blocks from one on."""
     whole = [t.latency_us for key, t in profile.tables.items() if key.share == WHOLE_GPU]
     if not whole:
         raise InputError(f"profile of {profile.name!r}", "not measured on any whole GPU")
-    return min(float(table[:, 0].sum()) for table in whole)
+    return min(float(table[first:, 0].sum()) for table in whole)
 
 
 def _bandwidth(situation: Situation, gpu_class: str, value: float) -> Situation:

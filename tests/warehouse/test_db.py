@@ -1,5 +1,6 @@
 import json
 import os
+import signal
 import stat
 import subprocess
 import sys
@@ -168,6 +169,24 @@ def test_a_failed_transaction_leaves_nothing(store: Warehouse) -> None:
     with pytest.raises(ZeroDivisionError):
         add_and_fail()
     assert model_names(store) == []
+
+
+@pytest.mark.parametrize("interrupt", [KeyboardInterrupt, SystemExit])
+def test_an_interrupt_of_a_query_stays_one(
+    store: Warehouse, interrupt: type[BaseException]
+) -> None:
+    def stop(*_: object) -> None:
+        raise interrupt
+
+    usual = signal.signal(signal.SIGALRM, stop)
+    signal.setitimer(signal.ITIMER_REAL, 0.05)
+    try:
+        with pytest.raises(interrupt), store.transaction():
+            store.rows("SELECT count(*) FROM range(1000000) a, range(1000000) b WHERE a <> b")
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, usual)
+    assert store.rows("SELECT 1 AS one") == [{"one": 1}]
 
 
 def test_reopening_applies_no_migration_twice(tmp_path: Path) -> None:

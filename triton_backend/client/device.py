@@ -18,7 +18,7 @@ from .heads import Head, Heads, Tensor
 Arrays = dict[str, NDArray[Any]]
 RANDOM = "random"
 WARM_UPS, RUNS = 3, 15
-ERRORS_ONLY = 3
+FATAL_ONLY = 4  # failures are raised
 CHANNELS = 3
 
 
@@ -43,7 +43,7 @@ class Device:
         if head.file is None or head.block in self._sessions:
             return
         options = onnxruntime.SessionOptions()
-        options.log_severity_level = ERRORS_ONLY
+        options.log_severity_level = FATAL_ONLY
         # Threads that spin while they wait slow down the client's own event loop.
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")
         try:
@@ -54,7 +54,11 @@ class Device:
             raise ClientError(str(head.file), str(error).splitlines()[0]) from error
 
     def run(self, head: Head, inputs: Arrays) -> Arrays:
-        """Tensors after a head; for block 0 the inputs themselves."""
+        """Tensors after a head; for block 0 the inputs themselves.
+
+        Raises:
+            ClientError: onnxruntime cannot load the head, or cannot run it on these.
+        """
         if head.file is None:
             return inputs
         self.load(head)
@@ -63,7 +67,11 @@ class Device:
         taken = {item.name: inputs[item.name] for item in session.get_inputs()}
         names = [tensor.name for tensor in head.tensors]
         made = [name for name in names if name not in taken]
-        found = zip(made, session.run(made, taken) if made else (), strict=True)
+        try:
+            found = zip(made, session.run(made, taken) if made else (), strict=True)
+        except Exception as error:  # as above
+            reason = f"cannot run these inputs: {str(error).splitlines()[0]}"
+            raise ClientError(str(head.file), reason) from error
         crossing = taken | {name: np.asarray(array) for name, array in found}
         time.sleep((self._stretch - 1) * (time.perf_counter() - begun))
         return {name: crossing[name] for name in names}
@@ -94,14 +102,21 @@ def halved(arrays: Arrays, tensors: tuple[Tensor, ...]) -> Arrays:
 
 
 def largest_error(got: Mapping[str, NDArray[Any]], expected: Arrays) -> float:
-    """Largest difference over the largest magnitude expected, over all tensors."""
+    """Largest difference over the largest magnitude expected, over all tensors.
+
+    inf: another shape, or numbers that are not finite in other places.
+    """
     worst = 0.0
     for name, array in expected.items():
         if name not in got or got[name].shape != array.shape:
             return float("inf")
-        wide = array.astype(np.float64)
-        scale = float(np.abs(wide).max()) or 1.0
-        worst = max(worst, float(np.abs(got[name].astype(np.float64) - wide).max()) / scale)
+        wide, given = array.astype(np.float64), got[name].astype(np.float64)
+        finite = np.isfinite(wide)
+        if not np.array_equal(given[~finite], wide[~finite], equal_nan=True):
+            return float("inf")
+        scale = float(np.abs(wide[finite]).max(initial=0.0)) or 1.0
+        difference = float(np.abs(given[finite] - wide[finite]).max(initial=0.0))
+        worst = max(worst, difference / scale if np.isfinite(difference) else np.inf)
     return worst
 
 
@@ -116,16 +131,22 @@ def read_input(text: str, tensors: tuple[Tensor, ...]) -> Arrays:
         return {t.name: _random(t, rng) for t in tensors}
     path = Path(text)
     try:
-        if path.suffix == ".npz":
-            with path.open("rb") as file, np.load(file) as stored:
-                found: Arrays = {name: stored[name] for name in stored.files}
-        elif path.suffix == ".npy":
-            found = {tensors[0].name: np.load(path)}
+        if path.suffix in (".npy", ".npz"):
+            found = _stored(path, tensors[0].name)
         else:
             found = {tensors[0].name: _picture(path, tensors[0])}
+        return {t.name: _fitting(text, t, found) for t in tensors}
     except (OSError, EOFError, ValueError, BadZipFile) as error:
         raise ClientError(f"--input {text}", f"cannot be read: {error}") from error
-    return {t.name: _fitting(text, t, found) for t in tensors}
+
+
+def _stored(path: Path, first: str) -> Arrays:
+    """Arrays of a file by name; the one of a file without names is of the first input."""
+    with path.open("rb") as file:
+        stored: Any = np.load(file)
+        if isinstance(stored, np.ndarray):
+            return {first: stored}
+        return {name: stored[name] for name in stored.files}
 
 
 def _random(tensor: Tensor, rng: np.random.Generator) -> NDArray[Any]:
@@ -146,8 +167,11 @@ def _picture(path: Path, tensor: Tensor) -> NDArray[Any]:
         reason = f"{tensor.name} takes {tensor.shape}, no picture of three channels; give .npy"
         raise ClientError(f"--input {path}", reason)
     _, height, width = tensor.shape
-    with Image.open(path) as image:
-        pixels = np.asarray(image.convert("RGB").resize((width, height))).transpose(2, 0, 1)
+    try:
+        with Image.open(path) as image:
+            pixels = np.asarray(image.convert("RGB").resize((width, height))).transpose(2, 0, 1)
+    except Exception as error:  # Pillow's exceptions share no base class
+        raise ClientError(f"--input {path}", f"cannot be read: {error}") from error
     whole = tensor.dtype.startswith(("INT", "UINT"))
     return pixels[None] if whole else pixels[None] / 255
 

@@ -257,18 +257,20 @@ def parse_counts(
         raise InputError("trace", "needs a header, a time column and at least one count column")
     header = rows[0][1]
     chosen = {column: column for column in header[1:]} if names is None else dict(names)
-    missing = sorted(set(chosen) - set(header))
-    if missing:
-        raise InputError("trace", f"no column {missing[0]!r}; it has {', '.join(header)}")
+    for column in sorted(chosen):
+        if column not in header[1:]:
+            raise InputError("trace", f"no column {column!r}; it has {', '.join(header[1:])}")
+        if header[1:].count(column) > 1:
+            raise InputError("trace", f"column {column!r} is there twice")
     for line, row in rows[1:]:
         if len(row) != len(header):
             raise InputError(f"trace line {line}", f"{len(row)} columns, not {len(header)}")
-    return {
-        name: np.asarray(
-            [_count(row[header.index(column)], line, column) for line, row in rows[1:]]
-        )
-        for column, name in chosen.items()
-    }
+    found: dict[str, NDArray[np.float64]] = {}
+    for column, name in chosen.items():
+        at = header.index(column, 1)
+        counts = np.asarray([_count(row[at], line, column) for line, row in rows[1:]])
+        found[name] = found[name] + counts if name in found else counts
+    return found
 
 
 def parse_intervals(lines: Iterable[str]) -> NDArray[np.float64]:

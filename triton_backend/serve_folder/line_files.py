@@ -25,6 +25,12 @@ def line_file(folder: Path, prefix: str, start_us: int, roll: int) -> Path:
     return folder / f"{prefix}-{start_us:020d}-{roll:04d}.jsonl"
 
 
+def roll_of(name: str, prefix: str) -> int:
+    """The ROLL of a file's name; names do not sort by it from the ten thousandth on."""
+    numbers = _NUMBERS.fullmatch(name.removeprefix(f"{prefix}-"))
+    return int(numbers[2] or 0) if numbers else 0
+
+
 def next_start_us(folder: Path, prefix: str, wall_us: int) -> int:
     """The START of a life that begins now, after all that left files."""
     return max([wall_us, *(int(start) + 1 for start, _ in lives(folder, prefix))])

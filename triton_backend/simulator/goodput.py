@@ -5,13 +5,14 @@ takes a factor longer than its table says; or one model offers a fifth more than
 running gateway, what is measured is made up for (`measures`).
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from math import floor
 from typing import Any
 
+from triton_backend.contract.errors import InputError
 from triton_backend.contract.plan import Plan
-from triton_backend.simulator.results import Goodput
+from triton_backend.simulator.results import Goodput, SimResult
 from triton_backend.simulator.run import simulate
 from triton_backend.simulator.scenario import SimOptions, loaded, rates_of
 
@@ -36,14 +37,31 @@ def find_goodput(
 
     Else 0. Searched from above and capped at 1; load factors are shares of the reference plan's
     rate.
+
+    Raises:
+        InputError: the run is too short for a request of each at a load factor that is tried.
     """
     asked = replace(options, rate_rps=None, keep_uses=False, give_up_below=attainment)
     for load_factor in grid_of(step):
         at = replace(asked, load_factor=load_factor)
         result = simulate(plan, at)
         if result.least_attainment >= attainment:
-            return Goodput(load_factor=load_factor, rps=sum(rates_of(plan, at).values()))
+            rates = rates_of(plan, at)
+            _check_asked(result, rates, at)
+            return Goodput(load_factor=load_factor, rps=sum(rates.values()))
     return Goodput(load_factor=0.0, rps=0.0)
+
+
+def _check_asked(result: SimResult, rates: Mapping[str, float], options: SimOptions) -> None:
+    """Refuse to judge by no request: of none, all are in time."""
+    asked = {model.name: model.outcome.offered for model in result.models}
+    asked |= {name: variants.outcome.offered for name, variants in result.variants.items()}
+    asked |= {name: one.outcome.offered for name, one in result.applications.items()}
+    for name, rate_rps in rates.items():
+        if rate_rps > 0 and not asked[name]:
+            place = f"{name} at load factor {options.load_factor:g}"
+            reason = f"{options.duration_s:g} s has no request of {place}; take more"
+            raise InputError("option duration", reason)
 
 
 def goodput_report(

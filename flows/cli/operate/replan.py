@@ -107,6 +107,8 @@ class Backtest:
         if self.backtest is None and (name := next(given, None)) is not None:
             flag = "--map" if name == "trace_names" else f"--{name.replace('_', '-')}"
             raise InputError(flag, "needs --backtest, the table to replay")
+        if (interval := self.trace_interval or INTERVAL_S) % 1:
+            raise InputError("--trace-interval", f"{interval:g} is no whole number of seconds")
         if self.chart is not None:
             _check_chart(self.chart)
 
@@ -121,11 +123,13 @@ class Backtest:
         from flows.operations.replanning.backtest_run import BacktestOptions
         from flows.planning import PlanOptions
 
-        series = pairs("--map", self.trace_names)
+        series: dict[str, list[str]] = {}
+        for column, model in pairs("--map", self.trace_names).items():
+            series.setdefault(model, []).append(column)
         return BacktestOptions(
             table=table,
             interval_s=round(self.trace_interval or INTERVAL_S),
-            series={model: column for column, model in series.items()},
+            series={model: tuple(columns) for model, columns in series.items()},
             peak_rps=rates("--peak", self.peak),
             period_s=round(self.period_hours * HOUR_S),
             warm_up_s=round(self.warm_up_hours * HOUR_S),

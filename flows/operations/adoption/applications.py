@@ -5,7 +5,7 @@ SLOs or rows, so the SLO is asked for, and every module runs one row per request
 `workload.yaml` says more.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -78,14 +78,18 @@ def _triton_notes(config: Any, steps: list[Any]) -> Iterator[str]:
 
 
 def _distinct(models: list[str]) -> list[str]:
-    """Names of modules: their models', numbered where one comes again; dots are for tensors."""
-    seen: dict[str, int] = {}
+    """Names of modules: their models', numbered where one is taken; dots are for tensors."""
     names: list[str] = []
     for model in models:
-        name = model.replace(".", "-")
-        seen[name] = seen.get(name, 0) + 1
-        names.append(name if seen[name] == 1 else f"{name}-{seen[name]}")
+        names.append(_free(model, names))
     return names
+
+
+def _free(stem: str, taken: Sequence[str]) -> str:
+    """The first name of a module that no other one has."""
+    name = stem.replace(".", "-")
+    numbered = (name, *(f"{name}-{number}" for number in range(2, len(taken) + 2)))
+    return next(one for one in numbered if one not in taken)
 
 
 # KServe
@@ -127,7 +131,6 @@ class _Graph:
         self.nodes = nodes
         self.modules: list[Module] = []
         self.notes: list[str] = []
-        self.counts: dict[str, int] = {}
 
     def follow(self, name: str, after: tuple[str, ...], above: tuple[str, ...]) -> tuple[str, ...]:
         """Add the modules of a node; returns those that it ends with."""
@@ -168,8 +171,7 @@ class _Graph:
         if step.has("serviceUrl"):
             raise step.wrong("serviceUrl", "names no model; only serviceName does")
         model = step.text("serviceName")
-        stem = (step.text("name") if step.has("name") else model).replace(".", "-")
-        self.counts[stem] = self.counts.get(stem, 0) + 1
-        name = stem if self.counts[stem] == 1 else f"{stem}-{self.counts[stem]}"
+        stem = step.text("name") if step.has("name") else model
+        name = _free(stem, [module.name for module in self.modules])
         self.modules.append(Module(name=name, model=model, after=after))
         return (name,)

@@ -21,10 +21,11 @@ from flows.operations.ingest.newest_profiles import note_newest_profiles
 from flows.workspace import Workspace
 from triton_backend.contract.errors import InputError
 from triton_backend.contract.plan import Plan
-from triton_backend.serve_folder.line_files import lives
+from triton_backend.serve_folder.line_files import lives, roll_of
 from warehouse.observations import StatisticsFile, add_statistics, read_cursor
 from warehouse.plans import read_plan
 
+EVENTS = "events"  # folder of the files, and prefix of their names
 PIECE_BYTES = 32 << 20
 _KIND = re.compile(rb'\{"t": ?"(%s)"' % "|".join(KINDS).encode())
 
@@ -54,7 +55,7 @@ def ingest(work: Workspace, folder: Path | None = None) -> Ingested:
         InputError: the warehouse cannot be written.
     """
     folder = folder or work.state.serve
-    found = lives(folder / "events", "events")
+    found = lives(folder / EVENTS, EVENTS)
     total = Ingested()
     for number, (start, files) in enumerate(found, 1):
         total += _Life(work, folder, start).read(files, ended=number < len(found))
@@ -67,7 +68,7 @@ class _Life:
 
     def __init__(self, work: Workspace, folder: Path, start: str) -> None:
         self._work, self._folder = work, folder
-        self._source = f"{(folder / 'events').resolve()}/{start}"
+        self._source = f"{(folder / EVENTS).resolve()}/{start}"
         with work.open() as warehouse:
             text = read_cursor(warehouse, self._source)
         self._position, self._aggregator = from_text(text, self._plan)
@@ -77,7 +78,7 @@ class _Life:
         if self._position.ended:
             return total
         for path in files:
-            if path.name < self._position.file:
+            if roll_of(path.name, EVENTS) < roll_of(self._position.file, EVENTS):
                 continue
             if path.name != self._position.file:
                 self._position = Position(file=path.name)
@@ -175,5 +176,5 @@ def check_folder(folder: Path) -> None:
     Raises:
         InputError: it has no event files.
     """
-    if not lives(folder / "events", "events"):
+    if not lives(folder / EVENTS, EVENTS):
         raise InputError(str(folder), "has no event files; `poolpipe serve` writes them")

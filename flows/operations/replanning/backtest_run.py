@@ -7,7 +7,7 @@ minutes drawn from it are therefore simulated, request by request with the SLO, 
 stand side by side.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -36,17 +36,19 @@ class BacktestOptions:
     """The days and options to replay.
 
     Attributes:
-        series: model to its column of the table; a model not named has a column of its own name.
+        series: model to its columns of the table, which add up; a model not named has a column of
+            its own name.
         peak_rps: highest rate of each model; models not named get 0.97 of what the cluster serves.
-        simulated_minutes: how many intervals to simulate; half of them are those with the highest
-            rates in all, the others are drawn from `seed`.
+        simulated_minutes: how many intervals to simulate, as far as there are so many; half of them
+            are those with the highest rates in all, the others are drawn from `seed` among those
+            with requests.
     """
 
     table: Path
     interval_s: int
     period_s: int
     warm_up_s: int
-    series: Mapping[str, str] = field(default_factory=dict[str, str])
+    series: Mapping[str, Sequence[str]] = field(default_factory=dict[str, Sequence[str]])
     peak_rps: Mapping[str, float] = field(default_factory=dict[str, float])
     forecast: ForecastOptions = field(default_factory=ForecastOptions)
     planning: PlanOptions = field(default_factory=PlanOptions)
@@ -117,7 +119,7 @@ def run_backtest(
     history = read_counts(
         asked.table,
         interval_s=asked.interval_s,
-        series={name: asked.series.get(name, name) for name in names},
+        series={name: asked.series.get(name, (name,)) for name in names},
     )
     whole = make_plan(profiles, cluster, workload, asked.planning, interference=interference)
     most = planned_rates(whole)
@@ -147,14 +149,14 @@ def _samples(
     asked: BacktestOptions,
     report: Callable[[str], None],
 ) -> tuple[Sample | None, Sample | None]:
-    count = asked.simulated_minutes // 2
-    if not count:
+    if not asked.simulated_minutes:
         return None, None
+    others = asked.simulated_minutes // 2
     first = found.periods[0].first
     total = np.nansum(history.rps[first:], axis=1)
-    busiest = first + np.argsort(total, kind="stable")[-count:]
-    rng = np.random.default_rng(asked.seed)
-    drawn = first + rng.choice(np.flatnonzero(total > 0), size=count, replace=False)
+    busiest = first + np.argsort(total, kind="stable")[others - asked.simulated_minutes :]
+    rng, asking = np.random.default_rng(asked.seed), np.flatnonzero(total > 0)
+    drawn = first + rng.choice(asking, size=min(others, len(asking)), replace=False)
     return (
         _simulated(found, history, busiest.tolist(), asked.seed, report),
         _simulated(found, history, drawn.tolist(), asked.seed, report),

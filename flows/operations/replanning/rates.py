@@ -4,7 +4,7 @@ Here: the table and its windows. Not here: where it comes from (the warehouse's 
 or a trace file, which `read_counts` reads).
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -56,21 +56,22 @@ class RateHistory:
         )
 
 
-def read_counts(path: Path, *, interval_s: int, series: Mapping[str, str]) -> RateHistory:
+def read_counts(path: Path, *, interval_s: int, series: Mapping[str, Sequence[str]]) -> RateHistory:
     """Read a table of counts per interval (`.csv`, `.csv.gz`).
 
     Args:
         path: one row per interval in time order, one count column per series.
         interval_s: length of an interval.
-        series: model name to the column that stands for its requests.
+        series: model name to the columns whose counts together are its requests.
 
     Raises:
         InputError: no such file or column, or a cell that is no count.
     """
-    columns = {column: column for column in series.values()}
+    columns = {column: column for own in series.values() for column in own}
     try:
         counts = parse_counts(text_lines(path), names=columns)
     except InputError as error:
         raise error if error.where == str(path) else InputError(str(path), str(error)) from error
-    rps = np.stack([counts[column] for column in series.values()], axis=1) / interval_s
+    together = [np.sum([counts[column] for column in own], axis=0) for own in series.values()]
+    rps = np.stack(together, axis=1) / interval_s
     return RateHistory(names=tuple(series), interval_s=interval_s, rps=rps)

@@ -9,20 +9,22 @@ Speaks one JSON object per line: commands on standard input, one answer each on 
     {"do": "rest"}                                                   -> {"runs": n}
 
 A process per copy keeps the copies off one another's interpreter lock and their core affinity off
-the caller's threads. It ends when its standard input does.
+the caller's threads. It ends when its standard input does. What a stage itself prints goes to
+standard error.
 """
 
 import json
+import os
 import select
 import signal
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import numpy as np
 
 from flows.preparation.profiling.statistics import relative_interval
-from triton_backend.contract.errors import PoolPipeError
+from triton_backend.contract.errors import InputError, PoolPipeError
 from triton_backend.runtimes.base import NUMPY_DTYPES, Artifact, Runtime, Tensors, counts_of
 from triton_backend.runtimes.clock import Clock, SystemClock
 from triton_backend.runtimes.python_step.package import SAMPLES_FILE
@@ -84,7 +86,14 @@ class Copy:
     def _run(self, inputs: Tensors, out: Tensors) -> int:
         assert self._runtime is not None, "load comes first"
         begin_us = self._clock.now_us()
-        self._runtime.run(inputs, out)
+        try:
+            self._runtime.run(inputs, out)
+        except PoolPipeError:
+            raise
+        except Exception as error:  # onnxruntime's own exceptions share no public base class
+            reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+            batch = len(next(iter(inputs.values())))
+            raise InputError(f"batch {batch}", f"cannot be run: {reason}") from error
         return self._clock.now_us() - begin_us
 
     def _tensors(self, batch: int) -> tuple[Tensors, Tensors]:
@@ -112,16 +121,18 @@ class Copy:
 def main() -> None:
     """Answer commands until standard input ends."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides when to stop
+    answers = os.fdopen(os.dup(sys.stdout.fileno()), "w")
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+    sys.stdout = sys.stderr
     copy = Copy(SystemClock())
     while line := sys.stdin.readline():
         command: dict[str, Any] = json.loads(line)
         try:
-            _say(_answer(copy, command))
+            _say(answers, _answer(copy, command))
+            if command["do"] == "occupy":
+                copy.occupy(command["batch"])
         except PoolPipeError as error:
-            _say({"error": str(error)})
-            continue
-        if command["do"] == "occupy":
-            copy.occupy(command["batch"])
+            _say(answers, {"error": str(error)})
     copy.close()
 
 
@@ -135,9 +146,9 @@ def _answer(copy: Copy, command: dict[str, Any]) -> dict[str, Any]:
     return {}
 
 
-def _say(reply: dict[str, Any]) -> None:
-    sys.stdout.write(json.dumps(reply) + "\n")
-    sys.stdout.flush()
+def _say(answers: TextIO, reply: dict[str, Any]) -> None:
+    answers.write(json.dumps(reply) + "\n")
+    answers.flush()
 
 
 if __name__ == "__main__":

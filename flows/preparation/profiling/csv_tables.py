@@ -339,7 +339,8 @@ def rows_of(
     """Each row of a CSV file with where it stands, for messages.
 
     Raises:
-        InputError: the file cannot be read, lacks a column, or has no row and must have one.
+        InputError: the file cannot be read, lacks a column, has a row with more cells than its
+            head, or has no row and must have one.
     """
     reader = csv.DictReader(text_lines(path))
     try:
@@ -349,6 +350,10 @@ def rows_of(
         rows = [(f"{path}, line {reader.line_num}", row) for row in reader]
     except csv.Error as error:
         raise InputError(f"{path}, line {reader.line_num}", f"not CSV: {error}") from error
+    head = len(reader.fieldnames or ())
+    for where, row in rows:
+        if any(row.get(None, ())):  # as where a number has a comma
+            raise InputError(where, f"{head + len(row[None])} cells, the head has {head}")
     if not rows and not may_be_empty:
         raise InputError(str(path), "has no row")
     return rows

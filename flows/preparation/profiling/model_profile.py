@@ -220,14 +220,14 @@ def _ratios(
     *,
     fresh: bool,
 ) -> dict[tuple[str, int, int], float]:
-    """Sum of blocks over whole at batch 1 of every class, measured where cells were.
+    """Sum of blocks over whole at the least batch of every class, measured where cells were.
 
     The one block of a model is its whole.
     """
     with work.open(read_only=True) as warehouse:
         known = sum_ratios(warehouse, split.key)
     names = [c.device.name for c in classes]
-    missing = [n for n in names if fresh or (n, 1, 1) not in known]
+    missing = [n for n in names if fresh or not any(place[0] == n for place in known)]
     if missing:
         with work.open(read_only=True) as warehouse:
             profile, _ = read_profile(warehouse, split.name, missing)
@@ -236,10 +236,11 @@ def _ratios(
                 model=split.name,
                 gpu_class=name,
                 artifact=artifacts[name][0, split.blocks].folder,
-                blocks_us={(1, 1): float(whole.latency_us[:, 0].sum())},
+                blocks_us={(1, least): float(whole.latency_us[:, least - 1].sum())},
             )
             for name in missing
             if (whole := profile.table(name, WHOLE_GPU)) is not None
+            for least in (whole.measured or (1,))[:1]
         ]
         store = partial(_store_ratio, work, split)
         if split.blocks == 1:

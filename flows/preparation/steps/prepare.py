@@ -8,9 +8,10 @@ depend on its batch, because batches are made of what comes.
 import hashlib
 import json
 import signal
+import sys
 import threading
 from collections.abc import Generator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -124,7 +125,8 @@ def prepare_step(given: GivenStep, out: Path, limit_s: float = LIMIT_SECONDS) ->
         folder = out / given.name / split.key
         if (folder / RECORD_NAME).exists():
             return SplitModel.read(folder)
-        with _limited(limit_s, where):
+        # Results go to standard output, and a function may print.
+        with _limited(limit_s, where), redirect_stdout(sys.stderr):
             took_us, error = _check(split, samples, where)
         split = replace(split, block_times_us=(took_us,), check={"max_relative_error": error})
         split.write()

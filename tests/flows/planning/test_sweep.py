@@ -1,10 +1,13 @@
+from dataclasses import replace
+
 import pytest
 
-from flows.planning import PlanOptions
+from flows.planning import PlanOptions, sweep
 from flows.planning.sweep import Situation, what_if
 from tests.flows.planning.small import cluster, profile, workload
-from triton_backend.contract.errors import InputError
-from triton_backend.contract.workload import ModelDemand
+from triton_backend.contract.entries import Entry
+from triton_backend.contract.errors import InfeasibleError, InputError
+from triton_backend.contract.workload import ModelDemand, Workload
 
 DEMAND = ModelDemand(name="net", slo_us=12_000, weight=1.0, batch_building_rate_rps=1e9)
 SITUATION = Situation(
@@ -41,6 +44,28 @@ def test_more_of_a_good_thing_is_never_worse(vary: str, values: tuple[float, ...
 def test_a_larger_margin_is_never_better() -> None:
     known = [value or 0.0 for value in curve("margin", 0.0, 0.4, 0.7)]
     assert known == sorted(known, reverse=True)
+
+
+@pytest.mark.parametrize(
+    ("vary", "budgets_us"), [("slo", (24_000, 8_000)), ("slo-scale", (6_000, 2_000))]
+)
+def test_budgets_of_entries_go_with_the_slo(
+    monkeypatch: pytest.MonkeyPatch, vary: str, budgets_us: tuple[int, ...]
+) -> None:
+    whole = Entry(name="whole", block=0, budget_us=12_000, rate_rps=1.0)
+    tails = Entry(name="tails", block=2, budget_us=4_000, rate_rps=1.0)
+    asked = workload(ModelDemand(name="net", slo_us=12_000, entries=(whole, tails)))
+    planned: list[Workload] = []
+
+    def note(
+        _profiles: object, _cluster: object, asked: Workload, *_: object, **__: object
+    ) -> None:
+        planned.append(asked)
+        raise InfeasibleError("net", "seen")
+
+    monkeypatch.setattr(sweep, "make_plan", note)
+    what_if(replace(SITUATION, workload=asked), vary, [2.0])
+    assert [e.budget_us for e in planned[0].models[0].entries] == list(budgets_us)
 
 
 def test_a_value_without_a_plan_says_why() -> None:

@@ -173,6 +173,11 @@ def test_counts_take_every_column_but_the_first() -> None:
     assert {name: values.tolist() for name, values in counts.items()} == {"a": [1, 0], "b": [5, 2]}
 
 
+def test_counts_of_several_columns_of_one_model_add_up() -> None:
+    counts = arrivals.parse_counts(COUNTS, names={"a": "resnet", "b": "resnet"})
+    assert counts["resnet"].tolist() == [6, 2]
+
+
 def test_intervals_are_told_from_tables_by_the_first_line() -> None:
     assert arrivals.is_intervals("1000\n")
     assert not arrivals.is_intervals("arrival_s\n")
@@ -186,6 +191,8 @@ def test_intervals_are_told_from_tables_by_the_first_line() -> None:
         (lambda: arrivals.parse_requests(["arrival_s"]), "no requests"),
         (lambda: arrivals.parse_requests(["arrival_s", "x"]), "trace line 2"),
         (lambda: arrivals.parse_counts(COUNTS, names={"z": "m"}), "no column 'z'"),
+        (lambda: arrivals.parse_counts(COUNTS, names={"minute": "m"}), "no column 'minute'"),
+        (lambda: arrivals.parse_counts(["minute,a,a", "0,1,2"]), "column 'a' is there twice"),
         (lambda: arrivals.parse_counts(["minute,a"]), "needs a header"),
         (lambda: arrivals.parse_counts(["minute,a", "0,nan"]), "not a number"),
         (lambda: arrivals.parse_counts(["minute,a", "", "0,-1"]), "line 3: a '-1' is no count"),

@@ -48,6 +48,14 @@ def test_a_plan_that_cannot_keep_its_slo_has_none() -> None:
     assert find_goodput(plan, REGULAR) == Goodput(load_factor=0.0, rps=0.0)
 
 
+@pytest.mark.parametrize("slo_us", [5_000, 50_000])
+def test_a_rate_without_a_request_holds_nothing(slo_us: int) -> None:
+    plan = make_plan([[Own(latency_us=(10_000,), gpus=4)]], slo_us=slo_us)
+    short = replace(RANDOM, duration_s=0.01 if slo_us < 10_000 else 1e-6)
+    with pytest.raises(InputError, match=r"duration: .* has no request of m0 at load factor"):
+        find_goodput(plan, short)
+
+
 def test_the_report_has_the_joint_figure_and_each_model_alone() -> None:
     pool = [[Own(latency_us=(10_000,), gpus=4)]]
     report = goodput_report(make_plan(pool, pool, slo_us=50_000), REGULAR)

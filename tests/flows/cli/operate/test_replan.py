@@ -2,10 +2,12 @@ from pathlib import Path
 
 import pytest
 
+from flows.cli.operate.replan import Backtest
 from flows.deployments import replan
 from flows.deployments.orchestration import home, server
 from flows.release.rollout.guarded import DONE, ROLLED_BACK
 from tests.flows.cli.conftest import Command, giving
+from triton_backend.contract.errors import InputError
 
 
 @pytest.mark.usefixtures("profiled")
@@ -28,7 +30,7 @@ def test_replanning_is_tried_on_a_table_of_counts(poolpipe: Command) -> None:
         "--backtest", "counts.csv",
     )  # fmt: skip
     assert refused.code == 2
-    assert "no column 'net'; it has minute, f1" in refused.err
+    assert "no column 'net'; it has f1" in refused.err
     for option, value, reason in (
         ("--peak", "moon=5", "'moon' is not in the workload; it has net"),
         ("--map", "f1=moon", "'moon' is not in the workload; it has net"),
@@ -40,6 +42,18 @@ def test_replanning_is_tried_on_a_table_of_counts(poolpipe: Command) -> None:
         )  # fmt: skip
         assert refused.code == 2
         assert reason in refused.err
+
+
+def test_columns_of_one_model_are_all_replayed() -> None:
+    replayed = Backtest(backtest=Path("counts.csv"), trace_names=["f=a", "g=b", "h=a"])
+    found = replayed.asked(Path("counts.csv"), {}, {})
+    assert found.series == {"a": ("f", "h"), "b": ("g",)}
+
+
+@pytest.mark.parametrize("interval", [0.4, 1.5])
+def test_a_replay_takes_intervals_of_whole_seconds(interval: float) -> None:
+    with pytest.raises(InputError, match=f"--trace-interval: {interval} is no whole number"):
+        Backtest(backtest=Path("counts.csv"), trace_interval=interval)
 
 
 @pytest.mark.long

@@ -158,3 +158,25 @@ def test_graphs_that_cannot_be_are_named(data: object, message: str) -> None:
         from_kserve(data, "graph.yaml", 1_000)
     assert message in str(raised.value)
     assert str(raised.value).startswith("graph.yaml: ")
+
+
+def test_numbered_modules_have_no_name_of_another() -> None:
+    models = ("a-2", "a", "a", "a.2")
+    steps = [f'{{ model_name: "{model}" input_map {{ key: "x" value: "I" }} }}' for model in models]
+    text = f'input {{ name: "I" }} ensemble_scheduling {{ step [ {", ".join(steps)} ] }}'
+    modules = from_triton(text, "config.pbtxt", 400_000).application.modules
+    assert [module.name for module in modules] == ["a-2", "a", "a-3", "a-2-2"]
+    graph = {
+        "kind": "InferenceGraph",
+        "metadata": {"name": "g"},
+        "spec": {
+            "nodes": {
+                "root": {
+                    "routerType": "Ensemble",
+                    "steps": [{"serviceName": model} for model in models],
+                }
+            }
+        },
+    }
+    modules = from_kserve(graph, "graph.yaml", 400_000).application.modules
+    assert [module.name for module in modules] == ["a-2", "a", "a-3", "a-2-2"]

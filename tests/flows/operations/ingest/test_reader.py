@@ -274,15 +274,18 @@ def test_a_growing_file_ends_with_the_rows_of_the_whole_one(
 
 
 @pytest.mark.long
-def test_a_request_may_end_in_the_next_file_and_an_old_file_may_be_gone(tmp_path: Path) -> None:
+@pytest.mark.parametrize("roll", [0, 9_999])
+def test_a_request_may_end_in_the_next_file_and_an_old_file_may_be_gone(
+    tmp_path: Path, roll: int
+) -> None:
     log, plan = mixed_log(), the_plan()
     whole = workspace_of(tmp_path / "whole", plan)
     log.write(whole)
     ingest(whole)
     rolled = workspace_of(tmp_path / "rolled", plan)
-    first = log.write(rolled, roll=0, lines=slice(10))
+    first = log.write(rolled, roll=roll, lines=slice(10))
     ingest(rolled)
-    log.write(rolled, roll=1, lines=slice(10, None))
+    log.write(rolled, roll=roll + 1, lines=slice(10, None))
     first.unlink()
     ingest(rolled)
     assert everything(rolled) == everything(whole)

@@ -33,7 +33,7 @@ def run(tmp_path: Path, **options: object) -> Backtested:
         "interval_s": HOUR_S,
         "period_s": 2 * HOUR_S,
         "warm_up_s": 24 * HOUR_S,
-        "series": {"a": "f"},
+        "series": {"a": ("f",)},
         "peak_rps": {"a": 1000.0, "b": 100.0},
         "forecast": ForecastOptions(quantile=1.0, headroom=1.1),
         "planning": PlanOptions(),
@@ -82,6 +82,27 @@ def test_sampled_intervals_are_simulated_request_by_request(tmp_path: Path) -> N
     assert set(done.to_dict()["simulated"]) == {"busiest", "drawn"}
 
 
+@pytest.mark.long
+@pytest.mark.parametrize(("asked", "busiest", "drawn"), [(1, 1, 0), (1000, 4, 2)])
+def test_as_many_intervals_are_simulated_as_there_are(
+    tmp_path: Path, asked: int, busiest: int, drawn: int
+) -> None:
+    table = tmp_path / "few.csv"
+    table.write_text("minute,f,b\n0,9,9\n1,9,9\n2,0,0\n3,5,5\n4,0,0")
+    done = run(
+        tmp_path,
+        table=table,
+        simulated_minutes=asked,
+        interval_s=60,
+        period_s=120,
+        warm_up_s=60,
+        peak_rps={"a": 9.0, "b": 9.0},
+    )
+    assert done.busiest is not None
+    assert done.drawn is not None
+    assert (done.busiest.intervals, done.drawn.intervals) == (busiest, drawn)
+
+
 def test_without_prices_every_gpu_counts_the_same() -> None:
     assert [c.hourly_cost for c in priced(cluster()).gpu_classes] == [1.0, 1.0]
     known = cluster(fast_hourly_cost=3.0, slow_hourly_cost=1.0)
@@ -90,7 +111,7 @@ def test_without_prices_every_gpu_counts_the_same() -> None:
 
 def test_a_column_that_is_not_there_is_named(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="no column 'g'"):
-        run(tmp_path, series={"a": "g"})
+        run(tmp_path, series={"a": ("g",)})
 
 
 def backtested(tmp_path: Path, asked: Workload, column: str) -> Backtested:
@@ -100,7 +121,7 @@ def backtested(tmp_path: Path, asked: Workload, column: str) -> Backtested:
         interval_s=HOUR_S,
         period_s=8 * HOUR_S,
         warm_up_s=24 * HOUR_S,
-        series={column: "f"},
+        series={column: ("f",)},
         peak_rps={column: 60.0},
         forecast=ForecastOptions(quantile=1.0, headroom=1.1),
     )
@@ -139,7 +160,7 @@ def test_sizes_of_one_model_are_replanned_each_by_its_own_rate(tmp_path: Path) -
         interval_s=HOUR_S,
         period_s=8 * HOUR_S,
         warm_up_s=24 * HOUR_S,
-        series={small: "f", large: "b"},
+        series={small: ("f",), large: ("b",)},
         peak_rps={small: 60.0, large: 20.0},
         forecast=ForecastOptions(quantile=1.0, headroom=1.1),
     )
@@ -159,4 +180,4 @@ def test_sizes_of_one_model_are_replanned_each_by_its_own_rate(tmp_path: Path) -
 
 def test_a_name_that_clients_do_not_ask_for_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="--map: 'c' is not in the workload; it has a, b"):
-        run(tmp_path, series={"c": "f"})
+        run(tmp_path, series={"c": ("f",)})

@@ -53,9 +53,10 @@ def test_counts_become_rates_and_keep_the_order_asked_for(tmp_path: Path) -> Non
     path = tmp_path / "counts.csv.gz"
     with gzip.open(path, "wt") as file:
         file.write("minute,x,y\n0,60,120\n1,,30\n")
-    history = read_counts(path, interval_s=60, series={"b": "y", "a": "x"})
-    assert history.names == ("b", "a")
-    assert history.rps.tolist() == [[2.0, 1.0], [0.5, 0.0]]
+    series = {"b": ("y",), "a": ("x",), "c": ("x", "y")}
+    history = read_counts(path, interval_s=60, series=series)
+    assert history.names == ("b", "a", "c")
+    assert history.rps.tolist() == [[2.0, 1.0, 3.0], [0.5, 0.0, 0.5]]
 
 
 @pytest.mark.parametrize(
@@ -76,4 +77,4 @@ def test_a_count_file_that_cannot_be_used_says_why(
     path = tmp_path / "counts.csv"
     path.write_bytes(text.encode(errors="surrogateescape"))
     with pytest.raises(InputError, match=complaint):
-        read_counts(path, interval_s=60, series={"a": "x"})
+        read_counts(path, interval_s=60, series={"a": ("x",)})

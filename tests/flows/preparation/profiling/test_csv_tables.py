@@ -180,6 +180,7 @@ def test_a_mark_of_byte_order_is_no_part_of_the_first_column(tmp_path: Path) -> 
             f"{LATENCY}a,L4,1,0,1,1e300\n".encode(),
             r"line 2, latency_us: '1e300' is no latency in µs",
         ),
+        (f"{LATENCY}a,L4,1,0,1,3,5\n".encode(), "line 2: 7 cells, the head has 6"),
         (f"{LATENCY}a,L4,1,0,1,inf\n".encode(), "line 2, latency_us: 'inf' is no latency in µs"),
         (f"{LATENCY}a,L4,1,0,1,nan\n".encode(), "line 2, latency_us: 'nan' is no latency in µs"),
         (f"{LATENCY}a,L4,1,0,1,fast\n".encode(), "line 2, latency_us: 'fast' is no latency in µs"),

@@ -48,6 +48,17 @@ def test_another_process_writes_to_the_warehouse_between_cells(
     assert again.ratios.keys() == found.ratios.keys() == {("cpu", 1, 1)}
 
 
+def test_blocks_are_held_against_the_whole_at_the_least_batch_that_was_measured(
+    work: Workspace, tmp_path: Path
+) -> None:
+    split = split_step(work, residual_net(tmp_path / "tiny.onnx"), "tiny", blocks=2, max_batch=3)
+    cpu = OnnxRuntimeClass(device=DeviceClass(name="cpu", cores=(min(os.sched_getaffinity(0)),)))
+    for batch in (3, 2):
+        found = profile_step(work, split, [cpu], batches=[batch], limits=QUICK)
+        assert ("cpu", 1, batch) in found.ratios
+    assert ("cpu", 1, 1) not in found.ratios
+
+
 def test_the_one_block_of_a_model_is_not_measured_again_as_the_whole(
     work: Workspace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

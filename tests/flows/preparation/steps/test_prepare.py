@@ -43,6 +43,16 @@ def test_a_step_is_a_model_of_one_block(tmp_path: Path) -> None:
         split.require_graph("layers")
 
 
+def test_what_a_step_prints_is_no_result(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = "print('loaded')\ndef run(x):\n    print('ran')\n    return x"
+    (step,) = read_steps(workload(tmp_path, source)).values()
+    prepare_step(step, tmp_path / "models")
+    out, err = capsys.readouterr()
+    assert (out, set(err.split())) == ("", {"loaded", "ran"})
+
+
 @pytest.mark.parametrize(
     "source",
     [
