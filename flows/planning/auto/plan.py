@@ -7,9 +7,12 @@ same ones, so that equal inputs give equal plans.
 For `throughput` of models each planner also plans with `MARGINS`, unless a margin is given: a large
 one gives up rate that many GPUs would hold, a small one promises what few do not. All plans are
 offered the same rates, in steps of `STEP` of the greatest that any promises; the highest at which
-99 % are in time counts. For the other objectives the least value of the plans that hold 99 % at
-`LOAD` of their planned rates counts; where none holds, the plan that attains most. Of equals the
-plan with fewer stages is taken. The plan states the planner that made it.
+99 % are in time counts. Under a time limit every planner's own margin comes first, and what quick
+planners leave of their parts goes to slow ones.
+
+For the other objectives the least value of the plans that hold 99 % at `LOAD` of their planned
+rates counts; where none holds, the plan that attains most. Of equals the plan with fewer stages is
+taken. The plan states the planner that made it.
 
 Not here: margins and batch-building rates by simulated goodput (`flows.planning.robust`).
 """
@@ -18,6 +21,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from math import nan
 
+from flows.clock import Stopwatch
 from flows.planning.engine.level import highest_above
 from flows.planning.promises.attainment import LOAD
 from flows.planning.registry import Inputs, Planner, PlanOptions, product_planners, refusal
@@ -27,6 +31,7 @@ from triton_backend.simulator.goodput import ATTAINMENT
 from triton_backend.simulator.run import simulate
 from triton_backend.simulator.scenario import SimOptions
 
+Answer = Plan | InfeasibleError | InputError
 ARRIVALS = SimOptions(duration_s=10, seed=0, keep_uses=False)
 MARGINS = (0.05, 0.1, 0.2)  # beside each planner's own
 STEP, STEPS = 0.02, 75
@@ -51,14 +56,12 @@ def best_plan(make: Callable[[Inputs], Plan], inputs: Inputs) -> Plan:
         reason = f"auto: no planner has objective {objective} for this workload"
         raise InputError("option planner", reason)
     tries = [one for each in asked for one in _tries(each, inputs)]
-    found: list[Plan] = []
+    answers = _answers(make, inputs, tries)
+    found = [answer for answer in answers if isinstance(answer, Plan)]
     errors: dict[str, InfeasibleError | InputError] = {}
-    for number, one in enumerate(tries):
-        watch = inputs.watch.part(1 / (len(tries) - number))
-        try:
-            found.append(make(replace(inputs, watch=watch, options=one)))
-        except (InfeasibleError, InputError) as error:
-            errors.setdefault(one.planner, error)
+    for one, answer in zip(tries, answers, strict=True):
+        if not isinstance(answer, Plan):
+            errors.setdefault(one.planner, answer)
     if not found:
         raise next(iter(errors.values()))
     planned = {plan.planner for plan in found}
@@ -71,6 +74,37 @@ def best_plan(make: Callable[[Inputs], Plan], inputs: Inputs) -> Plan:
     best, said = judge(found)
     known = best.certificate.get("notes", ())
     return replace(best, certificate={**best.certificate, "notes": [*known, *notes, *said]})
+
+
+def _answers(
+    make: Callable[[Inputs], Plan], inputs: Inputs, tries: Sequence[PlanOptions]
+) -> list[Answer]:
+    """The answer of every try, in their order.
+
+    A part of the time that is left is for each. Planners of whole models, which are quick, are
+    listed last and asked first; to the first round all tries after it count as one.
+    """
+    names = [one.planner for one in tries]
+    first = [number for number, name in enumerate(names) if name not in names[:number]]
+    found: dict[int, Answer] = {}
+    seconds: dict[str, float] = {}
+
+    def ask(number: int, share: float) -> None:
+        clock = Stopwatch()
+        asked = replace(inputs, watch=inputs.watch.part(share), options=tries[number])
+        try:
+            found[number] = make(asked)
+        except (InfeasibleError, InputError) as error:
+            found[number] = error
+        seconds.setdefault(names[number], clock.seconds())
+
+    others = set(range(len(tries))) - set(first)
+    for done, number in enumerate(reversed(first)):
+        ask(number, 1 / (len(first) - done + bool(others)))
+    in_order = sorted(others, key=lambda n: (seconds[names[n]], n))
+    for done, number in enumerate(in_order):
+        ask(number, 1 / (len(in_order) - done))
+    return [found[number] for number in range(len(tries))]
 
 
 def able(planner: Planner, inputs: Inputs) -> bool:

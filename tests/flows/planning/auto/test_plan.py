@@ -6,10 +6,11 @@ from dataclasses import replace
 import pytest
 
 from flows.planning import PlanOptions, make_plan
-from flows.planning.auto.plan import ARRIVALS, MARGINS
+from flows.planning.auto.plan import ARRIVALS, MARGINS, able, best_plan
 from flows.planning.promises.attainment import LOAD
-from flows.planning.registry import product_planners
+from flows.planning.registry import Inputs, product_planners
 from flows.planning.verify.numbers import verify_plan
+from flows.planning.watch import Watch
 from scripts.golden.problems import named
 from tests.flows.planning.small import cluster, profile, workload
 from triton_backend.contract.errors import InfeasibleError, InputError
@@ -94,6 +95,34 @@ def test_the_cheapest_plan_that_holds_its_rates_is_taken() -> None:
         cheaper = other.objective.value < plan.objective.value - 1e-9
         tried = simulate(other, replace(ARRIVALS, load_factor=LOAD))
         assert not (cheaper and tried.least_attainment >= ATTAINMENT)
+
+
+def test_own_margins_come_first_and_quick_planners_before_slow_ones() -> None:
+    asked: list[tuple[str, float]] = []
+    limits: list[float] = []
+
+    def refused(inputs: Inputs) -> Plan:
+        asked.append((inputs.options.planner, inputs.options.slo_margin))
+        limits.append(inputs.watch.limit_s or 0.0)
+        raise InfeasibleError(inputs.options.planner, "refused")
+
+    inputs = Inputs(
+        profiles={"net": profile()},
+        cluster=cluster(),
+        workload=workload(ModelDemand(name="net", slo_us=40_000)),
+        options=AUTO,
+        watch=Watch(limit_s=1000.0),
+    )
+    names = [name for name, one in product_planners().items() if one.plan and able(one, inputs)]
+    with pytest.raises(InfeasibleError, match=names[0]):
+        best_plan(refused, inputs)
+    assert [name for name, _ in asked[: len(names)]] == names[::-1]
+    assert len(set(asked)) == len(asked) > len(names)
+    assert {name for name, _ in asked[len(names) :]} == set(names)
+    shares = [limit / 1000 for limit in limits]
+    assert shares[0] == pytest.approx(1 / (len(names) + 1), abs=0.02)
+    assert shares[len(names) - 1] == pytest.approx(1 / 2, abs=0.02)  # the rest is for all others
+    assert shares[-1] == pytest.approx(1, abs=0.02)
 
 
 def test_a_demand_that_no_planner_meets_is_refused_with_the_first_reason() -> None:
