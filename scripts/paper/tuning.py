@@ -197,8 +197,13 @@ def tuned(demand: Demand, side: str, reference: Plan) -> Tuned:
 
 
 def automatic(demand: Demand, reference: Plan) -> Tuned:
-    """The plan of `--planner auto` under its own policy; its name says which planner made it."""
-    plan = demand.plan(PlanOptions(planner="auto"))
+    """The plan of `--planner auto` under its own policy; its name says which planner made it.
+
+    It makes many plans, and may take as long as those of Triton's grid together.
+    """
+    seconds = demand.plan_seconds
+    together = None if seconds is None else seconds * len(MARGINS) * len(demand.triton)
+    plan = replace(demand, plan_seconds=together).plan(PlanOptions(planner="auto"))
     chosen = Configuration(name=plan.planner, plan=plan, options=demand.options(reference))
     return _reported(chosen, highest(chosen, REPORTED))
 
