@@ -15,10 +15,13 @@ Here: where the change stands, and what keeps it waiting. Not here: which genera
 """
 
 from enum import StrEnum
+from typing import TYPE_CHECKING
 
 from triton_backend.contract.errors import InputError
-from triton_backend.serving.gateway.batches.generation import Generation
-from triton_backend.serving.gateway.batches.generations import Generations
+
+if TYPE_CHECKING:  # fronts read the states, and load no kernels
+    from triton_backend.serving.gateway.batches.generation import Generation
+    from triton_backend.serving.gateway.batches.generations import Generations
 
 LEAST_LEASE_US = 100_000
 
@@ -38,7 +41,7 @@ class Rollout:
         paused: nothing is dispatched until the swap.
     """
 
-    def __init__(self, generations: Generations) -> None:
+    def __init__(self, generations: "Generations") -> None:
         self._generations = generations
         self.paused = False
         self._flushed_us: int | None = None  # when that was seen first
@@ -55,7 +58,7 @@ class Rollout:
         self.paused = True
         return changed
 
-    def swap(self, in_flight: int) -> Generation:
+    def swap(self, in_flight: int) -> "Generation":
         """The generation prepared is to be served now; it is returned.
 
         Raises:
